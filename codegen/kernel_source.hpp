@@ -1,0 +1,47 @@
+// A rendered kernel, and what a compiler made of it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config.hpp"
+#include "target.hpp"
+
+namespace flashjit {
+
+// One header of templates/ as embedded in the library; name as it is included, e.g. "cuda/forward_sm80.cuh".
+struct EmbeddedHeader {
+  std::string_view name;
+  std::string_view text;
+};
+
+// One kernel launch of a plan.
+struct Step {
+  std::string entry;      // extern "C" name
+  int threads = 0;        // cuda: threads of a block
+  int shared_memory = 0;  // cuda: dynamic bytes of a block
+  int scratch = 0;        // cpu: bytes each worker thread lends to a call
+  bool operator==(const Step&) const = default;
+};
+
+struct KernelSource {
+  Target target;
+  KernelConfig config;
+  std::string text;                      // the translation unit
+  std::vector<EmbeddedHeader> headers;   // every header it reaches, in order of first use
+  std::vector<Step> steps;
+};
+
+struct CompiledKernel {
+  std::string code;           // cubin (cuda) or relocatable ELF object (cpu)
+  std::string compiler;       // identity of the compiler: name, version, build
+  int registers = 0;          // cuda: per thread
+  int spill_bytes = 0;        // cuda: stores + loads
+  int static_shared_memory = 0;
+  double compile_ms = 0;
+  std::string log;            // what the compiler said
+  std::string assembly;       // cuda: PTX, when asked for; never cached
+};
+
+}  // namespace flashjit

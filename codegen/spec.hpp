@@ -1,0 +1,58 @@
+// What a kernel computes. Plain data: knows no device, holds no run-time value.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config.hpp"
+#include "error.hpp"
+
+namespace flashjit {
+
+enum class Operation { forward, backward, decode };
+enum class DType { fp32, fp16, bf16, int32 };  // int32: lengths and offsets only
+enum class CausalAlign { bottom_right, top_left };
+
+// Row i sees key j iff j <= i + seqlen_k - seqlen_q (bottom_right) or j <= i (top_left).
+struct CausalMask {
+  CausalAlign align = CausalAlign::bottom_right;
+  bool operator==(const CausalMask&) const = default;
+};
+
+using Mask = std::variant<CausalMask>;
+
+struct FLASHJIT_API AttentionSpec {
+  Operation op = Operation::forward;
+  DType dtype = DType::bf16;
+  int head_dim = 0;
+  int head_dim_v = 0;         // 0: as head_dim
+  std::vector<Mask> mask;     // intersection; empty: every key is seen
+  bool dropout = false;
+  bool lse = true;            // write the log-sum-exp of every row
+  bool varlen = false;        // packed [total, heads, head_dim] with cu_seqlens
+  bool paged = false;
+  bool deterministic = false;
+  PinnedConfig config;
+
+  // Reads the JSON form (tools/spec.schema.json) and validates it. Errors name the field, the value, the rule and
+  // the nearest choice that works.
+  static AttentionSpec from_json(std::string_view text);
+  // Every field, canonical order, one line: equal specs give equal text.
+  std::string to_json() const;
+  // Throws invalid_spec or unsupported; otherwise the spec with defaults filled in and masks in canonical order.
+  AttentionSpec validated() const;
+
+  std::size_t hash() const noexcept;
+  bool operator==(const AttentionSpec&) const = default;
+};
+
+FLASHJIT_API const char* to_string(Operation) noexcept;
+FLASHJIT_API const char* to_string(DType) noexcept;
+FLASHJIT_API const char* to_string(CausalAlign) noexcept;
+// Bytes of one element.
+FLASHJIT_API std::size_t size_of(DType) noexcept;
+
+}  // namespace flashjit

@@ -1,0 +1,37 @@
+// Where a kernel runs: "sm_80", ..., "x86-64-v3", "x86-64-v4".
+#pragma once
+
+#include <compare>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "error.hpp"
+
+namespace flashjit {
+
+struct FLASHJIT_API Target {
+  enum class Family { cuda, cpu };
+  Family family = Family::cpu;
+  // cuda: compute capability as the two digits of sm_NN (80, 86, ..., 120). cpu: level of x86-64-vN (3 or 4).
+  int level = 3;
+
+  // Throws invalid_argument naming the closest known target. "native" is this machine's CPU.
+  static Target parse(std::string_view text);
+  // The best CPU target this machine runs; throws target_unavailable below x86-64-v3.
+  static Target native();
+  // The best CUDA target for a device of compute capability major.minor; throws target_unavailable.
+  static Target for_compute_capability(int major, int minor);
+  static const std::vector<Target>& all();
+
+  std::string str() const;
+  bool is_cuda() const { return family == Family::cuda; }
+  // cuda: bytes of shared memory that one block may ask for.
+  int max_shared_memory() const;
+  // cpu: bytes of a vector register.
+  int vector_bytes() const { return level >= 4 ? 64 : 32; }
+
+  auto operator<=>(const Target&) const = default;
+};
+
+}  // namespace flashjit

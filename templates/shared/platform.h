@@ -1,0 +1,33 @@
+// What differs between the compilers that read templates/: NVRTC and nvcc, Clang in process, the host's own.
+#pragma once
+
+#if defined(__CUDACC__)
+#define FLASHJIT_FN __device__ __forceinline__
+#else
+#define FLASHJIT_FN inline __attribute__((always_inline))
+#endif
+
+namespace flashjit::device {
+
+using i64 = long long;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+template <class T>
+FLASHJIT_FN constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+FLASHJIT_FN constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+// For a >= 0, b > 0.
+FLASHJIT_FN constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+FLASHJIT_FN constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+
+constexpr float log2_e = 1.4426950408889634f;
+constexpr float ln_2 = 0.6931471805599453f;
+constexpr float minus_infinity = -__builtin_huge_valf();
+
+}  // namespace flashjit::device

@@ -1,0 +1,50 @@
+// One (batch entry, query head) of a launch: its true lengths and where its rows start.
+#pragma once
+
+#include "shared/params.h"
+
+namespace flashjit::device {
+
+struct Problem {
+  int batch, head_q, head_kv;
+  int seqlen_q, seqlen_k;
+  i64 q_offset, k_offset, v_offset, o_offset, lse_offset;  // elements from the tensor's data
+};
+
+// Lengths and offsets of packed sequences are clamped to the tensor: a wrong cu_seqlens gives wrong numbers, never an
+// access outside.
+struct PackedRange {
+  int begin, length;
+};
+FLASHJIT_FN PackedRange packed_range(const int* cu_seqlens, int batch, int total, int longest) {
+  const int begin = min(max(cu_seqlens[batch], 0), total);
+  const int end = min(max(cu_seqlens[batch + 1], begin), total);
+  return {begin, min(end - begin, longest)};
+}
+
+template <bool varlen, class Params>
+FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
+  Problem r;
+  r.batch = batch;
+  r.head_q = head_q;
+  r.head_kv = head_q / (p.num_heads_q / p.num_heads_kv);
+  r.seqlen_q = p.seqlen_q;
+  r.seqlen_k = p.seqlen_k;
+  i64 q_row = 0, k_row = 0;
+  if constexpr (varlen) {
+    const PackedRange q = packed_range(p.cu_seqlens_q, batch, p.total_q, p.seqlen_q);
+    const PackedRange k = packed_range(p.cu_seqlens_k, batch, p.total_k, p.seqlen_k);
+    q_row = q.begin;
+    k_row = k.begin;
+    r.seqlen_q = q.length;
+    r.seqlen_k = k.length;
+  }
+  r.q_offset = batch * p.q.batch_stride + q_row * p.q.row_stride + r.head_q * p.q.head_stride;
+  r.k_offset = batch * p.k.batch_stride + k_row * p.k.row_stride + r.head_kv * p.k.head_stride;
+  r.v_offset = batch * p.v.batch_stride + k_row * p.v.row_stride + r.head_kv * p.v.head_stride;
+  r.o_offset = batch * p.o.batch_stride + q_row * p.o.row_stride + r.head_q * p.o.head_stride;
+  r.lse_offset = batch * p.lse.batch_stride + q_row * p.lse.row_stride + r.head_q * p.lse.head_stride;
+  return r;
+}
+
+}  // namespace flashjit::device

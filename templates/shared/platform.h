@@ -13,6 +13,15 @@ using i64 = long long;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+// Storage types of tensor elements; arithmetic is the kernels' own.
+struct bf16 {
+  unsigned short bits;
+};
+struct fp16 {
+  unsigned short bits;
+};
+using fp32 = float;
+
 template <class T>
 FLASHJIT_FN constexpr T min(T a, T b) {
   return b < a ? b : a;

@@ -10,6 +10,8 @@
 //   Span hull(Queries, Span keys)         the same, the other way
 //   bool whole(Span rows, Span keys)      true only if every pair is kept
 //   bool keep(int row, int key)           the per-element test
+//   Tile tile(Span rows, Span keys)       the same test for pairs of one tile: Tile::keep(row, key) looks up nothing
+//                                         that tile() could look up once; kernels that test elements use this one
 //   Cursor<Keys>, Cursor<Queries>         what a walk remembers between calls of previous()
 //   int previous(Axis, Span across, int bound, Cursor&)
 //                                         the largest position < bound along Axis that `across` may keep, or -1;
@@ -41,8 +43,11 @@ template <class Derived>
 struct Interval {
   static constexpr bool row_intervals = true;
   static constexpr bool per_head = false;
+  using Tile = Derived;
   template <class Axis>
   struct Cursor {};
+
+  FLASHJIT_FN Derived tile(Span, Span) const { return *static_cast<const Derived*>(this); }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {
@@ -89,6 +94,11 @@ struct Both {
   B b;
   static constexpr bool row_intervals = A::row_intervals && B::row_intervals;
   static constexpr bool per_head = A::per_head || B::per_head;
+  struct Tile {
+    typename A::Tile a;
+    typename B::Tile b;
+    FLASHJIT_FN bool keep(int row, int key) const { return a.keep(row, key) && b.keep(row, key); }
+  };
   template <class Axis>
   struct Cursor {
     typename A::template Cursor<Axis> a;
@@ -104,6 +114,7 @@ struct Both {
   }
   FLASHJIT_FN bool whole(Span rows, Span keys) const { return a.whole(rows, keys) && b.whole(rows, keys); }
   FLASHJIT_FN bool keep(int row, int key) const { return a.keep(row, key) && b.keep(row, key); }
+  FLASHJIT_FN Tile tile(Span rows, Span keys) const { return {a.tile(rows, keys), b.tile(rows, keys)}; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>& cursor) const {
@@ -136,8 +147,10 @@ struct Block {
 
 FLASHJIT_FN constexpr Span block_span(int index, int size) { return {index * size, (index + 1) * size}; }
 
-// Visits, last to first, the blocks of `size` positions along Axis that hold anything which `across` keeps and that
+// Visits, last to first, the blocks of `size` positions along Axis that may hold anything which `across` keeps and that
 // touch `within` (a split's share; multiples of `size`, or the whole sequence). `across` holds valid positions only.
+// No kept pair is missed. A visited block without one is possible only where an intersection's masks each keep something
+// there, or where a hull is wider than what is kept.
 // Two walks built from equal arguments visit the same list: producer and consumers each own one.
 template <class Axis, class Mask>
 class BlockWalk {

@@ -1,0 +1,44 @@
+#include "tools/command/exit_code.hpp"
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+namespace flashjit::command {
+namespace {
+
+int report(const std::string& code, int exit_code, const std::string& message, const std::string& detail,
+           bool json) {
+  if (json) {
+    const nlohmann::ordered_json error = {
+        {"code", code}, {"exit_code", exit_code}, {"message", message}, {"detail", detail}};
+    std::cerr << nlohmann::ordered_json{{"error", error}}.dump(2, ' ', false,
+                                                               nlohmann::json::error_handler_t::replace)
+              << '\n';
+  } else {
+    std::cerr << "flashjit: " << code << ": " << message << '\n';
+    if (!detail.empty()) std::cerr << detail << (detail.ends_with('\n') ? "" : "\n");
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+std::string exit_code_help() {
+  std::string text = "Exit codes:\n   0  success\n";
+  for (int code = 1; code <= static_cast<int>(ErrorCode::internal); ++code) {
+    text += "   " + std::to_string(code) + "  " + to_string(static_cast<ErrorCode>(code)) + '\n';
+  }
+  return text +
+         "  20  verification_failed: the result is outside the error bound\n"
+         "  64  usage: the command line is wrong\n";
+}
+
+int report_error(const Error& error, bool json) {
+  return report(to_string(error.code()), static_cast<int>(error.code()), error.message(), error.detail(), json);
+}
+
+int report_usage_error(const std::string& message, bool json) {
+  return report("usage", exit_usage, message, "", json);
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,22 @@
+// What the command's exit code means, and how a failure is reported.
+#pragma once
+
+#include <string>
+
+#include "codegen/error.hpp"
+
+namespace flashjit::command {
+
+constexpr int exit_ok = 0;
+// 1 to 9: flashjit::ErrorCode.
+constexpr int exit_verification_failed = 20;  // the kernel ran, its result is outside the bound
+constexpr int exit_usage = 64;                // the command line itself
+
+// The list above, for --help.
+std::string exit_code_help();
+
+// One message on stderr, `json`: as {"error": {code, exit_code, message, detail}}. Returns the exit code.
+int report_error(const Error& error, bool json);
+int report_usage_error(const std::string& message, bool json);
+
+}  // namespace flashjit::command

@@ -1,0 +1,118 @@
+// The part of the CUDA driver interface that we call, written from its documentation so that building needs
+// no CUDA toolkit. Names, values and layouts are the driver's ABI; tests/unit/cuda_abi_test.cpp compares them
+// with <cuda.h> where that is installed.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+namespace flashjit::cuda {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctx_st*;
+using CUlibrary = struct CUlib_st*;
+using CUkernel = struct CUkern_st*;
+using CUfunction = struct CUfunc_st*;
+using CUstream = struct CUstream_st*;
+using CUevent = struct CUevent_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphExec = struct CUgraphExec_st*;
+
+enum : CUresult {
+  CUDA_SUCCESS = 0,
+  CUDA_ERROR_OUT_OF_MEMORY = 2,
+  CUDA_ERROR_DEINITIALIZED = 4,
+  CUDA_ERROR_STUB_LIBRARY = 34,
+  CUDA_ERROR_NO_DEVICE = 100,
+  CUDA_ERROR_INVALID_IMAGE = 200,
+  CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+};
+
+enum CUdevice_attribute : int {
+  CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+  CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
+  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+  CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
+  CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES = 100,
+};
+
+enum CUfunction_attribute : int { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+
+enum CUpointer_attribute : int {
+  CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+  CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
+  CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+  CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+};
+
+enum : unsigned { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
+enum : unsigned { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DEFAULT = 0 };
+enum CUstreamCaptureMode : int { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
+
+struct CUlaunchConfig {
+  unsigned gridDimX, gridDimY, gridDimZ;
+  unsigned blockDimX, blockDimY, blockDimZ;
+  unsigned sharedMemBytes;
+  CUstream hStream;
+  void* attrs;  // CUlaunchAttribute[numAttrs]
+  unsigned numAttrs;
+};
+
+// X(name without its prefix, exported symbol, type). Version suffixes are the ones that <cuda.h> of CUDA 12
+// picks.
+#define FLASHJIT_CUDA_DRIVER_FUNCTIONS(X)                                                                 \
+  X(GetErrorName, "cuGetErrorName", CUresult(CUresult, const char**))                                     \
+  X(GetErrorString, "cuGetErrorString", CUresult(CUresult, const char**))                                 \
+  X(Init, "cuInit", CUresult(unsigned))                                                                   \
+  X(DriverGetVersion, "cuDriverGetVersion", CUresult(int*))                                               \
+  X(DeviceGetCount, "cuDeviceGetCount", CUresult(int*))                                                   \
+  X(DeviceGet, "cuDeviceGet", CUresult(CUdevice*, int))                                                   \
+  X(DeviceGetName, "cuDeviceGetName", CUresult(char*, int, CUdevice))                                     \
+  X(DeviceTotalMem, "cuDeviceTotalMem_v2", CUresult(std::size_t*, CUdevice))                              \
+  X(DeviceGetAttribute, "cuDeviceGetAttribute", CUresult(int*, CUdevice_attribute, CUdevice))             \
+  X(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CUresult(CUcontext*, CUdevice))                   \
+  X(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", CUresult(CUdevice))                          \
+  X(CtxGetCurrent, "cuCtxGetCurrent", CUresult(CUcontext*))                                               \
+  X(CtxPushCurrent, "cuCtxPushCurrent_v2", CUresult(CUcontext))                                           \
+  X(CtxPopCurrent, "cuCtxPopCurrent_v2", CUresult(CUcontext*))                                            \
+  X(CtxSynchronize, "cuCtxSynchronize", CUresult())                                                       \
+  X(LibraryLoadData, "cuLibraryLoadData",                                                                 \
+    CUresult(CUlibrary*, const void*, void*, void**, unsigned, void*, void**, unsigned))                  \
+  X(LibraryUnload, "cuLibraryUnload", CUresult(CUlibrary))                                                \
+  X(LibraryGetKernel, "cuLibraryGetKernel", CUresult(CUkernel*, CUlibrary, const char*))                  \
+  X(KernelGetFunction, "cuKernelGetFunction", CUresult(CUfunction*, CUkernel))                            \
+  X(KernelSetAttribute, "cuKernelSetAttribute", CUresult(CUfunction_attribute, int, CUkernel, CUdevice))  \
+  X(LaunchKernelEx, "cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**))      \
+  X(PointerGetAttributes, "cuPointerGetAttributes",                                                       \
+    CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr))                                        \
+  X(MemGetInfo, "cuMemGetInfo_v2", CUresult(std::size_t*, std::size_t*))                                  \
+  X(MemAlloc, "cuMemAlloc_v2", CUresult(CUdeviceptr*, std::size_t))                                       \
+  X(MemFree, "cuMemFree_v2", CUresult(CUdeviceptr))                                                       \
+  X(MemcpyAsync, "cuMemcpyAsync", CUresult(CUdeviceptr, CUdeviceptr, std::size_t, CUstream))              \
+  X(MemsetD8Async, "cuMemsetD8Async", CUresult(CUdeviceptr, unsigned char, std::size_t, CUstream))        \
+  X(StreamCreate, "cuStreamCreate", CUresult(CUstream*, unsigned))                                        \
+  X(StreamDestroy, "cuStreamDestroy_v2", CUresult(CUstream))                                              \
+  X(StreamSynchronize, "cuStreamSynchronize", CUresult(CUstream))                                         \
+  X(StreamBeginCapture, "cuStreamBeginCapture_v2", CUresult(CUstream, CUstreamCaptureMode))               \
+  X(StreamEndCapture, "cuStreamEndCapture", CUresult(CUstream, CUgraph*))                                 \
+  X(GraphInstantiate, "cuGraphInstantiateWithFlags", CUresult(CUgraphExec*, CUgraph, unsigned long long)) \
+  X(GraphLaunch, "cuGraphLaunch", CUresult(CUgraphExec, CUstream))                                        \
+  X(GraphDestroy, "cuGraphDestroy", CUresult(CUgraph))                                                    \
+  X(GraphExecDestroy, "cuGraphExecDestroy", CUresult(CUgraphExec))                                        \
+  X(EventCreate, "cuEventCreate", CUresult(CUevent*, unsigned))                                           \
+  X(EventDestroy, "cuEventDestroy_v2", CUresult(CUevent))                                                 \
+  X(EventRecord, "cuEventRecord", CUresult(CUevent, CUstream))                                            \
+  X(EventSynchronize, "cuEventSynchronize", CUresult(CUevent))                                            \
+  X(EventElapsedTime, "cuEventElapsedTime", CUresult(float*, CUevent, CUevent))
+
+// api.LaunchKernelEx(...) is cuLaunchKernelEx(...).
+struct DriverApi {
+#define FLASHJIT_MEMBER(name, symbol, ...) std::add_pointer_t<__VA_ARGS__> name = nullptr;
+  FLASHJIT_CUDA_DRIVER_FUNCTIONS(FLASHJIT_MEMBER)
+#undef FLASHJIT_MEMBER
+};
+
+}  // namespace flashjit::cuda

@@ -1,0 +1,103 @@
+// load_cuda: a cubin on a device, launched through the driver.
+#include "runtime/executable.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "runtime/cuda/driver.hpp"
+
+namespace flashjit {
+namespace {
+
+using cuda::check;
+using cuda::driver;
+
+// Static and dynamic bytes that a block may use without asking for more.
+constexpr int default_shared_memory = 48 * 1024;
+
+class CudaExecutable final : public Executable {
+ public:
+  CudaExecutable(int device_index, const std::string& code, const Step& step, int block_m)
+      : context_(device_index), step_(step), block_m_(block_m) {
+    const cuda::ContextScope scope(context_);
+    const cuda::CUresult loaded =
+        driver().LibraryLoadData(&library_, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+    if (loaded == cuda::CUDA_ERROR_NO_BINARY_FOR_GPU || loaded == cuda::CUDA_ERROR_INVALID_IMAGE) {
+      const CudaDevice device = cuda_device(device_index);
+      throw Error(
+          ErrorCode::target_unavailable,
+          device.name + " (compute capability " + std::to_string(device.major) + "." +
+              std::to_string(device.minor) + ", driver for CUDA " + cuda_driver_version() +
+              ") does not take this machine code: " + cuda::error_text(loaded) +
+              "; compile for its own target, with an NVRTC not newer than the driver (FLASHJIT_NVRTC)");
+    }
+    check(loaded, "cuLibraryLoadData");
+    try {
+      prepare();
+    } catch (...) {
+      driver().LibraryUnload(library_);
+      throw;
+    }
+  }
+
+  // At process exit the driver or the context may be gone already, and the code with it.
+  ~CudaExecutable() override { driver().LibraryUnload(library_); }
+
+  void launch(const device::ForwardParams& params, Stream stream) const override {
+    const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q;
+    const std::int64_t tiles = (std::int64_t{params.seqlen_q} + block_m_ - 1) / block_m_;
+    constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
+    if (heads > max_grid / tiles) {
+      throw Error(ErrorCode::invalid_argument,
+                  "batch " + std::to_string(params.batch) + " x num_heads_q " +
+                      std::to_string(params.num_heads_q) + " x " + std::to_string(tiles) + " tiles of " +
+                      std::to_string(block_m_) +
+                      " query rows: a launch has at most 2147483647 blocks; split the batch");
+    }
+    cuda::CUlaunchConfig config{};
+    config.gridDimX = static_cast<unsigned>(heads * tiles);
+    config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = static_cast<unsigned>(step_.threads);
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = static_cast<unsigned>(step_.shared_memory);
+    config.hStream = static_cast<cuda::CUstream>(stream);
+
+    void* arguments[] = {const_cast<device::ForwardParams*>(&params)};
+    const cuda::ContextScope scope(context_);
+    check(driver().LaunchKernelEx(&config, function_, arguments, nullptr), step_.entry.c_str());
+  }
+
+ private:
+  void prepare() {
+    cuda::CUkernel kernel = nullptr;
+    check(driver().LibraryGetKernel(&kernel, library_, step_.entry.c_str()), "cuLibraryGetKernel");
+    if (step_.shared_memory > default_shared_memory) {
+      check(driver().KernelSetAttribute(cuda::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                        step_.shared_memory, kernel, context_.device()),
+            ("a block of " + std::to_string(step_.shared_memory) + " bytes of shared memory").c_str());
+    }
+    // Puts the code on the device now: lazily, the first launch would load it, which a capture does not
+    // allow.
+    check(driver().KernelGetFunction(&function_, kernel), "cuKernelGetFunction");
+  }
+
+  cuda::Context context_;
+  Step step_;
+  int block_m_;
+  cuda::CUlibrary library_ = nullptr;
+  cuda::CUfunction function_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Executable> load_cuda(int device_index, const std::string& code,
+                                      const std::vector<Step>& steps, const KernelConfig& config) {
+  if (steps.size() != 1) {
+    throw Error(ErrorCode::internal,
+                "load_cuda: " + std::to_string(steps.size()) + " steps, one is expected");
+  }
+  return std::make_unique<CudaExecutable>(device_index, code, steps.front(), config.block_m);
+}
+
+}  // namespace flashjit

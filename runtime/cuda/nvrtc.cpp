@@ -1,0 +1,350 @@
+#include "runtime/cuda/nvrtc.hpp"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <type_traits>
+
+#include "codegen/digest.hpp"
+#include "codegen/error.hpp"
+
+namespace flashjit {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The part of NVRTC's interface that we call, written from its documentation.
+using nvrtcResult = int;
+using nvrtcProgram = struct _nvrtcProgram*;
+
+#define FLASHJIT_NVRTC_FUNCTIONS(X)                                                                    \
+  X(Version, nvrtcResult(int*, int*))                                                                  \
+  X(GetErrorString, const char*(nvrtcResult))                                                          \
+  X(GetNumSupportedArchs, nvrtcResult(int*))                                                           \
+  X(GetSupportedArchs, nvrtcResult(int*))                                                              \
+  X(CreateProgram,                                                                                     \
+    nvrtcResult(nvrtcProgram*, const char*, const char*, int, const char* const*, const char* const*)) \
+  X(DestroyProgram, nvrtcResult(nvrtcProgram*))                                                        \
+  X(CompileProgram, nvrtcResult(nvrtcProgram, int, const char* const*))                                \
+  X(GetProgramLogSize, nvrtcResult(nvrtcProgram, std::size_t*))                                        \
+  X(GetProgramLog, nvrtcResult(nvrtcProgram, char*))                                                   \
+  X(GetCUBINSize, nvrtcResult(nvrtcProgram, std::size_t*))                                             \
+  X(GetCUBIN, nvrtcResult(nvrtcProgram, char*))                                                        \
+  X(GetPTXSize, nvrtcResult(nvrtcProgram, std::size_t*))                                               \
+  X(GetPTX, nvrtcResult(nvrtcProgram, char*))
+
+struct NvrtcApi {
+#define FLASHJIT_MEMBER(name, ...) std::add_pointer_t<__VA_ARGS__> name = nullptr;
+  FLASHJIT_NVRTC_FUNCTIONS(FLASHJIT_MEMBER)
+#undef FLASHJIT_MEMBER
+};
+
+constexpr int oldest_major = 12;  // C++20
+constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
+
+// ---- identity ----
+
+// The linker's fingerprint of a loaded library, in hexadecimal: reads a few bytes of memory that are mapped
+// already.
+std::optional<std::string> build_id(const link_map* library) {
+  struct Search {
+    ElfW(Addr) base;
+    std::optional<std::string> id;
+  } search{library->l_addr, {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        auto& found = *static_cast<Search*>(data);
+        if (info->dlpi_addr != found.base) return 0;
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto& segment = info->dlpi_phdr[i];
+          if (segment.p_type != PT_NOTE) continue;
+          const auto* at = reinterpret_cast<const unsigned char*>(info->dlpi_addr + segment.p_vaddr);
+          const auto* end = at + segment.p_memsz;
+          while (at + sizeof(ElfW(Nhdr)) <= end) {
+            ElfW(Nhdr) note;
+            std::memcpy(&note, at, sizeof note);
+            const auto* name = at + sizeof note;
+            const auto* body = name + (note.n_namesz + 3) / 4 * 4;
+            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
+              std::string hex;
+              for (unsigned b = 0; b < note.n_descsz; ++b) {
+                hex += "0123456789abcdef"[body[b] >> 4];
+                hex += "0123456789abcdef"[body[b] & 15];
+              }
+              found.id = hex;
+              return 1;
+            }
+            at = body + (note.n_descsz + 3) / 4 * 4;
+          }
+        }
+        return 1;
+      },
+      &search);
+  return search.id;
+}
+
+std::string build_of(void* library) {
+  link_map* map = nullptr;
+  if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || !map) {
+    throw Error(ErrorCode::compiler_unavailable, "NVRTC: the loader does not say what it loaded");
+  }
+  if (const auto id = build_id(map)) return *id;
+  std::ifstream file(map->l_name, std::ios::binary);
+  return digest(std::string(std::istreambuf_iterator<char>(file), {}));
+}
+
+// ---- what ptxas says ----
+
+// The number right before `unit`, or 0.
+int number_before(std::string_view line, std::string_view unit) {
+  const std::size_t end = line.find(unit);
+  if (end == std::string_view::npos) return 0;
+  std::size_t begin = end;
+  while (begin > 0 && line[begin - 1] >= '0' && line[begin - 1] <= '9') --begin;
+  int value = 0;
+  std::from_chars(line.data() + begin, line.data() + end, value);
+  return value;
+}
+
+// Fills registers, spills and static shared memory: of the hungriest entry where there are several.
+void read_ptxas_report(CompiledKernel& kernel) {
+  std::string_view rest = kernel.log;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    kernel.registers = std::max(kernel.registers, number_before(line, " registers"));
+    kernel.static_shared_memory = std::max(kernel.static_shared_memory, number_before(line, " bytes smem"));
+    kernel.spill_bytes = std::max(kernel.spill_bytes, number_before(line, " bytes spill stores") +
+                                                          number_before(line, " bytes spill loads"));
+  }
+}
+
+// ---- compiler ----
+
+class Nvrtc final : public Compiler {
+ public:
+  Nvrtc(const NvrtcApi& api, int major, int minor, const std::string& build)
+      : api_(api),
+        version_(major * 100 + minor),
+        identity_("NVRTC " + std::to_string(major) + "." + std::to_string(minor) + " build " + build) {
+    int count = 0;
+    if (api_.GetNumSupportedArchs(&count) == 0 && count > 0) {
+      architectures_.resize(static_cast<std::size_t>(count));
+      api_.GetSupportedArchs(architectures_.data());
+    }
+  }
+
+  const std::string& identity() const override { return identity_; }
+
+  std::string options(const KernelSource& source) const override {
+    std::string text;
+    for (const std::string& option : option_list(source)) text += (text.empty() ? "" : " ") + option;
+    return text;
+  }
+
+  CompiledKernel compile(const KernelSource& source, bool keep_assembly) const override {
+    require_architecture(source.target);
+    const auto start = std::chrono::steady_clock::now();
+    const Program program(api_, source);
+    const std::vector<std::string> options = option_list(source);
+    std::vector<const char*> arguments;
+    for (const std::string& option : options) arguments.push_back(option.c_str());
+    const nvrtcResult result =
+        api_.CompileProgram(program.handle, static_cast<int>(arguments.size()), arguments.data());
+
+    CompiledKernel kernel;
+    kernel.compiler = identity_;
+    kernel.log = text(program.handle, api_.GetProgramLogSize, api_.GetProgramLog);
+    if (result != 0) {
+      throw Error(ErrorCode::compile_failed,
+                  identity_ + " refused the kernel for " + source.target.str() + " (" +
+                      api_.GetErrorString(result) + ")",
+                  kernel.log);
+    }
+    kernel.code = bytes(program.handle, api_.GetCUBINSize, api_.GetCUBIN);
+    if (kernel.code.empty()) {
+      throw Error(ErrorCode::compile_failed, identity_ + " made no machine code for " + source.target.str(),
+                  kernel.log);
+    }
+    if (keep_assembly) kernel.assembly = text(program.handle, api_.GetPTXSize, api_.GetPTX);
+    read_ptxas_report(kernel);
+    kernel.compile_ms =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    return kernel;
+  }
+
+ private:
+  struct Program {
+    Program(const NvrtcApi& nvrtc, const KernelSource& source) : api(nvrtc) {
+      // NVRTC wants terminated strings; the embedded texts are views.
+      std::vector<std::string> names, texts;
+      for (const EmbeddedHeader& header : source.headers) {
+        names.emplace_back(header.name);
+        texts.emplace_back(header.text);
+      }
+      std::vector<const char*> name_pointers, text_pointers;
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        name_pointers.push_back(names[i].c_str());
+        text_pointers.push_back(texts[i].c_str());
+      }
+      const nvrtcResult result =
+          api.CreateProgram(&handle, source.text.c_str(), "flashjit.cu", static_cast<int>(names.size()),
+                            text_pointers.data(), name_pointers.data());
+      if (result != 0) {
+        throw Error(ErrorCode::compile_failed,
+                    std::string("nvrtcCreateProgram: ") + api.GetErrorString(result));
+      }
+    }
+    ~Program() { api.DestroyProgram(&handle); }
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+
+    const NvrtcApi& api;
+    nvrtcProgram handle = nullptr;
+  };
+
+  using SizeOf = nvrtcResult (*)(nvrtcProgram, std::size_t*);
+  using Get = nvrtcResult (*)(nvrtcProgram, char*);
+
+  static std::string bytes(nvrtcProgram program, SizeOf size_of, Get get) {
+    std::size_t size = 0;
+    if (size_of(program, &size) != 0) return {};
+    std::string result(size, '\0');
+    if (get(program, result.data()) != 0) return {};
+    return result;
+  }
+
+  // NVRTC counts the terminator of a text.
+  static std::string text(nvrtcProgram program, SizeOf size_of, Get get) {
+    std::string result = bytes(program, size_of, get);
+    while (!result.empty() && result.back() == '\0') result.pop_back();
+    return result;
+  }
+
+  std::vector<std::string> option_list(const KernelSource& source) const {
+    std::vector<std::string> list = {
+        "--gpu-architecture=" + source.target.str(), "--std=c++20",
+        "--modify-stack-limit=false",  // the default raises the whole process's stack limit
+        "--ptxas-options=-v",          // registers and spills in the log
+    };
+    if (version_ >= 1209) list.push_back("--no-cache");  // flashjit has its own
+    return list;
+  }
+
+  void require_architecture(const Target& target) const {
+    const std::string name = target.str();
+    int level = 0;
+    std::from_chars(name.data() + std::strlen("sm_"), name.data() + name.size(), level);
+    if (std::find(architectures_.begin(), architectures_.end(), level) != architectures_.end()) return;
+    std::string known;
+    for (int a : architectures_) known += " sm_" + std::to_string(a);
+    throw Error(ErrorCode::compiler_unavailable,
+                identity_ + " does not know " + name + ", only" + known +
+                    "; install a newer NVRTC (FLASHJIT_NVRTC says which to use)");
+  }
+
+  NvrtcApi api_;
+  int version_;
+  std::string identity_;
+  std::vector<int> architectures_;
+};
+
+// ---- opening ----
+
+std::string last_dl_error() {
+  const char* text = dlerror();
+  return text ? text : "unknown error";
+}
+
+std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& why_not) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    why_not = last_dl_error();
+    return nullptr;
+  }
+  NvrtcApi api;
+  const auto find = [&](auto& function, const char* symbol) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
+    if (!function && why_not.empty()) why_not = std::string("has no ") + symbol;
+  };
+#define FLASHJIT_FIND(name, ...) find(api.name, "nvrtc" #name);
+  FLASHJIT_NVRTC_FUNCTIONS(FLASHJIT_FIND)
+#undef FLASHJIT_FIND
+  int major = 0, minor = 0;
+  if (why_not.empty() && api.Version(&major, &minor) != 0) why_not = "does not tell its version";
+  if (why_not.empty() && major < oldest_major) {
+    why_not =
+        "is version " + std::to_string(major) + "." + std::to_string(minor) + ", 12.0 or newer is needed";
+  }
+  if (!why_not.empty()) return nullptr;
+  return std::make_shared<Nvrtc>(api, major, minor, build_of(library));
+}
+
+// The folder that flashjit itself was loaded from.
+fs::path own_folder() {
+  Dl_info info{};
+  if (!dladdr(reinterpret_cast<const void*>(&nvrtc_candidates), &info) || !info.dli_fname) return {};
+  std::error_code ignored;
+  return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
+}
+
+}  // namespace
+
+std::vector<std::string> nvrtc_candidates() {
+  std::vector<std::string> candidates;
+  const auto add_folder = [&](const fs::path& folder) {
+    for (const char* name : sonames) candidates.push_back(folder / name);
+  };
+  if (const char* chosen = std::getenv("FLASHJIT_NVRTC"); chosen && *chosen) {
+    std::error_code ignored;
+    if (fs::is_directory(chosen, ignored)) {
+      add_folder(chosen);
+    } else {
+      candidates.push_back(chosen);
+    }
+    return candidates;
+  }
+  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
+    if (const char* home = std::getenv(variable); home && *home) add_folder(fs::path(home) / "lib64");
+  }
+  for (const char* name : sonames) candidates.push_back(name);
+  if (const fs::path own = own_folder(); !own.empty()) add_folder(own / "nvrtc");
+  add_folder("/usr/local/cuda/lib64");
+  return candidates;
+}
+
+std::shared_ptr<const Compiler> open_nvrtc(const std::vector<std::string>& candidates) {
+  std::string tried;
+  for (const std::string& path : candidates) {
+    std::string why_not;
+    if (auto compiler = open_one(path, why_not)) return compiler;
+    tried += path + ": " + why_not + "\n";
+  }
+  throw Error(ErrorCode::compiler_unavailable,
+              "NVRTC, the CUDA run-time compiler, was not found in " + std::to_string(candidates.size()) +
+                  " places (see the detail); install the package cuda-nvrtc-13-0 (NVIDIA's apt repository), "
+                  "run tools/quickstart "
+                  "which fetches it from PyPI, or set FLASHJIT_NVRTC to a libnvrtc.so.12 or .13 or its "
+                  "folder. Kernels "
+                  "that are cached or prebuilt need no compiler",
+              tried);
+}
+
+std::shared_ptr<const Compiler> nvrtc_compiler() {
+  static const std::shared_ptr<const Compiler> compiler =
+      open_nvrtc(nvrtc_candidates());  // throws: tried again
+  return compiler;
+}
+
+}  // namespace flashjit

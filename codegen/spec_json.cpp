@@ -1,0 +1,214 @@
+// AttentionSpec::from_json: strict, and every message names the field, the value, the rule and what would
+// work.
+#include <array>
+#include <climits>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+
+#include "spec.hpp"
+#include "suggest.hpp"
+
+namespace flashjit {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::span<const std::string_view>;
+
+constexpr std::string_view spec_fields[] = {"op",  "dtype",  "head_dim", "head_dim_v",    "mask",  "dropout",
+                                            "lse", "varlen", "paged",    "deterministic", "config"};
+constexpr std::string_view config_fields[] = {"block_m", "block_n", "num_stages", "num_warps"};
+constexpr std::string_view causal_fields[] = {"kind", "align"};
+constexpr std::string_view mask_kinds[] = {"causal", "sliding_window", "padding", "block_sparse", "tree"};
+
+[[noreturn]] void invalid(const std::string& message) {
+  throw Error(ErrorCode::invalid_spec, message);
+}
+
+std::string shown(const Json& value) {
+  switch (value.type()) {
+    case Json::value_t::object:
+      return "an object";
+    case Json::value_t::array:
+      return "a list";
+    case Json::value_t::string:
+      return in_quotes(value.get_ref<const std::string&>());
+    default:
+      return value.dump();
+  }
+}
+
+std::string did_you_mean(std::string_view word, Words known) {
+  const std::string_view near = closest(word, known);
+  return near.empty() ? "" : "; did you mean " + std::string(near) + "?";
+}
+
+// One JSON object whose fields are all known. `path` precedes field names in messages: "config.".
+class Object {
+ public:
+  Object(const Json& json, std::string path, Words known) : json_(json), path_(std::move(path)) {
+    for (const auto& [name, value] : json.items()) {
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      invalid("unknown field " + in_quotes(path_ + name) + "; the fields are " + listed(known) +
+              did_you_mean(name, known));
+    }
+  }
+
+  const Json* find(const char* name) const {
+    const auto it = json_.find(name);
+    return it == json_.end() ? nullptr : &*it;
+  }
+
+  void read(const char* name, bool& out) const {
+    const Json* value = find(name);
+    if (value == nullptr) return;
+    if (!value->is_boolean()) invalid(wrong(name, *value, "must be true or false"));
+    out = value->get<bool>();
+  }
+
+  void read(const char* name, int& out) const {
+    const Json* value = find(name);
+    if (value == nullptr) return;
+    const double number = value->is_number() ? value->get<double>() : NAN;
+    if (number != std::trunc(number)) invalid(wrong(name, *value, "must be an integer"));
+    if (std::fabs(number) > INT_MAX) invalid(wrong(name, *value, "is far out of range"));
+    out = static_cast<int>(number);
+  }
+
+  void read(const char* name, std::optional<int>& out) const {
+    if (find(name) == nullptr) return;
+    read(name, out.emplace());
+  }
+
+  // Values in the order of an enumeration whose to_string gives their names.
+  template <class Enum, std::size_t n>
+  void read(const char* name, Enum& out, const std::array<Enum, n>& values) const {
+    const Json* value = find(name);
+    if (value == nullptr) return;
+    std::array<std::string_view, n> names;
+    std::transform(values.begin(), values.end(), names.begin(), [](Enum e) { return to_string(e); });
+    if (!value->is_string()) invalid(wrong(name, *value, "must be one of " + listed(names) + ", in quotes"));
+    const auto& word = value->get_ref<const std::string&>();
+    const auto it = std::find(names.begin(), names.end(), word);
+    if (it == names.end()) {
+      invalid(wrong(name, *value, "is not one of " + listed(names) + did_you_mean(word, names)));
+    }
+    out = values[it - names.begin()];
+  }
+
+  void require(const char* name, const char* example) const {
+    if (find(name) != nullptr) return;
+    invalid("required field " + in_quotes(path_ + name) + " is missing; for example \"" + name +
+            "\": " + example);
+  }
+
+  std::string wrong(const char* name, const Json& value, const std::string& rule) const {
+    return path_ + name + " " + shown(value) + " " + rule;
+  }
+
+ private:
+  const Json& json_;
+  std::string path_;
+};
+
+Mask read_mask(const Json& json, const std::string& path) {
+  const Json* kind = &json;
+  if (json.is_object()) {
+    const auto it = json.find("kind");
+    if (it == json.end()) invalid(path + " has no \"kind\"; one of " + listed(mask_kinds) + " is required");
+    kind = &*it;
+  }
+  if (!kind->is_string()) {
+    invalid(path + " " + shown(*kind) +
+            " must be the name of a mask, or an object with its \"kind\"; \"causal\" would work");
+  }
+  const auto& word = kind->get_ref<const std::string&>();
+  if (word == "causal") {
+    CausalMask mask;
+    if (json.is_object()) {
+      const Object fields(json, path + ".", causal_fields);
+      fields.read("align", mask.align, std::array{CausalAlign::bottom_right, CausalAlign::top_left});
+    }
+    return mask;
+  }
+  if (std::find(std::begin(mask_kinds), std::end(mask_kinds), word) != std::end(mask_kinds)) {
+    throw Error(
+        ErrorCode::unsupported,
+        path + " " + in_quotes(word) + " is not supported by this version; \"causal\" or no mask would work");
+  }
+  invalid(path + " " + in_quotes(word) + " is not one of " + listed(mask_kinds) +
+          did_you_mean(word, mask_kinds));
+}
+
+// Parses with objects' duplicate fields refused, which the JSON library would let pass.
+Json parse(std::string_view text) {
+  std::vector<std::set<std::string, std::less<>>> open;
+  const auto check = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) open.emplace_back();
+    if (event == Json::parse_event_t::object_end) open.pop_back();
+    if (event == Json::parse_event_t::key && !open.back().insert(parsed.get<std::string>()).second) {
+      invalid("field " + in_quotes(parsed.get<std::string>()) + " is given twice; once would work");
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text.begin(), text.end(), check);
+  } catch (const Json::exception& error) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 8: ...", without the bracket.
+    std::string_view what = error.what();
+    what.remove_prefix(std::min(what.find("] ") + 2, what.size()));
+    invalid("the spec is not valid JSON: " + std::string(what.substr(0, 300)));
+  }
+}
+
+}  // namespace
+
+AttentionSpec AttentionSpec::from_json(std::string_view text) {
+  const Json json = parse(text);
+  if (!json.is_object()) {
+    invalid("a spec must be an object, not " + shown(json) +
+            R"(; {"op": "forward", "dtype": "bf16", "head_dim": 128} would work)");
+  }
+  const Object fields(json, "", spec_fields);
+  fields.require("op", R"("forward")");
+  fields.require("dtype", R"("bf16")");
+  fields.require("head_dim", "128");
+
+  AttentionSpec spec;
+  fields.read("op", spec.op, std::array{Operation::forward, Operation::backward, Operation::decode});
+  fields.read("dtype", spec.dtype, std::array{DType::bf16, DType::fp16, DType::fp32});
+  fields.read("head_dim", spec.head_dim);
+  fields.read("head_dim_v", spec.head_dim_v);
+  if (fields.find("head_dim_v") != nullptr && spec.head_dim_v == 0) {
+    invalid(
+        "head_dim_v 0 is not a multiple of 8 between 8 and 256; 8 would work, or no head_dim_v for "
+        "head_dim's");
+  }
+  fields.read("dropout", spec.dropout);
+  fields.read("lse", spec.lse);
+  fields.read("varlen", spec.varlen);
+  fields.read("paged", spec.paged);
+  fields.read("deterministic", spec.deterministic);
+
+  if (const Json* mask = fields.find("mask")) {
+    if (!mask->is_array())
+      invalid(fields.wrong("mask", *mask, R"(must be a list of masks; ["causal"] would work)"));
+    for (std::size_t i = 0; i < mask->size(); ++i) {
+      spec.mask.push_back(read_mask((*mask)[i], "mask[" + std::to_string(i) + "]"));
+    }
+  }
+  if (const Json* config = fields.find("config")) {
+    if (!config->is_object()) {
+      invalid(fields.wrong("config", *config, R"(must be an object; {"block_m": 128} would work)"));
+    }
+    const Object pins(*config, "config.", config_fields);
+    pins.read("block_m", spec.config.block_m);
+    pins.read("block_n", spec.config.block_n);
+    pins.read("num_stages", spec.config.num_stages);
+    pins.read("num_warps", spec.config.num_warps);
+  }
+  return spec.validated();
+}
+
+}  // namespace flashjit

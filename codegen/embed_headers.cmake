@@ -1,0 +1,30 @@
+# Writes OUTPUT, a C++ file that holds every .h and .cuh of TEMPLATES as a raw string.
+# cmake -DTEMPLATES=... -DOUTPUT=... -P embed_headers.cmake
+cmake_minimum_required(VERSION 3.25)
+
+file(GLOB_RECURSE names RELATIVE ${TEMPLATES} ${TEMPLATES}/*.h ${TEMPLATES}/*.cuh)
+list(SORT names)
+
+set(entries "")
+foreach(name IN LISTS names)
+  file(READ ${TEMPLATES}/${name} text)
+  string(FIND "${text}" ")__header\"" clash)
+  if(NOT clash EQUAL -1)
+    message(FATAL_ERROR "${name} holds the delimiter of the raw string that embeds it")
+  endif()
+  string(APPEND entries "    {\"${name}\", R\"__header(${text})__header\"},\n")
+endforeach()
+
+file(WRITE ${OUTPUT} "// Written by embed_headers.cmake from templates/; edit those.
+#include \"codegen/embedded_headers.hpp\"
+
+namespace flashjit {
+
+std::span<const EmbeddedHeader> embedded_headers() {
+  static constexpr EmbeddedHeader headers[] = {
+${entries}  };
+  return headers;
+}
+
+}  // namespace flashjit
+")

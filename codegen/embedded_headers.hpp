@@ -1,0 +1,13 @@
+// The headers of templates/, part of the library (written by embed_headers.cmake).
+#pragma once
+
+#include <span>
+
+#include "kernel_source.hpp"
+
+namespace flashjit {
+
+// Sorted by name.
+std::span<const EmbeddedHeader> embedded_headers();
+
+}  // namespace flashjit

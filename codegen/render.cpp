@@ -1,0 +1,141 @@
+#include "render.hpp"
+
+#include <algorithm>
+
+#include "embedded_headers.hpp"
+#include "error.hpp"
+#include "shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+constexpr char entry[] = "flashjit_forward";
+
+const EmbeddedHeader& header(std::string_view name) {
+  for (const EmbeddedHeader& candidate : embedded_headers()) {
+    if (candidate.name == name) return candidate;
+  }
+  throw Error(ErrorCode::internal, "no header \"" + std::string(name) + "\" in templates/");
+}
+
+// The name in an `#include "name"` line; empty for any other line.
+std::string_view included_name(std::string_view line) {
+  constexpr std::string_view start = "#include \"";
+  if (!line.starts_with(start)) return {};
+  line.remove_prefix(start.size());
+  return line.substr(0, line.find('"'));
+}
+
+// Calls body(line) for every line of the text, without its end.
+template <class Body>
+void for_each_line(std::string_view text, Body body) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    body(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+}
+
+bool has(const std::vector<EmbeddedHeader>& headers, std::string_view name) {
+  return std::any_of(headers.begin(), headers.end(), [&](const EmbeddedHeader& h) { return h.name == name; });
+}
+
+void collect_headers(std::string_view text, std::vector<EmbeddedHeader>& headers) {
+  for_each_line(text, [&](std::string_view line) {
+    const std::string_view name = included_name(line);
+    if (name.empty() || has(headers, name)) return;
+    headers.push_back(header(name));
+    collect_headers(headers.back().text, headers);
+  });
+}
+
+void fold(std::string_view text, std::vector<EmbeddedHeader>& folded, std::string& out) {
+  for_each_line(text, [&](std::string_view line) {
+    if (line == "#pragma once") return;
+    const std::string_view name = included_name(line);
+    if (name.empty()) {
+      out.append(line) += '\n';
+    } else if (!has(folded, name)) {
+      folded.push_back(header(name));
+      out += "// ---- " + std::string(name) + "\n";
+      fold(folded.back().text, folded, out);
+      out += "// ---- end of " + std::string(name) + "\n";
+    }
+  });
+}
+
+std::string type_of(const Mask& mask) {
+  return std::string("Causal<Align::") + to_string(std::get<CausalMask>(mask).align) + ">";
+}
+
+std::string mask_type(const AttentionSpec& spec) {
+  std::string type = "Intersect<Bounds";
+  for (const Mask& mask : spec.mask) type += ", " + type_of(mask);
+  return type + ">";
+}
+
+std::string constant(const char* type, const char* name, const std::string& value) {
+  return std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
+}
+std::string constant(const char* name, int value) {
+  return constant("int", name, std::to_string(value));
+}
+std::string constant(const char* name, bool value) {
+  return constant("bool", name, value ? "true" : "false");
+}
+
+// Unnamed namespace: kernels of different specs can be loaded side by side without sharing a symbol.
+std::string structs(const AttentionSpec& spec, const KernelConfig& config) {
+  std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
+  text += "struct Spec {\n  using Element = " + std::string(to_string(spec.dtype)) + ";\n";
+  text += "  using Mask = " + mask_type(spec) + ";\n";
+  text += constant("head_dim", spec.head_dim);
+  text += constant("head_dim_v", spec.head_dim_v);
+  text += constant("lse", spec.lse);
+  text += constant("varlen", spec.varlen);
+  text += "};\n\nstruct Config {\n";
+  text += constant("block_m", config.block_m);
+  text += constant("block_n", config.block_n);
+  text += constant("num_stages", config.num_stages);
+  text += constant("num_warps", config.num_warps);
+  return text + "};\n\n}  // namespace\n\n";
+}
+
+}  // namespace
+
+KernelSource render(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  KernelSource source{.target = target, .config = config, .text = {}, .headers = {}, .steps = {}};
+  source.text = "// flashjit forward for " + target.str() + "\n// " + spec.to_json() + "\n";
+  if (target.is_cuda()) {
+    source.text +=
+        "#include \"cuda/forward_sm80.cuh\"\n"
+        "#pragma nv_hdrstop\n\n" +
+        structs(spec, config) +
+        "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    " + entry +
+        "(const __grid_constant__ ForwardParams params) {\n"
+        "  forward_sm80<Spec, Config>(params);\n}\n";
+    source.steps.push_back(
+        {.entry = entry,
+         .threads = config.num_warps * 32,
+         .shared_memory = device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m,
+                                                             config.block_n, config.num_stages)});
+  } else {
+    source.text += "#include \"cpu/forward.h\"\n\n" + structs(spec, config) + "extern \"C\" void " + entry +
+                   "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"
+                   "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
+    source.steps.push_back({.entry = entry,
+                            .scratch = device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v,
+                                                                   config.block_m, config.block_n)});
+  }
+  collect_headers(source.text, source.headers);
+  return source;
+}
+
+std::string standalone(const KernelSource& source) {
+  std::string out;
+  std::vector<EmbeddedHeader> folded;
+  fold(source.text, folded, out);
+  return out;
+}
+
+}  // namespace flashjit

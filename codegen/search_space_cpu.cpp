@@ -1,0 +1,60 @@
+// CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
+#include "search_space_family.hpp"
+#include "shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
+
+int scratch(const AttentionSpec& spec, const KernelConfig& config) {
+  return device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n);
+}
+
+std::string refusal(const AttentionSpec&, const Target&) {
+  return {};
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto wrong = [](const char* field, int value, const std::string& rule) {
+    return std::string(field) + " " + std::to_string(value) + " " + rule;
+  };
+  if (config.num_warps != 1) return wrong("num_warps", config.num_warps, "is not 1, as it must be on a CPU");
+  if (config.num_stages != 1)
+    return wrong("num_stages", config.num_stages, "is not 1, as it must be on a CPU");
+  if (config.block_m <= 0 || config.block_m % 16 != 0 || config.block_m > 512) {
+    return wrong("block_m", config.block_m, "is not a multiple of 16 up to 512");
+  }
+  if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 1024) {
+    return wrong("block_n", config.block_n, "is not a multiple of 16 up to 1024");
+  }
+  const int bytes = scratch(spec, config);
+  if (bytes > largest_scratch) {
+    return "block_m " + std::to_string(config.block_m) + " and block_n " + std::to_string(config.block_n) +
+           " need " + std::to_string(bytes) + " bytes of scratch, more than the " +
+           std::to_string(largest_scratch) + " of a thread on " + target.str();
+  }
+  return {};
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {.block_m = {16, 32, 64, 128, 256},
+          .block_n = {32, 64, 128, 256, 512},
+          .num_stages = {1},
+          .num_warps = {1}};
+}
+
+bool worth_trying(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return true;
+}
+
+KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) {
+  const int block_m = shape.seqlen_q <= 16 ? 16 : shape.seqlen_q <= 32 ? 32 : 64;
+  return {.block_m = block_m, .block_n = 128, .num_stages = 1, .num_warps = 1};
+}
+
+}  // namespace
+
+const SearchSpaceFamily cpu_search_space = {refusal, misfit, axes, worth_trying, preferred};
+
+}  // namespace flashjit

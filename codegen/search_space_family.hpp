@@ -1,0 +1,36 @@
+// What a target family contributes to the search space: one file each, search_space_cuda.cpp and
+// search_space_cpu.cpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config.hpp"
+#include "shape.hpp"
+#include "spec.hpp"
+#include "target.hpp"
+
+namespace flashjit {
+
+// Values of each choice, ascending; the space is their product, less what does not fit or is not worth
+// trying.
+struct ConfigAxes {
+  std::vector<int> block_m, block_n, num_stages, num_warps;
+};
+
+struct SearchSpaceFamily {
+  // Why no config at all would do; empty if the target has kernels for the spec.
+  std::string (*refusal)(const AttentionSpec&, const Target&);
+  // Why that config cannot run, with the numbers; empty if it can.
+  std::string (*misfit)(const AttentionSpec&, const Target&, const KernelConfig&);
+  ConfigAxes (*axes)(const AttentionSpec&, const Target&);
+  // False for configs that fit but never win; pins override it.
+  bool (*worth_trying)(const AttentionSpec&, const Target&, const KernelConfig&);
+  // The untuned choice if nothing is pinned: fits, is worth trying and made of values of the axes.
+  KernelConfig (*preferred)(const AttentionSpec&, const Target&, const Shape&);
+};
+
+extern const SearchSpaceFamily cuda_search_space;
+extern const SearchSpaceFamily cpu_search_space;
+
+}  // namespace flashjit

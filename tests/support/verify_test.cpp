@@ -1,0 +1,446 @@
+// The oracle itself: published examples by hand, its conversions against every half there is, and planted
+// defects that its bound must catch.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "tools/verify/element.hpp"
+#include "tools/verify/npy.hpp"
+#include "tools/verify/oracle.hpp"
+#include "tools/verify/random_tensor.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::verify {
+namespace {
+
+Tensor tensor_of(void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+  Tensor t;
+  t.data = data;
+  t.dtype = dtype;
+  for (const std::int64_t extent : shape) t.shape[t.rank++] = extent;
+  std::int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) t.strides[i] = stride, stride *= t.shape[i];
+  return t;
+}
+
+// One head of attention in fp32, row-major; the oracle's rows in order.
+struct Example {
+  int seqlen_q, seqlen_k, head_dim, head_dim_v;
+  std::vector<float> q, k, v;
+  AttentionSpec spec = {};
+  float scale = 1;
+
+  struct Row {
+    bool empty;
+    double lse;
+    std::vector<double> o;
+  };
+
+  std::vector<Row> rows(const OracleOptions& options = {}) {
+    spec.dtype = DType::fp32;
+    AttentionArgs args;
+    args.q = tensor_of(q.data(), DType::fp32, {1, seqlen_q, 1, head_dim});
+    args.k = tensor_of(k.data(), DType::fp32, {1, seqlen_k, 1, head_dim});
+    args.v = tensor_of(v.data(), DType::fp32, {1, seqlen_k, 1, head_dim_v});
+    args.softmax_scale = scale;
+    std::vector<Row> out(static_cast<std::size_t>(seqlen_q));
+    forward_reference(
+        spec, args,
+        [&](const ReferenceRow& row) { out[row.row] = {row.empty, row.lse, {row.o.begin(), row.o.end()}}; },
+        options);
+    return out;
+  }
+};
+
+std::vector<float> identity(int n) {
+  std::vector<float> m(static_cast<std::size_t>(n) * n, 0.0f);
+  for (int i = 0; i < n; ++i) m[static_cast<std::size_t>(i) * n + i] = 1;
+  return m;
+}
+
+TEST(Oracle, StreamingSoftmaxOfFourScores) {
+  // With V the identity the output is the softmax itself; the running sums are those of its prefixes,
+  // relative to their maximum.
+  const std::vector<float> scores = {2, 5, 1, 4};
+  const std::vector<double> sums = {1.0, 1.0498, 1.0681, 1.4360};
+  for (int n = 1; n <= 4; ++n) {
+    Example prefix{1, n, 1, 4, {1}, scores, identity(4)};
+    const double max = *std::max_element(scores.begin(), scores.begin() + n);
+    EXPECT_NEAR(std::exp(prefix.rows()[0].lse - max), sums[n - 1], 5e-5);
+  }
+  Example whole{1, 4, 1, 4, {1}, scores, identity(4)};
+  const std::vector<double> expected = {0.0347, 0.6964, 0.0128, 0.2562};
+  const auto row = whole.rows()[0];
+  for (int c = 0; c < 4; ++c) EXPECT_NEAR(row.o[c], expected[c], 5e-5) << c;
+}
+
+TEST(Oracle, ThreeKeysOfTwoDimensions) {
+  Example example{1, 3, 2, 2, {1, 0}, {.5f, .3f, .8f, -.2f, .1f, .7f}, {1, 0, 0, 1, .5f, .5f}};
+  const auto row = example.rows()[0];
+  EXPECT_NEAR(row.o[0], 0.4421, 5e-5);
+  EXPECT_NEAR(row.o[1], 0.5579, 5e-5);
+}
+
+TEST(Oracle, TreeOfNineTokens) {
+  const std::vector<int> parents = {-1, 0, 1, 1, 2, 2, 3, 3, 4};
+  OracleOptions options;
+  options.keep = [&](int, int, int row, int key) {
+    while (row >= 0 && row != key) row = parents[row];
+    return row == key;
+  };
+  Example example{
+      9, 9, 1, 12, std::vector<float>(9, 1), std::vector<float>(9, 0), std::vector<float>(9 * 12, 0)};
+  for (int i = 0; i < 9; ++i) example.v[static_cast<std::size_t>(i) * 12 + i] = 1;
+  const auto rows = example.rows(options);
+  const auto seen = [&](int row) {
+    std::vector<int> keys;
+    for (int c = 0; c < 9; ++c) {
+      if (rows[row].o[c] > 0) keys.push_back(c);
+    }
+    return keys;
+  };
+  EXPECT_EQ(seen(8), (std::vector<int>{0, 1, 2, 4, 8}));
+  EXPECT_EQ(seen(7), (std::vector<int>{0, 1, 3, 7}));
+  EXPECT_NEAR(rows[8].o[4], 0.2, 1e-15);
+  EXPECT_NEAR(rows[7].lse, std::log(4.0), 1e-15);
+}
+
+TEST(Oracle, CausalBothWays) {
+  const auto kept = [](CausalAlign align, int seqlen_q, int seqlen_k) {
+    Example example{seqlen_q,
+                    seqlen_k,
+                    1,
+                    1,
+                    std::vector<float>(seqlen_q, 0),
+                    std::vector<float>(seqlen_k, 0),
+                    std::vector<float>(seqlen_k, 1)};
+    example.spec.mask = {CausalMask{align}};
+    std::vector<int> counts;
+    for (const auto& row : example.rows())
+      counts.push_back(row.empty ? 0 : static_cast<int>(std::lround(std::exp(row.lse))));
+    return counts;
+  };
+  EXPECT_EQ(kept(CausalAlign::bottom_right, 3, 5), (std::vector<int>{3, 4, 5}));
+  EXPECT_EQ(kept(CausalAlign::bottom_right, 5, 3), (std::vector<int>{0, 0, 1, 2, 3}));
+  EXPECT_EQ(kept(CausalAlign::top_left, 3, 5), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(kept(CausalAlign::top_left, 5, 3), (std::vector<int>{1, 2, 3, 3, 3}));
+}
+
+TEST(Oracle, NothingToAttendTo) {
+  Example none{2, 0, 1, 3, {1, 2}, {}, {}};
+  for (const auto& row : none.rows()) {
+    EXPECT_TRUE(row.empty);
+    EXPECT_EQ(row.lse, -std::numeric_limits<double>::infinity());
+    EXPECT_EQ(row.o, (std::vector<double>{0, 0, 0}));
+  }
+}
+
+TEST(Oracle, WhatIsNotKeptMayBeAnything) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  Example example{2, 3, 1, 1, {1, 1}, {0, 1, nan}, {1, 2, nan}};
+  OracleOptions options;
+  options.keep = [](int, int, int, int key) { return key < 2; };
+  for (const auto& row : example.rows(options))
+    EXPECT_NEAR(row.o[0], (1 + 2 * std::exp(1.0)) / (1 + std::exp(1.0)), 1e-12);
+}
+
+// A batch of heads in any dtype, an output computed in float64 with a planted defect and rounded as a kernel
+// would.
+struct Problem {
+  DType dtype;
+  int batch, seqlen, heads_q, heads_kv, head_dim;
+  bool causal = false;
+  std::vector<std::byte> q, k, v, o;
+  std::vector<float> lse;
+  AttentionSpec spec;
+  AttentionArgs args;
+
+  Problem(DType type, int b, int n, int hq, int hk, int d)
+      : dtype(type), batch(b), seqlen(n), heads_q(hq), heads_kv(hk), head_dim(d) {
+    const auto make = [&](std::vector<std::byte>& data, int heads, std::uint64_t seed) {
+      data.resize(static_cast<std::size_t>(b) * n * heads * d * element_size(type));
+      const Tensor t = tensor_of(data.data(), type, {b, n, heads, d});
+      if (seed) fill_random(t, seed);
+      return t;
+    };
+    spec.dtype = type;
+    args.q = make(q, hq, 1);
+    args.k = make(k, hk, 2);
+    args.v = make(v, hk, 3);
+    args.o = make(o, hq, 0);
+    lse.resize(static_cast<std::size_t>(b) * hq * n);
+    args.lse = tensor_of(lse.data(), DType::fp32, {b, hq, n});
+  }
+
+  // Writes the reference under a defect of the spec's meaning.
+  void compute(double scale_factor, const Keep& keep) {
+    AttentionArgs defective = args;
+    defective.softmax_scale = static_cast<float>(scale_factor / std::sqrt(head_dim));
+    OracleOptions options;
+    options.keep = keep;
+    forward_reference(
+        spec, defective,
+        [&](const ReferenceRow& row) {
+          const std::int64_t at =
+              (static_cast<std::int64_t>(row.batch) * seqlen + row.row) * heads_q + row.head;
+          for (int c = 0; c < head_dim; ++c) {
+            store_element(o.data(), dtype, at * head_dim + c, static_cast<float>(row.o[c]));
+          }
+          lse[(static_cast<std::size_t>(row.batch) * heads_q + row.head) * seqlen + row.row] =
+              static_cast<float>(row.lse);
+        },
+        options);
+  }
+
+  ForwardReport report(bool with_lse = true) {
+    AttentionSpec checked = spec;
+    checked.lse = with_lse;
+    return verify_forward(checked, args);
+  }
+};
+
+class Bound : public testing::TestWithParam<DType> {};
+
+TEST_P(Bound, AcceptsTheRoundedTruth) {
+  Problem problem(GetParam(), 2, 200, 4, 2, 64);
+  problem.compute(1, {});
+  const ForwardReport report = problem.report();
+  EXPECT_TRUE(report.ok()) << report.str();
+  EXPECT_EQ(report.rows, 2 * 200 * 4);
+  EXPECT_GT(report.o.error, 0);
+}
+
+TEST_P(Bound, CatchesAScaleOffByOnePercent) {
+  for (const int seqlen : {17, 128, 1000}) {
+    Problem problem(GetParam(), 1, seqlen, 2, 1, 64);
+    problem.compute(1.01, {});
+    EXPECT_FALSE(problem.report(true).ok()) << seqlen;
+    EXPECT_FALSE(problem.report(false).ok()) << seqlen << ", by the output alone";
+  }
+}
+
+TEST_P(Bound, CatchesOneMissingKey) {
+  for (const int seqlen : {17, 128, 1000}) {
+    Problem problem(GetParam(), 1, seqlen, 2, 1, 64);
+    problem.compute(1, [=](int, int, int, int key) { return key != seqlen - 1; });
+    EXPECT_FALSE(problem.report(true).ok()) << seqlen;
+    EXPECT_FALSE(problem.report(false).ok()) << seqlen << ", by the output alone";
+  }
+}
+
+TEST_P(Bound, CatchesACausalEdgeOffByOne) {
+  Problem problem(GetParam(), 1, 300, 2, 1, 64);
+  problem.spec.mask = {CausalMask{}};
+  problem.compute(1, [](int, int, int row, int key) { return key < row || key == 0; });
+  EXPECT_FALSE(problem.report().ok());
+  EXPECT_FALSE(problem.report(false).ok());
+}
+
+TEST_P(Bound, CatchesAnElementNeverWritten) {
+  Problem problem(GetParam(), 1, 20, 2, 1, 64);
+  problem.compute(1, {});
+  store_element(problem.o.data(), GetParam(), (7 * 2 + 1) * 64 + 5, std::numeric_limits<float>::quiet_NaN());
+  const ForwardReport report = problem.report();
+  EXPECT_EQ(report.wrong, 1);
+  EXPECT_EQ(report.o.where, "o: batch 0, row 7, head 1, dim 5");
+  EXPECT_THAT(report.str(), testing::HasSubstr("1 elements beyond their bound"));
+}
+
+TEST_P(Bound, SampledRowsCoverBothEndsOfEveryHead) {
+  Problem problem(GetParam(), 2, 500, 2, 2, 8);
+  std::vector<std::pair<int, int>> ends;
+  std::int64_t rows = 0;
+  std::mutex mutex;
+  OracleOptions options;
+  options.max_rows = 100;
+  forward_reference(
+      problem.spec, problem.args,
+      [&](const ReferenceRow& row) {
+        const std::lock_guard lock(mutex);
+        ++rows;
+        if (row.row == 0 || row.row == 499) ends.emplace_back(row.batch * 2 + row.head, row.row);
+      },
+      options);
+  EXPECT_EQ(rows, 100);
+  EXPECT_EQ(ends.size(), 8u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Bound, testing::Values(DType::bf16, DType::fp16, DType::fp32),
+                         [](const auto& dtype) {
+                           return dtype.param == DType::bf16   ? "bf16"
+                                  : dtype.param == DType::fp16 ? "fp16"
+                                                               : "fp32";
+                         });
+
+TEST(Element, EveryHalfSurvivesARoundTrip) {
+  for (std::uint32_t h = 0; h < 0x10000; ++h) {
+    const auto half = static_cast<std::uint16_t>(h);
+    if ((h & 0x7c00) != 0x7c00 || (h & 0x3ff) == 0) {
+      ASSERT_EQ(float_to_fp16(fp16_to_float(half)), half);
+    } else {
+      ASSERT_TRUE(std::isnan(fp16_to_float(half)));
+    }
+    if ((h & 0x7f80) != 0x7f80 || (h & 0x7f) == 0) {
+      ASSERT_EQ(float_to_bf16(bf16_to_float(half)), half);
+    } else {
+      ASSERT_TRUE(std::isnan(bf16_to_float(half)));
+    }
+  }
+}
+
+TEST(Element, RoundsToNearestEven) {
+  for (std::uint32_t h = 0; h < 0x7bff; ++h) {  // between each finite half and the next
+    const float below = fp16_to_float(static_cast<std::uint16_t>(h)),
+                above = fp16_to_float(static_cast<std::uint16_t>(h + 1));
+    const float middle = (below + above) / 2;
+    ASSERT_EQ(float_to_fp16(middle), h % 2 == 0 ? h : h + 1);
+    ASSERT_EQ(float_to_fp16(std::nextafter(middle, below)), h);
+    ASSERT_EQ(float_to_fp16(std::nextafter(middle, above)), h + 1);
+    ASSERT_EQ(float_to_fp16(-middle), (h % 2 == 0 ? h : h + 1) | 0x8000);
+  }
+  for (std::uint32_t h = 0; h < 0x7f7f; ++h) {
+    const auto middle = std::bit_cast<float>(h << 16 | 0x8000);
+    ASSERT_EQ(float_to_bf16(middle), h % 2 == 0 ? h : h + 1);
+    ASSERT_EQ(float_to_bf16(std::bit_cast<float>(h << 16 | 0x7fff)), h);
+    ASSERT_EQ(float_to_bf16(std::bit_cast<float>(h << 16 | 0x8001)), h + 1);
+  }
+  EXPECT_EQ(float_to_fp16(65519.996f), 0x7bff);
+  EXPECT_EQ(float_to_fp16(65520.0f), 0x7c00);
+  EXPECT_EQ(float_to_fp16(std::numeric_limits<float>::infinity()), 0x7c00);
+  EXPECT_TRUE(std::isnan(fp16_to_float(float_to_fp16(std::numeric_limits<float>::quiet_NaN()))));
+  EXPECT_TRUE(std::isnan(bf16_to_float(float_to_bf16(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+TEST(RandomTensor, DependsOnSeedAndPositionOnly) {
+  std::vector<float> dense(6 * 8), padded(6 * 11, 77.0f);
+  Tensor a = tensor_of(dense.data(), DType::fp32, {2, 3, 8});
+  Tensor b = tensor_of(padded.data(), DType::fp32, {2, 3, 8});
+  b.strides = {33, 11, 1};
+  fill_random(a, 5);
+  fill_random(b, 5);
+  for (int row = 0; row < 6; ++row) {
+    for (int c = 0; c < 8; ++c) ASSERT_EQ(dense[row * 8 + c], padded[row * 11 + c]);
+    for (int c = 8; c < 11; ++c) ASSERT_EQ(padded[row * 11 + c], 77.0f) << "padding written";
+  }
+  std::vector<float> other(6 * 8);
+  fill_random(tensor_of(other.data(), DType::fp32, {2, 3, 8}), 6);
+  EXPECT_NE(dense, other);
+}
+
+TEST(RandomTensor, BellShapedWithOutliersAndLongRows) {
+  std::vector<float> x(1 << 16);
+  const Tensor t = tensor_of(x.data(), DType::fp32, {1 << 10, 1 << 6});
+  const auto variance = [&] {
+    return std::inner_product(x.begin(), x.end(), x.begin(), 0.0) / static_cast<double>(x.size());
+  };
+  const auto largest = [&] {
+    return std::abs(
+        *std::max_element(x.begin(), x.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+  };
+  fill_random(t, 1, {.outlier_every = 0, .long_row_every = 0});
+  EXPECT_NEAR(variance(), 1, 0.02);
+  EXPECT_NEAR(std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()), 0, 0.02);
+  EXPECT_LT(largest(), 3.5);
+  EXPECT_EQ(std::count(x.begin(), x.end(), 0.0f), 0);
+  fill_random(t, 1);
+  EXPECT_GT(variance(), 1.2);
+  EXPECT_GT(largest(), 12);
+}
+
+class Npy : public testing::Test {
+ protected:
+  void TearDown() override { std::remove(path.c_str()); }
+  void write(const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+  std::string refusal() {
+    try {
+      read_npy(path);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.message(), testing::StartsWith(path + ": "));
+      return error.message();
+    }
+    return "accepted";
+  }
+  const std::string path = testing::TempDir() + "flashjit_npy_test_" + std::to_string(getpid()) + ".npy";
+};
+
+TEST_F(Npy, WrittenTensorsReadBack) {
+  std::vector<std::uint16_t> half(24);
+  for (const DType dtype : {DType::fp16, DType::bf16}) {
+    Tensor t = tensor_of(half.data(), dtype, {2, 3, 4});
+    fill_random(t, 9);
+    write_npy(path, t);
+    const NpyArray array = read_npy(path);
+    EXPECT_EQ(array.descr, dtype == DType::fp16 ? "<f2" : "<f4");
+    EXPECT_EQ(array.shape, (std::vector<std::int64_t>{2, 3, 4}));
+    const auto back = elements_as(array, dtype);
+    EXPECT_EQ(std::memcmp(back.data(), half.data(), back.size()), 0);
+  }
+  Tensor transposed = tensor_of(half.data(), DType::fp16, {4, 6});
+  transposed.strides = {1, 4, 0, 0};
+  write_npy(path, transposed);
+  const auto back = elements_as(read_npy(path), DType::fp16);
+  std::uint16_t second;
+  std::memcpy(&second, back.data() + 2, 2);
+  EXPECT_EQ(second, half[4]);
+}
+
+TEST_F(Npy, ReadsWhatNumPyWrites) {
+  std::string header = "{'descr': '<i4', 'fortran_order': False, 'shape': (3,), }";
+  header.resize(117, ' ');
+  const std::int32_t data[] = {0, 7, -3};
+  write("\x93NUMPY\x01" + std::string(1, '\0') + "\x76" + std::string(1, '\0') + header + "\n" +
+        std::string(reinterpret_cast<const char*>(data), sizeof data));
+  const NpyArray array = read_npy(path);
+  EXPECT_EQ(array.shape, (std::vector<std::int64_t>{3}));
+  EXPECT_EQ(load_element(elements_as(array, DType::int32).data(), DType::int32, 2), -3);
+  EXPECT_THROW(elements_as(array, DType::bf16), Error);
+}
+
+TEST_F(Npy, RefusesWhatItCannotRead) {
+  EXPECT_THAT(refusal(), testing::HasSubstr("cannot be read"));
+  write("hello");
+  EXPECT_THAT(refusal(), testing::HasSubstr("no .npy file"));
+  const auto file = [](const std::string& header, std::size_t bytes) {
+    return "\x93NUMPY\x01" + std::string(1, '\0') + static_cast<char>(header.size()) + std::string(1, '\0') +
+           header + std::string(bytes, 'x');
+  };
+  write(file("{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", 16));
+  EXPECT_THAT(refusal(), testing::HasSubstr("'<f8'"));
+  write(file("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }", 16));
+  EXPECT_THAT(refusal(), testing::HasSubstr("Fortran order"));
+  write(file("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }", 15));
+  EXPECT_THAT(refusal(), testing::HasSubstr("holds 15 bytes"));
+  write(file("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 8), }", 16));
+  EXPECT_THAT(refusal(), testing::HasSubstr("beyond all memory"));
+  write(file("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", 16));
+  EXPECT_NE(refusal(), "accepted");
+  write(file("{'descr': '<f4', 'shape': (1,), }", 4));
+  EXPECT_THAT(refusal(), testing::HasSubstr("fortran_order"));
+  write(file("{", 0).substr(0, 9));
+  EXPECT_THAT(refusal(), testing::HasSubstr("ends within its header"));
+}
+
+TEST(Table, AlignsNumbersRightAndTextLeft) {
+  Table table({"name", "µs"});
+  table.add({"a", "1.5"});
+  table.add({"long", "100"});
+  EXPECT_EQ(table.str(),
+            "name   µs\n"
+            "----  ---\n"
+            "a     1.5\n"
+            "long  100\n");
+}
+
+}  // namespace
+}  // namespace flashjit::verify

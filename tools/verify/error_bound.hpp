@@ -1,0 +1,95 @@
+// How far a correct kernel's output may be from the exact one, element by element.
+//
+// Exact:   s_j = scale q.k_j,  p_j = exp(s_j) / sum_i exp(s_i),  o_c = sum_j p_j v_jc,  lse = ln sum_j
+// exp(s_j),
+//          over the n keys j that the row keeps, from the inputs as stored.
+// Kernel:  scores, exponentials, the running sum and the accumulator in float32 (tensor cores cut where
+// others round:
+//          the unit is taken as 2^-23, twice float32's), the weights P rounded to the input's dtype before P
+//          V where that is 16 bits wide, o rounded to the output's dtype.
+//
+// 1. A sum of n products carries a relative error of gamma(n) = (2 sqrt(n) + 4) 2^-23 of the sum of
+// magnitudes. The worst
+//    case is n; roundings are independent with mean 0, so it grows as sqrt(n) (Higham and Mary, "A new
+//    approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019) with a measured
+//    constant below 0.5.
+// 2. Score j is off by d_j <= gamma(head_dim) scale |q||k_j| + 2^-22 (|s_j| + |max s|): the dot product
+// (Cauchy-Schwarz),
+//    then the fold of scale and log2(e), the subtraction of the running maximum and its rescalings.
+// 3. exp has relative error x: 2^-21 for float32. For 16-bit inputs a cubic is good enough beside the
+// rounding of P: 2^-13.
+// 4. So the weight of key j has a relative error of e_j <= exp(d_j + x) - 1 + gamma(n), the last from the
+// sums over n
+//    keys, and with w = sum_j p_j e_j
+//        |lse error| <= w / (1 - w) + 2^-22 (|lse| + 1)
+//        |o_c error| <= (sum_j p_j e_j |v_jc| + w |o_c|) / (1 - w)          before any rounding to 16 bits.
+//    This is a worst case over the signs of these errors: all of them are small.
+// 5. Rounding P to 16 bits is not small: unit r = 2^-8 (bf16) or 2^-11 (fp16, and 2^-25 of the row's largest
+// weight at
+//    least, where fp16 runs out of exponent). These roundings are independent, of mean 0 and of at most r
+//    p_j, so sum_j (rounding_j v_jc) stays below 4 sqrt(sum_j (r p_j v_jc)^2): ten standard deviations of
+//    roundings spread evenly. Where many keys have the same score their roundings are the same as well; such
+//    data ask for the worst case sum_j r p_j |v_jc| (BoundOptions::repeated_scores).
+// 6. Rounding o: r |o_c|, or half of the smallest subnormal.
+//
+// Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds it
+// (tests/support).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "codegen/spec.hpp"
+
+namespace flashjit::verify {
+
+struct BoundOptions {
+  bool repeated_scores = false;  // rows hold many equal scores, see 5
+};
+
+struct Arithmetic {
+  double exp_error;     // relative, see 3
+  double weight_unit;   // rounding of P, relative; 0: float32
+  double weight_floor;  // the same, absolute, in units of the row's largest weight
+  double output_unit;   // rounding of o, relative
+  double output_floor;  // the same, absolute
+};
+
+// Of kernels whose q, k, v and o have that dtype.
+inline Arithmetic arithmetic_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return {0x1p-13, 0x1p-8, 0, 0x1p-8, 0x1p-134};
+    case DType::fp16:
+      return {0x1p-13, 0x1p-11, 0x1p-25, 0x1p-11, 0x1p-25};
+    default:
+      return {0x1p-21, 0, 0, 0x1p-24, 0x1p-149};
+  }
+}
+
+// See 1.
+inline double gamma(std::int64_t terms) {
+  return (2 * std::sqrt(static_cast<double>(terms)) + 4) * 0x1p-23;
+}
+
+// See 2.
+inline double score_error(int head_dim, double scaled_norms, double score, double max_score) {
+  return gamma(head_dim) * scaled_norms + 0x1p-22 * (std::abs(score) + std::abs(max_score));
+}
+
+// See 4; the error of the row's weights summed.
+inline double lse_bound(double lse, double weights_error) {
+  if (weights_error >= 1) return HUGE_VAL;
+  return weights_error / (1 - weights_error) + 0x1p-22 * (std::abs(lse) + 1);
+}
+
+// See 4 to 6: o, sum_j p_j e_j |v_j|, w, and the bound on what the roundings of P add.
+inline double output_bound(const Arithmetic& a, double o, double magnitude_error, double weights_error,
+                           double rounding_of_weights) {
+  if (weights_error >= 1) return HUGE_VAL;
+  const double error =
+      (magnitude_error + weights_error * std::abs(o)) / (1 - weights_error) + rounding_of_weights;
+  return error + a.output_unit * (std::abs(o) + error) + a.output_floor;
+}
+
+}  // namespace flashjit::verify

@@ -1,75 +1,102 @@
-// Content-addressed entries in one folder, shared by any number of processes.
+// Content-addressed entries in one folder, shared by any number of processes, threads and versions of
+// flashjit.
+//
+//   FOLDER/v1/DIGEST.kernel   an entry (entry_format.hpp); appears by rename, whole or not at all
+//   FOLDER/v1/lock            byte DIGEST / 2^65 is locked while that key is being built; holds no data,
+//   never removed FOLDER/v1/tmp/            entries being written FOLDER/v1/quarantine/     damaged files,
+//   kept for inspection: the newest 16
+//
+// v1 is the format version: another version has a folder of its own and neither touches the other's.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cache/entry_format.hpp"
+#include "cache/file.hpp"
 #include "cache/key.hpp"
 
 namespace flashjit {
 
-struct CacheEntry {
-  Key key;
-  std::string metadata;  // JSON text, for people and for `cache ls`
-  std::string payload;   // machine code
-};
-
-// Exclusive hold on one key across threads and processes; dies with its holder. Movable, released by destruction.
+// Exclusive hold on one key across threads and processes. Released by destruction and by the end of the
+// process, however it ends. A child made by fork() does not release its parent's lock, but keeps it if the
+// parent dies before it.
 class KeyLock {
  public:
   KeyLock() = default;
-  KeyLock(KeyLock&&) noexcept;
-  KeyLock& operator=(KeyLock&&) noexcept;
+  KeyLock(KeyLock&&) noexcept = default;
+  KeyLock& operator=(KeyLock&& other) noexcept;
   ~KeyLock();
+  bool held() const { return static_cast<bool>(file_); }
 
  private:
   friend class DiskCache;
-  int fd_ = -1;
+  File file_;
+  std::int64_t offset_ = 0;
+  int process_ = 0;
 };
 
 class DiskCache {
  public:
-  // FLASHJIT_CACHE_DIR, else $XDG_CACHE_HOME/flashjit, else ~/.cache/flashjit; empty if there is no home.
+  // FLASHJIT_CACHE_DIR, else $XDG_CACHE_HOME/flashjit, else $HOME/.cache/flashjit; empty if none of them is
+  // set, and in set-user-id programs.
   static std::string default_folder();
 
-  // Creates the folder (0700) if it is missing. Throws cache_failed where it cannot be made, or where others could write
-  // to it (ownership, mode, or a symbolic link to such a place), with the reason and what would work.
-  explicit DiskCache(std::string folder);
+  // Creates the folder (0700) if it is missing. Throws cache_failed where it cannot be made, or where others
+  // could write to it (ownership, mode, or a symbolic link to such a place), with the reason and what would
+  // work.
+  explicit DiskCache(const std::string& folder);
 
+  // Absolute, free of symbolic links.
   const std::string& folder() const { return folder_; }
   // Where that key's entry is or would be.
   std::string path(const Key& key) const;
 
-  // The entry if a whole one with exactly these key fields is there. A partial, corrupt or foreign file is set aside
-  // (renamed, kept for inspection) and counts as missing.
-  std::optional<CacheEntry> lookup(const Key& key) const;
-  // Waits for every other holder of the key. Throws cache_failed if the folder cannot hold locks.
-  KeyLock lock(const Key& key) const;
-  // Written privately, flushed, renamed. False with the reason in *why where it could not be (disk full, read-only): the
-  // caller goes on without.
+  // The entry if a whole one with exactly these key fields is there. A partial, corrupt or foreign file is
+  // set aside and counts as missing. *why: empty on a plain miss, else why a file that is there was not used.
+  std::optional<CacheEntry> lookup(const Key& key, std::string* why = nullptr) const;
+
+  // Waits for every other holder of the key, but not longer than `patience`, so that a stopped process stops
+  // nobody else. Not held, with the reason in *why, where patience ran out or the folder cannot hold locks
+  // (read-only, no locks on its file system): build without it, publish() is safe all the same.
+  KeyLock lock(const Key& key, std::chrono::milliseconds patience = std::chrono::minutes(1),
+               std::string* why = nullptr) const;
+
+  // Written privately, flushed, renamed. False with the reason in *why where it could not be (disk full,
+  // read-only): the caller goes on without, and nothing is left behind.
   bool publish(const CacheEntry& entry, std::string* why = nullptr) const;
+
+  struct Obtained {
+    CacheEntry entry;
+    bool from_disk = false;
+    bool on_disk = false;  // can be found by others, at path(key)
+    std::string
+        why;  // what was wrong with the file that was there, or why it could not be stored; may be empty
+  };
+  // lookup, else lock, look again, build and publish: built once however many ask. Throws only what build
+  // throws; a cache that cannot be written costs a build, no more. The key of what build returns is set here.
+  Obtained get_or_build(const Key& key, const std::function<CacheEntry()>& build) const;
 
   struct Listing {
     std::string path;
     std::uint64_t size = 0;
-    std::int64_t modified = 0;          // seconds since the epoch
-    std::optional<CacheEntry> entry;    // without payload; absent when damaged
-    std::string damage;                 // why, when absent
+    std::int64_t modified = 0;        // seconds since the epoch
+    std::optional<CacheEntry> entry;  // without payload; absent when damaged
+    std::string damage;               // why, when absent
   };
-  // verify: read and check payloads too.
+  // In order of path. verify: read and check payloads too. Moves nothing.
   std::vector<Listing> list(bool verify) const;
-  // Removes every entry and everything set aside; returns how many files. Leaves foreign files alone.
+  // Removes every entry, everything set aside and what dead processes left unfinished; returns how many
+  // files. Leaves files alone that are not the cache's. Throws cache_failed if some could not be removed.
   std::size_t clear() const;
 
  private:
   std::string folder_;
 };
-
-// The fields in which two keys differ, one line each: "compiler: nvrtc 13.0 ... | nvrtc 12.9 ...".
-std::string explain_difference(const Key& a, const Key& b);
 
 }  // namespace flashjit

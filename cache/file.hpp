@@ -1,0 +1,68 @@
+// Owned file descriptors and the few operations on them that cache/ needs.
+#pragma once
+
+#include <unistd.h>
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace flashjit {
+
+class File {
+ public:
+  File() = default;
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  explicit operator bool() const { return descriptor_ >= 0; }
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_ = -1;
+};
+
+// "No space left on device", ...
+inline std::string error_text(int error) {
+  return std::generic_category().message(error);
+}
+
+// True when all `size` bytes were read; at the end of the file false with errno 0.
+inline bool read_fully(int descriptor, char* to, std::size_t size) {
+  while (size > 0) {
+    const ssize_t count = ::read(descriptor, to, size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      if (count == 0) errno = 0;
+      return false;
+    }
+    to += count;
+    size -= static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+// False with errno where not everything could be written.
+inline bool write_fully(int descriptor, const char* from, std::size_t size) {
+  while (size > 0) {
+    const ssize_t count = ::write(descriptor, from, size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      if (count == 0) errno = EIO;
+      return false;
+    }
+    from += count;
+    size -= static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+}  // namespace flashjit

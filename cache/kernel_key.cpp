@@ -1,0 +1,43 @@
+#include "cache/kernel_key.hpp"
+
+#include <string>
+
+#include "cache/entry_format.hpp"
+#include "codegen/digest.hpp"
+
+namespace flashjit {
+
+Key request_key(const AttentionSpec& spec, const KernelSource& source) {
+  AttentionSpec unpinned = spec;
+  unpinned.config = {};
+  const KernelConfig& config = source.config;
+  Key key;
+  key.add("spec", unpinned.to_json());
+  key.add("target", source.target.str());
+  key.add("config", "block_m=" + std::to_string(config.block_m) + " block_n=" +
+                        std::to_string(config.block_n) + " num_stages=" + std::to_string(config.num_stages) +
+                        " num_warps=" + std::to_string(config.num_warps));
+  std::string steps;
+  for (const Step& step : source.steps) {
+    if (!steps.empty()) steps += "; ";
+    steps += step.entry + " threads=" + std::to_string(step.threads) +
+             " shared_memory=" + std::to_string(step.shared_memory) +
+             " scratch=" + std::to_string(step.scratch);
+  }
+  key.add("steps", steps);
+  key.add("source", digest(source.text));
+  for (const EmbeddedHeader& header : source.headers) {
+    key.add("header " + std::string(header.name), digest(header.text));
+  }
+  return key;
+}
+
+Key entry_key(const Key& request, std::string_view options, std::string_view compiler_identity) {
+  Key key = request;
+  key.add("options", options);
+  key.add("compiler", compiler_identity);
+  key.add("format", std::to_string(entry_format_version));
+  return key;
+}
+
+}  // namespace flashjit

@@ -1,0 +1,68 @@
+#include "cache/key.hpp"
+
+#include "cache/bytes.hpp"
+#include "codegen/digest.hpp"
+#include "codegen/error.hpp"
+
+namespace flashjit {
+
+Key& Key::add(std::string_view label, std::string_view value) {
+  if (find(label)) {
+    throw Error(ErrorCode::internal, "cache key: field '" + std::string(label) + "' was given twice");
+  }
+  fields_.push_back({std::string(label), std::string(value)});
+  return *this;
+}
+
+const std::string* Key::find(std::string_view label) const {
+  for (const KeyField& field : fields_) {
+    if (field.label == label) return &field.value;
+  }
+  return nullptr;
+}
+
+std::string Key::digest() const {
+  return flashjit::digest(serialized());
+}
+
+std::string Key::serialized() const {
+  std::string bytes;
+  put_u32(bytes, static_cast<std::uint32_t>(fields_.size()));
+  for (const KeyField& field : fields_) {
+    put_text(bytes, field.label);
+    put_text(bytes, field.value);
+  }
+  return bytes;
+}
+
+std::optional<Key> Key::parse(std::string_view bytes) {
+  Key key;
+  ByteReader reader(bytes);
+  // The count is not trusted with an allocation: reading stops at the first field that is not there.
+  for (std::uint32_t left = reader.u32(); left > 0 && reader.ok(); --left) {
+    const std::string_view label = reader.text();
+    const std::string_view value = reader.text();
+    if (!reader.ok() || key.find(label)) return std::nullopt;
+    key.add(label, value);
+  }
+  if (!reader.ok() || !reader.at_end()) return std::nullopt;
+  return key;
+}
+
+std::string explain_difference(const Key& a, const Key& b) {
+  std::string lines;
+  const auto line = [&lines](const std::string& label, const std::string* left, const std::string* right) {
+    lines += label + ": " + (left ? *left : "(absent)") + " | " + (right ? *right : "(absent)") + "\n";
+  };
+  for (const KeyField& field : a.fields()) {
+    const std::string* other = b.find(field.label);
+    if (!other || *other != field.value) line(field.label, &field.value, other);
+  }
+  for (const KeyField& field : b.fields()) {
+    if (!a.find(field.label)) line(field.label, nullptr, &field.value);
+  }
+  if (lines.empty() && a != b) lines = "the same fields in another order\n";
+  return lines;
+}
+
+}  // namespace flashjit

@@ -1,0 +1,24 @@
+// Who could change what we are about to run.
+//
+// A cache holds machine code, so what decides is checked on the open descriptor at every use: a folder or
+// file must belong to this process's user or to root, and nobody else may write to it (the group bits also
+// show what POSIX ACLs allow). Whoever swaps a folder on the way to it can then at worst lead us to another
+// folder that only we can write to. The walk at the start says early, and in words, what is wrong with a
+// path.
+#pragma once
+
+#include <sys/stat.h>
+#include <string>
+
+namespace flashjit {
+
+// Why another user could change what `status` describes; empty if none could.
+std::string distrust(const struct stat& status);
+
+// The absolute path of the folder without symbolic links, folders made (0700) where missing. Throws
+// cache_failed where one cannot be made; where the folder itself is not to be trusted; where a folder on the
+// way, also through symbolic links, may be written by everybody and is not sticky; and at another user's
+// symbolic link in a sticky one.
+std::string prepare_folder(const std::string& folder);
+
+}  // namespace flashjit

@@ -1,4 +1,5 @@
-// Memory budgets that the host (to refuse what cannot fit, to size launches) and device code (to lay it out) share.
+// Memory budgets that the host (to refuse what cannot fit, to size launches) and device code (to lay it out)
+// share.
 #pragma once
 
 #include "shared/platform.h"
@@ -6,13 +7,26 @@
 namespace flashjit::device {
 
 // Dynamic shared memory of one block of the sm_80 forward, bytes: Q, then num_stages buffers of K and of V.
-constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages) {
+constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n,
+                                         int num_stages) {
   return 2 * (block_m * head_dim + num_stages * block_n * (head_dim + head_dim_v));
 }
 
-// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned.
+// Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector
+// length.
+constexpr int cpu_unit_rows = 48;
+
+// Floats of one packed group of eight columns of V: eight a key, and a cache line so that groups of a
+// power-of-two block do not share cache sets.
+constexpr int cpu_v_group(int block_n) {
+  return block_n * 8 + 16;
+}
+
+// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and two values a row of the
+// tile, a block of K and V, a unit's scores and its rescaling.
 constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n) {
-  return 4 * (block_m * (head_dim + head_dim_v + 2) + block_n * (head_dim + head_dim_v + block_m));
+  return 4 * (round_up(block_m, cpu_unit_rows) * (head_dim + head_dim_v + 2) + block_n * head_dim +
+              head_dim_v / 8 * cpu_v_group(block_n) + (block_n + 1) * cpu_unit_rows);
 }
 
 }  // namespace flashjit::device

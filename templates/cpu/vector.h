@@ -1,0 +1,184 @@
+// The few operations that the CPU kernels are written in, behind one set of names for each instruction set:
+// AVX-512 (x86-64-v4) where the compiler targets it, else AVX2 with FMA and F16C (x86-64-v3). Clang's vector
+// extensions and builtins only: parsing <immintrin.h> alone would take longer than compiling a kernel.
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+constexpr int vector_registers = 32;
+#else
+constexpr int lanes = 8;
+constexpr int vector_registers = 16;
+#endif
+
+using Vec = float __attribute__((vector_size(4 * lanes)));
+using IntVec = int __attribute__((vector_size(4 * lanes)));
+using Vec8 = float __attribute__((vector_size(32)));  // eight elements of a row, whatever `lanes` is
+
+FLASHJIT_FN Vec splat(float x) {
+  return x - Vec{};
+}
+FLASHJIT_FN IntVec splat(int x) {
+  return x - IntVec{};
+}
+
+// Scratch is aligned to whole vectors; tensors are not.
+FLASHJIT_FN Vec load(const float* p) {
+  return *reinterpret_cast<const Vec*>(p);
+}
+FLASHJIT_FN IntVec load(const int* p) {
+  return *reinterpret_cast<const IntVec*>(p);
+}
+FLASHJIT_FN void store(float* p, Vec v) {
+  *reinterpret_cast<Vec*>(p) = v;
+}
+
+FLASHJIT_FN Vec fma(Vec a, Vec b, Vec c) {
+  return __builtin_elementwise_fma(a, b, c);
+}
+FLASHJIT_FN Vec select(IntVec condition, Vec a, Vec b) {
+  return condition ? a : b;
+}
+// One instruction, unlike fmax: a NaN in `a` gives b.
+FLASHJIT_FN Vec larger(Vec a, Vec b) {
+  return a > b ? a : b;
+}
+
+// 2^x, relative error 2e-7; 0 for x < -127 and for -inf. x <= 127, NaN gives NaN. The polynomial is the
+// minimax fit of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1, so rescaling by an unchanged
+// maximum changes nothing.
+FLASHJIT_FN Vec exp2(Vec x) {
+#if defined(__AVX512F__)
+  // Fraction above the integer at or below x. Zero for -inf.
+  const Vec f = __builtin_ia32_reduceps512_mask(x, 0x09, x, 0xffff, 4);
+#else
+  x = larger(splat(-127.0f), x);
+  const Vec n = __builtin_elementwise_floor(x);
+  const Vec f = x - n;
+#endif
+  Vec p = splat(1.8671302e-3f);
+  p = fma(p, f, splat(9.0170300e-3f));
+  p = fma(p, f, splat(5.5799913e-2f));
+  p = fma(p, f, splat(2.4016445e-1f));
+  p = fma(p, f, splat(6.9315131e-1f));
+  p = fma(p, f, splat(1.0f));
+#if defined(__AVX512F__)
+  return __builtin_ia32_scalefps512_mask(p, x, x, 0xffff, 4);  // p * 2^floor(x)
+#else
+  const IntVec exponent = __builtin_convertvector(n, IntVec) + 127;
+  return p * reinterpret_cast<Vec>(exponent << 23);
+#endif
+}
+
+// Natural logarithm of a positive normal number, relative error 2e-7: m * 2^e with m in [sqrt(1/2), sqrt(2)),
+// then the series of atanh. NaN gives NaN.
+FLASHJIT_FN Vec log(Vec x) {
+  const IntVec bits = reinterpret_cast<IntVec>(x);
+  const IntVec e = (bits - 0x3f3504f3) >> 23;
+  const Vec m = reinterpret_cast<Vec>(bits - (e << 23));
+  const Vec z = (m - 1.0f) / (m + 1.0f);
+  const Vec z2 = z * z;
+  Vec series = splat(2.0f / 9);
+  series = fma(series, z2, splat(2.0f / 7));
+  series = fma(series, z2, splat(2.0f / 5));
+  series = fma(series, z2, splat(2.0f / 3));
+  series = fma(series, z2, splat(2.0f));
+  return fma(__builtin_convertvector(e, Vec), splat(ln_2), z * series) + (x - x);
+}
+
+// Eight elements of any storage type, from and to a tensor's row; rounds to nearest even, overflows to
+// infinity.
+using Half8 = _Float16 __attribute__((vector_size(16)));
+using Short8 = unsigned short __attribute__((vector_size(16)));
+using Int8 = u32 __attribute__((vector_size(32)));
+
+template <class T>
+FLASHJIT_FN T load_unaligned(const void* p) {
+  T v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+FLASHJIT_FN Vec8 load8(const fp32* p) {
+  return load_unaligned<Vec8>(p);
+}
+FLASHJIT_FN Vec8 load8(const fp16* p) {
+  return __builtin_convertvector(load_unaligned<Half8>(p), Vec8);
+}
+FLASHJIT_FN Vec8 load8(const bf16* p) {
+  return reinterpret_cast<Vec8>(__builtin_convertvector(load_unaligned<Short8>(p), Int8) << 16);
+}
+
+FLASHJIT_FN void store8(fp32* p, Vec8 v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+FLASHJIT_FN void store8(fp16* p, Vec8 v) {
+  const Half8 rounded = __builtin_convertvector(v, Half8);
+  __builtin_memcpy(p, &rounded, sizeof rounded);
+}
+FLASHJIT_FN void store8(bf16* p, Vec8 v) {
+  const Int8 bits = reinterpret_cast<Int8>(v);
+  const Int8 nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const Int8 quiet_nan = bits >> 16 | 0x40;
+  const Short8 rounded = __builtin_convertvector(v == v ? nearest : quiet_nan, Short8);
+  __builtin_memcpy(p, &rounded, sizeof rounded);
+}
+
+// A Vec as rows of eight: row i of lanes / 8.
+#if defined(__AVX512F__)
+FLASHJIT_FN Vec join(const Vec8 (&rows)[2]) {
+  return __builtin_shufflevector(rows[0], rows[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+FLASHJIT_FN Vec8 row_of_eight(Vec v, int i) {
+  return i == 0 ? __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7)
+                : __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#else
+FLASHJIT_FN Vec join(const Vec8 (&rows)[1]) {
+  return rows[0];
+}
+FLASHJIT_FN Vec8 row_of_eight(Vec v, int) {
+  return v;
+}
+#endif
+
+// Picks, in every group of eight lanes, lane i of a for i < 8 and lane i - 8 of b for the others.
+template <int... i>
+FLASHJIT_FN Vec shuffle(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, (i < 8 ? i : i + 8)..., (i < 8 ? i + 8 : i + 16)...);
+#else
+  return __builtin_shufflevector(a, b, i...);
+#endif
+}
+
+// Transposes 8 x 8 within every group of eight lanes.
+FLASHJIT_FN void transpose8(Vec (&v)[8]) {
+  Vec t[8];
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = shuffle<0, 8, 1, 9, 4, 12, 5, 13>(v[i], v[i + 1]);
+    t[i + 1] = shuffle<2, 10, 3, 11, 6, 14, 7, 15>(v[i], v[i + 1]);
+  }
+  // t[0], t[1] hold columns {0,4 1,5}, {2,6 3,7} of rows 0, 1; t[2], t[3] those of rows 2, 3; ...
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    v[i] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(t[i], t[i + 2]);
+    v[i + 1] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(t[i], t[i + 2]);
+    v[i + 2] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(t[i + 1], t[i + 3]);
+    v[i + 3] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(t[i + 1], t[i + 3]);
+  }
+  // v[c] holds columns c, c + 4 of rows 0..3; v[c + 4] those of rows 4..7.
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    t[c] = shuffle<0, 1, 2, 3, 8, 9, 10, 11>(v[c], v[c + 4]);
+    t[c + 4] = shuffle<4, 5, 6, 7, 12, 13, 14, 15>(v[c], v[c + 4]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = t[i];
+}
+
+}  // namespace flashjit::device

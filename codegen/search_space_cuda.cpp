@@ -26,8 +26,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   };
   if (config.num_warps != 4 && config.num_warps != 8)
     return wrong("num_warps", config.num_warps, "is not 4 or 8");
-  if (config.num_stages < 1 || config.num_stages > 3) {
-    return wrong("num_stages", config.num_stages, "is not between 1 and 3");
+  if (config.num_stages != 1 && config.num_stages != 2) {
+    return wrong("num_stages", config.num_stages, "is not 1 or 2");
   }
   const int rows = rows_of_a_warp * config.num_warps;
   if (config.block_m <= 0 || config.block_m % rows != 0 || config.block_m > 2 * rows) {
@@ -51,7 +51,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {64, 128, 256},
           .block_n = {32, 48, 64, 80, 96, 112, 128, 160, 192, 256},
-          .num_stages = {1, 2, 3},
+          .num_stages = {1, 2},
           .num_warps = {4, 8}};
 }
 

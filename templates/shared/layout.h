@@ -6,10 +6,13 @@
 
 namespace flashjit::device {
 
-// Dynamic shared memory of one block of the sm_80 forward, bytes: Q, then num_stages buffers of K and of V.
-constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n,
-                                         int num_stages) {
-  return 2 * (block_m * head_dim + num_stages * block_n * (head_dim + head_dim_v));
+// Dynamic shared memory of one block of the sm_80 forward, bytes: Q, then num_stages buffers of K and of V;
+// at the end O in the same place. Rows of Q and K are padded to a multiple of 16 elements.
+FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n,
+                                                     int num_stages) {
+  const int padded = round_up(head_dim, 16);
+  const int inputs = block_m * padded + num_stages * block_n * (padded + head_dim_v);
+  return 2 * max(inputs, block_m * head_dim_v);
 }
 
 // Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector
@@ -18,13 +21,13 @@ constexpr int cpu_unit_rows = 48;
 
 // Floats of one packed group of eight columns of V: eight a key, and a cache line so that groups of a
 // power-of-two block do not share cache sets.
-constexpr int cpu_v_group(int block_n) {
+FLASHJIT_FN constexpr int cpu_v_group(int block_n) {
   return block_n * 8 + 16;
 }
 
 // Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and two values a row of the
 // tile, a block of K and V, a unit's scores and its rescaling.
-constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n) {
+FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n) {
   return 4 * (round_up(block_m, cpu_unit_rows) * (head_dim + head_dim_v + 2) + block_n * head_dim +
               head_dim_v / 8 * cpu_v_group(block_n) + (block_n + 1) * cpu_unit_rows);
 }

@@ -1,0 +1,37 @@
+// A few kernels as nvcc and clangd see them; what the library compiles is rendered (codegen/render.cpp).
+#include "cuda/forward_sm80.cuh"
+
+namespace flashjit::device {
+namespace {
+
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+struct Spec {
+  using Element = Element_;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool lse = true, varlen = varlen_;
+  using Mask = Intersect<Bounds, Masks...>;
+};
+
+template <int block_m_, int block_n_, int num_stages_, int num_warps_>
+struct Config {
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = num_stages_,
+                       num_warps = num_warps_;
+};
+
+template <class Spec, class Config>
+__global__ void __launch_bounds__(Config::num_warps * 32)
+    forward(const __grid_constant__ ForwardParams params) {
+  forward_sm80<Spec, Config>(params);
+}
+
+template __global__ void forward<Spec<bf16, 128, 128, false>, Config<128, 64, 2, 4>>(
+    const __grid_constant__ ForwardParams);
+template __global__ void forward<Spec<bf16, 64, 64, false, Causal<Align::bottom_right>>,
+                                 Config<128, 64, 1, 4>>(const __grid_constant__ ForwardParams);
+template __global__ void forward<Spec<fp16, 72, 40, true, Causal<Align::top_left>>, Config<64, 64, 1, 4>>(
+    const __grid_constant__ ForwardParams);
+template __global__ void forward<Spec<bf16, 256, 256, true>, Config<128, 64, 1, 8>>(
+    const __grid_constant__ ForwardParams);
+
+}  // namespace
+}  // namespace flashjit::device

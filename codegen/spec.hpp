@@ -28,21 +28,22 @@ struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
   DType dtype = DType::bf16;
   int head_dim = 0;
-  int head_dim_v = 0;         // 0: as head_dim
-  std::vector<Mask> mask;     // intersection; empty: every key is seen
+  int head_dim_v = 0;           // 0: as head_dim
+  std::vector<Mask> mask = {};  // intersection; empty: every key is seen
   bool dropout = false;
-  bool lse = true;            // write the log-sum-exp of every row
-  bool varlen = false;        // packed [total, heads, head_dim] with cu_seqlens
+  bool lse = true;      // write the log-sum-exp of every row
+  bool varlen = false;  // packed [total, heads, head_dim] with cu_seqlens
   bool paged = false;
   bool deterministic = false;
-  PinnedConfig config;
+  PinnedConfig config = {};
 
-  // Reads the JSON form (tools/spec.schema.json) and validates it. Errors name the field, the value, the rule and
-  // the nearest choice that works.
+  // Reads the JSON form (tools/spec.schema.json) and validates it. Errors name the field, the value, the rule
+  // and the nearest choice that works.
   static AttentionSpec from_json(std::string_view text);
   // Every field, canonical order, one line: equal specs give equal text.
   std::string to_json() const;
-  // Throws invalid_spec or unsupported; otherwise the spec with defaults filled in and masks in canonical order.
+  // Throws invalid_spec or unsupported; otherwise the spec with defaults filled in and masks in canonical
+  // order.
   AttentionSpec validated() const;
 
   std::size_t hash() const noexcept;

@@ -1,0 +1,151 @@
+// tools/spec.schema.json says exactly what AttentionSpec::from_json accepts: every field, word and limit of
+// the schema is tried on the parser, and every word that the parser's messages list is looked up in the
+// schema.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "codegen/spec.hpp"
+
+namespace flashjit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json load_schema() {
+  std::ifstream file(FLASHJIT_SOURCE_DIR "/tools/spec.schema.json");
+  EXPECT_TRUE(file);
+  return Json::parse(file);
+}
+
+// The error's message, or "" if the spec is accepted.
+std::string refusal(const Json& spec) {
+  try {
+    AttentionSpec::from_json(spec.dump());
+    return {};
+  } catch (const Error& error) {
+    return error.message();
+  }
+}
+
+// A spec with `value` at `field` of the object that `place` makes of it: the spec itself, its config, its
+// only mask.
+using Place = Json (*)(const Json& object);
+Json smallest() {
+  return {{"op", "forward"}, {"dtype", "bf16"}, {"head_dim", 64}};
+}
+Json in_spec(const Json& object) {
+  Json spec = smallest();
+  spec.update(object);
+  return spec;
+}
+Json in_config(const Json& object) {
+  Json spec = smallest();
+  spec["config"] = object;
+  return spec;
+}
+Json in_mask(const Json& object) {
+  Json spec = smallest();
+  Json mask = {{"kind", "causal"}};
+  mask.update(object);
+  spec["mask"] = Json::array({mask});
+  return spec;
+}
+
+// The words of "...; the fields are a, b and c" or "... is not one of a, b and c".
+std::set<std::string> words_after(const std::string& message, const std::string& start) {
+  const std::size_t at = message.find(start);
+  if (at == std::string::npos) return {};
+  std::string list = message.substr(at + start.size());
+  list = list.substr(0, list.find(';'));
+  std::set<std::string> words;
+  std::istringstream in(list);
+  for (std::string word; in >> word;) {
+    if (word.back() == ',') word.pop_back();
+    if (word != "and") words.insert(word);
+  }
+  return words;
+}
+
+void check_property(const std::string& name, const Json& property, Place place) {
+  SCOPED_TRACE(name);
+  const auto accepts = [&](const Json& value) { return refusal(place(Json{{name, value}})); };
+  const Json wrong_types[] = {nullptr, 0.5, "zzz", Json::array({0.5}), Json{{"zzz", 1}}};
+  for (const Json& wrong : wrong_types) EXPECT_NE(accepts(wrong), "") << wrong;
+  if (property.contains("default")) {
+    EXPECT_EQ(accepts(property["default"]), "");
+    EXPECT_EQ(AttentionSpec::from_json(place(Json{{name, property["default"]}}).dump()),
+              AttentionSpec::from_json(place(Json::object()).dump()))
+        << "the schema's default is not the parser's";
+  }
+  if (property.contains("enum")) {
+    std::set<std::string> allowed;
+    for (const Json& value : property["enum"]) {
+      EXPECT_EQ(accepts(value), "");
+      if (value.is_string()) allowed.insert(value.get<std::string>());
+      if (value.is_boolean()) {
+        EXPECT_NE(accepts(!value.get<bool>()), "");
+      }
+    }
+    std::set<std::string> accepted;
+    for (const std::string& word : words_after(accepts("zzz"), " is not one of ")) {
+      if (accepts(word).empty()) accepted.insert(word);
+    }
+    EXPECT_EQ(accepted, allowed);
+  } else if (property["type"] == "boolean") {
+    EXPECT_EQ(accepts(true), "");
+    EXPECT_EQ(accepts(false), "");
+  } else if (property["type"] == "integer") {
+    const int low = property["minimum"], high = property["maximum"];
+    const int step = property.value("multipleOf", 1);
+    for (int value = low - 2 * step; value <= high + 2 * step; ++value) {
+      const bool allowed = value >= low && value <= high && value % step == 0;
+      ASSERT_EQ(accepts(value).empty(), allowed) << value;
+    }
+  } else {
+    EXPECT_TRUE(property["type"] == "object" || property["type"] == "array") << "not checked by this test";
+  }
+}
+
+void check_object(const Json& schema, Place place) {
+  EXPECT_EQ(schema["additionalProperties"], false);
+  std::set<std::string> names;
+  for (const auto& [name, property] : schema["properties"].items()) {
+    names.insert(name);
+    check_property(name, property, place);
+  }
+  EXPECT_EQ(words_after(refusal(place(Json{{"zzzzzzzzzzzz", 1}})), "; the fields are "), names);
+}
+
+TEST(Schema, AgreesWithTheParser) {
+  const Json schema = load_schema();
+  ASSERT_EQ(refusal(smallest()), "");
+  check_object(schema, in_spec);
+  check_object(schema["properties"]["config"], in_config);
+  const Json& masks = schema["properties"]["mask"]["items"]["anyOf"];
+  check_object(masks[1], in_mask);
+  EXPECT_EQ(masks[0]["enum"], masks[1]["properties"]["kind"]["enum"]);
+  for (const Json& name : masks[0]["enum"]) {
+    Json spec = smallest();
+    spec["mask"] = Json::array({name});
+    EXPECT_EQ(refusal(spec), "");
+  }
+}
+
+TEST(Schema, RequiredFields) {
+  const Json required = load_schema()["required"];
+  const Json spec = smallest();
+  EXPECT_EQ(required.size(), spec.size());
+  for (const Json& name : required) {
+    Json without = spec;
+    without.erase(name.get<std::string>());
+    EXPECT_NE(refusal(without), "") << name;
+  }
+}
+
+}  // namespace
+}  // namespace flashjit

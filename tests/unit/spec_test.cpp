@@ -1,0 +1,217 @@
+#include "codegen/spec.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "expect_error.h"
+
+namespace flashjit {
+namespace {
+
+AttentionSpec parse(const std::string& text) {
+  return AttentionSpec::from_json(text);
+}
+
+// The required fields, then more.
+std::string with(const std::string& more) {
+  return R"({"op": "forward", "dtype": "bf16", "head_dim": 128)" + (more.empty() ? "" : ", " + more) + "}";
+}
+
+void expect_invalid(const std::string& text, std::initializer_list<const char*> parts) {
+  SCOPED_TRACE(text.substr(0, 200));
+  expect_error(ErrorCode::invalid_spec, parts, [&] { parse(text); });
+}
+void expect_unsupported(const std::string& text, std::initializer_list<const char*> parts) {
+  SCOPED_TRACE(text);
+  expect_error(ErrorCode::unsupported, parts, [&] { parse(text); });
+}
+
+TEST(Spec, Defaults) {
+  const AttentionSpec spec = parse(with(""));
+  EXPECT_EQ(spec.op, Operation::forward);
+  EXPECT_EQ(spec.dtype, DType::bf16);
+  EXPECT_EQ(spec.head_dim, 128);
+  EXPECT_EQ(spec.head_dim_v, 128);
+  EXPECT_TRUE(spec.mask.empty());
+  EXPECT_TRUE(spec.lse);
+  EXPECT_FALSE(spec.varlen || spec.dropout || spec.paged || spec.deterministic);
+  EXPECT_TRUE(spec.config.empty());
+}
+
+TEST(Spec, EveryField) {
+  const AttentionSpec spec = parse(
+      R"({"op": "forward", "dtype": "fp16", "head_dim": 64, "head_dim_v": 96,
+          "mask": ["causal", {"kind": "causal", "align": "top_left"}], "dropout": false, "lse": false,
+          "varlen": true, "paged": false, "deterministic": true,
+          "config": {"block_m": 128, "block_n": 64, "num_stages": 2, "num_warps": 8}})");
+  EXPECT_EQ(spec.dtype, DType::fp16);
+  EXPECT_EQ(spec.head_dim, 64);
+  EXPECT_EQ(spec.head_dim_v, 96);
+  EXPECT_EQ(spec.mask,
+            (std::vector<Mask>{CausalMask{CausalAlign::bottom_right}, CausalMask{CausalAlign::top_left}}));
+  EXPECT_FALSE(spec.lse);
+  EXPECT_TRUE(spec.varlen);
+  EXPECT_TRUE(spec.deterministic);
+  EXPECT_EQ(spec.config, (PinnedConfig{.block_m = 128, .block_n = 64, .num_stages = 2, .num_warps = 8}));
+}
+
+TEST(Spec, CanonicalText) {
+  EXPECT_EQ(
+      parse(with("")).to_json(),
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "head_dim_v": 128, "mask": [], "dropout": false, )"
+      R"("lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}})");
+  EXPECT_EQ(
+      parse(R"({"config": {"num_warps": 4, "block_m": 64}, "mask": ["causal"], "lse": false,
+                      "head_dim": 64, "dtype": "fp32", "op": "forward"})")
+          .to_json(),
+      R"({"op": "forward", "dtype": "fp32", "head_dim": 64, "head_dim_v": 64, )"
+      R"("mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": false, )"
+      R"("varlen": false, "paged": false, "deterministic": false, "config": {"block_m": 64, "num_warps": 4}})");
+}
+
+TEST(Spec, EqualSpecsGiveEqualTextAndHash) {
+  const char* same[] = {
+      R"("mask": ["causal", {"kind": "causal", "align": "top_left"}])",
+      R"("mask": [{"align": "top_left", "kind": "causal"}, {"kind": "causal", "align": "bottom_right"}])",
+      R"("mask": ["causal", "causal", {"kind": "causal", "align": "top_left"}], "head_dim_v": 128, "lse": true)",
+  };
+  const AttentionSpec first = parse(with(same[0]));
+  for (const char* more : same) {
+    const AttentionSpec spec = parse(with(more));
+    EXPECT_EQ(spec, first);
+    EXPECT_EQ(spec.to_json(), first.to_json());
+    EXPECT_EQ(spec.hash(), first.hash());
+    EXPECT_EQ(parse(spec.to_json()), spec);
+  }
+}
+
+TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
+  std::vector<AttentionSpec> specs;
+  for (const char* more :
+       {"", R"("head_dim_v": 64)", R"("mask": ["causal"])",
+        R"("mask": [{"kind": "causal", "align": "top_left"}])", R"("lse": false)", R"("varlen": true)",
+        R"("deterministic": true)", R"("config": {"block_m": 64})", R"("config": {"block_n": 64})",
+        R"("config": {"num_stages": 1})", R"("config": {"num_warps": 4})"}) {
+    specs.push_back(parse(with(more)));
+  }
+  specs.push_back(parse(R"({"op": "forward", "dtype": "fp16", "head_dim": 128})"));
+  specs.push_back(parse(R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 128})"));
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      EXPECT_NE(specs[i], specs[j]);
+      EXPECT_NE(specs[i].to_json(), specs[j].to_json());
+      EXPECT_NE(specs[i].hash(), specs[j].hash());
+    }
+  }
+}
+
+// Plain data built in C++ is held to the same rules.
+TEST(Spec, Validated) {
+  const AttentionSpec spec{.head_dim = 64,
+                           .mask = {CausalMask{CausalAlign::top_left}, CausalMask{}, CausalMask{}}};
+  const AttentionSpec valid = spec.validated();
+  EXPECT_EQ(valid.head_dim_v, 64);
+  EXPECT_EQ(valid.mask.size(), 2u);
+  EXPECT_EQ(valid.validated(), valid);
+  EXPECT_EQ(valid.to_json(), spec.to_json());
+  expect_error(ErrorCode::invalid_spec, {"head_dim 0", "8 would work"}, [] { AttentionSpec{}.validated(); });
+  expect_error(ErrorCode::invalid_spec, {"dtype int32", "bf16"},
+               [] { AttentionSpec{.dtype = DType::int32, .head_dim = 64}.validated(); });
+}
+
+TEST(Spec, MalformedJson) {
+  expect_invalid("", {"not valid JSON", "line 1, column 1"});
+  expect_invalid("{\"op\": \"forward\",\n \"dtype\": bf16}", {"not valid JSON", "line 2, column 11"});
+  expect_invalid(with("") + "x", {"not valid JSON", "expected end of input"});
+  expect_invalid(with("\"lse\": true,"), {"not valid JSON"});
+  expect_invalid(with("\"lse\": nan"), {"not valid JSON"});
+  expect_invalid(with("\"head_dim_v\": 1e999"), {"not valid JSON", "1e999"});
+  expect_invalid("{\"op\": \"\xff\"}", {"not valid JSON", "UTF-8"});
+  expect_invalid("{\"op\": \"" + std::string(100000, 'x'), {"not valid JSON"});
+  expect_invalid(std::string(100000, '['), {"not valid JSON"});
+  for (const char* text : {"[]", "null", "3", "\"forward\"", "true"})
+    expect_invalid(text, {"must be an object"});
+}
+
+TEST(Spec, Fields) {
+  expect_invalid(with(R"("headdim": 64)"), {R"("headdim")", "did you mean head_dim?"});
+  expect_invalid(with(R"("masks": [])"), {R"("masks")", "did you mean mask?"});
+  expect_invalid(with(R"("config": {"blok_m": 64})"), {R"("config.blok_m")", "did you mean block_m?"});
+  expect_invalid(with(R"("mask": [{"kind": "causal", "algn": "top_left"}])"),
+                 {R"("mask[0].algn")", "did you mean align?"});
+  expect_invalid(with(R"("qqqqqqqq": 1)"), {"qqqqqqqq", "the fields are op, dtype"});
+  expect_invalid("{\"" + std::string(100000, 'x') + "\": 1}", {"unknown field"});
+  expect_invalid(with(R"("lse": true, "lse": true)"), {"\"lse\"", "given twice"});
+  expect_invalid(with(R"("config": {"block_m": 64, "block_m": 32})"), {"\"block_m\"", "given twice"});
+  expect_invalid(R"({"dtype": "bf16", "head_dim": 64})", {"\"op\"", "missing"});
+  expect_invalid(R"({"op": "forward", "head_dim": 64})", {"\"dtype\"", "missing", "bf16"});
+  expect_invalid(R"({"op": "forward", "dtype": "bf16"})", {"\"head_dim\"", "missing"});
+}
+
+TEST(Spec, Types) {
+  expect_invalid(with(R"("lse": 1)"), {"lse 1", "true or false"});
+  expect_invalid(with(R"("lse": null)"), {"lse null", "true or false"});
+  expect_invalid(with(R"("head_dim_v": "64")"), {"head_dim_v \"64\"", "integer"});
+  expect_invalid(with(R"("head_dim_v": 64.5)"), {"head_dim_v 64.5", "integer"});
+  expect_invalid(with(R"("mask": "causal")"), {"mask \"causal\"", "list", "[\"causal\"]"});
+  expect_invalid(with(R"("mask": [3])"), {"mask[0] 3", "name of a mask"});
+  expect_invalid(with(R"("mask": [[]])"), {"mask[0] a list", "name of a mask"});
+  expect_invalid(with(R"("mask": [{}])"), {"mask[0]", "\"kind\""});
+  expect_invalid(with(R"("mask": [{"kind": 1}])"), {"mask[0] 1"});
+  expect_invalid(with(R"("config": [])"), {"config a list", "object"});
+  expect_invalid(with(R"("config": null)"), {"config null", "object"});
+  expect_invalid(R"({"op": 1, "dtype": "bf16", "head_dim": 64})", {"op 1", "forward, backward and decode"});
+  EXPECT_EQ(parse(with(R"("head_dim_v": 64.0)")).head_dim_v, 64);
+}
+
+TEST(Spec, Words) {
+  expect_invalid(R"({"op": "foward", "dtype": "bf16", "head_dim": 64})",
+                 {"op \"foward\"", "did you mean forward?"});
+  expect_invalid(R"({"op": "forward", "dtype": "bfloat16", "head_dim": 64})",
+                 {"bf16, fp16 and fp32", "mean bf16?"});
+  expect_invalid(R"({"op": "forward", "dtype": "int32", "head_dim": 64})", {"dtype \"int32\""});
+  expect_invalid(with(R"("mask": ["causal", "casual"])"), {"mask[1] \"casual\"", "did you mean causal?"});
+  expect_invalid(with(R"("mask": [{"kind": "causal", "align": "bottomright"}])"),
+                 {"mask[0].align \"bottomright\"", "did you mean bottom_right?"});
+  expect_invalid(with("\"mask\": [\"a\\nb\"]"), {"mask[0] \"a?b\""});
+}
+
+TEST(Spec, Numbers) {
+  const auto head_dim = [](const std::string& value) {
+    return R"({"op": "forward", "dtype": "bf16", "head_dim": )" + value + "}";
+  };
+  expect_invalid(head_dim("100"),
+                 {"head_dim 100", "multiple of 8 between 8 and 256", "96 or 104 would work"});
+  expect_invalid(head_dim("0"), {"head_dim 0", "; 8 would work"});
+  expect_invalid(head_dim("-64"), {"head_dim -64", "; 8 would work"});
+  expect_invalid(head_dim("257"), {"head_dim 257", "; 256 would work"});
+  expect_invalid(head_dim("1e30"), {"head_dim 1e+30", "out of range"});
+  expect_invalid(head_dim("99999999999999999999"), {"head_dim", "out of range"});
+  expect_invalid(head_dim("4294967424"), {"head_dim 4294967424", "out of range"});
+  expect_invalid(with(R"("head_dim_v": 0)"), {"head_dim_v 0", "8 would work"});
+  expect_invalid(with(R"("head_dim_v": 12)"), {"head_dim_v 12", "8 or 16 would work"});
+  expect_invalid(with(R"("config": {"block_m": -64})"), {"config.block_m -64", "multiple of 16"});
+  expect_invalid(with(R"("config": {"block_n": 100})"), {"config.block_n 100", "96 or 112"});
+  expect_invalid(with(R"("config": {"num_stages": 0})"),
+                 {"config.num_stages 0", "between 1 and 8", "1 would work"});
+  expect_invalid(with(R"("config": {"num_warps": 1000})"), {"config.num_warps 1000", "32 would work"});
+}
+
+TEST(Spec, KnownButUnsupported) {
+  expect_unsupported(R"({"op": "backward", "dtype": "bf16", "head_dim": 64})",
+                     {"op backward", "forward would work"});
+  expect_unsupported(R"({"op": "decode", "dtype": "bf16", "head_dim": 64})",
+                     {"op decode", "forward would work"});
+  expect_unsupported(with(R"("dropout": true)"), {"dropout true", "false would work"});
+  expect_unsupported(with(R"("paged": true)"), {"paged true", "false would work"});
+  for (const char* kind : {"sliding_window", "padding", "block_sparse", "tree"}) {
+    expect_unsupported(with(std::string(R"("mask": [")") + kind + "\"]"),
+                       {kind, "\"causal\" or no mask would work"});
+  }
+  expect_unsupported(with(R"("mask": ["causal", {"kind": "block_sparse", "block_m": 64, "block_n": 128}])"),
+                     {"mask[1] \"block_sparse\""});
+}
+
+}  // namespace
+}  // namespace flashjit

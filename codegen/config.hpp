@@ -18,7 +18,7 @@ struct KernelConfig {
 
 // The fields of a spec's "config"; what is absent is the tuner's choice.
 struct PinnedConfig {
-  std::optional<int> block_m, block_n, num_stages, num_warps;
+  std::optional<int> block_m = {}, block_n = {}, num_stages = {}, num_warps = {};
 
   bool empty() const { return !block_m && !block_n && !num_stages && !num_warps; }
   bool operator==(const PinnedConfig&) const = default;

@@ -28,20 +28,20 @@ struct Step {
 struct KernelSource {
   Target target;
   KernelConfig config;
-  std::string text;                      // the translation unit
-  std::vector<EmbeddedHeader> headers;   // every header it reaches, in order of first use
+  std::string text;                     // the translation unit
+  std::vector<EmbeddedHeader> headers;  // every header it reaches, in order of first use
   std::vector<Step> steps;
 };
 
 struct CompiledKernel {
-  std::string code;           // cubin (cuda) or relocatable ELF object (cpu)
-  std::string compiler;       // identity of the compiler: name, version, build
-  int registers = 0;          // cuda: per thread
-  int spill_bytes = 0;        // cuda: stores + loads
+  std::string code;      // cubin (cuda) or relocatable ELF object (cpu)
+  std::string compiler;  // identity of the compiler: name, version, build
+  int registers = 0;     // cuda: per thread
+  int spill_bytes = 0;   // cuda: stores + loads
   int static_shared_memory = 0;
   double compile_ms = 0;
-  std::string log;            // what the compiler said
-  std::string assembly;       // cuda: PTX, when asked for; never cached
+  std::string log;       // what the compiler said
+  std::string assembly;  // cuda: PTX, when asked for; never cached
 };
 
 }  // namespace flashjit

@@ -14,10 +14,11 @@ namespace flashjit {
 // Empty when the config fits; otherwise the limit it breaks, with the numbers.
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config);
 
-// All configs worth trying that honour the spec's pins and fit. Never empty: throws invalid_spec with the limit.
+// All configs worth trying that honour the spec's pins and fit, ascending. Never empty: throws unsupported
+// where the target has no kernel for the spec at all, invalid_spec with the limit that the pins break.
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target);
 
-// The untuned choice: honours the pins, fits, and is one of search_space() when nothing is pinned.
+// The untuned choice, one of search_space().
 KernelConfig heuristic_config(const AttentionSpec& spec, const Target& target, const Shape& shape);
 
 }  // namespace flashjit

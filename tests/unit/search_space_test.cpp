@@ -1,0 +1,118 @@
+#include "codegen/search_space.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "expect_error.h"
+
+namespace flashjit {
+namespace {
+
+bool holds(const std::vector<KernelConfig>& configs, const KernelConfig& config) {
+  return std::find(configs.begin(), configs.end(), config) != configs.end();
+}
+
+// Every spec that any kernel depends on for its config.
+template <class Body>
+void for_each_spec(const Target& target, Body body) {
+  for (DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+    if (target.is_cuda() && dtype == DType::fp32) continue;
+    for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+      for (int head_dim_v : {8, 64, head_dim, 256}) {
+        body(AttentionSpec{.dtype = dtype, .head_dim = head_dim, .head_dim_v = head_dim_v}.validated());
+      }
+    }
+  }
+}
+
+TEST(SearchSpace, HoldsFittingConfigsAndTheHeuristicOne) {
+  for (const Target& target : Target::all()) {
+    for_each_spec(target, [&](const AttentionSpec& spec) {
+      const std::vector<KernelConfig> space = search_space(spec, target);
+      ASSERT_FALSE(space.empty());
+      for (const KernelConfig& config : space) ASSERT_EQ(misfit(spec, target, config), "");
+      EXPECT_TRUE(std::is_sorted(space.begin(), space.end()));
+      EXPECT_EQ(std::adjacent_find(space.begin(), space.end()), space.end()) << "twice the same";
+      for (int seqlen : {1, 17, 64, 500, 8192}) {
+        const KernelConfig config = heuristic_config(spec, target, {.seqlen_q = seqlen, .seqlen_k = seqlen});
+        EXPECT_TRUE(holds(space, config)) << target.str() << " " << spec.to_json();
+      }
+    });
+  }
+}
+
+TEST(SearchSpace, HonoursPins) {
+  for (const Target& target : Target::all()) {
+    AttentionSpec spec{.head_dim = 64};
+    spec = spec.validated();
+    for (const KernelConfig& config : search_space(spec, target)) {
+      AttentionSpec pinned = spec;
+      pinned.config = {config.block_m, config.block_n, config.num_stages, config.num_warps};
+      EXPECT_EQ(search_space(pinned, target), std::vector{config});
+      EXPECT_EQ(heuristic_config(pinned, target, {}), config);
+      pinned.config = {.block_n = config.block_n};
+      for (const KernelConfig& other : search_space(pinned, target)) EXPECT_EQ(other.block_n, config.block_n);
+      EXPECT_EQ(heuristic_config(pinned, target, {}).block_n, config.block_n);
+    }
+  }
+}
+
+// A value between those that the tuner tries is honoured all the same.
+TEST(SearchSpace, HonoursPinsOffTheAxes) {
+  const AttentionSpec spec =
+      AttentionSpec{.head_dim = 64, .config = {.block_m = 48, .block_n = 176}}.validated();
+  const KernelConfig config = heuristic_config(spec, Target::parse("x86-64-v3"), {});
+  EXPECT_EQ(config.block_m, 48);
+  EXPECT_EQ(config.block_n, 176);
+}
+
+TEST(SearchSpace, RefusesPinsThatCannotFit) {
+  const auto refused = [](const char* target, const PinnedConfig& pins,
+                          std::initializer_list<const char*> parts) {
+    SCOPED_TRACE(target);
+    const AttentionSpec spec = AttentionSpec{.head_dim = 256, .config = pins}.validated();
+    expect_error(ErrorCode::invalid_spec, parts, [&] { search_space(spec, Target::parse(target)); });
+    expect_error(ErrorCode::invalid_spec, parts, [&] { heuristic_config(spec, Target::parse(target), {}); });
+  };
+  refused("sm_86", {.block_m = 128, .block_n = 128},
+          {"sm_86", "bytes of shared memory", "101376", "would work"});
+  refused("sm_90", {.block_n = 512}, {"block_n 512", "multiple of 16 up to 256", "would work"});
+  refused("sm_80", {.block_m = 80}, {"block_m 80", "rows for each of 4 warps", "would work"});
+  refused("sm_80", {.num_warps = 3}, {"num_warps 3", "4 or 8", "would work"});
+  refused("sm_80", {.num_stages = 4}, {"num_stages 4", "would work"});
+  refused("x86-64-v3", {.num_warps = 4}, {"num_warps 4", "not 1", "would work"});
+  refused("x86-64-v4", {.num_stages = 2}, {"num_stages 2", "not 1", "would work"});
+  refused("x86-64-v4", {.block_m = 512, .block_n = 1024}, {"bytes of scratch", "2097152", "would work"});
+}
+
+// What a refusal proposes is itself accepted.
+TEST(SearchSpace, ProposesWhatWorks) {
+  AttentionSpec spec = AttentionSpec{.head_dim = 128, .config = {.block_m = 96, .num_warps = 4}}.validated();
+  try {
+    search_space(spec, Target::parse("sm_89"));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    const std::string message = error.message();
+    KernelConfig works;
+    const std::size_t at = message.rfind("; block_m ");
+    ASSERT_NE(at, std::string::npos) << message;
+    ASSERT_EQ(
+        std::sscanf(message.c_str() + at, "; block_m %d, block_n %d, num_stages %d, num_warps %d would work",
+                    &works.block_m, &works.block_n, &works.num_stages, &works.num_warps),
+        4)
+        << message;
+    EXPECT_EQ(misfit(spec, Target::parse("sm_89"), works), "");
+  }
+}
+
+TEST(SearchSpace, Fp32NeedsACpu) {
+  const AttentionSpec spec = AttentionSpec{.dtype = DType::fp32, .head_dim = 64}.validated();
+  const Target target = Target::parse("sm_90");
+  expect_error(ErrorCode::unsupported, {"fp32", "sm_90", "bf16 or fp16 would work", "x86-64-v3"},
+               [&] { search_space(spec, target); });
+  EXPECT_THAT(misfit(spec, target, {64, 64, 1, 4}), testing::HasSubstr("fp32"));
+}
+
+}  // namespace
+}  // namespace flashjit

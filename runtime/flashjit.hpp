@@ -82,7 +82,8 @@ struct KernelInfo {
   Target target;
   KernelConfig config;
   std::string key;       // cache key of the entry, 32 hexadecimal digits
-  std::string path;      // the entry's file; empty if it could not be cached
+  std::string path;      // the entry's file; empty if it is not on disk
+  std::string not_cached;  // why it is not on disk
   std::string compiler;  // name, version and build
   std::string log;
   Origin origin = Origin::compiled;  // where this engine got it from
@@ -92,6 +93,8 @@ struct KernelInfo {
   double compile_ms = 0;             // when it was compiled
   double get_ms = 0;                 // this engine's time from spec to launchable
 };
+
+FLASHJIT_API std::string to_json(const KernelInfo&);
 
 // Arguments checked and encoded once for many launches on the same tensors.
 class FLASHJIT_API PreparedLaunch {
@@ -116,6 +119,8 @@ class FLASHJIT_API Kernel {
   ~Kernel();
 
   const KernelInfo& info() const noexcept;
+  // The same as JSON text.
+  const std::string& info_json() const noexcept;
   // Bytes that args.workspace must hold; 0 for a forward.
   std::size_t workspace_bytes(const AttentionArgs& args) const;
   // Checks the arguments, then launches. Allocates nothing; on a GPU asynchronous and capturable in a CUDA graph.

@@ -1,0 +1,206 @@
+#include "runtime/arguments.hpp"
+
+#include <climits>
+#include <cmath>
+#include <string>
+
+namespace flashjit {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
+
+std::string shape_text(const Tensor& t) {
+  std::string s = "[";
+  for (int i = 0; i < t.rank; ++i) s += (i ? ", " : "") + std::to_string(t.shape[i]);
+  return s + "]";
+}
+
+// What every tensor argument must satisfy before its shape is compared with others'.
+const Tensor& require(const char* name, const std::optional<Tensor>& given, DType dtype, int rank,
+                      const char* layout, Device device) {
+  const std::string arg = name;
+  if (!given) refuse(arg + " is missing: this kernel needs it, " + layout);
+  const Tensor& t = *given;
+  if (t.rank != rank)
+    refuse(arg + " has rank " + std::to_string(t.rank) + ", this kernel takes " + std::to_string(rank) +
+           " dimensions, " + layout);
+  if (t.dtype != dtype)
+    refuse(arg + " has dtype " + to_string(t.dtype) + ", this kernel takes " + to_string(dtype));
+  if (t.device != device)
+    refuse(arg + " is on " + t.device.str() + ", this kernel runs on " + device.str() + ": copy the tensor there");
+  bool has_elements = true;
+  for (int i = 0; i < rank; ++i) {
+    if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
+      refuse(arg + " has shape " + shape_text(t) + ": every size must be between 0 and 2147483647");
+    has_elements = has_elements && t.shape[i] > 0;
+  }
+  if (has_elements && !t.data) refuse(arg + " has a null data pointer but shape " + shape_text(t));
+  return t;
+}
+
+int size(const Tensor& t, int dim) { return static_cast<int>(t.shape[dim]); }
+
+// Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
+std::int64_t stride(const Tensor& t, int dim) { return t.shape[dim] > 1 ? t.strides[dim] : 0; }
+
+void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const std::string& what) {
+  if (t.shape[dim] != expected)
+    refuse(std::string(name) + " has shape " + shape_text(t) + ": dimension " + std::to_string(dim) + " must be " +
+           std::to_string(expected) + ", " + what);
+}
+
+// GPU kernels move 16 bytes at a time.
+void require_alignment(const char* name, const Tensor& t) {
+  const bool cuda = t.device.kind == Device::Kind::cuda;
+  const std::size_t element = size_of(t.dtype);
+  const std::size_t bytes = cuda ? 16 : element;
+  const std::string arg = name;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
+    refuse(arg + "'s data pointer is not aligned to " + std::to_string(bytes) + " bytes, which " +
+           (cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs"));
+  if (t.shape[t.rank - 1] > 1 && t.strides[t.rank - 1] != 1)
+    refuse(arg + "'s last dimension has stride " + std::to_string(t.strides[t.rank - 1]) +
+           ", it must be contiguous (stride 1)");
+  if (!cuda) return;
+  const auto elements = static_cast<std::int64_t>(bytes / element);
+  for (int i = 0; i + 1 < t.rank; ++i)
+    if (stride(t, i) % elements)
+      refuse(arg + "'s stride " + std::to_string(t.strides[i]) + " of dimension " + std::to_string(i) +
+             " is not a multiple of " + std::to_string(elements) + " elements (16 bytes), which GPU kernels need");
+}
+
+void require_distinct_rows(const char* name, const Tensor& t) {
+  for (int i = 0; i + 1 < t.rank; ++i)
+    if (t.shape[i] > 1 && t.strides[i] == 0)
+      refuse(std::string(name) + " is written, but its dimension " + std::to_string(i) +
+             " has stride 0: rows would overwrite each other");
+}
+
+device::TensorView view(const Tensor& t) {
+  if (t.rank == 4) return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
+  return {t.data, 0, stride(t, 0), stride(t, 1)};
+}
+
+int longest(const char* name, int given, int total) {
+  if (given < 0) refuse(std::string(name) + " is " + std::to_string(given) + ", it must be at least 0");
+  return given == 0 || given > total ? total : given;
+}
+
+void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
+                          const char* max_name) {
+  const std::string arg = name;
+  if (cu_seqlens[0] != 0) refuse(arg + "[0] is " + std::to_string(cu_seqlens[0]) + ", it must be 0");
+  for (int b = 0; b < batch; ++b) {
+    const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
+    if (length < 0)
+      refuse(arg + " decreases at entry " + std::to_string(b + 1) + " (" + std::to_string(cu_seqlens[b]) + " to " +
+             std::to_string(cu_seqlens[b + 1]) + "): it holds running totals of the lengths");
+    if (length > max_seqlen)
+      refuse(arg + " gives sequence " + std::to_string(b) + " a length of " + std::to_string(length) + ", longer than " +
+             max_name + " = " + std::to_string(max_seqlen));
+  }
+  if (cu_seqlens[batch] > total)
+    refuse(arg + " ends at " + std::to_string(cu_seqlens[batch]) + ", beyond the " + std::to_string(total) +
+           " packed rows of the tensor");
+}
+
+}  // namespace
+
+CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+  const bool varlen = spec.varlen;
+  const int rank = varlen ? 3 : 4;
+  const char* layout = varlen ? "packed [total, heads, head_dim]" : "[batch, seqlen, heads, head_dim]";
+  const Tensor& q = require("q", args.q, spec.dtype, rank, layout, device);
+  const Tensor& k = require("k", args.k, spec.dtype, rank, layout, device);
+  const Tensor& v = require("v", args.v, spec.dtype, rank, layout, device);
+  const Tensor& o = require("o", args.o, spec.dtype, rank, layout, device);
+
+  const int rows = varlen ? 0 : 1, heads = rank - 2, dim = rank - 1;
+  require_shape("q", q, dim, spec.head_dim, "the spec's head_dim");
+  require_shape("k", k, dim, spec.head_dim, "the spec's head_dim");
+  require_shape("v", v, dim, spec.head_dim_v, "the spec's head_dim_v");
+  require_shape("o", o, dim, spec.head_dim_v, "the spec's head_dim_v");
+  require_shape("o", o, rows, q.shape[rows], "as q");
+  require_shape("o", o, heads, q.shape[heads], "as q");
+  require_shape("v", v, rows, k.shape[rows], "as k");
+  require_shape("v", v, heads, k.shape[heads], "as k");
+  if (!varlen) {
+    require_shape("k", k, 0, q.shape[0], "q's batch");
+    require_shape("v", v, 0, q.shape[0], "q's batch");
+    require_shape("o", o, 0, q.shape[0], "q's batch");
+  }
+  const int num_heads_q = size(q, heads), num_heads_kv = size(k, heads);
+  if (num_heads_q > 0 && (num_heads_kv == 0 || num_heads_q % num_heads_kv))
+    refuse("q has " + std::to_string(num_heads_q) + " heads and k has " + std::to_string(num_heads_kv) +
+           ": the number of query heads must be a multiple of the number of key/value heads");
+  require_alignment("q", q);
+  require_alignment("k", k);
+  require_alignment("v", v);
+  require_alignment("o", o);
+  require_distinct_rows("o", o);
+
+  CheckedArguments checked;
+  device::ForwardParams& p = checked.params;
+  p.q = view(q);
+  p.k = view(k);
+  p.v = view(v);
+  p.o = view(o);
+  p.num_heads_q = num_heads_q;
+  p.num_heads_kv = num_heads_kv;
+
+  if (varlen) {
+    const char* lengths = "[batch + 1]";
+    const Tensor& cq = require("cu_seqlens_q", args.cu_seqlens_q, DType::int32, 1, lengths, device);
+    const Tensor& ck = require("cu_seqlens_k", args.cu_seqlens_k, DType::int32, 1, lengths, device);
+    if (cq.shape[0] < 1) refuse("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
+    require_shape("cu_seqlens_k", ck, 0, cq.shape[0], "as cu_seqlens_q");
+    for (const auto& [name, t] : {std::pair{"cu_seqlens_q", &cq}, std::pair{"cu_seqlens_k", &ck}}) {
+      if (t->shape[0] > 1 && t->strides[0] != 1) refuse(std::string(name) + " must be contiguous");
+      if (reinterpret_cast<std::uintptr_t>(t->data) % sizeof(int))
+        refuse(std::string(name) + "'s data pointer is not aligned to 4 bytes");
+    }
+    p.cu_seqlens_q = static_cast<const int*>(cq.data);
+    p.cu_seqlens_k = static_cast<const int*>(ck.data);
+    p.batch = size(cq, 0) - 1;
+    p.total_q = size(q, 0);
+    p.total_k = size(k, 0);
+    p.seqlen_q = longest("max_seqlen_q", args.max_seqlen_q, p.total_q);
+    p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
+    if (device.kind == Device::Kind::cpu) {
+      check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
+      check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
+    }
+  } else {
+    if (args.cu_seqlens_q || args.cu_seqlens_k)
+      refuse("cu_seqlens was given, but the spec has \"varlen\": false: ask for a kernel with \"varlen\": true");
+    p.batch = size(q, 0);
+    p.seqlen_q = size(q, 1);
+    p.seqlen_k = size(k, 1);
+  }
+
+  if (spec.lse) {
+    const Tensor& lse = require("lse", args.lse, DType::fp32, rank - 1,
+                                varlen ? "[num_heads_q, total_q]" : "[batch, num_heads_q, seqlen_q]", device);
+    if (!varlen) require_shape("lse", lse, 0, p.batch, "q's batch");
+    require_shape("lse", lse, rank - 3, num_heads_q, "q's heads");
+    require_shape("lse", lse, rank - 2, q.shape[rows], "q's rows");
+    if (lse.shape[rank - 2] > 1 && lse.strides[rank - 2] != 1)
+      refuse("lse's last dimension has stride " + std::to_string(lse.strides[rank - 2]) +
+             ", it must be contiguous (stride 1)");
+    if (reinterpret_cast<std::uintptr_t>(lse.data) % sizeof(float))
+      refuse("lse's data pointer is not aligned to 4 bytes");
+    require_distinct_rows("lse", lse);
+    p.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
+  } else if (args.lse) {
+    refuse("lse was given, but the spec has \"lse\": false: nothing would be written to it");
+  }
+
+  p.softmax_scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
+  if (!std::isfinite(p.softmax_scale) || p.softmax_scale <= 0)
+    refuse("softmax_scale is " + std::to_string(p.softmax_scale) + ", it must be finite and greater than 0");
+
+  checked.empty = p.batch == 0 || num_heads_q == 0 || p.seqlen_q == 0;
+  return checked;
+}
+
+}  // namespace flashjit

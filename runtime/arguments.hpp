@@ -1,0 +1,19 @@
+// AttentionArgs -> the params that device code sees, or a clear refusal.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/flashjit.hpp"
+#include "templates/shared/params.h"
+
+namespace flashjit {
+
+struct CheckedArguments {
+  device::ForwardParams params{};
+  bool empty = false;  // no query row: nothing to launch
+};
+
+// Throws invalid_argument naming the argument. Touches no tensor memory, but for the lengths of a CPU launch.
+CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args);
+
+}  // namespace flashjit

@@ -1,0 +1,162 @@
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "codegen/search_space.hpp"
+#include "runtime/build.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "runtime/executable.hpp"
+#include "runtime/flashjit.hpp"
+#include "runtime/kernel.hpp"
+#include "runtime/kernel_table.hpp"
+#include "runtime/thread_pool.hpp"
+
+namespace flashjit {
+namespace {
+
+Target choose_target(Device device, const std::string& wanted) {
+  if (device.kind == Device::Kind::cpu) {
+    const Target native = Target::native();
+    if (wanted.empty() || wanted == "native") return native;
+    const Target target = Target::parse(wanted);
+    if (target.is_cuda())
+      throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on the device cpu: ask for device "
+                                                 "\"cuda:N\", or for target " + native.str());
+    if (target.level > native.level)
+      throw Error(ErrorCode::target_unavailable, "target " + target.str() + " needs instructions that this CPU lacks; it runs " +
+                                                     native.str());
+    return target;
+  }
+  const CudaDevice gpu = cuda_device(device.index);
+  const Target best = Target::for_compute_capability(gpu.major, gpu.minor);
+  if (wanted.empty()) return best;
+  const Target target = Target::parse(wanted);
+  const int capability = gpu.major * 10 + gpu.minor;
+  if (!target.is_cuda() || target.level / 10 != gpu.major || target.level > capability)
+    throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on " + device.str() + " (" + gpu.name +
+                                                   ", compute capability " + std::to_string(gpu.major) + "." +
+                                                   std::to_string(gpu.minor) + "); it runs " + best.str());
+  return target;
+}
+
+}  // namespace
+
+struct Engine::Impl {
+  Device device;
+  Target target;
+  std::optional<DiskCache> cache;
+  std::unique_ptr<ThreadPool> pool;  // null on a GPU and where the host brings its own threads
+  ParallelFor parallel_for;
+
+  KernelTable table;
+  // Every (spec, config) that was ever asked for; the future of one being built is shared by all who ask.
+  using KernelFuture = std::shared_future<const Kernel*>;
+  std::mutex mutex;
+  std::map<std::pair<std::string, KernelConfig>, KernelFuture> builds;
+  std::vector<std::unique_ptr<Kernel>> kernels;
+  std::vector<KernelFuture> pending;  // asked for by get_async
+
+  explicit Impl(EngineOptions options)
+      : device(Device::parse(options.device)),
+        target(choose_target(device, options.target)),
+        cache(open_cache(options.cache_dir)) {
+    if (options.num_threads < 0)
+      throw Error(ErrorCode::invalid_argument,
+                  "num_threads is " + std::to_string(options.num_threads) + ": 0 is all, otherwise a count");
+    if (device.kind != Device::Kind::cpu) return;
+    if (options.parallel_for) {
+      parallel_for = std::move(options.parallel_for);
+      return;
+    }
+    pool = std::make_unique<ThreadPool>(options.num_threads ? options.num_threads : available_cpus());
+    parallel_for = [p = pool.get()](std::int64_t count, ThreadPool::Body body, void* context) {
+      p->run(count, body, context);
+    };
+  }
+
+  ~Impl() {
+    for (const KernelFuture& future : pending) future.wait();
+  }
+
+  const Kernel& get(const AttentionSpec& spec, const Shape& shape) {
+    const Shape b = bucket(shape);
+    if (const Kernel* kernel = table.find(spec, b)) return *kernel;
+    const AttentionSpec valid = spec.validated();
+    const KernelConfig config = heuristic_config(valid, target, b);
+    const Kernel* kernel = build_once(valid, config);
+    table.insert(spec, b, kernel);
+    return *kernel;
+  }
+
+  const Kernel* build_once(const AttentionSpec& spec, const KernelConfig& config) {
+    const std::pair name(spec.to_json(), config);
+    std::promise<const Kernel*> promise;
+    {
+      std::unique_lock lock(mutex);
+      const auto [it, first] = builds.try_emplace(name, promise.get_future().share());
+      if (!first) {
+        const KernelFuture other = it->second;
+        lock.unlock();
+        return other.get();
+      }
+    }
+    try {
+      std::unique_ptr<Kernel> kernel = load(spec, config);
+      const Kernel* loaded = kernel.get();
+      {
+        const std::lock_guard lock(mutex);
+        kernels.push_back(std::move(kernel));
+      }
+      promise.set_value(loaded);
+      return loaded;
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex);
+        builds.erase(name);  // what failed may work the next time
+      }
+      promise.set_exception(std::current_exception());
+      throw;
+    }
+  }
+
+  std::unique_ptr<Kernel> load(const AttentionSpec& spec, const KernelConfig& config) const {
+    const auto start = std::chrono::steady_clock::now();
+    BuiltKernel built = build_kernel(spec, target, config, cache ? &*cache : nullptr);
+    auto kernel = std::make_unique<Kernel::Impl>();
+    kernel->device = device;
+    kernel->executable = device.kind == Device::Kind::cuda
+                             ? load_cuda(device.index, built.code, built.steps, config)
+                             : load_cpu(parallel_for, built.code, built.steps, config);
+    kernel->info = std::move(built.info);
+    kernel->info.get_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    kernel->info_json = to_json(kernel->info);
+    return std::make_unique<Kernel>(std::move(kernel));
+  }
+};
+
+Engine::Engine(EngineOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Engine::~Engine() = default;
+
+const Kernel& Engine::get(const AttentionSpec& spec, const Shape& shape) { return impl_->get(spec, shape); }
+
+std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, const Shape& shape) {
+  if (const Kernel* kernel = impl_->table.find(spec, bucket(shape))) {
+    std::promise<const Kernel*> ready;
+    ready.set_value(kernel);
+    return ready.get_future().share();
+  }
+  Impl::KernelFuture future =
+      std::async(std::launch::async, [impl = impl_.get(), spec, shape] { return &impl->get(spec, shape); }).share();
+  const std::lock_guard lock(impl_->mutex);
+  std::erase_if(impl_->pending, [](const Impl::KernelFuture& f) {
+    return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
+  impl_->pending.push_back(future);
+  return future;
+}
+
+const Target& Engine::target() const noexcept { return impl_->target; }
+Device Engine::device() const noexcept { return impl_->device; }
+
+}  // namespace flashjit

@@ -1,0 +1,158 @@
+/* flashjit: attention kernels from specs, at run time. The C interface, for any other language; flashjit.hpp is the C++
+   one, and says more on shapes and meaning.
+
+     flashjit_engine* engine;
+     flashjit_spec* spec;
+     const flashjit_kernel* kernel;
+     flashjit_engine_options options = {sizeof options, "cuda:0"};
+     flashjit_engine_create(&options, &engine);
+     flashjit_spec_create("{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 128}", &spec);
+     flashjit_shape shape = {2, 4096, 4096, 32, 8};
+     flashjit_engine_get(engine, spec, &shape, &kernel);
+     flashjit_argument args[] = {{FLASHJIT_ARG_Q, {.tensor = &q}}, ...};
+     flashjit_kernel_launch(kernel, args, 5, stream);
+
+   Every function that can fail returns FLASHJIT_OK or an error code; flashjit_last_error_message() and
+   flashjit_last_error_detail() then say more, on the thread that called. Outputs are written only on success. All
+   functions may be called from several threads at once; destroying what another thread uses is the caller's error. */
+#ifndef FLASHJIT_H
+#define FLASHJIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define FLASHJIT_C_API __attribute__((visibility("default")))
+#else
+#define FLASHJIT_C_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes only if a program built against an older header would break; compare with flashjit_abi_version(). */
+#define FLASHJIT_ABI_VERSION 1
+FLASHJIT_C_API int32_t flashjit_abi_version(void);
+/* "major.minor.patch" */
+FLASHJIT_C_API const char* flashjit_version(void);
+
+typedef int32_t flashjit_status;
+enum {
+  FLASHJIT_OK = 0,
+  FLASHJIT_INVALID_SPEC = 1,
+  FLASHJIT_UNSUPPORTED = 2,
+  FLASHJIT_INVALID_ARGUMENT = 3,
+  FLASHJIT_TARGET_UNAVAILABLE = 4,
+  FLASHJIT_COMPILER_UNAVAILABLE = 5,
+  FLASHJIT_COMPILE_FAILED = 6,
+  FLASHJIT_CACHE_FAILED = 7,
+  FLASHJIT_DEVICE_FAILED = 8,
+  FLASHJIT_INTERNAL = 9
+};
+
+/* Of this thread's last failed call; valid until its next one. Empty before any. */
+FLASHJIT_C_API const char* flashjit_last_error_message(void);
+FLASHJIT_C_API const char* flashjit_last_error_detail(void);
+
+typedef enum { FLASHJIT_FP32 = 0, FLASHJIT_FP16 = 1, FLASHJIT_BF16 = 2, FLASHJIT_INT32 = 3 } flashjit_dtype;
+typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
+
+/* Borrowed memory; strides in elements. */
+typedef struct {
+  void* data;
+  int32_t dtype;        /* flashjit_dtype */
+  int32_t device_kind;  /* flashjit_device_kind */
+  int32_t device_index;
+  int32_t rank;
+  int64_t shape[4];
+  int64_t strides[4];
+} flashjit_tensor;
+
+/* Ids are only ever appended. */
+typedef enum {
+  FLASHJIT_ARG_Q = 1,             /* tensor */
+  FLASHJIT_ARG_K = 2,             /* tensor */
+  FLASHJIT_ARG_V = 3,             /* tensor */
+  FLASHJIT_ARG_O = 4,             /* tensor */
+  FLASHJIT_ARG_LSE = 5,           /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_Q = 6,  /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_K = 7,  /* tensor */
+  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,  /* integer */
+  FLASHJIT_ARG_MAX_SEQLEN_K = 9,  /* integer */
+  FLASHJIT_ARG_SOFTMAX_SCALE = 10, /* real */
+  FLASHJIT_ARG_WORKSPACE = 11     /* tensor */
+} flashjit_argument_id;
+
+typedef struct {
+  int32_t id; /* flashjit_argument_id */
+  union {
+    const flashjit_tensor* tensor;
+    int64_t integer;
+    double real;
+  } value;
+} flashjit_argument;
+
+typedef struct {
+  int32_t batch, seqlen_q, seqlen_k, num_heads_q, num_heads_kv;
+} flashjit_shape;
+
+typedef struct flashjit_engine flashjit_engine;
+typedef struct flashjit_spec flashjit_spec;
+typedef struct flashjit_kernel flashjit_kernel; /* the engine's; valid until it is destroyed */
+typedef struct flashjit_request flashjit_request;
+typedef struct flashjit_prepared flashjit_prepared;
+
+/* Runs body over disjoint ranges that cover [0, count), on any threads; returns when all are done. */
+typedef void (*flashjit_parallel_for)(void* user, int64_t count,
+                                      void (*body)(void* context, int64_t begin, int64_t end), void* context);
+
+/* What is zero or null has its default. */
+typedef struct {
+  size_t struct_size;               /* sizeof(flashjit_engine_options) */
+  const char* device;               /* "cpu" (default) or "cuda:N" */
+  const char* target;               /* default: the device's best */
+  const char* cache_dir;            /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
+  int32_t num_threads;              /* CPU kernels; default: as many as this process may use */
+  flashjit_parallel_for parallel_for; /* CPU kernels run on it instead of the engine's own threads */
+  void* parallel_for_user;
+} flashjit_engine_options;
+
+/* options may be null. */
+FLASHJIT_C_API flashjit_status flashjit_engine_create(const flashjit_engine_options* options, flashjit_engine** engine);
+FLASHJIT_C_API void flashjit_engine_destroy(flashjit_engine* engine);
+
+/* From the JSON form of a spec. */
+FLASHJIT_C_API flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec);
+FLASHJIT_C_API void flashjit_spec_destroy(flashjit_spec* spec);
+
+/* Compiles or loads on first use; afterwards takes no lock and allocates nothing. */
+FLASHJIT_C_API flashjit_status flashjit_engine_get(flashjit_engine* engine, const flashjit_spec* spec,
+                                                   const flashjit_shape* shape, const flashjit_kernel** kernel);
+
+/* The same in the background. Destroying a request does not cancel it. */
+FLASHJIT_C_API flashjit_status flashjit_engine_get_async(flashjit_engine* engine, const flashjit_spec* spec,
+                                                         const flashjit_shape* shape, flashjit_request** request);
+FLASHJIT_C_API int32_t flashjit_request_ready(const flashjit_request* request); /* 1 or 0 */
+FLASHJIT_C_API flashjit_status flashjit_request_wait(const flashjit_request* request, const flashjit_kernel** kernel);
+FLASHJIT_C_API void flashjit_request_destroy(flashjit_request* request);
+
+/* JSON text: target, config, key, origin, registers, times ... Valid as long as the kernel. */
+FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);
+/* Bytes that FLASHJIT_ARG_WORKSPACE must hold. */
+FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel, const flashjit_argument* args,
+                                                         size_t num_args, size_t* bytes);
+/* stream: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. */
+FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flashjit_argument* args,
+                                                      size_t num_args, void* stream);
+/* Checks and encodes the arguments once for many launches. */
+FLASHJIT_C_API flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const flashjit_argument* args,
+                                                       size_t num_args, flashjit_prepared** prepared);
+FLASHJIT_C_API flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream);
+FLASHJIT_C_API void flashjit_prepared_destroy(flashjit_prepared* prepared);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

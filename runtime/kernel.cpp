@@ -1,0 +1,80 @@
+#include "runtime/kernel.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/arguments.hpp"
+
+namespace flashjit {
+
+struct PreparedLaunch::Impl {
+  CheckedArguments arguments;
+  Device device;
+  const Executable* executable;
+};
+
+namespace {
+
+void require_stream(Device device, Stream stream) {
+  if (device.kind == Device::Kind::cpu && stream)
+    throw Error(ErrorCode::invalid_argument,
+                "a stream was given to a CPU kernel, which runs when it is launched and returns when it is done: pass "
+                "none");
+}
+
+}  // namespace
+
+std::string to_json(const KernelInfo& info) {
+  const KernelConfig& c = info.config;
+  return nlohmann::ordered_json{
+      {"spec", nlohmann::ordered_json::parse(info.spec.to_json())},
+      {"target", info.target.str()},
+      {"config",
+       {{"block_m", c.block_m}, {"block_n", c.block_n}, {"num_stages", c.num_stages}, {"num_warps", c.num_warps}}},
+      {"key", info.key},
+      {"path", info.path},
+      {"not_cached", info.not_cached},
+      {"origin", to_string(info.origin)},
+      {"compiler", info.compiler},
+      {"registers", info.registers},
+      {"spill_bytes", info.spill_bytes},
+      {"smem_bytes", info.shared_memory},
+      {"compile_ms", info.compile_ms},
+      {"get_ms", info.get_ms},
+      {"log", info.log}}
+      .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+Kernel::Kernel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Kernel::~Kernel() = default;
+
+const KernelInfo& Kernel::info() const noexcept { return impl_->info; }
+const std::string& Kernel::info_json() const noexcept { return impl_->info_json; }
+
+std::size_t Kernel::workspace_bytes(const AttentionArgs& args) const {
+  check_arguments(impl_->info.spec, impl_->device, args);
+  return 0;  // a forward keeps everything on chip
+}
+
+void Kernel::launch(const AttentionArgs& args, Stream stream) const {
+  require_stream(impl_->device, stream);
+  const CheckedArguments checked = check_arguments(impl_->info.spec, impl_->device, args);
+  if (!checked.empty) impl_->executable->launch(checked.params, stream);
+}
+
+PreparedLaunch Kernel::prepare(const AttentionArgs& args) const {
+  const CheckedArguments checked = check_arguments(impl_->info.spec, impl_->device, args);
+  return PreparedLaunch(std::unique_ptr<PreparedLaunch::Impl>(
+      new PreparedLaunch::Impl{checked, impl_->device, impl_->executable.get()}));
+}
+
+PreparedLaunch::PreparedLaunch(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+PreparedLaunch::PreparedLaunch(PreparedLaunch&&) noexcept = default;
+PreparedLaunch& PreparedLaunch::operator=(PreparedLaunch&&) noexcept = default;
+PreparedLaunch::~PreparedLaunch() = default;
+
+void PreparedLaunch::launch(Stream stream) const {
+  require_stream(impl_->device, stream);
+  if (!impl_->arguments.empty) impl_->executable->launch(impl_->arguments.params, stream);
+}
+
+}  // namespace flashjit

@@ -1,0 +1,91 @@
+// KernelSource -> object with Clang, through the LLVM plugin.
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "codegen/error.hpp"
+#include "runtime/compiler.hpp"
+#include "runtime/llvm/plugin_client.hpp"
+
+namespace flashjit {
+namespace {
+
+// Clang's cc1 options. The instruction set comes from the target's level alone, never from this machine's CPU: an object
+// in the cache runs wherever its target does.
+std::vector<std::string> clang_options(const Target& target) {
+  std::vector<std::string> options = {
+      "-triple", "x86_64-unknown-linux-gnu", "-target-cpu", "x86-64-v" + std::to_string(target.level),
+      // Half the compile time of -O3, for loops that are blocked and unrolled in the source already.
+      "-O1",
+      // Kernels state their own order of operations, not their fused multiply-adds.
+      "-ffp-contract=fast",
+      "-x", "c++", "-std=c++20", "-ffreestanding", "-fno-rtti", "-nostdsysteminc", "-nobuiltininc", "-I", "templates",
+      // One object is linked anywhere in the address space, and never unwound.
+      "-mrelocation-model", "pic", "-pic-level", "2", "-mframe-pointer=none", "-fno-threadsafe-statics",
+      "-ferror-limit", "20"};
+  // The generic AVX-512 level would split 512-bit vectors to spare old CPUs their clock.
+  if (target.level >= 4) options.push_back("-mprefer-vector-width=512");
+  return options;
+}
+
+class ClangCompiler final : public Compiler {
+ public:
+  explicit ClangCompiler(const flashjit_llvm_plugin_api& plugin) : plugin_(plugin), identity_(plugin.identity) {}
+
+  const std::string& identity() const override { return identity_; }
+
+  std::string options(const KernelSource& source) const override {
+    std::string text;
+    for (const std::string& option : clang_options(source.target)) text += (text.empty() ? "" : " ") + option;
+    return text;
+  }
+
+  CompiledKernel compile(const KernelSource& source, bool keep_assembly) const override {
+    CompiledKernel kernel;
+    kernel.compiler = identity_;
+    const auto start = std::chrono::steady_clock::now();
+    kernel.code = run(source, "-emit-obj", kernel.log);
+    kernel.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (keep_assembly) {
+      std::string repeated;
+      kernel.assembly = run(source, "-S", repeated);
+    }
+    return kernel;
+  }
+
+ private:
+  std::string run(const KernelSource& source, const char* output, std::string& log) const {
+    std::vector<std::string> names;
+    names.reserve(source.headers.size());
+    std::vector<flashjit_llvm_file> files = {{"kernel.cpp", source.text.data(), source.text.size()}};
+    for (const EmbeddedHeader& header : source.headers) {
+      names.push_back("templates/" + std::string(header.name));
+      files.push_back({names.back().c_str(), header.text.data(), header.text.size()});
+    }
+    const std::vector<std::string> texts = clang_options(source.target);
+    std::vector<const char*> options = {output};
+    for (const std::string& text : texts) options.push_back(text.c_str());
+
+    const flashjit_llvm_source request{files.data(), files.size(), options.data(), options.size()};
+    flashjit_llvm_text code{}, said{};
+    const int failed = plugin_.compile(&request, &code, &said);
+    log = take_text(plugin_, said);
+    std::string result = take_text(plugin_, code);
+    if (failed != 0)
+      throw Error(ErrorCode::compile_failed,
+                  "Clang could not compile the kernel for " + source.target.str() + "; the detail is what it said", log);
+    return result;
+  }
+
+  const flashjit_llvm_plugin_api& plugin_;
+  const std::string identity_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Compiler> clang_compiler() {
+  static const auto compiler = std::make_shared<const ClangCompiler>(llvm_plugin());
+  return compiler;
+}
+
+}  // namespace flashjit

@@ -1,0 +1,20 @@
+// The core library's side of the LLVM plugin: finds and opens it.
+#pragma once
+
+#include <string>
+
+#include "runtime/llvm/plugin.h"
+
+namespace flashjit {
+
+// Opened at the first call and kept open. Throws compiler_unavailable, saying where was looked, what was wrong there and
+// what helps; the next call looks again.
+//
+// Looked for: the file named by FLASHJIT_LLVM_PLUGIN, if set, and nothing else; beside the library or program that
+// holds this code; in ../lib of that folder; where the dynamic loader looks for libraries.
+const flashjit_llvm_plugin_api& llvm_plugin();
+
+// A plugin's text as a string; frees it.
+std::string take_text(const flashjit_llvm_plugin_api& plugin, flashjit_llvm_text& text);
+
+}  // namespace flashjit

@@ -1,0 +1,31 @@
+// flashjit forward for sm_80
+// {"op": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+#include "cuda/forward_sm80.cuh"
+#pragma nv_hdrstop
+
+namespace {
+
+using namespace flashjit::device;
+
+struct Spec {
+  using Element = bf16;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
+  static constexpr int head_dim = 64;
+  static constexpr int head_dim_v = 64;
+  static constexpr bool lse = true;
+  static constexpr bool varlen = false;
+};
+
+struct Config {
+  static constexpr int block_m = 128;
+  static constexpr int block_n = 128;
+  static constexpr int num_stages = 1;
+  static constexpr int num_warps = 4;
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+    flashjit_forward(const __grid_constant__ ForwardParams params) {
+  forward_sm80<Spec, Config>(params);
+}

@@ -1,0 +1,29 @@
+// flashjit forward for x86-64-v3
+// {"op": "forward", "dtype": "bf16", "head_dim": 80, "head_dim_v": 80, "mask": [{"kind": "causal", "align": "top_left"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+#include "cpu/forward.h"
+
+namespace {
+
+using namespace flashjit::device;
+
+struct Spec {
+  using Element = bf16;
+  using Mask = Intersect<Bounds, Causal<Align::top_left>>;
+  static constexpr int head_dim = 80;
+  static constexpr int head_dim_v = 80;
+  static constexpr bool lse = true;
+  static constexpr bool varlen = false;
+};
+
+struct Config {
+  static constexpr int block_m = 32;
+  static constexpr int block_n = 64;
+  static constexpr int num_stages = 1;
+  static constexpr int num_warps = 1;
+};
+
+}  // namespace
+
+extern "C" void flashjit_forward(const ForwardParams* params, i64 begin, i64 end, void* scratch) {
+  forward<Spec, Config>(*params, begin, end, scratch);
+}

@@ -1,0 +1,174 @@
+#include "codegen/render.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+
+#include "codegen/embedded_headers.hpp"
+#include "shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+const fs::path source_dir = FLASHJIT_SOURCE_DIR;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The names in a text's #include "name" lines.
+std::vector<std::string> includes(std::string_view text) {
+  constexpr std::string_view start = "\n#include \"";
+  std::string lines = "\n";
+  lines += text;
+  std::vector<std::string> names;
+  for (std::size_t at = 0; (at = lines.find(start, at)) != std::string::npos;) {
+    at += start.size();
+    names.push_back(lines.substr(at, lines.find('"', at) - at));
+  }
+  return names;
+}
+
+struct Golden {
+  const char* file;
+  const char* spec;
+  const char* target;
+  KernelConfig config;
+};
+
+const Golden goldens[] = {
+    {"bf16_d128.cu", R"({"op": "forward", "dtype": "bf16", "head_dim": 128})", "sm_90", {128, 64, 2, 4}},
+    {"bf16_d64_causal.cu",
+     R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})",
+     "sm_80",
+     {128, 128, 1, 4}},
+    {"fp16_d192_v128_varlen_pinned.cu",
+     R"({"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "lse": false, "varlen": true,
+         "mask": ["causal", {"kind": "causal", "align": "top_left"}], "config": {"block_m": 64, "num_warps": 4}})",
+     "sm_120",
+     {64, 32, 1, 4}},
+    {"fp32_d128_causal.cpp",
+     R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "mask": ["causal"]})",
+     "x86-64-v4",
+     {64, 128, 1, 1}},
+    {"bf16_d80_top_left.cpp",
+     R"({"op": "forward", "dtype": "bf16", "head_dim": 80, "mask": [{"kind": "causal", "align": "top_left"}]})",
+     "x86-64-v3",
+     {32, 64, 1, 1}},
+};
+
+KernelSource render(const Golden& golden) {
+  return render(AttentionSpec::from_json(golden.spec), Target::parse(golden.target), golden.config);
+}
+
+// To take over what render() gives now: FLASHJIT_UPDATE_GOLDEN=1, then review the diff.
+TEST(Render, Golden) {
+  for (const Golden& golden : goldens) {
+    const fs::path path = source_dir / "tests/golden" / golden.file;
+    const std::string text = render(golden).text;
+    if (std::getenv("FLASHJIT_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << text;
+    EXPECT_EQ(text, read(path)) << golden.file << "; to accept it, run with FLASHJIT_UPDATE_GOLDEN=1";
+  }
+}
+
+TEST(Render, IsAFunctionOfItsArguments) {
+  std::set<std::string> texts;
+  for (const Golden& golden : goldens) {
+    const KernelSource source = render(golden);
+    EXPECT_EQ(source.text, render(golden).text);
+    EXPECT_EQ(source.target.str(), golden.target);
+    EXPECT_EQ(source.config, golden.config);
+    EXPECT_TRUE(texts.insert(source.text).second);
+    for (int KernelConfig::* choice : {&KernelConfig::block_m, &KernelConfig::block_n,
+                                       &KernelConfig::num_stages, &KernelConfig::num_warps}) {
+      Golden other = golden;
+      other.config.*choice += 1;
+      EXPECT_TRUE(texts.insert(render(other).text).second);
+    }
+  }
+}
+
+TEST(Render, Steps) {
+  const std::vector<Step> cuda = render(goldens[0]).steps;
+  ASSERT_EQ(cuda.size(), 1u);
+  EXPECT_EQ(cuda[0], (Step{.entry = "flashjit_forward",
+                           .threads = 128,
+                           .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2)}));
+  const std::vector<Step> cpu = render(goldens[4]).steps;
+  ASSERT_EQ(cpu.size(), 1u);
+  EXPECT_EQ(cpu[0],
+            (Step{.entry = "flashjit_forward", .scratch = device::cpu_forward_scratch(80, 80, 32, 64)}));
+}
+
+TEST(Render, HeadersAreAllThatIsReached) {
+  for (const Golden& golden : goldens) {
+    const KernelSource source = render(golden);
+    std::vector<std::string> listed;
+    for (const EmbeddedHeader& header : source.headers) listed.emplace_back(header.name);
+    std::set<std::string> reached;
+    for (const std::string& name : includes(source.text)) reached.insert(name);
+    ASSERT_EQ(reached.size(), 1u);
+    EXPECT_EQ(listed.front(), *reached.begin());
+    for (const EmbeddedHeader& header : source.headers) {
+      EXPECT_THAT(reached, testing::Contains(std::string(header.name)))
+          << "is listed before what includes it";
+      for (const std::string& name : includes(header.text)) reached.insert(name);
+    }
+    EXPECT_THAT(listed, testing::UnorderedElementsAreArray(reached));
+    for (const std::string& name : listed) {
+      EXPECT_THAT(name, Not(testing::StartsWith(source.target.is_cuda() ? "cpu/" : "cuda/")));
+    }
+  }
+}
+
+TEST(Render, StandaloneHoldsEveryHeaderOnce) {
+  for (const Golden& golden : goldens) {
+    const KernelSource source = render(golden);
+    const std::string text = standalone(source);
+    EXPECT_THAT(includes(text), testing::IsEmpty());
+    EXPECT_THAT(text, Not(HasSubstr("#pragma once")));
+    for (const EmbeddedHeader& header : source.headers) {
+      const std::string mark = "// ---- " + std::string(header.name) + "\n";
+      EXPECT_THAT(text, HasSubstr(mark));
+      EXPECT_EQ(text.find(mark), text.rfind(mark));
+      // Its longest line stands for the rest.
+      std::string longest;
+      std::istringstream lines{std::string(header.text)};
+      for (std::string line; std::getline(lines, line);)
+        longest = line.size() > longest.size() ? line : longest;
+      EXPECT_THAT(text, HasSubstr(longest));
+    }
+    EXPECT_THAT(text, testing::EndsWith(source.text.substr(source.text.find("namespace {"))));
+  }
+}
+
+TEST(EmbeddedHeaders, AreTheFilesOfTemplates) {
+  std::set<std::string> on_disk;
+  for (const auto& file : fs::recursive_directory_iterator(source_dir / "templates")) {
+    const fs::path extension = file.path().extension();
+    if (extension == ".h" || extension == ".cuh") {
+      on_disk.insert(fs::relative(file.path(), source_dir / "templates").generic_string());
+    }
+  }
+  std::vector<std::string> embedded;
+  for (const EmbeddedHeader& header : embedded_headers()) {
+    embedded.emplace_back(header.name);
+    EXPECT_EQ(header.text, read(source_dir / "templates" / header.name)) << header.name;
+  }
+  EXPECT_THAT(embedded, testing::ElementsAreArray(on_disk));
+}
+
+}  // namespace
+}  // namespace flashjit

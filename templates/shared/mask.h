@@ -1,22 +1,23 @@
-// Masks, for GPU and CPU alike, in both directions: key blocks for given query rows (forward, decode) and query blocks
-// for given keys (backward). Rows and keys are positions within one (batch entry, query head); a kernel that packs the
-// heads of a GQA group into its rows maps a packed row to its position before it asks.
+// Masks, for GPU and CPU alike, in both directions: key blocks for given query rows (forward, decode) and
+// query blocks for given keys (backward). Rows and keys are positions within one (batch entry, query head); a
+// kernel that packs the heads of a GQA group into its rows maps a packed row to its position before it asks.
 //
 // A mask is a struct M with
-//   M(const Params&, const Problem&)      cheap; reads its run-time data from the kernel's params
-//   static constexpr bool row_intervals   every row keeps exactly the keys hull(Keys{}, {row, row + 1})
-//   static constexpr bool per_head        differs between query heads of one KV head (forbids GQA packing)
-//   Span hull(Keys, Span rows)            an interval of keys outside which none of the rows keeps anything
-//   Span hull(Queries, Span keys)         the same, the other way
-//   bool whole(Span rows, Span keys)      true only if every pair is kept
-//   bool keep(int row, int key)           the per-element test
-//   Tile tile(Span rows, Span keys)       the same test for pairs of one tile: Tile::keep(row, key) looks up nothing
-//                                         that tile() could look up once; kernels that test elements use this one
-//   Cursor<Keys>, Cursor<Queries>         what a walk remembers between calls of previous()
+//   M(const Params&, const Problem&)     cheap; reads its run-time data from the kernel's params
+//   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1})
+//   static constexpr bool per_head       differs between query heads of one KV head (forbids GQA packing)
+//   Span hull(Keys, Span rows)           an interval of keys outside which none of the rows keeps anything
+//   Span hull(Queries, Span keys)        the same, the other way
+//   bool whole(Span rows, Span keys)     true only if every pair is kept
+//   bool keep(int row, int key)          the per-element test
+//   Tile tile(Span rows, Span keys)      the same test within one tile, what kernels use: its keep(row, key)
+//                                        looks up nothing that tile() could look up once
+//   Cursor<Keys>, Cursor<Queries>        what a walk remembers between calls of previous()
 //   int previous(Axis, Span across, int bound, Cursor&)
-//                                         the largest position < bound along Axis that `across` may keep, or -1;
-//                                         bounds of successive calls never increase
-// To add one: derive from Interval if its hull says all, write the functor, render its name (codegen/render.cpp).
+//                                        the largest position < bound along Axis that `across` may keep, or
+//                                        -1; bounds of successive calls never increase
+// To add one: derive from Interval if its hull says all, write the functor, render its name
+// (codegen/render.cpp).
 #pragma once
 
 #include "shared/problem.h"
@@ -32,7 +33,9 @@ struct Span {
   FLASHJIT_FN constexpr bool contains(Span s) const { return begin <= s.begin && s.end <= end; }
 };
 
-FLASHJIT_FN constexpr Span intersect(Span a, Span b) { return {max(a.begin, b.begin), min(a.end, b.end)}; }
+FLASHJIT_FN constexpr Span intersect(Span a, Span b) {
+  return {max(a.begin, b.begin), min(a.end, b.end)};
+}
 
 // The axis that a walk moves along.
 struct Keys {};
@@ -145,13 +148,15 @@ struct Block {
   bool whole;  // every pair with `across` is kept: no per-element test needed
 };
 
-FLASHJIT_FN constexpr Span block_span(int index, int size) { return {index * size, (index + 1) * size}; }
+FLASHJIT_FN constexpr Span block_span(int index, int size) {
+  return {index * size, (index + 1) * size};
+}
 
-// Visits, last to first, the blocks of `size` positions along Axis that may hold anything which `across` keeps and that
-// touch `within` (a split's share; multiples of `size`, or the whole sequence). `across` holds valid positions only.
-// No kept pair is missed. A visited block without one is possible only where an intersection's masks each keep something
-// there, or where a hull is wider than what is kept.
-// Two walks built from equal arguments visit the same list: producer and consumers each own one.
+// Visits, last to first, the blocks of `size` positions along Axis that may hold anything which `across`
+// keeps and that touch `within` (a split's share; multiples of `size`, or the whole sequence). `across` holds
+// valid positions only. No kept pair is missed; a block without one is visited only where an intersection's
+// masks each keep something there, or where a hull is wider than what is kept. Two walks built from equal
+// arguments visit the same list: producer and consumers each own one.
 template <class Axis, class Mask>
 class BlockWalk {
  public:

@@ -1,5 +1,6 @@
-// What a launch hands to device code, the same struct for GPU and CPU kernels. Internal: its layout may change with
-// any version, since host and device sides are always of the same one (the header's digest is part of every key).
+// What a launch hands to device code, the same struct for GPU and CPU kernels. Internal: its layout may
+// change with any version, since host and device sides are always of the same one (the header's digest is
+// part of every key).
 #pragma once
 
 #include "shared/platform.h"
@@ -14,14 +15,14 @@ struct TensorView {
 
 struct ForwardParams {
   TensorView q, k, v, o;
-  TensorView lse;             // float32; data null where the spec has no lse
-  const int* cu_seqlens_q;    // [batch + 1], varlen only
-  const int* cu_seqlens_k;    // [batch + 1], varlen only
+  TensorView lse;           // float32; data null where the spec has no lse
+  const int* cu_seqlens_q;  // [batch + 1], varlen only
+  const int* cu_seqlens_k;  // [batch + 1], varlen only
   int batch;
   int num_heads_q, num_heads_kv;
-  int seqlen_q, seqlen_k;     // varlen: the longest that the caller promises
-  int total_q, total_k;       // varlen: rows of the packed tensors
-  float softmax_scale;        // finite, > 0
+  int seqlen_q, seqlen_k;  // varlen: the longest that the caller promises
+  int total_q, total_k;    // varlen: rows of the packed tensors
+  float softmax_scale;     // finite, > 0
 };
 
 }  // namespace flashjit::device

@@ -32,8 +32,12 @@ FLASHJIT_FN constexpr T max(T a, T b) {
 }
 
 // For a >= 0, b > 0.
-FLASHJIT_FN constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-FLASHJIT_FN constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+FLASHJIT_FN constexpr int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
+FLASHJIT_FN constexpr int round_up(int a, int b) {
+  return ceil_div(a, b) * b;
+}
 
 constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;

@@ -11,8 +11,8 @@ struct Problem {
   i64 q_offset, k_offset, v_offset, o_offset, lse_offset;  // elements from the tensor's data
 };
 
-// Lengths and offsets of packed sequences are clamped to the tensor: a wrong cu_seqlens gives wrong numbers, never an
-// access outside.
+// Lengths and offsets of packed sequences are clamped to the tensor: a wrong cu_seqlens gives wrong numbers,
+// never an access outside.
 struct PackedRange {
   int begin, length;
 };

@@ -10,16 +10,16 @@
 namespace flashjit {
 namespace {
 
-// Clang's cc1 options. The instruction set comes from the target's level alone, never from this machine's CPU: an object
-// in the cache runs wherever its target does.
+// Clang's cc1 options. The instruction set comes from the target's level alone, never from this machine's
+// CPU: an object in the cache runs wherever its target does.
 std::vector<std::string> clang_options(const Target& target) {
   std::vector<std::string> options = {
       "-triple", "x86_64-unknown-linux-gnu", "-target-cpu", "x86-64-v" + std::to_string(target.level),
       // Half the compile time of -O3, for loops that are blocked and unrolled in the source already.
       "-O1",
       // Kernels state their own order of operations, not their fused multiply-adds.
-      "-ffp-contract=fast",
-      "-x", "c++", "-std=c++20", "-ffreestanding", "-fno-rtti", "-nostdsysteminc", "-nobuiltininc", "-I", "templates",
+      "-ffp-contract=fast", "-x", "c++", "-std=c++20", "-ffreestanding", "-fno-rtti", "-nostdsysteminc",
+      "-nobuiltininc", "-I", "templates",
       // One object is linked anywhere in the address space, and never unwound.
       "-mrelocation-model", "pic", "-pic-level", "2", "-mframe-pointer=none", "-fno-threadsafe-statics",
       "-ferror-limit", "20"};
@@ -30,7 +30,8 @@ std::vector<std::string> clang_options(const Target& target) {
 
 class ClangCompiler final : public Compiler {
  public:
-  explicit ClangCompiler(const flashjit_llvm_plugin_api& plugin) : plugin_(plugin), identity_(plugin.identity) {}
+  explicit ClangCompiler(const flashjit_llvm_plugin_api& plugin)
+      : plugin_(plugin), identity_(plugin.identity) {}
 
   const std::string& identity() const override { return identity_; }
 
@@ -45,7 +46,8 @@ class ClangCompiler final : public Compiler {
     kernel.compiler = identity_;
     const auto start = std::chrono::steady_clock::now();
     kernel.code = run(source, "-emit-obj", kernel.log);
-    kernel.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    kernel.compile_ms =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     if (keep_assembly) {
       std::string repeated;
       kernel.assembly = run(source, "-S", repeated);
@@ -72,8 +74,10 @@ class ClangCompiler final : public Compiler {
     log = take_text(plugin_, said);
     std::string result = take_text(plugin_, code);
     if (failed != 0)
-      throw Error(ErrorCode::compile_failed,
-                  "Clang could not compile the kernel for " + source.target.str() + "; the detail is what it said", log);
+      throw Error(
+          ErrorCode::compile_failed,
+          "Clang could not compile the kernel for " + source.target.str() + "; the detail is what it said",
+          log);
     return result;
   }
 

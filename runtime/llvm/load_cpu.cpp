@@ -15,7 +15,8 @@ namespace {
 // The rendered entry: computes tiles [begin, end); scratch is this thread's alone during the call.
 using Entry = void (*)(const device::ForwardParams* params, long long begin, long long end, void* scratch);
 
-// What one thread lends to the kernels it runs: grows, and stays until the thread ends. Null if there is no memory.
+// What one thread lends to the kernels it runs: grows, and stays until the thread ends. Null if there is no
+// memory.
 void* thread_scratch(std::size_t bytes) {
   constexpr std::size_t alignment = 64;
   struct Buffer {
@@ -35,7 +36,8 @@ void* thread_scratch(std::size_t bytes) {
 
 class CpuExecutable final : public Executable {
  public:
-  CpuExecutable(const ParallelFor& parallel_for, const std::string& code, const std::vector<Step>& steps, int block_m)
+  CpuExecutable(const ParallelFor& parallel_for, const std::string& code, const std::vector<Step>& steps,
+                int block_m)
       : plugin_(llvm_plugin()), parallel_for_(parallel_for), block_m_(block_m) {
     std::vector<const char*> names;
     for (const Step& step : steps) names.push_back(step.entry.c_str());
@@ -59,7 +61,8 @@ class CpuExecutable final : public Executable {
       Work work{step, params, false};
       parallel_for_(tiles, &run_tiles, &work);
       if (work.out_of_memory)
-        throw Error(ErrorCode::device_failed, "a thread could not allocate its " + std::to_string(step.scratch) +
+        throw Error(ErrorCode::device_failed, "a thread could not allocate its " +
+                                                  std::to_string(step.scratch) +
                                                   " bytes of scratch for the CPU kernel");
     }
   }

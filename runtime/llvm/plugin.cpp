@@ -6,13 +6,18 @@
 #include <llvm/Support/ErrorHandling.h>
 #include <llvm/Support/TargetSelect.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <clang/Basic/Version.h>
-#include <csetjmp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <memory>
+#include <semaphore>
 #include <string>
 #include <system_error>
 
@@ -24,69 +29,80 @@ extern "C" const Elf64_Ehdr __ehdr_start __attribute__((visibility("hidden")));
 namespace flashjit::llvm_plugin {
 namespace {
 
-// Fatal errors of LLVM (report_fatal_error, out of memory) end in a handler that must not return. Each guarded() call
-// has a place to jump to instead. What LLVM held at that moment is leaked: its destructors do not run. This is the
-// plugin's own copy of LLVM, so a host that uses LLVM itself keeps its handlers.
-struct Guard {
-  std::jmp_buf escape;
-  std::string reason;
+// Clang counts on 8 MiB of stack (clang/Basic/Stack.h); the caller may have far less.
+constexpr std::size_t stack_bytes = 8u << 20;
+
+// One call into LLVM, on a thread of its own. Two reasons: the stack, and fatal errors (report_fatal_error,
+// for example an instruction that cannot be selected). Those end in a handler that must not return, or LLVM
+// ends the process, and must not unwind either: LLVM keeps global lists of objects that live on its stacks.
+// So the handler hands the caller its error and sleeps for ever: the stack, and what the call had allocated,
+// stay as they are. The handler is that of the plugin's own copy of LLVM: a host that uses LLVM itself keeps
+// its own.
+struct Call {
+  const std::function<bool(std::string& log)>& body;
+  std::string log;
+  bool ok = false;
+  bool fatal = false;
+  char reason[1024] = {};
+  std::binary_semaphore done{0};
 };
-thread_local Guard* active_guard = nullptr;
+thread_local Call* this_call = nullptr;
+// Set when an allocation failed: std::bad_alloc has then left frames that LLVM's lists still point to.
+std::atomic<bool> exhausted = false;
 
 void on_fatal_error(void*, const char* reason, bool) {
-  if (active_guard == nullptr) return;  // LLVM then ends the process: only a thread that is not ours gets here
-  active_guard->reason = reason != nullptr ? reason : "unknown";
-  std::longjmp(active_guard->escape, 1);
+  Call* const call = this_call;
+  if (call == nullptr)
+    return;  // a thread that Clang started for deep recursion in the front end: nothing fatal there
+  std::snprintf(call->reason, sizeof(call->reason), "%s", reason != nullptr ? reason : "unknown");
+  call->fatal = true;
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  call->done.release();
+  for (;;) pause();
 }
 
-// body() -> success. Whatever goes wrong in it becomes false and a line in `log`.
-template <class Body>
-bool guarded(std::string& log, const Body& body) {
-  Guard guard;
-  active_guard = &guard;
-  bool ok = false;
-  if (setjmp(guard.escape) == 0) {
-    try {
-      ok = body();
-    } catch (const std::exception& e) {  // std::bad_alloc: LLVM itself throws nothing
-      log += e.what();
-      ok = false;
-    }
-    active_guard = nullptr;
-    return ok;
+void* run_call(void* argument) {
+  Call& call = *static_cast<Call*>(argument);
+  this_call = &call;
+  try {
+    call.ok = call.body(call.log);
+  } catch (const std::exception& e) {
+    exhausted = true;
+    std::snprintf(call.reason, sizeof(call.reason), "%s", e.what());
   }
-  active_guard = nullptr;
-  log += "fatal error in LLVM: " + guard.reason;
-  return false;
+  call.done.release();
+  return nullptr;
 }
 
-// Clang counts on 8 MiB of stack (clang/Basic/Stack.h); the caller may have far less.
-constexpr std::size_t compile_stack_bytes = 8u << 20;
-
-// Runs body() on a thread with that stack.
-bool on_large_stack(std::string& log, const std::function<bool()>& body) {
-  struct Call {
-    std::string& log;
-    const std::function<bool()>& body;
-    bool ok;
-  } call{log, body, false};
-  const auto entry = [](void* p) -> void* {
-    Call& c = *static_cast<Call*>(p);
-    c.ok = guarded(c.log, c.body);
-    return nullptr;
-  };
+// body's success. Whatever goes wrong in it becomes false and text in `log`.
+bool on_own_thread(std::string& log, const std::function<bool(std::string& log)>& body) {
+  if (exhausted) {
+    log = "the compiler ran out of memory before and cannot be used again in this process";
+    return false;
+  }
+  auto call = std::make_unique<Call>(body);
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, compile_stack_bytes);
+  pthread_attr_setstacksize(&attributes, stack_bytes);
   pthread_t thread;
-  const int error = pthread_create(&thread, &attributes, entry, &call);
+  const int error = pthread_create(&thread, &attributes, run_call, call.get());
   pthread_attr_destroy(&attributes);
   if (error != 0) {
-    log += "cannot start a thread for the compiler: " + std::system_category().message(error);
+    log = "cannot start a thread for the compiler: " + std::system_category().message(error);
+    return false;
+  }
+  call->done.acquire();
+  log = std::move(call->log);
+  log += call->reason;
+  if (call->fatal) {
+    pthread_detach(thread);
+    call.release();  // NOLINT(bugprone-unused-return-value): the sleeping thread keeps it
     return false;
   }
   pthread_join(thread, nullptr);
-  return call.ok;
+  return call->ok;
 }
 
 // The linker's build ID: differs whenever the plugin or the LLVM linked into it does.
@@ -126,30 +142,22 @@ flashjit_llvm_text to_text(const char* data, std::size_t size) {
 int compile_entry(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log) {
   llvm::SmallVector<char, 0> code;
   std::string said;
-  const bool ok = on_large_stack(said, [&] { return compile(*source, code, said); });
+  const bool ok = on_own_thread(said, [&](std::string& words) { return compile(*source, code, words); });
   *object = ok ? to_text(code.data(), code.size()) : flashjit_llvm_text{};
   *log = to_text(said.data(), said.size());
   return ok && object->data != nullptr ? 0 : 1;
 }
 
-int load_entry(const char* object, size_t size, const char* const* entries, size_t num_entries, void** addresses,
-               void** handle, flashjit_llvm_text* log) {
+int load_entry(const char* object, size_t size, const char* const* entries, size_t num_entries,
+               void** addresses, void** handle, flashjit_llvm_text* log) {
   std::string said;
   *handle = nullptr;
-  const bool ok = guarded(said, [&] {
-    *handle = load({object, size}, {entries, num_entries}, addresses, said);
+  const bool ok = on_own_thread(said, [&](std::string& words) {
+    *handle = load({object, size}, {entries, num_entries}, addresses, words);
     return *handle != nullptr;
   });
   *log = to_text(said.data(), said.size());
   return ok ? 0 : 1;
-}
-
-void unload_entry(void* handle) {
-  std::string said;
-  guarded(said, [&] {
-    unload(handle);
-    return true;
-  });
 }
 
 void free_text(flashjit_llvm_text* text) {
@@ -183,7 +191,7 @@ extern "C" __attribute__((visibility("default"))) const flashjit_llvm_plugin_api
                                         to_text(identity.data(), identity.size()).data,
                                         compile_entry,
                                         load_entry,
-                                        unload_entry,
+                                        unload,
                                         free_text};
   }();
   return api;

@@ -1,5 +1,6 @@
-/* The binary interface between the core library and the LLVM plugin (libflashjit-llvm.so). Plain C, so that neither
-   side's C++ runtime or LLVM version matters to the other. The plugin exports one function, flashjit_llvm_plugin. */
+/* The binary interface between the core library and the LLVM plugin (libflashjit-llvm.so). Plain C, so that
+   neither side's C++ runtime or LLVM version matters to the other. The plugin exports one function,
+   flashjit_llvm_plugin. */
 #pragma once
 
 #include <stddef.h>
@@ -24,7 +25,8 @@ typedef struct {
 } flashjit_llvm_file;
 
 typedef struct {
-  const flashjit_llvm_file* files; /* files[0] is the translation unit; the rest are headers, found by name only */
+  const flashjit_llvm_file*
+      files; /* files[0] is the translation unit; the rest are headers, at these names for -I */
   size_t num_files;
   const char* const* options; /* Clang driver-less (cc1) options that decide the code: target features, -O */
   size_t num_options;
@@ -34,12 +36,13 @@ typedef struct {
   uint32_t abi_version;
   /* "clang 19.1.7 (Debian ...)": name, version and build */
   const char* identity;
-  /* 0 and a relocatable ELF object, or 1; `log` holds diagnostics either way. Thread-safe, installs no signal handlers,
-     touches no files. */
+  /* 0 and a relocatable ELF object, or 1; `log` holds diagnostics either way. Thread-safe, installs no signal
+     handlers, touches no files. */
   int (*compile)(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log);
-  /* Links the object into this process and looks up its entries: 0 and a handle, or 1 and `log`. Thread-safe. */
-  int (*load)(const char* object, size_t size, const char* const* entries, size_t num_entries, void** addresses,
-              void** handle, flashjit_llvm_text* log);
+  /* Links the object into this process and looks up its entries: 0 and a handle, or 1 and `log`. Thread-safe.
+   */
+  int (*load)(const char* object, size_t size, const char* const* entries, size_t num_entries,
+              void** addresses, void** handle, flashjit_llvm_text* log);
   void (*unload)(void* handle);
   void (*free_text)(flashjit_llvm_text* text);
 } flashjit_llvm_plugin_api;

@@ -19,7 +19,8 @@ constexpr const char* plugin_file = "libflashjit-llvm.so";
 std::filesystem::path own_folder() {
   Dl_info info{};
   link_map* map = nullptr;
-  if (dladdr1(reinterpret_cast<const void*>(&llvm_plugin), &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0)
+  if (dladdr1(reinterpret_cast<const void*>(&llvm_plugin), &info, reinterpret_cast<void**>(&map),
+              RTLD_DL_LINKMAP) == 0)
     return {};
   // A program has no name in the link map, and the one it was started by need not be a path.
   const char* const name = map->l_name != nullptr && *map->l_name != 0 ? map->l_name : "/proc/self/exe";
@@ -50,7 +51,8 @@ const flashjit_llvm_plugin_api* open_plugin(const std::string& file, std::string
   const auto entry = reinterpret_cast<Entry>(dlsym(library, "flashjit_llvm_plugin"));
   const flashjit_llvm_plugin_api* const api = entry != nullptr ? entry(FLASHJIT_LLVM_PLUGIN_ABI) : nullptr;
   if (api == nullptr) {
-    problems += file + (entry != nullptr ? ": belongs to another version of flashjit\n" : ": is not a flashjit plugin\n");
+    problems += file + (entry != nullptr ? ": belongs to another version of flashjit\n"
+                                         : ": is not a flashjit plugin\n");
     dlclose(library);
   }
   return api;
@@ -61,11 +63,12 @@ const flashjit_llvm_plugin_api& find_plugin() {
   for (const std::string& file : places()) {
     if (const flashjit_llvm_plugin_api* const api = open_plugin(file, problems)) return *api;
   }
-  throw Error(ErrorCode::compiler_unavailable,
-              std::string("CPU kernels need the LLVM plugin, and ") + plugin_file +
-                  " could not be opened. Build flashjit with -DFLASHJIT_LLVM=ON, keep the plugin beside the flashjit "
-                  "library, or set FLASHJIT_LLVM_PLUGIN to its file. Tried:\n" +
-                  problems);
+  throw Error(
+      ErrorCode::compiler_unavailable,
+      std::string("CPU kernels need the LLVM plugin, and ") + plugin_file +
+          " could not be opened. Build flashjit with -DFLASHJIT_LLVM=ON, keep the plugin beside the flashjit "
+          "library, or set FLASHJIT_LLVM_PLUGIN to its file. Tried:\n" +
+          problems);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// C++ to machine code with Clang in process. Reads and writes memory only: the compiler's file system holds the given
-// files and nothing else.
+// C++ to machine code with Clang in process. Reads and writes memory only: the compiler's file system holds
+// the given files and nothing else.
 #include <clang/CodeGen/CodeGenAction.h>
 #include <clang/Frontend/CompilerInstance.h>
 #include <clang/Frontend/CompilerInvocation.h>
@@ -17,7 +17,6 @@ namespace {
 
 llvm::IntrusiveRefCntPtr<llvm::vfs::FileSystem> file_system(const flashjit_llvm_source& source) {
   auto files = llvm::makeIntrusiveRefCnt<llvm::vfs::InMemoryFileSystem>();
-  files->setCurrentWorkingDirectory("/");
   for (const flashjit_llvm_file& file : llvm::ArrayRef(source.files, source.num_files)) {
     // A copy, since the lexer wants a zero after the last byte.
     files->addFile(file.name, 0, llvm::MemoryBuffer::getMemBufferCopy({file.data, file.size}, file.name));
@@ -35,7 +34,8 @@ bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& co
   auto invocation = std::make_shared<clang::CompilerInvocation>();
   {
     auto diagnostic_options = llvm::makeIntrusiveRefCnt<clang::DiagnosticOptions>();
-    clang::DiagnosticsEngine diagnostics(llvm::makeIntrusiveRefCnt<clang::DiagnosticIDs>(), diagnostic_options,
+    clang::DiagnosticsEngine diagnostics(llvm::makeIntrusiveRefCnt<clang::DiagnosticIDs>(),
+                                         diagnostic_options,
                                          new clang::TextDiagnosticPrinter(said, diagnostic_options.get()));
     if (!clang::CompilerInvocation::CreateFromArgs(*invocation, options, diagnostics)) return false;
   }

@@ -1,5 +1,6 @@
-// Relocatable objects to callable code with JITLink, the linker of LLVM's ORC. Each object is linked by itself against
-// the functions below: kernels share no session, symbol table or lock, and unloading one frees all that it took.
+// Relocatable objects to callable code with JITLink, the linker of LLVM's ORC. Each object is linked by
+// itself against the functions below: kernels share no session, symbol table or lock, and unloading one frees
+// all that it took.
 #include <llvm/ExecutionEngine/JITLink/JITLink.h>
 #include <llvm/Support/Process.h>
 #include <math.h>
@@ -19,7 +20,8 @@ using llvm::jitlink::LinkGraph;
 using llvm::orc::ExecutorAddr;
 using llvm::orc::ExecutorSymbolDef;
 
-// All that a kernel may call: what Clang itself emits calls to, and functions of libm that have no instruction.
+// All that a kernel may call: what Clang itself emits calls to, and functions of libm that have no
+// instruction.
 void* callable(llvm::StringRef name) {
   static const std::pair<llvm::StringRef, void*> functions[] = {
       {"memcpy", (void*)&memcpy}, {"memmove", (void*)&memmove}, {"memset", (void*)&memset},
@@ -35,14 +37,19 @@ void* callable(llvm::StringRef name) {
 }
 
 #if LLVM_VERSION_MAJOR >= 20
-llvm::StringRef text_of(const llvm::orc::SymbolStringPtr& name) { return *name; }
+llvm::StringRef text_of(const llvm::orc::SymbolStringPtr& name) {
+  return *name;
+}
 #else
-llvm::StringRef text_of(llvm::StringRef name) { return name; }
+llvm::StringRef text_of(llvm::StringRef name) {
+  return name;
+}
 #endif
 
 JITLinkMemoryManager& memory_manager() {
   // Never destroyed: kernels may outlive the static objects of this library.
-  static auto& manager = *new llvm::jitlink::InProcessMemoryManager(llvm::sys::Process::getPageSizeEstimate());
+  static auto& manager =
+      *new llvm::jitlink::InProcessMemoryManager(llvm::sys::Process::getPageSizeEstimate());
   return manager;
 }
 
@@ -60,7 +67,9 @@ class LinkContext : public llvm::jitlink::JITLinkContext {
 
   JITLinkMemoryManager& getMemoryManager() override { return memory_manager(); }
   void notifyFailed(llvm::Error error) override { result_.error = llvm::toString(std::move(error)); }
-  void notifyFinalized(JITLinkMemoryManager::FinalizedAlloc memory) override { result_.memory = std::move(memory); }
+  void notifyFinalized(JITLinkMemoryManager::FinalizedAlloc memory) override {
+    result_.memory = std::move(memory);
+  }
 
   void lookup(const LookupMap& symbols,
               std::unique_ptr<llvm::jitlink::JITLinkAsyncLookupContinuation> proceed) override {

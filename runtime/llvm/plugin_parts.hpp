@@ -11,12 +11,13 @@
 
 namespace flashjit::llvm_plugin {
 
-// C++ text to a relocatable ELF object (or to assembly if the options say -S). False on errors; `log` gets the
-// diagnostics either way. Needs compile_stack_bytes of stack.
+// C++ text to a relocatable ELF object (or to assembly if the options say -S). False on errors; `log` gets
+// the diagnostics either way. Wants 8 MiB of stack.
 bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& code, std::string& log);
 
-// Puts the object into this process's memory: code is mapped read and execute only, data without execute. A null
-// handle and a line in `log` on errors. The object may call what link.cpp lists and nothing else of the process.
+// Puts the object into this process's memory: code is mapped read and execute only, data without execute. A
+// null handle and a line in `log` on errors. The object may call what link.cpp lists and nothing else of the
+// process.
 void* load(llvm::StringRef object, llvm::ArrayRef<const char*> entries, void** addresses, std::string& log);
 void unload(void* handle);
 

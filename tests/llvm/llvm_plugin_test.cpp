@@ -1,0 +1,317 @@
+// The LLVM plugin through the core library's eyes: compiling, loading, and above all what must not happen to
+// the host.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <clocale>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "codegen/embedded_headers.hpp"
+#include "codegen/error.hpp"
+#include "runtime/compiler.hpp"
+#include "runtime/executable.hpp"
+
+namespace flashjit {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// Code that a wider vector register changes.
+constexpr const char* vectors = R"(
+typedef float Vec __attribute__((vector_size(64)));
+extern "C" void flashjit_forward(Vec* data, long long, long long, void*) { data[0] = data[1] * data[2] + data[3]; }
+)";
+
+// Writes the number of the tile, doubled by a header's function, to o[tile]; scratch must be usable and
+// aligned.
+constexpr const char* doubling = R"(
+#include "cpu/doubled.h"
+#include "shared/params.h"
+extern "C" void flashjit_forward(const flashjit::device::ForwardParams* params, long long begin, long long end,
+                                 void* scratch) {
+  int* const numbers = static_cast<int*>(scratch);
+  const bool aligned = reinterpret_cast<unsigned long>(scratch) % 64 == 0;
+  for (int i = 0; i < 1024; ++i) numbers[i] = aligned ? i : -1;
+  for (long long tile = begin; tile < end; ++tile)
+    static_cast<int*>(params->o.data)[tile] = doubled(numbers[tile % 1024]);
+}
+)";
+constexpr const char* doubled_header =
+    "#pragma once\n#include \"shared/twice.h\"\n"
+    "inline int doubled(int x) { return twice(x); }\n";
+constexpr const char* twice_header = "#pragma once\ninline int twice(int x) { return 2 * x; }\n";
+
+KernelSource source_of(std::string text, int level = 3) {
+  KernelSource source;
+  source.target = {Target::Family::cpu, level};
+  source.config = {.block_m = 16, .block_n = 16, .num_stages = 1, .num_warps = 1};
+  source.text = std::move(text);
+  source.headers.assign(embedded_headers().begin(), embedded_headers().end());
+  source.headers.push_back({"cpu/doubled.h", doubled_header});
+  source.headers.push_back({"shared/twice.h", twice_header});
+  source.steps = {{.entry = "flashjit_forward", .scratch = 4096}};
+  return source;
+}
+
+// `declarations`, then an entry with the body.
+std::string kernel(const std::string& declarations, const std::string& body) {
+  return declarations + "\nextern \"C\" void flashjit_forward(void* params, long long, long long, void*) {" +
+         body + "}\n";
+}
+
+CompiledKernel compiled(const KernelSource& source) {
+  return clang_compiler()->compile(source);
+}
+
+// What compiling throws.
+Error compile_error(const std::string& text) {
+  try {
+    compiled(source_of(text));
+  } catch (const Error& e) {
+    return e;
+  }
+  return Error(ErrorCode::internal, "it compiled");
+}
+
+void serial(std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t), void* context) {
+  for (std::int64_t i = 0; i < count; i += 3) body(context, i, std::min(i + 3, count));
+}
+
+std::unique_ptr<Executable> loaded(const std::string& object, const std::string& entry = "flashjit_forward") {
+  return load_cpu(serial, object, {{.entry = entry, .scratch = 4096}}, {.block_m = 16});
+}
+
+// What loading throws.
+Error load_error(const std::string& object, const std::string& entry = "flashjit_forward") {
+  try {
+    loaded(object, entry);
+  } catch (const Error& e) {
+    return e;
+  }
+  return Error(ErrorCode::internal, "it loaded");
+}
+
+// The tiles that a launch of that size computes.
+std::vector<int> tiles_of(const Executable& executable, int batch, int heads, int seqlen_q) {
+  std::vector<int> tiles(1000, -7);
+  device::ForwardParams params{};
+  params.o.data = tiles.data();
+  params.batch = batch;
+  params.num_heads_q = heads;
+  params.seqlen_q = seqlen_q;
+  executable.launch(params, nullptr);
+  return tiles;
+}
+
+long resident_kilobytes() {
+  std::ifstream file("/proc/self/statm");
+  long total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+TEST(LlvmPlugin, CompilesLoadsAndRunsEveryTile) {
+  const auto executable = loaded(compiled(source_of(doubling)).code);
+  // 2 batch entries, 3 heads, 33 rows in blocks of 16: 18 tiles.
+  const std::vector<int> tiles = tiles_of(*executable, 2, 3, 33);
+  for (int i = 0; i < 18; ++i) EXPECT_EQ(tiles[i], 2 * i);
+  EXPECT_EQ(tiles[18], -7) << "a tile too many";
+}
+
+TEST(LlvmPlugin, ManyThreadsLendTheirScratch) {
+  const ParallelFor threads = [](std::int64_t count, auto* body, void* context) {
+    std::vector<std::thread> workers;
+    for (std::int64_t i = 0; i < count; ++i) workers.emplace_back([=] { body(context, i, i + 1); });
+    for (std::thread& worker : workers) worker.join();
+  };
+  const KernelSource source = source_of(doubling);
+  const auto executable = load_cpu(threads, compiled(source).code, source.steps, source.config);
+  const std::vector<int> tiles = tiles_of(*executable, 1, 1, 16 * 20);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(tiles[i], 2 * i);
+}
+
+TEST(LlvmPlugin, IdentityNamesVersionAndBuild) {
+  EXPECT_THAT(clang_compiler()->identity(),
+              testing::ContainsRegex("clang version [0-9]+\\.[0-9].*, build [0-9a-f]{16}"));
+  EXPECT_EQ(compiled(source_of(doubling)).compiler, clang_compiler()->identity());
+}
+
+TEST(LlvmPlugin, SameSourceSameCodeAndOptionsChangeIt) {
+  const KernelSource v3 = source_of(vectors, 3), v4 = source_of(vectors, 4);
+  const std::string object = compiled(v3).code;
+  EXPECT_TRUE(object == compiled(v3).code);
+  EXPECT_FALSE(object == compiled(v4).code);
+  EXPECT_THAT(clang_compiler()->compile(v3, true).assembly, AllOf(HasSubstr("%ymm"), Not(HasSubstr("%zmm"))));
+  EXPECT_THAT(clang_compiler()->compile(v4, true).assembly, HasSubstr("%zmm"));
+  EXPECT_NE(clang_compiler()->options(v3), clang_compiler()->options(v4));
+}
+
+TEST(LlvmPlugin, AssemblyOnRequest) {
+  EXPECT_EQ(compiled(source_of(doubling)).assembly, "");
+  EXPECT_THAT(clang_compiler()->compile(source_of(doubling), true).assembly, HasSubstr("flashjit_forward:"));
+}
+
+TEST(LlvmPlugin, ErrorsComeWithTheCompilersWords) {
+  const Error error = compile_error(kernel("", "return undeclared + 1;"));
+  EXPECT_EQ(error.code(), ErrorCode::compile_failed);
+  EXPECT_THAT(error.message(), HasSubstr("x86-64-v3"));
+  EXPECT_THAT(error.detail(),
+              AllOf(HasSubstr("kernel.cpp:2:"), HasSubstr("undeclared identifier 'undeclared'")));
+}
+
+TEST(LlvmPlugin, WarningsAreInTheLog) {
+  EXPECT_THAT(compiled(source_of(kernel("#warning from the kernel", ""))).log, HasSubstr("from the kernel"));
+}
+
+TEST(LlvmPlugin, HeadersOnDiskDoNotExist) {
+  ASSERT_TRUE(std::ifstream("/usr/include/stdio.h").good());
+  for (const char* header : {"<stdio.h>", "<stddef.h>", "\"/usr/include/stdio.h\"", "\"cpu/unknown.h\""}) {
+    const Error error = compile_error(kernel(std::string("#include ") + header, ""));
+    EXPECT_EQ(error.code(), ErrorCode::compile_failed) << header;
+    EXPECT_THAT(error.detail(), HasSubstr("file not found")) << header;
+  }
+}
+
+TEST(LlvmPlugin, FatalErrorsOfTheBackEndAreErrors) {
+  // LLVM ends the process for this one unless it is stopped.
+  const std::string fatal =
+      kernel("register unsigned long frame asm(\"rbp\");", "*(unsigned long*)params = frame;");
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(compile_error(fatal).detail(), HasSubstr("register rbp is allocatable"));
+    EXPECT_NO_THROW(loaded(compiled(source_of(doubling)).code));
+  }
+}
+
+TEST(LlvmPlugin, DeepRecursionIsAnErrorOnASmallStack) {
+  const std::string templates =
+      "template <int n> struct Deep { static constexpr int v = Deep<n - 1>::v; };\n"
+      "int deep = Deep<100000>::v;";
+  const std::string brackets = "int deep = " + std::string(20000, '(') + "1" + std::string(20000, ')') + ";";
+  struct Result {
+    std::vector<std::string> texts, details;
+  } result{{kernel(templates, ""), kernel(brackets, "")}, {}};
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 128 << 10);
+  pthread_t thread;
+  const auto run = [](void* p) -> void* {
+    auto& r = *static_cast<Result*>(p);
+    for (const std::string& text : r.texts) r.details.push_back(compile_error(text).detail());
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &result), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  EXPECT_THAT(result.details[0], HasSubstr("instantiation"));
+  EXPECT_THAT(result.details[1], HasSubstr("nesting"));
+}
+
+TEST(LlvmPlugin, KernelsCallOnlyWhatIsAllowed) {
+  const std::string calls_puts =
+      compiled(source_of(kernel("extern \"C\" int puts(const char*);", "puts(\"x\");"))).code;
+  const Error error = load_error(calls_puts);
+  EXPECT_EQ(error.code(), ErrorCode::device_failed);
+  EXPECT_THAT(error.message(), HasSubstr("puts"));
+  EXPECT_NO_THROW(loaded(compiled(source_of(kernel("", "__builtin_memset(params, 0, 1 << 20);"))).code));
+}
+
+TEST(LlvmPlugin, ObjectsThatCannotRunAreRefused) {
+  const std::string good = compiled(source_of(doubling)).code;
+  EXPECT_THAT(load_error(good, "another_entry").message(), HasSubstr("another_entry"));
+  EXPECT_EQ(load_error("").code(), ErrorCode::device_failed);
+  EXPECT_EQ(load_error("not an object at all").code(), ErrorCode::device_failed);
+  EXPECT_EQ(load_error(good.substr(0, good.size() / 2)).code(), ErrorCode::device_failed);
+  EXPECT_THAT(load_error(compiled(source_of(kernel(
+                                      "int f(); int global = f(); int f() { volatile int x = 3; return x; }",
+                                      "global = 4;")))
+                             .code)
+                  .message(),
+              HasSubstr("static initialisers"));
+  EXPECT_EQ(load_error(compiled(source_of(kernel("thread_local int mine;", "++mine;"))).code).code(),
+            ErrorCode::device_failed);
+}
+
+TEST(LlvmPlugin, CompilesInParallel) {
+  const KernelSource source = source_of(vectors, 4);
+  const std::string expected = compiled(source).code;
+  std::array<std::string, 4> codes;
+  std::vector<std::thread> threads;
+  for (std::string& code : codes) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 3; ++i) {
+        code = compiled(source).code;
+        EXPECT_EQ(tiles_of(*loaded(compiled(source_of(doubling)).code), 1, 1, 32)[1], 2);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& code : codes) EXPECT_TRUE(code == expected);
+}
+
+TEST(LlvmPlugin, UnloadingFreesTheMemory) {
+  const std::string object = compiled(source_of(doubling)).code;
+  for (int i = 0; i < 50; ++i) loaded(object);
+  const long before = resident_kilobytes();
+  for (int i = 0; i < 1000; ++i) loaded(object);
+  // A leak of one page a load would be 4,000 kB.
+  EXPECT_LT(resident_kilobytes() - before, 2000);
+}
+
+TEST(LlvmPlugin, LeavesTheHostAsItWas) {
+  using Handlers = std::array<struct sigaction, NSIG>;
+  const auto handlers = [] {
+    Handlers all{};
+    for (int i = 1; i < NSIG; ++i) sigaction(i, nullptr, &all[i]);
+    return all;
+  };
+  const Handlers before = handlers();
+  const std::string locale = std::setlocale(LC_ALL, nullptr);
+
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  loaded(compiled(source_of(doubling)).code);
+  compile_error("#warning this too\nsyntax error");
+  load_error("not an object at all");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+
+  const Handlers after = handlers();
+  for (int i = 1; i < NSIG; ++i) EXPECT_EQ(before[i].sa_handler, after[i].sa_handler) << strsignal(i);
+  EXPECT_EQ(locale, std::setlocale(LC_ALL, nullptr));
+}
+
+// Prints what opening the plugin throws; for a process that has not opened it yet.
+[[noreturn]] void report_unavailable(const char* file) {
+  setenv("FLASHJIT_LLVM_PLUGIN", file, 1);
+  try {
+    clang_compiler();
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s: %s", to_string(e.code()), e.what());
+  }
+  std::exit(0);
+}
+
+TEST(LlvmPluginDeathTest, AMissingPluginIsAnErrorThatHelps) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(report_unavailable("/nowhere/libflashjit-llvm.so"), testing::ExitedWithCode(0),
+              AllOf(HasSubstr("compiler_unavailable"), HasSubstr("FLASHJIT_LLVM_PLUGIN"),
+                    HasSubstr("/nowhere/libflashjit-llvm.so: cannot open")));
+  EXPECT_EXIT(report_unavailable("libm.so.6"), testing::ExitedWithCode(0),
+              AllOf(HasSubstr("compiler_unavailable"), HasSubstr("not a flashjit plugin")));
+}
+
+}  // namespace
+}  // namespace flashjit

@@ -1,5 +1,5 @@
 // The part of the CUDA driver interface that we call, written from its documentation so that building needs
-// no CUDA toolkit. Names, values and layouts are the driver's ABI; tests/unit/cuda_abi_test.cpp compares them
+// no CUDA toolkit. Names, values and layouts are the driver's ABI; tests/cuda/abi_test.cpp compares them
 // with <cuda.h> where that is installed.
 #pragma once
 
@@ -23,11 +23,11 @@ using CUgraphExec = struct CUgraphExec_st*;
 enum : CUresult {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_OUT_OF_MEMORY = 2,
-  CUDA_ERROR_DEINITIALIZED = 4,
   CUDA_ERROR_STUB_LIBRARY = 34,
   CUDA_ERROR_NO_DEVICE = 100,
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  CUDA_ERROR_INVALID_HANDLE = 400,
 };
 
 enum CUdevice_attribute : int {

@@ -21,18 +21,7 @@ class CudaExecutable final : public Executable {
   CudaExecutable(int device_index, const std::string& code, const Step& step, int block_m)
       : context_(device_index), step_(step), block_m_(block_m) {
     const cuda::ContextScope scope(context_);
-    const cuda::CUresult loaded =
-        driver().LibraryLoadData(&library_, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
-    if (loaded == cuda::CUDA_ERROR_NO_BINARY_FOR_GPU || loaded == cuda::CUDA_ERROR_INVALID_IMAGE) {
-      const CudaDevice device = cuda_device(device_index);
-      throw Error(
-          ErrorCode::target_unavailable,
-          device.name + " (compute capability " + std::to_string(device.major) + "." +
-              std::to_string(device.minor) + ", driver for CUDA " + cuda_driver_version() +
-              ") does not take this machine code: " + cuda::error_text(loaded) +
-              "; compile for its own target, with an NVRTC not newer than the driver (FLASHJIT_NVRTC)");
-    }
-    check(loaded, "cuLibraryLoadData");
+    check_code(driver().LibraryLoadData(&library_, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
     try {
       prepare();
     } catch (...) {
@@ -65,13 +54,19 @@ class CudaExecutable final : public Executable {
 
     void* arguments[] = {const_cast<device::ForwardParams*>(&params)};
     const cuda::ContextScope scope(context_);
-    check(driver().LaunchKernelEx(&config, function_, arguments, nullptr), step_.entry.c_str());
+    const cuda::CUresult result = driver().LaunchKernelEx(&config, function_, arguments, nullptr);
+    if (result == cuda::CUDA_ERROR_INVALID_HANDLE) {
+      throw Error(ErrorCode::invalid_argument, "stream: not of cuda:" + std::to_string(context_.index()) +
+                                                   ", this kernel's device, or not of its primary context; "
+                                                   "pass a stream made there by the runtime API, or null");
+    }
+    check(result, step_.entry.c_str());
   }
 
  private:
   void prepare() {
     cuda::CUkernel kernel = nullptr;
-    check(driver().LibraryGetKernel(&kernel, library_, step_.entry.c_str()), "cuLibraryGetKernel");
+    check_code(driver().LibraryGetKernel(&kernel, library_, step_.entry.c_str()));
     if (step_.shared_memory > default_shared_memory) {
       check(driver().KernelSetAttribute(cuda::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                         step_.shared_memory, kernel, context_.device()),
@@ -79,7 +74,21 @@ class CudaExecutable final : public Executable {
     }
     // Puts the code on the device now: lazily, the first launch would load it, which a capture does not
     // allow.
-    check(driver().KernelGetFunction(&function_, kernel), "cuKernelGetFunction");
+    check_code(driver().KernelGetFunction(&function_, kernel));
+  }
+
+  // Any of the calls that load code may be the one that reads it.
+  void check_code(cuda::CUresult result) const {
+    if (result == cuda::CUDA_ERROR_NO_BINARY_FOR_GPU || result == cuda::CUDA_ERROR_INVALID_IMAGE) {
+      const CudaDevice device = cuda_device(context_.index());
+      throw Error(ErrorCode::target_unavailable,
+                  device.name + " (compute capability " + std::to_string(device.major) + "." +
+                      std::to_string(device.minor) + ", driver for CUDA " + cuda_driver_version() +
+                      ") does not take this machine code: " + cuda::error_text(result) +
+                      "; compile for its own target, with an NVRTC of the driver's CUDA version or older "
+                      "(FLASHJIT_NVRTC)");
+    }
+    check(result, ("loading " + step_.entry).c_str());
   }
 
   cuda::Context context_;

@@ -1,0 +1,87 @@
+// Our declarations of the CUDA driver against the toolkit's own <cuda.h> and stub library.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "runtime/cuda/driver_api.hpp"
+
+namespace flashjit::cuda {
+namespace {
+
+// ---- constants ----
+
+#define SAME_VALUE(name) static_assert(static_cast<int>(cuda::name) == static_cast<int>(::name))
+SAME_VALUE(CUDA_SUCCESS);
+SAME_VALUE(CUDA_ERROR_OUT_OF_MEMORY);
+SAME_VALUE(CUDA_ERROR_STUB_LIBRARY);
+SAME_VALUE(CUDA_ERROR_NO_DEVICE);
+SAME_VALUE(CUDA_ERROR_INVALID_IMAGE);
+SAME_VALUE(CUDA_ERROR_NO_BINARY_FOR_GPU);
+SAME_VALUE(CUDA_ERROR_INVALID_HANDLE);
+SAME_VALUE(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+SAME_VALUE(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+SAME_VALUE(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+SAME_VALUE(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+SAME_VALUE(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+SAME_VALUE(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
+SAME_VALUE(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+SAME_VALUE(CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+SAME_VALUE(CU_POINTER_ATTRIBUTE_DEVICE_POINTER);
+SAME_VALUE(CU_POINTER_ATTRIBUTE_IS_MANAGED);
+SAME_VALUE(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+SAME_VALUE(CU_MEMORYTYPE_HOST);
+SAME_VALUE(CU_MEMORYTYPE_DEVICE);
+SAME_VALUE(CU_STREAM_NON_BLOCKING);
+SAME_VALUE(CU_EVENT_DEFAULT);
+SAME_VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+
+// ---- layouts ----
+
+#define SAME_MEMBER(name)                                                                  \
+  static_assert(offsetof(cuda::CUlaunchConfig, name) == offsetof(::CUlaunchConfig, name)); \
+  static_assert(sizeof(cuda::CUlaunchConfig::name) == sizeof(::CUlaunchConfig::name))
+SAME_MEMBER(gridDimX);
+SAME_MEMBER(gridDimY);
+SAME_MEMBER(gridDimZ);
+SAME_MEMBER(blockDimX);
+SAME_MEMBER(blockDimY);
+SAME_MEMBER(blockDimZ);
+SAME_MEMBER(sharedMemBytes);
+SAME_MEMBER(hStream);
+SAME_MEMBER(attrs);
+SAME_MEMBER(numAttrs);
+static_assert(sizeof(cuda::CUlaunchConfig) == sizeof(::CUlaunchConfig));
+
+// ---- functions: as many parameters, of the same sizes ----
+
+// What a calling convention distinguishes: integers and pointers by size, nothing else among these functions.
+template <class Ours, class Theirs>
+struct SameCall : std::false_type {};
+template <class R1, class... P1, class R2, class... P2>
+struct SameCall<R1 (*)(P1...), R2 (*)(P2...)> {
+  static constexpr bool check() {
+    if constexpr (sizeof...(P1) != sizeof...(P2) || sizeof(R1) != sizeof(R2)) {
+      return false;
+    } else {
+      return ((sizeof(P1) == sizeof(P2) && std::is_pointer_v<P1> == std::is_pointer_v<P2>) && ...);
+    }
+  }
+  static constexpr bool value = check();
+};
+// <cuda.h> maps cuName to the versioned symbol before the two are joined with ::.
+#define SAME_CALL(name, symbol, ...) \
+  static_assert(SameCall<decltype(DriverApi::name), decltype(&::cu##name)>::value, symbol);
+FLASHJIT_CUDA_DRIVER_FUNCTIONS(SAME_CALL)
+
+TEST(CudaAbi, EverySymbolIsExported) {
+  void* stub = dlopen(FLASHJIT_CUDA_STUB, RTLD_LAZY | RTLD_LOCAL);
+  if (!stub) GTEST_SKIP() << dlerror();
+#define IS_EXPORTED(name, symbol, ...) EXPECT_NE(dlsym(stub, symbol), nullptr) << symbol;
+  FLASHJIT_CUDA_DRIVER_FUNCTIONS(IS_EXPORTED)
+}
+
+}  // namespace
+}  // namespace flashjit::cuda

@@ -1,0 +1,332 @@
+// load_cuda and what it stands on, with a probe kernel, on the first GPU. Skipped where there is none.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "codegen/embedded_headers.hpp"
+#include "codegen/error.hpp"
+#include "runtime/compiler.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "runtime/cuda/memory.hpp"
+#include "runtime/executable.hpp"
+
+namespace flashjit::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int block_m = 64;
+constexpr int shared_bytes = 64 * 1024;  // more than a block gets unasked
+
+template <class Body>
+Error error_of(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorCode::internal, "");
+}
+
+// o[block] = block + total_q, by way of the last word of the dynamic shared memory.
+std::string probe(const Target& target) {
+  KernelSource source;
+  source.target = target;
+  for (const EmbeddedHeader& header : embedded_headers()) source.headers.push_back(header);
+  source.text =
+      "#include \"shared/params.h\"\n"
+      "extern \"C\" __global__ void probe(const __grid_constant__ flashjit::device::ForwardParams params) {\n"
+      "  extern __shared__ int words[];\n"
+      "  const int last = " +
+      std::to_string(shared_bytes / 4 - 1) +
+      ";\n"
+      "  if (threadIdx.x == blockDim.x - 1) words[last] = blockIdx.x + params.total_q;\n"
+      "  __syncthreads();\n"
+      "  if (threadIdx.x == 0) static_cast<int*>(params.o.data)[blockIdx.x] = words[last];\n"
+      "}\n";
+  return nvrtc_compiler()->compile(source).code;
+}
+
+std::unique_ptr<Executable> load(const std::string& code) {
+  return load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}},
+                   {.block_m = block_m, .block_n = 64});
+}
+
+class CudaDeviceTest : public testing::Test {
+ protected:
+  static constexpr int batch = 3, heads = 5, tiles = 2, blocks = batch * heads * tiles;
+
+  void SetUp() override {
+    std::string reason;
+    const std::vector<CudaDevice> devices = cuda_devices(&reason);
+    if (devices.empty()) GTEST_SKIP() << reason;
+    try {
+      nvrtc_compiler();
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.message();
+    }
+    target_ = Target::for_compute_capability(devices[0].major, devices[0].minor);
+    context_ = std::make_unique<Context>(0);
+  }
+
+  static device::ForwardParams params(const DeviceBuffer& out, int number) {
+    device::ForwardParams p{};
+    p.o.data = out.data();
+    p.batch = batch;
+    p.num_heads_q = heads;
+    p.seqlen_q = block_m + 1;
+    p.total_q = number;
+    return p;
+  }
+
+  DeviceBuffer buffer(unsigned char byte = 0xff) const {
+    DeviceBuffer out(*context_, blocks * sizeof(int));
+    out.fill(byte);
+    synchronize(*context_);
+    return out;
+  }
+
+  void expect_result(const DeviceBuffer& out, int number) const {
+    synchronize(*context_);
+    std::vector<int> got(blocks);
+    out.copy_to(got.data(), out.size());
+    synchronize(*context_);
+    for (int i = 0; i < blocks; ++i) ASSERT_EQ(got[i], number + i);
+  }
+
+  Target target_;
+  std::unique_ptr<Context> context_;
+};
+
+CUcontext current_context() {
+  CUcontext current = nullptr;
+  check(driver().CtxGetCurrent(&current), "cuCtxGetCurrent");
+  return current;
+}
+
+TEST_F(CudaDeviceTest, DescribesTheDevice) {
+  const CudaDevice device = cuda_device(0);
+  EXPECT_FALSE(device.name.empty());
+  EXPECT_GE(device.major, 8);
+  EXPECT_GT(device.multiprocessors, 0);
+  EXPECT_GT(device.l2_cache, 0u);
+  EXPECT_GE(device.max_shared_memory, target_.max_shared_memory());
+  EXPECT_GT(device.memory, free_memory(*context_));
+  EXPECT_EQ(error_of([] { cuda_device(1000); }).code(), ErrorCode::target_unavailable);
+}
+
+TEST_F(CudaDeviceTest, LaunchesEveryTileOnce) {
+  const auto kernel = load(probe(target_));
+  const DeviceBuffer out = buffer();
+  kernel->launch(params(out, 1000), nullptr);
+  expect_result(out, 1000);
+}
+
+TEST_F(CudaDeviceTest, LeavesTheCurrentContextAlone) {
+  const auto kernel = load(probe(target_));
+  const DeviceBuffer out = buffer();
+  const OwnedStream stream(*context_);
+  // On a new thread nothing is current.
+  std::thread([&] {
+    ASSERT_EQ(current_context(), nullptr);
+    kernel->launch(params(out, 1), nullptr);
+    EXPECT_EQ(current_context(), nullptr);
+    kernel->launch(params(out, 2), stream.get());
+    EXPECT_EQ(current_context(), nullptr);
+    stream.synchronize();
+    EXPECT_EQ(current_context(), nullptr);
+  }).join();
+  expect_result(out, 2);
+  {
+    const ContextScope scope(*context_);
+    kernel->launch(params(out, 3), nullptr);
+    EXPECT_EQ(current_context(), context_->handle());
+  }
+  expect_result(out, 3);
+}
+
+TEST_F(CudaDeviceTest, FirstLaunchMayBeCaptured) {
+  const auto kernel = load(probe(target_));
+  DeviceBuffer out = buffer();
+  const Graph graph(*context_, [&](Stream stream) { kernel->launch(params(out, 7), stream); });
+  for (int replay = 0; replay < 3; ++replay) {
+    out.fill(0xff);
+    graph.launch();
+    expect_result(out, 7);
+  }
+}
+
+TEST_F(CudaDeviceTest, ManyThreadsAndStreams) {
+  const auto kernel = load(probe(target_));
+  constexpr int threads = 8, launches = 200;
+  std::vector<DeviceBuffer> outs;
+  for (int i = 0; i < threads; ++i) outs.push_back(buffer());
+  std::vector<std::thread> pool;
+  for (int i = 0; i < threads; ++i) {
+    pool.emplace_back([&, i] {
+      const OwnedStream stream(*context_);
+      for (int n = 0; n <= launches; ++n) kernel->launch(params(outs[i], i * 1000 + n), stream.get());
+      stream.synchronize();
+    });
+  }
+  for (std::thread& thread : pool) thread.join();
+  for (int i = 0; i < threads; ++i) expect_result(outs[i], i * 1000 + launches);
+}
+
+TEST_F(CudaDeviceTest, LaunchesAllocateNothing) {
+  const auto kernel = load(probe(target_));
+  const DeviceBuffer out = buffer();
+  const OwnedStream stream(*context_);
+  synchronize(*context_);
+  const std::size_t before = free_memory(*context_);
+  for (int n = 0; n < 100; ++n) kernel->launch(params(out, n), stream.get());
+  stream.synchronize();
+  EXPECT_EQ(free_memory(*context_), before);
+}
+
+TEST_F(CudaDeviceTest, MoreBlocksThanAGridHoldsIsRefused) {
+  const auto kernel = load(probe(target_));
+  device::ForwardParams p{};
+  p.batch = 65536;
+  p.num_heads_q = 65536;
+  p.seqlen_q = 2'000'000'000;
+  const Error error = error_of([&] { kernel->launch(p, nullptr); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_THAT(error.message(), HasSubstr("2147483647"));
+}
+
+// A driver function that flashjit itself has no use for.
+template <class Function>
+Function* driver_function(const char* symbol) {
+  return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), symbol));
+}
+
+TEST_F(CudaDeviceTest, StreamOfAnotherContextIsRefused) {
+  const auto kernel = load(probe(target_));
+  const DeviceBuffer out = buffer();
+  CUcontext other = nullptr;
+  ASSERT_EQ(driver_function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0),
+            CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  check(driver().StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  const Error error = error_of([&] { kernel->launch(params(out, 1), stream); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_THAT(error.message(), HasSubstr("stream"));
+  EXPECT_EQ(current_context(), other);
+  kernel->launch(params(out, 2), nullptr);  // the primary context's default stream, whatever is current
+  expect_result(out, 2);
+  driver_function<CUresult(CUcontext)>("cuCtxDestroy_v2")(other);
+}
+
+TEST_F(CudaDeviceTest, CodeForAnotherTargetIsRefused) {
+  const std::string code = probe(Target::parse(target_.level == 120 ? "sm_80" : "sm_120"));
+  const Error error = error_of([&] { load(code); });
+  EXPECT_EQ(error.code(), ErrorCode::target_unavailable);
+  EXPECT_THAT(error.message(), HasSubstr("compute capability"));
+}
+
+TEST_F(CudaDeviceTest, DamagedCodeIsRefused) {
+  std::string code = probe(target_);
+  code.replace(0, 4, "oops");
+  EXPECT_EQ(error_of([&] { load(code); }).code(), ErrorCode::target_unavailable);
+}
+
+TEST_F(CudaDeviceTest, TooMuchSharedMemoryIsRefused) {
+  const std::string code = probe(target_);
+  const Error error = error_of([&] {
+    load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}},
+              {.block_m = block_m});
+  });
+  EXPECT_EQ(error.code(), ErrorCode::device_failed);
+  EXPECT_THAT(error.message(), HasSubstr("10000000"));
+}
+
+TEST_F(CudaDeviceTest, PointersAreChecked) {
+  const DeviceBuffer out = buffer();
+  EXPECT_NO_THROW(check_device_pointer(out.data(), 0, "q"));
+  EXPECT_NO_THROW(check_device_pointer(static_cast<char*>(out.data()) + 8, 0, "q"));
+
+  const auto host_alloc = driver_function<CUresult(void**, std::size_t, unsigned)>("cuMemHostAlloc");
+  const auto host_free = driver_function<CUresult(void*)>("cuMemFreeHost");
+  const auto managed_alloc =
+      driver_function<CUresult(CUdeviceptr*, std::size_t, unsigned)>("cuMemAllocManaged");
+  const ContextScope scope(*context_);
+  void* pinned = nullptr;
+  constexpr unsigned portable_and_mapped = 3, attach_global = 1;
+  ASSERT_EQ(host_alloc(&pinned, 4096, portable_and_mapped), CUDA_SUCCESS);
+  EXPECT_NO_THROW(check_device_pointer(pinned, 0, "q"));
+  host_free(pinned);
+  CUdeviceptr managed = 0;
+  ASSERT_EQ(managed_alloc(&managed, 4096, attach_global), CUDA_SUCCESS);
+  EXPECT_NO_THROW(check_device_pointer(reinterpret_cast<void*>(managed), 0, "q"));
+  driver().MemFree(managed);
+
+  std::vector<float> host(1000);
+  const Error error = error_of([&] { check_device_pointer(host.data(), 0, "cu_seqlens_q"); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_THAT(error.message(), HasSubstr("cu_seqlens_q"));
+  EXPECT_THAT(error.message(), HasSubstr("host memory"));
+  EXPECT_THAT(error.message(), HasSubstr("cuda:0"));
+}
+
+TEST_F(CudaDeviceTest, TooLargeABufferSaysHowMuchIsFree) {
+  const Error error = error_of([&] { DeviceBuffer(*context_, std::size_t{1} << 50); });
+  EXPECT_EQ(error.code(), ErrorCode::device_failed);
+  EXPECT_THAT(error.message(), HasSubstr("1125899906842624"));
+}
+
+// ---- endings: in a process of their own ----
+
+class CudaExitTest : public CudaDeviceTest {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    CudaDeviceTest::SetUp();
+  }
+};
+
+// Made before the driver is opened, so destroyed after the driver's own state.
+std::unique_ptr<Executable> kept;
+
+TEST_F(CudaExitTest, KernelsMayOutliveMain) {
+  const auto body = [&] {
+    kept = load(probe(target_));
+    const DeviceBuffer out = buffer();
+    kept->launch(params(out, 1), nullptr);
+    expect_result(out, 1);
+    std::exit(0);
+  };
+  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(CudaExitTest, KernelsMayOutliveTheirContext) {
+  const auto body = [&] {
+    auto kernel = load(probe(target_));
+    const DeviceBuffer out = buffer();
+    driver_function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(context_->device());
+    kernel.reset();
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+}
+
+// ---- without a GPU ----
+
+TEST(CudaDriver, AbsenceIsExplained) {
+  std::string reason;
+  if (!cuda_devices(&reason).empty()) GTEST_SKIP() << "there is a GPU";
+  EXPECT_THAT(reason, HasSubstr("CUDA"));
+  EXPECT_THAT(reason, testing::AnyOf(HasSubstr("device cpu"), HasSubstr("nvidia-smi")));
+  EXPECT_EQ(error_of([] { cuda_device(0); }).code(), ErrorCode::target_unavailable);
+  EXPECT_EQ(error_of([] { load("code"); }).code(), ErrorCode::target_unavailable);
+}
+
+}  // namespace
+}  // namespace flashjit::cuda

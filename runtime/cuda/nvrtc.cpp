@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <type_traits>
 
 #include "codegen/digest.hpp"
@@ -50,57 +49,52 @@ struct NvrtcApi {
 #undef FLASHJIT_MEMBER
 };
 
-constexpr int oldest_major = 12;  // C++20
+constexpr int oldest_version = 1204;  // before: __builtin_bit_cast is missing
 constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 // ---- identity ----
 
-// The linker's fingerprint of a loaded library, in hexadecimal: reads a few bytes of memory that are mapped
-// already.
-std::optional<std::string> build_id(const link_map* library) {
-  struct Search {
-    ElfW(Addr) base;
-    std::optional<std::string> id;
-  } search{library->l_addr, {}};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* data) {
-        auto& found = *static_cast<Search*>(data);
-        if (info->dlpi_addr != found.base) return 0;
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const auto& segment = info->dlpi_phdr[i];
-          if (segment.p_type != PT_NOTE) continue;
-          const auto* at = reinterpret_cast<const unsigned char*>(info->dlpi_addr + segment.p_vaddr);
-          const auto* end = at + segment.p_memsz;
-          while (at + sizeof(ElfW(Nhdr)) <= end) {
-            ElfW(Nhdr) note;
-            std::memcpy(&note, at, sizeof note);
-            const auto* name = at + sizeof note;
-            const auto* body = name + (note.n_namesz + 3) / 4 * 4;
-            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
-              std::string hex;
-              for (unsigned b = 0; b < note.n_descsz; ++b) {
-                hex += "0123456789abcdef"[body[b] >> 4];
-                hex += "0123456789abcdef"[body[b] & 15];
-              }
-              found.id = hex;
-              return 1;
-            }
-            at = body + (note.n_descsz + 3) / 4 * 4;
-          }
-        }
-        return 1;
-      },
-      &search);
-  return search.id;
+template <class T>
+std::vector<T> read_at(std::ifstream& file, std::uint64_t offset, std::size_t count) {
+  std::vector<T> items(count);
+  file.seekg(static_cast<std::streamoff>(offset));
+  file.read(reinterpret_cast<char*>(items.data()), static_cast<std::streamsize>(count * sizeof(T)));
+  return items;
+}
+
+// The build id that the linker left in a note section, in hexadecimal, or nothing. Sections rather than the
+// segments in memory: PyPI's wheels are edited after linking, which moves the section and leaves the segment
+// empty.
+std::string build_id(std::ifstream& file) {
+  const ElfW(Ehdr) header = read_at<ElfW(Ehdr)>(file, 0, 1)[0];
+  if (!file || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return {};
+  for (const ElfW(Shdr) & section : read_at<ElfW(Shdr)>(file, header.e_shoff, header.e_shnum)) {
+    constexpr std::size_t id_begin = sizeof(ElfW(Nhdr)) + 4;  // after the name "GNU"
+    if (!file || section.sh_type != SHT_NOTE || section.sh_size < id_begin || section.sh_size > 4096)
+      continue;
+    const auto bytes = read_at<unsigned char>(file, section.sh_offset, section.sh_size);
+    ElfW(Nhdr) note;
+    std::memcpy(&note, bytes.data(), sizeof note);
+    if (note.n_type != NT_GNU_BUILD_ID || note.n_namesz != 4 || note.n_descsz > bytes.size() - id_begin)
+      continue;
+    std::string hex;
+    for (std::size_t i = id_begin; i < id_begin + note.n_descsz; ++i) {
+      hex += "0123456789abcdef"[bytes[i] >> 4];
+      hex += "0123456789abcdef"[bytes[i] & 15];
+    }
+    return hex;
+  }
+  return {};
 }
 
 std::string build_of(void* library) {
   link_map* map = nullptr;
-  if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || !map) {
-    throw Error(ErrorCode::compiler_unavailable, "NVRTC: the loader does not say what it loaded");
-  }
-  if (const auto id = build_id(map)) return *id;
-  std::ifstream file(map->l_name, std::ios::binary);
+  dlinfo(library, RTLD_DI_LINKMAP, &map);
+  std::ifstream file(map ? map->l_name : "", std::ios::binary);
+  const std::string id = build_id(file);
+  if (!id.empty()) return id;
+  file.clear();
+  file.seekg(0);
   return digest(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
@@ -283,15 +277,15 @@ std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& w
 #undef FLASHJIT_FIND
   int major = 0, minor = 0;
   if (why_not.empty() && api.Version(&major, &minor) != 0) why_not = "does not tell its version";
-  if (why_not.empty() && major < oldest_major) {
+  if (why_not.empty() && major * 100 + minor < oldest_version) {
     why_not =
-        "is version " + std::to_string(major) + "." + std::to_string(minor) + ", 12.0 or newer is needed";
+        "is version " + std::to_string(major) + "." + std::to_string(minor) + ", 12.4 or newer is needed";
   }
   if (!why_not.empty()) return nullptr;
   return std::make_shared<Nvrtc>(api, major, minor, build_of(library));
 }
 
-// The folder that flashjit itself was loaded from.
+// The folder of the library or program that holds this code.
 fs::path own_folder() {
   Dl_info info{};
   if (!dladdr(reinterpret_cast<const void*>(&nvrtc_candidates), &info) || !info.dli_fname) return {};
@@ -319,7 +313,10 @@ std::vector<std::string> nvrtc_candidates() {
     if (const char* home = std::getenv(variable); home && *home) add_folder(fs::path(home) / "lib64");
   }
   for (const char* name : sonames) candidates.push_back(name);
-  if (const fs::path own = own_folder(); !own.empty()) add_folder(own / "nvrtc");
+  if (const fs::path own = own_folder(); !own.empty()) {
+    add_folder(own / "nvrtc");
+    add_folder(own.parent_path() / "lib" / "nvrtc");  // of a program in bin/ that holds the library
+  }
   add_folder("/usr/local/cuda/lib64");
   return candidates;
 }

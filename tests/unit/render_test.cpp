@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include "codegen/embedded_headers.hpp"
@@ -151,6 +152,24 @@ TEST(Render, StandaloneHoldsEveryHeaderOnce) {
       EXPECT_THAT(text, HasSubstr(longest));
     }
     EXPECT_THAT(text, testing::EndsWith(source.text.substr(source.text.find("namespace {"))));
+  }
+}
+
+// What render.cpp relies on to find includes and to fold them: one spelling, unconditional, no header of a
+// system.
+TEST(EmbeddedHeaders, IncludeEachOtherPlainly) {
+  for (const EmbeddedHeader& header : embedded_headers()) {
+    int depth = 0;
+    std::istringstream lines{std::string(header.text)};
+    for (std::string line; std::getline(lines, line);) {
+      const std::size_t start = line.find_first_not_of(" \t");
+      if (start == std::string::npos || line[start] != '#') continue;
+      if (line.starts_with("#if")) ++depth;
+      if (line.starts_with("#endif")) --depth;
+      if (line.find("include", start) == std::string::npos) continue;
+      EXPECT_TRUE(line.starts_with("#include \"") && depth == 0) << header.name << ": " << line;
+    }
+    EXPECT_EQ(depth, 0) << header.name;
   }
 }
 

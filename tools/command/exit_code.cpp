@@ -34,7 +34,8 @@ std::string exit_code_help() {
 }
 
 int report_error(const Error& error, bool json) {
-  return report(to_string(error.code()), static_cast<int>(error.code()), error.message(), error.detail(), json);
+  return report(to_string(error.code()), static_cast<int>(error.code()), error.message(), error.detail(),
+                json);
 }
 
 int report_usage_error(const std::string& message, bool json) {

@@ -1,12 +1,14 @@
 // flashjit: the command. Every verb is a file of this folder.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
+#include <new>
 #include <string_view>
 #include <vector>
 
 #include "runtime/flashjit.hpp"
 #include "tools/command/exit_code.hpp"
-#include "tools/command/verb.hpp"
+#include "tools/command/verbs.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -15,11 +17,13 @@ int run(int argc, char** argv) {
   CLI::App app{"Attention kernels from specs, at run time.", "flashjit"};
   app.set_version_flag("--version", std::string("flashjit ") + version());
   app.require_subcommand(1);
-  app.footer("A SPEC is a file, '-' for standard input, or the JSON text itself.\n"
-             "'flashjit VERB --help' shows a verb's options and examples.\n\n" +
-             exit_code_help());
+  app.footer(
+      "A SPEC is a file, '-' for standard input, or the JSON text itself.\n"
+      "'flashjit VERB --help' shows a verb's options and examples.\n\n" +
+      exit_code_help());
 
-  const std::vector<Verb> verbs = {};
+  const std::vector<Verb> verbs = {add_doctor(app), add_render(app), add_compile(app), add_generate(app),
+                                   add_run(app),    add_bench(app),  add_cache(app)};
   // Errors of parsing are reported in JSON, too, so this cannot wait for it.
   const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
   try {
@@ -44,4 +48,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace flashjit::command
 
-int main(int argc, char** argv) { return flashjit::command::run(argc, argv); }
+int main(int argc, char** argv) {
+  return flashjit::command::run(argc, argv);
+}

@@ -1,0 +1,280 @@
+// flashjit bench: kernels of specs, shapes and configs side by side.
+#include "tools/command/bench.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+#include "codegen/search_space.hpp"
+#include "tools/command/devices.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/command/fma_rate.hpp"
+#include "tools/command/progress.hpp"
+#include "tools/command/report.hpp"
+#include "tools/command/timing.hpp"
+#include "tools/command/verbs.hpp"
+#include "tools/command/workload.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::command {
+namespace {
+
+// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps.
+PinnedConfig parse_config(const std::string& text) {
+  PinnedConfig pins;
+  std::optional<int>* const fields[] = {&pins.block_m, &pins.block_n, &pins.num_stages, &pins.num_warps};
+  std::size_t count = 0;
+  std::istringstream numbers(text);
+  for (std::string number; std::getline(numbers, number, 'x'); ++count) {
+    int value = 0;
+    const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), value);
+    if (count == std::size(fields) || failed != std::errc{} || end != number.data() + number.size())
+      count = 99;
+    if (count == 99) break;
+    *fields[count] = value;
+  }
+  if (count < 2 || count > std::size(fields)) {
+    throw Error(ErrorCode::invalid_argument,
+                "config '" + text +
+                    "' is not block_m x block_n [x num_stages [x num_warps]], as in 64x128 or "
+                    "128x64x2x4");
+  }
+  return pins;
+}
+
+std::vector<AttentionSpec> with_configs(const AttentionSpec& spec, const Target& target,
+                                        const std::string& configs) {
+  if (configs.empty()) return {spec};
+  std::vector<AttentionSpec> specs;
+  if (configs == "all") {
+    for (const KernelConfig& c : search_space(spec, target)) {
+      specs.push_back(spec);
+      specs.back().config = {c.block_m, c.block_n, c.num_stages, c.num_warps};
+    }
+    return specs;
+  }
+  std::istringstream list(configs);
+  for (std::string one; std::getline(list, one, ',');) {
+    specs.push_back(spec);
+    specs.back().config = parse_config(one);
+  }
+  return specs;
+}
+
+struct Candidate {
+  std::string spec_name;
+  const Kernel* kernel;
+  const Workload* work;
+  PreparedLaunch launch;
+  int times = 1;  // launches of one sample
+  std::vector<double> samples;
+};
+
+struct Row {
+  std::string spec_name;
+  Shape shape;
+  KernelInfo kernel;
+  double ms, spread_percent, tflops;
+  std::optional<double> fma_share;  // CPU
+};
+
+class Bench {
+ public:
+  explicit Bench(const BenchOptions& options)
+      : options_(options),
+        engine_(options.device.engine()),
+        on_cpu_(engine_.device().kind == Device::Kind::cpu),
+        clock_(options.processor_time ? Clock::processor : Clock::wall),
+        num_threads_(options.device.num_threads ? options.device.num_threads
+                                                : static_cast<int>(std::thread::hardware_concurrency())) {
+    if (options.processor_time && (!on_cpu_ || num_threads_ != 1)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "--processor-time measures one CPU thread: give --device cpu --num-threads 1");
+    }
+    for (const std::string& argument : options.specs) specs_.push_back(read_spec(argument));
+  }
+
+  // Every spec and config at one sequence length, rounds interleaved.
+  void measure(int seqlen) {
+    Shape shape = options_.shape.shape();
+    shape.seqlen_q = seqlen;
+    shape.seqlen_k = options_.shape.seqlen_k.value_or(seqlen);
+    if (options_.tokens > 0) shape.batch = std::max(1, options_.tokens / std::max(1, seqlen));
+
+    std::vector<std::unique_ptr<Workload>> works;
+    std::vector<Candidate> candidates;
+    for (std::size_t i = 0; i < specs_.size(); ++i) {
+      works.push_back(std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed)));
+      works.back()->place(engine_.device());
+      for (const AttentionSpec& spec : with_configs(specs_[i], engine_.target(), options_.configs)) {
+        const Progress progress("compiling for " + engine_.target().str());
+        const Kernel& kernel = engine_.get(spec, shape);
+        candidates.push_back(
+            {options_.specs[i], &kernel, works.back().get(), kernel.prepare(works.back()->args()), 1, {}});
+      }
+    }
+    if (candidates.empty()) return;
+
+    LaunchTimer time(works.front()->context(), clock_);
+    for (Candidate& c : candidates) {
+      time(c.launch);  // touches the memory for the first time
+      constexpr double least_ms = 1;
+      c.times =
+          static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(c.launch), 1e-4)), 1.0, 1000.0));
+    }
+    std::vector<double> fma;
+    for (int round = 0; round < options_.rounds; ++round) {
+      if (on_cpu_) fma.push_back(measure_fma_tflops(engine_.target().vector_bytes(), num_threads_, clock_));
+      for (Candidate& c : candidates) c.samples.push_back(time(c.launch, c.times));
+    }
+    const double fma_tflops = on_cpu_ ? median(fma) : 0;
+    fma_.insert(fma_.end(), fma.begin(), fma.end());
+    for (Candidate& c : candidates) {
+      const double ms = median(c.samples);
+      Row row{
+          c.spec_name, shape, c.kernel->info(), ms, spread_percent(c.samples), c.work->flops() / ms * 1e-9,
+          {}};
+      if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
+      rows_.push_back(std::move(row));
+    }
+  }
+
+  void print_table() {
+    using verify::digits;
+    std::cout << model_name(engine_.device()) << ", " << engine_.target().str();
+    if (on_cpu_) {
+      std::cout << ", " << num_threads_ << (num_threads_ == 1 ? " thread, " : " threads, ")
+                << digits(median(fma_)) << " TFLOP/s of float32 multiply-adds in registers";
+    }
+    std::cout << "; " << clock_name() << "; medians of " << options_.rounds << " rounds\n\n";
+    verify::Table table(
+        {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s", on_cpu_ ? "of FMA" : "registers"});
+    for (const Row& r : rows_) {
+      table.add({r.spec_name, std::to_string(r.shape.batch),
+                 std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k),
+                 to_text(r.kernel.config, r.kernel.target), digits(r.ms, 4), digits(r.spread_percent, 2),
+                 digits(r.tflops), r.fma_share ? digits(*r.fma_share) : std::to_string(r.kernel.registers)});
+    }
+    std::cout << table.str();
+  }
+
+  void print_json() {
+    Json rows = Json::array();
+    for (const Row& r : rows_) {
+      Json row = {{"spec", Json::parse(r.kernel.spec.to_json())},
+                  {"spec_name", r.spec_name},
+                  {"batch", r.shape.batch},
+                  {"seqlen_q", r.shape.seqlen_q},
+                  {"seqlen_k", r.shape.seqlen_k},
+                  {"heads_q", r.shape.num_heads_q},
+                  {"heads_kv", r.shape.num_heads_kv},
+                  {"config", config_json(r.kernel.config)},
+                  {"ms", r.ms},
+                  {"spread_percent", r.spread_percent},
+                  {"tflops", r.tflops},
+                  {"fma_share", nullptr},
+                  {"registers", r.kernel.registers},
+                  {"spill_bytes", r.kernel.spill_bytes},
+                  {"smem_bytes", r.kernel.shared_memory}};
+      if (r.fma_share) row["fma_share"] = *r.fma_share;
+      rows.push_back(row);
+    }
+    Json json = {{"device", engine_.device().str()},
+                 {"model", model_name(engine_.device())},
+                 {"target", engine_.target().str()},
+                 {"num_threads", nullptr},
+                 {"clock", clock_name()},
+                 {"rounds", options_.rounds},
+                 {"fma_tflops", nullptr},
+                 {"rows", rows}};
+    if (on_cpu_) {
+      json["num_threads"] = num_threads_;
+      json["fma_tflops"] = median(fma_);
+    }
+    command::print_json(json);
+  }
+
+ private:
+  const char* clock_name() const {
+    return !on_cpu_ ? "events" : clock_ == Clock::wall ? "wall time" : "processor time";
+  }
+
+  const BenchOptions& options_;
+  Engine engine_;
+  const bool on_cpu_;
+  const Clock clock_;
+  const int num_threads_;
+  std::vector<AttentionSpec> specs_;
+  std::vector<double> fma_;
+  std::vector<Row> rows_;
+};
+
+int bench_kernels(const BenchOptions& options) {
+  Bench bench(options);
+  for (const int seqlen : options.seqlens) {
+    const Progress progress("seqlen " + std::to_string(seqlen));
+    bench.measure(seqlen);
+  }
+  if (options.json) {
+    bench.print_json();
+  } else {
+    bench.print_table();
+  }
+  return exit_ok;
+}
+
+}  // namespace
+
+Verb add_bench(CLI::App& parent) {
+  CLI::App* app =
+      parent.add_subcommand("bench", "Measure kernels over shapes and configs, or the way to them");
+  const auto options = std::make_shared<BenchOptions>();
+  app->add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text")
+      ->required();
+  options->device.add(*app);
+  options->shape.add(*app);
+  app->remove_option(app->get_option("--seqlen-q"));
+  app->add_option("--seqlens", options->seqlens,
+                  "Sequence lengths, with commas; keys as well unless --seqlen-k")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--tokens", options->tokens,
+                  "Choose the batch so that it has about so many query rows in all")
+      ->check(CLI::NonNegativeNumber);
+  CLI::Option* configs =
+      app->add_option("--configs", options->configs,
+                      "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
+                      "64x128,128x64x2x4 [the one that would be taken]");
+  app->add_option("--rounds", options->rounds, "Samples of each; candidates take turns")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
+  app->add_flag("--processor-time", options->processor_time,
+                "Measure processor time, blind to other processes; with --num-threads 1 only");
+  CLI::Option* compile = app->add_flag("--compile", options->compile,
+                                       "Measure engine.get instead: cold, warm and hot, for each --targets");
+  app->add_option("--targets", options->targets, "Of --compile, with commas: sm_80, ..., native")
+      ->delimiter(',')
+      ->needs(compile)
+      ->capture_default_str();
+  compile->excludes(configs);
+  add_json(*app, options->json);
+  app->footer(
+      "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
+      "half the\n"
+      "distance between the quartiles. On a CPU the rate of multiply-adds in registers is measured in the "
+      "same rounds.\n\n"
+      "Examples:\n"
+      "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
+      "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"
+      "  flashjit bench spec.json --configs all --seqlens 4096 --json\n"
+      "  flashjit bench spec.json --compile --targets native,sm_90\n");
+  return {app, [options] { return options->compile ? bench_compile(*options) : bench_kernels(*options); }};
+}
+
+}  // namespace flashjit::command

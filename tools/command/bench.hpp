@@ -1,0 +1,29 @@
+// What `flashjit bench` was asked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/command/options.hpp"
+
+namespace flashjit::command {
+
+struct BenchOptions {
+  std::vector<std::string> specs;
+  DeviceOptions device;
+  ShapeOptions shape;
+  std::vector<int> seqlens = {512, 1024, 2048, 4096};
+  int tokens = 0;       // 0: shape.batch sequences; otherwise as many as make that many query rows
+  std::string configs;  // "": the one that would be taken; "all"; or a list
+  int rounds = 10;
+  std::uint64_t seed = 1;
+  bool processor_time = false;
+  bool compile = false;  // measure engine.get instead of kernels
+  std::vector<std::string> targets = {"native"};
+  bool json = false;
+};
+
+// bench --compile: cold, warm and hot for each target, rounds interleaved.
+int bench_compile(const BenchOptions& options);
+
+}  // namespace flashjit::command

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <iostream>
+
+#include "tools/command/bench.hpp"
+#include "tools/command/devices.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/command/progress.hpp"
+#include "tools/command/report.hpp"
+#include "tools/command/session.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Candidate {
+  std::string spec_name;
+  AttentionSpec spec;
+  Target target;
+  bool loads = false;  // on the device: spec to callable. Otherwise spec to machine code
+  std::vector<double> cold_ms, warm_ms, hot_us;
+};
+
+void sample(Candidate& c, const EngineOptions& device, const Shape& shape) {
+  const TemporaryFolder empty;
+  if (!c.loads) {
+    c.cold_ms.push_back(compile(c.spec, c.target, shape, empty.path()).get_ms);
+    c.warm_ms.push_back(compile(c.spec, c.target, shape, empty.path()).get_ms);
+    return;
+  }
+  EngineOptions options = device;
+  options.target = c.target.str();
+  options.cache_dir = empty.path();
+  c.cold_ms.push_back(Engine(options).get(c.spec, shape).info().get_ms);
+  Engine engine(options);
+  c.warm_ms.push_back(engine.get(c.spec, shape).info().get_ms);
+  c.hot_us.push_back(measure_hot_us(engine, c.spec, shape));
+}
+
+}  // namespace
+
+int bench_compile(const BenchOptions& options) {
+  const Shape shape = options.shape.shape();
+  const EngineOptions device = options.device.engine();
+  const Target on_device = Engine(device).target();
+  std::vector<Candidate> candidates;
+  for (const std::string& argument : options.specs) {
+    for (const std::string& name : options.targets) {
+      const Target target = Target::parse(name);
+      // A device runs targets of its family up to its own.
+      const bool loads = target.family == on_device.family && target <= on_device;
+      candidates.push_back({argument, read_spec(argument), target, loads, {}, {}, {}});
+    }
+  }
+  {
+    const Progress progress("compiling " + std::to_string(options.rounds) + " times");
+    // The first compile of a process also opens the compiler.
+    for (Candidate& c : candidates) {
+      Candidate warm_up = c;
+      sample(warm_up, device, shape);
+    }
+    for (int round = 0; round < options.rounds; ++round) {
+      for (Candidate& c : candidates) sample(c, device, shape);
+    }
+  }
+
+  using verify::digits;
+  Json rows = Json::array();
+  verify::Table table({"spec", "target", "to", "cold ms", "+-%", "warm ms", "hot us"});
+  for (Candidate& c : candidates) {
+    const double cold = median(c.cold_ms), warm = median(c.warm_ms);
+    Json row = {{"spec", c.spec_name},
+                {"target", c.target.str()},
+                {"to", c.loads ? "callable" : "code"},
+                {"cold_ms", cold},
+                {"cold_spread_percent", spread_percent(c.cold_ms)},
+                {"warm_ms", warm},
+                {"hot_us", nullptr}};
+    if (c.loads) row["hot_us"] = median(c.hot_us);
+    rows.push_back(row);
+    table.add({c.spec_name, c.target.str(), c.loads ? "callable" : "code", digits(cold),
+               digits(spread_percent(c.cold_ms), 2), digits(warm), c.loads ? digits(median(c.hot_us)) : "-"});
+  }
+  if (options.json) {
+    print_json({{"rounds", options.rounds}, {"rows", rows}});
+  } else {
+    std::cout << "medians of " << options.rounds << " rounds; " << model_name(Device{}) << "\n\n"
+              << table.str();
+  }
+  return exit_ok;
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,73 @@
+// flashjit compile: for any target, on any machine.
+#include <iostream>
+#include <memory>
+
+#include "tools/command/options.hpp"
+#include "tools/command/progress.hpp"
+#include "tools/command/report.hpp"
+#include "tools/command/verbs.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Options {
+  std::string spec;
+  std::vector<std::string> targets = {"native"};
+  ShapeOptions shape;
+  std::optional<std::string> cache_dir;
+  bool json = false;
+};
+
+int compile_targets(const Options& options) {
+  const AttentionSpec spec = read_spec(options.spec);
+  std::vector<Target> targets;
+  for (const std::string& name : options.targets) targets.push_back(Target::parse(name));
+
+  Json reports = Json::array();
+  verify::Table table(
+      {"target", "config", "origin", "ms", "registers", "spill bytes", "shared memory", "key"});
+  for (const Target& target : targets) {
+    const Progress progress("compiling for " + target.str());
+    const KernelInfo info = compile(spec, target, options.shape.shape(), options.cache_dir);
+    reports.push_back(kernel_json(info));
+    const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
+    table.add({target.str(), to_text(info.config, target), to_string(info.origin),
+               verify::digits(info.get_ms), on_gpu(info.registers), on_gpu(info.spill_bytes),
+               on_gpu(info.shared_memory), info.key});
+    if (info.path.empty()) std::cerr << "flashjit: " << where_cached(info) << '\n';
+  }
+  if (!options.json) {
+    std::cout << table.str();
+  } else {
+    print_json(reports.size() == 1 ? reports.front() : reports);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Verb add_compile(CLI::App& parent) {
+  CLI::App* app =
+      parent.add_subcommand("compile", "Compile a spec's kernel into the cache, or find it there");
+  const auto options = std::make_shared<Options>();
+  add_spec(*app, options->spec);
+  app->add_option("--target", options->targets,
+                  "sm_80, ..., x86-64-v4, native: this CPU; several with commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  options->shape.add(*app);
+  add_cache_dir(*app, options->cache_dir);
+  add_json(*app, options->json);
+  app->footer(
+      "Examples:\n"
+      "  flashjit compile tools/examples/causal_bf16.json --target sm_80,sm_90\n"
+      "  flashjit compile '{\"op\": \"forward\", \"dtype\": \"fp16\", \"head_dim\": 64}' --target native "
+      "--json\n\n"
+      "--json prints {key, target, config, origin: compiled|disk, ms, compile_ms, registers, spill_bytes, "
+      "smem_bytes,\n"
+      "compiler, path, not_cached}; a list of these for several targets.\n");
+  return {app, [options] { return compile_targets(*options); }};
+}
+
+}  // namespace flashjit::command

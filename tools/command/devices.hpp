@@ -1,0 +1,16 @@
+// The devices of this machine, by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/flashjit.hpp"
+
+namespace flashjit::command {
+
+// "cpu", "cuda:0", ...: those of the text, separated by commas; "all" is the CPU and every GPU.
+std::vector<Device> parse_devices(const std::string& text);
+// What the maker calls it: "Intel(R) Xeon(R) ...", "NVIDIA H200".
+std::string model_name(Device device);
+
+}  // namespace flashjit::command

@@ -1,0 +1,12 @@
+// What this machine's vector units do at best: the yardstick for CPU kernels.
+#pragma once
+
+#include "tools/command/timing.hpp"
+
+namespace flashjit::command {
+
+// float32 multiply-adds in registers, on so many threads at once: TFLOP/s over about 10 ms of that clock.
+// vector_bytes: 64 (AVX-512) or 32 (AVX2).
+double measure_fma_tflops(int vector_bytes, int num_threads, Clock clock);
+
+}  // namespace flashjit::command

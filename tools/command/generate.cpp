@@ -1,0 +1,44 @@
+// flashjit generate: seeded tensors as .npy files.
+#include <iostream>
+#include <memory>
+
+#include "tools/command/options.hpp"
+#include "tools/command/verbs.hpp"
+#include "tools/command/workload.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Options {
+  std::string spec, folder = ".";
+  ShapeOptions shape;
+  std::uint64_t seed = 1;
+};
+
+int generate_tensors(const Options& options) {
+  Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed)
+      .write_inputs(options.folder);
+  return 0;
+}
+
+}  // namespace
+
+Verb add_generate(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("generate", "Write seeded tensors for a spec as .npy files");
+  const auto options = std::make_shared<Options>();
+  add_spec(*app, options->spec);
+  app->add_option("--out", options->folder,
+                  "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
+      ->capture_default_str();
+  options->shape.add(*app);
+  app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
+  app->footer(
+      "The values are bell-shaped, with outliers and long rows. bf16 is written as float32, which holds it "
+      "exactly.\n\n"
+      "Examples:\n"
+      "  flashjit generate tools/examples/causal_bf16.json --seqlen-q 2048 --heads-q 8 --heads-kv 2 --out "
+      "/tmp/tensors\n");
+  return {app, [options] { return generate_tensors(*options); }};
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,68 @@
+// flashjit render: the translation unit that would be compiled.
+#include "codegen/render.hpp"
+
+#include <iostream>
+#include <memory>
+
+#include "codegen/search_space.hpp"
+#include "tools/command/options.hpp"
+#include "tools/command/report.hpp"
+#include "tools/command/verbs.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Options {
+  std::string spec, target = "native";
+  ShapeOptions shape;
+  bool standalone = false, json = false;
+};
+
+int render_source(const Options& options) {
+  const AttentionSpec spec = read_spec(options.spec);
+  const Target target = Target::parse(options.target);
+  const KernelSource source =
+      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
+  const std::string text = options.standalone ? standalone(source) : source.text;
+  if (!options.json) {
+    std::cout << text;
+    return 0;
+  }
+  Json headers = Json::array();
+  for (const EmbeddedHeader& header : source.headers) headers.push_back(header.name);
+  Json steps = Json::array();
+  for (const Step& step : source.steps) {
+    steps.push_back({{"entry", step.entry},
+                     {"threads", step.threads},
+                     {"shared_memory", step.shared_memory},
+                     {"scratch", step.scratch}});
+  }
+  print_json({{"target", target.str()},
+              {"config", config_json(source.config)},
+              {"headers", headers},
+              {"steps", steps},
+              {"text", text}});
+  return 0;
+}
+
+}  // namespace
+
+Verb add_render(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("render", "Print the source of a spec's kernel");
+  const auto options = std::make_shared<Options>();
+  add_spec(*app, options->spec);
+  app->add_option("--target", options->target, "sm_80, ..., x86-64-v4, or native: this CPU")
+      ->capture_default_str();
+  app->add_flag("--standalone", options->standalone,
+                "Fold every header in: one file that nvcc or clang compiles");
+  options->shape.add(*app);
+  add_json(*app, options->json);
+  app->footer(
+      "Examples:\n"
+      "  flashjit render tools/examples/causal_bf16.json --target sm_90\n"
+      "  flashjit render '{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 128}' --target sm_80 "
+      "--standalone > k.cu\n");
+  return {app, [options] { return render_source(*options); }};
+}
+
+}  // namespace flashjit::command

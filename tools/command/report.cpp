@@ -1,0 +1,60 @@
+#include "tools/command/report.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+namespace flashjit::command {
+namespace {
+
+// Linear interpolation between closest ranks.
+double quantile(const std::vector<double>& sorted, double q) {
+  const double position = q * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return std::lerp(sorted[below], sorted[above], position - static_cast<double>(below));
+}
+
+}  // namespace
+
+void print_json(const Json& json) {
+  std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+}
+
+std::string to_text(const KernelConfig& config, const Target& target) {
+  std::string text = std::to_string(config.block_m) + "x" + std::to_string(config.block_n);
+  if (target.is_cuda()) {
+    text +=
+        ", " + std::to_string(config.num_stages) + " stages, " + std::to_string(config.num_warps) + " warps";
+  }
+  return text;
+}
+
+Json config_json(const KernelConfig& config) {
+  return {{"block_m", config.block_m},
+          {"block_n", config.block_n},
+          {"num_stages", config.num_stages},
+          {"num_warps", config.num_warps}};
+}
+
+Json kernel_json(const KernelInfo& info) {
+  Json json = Json::parse(to_json(info));
+  json["ms"] = info.get_ms;
+  json.erase("get_ms");
+  return json;
+}
+
+std::string where_cached(const KernelInfo& info) {
+  return info.path.empty() ? "not cached: " + info.not_cached : info.path;
+}
+
+double median(std::vector<double>& samples) {
+  std::sort(samples.begin(), samples.end());
+  return quantile(samples, 0.5);
+}
+
+double spread_percent(const std::vector<double>& sorted) {
+  return 50 * (quantile(sorted, 0.75) - quantile(sorted, 0.25)) / quantile(sorted, 0.5);
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,31 @@
+// How facts are printed, for people and as JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/flashjit.hpp"
+
+namespace flashjit::command {
+
+using Json = nlohmann::ordered_json;
+
+// To stdout, indented. Text that is not UTF-8 (a path, a log) is mended, never an error.
+void print_json(const Json& json);
+
+// "64x128, 2 stages, 4 warps"; on a CPU "64x128".
+std::string to_text(const KernelConfig& config, const Target& target);
+Json config_json(const KernelConfig& config);
+
+// {spec, target, config, key, path, origin, registers, spill_bytes, smem_bytes, ms, ...}
+Json kernel_json(const KernelInfo& info);
+// Where the kernel lies on disk, or why it does not.
+std::string where_cached(const KernelInfo& info);
+
+// Sorted in place.
+double median(std::vector<double>& samples);
+// Half the distance between the quartiles, in per cent of the median. Of sorted samples.
+double spread_percent(const std::vector<double>& sorted);
+
+}  // namespace flashjit::command

@@ -1,0 +1,235 @@
+// flashjit run: from a spec to a result, with the times it took and, on request, the proof that it is right.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "tools/command/devices.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/command/options.hpp"
+#include "tools/command/progress.hpp"
+#include "tools/command/report.hpp"
+#include "tools/command/session.hpp"
+#include "tools/command/timing.hpp"
+#include "tools/command/verbs.hpp"
+#include "tools/command/workload.hpp"
+#include "tools/verify/npy.hpp"
+#include "tools/verify/oracle.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Options {
+  std::string spec;
+  DeviceOptions device;
+  ShapeOptions shape;
+  TensorFiles files;
+  std::uint64_t seed = 1;
+  std::optional<float> softmax_scale;
+  std::string out, lse_out;
+  bool verify = false;
+  std::int64_t verify_rows = -1;
+  bool json = false;
+};
+
+struct Result {
+  Device device;
+  KernelInfo kernel;
+  Shape shape;
+  GetTimes get;
+  double ms = 0, flops = 0;
+  std::optional<verify::ForwardReport> report;
+
+  bool ok() const { return !report || report->ok(); }
+  double tflops() const { return ms > 0 ? flops / ms * 1e-9 : 0; }
+};
+
+// Median milliseconds of launches for about half a second.
+double measure_launch(const Kernel& kernel, const Workload& work) {
+  const PreparedLaunch launch = kernel.prepare(work.args());
+  LaunchTimer time(work.context(), Clock::wall);
+  std::vector<double> samples;
+  const double end = now_ms(Clock::wall) + 500;
+  do {
+    samples.push_back(time(launch));
+  } while (now_ms(Clock::wall) < end && samples.size() < 1000);
+  return median(samples);
+}
+
+// Rows for the oracle: all of them where that takes seconds, else a spread of them.
+std::int64_t rows_to_verify(const Options& options, const Workload& work) {
+  if (options.verify_rows >= 0) return options.verify_rows;
+  constexpr double budget = 2e10;  // floating-point operations
+  const double work_flops = work.flops();
+  if (work_flops <= budget) return 0;
+  return std::max<std::int64_t>(
+      1, static_cast<std::int64_t>(budget / work_flops * static_cast<double>(work.query_rows())));
+}
+
+Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Options& options) {
+  Result result;
+  result.device = device;
+  result.shape = work.shape();
+  result.flops = work.flops();
+  EngineOptions engine_options = options.device.engine();
+  engine_options.device = device.str();
+  {
+    Engine engine(engine_options);
+    const Kernel* kernel = nullptr;
+    {
+      const Progress progress("compiling for " + engine.target().str());
+      kernel = &engine.get(spec, work.shape());
+    }
+    result.kernel = kernel->info();
+    work.place(device);
+    work.poison();
+    kernel->launch(work.args());
+    work.fetch();
+    if (!options.out.empty()) verify::write_npy(options.out, *work.host_args().o);
+    if (!options.lse_out.empty() && spec.lse) verify::write_npy(options.lse_out, *work.host_args().lse);
+    const Progress progress("timing on " + device.str());
+    result.ms = measure_launch(*kernel, work);
+  }
+  result.get = measure_get(engine_options, spec, work.shape(), result.kernel);
+  if (options.verify) {
+    const Progress progress("verifying against the float64 oracle");
+    verify::OracleOptions oracle;
+    oracle.max_rows = rows_to_verify(options, work);
+    result.report = verify::verify_forward(spec, work.host_args(), oracle);
+  }
+  return result;
+}
+
+Json describe(const Result& result) {
+  Json json = {{"device", result.device.str()},
+               {"model", model_name(result.device)},
+               {"target", result.kernel.target.str()},
+               {"config", config_json(result.kernel.config)},
+               {"shape",
+                {{"batch", result.shape.batch},
+                 {"seqlen_q", result.shape.seqlen_q},
+                 {"seqlen_k", result.shape.seqlen_k},
+                 {"heads_q", result.shape.num_heads_q},
+                 {"heads_kv", result.shape.num_heads_kv}}},
+               {"origin", to_string(result.kernel.origin)},
+               {"cold_ms", result.get.cold_ms},
+               {"warm_ms", nullptr},
+               {"hot_us", result.get.hot_us},
+               {"ms", result.ms},
+               {"tflops", result.tflops()},
+               {"max_error", nullptr},
+               {"error_bound", nullptr},
+               {"ok", nullptr},
+               {"kernel", kernel_json(result.kernel)}};
+  if (result.get.warm_ms) json["warm_ms"] = *result.get.warm_ms;
+  if (result.report) {
+    json["max_error"] = result.report->o.error;
+    json["error_bound"] = result.report->o.bound;
+    json["ok"] = result.report->ok();
+    json["verification"] = {{"rows", result.report->rows},
+                            {"wrong", result.report->wrong},
+                            {"where", result.report->o.where},
+                            {"lse_error", result.report->lse.error},
+                            {"lse_error_bound", result.report->lse.bound}};
+  }
+  return json;
+}
+
+void print_text(const AttentionSpec& spec, const std::vector<Result>& results) {
+  using verify::digits;
+  const Shape& s = results.front().shape;
+  std::cout << spec.to_json() << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q << " x " << s.seqlen_k
+            << ", heads " << s.num_heads_q << " over " << s.num_heads_kv << "\n\n";
+  verify::Table table({"device", "target", "config", "from", "cold ms", "warm ms", "hot us", "run ms",
+                       "GFLOP/s", "max error", "bound", "verified"});
+  for (const Result& r : results) {
+    table.add({r.device.str(), r.kernel.target.str(), to_text(r.kernel.config, r.kernel.target),
+               to_string(r.kernel.origin), digits(r.get.cold_ms),
+               r.get.warm_ms ? digits(*r.get.warm_ms) : "-", digits(r.get.hot_us), digits(r.ms),
+               digits(1e3 * r.tflops()), r.report ? digits(r.report->o.error) : "-",
+               r.report ? digits(r.report->o.bound) : "-",
+               !r.report ? "no"
+               : r.ok()  ? std::to_string(r.report->rows) + " rows"
+                         : "WRONG"});
+  }
+  std::cout << table.str() << '\n';
+  for (const Result& r : results) {
+    std::cout << r.device.str() << ": " << model_name(r.device) << "; " << where_cached(r.kernel) << '\n';
+    if (!r.ok()) std::cerr << "flashjit: " << r.device.str() << ": " << r.report->str() << '\n';
+  }
+}
+
+int run(const Options& options) {
+  const AttentionSpec spec = read_spec(options.spec);
+  const std::vector<Device> devices = parse_devices(options.device.device);
+  Workload work = options.files.q.empty() ? Workload::generate(spec, options.shape.shape(), options.seed)
+                                          : Workload::read(spec, options.files);
+  if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
+
+  std::vector<Result> results;
+  for (const Device device : devices) results.push_back(run_on(device, spec, work, options));
+  if (options.json) {
+    Json json = Json::array();
+    for (const Result& result : results) json.push_back(describe(result));
+    print_json(json.size() == 1 ? json.front() : json);
+  } else {
+    print_text(spec, results);
+  }
+  const bool ok = std::all_of(results.begin(), results.end(), [](const Result& r) { return r.ok(); });
+  return ok ? exit_ok : exit_verification_failed;
+}
+
+}  // namespace
+
+Verb add_run(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("run", "Compute attention on generated or your own tensors");
+  const auto options = std::make_shared<Options>();
+  add_spec(*app, options->spec);
+  options->device.add(*app);
+  app->get_option("--device")->description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
+
+  const std::string own = "Your tensors (.npy)", generated = "Generated tensors";
+  CLI::Option* q =
+      app->add_option("--q", options->files.q, "[batch, seqlen, heads, head_dim]; varlen: [total, ...]");
+  CLI::Option* k = app->add_option("--k", options->files.k);
+  CLI::Option* v = app->add_option("--v", options->files.v);
+  q->needs(k)->needs(v);
+  k->needs(q);
+  v->needs(q);
+  CLI::Option* starts_q =
+      app->add_option("--cu-seqlens-q", options->files.cu_seqlens_q, "varlen: [batch + 1], int32");
+  CLI::Option* starts_k =
+      app->add_option("--cu-seqlens-k", options->files.cu_seqlens_k, "varlen: [batch + 1], int32");
+  for (CLI::Option* option : {q, k, v, starts_q->needs(q), starts_k->needs(q)}) option->group(own);
+
+  options->shape.add(*app);
+  app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
+  for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
+    app->get_option(name)->excludes(q)->group(generated);
+  }
+
+  app->add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
+  app->add_option("--out", options->out, "Write the output to this .npy file");
+  app->add_option("--lse-out", options->lse_out, "Write the log-sum-exp to this .npy file");
+  app->add_flag("--verify", options->verify,
+                "Compare with the float64 oracle; exit code 20 if outside the error bound");
+  app->add_option("--verify-rows", options->verify_rows,
+                  "Rows to compare; 0: all. Without it all where that takes seconds, else a spread of them")
+      ->check(CLI::NonNegativeNumber);
+  add_json(*app, options->json);
+  app->footer(
+      "cold: nothing cached, spec to launchable. warm: a new engine, the kernel on disk. hot: in memory.\n"
+      "run: median of one launch. Where the kernel was on disk already, cold is measured in an empty "
+      "temporary cache.\n\n"
+      "Examples:\n"
+      "  flashjit run tools/examples/causal_bf16.json --seqlen-q 2048 --heads-q 8 --heads-kv 2 --verify\n"
+      "  flashjit run spec.json --device cuda:0 --q q.npy --k k.npy --v v.npy --out o.npy\n"
+      "  flashjit run spec.json --device all --verify --json\n\n"
+      "--json prints {device, model, target, config, shape, origin, cold_ms, warm_ms, hot_us, ms, tflops, "
+      "max_error,\n"
+      "error_bound, ok, kernel, verification}; a list of these for several devices. What was not measured is "
+      "null.\n");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,89 @@
+// Tensors to run a spec on: generated or the user's own, on the host and on the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/memory.hpp"
+#include "runtime/flashjit.hpp"
+#include "tools/command/options.hpp"
+
+namespace flashjit::command {
+
+// A tensor that owns its host memory, 64-byte aligned.
+class HostTensor {
+ public:
+  HostTensor() = default;
+  HostTensor(DType dtype, std::vector<std::int64_t> shape);
+
+  const Tensor& view() const { return view_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const;
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::size_t bytes_ = 0;
+  Tensor view_;
+};
+
+// .npy files; empty: generated.
+struct TensorFiles {
+  std::string q, k, v, cu_seqlens_q, cu_seqlens_k;
+};
+
+class Workload {
+ public:
+  // Seeded q, k and v with outliers and long rows; with varlen, lengths up to the shape's, the first of them
+  // full.
+  static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed);
+  // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.
+  static Workload read(const AttentionSpec& spec, const TensorFiles& files);
+
+  // Default: 1 / sqrt(head_dim).
+  void set_softmax_scale(float scale) { host_args_.softmax_scale = device_args_.softmax_scale = scale; }
+  // Copies the inputs to a GPU and makes room for the outputs there; on a CPU the host's memory serves.
+  void place(Device device);
+  // Null on a CPU.
+  const cuda::Context* context() const { return context_.get(); }
+  // What to launch on; after place().
+  const AttentionArgs& args() const { return device_args_; }
+  // The same in host memory. Outputs are of the last fetch().
+  const AttentionArgs& host_args() const { return host_args_; }
+  // Fills the outputs with NaN, so that what a kernel does not write shows.
+  void poison();
+  // Waits for the device and copies the outputs to the host.
+  void fetch();
+
+  const Shape& shape() const { return shape_; }
+  std::int64_t query_rows() const;  // of all heads
+  // Of one launch, as is customary: 2 (head_dim + head_dim_v) for each query head and pair that the mask
+  // keeps.
+  double flops() const;
+  void write_inputs(const std::string& folder) const;
+
+ private:
+  struct Placed {
+    HostTensor host;
+    cuda::DeviceBuffer device;
+    std::optional<Tensor> AttentionArgs::* argument = nullptr;
+    bool output = false;
+  };
+
+  explicit Workload(const AttentionSpec& spec) : spec_(spec) {}
+  void add(std::optional<Tensor> AttentionArgs::* argument, HostTensor tensor, bool output = false);
+  void finish();
+
+  AttentionSpec spec_;
+  Shape shape_;
+  std::unique_ptr<cuda::Context> context_;
+  std::vector<Placed> tensors_;
+  AttentionArgs host_args_, device_args_;
+};
+
+}  // namespace flashjit::command

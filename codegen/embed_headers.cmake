@@ -1,12 +1,9 @@
-# Writes OUTPUT, a C++ file that holds every .h and .cuh of TEMPLATES as a raw string.
-# cmake -DTEMPLATES=... -DOUTPUT=... -P embed_headers.cmake
+# Writes OUTPUT, a C++ file that holds each of NAMES, headers relative to TEMPLATES, as a raw string.
+# cmake -DTEMPLATES=folder -DNAMES=a.h;b/c.cuh -DOUTPUT=file -P embed_headers.cmake
 cmake_minimum_required(VERSION 3.25)
 
-file(GLOB_RECURSE names RELATIVE ${TEMPLATES} ${TEMPLATES}/*.h ${TEMPLATES}/*.cuh)
-list(SORT names)
-
 set(entries "")
-foreach(name IN LISTS names)
+foreach(name IN LISTS NAMES)
   file(READ ${TEMPLATES}/${name} text)
   string(FIND "${text}" ")__header\"" clash)
   if(NOT clash EQUAL -1)

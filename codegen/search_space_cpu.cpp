@@ -37,19 +37,19 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
+// Tiles are made of units of device::cpu_unit_rows rows; others fit, but leave lanes idle.
 ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {.block_m = {16, 32, 64, 128, 256},
-          .block_n = {32, 64, 128, 256, 512},
-          .num_stages = {1},
-          .num_warps = {1}};
+  return {
+      .block_m = {48, 96, 192, 384}, .block_n = {32, 64, 128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
 }
 
 bool worth_trying(const AttentionSpec&, const Target&, const KernelConfig&) {
   return true;
 }
 
+// Whole units of rows; more of them share the conversion of each K/V block.
 KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) {
-  const int block_m = shape.seqlen_q <= 16 ? 16 : shape.seqlen_q <= 32 ? 32 : 64;
+  const int block_m = shape.seqlen_q <= 48 ? 48 : shape.seqlen_q <= 96 ? 96 : 192;
   return {.block_m = block_m, .block_n = 128, .num_stages = 1, .num_warps = 1};
 }
 

@@ -16,7 +16,8 @@ struct FLASHJIT_API Target {
   // cuda: compute capability as the two digits of sm_NN (80, 86, ..., 120). cpu: level of x86-64-vN (3 or 4).
   int level = 3;
 
-  // Throws invalid_argument naming the closest known target. "native" is this machine's CPU.
+  // Throws invalid_argument, or unsupported for names such as sm_90a, with the closest known target. "native"
+  // is this machine's CPU.
   static Target parse(std::string_view text);
   // The best CPU target this machine runs; throws target_unavailable below x86-64-v3.
   static Target native();

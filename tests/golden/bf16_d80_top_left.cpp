@@ -16,7 +16,7 @@ struct Spec {
 };
 
 struct Config {
-  static constexpr int block_m = 32;
+  static constexpr int block_m = 48;
   static constexpr int block_n = 64;
   static constexpr int num_stages = 1;
   static constexpr int num_warps = 1;

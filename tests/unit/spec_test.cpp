@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 
 #include "expect_error.h"
@@ -211,6 +212,47 @@ TEST(Spec, KnownButUnsupported) {
   }
   expect_unsupported(with(R"("mask": ["causal", {"kind": "block_sparse", "block_m": 64, "block_n": 128}])"),
                      {"mask[1] \"block_sparse\""});
+}
+
+// Whatever the text, the answer is an error or a spec whose own text gives the same spec again.
+TEST(Spec, AnyText) {
+  const unsigned seed = 20261121;
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const std::string valid =
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 96, "mask": ["causal",)"
+      R"({"kind": "causal", "align": "top_left"}], "lse": false, "config": {"block_m": 128, "num_stages": 2}})";
+  int accepted = 0;
+  for (int repeat = 0; repeat < 20000; ++repeat) {
+    std::string text = valid;
+    for (int edits = 1 + random() % 3; edits > 0; --edits) {
+      const std::size_t at = random() % text.size(), count = random() % 4;
+      switch (random() % 4) {
+        case 0:
+          text.erase(at, count);
+          break;
+        case 1:
+          text.insert(at, text.substr(random() % text.size(), random() % 12));
+          break;
+        case 2:
+          text[at] = static_cast<char>(random());
+          break;
+        case 3:
+          text[at] = "0123456789-.eE{}[],:\"\\ "[random() % 23];
+          break;
+      }
+      if (text.empty()) text = " ";
+    }
+    try {
+      const AttentionSpec spec = parse(text);
+      ++accepted;
+      ASSERT_EQ(parse(spec.to_json()), spec) << text;
+      ASSERT_EQ(spec.validated(), spec) << text;
+    } catch (const Error& error) {
+      ASSERT_TRUE(error.code() == ErrorCode::invalid_spec || error.code() == ErrorCode::unsupported) << text;
+    }
+  }
+  EXPECT_GT(accepted, 100);
 }
 
 }  // namespace

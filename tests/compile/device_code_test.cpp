@@ -1,0 +1,78 @@
+// What `flashjit render --standalone` prints needs no file of ours: nvcc, or Clang for a CPU, compiles it
+// alone.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "codegen/render.hpp"
+#include "codegen/search_space.hpp"
+
+namespace flashjit {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Case {
+  const char* spec;
+  const char* target;
+};
+
+// Runs the compiler in an empty folder of its own and shows what it says if it fails.
+void compile(const std::string& command, const std::string& file, const std::string& text) {
+  const fs::path folder = fs::path(testing::TempDir()) / ("flashjit_compile_" + std::to_string(getpid()));
+  fs::create_directories(folder);
+  if (!text.empty()) std::ofstream(folder / file) << text;
+  const int status =
+      std::system(("cd '" + folder.string() + "' && " + command + " '" + file + "' >log 2>&1").c_str());
+  std::ifstream log(folder / "log");
+  EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(log), {});
+  fs::remove_all(folder);
+}
+
+void compile_alone(const Case& what, const std::string& command, const char* file) {
+  SCOPED_TRACE(std::string(what.spec) + " for " + what.target);
+  const AttentionSpec spec = AttentionSpec::from_json(what.spec);
+  const Target target = Target::parse(what.target);
+  const Shape shape{.batch = 2, .seqlen_q = 4096, .seqlen_k = 4096, .num_heads_q = 8, .num_heads_kv = 8};
+  compile(command, file, standalone(render(spec, target, heuristic_config(spec, target, shape))));
+}
+
+const char bf16[] = R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})";
+const char fp16[] = R"({"op": "forward", "dtype": "fp16", "head_dim": 72, "head_dim_v": 40, "varlen": true})";
+const char fp32[] = R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "lse": false})";
+
+std::string nvcc_command() {
+  const std::string path = FLASHJIT_NVCC;
+  return path.empty() ? path : "'" + path + "' -std=c++17 -Werror all-warnings -cubin -o kernel.cubin ";
+}
+
+TEST(Standalone, Nvcc) {
+  const std::string nvcc = nvcc_command();
+  if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
+  for (const Case& what : {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{bf16, "sm_120"}}) {
+    compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
+  }
+}
+
+TEST(Standalone, Clang) {
+  const std::string clang = FLASHJIT_CLANG;
+  if (clang.empty()) GTEST_SKIP() << "no clang++ was found when the build was configured";
+  for (const Case& what : {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"}}) {
+    compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
+  }
+}
+
+TEST(DeviceCode, BlockListMask) {
+  const std::string nvcc = nvcc_command(), source = FLASHJIT_SOURCE_DIR;
+  if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
+  compile(nvcc + "-arch=sm_80 -I '" + source + "/templates' -I '" + source + "/tests'",
+          source + "/tests/compile/block_list_mask.cu", "");
+}
+
+}  // namespace
+}  // namespace flashjit

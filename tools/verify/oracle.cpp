@@ -425,18 +425,20 @@ ForwardReport verify_forward(const AttentionSpec& spec, const AttentionArgs& arg
       spec, args,
       [&](const ReferenceRow& row) {
         ForwardReport report;
-        const auto position = ": batch " + std::to_string(row.batch) + ", row " + std::to_string(row.row) +
-                              ", head " + std::to_string(row.head);
+        const auto position = [&] {
+          return ": batch " + std::to_string(row.batch) + ", row " + std::to_string(row.row) + ", head " +
+                 std::to_string(row.head);
+        };
         const std::int64_t in_tensor = layout.sequences[row.batch].q_begin + row.row;
         const std::int64_t at = layout.index(o, row.batch, in_tensor, row.head);
         for (std::size_t c = 0; c < row.o.size(); ++c) {
           compare(load_element(o.data, o.dtype, at + static_cast<std::int64_t>(c)), row.o[c], row.o_bound[c],
-                  report.o, report.wrong, [&] { return "o" + position + ", dim " + std::to_string(c); });
+                  report.o, report.wrong, [&] { return "o" + position() + ", dim " + std::to_string(c); });
         }
         if (lse) {
           const double actual =
               load_element(lse->data, DType::fp32, layout.lse_index(*lse, row.batch, in_tensor, row.head));
-          compare(actual, row.lse, row.lse_bound, report.lse, report.wrong, [&] { return "lse" + position; });
+          compare(actual, row.lse, row.lse_bound, report.lse, report.wrong, [&] { return "lse" + position(); });
         }
         const std::lock_guard lock(mutex);
         ++total.rows;

@@ -1,0 +1,129 @@
+// What only a GPU has: streams, graphs, its own memory.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "runtime/cuda/memory.hpp"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+class Cuda : public OnEveryDevice {
+ protected:
+  void SetUp() override {
+    OnEveryDevice::SetUp();
+    if (GetParam() && !on().is_cuda()) GTEST_SKIP() << "for GPUs";
+  }
+  static Case medium(std::uint64_t seed = 1) {
+    return {.spec = forward_spec(DType::bf16, 128, {CausalMask{}}),
+            .batch = 2,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .seqlen_q = 300,
+            .seqlen_k = 500,
+            .seed = seed};
+  }
+};
+
+TEST_P(Cuda, CapturedInAGraph) {
+  Workload workload(on(), medium());
+  const Kernel& kernel = workload.kernel(on().engine());
+  const PreparedLaunch prepared = kernel.prepare(workload.args());
+  const cuda::Graph direct(on().context(), [&](Stream stream) { kernel.launch(workload.args(), stream); });
+  const cuda::Graph from_prepared(on().context(), [&](Stream stream) {
+    for (int i = 0; i < 3; ++i) prepared.launch(stream);
+  });
+  for (const cuda::Graph* graph : {&direct, &from_prepared, &direct}) {
+    workload.reset();
+    graph->launch();
+    EXPECT_TRUE(workload.check());
+  }
+}
+
+TEST_P(Cuda, OnSeveralStreamsAndThreads) {
+  constexpr int count = 4;
+  std::vector<std::unique_ptr<Workload>> workloads;
+  std::vector<std::unique_ptr<cuda::OwnedStream>> streams;
+  for (int i = 0; i < count; ++i) {
+    workloads.push_back(std::make_unique<Workload>(on(), medium(static_cast<std::uint64_t>(i) + 1)));
+    workloads.back()->reset();
+    streams.push_back(std::make_unique<cuda::OwnedStream>(on().context()));
+  }
+  const Kernel& kernel = workloads[0]->kernel(on().engine());
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < count; ++i) {
+      threads.emplace_back([&, i] {
+        for (int round = 0; round < 20; ++round) kernel.launch(workloads[i]->args(), streams[i]->get());
+      });
+    }
+  }
+  for (const auto& stream : streams) stream->synchronize();
+  for (const auto& workload : workloads) EXPECT_TRUE(workload->check());
+}
+
+// The method's O(N) memory: the kernel takes nothing from the device while it runs, at a length whose scores
+// would not fit.
+TEST_P(Cuda, TakesNoDeviceMemory) {
+  Workload small(on(), medium());
+  small.kernel(on().engine()).launch(small.args());  // loads the code
+  Workload large(on(),
+                 {.spec = medium().spec, .heads_q = 4, .heads_kv = 1, .seqlen_q = 65536, .seqlen_k = 65536});
+  const Kernel& kernel = large.kernel(on().engine());
+  on().synchronize();
+  const std::size_t before = cuda::free_memory(on().context());
+  kernel.launch(large.args());
+  std::size_t least = before;
+  for (int i = 0; i < 20; ++i) least = std::min(least, cuda::free_memory(on().context()));
+  on().synchronize();
+  EXPECT_EQ(least, before);
+  EXPECT_EQ(cuda::free_memory(on().context()), before);
+  EXPECT_EQ(kernel.workspace_bytes(large.args()), 0u);
+}
+
+TEST_P(Cuda, LeavesTheCallersContextCurrent) {
+  Workload workload(on(), medium());
+  const auto& api = cuda::driver();
+  cuda::CUcontext before = nullptr, after = nullptr;
+  api.CtxGetCurrent(&before);
+  workload.kernel(on().engine()).launch(workload.args());
+  api.CtxGetCurrent(&after);
+  EXPECT_EQ(before, after);
+  std::jthread([&] {  // a thread that never saw CUDA
+    workload.kernel(on().engine()).launch(workload.args());
+    api.CtxGetCurrent(&after);
+  })
+      .join();
+  EXPECT_EQ(after, nullptr);
+  EXPECT_TRUE(workload.check());
+}
+
+// Lengths on a GPU are not read by the host: wrong ones may give wrong numbers, never an access outside.
+TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
+  Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true}),
+                           .heads_q = 2,
+                           .heads_kv = 2,
+                           .lengths_q = {50, 60, 70},
+                           .lengths_k = {90, 20, 70}});
+  AttentionArgs args = workload.args();
+  for (const std::vector<std::int32_t>& starts :
+       {std::vector<std::int32_t>{0, 1000000, -5, 180}, {-2147483647, 2147483647, 0, 7}, {180, 120, 60, 0}}) {
+    cuda::DeviceBuffer wrong(on().context(), 16);
+    wrong.copy_from(starts.data(), 16);
+    args.cu_seqlens_q->data = args.cu_seqlens_k->data = wrong.data();
+    workload.reset();
+    workload.kernel(on().engine()).launch(args);
+    EXPECT_NO_THROW(on().synchronize());
+  }
+  workload.reset();
+  workload.kernel(on().engine()).launch(workload.args());
+  EXPECT_TRUE(workload.check());
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Cuda);
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -1,0 +1,141 @@
+// Tensors whose elements lie more than 2^31 apart, in address space that costs nothing but what is touched.
+// Runs on a GPU too where its memory can hold them.
+#include <gtest/gtest.h>
+
+#include <sys/mman.h>
+
+#include <limits>
+
+#include "runtime/cuda/memory.hpp"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/test_device.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/oracle.hpp"
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+constexpr std::int64_t far = (std::int64_t{1} << 31) + 64;  // elements
+
+// A tensor of host memory that is zero, and nowhere until touched, and the same on a GPU.
+class FarTensor {
+ public:
+  FarTensor(TestDevice& device, DType dtype, std::vector<std::int64_t> shape,
+            std::vector<std::int64_t> strides)
+      : device_(device) {
+    tensor_.dtype = dtype;
+    tensor_.device = device.device();
+    tensor_.rank = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), tensor_.shape.begin());
+    std::copy(strides.begin(), strides.end(), tensor_.strides.begin());
+    std::int64_t elements = 1;
+    for (std::size_t i = 0; i < shape.size(); ++i) elements += (shape[i] - 1) * strides[i];
+    bytes_ = static_cast<std::size_t>(elements) * verify::element_size(dtype);
+    tensor_.data =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (tensor_.data == MAP_FAILED) throw std::bad_alloc();
+    if (device.is_cuda()) buffer_ = cuda::DeviceBuffer(device.context(), bytes_);
+  }
+  ~FarTensor() { munmap(tensor_.data, bytes_); }
+  FarTensor(const FarTensor&) = delete;
+
+  const Tensor& on_host() const { return tensor_; }
+  Tensor on_device() const {
+    Tensor t = tensor_;
+    if (device_.is_cuda()) t.data = buffer_.data();
+    return t;
+  }
+  void upload() { copy(true); }
+  void download() { copy(false); }
+  void fill(float value) {
+    for_each_row([&](std::int64_t at, std::int64_t columns) {
+      for (std::int64_t c = 0; c < columns; ++c)
+        verify::store_element(tensor_.data, tensor_.dtype, at + c, value);
+    });
+  }
+
+ private:
+  template <class F>
+  void for_each_row(F&& body) const {
+    const Tensor& t = tensor_;
+    for (std::int64_t i = 0; i < t.shape[0]; ++i) {
+      for (std::int64_t j = 0; j < t.shape[1]; ++j) {
+        for (std::int64_t k = 0; k < (t.rank == 4 ? t.shape[2] : 1); ++k) {
+          body(i * t.strides[0] + j * t.strides[1] + (t.rank == 4 ? k * t.strides[2] : 0),
+               t.shape[t.rank - 1]);
+        }
+      }
+    }
+  }
+  void copy(bool up) {
+    if (!device_.is_cuda()) return;
+    const cuda::ContextScope scope(device_.context());
+    const std::size_t width = verify::element_size(tensor_.dtype);
+    for_each_row([&](std::int64_t at, std::int64_t columns) {
+      const auto host =
+          reinterpret_cast<cuda::CUdeviceptr>(tensor_.data) + static_cast<std::size_t>(at) * width;
+      const auto there =
+          reinterpret_cast<cuda::CUdeviceptr>(buffer_.data()) + static_cast<std::size_t>(at) * width;
+      const std::size_t bytes = static_cast<std::size_t>(columns) * width;
+      cuda::check(cuda::driver().MemcpyAsync(up ? there : host, up ? host : there, bytes, nullptr),
+                  "cuMemcpyAsync");
+    });
+    device_.synchronize();
+  }
+
+  TestDevice& device_;
+  Tensor tensor_;
+  std::size_t bytes_ = 0;
+  cuda::DeviceBuffer buffer_;
+};
+
+class Offsets : public OnEveryDevice {
+ protected:
+  // q and o [batch, seqlen_q, heads, 64], k and v with the same strides.
+  void expect(std::vector<std::int64_t> shape_q, std::vector<std::int64_t> shape_k,
+              std::vector<std::int64_t> strides) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.lse = shape_q.size() == 4});
+    if (on().is_cuda() && cuda::free_memory(on().context()) < std::size_t{40} << 30)
+      GTEST_SKIP() << "needs 40 GiB of GPU memory";
+    FarTensor q(on(), spec.dtype, shape_q, strides), k(on(), spec.dtype, shape_k, strides),
+        v(on(), spec.dtype, shape_k, strides), o(on(), spec.dtype, shape_q, strides),
+        lse(on(), DType::fp32, {shape_q[0], shape_q[2], shape_q[1]}, {shape_q[2] * far, far, 1});
+    verify::fill_random(q.on_host(), 1);
+    verify::fill_random(k.on_host(), 2);
+    verify::fill_random(v.on_host(), 3);
+    o.fill(std::numeric_limits<float>::quiet_NaN());
+    lse.fill(std::numeric_limits<float>::quiet_NaN());
+    AttentionArgs args;
+    for (auto* t : {&q, &k, &v, &o, &lse}) t->upload();
+    args.q = q.on_device(), args.k = k.on_device(), args.v = v.on_device(), args.o = o.on_device(),
+    args.lse = lse.on_device();
+    const Shape shape{static_cast<int>(shape_q[0]), static_cast<int>(shape_q[1]),
+                      static_cast<int>(shape_k[1]), static_cast<int>(shape_q[2]),
+                      static_cast<int>(shape_k[2])};
+    on().engine().get(spec, shape).launch(args);
+    on().synchronize();
+    o.download();
+    lse.download();
+    args.q = q.on_host(), args.k = k.on_host(), args.v = v.on_host(), args.o = o.on_host(),
+    args.lse = lse.on_host();
+    const verify::ForwardReport report = verify::verify_forward(spec, args);
+    EXPECT_TRUE(report.ok()) << report.str();
+  }
+};
+
+TEST_P(Offsets, BetweenBatchEntries) {
+  expect({2, 20, 1, 64}, {2, 33, 1, 64}, {far, 64, 64, 1});
+}
+TEST_P(Offsets, BetweenHeads) {
+  expect({1, 20, 2, 64}, {1, 33, 2, 64}, {0, 64, far, 1});
+}
+TEST_P(Offsets, BetweenRows) {
+  // Rows of 2^26 elements: the 33rd lies beyond 2^31.
+  expect({1, 40, 1, 64}, {1, 36, 1, 64}, {0, std::int64_t{1} << 26, 64, 1});
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Offsets);
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -1,0 +1,111 @@
+// Random specs, sizes, layouts and data. FLASHJIT_TEST_SEED and FLASHJIT_TEST_CASES choose others and more.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::strtoull(text, nullptr, 0) : otherwise;
+}
+
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : seed_(seed) {}
+  // In [first, last].
+  int between(int first, int last) {
+    return first + static_cast<int>(verify::random_bits(seed_, count_++) %
+                                    static_cast<std::uint64_t>(last - first + 1));
+  }
+  bool one_in(int n) { return between(1, n) == 1; }
+  template <class T>
+  T of(const std::vector<T>& choices) {
+    return choices[static_cast<std::size_t>(between(0, static_cast<int>(choices.size()) - 1))];
+  }
+  // Mostly short, sometimes 0, a few long.
+  int length(int longest) { return std::min(longest, one_in(12) ? 0 : between(1, 1 << between(0, 11))); }
+
+ private:
+  std::uint64_t seed_, count_ = 0;
+};
+
+AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
+  std::vector<Mask> mask;
+  if (draw.one_in(2))
+    mask.push_back(CausalMask{draw.of<CausalAlign>({CausalAlign::bottom_right, CausalAlign::top_left})});
+  if (draw.one_in(8))
+    mask.push_back(CausalMask{draw.of<CausalAlign>({CausalAlign::bottom_right, CausalAlign::top_left})});
+  const int dim = draw.one_in(2) ? draw.of<int>({64, 128}) : 8 * draw.between(1, 32);
+  const DType dtype = draw.of(dtypes);
+  SpecOptions options;
+  options.head_dim_v = draw.one_in(4) ? 8 * draw.between(1, 32) : dim;
+  options.lse = !draw.one_in(4);
+  options.varlen = draw.one_in(3);
+  return forward_spec(dtype, dim, mask, options);
+}
+
+Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
+  using enum MemoryLayout;
+  Case c{.spec = spec};
+  const std::int64_t budget = std::int64_t{150} << 20;  // multiply-adds of the whole case
+  c.heads_kv = draw.between(1, 3);
+  c.heads_q = c.heads_kv * draw.between(1, 4);
+  c.batch = draw.one_in(16) ? 0 : draw.between(1, 4);
+  const std::int64_t per_pair =
+      std::int64_t{c.heads_q} * std::max(c.batch, 1) * (spec.head_dim + spec.head_dim_v);
+  const auto longest = [&](int other) {
+    return static_cast<int>(std::min<std::int64_t>(4096, budget / per_pair / std::max(other, 1)));
+  };
+  c.seqlen_q = draw.length(2048);
+  c.seqlen_k = draw.one_in(3) ? std::min(c.seqlen_q, longest(c.seqlen_q)) : draw.length(longest(c.seqlen_q));
+  c.seqlen_q = std::min(c.seqlen_q, longest(c.seqlen_k));
+  for (int b = 0; spec.varlen && b < c.batch; ++b) {
+    c.lengths_q.push_back(draw.between(0, c.seqlen_q));
+    c.lengths_k.push_back(draw.one_in(3) ? std::min(c.lengths_q.back(), c.seqlen_k)
+                                         : draw.between(0, c.seqlen_k));
+  }
+  if (spec.varlen) {
+    c.spare_rows = draw.one_in(2) ? draw.between(1, 200) : 0;
+    c.max_seqlen_q = draw.one_in(2) ? c.shape().seqlen_q : 0;
+    c.max_seqlen_k = draw.one_in(2) ? c.shape().seqlen_k : 0;
+  }
+  std::vector<MemoryLayout> layouts = {contiguous, heads_first, batch_inside, padded, sliced_heads};
+  if (!is_cuda) layouts.push_back(odd);
+  c.layout = draw.of(layouts);
+  c.layout_kv = draw.of(layouts);
+  c.data = draw.one_in(2) ? Data::random
+                          : draw.of<Data>({Data::equal_scores, Data::rising, Data::falling, Data::huge_scores,
+                                           Data::positive_v});
+  c.poison = draw.of<Poison>({Poison::nan, Poison::infinity});
+  if (draw.one_in(4)) c.softmax_scale = 1.0f / static_cast<float>(draw.between(1, 200));
+  c.seed = static_cast<std::uint64_t>(draw.between(1, 1 << 30));
+  return c;
+}
+
+class Random : public OnEveryDevice {};
+
+TEST_P(Random, SpecsAndShapes) {
+  const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),
+                      cases = from_environment("FLASHJIT_TEST_CASES", 150);
+  std::cout << "FLASHJIT_TEST_SEED=" << seed << " FLASHJIT_TEST_CASES=" << cases << std::endl;
+  RecordProperty("seed", std::to_string(seed));
+  Draw draw(seed);
+  AttentionSpec spec;
+  for (std::uint64_t i = 0; i < cases; ++i) {
+    if (i % 4 == 0) spec = draw_spec(draw, on().dtypes());  // compiling is most of a case's time
+    EXPECT_TRUE(computes(on(), draw_case(draw, spec, on().is_cuda()))) << "case " << i;
+  }
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Random);
+
+}  // namespace
+}  // namespace flashjit::testing_support

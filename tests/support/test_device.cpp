@@ -1,0 +1,105 @@
+#include "tests/support/test_device.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "runtime/cuda/memory.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+std::string why_no_cuda;
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder()
+      : path((std::filesystem::temp_directory_path() / ("flashjit_test_" + std::to_string(getpid())))
+                 .string()) {
+    std::filesystem::create_directories(path);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  const std::string path;
+};
+
+std::vector<std::shared_ptr<TestDevice>> find_devices() {
+  std::vector<std::shared_ptr<TestDevice>> devices;
+  const Target best = Target::native();
+  for (const Target& target : Target::all()) {
+    if (target.is_cuda() || target.level > best.level) continue;
+    devices.push_back(std::make_shared<TestDevice>(Device{Device::Kind::cpu, 0}, target.str()));
+  }
+  const std::vector<CudaDevice> gpus = cuda_devices(&why_no_cuda);
+  for (const CudaDevice& gpu : gpus) {
+    devices.push_back(std::make_shared<TestDevice>(Device{Device::Kind::cuda, gpu.index}, ""));
+  }
+  if (gpus.empty()) devices.push_back(nullptr);
+  return devices;
+}
+
+}  // namespace
+
+const std::string& cache_folder() {
+  static const TemporaryFolder temporary;
+  static const std::string folder = [] {
+    const char* given = std::getenv("FLASHJIT_CACHE_DIR");
+    return given && *given ? std::string(given) : temporary.path;
+  }();
+  return folder;
+}
+
+TestDevice::TestDevice(Device device, std::string target) : device_(device), target_(std::move(target)) {}
+
+Engine& TestDevice::engine() {
+  if (!engine_) engine_ = make_engine();
+  return *engine_;
+}
+
+std::unique_ptr<Engine> TestDevice::make_engine(EngineOptions options) const {
+  options.device = device_.str();
+  options.target = target_;
+  if (!options.cache_dir) options.cache_dir = cache_folder();
+  return std::make_unique<Engine>(std::move(options));
+}
+
+std::string TestDevice::name() const {
+  std::string name = is_cuda() ? "cuda" + std::to_string(device_.index) : "cpu_" + target_;
+  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return name;
+}
+
+std::vector<DType> TestDevice::dtypes() const {
+  if (is_cuda()) return {DType::bf16, DType::fp16};
+  return {DType::bf16, DType::fp16, DType::fp32};
+}
+
+const cuda::Context& TestDevice::context() {
+  if (!context_) context_ = std::make_unique<cuda::Context>(device_.index);
+  return *context_;
+}
+
+void TestDevice::synchronize() {
+  if (is_cuda()) cuda::synchronize(context());
+}
+
+const std::vector<std::shared_ptr<TestDevice>>& test_devices() {
+  cache_folder();  // outlives the engines
+  static const std::vector<std::shared_ptr<TestDevice>> devices = find_devices();
+  return devices;
+}
+
+std::string describe(const std::shared_ptr<TestDevice>& device) {
+  return device ? device->name() : "cuda";
+}
+
+void OnEveryDevice::SetUp() {
+  if (!GetParam()) GTEST_SKIP() << "no GPU: " << why_no_cuda;
+}
+
+}  // namespace flashjit::testing_support

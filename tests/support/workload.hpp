@@ -1,0 +1,79 @@
+// One forward of any spec and size on one device: data, launch, check.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/flashjit.hpp"
+#include "tests/support/guarded_tensor.hpp"
+#include "tests/support/test_device.hpp"
+
+namespace flashjit::testing_support {
+
+enum class Data {
+  random,        // with outliers and long rows
+  equal_scores,  // all keys of a head the same
+  rising,  // scores rise from key to key, by more than exp can span, so that the maximum moves in every block
+  falling,      // the other way
+  huge_scores,  // random, 30 times as large
+  positive_v,   // random, V around 3
+};
+
+// Plain data; str() says all of it.
+struct Case {
+  AttentionSpec spec{};
+  int batch = 1;
+  int heads_q = 1, heads_kv = 1;
+  int seqlen_q = 1, seqlen_k = 1;             // of every batch entry
+  std::vector<int> lengths_q{}, lengths_k{};  // varlen: of each; batch and seqlens follow from them
+  int spare_rows = 0;                         // varlen: rows of the packed tensors beyond the last sequence
+  int max_seqlen_q = 0, max_seqlen_k = 0;     // as AttentionArgs has them
+  MemoryLayout layout = MemoryLayout::contiguous;     // q, o
+  MemoryLayout layout_kv = MemoryLayout::contiguous;  // k, v
+  Data data = Data::random;
+  Poison poison = Poison::nan;
+  std::optional<float> softmax_scale{};
+  std::uint64_t seed = 1;
+
+  Shape shape() const;
+  std::string str() const;
+};
+
+class Workload {
+ public:
+  Workload(TestDevice& device, Case given);
+
+  const Case& given() const { return case_; }
+  const AttentionArgs& args() const { return device_args_; }
+  const Kernel& kernel(Engine& engine) const { return engine.get(case_.spec, case_.shape()); }
+
+  // Poisons the outputs; call before each launch.
+  void reset();
+  // After a launch: every output element within its bound, inputs and surroundings of outputs as they were.
+  testing::AssertionResult check();
+  // The bits of o and lse.
+  std::vector<std::byte> outputs();
+
+  GuardedTensor& k() { return *k_; }
+  GuardedTensor& v() { return *v_; }
+
+ private:
+  std::unique_ptr<GuardedTensor> make(DType dtype, const TensorShape& shape);
+  void fill();
+
+  TestDevice& device_;
+  Case case_;
+  int next_ = 0;
+  std::unique_ptr<GuardedTensor> q_, k_, v_, o_, lse_, cu_seqlens_q_, cu_seqlens_k_;
+  AttentionArgs host_args_, device_args_;
+};
+
+// Launches once on the device's engine and checks.
+testing::AssertionResult computes(TestDevice& device, const Case& given);
+
+}  // namespace flashjit::testing_support

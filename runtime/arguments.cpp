@@ -43,7 +43,7 @@ int size(const Tensor& t, int dim) { return static_cast<int>(t.shape[dim]); }
 // Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
 std::int64_t stride(const Tensor& t, int dim) { return t.shape[dim] > 1 ? t.strides[dim] : 0; }
 
-void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const std::string& what) {
+void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what) {
   if (t.shape[dim] != expected)
     refuse(std::string(name) + " has shape " + shape_text(t) + ": dimension " + std::to_string(dim) + " must be " +
            std::to_string(expected) + ", " + what);
@@ -70,6 +70,8 @@ void require_alignment(const char* name, const Tensor& t) {
 }
 
 void require_distinct_rows(const char* name, const Tensor& t) {
+  for (int i = 0; i < t.rank; ++i)
+    if (t.shape[i] == 0) return;
   for (int i = 0; i + 1 < t.rank; ++i)
     if (t.shape[i] > 1 && t.strides[i] == 0)
       refuse(std::string(name) + " is written, but its dimension " + std::to_string(i) +

@@ -42,7 +42,7 @@ struct Device {
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::bf16;
-  Device device;
+  Device device{};
   int rank = 0;
   std::array<std::int64_t, 4> shape{};
   std::array<std::int64_t, 4> strides{};
@@ -55,24 +55,24 @@ struct Tensor {
 // What one launch computes on. q, k, v, o: [batch, seqlen, heads, head_dim], or with varlen packed
 // [total, heads, head_dim]. Later operations add fields.
 struct AttentionArgs {
-  std::optional<Tensor> q, k, v, o;
-  std::optional<Tensor> lse;           // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
-                                       // natural logarithm; -inf for a row with nothing to attend to
-  std::optional<Tensor> cu_seqlens_q;  // int32 [batch + 1], on the kernel's device; varlen only
-  std::optional<Tensor> cu_seqlens_k;  // int32 [batch + 1]
-  int max_seqlen_q = 0;                // varlen: no sequence is longer; 0: total_q
+  std::optional<Tensor> q{}, k{}, v{}, o{};
+  std::optional<Tensor> lse{};  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
+                                // natural logarithm; -inf for a row with nothing to attend to
+  std::optional<Tensor> cu_seqlens_q{};  // int32 [batch + 1], on the kernel's device; varlen only
+  std::optional<Tensor> cu_seqlens_k{};  // int32 [batch + 1]
+  int max_seqlen_q = 0;                  // varlen: no sequence is longer; 0: total_q
   int max_seqlen_k = 0;
-  std::optional<float> softmax_scale;  // default 1 / sqrt(head_dim); finite, > 0
-  std::optional<Tensor> workspace;     // Kernel::workspace_bytes() bytes, contents undefined before and after
+  std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); finite, > 0
+  std::optional<Tensor> workspace{};  // Kernel::workspace_bytes() bytes, contents undefined before and after
 };
 
 // A CUstream / cudaStream_t; null is the default stream. CPU kernels take null only and return when done.
 using Stream = void*;
 
-// Runs body(context, begin, end) over disjoint ranges that cover [0, count), on any threads, and returns when all are
-// done. What a host application passes to make CPU kernels run on its own threads.
-using ParallelFor =
-    std::function<void(std::int64_t count, void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context)>;
+// Runs body(context, begin, end) over disjoint ranges that cover [0, count), on any threads, and returns when
+// all are done. What a host application passes to make CPU kernels run on its own threads.
+using ParallelFor = std::function<void(
+    std::int64_t count, void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context)>;
 
 enum class Origin { memory, disk, compiled };
 FLASHJIT_API const char* to_string(Origin) noexcept;
@@ -81,10 +81,10 @@ struct KernelInfo {
   AttentionSpec spec;
   Target target;
   KernelConfig config;
-  std::string key;       // cache key of the entry, 32 hexadecimal digits
-  std::string path;      // the entry's file; empty if it is not on disk
+  std::string key;         // cache key of the entry, 32 hexadecimal digits
+  std::string path;        // the entry's file; empty if it is not on disk
   std::string not_cached;  // why it is not on disk
-  std::string compiler;  // name, version and build
+  std::string compiler;    // name, version and build
   std::string log;
   Origin origin = Origin::compiled;  // where this engine got it from
   int registers = 0;                 // cuda: per thread
@@ -123,7 +123,8 @@ class FLASHJIT_API Kernel {
   const std::string& info_json() const noexcept;
   // Bytes that args.workspace must hold; 0 for a forward.
   std::size_t workspace_bytes(const AttentionArgs& args) const;
-  // Checks the arguments, then launches. Allocates nothing; on a GPU asynchronous and capturable in a CUDA graph.
+  // Checks the arguments, then launches. Allocates nothing; on a GPU asynchronous and capturable in a CUDA
+  // graph.
   void launch(const AttentionArgs& args, Stream stream = nullptr) const;
   PreparedLaunch prepare(const AttentionArgs& args) const;
 
@@ -135,11 +136,12 @@ class FLASHJIT_API Kernel {
 };
 
 struct EngineOptions {
-  std::string device = "cpu";           // "cpu" or "cuda:N"
-  std::string target;                   // empty: the device's best
-  std::optional<std::string> cache_dir; // absent: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; empty: no disk cache
-  int num_threads = 0;                  // CPU kernels; 0: as many as this process may use
-  ParallelFor parallel_for;             // CPU kernels run on it instead of the engine's own threads
+  std::string device = "cpu";  // "cpu" or "cuda:N"
+  std::string target{};        // empty: the device's best
+  std::optional<std::string>
+      cache_dir{};             // absent: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; empty: no disk cache
+  int num_threads = 0;         // CPU kernels; 0: as many as this process may use
+  ParallelFor parallel_for{};  // CPU kernels run on it instead of the engine's own threads
 };
 
 class FLASHJIT_API Engine {
@@ -149,8 +151,8 @@ class FLASHJIT_API Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // The kernel for the spec at sizes like `shape`, compiled or loaded if this is the first time. The reference is valid
-  // for the engine's life. In memory already: no lock, no allocation.
+  // The kernel for the spec at sizes like `shape`, compiled or loaded if this is the first time. The
+  // reference is valid for the engine's life. In memory already: no lock, no allocation.
   const Kernel& get(const AttentionSpec& spec, const Shape& shape);
   // The same on a thread of the engine. The engine waits for it before it ends.
   std::shared_future<const Kernel*> get_async(const AttentionSpec& spec, const Shape& shape);

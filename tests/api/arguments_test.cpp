@@ -1,0 +1,284 @@
+// Bad input through the C++ interface: refused with the argument's name, and the next launch works as if
+// nothing had happened.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "tests/api/arguments.hpp"
+#include "tests/unit/expect_error.h"
+
+namespace flashjit {
+namespace {
+
+Engine& engine() {
+  static Engine instance{EngineOptions{}};
+  return instance;
+}
+
+const Kernel& kernel(bool varlen = false, bool lse = true) {
+  AttentionSpec spec;
+  spec.head_dim = GoodArguments::head_dim;
+  spec.head_dim_v = GoodArguments::head_dim_v;
+  spec.varlen = varlen;
+  spec.lse = lse;
+  return engine().get(spec, GoodArguments::shape());
+}
+
+using Spoil = std::function<void(AttentionArgs&)>;
+
+// Every way to hand arguments over refuses what `spoil` makes of good ones.
+void expect_refusal(std::initializer_list<const char*> parts, const Spoil& spoil, bool varlen = false,
+                    bool lse = true) {
+  GoodArguments good(varlen, lse);
+  AttentionArgs bad = good.args;
+  spoil(bad);
+  const Kernel& k = kernel(varlen, lse);
+  expect_error(ErrorCode::invalid_argument, parts, [&] { k.launch(bad); });
+  expect_error(ErrorCode::invalid_argument, parts, [&] { k.prepare(bad); });
+  expect_error(ErrorCode::invalid_argument, parts, [&] { (void)k.workspace_bytes(bad); });
+  EXPECT_NO_THROW(k.launch(good.args));
+}
+
+struct Field {
+  const char* name;
+  std::optional<Tensor> AttentionArgs::* member;
+};
+constexpr Field tensors[] = {{"q", &AttentionArgs::q},
+                             {"k", &AttentionArgs::k},
+                             {"v", &AttentionArgs::v},
+                             {"o", &AttentionArgs::o},
+                             {"lse", &AttentionArgs::lse}};
+constexpr Field lengths[] = {{"cu_seqlens_q", &AttentionArgs::cu_seqlens_q},
+                             {"cu_seqlens_k", &AttentionArgs::cu_seqlens_k}};
+
+TEST(Arguments, GoodOnesAreAccepted) {
+  for (const bool varlen : {false, true}) {
+    for (const bool lse : {false, true}) {
+      GoodArguments good(varlen, lse);
+      EXPECT_NO_THROW(kernel(varlen, lse).launch(good.args));
+    }
+  }
+}
+
+TEST(Arguments, Missing) {
+  for (const Field& f : tensors) {
+    expect_refusal({f.name, "missing"}, [&](AttentionArgs& a) { (a.*f.member).reset(); });
+    expect_refusal({f.name, "missing"}, [&](AttentionArgs& a) { (a.*f.member).reset(); }, true);
+  }
+  for (const Field& f : lengths) {
+    expect_refusal({f.name, "missing"}, [&](AttentionArgs& a) { (a.*f.member).reset(); }, true);
+  }
+}
+
+TEST(Arguments, NullPointers) {
+  for (const Field& f : tensors)
+    expect_refusal({f.name, "null"}, [&](AttentionArgs& a) { (a.*f.member)->data = nullptr; });
+  for (const Field& f : lengths)
+    expect_refusal({f.name, "null"}, [&](AttentionArgs& a) { (a.*f.member)->data = nullptr; }, true);
+}
+
+TEST(Arguments, WrongRank) {
+  for (const Field& f : tensors) {
+    for (const bool varlen : {false, true}) {
+      for (const int change : {-1, 1, -10, 100}) {
+        expect_refusal({f.name, "rank"}, [&](AttentionArgs& a) { (a.*f.member)->rank += change; }, varlen);
+      }
+    }
+  }
+  for (const Field& f : lengths)
+    expect_refusal({f.name, "rank"}, [&](AttentionArgs& a) { (a.*f.member)->rank = 2; }, true);
+}
+
+TEST(Arguments, WrongDtype) {
+  for (const Field& f : tensors) {
+    for (const DType dtype : {DType::fp16, DType::int32}) {
+      expect_refusal({f.name, "dtype", to_string(dtype)},
+                     [&](AttentionArgs& a) { (a.*f.member)->dtype = dtype; });
+    }
+  }
+  for (const Field& f : lengths) {
+    expect_refusal(
+        {f.name, "dtype", "fp32"}, [&](AttentionArgs& a) { (a.*f.member)->dtype = DType::fp32; }, true);
+  }
+}
+
+TEST(Arguments, OnAnotherDevice) {
+  const Device gpu{Device::Kind::cuda, 1};
+  for (const Field& f : tensors)
+    expect_refusal({f.name, "cuda:1", "cpu"}, [&](AttentionArgs& a) { (a.*f.member)->device = gpu; });
+  for (const Field& f : lengths) {
+    expect_refusal({f.name, "cuda:1", "cpu"}, [&](AttentionArgs& a) { (a.*f.member)->device = gpu; }, true);
+  }
+}
+
+TEST(Arguments, WrongShape) {
+  for (const Field& f : tensors) {
+    for (int dim = 0; dim < (f.member == &AttentionArgs::lse ? 3 : 4); ++dim) {
+      // q's batch, heads and rows are what the others are measured against, and k's rows what v's are.
+      const bool defines =
+          f.member == &AttentionArgs::q ? dim < 3 : f.member == &AttentionArgs::k && (dim == 1 || dim == 2);
+      if (defines) {
+        expect_refusal({"has shape"}, [&](AttentionArgs& a) { (a.*f.member)->shape[dim] -= 1; });
+      } else {
+        expect_refusal({f.name, "dimension"}, [&](AttentionArgs& a) { (a.*f.member)->shape[dim] -= 1; });
+      }
+      expect_refusal({f.name, "shape"}, [&](AttentionArgs& a) { (a.*f.member)->shape[dim] = -1; });
+      expect_refusal({f.name, "shape"},
+                     [&](AttentionArgs& a) { (a.*f.member)->shape[dim] = std::int64_t{1} << 31; });
+    }
+  }
+}
+
+TEST(Arguments, HeadsThatDoNotDivide) {
+  const auto heads = [](int kv) { return [kv](AttentionArgs& a) { a.k->shape[2] = a.v->shape[2] = kv; }; };
+  expect_refusal({"q has 4 heads", "k has 3", "multiple"}, heads(3));
+  expect_refusal({"q has 4 heads", "k has 8", "multiple"}, heads(8));
+  expect_refusal({"q has 4 heads", "k has 0", "multiple"}, heads(0));
+}
+
+TEST(Arguments, StridesAKernelCannotUse) {
+  for (const Field& f : tensors) {
+    const int last = f.member == &AttentionArgs::lse ? 2 : 3;
+    expect_refusal({f.name, "contiguous"}, [&](AttentionArgs& a) { (a.*f.member)->strides[last] = 2; });
+    expect_refusal({f.name, "contiguous"}, [&](AttentionArgs& a) { (a.*f.member)->strides[last] = 0; });
+  }
+  for (const Field& f : lengths) {
+    expect_refusal({f.name, "contiguous"}, [&](AttentionArgs& a) { (a.*f.member)->strides[0] = 2; }, true);
+  }
+}
+
+TEST(Arguments, OutputsThatOverwriteThemselves) {
+  for (const Field& f : {tensors[3], tensors[4]}) {
+    for (const int dim : {0, 1})
+      expect_refusal({f.name, "overwrite"}, [&](AttentionArgs& a) { (a.*f.member)->strides[dim] = 0; });
+  }
+}
+
+TEST(Arguments, MisalignedPointers) {
+  const auto shift = [](std::optional<Tensor>& t, int bytes) {
+    t->data = static_cast<char*>(t->data) + bytes;
+  };
+  for (const Field& f : tensors)
+    expect_refusal({f.name, "align"}, [&](AttentionArgs& a) { shift(a.*f.member, 1); });
+  for (const Field& f : lengths)
+    expect_refusal({f.name, "align"}, [&](AttentionArgs& a) { shift(a.*f.member, 2); }, true);
+}
+
+TEST(Arguments, ThatTheSpecHasNoUseFor) {
+  GoodArguments with_lse, packed(true);
+  expect_refusal(
+      {"lse", "\"lse\": false"}, [&](AttentionArgs& a) { a.lse = with_lse.args.lse; }, false, false);
+  expect_refusal({"cu_seqlens", "\"varlen\": true"},
+                 [&](AttentionArgs& a) { a.cu_seqlens_q = packed.args.cu_seqlens_q; });
+  expect_refusal({"cu_seqlens", "\"varlen\": true"},
+                 [&](AttentionArgs& a) { a.cu_seqlens_k = packed.args.cu_seqlens_k; });
+}
+
+TEST(Arguments, LengthsThatContradict) {
+  const auto set = [](std::optional<Tensor> AttentionArgs::* member, int index, int value) {
+    return [=](AttentionArgs& a) { GoodArguments::starts(a.*member)[index] = value; };
+  };
+  // The memory is shared with the good arguments: put it back.
+  const auto refused = [&](std::initializer_list<const char*> parts, const Spoil& spoil) {
+    GoodArguments good(true);
+    spoil(good.args);
+    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel(true).launch(good.args); });
+  };
+  for (const Field& f : lengths) {
+    refused({f.name, "[0]"}, set(f.member, 0, 1));
+    refused({f.name, "decreases"}, set(f.member, 1, -1));
+    refused({f.name, "1000"}, set(f.member, 1, 1000));
+    refused({f.name, "beyond"}, set(f.member, 2, 15));
+    refused({f.name}, set(f.member, 2, std::numeric_limits<int>::max()));
+    refused({f.name, "dimension"}, [&](AttentionArgs& a) { (a.*f.member)->shape[0] = 2; });
+  }
+  refused({"cu_seqlens_q", "empty"},
+          [](AttentionArgs& a) { a.cu_seqlens_q->shape[0] = a.cu_seqlens_k->shape[0] = 0; });
+  refused({"cu_seqlens_q", "max_seqlen_q"}, [](AttentionArgs& a) { a.max_seqlen_q = 4; });
+  refused({"cu_seqlens_k", "max_seqlen_k"}, [](AttentionArgs& a) { a.max_seqlen_k = 6; });
+  refused({"max_seqlen_q", "-1"}, [](AttentionArgs& a) { a.max_seqlen_q = -1; });
+  refused({"max_seqlen_k", "-7"}, [](AttentionArgs& a) { a.max_seqlen_k = -7; });
+}
+
+TEST(Arguments, SoftmaxScales) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN(),
+                  infinity = std::numeric_limits<float>::infinity();
+  for (const float scale : {0.0f, -0.125f, nan, infinity, -infinity}) {
+    expect_refusal({"softmax_scale"}, [&](AttentionArgs& a) { a.softmax_scale = scale; });
+  }
+}
+
+TEST(Arguments, AStreamForACpuKernel) {
+  GoodArguments good;
+  int stream = 0;
+  expect_error(ErrorCode::invalid_argument, {"stream", "CPU"}, [&] { kernel().launch(good.args, &stream); });
+  const PreparedLaunch prepared = kernel().prepare(good.args);
+  expect_error(ErrorCode::invalid_argument, {"stream", "CPU"}, [&] { prepared.launch(&stream); });
+  EXPECT_NO_THROW(prepared.launch());
+}
+
+TEST(Arguments, AtMostFourDimensions) {
+  expect_error(ErrorCode::invalid_argument, {"4 dimensions"},
+               [] { Tensor::contiguous(nullptr, DType::bf16, {}, {1, 1, 1, 1, 1}); });
+}
+
+TEST(Engines, UnknownDevices) {
+  for (const char* device :
+       {"", "gpu", "cpu:0", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", "cuda:99999999999", "CPU"}) {
+    expect_error(ErrorCode::invalid_argument, {"device", "\"cpu\" or \"cuda:N\""},
+                 [&] { Engine({.device = device}); });
+  }
+  expect_error(ErrorCode::target_unavailable, {}, [] { Engine({.device = "cuda:1000"}); });
+}
+
+TEST(Engines, TargetsThatDoNotRunHere) {
+  expect_error(ErrorCode::target_unavailable, {"sm_90", "cpu"}, [] { Engine({.target = "sm_90"}); });
+  expect_error(ErrorCode::invalid_argument, {"x86-64-v5", "x86-64-v4"},
+               [] { Engine({.target = "x86-64-v5"}); });
+  if (Target::native().level < 4) {
+    expect_error(ErrorCode::target_unavailable, {"x86-64-v4", "x86-64-v3"},
+                 [] { Engine({.target = "x86-64-v4"}); });
+  }
+}
+
+TEST(Engines, ThreadCounts) {
+  expect_error(ErrorCode::invalid_argument, {"num_threads", "-1"}, [] { Engine({.num_threads = -1}); });
+}
+
+TEST(Engines, SpecsThatCannotBe) {
+  AttentionSpec spec;
+  expect_error(ErrorCode::invalid_spec, {"head_dim"}, [&] { engine().get(spec, {}); });
+  spec.head_dim = 64;
+  spec.config.block_m = 1008;
+  expect_error(ErrorCode::invalid_spec, {"block_m", "1008"}, [&] { engine().get(spec, {}); });
+  spec.config = {};
+  spec.dropout = true;
+  expect_error(ErrorCode::unsupported, {"dropout"}, [&] { engine().get(spec, {}); });
+  spec.dropout = false;
+  EXPECT_NO_THROW(engine().get(spec, {}));
+}
+
+TEST(Engines, FailuresArriveThroughTheFutureToo) {
+  AttentionSpec spec;
+  spec.head_dim = 12;
+  const auto future = engine().get_async(spec, {});
+  expect_error(ErrorCode::invalid_spec, {"head_dim", "12"}, [&] { future.get(); });
+}
+
+// A shape is a hint: kernels compute any size that they are launched on.
+TEST(Engines, ShapesOfAnyKind) {
+  AttentionSpec spec;
+  spec.head_dim = GoodArguments::head_dim;
+  spec.head_dim_v = GoodArguments::head_dim_v;
+  constexpr int most = std::numeric_limits<int>::max();
+  GoodArguments good;
+  for (const Shape shape :
+       {Shape{0, 0, 0, 0, 0}, Shape{-1, -1, -1, -1, -1}, Shape{most, most, most, most, most}}) {
+    EXPECT_NO_THROW(engine().get(spec, shape).launch(good.args));
+  }
+}
+
+}  // namespace
+}  // namespace flashjit

@@ -1,0 +1,266 @@
+// The C interface: the same answers, the same refusals, as codes and text of the calling thread.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "runtime/flashjit.h"
+#include "tests/api/arguments.hpp"
+
+namespace flashjit {
+namespace {
+
+using testing::HasSubstr;
+
+template <class T, void (*destroy)(T*)>
+struct Destroy {
+  void operator()(T* object) const { destroy(object); }
+};
+using EngineHandle = std::unique_ptr<flashjit_engine, Destroy<flashjit_engine, flashjit_engine_destroy>>;
+using SpecHandle = std::unique_ptr<flashjit_spec, Destroy<flashjit_spec, flashjit_spec_destroy>>;
+using RequestHandle = std::unique_ptr<flashjit_request, Destroy<flashjit_request, flashjit_request_destroy>>;
+using PreparedHandle =
+    std::unique_ptr<flashjit_prepared, Destroy<flashjit_prepared, flashjit_prepared_destroy>>;
+
+constexpr const char* good_spec = R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24})";
+constexpr flashjit_shape good_shape = {GoodArguments::batch, GoodArguments::seqlen_q, GoodArguments::seqlen_k,
+                                       GoodArguments::heads_q, GoodArguments::heads_kv};
+
+flashjit_tensor c_tensor(const Tensor& t) {
+  flashjit_tensor c{t.data,
+                    static_cast<std::int32_t>(t.dtype),
+                    static_cast<std::int32_t>(t.device.kind),
+                    t.device.index,
+                    t.rank,
+                    {},
+                    {}};
+  std::copy(t.shape.begin(), t.shape.end(), c.shape);
+  std::copy(t.strides.begin(), t.strides.end(), c.strides);
+  return c;
+}
+
+class CApi : public testing::Test {
+ protected:
+  void SetUp() override {
+    flashjit_engine* e = nullptr;
+    ASSERT_EQ(flashjit_engine_create(nullptr, &e), FLASHJIT_OK) << flashjit_last_error_message();
+    engine.reset(e);
+    flashjit_spec* s = nullptr;
+    ASSERT_EQ(flashjit_spec_create(good_spec, &s), FLASHJIT_OK) << flashjit_last_error_message();
+    spec.reset(s);
+    ASSERT_EQ(flashjit_engine_get(e, s, &good_shape, &kernel), FLASHJIT_OK) << flashjit_last_error_message();
+    const Tensor* from[] = {&*good.args.q, &*good.args.k, &*good.args.v, &*good.args.o, &*good.args.lse};
+    for (int i = 0; i < 5; ++i) {
+      tensors[i] = c_tensor(*from[i]);
+      arguments[i] = {FLASHJIT_ARG_Q + i, {&tensors[i]}};
+    }
+  }
+
+  void expect(flashjit_status code, std::initializer_list<const char*> parts, flashjit_status actual) {
+    EXPECT_EQ(actual, code);
+    for (const char* part : parts) EXPECT_THAT(flashjit_last_error_message(), HasSubstr(part));
+  }
+  flashjit_status launch(std::size_t count = 5, void* stream = nullptr) {
+    return flashjit_kernel_launch(kernel, arguments, count, stream);
+  }
+
+  GoodArguments good;
+  EngineHandle engine;
+  SpecHandle spec;
+  const flashjit_kernel* kernel = nullptr;
+  flashjit_tensor tensors[5];
+  flashjit_argument arguments[6];
+};
+
+TEST_F(CApi, Versions) {
+  EXPECT_EQ(flashjit_abi_version(), FLASHJIT_ABI_VERSION);
+  EXPECT_STREQ(flashjit_version(), version());
+}
+
+TEST_F(CApi, ComputesWhatTheCppInterfaceComputes) {
+  auto* q = static_cast<std::uint16_t*>(good.args.q->data);
+  auto* k = static_cast<std::uint16_t*>(good.args.k->data);
+  auto* v = static_cast<std::uint16_t*>(good.args.v->data);
+  for (int i = 0; i < 300; ++i) q[i] = k[i] = v[i] = static_cast<std::uint16_t>(0x3f80 + i % 64);
+  const std::size_t bytes = std::size_t{2} * GoodArguments::batch * GoodArguments::seqlen_q *
+                            GoodArguments::heads_q * GoodArguments::head_dim_v;
+  std::vector<char> expected(bytes);
+  Engine cpp;
+  cpp.get(AttentionSpec::from_json(good_spec), GoodArguments::shape()).launch(good.args);
+  std::memcpy(expected.data(), good.args.o->data, bytes);
+  std::memset(good.args.o->data, 0xff, bytes);
+  ASSERT_EQ(launch(), FLASHJIT_OK) << flashjit_last_error_message();
+  EXPECT_EQ(std::memcmp(expected.data(), good.args.o->data, bytes), 0);
+
+  flashjit_prepared* p = nullptr;
+  ASSERT_EQ(flashjit_kernel_prepare(kernel, arguments, 5, &p), FLASHJIT_OK);
+  const PreparedHandle prepared(p);
+  std::memset(good.args.o->data, 0xff, bytes);
+  ASSERT_EQ(flashjit_prepared_launch(p, nullptr), FLASHJIT_OK);
+  EXPECT_EQ(std::memcmp(expected.data(), good.args.o->data, bytes), 0);
+
+  std::size_t workspace = 1;
+  ASSERT_EQ(flashjit_kernel_workspace(kernel, arguments, 5, &workspace), FLASHJIT_OK);
+  EXPECT_EQ(workspace, 0u);
+  const char* info = nullptr;
+  ASSERT_EQ(flashjit_kernel_info(kernel, &info), FLASHJIT_OK);
+  EXPECT_THAT(info, HasSubstr("\"target\""));
+}
+
+TEST_F(CApi, InTheBackground) {
+  flashjit_request* r = nullptr;
+  ASSERT_EQ(flashjit_engine_get_async(engine.get(), spec.get(), &good_shape, &r), FLASHJIT_OK);
+  const RequestHandle request(r);
+  const flashjit_kernel* same = nullptr;
+  ASSERT_EQ(flashjit_request_wait(r, &same), FLASHJIT_OK);
+  EXPECT_EQ(flashjit_request_ready(r), 1);
+  EXPECT_EQ(same, kernel);
+  EXPECT_EQ(flashjit_request_ready(nullptr), 0);
+}
+
+TEST_F(CApi, OnTheCallersThreads) {
+  int calls = 0;
+  const flashjit_parallel_for serial = [](void* user, std::int64_t count,
+                                          void (*body)(void*, std::int64_t, std::int64_t), void* context) {
+    ++*static_cast<int*>(user);
+    body(context, 0, count);
+  };
+  flashjit_engine_options options = {};
+  options.struct_size = sizeof options;
+  options.parallel_for = serial;
+  options.parallel_for_user = &calls;
+  flashjit_engine* e = nullptr;
+  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
+  const EngineHandle mine(e);
+  ASSERT_EQ(flashjit_engine_get(e, spec.get(), &good_shape, &kernel), FLASHJIT_OK);
+  ASSERT_EQ(launch(), FLASHJIT_OK);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(CApi, BadSpecs) {
+  flashjit_spec* s = nullptr;
+  for (const char* json : {"", "{", "[]", "null", "\x80"}) {
+    EXPECT_EQ(flashjit_spec_create(json, &s), FLASHJIT_INVALID_SPEC) << json;
+    EXPECT_NE(std::strlen(flashjit_last_error_message()), 0u);
+  }
+  expect(FLASHJIT_INVALID_SPEC, {"head_dimm", "head_dim"},
+         flashjit_spec_create(R"({"op": "forward", "dtype": "bf16", "head_dimm": 64})", &s));
+  expect(FLASHJIT_UNSUPPORTED, {"backward"},
+         flashjit_spec_create(R"({"op": "backward", "dtype": "bf16", "head_dim": 64})", &s));
+  EXPECT_EQ(s, nullptr) << "written by a call that failed";
+}
+
+TEST_F(CApi, BadOptions) {
+  flashjit_engine_options options = {};
+  flashjit_engine* e = nullptr;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"struct_size"}, flashjit_engine_create(&options, &e));
+  options.struct_size = sizeof options + 8;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"struct_size"}, flashjit_engine_create(&options, &e));
+  options.struct_size = sizeof options;
+  options.device = "gpu";
+  expect(FLASHJIT_INVALID_ARGUMENT, {"device", "gpu"}, flashjit_engine_create(&options, &e));
+  options.device = "cpu";
+  options.target = "sm_90";
+  expect(FLASHJIT_TARGET_UNAVAILABLE, {"sm_90"}, flashjit_engine_create(&options, &e));
+  options.target = nullptr;
+  options.num_threads = -3;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"num_threads", "-3"}, flashjit_engine_create(&options, &e));
+  options.num_threads = 0;
+  options.cache_dir = "/proc/no/such/place";
+  expect(FLASHJIT_CACHE_FAILED, {"/proc/no/such/place"}, flashjit_engine_create(&options, &e));
+  EXPECT_EQ(e, nullptr);
+}
+
+TEST_F(CApi, NullPointersEverywhere) {
+  flashjit_engine* e = nullptr;
+  flashjit_spec* s = nullptr;
+  flashjit_request* r = nullptr;
+  flashjit_prepared* p = nullptr;
+  const flashjit_kernel* k = nullptr;
+  const char* text = nullptr;
+  std::size_t bytes = 0;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"engine"}, flashjit_engine_create(nullptr, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"json"}, flashjit_spec_create(nullptr, &s));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"spec"}, flashjit_spec_create(good_spec, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"engine"}, flashjit_engine_get(nullptr, spec.get(), &good_shape, &k));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"spec"}, flashjit_engine_get(engine.get(), nullptr, &good_shape, &k));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"shape"}, flashjit_engine_get(engine.get(), spec.get(), nullptr, &k));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"},
+         flashjit_engine_get(engine.get(), spec.get(), &good_shape, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"engine"},
+         flashjit_engine_get_async(nullptr, spec.get(), &good_shape, &r));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"request"}, flashjit_request_wait(nullptr, &k));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_info(nullptr, &text));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"json"}, flashjit_kernel_info(kernel, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_workspace(nullptr, arguments, 5, &bytes));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"bytes"}, flashjit_kernel_workspace(kernel, arguments, 5, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_launch(nullptr, arguments, 5, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"args"}, flashjit_kernel_launch(kernel, nullptr, 5, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"q"}, flashjit_kernel_launch(kernel, nullptr, 0, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"prepared"}, flashjit_kernel_prepare(kernel, arguments, 5, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"prepared"}, flashjit_prepared_launch(nullptr, nullptr));
+  flashjit_engine_destroy(nullptr);
+  flashjit_spec_destroy(nullptr);
+  flashjit_request_destroy(nullptr);
+  flashjit_prepared_destroy(nullptr);
+  EXPECT_EQ(e, nullptr);
+  EXPECT_EQ(p, nullptr);
+  EXPECT_EQ(launch(), FLASHJIT_OK);
+}
+
+TEST_F(CApi, BadArguments) {
+  for (int i = 0; i < 5; ++i) {
+    const flashjit_tensor before = tensors[i];
+    const auto refused = [&](std::initializer_list<const char*> parts) {
+      expect(FLASHJIT_INVALID_ARGUMENT, parts, launch());
+      tensors[i] = before;
+    };
+    tensors[i].data = nullptr;
+    refused({"null"});
+    tensors[i].dtype = 77;
+    refused({"dtype", "77"});
+    tensors[i].device_kind = -1;
+    refused({"device_kind", "-1"});
+    tensors[i].device_kind = FLASHJIT_CUDA;
+    refused({"cuda:0"});
+    tensors[i].rank = 5;
+    refused({"rank", "5"});
+    tensors[i].rank = 0;
+    refused({"rank", "0"});
+    tensors[i].shape[1] = -4;
+    refused({"shape"});
+    tensors[i].strides[tensors[i].rank - 1] = 3;
+    refused({"contiguous"});
+    arguments[i].value.tensor = nullptr;
+    expect(FLASHJIT_INVALID_ARGUMENT, {"null"}, launch());
+    arguments[i].value.tensor = &tensors[i];
+  }
+  expect(FLASHJIT_INVALID_ARGUMENT, {"lse"}, launch(4));
+  arguments[5] = {};
+  arguments[5].id = 999;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"999", "position 5"}, launch(6));
+  arguments[5].id = FLASHJIT_ARG_SOFTMAX_SCALE;
+  arguments[5].value.real = 1e300;  // beyond float32
+  expect(FLASHJIT_INVALID_ARGUMENT, {"softmax_scale"}, launch(6));
+  arguments[5].id = FLASHJIT_ARG_MAX_SEQLEN_Q;
+  arguments[5].value.integer = std::int64_t{1} << 40;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"1099511627776"}, launch(6));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"stream"}, launch(5, this));
+  EXPECT_EQ(launch(), FLASHJIT_OK) << flashjit_last_error_message();
+}
+
+TEST_F(CApi, ErrorsBelongToTheirThread) {
+  flashjit_spec* s = nullptr;
+  expect(FLASHJIT_INVALID_SPEC, {}, flashjit_spec_create("{", &s));
+  const std::string mine = flashjit_last_error_message();
+  std::string theirs = "unset";
+  std::jthread([&] { theirs = flashjit_last_error_message(); }).join();
+  EXPECT_EQ(theirs, "");
+  EXPECT_EQ(launch(), FLASHJIT_OK);
+  EXPECT_EQ(flashjit_last_error_message(), mine) << "success keeps the last failure's text";
+}
+
+}  // namespace
+}  // namespace flashjit

@@ -30,6 +30,8 @@ typedef struct {
   size_t num_files;
   const char* const* options; /* Clang driver-less (cc1) options that decide the code: target features, -O */
   size_t num_options;
+  const char*
+      passes; /* optimiser passes, as `opt -passes` takes them, to run in place of those of -O; or null */
 } flashjit_llvm_source;
 
 typedef struct {

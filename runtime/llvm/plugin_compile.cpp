@@ -4,6 +4,7 @@
 #include <clang/Frontend/CompilerInstance.h>
 #include <clang/Frontend/CompilerInvocation.h>
 #include <clang/Frontend/TextDiagnosticPrinter.h>
+#include <llvm/Passes/PassBuilder.h>
 #include <llvm/Support/MemoryBuffer.h>
 #include <llvm/Support/VirtualFileSystem.h>
 #include <llvm/Support/raw_ostream.h>
@@ -24,6 +25,30 @@ llvm::IntrusiveRefCntPtr<llvm::vfs::FileSystem> file_system(const flashjit_llvm_
   return files;
 }
 
+// Ends a pipeline: what comes after it is skipped where it may be.
+struct Finish : llvm::PassInfoMixin<Finish> {
+  std::shared_ptr<bool> finished;
+  llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&) {
+    *finished = true;
+    return llvm::PreservedAnalyses::all();
+  }
+};
+
+// Puts `passes` in the place of the pipeline of -O. `error` gets what is wrong with their text.
+void replace_passes(llvm::PassBuilder& builder, llvm::StringRef passes, std::string& error) {
+  const auto finished = std::make_shared<bool>(false);
+  builder.getPassInstrumentationCallbacks()->registerShouldRunOptionalPassCallback(
+      [finished](llvm::StringRef, llvm::Any) { return !*finished; });
+  builder.registerPipelineStartEPCallback(
+      [=, &builder, &error](llvm::ModulePassManager& manager, llvm::OptimizationLevel) {
+        if (llvm::Error problem = builder.parsePassPipeline(manager, passes))
+          error = llvm::toString(std::move(problem));
+        Finish finish;
+        finish.finished = finished;
+        manager.addPass(std::move(finish));
+      });
+}
+
 }  // namespace
 
 bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& code, std::string& log) {
@@ -40,6 +65,12 @@ bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& co
     if (!clang::CompilerInvocation::CreateFromArgs(*invocation, options, diagnostics)) return false;
   }
 
+  std::string passes_error;
+  if (source.passes != nullptr) {
+    invocation->getCodeGenOpts().PassBuilderCallbacks.emplace_back(
+        [&](llvm::PassBuilder& builder) { replace_passes(builder, source.passes, passes_error); });
+  }
+
   clang::CompilerInstance compiler;
   compiler.setInvocation(std::move(invocation));
   compiler.createDiagnostics(new clang::TextDiagnosticPrinter(said, &compiler.getDiagnosticOpts()));
@@ -53,7 +84,9 @@ bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& co
   } else {
     action = std::make_unique<clang::EmitObjAction>();
   }
-  return compiler.ExecuteAction(*action);
+  const bool ok = compiler.ExecuteAction(*action);
+  said << passes_error;
+  return ok && passes_error.empty();
 }
 
 }  // namespace flashjit::llvm_plugin

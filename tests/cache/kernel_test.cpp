@@ -1,0 +1,168 @@
+// The keys of kernels, and kernels as entries.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cache/kernel_entry.hpp"
+#include "cache/kernel_key.hpp"
+
+namespace flashjit {
+namespace {
+
+using nlohmann::json;
+
+struct Request {
+  AttentionSpec spec;
+  KernelSource source;
+};
+
+Request make_request() {
+  Request request;
+  request.spec.head_dim = 64;
+  request.spec = request.spec.validated();
+  request.source.target = Target::parse("sm_90");
+  request.source.config = {64, 128, 2, 4};
+  request.source.text = "the text";
+  request.source.headers = {{"a.h", "text of a"}, {"b.h", "text of b"}};
+  request.source.steps = {{"flashjit_forward", 128, 65536, 0}};
+  return request;
+}
+
+CompiledKernel make_compiled() {
+  CompiledKernel compiled;
+  compiled.code = std::string(
+      "\x7f"
+      "ELF\0code",
+      9);
+  compiled.compiler = "nvrtc 13.0.88";
+  compiled.registers = 168;
+  compiled.spill_bytes = 8;
+  compiled.static_shared_memory = 16;
+  compiled.compile_ms = 271.25;
+  compiled.log = "a \"log\"\nin two lines";
+  return compiled;
+}
+
+TEST(KernelKey, EveryInputChangesTheDigest) {
+  const auto digest_after = [](auto change) {
+    Request request = make_request();
+    change(request.spec, request.source);
+    return request_key(request.spec, request.source).digest();
+  };
+  using S = AttentionSpec;
+  using K = KernelSource;
+  const std::vector<std::string> digests = {
+      digest_after([](S&, K&) {}),
+      digest_after([](S& s, K&) { s.op = Operation::backward; }),
+      digest_after([](S& s, K&) { s.dtype = DType::fp16; }),
+      digest_after([](S& s, K&) { s.head_dim = 72; }),
+      digest_after([](S& s, K&) { s.head_dim_v = 128; }),
+      digest_after([](S& s, K&) { s.mask = {CausalMask{}}; }),
+      digest_after([](S& s, K&) { s.mask = {CausalMask{CausalAlign::top_left}}; }),
+      digest_after([](S& s, K&) { s.dropout = true; }),
+      digest_after([](S& s, K&) { s.lse = false; }),
+      digest_after([](S& s, K&) { s.varlen = true; }),
+      digest_after([](S& s, K&) { s.paged = true; }),
+      digest_after([](S& s, K&) { s.deterministic = true; }),
+      digest_after([](S&, K& k) { k.target = Target::parse("sm_80"); }),
+      digest_after([](S&, K& k) { k.target = Target::parse("x86-64-v4"); }),
+      digest_after([](S&, K& k) { k.config.block_m = 128; }),
+      digest_after([](S&, K& k) { k.config.block_n = 64; }),
+      digest_after([](S&, K& k) { k.config.num_stages = 3; }),
+      digest_after([](S&, K& k) { k.config.num_warps = 8; }),
+      digest_after([](S&, K& k) { k.text += " "; }),
+      digest_after([](S&, K& k) { k.headers[0].text = "text of A"; }),
+      digest_after([](S&, K& k) { k.headers[1].name = "c.h"; }),
+      digest_after([](S&, K& k) { k.headers.pop_back(); }),
+      digest_after([](S&, K& k) { std::swap(k.headers[0].text, k.headers[1].text); }),
+      digest_after([](S&, K& k) { k.steps[0].entry = "other"; }),
+      digest_after([](S&, K& k) { k.steps[0].threads = 256; }),
+      digest_after([](S&, K& k) { k.steps[0].shared_memory = 1; }),
+      digest_after([](S&, K& k) { k.steps[0].scratch = 1; }),
+      digest_after([](S&, K& k) { k.steps.push_back(k.steps[0]); }),
+  };
+  EXPECT_EQ(std::set<std::string>(digests.begin(), digests.end()).size(), digests.size());
+}
+
+TEST(KernelKey, PinsAreNotPartOfIt) {
+  Request request = make_request();
+  const Key unpinned = request_key(request.spec, request.source);
+  request.spec.config.block_m = 64;
+  EXPECT_EQ(request_key(request.spec, request.source), unpinned);
+}
+
+TEST(KernelKey, EntryAddsCompilerOptionsAndFormat) {
+  const Request request = make_request();
+  const Key asked = request_key(request.spec, request.source);
+  const Key entry = entry_key(asked, "-O3", "nvrtc 13.0");
+  EXPECT_EQ(explain_difference(asked, entry),
+            "options: (absent) | -O3\ncompiler: (absent) | nvrtc 13.0\nformat: (absent) | 1\n");
+  EXPECT_NE(entry_key(asked, "-O2", "nvrtc 13.0").digest(), entry.digest());
+  EXPECT_NE(entry_key(asked, "-O3", "nvrtc 12.9").digest(), entry.digest());
+}
+
+TEST(KernelEntry, RoundTrip) {
+  const Request request = make_request();
+  const CompiledKernel compiled = make_compiled();
+  const auto kernel = unpack_kernel(pack_kernel(Key(), compiled, request.source));
+  ASSERT_TRUE(kernel);
+  EXPECT_EQ(kernel->target, request.source.target);
+  EXPECT_EQ(kernel->config, request.source.config);
+  EXPECT_EQ(kernel->steps, request.source.steps);
+  EXPECT_EQ(kernel->compiled.code, compiled.code);
+  EXPECT_EQ(kernel->compiled.compiler, compiled.compiler);
+  EXPECT_EQ(kernel->compiled.registers, compiled.registers);
+  EXPECT_EQ(kernel->compiled.spill_bytes, compiled.spill_bytes);
+  EXPECT_EQ(kernel->compiled.static_shared_memory, compiled.static_shared_memory);
+  EXPECT_EQ(kernel->compiled.compile_ms, compiled.compile_ms);
+  EXPECT_EQ(kernel->compiled.log, compiled.log);
+}
+
+TEST(KernelEntry, LogNeedNotBeUtf8) {
+  CompiledKernel compiled = make_compiled();
+  compiled.log = "caf\xe9: warning";
+  const auto kernel = unpack_kernel(pack_kernel(Key(), compiled, make_request().source));
+  ASSERT_TRUE(kernel);
+  EXPECT_NE(kernel->compiled.log.find(": warning"), std::string::npos);
+}
+
+TEST(KernelEntry, HostileMetadata) {
+  const CacheEntry good = pack_kernel(Key(), make_compiled(), make_request().source);
+  const auto refused = [&good](const std::string& metadata) {
+    CacheEntry entry = good;
+    entry.metadata = metadata;
+    return !unpack_kernel(entry);
+  };
+  for (const char* text : {"", "{", "null", "[]", "{}", "7", "\"text\"", "\xff\xfe"})
+    EXPECT_TRUE(refused(text)) << text;
+  EXPECT_TRUE(refused(std::string(1'000'000, '[')));
+
+  const json metadata = json::parse(good.metadata);
+  const json wrong[] = {nullptr,         true, -1, 1.5, "text", 4294967296, json::array(), json::object(),
+                        json::array({1})};
+  const json flat = metadata.flatten();
+  for (const auto& [pointer, value] : flat.items()) {
+    for (const json& other : wrong) {
+      // A text may be any text, a number of milliseconds any number; a target is parsed.
+      if (value.is_string() && other.is_string() && pointer != "/target") continue;
+      if (value.is_number_float() && other.is_number()) continue;
+      json changed = metadata;
+      changed[json::json_pointer(pointer)] = other;
+      EXPECT_TRUE(refused(changed.dump())) << changed.dump();
+    }
+  }
+  for (const auto& [name, value] : metadata.items()) {
+    json changed = metadata;
+    changed.erase(name);
+    EXPECT_TRUE(refused(changed.dump())) << "without " << name;
+  }
+  json changed = metadata;
+  changed["steps"] = json::array();
+  EXPECT_TRUE(refused(changed.dump()));
+  CacheEntry empty = good;
+  empty.payload.clear();
+  EXPECT_FALSE(unpack_kernel(empty));
+}
+
+}  // namespace
+}  // namespace flashjit

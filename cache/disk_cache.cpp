@@ -333,27 +333,6 @@ bool DiskCache::publish(const CacheEntry& entry, std::string* why) const {
   return false;
 }
 
-DiskCache::Obtained DiskCache::get_or_build(const Key& key, const std::function<CacheEntry()>& build) const {
-  Obtained result;
-  const auto found = [&](std::string* why) {
-    std::optional<CacheEntry> entry = lookup(key, why);
-    if (entry) {
-      result.entry = std::move(*entry);
-      result.from_disk = result.on_disk = true;
-    }
-    return entry.has_value();
-  };
-  if (found(&result.why)) return result;
-  const KeyLock held = lock(key);
-  if (found(nullptr)) return result;
-  result.entry = build();
-  result.entry.key = key;
-  std::string failure;
-  result.on_disk = publish(result.entry, &failure);
-  if (!result.on_disk) result.why = failure;
-  return result;
-}
-
 std::vector<DiskCache::Listing> DiskCache::list(bool verify) const {
   std::vector<Listing> listings;
   const File store = open_store(folder_, false, nullptr);

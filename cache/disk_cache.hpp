@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +40,8 @@ class KeyLock {
   int process_ = 0;
 };
 
+// To build a key once however many ask: lookup; lock; lookup again; build; publish; release. All but the
+// build may fail, and then cost a build, no more.
 class DiskCache {
  public:
   // FLASHJIT_CACHE_DIR, else $XDG_CACHE_HOME/flashjit, else $HOME/.cache/flashjit; empty if none of them is
@@ -70,17 +71,6 @@ class DiskCache {
   // Written privately, flushed, renamed. False with the reason in *why where it could not be (disk full,
   // read-only): the caller goes on without, and nothing is left behind.
   bool publish(const CacheEntry& entry, std::string* why = nullptr) const;
-
-  struct Obtained {
-    CacheEntry entry;
-    bool from_disk = false;
-    bool on_disk = false;  // can be found by others, at path(key)
-    std::string
-        why;  // what was wrong with the file that was there, or why it could not be stored; may be empty
-  };
-  // lookup, else lock, look again, build and publish: built once however many ask. Throws only what build
-  // throws; a cache that cannot be written costs a build, no more. The key of what build returns is set here.
-  Obtained get_or_build(const Key& key, const std::function<CacheEntry()>& build) const;
 
   struct Listing {
     std::string path;

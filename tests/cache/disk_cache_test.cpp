@@ -199,24 +199,24 @@ TEST(DiskCache, GetOrBuild) {
     ++builds;
     return make_entry(1);
   };
-  const auto first = cache.get_or_build(make_key(1), build);
+  const auto first = get_or_build(cache, make_key(1), build);
   EXPECT_FALSE(first.from_disk);
   EXPECT_TRUE(first.on_disk);
   EXPECT_TRUE(same(first.entry, make_entry(1)));
-  const auto second = cache.get_or_build(make_key(1), build);
+  const auto second = get_or_build(cache, make_key(1), build);
   EXPECT_TRUE(second.from_disk);
   EXPECT_TRUE(same(second.entry, make_entry(1)));
   EXPECT_EQ(builds, 1);
 
   write_file(cache.path(make_key(1)), "broken");
-  const auto third = cache.get_or_build(make_key(1), build);
+  const auto third = get_or_build(cache, make_key(1), build);
   EXPECT_FALSE(third.from_disk);
   EXPECT_THAT(third.why, HasSubstr("set aside"));
   EXPECT_EQ(builds, 2);
 
   // A build that fails frees the key.
   EXPECT_THROW(
-      cache.get_or_build(make_key(2), []() -> CacheEntry { throw Error(ErrorCode::compile_failed, "no"); }),
+      get_or_build(cache, make_key(2), []() -> CacheEntry { throw Error(ErrorCode::compile_failed, "no"); }),
       Error);
   EXPECT_TRUE(cache.lock(make_key(2), std::chrono::milliseconds(0)).held());
 }

@@ -52,10 +52,10 @@ bool works_without_writing(const DiskCache& cache, const std::string& reason) {
   FLASHJIT_CHECK(contains(why, reason));
   FLASHJIT_CHECK(!cache.lock(make_key(2), std::chrono::minutes(1), &why).held());
   FLASHJIT_CHECK(contains(why, reason));
-  const auto built = cache.get_or_build(make_key(2), [] { return make_entry(2); });
+  const auto built = get_or_build(cache, make_key(2), [] { return make_entry(2); });
   FLASHJIT_CHECK(same(built.entry, make_entry(2)) && !built.from_disk && !built.on_disk);
   FLASHJIT_CHECK(contains(built.why, reason));
-  FLASHJIT_CHECK(cache.get_or_build(make_key(1), [] { return CacheEntry(); }).from_disk);
+  FLASHJIT_CHECK(get_or_build(cache, make_key(1), [] { return CacheEntry(); }).from_disk);
   FLASHJIT_CHECK(cache.list(true).size() == 1);
   try {
     cache.clear();
@@ -80,7 +80,7 @@ TEST(Faults, FolderWithoutWritePermission) {
     ::chmod(cache.path(make_key(1)).c_str(), 0600);
     write_file(cache.path(make_key(1)), "broken");
     FLASHJIT_CHECK(!cache.lookup(make_key(1)));
-    FLASHJIT_CHECK(cache.get_or_build(make_key(1), [] { return make_entry(1); }).entry.key == make_key(1));
+    FLASHJIT_CHECK(get_or_build(cache, make_key(1), [] { return make_entry(1); }).entry.key == make_key(1));
     for (const std::string folder : {"", "v1", "v1/tmp"})
       ::chmod((scratch / "cache/" + folder).c_str(), 0700);
     return good;
@@ -141,7 +141,7 @@ TEST(Faults, FullDisk) {
     FLASHJIT_CHECK(contains(why, "No space left on device"));
     FLASHJIT_CHECK(names_in(scratch / "cache/v1/tmp").empty());
     FLASHJIT_CHECK(cache.list(true).empty());
-    const auto built = cache.get_or_build(make_key(1), [] { return make_entry(1, 200'000); });
+    const auto built = get_or_build(cache, make_key(1), [] { return make_entry(1, 200'000); });
     FLASHJIT_CHECK(same(built.entry, make_entry(1, 200'000)) && !built.on_disk);
 
     // Until it is full to the last block: what was stored stays whole.
@@ -185,7 +185,7 @@ TEST(Faults, NoFileDescriptorsLeft) {
     for (int file; (file = ::open("/dev/null", O_RDONLY)) >= 0;) taken.push_back(file);
     // With none to a few left, every operation fails somewhere else, and none throws or leaks.
     for (; !taken.empty(); taken.pop_back()) {
-      const auto result = cache.get_or_build(make_key(1), [] { return make_entry(1); });
+      const auto result = get_or_build(cache, make_key(1), [] { return make_entry(1); });
       FLASHJIT_CHECK(same(result.entry, make_entry(1)));
       cache.publish(make_entry(2));
       cache.list(true);

@@ -135,7 +135,7 @@ TEST(KernelEntry, HostileMetadata) {
   };
   for (const char* text : {"", "{", "null", "[]", "{}", "7", "\"text\"", "\xff\xfe"})
     EXPECT_TRUE(refused(text)) << text;
-  EXPECT_TRUE(refused(std::string(1'000'000, '[')));
+  EXPECT_TRUE(refused(std::string(100'000, '[')));
 
   const json metadata = json::parse(good.metadata);
   const json wrong[] = {nullptr,         true, -1, 1.5, "text", 4294967296, json::array(), json::object(),

@@ -76,6 +76,24 @@ inline CacheEntry make_entry(int n, std::size_t payload_size = 200) {
   return entry;
 }
 
+struct Obtained {
+  CacheEntry entry;
+  bool from_disk = false, on_disk = false;
+  std::string why;  // why what was there was not used, or what was built is not stored
+};
+
+// As an engine does it.
+inline Obtained get_or_build(const DiskCache& cache, const Key& key,
+                             const std::function<CacheEntry()>& build) {
+  std::string why;
+  if (auto entry = cache.lookup(key, &why)) return {std::move(*entry), true, true, why};
+  const KeyLock lock = cache.lock(key);
+  if (auto entry = cache.lookup(key)) return {std::move(*entry), true, true, why};
+  CacheEntry entry = build();
+  const bool stored = cache.publish(entry, why.empty() ? &why : nullptr);
+  return {std::move(entry), false, stored, why};
+}
+
 inline bool same(const CacheEntry& a, const CacheEntry& b) {
   return a.key == b.key && a.metadata == b.metadata && a.payload == b.payload;
 }

@@ -2,8 +2,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <thread>
 
 #include "codegen/error.hpp"
 #include "tests/cache/support.hpp"
@@ -131,6 +130,33 @@ TEST_F(Damage, HugeSizesAllocateNothing) {
   expect_set_aside("do not add up");
   write_file(path(), bytes);
   if (::truncate(path().c_str(), off_t{1} << 40) == 0) expect_set_aside("do not add up");
+}
+
+// Whoever finds an entry damaged while another process already puts a good one in its place must leave that
+// one alone.
+TEST_F(Damage, ReplacedWhileBeingRead) {
+  // Large enough to be still being read when we come: its last byte is not what the checksum was taken of.
+  CacheEntry large{entry_.key, "", std::string(std::size_t{32} << 20, '\0')};
+  large.payload.back() = 1;
+  std::string why;
+  const std::string bytes = encode_entry(large, why).value();
+  std::filesystem::rename(path(), scratch_ / "good");
+  write_file(path(), bytes.substr(0, bytes.size() - large.payload.size()));
+  std::filesystem::resize_file(path(), bytes.size());
+
+  std::thread reader([this] { EXPECT_FALSE(cache_.lookup(entry_.key)); });
+  const auto being_read = [this] {
+    std::error_code gone;
+    for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+      if (std::filesystem::read_symlink(file, gone) == path()) return true;
+    }
+    return false;
+  };
+  while (!being_read() && std::filesystem::exists(path())) {
+  }
+  std::filesystem::rename(scratch_ / "good", path());
+  reader.join();
+  EXPECT_TRUE(same(cache_.lookup(entry_.key, &why).value(), entry_)) << why;
 }
 
 TEST_F(Damage, ListingNamesItAndMovesNothing) {

@@ -31,6 +31,7 @@ struct KernelSource {
   std::string text;                     // the translation unit
   std::vector<EmbeddedHeader> headers;  // every header it reaches, in order of first use
   std::vector<Step> steps;
+  std::vector<std::string> options;  // for the compiler, beyond its own
 };
 
 struct CompiledKernel {

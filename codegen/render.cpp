@@ -104,7 +104,8 @@ std::string structs(const AttentionSpec& spec, const KernelConfig& config) {
 }  // namespace
 
 KernelSource render(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  KernelSource source{.target = target, .config = config, .text = {}, .headers = {}, .steps = {}};
+  KernelSource source{
+      .target = target, .config = config, .text = {}, .headers = {}, .steps = {}, .options = {}};
   source.text = "// flashjit forward for " + target.str() + "\n// " + spec.to_json() + "\n";
   if (target.is_cuda()) {
     source.text +=
@@ -119,6 +120,11 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
          .threads = config.num_warps * 32,
          .shared_memory = device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m,
                                                              config.block_n, config.num_stages)});
+    // At its default level ptxas loads operands ahead until what else is live no longer fits, or squeezes
+    // small kernels into fewer registers than they need: both spill, and the former is slower.
+    const int accumulators =
+        device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
+    if (accumulators > 168 || accumulators <= 80) source.options.push_back("--ptxas-options=-O1");
   } else {
     source.text += "#include \"cpu/forward.h\"\n\n" + structs(spec, config) + "extern \"C\" void " + entry +
                    "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"

@@ -6,7 +6,6 @@ namespace flashjit {
 namespace {
 
 constexpr int rows_of_a_warp = 16;
-constexpr int warp_size = 32;
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
@@ -50,30 +49,46 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {64, 128, 256},
-          .block_n = {32, 48, 64, 80, 96, 112, 128, 160, 192, 256},
+          .block_n = {32, 48, 64, 80, 96, 112, 128},
           .num_stages = {1, 2},
           .num_warps = {4, 8}};
 }
 
-// Scores and output of a tile stay in registers; beyond about 192 of 255 the rest of the kernel spills.
-bool worth_trying(const AttentionSpec& spec, const Target&, const KernelConfig& config) {
-  const int accumulators = config.block_m * (config.block_n + device::round_up(spec.head_dim_v, 16)) /
-                           (config.num_warps * warp_size);
-  return accumulators <= 192;
+// Warps that shared memory lets a multiprocessor hold; it has 1 KB more than a block may ask for, and keeps 1
+// KB a block.
+int resident_warps(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const int blocks = (target.max_shared_memory() + 1024) / (shared_memory(spec, config) + 1024);
+  return blocks * config.num_warps;
 }
 
+bool worth_trying(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  // Of 255 registers, more than 192 accumulators leave too few for the rest.
+  if (device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps) >
+      192)
+    return false;
+  // Registers allow eight warps or more; with fewer there is nothing to switch to while one waits.
+  if (resident_warps(spec, target, config) < 8) return false;
+  // Eight warps of 16 rows read K and V from shared memory twice as often as of 32: only where the output of
+  // 32 rows leaves no registers.
+  return config.num_warps == 4 || config.block_m == 256 || spec.head_dim_v > 128;
+}
+
+// Measured on an H200 (tests/bench/README.md); elsewhere the first that keeps eight warps resident.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
-  const int dim = spec.head_dim > spec.head_dim_v ? spec.head_dim : spec.head_dim_v;
-  KernelConfig config = dim <= 64    ? KernelConfig{128, 128, 1, 4}
-                        : dim <= 128 ? KernelConfig{128, 64, 1, 4}
-                        : dim <= 192 ? KernelConfig{128, 64, 1, 8}
-                                     : KernelConfig{128, 64, 1, 8};
-  // A tile of 64 rows wastes less of a short sequence, and fits where shared memory is small.
-  if (shape.seqlen_q <= 64 || shared_memory(spec, config) > target.max_shared_memory()) {
-    config.block_m = 64;
-    config.num_warps = 4;
+  constexpr KernelConfig short_sequences[] = {{64, 64, 2, 4}, {64, 64, 1, 4}, {64, 32, 1, 4}};
+  constexpr KernelConfig small_heads[] = {{128, 64, 2, 4}, {128, 64, 1, 4}, {128, 32, 1, 4}};
+  constexpr KernelConfig others[] = {{64, 64, 1, 4}, {128, 64, 1, 8}, {128, 32, 1, 8}};
+  std::vector<KernelConfig> candidates;
+  const auto add = [&](const auto& configs) {
+    candidates.insert(candidates.end(), std::begin(configs), std::end(configs));
+  };
+  if (shape.seqlen_q <= 64) add(short_sequences);
+  if (spec.head_dim_v <= 128) add(small_heads);
+  add(others);
+  for (const KernelConfig& config : candidates) {
+    if (worth_trying(spec, target, config)) return config;
   }
-  return config;
+  return candidates.back();
 }
 
 }  // namespace

@@ -233,6 +233,7 @@ class Nvrtc final : public Compiler {
         "--ptxas-options=-v",          // registers and spills in the log
     };
     if (version_ >= 1209) list.push_back("--no-cache");  // flashjit has its own
+    list.insert(list.end(), source.options.begin(), source.options.end());
     return list;
   }
 

@@ -3,9 +3,9 @@
 // One block of threads computes block_m query rows of one (batch entry, query head); a warp owns block_m /
 // num_warps of them (16 or 32) whole, so that its softmax needs no other warp. Scores, probabilities and
 // output stay in registers. Online softmax (Milakov and Gimelshein 2018, Dao 2023) in base 2: exp(scale * s -
-// m) = ex2(s * scale_log2 - m_log2), one FFMA and one MUFU. The output is rescaled only when a row's maximum
-// grew by more than 2^8, which leaves probabilities at most 256 and changes nothing in the result; row sums
-// stay per lane until the end.
+// m) = ex2(s * scale_log2 - m_log2), one FFMA and one MUFU. The maximum follows only when it grew by more
+// than a factor of 2^8: probabilities stay below that, and most steps rescale nothing. Row sums stay per lane
+// until the end.
 //
 // q, k, v, o: 16-byte aligned data, strides that are multiples of 8 elements.
 #pragma once
@@ -40,13 +40,16 @@ class ForwardSm80 {
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
                                            Config::num_stages));
 
-  // Q in registers saves a third of the shared-memory traffic of the scores, where registers are left for it.
-  static constexpr bool q_in_registers = m_tiles * 4 * (n_tiles + o_tiles + k_steps) <= 192;
+  // Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
+  static constexpr float lowest = -3.402823466e38f;
+
+  // Q stays in registers where enough are left for it: a third of the traffic of the scores less.
+  static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
+  static constexpr bool q_in_registers = accumulators <= 144 && accumulators + m_tiles * 4 * k_steps <= 184;
 
  public:
   FLASHJIT_FN static void run(const ForwardParams& p, u32 shared) {
-    const TileIndex tile =
-        tile_index(p, static_cast<int>(blockIdx.x), block_m, 2 * (Spec::head_dim + Spec::head_dim_v));
+    const TileIndex tile = tile_of_block(p);
     const Problem problem = make_problem<Spec::varlen>(p, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
     if (first_row >= problem.seqlen_q) return;
@@ -56,19 +59,21 @@ class ForwardSm80 {
  private:
   FLASHJIT_FN ForwardSm80(const ForwardParams& p, const Problem& problem, u32 shared, int first_row)
       : p_(p),
-        batch_(problem.batch),
-        head_q_(problem.head_q),
-        seqlen_q_(problem.seqlen_q),
         mask_(p, problem),
         shared_(shared),
         first_row_(first_row),
-        warp_row_(threadIdx.x / 32 * warp_rows),
-        lane_(threadIdx.x % 32),
+        seqlen_q_(problem.seqlen_q),
         scale_log2_(p.softmax_scale * log2_e) {}
 
+  FLASHJIT_FN static TileIndex tile_of_block(const ForwardParams& p) {
+    return tile_index(p, static_cast<int>(ctaid_x()), block_m, 2 * (Spec::head_dim + Spec::head_dim_v));
+  }
+
   FLASHJIT_FN Span rows() const { return {first_row_, min(first_row_ + block_m, seqlen_q_)}; }
-  // The row, within this block, that holds accumulator elements 2 * half and 2 * half + 1 of tile i.
-  FLASHJIT_FN u32 lane_row(int i, int half) const { return warp_row_ + i * 16 + half * 8 + lane_ / 4; }
+  // The row, within this block, of elements 2 * half and 2 * half + 1 of accumulator tile i.
+  FLASHJIT_FN static u32 accumulator_row(u32 thread, int i, int half) {
+    return thread / 32 * warp_rows + i * 16 + half * 8 + thread % 32 / 4;
+  }
   FLASHJIT_FN u32 q_tile() const { return shared_; }
   FLASHJIT_FN u32 k_tile(int stage) const { return shared_ + QTile::bytes + stage * stage_bytes; }
   FLASHJIT_FN u32 v_tile(int stage) const { return k_tile(stage) + KTile::bytes; }
@@ -78,7 +83,7 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        max_[i][half] = minus_infinity;
+        max_log2_[i][half] = lowest;
         sum_[i][half] = 0;
       }
 #pragma unroll
@@ -96,47 +101,43 @@ class ForwardSm80 {
     const int seqlen_k = problem.seqlen_k;
 
     BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
-    Block block, next;
-    bool more = walk.next(next);
-    copy_q(q_tile(), first_row_, problem.seqlen_q);
+    Block block;
+    // Starts copies of what the walk visits next: a copy of the walk goes ahead.
+    const auto load_next = [&](int stage) {
+      BlockWalk<Keys, Mask> ahead = walk;
+      Block next;
+      if (ahead.next(next)) {
+        copy_k(k_tile(stage), next.index * block_n, seqlen_k);
+        if (Config::num_stages == 2) copy_v(v_tile(stage), next.index * block_n, seqlen_k);
+      }
+      cp_async_commit_group();
+    };
+    copy_q(q_tile(), first_row_, seqlen_q_);
     cp_async_commit_group();
-    if (more) copy_k(k_tile(0), next.index * block_n, seqlen_k);
-    if (Config::num_stages == 2 && more) copy_v(v_tile(0), next.index * block_n, seqlen_k);
-    cp_async_commit_group();
+    load_next(0);
     load_q();
 
     if constexpr (Config::num_stages == 1) {
       // V arrives while the scores are computed, the next K during softmax and output.
-      while (more) {
-        block = next;
+      while (walk.next(block)) {
         wait_and_sync<0>();
         copy_v(v_tile(0), block.index * block_n, seqlen_k);
         cp_async_commit_group();
         compute_scores(k_tile(0));
-        more = walk.next(next);
         wait_and_sync<0>();
-        if (more) copy_k(k_tile(0), next.index * block_n, seqlen_k);
-        cp_async_commit_group();
+        load_next(0);
         if (!block.whole) apply_mask(block.index * block_n);
         accumulate(v_tile(0));
       }
     } else {
       // The next K and V arrive during a whole step; one barrier says both "arrived" and "the other stage is
       // free".
-      int stage = 0;
-      while (more) {
-        block = next;
+      for (int stage = 0; walk.next(block); stage ^= 1) {
         wait_and_sync<0>();
-        more = walk.next(next);
-        if (more) {
-          copy_k(k_tile(stage ^ 1), next.index * block_n, seqlen_k);
-          copy_v(v_tile(stage ^ 1), next.index * block_n, seqlen_k);
-        }
-        cp_async_commit_group();
+        load_next(stage ^ 1);
         compute_scores(k_tile(stage));
         if (!block.whole) apply_mask(block.index * block_n);
         accumulate(v_tile(stage));
-        stage ^= 1;
       }
     }
     wait_and_sync<0>();
@@ -150,7 +151,8 @@ class ForwardSm80 {
   }
 
   FLASHJIT_FN void load_q() {
-    q_address_ = q_tile() + warp_row_ * QTile::row_bytes + QTile::lane_offset(lane_);
+    q_address_ =
+        q_tile() + threadIdx.x / 32 * warp_rows * QTile::row_bytes + QTile::lane_offset(threadIdx.x % 32);
     if constexpr (q_in_registers) {
       wait_and_sync<1>();
 #pragma unroll
@@ -162,9 +164,16 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) ldmatrix_x4(q[i], QTile::at(q_address_, i * 16, step * 2));
   }
 
-  // s = q k^T
+  // s = q k^T. Operands are loaded `ahead` products before their use: ldmatrix takes longer than one of them.
   FLASHJIT_FN void compute_scores(u32 k_tile) {
-    const u32 k_address = k_tile + KTile::lane_offset_b(lane_);
+    constexpr int pairs = n_tiles / 2, count = k_steps * pairs, ahead = min(3, pairs);
+    const u32 k_address = k_tile + KTile::lane_offset_b(threadIdx.x % 32);
+    u32 k[ahead + 1][4];
+    const auto load = [&](int t) {
+      const int step = t / pairs, n = t % pairs * 2;
+      if (n == 0 && !q_in_registers) load_q(q_[step % 2], step);
+      ldmatrix_x4(k[t % (ahead + 1)], KTile::at(k_address, n * 8, step * 2));
+    };
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
@@ -172,30 +181,30 @@ class ForwardSm80 {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s_[i][n][e] = 0;
 #pragma unroll
-    for (int step = 0; step < k_steps; ++step) {
-      if constexpr (!q_in_registers) load_q(q_[0], step);
-      const auto& q = q_[q_in_registers ? step : 0];
+    for (int t = 0; t < ahead; ++t) load(t);
 #pragma unroll
-      for (int n = 0; n < n_tiles; n += 2) {
-        u32 k[4];
-        ldmatrix_x4(k, KTile::at(k_address, n * 8, step * 2));
+    for (int t = 0; t < count; ++t) {
+      if (t + ahead < count) load(t + ahead);
+      const int step = t / pairs, n = t % pairs * 2;
+      const auto& q = q_[q_in_registers ? step : step % 2];
+      const auto& b = k[t % (ahead + 1)];
 #pragma unroll
-        for (int i = 0; i < m_tiles; ++i) {
-          mma_m16n8k16(Element{}, s_[i][n], q[i], k[0], k[1]);
-          mma_m16n8k16(Element{}, s_[i][n + 1], q[i], k[2], k[3]);
-        }
+      for (int i = 0; i < m_tiles; ++i) {
+        mma_m16n8k16(Element{}, s_[i][n], q[i], b[0], b[1]);
+        mma_m16n8k16(Element{}, s_[i][n + 1], q[i], b[2], b[3]);
       }
     }
   }
 
   FLASHJIT_FN void apply_mask(int first_key) {
-    const int key = first_key + static_cast<int>(lane_ % 4 * 2);
+    const u32 thread = tid_x();
+    const int key = first_key + static_cast<int>(thread % 4 * 2);
     const typename Mask::Tile tile = mask_.tile(rows(), {first_key, first_key + block_n});
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = first_row_ + static_cast<int>(lane_row(i, half));
+        const int row = first_row_ + static_cast<int>(accumulator_row(thread, i, half));
         const Span kept = mask_.hull(Keys{}, Span{row, row + 1});
         const u32 from_begin = key - kept.begin, size = max(kept.size(), 0);
 #pragma unroll
@@ -214,22 +223,21 @@ class ForwardSm80 {
   // Online softmax of s_, then o += p v.
   FLASHJIT_FN void accumulate(u32 v_tile) {
     constexpr float threshold = 8;  // log2
-    float max_log2[m_tiles][2], factor[m_tiles][2];
+    float factor[m_tiles][2];
     bool rescale = false;
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float m = max_[i][half];
+        float m = s_[i][0][half * 2];
 #pragma unroll
         for (int n = 0; n < n_tiles; ++n) m = fmaxf(m, fmaxf(s_[i][n][half * 2], s_[i][n][half * 2 + 1]));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        const float growth = (m - max_[i][half]) * scale_log2_;
-        const bool grew = growth > threshold;  // false for -inf - -inf
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2)) * scale_log2_;
+        const float growth = m - max_log2_[i][half];
+        const bool grew = growth > threshold;
         factor[i][half] = grew ? ex2_approx(-growth) : 1.0f;
-        max_[i][half] = grew ? m : max_[i][half];
-        max_log2[i][half] = max_[i][half] == minus_infinity ? 0.0f : max_[i][half] * scale_log2_;
+        if (grew) max_log2_[i][half] = m;
         rescale |= grew;
       }
     }
@@ -245,45 +253,56 @@ class ForwardSm80 {
       }
     }
 
-    const u32 v_address = v_tile + VTile::lane_offset(lane_);
+    // Two 8-key score tiles are, element for element, one 16-key operand. While one operand is multiplied,
+    // the next is exponentiated: the tensor cores and the special function unit work side by side.
+    constexpr int pairs = ceil_div(o_tiles, 2), count = n_tiles / 2 * pairs, ahead = min(4, count);
+    constexpr int registers = m_tiles * 4;
+    u32 p[2][m_tiles][4], v[ahead + 1][4];
+    const auto exponentiate = [&](int n, int begin, int end) {
 #pragma unroll
-    for (int n = 0; n < n_tiles; n += 2) {
-      // Two 8-key score tiles are one 16-key operand tile, element for element.
-      u32 probabilities[m_tiles][4];
+      for (int r = begin; r < end; ++r) {
+        const int i = r / 4, j = r % 4, half = j % 2;
+        const float* s = s_[i][n + j / 2] + half * 2;
+        const float low = ex2_approx(s[0] * scale_log2_ - max_log2_[i][half]);
+        const float high = ex2_approx(s[1] * scale_log2_ - max_log2_[i][half]);
+        sum_[i][half] += low + high;
+        p[n / 2 % 2][i][j] = cvt_rn_x2(Element{}, low, high);
+      }
+    };
+    const u32 v_address = v_tile + VTile::lane_offset(threadIdx.x % 32);
+    const auto load = [&](int t) {
+      const int key = t / pairs * 16, c = t % pairs * 2;
+      auto& b = v[t % (ahead + 1)];
+      if (c + 1 < o_tiles) {
+        ldmatrix_x4_trans(b, VTile::at(v_address, key, c));
+      } else {
+        ldmatrix_x2_trans(b[0], b[1], VTile::at(v_address, key, c));
+      }
+    };
+#pragma unroll
+    for (int t = 0; t < ahead; ++t) load(t);
+    exponentiate(0, 0, registers);
+#pragma unroll
+    for (int t = 0; t < count; ++t) {
+      const int n = t / pairs * 2, part = t % pairs, c = part * 2;
+      if (t + ahead < count) load(t + ahead);
+      const auto& a = p[n / 2 % 2];
+      const auto& b = v[t % (ahead + 1)];
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int half = j % 2;
-          const float* s = s_[i][n + j / 2] + half * 2;
-          const float low = ex2_approx(s[0] * scale_log2_ - max_log2[i][half]);
-          const float high = ex2_approx(s[1] * scale_log2_ - max_log2[i][half]);
-          sum_[i][half] += low + high;
-          probabilities[i][j] = cvt_rn_x2(Element{}, low, high);
-        }
+        mma_m16n8k16(Element{}, o_[i][c], a[i], b[0], b[1]);
+        if (c + 1 < o_tiles) mma_m16n8k16(Element{}, o_[i][c + 1], a[i], b[2], b[3]);
       }
-#pragma unroll
-      for (int c = 0; c < o_tiles; c += 2) {
-        u32 v[4];
-        if (c + 1 < o_tiles) {
-          ldmatrix_x4_trans(v, VTile::at(v_address, n * 8, c));
-        } else {
-          ldmatrix_x2_trans(v[0], v[1], VTile::at(v_address, n * 8, c));
-        }
-#pragma unroll
-        for (int i = 0; i < m_tiles; ++i) {
-          mma_m16n8k16(Element{}, o_[i][c], probabilities[i], v[0], v[1]);
-          if (c + 1 < o_tiles) mma_m16n8k16(Element{}, o_[i][c + 1], probabilities[i], v[2], v[3]);
-        }
-      }
+      if (n + 2 < n_tiles) exponentiate(n + 2, registers * part / pairs, registers * (part + 1) / pairs);
     }
   }
 
   // Normalises, writes lse, and o through shared memory (which nothing else uses any more) in 16-byte stores.
   FLASHJIT_FN void finish() {
-    const Problem problem =
-        make_problem<Spec::varlen>(p_, batch_, head_q_);  // again: cheaper than registers held
-    const u32 o_tile = shared_;
+    const TileIndex tile = tile_of_block(p_);  // again: cheaper than registers held through the loop
+    const Problem problem = make_problem<Spec::varlen>(p_, tile.batch, tile.head_q);
+    const int first_row = tile.m_block * block_m;
+    const u32 o_tile = shared_, thread = tid_x();
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
@@ -293,15 +312,15 @@ class ForwardSm80 {
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         const bool empty = sum == 0;
         const float inverse = rcp_approx(sum);
-        const u32 row = lane_row(i, half);
-        const int position = first_row_ + static_cast<int>(row);
+        const u32 row = accumulator_row(thread, i, half);
+        const int position = first_row + static_cast<int>(row);
         if constexpr (Spec::lse) {
-          if (lane_ % 4 == 0 && position < seqlen_q_) {
+          if (thread % 4 == 0 && position < problem.seqlen_q) {
             static_cast<float*>(p_.lse.data)[problem.lse_offset + position * p_.lse.row_stride] =
-                empty ? minus_infinity : (max_[i][half] * scale_log2_ + lg2_approx(sum)) * ln_2;
+                empty ? minus_infinity : (max_log2_[i][half] + lg2_approx(sum)) * ln_2;
           }
         }
-        const u32 address = o_tile + OTile::offset(row, 0) + lane_ % 4 * 4;
+        const u32 address = o_tile + OTile::offset(row, 0) + thread % 4 * 4;
 #pragma unroll
         for (int c = 0; c < o_tiles; ++c) {
           const u32 value =
@@ -313,26 +332,24 @@ class ForwardSm80 {
     __syncwarp();
     Element* o = static_cast<Element*>(p_.o.data) + problem.o_offset;
 #pragma unroll 4
-    for (u32 index = lane_; index < warp_rows * o_tiles; index += 32) {
-      const u32 row = warp_row_ + index / o_tiles, chunk = index % o_tiles;
-      const int position = first_row_ + static_cast<int>(row);
+    for (u32 index = thread % 32; index < warp_rows * o_tiles; index += 32) {
+      const u32 row = thread / 32 * warp_rows + index / o_tiles, chunk = index % o_tiles;
+      const int position = first_row + static_cast<int>(row);
       u32 value[4];
       ld_shared_v4(value, o_tile + OTile::offset(row, chunk));
-      if (position < seqlen_q_) st_global_v4(o + position * p_.o.row_stride + chunk * 8, value);
+      if (position < problem.seqlen_q) st_global_v4(o + position * p_.o.row_stride + chunk * 8, value);
     }
   }
 
   const ForwardParams& p_;
-  const int batch_, head_q_, seqlen_q_;
   const Mask mask_;
   const u32 shared_;
-  const int first_row_;
-  const u32 warp_row_, lane_;
+  const int first_row_, seqlen_q_;
   const float scale_log2_;
   u32 q_address_;
-  u32 q_[q_in_registers ? k_steps : 1][m_tiles][4];
+  u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
   float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
-  float max_[m_tiles][2], sum_[m_tiles][2];  // of raw scores; this lane's share
+  float max_log2_[m_tiles][2], sum_[m_tiles][2];  // of the row, scaled to base 2; of this lane's share of it
 };
 
 template <class Spec, class Config>

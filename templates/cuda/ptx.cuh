@@ -7,6 +7,18 @@
 
 namespace flashjit::device {
 
+// Volatile: what follows from a second reading is computed again, not held in registers meanwhile.
+FLASHJIT_FN u32 ctaid_x() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r));
+  return r;
+}
+FLASHJIT_FN u32 tid_x() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+  return r;
+}
+
 FLASHJIT_FN u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

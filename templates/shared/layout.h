@@ -15,6 +15,11 @@ FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_
   return 2 * max(inputs, block_m * head_dim_v);
 }
 
+// Its registers for scores and output, a thread.
+FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m, int block_n, int num_warps) {
+  return block_m * (block_n + head_dim_v) / (num_warps * 32);
+}
+
 // Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector
 // length.
 constexpr int cpu_unit_rows = 48;

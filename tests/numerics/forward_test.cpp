@@ -11,7 +11,7 @@ namespace {
 const std::vector<std::vector<Mask>> every_mask = {
     {}, {CausalMask{CausalAlign::bottom_right}}, {CausalMask{CausalAlign::top_left}}};
 
-class Forward : public OnEveryDevice {
+class Forward : public ComputesOnEveryDevice {
  protected:
   void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
 };

@@ -28,7 +28,7 @@ Case medium(DType dtype, bool varlen = false) {
           .lengths_k = {33, 150, 5, 300}};
 }
 
-class Invariants : public OnEveryDevice {
+class Invariants : public ComputesOnEveryDevice {
  protected:
   std::vector<std::byte> run(Workload& workload, const Kernel& kernel) {
     workload.reset();

@@ -90,7 +90,7 @@ Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   return c;
 }
 
-class Random : public OnEveryDevice {};
+class Random : public ComputesOnEveryDevice {};
 
 TEST_P(Random, SpecsAndShapes) {
   const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),

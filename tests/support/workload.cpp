@@ -1,11 +1,14 @@
 #include "tests/support/workload.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <iostream>
 #include <numeric>
 
 #include "tools/verify/element.hpp"
 #include "tools/verify/oracle.hpp"
 #include "tools/verify/random_tensor.hpp"
+#include "tools/verify/table.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -43,6 +46,14 @@ void transform(const Tensor& t, F&& f) {
         }
       }
     }
+  }
+}
+
+std::atomic<double> share_of_bound = 0;
+
+void note_share(double share) {
+  double seen = share_of_bound;
+  while (share > seen && !share_of_bound.compare_exchange_weak(seen, share)) {
   }
 }
 
@@ -212,6 +223,9 @@ testing::AssertionResult Workload::check() {
   options.bound.repeated_scores =
       case_.data == Data::equal_scores || case_.data == Data::rising || case_.data == Data::falling;
   const verify::ForwardReport report = verify::verify_forward(case_.spec, host_args_, options);
+  for (const verify::Worst* worst : {&report.o, &report.lse}) {
+    if (worst->bound > 0) note_share(worst->error / worst->bound);
+  }
   if (!report.ok()) return testing::AssertionFailure() << report.str() << "\n  in " << case_.str();
   return testing::AssertionSuccess();
 }
@@ -236,6 +250,16 @@ testing::AssertionResult computes(TestDevice& device, const Case& given) {
   } catch (const Error& error) {
     return testing::AssertionFailure() << to_string(error.code()) << ": " << error.message() << "\n"
                                        << error.detail() << "\n  in " << given.str();
+  }
+}
+
+double take_share_of_bound() {
+  return share_of_bound.exchange(0);
+}
+
+void ComputesOnEveryDevice::TearDown() {
+  if (const double share = take_share_of_bound(); share > 0) {
+    std::cout << "  at most " << verify::digits(share, 2) << " of the bound" << std::endl;
   }
 }
 

@@ -76,4 +76,13 @@ class Workload {
 // Launches once on the device's engine and checks.
 testing::AssertionResult computes(TestDevice& device, const Case& given);
 
+// The largest error, as a share of its bound, that check() has seen since the last call.
+double take_share_of_bound();
+
+// OnEveryDevice, whose cases print how much of the bound they used.
+class ComputesOnEveryDevice : public OnEveryDevice {
+ protected:
+  void TearDown() override;
+};
+
 }  // namespace flashjit::testing_support

@@ -438,7 +438,8 @@ ForwardReport verify_forward(const AttentionSpec& spec, const AttentionArgs& arg
         if (lse) {
           const double actual =
               load_element(lse->data, DType::fp32, layout.lse_index(*lse, row.batch, in_tensor, row.head));
-          compare(actual, row.lse, row.lse_bound, report.lse, report.wrong, [&] { return "lse" + position(); });
+          compare(actual, row.lse, row.lse_bound, report.lse, report.wrong,
+                  [&] { return "lse" + position(); });
         }
         const std::lock_guard lock(mutex);
         ++total.rows;

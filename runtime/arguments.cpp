@@ -7,7 +7,9 @@
 namespace flashjit {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, message);
+}
 
 std::string shape_text(const Tensor& t) {
   std::string s = "[";
@@ -27,7 +29,8 @@ const Tensor& require(const char* name, const std::optional<Tensor>& given, DTyp
   if (t.dtype != dtype)
     refuse(arg + " has dtype " + to_string(t.dtype) + ", this kernel takes " + to_string(dtype));
   if (t.device != device)
-    refuse(arg + " is on " + t.device.str() + ", this kernel runs on " + device.str() + ": copy the tensor there");
+    refuse(arg + " is on " + t.device.str() + ", this kernel runs on " + device.str() +
+           ": copy the tensor there");
   bool has_elements = true;
   for (int i = 0; i < rank; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
@@ -38,15 +41,19 @@ const Tensor& require(const char* name, const std::optional<Tensor>& given, DTyp
   return t;
 }
 
-int size(const Tensor& t, int dim) { return static_cast<int>(t.shape[dim]); }
+int size(const Tensor& t, int dim) {
+  return static_cast<int>(t.shape[dim]);
+}
 
 // Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
-std::int64_t stride(const Tensor& t, int dim) { return t.shape[dim] > 1 ? t.strides[dim] : 0; }
+std::int64_t stride(const Tensor& t, int dim) {
+  return t.shape[dim] > 1 ? t.strides[dim] : 0;
+}
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what) {
   if (t.shape[dim] != expected)
-    refuse(std::string(name) + " has shape " + shape_text(t) + ": dimension " + std::to_string(dim) + " must be " +
-           std::to_string(expected) + ", " + what);
+    refuse(std::string(name) + " has shape " + shape_text(t) + ": dimension " + std::to_string(dim) +
+           " must be " + std::to_string(expected) + ", " + what);
 }
 
 // GPU kernels move 16 bytes at a time.
@@ -66,7 +73,8 @@ void require_alignment(const char* name, const Tensor& t) {
   for (int i = 0; i + 1 < t.rank; ++i)
     if (stride(t, i) % elements)
       refuse(arg + "'s stride " + std::to_string(t.strides[i]) + " of dimension " + std::to_string(i) +
-             " is not a multiple of " + std::to_string(elements) + " elements (16 bytes), which GPU kernels need");
+             " is not a multiple of " + std::to_string(elements) +
+             " elements (16 bytes), which GPU kernels need");
 }
 
 void require_distinct_rows(const char* name, const Tensor& t) {
@@ -95,11 +103,11 @@ void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, in
   for (int b = 0; b < batch; ++b) {
     const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
     if (length < 0)
-      refuse(arg + " decreases at entry " + std::to_string(b + 1) + " (" + std::to_string(cu_seqlens[b]) + " to " +
-             std::to_string(cu_seqlens[b + 1]) + "): it holds running totals of the lengths");
+      refuse(arg + " decreases at entry " + std::to_string(b + 1) + " (" + std::to_string(cu_seqlens[b]) +
+             " to " + std::to_string(cu_seqlens[b + 1]) + "): it holds running totals of the lengths");
     if (length > max_seqlen)
-      refuse(arg + " gives sequence " + std::to_string(b) + " a length of " + std::to_string(length) + ", longer than " +
-             max_name + " = " + std::to_string(max_seqlen));
+      refuse(arg + " gives sequence " + std::to_string(b) + " a length of " + std::to_string(length) +
+             ", longer than " + max_name + " = " + std::to_string(max_seqlen));
   }
   if (cu_seqlens[batch] > total)
     refuse(arg + " ends at " + std::to_string(cu_seqlens[batch]) + ", beyond the " + std::to_string(total) +
@@ -154,7 +162,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     const char* lengths = "[batch + 1]";
     const Tensor& cq = require("cu_seqlens_q", args.cu_seqlens_q, DType::int32, 1, lengths, device);
     const Tensor& ck = require("cu_seqlens_k", args.cu_seqlens_k, DType::int32, 1, lengths, device);
-    if (cq.shape[0] < 1) refuse("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
+    if (cq.shape[0] < 1)
+      refuse("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
     require_shape("cu_seqlens_k", ck, 0, cq.shape[0], "as cu_seqlens_q");
     for (const auto& [name, t] : {std::pair{"cu_seqlens_q", &cq}, std::pair{"cu_seqlens_k", &ck}}) {
       if (t->shape[0] > 1 && t->strides[0] != 1) refuse(std::string(name) + " must be contiguous");
@@ -174,7 +183,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     }
   } else {
     if (args.cu_seqlens_q || args.cu_seqlens_k)
-      refuse("cu_seqlens was given, but the spec has \"varlen\": false: ask for a kernel with \"varlen\": true");
+      refuse(
+          "cu_seqlens was given, but the spec has \"varlen\": false: ask for a kernel with \"varlen\": true");
     p.batch = size(q, 0);
     p.seqlen_q = size(q, 1);
     p.seqlen_k = size(k, 1);

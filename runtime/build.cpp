@@ -1,6 +1,7 @@
 #include "runtime/build.hpp"
 
 #include <chrono>
+#include <cstdlib>
 
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
@@ -17,14 +18,21 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-std::optional<DiskCache> open_cache(const std::optional<std::string>& folder) {
+OpenedCache open_cache(const std::optional<std::string>& folder) {
   const std::string name = folder.value_or(DiskCache::default_folder());
-  if (name.empty()) return std::nullopt;
-  return DiskCache(name);
+  if (name.empty()) return {.disk = std::nullopt, .note = "there is no cache folder"};
+  try {
+    return {.disk = DiskCache(name), .note = ""};
+  } catch (const Error& error) {
+    const char* chosen = std::getenv("FLASHJIT_CACHE_DIR");
+    if (folder || (chosen && *chosen)) throw;
+    return {.disk = std::nullopt, .note = error.message()};
+  }
 }
 
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const DiskCache* cache) {
+                         const OpenedCache& opened) {
+  const DiskCache* cache = opened.disk ? &*opened.disk : nullptr;
   const auto start = std::chrono::steady_clock::now();
   const KernelSource source = render(spec, target, config);
   const std::shared_ptr<const Compiler> compiler = compiler_for(target);
@@ -41,7 +49,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
   std::optional<CompiledKernel> compiled;
   const auto find = [&] {
     if (!cache) return;
-    std::optional<CacheEntry> entry = cache->lookup(key);
+    std::optional<CacheEntry> entry = cache->lookup(key, &info.cache_note);
     if (!entry) return;
     std::optional<StoredKernel> stored = unpack_kernel(std::move(*entry));
     if (!stored) return;
@@ -53,16 +61,21 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
   if (!compiled) {
     KeyLock lock;
     if (cache) {
+      const std::string note = info.cache_note;
       lock = cache->lock(key);
       find();
+      if (!compiled && info.cache_note.empty()) info.cache_note = note;
     }
     if (!compiled) {
       compiled = compiler->compile(source);
       info.origin = Origin::compiled;
+      std::string failure;
       if (!cache) {
-        info.not_cached = "no cache folder was given";
-      } else if (cache->publish(pack_kernel(key, *compiled, source), &info.not_cached)) {
+        info.cache_note = opened.note;
+      } else if (cache->publish(pack_kernel(key, *compiled, source), &failure)) {
         info.path = cache->path(key);
+      } else {
+        info.cache_note = failure;
       }
     }
   }
@@ -81,9 +94,9 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
                    std::optional<std::string> cache_dir) {
   const AttentionSpec valid = spec.validated();
-  const std::optional<DiskCache> cache = open_cache(cache_dir);
+  const OpenedCache cache = open_cache(cache_dir);
   const KernelConfig config = heuristic_config(valid, target, bucket(shape));
-  return build_kernel(valid, target, config, cache ? &*cache : nullptr).info;
+  return build_kernel(valid, target, config, cache).info;
 }
 
 }  // namespace flashjit

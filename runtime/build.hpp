@@ -17,12 +17,19 @@ struct BuiltKernel {
   std::vector<Step> steps;
 };
 
-// `spec` is validated, `cache` may be null. Of many callers with one key, in any number of processes that share the
-// folder, one compiles.
-BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const DiskCache* cache);
+struct OpenedCache {
+  std::optional<DiskCache> disk;
+  std::string note;  // why there is none
+};
 
-// The cache that `folder` names (see EngineOptions::cache_dir); none for an empty name.
-std::optional<DiskCache> open_cache(const std::optional<std::string>& folder);
+// The cache that `folder` names (see EngineOptions::cache_dir). One that was asked for, here or in
+// FLASHJIT_CACHE_DIR, and cannot be used is an error; without the default one kernels are compiled anew by
+// every process.
+OpenedCache open_cache(const std::optional<std::string>& folder);
+
+// `spec` is validated. Of many callers with one key, in any number of processes that share the folder, one
+// compiles.
+BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                         const OpenedCache& cache);
 
 }  // namespace flashjit

@@ -65,7 +65,9 @@ T& require(T* pointer, const char* name) {
 const Kernel& kernel_of(const flashjit_kernel* kernel) {
   return *reinterpret_cast<const Kernel*>(&require(kernel, "kernel"));
 }
-const flashjit_kernel* handle_of(const Kernel& kernel) { return reinterpret_cast<const flashjit_kernel*>(&kernel); }
+const flashjit_kernel* handle_of(const Kernel& kernel) {
+  return reinterpret_cast<const flashjit_kernel*>(&kernel);
+}
 
 flashjit::Shape shape_of(const flashjit_shape* shape) {
   const flashjit_shape& s = require(shape, "shape");
@@ -106,21 +108,44 @@ AttentionArgs args_of(const flashjit_argument* args, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const flashjit_argument& arg = args[i];
     switch (arg.id) {
-      case FLASHJIT_ARG_Q: a.q = tensor_of(arg); break;
-      case FLASHJIT_ARG_K: a.k = tensor_of(arg); break;
-      case FLASHJIT_ARG_V: a.v = tensor_of(arg); break;
-      case FLASHJIT_ARG_O: a.o = tensor_of(arg); break;
-      case FLASHJIT_ARG_LSE: a.lse = tensor_of(arg); break;
-      case FLASHJIT_ARG_CU_SEQLENS_Q: a.cu_seqlens_q = tensor_of(arg); break;
-      case FLASHJIT_ARG_CU_SEQLENS_K: a.cu_seqlens_k = tensor_of(arg); break;
-      case FLASHJIT_ARG_MAX_SEQLEN_Q: a.max_seqlen_q = integer_of(arg); break;
-      case FLASHJIT_ARG_MAX_SEQLEN_K: a.max_seqlen_k = integer_of(arg); break;
-      case FLASHJIT_ARG_SOFTMAX_SCALE: a.softmax_scale = static_cast<float>(arg.value.real); break;
-      case FLASHJIT_ARG_WORKSPACE: a.workspace = tensor_of(arg); break;
+      case FLASHJIT_ARG_Q:
+        a.q = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_K:
+        a.k = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_V:
+        a.v = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_O:
+        a.o = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_LSE:
+        a.lse = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_CU_SEQLENS_Q:
+        a.cu_seqlens_q = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_CU_SEQLENS_K:
+        a.cu_seqlens_k = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_MAX_SEQLEN_Q:
+        a.max_seqlen_q = integer_of(arg);
+        break;
+      case FLASHJIT_ARG_MAX_SEQLEN_K:
+        a.max_seqlen_k = integer_of(arg);
+        break;
+      case FLASHJIT_ARG_SOFTMAX_SCALE:
+        a.softmax_scale = static_cast<float>(arg.value.real);
+        break;
+      case FLASHJIT_ARG_WORKSPACE:
+        a.workspace = tensor_of(arg);
+        break;
       default:
         throw Error(ErrorCode::invalid_argument, "argument id " + std::to_string(arg.id) + " at position " +
                                                      std::to_string(i) + " is not known to flashjit " +
-                                                     flashjit::version() + ": ids are those of flashjit_argument_id");
+                                                     flashjit::version() +
+                                                     ": ids are those of flashjit_argument_id");
     }
   }
   return a;
@@ -133,7 +158,8 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   if (given->struct_size < sizeof given->struct_size || given->struct_size > sizeof *given)
     throw Error(ErrorCode::invalid_argument, "struct_size is " + std::to_string(given->struct_size) +
                                                  ", it must be sizeof(flashjit_engine_options), which is " +
-                                                 std::to_string(sizeof *given) + " in flashjit " + flashjit::version());
+                                                 std::to_string(sizeof *given) + " in flashjit " +
+                                                 flashjit::version());
   flashjit_engine_options o{};
   std::memcpy(&o, given, given->struct_size);
   if (o.device) options.device = o.device;
@@ -142,9 +168,8 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   options.num_threads = o.num_threads;
   if (o.parallel_for)
     options.parallel_for = [run = o.parallel_for, user = o.parallel_for_user](
-                               std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t), void* context) {
-      run(user, count, body, context);
-    };
+                               std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),
+                               void* context) { run(user, count, body, context); };
   return options;
 }
 
@@ -152,10 +177,18 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
 
 extern "C" {
 
-int32_t flashjit_abi_version(void) { return FLASHJIT_ABI_VERSION; }
-const char* flashjit_version(void) { return flashjit::version(); }
-const char* flashjit_last_error_message(void) { return last_message.c_str(); }
-const char* flashjit_last_error_detail(void) { return last_detail.c_str(); }
+int32_t flashjit_abi_version(void) {
+  return FLASHJIT_ABI_VERSION;
+}
+const char* flashjit_version(void) {
+  return flashjit::version();
+}
+const char* flashjit_last_error_message(void) {
+  return last_message.c_str();
+}
+const char* flashjit_last_error_detail(void) {
+  return last_detail.c_str();
+}
 
 flashjit_status flashjit_engine_create(const flashjit_engine_options* options, flashjit_engine** engine) {
   return guarded([&] {
@@ -163,7 +196,9 @@ flashjit_status flashjit_engine_create(const flashjit_engine_options* options, f
     created = new flashjit_engine{flashjit::Engine(options_of(options))};
   });
 }
-void flashjit_engine_destroy(flashjit_engine* engine) { delete engine; }
+void flashjit_engine_destroy(flashjit_engine* engine) {
+  delete engine;
+}
 
 flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec) {
   return guarded([&] {
@@ -171,10 +206,12 @@ flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec) {
     created = new flashjit_spec{AttentionSpec::from_json(&require(json, "json"))};
   });
 }
-void flashjit_spec_destroy(flashjit_spec* spec) { delete spec; }
+void flashjit_spec_destroy(flashjit_spec* spec) {
+  delete spec;
+}
 
-flashjit_status flashjit_engine_get(flashjit_engine* engine, const flashjit_spec* spec, const flashjit_shape* shape,
-                                    const flashjit_kernel** kernel) {
+flashjit_status flashjit_engine_get(flashjit_engine* engine, const flashjit_spec* spec,
+                                    const flashjit_shape* shape, const flashjit_kernel** kernel) {
   return guarded([&] {
     const flashjit_kernel*& found = require(kernel, "kernel");
     found = handle_of(require(engine, "engine").engine.get(require(spec, "spec").spec, shape_of(shape)));
@@ -198,7 +235,9 @@ flashjit_status flashjit_request_wait(const flashjit_request* request, const fla
     found = handle_of(*require(request, "request").future.get());
   });
 }
-void flashjit_request_destroy(flashjit_request* request) { delete request; }
+void flashjit_request_destroy(flashjit_request* request) {
+  delete request;
+}
 
 flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json) {
   return guarded([&] { require(json, "json") = kernel_of(kernel).info_json().c_str(); });
@@ -206,16 +245,17 @@ flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char**
 
 flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel, const flashjit_argument* args,
                                           size_t num_args, size_t* bytes) {
-  return guarded([&] { require(bytes, "bytes") = kernel_of(kernel).workspace_bytes(args_of(args, num_args)); });
+  return guarded(
+      [&] { require(bytes, "bytes") = kernel_of(kernel).workspace_bytes(args_of(args, num_args)); });
 }
 
-flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flashjit_argument* args, size_t num_args,
-                                       void* stream) {
+flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flashjit_argument* args,
+                                       size_t num_args, void* stream) {
   return guarded([&] { kernel_of(kernel).launch(args_of(args, num_args), stream); });
 }
 
-flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const flashjit_argument* args, size_t num_args,
-                                        flashjit_prepared** prepared) {
+flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const flashjit_argument* args,
+                                        size_t num_args, flashjit_prepared** prepared) {
   return guarded([&] {
     flashjit_prepared*& created = require(prepared, "prepared");
     created = new flashjit_prepared{kernel_of(kernel).prepare(args_of(args, num_args))};
@@ -224,6 +264,8 @@ flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const fla
 flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream) {
   return guarded([&] { require(prepared, "prepared").launch.launch(stream); });
 }
-void flashjit_prepared_destroy(flashjit_prepared* prepared) { delete prepared; }
+void flashjit_prepared_destroy(flashjit_prepared* prepared) {
+  delete prepared;
+}
 
 }  // extern "C"

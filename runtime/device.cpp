@@ -32,9 +32,12 @@ Tensor Tensor::contiguous(void* data, DType dtype, Device device, std::initializ
 
 const char* to_string(Origin origin) noexcept {
   switch (origin) {
-    case Origin::memory: return "memory";
-    case Origin::disk: return "disk";
-    case Origin::compiled: return "compiled";
+    case Origin::memory:
+      return "memory";
+    case Origin::disk:
+      return "disk";
+    case Origin::compiled:
+      return "compiled";
   }
   return "unknown";
 }

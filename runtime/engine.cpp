@@ -21,11 +21,14 @@ Target choose_target(Device device, const std::string& wanted) {
     if (wanted.empty() || wanted == "native") return native;
     const Target target = Target::parse(wanted);
     if (target.is_cuda())
-      throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on the device cpu: ask for device "
-                                                 "\"cuda:N\", or for target " + native.str());
-    if (target.level > native.level)
-      throw Error(ErrorCode::target_unavailable, "target " + target.str() + " needs instructions that this CPU lacks; it runs " +
+      throw Error(ErrorCode::target_unavailable, "target " + target.str() +
+                                                     " does not run on the device cpu: ask for device "
+                                                     "\"cuda:N\", or for target " +
                                                      native.str());
+    if (target.level > native.level)
+      throw Error(
+          ErrorCode::target_unavailable,
+          "target " + target.str() + " needs instructions that this CPU lacks; it runs " + native.str());
     return target;
   }
   const CudaDevice gpu = cuda_device(device.index);
@@ -34,8 +37,9 @@ Target choose_target(Device device, const std::string& wanted) {
   const Target target = Target::parse(wanted);
   const int capability = gpu.major * 10 + gpu.minor;
   if (!target.is_cuda() || target.level / 10 != gpu.major || target.level > capability)
-    throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on " + device.str() + " (" + gpu.name +
-                                                   ", compute capability " + std::to_string(gpu.major) + "." +
+    throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on " + device.str() +
+                                                   " (" + gpu.name + ", compute capability " +
+                                                   std::to_string(gpu.major) + "." +
                                                    std::to_string(gpu.minor) + "); it runs " + best.str());
   return target;
 }
@@ -45,7 +49,7 @@ Target choose_target(Device device, const std::string& wanted) {
 struct Engine::Impl {
   Device device;
   Target target;
-  std::optional<DiskCache> cache;
+  OpenedCache cache;
   std::unique_ptr<ThreadPool> pool;  // null on a GPU and where the host brings its own threads
   ParallelFor parallel_for;
 
@@ -122,14 +126,15 @@ struct Engine::Impl {
 
   std::unique_ptr<Kernel> load(const AttentionSpec& spec, const KernelConfig& config) const {
     const auto start = std::chrono::steady_clock::now();
-    BuiltKernel built = build_kernel(spec, target, config, cache ? &*cache : nullptr);
+    BuiltKernel built = build_kernel(spec, target, config, cache);
     auto kernel = std::make_unique<Kernel::Impl>();
     kernel->device = device;
     kernel->executable = device.kind == Device::Kind::cuda
                              ? load_cuda(device.index, built.code, built.steps, config)
                              : load_cpu(parallel_for, built.code, built.steps, config);
     kernel->info = std::move(built.info);
-    kernel->info.get_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    kernel->info.get_ms =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     kernel->info_json = to_json(kernel->info);
     return std::make_unique<Kernel>(std::move(kernel));
   }
@@ -138,7 +143,9 @@ struct Engine::Impl {
 Engine::Engine(EngineOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Engine::~Engine() = default;
 
-const Kernel& Engine::get(const AttentionSpec& spec, const Shape& shape) { return impl_->get(spec, shape); }
+const Kernel& Engine::get(const AttentionSpec& spec, const Shape& shape) {
+  return impl_->get(spec, shape);
+}
 
 std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, const Shape& shape) {
   if (const Kernel* kernel = impl_->table.find(spec, bucket(shape))) {
@@ -146,8 +153,9 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
     ready.set_value(kernel);
     return ready.get_future().share();
   }
-  Impl::KernelFuture future =
-      std::async(std::launch::async, [impl = impl_.get(), spec, shape] { return &impl->get(spec, shape); }).share();
+  Impl::KernelFuture future = std::async(std::launch::async, [impl = impl_.get(), spec, shape] {
+                                return &impl->get(spec, shape);
+                              }).share();
   const std::lock_guard lock(impl_->mutex);
   std::erase_if(impl_->pending, [](const Impl::KernelFuture& f) {
     return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -156,7 +164,11 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
   return future;
 }
 
-const Target& Engine::target() const noexcept { return impl_->target; }
-Device Engine::device() const noexcept { return impl_->device; }
+const Target& Engine::target() const noexcept {
+  return impl_->target;
+}
+Device Engine::device() const noexcept {
+  return impl_->device;
+}
 
 }  // namespace flashjit

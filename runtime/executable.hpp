@@ -18,9 +18,10 @@ class Executable {
   virtual void launch(const device::ForwardParams& params, Stream stream) const = 0;
 };
 
-// `code` is what a Compiler made of a source with these steps and config. Throw device_failed or target_unavailable.
-std::unique_ptr<Executable> load_cuda(int device_index, const std::string& code, const std::vector<Step>& steps,
-                                      const KernelConfig& config);
+// `code` is what a Compiler made of a source with these steps and config. Throw device_failed or
+// target_unavailable.
+std::unique_ptr<Executable> load_cuda(int device_index, const std::string& code,
+                                      const std::vector<Step>& steps, const KernelConfig& config);
 
 std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, const std::string& code,
                                      const std::vector<Step>& steps, const KernelConfig& config);

@@ -1,5 +1,5 @@
-/* flashjit: attention kernels from specs, at run time. The C interface, for any other language; flashjit.hpp is the C++
-   one, and says more on shapes and meaning.
+/* flashjit: attention kernels from specs, at run time. The C interface, for any other language; flashjit.hpp
+   is the C++ one, and says more on shapes and meaning.
 
      flashjit_engine* engine;
      flashjit_spec* spec;
@@ -13,8 +13,9 @@
      flashjit_kernel_launch(kernel, args, 5, stream);
 
    Every function that can fail returns FLASHJIT_OK or an error code; flashjit_last_error_message() and
-   flashjit_last_error_detail() then say more, on the thread that called. Outputs are written only on success. All
-   functions may be called from several threads at once; destroying what another thread uses is the caller's error. */
+   flashjit_last_error_detail() then say more, on the thread that called. Outputs are written only on success.
+   All functions may be called from several threads at once; destroying what another thread uses is the
+   caller's error. */
 #ifndef FLASHJIT_H
 #define FLASHJIT_H
 
@@ -31,7 +32,8 @@
 extern "C" {
 #endif
 
-/* Changes only if a program built against an older header would break; compare with flashjit_abi_version(). */
+/* Changes only if a program built against an older header would break; compare with flashjit_abi_version().
+ */
 #define FLASHJIT_ABI_VERSION 1
 FLASHJIT_C_API int32_t flashjit_abi_version(void);
 /* "major.minor.patch" */
@@ -61,8 +63,8 @@ typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
 /* Borrowed memory; strides in elements. */
 typedef struct {
   void* data;
-  int32_t dtype;        /* flashjit_dtype */
-  int32_t device_kind;  /* flashjit_device_kind */
+  int32_t dtype;       /* flashjit_dtype */
+  int32_t device_kind; /* flashjit_device_kind */
   int32_t device_index;
   int32_t rank;
   int64_t shape[4];
@@ -71,17 +73,17 @@ typedef struct {
 
 /* Ids are only ever appended. */
 typedef enum {
-  FLASHJIT_ARG_Q = 1,             /* tensor */
-  FLASHJIT_ARG_K = 2,             /* tensor */
-  FLASHJIT_ARG_V = 3,             /* tensor */
-  FLASHJIT_ARG_O = 4,             /* tensor */
-  FLASHJIT_ARG_LSE = 5,           /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_Q = 6,  /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_K = 7,  /* tensor */
-  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,  /* integer */
-  FLASHJIT_ARG_MAX_SEQLEN_K = 9,  /* integer */
+  FLASHJIT_ARG_Q = 1,              /* tensor */
+  FLASHJIT_ARG_K = 2,              /* tensor */
+  FLASHJIT_ARG_V = 3,              /* tensor */
+  FLASHJIT_ARG_O = 4,              /* tensor */
+  FLASHJIT_ARG_LSE = 5,            /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_Q = 6,   /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_K = 7,   /* tensor */
+  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,   /* integer */
+  FLASHJIT_ARG_MAX_SEQLEN_K = 9,   /* integer */
   FLASHJIT_ARG_SOFTMAX_SCALE = 10, /* real */
-  FLASHJIT_ARG_WORKSPACE = 11     /* tensor */
+  FLASHJIT_ARG_WORKSPACE = 11      /* tensor */
 } flashjit_argument_id;
 
 typedef struct {
@@ -109,17 +111,18 @@ typedef void (*flashjit_parallel_for)(void* user, int64_t count,
 
 /* What is zero or null has its default. */
 typedef struct {
-  size_t struct_size;               /* sizeof(flashjit_engine_options) */
-  const char* device;               /* "cpu" (default) or "cuda:N" */
-  const char* target;               /* default: the device's best */
-  const char* cache_dir;            /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
-  int32_t num_threads;              /* CPU kernels; default: as many as this process may use */
+  size_t struct_size;    /* sizeof(flashjit_engine_options) */
+  const char* device;    /* "cpu" (default) or "cuda:N" */
+  const char* target;    /* default: the device's best */
+  const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
+  int32_t num_threads;   /* CPU kernels; default: as many as this process may use */
   flashjit_parallel_for parallel_for; /* CPU kernels run on it instead of the engine's own threads */
   void* parallel_for_user;
 } flashjit_engine_options;
 
 /* options may be null. */
-FLASHJIT_C_API flashjit_status flashjit_engine_create(const flashjit_engine_options* options, flashjit_engine** engine);
+FLASHJIT_C_API flashjit_status flashjit_engine_create(const flashjit_engine_options* options,
+                                                      flashjit_engine** engine);
 FLASHJIT_C_API void flashjit_engine_destroy(flashjit_engine* engine);
 
 /* From the JSON form of a spec. */
@@ -128,26 +131,32 @@ FLASHJIT_C_API void flashjit_spec_destroy(flashjit_spec* spec);
 
 /* Compiles or loads on first use; afterwards takes no lock and allocates nothing. */
 FLASHJIT_C_API flashjit_status flashjit_engine_get(flashjit_engine* engine, const flashjit_spec* spec,
-                                                   const flashjit_shape* shape, const flashjit_kernel** kernel);
+                                                   const flashjit_shape* shape,
+                                                   const flashjit_kernel** kernel);
 
 /* The same in the background. Destroying a request does not cancel it. */
 FLASHJIT_C_API flashjit_status flashjit_engine_get_async(flashjit_engine* engine, const flashjit_spec* spec,
-                                                         const flashjit_shape* shape, flashjit_request** request);
+                                                         const flashjit_shape* shape,
+                                                         flashjit_request** request);
 FLASHJIT_C_API int32_t flashjit_request_ready(const flashjit_request* request); /* 1 or 0 */
-FLASHJIT_C_API flashjit_status flashjit_request_wait(const flashjit_request* request, const flashjit_kernel** kernel);
+FLASHJIT_C_API flashjit_status flashjit_request_wait(const flashjit_request* request,
+                                                     const flashjit_kernel** kernel);
 FLASHJIT_C_API void flashjit_request_destroy(flashjit_request* request);
 
 /* JSON text: target, config, key, origin, registers, times ... Valid as long as the kernel. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);
 /* Bytes that FLASHJIT_ARG_WORKSPACE must hold. */
-FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel, const flashjit_argument* args,
-                                                         size_t num_args, size_t* bytes);
+FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel,
+                                                         const flashjit_argument* args, size_t num_args,
+                                                         size_t* bytes);
 /* stream: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. */
-FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flashjit_argument* args,
-                                                      size_t num_args, void* stream);
+FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel,
+                                                      const flashjit_argument* args, size_t num_args,
+                                                      void* stream);
 /* Checks and encodes the arguments once for many launches. */
-FLASHJIT_C_API flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const flashjit_argument* args,
-                                                       size_t num_args, flashjit_prepared** prepared);
+FLASHJIT_C_API flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel,
+                                                       const flashjit_argument* args, size_t num_args,
+                                                       flashjit_prepared** prepared);
 FLASHJIT_C_API flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream);
 FLASHJIT_C_API void flashjit_prepared_destroy(flashjit_prepared* prepared);
 

@@ -83,7 +83,7 @@ struct KernelInfo {
   KernelConfig config;
   std::string key;         // cache key of the entry, 32 hexadecimal digits
   std::string path;        // the entry's file; empty if it is not on disk
-  std::string not_cached;  // why it is not on disk
+  std::string cache_note;  // why it is not on disk, or why a file there was not used; empty: all is well
   std::string compiler;    // name, version and build
   std::string log;
   Origin origin = Origin::compiled;  // where this engine got it from

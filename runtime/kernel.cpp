@@ -17,7 +17,8 @@ namespace {
 void require_stream(Device device, Stream stream) {
   if (device.kind == Device::Kind::cpu && stream)
     throw Error(ErrorCode::invalid_argument,
-                "a stream was given to a CPU kernel, which runs when it is launched and returns when it is done: pass "
+                "a stream was given to a CPU kernel, which runs when it is launched and returns when it is "
+                "done: pass "
                 "none");
 }
 
@@ -25,30 +26,36 @@ void require_stream(Device device, Stream stream) {
 
 std::string to_json(const KernelInfo& info) {
   const KernelConfig& c = info.config;
-  return nlohmann::ordered_json{
-      {"spec", nlohmann::ordered_json::parse(info.spec.to_json())},
-      {"target", info.target.str()},
-      {"config",
-       {{"block_m", c.block_m}, {"block_n", c.block_n}, {"num_stages", c.num_stages}, {"num_warps", c.num_warps}}},
-      {"key", info.key},
-      {"path", info.path},
-      {"not_cached", info.not_cached},
-      {"origin", to_string(info.origin)},
-      {"compiler", info.compiler},
-      {"registers", info.registers},
-      {"spill_bytes", info.spill_bytes},
-      {"smem_bytes", info.shared_memory},
-      {"compile_ms", info.compile_ms},
-      {"get_ms", info.get_ms},
-      {"log", info.log}}
+  return nlohmann::ordered_json{{"spec", nlohmann::ordered_json::parse(info.spec.to_json())},
+                                {"target", info.target.str()},
+                                {"config",
+                                 {{"block_m", c.block_m},
+                                  {"block_n", c.block_n},
+                                  {"num_stages", c.num_stages},
+                                  {"num_warps", c.num_warps}}},
+                                {"key", info.key},
+                                {"path", info.path},
+                                {"cache_note", info.cache_note},
+                                {"origin", to_string(info.origin)},
+                                {"compiler", info.compiler},
+                                {"registers", info.registers},
+                                {"spill_bytes", info.spill_bytes},
+                                {"smem_bytes", info.shared_memory},
+                                {"compile_ms", info.compile_ms},
+                                {"get_ms", info.get_ms},
+                                {"log", info.log}}
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 Kernel::Kernel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Kernel::~Kernel() = default;
 
-const KernelInfo& Kernel::info() const noexcept { return impl_->info; }
-const std::string& Kernel::info_json() const noexcept { return impl_->info_json; }
+const KernelInfo& Kernel::info() const noexcept {
+  return impl_->info;
+}
+const std::string& Kernel::info_json() const noexcept {
+  return impl_->info_json;
+}
 
 std::size_t Kernel::workspace_bytes(const AttentionArgs& args) const {
   check_arguments(impl_->info.spec, impl_->device, args);

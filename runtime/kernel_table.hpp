@@ -13,8 +13,9 @@ namespace flashjit {
 
 class Kernel;
 
-// Open addressing, power-of-two slots. Entries are never removed nor moved; a full table is replaced by a larger one
-// and kept until the end, since readers may still be in it (the sizes double, so all of them together are small).
+// Open addressing, power-of-two slots. Entries are never removed nor moved; a full table is replaced by a
+// larger one and kept until the end, since readers may still be in it (the sizes double, so all of them
+// together are small).
 class KernelTable {
  public:
   KernelTable() { grow(); }

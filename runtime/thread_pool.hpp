@@ -13,8 +13,8 @@ namespace flashjit {
 // CPUs that this process may run on.
 int available_cpus();
 
-// num_threads - 1 workers; the caller of run() is the last one. Idle workers sleep. Any number of threads may call run()
-// at once: jobs are served in order of arrival, each caller always working on its own.
+// num_threads - 1 workers; the caller of run() is the last one. Idle workers sleep. Any number of threads may
+// call run() at once: jobs are served in order of arrival, each caller always working on its own.
 class ThreadPool {
  public:
   using Body = void (*)(void* context, std::int64_t begin, std::int64_t end);
@@ -24,8 +24,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Calls body on single items of [0, count), in ascending order of their start, and returns when all are done.
-  // Allocates nothing. `body` must not throw.
+  // Calls body on single items of [0, count), in ascending order of their start, and returns when all are
+  // done. Allocates nothing. `body` must not throw.
   void run(std::int64_t count, Body body, void* context);
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 

@@ -2,6 +2,8 @@
 
 namespace flashjit {
 
-const char* version() noexcept { return FLASHJIT_VERSION; }
+const char* version() noexcept {
+  return FLASHJIT_VERSION;
+}
 
 }  // namespace flashjit

@@ -9,7 +9,9 @@ namespace flashjit {
 namespace {
 
 // The table compares and returns addresses, and looks at no kernel.
-const Kernel* fake_kernel(std::uintptr_t n) { return reinterpret_cast<const Kernel*>(n * 64 + 64); }
+const Kernel* fake_kernel(std::uintptr_t n) {
+  return reinterpret_cast<const Kernel*>(n * 64 + 64);
+}
 
 AttentionSpec spec_of(int i) {
   AttentionSpec spec;
@@ -19,7 +21,9 @@ AttentionSpec spec_of(int i) {
   return spec;
 }
 
-Shape shape_of(int i) { return {1 << i % 4, 1 << i % 7, 64, 8, 8}; }
+Shape shape_of(int i) {
+  return {1 << i % 4, 1 << i % 7, 64, 8, 8};
+}
 
 TEST(KernelTable, FindsWhatWasInserted) {
   KernelTable table;
@@ -27,7 +31,8 @@ TEST(KernelTable, FindsWhatWasInserted) {
   for (int i = 0; i < n; ++i) {
     EXPECT_EQ(table.find(spec_of(i), shape_of(i)), nullptr) << i;
     table.insert(spec_of(i), shape_of(i), fake_kernel(i));
-    for (int j = 0; j <= i; ++j) ASSERT_EQ(table.find(spec_of(j), shape_of(j)), fake_kernel(j)) << i << " " << j;
+    for (int j = 0; j <= i; ++j)
+      ASSERT_EQ(table.find(spec_of(j), shape_of(j)), fake_kernel(j)) << i << " " << j;
   }
   Shape other = shape_of(3);
   other.seqlen_k = 128;

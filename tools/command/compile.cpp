@@ -66,7 +66,7 @@ Verb add_compile(CLI::App& parent) {
       "--json\n\n"
       "--json prints {key, target, config, origin: compiled|disk, ms, compile_ms, registers, spill_bytes, "
       "smem_bytes,\n"
-      "compiler, path, not_cached}; a list of these for several targets.\n");
+      "compiler, path, cache_note}; a list of these for several targets.\n");
   return {app, [options] { return compile_targets(*options); }};
 }
 

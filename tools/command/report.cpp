@@ -45,7 +45,7 @@ Json kernel_json(const KernelInfo& info) {
 }
 
 std::string where_cached(const KernelInfo& info) {
-  return info.path.empty() ? "not cached: " + info.not_cached : info.path;
+  return info.path.empty() ? "not cached: " + info.cache_note : info.path;
 }
 
 double median(std::vector<double>& samples) {

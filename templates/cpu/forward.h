@@ -12,60 +12,75 @@ struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr int units = ceil_div(block_m, unit_rows);
-  static constexpr int v_group = cpu_v_group(block_n);
+  static constexpr int q_unit = head_dim * unit_rows, o_unit = head_dim_v * unit_rows;
+  static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
 
   // Scratch, in this order.
   float* q;         // [units][head_dim][unit_rows]
   float* o;         // [units][head_dim_v][unit_rows]
   RowState* state;  // [units]
-  float* k;         // [block_n][head_dim]
-  float* v;         // [head_dim_v / 8][v_group]: [block_n][8]
+  float* k;         // [block_n][k_row]
+  float* v;         // [block_n][v_row]
   float* s;         // [block_n][unit_rows]
   float* alpha;     // [unit_rows]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
     q = static_cast<float*>(scratch);
-    o = q + units * head_dim * unit_rows;
-    state = reinterpret_cast<RowState*>(o + units * head_dim_v * unit_rows);
+    o = q + units * q_unit;
+    state = reinterpret_cast<RowState*>(o + units * o_unit);
     k = reinterpret_cast<float*>(state + units);
-    v = k + block_n * head_dim;
-    s = v + head_dim_v / 8 * v_group;
+    v = k + block_n * k_row;
+    s = v + block_n * v_row;
     alpha = s + block_n * unit_rows;
   }
 
-  // Rows [row, row + count) of a problem.
-  FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, int row, int count) const {
+  // `tile` is rows of one problem, at most block_m.
+  FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span tile) const {
     const typename Spec::Mask mask(params, problem);
-    const Span tile{row, row + count};
+    const float scale = params.softmax_scale * log2_e;
+    const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
+    const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
     begin(params, problem, tile);
 
     BlockWalk<Keys, typename Spec::Mask> walk(mask, tile, block_n);
     for (Block block; walk.next(block);) {
-      const int first_key = block.index * block_n;
       const Span keys = intersect(mask.hull(Keys{}, tile), block_span(block.index, block_n));
-      pack_block(params, problem, first_key, keys);
-      for (int unit = 0; unit * unit_rows < count; ++unit) {
-        const Span rows = intersect({row + unit * unit_rows, row + (unit + 1) * unit_rows}, tile);
+      pack(k_rows + keys.begin * params.k.row_stride, params.k.row_stride, keys.size(), head_dim, k, k_row);
+      const bool finite = pack(v_rows + keys.begin * params.v.row_stride, params.v.row_stride, keys.size(),
+                               head_dim_v, v, v_row);
+      for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
+        const int row = tile.begin + unit * unit_rows;
+        const Span rows = {row, min(row + unit_rows, tile.end)};
         const Span kept = intersect(mask.hull(Keys{}, rows), keys);
         if (kept.empty()) continue;
-        const Span local{kept.begin - first_key, kept.end - first_key};
-        scores<head_dim>(k, q + unit * head_dim * unit_rows, s, local);
-        if (!mask.whole(rows, kept)) apply_mask(mask, s, rows, first_key, local);
-        softmax(s, params.softmax_scale * log2_e, state[unit], alpha, local);
-        accumulate<head_dim_v, v_group>(v, s, alpha, o + unit * head_dim_v * unit_rows, local);
+        const int skipped = kept.begin - keys.begin, first = skipped / step * step;
+        float* const p = s + skipped * unit_rows;
+        multiply({k + first * k_row, k_row, 1}, q + unit * q_unit, head_dim, nullptr, s + first * unit_rows,
+                 kept.end - keys.begin - first);
+        const bool whole = mask.whole(rows, kept);
+        if (!whole) apply_mask(mask, p, rows, kept);
+        softmax(p, scale, state[unit], alpha, kept.size());
+        const Matrix v_transposed = {v + skipped * v_row, 1, v_row};
+        const bool weighted = whole || finite;
+        multiply(v_transposed, p, weighted ? kept.size() : 0, alpha, o + unit * o_unit, head_dim_v);
+        if (!weighted) add_weighted(v_transposed, p, kept.size(), o + unit * o_unit, head_dim_v);
       }
     }
     end(params, problem, tile);
   }
 
+  // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
+  // whatever was packed before, and nothing of theirs is written.
   FLASHJIT_FN void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
-    const Element* rows = static_cast<const Element*>(params.q.data) + problem.q_offset;
+    const i64 stride = params.q.row_stride;
+    const Element* rows = static_cast<const Element*>(params.q.data) + problem.q_offset + tile.begin * stride;
     for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
-      const int first = unit * unit_rows;
-      pack_queries<head_dim>(rows + (tile.begin + first) * params.q.row_stride, params.q.row_stride,
-                             tile.size() - first, q + first * head_dim);
-      for (int i = 0; i < head_dim_v * unit_rows; i += lanes) store(o + first * head_dim_v + i, Vec{});
+      for (int row = 0; row < unit_rows; row += 8, rows += 8 * stride) {
+        pack(rows, stride, min(8, tile.size() - unit * unit_rows - row), head_dim, k, k_row);
+        transpose({k, k_row, 8}, {q + unit * q_unit + row, unit_rows, 8 * unit_rows}, head_dim / 8);
+      }
+      for (int i = 0; i < o_unit; i += lanes) store(o + unit * o_unit + i, Vec{});
       for (int i = 0; i < unit_rows; i += lanes) {
         store(state[unit].maximum + i, splat(minus_infinity));
         store(state[unit].sum + i, Vec{});
@@ -73,30 +88,20 @@ struct ForwardTile {
     }
   }
 
-  FLASHJIT_FN void pack_block(const ForwardParams& params, const Problem& problem, int first_key,
-                              Span keys) const {
-    const int skipped = keys.begin - first_key;
-    pack<head_dim, head_dim, 8>(
-        static_cast<const Element*>(params.k.data) + problem.k_offset + keys.begin * params.k.row_stride,
-        params.k.row_stride, keys.size(), k + skipped * head_dim);
-    pack<head_dim_v, 8, v_group>(
-        static_cast<const Element*>(params.v.data) + problem.v_offset + keys.begin * params.v.row_stride,
-        params.v.row_stride, keys.size(), v + skipped * 8);
-  }
-
+  // O, by way of the room for V, and lse.
   FLASHJIT_FN void end(const ForwardParams& params, const Problem& problem, Span tile) const {
-    Element* rows = static_cast<Element*>(params.o.data) + problem.o_offset;
-    for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
-      const int first = unit * unit_rows;
-      const int count = min(unit_rows, tile.size() - first);
-      unpack_output<head_dim_v>(o + first * head_dim_v, state[unit],
-                                rows + (tile.begin + first) * params.o.row_stride, params.o.row_stride,
-                                count);
-      if constexpr (Spec::lse)
-        unpack_lse(state[unit],
-                   static_cast<float*>(params.lse.data) + problem.lse_offset +
-                       (tile.begin + first) * params.lse.row_stride,
-                   params.lse.row_stride, count);
+    const i64 stride = params.o.row_stride;
+    Element* rows = static_cast<Element*>(params.o.data) + problem.o_offset + tile.begin * stride;
+    for (int row = 0; row < tile.size(); row += 8, rows += 8 * stride) {
+      const int unit = row / unit_rows, lane = row % unit_rows;
+      transpose({o + unit * o_unit + lane, unit_rows, 8 * unit_rows}, {v, head_dim_v, 8}, head_dim_v / 8);
+      unpack(v, head_dim_v, state[unit].sum + lane, rows, stride, min(8, tile.size() - row));
+    }
+    if constexpr (Spec::lse) {
+      const i64 lse_stride = params.lse.row_stride;
+      float* lse = static_cast<float*>(params.lse.data) + problem.lse_offset + tile.begin * lse_stride;
+      for (int row = 0; row < tile.size(); row += unit_rows, lse += unit_rows * lse_stride)
+        unpack_lse(state[row / unit_rows], lse, lse_stride, min(unit_rows, tile.size() - row));
     }
   }
 };
@@ -112,8 +117,8 @@ FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* 
     const int batch = static_cast<int>(t / blocks / params.num_heads_q);
     const int row = static_cast<int>(blocks - 1 - t % blocks) * Config::block_m;
     const Problem problem = make_problem<Spec::varlen>(params, batch, head);
-    const int count = min(Config::block_m, problem.seqlen_q - row);
-    if (count > 0) tile.run(params, problem, row, count);
+    const Span rows = {row, min(row + Config::block_m, problem.seqlen_q)};
+    if (!rows.empty()) tile.run(params, problem, rows);
   }
 }
 

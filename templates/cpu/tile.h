@@ -2,10 +2,10 @@
 // vectors:
 //
 //   S^T = K Q^T      keys x rows        the softmax over keys is lane by lane, with no horizontal operation
-//   O^T = V^T P^T    columns x rows     P^T is S^T in place
+//   O^T += V^T P^T   columns x rows     P^T is S^T in place
 //
-// so that both products are the same register tile: `step` values broadcast from K or V times `row_vectors`
-// vectors of rows. A unit is the rows of one register tile; its S^T stays in the first-level cache.
+// so that both products are one: values broadcast from K or V times vectors of rows. A unit is the rows of
+// one register tile; its S^T stays in the first-level cache.
 #pragma once
 
 #include "cpu/vector.h"
@@ -14,66 +14,73 @@
 
 namespace flashjit::device {
 
-// 8 x 3 (AVX-512) or 4 x 3 (AVX2) accumulators: 11 loads for 24 FMAs or 7 for 12, and `step` divides every
-// head_dim.
-constexpr int row_vectors = 3;
+// Register tiles of 8 x 3 (AVX-512) or 4 x 3 (AVX2) accumulators: 11 loads for 24 FMAs, 7 for 12. `step`
+// divides every head_dim.
 constexpr int step = vector_registers / 4;
-constexpr int unit_rows = row_vectors * lanes;
+constexpr int unit_rows = 3 * lanes;
 static_assert(cpu_unit_rows % unit_rows == 0);
 
-// acc[i][j] += sum over k < depth of a[i * i_stride + k * k_stride] * rows[k][j]
-template <int i_stride, int k_stride>
-FLASHJIT_FN void multiply(Vec (&acc)[step][row_vectors], const float* a, const float* rows, int depth) {
-#pragma unroll 2
-  for (int k = 0; k < depth; ++k) {
-    Vec r[row_vectors];
+// One value for each row of a unit.
+struct Rows {
+  Vec a, b, c;
+};
+FLASHJIT_FN Rows load_rows(const float* p) {
+  return {load(p), load(p + lanes), load(p + 2 * lanes)};
+}
+FLASHJIT_FN void store(float* p, const Rows& r) {
+  store(p, r.a);
+  store(p + lanes, r.b);
+  store(p + 2 * lanes, r.c);
+}
+
+// Element (i, k) at data[i * i_stride + k * k_stride].
+struct Matrix {
+  const float* data;
+  i64 i_stride, k_stride;
+};
+
+// out[i] = out[i] * scale + sum over k < depth of m(i, k) * rows[k] for i < count, rounded up to whole steps;
+// without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
+// [unit_rows].
+__attribute__((noinline)) inline void multiply(Matrix m, const float* rows, int depth, const float* scale,
+                                               float* out, int count) {
+  for (; count > 0; count -= step, m.data += step * m.i_stride, out += step * unit_rows) {
+    Rows sums[step] = {};
+    if (scale) {
+      const Rows by = load_rows(scale);
 #pragma unroll
-    for (int j = 0; j < row_vectors; ++j) r[j] = load(rows + j * lanes);
-#pragma unroll
-    for (int i = 0; i < step; ++i) {
-      const Vec x = splat(a[i * i_stride]);
-#pragma unroll
-      for (int j = 0; j < row_vectors; ++j) acc[i][j] = fma(x, r[j], acc[i][j]);
+      for (int i = 0; i < step; ++i) {
+        const Rows r = load_rows(out + i * unit_rows);
+        sums[i] = {r.a * by.a, r.b * by.b, r.c * by.c};
+      }
     }
-    a += k_stride;
-    rows += unit_rows;
+    const float* column = m.data;
+    const float* row = rows;
+#pragma nounroll
+    for (int k = 0; k < depth; ++k, column += m.k_stride, row += unit_rows) {
+      const Rows r = load_rows(row);
+#pragma unroll
+      for (int i = 0; i < step; ++i) {
+        const Vec x = splat(column[i * m.i_stride]);
+        sums[i] = {fma(x, r.a, sums[i].a), fma(x, r.b, sums[i].b), fma(x, r.c, sums[i].c)};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < step; ++i) store(out + i * unit_rows, sums[i]);
   }
 }
 
-// S^T of the keys in `keys`, rounded outwards to whole steps: what lies beyond is not to be read.
-// k: [key][head_dim], q: [head_dim][unit_rows], s: [key][unit_rows].
-template <int head_dim>
-__attribute__((noinline)) void scores(const float* k, const float* q, float* s, Span keys) {
-  for (int key = keys.begin / step * step; key < keys.end; key += step) {
-    Vec acc[step][row_vectors] = {};
-    multiply<head_dim, 1>(acc, k + key * head_dim, q, head_dim);
-#pragma unroll
-    for (int i = 0; i < step; ++i)
-#pragma unroll
-      for (int j = 0; j < row_vectors; ++j) store(s + (key + i) * unit_rows + j * lanes, acc[i][j]);
-  }
-}
-
-// O^T = O^T * alpha + V^T P^T over `keys`. v: [head_dim_v / 8][group][key][8], p: [key][unit_rows], o:
-// [head_dim_v][unit_rows].
-template <int head_dim_v, int group>
-__attribute__((noinline)) void accumulate(const float* v, const float* p, const float* alpha, float* o,
-                                          Span keys) {
-  for (int column = 0; column < head_dim_v; column += step, o += step * unit_rows) {
-    Vec acc[step][row_vectors];
-#pragma unroll
-    for (int j = 0; j < row_vectors; ++j) {
-      const Vec scale = load(alpha + j * lanes);
-#pragma unroll
-      for (int i = 0; i < step; ++i) acc[i][j] = load(o + i * unit_rows + j * lanes) * scale;
-    }
-    const float* a = v + column / 8 * group + column % 8 + keys.begin * 8;
-    multiply<1, 8>(acc, a, p + keys.begin * unit_rows, keys.size());
-#pragma unroll
-    for (int i = 0; i < step; ++i)
-#pragma unroll
-      for (int j = 0; j < row_vectors; ++j) store(o + i * unit_rows + j * lanes, acc[i][j]);
-  }
+// The same sum onto out, leaving out terms of weight zero: a NaN or infinity in m then stays with the rows it
+// is for.
+__attribute__((noinline)) inline void add_weighted(Matrix m, const float* rows, int depth, float* out,
+                                                   int count) {
+  for (int k = 0; k < depth; ++k, rows += unit_rows)
+    for (int i = 0; i < count; ++i)
+      for (int r = 0; r < unit_rows; r += lanes) {
+        const Vec weight = load(rows + r), sum = load(out + i * unit_rows + r);
+        const Vec x = splat(m.data[i * m.i_stride + k * m.k_stride]);
+        store(out + i * unit_rows + r, select(weight == 0.0f, sum, fma(x, weight, sum)));
+      }
 }
 
 // Running softmax state of a unit's rows, base 2 with the scale folded in.
@@ -85,111 +92,97 @@ struct RowState {
 // Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros.
 __attribute__((noinline)) inline void softmax(float* s, float scale, RowState& state, float* alpha,
-                                              Span keys) {
-  Vec top[row_vectors], base[row_vectors], sum[row_vectors];
-#pragma unroll
-  for (int j = 0; j < row_vectors; ++j) top[j] = splat(minus_infinity);
-  for (int key = keys.begin; key < keys.end; ++key)
-#pragma unroll
-    for (int j = 0; j < row_vectors; ++j) top[j] = larger(load(s + key * unit_rows + j * lanes), top[j]);
-#pragma unroll
-  for (int j = 0; j < row_vectors; ++j) {
-    const Vec before = load(state.maximum + j * lanes);
-    const Vec maximum = larger(top[j] * scale, before);
-    base[j] = select(maximum == minus_infinity, Vec{}, maximum);
-    const Vec a = exp2(before - base[j]);
-    store(state.maximum + j * lanes, maximum);
-    store(alpha + j * lanes, a);
-    sum[j] = load(state.sum + j * lanes) * a;
+                                              int count) {
+  const float* const end = s + count * unit_rows;
+  Rows top = {splat(minus_infinity), splat(minus_infinity), splat(minus_infinity)};
+  for (const float* p = s; p < end; p += unit_rows) {
+    const Rows r = load_rows(p);
+    top = {larger(r.a, top.a), larger(r.b, top.b), larger(r.c, top.c)};
   }
-  for (int key = keys.begin; key < keys.end; ++key)
-#pragma unroll
-    for (int j = 0; j < row_vectors; ++j) {
-      float* entry = s + key * unit_rows + j * lanes;
-      const Vec p = exp2(fma(load(entry), splat(scale), -base[j]));
-      store(entry, p);
-      sum[j] += p;
+  store(alpha, top);
+#pragma nounroll
+  for (int i = 0; i < unit_rows; i += lanes) {
+    const Vec before = load(state.maximum + i);
+    const Vec maximum = larger(load(alpha + i) * scale, before);
+    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
+    const Vec rescale = exp2(before - base);
+    Vec sum = load(state.sum + i) * rescale;
+#pragma nounroll
+    for (float* p = s + i; p < end; p += unit_rows) {
+      const Vec e = exp2(fma(load(p), splat(scale), -base));
+      store(p, e);
+      sum += e;
     }
-#pragma unroll
-  for (int j = 0; j < row_vectors; ++j) store(state.sum + j * lanes, sum[j]);
+    store(state.maximum + i, maximum);
+    store(state.sum + i, sum);
+    store(alpha + i, rescale);
+  }
 }
 
-// Scores that the mask leaves out become -inf. `first_key` is the position of s's key 0, `rows` the unit's
-// rows.
+// Scores that the mask leaves out become -inf. s: [key][unit_rows] for `keys`; lanes past `rows` do not
+// matter.
 template <class Mask>
-__attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows, int first_key, Span keys) {
+__attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows, Span keys) {
   if constexpr (Mask::row_intervals) {
     alignas(64) int begin[unit_rows], end[unit_rows];
     for (int i = 0; i < unit_rows; ++i) {
       const Span kept = mask.hull(Keys{}, {rows.begin + i, rows.begin + i + 1});
-      begin[i] = kept.begin - first_key;
-      end[i] = kept.end - first_key;
+      begin[i] = kept.begin;
+      end[i] = kept.end;
     }
-    for (int key = keys.begin; key < keys.end; ++key)
-#pragma unroll
-      for (int j = 0; j < row_vectors; ++j) {
-        float* entry = s + key * unit_rows + j * lanes;
-        const IntVec keep = (load(begin + j * lanes) <= key) & (load(end + j * lanes) > key);
-        store(entry, select(keep, load(entry), splat(minus_infinity)));
-      }
+    for (int i = 0; i < unit_rows; i += lanes) {
+      const IntVec first = load(begin + i), last = load(end + i);
+      float* p = s + i;
+      for (int key = keys.begin; key < keys.end; ++key, p += unit_rows)
+        store(p, select((first <= key) & (last > key), load(p), splat(minus_infinity)));
+    }
   } else {
-    const auto tile = mask.tile(rows, {first_key + keys.begin, first_key + keys.end});
-    for (int key = keys.begin; key < keys.end; ++key)
+    const auto tile = mask.tile(rows, keys);
+    for (int key = keys.begin; key < keys.end; ++key, s += unit_rows)
       for (int i = 0; i < rows.size(); ++i)
-        if (!tile.keep(rows.begin + i, first_key + key)) s[key * unit_rows + i] = minus_infinity;
+        if (!tile.keep(rows.begin + i, key)) s[i] = minus_infinity;
   }
 }
 
-// Rows [0, count) of a tensor as floats, element (row, column) at row * row_stride + column / 8 * group +
-// column % 8.
-template <int columns, int row_stride, int group, class Element>
-__attribute__((noinline)) void pack(const Element* rows, i64 stride, int count, float* packed) {
-  for (int row = 0; row < count; ++row, rows += stride, packed += row_stride)
+// `count` rows of a tensor as floats, [count][packed_stride]. False if any is NaN or infinite.
+template <class Element>
+__attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, int columns, float* packed,
+                                    int packed_stride) {
+  Vec8 zeros{};  // stays so, or becomes NaN
+  for (; count > 0; --count, rows += stride, packed += packed_stride)
+    for (int column = 0; column < columns; column += 8) {
+      const Vec8 v = load8(rows + column);
+      *reinterpret_cast<Vec8*>(packed + column) = v;
+      zeros += v * 0.0f;
+    }
+  return __builtin_reduce_and(zeros == zeros);
+}
+
+// Consecutive 8 x 8 blocks: element (i, j) of block b at data[b * block_stride + i * row_stride + j].
+struct Blocks {
+  float* data;
+  int row_stride, block_stride;
+};
+
+__attribute__((noinline)) inline void transpose(Blocks from, Blocks to, int count) {
+  for (int b = 0; b < count; ++b, from.data += from.block_stride, to.data += to.block_stride) {
+    Vec8 v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = *reinterpret_cast<const Vec8*>(from.data + i * from.row_stride);
+    transpose8(v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) *reinterpret_cast<Vec8*>(to.data + i * to.row_stride) = v[i];
+  }
+}
+
+// `count` rows of O, divided by their sums and rounded. packed: [count][columns], sum: [count].
+template <class Element>
+__attribute__((noinline)) void unpack(const float* packed, int columns, const float* sum, Element* rows,
+                                      i64 stride, int count) {
+  for (int row = 0; row < count; ++row, packed += columns, rows += stride) {
+    const float inverse = sum[row] == 0.0f ? 0.0f : 1.0f / sum[row];
     for (int column = 0; column < columns; column += 8)
-      *reinterpret_cast<Vec8*>(packed + column / 8 * group) = load8(rows + column);
-}
-
-// Q^T of one unit: [head_dim][unit_rows]. Lanes beyond `count` repeat the last row; nothing of theirs is
-// written.
-template <int head_dim, class Element>
-__attribute__((noinline)) void pack_queries(const Element* rows, i64 stride, int count, float* packed) {
-  for (int first = 0; first < unit_rows; first += lanes)
-    for (int column = 0; column < head_dim; column += 8) {
-      Vec v[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        Vec8 eights[lanes / 8];
-#pragma unroll
-        for (int g = 0; g < lanes / 8; ++g)
-          eights[g] = load8(rows + min(first + g * 8 + i, count - 1) * stride + column);
-        v[i] = join(eights);
-      }
-      transpose8(v);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) store(packed + (column + i) * unit_rows + first, v[i]);
-    }
-}
-
-// The first `count` rows of O, normalised and rounded, from a unit's O^T: [head_dim_v][unit_rows].
-template <int head_dim_v, class Element>
-__attribute__((noinline)) void unpack_output(const float* o, const RowState& state, Element* rows, i64 stride,
-                                             int count) {
-  for (int first = 0; first < count; first += lanes) {
-    const Vec sum = load(state.sum + first);
-    const Vec inverse = select(sum == 0.0f, Vec{}, 1.0f / sum);
-    for (int column = 0; column < head_dim_v; column += 8) {
-      Vec v[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = load(o + (column + i) * unit_rows + first) * inverse;
-      transpose8(v);
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-#pragma unroll
-        for (int g = 0; g < lanes / 8; ++g) {
-          const int row = first + g * 8 + i;
-          if (row < count) store8(rows + row * stride + column, row_of_eight(v[i], g));
-        }
-    }
+      store8(rows + column, *reinterpret_cast<const Vec8*>(packed + column) * inverse);
   }
 }
 

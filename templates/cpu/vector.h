@@ -127,58 +127,29 @@ FLASHJIT_FN void store8(bf16* p, Vec8 v) {
   __builtin_memcpy(p, &rounded, sizeof rounded);
 }
 
-// A Vec as rows of eight: row i of lanes / 8.
-#if defined(__AVX512F__)
-FLASHJIT_FN Vec join(const Vec8 (&rows)[2]) {
-  return __builtin_shufflevector(rows[0], rows[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-FLASHJIT_FN Vec8 row_of_eight(Vec v, int i) {
-  return i == 0 ? __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7)
-                : __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-#else
-FLASHJIT_FN Vec join(const Vec8 (&rows)[1]) {
-  return rows[0];
-}
-FLASHJIT_FN Vec8 row_of_eight(Vec v, int) {
-  return v;
-}
-#endif
-
-// Picks, in every group of eight lanes, lane i of a for i < 8 and lane i - 8 of b for the others.
-template <int... i>
-FLASHJIT_FN Vec shuffle(Vec a, Vec b) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, (i < 8 ? i : i + 8)..., (i < 8 ? i + 8 : i + 16)...);
-#else
-  return __builtin_shufflevector(a, b, i...);
-#endif
-}
-
-// Transposes 8 x 8 within every group of eight lanes.
-FLASHJIT_FN void transpose8(Vec (&v)[8]) {
-  Vec t[8];
+// Transposes 8 x 8.
+FLASHJIT_FN void transpose8(Vec8 (&v)[8]) {
+  Vec8 t[8];
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
-    t[i] = shuffle<0, 8, 1, 9, 4, 12, 5, 13>(v[i], v[i + 1]);
-    t[i + 1] = shuffle<2, 10, 3, 11, 6, 14, 7, 15>(v[i], v[i + 1]);
+    t[i] = __builtin_shufflevector(v[i], v[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    t[i + 1] = __builtin_shufflevector(v[i], v[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
-  // t[0], t[1] hold columns {0,4 1,5}, {2,6 3,7} of rows 0, 1; t[2], t[3] those of rows 2, 3; ...
+  // t[0], t[1] hold columns {0, 1, 4, 5}, {2, 3, 6, 7} of rows 0, 1; t[2], t[3] those of rows 2, 3; ...
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
-    v[i] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(t[i], t[i + 2]);
-    v[i + 1] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(t[i], t[i + 2]);
-    v[i + 2] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(t[i + 1], t[i + 3]);
-    v[i + 3] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(t[i + 1], t[i + 3]);
+    v[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+    v[i + 1] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    v[i + 2] = __builtin_shufflevector(t[i + 1], t[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
+    v[i + 3] = __builtin_shufflevector(t[i + 1], t[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
   }
   // v[c] holds columns c, c + 4 of rows 0..3; v[c + 4] those of rows 4..7.
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    t[c] = shuffle<0, 1, 2, 3, 8, 9, 10, 11>(v[c], v[c + 4]);
-    t[c + 4] = shuffle<4, 5, 6, 7, 12, 13, 14, 15>(v[c], v[c + 4]);
+    const Vec8 low = __builtin_shufflevector(v[c], v[c + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    v[c + 4] = __builtin_shufflevector(v[c], v[c + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    v[c] = low;
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = t[i];
 }
 
 }  // namespace flashjit::device

@@ -24,17 +24,17 @@ FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m,
 // length.
 constexpr int cpu_unit_rows = 48;
 
-// Floats of one packed group of eight columns of V: eight a key, and a cache line so that groups of a
-// power-of-two block do not share cache sets.
-FLASHJIT_FN constexpr int cpu_v_group(int block_n) {
-  return block_n * 8 + 16;
+// Floats from one packed row of K or V to the next: rows of a power of two would share cache sets.
+FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
+  return columns + 16;
 }
 
 // Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and two values a row of the
-// tile, a block of K and V, a unit's scores and its rescaling.
+// tile; a block of K and V; a unit's scores and its rescaling.
 FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n) {
-  return 4 * (round_up(block_m, cpu_unit_rows) * (head_dim + head_dim_v + 2) + block_n * head_dim +
-              head_dim_v / 8 * cpu_v_group(block_n) + (block_n + 1) * cpu_unit_rows);
+  return 4 *
+         (round_up(block_m, cpu_unit_rows) * (head_dim + head_dim_v + 2) +
+          block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v)) + (block_n + 1) * cpu_unit_rows);
 }
 
 }  // namespace flashjit::device

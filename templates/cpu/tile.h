@@ -148,14 +148,15 @@ __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows,
 template <class Element>
 __attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, int columns, float* packed,
                                     int packed_stride) {
-  Vec8 zeros{};  // stays so, or becomes NaN
+  Int8 largest{};  // exponent and fraction, which order as the magnitudes do
   for (; count > 0; --count, rows += stride, packed += packed_stride)
     for (int column = 0; column < columns; column += 8) {
       const Vec8 v = load8(rows + column);
       *reinterpret_cast<Vec8*>(packed + column) = v;
-      zeros += v * 0.0f;
+      const Int8 magnitude = reinterpret_cast<Int8>(v) << 1;
+      largest = largest > magnitude ? largest : magnitude;
     }
-  return __builtin_reduce_and(zeros == zeros);
+  return __builtin_reduce_max(largest) < 0xff000000u;
 }
 
 // Consecutive 8 x 8 blocks: element (i, j) of block b at data[b * block_stride + i * row_stride + j].

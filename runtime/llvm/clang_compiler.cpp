@@ -22,7 +22,8 @@ std::vector<std::string> clang_options(const Target& target) {
       "-nobuiltininc", "-I", "templates",
       // One object is linked anywhere in the address space, and never unwound.
       "-mrelocation-model", "pic", "-pic-level", "2", "-mframe-pointer=none", "-fno-threadsafe-statics",
-      "-ferror-limit", "20"};
+      // Templates are our own and tested: no verification between passes, no names of values.
+      "-disable-llvm-verifier", "-discard-value-names", "-disable-lifetime-markers", "-ferror-limit", "20"};
   // The generic AVX-512 level would split 512-bit vectors to spare old CPUs their clock.
   if (target.level >= 4) options.push_back("-mprefer-vector-width=512");
   return options;

@@ -2,7 +2,7 @@
 #include "runtime/llvm/plugin.h"
 
 #include <elf.h>
-#include <llvm/Passes/PassPlugin.h>
+#include <llvm/Config/llvm-config.h>
 #include <llvm/Support/ErrorHandling.h>
 #include <llvm/Support/TargetSelect.h>
 #include <pthread.h>
@@ -20,6 +20,12 @@
 #include <semaphore>
 #include <string>
 #include <system_error>
+
+#if LLVM_VERSION_MAJOR >= 22
+#include <llvm/Plugins/PassPlugin.h>
+#else
+#include <llvm/Passes/PassPlugin.h>
+#endif
 
 #include "runtime/llvm/plugin_parts.hpp"
 

@@ -16,13 +16,36 @@
 namespace flashjit::llvm_plugin {
 namespace {
 
-llvm::IntrusiveRefCntPtr<llvm::vfs::FileSystem> file_system(const flashjit_llvm_source& source) {
+using FileSystem = llvm::IntrusiveRefCntPtr<llvm::vfs::FileSystem>;
+
+FileSystem file_system(const flashjit_llvm_source& source) {
   auto files = llvm::makeIntrusiveRefCnt<llvm::vfs::InMemoryFileSystem>();
   for (const flashjit_llvm_file& file : llvm::ArrayRef(source.files, source.num_files)) {
     // A copy, since the lexer wants a zero after the last byte.
     files->addFile(file.name, 0, llvm::MemoryBuffer::getMemBufferCopy({file.data, file.size}, file.name));
   }
   return files;
+}
+
+// What the versions of Clang call differently: diagnostics to `said`, by the options parsed so far.
+void create_diagnostics(clang::CompilerInstance& compiler, [[maybe_unused]] const FileSystem& files,
+                        llvm::raw_ostream& said) {
+#if LLVM_VERSION_MAJOR >= 22
+  compiler.setVirtualFileSystem(files);
+  compiler.createDiagnostics(new clang::TextDiagnosticPrinter(said, compiler.getDiagnosticOpts()));
+#elif LLVM_VERSION_MAJOR >= 20
+  compiler.createDiagnostics(*files, new clang::TextDiagnosticPrinter(said, &compiler.getDiagnosticOpts()));
+#else
+  compiler.createDiagnostics(new clang::TextDiagnosticPrinter(said, &compiler.getDiagnosticOpts()));
+#endif
+}
+
+void create_file_manager(clang::CompilerInstance& compiler, [[maybe_unused]] const FileSystem& files) {
+#if LLVM_VERSION_MAJOR >= 22
+  compiler.createFileManager();
+#else
+  compiler.createFileManager(files);
+#endif
 }
 
 // Ends a pipeline: what comes after it is skipped where it may be.
@@ -56,25 +79,19 @@ bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& co
   llvm::SmallVector<const char*, 64> options(source.options, source.options + source.num_options);
   options.push_back(source.files[0].name);
 
-  auto invocation = std::make_shared<clang::CompilerInvocation>();
-  {
-    auto diagnostic_options = llvm::makeIntrusiveRefCnt<clang::DiagnosticOptions>();
-    clang::DiagnosticsEngine diagnostics(llvm::makeIntrusiveRefCnt<clang::DiagnosticIDs>(),
-                                         diagnostic_options,
-                                         new clang::TextDiagnosticPrinter(said, diagnostic_options.get()));
-    if (!clang::CompilerInvocation::CreateFromArgs(*invocation, options, diagnostics)) return false;
-  }
-
+  clang::CompilerInstance compiler;
+  const FileSystem files = file_system(source);
+  create_diagnostics(compiler, files, said);
+  if (!clang::CompilerInvocation::CreateFromArgs(compiler.getInvocation(), options,
+                                                 compiler.getDiagnostics()))
+    return false;
   std::string passes_error;
   if (source.passes != nullptr) {
-    invocation->getCodeGenOpts().PassBuilderCallbacks.emplace_back(
+    compiler.getCodeGenOpts().PassBuilderCallbacks.emplace_back(
         [&](llvm::PassBuilder& builder) { replace_passes(builder, source.passes, passes_error); });
   }
-
-  clang::CompilerInstance compiler;
-  compiler.setInvocation(std::move(invocation));
-  compiler.createDiagnostics(new clang::TextDiagnosticPrinter(said, &compiler.getDiagnosticOpts()));
-  compiler.createFileManager(file_system(source));
+  create_diagnostics(compiler, files, said);
+  create_file_manager(compiler, files);
   compiler.setVerboseOutputStream(said);
   compiler.setOutputStream(std::make_unique<llvm::raw_svector_ostream>(code));
 

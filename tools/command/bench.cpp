@@ -144,11 +144,10 @@ class Bench {
   }
 
   void print_table() {
-    using verify::digits;
     std::cout << model_name(engine_.device()) << ", " << engine_.target().str();
     if (on_cpu_) {
       std::cout << ", " << num_threads_ << (num_threads_ == 1 ? " thread, " : " threads, ")
-                << digits(median(fma_)) << " TFLOP/s of float32 multiply-adds in registers";
+                << number(median(fma_)) << " TFLOP/s of float32 multiply-adds in registers";
     }
     std::cout << "; " << clock_name() << "; medians of " << options_.rounds << " rounds\n\n";
     verify::Table table(
@@ -156,8 +155,8 @@ class Bench {
     for (const Row& r : rows_) {
       table.add({r.spec_name, std::to_string(r.shape.batch),
                  std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k),
-                 to_text(r.kernel.config, r.kernel.target), digits(r.ms, 4), digits(r.spread_percent, 2),
-                 digits(r.tflops), r.fma_share ? digits(*r.fma_share) : std::to_string(r.kernel.registers)});
+                 to_text(r.kernel.config, r.kernel.target), number(r.ms), number(r.spread_percent),
+                 number(r.tflops), r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)});
     }
     std::cout << table.str();
   }

@@ -63,7 +63,6 @@ int bench_compile(const BenchOptions& options) {
     }
   }
 
-  using verify::digits;
   Json rows = Json::array();
   verify::Table table({"spec", "target", "to", "cold ms", "+-%", "warm ms", "hot us"});
   for (Candidate& c : candidates) {
@@ -77,8 +76,8 @@ int bench_compile(const BenchOptions& options) {
                 {"hot_us", nullptr}};
     if (c.loads) row["hot_us"] = median(c.hot_us);
     rows.push_back(row);
-    table.add({c.spec_name, c.target.str(), c.loads ? "callable" : "code", digits(cold),
-               digits(spread_percent(c.cold_ms), 2), digits(warm), c.loads ? digits(median(c.hot_us)) : "-"});
+    table.add({c.spec_name, c.target.str(), c.loads ? "callable" : "code", number(cold),
+               number(spread_percent(c.cold_ms)), number(warm), c.loads ? number(median(c.hot_us)) : "-"});
   }
   if (options.json) {
     print_json({{"rounds", options.rounds}, {"rows", rows}});

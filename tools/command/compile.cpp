@@ -32,9 +32,8 @@ int compile_targets(const Options& options) {
     const KernelInfo info = compile(spec, target, options.shape.shape(), options.cache_dir);
     reports.push_back(kernel_json(info));
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
-    table.add({target.str(), to_text(info.config, target), to_string(info.origin),
-               verify::digits(info.get_ms), on_gpu(info.registers), on_gpu(info.spill_bytes),
-               on_gpu(info.shared_memory), info.key});
+    table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),
+               on_gpu(info.registers), on_gpu(info.spill_bytes), on_gpu(info.shared_memory), info.key});
     if (info.path.empty()) std::cerr << "flashjit: " << where_cached(info) << '\n';
   }
   if (!options.json) {

@@ -1,17 +1,38 @@
 #include "tools/command/devices.hpp"
 
 #include <fstream>
+#include <iostream>
 #include <sstream>
 
+#include "runtime/compiler.hpp"
 #include "runtime/cuda/driver.hpp"
 
 namespace flashjit::command {
+
+namespace {
+
+// Whether kernels can be compiled and run there; if not, says why on stderr.
+bool usable(Device device) {
+  try {
+    Engine engine({.device = device.str(), .cache_dir = ""});
+    compiler_for(engine.target());
+    return true;
+  } catch (const Error& error) {
+    std::cerr << "flashjit: " << device.str() << " is left out: " << error.message() << '\n';
+    return false;
+  }
+}
+
+}  // namespace
 
 std::vector<Device> parse_devices(const std::string& text) {
   std::vector<Device> devices;
   if (text == "all") {
     devices.push_back({Device::Kind::cpu, 0});
     for (const CudaDevice& gpu : cuda_devices()) devices.push_back({Device::Kind::cuda, gpu.index});
+    std::erase_if(devices, [](Device device) { return !usable(device); });
+    if (devices.empty())
+      throw Error(ErrorCode::target_unavailable, "kernels run on no device of this machine");
     return devices;
   }
   std::istringstream names(text);

@@ -8,7 +8,8 @@
 
 namespace flashjit::command {
 
-// "cpu", "cuda:0", ...: those of the text, separated by commas; "all" is the CPU and every GPU.
+// "cpu", "cuda:0", ...: those of the text, separated by commas. "all": the CPU and every GPU where kernels
+// run; those left out are named on stderr with the reason.
 std::vector<Device> parse_devices(const std::string& text);
 // What the maker calls it: "Intel(R) Xeon(R) ...", "NVIDIA H200".
 std::string model_name(Device device);

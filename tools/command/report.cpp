@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <iostream>
 
 namespace flashjit::command {
@@ -46,6 +47,13 @@ Json kernel_json(const KernelInfo& info) {
 
 std::string where_cached(const KernelInfo& info) {
   return info.path.empty() ? "not cached: " + info.cache_note : info.path;
+}
+
+std::string number(double value) {
+  const int decimals = value >= 100 ? 0 : value >= 10 ? 1 : value >= 1 ? 2 : 3;
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", decimals, value);
+  return text;
 }
 
 double median(std::vector<double>& samples) {

@@ -23,6 +23,9 @@ Json kernel_json(const KernelInfo& info);
 // Where the kernel lies on disk, or why it does not.
 std::string where_cached(const KernelInfo& info);
 
+// A time or a rate with about three digits and no exponent: "1530", "41.6", "0.26".
+std::string number(double value);
+
 // Sorted in place.
 double median(std::vector<double>& samples);
 // Half the distance between the quartiles, in per cent of the median. Of sorted samples.

@@ -135,18 +135,18 @@ Json describe(const Result& result) {
   return json;
 }
 
-void print_text(const AttentionSpec& spec, const std::vector<Result>& results) {
+void print_text(const std::vector<Result>& results) {
   using verify::digits;
   const Shape& s = results.front().shape;
-  std::cout << spec.to_json() << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q << " x " << s.seqlen_k
-            << ", heads " << s.num_heads_q << " over " << s.num_heads_kv << "\n\n";
+  std::cout << results.front().kernel.spec.to_json() << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q
+            << " x " << s.seqlen_k << ", heads " << s.num_heads_q << " over " << s.num_heads_kv << "\n\n";
   verify::Table table({"device", "target", "config", "from", "cold ms", "warm ms", "hot us", "run ms",
                        "GFLOP/s", "max error", "bound", "verified"});
   for (const Result& r : results) {
     table.add({r.device.str(), r.kernel.target.str(), to_text(r.kernel.config, r.kernel.target),
-               to_string(r.kernel.origin), digits(r.get.cold_ms),
-               r.get.warm_ms ? digits(*r.get.warm_ms) : "-", digits(r.get.hot_us), digits(r.ms),
-               digits(1e3 * r.tflops()), r.report ? digits(r.report->o.error) : "-",
+               to_string(r.kernel.origin), number(r.get.cold_ms),
+               r.get.warm_ms ? number(*r.get.warm_ms) : "-", number(r.get.hot_us), number(r.ms),
+               number(1e3 * r.tflops()), r.report ? digits(r.report->o.error) : "-",
                r.report ? digits(r.report->o.bound) : "-",
                !r.report ? "no"
                : r.ok()  ? std::to_string(r.report->rows) + " rows"
@@ -173,7 +173,7 @@ int run(const Options& options) {
     for (const Result& result : results) json.push_back(describe(result));
     print_json(json.size() == 1 ? json.front() : json);
   } else {
-    print_text(spec, results);
+    print_text(results);
   }
   const bool ok = std::all_of(results.begin(), results.end(), [](const Result& r) { return r.ok(); });
   return ok ? exit_ok : exit_verification_failed;

@@ -1,0 +1,138 @@
+// What is wrong is said once, on stderr, with an exit code of its own; nothing is printed on stdout.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "tests/cli/command_line.hpp"
+
+namespace flashjit::cli_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int invalid_spec = 1, unsupported = 2, invalid_argument = 3, target_unavailable = 4,
+              compiler_unavailable = 5, cache_failed = 7, usage = 64;
+
+void expect_failure(const CommandLine& flashjit, const std::vector<std::string>& arguments, int exit_code,
+                    const std::vector<std::string>& words) {
+  const Outcome text = flashjit(arguments);
+  EXPECT_EQ(text.exit_code, exit_code) << text.err;
+  EXPECT_EQ(text.out, "");
+  for (const std::string& word : words) EXPECT_THAT(text.err, HasSubstr(word));
+  EXPECT_EQ(text.err.find("terminate called"), std::string::npos);
+
+  std::vector<std::string> with_json = arguments;
+  with_json.push_back("--json");
+  const Outcome json = flashjit(with_json);
+  EXPECT_EQ(json.exit_code, exit_code);
+  EXPECT_EQ(json.error()["exit_code"], exit_code);
+  for (const std::string& word : words)
+    EXPECT_THAT(json.error()["message"].get<std::string>(), HasSubstr(word));
+}
+
+TEST(BadCommandLine, Verbs) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {}, usage, {"--help"});
+  expect_failure(flashjit, {"compute"}, usage, {"--help"});
+  expect_failure(flashjit, {"cache"}, usage, {});
+  expect_failure(flashjit, {"compile"}, usage, {"SPEC"});
+  expect_failure(flashjit, {"compile", small_spec, "--taget", "sm_90"}, usage, {"--taget"});
+  expect_failure(flashjit, {"run", small_spec, "--batch", "many"}, usage, {"--batch"});
+  expect_failure(flashjit, {"run", small_spec, "--batch", "-1"}, usage, {"--batch"});
+  expect_failure(flashjit, {"run", small_spec, "--q", "q.npy"}, usage, {"--k"});
+  expect_failure(flashjit, {"bench", small_spec, "--rounds", "0"}, usage, {"--rounds"});
+}
+
+TEST(BadSpec, Text) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"compile", "{\"op\": "}, invalid_spec, {});
+  expect_failure(flashjit, {"compile", R"({"op": "forward", "dtpe": "bf16", "head_dim": 64})"}, invalid_spec,
+                 {"dtpe", "dtype"});
+  expect_failure(flashjit, {"render", R"({"op": "forward", "dtype": "bf16"})"}, invalid_spec, {"head_dim"});
+  expect_failure(flashjit, {"compile", flashjit.file("empty.json", "")}, invalid_spec, {"empty.json"});
+  expect_failure(flashjit, {"compile", R"({"op": "backward", "dtype": "bf16", "head_dim": 64})"}, unsupported,
+                 {"backward"});
+  expect_failure(
+      flashjit,
+      {"compile", R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "config": {"block_m": 7}})"},
+      invalid_spec, {"block_m"});
+}
+
+TEST(BadSpec, File) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"run", "/nonexistent/spec.json"}, invalid_argument,
+                 {"/nonexistent/spec.json", "No such file"});
+  expect_failure(flashjit, {"run", flashjit.folder()}, invalid_argument, {flashjit.folder()});
+}
+
+TEST(BadTarget, UnknownOrNotOfThisMachine) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"compile", small_spec, "--target", "sm_91"}, invalid_argument,
+                 {"sm_91", "sm_90"});
+  expect_failure(flashjit, {"run", small_spec, "--device", "tpu"}, invalid_argument, {"tpu", "cpu"});
+  expect_failure(flashjit, {"run", small_spec, "--target", "sm_90"}, target_unavailable, {"sm_90", "cpu"});
+  expect_failure(flashjit, {"run", small_spec, "--device", "cuda:99"}, target_unavailable, {});
+}
+
+TEST(Missing, Compilers) {
+  CommandLine flashjit;
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_NVRTC"] = "/nonexistent/libnvrtc.so";
+  expect_failure(flashjit, {"run", small_spec}, compiler_unavailable, {"/nonexistent/plugin.so"});
+  expect_failure(flashjit,
+                 {"compile", R"({"op": "forward", "dtype": "bf16", "head_dim": 64})", "--target", "sm_90"},
+                 compiler_unavailable, {"/nonexistent/libnvrtc.so"});
+}
+
+TEST(BadCache, ThatCannotBeMadeOrTrusted) {
+  CommandLine flashjit;
+  const std::string file = flashjit.file("a_file", "");
+  expect_failure(flashjit, {"compile", small_spec, "--cache-dir", file}, cache_failed, {file});
+  expect_failure(flashjit, {"compile", small_spec, "--cache-dir", "/proc/flashjit"}, cache_failed,
+                 {"/proc/flashjit"});
+  const std::string open_to_all = flashjit.folder() + "/open";
+  ASSERT_EQ(mkdir(open_to_all.c_str(), 0777), 0);
+  ASSERT_EQ(chmod(open_to_all.c_str(), 0777), 0);
+  expect_failure(flashjit, {"run", small_spec, "--cache-dir", open_to_all}, cache_failed, {open_to_all});
+  expect_failure(flashjit, {"cache", "ls", "--cache-dir", open_to_all}, cache_failed, {open_to_all});
+}
+
+TEST(BadTensors, Files) {
+  const CommandLine flashjit;
+  const std::string in = flashjit.folder() + "/in", other = flashjit.folder() + "/other";
+  const std::vector<std::string> sizes = {"--seqlen-q", "16", "--heads-q", "2"};
+  const auto generate = [&](const std::string& spec, const std::string& folder) {
+    std::vector<std::string> arguments = {"generate", spec, "--out", folder};
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    ASSERT_EQ(flashjit(arguments).exit_code, 0);
+  };
+  generate(small_spec, in);
+  generate(R"({"op": "forward", "dtype": "fp32", "head_dim": 32})", other);
+  const auto run_with = [&](const std::string& k) {
+    return std::vector<std::string>{"run", small_spec, "--q", in + "/q.npy", "--k", k, "--v", in + "/v.npy"};
+  };
+  expect_failure(flashjit, run_with(other + "/k.npy"), invalid_argument, {"k", "head_dim"});
+  expect_failure(flashjit, run_with(in + "/nothing.npy"), invalid_argument, {"nothing.npy"});
+  expect_failure(flashjit, run_with(flashjit.file("text.npy", "not numpy")), invalid_argument, {"text.npy"});
+  std::vector<std::string> both = run_with(in + "/k.npy");
+  both.insert(both.end(), {"--batch", "2"});
+  expect_failure(flashjit, both, usage, {"--batch"});
+}
+
+TEST(BadShape, Heads) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"run", small_spec, "--heads-q", "3", "--heads-kv", "2", "--seqlen-q", "16"},
+                 invalid_argument, {"3", "2"});
+}
+
+TEST(BadConfigs, OfBench) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"bench", small_spec, "--configs", "64"}, invalid_argument, {"64x128"});
+  expect_failure(flashjit, {"bench", small_spec, "--configs", "64xlarge"}, invalid_argument, {"64xlarge"});
+  expect_failure(flashjit, {"bench", small_spec, "--processor-time", "--num-threads", "2"}, invalid_argument,
+                 {"--num-threads 1"});
+}
+
+}  // namespace
+}  // namespace flashjit::cli_test

@@ -1,0 +1,341 @@
+// Every verb: what it prints, as text and as JSON.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "tests/cli/command_line.hpp"
+
+namespace flashjit::cli_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+const std::vector<std::string> tiny = {"--batch",   "2", "--seqlen-q", "48",
+                                       "--heads-q", "4", "--heads-kv", "2"};
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+bool has_nvrtc(const CommandLine& flashjit) {
+  return flashjit({"doctor", "--json"}).json()["compiles_for_cuda"];
+}
+
+std::string slurp(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+TEST(Help, NamesVerbsAndExitCodes) {
+  const CommandLine flashjit;
+  const Outcome help = flashjit({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* word :
+       {"doctor", "render", "compile", "generate", "run", "bench", "cache", "Exit codes", "invalid_spec"})
+    EXPECT_THAT(help.out, HasSubstr(word));
+}
+
+TEST(Help, ExamplesUseOptionsThatExist) {
+  const CommandLine flashjit;
+  for (const std::vector<std::string>& verb : std::vector<std::vector<std::string>>{{"doctor"},
+                                                                                    {"render"},
+                                                                                    {"compile"},
+                                                                                    {"generate"},
+                                                                                    {"run"},
+                                                                                    {"bench"},
+                                                                                    {"cache"},
+                                                                                    {"cache", "explain"}}) {
+    const Outcome help = flashjit(verb + std::vector<std::string>{"--help"});
+    EXPECT_EQ(help.exit_code, 0);
+    const std::size_t examples = help.out.find("Examples:");
+    ASSERT_NE(examples, std::string::npos) << verb.back();
+    std::string options = help.out.substr(0, examples);
+    if (verb.size() == 1 && verb[0] == "cache") options += flashjit({"cache", "explain", "--help"}).out;
+    const std::string text = help.out.substr(examples);
+    const std::regex option("--[a-z][a-z-]*");
+    for (std::sregex_iterator it(text.begin(), text.end(), option), end; it != end; ++it)
+      EXPECT_THAT(options, HasSubstr(it->str())) << verb.back();
+  }
+}
+
+TEST(Version, IsPrinted) {
+  const Outcome version = CommandLine()({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_TRUE(std::regex_match(version.out, std::regex("flashjit [0-9]+\\.[0-9]+\\.[0-9]+\n")))
+      << version.out;
+}
+
+TEST(Doctor, FindsTheCpu) {
+  const CommandLine flashjit;
+  const nlohmann::json report = flashjit({"doctor", "--json"}).json();
+  EXPECT_TRUE(report["devices"]["cpu"].get<bool>());
+  std::vector<std::string> names;
+  for (const nlohmann::json& finding : report["findings"]) {
+    names.push_back(finding["name"]);
+    EXPECT_FALSE(finding.value(finding["ok"].get<bool>() ? "found" : "problem", "").empty()) << finding;
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("cpu", "llvm", "gpu", "nvrtc", "cache"));
+  EXPECT_THAT(flashjit({"doctor"}).out, AllOf(HasSubstr("found    cpu"), HasSubstr("CPU kernels run here")));
+}
+
+TEST(Doctor, SaysWhatIsMissingAndWhatToDo) {
+  CommandLine flashjit;
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_NVRTC"] = "/nonexistent/libnvrtc.so";
+  const Outcome report = flashjit({"doctor"});
+  EXPECT_EQ(report.exit_code, 4);
+  EXPECT_THAT(report.out, AllOf(HasSubstr("missing  llvm"), HasSubstr("missing  nvrtc"),
+                                HasSubstr("FLASHJIT_LLVM_PLUGIN")));
+}
+
+TEST(Render, PrintsATranslationUnit) {
+  const CommandLine flashjit;
+  const Outcome text = flashjit({"render", small_spec, "--target", "x86-64-v3"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("struct Spec"), HasSubstr("struct Config"), HasSubstr("flashjit_forward")));
+  const nlohmann::json json = flashjit({"render", small_spec, "--target", "x86-64-v3", "--json"}).json();
+  EXPECT_EQ(json["text"], text.out);
+  EXPECT_EQ(json["target"], "x86-64-v3");
+  EXPECT_FALSE(json["headers"].empty());
+  EXPECT_EQ(json["steps"][0]["entry"], "flashjit_forward");
+}
+
+TEST(Render, StandaloneIncludesNothing) {
+  const CommandLine flashjit;
+  const std::string spec = R"({"op": "forward", "dtype": "bf16", "head_dim": 64})";
+  const Outcome text = flashjit({"render", spec, "--target", "sm_80", "--standalone"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(text.out.find("#include"), std::string::npos);
+  EXPECT_GT(text.out.size(), 5000u);
+}
+
+TEST(Spec, ComesFromAFileStandardInputOrTheCommandLine) {
+  const CommandLine flashjit;
+  const std::string inline_text = flashjit({"render", small_spec}).out;
+  EXPECT_FALSE(inline_text.empty());
+  EXPECT_EQ(flashjit({"render", flashjit.file("spec.json", small_spec)}).out, inline_text);
+  EXPECT_EQ(flashjit({"render", "-"}, small_spec).out, inline_text);
+}
+
+TEST(Compile, CompilesThenFindsOnDisk) {
+  const CommandLine flashjit;
+  const nlohmann::json first = flashjit({"compile", small_spec, "--target", "native", "--json"}).json();
+  const nlohmann::json second = flashjit({"compile", small_spec, "--target", "native", "--json"}).json();
+  for (const char* name :
+       {"key", "target", "origin", "ms", "registers", "spill_bytes", "smem_bytes", "config", "path"})
+    EXPECT_TRUE(first.contains(name)) << name;
+  EXPECT_EQ(first["origin"], "compiled");
+  EXPECT_EQ(second["origin"], "disk");
+  EXPECT_EQ(first["key"], second["key"]);
+  EXPECT_THAT(first["path"].get<std::string>(),
+              StartsWith(std::filesystem::canonical(flashjit.cache()).string()));
+  EXPECT_THAT(flashjit({"compile", small_spec}).out,
+              AllOf(HasSubstr("disk"), HasSubstr(first["key"].get<std::string>())));
+}
+
+TEST(Compile, SeveralGpuTargetsWithoutAGpu) {
+  const CommandLine flashjit;
+  if (!has_nvrtc(flashjit)) GTEST_SKIP() << "no NVRTC";
+  const std::string spec = R"({"op": "forward", "dtype": "fp16", "head_dim": 64})";
+  const nlohmann::json kernels = flashjit({"compile", spec, "--target", "sm_80,sm_90", "--json"}).json();
+  ASSERT_EQ(kernels.size(), 2u);
+  EXPECT_EQ(kernels[0]["target"], "sm_80");
+  EXPECT_EQ(kernels[1]["target"], "sm_90");
+  EXPECT_GT(kernels[0]["registers"].get<int>(), 0);
+  EXPECT_GT(kernels[0]["smem_bytes"].get<int>(), 0);
+  EXPECT_NE(kernels[0]["key"], kernels[1]["key"]);
+}
+
+TEST(Run, VerifiesGeneratedTensors) {
+  const CommandLine flashjit;
+  const nlohmann::json result =
+      flashjit(std::vector<std::string>{"run", small_spec, "--seed", "7", "--verify", "--json"} + tiny)
+          .json();
+  for (const char* name :
+       {"device", "config", "cold_ms", "warm_ms", "hot_us", "ms", "tflops", "max_error", "error_bound", "ok"})
+    EXPECT_TRUE(result.contains(name)) << name;
+  EXPECT_EQ(result["device"], "cpu");
+  EXPECT_EQ(result["origin"], "compiled");
+  EXPECT_TRUE(result["ok"].get<bool>());
+  EXPECT_LE(result["max_error"].get<double>(), result["error_bound"].get<double>());
+  EXPECT_EQ(result["verification"]["rows"], 2 * 48 * 4);
+  EXPECT_GT(result["cold_ms"].get<double>(), result["warm_ms"].get<double>());
+  EXPECT_EQ(
+      result["shape"],
+      (nlohmann::json{{"batch", 2}, {"seqlen_q", 48}, {"seqlen_k", 48}, {"heads_q", 4}, {"heads_kv", 2}}));
+}
+
+TEST(Run, MeasuresColdAlsoWhereTheKernelIsOnDisk) {
+  const CommandLine flashjit;
+  flashjit({"compile", small_spec});
+  const nlohmann::json result = flashjit(std::vector<std::string>{"run", small_spec, "--json"} + tiny).json();
+  EXPECT_EQ(result["origin"], "disk");
+  EXPECT_GT(result["cold_ms"].get<double>(), result["warm_ms"].get<double>());
+  EXPECT_TRUE(result["ok"].is_null());
+  EXPECT_TRUE(result["max_error"].is_null());
+}
+
+TEST(Run, PrintsATable) {
+  const CommandLine flashjit;
+  const Outcome result =
+      flashjit(std::vector<std::string>{"run", small_spec, "--verify", "--num-threads", "1"} + tiny);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("cold ms"), HasSubstr("GFLOP/s"), HasSubstr("384 rows"), HasSubstr(".kernel")));
+}
+
+TEST(Run, WithoutADiskCache) {
+  const CommandLine flashjit;
+  const nlohmann::json result =
+      flashjit(std::vector<std::string>{"run", small_spec, "--cache-dir", "", "--json"} + tiny).json();
+  EXPECT_EQ(result["origin"], "compiled");
+  EXPECT_TRUE(result["warm_ms"].is_null());
+  EXPECT_EQ(result["kernel"]["path"], "");
+  EXPECT_FALSE(result["kernel"]["not_cached"].get<std::string>().empty());
+}
+
+TEST(Run, OnOwnTensors) {
+  const CommandLine flashjit;
+  const std::string in = flashjit.folder() + "/in", out = flashjit.folder() + "/o.npy",
+                    lse = flashjit.folder() + "/lse.npy";
+  ASSERT_EQ(
+      flashjit(std::vector<std::string>{"generate", small_spec, "--seed", "3", "--out", in} + tiny).exit_code,
+      0);
+  const std::vector<std::string> run = {"run", small_spec,    "--q", in + "/q.npy",
+                                        "--k", in + "/k.npy", "--v", in + "/v.npy"};
+  const nlohmann::json own =
+      flashjit(run + std::vector<std::string>{"--out", out, "--lse-out", lse, "--verify", "--json"}).json();
+  EXPECT_TRUE(own["ok"].get<bool>());
+  EXPECT_EQ(own["shape"]["heads_kv"], 2);
+  EXPECT_THAT(slurp(out), AllOf(HasSubstr("NUMPY"), HasSubstr("<f4"), HasSubstr("(2, 48, 4, 16)")));
+  EXPECT_THAT(slurp(lse), HasSubstr("(2, 4, 48)"));
+
+  // Generated from the same seed, it is the same problem.
+  const std::string again = flashjit.folder() + "/again.npy";
+  flashjit(std::vector<std::string>{"run", small_spec, "--seed", "3", "--out", again} + tiny);
+  EXPECT_EQ(slurp(again), slurp(out));
+  // Another scale is another result.
+  flashjit(run + std::vector<std::string>{"--softmax-scale", "2", "--out", again});
+  EXPECT_NE(slurp(again), slurp(out));
+}
+
+TEST(Run, PackedSequences) {
+  const CommandLine flashjit;
+  const std::string spec =
+      R"({"op": "forward", "dtype": "fp16", "head_dim": 16, "mask": ["causal"], "varlen": true})";
+  const std::string in = flashjit.folder() + "/in";
+  ASSERT_EQ(
+      flashjit(std::vector<std::string>{"generate", spec, "--out", in, "--seqlen-k", "80"} + tiny).exit_code,
+      0);
+  const nlohmann::json result = flashjit({"run", spec, "--q", in + "/q.npy", "--k", in + "/k.npy", "--v",
+                                          in + "/v.npy", "--cu-seqlens-q", in + "/cu_seqlens_q.npy",
+                                          "--cu-seqlens-k", in + "/cu_seqlens_k.npy", "--verify", "--json"})
+                                    .json();
+  EXPECT_TRUE(result["ok"].get<bool>());
+  EXPECT_EQ(result["shape"]["batch"], 2);
+  EXPECT_EQ(result["shape"]["seqlen_k"], 80);
+}
+
+TEST(Run, SizesOfZero) {
+  const CommandLine flashjit;
+  for (const char* size : {"--batch", "--seqlen-q", "--seqlen-k"}) {
+    const Outcome result = flashjit({"run", small_spec, "--heads-q", "2", size, "0", "--verify", "--json"});
+    EXPECT_TRUE(result.json()["ok"].get<bool>()) << size;
+  }
+}
+
+TEST(Bench, ComparesConfigs) {
+  const CommandLine flashjit;
+  const std::vector<std::string> bench = {"bench", small_spec,      "--seqlens", "32,64",    "--heads-q",
+                                          "2",     "--num-threads", "1",         "--rounds", "3"};
+  const nlohmann::json all = flashjit(bench + std::vector<std::string>{"--configs", "all", "--json"}).json();
+  EXPECT_GT(all["rows"].size(), 2u);
+  EXPECT_EQ(all["rounds"], 3);
+  EXPECT_GT(all["fma_tflops"].get<double>(), 0);
+  for (const nlohmann::json& row : all["rows"]) {
+    for (const char* name : {"ms", "spread_percent", "tflops", "fma_share"})
+      EXPECT_TRUE(row[name].is_number()) << name;
+  }
+  const nlohmann::json& config = all["rows"][0]["config"];
+  const std::string one =
+      std::to_string(config["block_m"].get<int>()) + "x" + std::to_string(config["block_n"].get<int>());
+  const Outcome table = flashjit(bench + std::vector<std::string>{"--configs", one, "--processor-time"});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out,
+              AllOf(HasSubstr(one), HasSubstr("32 x 32"), HasSubstr("64 x 64"), HasSubstr("of FMA")));
+}
+
+TEST(Bench, MeasuresTheWayToAKernel) {
+  const CommandLine flashjit;
+  const nlohmann::json report =
+      flashjit({"bench", small_spec, "--compile", "--targets", "native", "--rounds", "2", "--json"}).json();
+  const nlohmann::json& row = report["rows"].at(0);
+  EXPECT_GT(row["cold_ms"].get<double>(), row["warm_ms"].get<double>());
+  EXPECT_GT(row["hot_us"].get<double>(), 0);
+  EXPECT_EQ(row["to"], "callable");
+  EXPECT_FALSE(std::filesystem::exists(flashjit.cache())) << "the user's cache is not for measurements";
+}
+
+TEST(Cache, ListsAndClears) {
+  const CommandLine flashjit;
+  const std::string key = flashjit({"compile", small_spec, "--json"}).json()["key"];
+  EXPECT_EQ(flashjit({"cache", "path"}).out, flashjit.cache() + "\n");
+  EXPECT_EQ(flashjit({"cache", "path", "--json"}).json()["folder"], flashjit.cache());
+
+  const nlohmann::json list = flashjit({"cache", "ls", "--json"}).json();
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0]["key"], key);
+  EXPECT_TRUE(list[0]["fields"].contains("spec"));
+  EXPECT_TRUE(list[0]["metadata"].contains("compile_ms"));
+  EXPECT_THAT(flashjit({"cache", "ls"}).out, HasSubstr(key));
+
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["entries"], 1);
+  EXPECT_THAT(flashjit({"cache", "stat"}).out, HasSubstr("1 entries"));
+  EXPECT_EQ(flashjit({"cache", "verify"}).exit_code, 0);
+  EXPECT_GE(flashjit({"cache", "clear", "--json"}).json()["removed_files"].get<int>(), 1);
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["entries"], 0);
+}
+
+TEST(Cache, ExplainsAMiss) {
+  const CommandLine flashjit;
+  const std::string full = R"({"op": "forward", "dtype": "fp32", "head_dim": 16})";
+  const std::string a = flashjit({"compile", small_spec, "--json"}).json()["key"];
+  const std::string b = flashjit({"compile", full, "--json"}).json()["key"];
+
+  const nlohmann::json hit = flashjit({"cache", "explain", "--spec", small_spec, "--json"}).json();
+  EXPECT_TRUE(hit["found"].get<bool>());
+  EXPECT_EQ(hit["key"], a);
+  const nlohmann::json miss = flashjit({"cache", "explain", "--spec",
+                                        R"({"op": "forward", "dtype": "fp32", "head_dim": 24})", "--json"})
+                                  .json();
+  EXPECT_FALSE(miss["found"].get<bool>());
+  EXPECT_THAT(miss["difference"].get<std::string>(), HasSubstr("spec"));
+
+  EXPECT_THAT(flashjit({"cache", "explain", a}).out, AllOf(StartsWith(a), HasSubstr("compiler: ")));
+  EXPECT_THAT(flashjit({"cache", "explain", a.substr(0, 8), b.substr(0, 8)}).out,
+              AllOf(HasSubstr("differs from " + b), HasSubstr("spec")));
+  EXPECT_EQ(flashjit({"cache", "explain", "not-a-key"}).exit_code, 3);
+}
+
+TEST(Cache, DamageIsFoundAndRepaired) {
+  const CommandLine flashjit;
+  const std::string path = flashjit({"compile", small_spec, "--json"}).json()["path"];
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+  const Outcome verify = flashjit({"cache", "verify"});
+  EXPECT_EQ(verify.exit_code, 7);
+  EXPECT_THAT(verify.err, HasSubstr(path));
+  EXPECT_EQ(flashjit({"compile", small_spec, "--json"}).json()["origin"], "compiled");
+  EXPECT_EQ(flashjit({"cache", "verify"}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace flashjit::cli_test

@@ -1,0 +1,46 @@
+// Runs the command as a user would.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace flashjit::cli_test {
+
+struct Outcome {
+  int exit_code = -1;  // 128 + n: killed by signal n
+  std::string out, err;
+
+  // Of stdout; and the "error" object of stderr. A failed expectation and null if that is not JSON.
+  nlohmann::json json() const;
+  nlohmann::json error() const;
+};
+
+// Private to a test: a folder for files, and a cache inside it that the command uses. Removed at the end.
+class CommandLine {
+ public:
+  CommandLine();
+  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  Outcome operator()(const std::vector<std::string>& arguments, const std::string& standard_input = "") const;
+
+  const std::string& folder() const { return folder_; }
+  std::string cache() const { return folder_ + "/cache"; }
+  // Writes a file into the folder and gives its path.
+  std::string file(const std::string& name, const std::string& text) const;
+
+  // On top of this process's.
+  std::map<std::string, std::string> environment;
+
+ private:
+  std::string folder_;
+};
+
+// A small kernel, quick to compile.
+inline const std::string small_spec =
+    R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]})";
+
+}  // namespace flashjit::cli_test

@@ -1,0 +1,46 @@
+#!/bin/sh
+# The installed tree serves programs by find_package and by pkg-config, wherever it is moved to, and the README shows the
+# programs that are built here: installed.sh BUILD_FOLDER
+set -eu
+build=$1
+cd "$(dirname "$0")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export FLASHJIT_CACHE_DIR="$work/cache"
+
+cmake --install "$build" --prefix "$work/first" >"$work/install.log"
+mv "$work/first" "$work/prefix"
+for header in $(cd "$work/prefix/include" && find flashjit -type f); do
+  case "$header" in *.h) language=c ;; *) language='c++ -std=c++20' ;; esac
+  # shellcheck disable=SC2086
+  echo "#include <$header>" | c++ -x $language -fsyntax-only -Wall -Wextra -Werror -I"$work/prefix/include" -
+done
+
+echo '== find_package'
+cmake -S tools/examples -B "$work/examples" -DCMAKE_PREFIX_PATH="$work/prefix" \
+  -DCMAKE_C_FLAGS='-Wall -Wextra -Werror' -DCMAKE_CXX_FLAGS='-Wall -Wextra -Werror' >"$work/cmake.log"
+cmake --build "$work/examples" >"$work/build.log" || { cat "$work/build.log" && exit 1; }
+"$work/examples/attention_cpp" | tee "$work/first.txt"
+"$work/examples/attention_c"
+grep -q 'compiled: o\[0\] = 0.100' "$work/first.txt"
+
+echo '== pkg-config'
+PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name flashjit.pc)")
+export PKG_CONFIG_PATH
+libdir=$(pkg-config --variable=libdir flashjit)
+# shellcheck disable=SC2046
+c++ -std=c++20 tools/examples/attention.cpp $(pkg-config --cflags --libs flashjit) -Wl,-rpath,"$libdir" -o "$work/cpp"
+# shellcheck disable=SC2046
+cc tools/examples/attention.c $(pkg-config --cflags --libs flashjit) -Wl,-rpath,"$libdir" -o "$work/c"
+"$work/cpp" | grep 'disk: o\[0\] = 0.100'
+"$work/c" | grep 'o\[0\] = 0.100'
+[ "$(pkg-config --modversion flashjit)" = "$("$work/prefix/bin/flashjit" --version | cut -d' ' -f2)" ]
+
+echo '== the command, installed'
+"$work/prefix/bin/flashjit" run tools/examples/full_fp32.json --seqlen-q 64 --verify
+
+echo '== README'
+for example in cpp c; do
+  awk -v fence="\`\`\`$example" '$0 == "```" { inside = 0 } inside { print } $0 == fence { inside = 1 }' README.md |
+    diff - "tools/examples/attention.$example"
+done

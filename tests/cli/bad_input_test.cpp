@@ -82,7 +82,7 @@ TEST(Missing, Compilers) {
   expect_failure(flashjit, {"run", small_spec}, compiler_unavailable, {"/nonexistent/plugin.so"});
   expect_failure(flashjit,
                  {"compile", R"({"op": "forward", "dtype": "bf16", "head_dim": 64})", "--target", "sm_90"},
-                 compiler_unavailable, {"/nonexistent/libnvrtc.so"});
+                 compiler_unavailable, {"NVRTC", "FLASHJIT_NVRTC"});
 }
 
 TEST(BadCache, ThatCannotBeMadeOrTrusted) {

@@ -34,6 +34,15 @@ std::string slurp(const std::string& path) {
   return text.str();
 }
 
+// "'<f4' (2,48)": type and shape of a .npy file.
+std::string npy_header(const std::string& path) {
+  const std::string bytes = slurp(path).substr(0, 128);
+  std::smatch found;
+  if (!std::regex_search(bytes, found, std::regex("'descr': ('[^']*').*'shape': \\(([0-9, ]*)\\)")))
+    return "none";
+  return found[1].str() + " (" + std::regex_replace(found[2].str(), std::regex(" |,$"), "") + ")";
+}
+
 TEST(Help, NamesVerbsAndExitCodes) {
   const CommandLine flashjit;
   const Outcome help = flashjit({"--help"});
@@ -176,7 +185,7 @@ TEST(Run, VerifiesGeneratedTensors) {
 
 TEST(Run, MeasuresColdAlsoWhereTheKernelIsOnDisk) {
   const CommandLine flashjit;
-  flashjit({"compile", small_spec});
+  flashjit(std::vector<std::string>{"compile", small_spec} + tiny);
   const nlohmann::json result = flashjit(std::vector<std::string>{"run", small_spec, "--json"} + tiny).json();
   EXPECT_EQ(result["origin"], "disk");
   EXPECT_GT(result["cold_ms"].get<double>(), result["warm_ms"].get<double>());
@@ -216,16 +225,16 @@ TEST(Run, OnOwnTensors) {
       flashjit(run + std::vector<std::string>{"--out", out, "--lse-out", lse, "--verify", "--json"}).json();
   EXPECT_TRUE(own["ok"].get<bool>());
   EXPECT_EQ(own["shape"]["heads_kv"], 2);
-  EXPECT_THAT(slurp(out), AllOf(HasSubstr("NUMPY"), HasSubstr("<f4"), HasSubstr("(2, 48, 4, 16)")));
-  EXPECT_THAT(slurp(lse), HasSubstr("(2, 4, 48)"));
+  EXPECT_EQ(npy_header(out), "'<f4' (2,48,4,16)");
+  EXPECT_EQ(npy_header(lse), "'<f4' (2,4,48)");
 
   // Generated from the same seed, it is the same problem.
   const std::string again = flashjit.folder() + "/again.npy";
   flashjit(std::vector<std::string>{"run", small_spec, "--seed", "3", "--out", again} + tiny);
-  EXPECT_EQ(slurp(again), slurp(out));
+  EXPECT_TRUE(slurp(again) == slurp(out));
   // Another scale is another result.
   flashjit(run + std::vector<std::string>{"--softmax-scale", "2", "--out", again});
-  EXPECT_NE(slurp(again), slurp(out));
+  EXPECT_FALSE(slurp(again) == slurp(out));
 }
 
 TEST(Run, PackedSequences) {

@@ -40,7 +40,8 @@ void sample(Candidate& c, const EngineOptions& device, const Shape& shape) {
 
 int bench_compile(const BenchOptions& options) {
   const Shape shape = options.shape.shape();
-  const EngineOptions device = options.device.engine();
+  EngineOptions device = options.device.engine();
+  device.cache_dir = "";  // each sample has a folder of its own
   const Target on_device = Engine(device).target();
   std::vector<Candidate> candidates;
   for (const std::string& argument : options.specs) {

@@ -2,10 +2,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <limits>
+#include <sstream>
 
 namespace flashjit::command {
 namespace {
@@ -13,7 +14,9 @@ namespace {
 const CLI::Range any_size(0, std::numeric_limits<int>::max());
 
 std::string read_all(std::istream& in) {
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
 }
 
 }  // namespace
@@ -27,16 +30,15 @@ AttentionSpec read_spec(const std::string& argument) {
   if (argument == "-") return AttentionSpec::from_json(read_all(std::cin));
   const std::size_t start = argument.find_first_not_of(" \t\r\n");
   if (start != std::string::npos && argument[start] == '{') return AttentionSpec::from_json(argument);
+  const bool is_folder = std::filesystem::is_directory(argument);
   std::ifstream file(argument, std::ios::binary);
-  std::string text;
-  if (file) text = read_all(file);
-  if (!file) {
+  if (!file || is_folder) {
     throw Error(ErrorCode::invalid_argument,
-                "spec file '" + argument + "' cannot be read: " + std::strerror(errno) +
+                "spec file '" + argument + "' cannot be read: " + std::strerror(is_folder ? EISDIR : errno) +
                     "; SPEC is a file, '-' for standard input, or the JSON text itself");
   }
   try {
-    return AttentionSpec::from_json(text);
+    return AttentionSpec::from_json(read_all(file));
   } catch (const Error& error) {
     throw Error(error.code(), argument + ": " + error.message(), error.detail());
   }

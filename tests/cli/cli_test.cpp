@@ -209,7 +209,7 @@ TEST(Run, WithoutADiskCache) {
   EXPECT_EQ(result["origin"], "compiled");
   EXPECT_TRUE(result["warm_ms"].is_null());
   EXPECT_EQ(result["kernel"]["path"], "");
-  EXPECT_FALSE(result["kernel"]["not_cached"].get<std::string>().empty());
+  EXPECT_FALSE(result["kernel"]["cache_note"].get<std::string>().empty());
 }
 
 TEST(Run, OnOwnTensors) {

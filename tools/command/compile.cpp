@@ -34,7 +34,7 @@ int compile_targets(const Options& options) {
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
     table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),
                on_gpu(info.registers), on_gpu(info.spill_bytes), on_gpu(info.shared_memory), info.key});
-    if (info.path.empty()) std::cerr << "flashjit: " << where_cached(info) << '\n';
+    if (!info.cache_note.empty()) std::cerr << "flashjit: cache: " << info.cache_note << '\n';
   }
   if (!options.json) {
     std::cout << table.str();

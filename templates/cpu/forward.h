@@ -72,7 +72,7 @@ struct ForwardTile {
 
   // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
   // whatever was packed before, and nothing of theirs is written.
-  FLASHJIT_FN void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
+  __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
     const i64 stride = params.q.row_stride;
     const Element* rows = static_cast<const Element*>(params.q.data) + problem.q_offset + tile.begin * stride;
     for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
@@ -89,7 +89,7 @@ struct ForwardTile {
   }
 
   // O, by way of the room for V, and lse.
-  FLASHJIT_FN void end(const ForwardParams& params, const Problem& problem, Span tile) const {
+  __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
     const i64 stride = params.o.row_stride;
     Element* rows = static_cast<Element*>(params.o.data) + problem.o_offset + tile.begin * stride;
     for (int row = 0; row < tile.size(); row += 8, rows += 8 * stride) {

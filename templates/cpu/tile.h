@@ -187,15 +187,15 @@ __attribute__((noinline)) void unpack(const float* packed, int columns, const fl
   }
 }
 
-// Natural-log lse of the first `count` rows; -inf for a row that attended to nothing.
-__attribute__((noinline)) inline void unpack_lse(const RowState& state, float* lse, i64 stride, int count) {
-  for (int first = 0; first < count; first += lanes) {
-    const Vec sum = load(state.sum + first);
-    const Vec value = fma(load(state.maximum + first), splat(ln_2), log(sum));
-    alignas(64) float values[lanes];
-    store(values, select(sum == 0.0f, splat(minus_infinity), value));
-    for (int i = 0; i < min(lanes, count - first); ++i) lse[(first + i) * stride] = values[i];
+// Natural-log lse of the first `count` rows, in place of their maxima; -inf for a row that attended to
+// nothing.
+__attribute__((noinline)) inline void unpack_lse(RowState& state, float* lse, i64 stride, int count) {
+  for (int i = 0; i < unit_rows; i += lanes) {
+    const Vec sum = load(state.sum + i);
+    const Vec value = fma(load(state.maximum + i), splat(ln_2), log(sum));
+    store(state.maximum + i, select(sum == 0.0f, splat(minus_infinity), value));
   }
+  for (int i = 0; i < count; ++i) lse[i * stride] = state.maximum[i];
 }
 
 }  // namespace flashjit::device

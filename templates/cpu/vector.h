@@ -48,9 +48,9 @@ FLASHJIT_FN Vec larger(Vec a, Vec b) {
   return a > b ? a : b;
 }
 
-// 2^x, relative error 2e-7; 0 for x < -127 and for -inf. x <= 127, NaN gives NaN. The polynomial is the
-// minimax fit of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1, so rescaling by an unchanged
-// maximum changes nothing.
+// 2^x for x <= 127, relative error 2e-7; 0, or denormal, below -127; 0 for -inf; NaN for NaN. The polynomial
+// is the minimax fit of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1, so rescaling by an
+// unchanged maximum changes nothing.
 FLASHJIT_FN Vec exp2(Vec x) {
 #if defined(__AVX512F__)
   // Fraction above the integer at or below x. Zero for -inf.

@@ -96,8 +96,8 @@ class Offsets : public OnEveryDevice {
   void expect(std::vector<std::int64_t> shape_q, std::vector<std::int64_t> shape_k,
               std::vector<std::int64_t> strides) {
     const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.lse = shape_q.size() == 4});
-    if (on().is_cuda() && cuda::free_memory(on().context()) < std::size_t{40} << 30)
-      GTEST_SKIP() << "needs 40 GiB of GPU memory";
+    if (on().is_cuda() && cuda::free_memory(on().context()) < std::size_t{64} << 30)
+      GTEST_SKIP() << "needs 64 GiB of GPU memory";
     FarTensor q(on(), spec.dtype, shape_q, strides), k(on(), spec.dtype, shape_k, strides),
         v(on(), spec.dtype, shape_k, strides), o(on(), spec.dtype, shape_q, strides),
         lse(on(), DType::fp32, {shape_q[0], shape_q[2], shape_q[1]}, {shape_q[2] * far, far, 1});
@@ -131,8 +131,8 @@ TEST_P(Offsets, BetweenHeads) {
   expect({1, 20, 2, 64}, {1, 33, 2, 64}, {0, 64, far, 1});
 }
 TEST_P(Offsets, BetweenRows) {
-  // Rows of 2^26 elements: the 33rd lies beyond 2^31.
-  expect({1, 40, 1, 64}, {1, 36, 1, 64}, {0, std::int64_t{1} << 26, 64, 1});
+  // Rows of 2^24 elements: the 128th, where a second tile or block may begin, lies 2^31 from the first.
+  expect({1, 300, 1, 64}, {1, 300, 1, 64}, {0, std::int64_t{1} << 24, 64, 1});
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Offsets);

@@ -262,6 +262,15 @@ std::string last_dl_error() {
   return text ? text : "unknown error";
 }
 
+// NVRTC opens its other half by name only, which fails for both halves in a folder that the loader does not
+// search, as in a wheel. The loader finds by name what is open already.
+void load_builtins(const void* nvrtc_function, int major, int minor) {
+  Dl_info info{};
+  if (!dladdr(nvrtc_function, &info) || !info.dli_fname) return;
+  const std::string name = "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
+  dlopen((fs::path(info.dli_fname).parent_path() / name).c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
 std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& why_not) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
@@ -283,6 +292,7 @@ std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& w
         "is version " + std::to_string(major) + "." + std::to_string(minor) + ", 12.4 or newer is needed";
   }
   if (!why_not.empty()) return nullptr;
+  load_builtins(reinterpret_cast<const void*>(api.Version), major, minor);
   return std::make_shared<Nvrtc>(api, major, minor, build_of(library));
 }
 

@@ -10,6 +10,7 @@
 
 #include <clang/Basic/Version.h>
 #include <atomic>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +18,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <semaphore>
+#include <mutex>
 #include <string>
 #include <system_error>
 
@@ -50,7 +51,21 @@ struct Call {
   bool ok = false;
   bool fatal = false;
   char reason[1024] = {};
-  std::binary_semaphore done{0};
+
+  // Not a semaphore: thread sanitizers know these even in code that they did not compile.
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+
+  void finish() {
+    const std::lock_guard lock(mutex);
+    done = true;
+    changed.notify_one();
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return done; });
+  }
 };
 thread_local Call* this_call = nullptr;
 // Set when an allocation failed: std::bad_alloc has then left frames that LLVM's lists still point to.
@@ -65,7 +80,7 @@ void on_fatal_error(void*, const char* reason, bool) {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  call->done.release();
+  call->finish();
   for (;;) pause();
 }
 
@@ -78,7 +93,7 @@ void* run_call(void* argument) {
     exhausted = true;
     std::snprintf(call.reason, sizeof(call.reason), "%s", e.what());
   }
-  call.done.release();
+  call.finish();
   return nullptr;
 }
 
@@ -99,7 +114,7 @@ bool on_own_thread(std::string& log, const std::function<bool(std::string& log)>
     log = "cannot start a thread for the compiler: " + std::system_category().message(error);
     return false;
   }
-  call->done.acquire();
+  call->wait();
   log = std::move(call->log);
   log += call->reason;
   if (call->fatal) {

@@ -237,6 +237,7 @@ Verb add_bench(CLI::App& parent) {
   options->device.add(*app);
   options->shape.add(*app);
   app->remove_option(app->get_option("--seqlen-q"));
+  app->get_option("--seqlen-k")->description("Keys of a sequence [as many as query rows]");
   app->add_option("--seqlens", options->seqlens,
                   "Sequence lengths, with commas; keys as well unless --seqlen-k")
       ->delimiter(',')

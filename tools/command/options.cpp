@@ -5,13 +5,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <sstream>
 
 namespace flashjit::command {
 namespace {
 
-const CLI::Range any_size(0, std::numeric_limits<int>::max());
+// Without a description: --help says N, not N:NONNEGATIVE.
+const CLI::Validator any_size = CLI::Validator(CLI::NonNegativeNumber).description("");
 
 std::string read_all(std::istream& in) {
   std::ostringstream text;
@@ -45,13 +45,14 @@ AttentionSpec read_spec(const std::string& argument) {
 }
 
 void ShapeOptions::add(CLI::App& app) {
-  app.add_option("--batch", batch, "Sequences")->check(any_size)->capture_default_str();
+  app.add_option("--batch", batch, "Sequences")->check(any_size)->type_name("N")->capture_default_str();
   app.add_option("--seqlen-q", seqlen_q, "Query rows of a sequence; varlen: of the longest")
       ->check(any_size)
+      ->type_name("N")
       ->capture_default_str();
-  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]")->check(any_size);
-  app.add_option("--heads-q", heads_q, "Query heads")->check(any_size)->capture_default_str();
-  app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]")->check(any_size);
+  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]")->check(any_size)->type_name("N");
+  app.add_option("--heads-q", heads_q, "Query heads")->check(any_size)->type_name("N")->capture_default_str();
+  app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]")->check(any_size)->type_name("N");
 }
 
 Shape ShapeOptions::shape() const {
@@ -67,6 +68,7 @@ void DeviceOptions::add(CLI::App& app) {
   app.add_option("--target", target, "Compile for this instead of the device's best");
   app.add_option("--num-threads", num_threads, "Threads of a CPU kernel; 0: as many as this process may use")
       ->check(any_size)
+      ->type_name("N")
       ->capture_default_str();
   add_cache_dir(app, cache_dir);
 }

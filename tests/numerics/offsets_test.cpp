@@ -21,8 +21,8 @@ constexpr std::int64_t far = (std::int64_t{1} << 31) + 64;  // elements
 // A tensor of host memory that is zero, and nowhere until touched, and the same on a GPU.
 class FarTensor {
  public:
-  FarTensor(TestDevice& device, DType dtype, std::vector<std::int64_t> shape,
-            std::vector<std::int64_t> strides)
+  FarTensor(TestDevice& device, DType dtype, const std::vector<std::int64_t>& shape,
+            const std::vector<std::int64_t>& strides)
       : device_(device) {
     tensor_.dtype = dtype;
     tensor_.device = device.device();
@@ -93,8 +93,8 @@ class FarTensor {
 class Offsets : public OnEveryDevice {
  protected:
   // q and o [batch, seqlen_q, heads, 64], k and v with the same strides.
-  void expect(std::vector<std::int64_t> shape_q, std::vector<std::int64_t> shape_k,
-              std::vector<std::int64_t> strides) {
+  void expect(const std::vector<std::int64_t>& shape_q, const std::vector<std::int64_t>& shape_k,
+              const std::vector<std::int64_t>& strides) {
     const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.lse = shape_q.size() == 4});
     if (on().is_cuda() && cuda::free_memory(on().context()) < std::size_t{64} << 30)
       GTEST_SKIP() << "needs 64 GiB of GPU memory";

@@ -21,6 +21,19 @@ int count(const json& object, const char* name) {
   return value.get<int>();
 }
 
+void read(const json& object, const char* name, int& out) {
+  out = count(object, name);
+}
+void read(const json& object, const char* name, bool& out) {
+  out = object.at(name).get<bool>();
+}
+void read(const json& object, const char* name, TileOrder& out) {
+  for (const TileOrder order : {TileOrder::heads, TileOrder::pairs, TileOrder::longest_first}) {
+    if (object.at(name) == to_string(order)) return void(out = order);
+  }
+  throw Error(ErrorCode::cache_failed, std::string("metadata: ") + name + " is not an order");
+}
+
 std::string text(const json& object, const char* name) {
   return object.at(name).get<std::string>();
 }
@@ -36,11 +49,7 @@ CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const Ker
                      {"scratch", step.scratch}});
   }
   const json metadata = {{"target", source.target.str()},
-                         {"config",
-                          {{"block_m", source.config.block_m},
-                           {"block_n", source.config.block_n},
-                           {"num_stages", source.config.num_stages},
-                           {"num_warps", source.config.num_warps}}},
+                         {"config", json::parse(to_json(source.config))},
                          {"steps", steps},
                          {"compiler", compiled.compiler},
                          {"registers", compiled.registers},
@@ -57,8 +66,7 @@ std::optional<StoredKernel> unpack_kernel(CacheEntry entry) try {
   StoredKernel kernel;
   kernel.target = Target::parse(text(metadata, "target"));
   const json& config = metadata.at("config");
-  kernel.config = {count(config, "block_m"), count(config, "block_n"), count(config, "num_stages"),
-                   count(config, "num_warps")};
+  for_each_choice([&](const char* name, auto choice, auto) { read(config, name, kernel.config.*choice); });
   for (const json& step : metadata.at("steps").get_ref<const json::array_t&>()) {
     kernel.steps.push_back(
         {text(step, "entry"), count(step, "threads"), count(step, "shared_memory"), count(step, "scratch")});

@@ -10,13 +10,14 @@ namespace flashjit {
 Key request_key(const AttentionSpec& spec, const KernelSource& source) {
   AttentionSpec unpinned = spec;
   unpinned.config = {};
-  const KernelConfig& config = source.config;
+  std::string config;
+  for_each_choice([&](const char* name, auto choice, auto) {
+    config += (config.empty() ? "" : " ") + std::string(name) + "=" + choice_text(source.config.*choice);
+  });
   Key key;
   key.add("spec", unpinned.to_json());
   key.add("target", source.target.str());
-  key.add("config", "block_m=" + std::to_string(config.block_m) + " block_n=" +
-                        std::to_string(config.block_n) + " num_stages=" + std::to_string(config.num_stages) +
-                        " num_warps=" + std::to_string(config.num_warps));
+  key.add("config", config);
   std::string steps;
   for (const Step& step : source.steps) {
     if (!steps.empty()) steps += "; ";

@@ -5,13 +5,23 @@
 #include <optional>
 #include <string>
 
+#include "error.hpp"
+
 namespace flashjit {
+
+// In which order the blocks of a persistent grid take a launch's tiles; device code has the same names
+// (templates/cuda/tile_schedule.cuh).
+enum class TileOrder { heads, pairs, longest_first };
 
 struct KernelConfig {
   int block_m = 0;     // query rows of one tile
   int block_n = 0;     // keys of one step
   int num_stages = 1;  // K/V buffers in flight (cuda); 1 on a CPU
   int num_warps = 4;   // warps of one block (cuda); 1 on a CPU
+  // sm_90a only; elsewhere what they are here.
+  bool q_in_registers = false;              // Q as wgmma's register operand; else read from shared memory
+  bool ping_pong = false;                   // consumers take turns at the tensor cores
+  TileOrder tile_order = TileOrder::heads;  // of fixed lengths
 
   auto operator<=>(const KernelConfig&) const = default;
 };
@@ -19,9 +29,48 @@ struct KernelConfig {
 // The fields of a spec's "config"; what is absent is the tuner's choice.
 struct PinnedConfig {
   std::optional<int> block_m = {}, block_n = {}, num_stages = {}, num_warps = {};
+  std::optional<bool> q_in_registers = {}, ping_pong = {};
+  std::optional<TileOrder> tile_order = {};
 
-  bool empty() const { return !block_m && !block_n && !num_stages && !num_warps; }
+  bool empty() const { return *this == PinnedConfig{}; }
   bool operator==(const PinnedConfig&) const = default;
 };
+
+// Calls visit(name, member of KernelConfig, member of PinnedConfig) for every choice, in order.
+template <class Visit>
+constexpr void for_each_choice(Visit&& visit) {
+  visit("block_m", &KernelConfig::block_m, &PinnedConfig::block_m);
+  visit("block_n", &KernelConfig::block_n, &PinnedConfig::block_n);
+  visit("num_stages", &KernelConfig::num_stages, &PinnedConfig::num_stages);
+  visit("num_warps", &KernelConfig::num_warps, &PinnedConfig::num_warps);
+  visit("q_in_registers", &KernelConfig::q_in_registers, &PinnedConfig::q_in_registers);
+  visit("ping_pong", &KernelConfig::ping_pong, &PinnedConfig::ping_pong);
+  visit("tile_order", &KernelConfig::tile_order, &PinnedConfig::tile_order);
+}
+
+// Every choice of `config` pinned.
+inline PinnedConfig pinned(const KernelConfig& config) {
+  PinnedConfig pins;
+  for_each_choice([&](const char*, auto choice, auto pin) { pins.*pin = config.*choice; });
+  return pins;
+}
+
+FLASHJIT_API const char* to_string(TileOrder) noexcept;
+// {"block_m": 128, ...}, without what is not pinned.
+FLASHJIT_API std::string to_json(const PinnedConfig&);
+inline std::string to_json(const KernelConfig& config) {
+  return to_json(pinned(config));
+}
+
+// A choice's value as text: 128, true, pairs.
+inline std::string choice_text(int value) {
+  return std::to_string(value);
+}
+inline std::string choice_text(bool value) {
+  return value ? "true" : "false";
+}
+inline std::string choice_text(TileOrder value) {
+  return to_string(value);
+}
 
 }  // namespace flashjit

@@ -1,6 +1,7 @@
 #include "render.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "embedded_headers.hpp"
 #include "error.hpp"
@@ -85,7 +86,7 @@ std::string constant(const char* name, bool value) {
 }
 
 // Unnamed namespace: kernels of different specs can be loaded side by side without sharing a symbol.
-std::string structs(const AttentionSpec& spec, const KernelConfig& config) {
+std::string structs(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
   text += "struct Spec {\n  using Element = " + std::string(to_string(spec.dtype)) + ";\n";
   text += "  using Mask = " + mask_type(spec) + ";\n";
@@ -94,10 +95,15 @@ std::string structs(const AttentionSpec& spec, const KernelConfig& config) {
   text += constant("lse", spec.lse);
   text += constant("varlen", spec.varlen);
   text += "};\n\nstruct Config {\n";
-  text += constant("block_m", config.block_m);
-  text += constant("block_n", config.block_n);
-  text += constant("num_stages", config.num_stages);
-  text += constant("num_warps", config.num_warps);
+  for_each_choice([&](const char* name, auto choice, auto) {
+    using Choice = decltype(choice);
+    if constexpr (std::is_same_v<Choice, TileOrder KernelConfig::*>) {
+      if (target.specific)
+        text += constant("TileOrder", name, "TileOrder::" + std::string(to_string(config.*choice)));
+    } else if (target.specific || std::is_same_v<Choice, int KernelConfig::*>) {
+      text += constant(name, config.*choice);
+    }
+  });
   return text + "};\n\n}  // namespace\n\n";
 }
 
@@ -107,11 +113,25 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
   KernelSource source{
       .target = target, .config = config, .text = {}, .headers = {}, .steps = {}, .options = {}};
   source.text = "// flashjit forward for " + target.str() + "\n// " + spec.to_json() + "\n";
-  if (target.is_cuda()) {
+  if (target.specific) {
+    source.text +=
+        "#include \"cuda/forward_sm90a.cuh\"\n"
+        "#pragma nv_hdrstop\n\n" +
+        structs(spec, target, config) +
+        "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32, 1)\n    " + entry +
+        "(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {\n"
+        "  forward_sm90a<Spec, Config>(params, maps);\n}\n";
+    source.steps.push_back(
+        {.entry = entry,
+         .threads = config.num_warps * 32,
+         .shared_memory = device::Sm90aLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                              config.num_stages)
+                              .end});
+  } else if (target.is_cuda()) {
     source.text +=
         "#include \"cuda/forward_sm80.cuh\"\n"
         "#pragma nv_hdrstop\n\n" +
-        structs(spec, config) +
+        structs(spec, target, config) +
         "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    " + entry +
         "(const __grid_constant__ ForwardParams params) {\n"
         "  forward_sm80<Spec, Config>(params);\n}\n";
@@ -126,7 +146,8 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
         device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
     if (accumulators > 168 || accumulators <= 80) source.options.push_back("--ptxas-options=-O1");
   } else {
-    source.text += "#include \"cpu/forward.h\"\n\n" + structs(spec, config) + "extern \"C\" void " + entry +
+    source.text += "#include \"cpu/forward.h\"\n\n" + structs(spec, target, config) + "extern \"C\" void " +
+                   entry +
                    "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"
                    "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
     source.steps.push_back({.entry = entry,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "search_space_family.hpp"
 
@@ -9,20 +10,31 @@ namespace flashjit {
 namespace {
 
 const SearchSpaceFamily& family_of(const Target& target) {
+  if (target.specific) return sm90a_search_space;
   return target.is_cuda() ? cuda_search_space : cpu_search_space;
 }
 
-std::string str(const KernelConfig& config) {
-  return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-         ", num_stages " + std::to_string(config.num_stages) + ", num_warps " +
-         std::to_string(config.num_warps);
+// Without the choices that other targets have.
+std::string str(const KernelConfig& config, const Target& target) {
+  std::string text;
+  for_each_choice([&](const char* name, auto choice, auto) {
+    if (!target.specific && !std::is_same_v<decltype(choice), int KernelConfig::*>) return;
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + choice_text(config.*choice);
+  });
+  return text;
 }
 
-// Doublings between two configs, summed over the choices.
+// Doublings between two configs, summed over the choices that are numbers; one for each other that differs.
 double distance(const KernelConfig& a, const KernelConfig& b) {
-  const auto doublings = [](int x, int y) { return std::fabs(std::log2(double(x) / y)); };
-  return doublings(a.block_m, b.block_m) + doublings(a.block_n, b.block_n) +
-         doublings(a.num_stages, b.num_stages) + doublings(a.num_warps, b.num_warps);
+  double sum = 0;
+  for_each_choice([&](const char*, auto choice, auto) {
+    if constexpr (std::is_same_v<decltype(choice), int KernelConfig::*>) {
+      sum += std::fabs(std::log2(double(a.*choice) / b.*choice));
+    } else {
+      sum += a.*choice != b.*choice;
+    }
+  });
+  return sum;
 }
 
 const KernelConfig& nearest(const std::vector<KernelConfig>& configs, const KernelConfig& wanted) {
@@ -32,24 +44,35 @@ const KernelConfig& nearest(const std::vector<KernelConfig>& configs, const Kern
 }
 
 KernelConfig with_pins(KernelConfig config, const PinnedConfig& pins) {
-  return {.block_m = pins.block_m.value_or(config.block_m),
-          .block_n = pins.block_n.value_or(config.block_n),
-          .num_stages = pins.num_stages.value_or(config.num_stages),
-          .num_warps = pins.num_warps.value_or(config.num_warps)};
+  for_each_choice([&](const char*, auto choice, auto pin) {
+    if (pins.*pin) config.*choice = *(pins.*pin);
+  });
+  return config;
 }
 
 // The product of the axes with pins in place of their axis, in ascending order.
 std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& target) {
-  ConfigAxes axes = family_of(target).axes(spec, target);
-  if (spec.config.block_m) axes.block_m = {*spec.config.block_m};
-  if (spec.config.block_n) axes.block_n = {*spec.config.block_n};
-  if (spec.config.num_stages) axes.num_stages = {*spec.config.num_stages};
-  if (spec.config.num_warps) axes.num_warps = {*spec.config.num_warps};
-  std::vector<KernelConfig> configs;
-  for (int block_m : axes.block_m)
-    for (int block_n : axes.block_n)
-      for (int num_stages : axes.num_stages)
-        for (int num_warps : axes.num_warps) configs.push_back({block_m, block_n, num_stages, num_warps});
+  const ConfigAxes axes = family_of(target).axes(spec, target);
+  std::vector<KernelConfig> configs = {{}};
+  const auto times = [&](const auto& values, auto choice, auto pin) {
+    std::vector<KernelConfig> longer;
+    for (const KernelConfig& config : configs) {
+      const auto add = [&](auto value) { (longer.emplace_back(config)).*choice = value; };
+      if (pin) {
+        add(*pin);
+      } else {
+        for (const auto value : values) add(value);
+      }
+    }
+    configs = std::move(longer);
+  };
+  times(axes.block_m, &KernelConfig::block_m, spec.config.block_m);
+  times(axes.block_n, &KernelConfig::block_n, spec.config.block_n);
+  times(axes.num_stages, &KernelConfig::num_stages, spec.config.num_stages);
+  times(axes.num_warps, &KernelConfig::num_warps, spec.config.num_warps);
+  times(axes.q_in_registers, &KernelConfig::q_in_registers, spec.config.q_in_registers);
+  times(axes.ping_pong, &KernelConfig::ping_pong, spec.config.ping_pong);
+  times(axes.tile_order, &KernelConfig::tile_order, spec.config.tile_order);
   return configs;
 }
 
@@ -61,14 +84,26 @@ std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& ta
   // The reason against the least wrong candidate says more than that against the first.
   const KernelConfig& tried = nearest(misfits, works);
   throw Error(ErrorCode::invalid_spec, "config cannot be honoured on " + target.str() + ": " +
-                                           misfit(spec, target, tried) + "; " + str(works) + " would work");
+                                           misfit(spec, target, tried) + "; " + str(works, target) +
+                                           " would work");
+}
+
+std::string unfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (!target.specific) {
+    KernelConfig plain = config;
+    plain.q_in_registers = plain.ping_pong = false;
+    plain.tile_order = TileOrder::heads;
+    if (plain != config)
+      return "q_in_registers, ping_pong and tile_order are choices of sm_90a's kernels only";
+  }
+  return family_of(target).misfit(spec, target, config);
 }
 
 }  // namespace
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const std::string refusal = family_of(target).refusal(spec, target);
-  return refusal.empty() ? family_of(target).misfit(spec, target, config) : refusal;
+  return refusal.empty() ? unfit(spec, target, config) : refusal;
 }
 
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target) {
@@ -79,7 +114,7 @@ std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& 
   std::vector<KernelConfig> fitting, worth;
   const std::vector<KernelConfig> all = candidates(spec, target);
   for (const KernelConfig& config : all) {
-    if (!family.misfit(spec, target, config).empty()) continue;
+    if (!unfit(spec, target, config).empty()) continue;
     fitting.push_back(config);
     if (family.worth_trying(spec, target, config)) worth.push_back(config);
   }

@@ -1,5 +1,5 @@
-// What a target family contributes to the search space: one file each, search_space_cuda.cpp and
-// search_space_cpu.cpp.
+// What a target family contributes to the search space: one file each, search_space_cuda.cpp,
+// search_space_sm90a.cpp and search_space_cpu.cpp.
 #pragma once
 
 #include <string>
@@ -16,6 +16,8 @@ namespace flashjit {
 // trying.
 struct ConfigAxes {
   std::vector<int> block_m, block_n, num_stages, num_warps;
+  std::vector<bool> q_in_registers = {false}, ping_pong = {false};
+  std::vector<TileOrder> tile_order = {TileOrder::heads};
 };
 
 struct SearchSpaceFamily {
@@ -31,6 +33,7 @@ struct SearchSpaceFamily {
 };
 
 extern const SearchSpaceFamily cuda_search_space;
+extern const SearchSpaceFamily sm90a_search_space;
 extern const SearchSpaceFamily cpu_search_space;
 
 }  // namespace flashjit

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 namespace flashjit {
 namespace {
@@ -51,19 +52,6 @@ std::string json_of(const Mask& mask) {
          "\"}";
 }
 
-std::string json_of(const PinnedConfig& config) {
-  std::string text;
-  const auto add = [&](const char* field, const std::optional<int>& value) {
-    if (!value) return;
-    text += (text.empty() ? "\"" : ", \"") + std::string(field) + "\": " + std::to_string(*value);
-  };
-  add("block_m", config.block_m);
-  add("block_n", config.block_n);
-  add("num_stages", config.num_stages);
-  add("num_warps", config.num_warps);
-  return "{" + text + "}";
-}
-
 class Hasher {
  public:
   // Multiplies by 2^64 / golden ratio and folds, so that every bit of the value reaches the low bits.
@@ -71,8 +59,9 @@ class Hasher {
     state_ = (state_ ^ value) * 0x9e3779b97f4a7c15u;
     state_ ^= state_ >> 32;
   }
-  void add(const std::optional<int>& value) noexcept {
-    add(value ? std::uint64_t{1} << 32 | unsigned(*value) : 0);
+  template <class T>
+  void add(const std::optional<T>& value) noexcept {
+    add(value ? std::uint64_t{1} << 32 | static_cast<unsigned>(*value) : 0);
   }
   std::size_t result() const noexcept { return state_; }
 
@@ -115,7 +104,7 @@ std::string AttentionSpec::to_json() const {
          R"(", "head_dim": )" + std::to_string(head_dim) + R"(, "head_dim_v": )" +
          std::to_string(head_dim_v == 0 ? head_dim : head_dim_v) + R"(, "mask": [)" + masks + "]" +
          flag("dropout", dropout) + flag("lse", lse) + flag("varlen", varlen) + flag("paged", paged) +
-         flag("deterministic", deterministic) + R"(, "config": )" + json_of(config) + "}";
+         flag("deterministic", deterministic) + R"(, "config": )" + flashjit::to_json(config) + "}";
 }
 
 std::size_t AttentionSpec::hash() const noexcept {
@@ -127,11 +116,20 @@ std::size_t AttentionSpec::hash() const noexcept {
   for (const Mask& m : mask) {
     hasher.add(std::uint64_t(m.index()) << 32 | std::uint64_t(std::get_if<CausalMask>(&m)->align));
   }
-  hasher.add(config.block_m);
-  hasher.add(config.block_n);
-  hasher.add(config.num_stages);
-  hasher.add(config.num_warps);
+  for_each_choice([&](const char*, auto, auto pin) { hasher.add(config.*pin); });
   return hasher.result();
+}
+
+std::string to_json(const PinnedConfig& config) {
+  std::string text;
+  for_each_choice([&](const char* name, auto choice, auto pin) {
+    if (!(config.*pin)) return;
+    constexpr bool is_word = std::is_same_v<decltype(choice), TileOrder KernelConfig::*>;
+    const char* quote = is_word ? "\"" : "";
+    text += (text.empty() ? "\"" : ", \"") + std::string(name) + "\": " + quote +
+            choice_text(*(config.*pin)) + quote;
+  });
+  return "{" + text + "}";
 }
 
 const char* to_string(Operation op) noexcept {
@@ -156,6 +154,18 @@ const char* to_string(DType dtype) noexcept {
       return "bf16";
     case DType::int32:
       return "int32";
+  }
+  return "unknown";
+}
+
+const char* to_string(TileOrder order) noexcept {
+  switch (order) {
+    case TileOrder::heads:
+      return "heads";
+    case TileOrder::pairs:
+      return "pairs";
+    case TileOrder::longest_first:
+      return "longest_first";
   }
   return "unknown";
 }

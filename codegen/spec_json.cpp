@@ -18,7 +18,12 @@ using Words = std::span<const std::string_view>;
 
 constexpr std::string_view spec_fields[] = {"op",  "dtype",  "head_dim", "head_dim_v",    "mask",  "dropout",
                                             "lse", "varlen", "paged",    "deterministic", "config"};
-constexpr std::string_view config_fields[] = {"block_m", "block_n", "num_stages", "num_warps"};
+constexpr auto config_fields = [] {
+  std::array<std::string_view, 7> names;
+  std::size_t count = 0;
+  for_each_choice([&](const char* name, auto, auto) { names.at(count++) = name; });
+  return names;
+}();
 constexpr std::string_view causal_fields[] = {"kind", "align"};
 constexpr std::string_view mask_kinds[] = {"causal", "sliding_window", "padding", "block_sparse", "tree"};
 
@@ -76,9 +81,10 @@ class Object {
     out = static_cast<int>(number);
   }
 
-  void read(const char* name, std::optional<int>& out) const {
+  template <class T, class... Values>
+  void read(const char* name, std::optional<T>& out, const Values&... values) const {
     if (find(name) == nullptr) return;
-    read(name, out.emplace());
+    read(name, out.emplace(), values...);
   }
 
   // Values in the order of an enumeration whose to_string gives their names.
@@ -203,10 +209,14 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
       invalid(fields.wrong("config", *config, R"(must be an object; {"block_m": 128} would work)"));
     }
     const Object pins(*config, "config.", config_fields);
-    pins.read("block_m", spec.config.block_m);
-    pins.read("block_n", spec.config.block_n);
-    pins.read("num_stages", spec.config.num_stages);
-    pins.read("num_warps", spec.config.num_warps);
+    for_each_choice([&](const char* name, auto choice, auto pin) {
+      if constexpr (std::is_same_v<decltype(choice), TileOrder KernelConfig::*>) {
+        pins.read(name, spec.config.*pin,
+                  std::array{TileOrder::heads, TileOrder::pairs, TileOrder::longest_first});
+      } else {
+        pins.read(name, spec.config.*pin);
+      }
+    });
   }
   return spec.validated();
 }

@@ -17,9 +17,9 @@ struct KnownTarget {
 
 using enum Target::Family;
 constexpr KnownTarget known_targets[] = {
-    {"sm_80", {cuda, 80}, 163}, {"sm_86", {cuda, 86}, 99},    {"sm_89", {cuda, 89}, 99},
-    {"sm_90", {cuda, 90}, 227}, {"sm_100", {cuda, 100}, 227}, {"sm_120", {cuda, 120}, 99},
-    {"x86-64-v3", {cpu, 3}, 0}, {"x86-64-v4", {cpu, 4}, 0},
+    {"sm_80", {cuda, 80}, 163},  {"sm_86", {cuda, 86}, 99},         {"sm_89", {cuda, 89}, 99},
+    {"sm_90", {cuda, 90}, 227},  {"sm_90a", {cuda, 90, true}, 227}, {"sm_100", {cuda, 100}, 227},
+    {"sm_120", {cuda, 120}, 99}, {"x86-64-v3", {cpu, 3}, 0},        {"x86-64-v4", {cpu, 4}, 0},
 };
 
 constexpr auto known_names = [] {
@@ -34,7 +34,6 @@ struct UnsupportedTarget {
   std::string_view name, why, instead;
 };
 constexpr UnsupportedTarget unsupported_targets[] = {
-    {"sm_90a", "Hopper's own instructions", "sm_90"},
     {"x86-64-v4+amx", "AMX", "x86-64-v4"},
     {"x86-64-v2", "CPUs without AVX2", "x86-64-v3"},
     {"x86-64", "CPUs without AVX2", "x86-64-v3"},
@@ -46,13 +45,11 @@ const KnownTarget* find(const Target& target) {
   return it == std::end(known_targets) ? nullptr : it;
 }
 
-// The known cuda target whose code a device of that capability runs: binary code is compatible within a major
-// version, from lower minor versions to higher ones.
+// The best known cuda target whose code a device of that capability runs.
 const KnownTarget* find_compatible(int capability) {
   const KnownTarget* best = nullptr;
   for (const KnownTarget& known : known_targets) {
-    const int level = known.target.level;
-    if (known.target.is_cuda() && level / 10 == capability / 10 && level <= capability) best = &known;
+    if (known.target.runs_on(capability / 10, capability % 10)) best = &known;
   }
   return best;
 }
@@ -113,6 +110,12 @@ Target Target::for_compute_capability(int major, int minor) {
                   "; there are kernels for 8.x, 9.x, 10.x and 12.x, and for this machine's CPU");
 }
 
+// Binary code is compatible within a major version, from lower minor versions to higher ones.
+bool Target::runs_on(int major, int minor) const {
+  const int capability = major * 10 + minor;
+  return is_cuda() && level / 10 == major && (specific ? level == capability : level <= capability);
+}
+
 const std::vector<Target>& Target::all() {
   static const std::vector<Target> targets = [] {
     std::vector<Target> list;
@@ -124,7 +127,7 @@ const std::vector<Target>& Target::all() {
 
 std::string Target::str() const {
   if (const KnownTarget* known = find(*this)) return std::string(known->name);
-  return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level);
+  return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level) + (specific ? "a" : "");
 }
 
 int Target::max_shared_memory() const {

@@ -1,4 +1,4 @@
-// Where a kernel runs: "sm_80", ..., "x86-64-v3", "x86-64-v4".
+// Where a kernel runs: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4".
 #pragma once
 
 #include <compare>
@@ -15,9 +15,11 @@ struct FLASHJIT_API Target {
   Family family = Family::cpu;
   // cuda: compute capability as the two digits of sm_NN (80, 86, ..., 120). cpu: level of x86-64-vN (3 or 4).
   int level = 3;
+  // cuda: uses what only this compute capability has, the "a" of sm_90a.
+  bool specific = false;
 
-  // Throws invalid_argument, or unsupported for names such as sm_90a, with the closest known target. "native"
-  // is this machine's CPU.
+  // Throws invalid_argument, or unsupported for names such as x86-64-v4+amx, with the closest known target.
+  // "native" is this machine's CPU.
   static Target parse(std::string_view text);
   // The best CPU target this machine runs; throws target_unavailable below x86-64-v3.
   static Target native();
@@ -27,6 +29,8 @@ struct FLASHJIT_API Target {
 
   std::string str() const;
   bool is_cuda() const { return family == Family::cuda; }
+  // Whether code for this target runs on a GPU of that compute capability.
+  bool runs_on(int major, int minor) const;
   // cuda: bytes of shared memory that one block may ask for.
   int max_shared_memory() const;
   // cpu: bytes of a vector register.

@@ -35,8 +35,7 @@ Target choose_target(Device device, const std::string& wanted) {
   const Target best = Target::for_compute_capability(gpu.major, gpu.minor);
   if (wanted.empty()) return best;
   const Target target = Target::parse(wanted);
-  const int capability = gpu.major * 10 + gpu.minor;
-  if (!target.is_cuda() || target.level / 10 != gpu.major || target.level > capability)
+  if (!target.runs_on(gpu.major, gpu.minor))
     throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on " + device.str() +
                                                    " (" + gpu.name + ", compute capability " +
                                                    std::to_string(gpu.major) + "." +
@@ -130,7 +129,7 @@ struct Engine::Impl {
     auto kernel = std::make_unique<Kernel::Impl>();
     kernel->device = device;
     kernel->executable = device.kind == Device::Kind::cuda
-                             ? load_cuda(device.index, built.code, built.steps, config)
+                             ? load_cuda(device.index, built.info, built.code, built.steps)
                              : load_cpu(parallel_for, built.code, built.steps, config);
     kernel->info = std::move(built.info);
     kernel->info.get_ms =

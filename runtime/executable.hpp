@@ -11,17 +11,32 @@
 
 namespace flashjit {
 
+// All that one launch hands to the machine code, as often as wanted.
+struct Launch {
+  device::ForwardParams params;
+  device::ForwardMaps maps;  // sm_90a only, otherwise unset
+  unsigned grid;             // cuda: blocks
+};
+
+// Thread-safe, allocates nothing.
 class Executable {
  public:
   virtual ~Executable() = default;
-  // Parameters are checked already, and there is at least one query row. Thread-safe, allocates nothing.
-  virtual void launch(const device::ForwardParams& params, Stream stream) const = 0;
+  // Parameters are checked already, and there is at least one query row.
+  virtual void encode(const device::ForwardParams& params, Launch& launch) const = 0;
+  virtual void launch(const Launch& launch, Stream stream) const = 0;
+
+  void launch(const device::ForwardParams& params, Stream stream) const {
+    Launch encoded;
+    encode(params, encoded);
+    launch(encoded, stream);
+  }
 };
 
-// `code` is what a Compiler made of a source with these steps and config. Throw device_failed or
-// target_unavailable.
-std::unique_ptr<Executable> load_cuda(int device_index, const std::string& code,
-                                      const std::vector<Step>& steps, const KernelConfig& config);
+// `code` is what a Compiler made of a source with these steps; of `info` the spec, target and config count.
+// Throw device_failed or target_unavailable.
+std::unique_ptr<Executable> load_cuda(int device_index, const KernelInfo& info, const std::string& code,
+                                      const std::vector<Step>& steps);
 
 std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, const std::string& code,
                                      const std::vector<Step>& steps, const KernelConfig& config);

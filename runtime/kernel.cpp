@@ -7,7 +7,8 @@
 namespace flashjit {
 
 struct PreparedLaunch::Impl {
-  CheckedArguments arguments;
+  Launch launch;
+  bool empty;
   Device device;
   const Executable* executable;
 };
@@ -25,14 +26,9 @@ void require_stream(Device device, Stream stream) {
 }  // namespace
 
 std::string to_json(const KernelInfo& info) {
-  const KernelConfig& c = info.config;
   return nlohmann::ordered_json{{"spec", nlohmann::ordered_json::parse(info.spec.to_json())},
                                 {"target", info.target.str()},
-                                {"config",
-                                 {{"block_m", c.block_m},
-                                  {"block_n", c.block_n},
-                                  {"num_stages", c.num_stages},
-                                  {"num_warps", c.num_warps}}},
+                                {"config", nlohmann::ordered_json::parse(to_json(info.config))},
                                 {"key", info.key},
                                 {"path", info.path},
                                 {"cache_note", info.cache_note},
@@ -70,8 +66,12 @@ void Kernel::launch(const AttentionArgs& args, Stream stream) const {
 
 PreparedLaunch Kernel::prepare(const AttentionArgs& args) const {
   const CheckedArguments checked = check_arguments(impl_->info.spec, impl_->device, args);
-  return PreparedLaunch(std::unique_ptr<PreparedLaunch::Impl>(
-      new PreparedLaunch::Impl{checked, impl_->device, impl_->executable.get()}));
+  auto prepared = std::make_unique<PreparedLaunch::Impl>();
+  prepared->empty = checked.empty;
+  prepared->device = impl_->device;
+  prepared->executable = impl_->executable.get();
+  if (!checked.empty) impl_->executable->encode(checked.params, prepared->launch);
+  return PreparedLaunch(std::move(prepared));
 }
 
 PreparedLaunch::PreparedLaunch(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -81,7 +81,7 @@ PreparedLaunch::~PreparedLaunch() = default;
 
 void PreparedLaunch::launch(Stream stream) const {
   require_stream(impl_->device, stream);
-  if (!impl_->arguments.empty) impl_->executable->launch(impl_->arguments.params, stream);
+  if (!impl_->empty) impl_->executable->launch(impl_->launch, stream);
 }
 
 }  // namespace flashjit

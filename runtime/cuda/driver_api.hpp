@@ -52,6 +52,19 @@ enum : unsigned { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
 enum : unsigned { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DEFAULT = 0 };
 enum CUstreamCaptureMode : int { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
 
+enum CUtensorMapDataType : int {
+  CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
+  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
+};
+enum CUtensorMapInterleave : int { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
+enum CUtensorMapSwizzle : int { CU_TENSOR_MAP_SWIZZLE_128B = 3 };
+enum CUtensorMapL2promotion : int { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
+enum CUtensorMapFloatOOBfill : int { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
+
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
 struct CUlaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ;
   unsigned blockDimX, blockDimY, blockDimZ;
@@ -86,6 +99,10 @@ struct CUlaunchConfig {
   X(KernelGetFunction, "cuKernelGetFunction", CUresult(CUfunction*, CUkernel))                            \
   X(KernelSetAttribute, "cuKernelSetAttribute", CUresult(CUfunction_attribute, int, CUkernel, CUdevice))  \
   X(LaunchKernelEx, "cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**))      \
+  X(TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                       \
+    CUresult(CUtensorMap*, CUtensorMapDataType, unsigned, void*, const unsigned long long*,               \
+             const unsigned long long*, const unsigned*, const unsigned*, CUtensorMapInterleave,          \
+             CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))                        \
   X(PointerGetAttributes, "cuPointerGetAttributes",                                                       \
     CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr))                                        \
   X(MemGetInfo, "cuMemGetInfo_v2", CUresult(std::size_t*, std::size_t*))                                  \

@@ -1,11 +1,13 @@
 // load_cuda: a cubin on a device, launched through the driver.
 #include "runtime/executable.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
 
 #include "runtime/cuda/driver.hpp"
+#include "runtime/cuda/tensor_maps.hpp"
 
 namespace flashjit {
 namespace {
@@ -18,12 +20,17 @@ constexpr int default_shared_memory = 48 * 1024;
 
 class CudaExecutable final : public Executable {
  public:
-  CudaExecutable(int device_index, const std::string& code, const Step& step, int block_m)
-      : context_(device_index), step_(step), block_m_(block_m) {
+  CudaExecutable(int device_index, const KernelInfo& info, const std::string& code, const Step& step)
+      : context_(device_index),
+        multiprocessors_(cuda_device(device_index).multiprocessors),
+        spec_(info.spec),
+        config_(info.config),
+        specific_(info.target.specific),
+        step_(step) {
     const cuda::ContextScope scope(context_);
     check_code(driver().LibraryLoadData(&library_, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
     try {
-      prepare();
+      load();
     } catch (...) {
       driver().LibraryUnload(library_);
       throw;
@@ -33,26 +40,26 @@ class CudaExecutable final : public Executable {
   // At process exit the driver or the context may be gone already, and the code with it.
   ~CudaExecutable() override { driver().LibraryUnload(library_); }
 
-  void launch(const device::ForwardParams& params, Stream stream) const override {
-    const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q;
-    const std::int64_t tiles = (std::int64_t{params.seqlen_q} + block_m_ - 1) / block_m_;
-    constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
-    if (heads > max_grid / tiles) {
-      throw Error(ErrorCode::invalid_argument,
-                  "batch " + std::to_string(params.batch) + " x num_heads_q " +
-                      std::to_string(params.num_heads_q) + " x " + std::to_string(tiles) + " tiles of " +
-                      std::to_string(block_m_) +
-                      " query rows: a launch has at most 2147483647 blocks; split the batch");
-    }
+  void encode(const device::ForwardParams& params, Launch& launch) const override {
+    launch.params = params;
+    launch.grid = grid(params);
+    if (!specific_) return;
+    const cuda::ContextScope scope(context_);
+    cuda::encode_tensor_maps(spec_, config_, params, launch.maps);
+  }
+
+  using Executable::launch;
+  void launch(const Launch& launch, Stream stream) const override {
     cuda::CUlaunchConfig config{};
-    config.gridDimX = static_cast<unsigned>(heads * tiles);
+    config.gridDimX = launch.grid;
     config.gridDimY = config.gridDimZ = 1;
     config.blockDimX = static_cast<unsigned>(step_.threads);
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = static_cast<unsigned>(step_.shared_memory);
     config.hStream = static_cast<cuda::CUstream>(stream);
 
-    void* arguments[] = {const_cast<device::ForwardParams*>(&params)};
+    void* arguments[] = {const_cast<device::ForwardParams*>(&launch.params),
+                         const_cast<device::ForwardMaps*>(&launch.maps)};
     const cuda::ContextScope scope(context_);
     const cuda::CUresult result = driver().LaunchKernelEx(&config, function_, arguments, nullptr);
     if (result == cuda::CUDA_ERROR_INVALID_HANDLE) {
@@ -64,7 +71,24 @@ class CudaExecutable final : public Executable {
   }
 
  private:
-  void prepare() {
+  unsigned grid(const device::ForwardParams& params) const {
+    const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q;
+    const std::int64_t tiles = (std::int64_t{params.seqlen_q} + config_.block_m - 1) / config_.block_m;
+    constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
+    if (heads > max_grid / tiles) {
+      throw Error(ErrorCode::invalid_argument,
+                  "batch " + std::to_string(params.batch) + " x num_heads_q " +
+                      std::to_string(params.num_heads_q) + " x " + std::to_string(tiles) + " tiles of " +
+                      std::to_string(config_.block_m) +
+                      " query rows: a launch has at most 2147483647 blocks; split the batch");
+    }
+    if (!specific_ || spec_.varlen) return static_cast<unsigned>(heads * tiles);
+    // Persistent: a block for every multiprocessor, as far as there is work.
+    const std::int64_t units = heads * (config_.tile_order == TileOrder::pairs ? (tiles + 1) / 2 : tiles);
+    return static_cast<unsigned>(std::min<std::int64_t>(units, multiprocessors_));
+  }
+
+  void load() {
     cuda::CUkernel kernel = nullptr;
     check_code(driver().LibraryGetKernel(&kernel, library_, step_.entry.c_str()));
     if (step_.shared_memory > default_shared_memory) {
@@ -92,21 +116,24 @@ class CudaExecutable final : public Executable {
   }
 
   cuda::Context context_;
+  int multiprocessors_;
+  AttentionSpec spec_;
+  KernelConfig config_;
+  bool specific_;  // sm_90a: persistent, takes tensor maps
   Step step_;
-  int block_m_;
   cuda::CUlibrary library_ = nullptr;
   cuda::CUfunction function_ = nullptr;
 };
 
 }  // namespace
 
-std::unique_ptr<Executable> load_cuda(int device_index, const std::string& code,
-                                      const std::vector<Step>& steps, const KernelConfig& config) {
+std::unique_ptr<Executable> load_cuda(int device_index, const KernelInfo& info, const std::string& code,
+                                      const std::vector<Step>& steps) {
   if (steps.size() != 1) {
     throw Error(ErrorCode::internal,
                 "load_cuda: " + std::to_string(steps.size()) + " steps, one is expected");
   }
-  return std::make_unique<CudaExecutable>(device_index, code, steps.front(), config.block_m);
+  return std::make_unique<CudaExecutable>(device_index, info, code, steps.front());
 }
 
 }  // namespace flashjit

@@ -54,7 +54,11 @@ class CpuExecutable final : public Executable {
 
   ~CpuExecutable() override { plugin_.unload(handle_); }
 
-  void launch(const device::ForwardParams& params, Stream) const override {
+  void encode(const device::ForwardParams& params, Launch& launch) const override { launch.params = params; }
+
+  using Executable::launch;
+  void launch(const Launch& launch, Stream) const override {
+    const device::ForwardParams& params = launch.params;
     const std::int64_t blocks = (static_cast<std::int64_t>(params.seqlen_q) + block_m_ - 1) / block_m_;
     const std::int64_t tiles = params.batch * blocks * params.num_heads_q;
     for (const LoadedStep& step : steps_) {

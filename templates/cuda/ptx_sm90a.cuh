@@ -2,11 +2,11 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
+#include "shared/params.h"
 
 namespace flashjit::device {
 
 // --- mbarrier
-// ---------------------------------------------------------------------------------------------------------
 
 FLASHJIT_FN void mbarrier_init(u32 bar, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
@@ -34,7 +34,6 @@ FLASHJIT_FN void mbarrier_wait(u32 bar, u32 parity) {
 }
 
 // --- named barriers, register redistribution, election
-// ------------------------------------------------------------------
 
 FLASHJIT_FN void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -52,12 +51,6 @@ FLASHJIT_FN void setmaxnreg_dec() {
 }
 
 // --- bulk tensor copies
-// -------------------------------------------------------------------------------------------------
-
-// A CUtensorMap, passed as a __grid_constant__ kernel parameter.
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
 
 FLASHJIT_FN void prefetch_tensormap(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -70,41 +63,17 @@ FLASHJIT_FN void cp_async_bulk_tensor_4d(u32 to, const TensorMap& map, u32 bar, 
       "l"(&map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-FLASHJIT_FN void cp_async_bulk_tensor_4d_store(const TensorMap& map, u32 from, int c0, int c1, int c2,
-                                               int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-FLASHJIT_FN void cp_async_bulk_commit_group() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Until the sources of all committed stores may be written again.
-FLASHJIT_FN void cp_async_bulk_wait_group_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-FLASHJIT_FN void cp_async_bulk_wait_group() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
 // Orders this thread's ordinary accesses to shared memory before later ones of wgmma and of bulk copies.
 FLASHJIT_FN void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-FLASHJIT_FN void stmatrix_x4(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-
-FLASHJIT_FN void stmatrix_x2(u32 to, u32 a, u32 b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b)
+FLASHJIT_FN void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 
 // --- wgmma
-// --------------------------------------------------------------------------------------------------------------
 
 FLASHJIT_FN void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

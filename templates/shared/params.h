@@ -25,4 +25,14 @@ struct ForwardParams {
   float softmax_scale;     // finite, > 0
 };
 
+// A CUtensorMap of the CUDA driver.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+// sm_90a: its inputs as the copy engine wants them described; 4-D [batch, heads, rows, dim].
+struct ForwardMaps {
+  TensorMap q, k, v;
+};
+
 }  // namespace flashjit::device

@@ -54,7 +54,8 @@ std::string nvcc_command() {
 TEST(Standalone, Nvcc) {
   const std::string nvcc = nvcc_command();
   if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
-  for (const Case& what : {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{bf16, "sm_120"}}) {
+  for (const Case& what :
+       {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"}, Case{bf16, "sm_120"}}) {
     compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
   }
 }
@@ -65,6 +66,14 @@ TEST(Standalone, Clang) {
   for (const Case& what : {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"}}) {
     compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
   }
+}
+
+// A mask that says nothing of intervals, in the kernel that would like to know them.
+TEST(DeviceCode, OpaqueMaskOnSm90a) {
+  const std::string nvcc = nvcc_command(), source = FLASHJIT_SOURCE_DIR;
+  if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
+  compile(nvcc + "-arch=sm_90a -I '" + source + "/templates'", source + "/tests/compile/opaque_mask_sm90a.cu",
+          "");
 }
 
 TEST(DeviceCode, BlockListMask) {

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -59,11 +60,7 @@ struct Case {
   AttentionSpec spec;
   Target target;
   KernelConfig config;
-  std::string name() const {
-    return target.str() + " " + spec.to_json() + " block_m " + std::to_string(config.block_m) + " block_n " +
-           std::to_string(config.block_n) + " num_stages " + std::to_string(config.num_stages) +
-           " num_warps " + std::to_string(config.num_warps);
-  }
+  std::string name() const { return target.str() + " " + spec.to_json() + " " + to_json(config); }
 };
 
 Case default_case(const AttentionSpec& spec, const Target& target, int seqlen = 4096) {
@@ -121,10 +118,20 @@ void expect_sound(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   EXPECT_GT(kernel.registers, 0) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
-  for (const std::string& instruction :
-       {"mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32",
-        std::string("ldmatrix.sync.aligned.m8n8.x4.shared"), std::string(".trans.shared.b16"),
-        std::string("cp.async.cg.shared.global"), std::string("ex2.approx.ftz.f32")}) {
+  std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
+  if (c.target.specific) {
+    instructions.insert(
+        instructions.end(),
+        {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_n) + "k16.f32." + type + "." +
+             type,
+         "cp.async.bulk.tensor.4d.shared", "mbarrier.try_wait", "setmaxnreg.inc", "setmaxnreg.dec"});
+  } else {
+    instructions.insert(
+        instructions.end(),
+        {"mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32",
+         "ldmatrix.sync.aligned.m8n8.x4.shared", ".trans.shared.b16", "cp.async.cg.shared.global"});
+  }
+  for (const std::string& instruction : instructions) {
     EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
   }
 }
@@ -169,8 +176,9 @@ TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
       spec.mask = mask;
       for (const bool varlen : {false, true}) {
         spec.varlen = varlen;
-        for (const int seqlen : {64, 4096})
-          cases.push_back(default_case(spec.validated(), Target::parse("sm_90"), seqlen));
+        for (const char* target : {"sm_90", "sm_90a"})
+          for (const int seqlen : {64, 4096, 16384})
+            cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
       }
     }
   }
@@ -263,9 +271,36 @@ TEST_F(NvrtcTest, PairwiseSample) {
   int spilling = 0;
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);
-    spilling += kernel.spill_bytes > 0;  // allowed: the tuner measures, and takes another
+    if (c.target.specific) expect_no_spill(c, kernel);
+    spilling += kernel.spill_bytes > 0;  // allowed elsewhere: the tuner measures, and takes another
   });
   std::cout << cases.size() << " kernels of the search space, " << spilling << " of them spill\n";
+}
+
+// A sample of sm_90a's search space at the head dimensions that matter most, all of it with
+// FLASHJIT_TEST_ALL=1: its budgets promise that nothing spills.
+TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
+  std::mt19937 random(seed());
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  for (const auto& [head_dim, head_dim_v] :
+       {std::pair{64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}) {
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      for (const bool causal : {false, true}) {
+        AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
+        if (causal) spec.mask = {CausalMask{}};
+        std::vector<KernelConfig> space = search_space(spec, target);
+        std::shuffle(space.begin(), space.end(), random);
+        if (!test_all()) space.resize(std::min<std::size_t>(space.size(), 2));
+        for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+      }
+    }
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
 }
 
 // ---- the compiler itself ----

@@ -38,7 +38,17 @@ SAME_VALUE(CU_STREAM_NON_BLOCKING);
 SAME_VALUE(CU_EVENT_DEFAULT);
 SAME_VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 
+SAME_VALUE(CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+SAME_VALUE(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
+SAME_VALUE(CU_TENSOR_MAP_INTERLEAVE_NONE);
+SAME_VALUE(CU_TENSOR_MAP_SWIZZLE_128B);
+SAME_VALUE(CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+SAME_VALUE(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+
 // ---- layouts ----
+
+static_assert(sizeof(cuda::CUtensorMap) == sizeof(::CUtensorMap));
+static_assert(alignof(cuda::CUtensorMap) <= alignof(::CUtensorMap));
 
 #define SAME_MEMBER(name)                                                                  \
   static_assert(offsetof(cuda::CUlaunchConfig, name) == offsetof(::CUlaunchConfig, name)); \

@@ -54,9 +54,15 @@ std::string probe(const Target& target) {
   return nvrtc_compiler()->compile(source).code;
 }
 
+KernelInfo info() {
+  KernelInfo of_probe;
+  of_probe.target = Target::parse("sm_80");
+  of_probe.config = {.block_m = block_m, .block_n = 64};
+  return of_probe;
+}
+
 std::unique_ptr<Executable> load(const std::string& code) {
-  return load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}},
-                   {.block_m = block_m, .block_n = 64});
+  return load_cuda(0, info(), code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}});
 }
 
 class CudaDeviceTest : public testing::Test {
@@ -240,10 +246,8 @@ TEST_F(CudaDeviceTest, DamagedCodeIsRefused) {
 
 TEST_F(CudaDeviceTest, TooMuchSharedMemoryIsRefused) {
   const std::string code = probe(target_);
-  const Error error = error_of([&] {
-    load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}},
-              {.block_m = block_m});
-  });
+  const Error error = error_of(
+      [&] { load_cuda(0, info(), code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
   EXPECT_EQ(error.code(), ErrorCode::device_failed);
   EXPECT_THAT(error.message(), HasSubstr("10000000"));
 }

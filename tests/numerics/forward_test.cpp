@@ -266,7 +266,7 @@ TEST_P(Forward, PinnedTiles) {
       if (!on().is_cuda()) chosen.push_back({.block_m = 48, .block_n = 80, .num_stages = 1, .num_warps = 1});
       for (const KernelConfig& config : chosen) {
         AttentionSpec pinned = free;
-        pinned.config = {config.block_m, config.block_n, config.num_stages, config.num_warps};
+        pinned.config = flashjit::pinned(config);
         const Case c{.spec = pinned, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333};
         expect(c);
         EXPECT_EQ(on().engine().get(pinned, c.shape()).info().config, config);

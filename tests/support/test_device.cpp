@@ -37,7 +37,12 @@ std::vector<std::shared_ptr<TestDevice>> find_devices() {
   }
   const std::vector<CudaDevice> gpus = cuda_devices(&why_no_cuda);
   for (const CudaDevice& gpu : gpus) {
-    devices.push_back(std::make_shared<TestDevice>(Device{Device::Kind::cuda, gpu.index}, ""));
+    // Of two targets for the same GPU, sm_90 and sm_90a, both.
+    const int level = Target::for_compute_capability(gpu.major, gpu.minor).level;
+    for (const Target& target : Target::all()) {
+      if (target.is_cuda() && target.level == level)
+        devices.push_back(std::make_shared<TestDevice>(Device{Device::Kind::cuda, gpu.index}, target.str()));
+    }
   }
   if (gpus.empty()) devices.push_back(nullptr);
   return devices;
@@ -69,7 +74,7 @@ std::unique_ptr<Engine> TestDevice::make_engine(EngineOptions options) const {
 }
 
 std::string TestDevice::name() const {
-  std::string name = is_cuda() ? "cuda" + std::to_string(device_.index) : "cpu_" + target_;
+  std::string name = (is_cuda() ? "cuda" + std::to_string(device_.index) : "cpu") + "_" + target_;
   std::replace_if(name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
   return name;
 }

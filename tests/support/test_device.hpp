@@ -1,4 +1,4 @@
-// Where a numerics test runs: one CPU target that this machine can run, or one GPU.
+// Where a numerics test runs: a CPU target that this machine can run, or a GPU and a target for it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ class TestDevice {
   const Device& device() const { return device_; }
   const std::string& target() const { return target_; }
   bool is_cuda() const { return device_.kind == Device::Kind::cuda; }
-  std::string name() const;  // "cpu_x86_64_v3", "cuda0"
+  std::string name() const;  // "cpu_x86_64_v3", "cuda0_sm_90a"
   std::vector<DType> dtypes() const;
   const cuda::Context& context();  // cuda only
   void synchronize();              // no-op on a CPU
@@ -38,7 +38,7 @@ class TestDevice {
   std::unique_ptr<Engine> engine_;
 };
 
-// Every CPU target of this machine and every GPU; a single null in place of the GPUs where there are none.
+// Every CPU target of this machine and every GPU with its targets; a single null in place of the GPUs where there are none.
 const std::vector<std::shared_ptr<TestDevice>>& test_devices();
 // The folder of disk caches described above.
 const std::string& cache_folder();

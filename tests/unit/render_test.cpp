@@ -55,6 +55,10 @@ const Golden goldens[] = {
      R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})",
      "sm_80",
      {128, 128, 1, 4}},
+    {"bf16_d128_causal_sm90a.cu",
+     R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]})",
+     "sm_90a",
+     {128, 128, 2, 12, true, true, TileOrder::pairs}},
     {"fp16_d192_v128_varlen_pinned.cu",
      R"({"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "lse": false, "varlen": true,
          "mask": ["causal", {"kind": "causal", "align": "top_left"}], "config": {"block_m": 64, "num_warps": 4}})",
@@ -98,6 +102,15 @@ TEST(Render, IsAFunctionOfItsArguments) {
       other.config.*choice += 1;
       EXPECT_TRUE(texts.insert(render(other).text).second);
     }
+    if (!source.target.specific) continue;
+    for (bool KernelConfig::* choice : {&KernelConfig::q_in_registers, &KernelConfig::ping_pong}) {
+      Golden other = golden;
+      other.config.*choice = !(other.config.*choice);
+      EXPECT_TRUE(texts.insert(render(other).text).second);
+    }
+    Golden other = golden;
+    other.config.tile_order = TileOrder::heads;
+    EXPECT_TRUE(texts.insert(render(other).text).second);
   }
 }
 
@@ -107,7 +120,12 @@ TEST(Render, Steps) {
   EXPECT_EQ(cuda[0], (Step{.entry = "flashjit_forward",
                            .threads = 128,
                            .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2)}));
-  const std::vector<Step> cpu = render(goldens[4]).steps;
+  const std::vector<Step> hopper = render(goldens[2]).steps;
+  ASSERT_EQ(hopper.size(), 1u);
+  EXPECT_EQ(hopper[0], (Step{.entry = "flashjit_forward",
+                             .threads = 384,
+                             .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2).end}));
+  const std::vector<Step> cpu = render(goldens[5]).steps;
   ASSERT_EQ(cpu.size(), 1u);
   EXPECT_EQ(cpu[0],
             (Step{.entry = "flashjit_forward", .scratch = device::cpu_forward_scratch(80, 80, 48, 64)}));

@@ -48,7 +48,7 @@ TEST(SearchSpace, HonoursPins) {
     spec = spec.validated();
     for (const KernelConfig& config : search_space(spec, target)) {
       AttentionSpec pinned = spec;
-      pinned.config = {config.block_m, config.block_n, config.num_stages, config.num_warps};
+      pinned.config = flashjit::pinned(config);
       EXPECT_EQ(search_space(pinned, target), std::vector{config});
       EXPECT_EQ(heuristic_config(pinned, target, {}), config);
       pinned.config = {.block_n = config.block_n};
@@ -78,6 +78,13 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
   refused("sm_86", {.block_m = 128, .block_n = 128},
           {"sm_86", "bytes of shared memory", "101376", "would work"});
   refused("sm_90", {.block_n = 512}, {"block_n 512", "multiple of 16 up to 256", "would work"});
+  refused("sm_90a", {.block_m = 96}, {"block_m 96", "64, 128 or 192", "would work"});
+  refused("sm_90a", {.block_m = 128, .num_warps = 8}, {"num_warps 8 is not 12", "would work"});
+  refused("sm_90a", {.block_n = 128, .q_in_registers = true}, {"values in registers", "would work"});
+  refused("sm_90a", {.block_m = 64, .ping_pong = true}, {"block_m 64", "ping_pong", "would work"});
+  refused("sm_90a", {.num_stages = 8}, {"bytes of shared memory", "would work"});
+  refused("sm_90", {.q_in_registers = true}, {"choices of sm_90a's kernels only", "would work"});
+  refused("x86-64-v3", {.tile_order = TileOrder::pairs}, {"choices of sm_90a's kernels only", "would work"});
   refused("sm_80", {.block_m = 80}, {"block_m 80", "rows for each of 4 warps", "would work"});
   refused("sm_80", {.num_warps = 3}, {"num_warps 3", "4 or 8", "would work"});
   refused("sm_80", {.num_stages = 4}, {"num_stages 4", "would work"});

@@ -89,11 +89,13 @@ TEST(Spec, EqualSpecsGiveEqualTextAndHash) {
 
 TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
   std::vector<AttentionSpec> specs;
-  for (const char* more :
-       {"", R"("head_dim_v": 64)", R"("mask": ["causal"])",
-        R"("mask": [{"kind": "causal", "align": "top_left"}])", R"("lse": false)", R"("varlen": true)",
-        R"("deterministic": true)", R"("config": {"block_m": 64})", R"("config": {"block_n": 64})",
-        R"("config": {"num_stages": 1})", R"("config": {"num_warps": 4})"}) {
+  for (const char* more : {"", R"("head_dim_v": 64)", R"("mask": ["causal"])",
+                           R"("mask": [{"kind": "causal", "align": "top_left"}])", R"("lse": false)",
+                           R"("varlen": true)", R"("deterministic": true)", R"("config": {"block_m": 64})",
+                           R"("config": {"block_n": 64})", R"("config": {"num_stages": 1})",
+                           R"("config": {"num_warps": 4})", R"("config": {"q_in_registers": false})",
+                           R"("config": {"q_in_registers": true})", R"("config": {"ping_pong": true})",
+                           R"("config": {"tile_order": "heads"})", R"("config": {"tile_order": "pairs"})"}) {
     specs.push_back(parse(with(more)));
   }
   specs.push_back(parse(R"({"op": "forward", "dtype": "fp16", "head_dim": 128})"));

@@ -53,7 +53,7 @@ std::vector<AttentionSpec> with_configs(const AttentionSpec& spec, const Target&
   if (configs == "all") {
     for (const KernelConfig& c : search_space(spec, target)) {
       specs.push_back(spec);
-      specs.back().config = {c.block_m, c.block_n, c.num_stages, c.num_warps};
+      specs.back().config = pinned(c);
     }
     return specs;
   }

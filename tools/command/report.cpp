@@ -28,14 +28,16 @@ std::string to_text(const KernelConfig& config, const Target& target) {
     text +=
         ", " + std::to_string(config.num_stages) + " stages, " + std::to_string(config.num_warps) + " warps";
   }
+  if (target.specific) {
+    if (config.q_in_registers) text += ", q in registers";
+    if (config.ping_pong) text += ", ping-pong";
+    text += std::string(", ") + to_string(config.tile_order);
+  }
   return text;
 }
 
 Json config_json(const KernelConfig& config) {
-  return {{"block_m", config.block_m},
-          {"block_n", config.block_n},
-          {"num_stages", config.num_stages},
-          {"num_warps", config.num_warps}};
+  return Json::parse(to_json(config));
 }
 
 Json kernel_json(const KernelInfo& info) {

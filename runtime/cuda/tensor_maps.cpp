@@ -1,0 +1,72 @@
+#include "runtime/cuda/tensor_maps.hpp"
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/cuda/driver.hpp"
+#include "templates/shared/layout.h"
+
+namespace flashjit::cuda {
+namespace {
+
+static_assert(sizeof(device::TensorMap) == sizeof(CUtensorMap) &&
+              alignof(device::TensorMap) == alignof(CUtensorMap));
+
+constexpr int element_bytes = 2;
+
+class Encoder {
+ public:
+  explicit Encoder(DType dtype)
+      : encode_(driver().TensorMapEncodeTiled),
+        type_(dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16) {}
+
+  void operator()(const char* name, const device::TensorView& tensor, int batch, int heads, int rows, int dim,
+                  int box_rows, device::TensorMap& map) const {
+    using Size = unsigned long long;
+    const Size sizes[] = {static_cast<Size>(dim), static_cast<Size>(rows), static_cast<Size>(heads),
+                          static_cast<Size>(batch)};
+    // Where there is nothing to step to, the view's stride is 0: any other is as good, and legal.
+    const auto bytes = [](int size, std::int64_t stride) {
+      return size > 1 ? static_cast<Size>(stride) * element_bytes : Size{16};
+    };
+    const Size strides[] = {bytes(rows, tensor.row_stride), bytes(heads, tensor.head_stride),
+                            bytes(batch, tensor.batch_stride)};
+    const unsigned box[] = {device::sm90a_panel, static_cast<unsigned>(box_rows), 1, 1};
+    const unsigned steps[] = {1, 1, 1, 1};
+    const CUresult result =
+        encode_(reinterpret_cast<CUtensorMap*>(&map), type_, 4, tensor.data, sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) refuse(name, tensor, result);
+  }
+
+ private:
+  [[noreturn]] static void refuse(const char* name, const device::TensorView& tensor, CUresult result) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " with strides " + std::to_string(tensor.batch_stride) + " (batch), " +
+                    std::to_string(tensor.row_stride) + " (rows) and " + std::to_string(tensor.head_stride) +
+                    " (heads) is not what sm_90a's copy engine takes, strides from 0 to 2^39 elements: " +
+                    error_text(result) + "; copy the tensor, or ask for target sm_90");
+  }
+
+  decltype(DriverApi::TensorMapEncodeTiled) encode_;
+  CUtensorMapDataType type_;
+};
+
+}  // namespace
+
+void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config, const device::ForwardParams& p,
+                        device::ForwardMaps& maps) {
+  const Encoder encode(spec.dtype);
+  const int batch = spec.varlen ? 1 : p.batch;
+  const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
+  encode("q", p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m, maps.q);
+  if (rows_k == 0) {  // no tile has a block of keys, but every map is prefetched
+    maps.k = maps.v = maps.q;
+    return;
+  }
+  encode("k", p.k, batch, p.num_heads_kv, rows_k, spec.head_dim, config.block_n, maps.k);
+  encode("v", p.v, batch, p.num_heads_kv, rows_k, spec.head_dim_v, config.block_n, maps.v);
+}
+
+}  // namespace flashjit::cuda

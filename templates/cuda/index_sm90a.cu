@@ -1,0 +1,38 @@
+// A few sm_90a kernels as nvcc (-arch=sm_90a) and clangd see them; what the library compiles is rendered
+// (codegen/render.cpp).
+#include "cuda/forward_sm90a.cuh"
+
+namespace flashjit::device {
+namespace {
+
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+struct Spec {
+  using Element = Element_;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool lse = true, varlen = varlen_;
+  using Mask = Intersect<Bounds, Masks...>;
+};
+
+template <int block_m_, int block_n_, bool q_in_registers_, TileOrder tile_order_>
+struct Config {
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = 2, num_warps = block_m / 16 + 4;
+  static constexpr bool q_in_registers = q_in_registers_, ping_pong = block_m > 64;
+  static constexpr TileOrder tile_order = tile_order_;
+};
+
+template <class Spec, class Config>
+__global__ void __launch_bounds__(Config::num_warps * 32, 1)
+    forward(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
+  forward_sm90a<Spec, Config>(params, maps);
+}
+
+template __global__ void
+forward<Spec<bf16, 128, 128, false, Causal<Align::bottom_right>>, Config<128, 128, true, TileOrder::pairs>>(
+    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+template __global__ void forward<Spec<fp16, 72, 40, true>, Config<192, 96, true, TileOrder::heads>>(
+    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+template __global__ void forward<Spec<bf16, 256, 256, false>, Config<128, 80, false, TileOrder::heads>>(
+    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+
+}  // namespace
+}  // namespace flashjit::device

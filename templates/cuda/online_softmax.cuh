@@ -1,0 +1,129 @@
+// Softmax over blocks of scores as they come (Milakov and Gimelshein, 2018), in the accumulators of one warp.
+//
+// A fragment of 16 rows by n columns: registers 4 i ... 4 i + 3 of a thread hold columns 8 i + 2 (lane % 4) +
+// {0, 1} of row lane / 4, then of row lane / 4 + 8.
+#pragma once
+
+#include "cuda/ptx.cuh"
+#include "shared/mask.h"
+
+namespace flashjit::device {
+
+// Puts minus infinity where the mask keeps nothing. `row` is that of register 0, column 0 is `first_key`.
+template <class Mask, int registers>
+FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, int row, int first_key, int lane) {
+  constexpr int columns = registers * 2;
+  const int base = first_key + lane % 4 * 2;
+  if constexpr (Mask::row_intervals) {
+    // This thread's columns of a row are 0, 1, 8, 9, 16, ... from `base`: the n-th is kept if it lies between
+    // how many come before the interval's begin and before its end.
+    const auto before = [&](int limit) {
+      const int n = min(max(limit - base, 0), columns);
+      return n / 8 * 2 + min(n % 8, 2);
+    };
+    const auto low_bits = [](int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; };
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Span kept = mask.hull(Keys{}, {row + 8 * r, row + 8 * r + 1});
+      const int begin = before(kept.begin), end = before(kept.end);
+#pragma unroll
+      for (int word = 0; word < ceil_div(columns, 128); ++word) {
+        const u32 bits = low_bits(end - 32 * word) & ~low_bits(begin - 32 * word);
+#pragma unroll
+        for (int i = 16 * word; i < min(16 * word + 16, columns / 8); ++i)
+#pragma unroll
+          for (int c = 0; c < 2; ++c)
+            if (!(bits & 1u << (2 * i + c) % 32)) scores[4 * i + 2 * r + c] = minus_infinity;
+      }
+    }
+  } else {
+    const auto tile = mask.tile({row, row + 9}, {first_key, first_key + columns});
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i)
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (!tile.keep(row + c / 2 * 8, base + 8 * i + c % 2)) scores[4 * i + c] = minus_infinity;
+  }
+}
+
+// The running state of a thread's two rows.
+class OnlineSoftmax {
+ public:
+  FLASHJIT_FN explicit OnlineSoftmax(float softmax_scale) : scale_log2_(softmax_scale * log2_e) {}
+
+  FLASHJIT_FN void reset() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_max_[r] = minus_infinity, row_sum_[r] = 0;
+  }
+
+  // Raises the reference maximum where these scores ask for it. True: what was summed so far is to be
+  // multiplied by correction(). The maximum only keeps exponentials in range, so that while no row of the
+  // warp grows by more than a factor of 2^8 the old one serves.
+  template <int registers>
+  FLASHJIT_FN bool take_max(const float (&scores)[registers]) {
+    constexpr float tolerance = 8;  // log2
+    float top[2];
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float even = scores[2 * r], odd = scores[2 * r + 1];
+#pragma unroll
+      for (int i = 1; i < registers / 4; ++i) {
+        even = fmaxf(even, scores[4 * i + 2 * r]);
+        odd = fmaxf(odd, scores[4 * i + 2 * r + 1]);
+      }
+      float m = fmaxf(even, odd);
+      m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+      top[r] = fmaxf(row_max_[r], m);
+      grows |= (top[r] - row_max_[r]) * scale_log2_ > tolerance;
+    }
+    if (!__any_sync(0xffffffff, grows)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      correction_[r] = top[r] == minus_infinity ? 1.f : ex2_approx((row_max_[r] - top[r]) * scale_log2_);
+      row_max_[r] = top[r];
+      row_sum_[r] *= correction_[r];
+    }
+    return true;
+  }
+
+  // Scores to weights relative to the reference maximum, and their sum.
+  template <int registers>
+  FLASHJIT_FN void exponentiate(float (&scores)[registers]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // A row that had no key yet: exp2(-inf - 0), not of -inf - -inf.
+      const float offset = row_max_[r] == minus_infinity ? 0.f : row_max_[r] * scale_log2_;
+      float even = 0, odd = 0;
+#pragma unroll
+      for (int i = 0; i < registers / 4; ++i) {
+        float* const s = scores + 4 * i + 2 * r;
+        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset));
+        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset));
+      }
+      row_sum_[r] += even + odd;
+    }
+  }
+
+  FLASHJIT_FN float correction(int r) const { return correction_[r]; }
+
+  // After the last block: the factor that makes an output of row r, and its log-sum-exp. A row that had no
+  // key gets 0 and minus infinity.
+  FLASHJIT_FN float normalizer(int r, float& lse) const {
+    float sum = row_sum_[r];
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    const bool empty = row_max_[r] == minus_infinity;
+    lse = empty ? minus_infinity : (row_max_[r] * scale_log2_ + lg2_approx(sum)) * ln_2;
+    return empty ? 0.f : 1.f / sum;
+  }
+
+ private:
+  float scale_log2_;
+  float row_max_[2];  // of raw scores
+  float row_sum_[2];  // over this thread's columns
+  float correction_[2];
+};
+
+}  // namespace flashjit::device

@@ -11,7 +11,7 @@ namespace {
 constexpr int warps_of_a_group = 4;
 
 int consumers(const KernelConfig& config) {
-  return config.block_m / device::sm90a_group_rows;
+  return config.block_m / device::Sm90aLayout::group_rows;
 }
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {

@@ -31,7 +31,7 @@ class Encoder {
     };
     const Size strides[] = {bytes(rows, tensor.row_stride), bytes(heads, tensor.head_stride),
                             bytes(batch, tensor.batch_stride)};
-    const unsigned box[] = {device::sm90a_panel, static_cast<unsigned>(box_rows), 1, 1};
+    const unsigned box[] = {device::Sm90aLayout::panel, static_cast<unsigned>(box_rows), 1, 1};
     const unsigned steps[] = {1, 1, 1, 1};
     const CUresult result =
         encode_(reinterpret_cast<CUtensorMap*>(&map), type_, 4, tensor.data, sizes, strides, box, steps,

@@ -22,10 +22,10 @@ struct ForwardSm90a {
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
-  static constexpr int consumers = block_m / sm90a_group_rows;
+  static constexpr int consumers = block_m / Sm90aLayout::group_rows;
   static constexpr int consumer_warps = consumers * 4;
-  static constexpr int qk_panels = ceil_div(Spec::head_dim, sm90a_panel);
-  static constexpr int v_panels = ceil_div(Spec::head_dim_v, sm90a_panel);
+  static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
+  static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
   static constexpr int qk_steps = ceil_div(Spec::head_dim, 16);  // of one wgmma each
   static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, block_m, block_n, stages};
 
@@ -138,7 +138,7 @@ struct ForwardSm90a {
                           int head) const {
 #pragma unroll
       for (int i = 0; i < panels; ++i)
-        cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * sm90a_panel, row, head, batch_);
+        cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * Sm90aLayout::panel, row, head, batch_);
     }
 
     const ForwardParams& p_;
@@ -209,7 +209,7 @@ struct ForwardSm90a {
       int rows;  // of 16; may be none
     };
 
-    FLASHJIT_FN int first_row() const { return group_ * sm90a_group_rows + warp_ * 16; }
+    FLASHJIT_FN int first_row() const { return group_ * Sm90aLayout::group_rows + warp_ * 16; }
     FLASHJIT_FN Target target(const Work& work) const {
       const int first = work.rows.begin + first_row();
       Target t{static_cast<char*>(p_.o.data) + 2 * (work.problem.o_offset + first * p_.o.row_stride), nullptr,
@@ -259,7 +259,7 @@ struct ForwardSm90a {
 
     // scores = Q K^T
     FLASHJIT_FN void issue_qk() {
-      const u32 q = shared_.q() + group_ * sm90a_group_rows * 128, k = shared_.k(ring_.stage);
+      const u32 q = shared_.q() + group_ * Sm90aLayout::group_rows * 128, k = shared_.k(ring_.stage);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < qk_steps; ++step) {

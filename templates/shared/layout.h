@@ -20,14 +20,12 @@ FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m,
   return block_m * (block_n + head_dim_v) / (num_warps * 32);
 }
 
-// The sm_90a forward keeps its tiles in panels of 64 columns: rows of 128 bytes, the widest that TMA
-// swizzles.
-constexpr int sm90a_panel = 64;
-// Query rows of one consumer warpgroup; a producer warpgroup comes on top.
-constexpr int sm90a_group_rows = 64;
-
-// Where its tiles lie in shared memory, bytes from a start aligned to 1024.
+// Where the tiles of the sm_90a forward lie in shared memory, bytes from a start aligned to 1024.
 struct Sm90aLayout {
+  // Columns that lie together, in rows of 128 bytes: the widest that TMA swizzles.
+  static constexpr int panel = 64;
+  static constexpr int group_rows = 64;  // query rows of a consumer warpgroup
+
   int q_panel, kv_panel;          // one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // all panels
   int q, k, v, barriers, end;     // k, v: num_stages blocks each
@@ -35,9 +33,9 @@ struct Sm90aLayout {
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages)
       : q_panel(block_m * 128),
         kv_panel(block_n * 128),
-        q_bytes(ceil_div(head_dim, sm90a_panel) * q_panel),
-        k_bytes(ceil_div(head_dim, sm90a_panel) * kv_panel),
-        v_bytes(ceil_div(head_dim_v, sm90a_panel) * kv_panel),
+        q_bytes(ceil_div(head_dim, panel) * q_panel),
+        k_bytes(ceil_div(head_dim, panel) * kv_panel),
+        v_bytes(ceil_div(head_dim_v, panel) * kv_panel),
         q(0),
         k(q_bytes),
         v(k + num_stages * k_bytes),

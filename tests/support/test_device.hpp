@@ -38,7 +38,8 @@ class TestDevice {
   std::unique_ptr<Engine> engine_;
 };
 
-// Every CPU target of this machine and every GPU with its targets; a single null in place of the GPUs where there are none.
+// Every CPU target of this machine and every GPU with its targets; a single null in place of the GPUs where
+// there are none.
 const std::vector<std::shared_ptr<TestDevice>>& test_devices();
 // The folder of disk caches described above.
 const std::string& cache_folder();

@@ -92,7 +92,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
 }
 
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
-                   std::optional<std::string> cache_dir) {
+                   const std::optional<std::string>& cache_dir) {
   const AttentionSpec valid = spec.validated();
   const OpenedCache cache = open_cache(cache_dir);
   const KernelConfig config = heuristic_config(valid, target, bucket(shape));

@@ -168,7 +168,7 @@ class FLASHJIT_API Engine {
 
 // For any target, on any machine: compiles (or finds on disk) without loading.
 FLASHJIT_API KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
-                                std::optional<std::string> cache_dir = {});
+                                const std::optional<std::string>& cache_dir = {});
 
 // Version of the library, "major.minor.patch".
 FLASHJIT_API const char* version() noexcept;

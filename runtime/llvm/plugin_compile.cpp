@@ -61,7 +61,7 @@ struct Finish : llvm::PassInfoMixin<Finish> {
 void replace_passes(llvm::PassBuilder& builder, llvm::StringRef passes, std::string& error) {
   const auto finished = std::make_shared<bool>(false);
   builder.getPassInstrumentationCallbacks()->registerShouldRunOptionalPassCallback(
-      [finished](llvm::StringRef, llvm::Any) { return !*finished; });
+      [finished](llvm::StringRef, const llvm::Any&) { return !*finished; });
   builder.registerPipelineStartEPCallback(
       [=, &builder, &error](llvm::ModulePassManager& manager, llvm::OptimizationLevel) {
         if (llvm::Error problem = builder.parsePassPipeline(manager, passes))

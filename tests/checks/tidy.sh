@@ -3,4 +3,4 @@
 set -eu
 cd "$(dirname "$0")/../.."
 sed -nE "s#^ *\"file\": \"$PWD/((codegen|cache|runtime|tools)/.*\\.cpp)\",?\$#\\1#p" "$1/compile_commands.json" | sort -u |
-  xargs -P "$(nproc)" -n 4 clang-tidy-19 --quiet -p "$1" --extra-arg=-Wno-unknown-warning-option
+  xargs -P "$(nproc)" -n 4 clang-tidy-19 --quiet -p "$1"

@@ -23,9 +23,8 @@
 namespace flashjit::command {
 namespace {
 
-// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps.
-PinnedConfig parse_config(const std::string& text) {
-  PinnedConfig pins;
+// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps, in place of those of `pins`.
+PinnedConfig parse_config(const std::string& text, PinnedConfig pins) {
   std::optional<int>* const fields[] = {&pins.block_m, &pins.block_n, &pins.num_stages, &pins.num_warps};
   std::size_t count = 0;
   std::istringstream numbers(text);
@@ -60,7 +59,7 @@ std::vector<AttentionSpec> with_configs(const AttentionSpec& spec, const Target&
   std::istringstream list(configs);
   for (std::string one; std::getline(list, one, ',');) {
     specs.push_back(spec);
-    specs.back().config = parse_config(one);
+    specs.back().config = parse_config(one, spec.config);
   }
   return specs;
 }

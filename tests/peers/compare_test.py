@@ -46,7 +46,7 @@ class CompareTest(unittest.TestCase):
 
     def run_compare(self, *more):
         return subprocess.run([sys.executable, COMPARE, self.peers, "--flashjit", self.flashjit, *more], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=60)
+                              stderr=subprocess.PIPE, text=True, timeout=600)
 
     def test_ratios(self):
         out = os.path.join(self.folder.name, "out.json")

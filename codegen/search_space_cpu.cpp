@@ -1,4 +1,5 @@
 // CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
+#include <algorithm>
 #include <cstdint>
 
 #include "search_space_family.hpp"
@@ -52,9 +53,10 @@ bool worth_trying(const AttentionSpec&, const Target&, const KernelConfig&) {
 // fortieth at 192; but there should be tiles enough for many threads. block_n matters within the noise only.
 KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) {
   constexpr int enough_tiles = 16;
-  const auto tiles = [&](int block_m) {
-    return std::int64_t{shape.batch} * shape.num_heads_q * ((shape.seqlen_q - 1) / block_m + 1);
-  };
+  // Heads beyond enough count no more: the product stays small for shapes of any size.
+  const std::int64_t heads =
+      std::min<std::int64_t>(std::int64_t{shape.batch} * shape.num_heads_q, enough_tiles);
+  const auto tiles = [&](int block_m) { return heads * ((shape.seqlen_q - 1) / block_m + 1); };
   int block_m = 384;
   while (block_m > device::cpu_unit_rows &&
          (block_m / 2 >= shape.seqlen_q || tiles(block_m) < enough_tiles)) {

@@ -1,121 +1,48 @@
 #include "cache/disk_cache.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
-#include <memory>
 #include <string_view>
 #include <thread>
 
+#include "cache/folder.hpp"
+#include "cache/kernel_key.hpp"
 #include "cache/trust.hpp"
 #include "codegen/digest.hpp"
 #include "codegen/error.hpp"
+#include "codegen/suggest.hpp"
 
 namespace flashjit {
 namespace {
 
 const std::string store_name = "v" + std::to_string(entry_format_version);
 constexpr std::string_view entry_suffix = ".kernel";
-constexpr std::size_t max_quarantine = 16;
+
+constexpr std::size_t entry_digest_at = digest_size + 1;  // in a name, after the request's
 
 std::string entry_name(const Key& key) {
-  return key.digest() + std::string(entry_suffix);
+  return request_of(key).digest() + "-" + key.digest() + std::string(entry_suffix);
 }
 
 bool is_entry_name(std::string_view name) {
-  return name.size() == digest_size + entry_suffix.size() && name.ends_with(entry_suffix) &&
-         name.find_first_not_of("0123456789abcdef") == digest_size;
+  const auto is_digest = [&](std::size_t begin) {
+    return name.substr(begin, digest_size).find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  };
+  return name.size() == entry_digest_at + digest_size + entry_suffix.size() && is_digest(0) &&
+         name[digest_size] == '-' && is_digest(entry_digest_at) && name.ends_with(entry_suffix);
 }
 
-void tell(std::string* why, std::string reason) {
-  if (why) *why = std::move(reason);
-}
-
-// The folder `name` in `parent`, made like its parent if it is missing and `create` is set. Without a reason
-// in `why` it is just not there.
-File open_folder(int parent, const std::string& name, bool create, std::string* why) {
-  constexpr int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  File folder(::openat(parent, name.c_str(), flags));
-  if (!folder && errno == ENOENT) {
-    if (!create) return {};
-    struct stat status;
-    if (::fstat(parent, &status) == 0 &&
-        (::mkdirat(parent, name.c_str(), status.st_mode & 0755) == 0 || errno == EEXIST)) {
-      folder = File(::openat(parent, name.c_str(), flags));
-    }
-  }
-  struct stat status;
-  if (!folder || ::fstat(folder.get(), &status) != 0) {
-    tell(why, "folder " + name + ": " + error_text(errno));
-    return {};
-  }
-  if (const std::string reason = distrust(status); !reason.empty()) {
-    tell(why, "folder " + name + ": " + reason);
-    return {};
-  }
-  return folder;
-}
-
-// Where the entries are: FOLDER/v1.
+// Where the entries are: FOLDER/v2.
 File open_store(const std::string& folder_path, bool create, std::string* why) {
-  try {
-    if (create && ::access(folder_path.c_str(), F_OK) != 0) prepare_folder(folder_path);
-  } catch (const Error& error) {
-    tell(why, error.message());
-    return {};
-  }
-  const File folder = open_folder(AT_FDCWD, folder_path, false, why);
+  const File folder = open_cache_folder(folder_path, create, why);
   return folder ? open_folder(folder.get(), store_name, create, why) : File();
 }
 
-// Names in a folder, but "." and "..".
-std::vector<std::string> names_in(int folder) {
-  std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(
-      ::fdopendir(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)), &::closedir);
-  if (!stream) return names;
-  while (const dirent* item = ::readdir(stream.get())) {
-    const std::string name = item->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-  }
-  return names;
-}
-
-// Renames a damaged file out of the way. A folder that cannot be written keeps it: it stays a miss.
-void set_aside(int store, const std::string& name, const struct stat& damaged) {
-  const File quarantine = open_folder(store, "quarantine", true, nullptr);
-  struct stat now;
-  // Somebody may have put a good entry in its place already.
-  if (!quarantine || ::fstatat(store, name.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0 ||
-      now.st_ino != damaged.st_ino)
-    return;
-
-  std::vector<std::pair<std::int64_t, std::string>> kept;  // by time of arrival
-  for (const std::string& other : names_in(quarantine.get())) {
-    struct stat status;
-    if (::fstatat(quarantine.get(), other.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
-      kept.emplace_back(status.st_ctime, other);
-    }
-  }
-  std::sort(kept.begin(), kept.end());
-  for (std::size_t i = 0; i + max_quarantine <= kept.size(); ++i) {
-    ::unlinkat(quarantine.get(), kept[i].second.c_str(), 0);
-  }
-  const std::string there = name + "." + std::to_string(damaged.st_ino);
-  ::renameat(store, name.c_str(), quarantine.get(), there.c_str());
-}
-
-// Reads and checks one entry's file. Returns what is wrong with it, or nothing. `unreadable`: nothing can be
-// said about the file, since reading it failed.
-std::string read_entry(int file, const struct stat& status, bool with_payload, CacheEntry& entry,
-                       bool& unreadable) {
-  if (!S_ISREG(status.st_mode)) return "not a regular file";
-  if (std::string reason = distrust(status); !reason.empty()) return reason;
+// Reads and checks one entry.
+Finding read_entry(int file, const struct stat& status, bool with_payload, CacheEntry& entry) {
   int error = 0;
   const auto source = [&](char* to, std::size_t size) {
     const bool complete = read_fully(file, to, size);
@@ -123,95 +50,39 @@ std::string read_entry(int file, const struct stat& status, bool with_payload, C
     return complete;
   };
   std::string damage = decode_entry(static_cast<std::uint64_t>(status.st_size), source, with_payload, entry);
-  unreadable = error != 0;
-  return unreadable ? error_text(error) : damage;
+  if (error != 0) return {error_text(error), false};
+  return {damage, !damage.empty()};
 }
-
-// O_NONBLOCK: a FIFO must not make us wait.
-File open_entry(int store, const std::string& name) {
-  return File(::openat(store, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-}
-
-// A file being written in tmp/, locked for as long as its writer lives, removed unless it was moved to its
-// place.
-class Temporary {
- public:
-  explicit Temporary(int folder) : folder_(folder) {
-    for (int attempt = 0; attempt < 16; ++attempt) {
-      std::uint64_t random = 0;
-      if (::getrandom(&random, sizeof random, 0) != sizeof random) return;
-      name_ = std::to_string(random);
-      file_ =
-          File(::openat(folder_, name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-      if (!file_ && errno == EEXIST) continue;
-      if (!file_) return;
-      // Where locks are not supported, nobody's are, and nothing is taken for stale.
-      ::flock(file_.get(), LOCK_EX);
-      // A cleaner may have come between creation and lock.
-      struct stat status;
-      if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 0) return;
-      file_ = File();
-      errno = EEXIST;
-    }
-  }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-  ~Temporary() {
-    if (file_) ::unlinkat(folder_, name_.c_str(), 0);
-  }
-
-  explicit operator bool() const { return static_cast<bool>(file_); }
-
-  // False with errno.
-  bool write(const std::string& bytes) {
-    // Going over this limit would raise SIGXFSZ, which ends the host process.
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes.size() > limit.rlim_cur) {
-      errno = EFBIG;
-      return false;
-    }
-    // Flushed because file systems report a full disk or quota as late as here. The folder is not: losing the
-    // rename in a power cut loses an entry, nothing else, and whatever else a power cut leaves fails its
-    // checksum.
-    return write_fully(file_.get(), bytes.data(), bytes.size()) && ::fdatasync(file_.get()) == 0;
-  }
-  bool move_to(int folder, const std::string& name) {
-    if (::renameat(folder_, name_.c_str(), folder, name.c_str()) != 0) return false;
-    file_ = File();
-    return true;
-  }
-
-  // Removes what dead writers left; returns how many files.
-  static std::size_t remove_stale(int folder) {
-    std::size_t removed = 0;
-    for (const std::string& name : names_in(folder)) {
-      const File file(::openat(folder, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-      if (file && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && ::unlinkat(folder, name.c_str(), 0) == 0)
-        ++removed;
-    }
-    return removed;
-  }
-
- private:
-  int folder_;
-  std::string name_;
-  File file_;
-};
 
 // 63 bits of the digest. Two keys that share them wait for each other in vain, once in 10^18 pairs.
-std::int64_t lock_offset(const Key& key) {
-  return static_cast<std::int64_t>(std::stoull(key.digest().substr(0, 16), nullptr, 16) >> 1);
+std::int64_t lock_offset(const std::string& digest) {
+  return static_cast<std::int64_t>(std::stoull(digest.substr(0, 16), nullptr, 16) >> 1);
 }
 
 // Open file description locks: they exclude threads as well as processes, and unlike POSIX record locks
 // survive somebody else in the process closing the same file.
-bool set_lock(int file, short type, std::int64_t offset) {
+struct flock byte_range(short type, std::int64_t offset) {
   struct flock range{};
   range.l_type = type;
   range.l_whence = SEEK_SET;
   range.l_start = offset;
   range.l_len = 1;
+  return range;
+}
+bool set_lock(int file, short type, std::int64_t offset) {
+  struct flock range = byte_range(type, offset);
   return ::fcntl(file, F_OFD_SETLK, &range) == 0;
+}
+// By another open file.
+bool is_locked(int file, std::int64_t offset) {
+  struct flock range = byte_range(F_WRLCK, offset);
+  return ::fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+}
+
+// Of the environment; nothing in set-user-id programs.
+std::string variable(const char* name) {
+  const char* value = ::secure_getenv(name);
+  return value ? value : "";
 }
 
 }  // namespace
@@ -229,10 +100,6 @@ KeyLock::~KeyLock() {
 }
 
 std::string DiskCache::default_folder() {
-  const auto variable = [](const char* name) {
-    const char* value = ::secure_getenv(name);
-    return std::string(value ? value : "");
-  };
   if (std::string folder = variable("FLASHJIT_CACHE_DIR"); !folder.empty()) return folder;
   // Relative ones are to be ignored, says the XDG base directory specification.
   if (const std::string folder = variable("XDG_CACHE_HOME"); folder.starts_with('/'))
@@ -241,48 +108,80 @@ std::string DiskCache::default_folder() {
   return {};
 }
 
-DiskCache::DiskCache(const std::string& folder) : folder_(prepare_folder(folder)) {}
+std::string DiskCache::default_layers() {
+  return variable("FLASHJIT_CACHE_PATH");
+}
+
+std::uint64_t DiskCache::default_max_bytes() {
+  const std::string text = variable("FLASHJIT_CACHE_MAX_BYTES");
+  if (text.empty()) return std::uint64_t{1} << 30;
+  std::uint64_t bytes = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (error != std::errc() || *end != 0 || bytes == 0) {
+    throw Error(ErrorCode::cache_failed, "FLASHJIT_CACHE_MAX_BYTES is " + in_quotes(text) +
+                                             ", which is not a number of bytes; 1073741824 would work");
+  }
+  return bytes;
+}
+
+DiskCache::DiskCache(const std::string& folder, Access access, std::uint64_t max_bytes)
+    : folder_(prepare_folder(folder, access == Access::read_write)),
+      access_(access),
+      room_(std::make_shared<std::atomic<std::int64_t>>(0)) {
+  if (access == Access::read_write) max_bytes_ = max_bytes ? max_bytes : default_max_bytes();
+}
 
 std::string DiskCache::path(const Key& key) const {
   return folder_ + "/" + store_name + "/" + entry_name(key);
+}
+
+std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
+                                          const std::function<Finding(const CacheEntry&)>& check,
+                                          std::string* why) const {
+  CacheEntry entry;
+  const auto whole = [&](int file, const struct stat& status) {
+    Finding finding = read_entry(file, status, true, entry);
+    if (finding.reason.empty()) finding = check(entry);
+    if (finding.reason.empty() && access_ == Access::read_write) mark_used(file, status.st_mtime);
+    return finding;
+  };
+  if (!read_file(store, name, access_ == Access::read_write, whole, why)) return std::nullopt;
+  return entry;
 }
 
 std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
   if (!store) return std::nullopt;
-  const std::string name = entry_name(key);
-  const File file = open_entry(store.get(), name);
-  struct stat status;
-  CacheEntry entry;
-  std::string damage;
-  if (file) {
-    if (::fstat(file.get(), &status) != 0) return std::nullopt;
-    bool unreadable = false;
-    damage = read_entry(file.get(), status, true, entry, unreadable);
-    if (unreadable) {
-      tell(why, name + " cannot be read: " + damage);
-      return std::nullopt;
-    }
-    if (damage.empty() && entry.key == key) return entry;
-    if (damage.empty() && entry.key.digest() == key.digest()) {
-      tell(why, name + " holds another key with the same digest");
-      return std::nullopt;
-    }
-    if (damage.empty()) damage = "holds another key";
-  } else {
-    // A symbolic link (ELOOP) or a socket (ENXIO) in an entry's place; anything else is not the file's fault.
-    const int error = errno;
-    if (error == ENOENT) return std::nullopt;
-    if ((error != ELOOP && error != ENXIO) ||
-        ::fstatat(store.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
-      tell(why, name + " cannot be opened: " + error_text(error));
-      return std::nullopt;
-    }
-    damage = "not a regular file";
+  const auto check = [&](const CacheEntry& entry) -> Finding {
+    if (entry.key == key) return {};
+    if (entry.key.digest() == key.digest()) return {"it holds another key with the same digest", false};
+    return {"holds another key", true};
+  };
+  return read(store.get(), entry_name(key), check, why);
+}
+
+std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::string* why) const {
+  tell(why, {});
+  const File store = open_store(folder_, false, why);
+  if (!store) return std::nullopt;
+  const std::string wanted = request.digest() + "-";
+  std::vector<std::pair<std::int64_t, std::string>> found;  // by the time of writing
+  for_each_name(store.get(), [&](std::string_view item) {
+    if (!item.starts_with(wanted) || !is_entry_name(item)) return;
+    std::string name(item);
+    struct stat status;
+    if (::fstatat(store.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
+      found.emplace_back(status.st_mtime, std::move(name));
+  });
+  std::sort(found.rbegin(), found.rend());
+  for (const auto& [time, name] : found) {
+    const auto check = [&](const CacheEntry& entry) -> Finding {
+      if (request_of(entry.key) == request && entry_name(entry.key) == name) return {};
+      return {"holds another key", true};
+    };
+    if (auto entry = read(store.get(), name, check, why)) return entry;
   }
-  set_aside(store.get(), name, status);
-  tell(why, name + " was set aside: " + damage);
   return std::nullopt;
 }
 
@@ -297,7 +196,7 @@ KeyLock DiskCache::lock(const Key& key, std::chrono::milliseconds patience, std:
     tell(why, "cannot lock: " + error_text(errno));
     return lock;
   }
-  lock.offset_ = lock_offset(key);
+  lock.offset_ = lock_offset(key.digest());
   lock.process_ = ::getpid();
   // Asking again rather than sleeping in the kernel: that could not give up, and NFS clients ask at long
   // intervals. We notice the release at most a sixteenth of the time waited too late.
@@ -322,12 +221,15 @@ bool DiskCache::publish(const CacheEntry& entry, std::string* why) const {
   std::string reason;
   const std::optional<std::string> bytes = encode_entry(entry, reason);
   const File store = bytes ? open_store(folder_, true, &reason) : File();
-  const File temporaries = store ? open_folder(store.get(), "tmp", true, &reason) : File();
-  if (temporaries) {
-    Temporary::remove_stale(temporaries.get());
-    Temporary file(temporaries.get());
-    if (file && file.write(*bytes) && file.move_to(store.get(), entry_name(entry.key))) return true;
-    reason = error_text(errno);
+  if (store && publish_file(store.get(), entry_name(entry.key), *bytes, &reason)) {
+    const auto size = static_cast<std::int64_t>(bytes->size());
+    if (room_->fetch_sub(size) < size) {
+      const std::uint64_t left = gc(max_bytes_).left_bytes;
+      // Others publish, too: so we look again before it is all ours.
+      *room_ =
+          static_cast<std::int64_t>(left < max_bytes_ ? std::min(max_bytes_ - left, max_bytes_ / 16) : 0);
+    }
+    return true;
   }
   tell(why, "cannot store " + path(entry.key) + ": " + reason);
   return false;
@@ -344,17 +246,14 @@ std::vector<DiskCache::Listing> DiskCache::list(bool verify) const {
     CacheEntry entry;
     struct stat status;
     if (::fstatat(store.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    const File file = open_entry(store.get(), name);
-    if (!file && errno == ENOENT) continue;
-    if (!file || ::fstat(file.get(), &status) != 0) {
-      listing.damage = error_text(errno);
-    } else {
-      bool unreadable = false;
-      listing.damage = read_entry(file.get(), status, verify, entry, unreadable);
-    }
+    const auto read = [&](int file, const struct stat& opened) {
+      status = opened;
+      return read_entry(file, opened, verify, entry);
+    };
+    if (!read_file(store.get(), name, false, read, &listing.damage) && listing.damage.empty()) continue;
     listing.size = static_cast<std::uint64_t>(status.st_size);
-    listing.modified = status.st_mtime;
-    if (listing.damage.empty() && entry.key.digest() != name.substr(0, digest_size)) {
+    listing.used = status.st_mtime;
+    if (listing.damage.empty() && entry_name(entry.key) != name) {
       listing.damage = "holds another key";
     }
     if (listing.damage.empty()) {
@@ -366,6 +265,18 @@ std::vector<DiskCache::Listing> DiskCache::list(bool verify) const {
   std::sort(listings.begin(), listings.end(),
             [](const Listing& a, const Listing& b) { return a.path < b.path; });
   return listings;
+}
+
+Eviction DiskCache::gc(std::uint64_t max_bytes) const {
+  const File store = open_store(folder_, false, nullptr);
+  if (!store) return {};
+  remove_unfinished(store.get(), nullptr);
+  std::vector<std::string> entries = names_in(store.get());
+  std::erase_if(entries, [](const std::string& name) { return !is_entry_name(name); });
+  const File locks(::openat(store.get(), "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  return evict(store.get(), entries, max_bytes, [&](const std::string& name) {
+    return locks && is_locked(locks.get(), lock_offset(name.substr(entry_digest_at, digest_size)));
+  });
 }
 
 std::size_t DiskCache::clear() const {
@@ -386,9 +297,7 @@ std::size_t DiskCache::clear() const {
     if (const File quarantine = open_folder(store.get(), "quarantine", false, &failure)) {
       for (const std::string& name : names_in(quarantine.get())) remove(quarantine.get(), name);
     }
-    if (const File temporaries = open_folder(store.get(), "tmp", false, &failure)) {
-      removed += Temporary::remove_stale(temporaries.get());
-    }
+    removed += remove_unfinished(store.get(), &failure);
   }
   if (!failure.empty()) {
     throw Error(ErrorCode::cache_failed, "clearing the cache folder " + folder_ + " removed " +

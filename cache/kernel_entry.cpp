@@ -1,38 +1,15 @@
 #include "cache/kernel_entry.hpp"
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cache/config_json.hpp"
 #include "codegen/error.hpp"
 
 namespace flashjit {
 namespace {
 
 using nlohmann::json;
-
-// A field of metadata that nobody vouches for. Throws json::exception or Error where it is not what
-// pack_kernel writes.
-int count(const json& object, const char* name) {
-  const json& value = object.at(name);
-  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<int>::max()) {
-    throw Error(ErrorCode::cache_failed, std::string("metadata: ") + name + " is not a count");
-  }
-  return value.get<int>();
-}
-
-void read(const json& object, const char* name, int& out) {
-  out = count(object, name);
-}
-void read(const json& object, const char* name, bool& out) {
-  out = object.at(name).get<bool>();
-}
-void read(const json& object, const char* name, TileOrder& out) {
-  for (const TileOrder order : {TileOrder::heads, TileOrder::pairs, TileOrder::longest_first}) {
-    if (object.at(name) == to_string(order)) return void(out = order);
-  }
-  throw Error(ErrorCode::cache_failed, std::string("metadata: ") + name + " is not an order");
-}
 
 std::string text(const json& object, const char* name) {
   return object.at(name).get<std::string>();
@@ -65,16 +42,15 @@ std::optional<StoredKernel> unpack_kernel(CacheEntry entry) try {
   const json metadata = json::parse(entry.metadata);
   StoredKernel kernel;
   kernel.target = Target::parse(text(metadata, "target"));
-  const json& config = metadata.at("config");
-  for_each_choice([&](const char* name, auto choice, auto) { read(config, name, kernel.config.*choice); });
+  kernel.config = config_from_json(metadata.at("config"));
   for (const json& step : metadata.at("steps").get_ref<const json::array_t&>()) {
-    kernel.steps.push_back(
-        {text(step, "entry"), count(step, "threads"), count(step, "shared_memory"), count(step, "scratch")});
+    kernel.steps.push_back({text(step, "entry"), count_from_json(step, "threads"),
+                            count_from_json(step, "shared_memory"), count_from_json(step, "scratch")});
   }
   kernel.compiled.compiler = text(metadata, "compiler");
-  kernel.compiled.registers = count(metadata, "registers");
-  kernel.compiled.spill_bytes = count(metadata, "spill_bytes");
-  kernel.compiled.static_shared_memory = count(metadata, "static_shared_memory");
+  kernel.compiled.registers = count_from_json(metadata, "registers");
+  kernel.compiled.spill_bytes = count_from_json(metadata, "spill_bytes");
+  kernel.compiled.static_shared_memory = count_from_json(metadata, "static_shared_memory");
   kernel.compiled.compile_ms = metadata.at("compile_ms").get<double>();
   kernel.compiled.log = text(metadata, "log");
   kernel.compiled.code = std::move(entry.payload);

@@ -41,4 +41,13 @@ Key entry_key(const Key& request, std::string_view options, std::string_view com
   return key;
 }
 
+Key request_of(const Key& entry) {
+  Key request;
+  for (const KeyField& field : entry.fields()) {
+    if (field.label != "options" && field.label != "compiler" && field.label != "format")
+      request.add(field.label, field.value);
+  }
+  return request;
+}
+
 }  // namespace flashjit

@@ -18,4 +18,7 @@ Key request_key(const AttentionSpec& spec, const KernelSource& source);
 // compiler's identity, the entry format's version.
 Key entry_key(const Key& request, std::string_view options, std::string_view compiler_identity);
 
+// The request in an entry's key.
+Key request_of(const Key& entry);
+
 }  // namespace flashjit

@@ -46,7 +46,7 @@ std::string distrust(const struct stat& status) {
   return {};
 }
 
-std::string prepare_folder(const std::string& folder) {
+std::string prepare_folder(const std::string& folder, bool create) {
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(folder, failed).string();
   if (failed || folder.empty())
@@ -74,7 +74,8 @@ std::string prepare_folder(const std::string& folder) {
     const std::string path = at + "/" + name;
     if (::lstat(path.c_str(), &next) != 0) {
       // Somebody else making it at the same moment is as good; the next round looks at what they made.
-      if (errno == ENOENT && (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)) continue;
+      if (errno == ENOENT && create && (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)) continue;
+      if (!create) refuse(folder, path + ": " + error_text(errno), "correct FLASHJIT_CACHE_PATH");
       refuse(folder, "cannot make " + path + ": " + error_text(errno),
              "choose a folder that can be written, " + another_folder);
     }

@@ -15,10 +15,10 @@ namespace flashjit {
 // Why another user could change what `status` describes; empty if none could.
 std::string distrust(const struct stat& status);
 
-// The absolute path of the folder without symbolic links, folders made (0700) where missing. Throws
-// cache_failed where one cannot be made; where the folder itself is not to be trusted; where a folder on the
-// way, also through symbolic links, may be written by everybody and is not sticky; and at another user's
-// symbolic link in a sticky one.
-std::string prepare_folder(const std::string& folder);
+// The absolute path of the folder without symbolic links. Folders that are missing are made (0700) if
+// `create` is set. Throws cache_failed where one is missing or cannot be made; where the folder itself is not
+// to be trusted; where a folder on the way, also through symbolic links, may be written by everybody and is
+// not sticky; and at another user's symbolic link in a sticky one.
+std::string prepare_folder(const std::string& folder, bool create = true);
 
 }  // namespace flashjit

@@ -11,7 +11,7 @@ namespace flashjit {
 
 // In which order the blocks of a persistent grid take a launch's tiles; device code has the same names
 // (templates/cuda/tile_schedule.cuh).
-enum class TileOrder { heads, pairs, longest_first };
+enum class TileOrder { heads, sections };
 
 struct KernelConfig {
   int block_m = 0;     // query rows of one tile

@@ -22,6 +22,8 @@ const char* to_string(ErrorCode code) noexcept {
       return "device_failed";
     case ErrorCode::internal:
       return "internal";
+    case ErrorCode::not_prebuilt:
+      return "not_prebuilt";
   }
   return "unknown";
 }

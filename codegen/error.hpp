@@ -24,6 +24,7 @@ enum class ErrorCode : int {
   cache_failed = 7,          // a cache folder is unusable or refused
   device_failed = 8,         // the CUDA driver or the operating system reported a failure
   internal = 9,              // a defect of flashjit itself
+  not_prebuilt = 10,         // an engine that must not compile was asked for what no cache folder holds
 };
 
 // "invalid_spec", "unsupported", ...

@@ -65,14 +65,54 @@ void fold(std::string_view text, std::vector<EmbeddedHeader>& folded, std::strin
   });
 }
 
-std::string type_of(const Mask& mask) {
-  return std::string("Causal<Align::") + to_string(std::get<CausalMask>(mask).align) + ">";
+// A mask's functor and the header that has it; `tables`: its test looks things up in memory.
+struct Functor {
+  std::string type;
+  const char* header;
+  bool tables = false;
+};
+
+Functor functor(const CausalMask& mask) {
+  return {std::string("Causal<Align::") + to_string(mask.align) + ">", "shared/mask.h"};
+}
+Functor functor(const SlidingWindowMask& mask) {
+  return {std::string(mask.sinks ? "SlidingWindowWithSinks" : "SlidingWindow") +
+              "<Align::" + to_string(mask.align) + ">",
+          "shared/sliding_window.h"};
+}
+Functor functor(const PaddingMask&) {
+  return {"Padding", "shared/mask.h"};
+}
+Functor functor(const BlockSparseMask& mask) {
+  return {"BlockSparse<" + std::to_string(mask.block_m) + ", " + std::to_string(mask.block_n) + ", " +
+              (mask.per_head ? "true" : "false") + ">",
+          "shared/block_sparse.h", true};
+}
+Functor functor(const TreeMask&) {
+  return {"Tree", "shared/tree.h", true};
+}
+Functor functor_of(const Mask& mask) {
+  return std::visit([](const auto& m) { return functor(m); }, mask);
+}
+
+bool reads_tables(const AttentionSpec& spec) {
+  return std::any_of(spec.mask.begin(), spec.mask.end(), [](const Mask& m) { return functor_of(m).tables; });
 }
 
 std::string mask_type(const AttentionSpec& spec) {
   std::string type = "Intersect<Bounds";
-  for (const Mask& mask : spec.mask) type += ", " + type_of(mask);
+  for (const Mask& mask : spec.mask) type += ", " + functor_of(mask).type;
   return type + ">";
+}
+
+// The kernel's header, and those of masks that it does not include itself.
+std::string includes(const char* kernel, const AttentionSpec& spec) {
+  std::string text = std::string("#include \"") + kernel + "\"\n";
+  for (const Mask& mask : spec.mask) {
+    const std::string_view name = functor_of(mask).header;
+    if (name != "shared/mask.h") text += "#include \"" + std::string(name) + "\"\n";
+  }
+  return text;
 }
 
 std::string constant(const char* type, const char* name, const std::string& value) {
@@ -112,12 +152,13 @@ std::string structs(const AttentionSpec& spec, const Target& target, const Kerne
 KernelSource render(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   KernelSource source{
       .target = target, .config = config, .text = {}, .headers = {}, .steps = {}, .options = {}};
-  source.text = "// flashjit forward for " + target.str() + "\n// " + spec.to_json() + "\n";
+  // Without its pins: what came of them stands in Config, and a kernel is the same whoever chose it.
+  AttentionSpec unpinned = spec;
+  unpinned.config = {};
+  source.text = "// flashjit forward for " + target.str() + "\n// " + unpinned.to_json() + "\n";
   if (target.specific) {
     source.text +=
-        "#include \"cuda/forward_sm90a.cuh\"\n"
-        "#pragma nv_hdrstop\n\n" +
-        structs(spec, target, config) +
+        includes("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" + structs(spec, target, config) +
         "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32, 1)\n    " + entry +
         "(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {\n"
         "  forward_sm90a<Spec, Config>(params, maps);\n}\n";
@@ -128,13 +169,11 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
                                               config.num_stages)
                               .end});
   } else if (target.is_cuda()) {
-    source.text +=
-        "#include \"cuda/forward_sm80.cuh\"\n"
-        "#pragma nv_hdrstop\n\n" +
-        structs(spec, target, config) +
-        "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    " + entry +
-        "(const __grid_constant__ ForwardParams params) {\n"
-        "  forward_sm80<Spec, Config>(params);\n}\n";
+    source.text += includes("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                   structs(spec, target, config) +
+                   "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    " + entry +
+                   "(const __grid_constant__ ForwardParams params) {\n"
+                   "  forward_sm80<Spec, Config>(params);\n}\n";
     source.steps.push_back(
         {.entry = entry,
          .threads = config.num_warps * 32,
@@ -144,10 +183,11 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
     // small kernels into fewer registers than they need: both spill, and the former is slower.
     const int accumulators =
         device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
-    if (accumulators > 168 || accumulators <= 80) source.options.push_back("--ptxas-options=-O1");
+    const int smallest = reads_tables(spec) ? 96 : 80;
+    if (accumulators > 168 || accumulators <= smallest) source.options.push_back("--ptxas-options=-O1");
   } else {
-    source.text += "#include \"cpu/forward.h\"\n\n" + structs(spec, target, config) + "extern \"C\" void " +
-                   entry +
+    source.text += includes("cpu/forward.h", spec) + "\n" + structs(spec, target, config) +
+                   "extern \"C\" void " + entry +
                    "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"
                    "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
     source.steps.push_back({.entry = entry,

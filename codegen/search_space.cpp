@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <type_traits>
 
 #include "search_space_family.hpp"
@@ -22,19 +23,6 @@ std::string str(const KernelConfig& config, const Target& target) {
     text += (text.empty() ? "" : ", ") + std::string(name) + " " + choice_text(config.*choice);
   });
   return text;
-}
-
-// Doublings between two configs, summed over the choices that are numbers; one for each other that differs.
-double distance(const KernelConfig& a, const KernelConfig& b) {
-  double sum = 0;
-  for_each_choice([&](const char*, auto choice, auto) {
-    if constexpr (std::is_same_v<decltype(choice), int KernelConfig::*>) {
-      sum += std::fabs(std::log2(double(a.*choice) / b.*choice));
-    } else {
-      sum += a.*choice != b.*choice;
-    }
-  });
-  return sum;
 }
 
 const KernelConfig& nearest(const std::vector<KernelConfig>& configs, const KernelConfig& wanted) {
@@ -101,6 +89,18 @@ std::string unfit(const AttentionSpec& spec, const Target& target, const KernelC
 
 }  // namespace
 
+double distance(const KernelConfig& a, const KernelConfig& b) {
+  double sum = 0;
+  for_each_choice([&](const char*, auto choice, auto) {
+    if constexpr (std::is_same_v<decltype(choice), int KernelConfig::*>) {
+      sum += std::fabs(std::log2(double(a.*choice) / b.*choice));
+    } else {
+      sum += a.*choice != b.*choice;
+    }
+  });
+  return sum;
+}
+
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const std::string refusal = family_of(target).refusal(spec, target);
   return refusal.empty() ? unfit(spec, target, config) : refusal;
@@ -116,7 +116,7 @@ std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& 
   for (const KernelConfig& config : all) {
     if (!unfit(spec, target, config).empty()) continue;
     fitting.push_back(config);
-    if (family.worth_trying(spec, target, config)) worth.push_back(config);
+    if (family.futility(spec, target, config).empty()) worth.push_back(config);
   }
   if (!worth.empty()) return worth;
   if (!fitting.empty()) return fitting;
@@ -126,9 +126,39 @@ std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& 
   refuse_pins(spec, target, all);
 }
 
+std::vector<Rejection> rejections(const AttentionSpec& spec, const Target& target) {
+  const std::vector<KernelConfig> tried = search_space(spec, target);
+  std::vector<Rejection> rejected;
+  for (const KernelConfig& config : candidates(spec, target)) {
+    if (std::binary_search(tried.begin(), tried.end(), config)) continue;
+    std::string reason = unfit(spec, target, config);
+    if (reason.empty()) reason = family_of(target).futility(spec, target, config);
+    rejected.push_back({config, std::move(reason)});
+  }
+  return rejected;
+}
+
 KernelConfig heuristic_config(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const std::vector<KernelConfig> space = search_space(spec, target);
   return nearest(space, with_pins(family_of(target).preferred(spec, target, shape), spec.config));
+}
+
+std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Target& target) {
+  // Lengths and heads change the choice up to some power of two only.
+  constexpr int max_seqlen_log2 = 20, max_heads_log2 = 10;
+  std::set<KernelConfig> preferred;
+  for (int q = 0; q <= max_seqlen_log2; ++q) {
+    for (int k = 0; k <= max_seqlen_log2; ++k) {
+      for (int heads = 0; heads <= max_heads_log2; ++heads) {
+        const Shape shape{.seqlen_q = 1 << q, .seqlen_k = 1 << k, .num_heads_q = 1 << heads};
+        preferred.insert(family_of(target).preferred(spec, target, bucket(shape)));
+      }
+    }
+  }
+  const std::vector<KernelConfig> space = search_space(spec, target);
+  std::set<KernelConfig> configs;
+  for (const KernelConfig& config : preferred) configs.insert(nearest(space, with_pins(config, spec.config)));
+  return {configs.begin(), configs.end()};
 }
 
 }  // namespace flashjit

@@ -18,7 +18,19 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 // where the target has no kernel for the spec at all, invalid_spec with the limit that the pins break.
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target);
 
+// The others, ascending: the limit that each breaks, or why it would never win.
+struct Rejection {
+  KernelConfig config;
+  std::string reason;
+};
+std::vector<Rejection> rejections(const AttentionSpec& spec, const Target& target);
+
+// Doublings between two configs, summed over the choices that are numbers; one for each other that differs.
+double distance(const KernelConfig& a, const KernelConfig& b);
+
 // The untuned choice, one of search_space().
 KernelConfig heuristic_config(const AttentionSpec& spec, const Target& target, const Shape& shape);
+// Every config that it takes for some shape, ascending: a handful.
+std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Target& target);
 
 }  // namespace flashjit

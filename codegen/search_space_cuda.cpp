@@ -1,4 +1,5 @@
 // The sm_80 family: mma.sync kernels in which a warp owns 16 query rows, or a multiple, of the tile.
+#include "mask_rules.hpp"
 #include "search_space_family.hpp"
 #include "shared/layout.h"
 
@@ -61,16 +62,24 @@ int resident_warps(const AttentionSpec& spec, const Target& target, const Kernel
   return blocks * config.num_warps;
 }
 
-bool worth_trying(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  // Of 255 registers, more than 192 accumulators leave too few for the rest.
-  if (device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps) >
-      192)
-    return false;
-  // Registers allow eight warps or more; with fewer there is nothing to switch to while one waits.
-  if (resident_warps(spec, target, config) < 8) return false;
-  // Eight warps of 16 rows read K and V from shared memory twice as often as of 32: only where the output of
-  // 32 rows leaves no registers.
-  return config.num_warps == 4 || config.block_m == 256 || spec.head_dim_v > 128;
+std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  constexpr int most_accumulators = 192, least_warps = 8;
+  const int accumulators =
+      device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
+  if (accumulators > most_accumulators) {
+    return "a thread accumulates " + std::to_string(accumulators) + " values; of 255 registers, more than " +
+           std::to_string(most_accumulators) + " leave too few for the rest";
+  }
+  if (const int warps = resident_warps(spec, target, config); warps < least_warps) {
+    return "shared memory lets a multiprocessor hold " + std::to_string(warps) +
+           " warps; registers allow eight, and with fewer there is nothing to switch to while one waits";
+  }
+  if (config.num_warps == 8 && config.block_m < 256 && spec.head_dim_v <= 128) {
+    return "eight warps of 16 rows read K and V from shared memory twice as often as of 32, for which there "
+           "are "
+           "registers up to head_dim_v 128";
+  }
+  return {};
 }
 
 // Measured on an H200 (tests/bench/README.md); elsewhere the first that keeps eight warps resident.
@@ -82,17 +91,19 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   const auto add = [&](const auto& configs) {
     candidates.insert(candidates.end(), std::begin(configs), std::end(configs));
   };
-  if (shape.seqlen_q <= 64) add(short_sequences);
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  // Tiles of more rows than a list's blocks compute for all what any asks for.
+  if (shape.seqlen_q <= 64 || (blocks && blocks->block_m % 128 != 0)) add(short_sequences);
   if (spec.head_dim_v <= 128) add(small_heads);
   add(others);
   for (const KernelConfig& config : candidates) {
-    if (worth_trying(spec, target, config)) return config;
+    if (futility(spec, target, config).empty()) return config;
   }
   return candidates.back();
 }
 
 }  // namespace
 
-const SearchSpaceFamily cuda_search_space = {refusal, misfit, axes, worth_trying, preferred};
+const SearchSpaceFamily cuda_search_space = {refusal, misfit, axes, futility, preferred};
 
 }  // namespace flashjit

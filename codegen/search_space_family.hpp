@@ -26,8 +26,8 @@ struct SearchSpaceFamily {
   // Why that config cannot run, with the numbers; empty if it can.
   std::string (*misfit)(const AttentionSpec&, const Target&, const KernelConfig&);
   ConfigAxes (*axes)(const AttentionSpec&, const Target&);
-  // False for configs that fit but never win; pins override it.
-  bool (*worth_trying)(const AttentionSpec&, const Target&, const KernelConfig&);
+  // Why that config, which can run, never wins; empty if it may. Pins override it.
+  std::string (*futility)(const AttentionSpec&, const Target&, const KernelConfig&);
   // The untuned choice if nothing is pinned: fits, is worth trying and made of values of the axes.
   KernelConfig (*preferred)(const AttentionSpec&, const Target&, const Shape&);
 };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "mask_rules.hpp"
 #include "search_space_family.hpp"
 #include "shared/layout.h"
 
@@ -20,19 +21,20 @@ int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
       .end;
 }
 
-// Registers of a consumer's thread that hold scores, weights, output and Q.
+// Registers of a consumer's thread that hold scores, weights, output and Q, and what masks look up.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
-  return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q;
+  const auto* window = find_mask<SlidingWindowMask>(spec.mask);
+  const bool looks_up =
+      find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) || (window && window->sinks);
+  return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up ? 16 : 0);
 }
 
 // How many of them leave enough for the rest, of the 255, 240 or 160 that a thread of 1, 2 or 3 consumers
 // has. Found by compiling; tests/compile holds every config to no spills.
 int register_budget(const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {196, 196, 116};
-  const int budget = (config.q_in_registers ? with_q : without_q)[consumers(config) - 1];
-  if (config.tile_order != TileOrder::pairs) return budget;
-  return budget - (config.ping_pong ? 16 : 24);
+  return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1];
 }
 
 std::string refusal(const AttentionSpec& spec, const Target& target) {
@@ -56,9 +58,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
                  "is not 128 or 192, as ping_pong takes several groups of 64 rows");
-  if (spec.varlen && config.tile_order != TileOrder::heads) {
+  if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::heads) {
     return std::string("tile_order ") + to_string(config.tile_order) +
-           " is not heads: lengths that differ are only known on the device";
+           " is not heads: which tiles are long is only known on the device";
   }
   if (const int held = held_registers(spec, config); held > register_budget(config)) {
     return "block_n " + std::to_string(config.block_n) +
@@ -77,26 +79,50 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 bool is_even(const AttentionSpec& spec) {
-  return spec.mask.empty() || spec.varlen;
+  return !find_mask<CausalMask>(spec.mask) || uneven_on_device(spec.mask, spec.varlen);
+}
+
+// Whether a tile lies within the blocks of a list. One that spans several computes for all of them what any
+// asks for.
+bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
+  return blocks.block_m % config.block_m == 0 && blocks.block_n % config.block_n == 0;
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target&) {
-  return {.block_m = {64, 128, 192},
-          .block_n = {32, 48, 64, 80, 96, 112, 128},
-          .num_stages = {2},
-          .num_warps = {8, 12, 16},
-          .q_in_registers = {false, true},
-          .ping_pong = {false, true},
-          .tile_order = is_even(spec) ? std::vector{TileOrder::heads}
-                                      : std::vector{TileOrder::pairs, TileOrder::longest_first}};
+  ConfigAxes axes = {
+      .block_m = {64, 128, 192},
+      .block_n = {64, 80, 96, 112, 128},
+      .num_stages = {2, 3},
+      .num_warps = {8, 12, 16},
+      .q_in_registers = {false, true},
+      .ping_pong = {false, true},
+      .tile_order = is_even(spec) ? std::vector{TileOrder::heads} : std::vector{TileOrder::sections}};
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
+    for (int block_n = 32; block_n < 64; block_n += 16)
+      if (blocks->block_n % block_n == 0) axes.block_n.push_back(block_n);
+    std::sort(axes.block_n.begin(), axes.block_n.end());
+  }
+  return axes;
 }
 
-// Measured (tests/bench/README.md): a narrow block where a wider one fits only repeats what blocks cost
-// beside their products.
-bool worth_trying(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  KernelConfig wider = config;
+// Measured (tests/bench/README.md).
+std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
+    return fits_blocks(*blocks, config) ? "" : "a tile would span several blocks of the list";
+  }
+  constexpr int wide = 96;
+  KernelConfig wider = config, with_q = config;
   wider.block_n += 48;
-  return config.block_n >= 96 || !misfit(spec, target, wider).empty();
+  with_q.q_in_registers = true;
+  if (config.block_n < wide && misfit(spec, target, wider).empty()) {
+    return "a block_n of " + std::to_string(config.block_n) +
+           " only repeats what blocks cost beside their products, and wider ones fit";
+  }
+  if (!config.q_in_registers && misfit(spec, target, with_q).empty())
+    return "Q fits in registers as well, which saves reading it from shared memory for every block";
+  if (config.num_stages > 2 && config.block_m == 192)
+    return "groups that take turns keep two stages of K and V full";
+  return {};
 }
 
 // Measured on an H200 (tests/bench/README.md).
@@ -105,28 +131,40 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   KernelConfig config{.block_m = 128, .num_stages = 2};
   if (shape.seqlen_q <= 64) {
     config.block_m = 64;
-  } else if (widest <= 96 && shape.seqlen_q >= (is_even(spec) ? 4096 : 2048)) {
-    // With narrow heads exponentials take as long as products: a third group keeps both units busy. Its rows
-    // have to fill long sequences.
+  } else if (widest <= 80 && shape.seqlen_q > (is_even(spec) ? 1024 : 4096)) {
+    // With narrow heads exponentials take as long as products: a third group, and turns at the tensor cores,
+    // keep both units busy. Its rows have to fill long sequences.
     config.block_m = 192;
+    config.ping_pong = true;
   }
   config.num_warps = warps_of_a_group * (consumers(config) + 1);
   if (!is_even(spec)) {
-    // By pairs, K and V stay in L2 while a head is worked on; over all heads, the last tiles are the
-    // shortest.
-    const bool fits_l2 = std::int64_t{shape.seqlen_k} * (spec.head_dim + spec.head_dim_v) <= 1 << 20;
-    config.tile_order = fits_l2 && config.block_m < 192 ? TileOrder::pairs : TileOrder::longest_first;
+    config.tile_order = TileOrder::sections;
+    config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && shape.seqlen_k <= 1024;
   }
-  config.ping_pong = config.block_m == 192 ||
-                     (config.block_m == 128 && widest > 64 && config.tile_order != TileOrder::longest_first);
-  // The widest block, with Q in registers unless that makes it narrow. Below a diagonal a narrower one leaves
-  // less to mask, which counts where there are few.
-  const int largest = config.block_m == 192 && !is_even(spec) && shape.seqlen_k <= 4096 ? 96 : 128;
-  for (const int least : {80, 16}) {
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
+    // The largest tile within a block.
+    KernelConfig within = config;
+    for (within.block_m = 128; within.block_m >= 64; within.block_m -= 64) {
+      within.num_warps = warps_of_a_group * (consumers(within) + 1);
+      within.ping_pong = within.block_m == 128;
+      for (within.block_n = 128; within.block_n >= 32; within.block_n -= 16) {
+        for (const bool q_in_registers : {true, false}) {
+          within.q_in_registers = q_in_registers;
+          if (fits_blocks(*blocks, within) && misfit(spec, target, within).empty()) return within;
+        }
+      }
+    }
+  }
+  // The widest block, with Q in registers unless that makes it narrow.
+  for (const int least : {96, 16}) {
     for (const bool q_in_registers : {true, false}) {
       config.q_in_registers = q_in_registers;
-      for (config.block_n = largest; config.block_n >= least; config.block_n -= 16) {
-        if (misfit(spec, target, config).empty()) return config;
+      for (config.block_n = 128; config.block_n >= least; config.block_n -= 16) {
+        if (!misfit(spec, target, config).empty()) continue;
+        KernelConfig deeper = config;
+        deeper.num_stages = 3;
+        return config.block_m < 192 && misfit(spec, target, deeper).empty() ? deeper : config;
       }
     }
   }
@@ -135,6 +173,6 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 
 }  // namespace
 
-const SearchSpaceFamily sm90a_search_space = {refusal, misfit, axes, worth_trying, preferred};
+const SearchSpaceFamily sm90a_search_space = {refusal, misfit, axes, futility, preferred};
 
 }  // namespace flashjit

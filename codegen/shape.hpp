@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 
 namespace flashjit {
 
@@ -12,12 +14,25 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
-// Shapes of one bucket get the same config: every size rounded up to a power of two (0 counts as 1).
+// Shapes of one bucket get the same config and share a tune record. A bucket is named by its largest shape:
+// - seqlen_q and seqlen_k are rounded up to powers of two (0 counts as 1, 2^30 is the most).
+// - Batch entries and query heads are independent problems alike, so only their product counts: rounded up to
+//   a power of two, and to no more than make 2^20 query rows. Thousands of tiles keep any device busy; more
+//   of them only repeat the same.
+// - Query heads that share a key head decide what stays in a cache: num_heads_q is their number, rounded up
+//   likewise, num_heads_kv is 1, and batch is the rest of the product.
 inline Shape bucket(const Shape& s) {
-  const auto up = [](int n) {
-    return n <= 1 ? 1 : n > (1 << 30) ? 1 << 30 : static_cast<int>(std::bit_ceil(static_cast<unsigned>(n)));
+  constexpr std::int64_t enough_rows = 1 << 20;
+  const auto up = [](std::int64_t n) {
+    n = std::clamp(n, std::int64_t{1}, std::int64_t{1} << 30);
+    return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n)));
   };
-  return {up(s.batch), up(s.seqlen_q), up(s.seqlen_k), up(s.num_heads_q), up(s.num_heads_kv)};
+  Shape b{.seqlen_q = up(s.seqlen_q), .seqlen_k = up(s.seqlen_k)};
+  const int most_heads = up(enough_rows / b.seqlen_q);
+  const int heads = std::min(up(std::int64_t{s.batch} * s.num_heads_q), most_heads);
+  b.num_heads_q = std::min(up(s.num_heads_q / std::max(s.num_heads_kv, 1)), heads);
+  b.batch = heads / b.num_heads_q;
+  return b;
 }
 
 }  // namespace flashjit

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "mask_rules.hpp"
+
 namespace flashjit {
 namespace {
 
@@ -34,22 +36,6 @@ void check_pin(const char* field, const std::optional<int>& value, int first, in
 
 void refuse(const char* field, bool asked) {
   if (asked) unsupported(std::string(field) + " true is not supported by this version; false would work");
-}
-
-bool before(const Mask& a, const Mask& b) {
-  if (a.index() != b.index()) return a.index() < b.index();
-  return std::get<CausalMask>(a).align < std::get<CausalMask>(b).align;
-}
-
-std::vector<Mask> canonical(std::vector<Mask> masks) {
-  std::sort(masks.begin(), masks.end(), before);
-  masks.erase(std::unique(masks.begin(), masks.end()), masks.end());
-  return masks;
-}
-
-std::string json_of(const Mask& mask) {
-  return std::string(R"({"kind": "causal", "align": ")") + to_string(std::get<CausalMask>(mask).align) +
-         "\"}";
 }
 
 class Hasher {
@@ -89,6 +75,7 @@ AttentionSpec AttentionSpec::validated() const {
     unsupported(std::string("op ") + to_string(spec.op) +
                 " is not supported by this version; forward would work");
   }
+  check_masks(spec.mask, spec.varlen);
   refuse("dropout", spec.dropout);
   refuse("paged", spec.paged);
   return spec;
@@ -99,7 +86,7 @@ std::string AttentionSpec::to_json() const {
     return std::string(", \"") + field + "\": " + (value ? "true" : "false");
   };
   std::string masks;
-  for (const Mask& m : canonical(mask)) masks += (masks.empty() ? "" : ", ") + json_of(m);
+  for (const Mask& m : canonical(mask)) masks += (masks.empty() ? "" : ", ") + flashjit::to_json(m);
   return std::string(R"({"op": ")") + to_string(op) + R"(", "dtype": ")" + to_string(dtype) +
          R"(", "head_dim": )" + std::to_string(head_dim) + R"(, "head_dim_v": )" +
          std::to_string(head_dim_v == 0 ? head_dim : head_dim_v) + R"(, "mask": [)" + masks + "]" +
@@ -114,7 +101,12 @@ std::size_t AttentionSpec::hash() const noexcept {
              std::uint64_t(deterministic) << 20);
   hasher.add(std::uint64_t(unsigned(head_dim)) << 32 | unsigned(head_dim_v));
   for (const Mask& m : mask) {
-    hasher.add(std::uint64_t(m.index()) << 32 | std::uint64_t(std::get_if<CausalMask>(&m)->align));
+    hasher.add(m.index());
+    std::visit(
+        [&](const auto& fields) {
+          fields.for_each_field(fields, [&](const char*, auto value) { hasher.add(std::uint64_t(value)); });
+        },
+        m);
   }
   for_each_choice([&](const char*, auto, auto pin) { hasher.add(config.*pin); });
   return hasher.result();
@@ -162,20 +154,8 @@ const char* to_string(TileOrder order) noexcept {
   switch (order) {
     case TileOrder::heads:
       return "heads";
-    case TileOrder::pairs:
-      return "pairs";
-    case TileOrder::longest_first:
-      return "longest_first";
-  }
-  return "unknown";
-}
-
-const char* to_string(CausalAlign align) noexcept {
-  switch (align) {
-    case CausalAlign::bottom_right:
-      return "bottom_right";
-    case CausalAlign::top_left:
-      return "top_left";
+    case TileOrder::sections:
+      return "sections";
   }
   return "unknown";
 }

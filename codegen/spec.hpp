@@ -4,25 +4,16 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "config.hpp"
 #include "error.hpp"
+#include "mask.hpp"
 
 namespace flashjit {
 
 enum class Operation { forward, backward, decode };
 enum class DType { fp32, fp16, bf16, int32 };  // int32: lengths and offsets only
-enum class CausalAlign { bottom_right, top_left };
-
-// Row i sees key j iff j <= i + seqlen_k - seqlen_q (bottom_right) or j <= i (top_left).
-struct CausalMask {
-  CausalAlign align = CausalAlign::bottom_right;
-  bool operator==(const CausalMask&) const = default;
-};
-
-using Mask = std::variant<CausalMask>;
 
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
@@ -52,7 +43,6 @@ struct FLASHJIT_API AttentionSpec {
 
 FLASHJIT_API const char* to_string(Operation) noexcept;
 FLASHJIT_API const char* to_string(DType) noexcept;
-FLASHJIT_API const char* to_string(CausalAlign) noexcept;
 // Bytes of one element.
 FLASHJIT_API std::size_t size_of(DType) noexcept;
 

@@ -3,11 +3,11 @@
 #include <array>
 #include <climits>
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <set>
 #include <span>
+#include <utility>
 
 #include "spec.hpp"
+#include "strict_json.hpp"
 #include "suggest.hpp"
 
 namespace flashjit {
@@ -24,8 +24,21 @@ constexpr auto config_fields = [] {
   for_each_choice([&](const char* name, auto, auto) { names.at(count++) = name; });
   return names;
 }();
-constexpr std::string_view causal_fields[] = {"kind", "align"};
-constexpr std::string_view mask_kinds[] = {"causal", "sliding_window", "padding", "block_sparse", "tree"};
+// Calls visit(a default mask) for every kind.
+template <class Visit, std::size_t... i>
+constexpr void for_each_kind(Visit&& visit, std::index_sequence<i...>) {
+  (visit(std::variant_alternative_t<i, Mask>{}), ...);
+}
+template <class Visit>
+constexpr void for_each_kind(Visit&& visit) {
+  for_each_kind(visit, std::make_index_sequence<std::variant_size_v<Mask>>());
+}
+constexpr auto mask_kinds = [] {
+  std::array<std::string_view, std::variant_size_v<Mask>> names;
+  std::size_t count = 0;
+  for_each_kind([&](const auto& mask) { names.at(count++) = mask.kind; });
+  return names;
+}();
 
 [[noreturn]] void invalid(const std::string& message) {
   throw Error(ErrorCode::invalid_spec, message);
@@ -118,6 +131,25 @@ class Object {
   std::string path_;
 };
 
+void read_field(const Object& fields, const char* name, CausalAlign& out) {
+  fields.read(name, out, std::array{CausalAlign::bottom_right, CausalAlign::top_left});
+}
+template <class T>
+void read_field(const Object& fields, const char* name, T& out) {
+  fields.read(name, out);
+}
+
+template <class Kind>
+Kind read_fields(const Json& json, const std::string& path) {
+  Kind mask;
+  if (!json.is_object()) return mask;  // the bare name
+  std::vector<std::string_view> known = {"kind"};
+  mask.for_each_field(mask, [&](const char* name, auto&) { known.emplace_back(name); });
+  const Object fields(json, path + ".", known);
+  mask.for_each_field(mask, [&](const char* name, auto& value) { read_field(fields, name, value); });
+  return mask;
+}
+
 Mask read_mask(const Json& json, const std::string& path) {
   const Json* kind = &json;
   if (json.is_object()) {
@@ -130,48 +162,19 @@ Mask read_mask(const Json& json, const std::string& path) {
             " must be the name of a mask, or an object with its \"kind\"; \"causal\" would work");
   }
   const auto& word = kind->get_ref<const std::string&>();
-  if (word == "causal") {
-    CausalMask mask;
-    if (json.is_object()) {
-      const Object fields(json, path + ".", causal_fields);
-      fields.read("align", mask.align, std::array{CausalAlign::bottom_right, CausalAlign::top_left});
-    }
-    return mask;
-  }
-  if (std::find(std::begin(mask_kinds), std::end(mask_kinds), word) != std::end(mask_kinds)) {
-    throw Error(
-        ErrorCode::unsupported,
-        path + " " + in_quotes(word) + " is not supported by this version; \"causal\" or no mask would work");
-  }
+  std::optional<Mask> mask;
+  for_each_kind([&](auto named) {
+    if (word == named.kind) mask = read_fields<decltype(named)>(json, path);
+  });
+  if (mask) return *mask;
   invalid(path + " " + in_quotes(word) + " is not one of " + listed(mask_kinds) +
           did_you_mean(word, mask_kinds));
-}
-
-// Parses with objects' duplicate fields refused, which the JSON library would let pass.
-Json parse(std::string_view text) {
-  std::vector<std::set<std::string, std::less<>>> open;
-  const auto check = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key && !open.back().insert(parsed.get<std::string>()).second) {
-      invalid("field " + in_quotes(parsed.get<std::string>()) + " is given twice; once would work");
-    }
-    return true;
-  };
-  try {
-    return Json::parse(text.begin(), text.end(), check);
-  } catch (const Json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 8: ...", without the bracket.
-    std::string_view what = error.what();
-    what.remove_prefix(std::min(what.find("] ") + 2, what.size()));
-    invalid("the spec is not valid JSON: " + std::string(what.substr(0, 300)));
-  }
 }
 
 }  // namespace
 
 AttentionSpec AttentionSpec::from_json(std::string_view text) {
-  const Json json = parse(text);
+  const Json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec);
   if (!json.is_object()) {
     invalid("a spec must be an object, not " + shown(json) +
             R"(; {"op": "forward", "dtype": "bf16", "head_dim": 128} would work)");
@@ -211,8 +214,7 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
     const Object pins(*config, "config.", config_fields);
     for_each_choice([&](const char* name, auto choice, auto pin) {
       if constexpr (std::is_same_v<decltype(choice), TileOrder KernelConfig::*>) {
-        pins.read(name, spec.config.*pin,
-                  std::array{TileOrder::heads, TileOrder::pairs, TileOrder::longest_first});
+        pins.read(name, spec.config.*pin, std::array{TileOrder::heads, TileOrder::sections});
       } else {
         pins.read(name, spec.config.*pin);
       }

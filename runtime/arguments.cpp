@@ -1,64 +1,19 @@
 #include "runtime/arguments.hpp"
 
-#include <climits>
 #include <cmath>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
-#include "runtime/cuda/memory.hpp"
+#include "runtime/argument_checks.hpp"
+#include "runtime/mask_arguments.hpp"
 
 namespace flashjit {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::invalid_argument, message);
-}
-
-std::string shape_text(const Tensor& t) {
-  std::string s = "[";
-  for (int i = 0; i < t.rank; ++i) s += (i ? ", " : "") + std::to_string(t.shape[i]);
-  return s + "]";
-}
-
-// What every tensor argument must satisfy before its shape is compared with others'.
-const Tensor& require(const char* name, const std::optional<Tensor>& given, DType dtype, int rank,
-                      const char* layout, Device device) {
-  const std::string arg = name;
-  if (!given) refuse(arg + " is missing: this kernel needs it, " + layout);
-  const Tensor& t = *given;
-  if (t.rank != rank)
-    refuse(arg + " has rank " + std::to_string(t.rank) + ", this kernel takes " + std::to_string(rank) +
-           " dimensions, " + layout);
-  if (t.dtype != dtype)
-    refuse(arg + " has dtype " + to_string(t.dtype) + ", this kernel takes " + to_string(dtype));
-  if (t.device != device)
-    refuse(arg + " is on " + t.device.str() + ", this kernel runs on " + device.str() +
-           ": copy the tensor there");
-  bool has_elements = true;
-  for (int i = 0; i < rank; ++i) {
-    if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
-      refuse(arg + " has shape " + shape_text(t) + ": every size must be between 0 and 2147483647");
-    has_elements = has_elements && t.shape[i] > 0;
-  }
-  if (has_elements && !t.data) refuse(arg + " has a null data pointer but shape " + shape_text(t));
-  // Asks the driver where it really is: 40 ns, against a fault that takes the host's context with it.
-  if (has_elements && device.kind == Device::Kind::cuda)
-    cuda::check_device_pointer(t.data, device.index, name);
-  return t;
-}
-
-int size(const Tensor& t, int dim) {
-  return static_cast<int>(t.shape[dim]);
-}
-
 // Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
 std::int64_t stride(const Tensor& t, int dim) {
   return t.shape[dim] > 1 ? t.strides[dim] : 0;
-}
-
-void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what) {
-  if (t.shape[dim] != expected)
-    refuse(std::string(name) + " has shape " + shape_text(t) + ": dimension " + std::to_string(dim) +
-           " must be " + std::to_string(expected) + ", " + what);
 }
 
 // GPU kernels move 16 bytes at a time.
@@ -101,22 +56,13 @@ int longest(const char* name, int given, int total) {
   return given == 0 || given > total ? total : given;
 }
 
-void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
-                          const char* max_name) {
-  const std::string arg = name;
-  if (cu_seqlens[0] != 0) refuse(arg + "[0] is " + std::to_string(cu_seqlens[0]) + ", it must be 0");
-  for (int b = 0; b < batch; ++b) {
-    const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
-    if (length < 0)
-      refuse(arg + " decreases at entry " + std::to_string(b + 1) + " (" + std::to_string(cu_seqlens[b]) +
-             " to " + std::to_string(cu_seqlens[b + 1]) + "): it holds running totals of the lengths");
-    if (length > max_seqlen)
-      refuse(arg + " gives sequence " + std::to_string(b) + " a length of " + std::to_string(length) +
-             ", longer than " + max_name + " = " + std::to_string(max_seqlen));
-  }
-  if (cu_seqlens[batch] > total)
-    refuse(arg + " ends at " + std::to_string(cu_seqlens[batch]) + ", beyond the " + std::to_string(total) +
-           " packed rows of the tensor");
+// FLASHJIT_CHECK=1: what lies in device memory is validated, too, at the price of waiting for it.
+bool checks_device_data() {
+  static const bool checks = [] {
+    const char* value = std::getenv("FLASHJIT_CHECK");
+    return value && std::string_view(value) == "1";
+  }();
+  return checks;
 }
 
 }  // namespace
@@ -170,11 +116,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     if (cq.shape[0] < 1)
       refuse("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
     require_shape("cu_seqlens_k", ck, 0, cq.shape[0], "as cu_seqlens_q");
-    for (const auto& [name, t] : {std::pair{"cu_seqlens_q", &cq}, std::pair{"cu_seqlens_k", &ck}}) {
-      if (t->shape[0] > 1 && t->strides[0] != 1) refuse(std::string(name) + " must be contiguous");
-      if (reinterpret_cast<std::uintptr_t>(t->data) % sizeof(int))
-        refuse(std::string(name) + "'s data pointer is not aligned to 4 bytes");
-    }
+    require_table("cu_seqlens_q", cq);
+    require_table("cu_seqlens_k", ck);
     p.cu_seqlens_q = static_cast<const int*>(cq.data);
     p.cu_seqlens_k = static_cast<const int*>(ck.data);
     p.batch = size(cq, 0) - 1;
@@ -182,10 +125,6 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     p.total_k = size(k, 0);
     p.seqlen_q = longest("max_seqlen_q", args.max_seqlen_q, p.total_q);
     p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
-    if (device.kind == Device::Kind::cpu) {
-      check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
-      check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
-    }
   } else {
     if (args.cu_seqlens_q || args.cu_seqlens_k)
       refuse(
@@ -215,6 +154,13 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   p.softmax_scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   if (!std::isfinite(p.softmax_scale) || p.softmax_scale <= 0)
     refuse("softmax_scale is " + std::to_string(p.softmax_scale) + ", it must be finite and greater than 0");
+
+  check_mask_arguments(spec, device, args, p);
+  if (device.kind == Device::Kind::cpu) {
+    check_lengths_and_lists(spec, p);
+  } else if (checks_device_data()) {
+    check_lengths_and_lists_on(device, spec, p);
+  }
 
   checked.empty = p.batch == 0 || num_heads_q == 0 || p.seqlen_q == 0;
   return checked;

@@ -13,7 +13,8 @@ struct CheckedArguments {
   bool empty = false;  // no query row: nothing to launch
 };
 
-// Throws invalid_argument naming the argument. Touches no tensor memory, but for the lengths of a CPU launch.
+// Throws invalid_argument naming the argument. Touches no tensor memory but that of lengths and lists: on a
+// CPU, and where FLASHJIT_CHECK=1 asks for it.
 CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args);
 
 }  // namespace flashjit

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <sstream>
 
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
@@ -16,64 +18,115 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
+[[noreturn]] void refuse_to_compile(AttentionSpec spec, const Target& target, const KernelConfig& config,
+                                    const OpenedCache& cache) {
+  std::string folders, folder;
+  for (const DiskCache& layer : cache.layers) folders += layer.folder() + ", ";
+  if (cache.disk) folders += cache.disk->folder() + ", ";
+  if (!folders.empty()) folder = folders.substr(0, folders.find(", "));
+  spec.config = pinned(config);
+  throw Error(ErrorCode::not_prebuilt,
+              "no cache folder has the kernel of " + spec.to_json() + " for " + target.str() +
+                  ", and the policy require_prebuilt neither compiles nor tunes (searched: " +
+                  (folders.empty() ? "none, " : folders) + "see FLASHJIT_CACHE_PATH); where there is a " +
+                  "compiler, this makes it: flashjit prebuild '" + spec.to_json() + "' --target " +
+                  target.str() + " -o " + (folder.empty() ? "FOLDER" : folder));
+}
+
 }  // namespace
 
-OpenedCache open_cache(const std::optional<std::string>& folder) {
+OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
+                       std::uint64_t max_bytes) {
+  OpenedCache cache;
+  std::istringstream paths(layers.value_or(DiskCache::default_layers()));
+  for (std::string path; std::getline(paths, path, ':');) {
+    if (!path.empty()) cache.layers.emplace_back(path, DiskCache::Access::read_only);
+  }
+  if (max_bytes == 0) max_bytes = DiskCache::default_max_bytes();
   const std::string name = folder.value_or(DiskCache::default_folder());
-  if (name.empty()) return {.disk = std::nullopt, .note = "there is no cache folder"};
+  if (name.empty()) {
+    cache.note = "there is no cache folder";
+    return cache;
+  }
   try {
-    return {.disk = DiskCache(name), .note = ""};
+    cache.disk.emplace(name, DiskCache::Access::read_write, max_bytes);
   } catch (const Error& error) {
     const char* chosen = std::getenv("FLASHJIT_CACHE_DIR");
     if (folder || (chosen && *chosen)) throw;
-    return {.disk = std::nullopt, .note = error.message()};
+    cache.note = error.message();
   }
+  return cache;
 }
 
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const OpenedCache& opened) {
-  const DiskCache* cache = opened.disk ? &*opened.disk : nullptr;
+                         const OpenedCache& cache, bool may_compile) {
   const auto start = std::chrono::steady_clock::now();
   const KernelSource source = render(spec, target, config);
-  const std::shared_ptr<const Compiler> compiler = compiler_for(target);
-  const Key key = entry_key(request_key(spec, source), compiler->options(source), compiler->identity());
+  const Key request = request_key(spec, source);
 
   BuiltKernel built;
   KernelInfo& info = built.info;
   info.spec = spec;
   info.target = target;
   info.config = config;
-  info.key = key.digest();
   built.steps = source.steps;
 
   std::optional<CompiledKernel> compiled;
-  const auto find = [&] {
-    if (!cache) return;
-    std::optional<CacheEntry> entry = cache->lookup(key, &info.cache_note);
+  // What `lookup` of that folder gives.
+  const auto find = [&](const DiskCache& folder, auto lookup) {
+    if (compiled) return;
+    std::string why;
+    std::optional<CacheEntry> entry = lookup(&why);
+    if (!why.empty()) info.cache_note = why;
     if (!entry) return;
+    const Key key = entry->key;
+    if (const std::string* identity = key.find("compiler")) built.compiler_identity = *identity;
     std::optional<StoredKernel> stored = unpack_kernel(std::move(*entry));
     if (!stored) return;
     compiled = std::move(stored->compiled);
     info.origin = Origin::disk;
-    info.path = cache->path(key);
+    info.key = key.digest();
+    info.path = folder.path(key);
   };
-  find();
+  const auto find_request = [&](const DiskCache& folder) {
+    find(folder, [&](std::string* why) { return folder.lookup_request(request, why); });
+  };
+
+  for (const DiskCache& layer : cache.layers) find_request(layer);
+  if (!may_compile) {
+    if (cache.disk) find_request(*cache.disk);
+    if (!compiled) refuse_to_compile(spec, target, config, cache);
+  }
+  std::shared_ptr<const Compiler> compiler;
   if (!compiled) {
+    try {
+      compiler = compiler_for(target);
+    } catch (const Error&) {
+      if (cache.disk) find_request(*cache.disk);
+      if (!compiled) throw;
+    }
+  }
+  if (!compiled) {
+    const Key key = entry_key(request, compiler->options(source), compiler->identity());
+    info.key = key.digest();
+    const auto find_key = [&] {
+      if (cache.disk) find(*cache.disk, [&](std::string* why) { return cache.disk->lookup(key, why); });
+    };
+    find_key();
     KeyLock lock;
-    if (cache) {
-      const std::string note = info.cache_note;
-      lock = cache->lock(key);
-      find();
-      if (!compiled && info.cache_note.empty()) info.cache_note = note;
+    if (!compiled && cache.disk) {
+      lock = cache.disk->lock(key);
+      find_key();
     }
     if (!compiled) {
       compiled = compiler->compile(source);
+      built.compiler_identity = compiler->identity();
       info.origin = Origin::compiled;
       std::string failure;
-      if (!cache) {
-        info.cache_note = opened.note;
-      } else if (cache->publish(pack_kernel(key, *compiled, source), &failure)) {
-        info.path = cache->path(key);
+      if (!cache.disk) {
+        info.cache_note = cache.note;
+      } else if (cache.disk->publish(pack_kernel(key, *compiled, source), &failure)) {
+        info.path = cache.disk->path(key);
       } else {
         info.cache_note = failure;
       }
@@ -91,10 +144,22 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
   return built;
 }
 
+std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                          const std::vector<DiskCache>& folders) {
+  if (folders.empty()) return {};
+  const Key request = request_key(spec, render(spec, target, config));
+  for (const DiskCache& folder : folders) {
+    if (const std::optional<CacheEntry> entry = folder.lookup_request(request))
+      return folder.path(entry->key);
+  }
+  return {};
+}
+
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
-                   const std::optional<std::string>& cache_dir) {
+                   const std::optional<std::string>& cache_dir,
+                   const std::optional<std::string>& cache_path) {
   const AttentionSpec valid = spec.validated();
-  const OpenedCache cache = open_cache(cache_dir);
+  const OpenedCache cache = open_cache(cache_dir, cache_path);
   const KernelConfig config = heuristic_config(valid, target, bucket(shape));
   return build_kernel(valid, target, config, cache).info;
 }

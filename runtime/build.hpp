@@ -1,6 +1,7 @@
 // Spec, target and config to machine code: rendered, then found on disk or compiled and published.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,21 +16,35 @@ struct BuiltKernel {
   KernelInfo info;
   std::string code;
   std::vector<Step> steps;
+  std::string compiler_identity;  // of the compiler that made it
 };
 
 struct OpenedCache {
-  std::optional<DiskCache> disk;
-  std::string note;  // why there is none
+  std::vector<DiskCache> layers;  // read-only, in the order of search
+  std::optional<DiskCache> disk;  // searched after them, and what is built goes there
+  std::string note;               // why there is none
 };
 
-// The cache that `folder` names (see EngineOptions::cache_dir). One that was asked for, here or in
-// FLASHJIT_CACHE_DIR, and cannot be used is an error; without the default one kernels are compiled anew by
-// every process.
-OpenedCache open_cache(const std::optional<std::string>& folder);
+// The cache that `folder` and `layers` name (see EngineOptions). What was asked for, here or in the
+// environment, and cannot be used is an error; without the default folder kernels are compiled anew by every
+// process.
+OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
+                       std::uint64_t max_bytes = 0);
 
 // `spec` is validated. Of many callers with one key, in any number of processes that share the folder, one
 // compiles.
+//
+// A layer holds what somebody prebuilt to be used: it is found by its request, whichever compiler made it and
+// whether or not one is here. In the folder, code counts if the compiler at hand would make it. Where there
+// is no compiler, any that answers the request does. Throws compiler_unavailable if there is none.
+//
+// Not `may_compile`: as if there were no compiler. Throws not_prebuilt, with the command that helps.
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const OpenedCache& cache);
+                         const OpenedCache& cache, bool may_compile = true);
+
+// The path of an entry for that request in the first of the folders that has one, whichever compiler made it;
+// empty if none has. `spec` is validated.
+std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                          const std::vector<DiskCache>& folders);
 
 }  // namespace flashjit

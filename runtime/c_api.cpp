@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
+#include "runtime/masks.hpp"
 
 using flashjit::AttentionArgs;
 using flashjit::AttentionSpec;
@@ -19,6 +22,9 @@ struct flashjit_spec {
 };
 struct flashjit_request {
   std::shared_future<const Kernel*> future;
+};
+struct flashjit_tables {
+  flashjit::MaskTables tables;
 };
 struct flashjit_prepared {
   flashjit::PreparedLaunch launch;
@@ -141,6 +147,39 @@ AttentionArgs args_of(const flashjit_argument* args, size_t count) {
       case FLASHJIT_ARG_WORKSPACE:
         a.workspace = tensor_of(arg);
         break;
+      case FLASHJIT_ARG_SEQLENS_Q:
+        a.seqlens_q = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_SEQLENS_K:
+        a.seqlens_k = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_WINDOW_LEFT:
+        a.window_left = integer_of(arg);
+        break;
+      case FLASHJIT_ARG_WINDOW_RIGHT:
+        a.window_right = integer_of(arg);
+        break;
+      case FLASHJIT_ARG_NUM_SINKS:
+        a.num_sinks = integer_of(arg);
+        break;
+      case FLASHJIT_ARG_BLOCK_OFFSETS:
+        a.block_offsets = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_BLOCK_INDICES:
+        a.block_indices = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_BLOCK_BITMASK_OF:
+        a.block_bitmask_of = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_BLOCK_BITMASKS:
+        a.block_bitmasks = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_TREE_BITS:
+        a.tree_bits = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_PREFIX_LENGTHS:
+        a.prefix_lengths = tensor_of(arg);
+        break;
       default:
         throw Error(ErrorCode::invalid_argument, "argument id " + std::to_string(arg.id) + " at position " +
                                                      std::to_string(i) + " is not known to flashjit " +
@@ -165,12 +204,51 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   if (o.device) options.device = o.device;
   if (o.target) options.target = o.target;
   if (o.cache_dir) options.cache_dir = o.cache_dir;
+  if (o.cache_path) options.cache_path = o.cache_path;
+  options.cache_max_bytes = o.cache_max_bytes;
   options.num_threads = o.num_threads;
+  if (o.policy < FLASHJIT_POLICY_HEURISTIC || o.policy > FLASHJIT_POLICY_REQUIRE_PREBUILT)
+    throw Error(ErrorCode::invalid_argument,
+                "policy is " + std::to_string(o.policy) + ", which is not a flashjit_policy");
+  options.policy = static_cast<flashjit::Policy>(o.policy);
+  if (o.tune_seconds != 0) options.tune_seconds = o.tune_seconds;
   if (o.parallel_for)
     options.parallel_for = [run = o.parallel_for, user = o.parallel_for_user](
                                std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),
                                void* context) { run(user, count, body, context); };
   return options;
+}
+
+using Ints = std::span<const std::int32_t>;
+
+Ints ints(const std::int32_t* values, std::int64_t count, const char* name) {
+  if (count <= 0) return {};
+  return {&require(values, name), static_cast<std::size_t>(count)};
+}
+
+// Lists of block sizes and lengths that a C caller gave: what builders of tables start from.
+struct BlockLists {
+  flashjit::BlockSparseMask mask;
+  flashjit::BlockListShape shape;
+  std::int64_t count = 0;  // of lists
+
+  explicit BlockLists(const flashjit_block_lists* given) {
+    const flashjit_block_lists& l = require(given, "lists");
+    mask = {.block_m = l.block_m, .block_n = l.block_n, .per_head = l.per_head != 0};
+    shape = {.batch = l.batch, .heads = l.heads, .seqlen_q = l.seqlen_q, .seqlen_k = l.seqlen_k};
+    if (l.block_m <= 0 || l.batch < 0 || l.heads < 0 || l.seqlen_q < 0 || l.seqlen_k < 0)
+      throw Error(ErrorCode::invalid_argument,
+                  "lists has a negative size, or a block_m that is not positive");
+    count = std::int64_t{l.batch} * l.heads * ((std::int64_t{l.seqlen_q} + l.block_m - 1) / l.block_m);
+  }
+};
+
+template <class Make>
+flashjit_status make_tables(flashjit_tables** tables, Make&& make) {
+  return guarded([&] {
+    flashjit_tables*& created = require(tables, "tables");
+    created = new flashjit_tables{make()};
+  });
 }
 
 }  // namespace
@@ -266,6 +344,86 @@ flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void
 }
 void flashjit_prepared_destroy(flashjit_prepared* prepared) {
   delete prepared;
+}
+
+flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lists, const uint8_t* seen,
+                                                 flashjit_tables** tables) {
+  return make_tables(tables, [&] {
+    const BlockLists l(lists);
+    const std::int64_t pairs =
+        std::int64_t{l.shape.batch} * l.shape.heads * l.shape.seqlen_q * l.shape.seqlen_k;
+    if (pairs > 0) require(seen, "seen");
+    return flashjit::block_sparse_from_dense(l.mask, l.shape, {seen, static_cast<std::size_t>(pairs)});
+  });
+}
+flashjit_status flashjit_block_sparse_from_csr(const flashjit_block_lists* lists, const int32_t* offsets,
+                                               const int32_t* columns, flashjit_tables** tables) {
+  return make_tables(tables, [&] {
+    const BlockLists l(lists);
+    const Ints starts = ints(offsets, l.count + 1, "offsets");
+    return flashjit::block_sparse_from_csr(l.mask, l.shape, starts, ints(columns, starts.back(), "columns"));
+  });
+}
+flashjit_status flashjit_block_sparse_from_flex(const flashjit_block_lists* lists, int32_t columns,
+                                                const int32_t* kv_num_blocks, const int32_t* kv_indices,
+                                                const int32_t* full_kv_num_blocks,
+                                                const int32_t* full_kv_indices, flashjit_tables** tables) {
+  return make_tables(tables, [&] {
+    const BlockLists l(lists);
+    const std::int64_t indices = l.count * columns, full = full_kv_num_blocks ? l.count : 0;
+    return flashjit::block_sparse_from_flex(
+        l.mask, l.shape,
+        {.kv_num_blocks = ints(kv_num_blocks, l.count, "kv_num_blocks"),
+         .kv_indices = ints(kv_indices, indices, "kv_indices"),
+         .full_kv_num_blocks = ints(full_kv_num_blocks, full, "full_kv_num_blocks"),
+         .full_kv_indices = ints(full_kv_indices, full > 0 ? indices : 0, "full_kv_indices")});
+  });
+}
+flashjit_status flashjit_document_mask(const flashjit_block_lists* lists, const int32_t* segment_ids_q,
+                                       const int32_t* segment_ids_k, flashjit_tables** tables) {
+  return make_tables(tables, [&] {
+    const BlockLists l(lists);
+    const std::int64_t batch = l.shape.batch;
+    return flashjit::document_mask(l.mask, ints(segment_ids_q, batch * l.shape.seqlen_q, "segment_ids_q"),
+                                   ints(segment_ids_k, batch * l.shape.seqlen_k, "segment_ids_k"),
+                                   l.shape.batch);
+  });
+}
+flashjit_status flashjit_tree_from_parents(const int32_t* parents, int32_t batch, int32_t tokens,
+                                           flashjit_tables** tables) {
+  return make_tables(tables, [&] {
+    return flashjit::tree_from_parents(ints(parents, std::int64_t{batch} * tokens, "parents"), batch);
+  });
+}
+int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id, flashjit_tensor* tensor) {
+  if (!tables || !tensor) return 0;
+  constexpr std::pair<std::int32_t, std::optional<flashjit::Tensor> AttentionArgs::*> arguments[] = {
+      {FLASHJIT_ARG_BLOCK_OFFSETS, &AttentionArgs::block_offsets},
+      {FLASHJIT_ARG_BLOCK_INDICES, &AttentionArgs::block_indices},
+      {FLASHJIT_ARG_BLOCK_BITMASK_OF, &AttentionArgs::block_bitmask_of},
+      {FLASHJIT_ARG_BLOCK_BITMASKS, &AttentionArgs::block_bitmasks},
+      {FLASHJIT_ARG_TREE_BITS, &AttentionArgs::tree_bits}};
+  for (const flashjit::MaskTable& table : tables->tables) {
+    for (const auto& [id, argument] : arguments) {
+      if (id != argument_id || argument != table.argument) continue;
+      // Callers only read it, through a type that does not say so.
+      const flashjit::Tensor t = table.view(const_cast<std::int32_t*>(table.values.data()), {});
+      *tensor = {.data = t.data,
+                 .dtype = FLASHJIT_INT32,
+                 .device_kind = FLASHJIT_CPU,
+                 .device_index = 0,
+                 .rank = t.rank,
+                 .shape = {},
+                 .strides = {}};
+      std::copy(t.shape.begin(), t.shape.begin() + t.rank, tensor->shape);
+      std::copy(t.strides.begin(), t.strides.begin() + t.rank, tensor->strides);
+      return 1;
+    }
+  }
+  return 0;
+}
+void flashjit_tables_destroy(flashjit_tables* tables) {
+  delete tables;
 }
 
 }  // extern "C"

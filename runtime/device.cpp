@@ -1,7 +1,11 @@
+#include "runtime/device.hpp"
+
+#include <cpuid.h>
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 
-#include "runtime/flashjit.hpp"
+#include "runtime/cuda/driver.hpp"
 
 namespace flashjit {
 
@@ -16,6 +20,21 @@ Device Device::parse(std::string_view text) {
   }
   throw Error(ErrorCode::invalid_argument,
               "device \"" + std::string(text) + "\" is not known: it is \"cpu\" or \"cuda:N\"");
+}
+
+std::string device_model(Device device) {
+  if (device.kind == Device::Kind::cuda) return cuda_device(device.index).name;
+  // The brand string: 48 characters in three leaves, padded with blanks or zeros.
+  char brand[49] = {};
+  for (unsigned leaf = 0; leaf < 3; ++leaf) {
+    unsigned registers[4];
+    if (!__get_cpuid(0x80000002 + leaf, &registers[0], &registers[1], &registers[2], &registers[3])) break;
+    std::memcpy(brand + 16 * leaf, registers, sizeof registers);
+  }
+  const std::string name = brand;
+  const std::size_t first = name.find_first_not_of(' ');
+  if (first == std::string::npos) return "this machine's CPU";
+  return name.substr(first, name.find_last_not_of(' ') + 1 - first);
 }
 
 Tensor Tensor::contiguous(void* data, DType dtype, Device device, std::initializer_list<std::int64_t> shape) {
@@ -38,6 +57,34 @@ const char* to_string(Origin origin) noexcept {
       return "disk";
     case Origin::compiled:
       return "compiled";
+  }
+  return "unknown";
+}
+
+const char* to_string(ConfigSource source) noexcept {
+  switch (source) {
+    case ConfigSource::heuristic:
+      return "heuristic";
+    case ConfigSource::record:
+      return "record";
+    case ConfigSource::first_guess:
+      return "first_guess";
+    case ConfigSource::pinned:
+      return "pinned";
+  }
+  return "unknown";
+}
+
+const char* to_string(TuneStage stage) noexcept {
+  switch (stage) {
+    case TuneStage::waiting:
+      return "waiting";
+    case TuneStage::building:
+      return "building";
+    case TuneStage::checking:
+      return "checking";
+    case TuneStage::measuring:
+      return "measuring";
   }
   return "unknown";
 }

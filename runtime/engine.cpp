@@ -1,6 +1,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "codegen/search_space.hpp"
@@ -11,6 +12,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/thread_pool.hpp"
+#include "runtime/tune/environment.hpp"
 
 namespace flashjit {
 namespace {
@@ -45,10 +47,20 @@ Target choose_target(Device device, const std::string& wanted) {
 
 }  // namespace
 
+struct ConfigChoice {
+  KernelConfig config;
+  ConfigSource source = ConfigSource::heuristic;
+  std::string note{};
+  std::string compiler{};  // of a record: with which it was measured
+};
+
 struct Engine::Impl {
-  Device device;
-  Target target;
-  OpenedCache cache;
+  const EngineOptions options;
+  const Device device;
+  const Target target;
+  const OpenedCache cache;
+  const TuneStore records;
+  const TuneEnvironment environment;
   std::unique_ptr<ThreadPool> pool;  // null on a GPU and where the host brings its own threads
   ParallelFor parallel_for;
 
@@ -56,20 +68,24 @@ struct Engine::Impl {
   // Every (spec, config) that was ever asked for; the future of one being built is shared by all who ask.
   using KernelFuture = std::shared_future<const Kernel*>;
   std::mutex mutex;
-  std::map<std::pair<std::string, KernelConfig>, KernelFuture> builds;
+  std::map<std::tuple<std::string, KernelConfig, ConfigSource>, KernelFuture> builds;
   std::vector<std::unique_ptr<Kernel>> kernels;
   std::vector<KernelFuture> pending;  // asked for by get_async
+  std::mutex tuning;                  // one at a time: they share the device
 
-  explicit Impl(EngineOptions options)
-      : device(Device::parse(options.device)),
+  explicit Impl(EngineOptions given)
+      : options(std::move(given)),
+        device(Device::parse(options.device)),
         target(choose_target(device, options.target)),
-        cache(open_cache(options.cache_dir)) {
+        cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes)),
+        records(tune_store(cache)),
+        environment(tune_environment(options)) {
     if (options.num_threads < 0)
       throw Error(ErrorCode::invalid_argument,
                   "num_threads is " + std::to_string(options.num_threads) + ": 0 is all, otherwise a count");
     if (device.kind != Device::Kind::cpu) return;
     if (options.parallel_for) {
-      parallel_for = std::move(options.parallel_for);
+      parallel_for = options.parallel_for;
       return;
     }
     pool = std::make_unique<ThreadPool>(options.num_threads ? options.num_threads : available_cpus());
@@ -86,14 +102,56 @@ struct Engine::Impl {
     const Shape b = bucket(shape);
     if (const Kernel* kernel = table.find(spec, b)) return *kernel;
     const AttentionSpec valid = spec.validated();
-    const KernelConfig config = heuristic_config(valid, target, b);
-    const Kernel* kernel = build_once(valid, config);
+    const Kernel* kernel = build_once(valid, choose_config(valid, shape));
     table.insert(spec, b, kernel);
     return *kernel;
   }
 
-  const Kernel* build_once(const AttentionSpec& spec, const KernelConfig& config) {
-    const std::pair name(spec.to_json(), config);
+  ConfigChoice choose_config(const AttentionSpec& spec, const Shape& shape) {
+    ConfigChoice choice{.config = heuristic_config(spec, target, bucket(shape))};
+    if (!spec.config.empty() && search_space(spec, target).size() == 1) {
+      choice.source = ConfigSource::pinned;
+      return choice;
+    }
+    const TuneKey key = tune_key(spec, target, device, shape);
+    std::optional<TuneStore::Found> found = records.lookup(key, environment, &choice.note);
+    const bool may_tune = options.policy == Policy::tune_on_first_use && !(found && found->is_final());
+    // What a layer holds is what is asked for: where it has no record, its choice is the heuristic one.
+    if ((may_tune || found) && !(found && found->bundled)) {
+      if (const std::string path = find_prebuilt(spec, target, choice.config, cache.layers); !path.empty()) {
+        choice.note = path + " is prebuilt";
+        return choice;
+      }
+    }
+    if (may_tune) {
+      TuneResult result = tune_now(spec, shape);
+      found = {.record = std::move(result.record), .path = std::move(result.path)};
+    }
+    if (!found) return choice;
+    if (std::string reason = misfit(spec, target, found->record.chosen); !reason.empty()) {
+      choice.note = found->path + " is not used: " + std::move(reason);
+      return choice;
+    }
+    choice = {.config = found->record.chosen,
+              .source = ConfigSource::record,
+              .note = std::move(found->path),
+              .compiler = std::move(found->record.environment.compiler)};
+    if (!found->first_guess.empty()) mark_first_guess(choice.source, choice.note, found->first_guess);
+    return choice;
+  }
+
+  static void mark_first_guess(ConfigSource& source, std::string& note, const std::string& difference) {
+    note += (source == ConfigSource::record ? ": " : "; ") + difference;
+    source = ConfigSource::first_guess;
+  }
+
+  TuneResult tune_now(const AttentionSpec& spec, const Shape& shape) {
+    const std::lock_guard lock(tuning);
+    return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds}).front();
+  }
+
+  const Kernel* build_once(const AttentionSpec& spec, const ConfigChoice& choice) {
+    const std::tuple name(spec.to_json(), choice.config, choice.source);
     std::promise<const Kernel*> promise;
     {
       std::unique_lock lock(mutex);
@@ -105,7 +163,7 @@ struct Engine::Impl {
       }
     }
     try {
-      std::unique_ptr<Kernel> kernel = load(spec, config);
+      std::unique_ptr<Kernel> kernel = load(spec, choice);
       const Kernel* loaded = kernel.get();
       {
         const std::lock_guard lock(mutex);
@@ -123,14 +181,23 @@ struct Engine::Impl {
     }
   }
 
-  std::unique_ptr<Kernel> load(const AttentionSpec& spec, const KernelConfig& config) const {
+  std::unique_ptr<Kernel> load(const AttentionSpec& spec, const ConfigChoice& choice) const {
     const auto start = std::chrono::steady_clock::now();
-    BuiltKernel built = build_kernel(spec, target, config, cache);
+    BuiltKernel built =
+        build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt);
+    built.info.config_source = choice.source;
+    built.info.config_note = choice.note;
+    // Only now is it known whose code a record's config means here.
+    if (const std::string differs =
+            difference({.compiler = choice.compiler}, {.compiler = built.compiler_identity});
+        !differs.empty()) {
+      mark_first_guess(built.info.config_source, built.info.config_note, differs);
+    }
     auto kernel = std::make_unique<Kernel::Impl>();
     kernel->device = device;
     kernel->executable = device.kind == Device::Kind::cuda
                              ? load_cuda(device.index, built.info, built.code, built.steps)
-                             : load_cpu(parallel_for, built.code, built.steps, config);
+                             : load_cpu(parallel_for, built.code, built.steps, choice.config);
     kernel->info = std::move(built.info);
     kernel->info.get_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

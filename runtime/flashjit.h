@@ -50,7 +50,8 @@ enum {
   FLASHJIT_COMPILE_FAILED = 6,
   FLASHJIT_CACHE_FAILED = 7,
   FLASHJIT_DEVICE_FAILED = 8,
-  FLASHJIT_INTERNAL = 9
+  FLASHJIT_INTERNAL = 9,
+  FLASHJIT_NOT_PREBUILT = 10
 };
 
 /* Of this thread's last failed call; valid until its next one. Empty before any. */
@@ -73,17 +74,28 @@ typedef struct {
 
 /* Ids are only ever appended. */
 typedef enum {
-  FLASHJIT_ARG_Q = 1,              /* tensor */
-  FLASHJIT_ARG_K = 2,              /* tensor */
-  FLASHJIT_ARG_V = 3,              /* tensor */
-  FLASHJIT_ARG_O = 4,              /* tensor */
-  FLASHJIT_ARG_LSE = 5,            /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_Q = 6,   /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_K = 7,   /* tensor */
-  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,   /* integer */
-  FLASHJIT_ARG_MAX_SEQLEN_K = 9,   /* integer */
-  FLASHJIT_ARG_SOFTMAX_SCALE = 10, /* real */
-  FLASHJIT_ARG_WORKSPACE = 11      /* tensor */
+  FLASHJIT_ARG_Q = 1,                 /* tensor */
+  FLASHJIT_ARG_K = 2,                 /* tensor */
+  FLASHJIT_ARG_V = 3,                 /* tensor */
+  FLASHJIT_ARG_O = 4,                 /* tensor */
+  FLASHJIT_ARG_LSE = 5,               /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_Q = 6,      /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_K = 7,      /* tensor */
+  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,      /* integer */
+  FLASHJIT_ARG_MAX_SEQLEN_K = 9,      /* integer */
+  FLASHJIT_ARG_SOFTMAX_SCALE = 10,    /* real */
+  FLASHJIT_ARG_WORKSPACE = 11,        /* tensor */
+  FLASHJIT_ARG_SEQLENS_Q = 12,        /* tensor; with this and all that follow, see flashjit.hpp */
+  FLASHJIT_ARG_SEQLENS_K = 13,        /* tensor */
+  FLASHJIT_ARG_WINDOW_LEFT = 14,      /* integer */
+  FLASHJIT_ARG_WINDOW_RIGHT = 15,     /* integer */
+  FLASHJIT_ARG_NUM_SINKS = 16,        /* integer */
+  FLASHJIT_ARG_BLOCK_OFFSETS = 17,    /* tensor */
+  FLASHJIT_ARG_BLOCK_INDICES = 18,    /* tensor */
+  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19, /* tensor */
+  FLASHJIT_ARG_BLOCK_BITMASKS = 20,   /* tensor */
+  FLASHJIT_ARG_TREE_BITS = 21,        /* tensor */
+  FLASHJIT_ARG_PREFIX_LENGTHS = 22    /* tensor */
 } flashjit_argument_id;
 
 typedef struct {
@@ -109,6 +121,13 @@ typedef struct flashjit_prepared flashjit_prepared;
 typedef void (*flashjit_parallel_for)(void* user, int64_t count,
                                       void (*body)(void* context, int64_t begin, int64_t end), void* context);
 
+/* What an engine does for a spec and sizes that it has not been asked for before. */
+typedef enum {
+  FLASHJIT_POLICY_HEURISTIC = 0,         /* a tune record's config, else the heuristic one */
+  FLASHJIT_POLICY_TUNE_ON_FIRST_USE = 1, /* tunes where there is no record made here */
+  FLASHJIT_POLICY_REQUIRE_PREBUILT = 2   /* never compiles: FLASHJIT_NOT_PREBUILT */
+} flashjit_policy;
+
 /* What is zero or null has its default. */
 typedef struct {
   size_t struct_size;    /* sizeof(flashjit_engine_options) */
@@ -118,6 +137,11 @@ typedef struct {
   int32_t num_threads;   /* CPU kernels; default: as many as this process may use */
   flashjit_parallel_for parallel_for; /* CPU kernels run on it instead of the engine's own threads */
   void* parallel_for_user;
+  const char* cache_path;   /* read-only folders of prebuilt kernels, searched before cache_dir, separated by
+                               colons; default: FLASHJIT_CACHE_PATH; "": none */
+  uint64_t cache_max_bytes; /* of cache_dir; default: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB */
+  int32_t policy;           /* flashjit_policy */
+  double tune_seconds;      /* of tune_on_first_use: the most that tuning may take; default: 30 */
 } flashjit_engine_options;
 
 /* options may be null. */
@@ -142,6 +166,41 @@ FLASHJIT_C_API int32_t flashjit_request_ready(const flashjit_request* request); 
 FLASHJIT_C_API flashjit_status flashjit_request_wait(const flashjit_request* request,
                                                      const flashjit_kernel** kernel);
 FLASHJIT_C_API void flashjit_request_destroy(flashjit_request* request);
+
+/* Tables for masks in host memory, made from what applications have (runtime/masks.hpp says more). */
+typedef struct flashjit_tables flashjit_tables;
+typedef struct {
+  int32_t block_m, block_n, per_head; /* the spec's block_sparse */
+  int32_t batch, heads;               /* heads: 1 unless per_head */
+  int32_t seqlen_q, seqlen_k;
+} flashjit_block_lists;
+/* seen: [batch, heads, seqlen_q, seqlen_k] bytes; not 0: seen. */
+FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lists,
+                                                                const uint8_t* seen,
+                                                                flashjit_tables** tables);
+/* offsets: one for each list, [batch, heads, query blocks], and the end; columns: key blocks, seen whole. */
+FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_csr(const flashjit_block_lists* lists,
+                                                              const int32_t* offsets, const int32_t* columns,
+                                                              flashjit_tables** tables);
+/* FlexAttention's BlockMask: counts [batch, heads, query blocks], indices [..., columns]. Other masks of the
+   spec decide within the blocks of kv_indices. The full ones may be null. */
+FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_flex(const flashjit_block_lists* lists,
+                                                               int32_t columns, const int32_t* kv_num_blocks,
+                                                               const int32_t* kv_indices,
+                                                               const int32_t* full_kv_num_blocks,
+                                                               const int32_t* full_kv_indices,
+                                                               flashjit_tables** tables);
+/* Rows see the keys of their own segment: ids [batch, seqlen_q] and [batch, seqlen_k]. */
+FLASHJIT_C_API flashjit_status flashjit_document_mask(const flashjit_block_lists* lists,
+                                                      const int32_t* segment_ids_q,
+                                                      const int32_t* segment_ids_k, flashjit_tables** tables);
+/* parents: [batch, tokens]; -1 for a root, else a token before. */
+FLASHJIT_C_API flashjit_status flashjit_tree_from_parents(const int32_t* parents, int32_t batch,
+                                                          int32_t tokens, flashjit_tables** tables);
+/* The table for that argument, in memory of `tables`. 1 if there is one, else 0: leave the argument out. */
+FLASHJIT_C_API int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id,
+                                           flashjit_tensor* tensor);
+FLASHJIT_C_API void flashjit_tables_destroy(flashjit_tables* tables);
 
 /* JSON text: target, config, key, origin, registers, times ... Valid as long as the kernel. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);

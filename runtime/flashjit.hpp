@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cache/tune_record.hpp"
 #include "codegen/error.hpp"
 #include "codegen/shape.hpp"
 #include "codegen/spec.hpp"
@@ -62,6 +63,23 @@ struct AttentionArgs {
   std::optional<Tensor> cu_seqlens_k{};  // int32 [batch + 1]
   int max_seqlen_q = 0;                  // varlen: no sequence is longer; 0: total_q
   int max_seqlen_k = 0;
+
+  // For masks of the spec, each with its kind only. Integer tables are int32, contiguous and on the kernel's
+  // device; bits are the 32 of a word, the lowest first.
+  std::optional<Tensor> seqlens_q{};  // padding: [batch], true lengths; one of them may be absent: all rows
+  std::optional<Tensor> seqlens_k{};
+  std::optional<int> window_left{};   // sliding_window: keys before a row's own; absent: all
+  std::optional<int> window_right{};  // keys after it
+  int num_sinks = 0;                  // the first keys, which every row sees
+  // block_sparse: query block i of batch entry b and head h sees the key blocks block_indices[e] for e from
+  // block_offsets[b, h, i] to block_offsets[b, h, i + 1], ascending. A size of 1 is shared by all.
+  std::optional<Tensor> block_offsets{};     // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
+  std::optional<Tensor> block_indices{};     // [listed blocks]
+  std::optional<Tensor> block_bitmask_of{};  // [listed blocks]: -1, seen whole, or which bitmask; absent: -1
+  std::optional<Tensor> block_bitmasks{};    // [bitmasks, block_m, ceil(block_n / 32)]
+  std::optional<Tensor> tree_bits{};         // tree: [batch or 1, seqlen_q, words]: new keys that a row sees
+  std::optional<Tensor> prefix_lengths{};    // [batch]: keys before the new ones; absent: seqlen_k - seqlen_q
+
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); finite, > 0
   std::optional<Tensor> workspace{};  // Kernel::workspace_bytes() bytes, contents undefined before and after
 };
@@ -77,6 +95,15 @@ using ParallelFor = std::function<void(
 enum class Origin { memory, disk, compiled };
 FLASHJIT_API const char* to_string(Origin) noexcept;
 
+// Who chose a kernel's config.
+enum class ConfigSource {
+  heuristic,    // nobody: there is no tune record for the spec, the device and the shape's bucket()
+  record,       // a tune record
+  first_guess,  // a tune record made under another driver, compiler, flashjit version or number of threads
+  pinned,       // the spec, which leaves no choice
+};
+FLASHJIT_API const char* to_string(ConfigSource) noexcept;
+
 struct KernelInfo {
   AttentionSpec spec;
   Target target;
@@ -86,6 +113,9 @@ struct KernelInfo {
   std::string cache_note;  // why it is not on disk, or why a file there was not used; empty: all is well
   std::string compiler;    // name, version and build
   std::string log;
+  ConfigSource config_source = ConfigSource::heuristic;
+  std::string config_note;  // the record's file; of a first guess also what differs from where it was made;
+                            // why a record that is there was not used
   Origin origin = Origin::compiled;  // where this engine got it from
   int registers = 0;                 // cuda: per thread
   int spill_bytes = 0;               // cuda: per thread, stores and loads
@@ -135,13 +165,27 @@ class FLASHJIT_API Kernel {
   std::unique_ptr<Impl> impl_;
 };
 
+// What an engine does for a (spec, shape bucket) that it has not been asked for before.
+enum class Policy {
+  heuristic,          // takes the tune record's config, else the heuristic one; never measures by itself
+  tune_on_first_use,  // tunes first where there is no record made here: seconds. One of all processes on a
+                      // cache_dir does, the others wait and get the same config
+  require_prebuilt,   // as heuristic, but never compiles: what is not in a cache folder is not_prebuilt
+};
+
 struct EngineOptions {
   std::string device = "cpu";  // "cpu" or "cuda:N"
   std::string target{};        // empty: the device's best
   std::optional<std::string>
-      cache_dir{};             // absent: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; empty: no disk cache
-  int num_threads = 0;         // CPU kernels; 0: as many as this process may use
-  ParallelFor parallel_for{};  // CPU kernels run on it instead of the engine's own threads
+      cache_dir{};  // absent: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; empty: no disk cache
+  std::optional<std::string>
+      cache_path{};  // absent: FLASHJIT_CACHE_PATH; read-only folders of prebuilt kernels that are
+                     // searched before cache_dir, separated by colons; empty: none
+  std::uint64_t cache_max_bytes = 0;  // of cache_dir; 0: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB
+  int num_threads = 0;                // CPU kernels; 0: as many as this process may use
+  ParallelFor parallel_for{};         // CPU kernels run on it instead of the engine's own threads
+  Policy policy = Policy::heuristic;
+  double tune_seconds = 30;  // tune_on_first_use: the most that tuning may take
 };
 
 class FLASHJIT_API Engine {
@@ -168,7 +212,46 @@ class FLASHJIT_API Engine {
 
 // For any target, on any machine: compiles (or finds on disk) without loading.
 FLASHJIT_API KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
-                                const std::optional<std::string>& cache_dir = {});
+                                const std::optional<std::string>& cache_dir = {},
+                                const std::optional<std::string>& cache_path = {});
+
+struct TuneOptions {
+  EngineOptions engine{};       // where is measured, and in which cache_dir records are kept
+  double budget_seconds = 120;  // for all shapes together; 0: as long as it takes
+  int jobs = 0;                 // candidates compiled at once; 0: as many as this process has CPUs
+  bool again = false;           // measure anew what has a record already
+};
+
+enum class TuneStage { waiting, building, checking, measuring };  // waiting: for another process's result
+FLASHJIT_API const char* to_string(TuneStage) noexcept;
+
+struct TuneProgress {
+  std::size_t shape_index = 0, num_shapes = 1;
+  Shape shape{};
+  TuneStage stage = TuneStage::waiting;
+  int done = 0, total = 0;  // candidates built or checked; rounds measured
+  int candidates = 0;       // still in
+  KernelConfig best{};      // while measuring, with the median milliseconds of a launch
+  double best_ms = 0, heuristic_ms = 0;
+  double seconds_left = 0;  // of the budget; infinite without one
+};
+// Called often, on the thread that called tune(); false ends the tuning with what there is.
+using TuneCallback = std::function<bool(const TuneProgress&)>;
+
+struct TuneResult {
+  TuneRecord record;
+  std::string path;       // the record's file; empty if it is not on disk
+  std::string note;       // why it is not there, or why a file there was not used
+  bool measured = false;  // false: there was a record already
+};
+
+// Measures every config worth trying for the spec at each of the shapes, and keeps what it chose for the
+// shape's bucket() as a record, which engines of all processes on that cache_dir then use. The heuristic
+// config stays unless another is faster beyond noise, and computes the same. Ended early, it keeps the
+// samples it has, and the next call goes on from them. Others are kept off neither the device nor the CPUs:
+// measure on an idle machine.
+FLASHJIT_API std::vector<TuneResult> tune(const AttentionSpec& spec, const std::vector<Shape>& shapes,
+                                          const TuneOptions& options = {}, const TuneCallback& progress = {});
 
 // Version of the library, "major.minor.patch".
 FLASHJIT_API const char* version() noexcept;

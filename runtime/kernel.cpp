@@ -29,6 +29,8 @@ std::string to_json(const KernelInfo& info) {
   return nlohmann::ordered_json{{"spec", nlohmann::ordered_json::parse(info.spec.to_json())},
                                 {"target", info.target.str()},
                                 {"config", nlohmann::ordered_json::parse(to_json(info.config))},
+                                {"config_source", to_string(info.config_source)},
+                                {"config_note", info.config_note},
                                 {"key", info.key},
                                 {"path", info.path},
                                 {"cache_note", info.cache_note},

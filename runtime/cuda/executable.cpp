@@ -6,8 +6,10 @@
 #include <limits>
 #include <string>
 
+#include "codegen/mask_rules.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/tensor_maps.hpp"
+#include "runtime/cuda/tile_sections.hpp"
 
 namespace flashjit {
 namespace {
@@ -44,6 +46,7 @@ class CudaExecutable final : public Executable {
     launch.params = params;
     launch.grid = grid(params);
     if (!specific_) return;
+    if (config_.tile_order == TileOrder::sections) set_sections(launch);
     const cuda::ContextScope scope(context_);
     cuda::encode_tensor_maps(spec_, config_, params, launch.maps);
   }
@@ -82,10 +85,20 @@ class CudaExecutable final : public Executable {
                       std::to_string(config_.block_m) +
                       " query rows: a launch has at most 2147483647 blocks; split the batch");
     }
-    if (!specific_ || spec_.varlen) return static_cast<unsigned>(heads * tiles);
+    if (!specific_ || uneven_on_device(spec_.mask, spec_.varlen)) return static_cast<unsigned>(heads * tiles);
     // Persistent: a block for every multiprocessor, as far as there is work.
-    const std::int64_t units = heads * (config_.tile_order == TileOrder::pairs ? (tiles + 1) / 2 : tiles);
-    return static_cast<unsigned>(std::min<std::int64_t>(units, multiprocessors_));
+    return static_cast<unsigned>(std::min<std::int64_t>(heads * tiles, multiprocessors_));
+  }
+
+  void set_sections(Launch& launch) const {
+    device::ForwardParams& p = launch.params;
+    const std::int64_t bytes_of_all_heads =
+        std::int64_t{p.seqlen_k} * (spec_.head_dim + spec_.head_dim_v) * 2 * p.num_heads_kv;
+    const cuda::TileSections sections =
+        cuda::tile_sections(p.batch * p.num_heads_q, (p.seqlen_q + config_.block_m - 1) / config_.block_m,
+                            static_cast<int>(launch.grid), bytes_of_all_heads / p.num_heads_q);
+    p.section_heads = sections.heads;
+    p.section_rounds = sections.rounds;
   }
 
   void load() {

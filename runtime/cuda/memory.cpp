@@ -59,6 +59,12 @@ void synchronize(const Context& context) {
   check(driver().CtxSynchronize(), "cuCtxSynchronize");
 }
 
+void copy_to_host(const Context& context, void* host, const void* device, std::size_t bytes) {
+  const ContextScope scope(context);
+  check(driver().MemcpyAsync(address_of(host), address_of(device), bytes, nullptr), "copy to the host");
+  synchronize(context);
+}
+
 DeviceBuffer::DeviceBuffer(const Context& context, std::size_t bytes) : context_(&context), size_(bytes) {
   if (bytes == 0) return;
   const ContextScope scope(context);

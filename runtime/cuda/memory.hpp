@@ -22,6 +22,9 @@ std::size_t free_memory(const Context& context);
 // Waits for everything in the context.
 void synchronize(const Context& context);
 
+// Waits until `bytes` of device memory are in host memory.
+void copy_to_host(const Context& context, void* host, const void* device, std::size_t bytes);
+
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;

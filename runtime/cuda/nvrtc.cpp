@@ -1,13 +1,11 @@
 #include "runtime/cuda/nvrtc.hpp"
 
 #include <dlfcn.h>
-#include <elf.h>
 #include <link.h>
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +15,7 @@
 
 #include "codegen/digest.hpp"
 #include "codegen/error.hpp"
+#include "runtime/build_id.hpp"
 
 namespace flashjit {
 namespace {
@@ -54,47 +53,13 @@ constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 // ---- identity ----
 
-template <class T>
-std::vector<T> read_at(std::ifstream& file, std::uint64_t offset, std::size_t count) {
-  std::vector<T> items(count);
-  file.seekg(static_cast<std::streamoff>(offset));
-  file.read(reinterpret_cast<char*>(items.data()), static_cast<std::streamsize>(count * sizeof(T)));
-  return items;
-}
-
-// The build id that the linker left in a note section, in hexadecimal, or nothing. Sections rather than the
-// segments in memory: PyPI's wheels are edited after linking, which moves the section and leaves the segment
-// empty.
-std::string build_id(std::ifstream& file) {
-  const ElfW(Ehdr) header = read_at<ElfW(Ehdr)>(file, 0, 1)[0];
-  if (!file || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return {};
-  for (const ElfW(Shdr) & section : read_at<ElfW(Shdr)>(file, header.e_shoff, header.e_shnum)) {
-    constexpr std::size_t id_begin = sizeof(ElfW(Nhdr)) + 4;  // after the name "GNU"
-    if (!file || section.sh_type != SHT_NOTE || section.sh_size < id_begin || section.sh_size > 4096)
-      continue;
-    const auto bytes = read_at<unsigned char>(file, section.sh_offset, section.sh_size);
-    ElfW(Nhdr) note;
-    std::memcpy(&note, bytes.data(), sizeof note);
-    if (note.n_type != NT_GNU_BUILD_ID || note.n_namesz != 4 || note.n_descsz > bytes.size() - id_begin)
-      continue;
-    std::string hex;
-    for (std::size_t i = id_begin; i < id_begin + note.n_descsz; ++i) {
-      hex += "0123456789abcdef"[bytes[i] >> 4];
-      hex += "0123456789abcdef"[bytes[i] & 15];
-    }
-    return hex;
-  }
-  return {};
-}
-
 std::string build_of(void* library) {
   link_map* map = nullptr;
   dlinfo(library, RTLD_DI_LINKMAP, &map);
-  std::ifstream file(map ? map->l_name : "", std::ios::binary);
-  const std::string id = build_id(file);
+  const std::string path = map ? map->l_name : "";
+  const std::string id = build_id(path);
   if (!id.empty()) return id;
-  file.clear();
-  file.seekg(0);
+  std::ifstream file(path, std::ios::binary);
   return digest(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 

@@ -41,8 +41,8 @@ constexpr const char* passes =
 
 class ClangCompiler final : public Compiler {
  public:
-  explicit ClangCompiler(const flashjit_llvm_plugin_api& plugin)
-      : plugin_(plugin), identity_(plugin.identity) {}
+  // The build tells Clang's version too. Opening the plugin waits until there is something to compile.
+  ClangCompiler() : identity_("LLVM plugin, build " + llvm_plugin_file().build_id) {}
 
   const std::string& identity() const override { return identity_; }
 
@@ -54,7 +54,7 @@ class ClangCompiler final : public Compiler {
 
   CompiledKernel compile(const KernelSource& source, bool keep_assembly) const override {
     CompiledKernel kernel;
-    kernel.compiler = identity_;
+    kernel.compiler = llvm_plugin().identity;
     const auto start = std::chrono::steady_clock::now();
     kernel.code = run(source, "-emit-obj", kernel.log);
     kernel.compile_ms =
@@ -81,9 +81,10 @@ class ClangCompiler final : public Compiler {
 
     const flashjit_llvm_source request{files.data(), files.size(), options.data(), options.size(), passes};
     flashjit_llvm_text code{}, said{};
-    const int failed = plugin_.compile(&request, &code, &said);
-    log = take_text(plugin_, said);
-    std::string result = take_text(plugin_, code);
+    const flashjit_llvm_plugin_api& plugin = llvm_plugin();
+    const int failed = plugin.compile(&request, &code, &said);
+    log = take_text(plugin, said);
+    std::string result = take_text(plugin, code);
     if (failed != 0)
       throw Error(
           ErrorCode::compile_failed,
@@ -92,14 +93,13 @@ class ClangCompiler final : public Compiler {
     return result;
   }
 
-  const flashjit_llvm_plugin_api& plugin_;
   const std::string identity_;
 };
 
 }  // namespace
 
 std::shared_ptr<const Compiler> clang_compiler() {
-  static const auto compiler = std::make_shared<const ClangCompiler>(llvm_plugin());
+  static const auto compiler = std::make_shared<const ClangCompiler>();
   return compiler;
 }
 

@@ -1,4 +1,4 @@
-// The exported function of libflashjit-llvm.so: one table of C functions over compile() and link().
+// The exported function of libflashjit-llvm.so: a table of C functions over compile().
 #include "runtime/llvm/plugin.h"
 
 #include <elf.h>
@@ -169,18 +169,6 @@ int compile_entry(const flashjit_llvm_source* source, flashjit_llvm_text* object
   return ok && object->data != nullptr ? 0 : 1;
 }
 
-int load_entry(const char* object, size_t size, const char* const* entries, size_t num_entries,
-               void** addresses, void** handle, flashjit_llvm_text* log) {
-  std::string said;
-  *handle = nullptr;
-  const bool ok = on_own_thread(said, [&](std::string& words) {
-    *handle = load({object, size}, {entries, num_entries}, addresses, words);
-    return *handle != nullptr;
-  });
-  *log = to_text(said.data(), said.size());
-  return ok ? 0 : 1;
-}
-
 void free_text(flashjit_llvm_text* text) {
   std::free(text->data);
   *text = {};
@@ -208,12 +196,8 @@ extern "C" __attribute__((visibility("default"))) const flashjit_llvm_plugin_api
     llvm::install_fatal_error_handler(on_fatal_error);
     llvm::install_bad_alloc_error_handler(on_fatal_error);
     const std::string identity = clang::getClangFullVersion() + ", build " + build_id();
-    return new flashjit_llvm_plugin_api{FLASHJIT_LLVM_PLUGIN_ABI,
-                                        to_text(identity.data(), identity.size()).data,
-                                        compile_entry,
-                                        load_entry,
-                                        unload,
-                                        free_text};
+    return new flashjit_llvm_plugin_api{
+        FLASHJIT_LLVM_PLUGIN_ABI, to_text(identity.data(), identity.size()).data, compile_entry, free_text};
   }();
   return api;
 }

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define FLASHJIT_LLVM_PLUGIN_ABI 1
+#define FLASHJIT_LLVM_PLUGIN_ABI 2
 
 /* Memory owned by the plugin until given to free_text. */
 typedef struct {
@@ -41,11 +41,6 @@ typedef struct {
   /* 0 and a relocatable ELF object, or 1; `log` holds diagnostics either way. Thread-safe, installs no signal
      handlers, touches no files. */
   int (*compile)(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log);
-  /* Links the object into this process and looks up its entries: 0 and a handle, or 1 and `log`. Thread-safe.
-   */
-  int (*load)(const char* object, size_t size, const char* const* entries, size_t num_entries,
-              void** addresses, void** handle, flashjit_llvm_text* log);
-  void (*unload)(void* handle);
   void (*free_text)(flashjit_llvm_text* text);
 } flashjit_llvm_plugin_api;
 

@@ -5,10 +5,12 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "codegen/error.hpp"
+#include "runtime/build_id.hpp"
 
 namespace flashjit {
 namespace {
@@ -40,41 +42,67 @@ std::vector<std::string> places() {
   return result;
 }
 
-// Null, and a line in `problems`, if the file is not a plugin of this version.
-const flashjit_llvm_plugin_api* open_plugin(const std::string& file, std::string& problems) {
-  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    problems += std::string(dlerror()) + "\n";
-    return nullptr;
-  }
-  using Entry = const flashjit_llvm_plugin_api* (*)(uint32_t);
-  const auto entry = reinterpret_cast<Entry>(dlsym(library, "flashjit_llvm_plugin"));
-  const flashjit_llvm_plugin_api* const api = entry != nullptr ? entry(FLASHJIT_LLVM_PLUGIN_ABI) : nullptr;
-  if (api == nullptr) {
-    problems += file + (entry != nullptr ? ": belongs to another version of flashjit\n"
-                                         : ": is not a flashjit plugin\n");
-    dlclose(library);
-  }
-  return api;
-}
-
-const flashjit_llvm_plugin_api& find_plugin() {
-  std::string problems;
-  for (const std::string& file : places()) {
-    if (const flashjit_llvm_plugin_api* const api = open_plugin(file, problems)) return *api;
-  }
+[[noreturn]] void unavailable(const std::string& problems) {
   throw Error(
       ErrorCode::compiler_unavailable,
-      std::string("CPU kernels need the LLVM plugin, and ") + plugin_file +
+      std::string("CPU kernels are compiled by the LLVM plugin, and ") + plugin_file +
           " could not be opened. Build flashjit with -DFLASHJIT_LLVM=ON, keep the plugin beside the flashjit "
-          "library, or set FLASHJIT_LLVM_PLUGIN to its file. Tried:\n" +
+          "library, or set FLASHJIT_LLVM_PLUGIN to its file; kernels that are cached or prebuilt need none. "
+          "Tried:\n" +
           problems);
+}
+
+// Of an open library; never closed.
+std::string path_of(void* library) {
+  link_map* map = nullptr;
+  return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+}
+
+LlvmPluginFile find_file() {
+  std::string problems;
+  for (const std::string& place : places()) {
+    LlvmPluginFile file{place, {}};
+    if (place.find('/') == std::string::npos) {  // only the loader can tell where that is
+      void* const library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (library == nullptr) {
+        problems += std::string(dlerror()) + "\n";
+        continue;
+      }
+      file.path = path_of(library);
+    }
+    file.build_id = build_id(file.path);
+    if (!file.build_id.empty()) return file;
+    std::error_code error;
+    problems += place + (std::filesystem::exists(place, error) ? ": is not a shared library with a build ID\n"
+                                                               : ": cannot open: no such file\n");
+  }
+  unavailable(problems);
+}
+
+const flashjit_llvm_plugin_api& open_plugin() {
+  const LlvmPluginFile& file = llvm_plugin_file();
+  void* const library = dlopen(file.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) unavailable(dlerror());
+  using Entry = const flashjit_llvm_plugin_api* (*)(uint32_t);
+  const auto entry = reinterpret_cast<Entry>(dlsym(library, "flashjit_llvm_plugin"));
+  if (entry == nullptr) unavailable(file.path + ": is not a flashjit plugin");
+  const flashjit_llvm_plugin_api* const api = entry(FLASHJIT_LLVM_PLUGIN_ABI);
+  if (api == nullptr) unavailable(file.path + ": belongs to another version of flashjit");
+  // Keys were made of the file's.
+  if (!std::string_view(api->identity).ends_with(file.build_id))
+    unavailable(file.path + ": was replaced while this process ran");
+  return *api;
 }
 
 }  // namespace
 
+const LlvmPluginFile& llvm_plugin_file() {
+  static const LlvmPluginFile file = find_file();
+  return file;
+}
+
 const flashjit_llvm_plugin_api& llvm_plugin() {
-  static const flashjit_llvm_plugin_api& plugin = find_plugin();
+  static const flashjit_llvm_plugin_api& plugin = open_plugin();
   return plugin;
 }
 

@@ -11,62 +11,68 @@ template <class Spec, class Config>
 struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
+  static constexpr int vectors = unit_vectors(block_m), unit_rows = vectors * lanes;
   static constexpr int units = ceil_div(block_m, unit_rows);
   static constexpr int q_unit = head_dim * unit_rows, o_unit = head_dim_v * unit_rows;
   static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
 
   // Scratch, in this order.
-  float* q;         // [units][head_dim][unit_rows]
-  float* o;         // [units][head_dim_v][unit_rows]
-  RowState* state;  // [units]
-  float* k;         // [block_n][k_row]
-  float* v;         // [block_n][v_row]
-  float* s;         // [block_n][unit_rows]
-  float* alpha;     // [unit_rows]
+  float* q;                  // [units][head_dim][unit_rows]
+  float* o;                  // [units][head_dim_v][unit_rows]
+  RowState<vectors>* state;  // [units]
+  float* k;                  // [block_n][k_row]
+  float* v;                  // [block_n][v_row]
+  float* s;                  // [block_n][unit_rows]
+  float* alpha;              // [unit_rows]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
     q = static_cast<float*>(scratch);
     o = q + units * q_unit;
-    state = reinterpret_cast<RowState*>(o + units * o_unit);
+    state = reinterpret_cast<RowState<vectors>*>(o + units * o_unit);
     k = reinterpret_cast<float*>(state + units);
     v = k + block_n * k_row;
     s = v + block_n * v_row;
     alpha = s + block_n * unit_rows;
   }
 
-  // `tile` is rows of one problem, at most block_m.
+  // `tile` is rows of one problem, at most block_m; some or all of them may be padding.
   FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span tile) const {
-    const typename Spec::Mask mask(params, problem);
+    const Mask mask(params, problem);
+    const Span valid = {tile.begin, min(tile.end, problem.seqlen_q)};
     const float scale = params.softmax_scale * log2_e;
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
     begin(params, problem, tile);
 
-    BlockWalk<Keys, typename Spec::Mask> walk(mask, tile, block_n);
+    BlockWalk<Keys, Mask> walk(mask, valid, block_n);
     for (Block block; walk.next(block);) {
-      const Span keys = intersect(mask.hull(Keys{}, tile), block_span(block.index, block_n));
+      const Span keys = intersect(mask.hull(Keys{}, valid), block_span(block.index, block_n));
       pack(k_rows + keys.begin * params.k.row_stride, params.k.row_stride, keys.size(), head_dim, k, k_row);
       const bool finite = pack(v_rows + keys.begin * params.v.row_stride, params.v.row_stride, keys.size(),
                                head_dim_v, v, v_row);
-      for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
+      for (int unit = 0; unit * unit_rows < valid.size(); ++unit) {
         const int row = tile.begin + unit * unit_rows;
-        const Span rows = {row, min(row + unit_rows, tile.end)};
+        const Span rows = {row, min(row + unit_rows, valid.end)};
+        if (!touches(mask, rows, keys)) continue;
         const Span kept = intersect(mask.hull(Keys{}, rows), keys);
-        if (kept.empty()) continue;
         const int skipped = kept.begin - keys.begin, first = skipped / step * step;
         float* const p = s + skipped * unit_rows;
-        multiply({k + first * k_row, k_row, 1}, q + unit * q_unit, head_dim, nullptr, s + first * unit_rows,
-                 kept.end - keys.begin - first);
+        multiply<vectors>({k + first * k_row, k_row, 1}, q + unit * q_unit, head_dim, nullptr,
+                          s + first * unit_rows, kept.end - keys.begin - first);
         const bool whole = mask.whole(rows, kept);
-        if (!whole) apply_mask(mask, p, rows, kept);
+        if (!whole) apply_mask<vectors>(mask, p, rows, kept);
         softmax(p, scale, state[unit], alpha, kept.size());
         const Matrix v_transposed = {v + skipped * v_row, 1, v_row};
         const bool weighted = whole || finite;
-        multiply(v_transposed, p, weighted ? kept.size() : 0, alpha, o + unit * o_unit, head_dim_v);
-        if (!weighted) add_weighted(v_transposed, p, kept.size(), o + unit * o_unit, head_dim_v);
+        multiply<vectors>(v_transposed, p, weighted ? kept.size() : 0, alpha, o + unit * o_unit, head_dim_v);
+        if (!weighted) add_weighted<vectors>(v_transposed, p, kept.size(), o + unit * o_unit, head_dim_v);
       }
     }
+    if constexpr (Mask::padding)
+      for (int row = max(valid.size(), 0); row < tile.size(); ++row)
+        state[row / unit_rows].sum[row % unit_rows] = 0;
     end(params, problem, tile);
   }
 
@@ -116,8 +122,8 @@ FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* 
     const int head = static_cast<int>(t / blocks % params.num_heads_q);
     const int batch = static_cast<int>(t / blocks / params.num_heads_q);
     const int row = static_cast<int>(blocks - 1 - t % blocks) * Config::block_m;
-    const Problem problem = make_problem<Spec::varlen>(params, batch, head);
-    const Span rows = {row, min(row + Config::block_m, problem.seqlen_q)};
+    const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(params, batch, head);
+    const Span rows = {row, min(row + Config::block_m, problem.rows)};
     if (!rows.empty()) tile.run(params, problem, rows);
   }
 }

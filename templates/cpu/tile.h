@@ -15,22 +15,30 @@
 namespace flashjit::device {
 
 // Register tiles of 8 x 3 (AVX-512) or 4 x 3 (AVX2) accumulators: 11 loads for 24 FMAs, 7 for 12. `step`
-// divides every head_dim.
+// divides every head_dim. Tiles of two vectors are for blocks of a mask that three do not divide.
 constexpr int step = vector_registers / 4;
-constexpr int unit_rows = 3 * lanes;
-static_assert(cpu_unit_rows % unit_rows == 0);
+constexpr int unit_vectors(int block_m) {
+  return block_m % (3 * lanes) != 0 && block_m % (2 * lanes) == 0 ? 2 : 3;
+}
+static_assert(cpu_unit_rows % (3 * lanes) == 0);
 
 // One value for each row of a unit.
+template <int vectors>
 struct Rows {
-  Vec a, b, c;
+  static constexpr int size = vectors * lanes;
+  Vec v[vectors];
 };
-FLASHJIT_FN Rows load_rows(const float* p) {
-  return {load(p), load(p + lanes), load(p + 2 * lanes)};
+template <int vectors>
+FLASHJIT_FN Rows<vectors> load_rows(const float* p) {
+  Rows<vectors> r;
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) r.v[i] = load(p + i * lanes);
+  return r;
 }
-FLASHJIT_FN void store(float* p, const Rows& r) {
-  store(p, r.a);
-  store(p + lanes, r.b);
-  store(p + 2 * lanes, r.c);
+template <int vectors>
+FLASHJIT_FN void store(float* p, const Rows<vectors>& r) {
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) store(p + i * lanes, r.v[i]);
 }
 
 // Element (i, k) at data[i * i_stride + k * k_stride].
@@ -42,27 +50,31 @@ struct Matrix {
 // out[i] = out[i] * scale + sum over k < depth of m(i, k) * rows[k] for i < count, rounded up to whole steps;
 // without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
 // [unit_rows].
-__attribute__((noinline)) inline void multiply(Matrix m, const float* rows, int depth, const float* scale,
-                                               float* out, int count) {
+template <int vectors>
+__attribute__((noinline)) void multiply(Matrix m, const float* rows, int depth, const float* scale,
+                                        float* out, int count) {
+  constexpr int unit_rows = vectors * lanes;
   for (; count > 0; count -= step, m.data += step * m.i_stride, out += step * unit_rows) {
-    Rows sums[step] = {};
+    Rows<vectors> sums[step] = {};
     if (scale) {
-      const Rows by = load_rows(scale);
+      const auto by = load_rows<vectors>(scale);
 #pragma unroll
       for (int i = 0; i < step; ++i) {
-        const Rows r = load_rows(out + i * unit_rows);
-        sums[i] = {r.a * by.a, r.b * by.b, r.c * by.c};
+        const auto r = load_rows<vectors>(out + i * unit_rows);
+#pragma unroll
+        for (int j = 0; j < vectors; ++j) sums[i].v[j] = r.v[j] * by.v[j];
       }
     }
     const float* column = m.data;
     const float* row = rows;
 #pragma nounroll
     for (int k = 0; k < depth; ++k, column += m.k_stride, row += unit_rows) {
-      const Rows r = load_rows(row);
+      const auto r = load_rows<vectors>(row);
 #pragma unroll
       for (int i = 0; i < step; ++i) {
         const Vec x = splat(column[i * m.i_stride]);
-        sums[i] = {fma(x, r.a, sums[i].a), fma(x, r.b, sums[i].b), fma(x, r.c, sums[i].c)};
+#pragma unroll
+        for (int j = 0; j < vectors; ++j) sums[i].v[j] = fma(x, r.v[j], sums[i].v[j]);
       }
     }
 #pragma unroll
@@ -72,8 +84,9 @@ __attribute__((noinline)) inline void multiply(Matrix m, const float* rows, int 
 
 // The same sum onto out, leaving out terms of weight zero: a NaN or infinity in m then stays with the rows it
 // is for.
-__attribute__((noinline)) inline void add_weighted(Matrix m, const float* rows, int depth, float* out,
-                                                   int count) {
+template <int vectors>
+__attribute__((noinline)) void add_weighted(Matrix m, const float* rows, int depth, float* out, int count) {
+  constexpr int unit_rows = vectors * lanes;
   for (int k = 0; k < depth; ++k, rows += unit_rows)
     for (int i = 0; i < count; ++i)
       for (int r = 0; r < unit_rows; r += lanes) {
@@ -84,20 +97,27 @@ __attribute__((noinline)) inline void add_weighted(Matrix m, const float* rows, 
 }
 
 // Running softmax state of a unit's rows, base 2 with the scale folded in.
+template <int vectors>
 struct RowState {
+  static constexpr int unit_rows = vectors * lanes;
   alignas(64) float maximum[unit_rows];  // of scale * score, -inf before the first key
   float sum[unit_rows];                  // of exp2(scale * score - maximum)
 };
 
 // Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros.
-__attribute__((noinline)) inline void softmax(float* s, float scale, RowState& state, float* alpha,
-                                              int count) {
+template <int vectors>
+__attribute__((noinline)) void softmax(float* s, float scale, RowState<vectors>& state, float* alpha,
+                                       int count) {
+  constexpr int unit_rows = vectors * lanes;
   const float* const end = s + count * unit_rows;
-  Rows top = {splat(minus_infinity), splat(minus_infinity), splat(minus_infinity)};
+  Rows<vectors> top;
+#pragma unroll
+  for (int j = 0; j < vectors; ++j) top.v[j] = splat(minus_infinity);
   for (const float* p = s; p < end; p += unit_rows) {
-    const Rows r = load_rows(p);
-    top = {larger(r.a, top.a), larger(r.b, top.b), larger(r.c, top.c)};
+    const auto r = load_rows<vectors>(p);
+#pragma unroll
+    for (int j = 0; j < vectors; ++j) top.v[j] = larger(r.v[j], top.v[j]);
   }
   store(alpha, top);
 #pragma nounroll
@@ -121,8 +141,9 @@ __attribute__((noinline)) inline void softmax(float* s, float scale, RowState& s
 
 // Scores that the mask leaves out become -inf. s: [key][unit_rows] for `keys`; lanes past `rows` do not
 // matter.
-template <class Mask>
+template <int vectors, class Mask>
 __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows, Span keys) {
+  constexpr int unit_rows = vectors * lanes;
   if constexpr (Mask::row_intervals) {
     alignas(64) int begin[unit_rows], end[unit_rows];
     for (int i = 0; i < unit_rows; ++i) {
@@ -137,10 +158,16 @@ __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows,
         store(p, select((first <= key) & (last > key), load(p), splat(minus_infinity)));
     }
   } else {
-    const auto tile = mask.tile(rows, keys);
-    for (int key = keys.begin; key < keys.end; ++key, s += unit_rows)
-      for (int i = 0; i < rows.size(); ++i)
-        if (!tile.keep(rows.begin + i, key)) s[i] = minus_infinity;
+    auto tile = mask.tile();
+    alignas(64) int bits[unit_rows] = {};
+    for (int key = keys.begin; key < keys.end;) {
+      const int first = key / bits_keys * bits_keys;
+      for (int i = 0; i < rows.size(); ++i) bits[i] = static_cast<int>(tile.bits(rows.begin + i, first));
+      for (; key < min(first + bits_keys, keys.end); ++key, s += unit_rows)
+        for (int i = 0; i < unit_rows; i += lanes)
+          store(s + i,
+                select((load(bits + i) >> (key - first) & 1) != 0, load(s + i), splat(minus_infinity)));
+    }
   }
 }
 
@@ -181,15 +208,18 @@ template <class Element>
 __attribute__((noinline)) void unpack(const float* packed, int columns, const float* sum, Element* rows,
                                       i64 stride, int count) {
   for (int row = 0; row < count; ++row, packed += columns, rows += stride) {
-    const float inverse = sum[row] == 0.0f ? 0.0f : 1.0f / sum[row];
+    const bool empty = sum[row] == 0.0f;
+    const float inverse = 1.0f / sum[row];
     for (int column = 0; column < columns; column += 8)
-      store8(rows + column, *reinterpret_cast<const Vec8*>(packed + column) * inverse);
+      store8(rows + column, empty ? Vec8{} : *reinterpret_cast<const Vec8*>(packed + column) * inverse);
   }
 }
 
 // Natural-log lse of the first `count` rows, in place of their maxima; -inf for a row that attended to
 // nothing.
-__attribute__((noinline)) inline void unpack_lse(RowState& state, float* lse, i64 stride, int count) {
+template <int vectors>
+__attribute__((noinline)) void unpack_lse(RowState<vectors>& state, float* lse, i64 stride, int count) {
+  constexpr int unit_rows = vectors * lanes;
   for (int i = 0; i < unit_rows; i += lanes) {
     const Vec sum = load(state.sum + i);
     const Vec value = fma(load(state.maximum + i), splat(ln_2), log(sum));

@@ -50,9 +50,9 @@ class ForwardSm80 {
  public:
   FLASHJIT_FN static void run(const ForwardParams& p, u32 shared) {
     const TileIndex tile = tile_of_block(p);
-    const Problem problem = make_problem<Spec::varlen>(p, tile.batch, tile.head_q);
+    const Problem problem = make_problem<Spec::varlen, Mask::padding>(p, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
-    if (first_row >= problem.seqlen_q) return;
+    if (first_row >= problem.rows) return;
     ForwardSm80(p, problem, shared, first_row).run(problem);
   }
 
@@ -197,25 +197,35 @@ class ForwardSm80 {
   }
 
   FLASHJIT_FN void apply_mask(int first_key) {
-    const u32 thread = tid_x();
-    const int key = first_key + static_cast<int>(thread % 4 * 2);
-    const typename Mask::Tile tile = mask_.tile(rows(), {first_key, first_key + block_n});
+    const u32 thread = tid_x(), column = thread % 4 * 2;
+    [[maybe_unused]] typename Mask::Tile tile = mask_.tile();
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
+      const int row = first_row_ + static_cast<int>(accumulator_row(thread, i, 0));
+      if constexpr (Mask::row_intervals) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_row_ + static_cast<int>(accumulator_row(thread, i, half));
-        const Span kept = mask_.hull(Keys{}, Span{row, row + 1});
-        const u32 from_begin = key - kept.begin, size = max(kept.size(), 0);
+        for (int half = 0; half < 2; ++half) {
+          const Span kept = mask_.hull(Keys{}, Span{row + half * 8, row + half * 8 + 1});
+          const u32 from_begin = first_key + static_cast<int>(column) - kept.begin,
+                    size = max(kept.size(), 0);
 #pragma unroll
-        for (int n = 0; n < n_tiles; ++n) {
+          for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int offset = n * 8 + e;
-            const bool keep = Mask::row_intervals ? from_begin + offset < size : tile.keep(row, key + offset);
-            if (!keep) s_[i][n][half * 2 + e] = minus_infinity;
-          }
+            for (int e = 0; e < 2; ++e)
+              if (from_begin + n * 8 + e >= size) s_[i][n][half * 2 + e] = minus_infinity;
         }
+      } else {
+#pragma unroll
+        for (int n = 0; n < n_tiles; n += bits_keys / 8)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const u32 bits = tile.bits(row + half * 8, first_key + n * 8) >> column;
+#pragma unroll
+            for (int j = 0; j < bits_keys / 8; ++j)
+#pragma unroll
+              for (int e = 0; e < 2; ++e)
+                if (!(bits >> (j * 8 + e) & 1)) s_[i][n + j][half * 2 + e] = minus_infinity;
+          }
       }
     }
   }
@@ -300,7 +310,7 @@ class ForwardSm80 {
   // Normalises, writes lse, and o through shared memory (which nothing else uses any more) in 16-byte stores.
   FLASHJIT_FN void finish() {
     const TileIndex tile = tile_of_block(p_);  // again: cheaper than registers held through the loop
-    const Problem problem = make_problem<Spec::varlen>(p_, tile.batch, tile.head_q);
+    const Problem problem = make_problem<Spec::varlen, Mask::padding>(p_, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
     const u32 o_tile = shared_, thread = tid_x();
 #pragma unroll
@@ -310,12 +320,12 @@ class ForwardSm80 {
         float sum = sum_[i][half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const bool empty = sum == 0;
         const float inverse = rcp_approx(sum);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);
+        const bool empty = sum == 0 || (Mask::padding && position >= problem.seqlen_q);
         if constexpr (Spec::lse) {
-          if (thread % 4 == 0 && position < problem.seqlen_q) {
+          if (thread % 4 == 0 && position < problem.rows) {
             static_cast<float*>(p_.lse.data)[problem.lse_offset + position * p_.lse.row_stride] =
                 empty ? minus_infinity : (max_log2_[i][half] + lg2_approx(sum)) * ln_2;
           }
@@ -337,7 +347,7 @@ class ForwardSm80 {
       const int position = first_row + static_cast<int>(row);
       u32 value[4];
       ld_shared_v4(value, o_tile + OTile::offset(row, chunk));
-      if (position < problem.seqlen_q) st_global_v4(o + position * p_.o.row_stride + chunk * 8, value);
+      if (position < problem.rows) st_global_v4(o + position * p_.o.row_stride + chunk * 8, value);
     }
   }
 

@@ -17,8 +17,9 @@ template <class Spec, class Config>
 struct ForwardSm90a {
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
-  // Which lengths are long is only known on the device: there every tile has a block of its own.
-  using Schedule = TileSchedule<Spec::varlen ? TileOrder::heads : Config::tile_order, Config::block_m>;
+  // Where only the device knows which tiles are long, the order is by heads and every tile has a block of its
+  // own.
+  using Schedule = TileSchedule<Config::tile_order, Config::block_m>;
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
@@ -33,6 +34,10 @@ struct ForwardSm90a {
   static constexpr int producer_registers = consumers == 3 ? 32 : consumers == 2 ? 24 : 56;
   static constexpr int consumer_registers = consumers == 3 ? 160 : consumers == 2 ? 240 : 256;
 
+  // Intervals are a few numbers, with which every consumer walks for itself. Other masks take look-ups, for
+  // which consumers have no registers: the producer passes on what it finds with each K.
+  static constexpr bool passes_blocks = !Mask::row_intervals;
+
   // Named barriers beside __syncthreads's 0.
   static constexpr int turn_barrier = 1;   // + consumer: its turn at the tensor cores
   static constexpr int group_barrier = 4;  // + consumer: of its own four warps
@@ -40,17 +45,28 @@ struct ForwardSm90a {
   // Addresses in shared memory. Each buffer has an mbarrier for "full", one arrival and the bytes copied, and
   // one for "empty", an arrival from every consumer warp.
   struct Shared {
+    const char* memory;
     u32 start;
     FLASHJIT_FN u32 q() const { return start + layout.q; }
     FLASHJIT_FN u32 k(int stage) const { return start + layout.k + stage * layout.k_bytes; }
     FLASHJIT_FN u32 v(int stage) const { return start + layout.v + stage * layout.v_bytes; }
+    FLASHJIT_FN u32 announced() const { return start + layout.announced; }
     FLASHJIT_FN u32 q_full() const { return start + layout.barriers; }
     FLASHJIT_FN u32 q_empty() const { return start + layout.barriers + 8; }
     FLASHJIT_FN u32 k_full(int stage) const { return start + layout.barriers + 16 + 32 * stage; }
     FLASHJIT_FN u32 k_empty(int stage) const { return k_full(stage) + 8; }
     FLASHJIT_FN u32 v_full(int stage) const { return k_full(stage) + 16; }
     FLASHJIT_FN u32 v_empty(int stage) const { return k_full(stage) + 24; }
+    FLASHJIT_FN u32 passed(int stage) const { return start + layout.passed + 4 * stage; }
   };
+
+  // What the producer announces. Read as ordinary memory: of an asm the compiler does not know that all
+  // threads get the same, and computes descriptors in every one of them.
+  struct Announcement {
+    Tile tile;
+    int empty;  // no row of the tile keeps anything
+  };
+  static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 
   // The stages of K and V as one side sees them: block after block, whichever tile it belongs to.
   struct Ring {
@@ -66,11 +82,18 @@ struct ForwardSm90a {
 
   struct Work {
     Problem problem;
-    Span rows;
+    Span rows;     // without padding
+    int rows_end;  // with it
     FLASHJIT_FN Work(const ForwardParams& p, const Tile& t)
-        : problem(make_problem<Spec::varlen>(p, t.batch, t.head_q)),
-          rows{t.m_block * block_m, min((t.m_block + 1) * block_m, problem.seqlen_q)} {}
+        : problem(make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q)),
+          rows{t.m_block * block_m, min((t.m_block + 1) * block_m, problem.seqlen_q)},
+          rows_end(min((t.m_block + 1) * block_m, problem.rows)) {}
   };
+
+  // What the producer passes on: a block of a tile, and whether it is the last.
+  static FLASHJIT_FN u32 passed_word(const Block& block, bool last) {
+    return static_cast<u32>(block.index) << 2 | (block.whole ? 2 : 0) | (last ? 1 : 0);
+  }
 
   // One thread: everything that comes from global memory.
   class Producer {
@@ -79,25 +102,40 @@ struct ForwardSm90a {
         : p_(p), maps_(maps), shared_(shared) {}
 
     FLASHJIT_FN void run() {
-      Schedule schedule(p_);
-      for (Tile tile; schedule.next(tile);) {
+      const Schedule schedule(p_);
+      const u32 rounds = schedule.rounds();
+      for (u32 round = 0; round < rounds; ++round) {
+        const Tile tile = schedule.tile(round);
+        if (tile.m_block < 0) {
+          announce({tile, 1}, 0);
+          continue;
+        }
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-        Block block;
-        if (!walk.next(block)) continue;
+        Block block, next;
+        if (!walk.next(block)) {
+          announce({tile, 1}, 0);
+          continue;
+        }
         locate(work, tile);
-        load_k(block.index);
-        load_q();
+        bool more = walk.next(next);
+        load_k(block, !more);
+        announce({tile, 0}, layout.q_bytes);
+        copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
         // K is a block ahead of V, as the consumers take them.
         for (;;) {
           const int index = block.index;
           const Ring of_v = ring_;
           ring_.advance();
-          const bool more = walk.next(block);
-          if (more) load_k(block.index);
+          const bool last = !more;
+          if (more) {
+            block = next;
+            more = walk.next(next);
+            load_k(block, !more);
+          }
           load_v(index, of_v);
-          if (!more) break;
+          if (last) break;
         }
       }
     }
@@ -116,17 +154,19 @@ struct ForwardSm90a {
         k_row_ = packed_range(p_.cu_seqlens_k, tile.batch, p_.total_k, p_.seqlen_k).begin;
       }
     }
-    FLASHJIT_FN void load_q() {
+    // Tells the consumers what comes next, once they are done with the Q before; `bytes` of Q will follow.
+    FLASHJIT_FN void announce(const Announcement& a, int bytes) {
       mbarrier_wait(shared_.q_empty(), q_parity_ ^ 1);
       q_parity_ ^= 1;
-      mbarrier_arrive_expect_tx(shared_.q_full(), layout.q_bytes);
-      copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
+      st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, a.empty);
+      mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
     }
-    FLASHJIT_FN void load_k(int index) {
+    FLASHJIT_FN void load_k(const Block& block, bool last) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+      if constexpr (passes_blocks) st_shared(shared_.passed(ring_.stage), passed_word(block, last));
       mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
       copy(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, layout.kv_panel,
-           k_row_ + index * block_n, head_kv_);
+           k_row_ + block.index * block_n, head_kv_);
     }
     FLASHJIT_FN void load_v(int index, const Ring& ring) {
       mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
@@ -151,6 +191,48 @@ struct ForwardSm90a {
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
+    // The blocks of a tile.
+    struct Walked {
+      const Mask& mask_;
+      BlockWalk<Keys, Mask> walk_;
+      FLASHJIT_FN Walked(const ForwardParams&, const Mask& mask, const Work& work, const Tile&)
+          : mask_(mask), walk_(mask, work.rows, block_n) {}
+      FLASHJIT_FN void first(Block& block, const Consumer&) { walk_.next(block); }
+      FLASHJIT_FN bool next(Block& block, const Consumer&) { return walk_.next(block); }
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], int row, int first_key, int lane) const {
+        mask_scores(scores, mask_, row, first_key, lane);
+      }
+    };
+    struct Passed {
+      const ForwardParams& p_;
+      const Tile tile_;
+      bool last_ = false;
+      FLASHJIT_FN Passed(const ForwardParams& p, const Mask&, const Work&, const Tile& tile)
+          : p_(p), tile_(tile) {}
+      FLASHJIT_FN void first(Block& block, const Consumer& consumer) {
+        consumer.wait_k();
+        take(block, ld_shared(consumer.shared_.passed(consumer.ring_.stage)));
+      }
+      FLASHJIT_FN bool next(Block& block, const Consumer& consumer) {
+        if (last_) return false;
+        Ring ring = consumer.ring_;
+        ring.advance();
+        mbarrier_wait(consumer.shared_.k_full(ring.stage), ring.parity);
+        take(block, ld_shared(consumer.shared_.passed(ring.stage)));
+        return true;
+      }
+      FLASHJIT_FN void take(Block& block, u32 word) {
+        block = {static_cast<int>(word >> 2), (word & 2) != 0};
+        last_ = word & 1;
+        __syncwarp();  // all lanes have read it when the first releases the stage
+      }
+      // Made where it is needed: blocks that are not whole are few.
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], int row, int first_key, int lane) const {
+        mask_scores(scores, Mask(p_, Work(p_, tile_).problem), row, first_key, lane);
+      }
+    };
+    using Blocks = typename Choose<passes_blocks, Passed, Walked>::type;
+
    public:
     FLASHJIT_FN Consumer(const ForwardParams& p, const Shared& shared)
         : p_(p),
@@ -162,32 +244,37 @@ struct ForwardSm90a {
 
     FLASHJIT_FN void run() {
       if (ping_pong && group_ == consumers - 1) pass_turn();  // the first group begins
-      Schedule schedule(p_);
-      for (Tile tile; schedule.next(tile);) {
+      for (u32 n = Schedule(p_).rounds(); n > 0; --n) {
+        const auto [tile, empty] = next();
+        if (tile.m_block < 0) {
+          release(shared_.q_empty());
+          continue;
+        }
         const Work work(p_, tile);
-        if (work.rows.empty()) continue;
-        const Mask mask(p_, work.problem);
-        BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-        Block block;
-        if (!walk.next(block)) {
+        if (empty) {
+          release(shared_.q_empty());
           write_nothing(target(work));
           continue;
         }
+        const Mask mask(p_, work.problem);
+        Blocks blocks(p_, mask, work, tile);
+        Block block;
+        blocks.first(block, *this);
         const int row = work.rows.begin + first_row() + lane_ / 4;
-        take_q();
+        if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
         wgmma_wait_group<0>();
         release(shared_.k_empty(ring_.stage));
-        if (!block.whole) mask_scores(scores_, mask, row, block.index * block_n, lane_);
+        if (!block.whole) blocks.mask(scores_, row, block.index * block_n, lane_);
         softmax_.reset();
         softmax_.take_max(scores_);
         softmax_.exponentiate(scores_);
         pack_weights();
         accumulate_ = 0;
         v_keys_ = work.problem.seqlen_k - block.index * block_n;
-        while (walk.next(block)) {
-          step(mask, row, block);
+        while (blocks.next(block, *this)) {
+          step(blocks, row, block);
           v_keys_ = work.problem.seqlen_k - block.index * block_n;
         }
         if constexpr (!q_in_registers) release(shared_.q_empty());
@@ -206,14 +293,15 @@ struct ForwardSm90a {
     struct Target {
       char* o;
       float* lse;
-      int rows;  // of 16; may be none
+      int rows;   // of 16; may be none
+      int valid;  // those that are not padding
     };
 
     FLASHJIT_FN int first_row() const { return group_ * Sm90aLayout::group_rows + warp_ * 16; }
     FLASHJIT_FN Target target(const Work& work) const {
       const int first = work.rows.begin + first_row();
       Target t{static_cast<char*>(p_.o.data) + 2 * (work.problem.o_offset + first * p_.o.row_stride), nullptr,
-               work.rows.end - first};
+               work.rows_end - first, work.rows.end - first};
       if constexpr (Spec::lse) t.lse = static_cast<float*>(p_.lse.data) + work.problem.lse_offset + first;
       return t;
     }
@@ -226,28 +314,31 @@ struct ForwardSm90a {
       if (lane_ == 0) mbarrier_arrive(empty);
     }
 
-    FLASHJIT_FN void take_q() {
+    FLASHJIT_FN Announcement next() {
       mbarrier_wait(shared_.q_full(), q_parity_);
       q_parity_ ^= 1;
-      if constexpr (q_in_registers) {
+      const auto announced = *reinterpret_cast<const Announcement*>(shared_.memory + layout.announced);
+      __syncwarp();  // all lanes have read it when the first releases it
+      return announced;
+    }
+    FLASHJIT_FN void take_q() {
 #pragma unroll
-        for (int step = 0; step < qk_steps; ++step) {
-          const int r = lane_ % 16, chunk = step % 4 * 2 + lane_ / 16;
-          ldmatrix_x4(q_[step], shared_.q() + step / 4 * layout.q_panel + (first_row() + r) * 128 +
-                                    (chunk ^ r % 8) * 16);
-        }
-        __syncwarp();
-        release(shared_.q_empty());
+      for (int step = 0; step < qk_steps; ++step) {
+        const int r = lane_ % 16, chunk = step % 4 * 2 + lane_ / 16;
+        ldmatrix_x4(q_[step],
+                    shared_.q() + step / 4 * layout.q_panel + (first_row() + r) * 128 + (chunk ^ r % 8) * 16);
       }
+      __syncwarp();
+      release(shared_.q_empty());
     }
     FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
     FLASHJIT_FN void wait_v(const Ring& ring) const {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
-      if constexpr (Spec::varlen) zero_past_the_end(ring.stage);
+      if constexpr (Spec::varlen || Mask::padding) zero_past_the_end(ring.stage);
     }
 
-    // Rows of V past the end of a packed sequence are the next one's: their weights are 0, but 0 * NaN is
-    // NaN.
+    // Rows of V past the end of a sequence are the next one's, or padding: their weights are 0, but 0 * NaN
+    // is NaN.
     FLASHJIT_FN void zero_past_the_end(int stage) const {
       if (v_keys_ >= block_n) return;
       for (int i = v_keys_ * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
@@ -298,7 +389,7 @@ struct ForwardSm90a {
 
     // Scores and weights of a block, while those before meet V. One body for masked and whole blocks: a
     // second costs a third of the compile time and gains nothing.
-    FLASHJIT_FN void step(const Mask& mask, int row, const Block& block) {
+    FLASHJIT_FN void step(const Blocks& blocks, int row, const Block& block) {
       const Ring before = ring_;
       ring_.advance();
       wait_k();
@@ -309,7 +400,7 @@ struct ForwardSm90a {
       if constexpr (ping_pong) pass_turn();
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      if (!block.whole) mask_scores(scores_, mask, row, block.index * block_n, lane_);
+      if (!block.whole) blocks.mask(scores_, row, block.index * block_n, lane_);
       const bool rescale = softmax_.take_max(scores_);
       softmax_.exponentiate(scores_);
       wgmma_wait_group<0>();
@@ -331,7 +422,8 @@ struct ForwardSm90a {
       for (int r = 0; r < 2; ++r) {
         const int row = lane_ / 4 + 8 * r;
         float lse;
-        const float factor = softmax_.normalizer(r, lse);
+        float factor = softmax_.normalizer(r, lse);
+        if (Mask::padding && row >= to.valid) factor = 0, lse = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[row] = lse;
         char* const o = to.o + 2 * row * p_.o.row_stride + part * 16;
 #pragma unroll
@@ -390,7 +482,7 @@ struct ForwardSm90a {
 
   static FLASHJIT_FN void run(const ForwardParams& p, const ForwardMaps& maps) {
     extern __shared__ __align__(1024) char dynamic_shared[];
-    const Shared shared{shared_address(dynamic_shared)};
+    const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
     if (threadIdx.x == 0) {
       prefetch_tensormap(maps.q);
       prefetch_tensormap(maps.k);

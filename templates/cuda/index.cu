@@ -1,5 +1,8 @@
 // A few kernels as nvcc and clangd see them; what the library compiles is rendered (codegen/render.cpp).
 #include "cuda/forward_sm80.cuh"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
 
 namespace flashjit::device {
 namespace {
@@ -32,6 +35,11 @@ template __global__ void forward<Spec<fp16, 72, 40, true, Causal<Align::top_left
     const __grid_constant__ ForwardParams);
 template __global__ void forward<Spec<bf16, 256, 256, true>, Config<128, 64, 1, 8>>(
     const __grid_constant__ ForwardParams);
+
+template __global__ void
+forward<Spec<bf16, 64, 64, false, Padding, SlidingWindowWithSinks<Align::bottom_right>,
+             BlockSparse<128, 64, true>, Tree>,
+        Config<128, 64, 2, 4>>(const __grid_constant__ ForwardParams);
 
 }  // namespace
 }  // namespace flashjit::device

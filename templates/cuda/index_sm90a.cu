@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(Config::num_warps * 32, 1)
   forward_sm90a<Spec, Config>(params, maps);
 }
 
-template __global__ void
-forward<Spec<bf16, 128, 128, false, Causal<Align::bottom_right>>, Config<128, 128, true, TileOrder::pairs>>(
+template __global__ void forward<Spec<bf16, 128, 128, false, Causal<Align::bottom_right>>,
+                                 Config<128, 128, true, TileOrder::sections>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void forward<Spec<fp16, 72, 40, true>, Config<192, 96, true, TileOrder::heads>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);

@@ -37,12 +37,18 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, int r
       }
     }
   } else {
-    const auto tile = mask.tile({row, row + 9}, {first_key, first_key + columns});
+    typename Mask::Tile tile = mask.tile();
 #pragma unroll
-    for (int i = 0; i < columns / 8; ++i)
+    for (int i = 0; i < columns / 8; i += bits_keys / 8)
 #pragma unroll
-      for (int c = 0; c < 4; ++c)
-        if (!tile.keep(row + c / 2 * 8, base + 8 * i + c % 2)) scores[4 * i + c] = minus_infinity;
+      for (int r = 0; r < 2; ++r) {
+        const u32 bits = tile.bits(row + 8 * r, first_key + 8 * i) >> lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < bits_keys / 8; ++j)
+#pragma unroll
+          for (int c = 0; c < 2; ++c)
+            if (!(bits >> (8 * j + c) & 1)) scores[4 * (i + j) + 2 * r + c] = minus_infinity;
+      }
   }
 }
 

@@ -6,60 +6,68 @@
 namespace flashjit::device {
 
 enum class TileOrder {
-  heads,          // all rows of a head, the last first, then the next head's
-  pairs,          // the same, a head's longest tile with its shortest: of equal length under a causal mask
-  longest_first,  // the last rows of all heads, then those before: the most even, but K and V come from
-                  // further
+  heads,     // all rows of a head, the last first, then the next head's
+  sections,  // for a diagonal: the longest tiles first, in sections of heads whose K and V stay in L2
+             // together; at the end what is left of all sections, the shortest tiles
 };
 
 struct Tile {
-  int batch, head_q, m_block;
+  int batch, head_q, m_block;  // m_block < 0: none
 };
 
-// The tiles of this block. Producer and consumers each walk their own.
+// The tiles of this block, one a round. All blocks take the same number of rounds; in some of the last there
+// may be nothing left for a block.
 template <TileOrder order, int block_m>
 class TileSchedule {
  public:
   FLASHJIT_FN explicit TileSchedule(const ForwardParams& p)
-      : heads_(p.num_heads_q),
-        all_heads_(p.batch * p.num_heads_q),
+      : heads_q_(p.num_heads_q),
+        heads_(p.batch * p.num_heads_q),
         m_blocks_(ceil_div(p.seqlen_q, block_m)),
-        unit_(blockIdx.x) {}
+        section_heads_(p.section_heads),
+        section_rounds_(p.section_rounds) {}
 
-  FLASHJIT_FN bool next(Tile& tile) {
-    if (second_of_pair_ >= 0) {
-      tile.m_block = second_of_pair_;
-      second_of_pair_ = -1;
-      return true;
-    }
-    // Units are at most 2^31 - 1 and so is the grid: sums fit 32 bits without a sign.
-    const u32 units_per_head = order == TileOrder::pairs ? (m_blocks_ + 1) / 2 : m_blocks_;
-    if (unit_ >= units_per_head * all_heads_) return false;
-    u32 head;
-    if constexpr (order == TileOrder::longest_first) {
-      head = unit_ % all_heads_;
-      tile.m_block = m_blocks_ - 1 - unit_ / all_heads_;
-      // Over the grid and back again, so that the same blocks do not always get the longer one.
-      unit_ += 2 * (backwards_ ? blockIdx.x : gridDim.x - 1 - blockIdx.x) + 1;
-      backwards_ = !backwards_;
+  FLASHJIT_FN u32 rounds() const {
+    if constexpr (order == TileOrder::heads) return count(heads_ * m_blocks_, gridDim.x);
+    const u32 tiles = section_heads_ * m_blocks_, taken = section_rounds_ * gridDim.x;
+    return first_left() + (tiles > taken ? count((tiles - taken) * sections(), gridDim.x) : 0);
+  }
+
+  FLASHJIT_FN Tile tile(u32 round) const {
+    u32 head, m_block;
+    if constexpr (order == TileOrder::heads) {
+      const u32 index = round * gridDim.x + blockIdx.x;
+      if (index >= heads_ * m_blocks_) return {0, 0, -1};
+      head = index / m_blocks_;
+      m_block = index % m_blocks_;
     } else {
-      const int i = unit_ % units_per_head;
-      head = unit_ / units_per_head;
-      tile.m_block = m_blocks_ - 1 - i;
-      if (order == TileOrder::pairs && i < tile.m_block) second_of_pair_ = i;
-      unit_ += gridDim.x;
+      // There and back again, so that the same blocks do not always get the longer tiles.
+      const u32 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+      u32 section, index;  // of a section's tiles, the longest first
+      if (round < first_left()) {
+        section = round / section_rounds_;
+        index = round % section_rounds_ * gridDim.x + place;
+      } else {
+        const u32 left = (round - first_left()) * gridDim.x + place;
+        section = left % sections();
+        index = section_rounds_ * gridDim.x + left / sections();
+      }
+      const u32 first = section * section_heads_, size = min(section_heads_, heads_ - first);
+      if (index >= size * m_blocks_) return {0, 0, -1};
+      head = first + index % size;
+      m_block = index / size;
     }
-    tile.head_q = head % heads_;
-    tile.batch = head / heads_;
-    return true;
+    return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_),
+            static_cast<int>(m_blocks_ - 1 - m_block)};
   }
 
  private:
-  u32 heads_, all_heads_;
-  int m_blocks_;
-  u32 unit_;
-  int second_of_pair_ = -1;
-  bool backwards_ = false;
+  // Of groups of `size`. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit 32 bits.
+  static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
+  FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
+  FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
+
+  u32 heads_q_, heads_, m_blocks_, section_heads_, section_rounds_;
 };
 
 }  // namespace flashjit::device

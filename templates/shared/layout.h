@@ -25,10 +25,12 @@ struct Sm90aLayout {
   // Columns that lie together, in rows of 128 bytes: the widest that TMA swizzles.
   static constexpr int panel = 64;
   static constexpr int group_rows = 64;  // query rows of a consumer warpgroup
+  static constexpr int announcement_bytes = 16;
 
   int q_panel, kv_panel;          // one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // all panels
-  int q, k, v, barriers, end;     // k, v: num_stages blocks each
+  int q, k, v, barriers;          // k, v: num_stages blocks each
+  int announced, passed, end;     // passed: num_stages words
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages)
       : q_panel(block_m * 128),
@@ -40,7 +42,9 @@ struct Sm90aLayout {
         k(q_bytes),
         v(k + num_stages * k_bytes),
         barriers(v + num_stages * v_bytes),
-        end(barriers + 16 + num_stages * 32) {}
+        announced(barriers + 16 + num_stages * 32),
+        passed(announced + announcement_bytes),
+        end(passed + num_stages * 4) {}
 };
 
 // Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector

@@ -3,21 +3,25 @@
 // kernel that packs the heads of a GQA group into its rows maps a packed row to its position before it asks.
 //
 // A mask is a struct M with
-//   M(const Params&, const Problem&)     cheap; reads its run-time data from the kernel's params
+//   M(const Params&, const Problem&)     cheap; reads its run-time data from the kernel's params, which
+//                                        outlive it
 //   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1})
 //   static constexpr bool per_head       differs between query heads of one KV head (forbids GQA packing)
+//   static constexpr bool padding        gives batch entries lengths of their own (see problem.h)
 //   Span hull(Keys, Span rows)           an interval of keys outside which none of the rows keeps anything
 //   Span hull(Queries, Span keys)        the same, the other way
 //   bool whole(Span rows, Span keys)     true only if every pair is kept
 //   bool keep(int row, int key)          the per-element test
-//   Tile tile(Span rows, Span keys)      the same test within one tile, what kernels use: its keep(row, key)
-//                                        looks up nothing that tile() could look up once
+//   Tile tile()                          the same test for kernels: its bits(row, key) are those of 16 keys
+//                                        from `key` on, a multiple of 16, lowest first, all others 0. It
+//                                        remembers what it looked up last: ask for neighbours in turn. Only
+//                                        bits of positions within the sequences count.
 //   Cursor<Keys>, Cursor<Queries>        what a walk remembers between calls of previous()
 //   int previous(Axis, Span across, int bound, Cursor&)
 //                                        the largest position < bound along Axis that `across` may keep, or
-//                                        -1; bounds of successive calls never increase
-// To add one: derive from Interval if its hull says all, write the functor, render its name
-// (codegen/render.cpp).
+//                                        negative; bounds of successive calls never increase
+// To add one: derive from Interval if its hull says all, write the functor here or in a header of its own,
+// name it in the tables of codegen (codegen/README.md).
 #pragma once
 
 #include "shared/problem.h"
@@ -41,16 +45,32 @@ FLASHJIT_FN constexpr Span intersect(Span a, Span b) {
 struct Keys {};
 struct Queries {};
 
+// Keys that a tile answers for at once.
+constexpr int bits_keys = 16;
+inline constexpr u32 all_bits = 0xffff;
+
+// The bits of keys [key, key + 16) that lie in `kept`.
+FLASHJIT_FN constexpr u32 interval_bits(Span kept, int key) {
+  const int begin = min(max(kept.begin - key, 0), bits_keys), end = min(max(kept.end - key, 0), bits_keys);
+  return ((1u << end) - 1) & ~((1u << begin) - 1);
+}
+
 // Base of masks whose hull is all there is to know about skipping.
 template <class Derived>
 struct Interval {
   static constexpr bool row_intervals = true;
   static constexpr bool per_head = false;
-  using Tile = Derived;
+  static constexpr bool padding = false;
   template <class Axis>
   struct Cursor {};
 
-  FLASHJIT_FN Derived tile(Span, Span) const { return *static_cast<const Derived*>(this); }
+  struct Tile {
+    const Derived& mask;
+    FLASHJIT_FN u32 bits(int row, int key) const {
+      return interval_bits(mask.hull(Keys{}, {row, row + 1}), key);
+    }
+  };
+  FLASHJIT_FN Tile tile() const { return {*static_cast<const Derived*>(this)}; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {
@@ -73,7 +93,24 @@ struct Bounds : Interval<Bounds> {
   FLASHJIT_FN bool keep(int row, int key) const { return row < seqlen_q && key < seqlen_k; }
 };
 
+// Lengths of each batch entry: the problem has them, and Bounds keeps to them.
+struct Padding : Interval<Padding> {
+  static constexpr bool padding = true;
+  template <class Params>
+  FLASHJIT_FN Padding(const Params&, const Problem&) {}
+  FLASHJIT_FN Span hull(Keys, Span) const { return {0, 0x7fffffff}; }
+  FLASHJIT_FN Span hull(Queries, Span) const { return {0, 0x7fffffff}; }
+  FLASHJIT_FN bool whole(Span, Span) const { return true; }
+  FLASHJIT_FN bool keep(int, int) const { return true; }
+};
+
 enum class Align { top_left, bottom_right };
+
+// The key that row 0 is aligned with.
+template <Align align>
+FLASHJIT_FN int aligned_key(const Problem& p) {
+  return align == Align::bottom_right ? p.seqlen_k - p.seqlen_q : 0;
+}
 
 // Row i keeps keys j <= i + shift.
 template <Align align>
@@ -81,8 +118,7 @@ struct Causal : Interval<Causal<align>> {
   int shift;
 
   template <class Params>
-  FLASHJIT_FN Causal(const Params&, const Problem& p)
-      : shift(align == Align::bottom_right ? p.seqlen_k - p.seqlen_q : 0) {}
+  FLASHJIT_FN Causal(const Params&, const Problem& p) : shift(aligned_key<align>(p)) {}
 
   FLASHJIT_FN Span hull(Keys, Span rows) const { return {0, rows.end + shift}; }
   FLASHJIT_FN Span hull(Queries, Span keys) const { return {max(keys.begin - shift, 0), 0x7fffffff}; }
@@ -97,10 +133,11 @@ struct Both {
   B b;
   static constexpr bool row_intervals = A::row_intervals && B::row_intervals;
   static constexpr bool per_head = A::per_head || B::per_head;
+  static constexpr bool padding = A::padding || B::padding;
   struct Tile {
     typename A::Tile a;
     typename B::Tile b;
-    FLASHJIT_FN bool keep(int row, int key) const { return a.keep(row, key) && b.keep(row, key); }
+    FLASHJIT_FN u32 bits(int row, int key) { return a.bits(row, key) & b.bits(row, key); }
   };
   template <class Axis>
   struct Cursor {
@@ -117,7 +154,7 @@ struct Both {
   }
   FLASHJIT_FN bool whole(Span rows, Span keys) const { return a.whole(rows, keys) && b.whole(rows, keys); }
   FLASHJIT_FN bool keep(int row, int key) const { return a.keep(row, key) && b.keep(row, key); }
-  FLASHJIT_FN Tile tile(Span rows, Span keys) const { return {a.tile(rows, keys), b.tile(rows, keys)}; }
+  FLASHJIT_FN Tile tile() const { return {a.tile(), b.tile()}; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>& cursor) const {
@@ -141,6 +178,15 @@ struct IntersectOf<Only> {
 };
 template <class... Masks>
 using Intersect = typename IntersectOf<Masks...>::type;
+
+// Whether `rows` may keep any of `keys`.
+template <class Mask>
+FLASHJIT_FN bool touches(const Mask& mask, Span rows, Span keys) {
+  const Span kept = intersect(mask.hull(Keys{}, rows), keys);
+  if (kept.empty() || rows.empty()) return false;
+  typename Mask::template Cursor<Keys> cursor{};
+  return Mask::row_intervals || mask.previous(Keys{}, rows, kept.end, cursor) >= kept.begin;
+}
 
 // One block of a walk: positions [index * size, (index + 1) * size) along its axis.
 struct Block {

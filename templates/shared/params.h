@@ -13,6 +13,26 @@ struct TensorView {
   i64 batch_stride, row_stride, head_stride;
 };
 
+// block_sparse: compressed rows. For query block i of `block_m` rows, the key blocks that it may see are
+// blocks[offsets[i]] ... blocks[offsets[i + 1] - 1], ascending. Indices out of range see nothing.
+struct BlockLists {
+  const int* offsets;  // [row_blocks + 1] of one batch entry and query head
+  i64 batch_stride, head_stride;
+  const int* blocks;      // [num_blocks]
+  const int* bitmask_of;  // [num_blocks]: which of the bitmasks says what a block keeps, -1: all of it; may
+                          // be null: all of all
+  const u32* bitmasks;    // [num_bitmasks, block_m, ceil(block_n / 32)]; bit j of a word: its j-th key
+  int row_blocks, num_blocks, num_bitmasks;
+};
+
+// tree: row i sees all keys before the prefix's end, and key prefix + j if bit j of its words is set.
+struct TreeBits {
+  const u32* words;  // [rows, words_per_row] of one batch entry
+  i64 batch_stride, row_stride;
+  int rows, words_per_row;
+  const int* prefix_lengths;  // [batch]; null: seqlen_k - seqlen_q
+};
+
 struct ForwardParams {
   TensorView q, k, v, o;
   TensorView lse;           // float32; data null where the spec has no lse
@@ -23,6 +43,18 @@ struct ForwardParams {
   int seqlen_q, seqlen_k;  // varlen: the longest that the caller promises
   int total_q, total_k;    // varlen: rows of the packed tensors
   float softmax_scale;     // finite, > 0
+
+  // What the spec's masks need; otherwise unset.
+  const int* seqlens_q;           // padding: [batch], null: seqlen_q
+  const int* seqlens_k;           // padding: [batch], null: seqlen_k
+  int window_left, window_right;  // sliding_window: >= 0
+  int num_sinks;                  // its keys that every row sees
+  BlockLists blocks;
+  TreeBits tree;
+
+  // sm_90a, TileOrder::sections: heads whose tiles are worked on together, and complete rounds of the grid in
+  // them.
+  int section_heads, section_rounds;
 };
 
 // A CUtensorMap of the CUDA driver.

@@ -31,6 +31,16 @@ FLASHJIT_FN constexpr T max(T a, T b) {
   return a < b ? b : a;
 }
 
+// std::conditional
+template <bool condition, class A, class B>
+struct Choose {
+  using type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using type = B;
+};
+
 // For a >= 0, b > 0.
 FLASHJIT_FN constexpr int ceil_div(int a, int b) {
   return (a + b - 1) / b;

@@ -8,6 +8,7 @@ namespace flashjit::device {
 struct Problem {
   int batch, head_q, head_kv;
   int seqlen_q, seqlen_k;
+  int rows;  // of the tensors: those from seqlen_q on are padding, whose output is 0 and lse -inf
   i64 q_offset, k_offset, v_offset, o_offset, lse_offset;  // elements from the tensor's data
 };
 
@@ -22,7 +23,12 @@ FLASHJIT_FN PackedRange packed_range(const int* cu_seqlens, int batch, int total
   return {begin, min(end - begin, longest)};
 }
 
-template <bool varlen, class Params>
+// A length that a padding mask gives, clamped likewise.
+FLASHJIT_FN int padded_length(const int* lengths, int batch, int longest) {
+  return lengths ? min(max(lengths[batch], 0), longest) : longest;
+}
+
+template <bool varlen, bool padding = false, class Params>
 FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   Problem r;
   r.batch = batch;
@@ -38,6 +44,11 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
     k_row = k.begin;
     r.seqlen_q = q.length;
     r.seqlen_k = k.length;
+  }
+  r.rows = r.seqlen_q;
+  if constexpr (padding) {
+    r.seqlen_q = padded_length(p.seqlens_q, batch, p.seqlen_q);
+    r.seqlen_k = padded_length(p.seqlens_k, batch, p.seqlen_k);
   }
   r.q_offset = batch * p.q.batch_stride + q_row * p.q.row_stride + r.head_q * p.q.head_stride;
   r.k_offset = batch * p.k.batch_stride + k_row * p.k.row_stride + r.head_kv * p.k.head_stride;

@@ -170,7 +170,21 @@ TEST_F(CApi, BadOptions) {
   options.num_threads = 0;
   options.cache_dir = "/proc/no/such/place";
   expect(FLASHJIT_CACHE_FAILED, {"/proc/no/such/place"}, flashjit_engine_create(&options, &e));
-  EXPECT_EQ(e, nullptr);
+  options.cache_dir = "";
+  options.cache_path = "/usr:/no/such/layer";
+  expect(FLASHJIT_CACHE_FAILED, {"/no/such/layer"}, flashjit_engine_create(&options, &e));
+  options.cache_path = "";
+  options.policy = 3;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"policy", "3"}, flashjit_engine_create(&options, &e));
+  options.policy = FLASHJIT_POLICY_REQUIRE_PREBUILT;
+  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
+  const EngineHandle strict(e);
+  expect(FLASHJIT_NOT_PREBUILT, {"flashjit prebuild '{"},
+         flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
+  // Made by a program that does not know the fields.
+  options.struct_size = offsetof(flashjit_engine_options, cache_path);
+  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
+  flashjit_engine_destroy(e);
 }
 
 TEST_F(CApi, NullPointersEverywhere) {
@@ -263,4 +277,43 @@ TEST_F(CApi, ErrorsBelongToTheirThread) {
 }
 
 }  // namespace
+// From parents to a launch, all in C's types; the rest of the builders are the C++ ones behind the same skin.
+TEST_F(CApi, TablesOfMasks) {
+  flashjit_tables* tables = nullptr;
+  const std::int32_t cycle[] = {-1, 2, 1};
+  EXPECT_EQ(flashjit_tree_from_parents(cycle, 1, 3, &tables), FLASHJIT_INVALID_ARGUMENT);
+  EXPECT_THAT(flashjit_last_error_message(), testing::HasSubstr("parents[0, 1] is 2"));
+  const std::int32_t parents[] = {-1, 0, 0, 1, 1};
+  ASSERT_EQ(flashjit_tree_from_parents(parents, 1, 5, &tables), FLASHJIT_OK);
+  flashjit_tensor bits{};
+  EXPECT_EQ(flashjit_tables_get(tables, FLASHJIT_ARG_BLOCK_OFFSETS, &bits), 0);
+  ASSERT_EQ(flashjit_tables_get(tables, FLASHJIT_ARG_TREE_BITS, &bits), 1);
+  EXPECT_EQ(bits.rank, 3);
+  EXPECT_EQ(bits.shape[1], 5);
+  EXPECT_EQ(static_cast<const std::int32_t*>(bits.data)[4], 0b10011);
+  flashjit_tables_destroy(tables);
+
+  const flashjit_block_lists lists = {16, 16, 0, 1, 1, 32, 32};
+  const std::int32_t offsets[] = {0, 1, 3}, columns[] = {0, 1, 0}, ids[32] = {};
+  const std::vector<std::uint8_t> seen(32 * 32, 1);
+  const std::int32_t counts[] = {1, 1}, indices[] = {0, 1, 1, 0};
+  EXPECT_EQ(flashjit_block_sparse_from_dense(&lists, seen.data(), nullptr), FLASHJIT_INVALID_ARGUMENT);
+  ASSERT_EQ(flashjit_block_sparse_from_csr(&lists, offsets, columns, &tables), FLASHJIT_OK);
+  const auto listed = [&] {
+    flashjit_tensor tensor{};
+    EXPECT_EQ(flashjit_tables_get(tables, FLASHJIT_ARG_BLOCK_INDICES, &tensor), 1);
+    flashjit_tables_destroy(tables);
+    return tensor.shape[0];
+  };
+  EXPECT_EQ(listed(), 3);
+  ASSERT_EQ(flashjit_block_sparse_from_dense(&lists, seen.data(), &tables), FLASHJIT_OK);
+  EXPECT_EQ(listed(), 4);
+  ASSERT_EQ(flashjit_block_sparse_from_flex(&lists, 2, counts, indices, nullptr, nullptr, &tables),
+            FLASHJIT_OK);
+  EXPECT_EQ(listed(), 2);
+  ASSERT_EQ(flashjit_document_mask(&lists, ids, ids, &tables), FLASHJIT_OK);
+  EXPECT_EQ(listed(), 4);
+  EXPECT_EQ(flashjit_document_mask(nullptr, ids, ids, &tables), FLASHJIT_INVALID_ARGUMENT);
+}
+
 }  // namespace flashjit

@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/time.h>
 #include <algorithm>
 #include <atomic>
@@ -21,24 +20,6 @@ using ::testing::IsEmpty;
 constexpr int num_processes = 10;
 constexpr int num_threads = 4;
 constexpr int num_keys = 20;
-
-// Zeroed memory that children share with us.
-template <class T>
-class Shared {
- public:
-  Shared()
-      : value_(static_cast<T*>(
-            ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
-    if (value_ == MAP_FAILED) throw std::runtime_error("mmap");
-  }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  ~Shared() { ::munmap(value_, sizeof(T)); }
-  T& operator*() const { return *value_; }
-
- private:
-  T* value_;
-};
 
 using Counts = std::array<std::atomic<int>, num_keys>;
 
@@ -76,7 +57,7 @@ void race(const DiskCache& cache, unsigned seed, Counts& builds) {
   for (const pid_t child : children) EXPECT_TRUE(child_succeeded(child));
   EXPECT_EQ(cache.list(true).size(), std::size_t{num_keys});
   for (const DiskCache::Listing& item : cache.list(true)) EXPECT_EQ(item.damage, "");
-  EXPECT_THAT(names_in(cache.folder() + "/v1/tmp"), IsEmpty());
+  EXPECT_THAT(names_in(cache.folder() + "/v2/tmp"), IsEmpty());
 }
 
 TEST(Race, BuiltOnceInTotal) {
@@ -239,7 +220,7 @@ TEST(Kill, AtRandomPoints) {
     ::usleep(random() % 8000);
     ::kill(child, SIGKILL);
     EXPECT_FALSE(child_succeeded(child));
-    leftovers += static_cast<int>(names_in(scratch / "v1/tmp").size());
+    leftovers += static_cast<int>(names_in(scratch / "v2/tmp").size());
     for (const DiskCache::Listing& item : cache.list(true)) EXPECT_EQ(item.damage, "") << item.path;
   }
   std::printf("unfinished files seen: %d\n", leftovers);
@@ -248,15 +229,15 @@ TEST(Kill, AtRandomPoints) {
     EXPECT_TRUE(same(get_or_build(cache, make_key(n), [&] { return expected(n); }).entry, expected(n)));
   }
   ASSERT_TRUE(cache.publish(expected(0)));
-  EXPECT_THAT(names_in(scratch / "v1/tmp"), IsEmpty());
-  EXPECT_FALSE(std::filesystem::exists(scratch / "v1/quarantine"));
+  EXPECT_THAT(names_in(scratch / "v2/tmp"), IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(scratch / "v2/quarantine"));
 }
 
 TEST(Kill, UnfinishedFilesGoWhenTheirWriterDoes) {
   const Scratch scratch;
   const DiskCache cache(scratch.path());
   ASSERT_TRUE(cache.publish(make_entry(1)));
-  const std::string unfinished = scratch / "v1/tmp/123";
+  const std::string unfinished = scratch / "v2/tmp/123";
   write_file(unfinished, "partial");
   {
     const File writer(::open(unfinished.c_str(), O_RDWR | O_CLOEXEC));

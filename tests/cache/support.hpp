@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -125,6 +126,24 @@ inline bool child_succeeded(pid_t child) {
   int status = 0;
   return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
+
+// Zeroed memory that children share with us.
+template <class T>
+class Shared {
+ public:
+  Shared()
+      : value_(static_cast<T*>(
+            ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    if (value_ == MAP_FAILED) throw std::runtime_error("mmap");
+  }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  ~Shared() { ::munmap(value_, sizeof(T)); }
+  T& operator*() const { return *value_; }
+
+ private:
+  T* value_;
+};
 
 // For children: says which check failed.
 #define FLASHJIT_CHECK(condition)                                                  \

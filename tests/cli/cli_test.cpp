@@ -47,8 +47,8 @@ TEST(Help, NamesVerbsAndExitCodes) {
   const CommandLine flashjit;
   const Outcome help = flashjit({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word :
-       {"doctor", "render", "compile", "generate", "run", "bench", "cache", "Exit codes", "invalid_spec"})
+  for (const char* word : {"doctor", "render", "compile", "generate", "run", "bench", "prebuild", "cache",
+                           "Exit codes", "invalid_spec"})
     EXPECT_THAT(help.out, HasSubstr(word));
 }
 
@@ -60,6 +60,7 @@ TEST(Help, ExamplesUseOptionsThatExist) {
                                                                                     {"generate"},
                                                                                     {"run"},
                                                                                     {"bench"},
+                                                                                    {"prebuild"},
                                                                                     {"cache"},
                                                                                     {"cache", "explain"}}) {
     const Outcome help = flashjit(verb + std::vector<std::string>{"--help"});
@@ -151,6 +152,32 @@ TEST(Compile, CompilesThenFindsOnDisk) {
               AllOf(HasSubstr("disk"), HasSubstr(first["key"].get<std::string>())));
 }
 
+TEST(Layers, PrebuiltKernelsNeedNoCompiler) {
+  const CommandLine builder;
+  builder(std::vector<std::string>{"compile", small_spec} + tiny);
+  CommandLine flashjit;
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  const auto run = [&] {
+    return flashjit(std::vector<std::string>{"run", small_spec, "--verify", "--json"} + tiny);
+  };
+  EXPECT_EQ(run().error()["code"], "compiler_unavailable");
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache();
+  nlohmann::json result = run().json();
+  EXPECT_EQ(result["origin"], "disk");
+  EXPECT_TRUE(result["ok"].get<bool>());
+  EXPECT_TRUE(result["cold_ms"].is_null());
+  EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v2"));
+  EXPECT_THAT(result["kernel"]["path"].get<std::string>(),
+              StartsWith(std::filesystem::canonical(builder.cache()).string()));
+  // As the folder that is written to, it serves as well.
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = "";
+  flashjit.environment["FLASHJIT_CACHE_DIR"] = builder.cache();
+  EXPECT_EQ(run().json()["origin"], "disk");
+
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent/layer";
+  EXPECT_THAT(run().error()["message"].get<std::string>(), HasSubstr("/nonexistent: No such file"));
+}
+
 TEST(Compile, SeveralGpuTargetsWithoutAGpu) {
   const CommandLine flashjit;
   if (!has_nvrtc(flashjit)) GTEST_SKIP() << "no NVRTC";
@@ -210,6 +237,48 @@ TEST(Run, WithoutADiskCache) {
   EXPECT_TRUE(result["warm_ms"].is_null());
   EXPECT_EQ(result["kernel"]["path"], "");
   EXPECT_FALSE(result["kernel"]["cache_note"].get<std::string>().empty());
+}
+
+TEST(Run, EveryMask) {
+  const CommandLine flashjit;
+  for (const char* masks :
+       {R"(["padding"])", R"(["causal", {"kind": "sliding_window", "sinks": true}])",
+        R"([{"kind": "block_sparse", "block_m": 16, "block_n": 16, "per_head": true}])", R"(["tree"])"}) {
+    const std::string spec =
+        std::string(R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": )") + masks + "}";
+    const nlohmann::json generated =
+        flashjit(std::vector<std::string>{"run", spec, "--verify", "--json", "--density", "0.5"} + tiny)
+            .json();
+    EXPECT_TRUE(generated["ok"].get<bool>()) << masks;
+  }
+  // Written, and read again.
+  const std::string spec =
+      R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["padding", "tree"]})";
+  const std::string in = flashjit.folder() + "/in/";
+  ASSERT_EQ(flashjit(std::vector<std::string>{"generate", spec, "--out", in} + tiny).exit_code, 0);
+  const nlohmann::json own =
+      flashjit({"run", spec, "--verify", "--json", "--q", in + "q.npy", "--k", in + "k.npy", "--v",
+                in + "v.npy", "--seqlens-q", in + "seqlens_q.npy", "--seqlens-k", in + "seqlens_k.npy",
+                "--tree-bits", in + "tree_bits.npy"})
+          .json();
+  EXPECT_TRUE(own["ok"].get<bool>());
+}
+
+TEST(Mask, Drawn) {
+  const CommandLine flashjit;
+  const Outcome causal = flashjit({"mask", small_spec, "--seqlen-q", "384", "--heads-q", "1"});
+  EXPECT_EQ(causal.exit_code, 0) << causal.err;
+  EXPECT_THAT(causal.out,
+              AllOf(testing::StartsWith("+..\n#+.\n##+\n"),
+                    HasSubstr("3 skipped (.), 3 partial (+), 3 full (#)"), HasSubstr("50.1% of all pairs")));
+  const std::string svg = flashjit.folder() + "/mask.svg";
+  const nlohmann::json result =
+      flashjit({"mask", small_spec, "--seqlen-q", "384", "--tile-n", "64", "--svg", svg, "--json"}).json();
+  EXPECT_EQ(result["full"], 6);
+  std::ifstream file(svg);
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}),
+              AllOf(HasSubstr("<svg"), HasSubstr("</svg>")));
+  EXPECT_EQ(flashjit({"mask", small_spec, "--head", "99"}).exit_code, 3);
 }
 
 TEST(Run, OnOwnTensors) {

@@ -43,6 +43,9 @@ void compile_alone(const Case& what, const std::string& command, const char* fil
 }
 
 const char bf16[] = R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})";
+const char masks[] =
+    R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding", "block_sparse", "tree",
+        {"kind": "sliding_window", "sinks": true}]})";
 const char fp16[] = R"({"op": "forward", "dtype": "fp16", "head_dim": 72, "head_dim_v": 40, "varlen": true})";
 const char fp32[] = R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "lse": false})";
 
@@ -54,8 +57,8 @@ std::string nvcc_command() {
 TEST(Standalone, Nvcc) {
   const std::string nvcc = nvcc_command();
   if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
-  for (const Case& what :
-       {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"}, Case{bf16, "sm_120"}}) {
+  for (const Case& what : {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"},
+                           Case{bf16, "sm_120"}, Case{masks, "sm_80"}, Case{masks, "sm_90a"}}) {
     compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
   }
 }
@@ -63,24 +66,10 @@ TEST(Standalone, Nvcc) {
 TEST(Standalone, Clang) {
   const std::string clang = FLASHJIT_CLANG;
   if (clang.empty()) GTEST_SKIP() << "no clang++ was found when the build was configured";
-  for (const Case& what : {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"}}) {
+  for (const Case& what : {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"},
+                           Case{masks, "x86-64-v3"}}) {
     compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
   }
-}
-
-// A mask that says nothing of intervals, in the kernel that would like to know them.
-TEST(DeviceCode, OpaqueMaskOnSm90a) {
-  const std::string nvcc = nvcc_command(), source = FLASHJIT_SOURCE_DIR;
-  if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
-  compile(nvcc + "-arch=sm_90a -I '" + source + "/templates'", source + "/tests/compile/opaque_mask_sm90a.cu",
-          "");
-}
-
-TEST(DeviceCode, BlockListMask) {
-  const std::string nvcc = nvcc_command(), source = FLASHJIT_SOURCE_DIR;
-  if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
-  compile(nvcc + "-arch=sm_80 -I '" + source + "/templates' -I '" + source + "/tests'",
-          source + "/tests/compile/block_list_mask.cu", "");
 }
 
 }  // namespace

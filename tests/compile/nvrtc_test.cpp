@@ -169,18 +169,24 @@ TEST_F(NvrtcTest, DefaultKernels) {
 // What decides code beside the head dimension, and the heuristic's other branches, also without a spill.
 TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
   std::vector<Case> cases;
+  const auto add = [&](int head_dim, const std::vector<Mask>& mask, bool varlen, std::vector<int> seqlens) {
+    AttentionSpec spec = make_spec(DType::bf16, head_dim);
+    spec.mask = mask;
+    spec.varlen = varlen;
+    for (const char* target : {"sm_90", "sm_90a"})
+      for (const int seqlen : seqlens)
+        cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
+  };
   for (const int head_dim : {64, 128, 256}) {
-    for (const std::vector<Mask>& mask :
-         {std::vector<Mask>{CausalMask{}}, std::vector<Mask>{CausalMask{CausalAlign::top_left}}}) {
-      AttentionSpec spec = make_spec(DType::bf16, head_dim);
-      spec.mask = mask;
-      for (const bool varlen : {false, true}) {
-        spec.varlen = varlen;
-        for (const char* target : {"sm_90", "sm_90a"})
-          for (const int seqlen : {64, 4096, 16384})
-            cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
-      }
-    }
+    for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left})
+      for (const bool varlen : {false, true}) add(head_dim, {CausalMask{align}}, varlen, {64, 4096, 16384});
+    add(head_dim, {CausalMask{}, PaddingMask{}, BlockSparseMask{.per_head = true}}, false, {4096});
+    add(head_dim, {TreeMask{}, SlidingWindowMask{.sinks = true}, PaddingMask{}}, false, {4096});
+  }
+  for (const Mask& mask :
+       {Mask(PaddingMask{}), Mask(SlidingWindowMask{}), Mask(SlidingWindowMask{.sinks = true}),
+        Mask(BlockSparseMask{}), Mask(BlockSparseMask{.block_m = 64, .block_n = 64}), Mask(TreeMask{})}) {
+    add(128, {mask}, false, {64, 4096});
   }
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);
@@ -243,7 +249,9 @@ TEST_F(NvrtcTest, PairwiseSample) {
   const std::vector<std::vector<Mask>> masks = {{},
                                                 {CausalMask{}},
                                                 {CausalMask{CausalAlign::top_left}},
-                                                {CausalMask{}, CausalMask{CausalAlign::top_left}}};
+                                                {SlidingWindowMask{.sinks = true}},
+                                                {CausalMask{}, BlockSparseMask{}},
+                                                {TreeMask{}}};
   const std::vector<int> sizes = {static_cast<int>(targets.size()),
                                   static_cast<int>(head_dims.size()),
                                   static_cast<int>(head_dims.size()),

@@ -23,7 +23,7 @@ struct Config {
   static constexpr int num_warps = 12;
   static constexpr bool q_in_registers = true;
   static constexpr bool ping_pong = true;
-  static constexpr TileOrder tile_order = TileOrder::pairs;
+  static constexpr TileOrder tile_order = TileOrder::sections;
 };
 
 }  // namespace

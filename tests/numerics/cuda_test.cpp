@@ -2,11 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <random>
+#include <string_view>
 #include <thread>
 
 #include "runtime/cuda/memory.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
+#include "tests/unit/expect_error.h"
 
 namespace flashjit::testing_support {
 namespace {
@@ -121,6 +125,63 @@ TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
   workload.reset();
   workload.kernel(on().engine()).launch(workload.args());
   EXPECT_TRUE(workload.check());
+}
+
+// The same for what masks read: lengths, lists and prefixes of any numbers (compute-sanitizer watches).
+TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
+  std::mt19937 random(20250712);
+  for (const auto& masks : std::vector<std::vector<Mask>>{{PaddingMask{}},
+                                                          {BlockSparseMask{64, 64}},
+                                                          {CausalMask{}, BlockSparseMask{128, 32, true}},
+                                                          {PaddingMask{}, TreeMask{}},
+                                                          {TreeMask{}}}) {
+    Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, masks),
+                             .batch = 2,
+                             .heads_q = 2,
+                             .heads_kv = 1,
+                             .seqlen_q = 200,
+                             .seqlen_k = 300});
+    const Kernel& kernel = workload.kernel(on().engine());
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      AttentionArgs args = workload.args();
+      std::vector<cuda::DeviceBuffer> buffers;
+      for (const MaskTable& table : workload.masks().tables) {
+        std::vector<std::int32_t> wrong(table.values.size());
+        for (std::int32_t& value : wrong)
+          value = static_cast<std::int32_t>(random() % 2 ? random() : random() % 12 - 2);
+        buffers.emplace_back(on().context(), wrong.size() * 4);
+        buffers.back().copy_from(wrong.data(), wrong.size() * 4);
+        on().synchronize();
+        (args.*table.argument)->data = buffers.back().data();
+      }
+      workload.reset();
+      kernel.launch(args);
+      ASSERT_NO_THROW(on().synchronize());
+    }
+    workload.reset();
+    kernel.launch(workload.args());
+    EXPECT_TRUE(workload.check());
+  }
+}
+
+// FLASHJIT_CHECK=1 refuses them; it is read once a process, so this needs one that has it.
+TEST_P(Cuda, CheckModeRefusesWrongTables) {
+  const char* mode = std::getenv("FLASHJIT_CHECK");
+  if (!mode || std::string_view(mode) != "1") GTEST_SKIP() << "FLASHJIT_CHECK is not 1";
+  Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {PaddingMask{}}),
+                           .batch = 2,
+                           .seqlen_q = 20,
+                           .seqlen_k = 30,
+                           .masks = verify::MaskDataOptions{}});
+  const Kernel& kernel = workload.kernel(on().engine());
+  EXPECT_NO_THROW(kernel.launch(workload.args()));
+  AttentionArgs args = workload.args();
+  const std::int32_t lengths[] = {30, 31};
+  cuda::DeviceBuffer wrong(on().context(), sizeof lengths);
+  wrong.copy_from(lengths, sizeof lengths);
+  args.seqlens_k->data = wrong.data();
+  expect_error(ErrorCode::invalid_argument, {"seqlens_k[1] is 31", "seqlen_k = 30"},
+               [&] { kernel.launch(args); });
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Cuda);

@@ -37,19 +37,27 @@ class Draw {
   std::uint64_t seed_, count_ = 0;
 };
 
+std::vector<Mask> draw_masks(Draw& draw, bool varlen) {
+  std::vector<Mask> masks;
+  const bool tree = draw.one_in(5);
+  const auto align = tree || draw.one_in(2) ? CausalAlign::bottom_right : CausalAlign::top_left;
+  if (tree) masks.emplace_back(TreeMask{});
+  if (draw.one_in(2)) masks.emplace_back(CausalMask{align});
+  if (draw.one_in(4)) masks.emplace_back(SlidingWindowMask{align, draw.one_in(2)});
+  if (draw.one_in(4) && !varlen) masks.emplace_back(PaddingMask{});
+  if (draw.one_in(4))
+    masks.emplace_back(BlockSparseMask{16 * draw.between(1, 16), 16 * draw.between(1, 16), draw.one_in(3)});
+  return masks;
+}
+
 AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
-  std::vector<Mask> mask;
-  if (draw.one_in(2))
-    mask.push_back(CausalMask{draw.of<CausalAlign>({CausalAlign::bottom_right, CausalAlign::top_left})});
-  if (draw.one_in(8))
-    mask.push_back(CausalMask{draw.of<CausalAlign>({CausalAlign::bottom_right, CausalAlign::top_left})});
   const int dim = draw.one_in(2) ? draw.of<int>({64, 128}) : 8 * draw.between(1, 32);
   const DType dtype = draw.of(dtypes);
   SpecOptions options;
   options.head_dim_v = draw.one_in(4) ? 8 * draw.between(1, 32) : dim;
   options.lse = !draw.one_in(4);
   options.varlen = draw.one_in(3);
-  return forward_spec(dtype, dim, mask, options);
+  return forward_spec(dtype, dim, draw_masks(draw, options.varlen), options);
 }
 
 Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {

@@ -66,11 +66,5 @@ TEST(KernelTable, ReadersSeeWholeEntriesWhileItGrows) {
   for (auto& r : readers) r.join();
 }
 
-TEST(Bucket, RoundsUpToPowersOfTwo) {
-  EXPECT_EQ(bucket({3, 1000, 1024, 40, 5}), (Shape{4, 1024, 1024, 64, 8}));
-  EXPECT_EQ(bucket({0, 0, 1025, 1, 1}), (Shape{1, 1, 2048, 1, 1}));
-  EXPECT_EQ(bucket({1, 0x7fffffff, 1, 1, 1}).seqlen_q, 1 << 30);
-}
-
 }  // namespace
 }  // namespace flashjit

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "tools/verify/element.hpp"
+#include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
 #include "tools/verify/oracle.hpp"
+#include "tools/verify/random_masks.hpp"
 #include "tools/verify/random_tensor.hpp"
 #include "tools/verify/table.hpp"
 
@@ -440,6 +442,40 @@ TEST(Table, AlignsNumbersRightAndTextLeft) {
             "----  ---\n"
             "a     1.5\n"
             "long  100\n");
+}
+
+// Counted by intervals and lists as element by element.
+TEST(Mask, KeptPairs) {
+  using enum CausalAlign;
+  const std::vector<std::vector<Mask>> lists = {
+      {},
+      {CausalMask{}},
+      {CausalMask{top_left}, PaddingMask{}},
+      {SlidingWindowMask{}},
+      {CausalMask{}, SlidingWindowMask{bottom_right, true}},
+      {BlockSparseMask{16, 32}, PaddingMask{}},
+      {BlockSparseMask{32, 16, true}, CausalMask{}},
+      {TreeMask{}, PaddingMask{}},
+      {TreeMask{}, SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 16}}};
+  for (const auto& masks : lists) {
+    const AttentionSpec spec{.head_dim = 8, .mask = masks};
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      const Shape shape{.batch = 2, .seqlen_q = 40, .seqlen_k = 60, .num_heads_q = 4, .num_heads_kv = 2};
+      MaskData data = random_mask_data(spec, shape, seed, {.hard = true});
+      AttentionArgs args;
+      args.q = Tensor{.rank = 4, .shape = {2, 40, 4, 8}};
+      args.k = Tensor{.rank = 4, .shape = {2, 60, 2, 8}};
+      for (MaskTable& table : data.tables) args.*table.argument = table.view();
+      data.set_sizes(args);
+      std::int64_t pairs = 0;
+      for (const Sequence& s : sequences_of(spec, args))
+        for (int head = 0; head < 4; ++head)
+          for (int row = 0; row < 40; ++row)
+            for (int key = 0; key < 60; ++key) pairs += sees(spec, args, s, head, row, key);
+      EXPECT_EQ(kept_pairs(spec, args), static_cast<double>(pairs))
+          << "masks " << spec.mask.size() << ", seed " << seed;
+    }
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iostream>
+#include <limits>
 #include <numeric>
 
 #include "tools/verify/element.hpp"
@@ -142,10 +143,25 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     cu_seqlens_q_ = starts(case_.lengths_q);
     cu_seqlens_k_ = starts(case_.lengths_k);
   }
+  Shape longest = case_.shape();
+  if (spec.varlen) {  // as the arguments below say it
+    longest.seqlen_q = std::min(std::max(longest.seqlen_q, 1), rows_q);
+    longest.seqlen_k = std::min(std::max(longest.seqlen_k, 1), rows_k);
+  }
+  masks_ = verify::random_mask_data(spec, longest, case_.seed,
+                                    case_.masks.value_or(verify::MaskDataOptions{.hard = true}));
+  for (MaskTable& table : masks_.tables) {
+    const Tensor like = table.view();
+    mask_tables_.push_back(
+        make(DType::int32, {.rank = like.rank, .shape = like.shape, .strides = like.strides}));
+    std::copy(table.values.begin(), table.values.end(),
+              static_cast<std::int32_t*>(mask_tables_.back()->on_host().data));
+  }
   fill();
   for (auto* t : {&q_, &k_, &v_, &o_, &lse_, &cu_seqlens_q_, &cu_seqlens_k_}) {
     if (*t) (*t)->upload();
   }
+  for (const auto& table : mask_tables_) table->upload();
   for (auto* args : {&host_args_, &device_args_}) {
     const auto view = [&](const std::unique_ptr<GuardedTensor>& t) -> std::optional<Tensor> {
       if (!t) return std::nullopt;
@@ -155,6 +171,11 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     args->cu_seqlens_q = view(cu_seqlens_q_), args->cu_seqlens_k = view(cu_seqlens_k_);
     args->max_seqlen_q = case_.max_seqlen_q, args->max_seqlen_k = case_.max_seqlen_k;
     args->softmax_scale = case_.softmax_scale;
+    for (std::size_t i = 0; i < mask_tables_.size(); ++i)
+      args->*masks_.tables[i].argument = view(mask_tables_[i]);
+    masks_.set_sizes(*args);
+    if (spec.varlen && !masks_.tables.empty())
+      args->max_seqlen_q = longest.seqlen_q, args->max_seqlen_k = longest.seqlen_k;
   }
 }
 
@@ -196,6 +217,20 @@ void Workload::fill() {
     case Data::positive_v:
       transform(v, [](std::int64_t, std::int64_t, float value) { return value + 3.0f; });
   }
+  const float poison = case_.poison == Poison::nan ? std::numeric_limits<float>::quiet_NaN()
+                                                   : std::numeric_limits<float>::infinity();
+  for (const MaskTable& table : masks_.tables) {
+    const auto fill_padding = [&](const Tensor& t) {
+      for (std::int64_t b = 0; b < t.shape[0]; ++b)
+        for (std::int64_t row = table.values[b]; row < t.shape[1]; ++row)
+          for (std::int64_t h = 0; h < t.shape[2]; ++h)
+            for (std::int64_t c = 0; c < t.shape[3]; ++c)
+              verify::store_element(t.data, t.dtype,
+                                    b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, poison);
+    };
+    if (table.argument == &AttentionArgs::seqlens_q) fill_padding(q);
+    if (table.argument == &AttentionArgs::seqlens_k) fill_padding(k), fill_padding(v);
+  }
 }
 
 void Workload::reset() {
@@ -206,13 +241,15 @@ void Workload::reset() {
 
 testing::AssertionResult Workload::check() {
   device_.synchronize();
-  const std::pair<const char*, GuardedTensor*> tensors[] = {{"q", q_.get()},
-                                                            {"k", k_.get()},
-                                                            {"v", v_.get()},
-                                                            {"o", o_.get()},
-                                                            {"lse", lse_.get()},
-                                                            {"cu_seqlens_q", cu_seqlens_q_.get()},
-                                                            {"cu_seqlens_k", cu_seqlens_k_.get()}};
+  std::vector<std::pair<const char*, GuardedTensor*>> tensors = {{"q", q_.get()},
+                                                                 {"k", k_.get()},
+                                                                 {"v", v_.get()},
+                                                                 {"o", o_.get()},
+                                                                 {"lse", lse_.get()},
+                                                                 {"cu_seqlens_q", cu_seqlens_q_.get()},
+                                                                 {"cu_seqlens_k", cu_seqlens_k_.get()}};
+  for (std::size_t i = 0; i < mask_tables_.size(); ++i)
+    tensors.emplace_back(verify::name_of(masks_.tables[i].argument), mask_tables_[i].get());
   for (const auto& [name, tensor] : tensors) {
     if (!tensor) continue;
     tensor->download();

@@ -12,6 +12,7 @@
 #include "runtime/flashjit.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
+#include "tools/verify/random_masks.hpp"
 
 namespace flashjit::testing_support {
 
@@ -35,6 +36,7 @@ struct Case {
   int max_seqlen_q = 0, max_seqlen_k = 0;     // as AttentionArgs has them
   MemoryLayout layout = MemoryLayout::contiguous;     // q, o
   MemoryLayout layout_kv = MemoryLayout::contiguous;  // k, v
+  std::optional<verify::MaskDataOptions> masks{};     // default: hard ones
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
@@ -59,6 +61,8 @@ class Workload {
   // The bits of o and lse.
   std::vector<std::byte> outputs();
 
+  // The tables of the spec's masks on the host.
+  const verify::MaskData& masks() const { return masks_; }
   GuardedTensor& k() { return *k_; }
   GuardedTensor& v() { return *v_; }
 
@@ -70,6 +74,8 @@ class Workload {
   Case case_;
   int next_ = 0;
   std::unique_ptr<GuardedTensor> q_, k_, v_, o_, lse_, cu_seqlens_q_, cu_seqlens_k_;
+  verify::MaskData masks_;
+  std::vector<std::unique_ptr<GuardedTensor>> mask_tables_;  // in the order of masks_.tables
   AttentionArgs host_args_, device_args_;
 };
 

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "block_list_mask.h"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
 
 namespace flashjit::device {
 namespace {
@@ -66,8 +68,8 @@ bool all(Span rows, Span keys, const Kept& kept) {
 // justify a visit on its own: the interface allows a visit where each has something, though not at the same
 // pair.
 template <class Axis, class Mask>
-void check_walk(const Mask& mask, Span across, int size, int blocks, Span share, const Kept& kept,
-                const Kept& certain, const std::vector<Kept>& masks) {
+void check_walk(const Mask& mask, int seqlen_q, Span across, int size, int blocks, Span share,
+                const Kept& kept, const Kept& certain, const std::vector<Kept>& masks) {
   const Span within = {share.begin * size, share.end * size};
   const std::vector<Visit> visits = walk<Axis>(mask, across, size, within);
   ASSERT_EQ(visits, (walk<Axis>(mask, across, size, within))) << "producer and consumer walk apart";
@@ -84,12 +86,12 @@ void check_walk(const Mask& mask, Span across, int size, int blocks, Span share,
     ASSERT_LT(index, blocks);
     for (const Kept& one : masks) ASSERT_TRUE(any(rows, keys, one)) << "needless visit of block " << index;
     ASSERT_EQ(visits[at].whole, all(rows, keys, certain)) << "block " << index;
-    const typename Mask::Tile tile = mask.tile(rows, keys);
+    typename Mask::Tile tile = mask.tile();
     for (int i = rows.begin; i < rows.end; ++i) {
-      for (int j = keys.begin; j < keys.end; ++j) {
-        ASSERT_EQ(mask.keep(i, j), kept(i, j)) << i << ", " << j;
-        ASSERT_EQ(tile.keep(i, j), kept(i, j)) << i << ", " << j;
-      }
+      for (int j = keys.begin; j < keys.end; ++j) ASSERT_EQ(mask.keep(i, j), kept(i, j)) << i << ", " << j;
+      for (int j = keys.begin / bits_keys * bits_keys; i < seqlen_q && j < keys.end; j += bits_keys)
+        for (int bit = 0; bit < 32; ++bit)
+          ASSERT_EQ(tile.bits(i, j) >> bit & 1, bit < bits_keys && kept(i, j + bit)) << i << ", " << j + bit;
     }
     ++at;
   }
@@ -98,14 +100,14 @@ void check_walk(const Mask& mask, Span across, int size, int blocks, Span share,
 
 // All tiles across the axis, and for each the whole walk and every share of it.
 template <class Axis, class Mask>
-void check_axis(const Mask& mask, int seqlen_across, int seqlen_along, int size_across, int size_along,
-                const Kept& kept, const Kept& certain, const std::vector<Kept>& masks) {
+void check_axis(const Mask& mask, int seqlen_q, int seqlen_across, int seqlen_along, int size_across,
+                int size_along, const Kept& kept, const Kept& certain, const std::vector<Kept>& masks) {
   const int blocks = ceil_div(seqlen_along, size_along);
   for (int begin = 0; begin < seqlen_across; begin += size_across) {
     const Span across = {begin, min(begin + size_across, seqlen_across)};
     for (int first = 0; first <= blocks; ++first) {
       for (int last = first; last <= blocks; ++last) {
-        check_walk<Axis>(mask, across, size_along, blocks, {first, last}, kept, certain, masks);
+        check_walk<Axis>(mask, seqlen_q, across, size_along, blocks, {first, last}, kept, certain, masks);
         if (testing::Test::HasFatalFailure()) return;
       }
     }
@@ -119,9 +121,9 @@ void check_both_ways(const Mask& mask, const Problem& p, int size_m, int size_n,
                      const Kept& certain, const std::vector<Kept>& masks) {
   SCOPED_TRACE("seqlen_q " + std::to_string(p.seqlen_q) + ", seqlen_k " + std::to_string(p.seqlen_k) +
                ", blocks " + std::to_string(size_m) + " x " + std::to_string(size_n));
-  check_axis<Keys>(mask, p.seqlen_q, p.seqlen_k, size_m, size_n, kept, certain, masks);
+  check_axis<Keys>(mask, p.seqlen_q, p.seqlen_q, p.seqlen_k, size_m, size_n, kept, certain, masks);
   if (testing::Test::HasFatalFailure()) return;
-  check_axis<Queries>(mask, p.seqlen_k, p.seqlen_q, size_n, size_m, kept, certain, masks);
+  check_axis<Queries>(mask, p.seqlen_q, p.seqlen_k, p.seqlen_q, size_n, size_m, kept, certain, masks);
 }
 
 Kept inside(const Problem& p) {
@@ -225,141 +227,253 @@ TEST(Mask, PackedRows) {
   }
 }
 
+Kept window(const Problem& p, Align align, int left, int right, int num_sinks) {
+  const int shift = align == Align::bottom_right ? p.seqlen_k - p.seqlen_q : 0;
+  return both(inside(p), [=](int i, int j) {
+    const long distance = long{j} - (i + shift);
+    return j < num_sinks || (-distance <= left && distance <= right);
+  });
+}
+
+constexpr int unbounded = 0x7fffffff;
+
+template <Align align>
+void check_windows() {
+  for (const int left : {0, 2, unbounded}) {
+    for (const int right : {0, 3, unbounded}) {
+      for (int seqlen_q = 0; seqlen_q <= longest; seqlen_q += 3) {
+        for (int seqlen_k = 0; seqlen_k <= longest; seqlen_k += 3) {
+          const Problem p = problem(seqlen_q, seqlen_k);
+          for (const int num_sinks : {0, 2, longest + 2}) {
+            ForwardParams params{};
+            params.window_left = left;
+            params.window_right = right;
+            params.num_sinks = num_sinks;
+            const Kept kept = window(p, align, left, right, num_sinks);
+            for (const int size : {1, 4}) {
+              if (num_sinks == 0) {
+                using Mask = Intersect<Bounds, SlidingWindow<align>>;
+                check_both_ways(Mask(params, p), p, size, size, kept, kept, {kept});
+              }
+              using Mask = Intersect<Bounds, SlidingWindowWithSinks<align>>;
+              static_assert(!Mask::row_intervals);
+              check_both_ways(Mask(params, p), p, size, size, kept, kept, {});
+              if (testing::Test::HasFatalFailure()) return;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Mask, SlidingWindowBottomRight) {
+  check_windows<Align::bottom_right>();
+}
+TEST(Mask, SlidingWindowTopLeft) {
+  check_windows<Align::top_left>();
+}
+
 // Random blocks: none, all of their pairs, or some.
 template <int size_m, int size_n>
 class RandomBlocks {
  public:
   RandomBlocks(std::mt19937& random, const Problem& p, double density)
       : row_blocks_(ceil_div(p.seqlen_q, size_m)), key_blocks_(ceil_div(p.seqlen_k, size_n)) {
-    std::bernoulli_distribution listed(density), partial(0.4), bit(0.5);
-    table_.assign(row_blocks_ * key_blocks_, nowhere);
-    for (int& at : table_) {
-      if (!listed(random)) continue;
-      at = everywhere;
-      if (!partial(random)) continue;
-      at = static_cast<int>(bits_.size());
-      for (int i = 0; i < size_m * size_n; ++i) bits_.push_back(bit(random));
+    std::bernoulli_distribution listed(density), partial(0.4);
+    for (int i = 0; i < row_blocks_; ++i) {
+      for (int j = 0; j < key_blocks_; ++j) {
+        if (!listed(random)) continue;
+        blocks_.push_back(j);
+        bitmask_of_.push_back(partial(random) ? static_cast<int>(bitmasks_.size()) / words : -1);
+        for (int word = 0; bitmask_of_.back() >= 0 && word < words; ++word) bitmasks_.push_back(random());
+      }
+      offsets_.push_back(static_cast<int>(blocks_.size()));
     }
-    of_rows_ = lists(row_blocks_, key_blocks_, [&](int i, int j) { return table_[i * key_blocks_ + j]; });
-    of_keys_ = lists(key_blocks_, row_blocks_, [&](int i, int j) { return table_[j * key_blocks_ + i]; });
   }
 
-  BlockListView view() const { return {compressed(of_rows_), compressed(of_keys_), bits_.data()}; }
-  bool listed(int row, int key) const {
-    const int m = row / size_m, n = key / size_n;
-    return m < row_blocks_ && n < key_blocks_ && table_[m * key_blocks_ + n] != nowhere;
+  ForwardParams params() const {
+    ForwardParams p{};
+    p.blocks = {.offsets = offsets_.data(),
+                .batch_stride = 0,
+                .head_stride = 0,
+                .blocks = blocks_.data(),
+                .bitmask_of = bitmask_of_.data(),
+                .bitmasks = bitmasks_.data(),
+                .row_blocks = row_blocks_,
+                .num_blocks = static_cast<int>(blocks_.size()),
+                .num_bitmasks = static_cast<int>(bitmasks_.size()) / words};
+    return p;
   }
+  bool listed(int row, int key) const { return find(row, key) >= 0; }
   bool full(int row, int key) const {
-    return listed(row, key) && table_[row / size_m * key_blocks_ + key / size_n] == everywhere;
+    const int entry = find(row, key);
+    return entry >= 0 && bitmask_of_[entry] < 0;
   }
   bool kept(int row, int key) const {
-    if (!listed(row, key)) return false;
-    const int at = table_[row / size_m * key_blocks_ + key / size_n];
-    return at == everywhere || bits_[at + row % size_m * size_n + key % size_n] != 0;
+    const int entry = find(row, key);
+    if (entry < 0 || bitmask_of_[entry] < 0) return entry >= 0;
+    const int word = bitmask_of_[entry] * words + row % size_m * words_per_row + key % size_n / 32;
+    return bitmasks_[word] >> key % size_n % 32 & 1;
   }
 
  private:
-  static constexpr int nowhere = BlockList<size_m, size_n>::nowhere,
-                       everywhere = BlockList<size_m, size_n>::everywhere;
+  static constexpr int words_per_row = ceil_div(size_n, 32), words = size_m * words_per_row;
 
-  struct Lists {
-    std::vector<int> begin, block, bits;
-  };
-  static BlockLists compressed(const Lists& l) { return {l.begin.data(), l.block.data(), l.bits.data()}; }
-  template <class At>
-  static Lists lists(int count, int along, At at) {
-    Lists l{.begin = {0}, .block = {}, .bits = {}};
-    for (int i = 0; i < count; ++i) {
-      for (int j = 0; j < along; ++j) {
-        if (at(i, j) == nowhere) continue;
-        l.block.push_back(j);
-        l.bits.push_back(at(i, j));
-      }
-      l.begin.push_back(static_cast<int>(l.block.size()));
-    }
-    return l;
+  int find(int row, int key) const {
+    const int m = row / size_m;
+    if (m >= row_blocks_) return -1;
+    for (int e = offsets_[m]; e < offsets_[m + 1]; ++e)
+      if (blocks_[e] == key / size_n) return e;
+    return -1;
   }
 
   int row_blocks_, key_blocks_;
-  std::vector<int> table_;
-  std::vector<unsigned char> bits_;
-  Lists of_rows_, of_keys_;
+  std::vector<int> offsets_ = {0}, blocks_, bitmask_of_;
+  std::vector<u32> bitmasks_;
 };
 
-// Tiles smaller than, equal to and larger than the listed blocks, so that a walk covers part of a list, one,
-// a few that its cursor remembers, and more than that.
-template <class... Causals, class MakeKept>
+// Tiles smaller than, equal to and larger than the listed blocks, so that a walk covers part of a list, one
+// and several.
+template <class... Others, class MakeKept>
 void check_block_lists(MakeKept make_kept) {
-  constexpr int size_m = 4, size_n = 2;
-  using List = BlockList<size_m, size_n>;
-  using Mask = Intersect<Bounds, List, Causals...>;
+  constexpr int size_m = 16, size_n = 48;
+  using Mask = Intersect<Bounds, BlockSparse<size_m, size_n, false>, Others...>;
   static_assert(!Mask::row_intervals);
   const unsigned seed = 20240917;
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
-  for (int repeat = 0; repeat < 60; ++repeat) {
-    const Problem p = problem(random() % 24, random() % 16);
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    const Problem p = problem(random() % 90, random() % 230);
     const RandomBlocks<size_m, size_n> blocks(random, p, (random() % 5) / 4.0);
-    const BlockListParams params = {{blocks.view(), {}}};
+    ForwardParams params = blocks.params();
+    params.window_left = 40;
+    params.num_sinks = 20;
     const Mask mask(params, p);
-    const Kept interval = make_kept(p);
+    const Kept other = make_kept(p);
     const Kept listed = [&](int i, int j) { return blocks.listed(i, j); };
-    const Kept kept = [&](int i, int j) { return interval(i, j) && blocks.kept(i, j); };
-    const Kept certain = [&](int i, int j) { return interval(i, j) && blocks.full(i, j); };
-    for (int tile_m : {2, 4, 8, 16}) {
-      for (int tile_n : {1, 2, 6}) {
-        check_both_ways(mask, p, tile_m, tile_n, kept, certain, {interval, listed});
-        if (testing::Test::HasFatalFailure()) return;
+    const Kept kept = [&](int i, int j) { return other(i, j) && blocks.kept(i, j); };
+    const Kept certain = [&](int i, int j) { return other(i, j) && blocks.full(i, j); };
+    for (const auto& [tile_m, tile_n] : {std::pair{8, 16}, std::pair{16, 48}, std::pair{40, 96}}) {
+      check_both_ways(mask, p, tile_m, tile_n, kept, certain, {other, listed});
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Mask, BlockSparse) {
+  check_block_lists<>(inside);
+}
+TEST(Mask, BlockSparseAndCausal) {
+  check_block_lists<Causal<Align::bottom_right>>(
+      [](const Problem& p) { return causal(p, Align::bottom_right); });
+}
+// Two masks of which neither's hull says what the other skips.
+TEST(Mask, BlockSparseAndSlidingWindowWithSinks) {
+  check_block_lists<SlidingWindowWithSinks<Align::bottom_right>>(
+      [](const Problem& p) { return window(p, Align::bottom_right, 40, 0, 20); });
+}
+
+// A cursor reads each list entry once over a walk, however many blocks the walk visits.
+TEST(Mask, CursorKeepsItsPlace) {
+  const Problem p = problem(16, 512);
+  std::mt19937 random(1);
+  const RandomBlocks<16, 32> blocks(random, p, 1.0);
+  const ForwardParams params = blocks.params();
+  const BlockSparse<16, 32, false> mask(params, p);
+  decltype(mask)::Cursor<Keys> cursor;
+  for (int bound = 512; bound > 0; bound -= 32) {
+    EXPECT_EQ(mask.previous(Keys{}, {0, 16}, bound, cursor), bound - 1);
+    EXPECT_EQ(cursor.end, bound / 32);
+  }
+}
+
+// Lists that nobody checked: whatever they hold, nothing outside of them is read (sanitizers watch), walks
+// end, and what they visit lies in the sequence.
+TEST(Mask, BlockListsOfAnything) {
+  const unsigned seed = 20250611;
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const Problem p = problem(100, 300);
+  using Mask = Intersect<Bounds, BlockSparse<16, 64, false>>;
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    const auto anything = [&] {
+      return random() % 3 ? static_cast<int>(random() % 12) - 2 : static_cast<int>(random());
+    };
+    std::vector<int> offsets(8), blocks(9), bitmask_of(9);
+    for (auto* table : {&offsets, &blocks, &bitmask_of})
+      for (int& value : *table) value = anything();
+    const std::vector<u32> bitmasks(3 * 16 * 2);
+    ForwardParams params{};
+    params.blocks = {offsets.data(), 0, 0, blocks.data(), bitmask_of.data(), bitmasks.data(), 7, 9, 3};
+    const Mask mask(params, p);
+    for (int first = 0; first < p.seqlen_q; first += 32) {
+      const Span rows = {first, min(first + 32, p.seqlen_q)};
+      int before = 5;
+      for (const Visit& visit : walk<Keys>(mask, rows, 64, {0, unbounded})) {
+        ASSERT_LT(visit.index, before);
+        ASSERT_GE(visit.index, 0);
+        before = visit.index;
+        Mask::Tile tile = mask.tile();
+        for (int row = rows.begin; row < rows.end; ++row) tile.bits(row, visit.index * 64);
       }
     }
   }
 }
 
-TEST(Mask, BlockList) {
-  check_block_lists<>(inside);
-}
-TEST(Mask, BlockListAndCausalBottomRight) {
-  check_block_lists<Causal<Align::bottom_right>>(
-      [](const Problem& p) { return causal(p, Align::bottom_right); });
-}
-TEST(Mask, BlockListAndCausalTopLeft) {
-  check_block_lists<Causal<Align::top_left>>([](const Problem& p) { return causal(p, Align::top_left); });
-}
-
-// Lists of different block sizes: neither's hull says what the other skips.
-TEST(Mask, TwoBlockLists) {
-  using Mask = Intersect<Bounds, BlockList<4, 2, 0>, BlockList<2, 6, 1>>;
-  const unsigned seed = 20250302;
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937 random(seed);
-  for (int repeat = 0; repeat < 60; ++repeat) {
-    const Problem p = problem(random() % 24, random() % 30);
-    const RandomBlocks<4, 2> a(random, p, 0.4);
-    const RandomBlocks<2, 6> b(random, p, 0.4);
-    const BlockListParams params = {{a.view(), b.view()}};
+// The design's worked example, after a prefix that ends where no word does.
+TEST(Mask, TreeOfNine) {
+  const int parents[] = {-1, 0, 1, 1, 2, 2, 3, 3, 4};
+  u32 words[9] = {};
+  for (int i = 0; i < 9; ++i) words[i] = (parents[i] < 0 ? 0 : words[parents[i]]) | 1u << i;
+  ForwardParams params{};
+  params.tree = {.words = words,
+                 .batch_stride = 0,
+                 .row_stride = 1,
+                 .rows = 9,
+                 .words_per_row = 1,
+                 .prefix_lengths = nullptr};
+  for (const int prefix : {0, 1, 15, 16, 17, 40}) {
+    const Problem p = problem(9, prefix + 9);
+    using Mask = Intersect<Bounds, Tree>;
     const Mask mask(params, p);
-    const Kept kept = [&](int i, int j) { return a.kept(i, j) && b.kept(i, j) && inside(p)(i, j); };
-    const Kept certain = [&](int i, int j) { return a.full(i, j) && b.full(i, j) && inside(p)(i, j); };
-    const Kept in_a = [&](int i, int j) { return a.listed(i, j); };
-    const Kept in_b = [&](int i, int j) { return b.listed(i, j); };
-    for (int size : {2, 4, 12}) {
-      check_both_ways(mask, p, size, size, kept, certain, {in_a, in_b});
+    const auto seen = [&](int row) {
+      std::vector<int> keys;
+      for (int key = prefix; key < prefix + 9; ++key)
+        if (mask.keep(row, key)) keys.push_back(key - prefix);
+      return keys;
+    };
+    EXPECT_EQ(seen(8), (std::vector<int>{0, 1, 2, 4, 8}));
+    EXPECT_EQ(seen(7), (std::vector<int>{0, 1, 3, 7}));
+    const Kept kept = [&](int i, int j) {
+      return inside(p)(i, j) && (j < prefix || (words[i] >> (j - prefix) & 1));
+    };
+    // The hull is all that a walk knows: new keys are visited whoever sees them.
+    const Kept certain = [&](int i, int j) { return inside(p)(i, j) && j < prefix; };
+    for (const int size : {4, 16}) {
+      check_both_ways(mask, p, size, size, kept, certain, {});
       if (HasFatalFailure()) return;
     }
   }
 }
 
-// A cursor reads each list entry once over a walk, however many blocks the walk visits.
-TEST(Mask, CursorKeepsItsPlace) {
-  const Problem p = problem(4, 32);
-  std::mt19937 random(1);
-  const RandomBlocks<4, 2> blocks(random, p, 1.0);
-  const BlockListParams params = {{blocks.view(), {}}};
-  const BlockList<4, 2> mask(params, p);
-  BlockList<4, 2>::Cursor<Keys> cursor;
-  for (int bound = 32; bound > 0; bound -= 2) {
-    EXPECT_EQ(mask.previous(Keys{}, {0, 4}, bound, cursor), bound - 1);
-    EXPECT_EQ(cursor.remaining[0], bound / 2);
+// More new keys than bits, fewer rows than queries, prefixes of their own: what has no bit is not seen.
+TEST(Mask, TreesThatDoNotFit) {
+  const std::vector<u32> words(5 * 2, ~0u);
+  for (const int prefix : {-7, 0, 30, 500}) {
+    ForwardParams params{};
+    params.tree = {.words = words.data(),
+                   .batch_stride = 0,
+                   .row_stride = 2,
+                   .rows = 5,
+                   .words_per_row = 2,
+                   .prefix_lengths = &prefix};
+    const Problem p = problem(8, 120);
+    const Intersect<Bounds, Tree> mask(params, p);
+    const int end = min(max(prefix, 0), 120);
+    for (int row = 0; row < 8; ++row)
+      for (int key = 0; key < 120; ++key)
+        ASSERT_EQ(mask.keep(row, key), key < end || (row < 5 && key - end < 64)) << row << ", " << key;
   }
 }
 

@@ -48,13 +48,16 @@ Json in_config(const Json& object) {
   spec["config"] = object;
   return spec;
 }
+template <class Kind>
 Json in_mask(const Json& object) {
   Json spec = smallest();
-  Json mask = {{"kind", "causal"}};
+  Json mask = {{"kind", Kind::kind}};
   mask.update(object);
   spec["mask"] = Json::array({mask});
   return spec;
 }
+constexpr Place in_masks[] = {in_mask<CausalMask>, in_mask<SlidingWindowMask>, in_mask<PaddingMask>,
+                              in_mask<BlockSparseMask>, in_mask<TreeMask>};
 
 // The words of "...; the fields are a, b and c" or "... is not one of a, b and c".
 std::set<std::string> words_after(const std::string& message, const std::string& start) {
@@ -127,8 +130,21 @@ TEST(Schema, AgreesWithTheParser) {
   check_object(schema, in_spec);
   check_object(schema["properties"]["config"], in_config);
   const Json& masks = schema["properties"]["mask"]["items"]["anyOf"];
-  check_object(masks[1], in_mask);
-  EXPECT_EQ(masks[0]["enum"], masks[1]["properties"]["kind"]["enum"]);
+  ASSERT_EQ(masks.size(), 1 + std::size(in_masks));
+  for (std::size_t i = 0; i < std::size(in_masks); ++i) {
+    const Json& mask = masks[i + 1];
+    EXPECT_EQ(mask["additionalProperties"], false);
+    EXPECT_EQ(mask["properties"]["kind"], Json({{"const", masks[0]["enum"][i]}}));
+    std::set<std::string> names;
+    for (const auto& [name, property] : mask["properties"].items()) {
+      names.insert(name);
+      if (name != "kind") check_property(name, property, in_masks[i]);
+    }
+    EXPECT_EQ(words_after(refusal(in_masks[i](Json{{"zzzzzzzzzzzz", 1}})), "; the fields are "), names);
+  }
+  std::set<std::string> kinds;
+  for (const Json& name : masks[0]["enum"]) kinds.insert(name.get<std::string>());
+  EXPECT_EQ(words_after(refusal(in_spec({{"mask", {"zzz"}}})), " is not one of "), kinds);
   for (const Json& name : masks[0]["enum"]) {
     Json spec = smallest();
     spec["mask"] = Json::array({name});

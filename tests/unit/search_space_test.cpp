@@ -42,6 +42,21 @@ TEST(SearchSpace, HoldsFittingConfigsAndTheHeuristicOne) {
   }
 }
 
+TEST(SearchSpace, EveryRejectionHasAReason) {
+  for (const Target& target : Target::all()) {
+    for (const int head_dim : {64, 128, 256}) {
+      const AttentionSpec spec = AttentionSpec{.head_dim = head_dim, .mask = {CausalMask{}}}.validated();
+      const std::vector<KernelConfig> space = search_space(spec, target);
+      const std::vector<Rejection> rejected = rejections(spec, target);
+      EXPECT_EQ(rejected.empty(), !target.is_cuda()) << target.str();
+      for (const Rejection& r : rejected) {
+        EXPECT_FALSE(holds(space, r.config));
+        EXPECT_NE(r.reason, "") << target.str() << to_json(r.config);
+      }
+    }
+  }
+}
+
 TEST(SearchSpace, HonoursPins) {
   for (const Target& target : Target::all()) {
     AttentionSpec spec{.head_dim = 64};
@@ -84,13 +99,38 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
   refused("sm_90a", {.block_m = 64, .ping_pong = true}, {"block_m 64", "ping_pong", "would work"});
   refused("sm_90a", {.num_stages = 8}, {"bytes of shared memory", "would work"});
   refused("sm_90", {.q_in_registers = true}, {"choices of sm_90a's kernels only", "would work"});
-  refused("x86-64-v3", {.tile_order = TileOrder::pairs}, {"choices of sm_90a's kernels only", "would work"});
+  refused("x86-64-v3", {.tile_order = TileOrder::sections},
+          {"choices of sm_90a's kernels only", "would work"});
   refused("sm_80", {.block_m = 80}, {"block_m 80", "rows for each of 4 warps", "would work"});
   refused("sm_80", {.num_warps = 3}, {"num_warps 3", "4 or 8", "would work"});
   refused("sm_80", {.num_stages = 4}, {"num_stages 4", "would work"});
   refused("x86-64-v3", {.num_warps = 4}, {"num_warps 4", "not 1", "would work"});
   refused("x86-64-v4", {.num_stages = 2}, {"num_stages 2", "not 1", "would work"});
   refused("x86-64-v4", {.block_m = 512, .block_n = 1024}, {"bytes of scratch", "2097152", "would work"});
+}
+
+// Every block size of a list has a config on every target; those of the usual sizes are tiles within a block,
+// or units of rows within one.
+TEST(SearchSpace, BlockSparse) {
+  for (const Target& target : Target::all()) {
+    for (const int head_dim : {64, 128, 256}) {
+      for (int size = 16; size <= 256; size += 16) {
+        AttentionSpec spec{.head_dim = head_dim, .mask = {BlockSparseMask{.block_m = size, .block_n = size}}};
+        spec = spec.validated();
+        const KernelConfig config =
+            heuristic_config(spec, target, {.batch = 4, .seqlen_q = 8192, .seqlen_k = 8192});
+        EXPECT_EQ(misfit(spec, target, config), "");
+        // Wide heads leave a 99 KB multiprocessor one shape of tile.
+        const bool usual =
+            (size == 64 || size == 128 || size == 256) && (head_dim < 256 || !target.is_cuda());
+        if (!usual) continue;
+        SCOPED_TRACE(target.str() + " " + std::to_string(head_dim) + " " + std::to_string(size) + " " +
+                     to_json(config));
+        EXPECT_TRUE(target.is_cuda() ? size % config.block_m == 0 : config.block_m % 32 == 0);
+        EXPECT_EQ(size % config.block_n, 0);
+      }
+    }
+  }
 }
 
 // What a refusal proposes is itself accepted.
@@ -119,6 +159,47 @@ TEST(SearchSpace, Fp32NeedsACpu) {
   expect_error(ErrorCode::unsupported, {"fp32", "sm_90", "bf16 or fp16 would work", "x86-64-v3"},
                [&] { search_space(spec, target); });
   EXPECT_THAT(misfit(spec, target, {64, 64, 1, 4}), testing::HasSubstr("fp32"));
+}
+
+TEST(Bucket, IsItsLargestShapeAndKeepsTheWork) {
+  EXPECT_EQ(bucket({.batch = 3, .seqlen_q = 1000, .seqlen_k = 1025, .num_heads_q = 32, .num_heads_kv = 8}),
+            (Shape{.batch = 32, .seqlen_q = 1024, .seqlen_k = 2048, .num_heads_q = 4, .num_heads_kv = 1}));
+  // Batch entries are as good as heads.
+  const Shape one{.batch = 1, .seqlen_q = 512, .seqlen_k = 512, .num_heads_q = 32, .num_heads_kv = 32};
+  const Shape many{.batch = 32, .seqlen_q = 512, .seqlen_k = 512};
+  EXPECT_EQ(bucket(one), bucket(many));
+  // Groups of heads are not.
+  const Shape grouped{.batch = 1, .seqlen_q = 512, .seqlen_k = 512, .num_heads_q = 32, .num_heads_kv = 4};
+  EXPECT_NE(bucket(one), bucket(grouped));
+}
+
+TEST(Bucket, OfItselfIsItself) {
+  for (const int batch : {0, 1, 3, 64, 100000}) {
+    for (const int seqlen : {0, 1, 17, 4096, 1 << 20, 2147483647}) {
+      for (const int heads_kv : {0, 1, 5, 128}) {
+        for (const int group : {1, 7, 64}) {
+          const Shape b = bucket({.batch = batch,
+                                  .seqlen_q = seqlen,
+                                  .seqlen_k = seqlen,
+                                  .num_heads_q = heads_kv * group,
+                                  .num_heads_kv = heads_kv});
+          EXPECT_EQ(bucket(b), b) << batch << " " << seqlen << " " << heads_kv << " " << group;
+          EXPECT_GE(b.batch, 1);
+          EXPECT_GE(b.num_heads_q, 1);
+          EXPECT_EQ(b.num_heads_kv, 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(Bucket, WorkBeyondEnoughCountsNoMore) {
+  const Shape enough{.batch = 64, .seqlen_q = 16384, .seqlen_k = 16384};
+  Shape more = enough;
+  more.batch = 4096;
+  EXPECT_EQ(bucket(enough), bucket(more));
+  more.batch = 32;
+  EXPECT_NE(bucket(enough), bucket(more));
 }
 
 }  // namespace

@@ -43,14 +43,17 @@ TEST(Spec, Defaults) {
 TEST(Spec, EveryField) {
   const AttentionSpec spec = parse(
       R"({"op": "forward", "dtype": "fp16", "head_dim": 64, "head_dim_v": 96,
-          "mask": ["causal", {"kind": "causal", "align": "top_left"}], "dropout": false, "lse": false,
+          "mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 32, "per_head": true}, "causal",
+                   {"kind": "sliding_window", "align": "bottom_right", "sinks": true}, "tree"],
+          "dropout": false, "lse": false,
           "varlen": true, "paged": false, "deterministic": true,
           "config": {"block_m": 128, "block_n": 64, "num_stages": 2, "num_warps": 8}})");
   EXPECT_EQ(spec.dtype, DType::fp16);
   EXPECT_EQ(spec.head_dim, 64);
   EXPECT_EQ(spec.head_dim_v, 96);
-  EXPECT_EQ(spec.mask,
-            (std::vector<Mask>{CausalMask{CausalAlign::bottom_right}, CausalMask{CausalAlign::top_left}}));
+  EXPECT_EQ(spec.mask, (std::vector<Mask>{
+                           CausalMask{}, SlidingWindowMask{.align = CausalAlign::bottom_right, .sinks = true},
+                           BlockSparseMask{.block_m = 64, .block_n = 32, .per_head = true}, TreeMask{}}));
   EXPECT_FALSE(spec.lse);
   EXPECT_TRUE(spec.varlen);
   EXPECT_TRUE(spec.deterministic);
@@ -73,9 +76,9 @@ TEST(Spec, CanonicalText) {
 
 TEST(Spec, EqualSpecsGiveEqualTextAndHash) {
   const char* same[] = {
-      R"("mask": ["causal", {"kind": "causal", "align": "top_left"}])",
-      R"("mask": [{"align": "top_left", "kind": "causal"}, {"kind": "causal", "align": "bottom_right"}])",
-      R"("mask": ["causal", "causal", {"kind": "causal", "align": "top_left"}], "head_dim_v": 128, "lse": true)",
+      R"("mask": ["causal", {"kind": "block_sparse", "block_n": 64}])",
+      R"("mask": [{"per_head": false, "block_n": 64, "kind": "block_sparse"}, {"kind": "causal", "align": "bottom_right"}])",
+      R"("mask": ["causal", "causal", {"kind": "block_sparse", "block_n": 64, "block_m": 128}], "head_dim_v": 128, "lse": true)",
   };
   const AttentionSpec first = parse(with(same[0]));
   for (const char* more : same) {
@@ -89,13 +92,31 @@ TEST(Spec, EqualSpecsGiveEqualTextAndHash) {
 
 TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
   std::vector<AttentionSpec> specs;
-  for (const char* more : {"", R"("head_dim_v": 64)", R"("mask": ["causal"])",
-                           R"("mask": [{"kind": "causal", "align": "top_left"}])", R"("lse": false)",
-                           R"("varlen": true)", R"("deterministic": true)", R"("config": {"block_m": 64})",
-                           R"("config": {"block_n": 64})", R"("config": {"num_stages": 1})",
-                           R"("config": {"num_warps": 4})", R"("config": {"q_in_registers": false})",
-                           R"("config": {"q_in_registers": true})", R"("config": {"ping_pong": true})",
-                           R"("config": {"tile_order": "heads"})", R"("config": {"tile_order": "pairs"})"}) {
+  for (const char* more : {"",
+                           R"("head_dim_v": 64)",
+                           R"("mask": ["causal"])",
+                           R"("mask": [{"kind": "causal", "align": "top_left"}])",
+                           R"("mask": ["padding"])",
+                           R"("mask": ["sliding_window"])",
+                           R"("mask": [{"kind": "sliding_window", "sinks": true}])",
+                           R"("mask": ["tree"])",
+                           R"("mask": ["tree", "padding"])",
+                           R"("mask": ["block_sparse"])",
+                           R"("mask": [{"kind": "block_sparse", "block_m": 64}])",
+                           R"("mask": [{"kind": "block_sparse", "block_n": 64}])",
+                           R"("mask": [{"kind": "block_sparse", "per_head": true}])",
+                           R"("lse": false)",
+                           R"("varlen": true)",
+                           R"("deterministic": true)",
+                           R"("config": {"block_m": 64})",
+                           R"("config": {"block_n": 64})",
+                           R"("config": {"num_stages": 1})",
+                           R"("config": {"num_warps": 4})",
+                           R"("config": {"q_in_registers": false})",
+                           R"("config": {"q_in_registers": true})",
+                           R"("config": {"ping_pong": true})",
+                           R"("config": {"tile_order": "heads"})",
+                           R"("config": {"tile_order": "sections"})"}) {
     specs.push_back(parse(with(more)));
   }
   specs.push_back(parse(R"({"op": "forward", "dtype": "fp16", "head_dim": 128})"));
@@ -111,8 +132,7 @@ TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
 
 // Plain data built in C++ is held to the same rules.
 TEST(Spec, Validated) {
-  const AttentionSpec spec{.head_dim = 64,
-                           .mask = {CausalMask{CausalAlign::top_left}, CausalMask{}, CausalMask{}}};
+  const AttentionSpec spec{.head_dim = 64, .mask = {PaddingMask{}, CausalMask{}, CausalMask{}}};
   const AttentionSpec valid = spec.validated();
   EXPECT_EQ(valid.head_dim_v, 64);
   EXPECT_EQ(valid.mask.size(), 2u);
@@ -132,7 +152,7 @@ TEST(Spec, MalformedJson) {
   expect_invalid(with("\"head_dim_v\": 1e999"), {"not valid JSON", "1e999"});
   expect_invalid("{\"op\": \"\xff\"}", {"not valid JSON", "UTF-8"});
   expect_invalid("{\"op\": \"" + std::string(100000, 'x'), {"not valid JSON"});
-  expect_invalid(std::string(100000, '['), {"not valid JSON"});
+  expect_invalid(std::string(100000, '['), {"nests deeper than 64"});
   for (const char* text : {"[]", "null", "3", "\"forward\"", "true"})
     expect_invalid(text, {"must be an object"});
 }
@@ -208,12 +228,29 @@ TEST(Spec, KnownButUnsupported) {
                      {"op decode", "forward would work"});
   expect_unsupported(with(R"("dropout": true)"), {"dropout true", "false would work"});
   expect_unsupported(with(R"("paged": true)"), {"paged true", "false would work"});
-  for (const char* kind : {"sliding_window", "padding", "block_sparse", "tree"}) {
-    expect_unsupported(with(std::string(R"("mask": [")") + kind + "\"]"),
-                       {kind, "\"causal\" or no mask would work"});
-  }
-  expect_unsupported(with(R"("mask": ["causal", {"kind": "block_sparse", "block_m": 64, "block_n": 128}])"),
-                     {"mask[1] \"block_sparse\""});
+}
+
+TEST(Spec, MasksThatContradict) {
+  expect_invalid(with(R"("mask": ["causal", {"kind": "causal", "align": "top_left"}])"),
+                 {"two of kind causal", "top_left", "one of them would work"});
+  expect_invalid(with(R"("mask": ["sliding_window", {"kind": "sliding_window", "sinks": true}])"),
+                 {"two of kind sliding_window", "one of them would work"});
+  expect_invalid(with(R"("mask": ["block_sparse", {"kind": "block_sparse", "block_m": 64}])"),
+                 {"two of kind block_sparse", "one list"});
+  expect_invalid(with(R"("mask": ["causal", {"kind": "sliding_window", "align": "top_left"}])"),
+                 {"causal with align bottom_right", "sliding_window with align top_left", "one align"});
+  expect_invalid(with(R"("mask": ["padding"], "varlen": true)"), {"padding", "varlen", "cu_seqlens"});
+  expect_invalid(with(R"("mask": ["tree", {"kind": "causal", "align": "top_left"}])"),
+                 {"tree", "top_left", "bottom_right would work"});
+  expect_invalid(with(R"("mask": ["tree", {"kind": "sliding_window", "align": "top_left"}])"),
+                 {"tree with sliding_window", "bottom_right would work"});
+  expect_invalid(with(R"("mask": [{"kind": "block_sparse", "block_m": 100}])"),
+                 {"block_m 100", "96 or 112 would work"});
+  expect_invalid(with(R"("mask": [{"kind": "block_sparse", "block_n": 512}])"),
+                 {"block_n 512", "256 would work"});
+  expect_invalid(with(R"("mask": [{"kind": "block_sparse", "block_n": 0}])"), {"block_n 0", "16 would work"});
+  expect_invalid(with(R"("mask": [{"kind": "padding", "keys": true}])"),
+                 {"mask[0].keys", "the fields are kind"});
 }
 
 // Whatever the text, the answer is an error or a spec whose own text gives the same spec again.
@@ -223,7 +260,7 @@ TEST(Spec, AnyText) {
   std::mt19937 random(seed);
   const std::string valid =
       R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 96, "mask": ["causal",)"
-      R"({"kind": "causal", "align": "top_left"}], "lse": false, "config": {"block_m": 128, "num_stages": 2}})";
+      R"({"kind": "block_sparse", "block_m": 64}, "tree"], "lse": false, "config": {"block_m": 128, "num_stages": 2}})";
   int accepted = 0;
   for (int repeat = 0; repeat < 20000; ++repeat) {
     std::string text = valid;

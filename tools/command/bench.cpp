@@ -2,20 +2,22 @@
 #include "tools/command/bench.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <sstream>
 #include <thread>
 
 #include "codegen/search_space.hpp"
-#include "tools/command/devices.hpp"
+#include "runtime/device.hpp"
+#include "runtime/timing.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/fma_rate.hpp"
 #include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
-#include "tools/command/timing.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
 #include "tools/verify/table.hpp"
@@ -107,10 +109,12 @@ class Bench {
     std::vector<std::unique_ptr<Workload>> works;
     std::vector<Candidate> candidates;
     for (std::size_t i = 0; i < specs_.size(); ++i) {
-      works.push_back(std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed)));
+      works.push_back(
+          std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, options_.masks)));
       works.back()->place(engine_.device());
-      for (const AttentionSpec& spec : with_configs(specs_[i], engine_.target(), options_.configs)) {
-        const Progress progress("compiling for " + engine_.target().str());
+      const std::vector<AttentionSpec> specs = with_configs(specs_[i], engine_.target(), options_.configs);
+      get_all(specs, shape);
+      for (const AttentionSpec& spec : specs) {
         const Kernel& kernel = engine_.get(spec, shape);
         candidates.push_back(
             {options_.specs[i], &kernel, works.back().get(), kernel.prepare(works.back()->args()), 1, {}});
@@ -143,7 +147,7 @@ class Bench {
   }
 
   void print_table() {
-    std::cout << model_name(engine_.device()) << ", " << engine_.target().str();
+    std::cout << device_model(engine_.device()) << ", " << engine_.target().str();
     if (on_cpu_) {
       std::cout << ", " << num_threads_ << (num_threads_ == 1 ? " thread, " : " threads, ")
                 << number(median(fma_)) << " TFLOP/s of float32 multiply-adds in registers";
@@ -182,7 +186,7 @@ class Bench {
       rows.push_back(row);
     }
     Json json = {{"device", engine_.device().str()},
-                 {"model", model_name(engine_.device())},
+                 {"model", device_model(engine_.device())},
                  {"target", engine_.target().str()},
                  {"num_threads", nullptr},
                  {"clock", clock_name()},
@@ -197,6 +201,19 @@ class Bench {
   }
 
  private:
+  // Compiles what is not there yet, on all cores.
+  void get_all(const std::vector<AttentionSpec>& specs, const Shape& shape) {
+    const Progress progress("compiling for " + engine_.target().str());
+    std::atomic<std::size_t> next = 0;
+    std::vector<std::future<void>> workers;
+    for (unsigned i = 0; i < std::min<std::size_t>(specs.size(), std::thread::hardware_concurrency()); ++i) {
+      workers.push_back(std::async(std::launch::async, [&] {
+        for (std::size_t at; (at = next++) < specs.size();) engine_.get(specs[at], shape);
+      }));
+    }
+    for (std::future<void>& worker : workers) worker.get();
+  }
+
   const char* clock_name() const {
     return !on_cpu_ ? "events" : clock_ == Clock::wall ? "wall time" : "processor time";
   }
@@ -235,6 +252,7 @@ Verb add_bench(CLI::App& parent) {
       ->required();
   options->device.add(*app);
   options->shape.add(*app);
+  options->masks.add(*app);
   app->remove_option(app->get_option("--seqlen-q"));
   app->get_option("--seqlen-k")->description("Keys of a sequence [as many as query rows]");
   app->add_option("--seqlens", options->seqlens,
@@ -262,6 +280,14 @@ Verb add_bench(CLI::App& parent) {
       ->needs(compile)
       ->capture_default_str();
   compile->excludes(configs);
+  CLI::Option* start = app->add_flag("--start", options->start,
+                                     "Measure what this process takes to its first result instead, and then "
+                                     "engine.get from disk and from memory");
+  app->add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
+      ->check(CLI::PositiveNumber)
+      ->needs(start)
+      ->capture_default_str();
+  start->excludes(configs)->excludes(compile);
   add_json(*app, options->json);
   app->footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
@@ -272,8 +298,12 @@ Verb add_bench(CLI::App& parent) {
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
       "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"
       "  flashjit bench spec.json --configs all --seqlens 4096 --json\n"
-      "  flashjit bench spec.json --compile --targets native,sm_90\n");
-  return {app, [options] { return options->compile ? bench_compile(*options) : bench_kernels(*options); }};
+      "  flashjit bench spec.json --compile --targets native,sm_90\n"
+      "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n");
+  return {app, [options] {
+            if (options->start) return bench_start(*options);
+            return options->compile ? bench_compile(*options) : bench_kernels(*options);
+          }};
 }
 
 }  // namespace flashjit::command

@@ -12,6 +12,7 @@ struct BenchOptions {
   std::vector<std::string> specs;
   DeviceOptions device;
   ShapeOptions shape;
+  MaskOptions masks;
   std::vector<int> seqlens = {512, 1024, 2048, 4096};
   int tokens = 0;       // 0: shape.batch sequences; otherwise as many as make that many query rows
   std::string configs;  // "": the one that would be taken; "all"; or a list
@@ -20,10 +21,15 @@ struct BenchOptions {
   bool processor_time = false;
   bool compile = false;  // measure engine.get instead of kernels
   std::vector<std::string> targets = {"native"};
+  bool start = false;  // measure the way to the first result instead
+  int threads = 16;    // that ask for a kernel in memory at once
   bool json = false;
 };
 
 // bench --compile: cold, warm and hot for each target, rounds interleaved.
 int bench_compile(const BenchOptions& options);
+
+// bench --start: what this process takes to its first result, and engine.get from disk and from memory.
+int bench_start(const BenchOptions& options);
 
 }  // namespace flashjit::command

@@ -3,8 +3,9 @@
 #include <optional>
 
 #include "runtime/cuda/driver.hpp"
+#include "runtime/device.hpp"
+#include "runtime/timing.hpp"
 #include "tools/command/bench.hpp"
-#include "tools/command/devices.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
@@ -25,8 +26,8 @@ struct Candidate {
 void sample(Candidate& c, const EngineOptions& device, const Shape& shape) {
   const TemporaryFolder empty;
   if (!c.loads) {
-    c.cold_ms.push_back(compile(c.spec, c.target, shape, empty.path()).get_ms);
-    c.warm_ms.push_back(compile(c.spec, c.target, shape, empty.path()).get_ms);
+    c.cold_ms.push_back(compile(c.spec, c.target, shape, empty.path(), "").get_ms);
+    c.warm_ms.push_back(compile(c.spec, c.target, shape, empty.path(), "").get_ms);
     return;
   }
   EngineOptions options = device;
@@ -43,7 +44,7 @@ void sample(Candidate& c, const EngineOptions& device, const Shape& shape) {
 int bench_compile(const BenchOptions& options) {
   const Shape shape = options.shape.shape();
   EngineOptions device = options.device.engine();
-  device.cache_dir = "";  // each sample has a folder of its own
+  device.cache_dir = device.cache_path = "";  // each sample has a folder of its own
   const Target on_device = Engine(device).target();
   // A context ends with its last user, and making one takes CUDA 0.1 s: none of that is a kernel's.
   std::optional<cuda::Context> held;
@@ -89,7 +90,7 @@ int bench_compile(const BenchOptions& options) {
   if (options.json) {
     print_json({{"rounds", options.rounds}, {"rows", rows}});
   } else {
-    std::cout << "medians of " << options.rounds << " rounds; " << model_name(Device{}) << "\n\n"
+    std::cout << "medians of " << options.rounds << " rounds; " << device_model(Device{}) << "\n\n"
               << table.str();
   }
   return exit_ok;

@@ -1,54 +1,40 @@
-// flashjit cache: what lies on disk, whether it is whole, and why something was not found there.
+// flashjit cache: what lies on disk, whether it is whole, and how much of it stays.
+#include "tools/command/cache.hpp"
+
 #include <algorithm>
 #include <ctime>
 #include <iostream>
-#include <limits>
 #include <map>
 #include <memory>
 
-#include "cache/disk_cache.hpp"
-#include "cache/kernel_key.hpp"
-#include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
-#include "runtime/compiler.hpp"
+#include "runtime/build.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/progress.hpp"
-#include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/verify/table.hpp"
 
 namespace flashjit::command {
-namespace {
 
-struct Options {
-  std::optional<std::string> folder;
-  std::vector<std::string> keys;
-  std::string spec, target = "native";
-  ShapeOptions shape;
-  bool json = false;
-};
-
-std::string folder_of(const Options& options) {
-  std::string folder = options.folder.value_or(DiskCache::default_folder());
-  if (folder.empty()) {
+DiskCache CacheOptions::cache() const {
+  const std::string name = folder.value_or(DiskCache::default_folder());
+  if (name.empty()) {
     throw Error(ErrorCode::cache_failed,
                 "there is no cache folder: none of FLASHJIT_CACHE_DIR, XDG_CACHE_HOME and HOME is set; give "
                 "--cache-dir");
   }
-  return folder;
+  return DiskCache(name);
+}
+
+std::vector<DiskCache> CacheOptions::folders() const {
+  std::vector<DiskCache> all = open_cache("", layers).layers;
+  all.push_back(cache());
+  return all;
 }
 
 std::string field(const Key& key, std::string_view label) {
   const std::string* value = key.find(label);
   return value ? *value : std::string();
-}
-
-std::string time_text(std::int64_t seconds) {
-  const auto time = static_cast<std::time_t>(seconds);
-  std::tm parts{};
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&time, &parts))};
 }
 
 Json fields_json(const Key& key) {
@@ -57,80 +43,107 @@ Json fields_json(const Key& key) {
   return fields;
 }
 
+namespace {
+
+std::string time_text(std::int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&time, &parts))};
+}
+
+bool is_layer(const DiskCache& folder) {
+  return folder.access() == DiskCache::Access::read_only;
+}
+
 void print_damage(const std::vector<DiskCache::Listing>& list) {
   for (const DiskCache::Listing& item : list) {
     if (!item.entry) std::cerr << "damaged: " << item.path << ": " << item.damage << '\n';
   }
 }
 
-int ls(const Options& options) {
-  const std::vector<DiskCache::Listing> list = DiskCache(folder_of(options)).list(false);
-  if (options.json) {
-    Json rows = Json::array();
+int ls(const CacheOptions& options) {
+  Json rows = Json::array();
+  for (const DiskCache& folder : options.folders()) {
+    const std::vector<DiskCache::Listing> list = folder.list(false);
+    verify::Table table({"key", "target", "config", "bytes", "used", "spec"});
     for (const DiskCache::Listing& item : list) {
-      Json row = {
-          {"path", item.path}, {"bytes", item.size}, {"modified", item.modified}, {"damage", item.damage}};
+      Json row = {{"path", item.path},
+                  {"layer", is_layer(folder)},
+                  {"bytes", item.size},
+                  {"used", item.used},
+                  {"damage", item.damage}};
       if (item.entry) {
-        row["key"] = item.entry->key.digest();
-        row["fields"] = fields_json(item.entry->key);
+        const Key& key = item.entry->key;
+        row["key"] = key.digest();
+        row["fields"] = fields_json(key);
         row["metadata"] = Json::parse(item.entry->metadata, nullptr, false);
+        table.add({key.digest(), field(key, "target"), field(key, "config"), std::to_string(item.size),
+                   time_text(item.used), field(key, "spec")});
       }
       rows.push_back(row);
     }
-    print_json(rows);
-    return exit_ok;
+    if (options.json) continue;
+    if (is_layer(folder)) std::cout << folder.folder() << ", read-only:\n";
+    std::cout << table.str();
+    print_damage(list);
   }
-  verify::Table table({"key", "target", "config", "bytes", "written", "spec"});
-  for (const DiskCache::Listing& item : list) {
-    if (!item.entry) continue;
-    const Key& key = item.entry->key;
-    table.add({key.digest(), field(key, "target"), field(key, "config"), std::to_string(item.size),
-               time_text(item.modified), field(key, "spec")});
-  }
-  std::cout << table.str();
-  print_damage(list);
+  if (options.json) print_json(rows);
   return exit_ok;
 }
 
-int stat(const Options& options) {
-  const DiskCache cache(folder_of(options));
-  std::map<std::string, std::int64_t> by_target;
-  std::int64_t entries = 0, damaged = 0;
-  std::uint64_t bytes = 0;
-  for (const DiskCache::Listing& item : cache.list(false)) {
-    bytes += item.size;
-    if (!item.entry) {
-      ++damaged;
-      continue;
+int stat(const CacheOptions& options) {
+  Json folders = Json::array();
+  for (const DiskCache& folder : options.folders()) {
+    std::map<std::string, std::int64_t> by_target;
+    std::int64_t entries = 0, damaged = 0;
+    std::uint64_t bytes = 0;
+    for (const DiskCache::Listing& item : folder.list(false)) {
+      bytes += item.size;
+      if (!item.entry) {
+        ++damaged;
+        continue;
+      }
+      ++entries;
+      ++by_target[field(item.entry->key, "target")];
     }
-    ++entries;
-    ++by_target[field(item.entry->key, "target")];
+    folders.push_back({{"folder", folder.folder()},
+                       {"layer", is_layer(folder)},
+                       {"entries", entries},
+                       {"damaged", damaged},
+                       {"bytes", bytes},
+                       {"entries_by_target", by_target}});
+    if (!is_layer(folder)) folders.back()["max_bytes"] = DiskCache::default_max_bytes();
+    if (options.json) continue;
+    std::cout << folder.folder() << (is_layer(folder) ? ", read-only: " : ": ") << entries << " entries, "
+              << bytes << " bytes" << (is_layer(folder) ? "" : " of at most ")
+              << (is_layer(folder) ? "" : std::to_string(DiskCache::default_max_bytes())) << ", " << damaged
+              << " damaged\n";
+    for (const auto& [target, count] : by_target) std::cout << "  " << target << ": " << count << '\n';
   }
   if (options.json) {
-    print_json({{"folder", cache.folder()},
-                {"entries", entries},
-                {"damaged", damaged},
-                {"bytes", bytes},
-                {"entries_by_target", by_target}});
-    return exit_ok;
+    // The folder that is written to, and beside it the layers.
+    Json last = folders.back();
+    folders.erase(folders.size() - 1);
+    last["layers"] = folders;
+    print_json(last);
   }
-  std::cout << cache.folder() << ": " << entries << " entries, " << bytes << " bytes, " << damaged
-            << " damaged\n";
-  for (const auto& [target, count] : by_target) std::cout << "  " << target << ": " << count << '\n';
   return exit_ok;
 }
 
-int verify_entries(const Options& options) {
-  const DiskCache cache(folder_of(options));
-  const Progress progress("reading " + cache.folder());
-  const std::vector<DiskCache::Listing> list = cache.list(true);
+int verify_entries(const CacheOptions& options) {
+  std::vector<DiskCache::Listing> list;
+  for (const DiskCache& folder : options.folders()) {
+    const Progress progress("reading " + folder.folder());
+    for (DiskCache::Listing& item : folder.list(true)) list.push_back(std::move(item));
+  }
   const auto damaged = std::count_if(list.begin(), list.end(), [](const auto& item) { return !item.entry; });
   if (options.json) {
     Json paths = Json::array();
     for (const DiskCache::Listing& item : list) {
       if (!item.entry) paths.push_back({{"path", item.path}, {"damage", item.damage}});
     }
-    print_json({{"folder", cache.folder()}, {"entries", list.size()}, {"damaged", paths}});
+    print_json({{"folder", options.cache().folder()}, {"entries", list.size()}, {"damaged", paths}});
   } else {
     std::cout << list.size() - damaged << " of " << list.size() << " entries are whole\n";
     print_damage(list);
@@ -138,83 +151,23 @@ int verify_entries(const Options& options) {
   return damaged ? static_cast<int>(ErrorCode::cache_failed) : exit_ok;
 }
 
-// The one entry whose digest starts like that.
-Key find_key(const std::vector<DiskCache::Listing>& list, const std::string& prefix) {
-  const Key* found = nullptr;
-  for (const DiskCache::Listing& item : list) {
-    if (!item.entry || !item.entry->key.digest().starts_with(prefix)) continue;
-    if (found)
-      throw Error(ErrorCode::invalid_argument,
-                  "several entries start with '" + prefix + "': give more digits");
-    found = &item.entry->key;
-  }
-  if (!found) {
-    throw Error(ErrorCode::invalid_argument,
-                "no entry starts with '" + prefix + "'; 'flashjit cache ls' lists them");
-  }
-  return *found;
-}
-
-// What would be looked up for the spec now.
-Key wanted_key(const Options& options) {
-  const AttentionSpec spec = read_spec(options.spec);
-  const Target target = Target::parse(options.target);
-  const KernelSource source =
-      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
-  const std::shared_ptr<const Compiler> compiler = compiler_for(target);
-  return entry_key(request_key(spec, source), compiler->options(source), compiler->identity());
-}
-
-std::size_t fields_in_common(const Key& a, const Key& b) {
-  return std::count_if(a.fields().begin(), a.fields().end(), [&](const KeyField& f) {
-    const std::string* other = b.find(f.label);
-    return other && *other == f.value;
-  });
-}
-
-int explain(const Options& options) {
-  const std::vector<DiskCache::Listing> list = DiskCache(folder_of(options)).list(false);
-  const Key key = options.spec.empty() ? find_key(list, options.keys.front()) : wanted_key(options);
-  std::optional<Key> other;
-  bool hit = false;
-  if (options.spec.empty()) {
-    if (options.keys.size() > 1) other = find_key(list, options.keys[1]);
-  } else {
-    std::size_t most = 0;
-    for (const DiskCache::Listing& item : list) {
-      if (!item.entry) continue;
-      const std::size_t common = fields_in_common(key, item.entry->key);
-      hit = hit || item.entry->key == key;
-      if (common <= most) continue;
-      most = common;
-      other = item.entry->key;
-    }
-  }
-  const std::string difference = other ? explain_difference(key, *other) : "";
+int gc(const CacheOptions& options, std::uint64_t max_bytes) {
+  const DiskCache cache = options.cache();
+  const Eviction result = cache.gc(max_bytes ? max_bytes : DiskCache::default_max_bytes());
   if (options.json) {
-    Json json = {
-        {"key", key.digest()}, {"fields", fields_json(key)}, {"other", nullptr}, {"difference", difference}};
-    if (other) json["other"] = other->digest();
-    if (!options.spec.empty()) json["found"] = hit;
-    print_json(json);
-    return exit_ok;
-  }
-  std::cout << key.digest() << '\n';
-  for (const KeyField& f : key.fields()) std::cout << "  " << f.label << ": " << f.value << '\n';
-  if (hit) {
-    std::cout << "is in the cache\n";
-  } else if (other) {
-    std::cout << (options.spec.empty() ? "differs from " : "is not in the cache; the closest entry is ")
-              << other->digest() << (options.spec.empty() ? " in\n" : ", which differs in\n") << difference
-              << (difference.empty() || difference.ends_with('\n') ? "" : "\n");
-  } else if (!options.spec.empty()) {
-    std::cout << "is not in the cache, nor is anything like it\n";
+    print_json({{"folder", cache.folder()},
+                {"removed_entries", result.removed},
+                {"removed_bytes", result.removed_bytes},
+                {"bytes", result.left_bytes}});
+  } else {
+    std::cout << result.removed << " entries of " << result.removed_bytes << " bytes removed from "
+              << cache.folder() << "; " << result.left_bytes << " bytes stay\n";
   }
   return exit_ok;
 }
 
-int clear(const Options& options) {
-  const DiskCache cache(folder_of(options));
+int clear(const CacheOptions& options) {
+  const DiskCache cache = options.cache();
   const std::size_t removed = cache.clear();
   if (options.json) {
     print_json({{"folder", cache.folder()}, {"removed_files", removed}});
@@ -224,56 +177,65 @@ int clear(const Options& options) {
   return exit_ok;
 }
 
-int path(const Options& options) {
+int path(const CacheOptions& options) {
+  Json layers = Json::array();
+  for (const DiskCache& layer : open_cache("", options.layers).layers) layers.push_back(layer.folder());
+  const std::string folder = options.cache().folder();
   if (options.json) {
-    print_json({{"folder", folder_of(options)}});
+    print_json({{"folder", folder}, {"layers", layers}});
   } else {
-    std::cout << folder_of(options) << '\n';
+    std::cout << folder << '\n';
+    for (const Json& layer : layers) std::cerr << "after " << layer.get<std::string>() << ", read-only\n";
   }
   return exit_ok;
+}
+
+CacheAction add_gc(CLI::App& app) {
+  const auto max_bytes = std::make_shared<std::uint64_t>(0);
+  app.add_option("--max-bytes", *max_bytes, "Of all entries [FLASHJIT_CACHE_MAX_BYTES, else 1 GiB]")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  app.footer("Examples:\n  flashjit cache gc --max-bytes 100000000\n");
+  return [max_bytes](const CacheOptions& options) { return gc(options, *max_bytes); };
+}
+
+// For actions without options of their own.
+template <int (*run)(const CacheOptions&)>
+CacheAction plain(CLI::App&) {
+  return run;
 }
 
 }  // namespace
 
 Verb add_cache(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("cache", "Look into the disk cache");
-  const auto options = std::make_shared<Options>();
   app->require_subcommand(1);
-  const auto action = std::make_shared<std::function<int(const Options&)>>();
-  const auto add = [&](const char* name, const char* what, int (*run)(const Options&)) {
+  const auto options = std::make_shared<CacheOptions>();
+  const auto chosen = std::make_shared<CacheAction>();
+  const auto add = [&](const char* name, const char* what, CacheAction (*declare)(CLI::App&)) {
     CLI::App* verb = app->add_subcommand(name, what);
+    const CacheAction action = declare(*verb);
     add_cache_dir(*verb, options->folder);
+    add_cache_path(*verb, options->layers);
     add_json(*verb, options->json);
-    verb->callback([action, run] { *action = run; });
-    return verb;
+    verb->callback([chosen, action] { *chosen = action; });
   };
-  add("ls", "List the entries", ls);
-  add("stat", "How many entries, how large, for which targets", stat);
-  add("verify", "Read every entry and check it; exit code 7 if one is damaged", verify_entries);
-  add("clear", "Remove every entry and everything set aside", clear);
-  add("path", "Print the folder", path);
-  CLI::App* why =
-      add("explain", "What a key is made of, and in which fields it differs from another", explain);
-  CLI::Option* keys =
-      why->add_option("KEY", options->keys, "One or two entries: digests or their first digits")
-          ->expected(1, 2);
-  CLI::Option* spec =
-      why->add_option("--spec", options->spec, "What would be looked up for this spec, and if it is there");
-  keys->excludes(spec);
-  why->add_option("--target", options->target, "Of --spec")->needs(spec)->capture_default_str();
-  options->shape.add(*why);
-  why->footer(
-      "Examples:\n"
-      "  flashjit cache explain 3f2a\n"
-      "  flashjit cache explain 3f2a 9b41\n"
-      "  flashjit cache explain --spec spec.json --target sm_90 --seqlen-q 4096\n");
+  add("ls", "List the entries", plain<ls>);
+  add("stat", "How many entries, how large, for which targets", plain<stat>);
+  add("verify", "Read every entry and check it; exit code 7 if one is damaged", plain<verify_entries>);
+  add("explain", "What a key is made of, and in which fields it differs from another", add_explain);
+  add("gc", "Remove the entries used least recently, until a size is kept", add_gc);
+  add("export", "Write the entries and tune records into a plain tar", add_export);
+  add("import", "Take entries and tune records out of such a tar", add_import);
+  add("clear", "Remove every entry and everything set aside", plain<clear>);
+  add("path", "Print the folder", plain<path>);
   app->footer(
       "Examples:\n"
       "  flashjit cache ls\n"
       "  flashjit cache stat --json\n"
       "  flashjit cache verify --cache-dir /srv/kernels\n"
       "  flashjit cache explain --spec spec.json --target sm_90\n");
-  return {app, [options, action] { return (*action)(*options); }};
+  return {app, [options, chosen] { return (*chosen)(*options); }};
 }
 
 }  // namespace flashjit::command

@@ -1,6 +1,7 @@
 // flashjit compile: for any target, on any machine.
 #include <iostream>
 #include <memory>
+#include <set>
 
 #include "tools/command/options.hpp"
 #include "tools/command/progress.hpp"
@@ -15,7 +16,7 @@ struct Options {
   std::string spec;
   std::vector<std::string> targets = {"native"};
   ShapeOptions shape;
-  std::optional<std::string> cache_dir;
+  std::optional<std::string> cache_dir, cache_path;
   bool json = false;
 };
 
@@ -25,16 +26,19 @@ int compile_targets(const Options& options) {
   for (const std::string& name : options.targets) targets.push_back(Target::parse(name));
 
   Json reports = Json::array();
+  std::set<std::string> notes;  // a folder that cannot be written is worth one warning
   verify::Table table(
       {"target", "config", "origin", "ms", "registers", "spill bytes", "shared memory", "key"});
   for (const Target& target : targets) {
     const Progress progress("compiling for " + target.str());
-    const KernelInfo info = compile(spec, target, options.shape.shape(), options.cache_dir);
+    const KernelInfo info =
+        compile(spec, target, options.shape.shape(), options.cache_dir, options.cache_path);
     reports.push_back(kernel_json(info));
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
     table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),
                on_gpu(info.registers), on_gpu(info.spill_bytes), on_gpu(info.shared_memory), info.key});
-    if (!info.cache_note.empty()) std::cerr << "flashjit: cache: " << info.cache_note << '\n';
+    if (!info.cache_note.empty() && notes.insert(info.cache_note).second)
+      std::cerr << "flashjit: cache: " << info.cache_note << '\n';
   }
   if (!options.json) {
     std::cout << table.str();
@@ -57,6 +61,7 @@ Verb add_compile(CLI::App& parent) {
       ->capture_default_str();
   options->shape.add(*app);
   add_cache_dir(*app, options->cache_dir);
+  add_cache_path(*app, options->cache_path);
   add_json(*app, options->json);
   app->footer(
       "Examples:\n"

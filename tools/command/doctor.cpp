@@ -7,7 +7,8 @@
 #include "cache/disk_cache.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/cuda/driver.hpp"
-#include "tools/command/devices.hpp"
+#include "runtime/device.hpp"
+#include "runtime/llvm/plugin_client.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/report.hpp"
@@ -49,10 +50,10 @@ int examine(bool json, const std::optional<std::string>& cache_dir) {
   const std::vector<Finding> findings = {
       look("cpu",
            [&] {
-             return model_name(cpu) + ", " + std::to_string(std::thread::hardware_concurrency()) +
+             return device_model(cpu) + ", " + std::to_string(std::thread::hardware_concurrency()) +
                     " threads, " + Target::native().str();
            }),
-      look("llvm", [] { return clang_compiler()->identity(); }),
+      look("llvm", [] { return std::string(llvm_plugin().identity); }),
       look("gpu", describe_gpus),
       look("nvrtc", [] { return nvrtc_compiler()->identity(); }),
       look("cache",

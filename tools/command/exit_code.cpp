@@ -25,12 +25,13 @@ int report(const std::string& code, int exit_code, const std::string& message, c
 
 std::string exit_code_help() {
   std::string text = "Exit codes:\n   0  success\n";
-  for (int code = 1; code <= static_cast<int>(ErrorCode::internal); ++code) {
+  for (int code = 1; code <= static_cast<int>(ErrorCode::not_prebuilt); ++code) {
     text += "   " + std::to_string(code) + "  " + to_string(static_cast<ErrorCode>(code)) + '\n';
   }
   return text +
          "  20  verification_failed: the result is outside the error bound\n"
-         "  64  usage: the command line is wrong\n";
+         "  64  usage: the command line is wrong\n"
+         " 130  interrupted: Ctrl-C; tune keeps what it has\n";
 }
 
 int report_error(const Error& error, bool json) {

@@ -8,8 +8,9 @@
 namespace flashjit::command {
 
 constexpr int exit_ok = 0;
-// 1 to 9: flashjit::ErrorCode.
+// 1 to 10: flashjit::ErrorCode.
 constexpr int exit_verification_failed = 20;  // the kernel ran, its result is outside the bound
+constexpr int exit_interrupted = 130;         // Ctrl-C; tune kept what it had
 constexpr int exit_usage = 64;                // the command line itself
 
 // The list above, for --help.

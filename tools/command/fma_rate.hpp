@@ -1,7 +1,7 @@
 // What this machine's vector units do at best: the yardstick for CPU kernels.
 #pragma once
 
-#include "tools/command/timing.hpp"
+#include "runtime/timing.hpp"
 
 namespace flashjit::command {
 

@@ -12,11 +12,12 @@ namespace {
 struct Options {
   std::string spec, folder = ".";
   ShapeOptions shape;
+  MaskOptions masks;
   std::uint64_t seed = 1;
 };
 
 int generate_tensors(const Options& options) {
-  Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed)
+  Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed, options.masks)
       .write_inputs(options.folder);
   return 0;
 }
@@ -31,6 +32,7 @@ Verb add_generate(CLI::App& parent) {
                   "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
       ->capture_default_str();
   options->shape.add(*app);
+  options->masks.add(*app);
   app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
   app->footer(
       "The values are bell-shaped, with outliers and long rows. bf16 is written as float32, which holds it "

@@ -22,8 +22,9 @@ int run(int argc, char** argv) {
       "'flashjit VERB --help' shows a verb's options and examples.\n\n" +
       exit_code_help());
 
-  const std::vector<Verb> verbs = {add_doctor(app), add_render(app), add_compile(app), add_generate(app),
-                                   add_run(app),    add_bench(app),  add_cache(app)};
+  const std::vector<Verb> verbs = {add_doctor(app),   add_render(app), add_compile(app), add_generate(app),
+                                   add_mask(app),     add_run(app),    add_bench(app),   add_tune(app),
+                                   add_prebuild(app), add_cache(app)};
   // Errors of parsing are reported in JSON, too, so this cannot wait for it.
   const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
   try {

@@ -1,11 +1,14 @@
 #include "tools/command/options.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <sstream>
+
+#include "tools/manifest/models.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -19,6 +22,28 @@ std::string read_all(std::istream& in) {
   return text.str();
 }
 
+// The text that an argument names, given to `parse`: the argument itself if it looks like JSON, standard
+// input, or a file, whose name then begins what goes wrong.
+template <class Parse>
+auto read_argument(const std::string& argument, const char* name, Parse parse) {
+  if (argument == "-") return parse(read_all(std::cin));
+  const std::size_t start = argument.find_first_not_of(" \t\r\n");
+  if (start != std::string::npos && argument[start] == '{') return parse(argument);
+  const bool is_folder = std::filesystem::is_directory(argument);
+  std::ifstream file(argument, std::ios::binary);
+  if (!file || is_folder) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string("file '") + argument +
+                    "' cannot be read: " + std::strerror(is_folder ? EISDIR : errno) + "; " + name +
+                    " is a file, '-' for standard input, or the JSON text itself");
+  }
+  try {
+    return parse(read_all(file));
+  } catch (const Error& error) {
+    throw Error(error.code(), argument + ": " + error.message(), error.detail());
+  }
+}
+
 }  // namespace
 
 CLI::Option* add_spec(CLI::App& app, std::string& argument) {
@@ -27,21 +52,24 @@ CLI::Option* add_spec(CLI::App& app, std::string& argument) {
 }
 
 AttentionSpec read_spec(const std::string& argument) {
-  if (argument == "-") return AttentionSpec::from_json(read_all(std::cin));
-  const std::size_t start = argument.find_first_not_of(" \t\r\n");
-  if (start != std::string::npos && argument[start] == '{') return AttentionSpec::from_json(argument);
-  const bool is_folder = std::filesystem::is_directory(argument);
-  std::ifstream file(argument, std::ios::binary);
-  if (!file || is_folder) {
-    throw Error(ErrorCode::invalid_argument,
-                "spec file '" + argument + "' cannot be read: " + std::strerror(is_folder ? EISDIR : errno) +
-                    "; SPEC is a file, '-' for standard input, or the JSON text itself");
-  }
-  try {
-    return AttentionSpec::from_json(read_all(file));
-  } catch (const Error& error) {
-    throw Error(error.code(), argument + ": " + error.message(), error.detail());
-  }
+  return read_argument(argument, "SPEC",
+                       [](const std::string& text) { return AttentionSpec::from_json(text); });
+}
+
+CLI::Option* add_manifest(CLI::App& app, std::string& argument) {
+  std::string names;
+  for (const Model& model : models()) names += (names.empty() ? "" : ", ") + std::string(model.name);
+  return app
+      .add_option("MANIFEST", argument,
+                  "A file, '-' for standard input, the JSON text itself; or a spec; or a model: " + names)
+      ->required();
+}
+
+std::vector<ManifestItem> read_manifest(const std::string& argument) {
+  const bool is_model = std::any_of(models().begin(), models().end(),
+                                    [&](const Model& model) { return model.name == argument; });
+  if (is_model && !std::filesystem::exists(argument)) return parse_manifest(argument);
+  return read_argument(argument, "MANIFEST", [](const std::string& text) { return parse_manifest(text); });
 }
 
 void ShapeOptions::add(CLI::App& app) {
@@ -63,6 +91,58 @@ Shape ShapeOptions::shape() const {
           .num_heads_kv = heads_kv.value_or(heads_q)};
 }
 
+void MaskOptions::add(CLI::App& app) {
+  app.add_option("--window-left", window_left, "sliding_window: keys before a row's own [seqlen_k / 4]")
+      ->check(any_size)
+      ->type_name("N");
+  app.add_option("--window-right", window_right, "sliding_window: keys after it [0]")
+      ->check(any_size)
+      ->type_name("N");
+  app.add_option("--num-sinks", num_sinks, "sliding_window with sinks: keys that all rows see [4]")
+      ->check(any_size)
+      ->type_name("N");
+  app.add_option("--density", density, "block_sparse: share of the blocks that are listed")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--partial", partial, "block_sparse: share of those that have a bitmask")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--document-length", document_length,
+                 "block_sparse: lists of documents of so many tokens instead of random ones")
+      ->check(any_size)
+      ->type_name("N");
+  for (const char* name :
+       {"--window-left", "--window-right", "--num-sinks", "--density", "--partial", "--document-length"})
+    app.get_option(name)->group("Masks");
+}
+
+verify::MaskData MaskOptions::generate(const AttentionSpec& spec, const Shape& shape,
+                                       std::uint64_t seed) const {
+  verify::MaskData data = verify::random_mask_data(spec, shape, seed,
+                                                   {.density = document_length > 0 ? 0 : density,
+                                                    .partial = partial,
+                                                    .window_left = window_left,
+                                                    .window_right = window_right});
+  if (num_sinks) data.num_sinks = *num_sinks;
+  for (const Mask& mask : spec.mask) {
+    const auto* blocks = std::get_if<BlockSparseMask>(&mask);
+    if (!blocks || document_length == 0) continue;
+    const auto ids = [&](int seqlen) {
+      std::vector<std::int32_t> segments(seqlen);
+      for (int i = 0; i < seqlen; ++i) segments[i] = i / document_length;
+      return segments;
+    };
+    std::erase_if(data.tables, [](const MaskTable& table) {
+      return table.argument == &AttentionArgs::block_offsets ||
+             table.argument == &AttentionArgs::block_indices;
+    });
+    const std::vector<std::int32_t> of_rows = ids(shape.seqlen_q), of_keys = ids(shape.seqlen_k);
+    for (MaskTable& table : document_mask(*blocks, of_rows, of_keys, 1))
+      data.tables.push_back(std::move(table));
+  }
+  return data;
+}
+
 void DeviceOptions::add(CLI::App& app) {
   app.add_option("--device", device, "\"cpu\" or \"cuda:N\"")->capture_default_str();
   app.add_option("--target", target, "Compile for this instead of the device's best");
@@ -71,12 +151,14 @@ void DeviceOptions::add(CLI::App& app) {
       ->type_name("N")
       ->capture_default_str();
   add_cache_dir(app, cache_dir);
+  add_cache_path(app, cache_path);
 }
 
 EngineOptions DeviceOptions::engine() const {
   return {.device = device,
           .target = target,
           .cache_dir = cache_dir,
+          .cache_path = cache_path,
           .num_threads = num_threads,
           .parallel_for = {}};
 }
@@ -88,6 +170,11 @@ void add_json(CLI::App& app, bool& json) {
 void add_cache_dir(CLI::App& app, std::optional<std::string>& cache_dir) {
   app.add_option("--cache-dir", cache_dir,
                  "Cache folder [FLASHJIT_CACHE_DIR, else ~/.cache/flashjit]; \"\" for none");
+}
+
+void add_cache_path(CLI::App& app, std::optional<std::string>& cache_path) {
+  app.add_option("--cache-path", cache_path,
+                 "Read-only folders of prebuilt kernels, searched first, with colons [FLASHJIT_CACHE_PATH]");
 }
 
 }  // namespace flashjit::command

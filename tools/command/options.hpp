@@ -4,8 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/flashjit.hpp"
+#include "tools/manifest/manifest.hpp"
+#include "tools/verify/random_masks.hpp"
 
 namespace flashjit::command {
 
@@ -13,6 +16,11 @@ namespace flashjit::command {
 CLI::Option* add_spec(CLI::App& app, std::string& argument);
 // Throws invalid_argument for a file that cannot be read, invalid_spec for what it says.
 AttentionSpec read_spec(const std::string& argument);
+
+// The positional MANIFEST: as SPEC, or a spec, or the name of a model.
+CLI::Option* add_manifest(CLI::App& app, std::string& argument);
+// Throws invalid_argument for a file that cannot be read and for what it says; invalid_spec likewise.
+std::vector<ManifestItem> read_manifest(const std::string& argument);
 
 struct ShapeOptions {
   int batch = 1;
@@ -25,10 +33,21 @@ struct ShapeOptions {
   Shape shape() const;
 };
 
+// Of masks whose sizes are given at run time.
+struct MaskOptions {
+  std::optional<int> window_left, window_right, num_sinks;
+  double density = 0.25, partial = 0.1;  // of generated block lists
+  int document_length = 0;               // 0: random lists; otherwise those of such documents
+
+  void add(CLI::App& app);
+  // Seeded data for every mask of the spec.
+  verify::MaskData generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed) const;
+};
+
 struct DeviceOptions {
   std::string device = "cpu";
   std::string target;
-  std::optional<std::string> cache_dir;
+  std::optional<std::string> cache_dir, cache_path;
   int num_threads = 0;
 
   void add(CLI::App& app);
@@ -37,5 +56,6 @@ struct DeviceOptions {
 
 void add_json(CLI::App& app, bool& json);
 void add_cache_dir(CLI::App& app, std::optional<std::string>& cache_dir);
+void add_cache_path(CLI::App& app, std::optional<std::string>& cache_path);
 
 }  // namespace flashjit::command

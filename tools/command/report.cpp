@@ -1,23 +1,9 @@
 #include "tools/command/report.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <iostream>
 
 namespace flashjit::command {
-namespace {
-
-// Linear interpolation between closest ranks.
-double quantile(const std::vector<double>& sorted, double q) {
-  const double position = q * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return std::lerp(sorted[below], sorted[above], position - static_cast<double>(below));
-}
-
-}  // namespace
-
 void print_json(const Json& json) {
   std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
 }
@@ -56,15 +42,6 @@ std::string number(double value) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", decimals, value);
   return text;
-}
-
-double median(std::vector<double>& samples) {
-  std::sort(samples.begin(), samples.end());
-  return quantile(samples, 0.5);
-}
-
-double spread_percent(const std::vector<double>& sorted) {
-  return 50 * (quantile(sorted, 0.75) - quantile(sorted, 0.25)) / quantile(sorted, 0.5);
 }
 
 }  // namespace flashjit::command

@@ -26,9 +26,4 @@ std::string where_cached(const KernelInfo& info);
 // A time or a rate with about three digits and no exponent: "1530", "41.6", "0.26".
 std::string number(double value);
 
-// Sorted in place.
-double median(std::vector<double>& samples);
-// Half the distance between the quartiles, in per cent of the median. Of sorted samples.
-double spread_percent(const std::vector<double>& sorted);
-
 }  // namespace flashjit::command

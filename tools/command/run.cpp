@@ -3,13 +3,13 @@
 #include <iostream>
 #include <memory>
 
+#include "runtime/timing.hpp"
 #include "tools/command/devices.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/session.hpp"
-#include "tools/command/timing.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
 #include "tools/verify/npy.hpp"
@@ -23,6 +23,7 @@ struct Options {
   std::string spec;
   DeviceOptions device;
   ShapeOptions shape;
+  MaskOptions masks;
   TensorFiles files;
   std::uint64_t seed = 1;
   std::optional<float> softmax_scale;
@@ -102,7 +103,7 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Op
 
 Json describe(const Result& result) {
   Json json = {{"device", result.device.str()},
-               {"model", model_name(result.device)},
+               {"model", device_model(result.device)},
                {"target", result.kernel.target.str()},
                {"config", config_json(result.kernel.config)},
                {"shape",
@@ -112,7 +113,7 @@ Json describe(const Result& result) {
                  {"heads_q", result.shape.num_heads_q},
                  {"heads_kv", result.shape.num_heads_kv}}},
                {"origin", to_string(result.kernel.origin)},
-               {"cold_ms", result.get.cold_ms},
+               {"cold_ms", nullptr},
                {"warm_ms", nullptr},
                {"hot_us", result.get.hot_us},
                {"ms", result.ms},
@@ -121,6 +122,7 @@ Json describe(const Result& result) {
                {"error_bound", nullptr},
                {"ok", nullptr},
                {"kernel", kernel_json(result.kernel)}};
+  if (result.get.cold_ms) json["cold_ms"] = *result.get.cold_ms;
   if (result.get.warm_ms) json["warm_ms"] = *result.get.warm_ms;
   if (result.report) {
     json["max_error"] = result.report->o.error;
@@ -144,7 +146,7 @@ void print_text(const std::vector<Result>& results) {
                        "GFLOP/s", "max error", "bound", "verified"});
   for (const Result& r : results) {
     table.add({r.device.str(), r.kernel.target.str(), to_text(r.kernel.config, r.kernel.target),
-               to_string(r.kernel.origin), number(r.get.cold_ms),
+               to_string(r.kernel.origin), r.get.cold_ms ? number(*r.get.cold_ms) : "-",
                r.get.warm_ms ? number(*r.get.warm_ms) : "-", number(r.get.hot_us), number(r.ms),
                number(1e3 * r.tflops()), r.report ? digits(r.report->o.error) : "-",
                r.report ? digits(r.report->o.bound) : "-",
@@ -154,7 +156,7 @@ void print_text(const std::vector<Result>& results) {
   }
   std::cout << table.str() << '\n';
   for (const Result& r : results) {
-    std::cout << r.device.str() << ": " << model_name(r.device) << "; " << where_cached(r.kernel) << '\n';
+    std::cout << r.device.str() << ": " << device_model(r.device) << "; " << where_cached(r.kernel) << '\n';
     if (!r.ok()) std::cerr << "flashjit: " << r.device.str() << ": " << r.report->str() << '\n';
   }
 }
@@ -162,8 +164,9 @@ void print_text(const std::vector<Result>& results) {
 int run(const Options& options) {
   const AttentionSpec spec = read_spec(options.spec);
   const std::vector<Device> devices = parse_devices(options.device.device);
-  Workload work = options.files.q.empty() ? Workload::generate(spec, options.shape.shape(), options.seed)
-                                          : Workload::read(spec, options.files);
+  Workload work = options.files.q.empty()
+                      ? Workload::generate(spec, options.shape.shape(), options.seed, options.masks)
+                      : Workload::read(spec, options.files, options.masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
 
   std::vector<Result> results;
@@ -202,7 +205,15 @@ Verb add_run(CLI::App& parent) {
       app->add_option("--cu-seqlens-k", options->files.cu_seqlens_k, "varlen: [batch + 1], int32");
   for (CLI::Option* option : {q, k, v, starts_q->needs(q), starts_k->needs(q)}) option->group(own);
 
+  for (std::size_t i = 0; i < options->files.tables.size(); ++i) {
+    const verify::TableArgument& table = verify::mask_table_arguments[i];
+    std::string name = std::string("--") + table.name;
+    std::replace(name.begin(), name.end(), '_', '-');
+    app->add_option(name, options->files.tables[i], "of the spec's masks, int32")->needs(q)->group(own);
+  }
+
   options->shape.add(*app);
+  options->masks.add(*app);
   app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
   for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
     app->get_option(name)->excludes(q)->group(generated);

@@ -25,7 +25,7 @@ class TemporaryFolder {
 };
 
 struct GetTimes {
-  double cold_ms = 0;             // nothing cached: rendered, compiled, loaded
+  std::optional<double> cold_ms;  // nothing cached: rendered, compiled, loaded; none without a compiler
   std::optional<double> warm_ms;  // a new engine, the kernel on disk; none if there is no usable cache
   double hot_us = 0;              // in memory; mean of many
 };

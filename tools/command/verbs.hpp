@@ -16,8 +16,11 @@ Verb add_doctor(CLI::App& parent);
 Verb add_render(CLI::App& parent);
 Verb add_compile(CLI::App& parent);
 Verb add_generate(CLI::App& parent);
+Verb add_mask(CLI::App& parent);
 Verb add_run(CLI::App& parent);
 Verb add_bench(CLI::App& parent);
+Verb add_prebuild(CLI::App& parent);
+Verb add_tune(CLI::App& parent);
 Verb add_cache(CLI::App& parent);
 
 }  // namespace flashjit::command

@@ -7,22 +7,12 @@
 #include <new>
 #include <utility>
 
+#include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::command {
 namespace {
-
-// Keys that the row keeps: all masks of today keep the first so many.
-std::int64_t kept_keys(const std::vector<Mask>& masks, int seqlen_q, int seqlen_k, int row) {
-  std::int64_t keys = seqlen_k;
-  for (const Mask& mask : masks) {
-    const auto& causal = std::get<CausalMask>(mask);
-    const int shift = causal.align == CausalAlign::bottom_right ? seqlen_k - seqlen_q : 0;
-    keys = std::clamp<std::int64_t>(std::int64_t{row} + shift + 1, 0, keys);
-  }
-  return keys;
-}
 
 // Starts of `batch` packed sequences: the first is as long as allowed, the others between a quarter of that
 // and all.
@@ -49,11 +39,9 @@ int longest_sequence(const Tensor& starts) {
 HostTensor read_tensor(const std::string& path, const char* name, DType dtype, int rank) {
   const verify::NpyArray array = verify::read_npy(path);
   if (static_cast<int>(array.shape.size()) != rank) {
-    throw Error(ErrorCode::invalid_argument,
-                path + ": " + name + " has " + std::to_string(array.shape.size()) + " dimensions, expected " +
-                    (rank == 4   ? "[batch, seqlen, heads, head_dim]"
-                     : rank == 3 ? "[total, heads, head_dim]"
-                                 : "[batch + 1]"));
+    throw Error(ErrorCode::invalid_argument, path + ": " + name + " has " +
+                                                 std::to_string(array.shape.size()) +
+                                                 " dimensions, expected " + std::to_string(rank));
   }
   const std::vector<std::byte> elements = verify::elements_as(array, dtype);
   HostTensor tensor(dtype, array.shape);
@@ -67,7 +55,8 @@ std::string name_of(std::optional<Tensor> AttentionArgs::* argument) {
   if (argument == &AttentionArgs::v) return "v";
   if (argument == &AttentionArgs::cu_seqlens_q) return "cu_seqlens_q";
   if (argument == &AttentionArgs::cu_seqlens_k) return "cu_seqlens_k";
-  return argument == &AttentionArgs::lse ? "lse" : "o";
+  if (argument == &AttentionArgs::o) return "o";
+  return argument == &AttentionArgs::lse ? "lse" : verify::name_of(argument);
 }
 
 }  // namespace
@@ -91,7 +80,8 @@ void HostTensor::Free::operator()(void* p) const {
   std::free(p);
 }
 
-Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed) {
+Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
+                            const MaskOptions& masks) {
   Workload work(spec);
   work.shape_ = shape;
   std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
@@ -112,11 +102,18 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   work.add(&AttentionArgs::q, random(rows_q, shape.num_heads_q, spec.head_dim, 3 * seed));
   work.add(&AttentionArgs::k, random(rows_k, shape.num_heads_kv, spec.head_dim, 3 * seed + 1));
   work.add(&AttentionArgs::v, random(rows_k, shape.num_heads_kv, spec.head_dim_v, 3 * seed + 2));
+  verify::MaskData data = masks.generate(spec, shape, seed);
+  for (MaskTable& table : data.tables) {
+    HostTensor tensor(DType::int32, table.shape);
+    std::memcpy(tensor.view().data, table.values.data(), tensor.bytes());
+    work.add(table.argument, std::move(tensor));
+  }
+  data.set_sizes(work.host_args_);
   work.finish();
   return work;
 }
 
-Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files) {
+Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks) {
   Workload work(spec);
   if (spec.varlen) {
     if (files.cu_seqlens_q.empty() || files.cu_seqlens_k.empty()) {
@@ -132,6 +129,14 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files) {
   work.add(&AttentionArgs::q, read_tensor(files.q, "q", spec.dtype, rank));
   work.add(&AttentionArgs::k, read_tensor(files.k, "k", spec.dtype, rank));
   work.add(&AttentionArgs::v, read_tensor(files.v, "v", spec.dtype, rank));
+  for (std::size_t i = 0; i < std::size(verify::mask_table_arguments); ++i) {
+    const verify::TableArgument& table = verify::mask_table_arguments[i];
+    if (files.tables[i].empty()) continue;
+    work.add(table.argument, read_tensor(files.tables[i], table.name, DType::int32, table.rank));
+  }
+  work.host_args_.window_left = masks.window_left;
+  work.host_args_.window_right = masks.window_right;
+  work.host_args_.num_sinks = masks.num_sinks.value_or(0);
   const Tensor& q = *work.host_args_.q;
   const Tensor& k = *work.host_args_.k;
   work.shape_.num_heads_q = static_cast<int>(q.shape[rank - 2]);
@@ -219,20 +224,7 @@ std::int64_t Workload::query_rows() const {
 }
 
 double Workload::flops() const {
-  const auto pairs = [this](int seqlen_q, int seqlen_k) {
-    std::int64_t sum = 0;
-    for (int row = 0; row < seqlen_q; ++row) sum += kept_keys(spec_.mask, seqlen_q, seqlen_k, row);
-    return static_cast<double>(sum);
-  };
-  double sum = 0;
-  if (spec_.varlen) {
-    const auto* q = static_cast<const std::int32_t*>(host_args_.cu_seqlens_q->data);
-    const auto* k = static_cast<const std::int32_t*>(host_args_.cu_seqlens_k->data);
-    for (int b = 0; b < shape_.batch; ++b) sum += pairs(q[b + 1] - q[b], k[b + 1] - k[b]);
-  } else {
-    sum = shape_.batch * pairs(shape_.seqlen_q, shape_.seqlen_k);
-  }
-  return 2.0 * (spec_.head_dim + spec_.head_dim_v) * shape_.num_heads_q * sum;
+  return 2.0 * (spec_.head_dim + spec_.head_dim_v) * verify::kept_pairs(spec_, host_args_);
 }
 
 void Workload::write_inputs(const std::string& folder) const {

@@ -1,6 +1,7 @@
 // Tensors to run a spec on: generated or the user's own, on the host and on the device.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "runtime/cuda/memory.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/command/options.hpp"
+#include "tools/verify/random_masks.hpp"
 
 namespace flashjit::command {
 
@@ -35,15 +37,17 @@ class HostTensor {
 // .npy files; empty: generated.
 struct TensorFiles {
   std::string q, k, v, cu_seqlens_q, cu_seqlens_k;
+  std::array<std::string, std::size(verify::mask_table_arguments)> tables;  // in that order
 };
 
 class Workload {
  public:
   // Seeded q, k and v with outliers and long rows; with varlen, lengths up to the shape's, the first of them
-  // full.
-  static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed);
+  // full; likewise with padding. Block lists and trees are random.
+  static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
+                           const MaskOptions& masks = {});
   // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.
-  static Workload read(const AttentionSpec& spec, const TensorFiles& files);
+  static Workload read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks = {});
 
   // Default: 1 / sqrt(head_dim).
   void set_softmax_scale(float scale) { host_args_.softmax_scale = device_args_.softmax_scale = scale; }

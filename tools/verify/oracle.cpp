@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/verify/element.hpp"
+#include "tools/verify/mask.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::verify {
@@ -39,13 +40,6 @@ Vec absolute(const Vec& v) {
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(v) & std::numeric_limits<std::int64_t>::max());
 }
 
-// One sequence pair of the batch: where its rows start in q (or o) and k (or v), and how many there are.
-struct Sequence {
-  int batch;
-  int seqlen_q, seqlen_k;
-  std::int64_t q_begin, k_begin;  // 0 unless packed
-};
-
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::invalid_argument, "oracle: " + what);
 }
@@ -73,21 +67,10 @@ class Layout {
     heads_kv = static_cast<int>(k.shape[rank() - 2]);
     if (heads_kv > 0 && heads_q % heads_kv != 0) refuse("num_heads_q is not a multiple of num_heads_kv");
     if (packed_) {
-      const Tensor& starts_q = need(args.cu_seqlens_q, "cu_seqlens_q", 1);
-      const Tensor& starts_k = need(args.cu_seqlens_k, "cu_seqlens_k", 1);
-      for (std::int64_t b = 0; b + 1 < starts_q.shape[0]; ++b) {
-        const auto at = [b](const Tensor& t, int i) {
-          return static_cast<std::int64_t>(load_element(t.data, DType::int32, (b + i) * t.strides[0]));
-        };
-        sequences.push_back({static_cast<int>(b), static_cast<int>(at(starts_q, 1) - at(starts_q, 0)),
-                             static_cast<int>(at(starts_k, 1) - at(starts_k, 0)), at(starts_q, 0),
-                             at(starts_k, 0)});
-      }
-    } else {
-      for (int b = 0; b < q.shape[0]; ++b) {
-        sequences.push_back({b, static_cast<int>(q.shape[1]), static_cast<int>(k.shape[1]), 0, 0});
-      }
+      need(args.cu_seqlens_q, "cu_seqlens_q", 1);
+      need(args.cu_seqlens_k, "cu_seqlens_k", 1);
     }
+    sequences = sequences_of(spec, args);
   }
 
   int rank() const { return packed_ ? 3 : 4; }
@@ -111,10 +94,6 @@ class Layout {
   std::vector<Sequence> sequences;
 };
 
-bool sees(const CausalMask& mask, const Sequence& s, int row, int key) {
-  return key <= row + (mask.align == CausalAlign::bottom_right ? s.seqlen_k - s.seqlen_q : 0);
-}
-
 // One task: up to group_rows rows of one head.
 struct Task {
   const Sequence* sequence;
@@ -124,7 +103,7 @@ struct Task {
 
 std::vector<Task> make_tasks(const Layout& layout, const OracleOptions& options) {
   std::int64_t all = 0;
-  for (const Sequence& s : layout.sequences) all += static_cast<std::int64_t>(s.seqlen_q) * layout.heads_q;
+  for (const Sequence& s : layout.sequences) all += static_cast<std::int64_t>(s.rows) * layout.heads_q;
   const bool sample = options.max_rows > 0 && all > options.max_rows;
   std::vector<Task> tasks;
   std::uint64_t draw = 0;
@@ -132,18 +111,18 @@ std::vector<Task> make_tasks(const Layout& layout, const OracleOptions& options)
     for (int head = 0; head < layout.heads_q; ++head) {
       std::vector<int> rows;
       if (sample) {
-        const auto share = static_cast<double>(options.max_rows) * s.seqlen_q / static_cast<double>(all);
-        const int count = std::min(s.seqlen_q, std::max(2, static_cast<int>(share)));
+        const auto share = static_cast<double>(options.max_rows) * s.rows / static_cast<double>(all);
+        const int count = std::min(s.rows, std::max(2, static_cast<int>(share)));
         for (int i = 0; i < count; ++i) {  // one of every count-th part of the rows, and both ends
-          const std::int64_t begin = static_cast<std::int64_t>(s.seqlen_q) * i / count;
-          const std::int64_t end = static_cast<std::int64_t>(s.seqlen_q) * (i + 1) / count;
+          const std::int64_t begin = static_cast<std::int64_t>(s.rows) * i / count;
+          const std::int64_t end = static_cast<std::int64_t>(s.rows) * (i + 1) / count;
           const auto offset = random_bits(options.seed, draw++) % static_cast<std::uint64_t>(end - begin);
           rows.push_back(static_cast<int>(i == 0           ? 0
                                           : i + 1 == count ? end - 1
                                                            : begin + static_cast<int>(offset)));
         }
       } else {
-        for (int row = 0; row < s.seqlen_q; ++row) rows.push_back(row);
+        for (int row = 0; row < s.rows; ++row) rows.push_back(row);
       }
       for (std::size_t i = 0; i < rows.size(); i += group_rows) {
         tasks.push_back(
@@ -160,9 +139,10 @@ std::vector<Task> make_tasks(const Layout& layout, const OracleOptions& options)
 // The buffers of one thread.
 class Worker {
  public:
-  Worker(const AttentionSpec& spec, const Layout& layout, double scale, const OracleOptions& options,
-         const std::function<void(const ReferenceRow&)>& visit)
+  Worker(const AttentionSpec& spec, const AttentionArgs& args, const Layout& layout, double scale,
+         const OracleOptions& options, const std::function<void(const ReferenceRow&)>& visit)
       : spec_(spec),
+        args_(args),
         layout_(layout),
         scale_(scale),
         options_(options),
@@ -201,11 +181,8 @@ class Worker {
     for (std::size_t r = 0; r < task.rows.size(); ++r) {
       rows_[r] = {};
       for (int key = 0; key < s.seqlen_k; ++key) {
-        bool keep = !options_.keep || options_.keep(s.batch, task.head, task.rows[r], key);
-        for (const Mask& mask : spec_.mask) {
-          keep = keep && std::visit([&](const auto& m) { return sees(m, s, task.rows[r], key); }, mask);
-        }
-        if (!keep) continue;
+        if (options_.keep && !options_.keep(s.batch, task.head, task.rows[r], key)) continue;
+        if (!sees(spec_, args_, s, task.head, task.rows[r], key)) continue;
         kept_[r * keys_ + key] = 1;
         block_kept_[key / block_keys] = 1;
         ++rows_[r].kept;
@@ -349,6 +326,7 @@ class Worker {
   }
 
   const AttentionSpec& spec_;
+  const AttentionArgs& args_;
   const Layout& layout_;
   const double scale_;
   const OracleOptions& options_;
@@ -398,7 +376,7 @@ void forward_reference(const AttentionSpec& spec, const AttentionArgs& args,
   const double scale = resolved_scale(args, layout.head_dim);
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
-    Worker worker(spec, layout, scale, options, visit);
+    Worker worker(spec, args, layout, scale, options, visit);
     for (std::size_t i; (i = next++) < tasks.size();) worker.run(tasks[i]);
   };
   const unsigned processors = std::max(1u, std::thread::hardware_concurrency());

@@ -1,6 +1,9 @@
 // flashjit forward for sm_120
-// {"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "mask": [{"kind": "causal", "align": "bottom_right"}, {"kind": "causal", "align": "top_left"}], "dropout": false, "lse": false, "varlen": true, "paged": false, "deterministic": false, "config": {"block_m": 64, "num_warps": 4}}
+// {"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "mask": [{"kind": "causal", "align": "bottom_right"}, {"kind": "sliding_window", "align": "bottom_right", "sinks": true}, {"kind": "block_sparse", "block_m": 64, "block_n": 128, "per_head": false}, {"kind": "tree"}], "dropout": false, "lse": false, "varlen": true, "paged": false, "deterministic": false, "config": {}}
 #include "cuda/forward_sm80.cuh"
+#include "shared/sliding_window.h"
+#include "shared/block_sparse.h"
+#include "shared/tree.h"
 #pragma nv_hdrstop
 
 namespace {
@@ -9,7 +12,7 @@ using namespace flashjit::device;
 
 struct Spec {
   using Element = fp16;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>, Causal<Align::top_left>>;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>, SlidingWindowWithSinks<Align::bottom_right>, BlockSparse<64, 128, false>, Tree>;
   static constexpr int head_dim = 192;
   static constexpr int head_dim_v = 128;
   static constexpr bool lse = false;

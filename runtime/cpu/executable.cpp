@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "codegen/error.hpp"
+#include "runtime/cpu/object.hpp"
 #include "runtime/executable.hpp"
-#include "runtime/llvm/plugin_client.hpp"
 
 namespace flashjit {
 namespace {
@@ -38,21 +38,11 @@ class CpuExecutable final : public Executable {
  public:
   CpuExecutable(const ParallelFor& parallel_for, const std::string& code, const std::vector<Step>& steps,
                 int block_m)
-      : plugin_(llvm_plugin()), parallel_for_(parallel_for), block_m_(block_m) {
-    std::vector<const char*> names;
-    for (const Step& step : steps) names.push_back(step.entry.c_str());
-    std::vector<void*> addresses(steps.size());
-    flashjit_llvm_text said{};
-    const int failed =
-        plugin_.load(code.data(), code.size(), names.data(), names.size(), addresses.data(), &handle_, &said);
-    const std::string log = take_text(plugin_, said);
-    if (failed != 0)
-      throw Error(ErrorCode::device_failed, "the CPU kernel's object cannot be loaded: " + log);
-    for (std::size_t i = 0; i < steps.size(); ++i)
-      steps_.push_back({reinterpret_cast<Entry>(addresses[i]), static_cast<std::size_t>(steps[i].scratch)});
+      : object_(code), parallel_for_(parallel_for), block_m_(block_m) {
+    for (const Step& step : steps)
+      steps_.push_back(
+          {reinterpret_cast<Entry>(object_.function(step.entry)), static_cast<std::size_t>(step.scratch)});
   }
-
-  ~CpuExecutable() override { plugin_.unload(handle_); }
 
   void encode(const device::ForwardParams& params, Launch& launch) const override { launch.params = params; }
 
@@ -93,10 +83,9 @@ class CpuExecutable final : public Executable {
     work.step.entry(&work.params, begin, end, scratch);
   }
 
-  const flashjit_llvm_plugin_api& plugin_;
+  const LoadedObject object_;
   const ParallelFor parallel_for_;
   const int block_m_;
-  void* handle_ = nullptr;
   std::vector<LoadedStep> steps_;
 };
 

@@ -1,0 +1,215 @@
+#include "cache/folder.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "cache/trust.hpp"
+#include "codegen/error.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr std::size_t max_quarantine = 16;
+
+// Renames a damaged file out of the way. A folder that cannot be written keeps it: it stays a miss.
+void set_aside(int folder, const std::string& name, const struct stat& damaged) {
+  const File quarantine = open_folder(folder, "quarantine", true, nullptr);
+  struct stat now;
+  // Somebody may have put a good file in its place already.
+  if (!quarantine || ::fstatat(folder, name.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0 ||
+      now.st_ino != damaged.st_ino)
+    return;
+
+  std::vector<std::pair<std::int64_t, std::string>> kept;  // by time of arrival
+  for (const std::string& other : names_in(quarantine.get())) {
+    struct stat status;
+    if (::fstatat(quarantine.get(), other.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
+      kept.emplace_back(status.st_ctime, other);
+    }
+  }
+  std::sort(kept.begin(), kept.end());
+  for (std::size_t i = 0; i + max_quarantine <= kept.size(); ++i) {
+    ::unlinkat(quarantine.get(), kept[i].second.c_str(), 0);
+  }
+  const std::string there = name + "." + std::to_string(damaged.st_ino);
+  ::renameat(folder, name.c_str(), quarantine.get(), there.c_str());
+}
+
+// A file being written in tmp/, locked for as long as its writer lives, removed unless it was moved to its
+// place.
+class Temporary {
+ public:
+  explicit Temporary(int folder) : folder_(folder) {
+    for (int attempt = 0; attempt < 16; ++attempt) {
+      std::uint64_t random = 0;
+      if (::getrandom(&random, sizeof random, 0) != sizeof random) return;
+      name_ = std::to_string(random);
+      file_ =
+          File(::openat(folder_, name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+      if (!file_ && errno == EEXIST) continue;
+      if (!file_) return;
+      // Where locks are not supported, nobody's are, and nothing is taken for stale.
+      ::flock(file_.get(), LOCK_EX);
+      // A cleaner may have come between creation and lock.
+      struct stat status;
+      if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 0) return;
+      file_ = File();
+      errno = EEXIST;
+    }
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  ~Temporary() {
+    if (file_) ::unlinkat(folder_, name_.c_str(), 0);
+  }
+
+  explicit operator bool() const { return static_cast<bool>(file_); }
+
+  // False with errno.
+  bool write(const std::string& bytes) {
+    // Going over this limit would raise SIGXFSZ, which ends the host process.
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes.size() > limit.rlim_cur) {
+      errno = EFBIG;
+      return false;
+    }
+    // Flushed because file systems report a full disk or quota as late as here. The folder is not: losing the
+    // rename in a power cut loses an entry, nothing else, and whatever else a power cut leaves fails its
+    // checksum.
+    return write_fully(file_.get(), bytes.data(), bytes.size()) && ::fdatasync(file_.get()) == 0;
+  }
+  bool move_to(int folder, const std::string& name) {
+    if (::renameat(folder_, name_.c_str(), folder, name.c_str()) != 0) return false;
+    file_ = File();
+    return true;
+  }
+
+  // Removes what dead writers left; returns how many files.
+  static std::size_t remove_stale(int folder) {
+    std::size_t removed = 0;
+    for (const std::string& name : names_in(folder)) {
+      const File file(::openat(folder, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (file && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && ::unlinkat(folder, name.c_str(), 0) == 0)
+        ++removed;
+    }
+    return removed;
+  }
+
+ private:
+  int folder_;
+  std::string name_;
+  File file_;
+};
+
+}  // namespace
+
+File open_folder(int parent, const std::string& name, bool create, std::string* why) {
+  constexpr int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  File folder(::openat(parent, name.c_str(), flags));
+  if (!folder && errno == ENOENT) {
+    if (!create) return {};
+    struct stat status;
+    if (::fstat(parent, &status) == 0 &&
+        (::mkdirat(parent, name.c_str(), status.st_mode & 0755) == 0 || errno == EEXIST)) {
+      folder = File(::openat(parent, name.c_str(), flags));
+    }
+  }
+  struct stat status;
+  if (!folder || ::fstat(folder.get(), &status) != 0) {
+    tell(why, "folder " + name + ": " + error_text(errno));
+    return {};
+  }
+  if (const std::string reason = distrust(status); !reason.empty()) {
+    tell(why, "folder " + name + ": " + reason);
+    return {};
+  }
+  return folder;
+}
+
+File open_cache_folder(const std::string& path, bool create, std::string* why) {
+  try {
+    if (create && ::access(path.c_str(), F_OK) != 0) prepare_folder(path);
+  } catch (const Error& error) {
+    tell(why, error.message());
+    return {};
+  }
+  return open_folder(AT_FDCWD, path, false, why);
+}
+
+void for_each_name(int folder, const std::function<void(std::string_view name)>& visit) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(
+      ::fdopendir(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)), &::closedir);
+  if (!stream) return;
+  while (const dirent* item = ::readdir(stream.get())) {
+    const std::string_view name = item->d_name;
+    if (name != "." && name != "..") visit(name);
+  }
+}
+
+std::vector<std::string> names_in(int folder) {
+  std::vector<std::string> names;
+  for_each_name(folder, [&](std::string_view name) { names.emplace_back(name); });
+  return names;
+}
+
+File open_file(int folder, const std::string& name) {
+  return File(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+}
+
+bool read_file(int folder, const std::string& name, bool may_move,
+               const std::function<Finding(int file, const struct stat& status)>& read, std::string* why) {
+  tell(why, {});
+  struct stat status;
+  Finding finding;
+  if (const File file = open_file(folder, name)) {
+    if (::fstat(file.get(), &status) != 0) {
+      finding = {error_text(errno), false};
+    } else if (!S_ISREG(status.st_mode)) {
+      finding = {"not a regular file", true};
+    } else if (std::string reason = distrust(status); !reason.empty()) {
+      finding = {std::move(reason), true};
+    } else {
+      finding = read(file.get(), status);
+    }
+  } else {
+    // A symbolic link (ELOOP) or a socket (ENXIO) in a file's place; anything else is not the file's fault.
+    const int error = errno;
+    if (error == ENOENT) return false;
+    finding = {error_text(error), false};
+    if ((error == ELOOP || error == ENXIO) &&
+        ::fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
+      finding = {"not a regular file", true};
+  }
+  if (finding.reason.empty()) return true;
+  if (finding.damaged && may_move) {
+    set_aside(folder, name, status);
+    tell(why, name + " was set aside: " + finding.reason);
+  } else {
+    tell(why, finding.damaged ? finding.reason : name + " cannot be used: " + finding.reason);
+  }
+  return false;
+}
+
+bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why) {
+  const File temporaries = open_folder(folder, "tmp", true, why);
+  if (!temporaries) return false;
+  Temporary::remove_stale(temporaries.get());
+  Temporary file(temporaries.get());
+  if (file && file.write(bytes) && file.move_to(folder, name)) return true;
+  tell(why, error_text(errno));
+  return false;
+}
+
+std::size_t remove_unfinished(int folder, std::string* why) {
+  const File temporaries = open_folder(folder, "tmp", false, why);
+  return temporaries ? Temporary::remove_stale(temporaries.get()) : 0;
+}
+
+}  // namespace flashjit

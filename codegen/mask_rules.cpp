@@ -1,0 +1,103 @@
+#include "mask_rules.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+
+namespace flashjit {
+namespace {
+
+[[noreturn]] void invalid(const std::string& message) {
+  throw Error(ErrorCode::invalid_spec, message);
+}
+
+std::string text_of(bool value) {
+  return value ? "true" : "false";
+}
+std::string text_of(int value) {
+  return std::to_string(value);
+}
+std::string text_of(CausalAlign value) {
+  return std::string("\"") + to_string(value) + "\"";
+}
+
+const char* kind_of(const Mask& mask) {
+  return std::visit([](const auto& m) { return std::decay_t<decltype(m)>::kind; }, mask);
+}
+
+void check_block_size(const char* field, int value) {
+  if (value >= 16 && value <= 256 && value % 16 == 0) return;
+  const int below = std::clamp(value / 16 * 16, 16, 256);
+  invalid(std::string("block_sparse's ") + field + " " + std::to_string(value) +
+          " is not a multiple of 16 between 16 and 256; " + std::to_string(below) +
+          (value > 16 && value < 256 ? " or " + std::to_string(below + 16) : "") + " would work");
+}
+
+}  // namespace
+
+std::vector<Mask> canonical(std::vector<Mask> masks) {
+  std::sort(masks.begin(), masks.end());
+  masks.erase(std::unique(masks.begin(), masks.end()), masks.end());
+  return masks;
+}
+
+void check_masks(const std::vector<Mask>& masks, bool varlen) {
+  for (std::size_t i = 1; i < masks.size(); ++i) {
+    if (masks[i].index() != masks[i - 1].index()) continue;
+    const bool lists = std::holds_alternative<BlockSparseMask>(masks[i]);
+    invalid(std::string("mask has two of kind ") + kind_of(masks[i]) + " that differ, " +
+            to_json(masks[i - 1]) + " and " + to_json(masks[i]) +
+            (lists ? ": a launch has one list of blocks; their intersection as one list would work"
+                   : "; one of them would work"));
+  }
+  if (const auto* blocks = find_mask<BlockSparseMask>(masks)) {
+    check_block_size("block_m", blocks->block_m);
+    check_block_size("block_n", blocks->block_n);
+  }
+  if (varlen && find_mask<PaddingMask>(masks)) {
+    invalid(
+        "mask padding with varlen true: packed sequences have their lengths from cu_seqlens already; varlen "
+        "true without padding, or padding with varlen false, would work");
+  }
+  const auto* causal = find_mask<CausalMask>(masks);
+  const auto* window = find_mask<SlidingWindowMask>(masks);
+  if (causal && window && causal->align != window->align) {
+    invalid(std::string("mask causal with align ") + to_string(causal->align) +
+            " and sliding_window with align " + to_string(window->align) +
+            " put the same row at two positions; one align for both would work");
+  }
+  const bool top_left = (causal && causal->align == CausalAlign::top_left) ||
+                        (window && window->align == CausalAlign::top_left);
+  if (top_left && find_mask<TreeMask>(masks)) {
+    invalid(std::string("mask tree with ") + (causal ? "causal" : "sliding_window") +
+            " aligned top_left: draft tokens come after their prefix; align bottom_right would work");
+  }
+}
+
+bool uneven_on_device(const std::vector<Mask>& masks, bool varlen) {
+  return varlen || find_mask<PaddingMask>(masks) || find_mask<BlockSparseMask>(masks);
+}
+
+std::string to_json(const Mask& mask) {
+  std::string text = std::string(R"({"kind": ")") + kind_of(mask) + '"';
+  std::visit(
+      [&](const auto& m) {
+        m.for_each_field(m, [&](const char* name, const auto& value) {
+          text += std::string(", \"") + name + "\": " + text_of(value);
+        });
+      },
+      mask);
+  return text + "}";
+}
+
+const char* to_string(CausalAlign align) noexcept {
+  switch (align) {
+    case CausalAlign::bottom_right:
+      return "bottom_right";
+    case CausalAlign::top_left:
+      return "top_left";
+  }
+  return "unknown";
+}
+
+}  // namespace flashjit

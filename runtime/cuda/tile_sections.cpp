@@ -1,0 +1,41 @@
+#include "runtime/cuda/tile_sections.hpp"
+
+#include <algorithm>
+
+namespace flashjit::cuda {
+namespace {
+
+// Of an L2 of 50 MB, most of which others' K and V on their way through leave alone.
+constexpr std::int64_t l2_share = 32 << 20;
+
+int ceil_div(std::int64_t a, std::int64_t b) {
+  return static_cast<int>((a + b - 1) / b);
+}
+
+// Sections of one size leave no block with more to do than others: looks for a number of them, near what fits
+// the cache, that divides the heads.
+int section_heads(int heads, int fitting) {
+  if (fitting >= heads) return heads;
+  constexpr int tries = 64;
+  const int fewest = ceil_div(std::int64_t{2} * heads, std::int64_t{3} * fitting);
+  const int most = std::min({ceil_div(std::int64_t{2} * heads, fitting), heads, fewest + tries});
+  for (int sections = fewest; sections <= most; ++sections) {
+    if (heads % sections == 0) return heads / sections;
+  }
+  return fitting;
+}
+
+}  // namespace
+
+TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head) {
+  const std::int64_t cached = l2_share / std::max<std::int64_t>(bytes_per_head, 1);
+  const int fitting = static_cast<int>(
+      std::min<std::int64_t>(std::max<std::int64_t>(cached, ceil_div(blocks, tiles)), heads));
+  TileSections sections{section_heads(heads, fitting), 0};
+  // A round that only a tenth of the blocks would sit out is taken with the rest.
+  sections.rounds =
+      static_cast<int>((std::int64_t{sections.heads} * tiles + blocks / 10) / std::max(blocks, 1));
+  return sections;
+}
+
+}  // namespace flashjit::cuda

@@ -1,0 +1,248 @@
+#include "runtime/mask_arguments.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <string>
+#include <vector>
+
+#include "codegen/mask_rules.hpp"
+#include "runtime/argument_checks.hpp"
+#include "runtime/cuda/memory.hpp"
+
+namespace flashjit {
+namespace {
+
+using device::ForwardParams;
+
+// For arguments that only one kind of mask reads: giving them without it would change nothing, silently.
+template <class T>
+void require_absent(const char* name, const std::optional<T>& given, const char* kind) {
+  if (given)
+    refuse(std::string(name) + " was given, but the spec has no " + kind + " mask: add \"" + kind +
+           "\" to its mask, or leave the argument out");
+}
+
+const int* lengths(const char* name, const std::optional<Tensor>& given, const ForwardParams& p,
+                   Device device) {
+  if (!given) return nullptr;
+  const Tensor& t = require(name, given, DType::int32, 1, "[batch]", device);
+  require_shape(name, t, 0, p.batch, "the batch");
+  require_table(name, t);
+  return static_cast<const int*>(t.data);
+}
+
+int window_size(const char* name, const std::optional<int>& given) {
+  if (given && *given < 0)
+    refuse(std::string(name) + " is " + std::to_string(*given) +
+           ", it must be at least 0; without the argument the window has no end on that side");
+  return given.value_or(INT_MAX);
+}
+
+void check_window(const SlidingWindowMask& mask, const AttentionArgs& args, ForwardParams& p) {
+  p.window_left = window_size("window_left", args.window_left);
+  p.window_right = window_size("window_right", args.window_right);
+  if (!mask.sinks) {
+    if (args.num_sinks != 0)
+      refuse("num_sinks is " + std::to_string(args.num_sinks) +
+             ", but the spec's sliding_window has \"sinks\": false: ask for one with \"sinks\": true");
+    return;
+  }
+  if (args.num_sinks < 0)
+    refuse("num_sinks is " + std::to_string(args.num_sinks) + ", it must be at least 0");
+  p.num_sinks = args.num_sinks;
+}
+
+// The stride of a dimension that is as large as `size`, or 1 for all alike.
+std::int64_t shared_or_own(const char* name, const Tensor& t, int dim, int size, const char* what) {
+  if (t.shape[dim] == 1) return 0;
+  require_shape(name, t, dim, size, what);
+  return t.strides[dim];
+}
+
+void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device device, ForwardParams& p) {
+  const Tensor& offsets = require("block_offsets", args.block_offsets, DType::int32, 3,
+                                  "[batch or 1, num_heads_q or 1, query blocks + 1]", device);
+  require_table("block_offsets", offsets);
+  const int row_blocks = device::ceil_div(p.seqlen_q, mask.block_m);
+  require_shape("block_offsets", offsets, 2, std::int64_t{row_blocks} + 1,
+                ("one more than the query blocks of " + std::to_string(mask.block_m) + " rows").c_str());
+  p.blocks.offsets = static_cast<const int*>(offsets.data);
+  p.blocks.row_blocks = row_blocks;
+  p.blocks.batch_stride = shared_or_own("block_offsets", offsets, 0, p.batch, "1 or the batch");
+  if (!mask.per_head)
+    require_shape("block_offsets", offsets, 1, 1, "since the spec's block_sparse has \"per_head\": false");
+  p.blocks.head_stride = shared_or_own("block_offsets", offsets, 1, p.num_heads_q, "1 or num_heads_q");
+
+  const Tensor& blocks =
+      require("block_indices", args.block_indices, DType::int32, 1, "[listed blocks]", device);
+  require_table("block_indices", blocks);
+  p.blocks.blocks = static_cast<const int*>(blocks.data);
+  p.blocks.num_blocks = size(blocks, 0);
+  if (args.block_bitmask_of.has_value() != args.block_bitmasks.has_value())
+    refuse(
+        "block_bitmask_of and block_bitmasks belong together: give both, or neither where every "
+        "listed block is seen whole");
+  if (!args.block_bitmask_of) return;
+  const Tensor& bitmask_of =
+      require("block_bitmask_of", args.block_bitmask_of, DType::int32, 1, "[listed blocks]", device);
+  require_shape("block_bitmask_of", bitmask_of, 0, p.blocks.num_blocks, "as block_indices");
+  require_table("block_bitmask_of", bitmask_of);
+  const Tensor& bitmasks = require("block_bitmasks", args.block_bitmasks, DType::int32, 3,
+                                   "[bitmasks, block_m, ceil(block_n / 32)]", device);
+  require_shape("block_bitmasks", bitmasks, 1, mask.block_m, "the mask's block_m");
+  require_shape("block_bitmasks", bitmasks, 2, device::ceil_div(mask.block_n, 32),
+                "ceil(block_n / 32) words of 32 keys");
+  require_table("block_bitmasks", bitmasks);
+  p.blocks.bitmask_of = static_cast<const int*>(bitmask_of.data);
+  p.blocks.bitmasks = static_cast<const device::u32*>(bitmasks.data);
+  p.blocks.num_bitmasks = size(bitmasks, 0);
+}
+
+void check_tree(const AttentionArgs& args, Device device, ForwardParams& p) {
+  const Tensor& bits = require("tree_bits", args.tree_bits, DType::int32, 3,
+                               "[batch or 1, seqlen_q, words of 32 new keys]", device);
+  require_shape("tree_bits", bits, 1, p.seqlen_q, "the longest seqlen_q");
+  require_table("tree_bits", bits);
+  p.tree.words = static_cast<const device::u32*>(bits.data);
+  p.tree.batch_stride = shared_or_own("tree_bits", bits, 0, p.batch, "1 or the batch");
+  p.tree.row_stride = bits.shape[2];
+  p.tree.rows = size(bits, 1);
+  p.tree.words_per_row = size(bits, 2);
+  p.tree.prefix_lengths = lengths("prefix_lengths", args.prefix_lengths, p, device);
+}
+
+void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
+                          const char* max_name) {
+  const std::string arg = name;
+  if (cu_seqlens[0] != 0) refuse(arg + "[0] is " + std::to_string(cu_seqlens[0]) + ", it must be 0");
+  for (int b = 0; b < batch; ++b) {
+    const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
+    if (length < 0)
+      refuse(arg + " decreases at entry " + std::to_string(b + 1) + " (" + std::to_string(cu_seqlens[b]) +
+             " to " + std::to_string(cu_seqlens[b + 1]) + "): it holds running totals of the lengths");
+    if (length > max_seqlen)
+      refuse(arg + " gives sequence " + std::to_string(b) + " a length of " + std::to_string(length) +
+             ", longer than " + max_name + " = " + std::to_string(max_seqlen));
+  }
+  if (cu_seqlens[batch] > total)
+    refuse(arg + " ends at " + std::to_string(cu_seqlens[batch]) + ", beyond the " + std::to_string(total) +
+           " packed rows of the tensor");
+}
+
+void check_lengths(const char* name, const int* given, int batch, int longest, const char* longest_name) {
+  for (int b = 0; given && b < batch; ++b)
+    if (given[b] < 0 || given[b] > longest)
+      refuse(std::string(name) + "[" + std::to_string(b) + "] is " + std::to_string(given[b]) +
+             ", it must be between 0 and " + longest_name + " = " + std::to_string(longest));
+}
+
+// The lists of one batch entry and head.
+void check_lists(const device::BlockLists& lists, const int* offsets, int key_blocks,
+                 const std::string& where) {
+  for (int i = 0; i < lists.row_blocks; ++i) {
+    const std::string list = "the list of query block " + std::to_string(i) + where;
+    const int begin = offsets[i], end = offsets[i + 1];
+    if (begin < 0 || end < begin || end > lists.num_blocks)
+      refuse("block_offsets: " + list + " goes from " + std::to_string(begin) + " to " + std::to_string(end) +
+             "; offsets ascend from 0 to the " + std::to_string(lists.num_blocks) + " of block_indices");
+    for (int e = begin; e < end; ++e) {
+      const std::string entry =
+          "block_indices[" + std::to_string(e) + "] in " + list + " is " + std::to_string(lists.blocks[e]);
+      if (lists.blocks[e] < 0 || lists.blocks[e] >= key_blocks)
+        refuse(entry + ", it must be between 0 and " + std::to_string(key_blocks - 1) +
+               ", the last key block");
+      if (e > begin && lists.blocks[e] <= lists.blocks[e - 1])
+        refuse(entry + " after " + std::to_string(lists.blocks[e - 1]) +
+               "; a list ascends and names no block twice");
+    }
+  }
+}
+
+void check_blocks_data(const BlockSparseMask& mask, const ForwardParams& p) {
+  const device::BlockLists& lists = p.blocks;
+  const int key_blocks = device::ceil_div(p.seqlen_k, mask.block_n);
+  for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
+    for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h)
+      check_lists(lists, lists.offsets + b * lists.batch_stride + h * lists.head_stride, key_blocks,
+                  " (batch " + std::to_string(b) + ", head " + std::to_string(h) + ")");
+  for (int e = 0; lists.bitmask_of && e < lists.num_blocks; ++e)
+    if (lists.bitmask_of[e] < -1 || lists.bitmask_of[e] >= lists.num_bitmasks)
+      refuse("block_bitmask_of[" + std::to_string(e) + "] is " + std::to_string(lists.bitmask_of[e]) +
+             ", it must be -1 or the index of one of the " + std::to_string(lists.num_bitmasks) +
+             " block_bitmasks");
+}
+
+}  // namespace
+
+void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                          ForwardParams& p) {
+  if (find_mask<PaddingMask>(spec.mask)) {
+    if (!args.seqlens_q && !args.seqlens_k)
+      refuse(
+          "seqlens_k and seqlens_q are missing: the spec's padding mask needs one or both, int32 "
+          "[batch]");
+    p.seqlens_q = lengths("seqlens_q", args.seqlens_q, p, device);
+    p.seqlens_k = lengths("seqlens_k", args.seqlens_k, p, device);
+  } else {
+    require_absent("seqlens_q", args.seqlens_q, "padding");
+    require_absent("seqlens_k", args.seqlens_k, "padding");
+  }
+  if (const auto* window = find_mask<SlidingWindowMask>(spec.mask)) {
+    check_window(*window, args, p);
+  } else {
+    require_absent("window_left", args.window_left, "sliding_window");
+    require_absent("window_right", args.window_right, "sliding_window");
+    if (args.num_sinks != 0) require_absent("num_sinks", std::optional(args.num_sinks), "sliding_window");
+  }
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
+    check_blocks(*blocks, args, device, p);
+  } else {
+    require_absent("block_offsets", args.block_offsets, "block_sparse");
+    require_absent("block_indices", args.block_indices, "block_sparse");
+    require_absent("block_bitmask_of", args.block_bitmask_of, "block_sparse");
+    require_absent("block_bitmasks", args.block_bitmasks, "block_sparse");
+  }
+  if (find_mask<TreeMask>(spec.mask)) {
+    check_tree(args, device, p);
+  } else {
+    require_absent("tree_bits", args.tree_bits, "tree");
+    require_absent("prefix_lengths", args.prefix_lengths, "tree");
+  }
+}
+
+void check_lengths_and_lists(const AttentionSpec& spec, const ForwardParams& p) {
+  if (spec.varlen) {
+    check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
+    check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
+  }
+  check_lengths("seqlens_q", p.seqlens_q, p.batch, p.seqlen_q, "seqlen_q");
+  check_lengths("seqlens_k", p.seqlens_k, p.batch, p.seqlen_k, "seqlen_k");
+  check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p);
+}
+
+void check_lengths_and_lists_on(Device device, const AttentionSpec& spec, const ForwardParams& params) {
+  const cuda::Context context(device.index);
+  cuda::synchronize(context);
+  ForwardParams p = params;
+  std::vector<std::vector<int>> copies;
+  const auto fetch = [&](const int*& pointer, std::int64_t count) {
+    if (!pointer) return;
+    copies.emplace_back(static_cast<std::size_t>(count));
+    cuda::copy_to_host(context, copies.back().data(), pointer, copies.back().size() * sizeof(int));
+    pointer = copies.back().data();
+  };
+  fetch(p.cu_seqlens_q, p.batch + 1);
+  fetch(p.cu_seqlens_k, p.batch + 1);
+  fetch(p.seqlens_q, p.batch);
+  fetch(p.seqlens_k, p.batch);
+  fetch(p.tree.prefix_lengths, p.batch);
+  const std::int64_t of_heads =
+      p.blocks.row_blocks + std::int64_t{1} + (p.num_heads_q - 1) * p.blocks.head_stride;
+  fetch(p.blocks.offsets, of_heads + (p.batch - 1) * p.blocks.batch_stride);
+  fetch(p.blocks.blocks, p.blocks.num_blocks);
+  fetch(p.blocks.bitmask_of, p.blocks.num_blocks);
+  check_lengths_and_lists(spec, p);
+}
+
+}  // namespace flashjit

@@ -1,0 +1,117 @@
+#include "runtime/tune/race.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "runtime/timing.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr double least_gain = 0.01;
+constexpr std::size_t finalists = 3;
+// How far behind the best of so many rounds a candidate may be.
+constexpr double tolerances[screen_rounds] = {1.5, 1.25, 1.15, 1.1, 1.1};
+
+std::size_t rounds_of(const TuneCandidate& candidate) {
+  return candidate.samples_ms.size();
+}
+
+bool is_in(const TuneCandidate& candidate) {
+  return candidate.verdict == Verdict::measured;
+}
+
+void drop(TuneCandidate& candidate, double best) {
+  candidate.verdict = Verdict::dropped;
+  const int percent = static_cast<int>(std::lround(100 * (median_ms(candidate) / best - 1)));
+  candidate.reason = std::to_string(percent) + "% behind the best after " +
+                     std::to_string(rounds_of(candidate)) +
+                     (rounds_of(candidate) == 1 ? " round" : " rounds");
+}
+
+// After `rounds` of screening.
+void drop_slow(std::vector<TuneCandidate>& candidates, std::size_t rounds) {
+  std::vector<double> medians;
+  for (const TuneCandidate& c : candidates) {
+    if (is_in(c)) medians.push_back(median_ms(c));
+  }
+  std::sort(medians.begin(), medians.end());
+  const double best = medians.front();
+  double limit = best * tolerances[rounds - 1];
+  if (rounds == screen_rounds && medians.size() > finalists) limit = std::min(limit, medians[finalists - 1]);
+  for (TuneCandidate& c : candidates) {
+    if (&c != &candidates.front() && is_in(c) && median_ms(c) > limit) drop(c, best);
+  }
+}
+
+// Nobody is ahead of the first by as much as would count.
+bool is_decided(const std::vector<TuneCandidate>& candidates) {
+  const double enough = (1 - least_gain) * median_ms(candidates.front());
+  return std::none_of(candidates.begin() + 1, candidates.end(),
+                      [&](const TuneCandidate& c) { return is_in(c) && median_ms(c) <= enough; });
+}
+
+}  // namespace
+
+double median_ms(const TuneCandidate& candidate) {
+  std::vector<double> samples = candidate.samples_ms;
+  return samples.empty() ? std::numeric_limits<double>::infinity() : median(samples);
+}
+
+double upper_bound_of_median(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  // The k-th smallest of n is below the median if at least k fall below it: the upper tail of Binomial(n,
+  // 1/2).
+  const std::size_t n = samples.size();
+  double tail = 0, term = std::pow(0.5, static_cast<double>(n));  // C(n, k) / 2^n, for k = n downwards
+  double bound = std::numeric_limits<double>::infinity();
+  for (std::size_t k = n; k >= 1; --k) {
+    tail += term;
+    if (tail > 0.01) break;
+    bound = samples[k - 1];
+    term *= static_cast<double>(k) / static_cast<double>(n - k + 1);
+  }
+  return bound;
+}
+
+bool race(std::vector<TuneCandidate>& candidates, const RaceHooks& hooks) {
+  TuneCandidate& first = candidates.front();
+  for (std::size_t round = rounds_of(first); round < race_rounds; ++round) {
+    if (round == screen_rounds && is_decided(candidates)) return true;
+    for (TuneCandidate& candidate : candidates) {
+      if (!is_in(candidate)) continue;
+      if (!hooks.go_on()) {
+        for (TuneCandidate& c : candidates) c.samples_ms.resize(std::min(rounds_of(c), round));
+        return false;
+      }
+      candidate.samples_ms.push_back(hooks.sample_ms(candidate.config));
+    }
+    if (round < screen_rounds) drop_slow(candidates, round + 1);
+  }
+  return true;
+}
+
+std::size_t winner(const std::vector<TuneCandidate>& candidates) {
+  const TuneCandidate& first = candidates.front();
+  std::size_t best = 0;
+  double best_ratio = 1 - least_gain;
+  for (std::size_t i = 1; i < candidates.size(); ++i) {
+    const TuneCandidate& candidate = candidates[i];
+    if (!is_in(candidate)) continue;
+    // Only rounds after the screening, which chose for speed, and would flatter whom it chose.
+    std::vector<double> ratios;
+    for (std::size_t r = screen_rounds; r < std::min(rounds_of(candidate), rounds_of(first)); ++r) {
+      ratios.push_back(candidate.samples_ms[r] / first.samples_ms[r]);
+    }
+    if (ratios.empty() || upper_bound_of_median(ratios) >= 1) continue;
+    const double ratio = median(ratios);
+    if (ratio > best_ratio) continue;
+    best = i;
+    best_ratio = ratio;
+  }
+  return best;
+}
+
+}  // namespace flashjit

@@ -1,0 +1,309 @@
+#include "runtime/tune/tensors.hpp"
+
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "runtime/thread_pool.hpp"
+#include "runtime/tune/mask_tables.hpp"
+
+namespace flashjit {
+namespace {
+
+// SplitMix64 (Steele, Lea, Flood 2014).
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t operator()() {
+    std::uint64_t x = state_ += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+// The bits of n / 64 for n = -128 ... 127, which every dtype holds exactly.
+template <class Bits>
+std::array<Bits, 256> element_table(DType dtype) {
+  std::array<Bits, 256> table;
+  for (int i = 0; i < 256; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(i - 128) / 64);
+    std::uint32_t element = bits;
+    if (dtype == DType::bf16) element = bits >> 16;
+    // Sign, the exponent with 15 as its middle instead of 127, and ten bits.
+    if (dtype == DType::fp16)
+      element = i == 128 ? 0 : (bits >> 16 & 0x8000) | ((bits >> 13 & 0x3ffff) - (112 << 10));
+    table[i] = static_cast<Bits>(element);
+  }
+  return table;
+}
+
+template <class Bits>
+std::vector<char> random_elements(DType dtype, std::size_t count, std::uint64_t seed) {
+  const std::array<Bits, 256> table = element_table<Bits>(dtype);
+  std::vector<char> bytes(count * sizeof(Bits));
+  Random random(seed);
+  for (std::size_t i = 0; i < count; i += 8) {
+    std::uint64_t bits = random();
+    for (std::size_t j = i; j < std::min(count, i + 8); ++j, bits >>= 8) {
+      std::memcpy(bytes.data() + j * sizeof(Bits), &table[bits & 0xff], sizeof(Bits));
+    }
+  }
+  return bytes;
+}
+
+std::vector<char> random_elements(DType dtype, std::size_t count, std::uint64_t seed) {
+  return size_of(dtype) == 4 ? random_elements<std::uint32_t>(dtype, count, seed)
+                             : random_elements<std::uint16_t>(dtype, count, seed);
+}
+
+// Starts of packed sequences.
+std::vector<std::int32_t> starts_of(const std::vector<std::int32_t>& lengths) {
+  std::vector<std::int32_t> starts = {0};
+  for (const std::int32_t length : lengths) {
+    if (starts.back() > 0x7fffffff - length)
+      throw Error(ErrorCode::invalid_argument,
+                  std::to_string(lengths.size()) +
+                      " packed sequences have more than 2147483647 rows in all; a "
+                      "smaller batch would work");
+    starts.push_back(starts.back() + length);
+  }
+  return starts;
+}
+
+struct Caches {
+  std::size_t last_level, memory;  // bytes: of the last cache, and that we may take
+};
+
+Caches caches_of(Device device, const cuda::Context* context) {
+  if (context) return {cuda_device(device.index).l2_cache, cuda::free_memory(*context) / 2};
+  // On machines with very large caches, or whose share of them nobody tells, a bound keeps start-up short.
+  const long size = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  const auto cache = static_cast<std::size_t>(std::clamp(size, 8L << 20, 64L << 20));
+  const auto pages = static_cast<std::size_t>(std::max(::sysconf(_SC_AVPHYS_PAGES), 0L));
+  return {cache, pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) / 2};
+}
+
+float element(DType dtype, const char* at) {
+  if (dtype == DType::fp32) {
+    float value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, at, sizeof bits);
+  if (dtype == DType::bf16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
+  // fp16: the exponent moved up by 112; numbers below 2^-14 come out right by scaling with 2^112 instead.
+  const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, rest = std::uint32_t{bits & 0x7fffu} << 13;
+  const bool special = (bits & 0x7c00) == 0x7c00;
+  const float magnitude =
+      special ? std::bit_cast<float>(rest | 0x7f800000u) : std::bit_cast<float>(rest) * 0x1p112f;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign);
+}
+
+}  // namespace
+
+TuneTensors::Buffer TuneTensors::allocate(std::size_t bytes) {
+  Buffer buffer;
+  buffer.bytes = bytes;
+  if (context_) {
+    buffer.device = cuda::DeviceBuffer(*context_, bytes);
+  } else {
+    buffer.host = {static_cast<char*>(std::aligned_alloc(64, (bytes + 64) / 64 * 64)), std::free};
+    if (!buffer.host) throw std::bad_alloc();
+  }
+  return buffer;
+}
+
+void TuneTensors::write(Buffer& buffer, const void* from) {
+  if (context_) {
+    buffer.device.copy_from(from, buffer.bytes);
+    cuda::synchronize(*context_);
+  } else {
+    std::memcpy(buffer.host.get(), from, buffer.bytes);
+  }
+}
+
+TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device device) {
+  if (shape.batch < 1 || shape.seqlen_q < 1 || shape.seqlen_k < 1 || shape.num_heads_q < 1 ||
+      shape.num_heads_kv < 1 || shape.num_heads_q % shape.num_heads_kv != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "there is nothing to measure at batch " + std::to_string(shape.batch) + ", seqlen " +
+                    std::to_string(shape.seqlen_q) + " x " + std::to_string(shape.seqlen_k) + ", heads " +
+                    std::to_string(shape.num_heads_q) + " over " + std::to_string(shape.num_heads_kv) +
+                    ": sizes of at least 1, and query heads that are a multiple of key heads, would work");
+  }
+  if (device.kind == Device::Kind::cuda) context_ = std::make_unique<cuda::Context>(device.index);
+
+  std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
+  std::vector<std::int32_t> starts_q, starts_k;
+  if (spec.varlen) {
+    starts_q = starts_of(typical_lengths(shape, shape.seqlen_q, 1));
+    starts_k = starts_of(typical_lengths(shape, shape.seqlen_k, 2));
+    rows_q = {starts_q.back()};
+    rows_k = {starts_k.back()};
+  }
+  struct Part {
+    std::optional<Tensor> AttentionArgs::* argument;
+    Tensor view;
+    std::vector<char> values;  // none: an output
+  };
+  std::vector<Part> parts;
+  const auto add = [&](std::optional<Tensor> AttentionArgs::* argument, DType dtype,
+                       const std::vector<std::int64_t>& sizes, std::uint64_t seed) {
+    Part part{argument, {.dtype = dtype, .device = device, .rank = static_cast<int>(sizes.size())}, {}};
+    std::int64_t count = 1;
+    for (int i = part.view.rank - 1; i >= 0; --i) {
+      part.view.shape[i] = sizes[i];
+      part.view.strides[i] = count;
+      count *= sizes[i];
+    }
+    if (seed) part.values = random_elements(dtype, static_cast<std::size_t>(count), seed);
+    parts.push_back(std::move(part));
+  };
+  const auto with = [](std::vector<std::int64_t> rows, int heads, int dim) {
+    rows.insert(rows.end(), {heads, dim});
+    return rows;
+  };
+  add(&AttentionArgs::q, spec.dtype, with(rows_q, shape.num_heads_q, spec.head_dim), 3);
+  add(&AttentionArgs::k, spec.dtype, with(rows_k, shape.num_heads_kv, spec.head_dim), 4);
+  add(&AttentionArgs::v, spec.dtype, with(rows_k, shape.num_heads_kv, spec.head_dim_v), 5);
+  const auto add_table = [&](std::optional<Tensor> AttentionArgs::* argument,
+                             const std::vector<std::int64_t>& sizes,
+                             const std::vector<std::int32_t>& values) {
+    add(argument, DType::int32, sizes, 0);
+    const auto* bytes = reinterpret_cast<const char*>(values.data());
+    parts.back().values.assign(bytes, bytes + values.size() * sizeof(std::int32_t));
+  };
+  if (spec.varlen) {
+    add_table(&AttentionArgs::cu_seqlens_q, {shape.batch + 1}, starts_q);
+    add_table(&AttentionArgs::cu_seqlens_k, {shape.batch + 1}, starts_k);
+  }
+  for (const MaskTable& table : typical_mask_tables(spec, shape)) {
+    add_table(table.argument, table.shape, table.values);
+  }
+  add(&AttentionArgs::o, spec.dtype, with(rows_q, shape.num_heads_q, spec.head_dim_v), 0);
+  if (spec.lse) {
+    add(&AttentionArgs::lse, DType::fp32,
+        spec.varlen ? std::vector<std::int64_t>{shape.num_heads_q, rows_q[0]}
+                    : std::vector<std::int64_t>{shape.batch, shape.num_heads_q, shape.seqlen_q},
+        0);
+  }
+
+  std::size_t inputs = 0, all = 0;
+  const auto bytes_of = [](const Part& part) {
+    return static_cast<std::size_t>(part.view.shape[0] * part.view.strides[0]) * size_of(part.view.dtype);
+  };
+  for (const Part& part : parts) {
+    all += bytes_of(part);
+    inputs += part.values.size();
+  }
+  const Caches caches = caches_of(device, context_.get());
+  const std::size_t wanted = std::min<std::size_t>((2 * caches.last_level + inputs - 1) / inputs, 64);
+  const std::size_t count = std::max<std::size_t>(1, std::min(wanted, caches.memory / all));
+  for (std::size_t i = 0; i < count; ++i) {
+    AttentionArgs args;
+    for (const Part& part : parts) {
+      Buffer buffer = allocate(bytes_of(part));
+      if (!part.values.empty()) write(buffer, part.values.data());
+      Tensor view = part.view;
+      view.data = buffer.data();
+      args.*part.argument = view;
+      if (i == 0 && part.argument == &AttentionArgs::o) o_ = buffers_.size();
+      if (i == 0 && part.argument == &AttentionArgs::lse) lse_ = buffers_.size();
+      buffers_.push_back(std::move(buffer));
+    }
+    if (spec.varlen) {
+      args.max_seqlen_q = shape.seqlen_q;
+      args.max_seqlen_k = shape.seqlen_k;
+    }
+    set_typical_mask_sizes(spec, shape, args);
+    sets_.push_back(args);
+  }
+}
+
+void TuneTensors::poison() {
+  for (const std::size_t i : {o_, lse_ ? lse_ : o_}) {
+    if (context_) {
+      buffers_[i].device.fill(0xff);
+    } else {
+      std::memset(buffers_[i].host.get(), 0xff, buffers_[i].bytes);
+    }
+  }
+  if (context_) cuda::synchronize(*context_);
+}
+
+TuneTensors::Output TuneTensors::fetch() {
+  if (context_) cuda::synchronize(*context_);
+  const auto read = [&](const Buffer& buffer) {
+    std::vector<char> bytes(buffer.bytes);
+    if (context_) {
+      buffer.device.copy_to(bytes.data(), bytes.size());
+      cuda::synchronize(*context_);
+    } else {
+      std::memcpy(bytes.data(), buffer.host.get(), bytes.size());
+    }
+    return bytes;
+  };
+  return {read(buffers_[o_]), lse_ ? read(buffers_[lse_]) : std::vector<char>()};
+}
+
+std::string output_difference(const AttentionSpec& spec, const TuneTensors::Output& output,
+                              const TuneTensors::Output& expected) {
+  const std::size_t size = size_of(spec.dtype), dim = static_cast<std::size_t>(spec.head_dim_v);
+  const double unit = spec.dtype == DType::bf16 ? 0x1p-8 : spec.dtype == DType::fp16 ? 0x1p-11 : 0x1p-24;
+  const double tolerance = 16 * (unit + 0x1p-12);
+  const auto described = [](const char* name, std::size_t row, double off, double bound) {
+    return std::string(name) + " differs from the heuristic config's by " + std::to_string(off) + " in row " +
+           std::to_string(row) + ", where rounding explains " + std::to_string(bound);
+  };
+  const auto difference_in_rows = [&](std::size_t first, std::size_t last) -> std::string {
+    for (std::size_t row = first; row < last; ++row) {
+      const char* a = output.o.data() + row * dim * size;
+      const char* b = expected.o.data() + row * dim * size;
+      double off = 0, norm = 0;
+      for (std::size_t i = 0; i < dim; ++i) {
+        const double x = element(spec.dtype, a + i * size), y = element(spec.dtype, b + i * size);
+        off += (x - y) * (x - y);
+        norm += y * y;
+      }
+      // Not true for NaN either.
+      if (!(std::sqrt(off) <= tolerance * std::sqrt(norm)))
+        return described("o", row, std::sqrt(off), tolerance * std::sqrt(norm));
+    }
+    return {};
+  };
+  const std::size_t rows = expected.o.size() / (dim * size);
+  // A thread for each 2^18 elements, which take a millisecond.
+  const std::size_t chunks =
+      std::clamp<std::size_t>(rows * dim >> 18, 1, static_cast<std::size_t>(available_cpus()));
+  std::vector<std::string> differences(chunks);
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t c = 0; c < chunks; ++c) {
+      threads.emplace_back(
+          [&, c] { differences[c] = difference_in_rows(rows * c / chunks, rows * (c + 1) / chunks); });
+    }
+  }
+  for (std::string& difference : differences) {
+    if (!difference.empty()) return std::move(difference);
+  }
+  for (std::size_t row = 0; row < expected.lse.size() / sizeof(float); ++row) {
+    const float a = element(DType::fp32, output.lse.data() + row * sizeof(float));
+    const float b = element(DType::fp32, expected.lse.data() + row * sizeof(float));
+    const double bound = 0x1p-9 + 0x1p-20 * std::fabs(b);
+    if (a != b && !(std::fabs(a - b) <= bound)) return described("lse", row, std::fabs(a - b), bound);
+  }
+  return {};
+}
+
+}  // namespace flashjit

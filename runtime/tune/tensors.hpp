@@ -1,0 +1,59 @@
+// What candidates run on while they are measured, and how their outputs are compared.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/memory.hpp"
+#include "runtime/flashjit.hpp"
+
+namespace flashjit {
+
+// Several sets of tensors with the same random values: launches that take them in turn find little of theirs
+// in a cache, as in an application that computes other things in between. Inputs of all sets together are
+// twice as large as the device's last cache, as far as memory allows, and at most 64 sets.
+class TuneTensors {
+ public:
+  // Throws invalid_argument for a shape with nothing to compute, device_failed where memory is short.
+  TuneTensors(const AttentionSpec& spec, const Shape& shape, Device device);
+
+  // Null on a CPU.
+  const cuda::Context* context() const { return context_.get(); }
+  const std::vector<AttentionArgs>& sets() const { return sets_; }
+
+  struct Output {
+    std::vector<char> o, lse;
+  };
+  // Fills the first set's outputs with NaN.
+  void poison();
+  // The first set's outputs; waits for the device.
+  Output fetch();
+
+ private:
+  struct Buffer {
+    std::unique_ptr<char, void (*)(void*)> host{nullptr, nullptr};
+    cuda::DeviceBuffer device;
+    std::size_t bytes = 0;
+    void* data() const { return host ? host.get() : device.data(); }
+  };
+  Buffer allocate(std::size_t bytes);
+  void write(Buffer& buffer, const void* from);
+
+  std::unique_ptr<cuda::Context> context_;
+  std::vector<Buffer> buffers_;
+  std::vector<AttentionArgs> sets_;
+  std::size_t o_ = 0, lse_ = 0;  // buffers of the first set's outputs
+};
+
+// How `output` differs from `expected`, both of kernels of the same spec on the same inputs: "o[3, 5]: ..."
+// by rows of o; empty if no more than rounding explains. Bounds:
+//   rows of o:  |a - b| <= 16 (u + 2^-12) |b| in the Euclidean norm, where u is the unit roundoff of the
+//               dtype, 2^-8 for bf16 and 2^-11 for fp16. Both round the weights P and o to it: their errors
+//               are independent and stay near 2 u of the row. 2^-12 covers exponentials and sums in float32.
+//   lse:        |a - b| <= 2^-9 + 2^-20 |b|
+std::string output_difference(const AttentionSpec& spec, const TuneTensors::Output& output,
+                              const TuneTensors::Output& expected);
+
+}  // namespace flashjit

@@ -1,0 +1,57 @@
+#include "runtime/tune/trial.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace flashjit {
+namespace {
+
+// A sample takes at least so long, so that clocks and launches cost little of it.
+constexpr double least_ms = 2;
+constexpr double most_launches = 1000;
+
+}  // namespace
+
+DeviceTrial::DeviceTrial(Engine& engine, const AttentionSpec& spec, const Shape& shape)
+    : engine_(engine),
+      spec_(spec),
+      shape_(shape),
+      tensors_(spec, shape, engine.device()),
+      time_(tensors_.context(), Clock::wall) {}
+
+void DeviceTrial::build(const KernelConfig& config) {
+  AttentionSpec pinned_spec = spec_;
+  pinned_spec.config = pinned(config);
+  const Kernel& kernel = engine_.get(pinned_spec, shape_);
+  const std::lock_guard lock(mutex_);
+  candidates_[config].kernel = &kernel;
+}
+
+std::string DeviceTrial::check(const KernelConfig& config) {
+  Candidate& candidate = candidates_.at(config);
+  candidate.launches.clear();
+  for (const AttentionArgs& args : tensors_.sets()) {
+    candidate.launches.push_back(candidate.kernel->prepare(args));
+  }
+  tensors_.poison();
+  run(config, candidate.launches.front());
+  TuneTensors::Output output = tensors_.fetch();
+  if (expected_.o.empty()) expected_ = output;  // compared with itself: NaN never passes
+  std::string difference = output_difference(spec_, output, expected_);
+  if (difference.empty()) {
+    const double ms = std::max(time_(candidate.launches, 1), 1e-6);
+    candidate.times = static_cast<int>(std::clamp(std::ceil(least_ms / ms), 1.0, most_launches));
+  }
+  return difference;
+}
+
+double DeviceTrial::sample_ms(const KernelConfig& config) {
+  const Candidate& candidate = candidates_.at(config);
+  return time_(candidate.launches, candidate.times);
+}
+
+void DeviceTrial::run(const KernelConfig&, const PreparedLaunch& launch) {
+  launch.launch();
+}
+
+}  // namespace flashjit

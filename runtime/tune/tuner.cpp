@@ -1,0 +1,317 @@
+// tune(): for each shape candidates are built on all cores, checked against the heuristic config, raced, and
+// the result is kept as a record.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "cache/tune_store.hpp"
+#include "codegen/search_space.hpp"
+#include "runtime/build.hpp"
+#include "runtime/compiler.hpp"
+#include "runtime/thread_pool.hpp"
+#include "runtime/tune/environment.hpp"
+#include "runtime/tune/race.hpp"
+#include "runtime/tune/trial.hpp"
+
+namespace flashjit {
+namespace {
+
+using namespace std::chrono_literals;
+using Seconds = std::chrono::duration<double>;
+using std::chrono::steady_clock;
+
+// Time and the user's patience. Only the thread that made it calls the user.
+class Budget {
+ public:
+  Budget(double seconds, const TuneCallback& callback)
+      : end_(seconds > 0 && seconds < 1e9
+                 ? steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(Seconds(seconds))
+                 : steady_clock::time_point::max()),
+        callback_(callback) {}
+
+  double seconds_left() const {
+    if (end_ == steady_clock::time_point::max()) return std::numeric_limits<double>::infinity();
+    return Seconds(end_ - steady_clock::now()).count();
+  }
+  // Of what is left, so much is for the shape that comes now.
+  void set_share(double share) {
+    if (std::isfinite(seconds_left())) stop_at_ = seconds_left() * (1 - share);
+  }
+  double share_left() const { return seconds_left() - stop_at_; }
+  void extend(steady_clock::duration by) {
+    if (std::isfinite(seconds_left())) end_ += by;
+  }
+  bool cancelled() const { return cancelled_; }
+  // False when the user has cancelled.
+  bool ask(TuneProgress& progress) {
+    progress.seconds_left = std::max(seconds_left(), 0.0);
+    if (!cancelled_ && callback_) cancelled_ = !callback_(progress);
+    return !cancelled_;
+  }
+  // False as well when the share is used up.
+  bool go_on(TuneProgress& progress) { return ask(progress) && share_left() > 0; }
+
+ private:
+  steady_clock::time_point end_;
+  double stop_at_ = 0;
+  const TuneCallback& callback_;
+  bool cancelled_ = false;
+};
+
+TuneEnvironment environment_with_compiler(const EngineOptions& options, const Target& target) {
+  TuneEnvironment environment = tune_environment(options);
+  try {
+    environment.compiler = compiler_for(target)->identity();
+  } catch (const Error& error) {  // candidates may be prebuilt
+    if (error.code() != ErrorCode::compiler_unavailable) throw;
+  }
+  return environment;
+}
+
+// Candidates are compiled whatever the policy of engines to come.
+EngineOptions untuned(EngineOptions options) {
+  options.policy = Policy::heuristic;
+  return options;
+}
+
+class Tuner {
+ public:
+  Tuner(const TrialFactory& make_trial, const AttentionSpec& spec, const TuneOptions& options,
+        const TuneCallback& callback)
+      : make_trial_(make_trial),
+        spec_(spec),
+        options_(options),
+        engine_(untuned(options.engine)),
+        cache_(
+            open_cache(options.engine.cache_dir, options.engine.cache_path, options.engine.cache_max_bytes)),
+        store_(tune_store(cache_)),
+        environment_(environment_with_compiler(options.engine, engine_.target())),
+        budget_(options.budget_seconds, callback) {}
+
+  TuneResult tune(const Shape& shape, std::size_t index, std::size_t count) {
+    progress_ = {.shape_index = index, .num_shapes = count, .shape = shape};
+    budget_.set_share(1 / static_cast<double>(count - index));
+    const TuneKey key = tune_key(spec_, engine_.target(), engine_.device(), shape);
+    const KeyLock lock = wait_for_lock(key);
+
+    TuneResult result;
+    std::optional<TuneStore::Found> found = store_.lookup(key, environment_, &result.note);
+    if (found && found->is_final() && !options_.again) {
+      result.record = std::move(found->record);
+      result.path = std::move(found->path);
+      return result;
+    }
+    result.measured = true;
+    result.record = measure(key, shape, found && !options_.again ? &found->record : nullptr);
+    if (result.record.candidates.front().samples_ms.empty()) return result;  // nothing to keep
+    if (store_.publish(result.record, &result.note)) result.path = store_.path(key);
+    if (found && found->bundled) result.note = "a bundle's record is used instead: " + found->path;
+    return result;
+  }
+
+  bool cancelled() const { return budget_.cancelled(); }
+
+ private:
+  // Whoever else tunes this may take as long as we may; what is waited is not of our budget. A stopped
+  // process stops nobody for good.
+  KeyLock wait_for_lock(const TuneKey& key) {
+    if (!cache_.disk) return {};
+    progress_.stage = TuneStage::waiting;
+    const Seconds patience(options_.budget_seconds > 0 ? 2 * options_.budget_seconds + 60 : 600);
+    for (const auto start = steady_clock::now();;) {
+      const auto asked = steady_clock::now();
+      KeyLock lock = cache_.disk->lock(cache_key(key), 200ms);
+      const auto now = steady_clock::now();
+      // A folder without locks answers at once.
+      if (lock.held() || now - asked < 200ms || now - start > patience || !budget_.ask(progress_)) {
+        budget_.extend(now - start);
+        return lock;
+      }
+    }
+  }
+
+  TuneRecord measure(const TuneKey& key, const Shape& shape, const TuneRecord* before) {
+    TuneRecord record{.key = key,
+                      .chosen = {},
+                      .heuristic = heuristic_config(spec_, engine_.target(), key.bucket),
+                      .shape = shape,
+                      .environment = environment_,
+                      .candidates = {}};
+    record.chosen = record.heuristic;
+    if (before && resumes(*before, record)) {
+      record.candidates = before->candidates;
+    } else {
+      // The nearest to the heuristic config, which comes first, are the likeliest to win.
+      std::vector<KernelConfig> space = search_space(spec_, engine_.target());
+      const auto rank = [&](const KernelConfig& config) {
+        return std::pair(distance(config, record.heuristic), config);
+      };
+      std::sort(space.begin(), space.end(),
+                [&](const KernelConfig& a, const KernelConfig& b) { return rank(a) < rank(b); });
+      for (const KernelConfig& config : space) record.candidates.push_back({.config = config});
+    }
+    const std::unique_ptr<Trial> trial = make_trial_(engine_, spec_, shape);
+    const bool all_built = build(*trial, record.candidates);
+    if (budget_.cancelled() || !check(*trial, record.candidates)) return record;
+    record.complete = run_race(*trial, record.candidates) && all_built;
+    record.chosen = record.candidates[winner(record.candidates)].config;
+    return record;
+  }
+
+  // Whether the samples of an unfinished record can be gone on with.
+  bool resumes(const TuneRecord& before, const TuneRecord& record) const {
+    return !before.complete && before.shape == record.shape && before.heuristic == record.heuristic &&
+           difference(before.environment, environment_).empty() && !before.candidates.empty() &&
+           before.candidates.front().config == record.heuristic &&
+           before.candidates.size() == search_space(spec_, engine_.target()).size();
+  }
+
+  // On so many threads as there are jobs. False if some were left out because half of the time was gone, or
+  // the user cancelled; the nearest to the heuristic config came first.
+  bool build(Trial& trial, std::vector<TuneCandidate>& candidates) {
+    std::vector<TuneCandidate*> todo;
+    for (TuneCandidate& c : candidates) {
+      if (c.verdict == Verdict::measured) todo.push_back(&c);
+    }
+    progress_.stage = TuneStage::building;
+    progress_.total = progress_.candidates = static_cast<int>(todo.size());
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t next = 0, built = 0, running = 0;
+    bool stop = false;
+    const double enough_left = budget_.share_left() / 2;
+    const auto work = [&] {
+      std::unique_lock lock(mutex);
+      while (next < todo.size() && !stop) {
+        TuneCandidate& candidate = *todo[next++];
+        lock.unlock();
+        try {
+          trial.build(candidate.config);
+        } catch (const std::exception& error) {  // one that cannot be built does not win
+          candidate.verdict = Verdict::failed;
+          candidate.reason = error.what();
+        }
+        lock.lock();
+        ++built;
+        changed.notify_one();
+      }
+      --running;
+      changed.notify_one();
+    };
+    {
+      std::vector<std::jthread> threads;
+      const auto jobs = static_cast<std::size_t>(options_.jobs > 0 ? options_.jobs : available_cpus());
+      std::unique_lock lock(mutex);
+      for (running = 0; running < std::min(jobs, todo.size()); ++running) threads.emplace_back(work);
+      while (running > 0) {
+        changed.wait_for(lock, 100ms);
+        progress_.done = static_cast<int>(built);
+        lock.unlock();
+        const bool more = budget_.go_on(progress_) && budget_.share_left() > enough_left;
+        lock.lock();
+        if (!more && built > 0) stop = true;  // the heuristic config at least
+      }
+    }
+    if (candidates.front().verdict == Verdict::failed) trial.build(candidates.front().config);  // throws
+    if (next == todo.size()) return true;
+    const auto first_left_out = candidates.begin() + (todo[next] - candidates.data());
+    candidates.erase(std::remove_if(first_left_out, candidates.end(),
+                                    [](const TuneCandidate& c) { return c.verdict == Verdict::measured; }),
+                     candidates.end());
+    return false;
+  }
+
+  // False if time was up before all were checked.
+  bool check(Trial& trial, std::vector<TuneCandidate>& candidates) {
+    progress_.stage = TuneStage::checking;
+    progress_.done = 0;
+    for (TuneCandidate& c : candidates) {
+      if (c.verdict != Verdict::measured) continue;
+      if (!budget_.go_on(progress_)) return false;
+      try {
+        c.reason = trial.check(c.config);
+        if (!c.reason.empty()) c.verdict = Verdict::wrong;
+      } catch (const Error& error) {
+        c.verdict = Verdict::failed;
+        c.reason = error.message();
+      }
+      if (&c == &candidates.front() && c.verdict != Verdict::measured) {
+        throw Error(ErrorCode::internal, "the heuristic config " + to_json(c.config) + " of " +
+                                             spec_.to_json() + " cannot be measured: " + c.reason);
+      }
+      ++progress_.done;
+    }
+    return true;
+  }
+
+  bool run_race(Trial& trial, std::vector<TuneCandidate>& candidates) {
+    progress_.stage = TuneStage::measuring;
+    progress_.total = race_rounds;
+    return race(candidates, {.sample_ms = [&](const KernelConfig& c) { return trial.sample_ms(c); },
+                             .go_on =
+                                 [&] {
+                                   describe_race(candidates);
+                                   return budget_.go_on(progress_);
+                                 }});
+  }
+
+  void describe_race(const std::vector<TuneCandidate>& candidates) {
+    progress_.done = race_rounds;
+    progress_.heuristic_ms = median_ms(candidates.front());
+    progress_.best_ms = std::numeric_limits<double>::infinity();
+    progress_.candidates = 0;
+    for (const TuneCandidate& c : candidates) {
+      if (c.verdict != Verdict::measured) continue;
+      ++progress_.candidates;
+      progress_.done = std::min(progress_.done, static_cast<int>(c.samples_ms.size()));
+      if (const double ms = median_ms(c); ms < progress_.best_ms) {
+        progress_.best_ms = ms;
+        progress_.best = c.config;
+      }
+    }
+  }
+
+  const TrialFactory& make_trial_;
+  const AttentionSpec spec_;
+  const TuneOptions& options_;
+  Engine engine_;
+  const OpenedCache cache_;
+  const TuneStore store_;
+  const TuneEnvironment environment_;
+  Budget budget_;
+  TuneProgress progress_;
+};
+
+}  // namespace
+
+std::vector<TuneResult> tune_with(const TrialFactory& make_trial, const AttentionSpec& spec,
+                                  const std::vector<Shape>& shapes, const TuneOptions& options,
+                                  const TuneCallback& progress) {
+  if (!(options.budget_seconds >= 0) || options.jobs < 0)
+    throw Error(ErrorCode::invalid_argument, "a budget of " + std::to_string(options.budget_seconds) +
+                                                 " seconds and " + std::to_string(options.jobs) +
+                                                 " jobs: neither may be negative, 0 is no limit");
+  Tuner tuner(make_trial, spec.validated(), options, progress);
+  std::vector<TuneResult> results;
+  for (std::size_t i = 0; i < shapes.size() && !tuner.cancelled(); ++i) {
+    results.push_back(tuner.tune(shapes[i], i, shapes.size()));
+  }
+  return results;
+}
+
+std::vector<TuneResult> tune(const AttentionSpec& spec, const std::vector<Shape>& shapes,
+                             const TuneOptions& options, const TuneCallback& progress) {
+  return tune_with(
+      [](Engine& engine, const AttentionSpec& valid, const Shape& shape) -> std::unique_ptr<Trial> {
+        return std::make_unique<DeviceTrial>(engine, valid, shape);
+      },
+      spec, shapes, options, progress);
+}
+
+}  // namespace flashjit

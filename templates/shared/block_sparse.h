@@ -1,0 +1,141 @@
+// Block-sparse masks: lists of the key blocks that each query block sees, whole or by a bitmask. The blocks'
+// sizes are the mask's own, whatever the tiles of a kernel.
+#pragma once
+
+#include "shared/mask.h"
+
+namespace flashjit::device {
+
+template <int block_m, int block_n, bool per_head_>
+struct BlockSparse {
+  static constexpr bool row_intervals = false;
+  static constexpr bool per_head = per_head_;
+  static constexpr bool padding = false;
+  static constexpr int nowhere = -2, everywhere = -1;
+  static constexpr int words_per_row = ceil_div(block_n, 32);
+
+  const BlockLists& lists;
+  const int* offsets;
+
+  template <class Params>
+  FLASHJIT_FN BlockSparse(const Params& params, const Problem& p)
+      : lists(params.blocks),
+        offsets(lists.offsets + p.batch * lists.batch_stride +
+                (per_head ? p.head_q * lists.head_stride : 0)) {}
+
+  // The walk's place in the list, if one query block is all it has.
+  template <class Axis>
+  struct Cursor {
+    int list = -1, end = 0;
+  };
+
+  FLASHJIT_FN Span hull(Keys, Span rows) const {
+    const Span m = covering(rows, block_m);
+    Span h = {0x7fffffff, 0};
+    for (int i = m.begin; i < m.end; ++i) {
+      const Span list = list_of(i);
+      if (list.empty()) continue;
+      h.begin = min(h.begin, first_key(lists.blocks[list.begin]));
+      h.end = max(h.end, first_key(lists.blocks[list.end - 1]) + block_n);
+    }
+    return h;
+  }
+  FLASHJIT_FN Span hull(Queries, Span) const { return {0, 0x7fffffff}; }
+
+  FLASHJIT_FN bool whole(Span rows, Span keys) const {
+    const Span m = covering(rows, block_m), n = covering(keys, block_n);
+    for (int i = m.begin; i < m.end; ++i) {
+      const Span list = list_of(i);
+      int entry = lower_bound(list, n.begin);
+      for (int j = n.begin; j < n.end; ++j, ++entry)
+        if (entry >= list.end || lists.blocks[entry] != j || bitmask_of(entry) != everywhere) return false;
+    }
+    return true;
+  }
+  FLASHJIT_FN bool keep(int row, int key) const {
+    return tile().bits(row, key / bits_keys * bits_keys) >> key % bits_keys & 1;
+  }
+
+  struct Tile {
+    const BlockSparse& mask;
+    int m = -1, n = -1, bitmask = nowhere;
+    FLASHJIT_FN u32 bits(int row, int key) {
+      if (row / block_m != m || key / block_n != n) {
+        m = row / block_m;
+        n = key / block_n;
+        bitmask = mask.find(m, n);
+      }
+      if (bitmask < 0) return bitmask == everywhere ? all_bits : 0;
+      const int column = key % block_n;
+      const u32* const words = mask.lists.bitmasks + static_cast<i64>(bitmask) * (block_m * words_per_row);
+      return words[row % block_m * words_per_row + column / 32] >> column % 32 & all_bits;
+    }
+  };
+  FLASHJIT_FN Tile tile() const { return {*this}; }
+
+  FLASHJIT_FN int previous(Keys, Span rows, int bound, Cursor<Keys>& cursor) const {
+    const Span m = covering(rows, block_m);
+    if (m.size() == 1) {
+      const Span list = list_of(m.begin);
+      if (cursor.list != m.begin) cursor = {m.begin, list.end};
+      int& end = cursor.end;
+      while (end > list.begin && first_key(lists.blocks[end - 1]) >= bound) --end;
+      return end > list.begin ? min(bound, first_key(lists.blocks[end - 1]) + block_n) - 1 : -1;
+    }
+    int last = -1;
+    for (int i = m.begin; i < m.end; ++i) {
+      const Span list = list_of(i);
+      const int end = lower_bound(list, (bound - 1) / block_n + 1);
+      if (end > list.begin) last = max(last, min(bound, first_key(lists.blocks[end - 1]) + block_n) - 1);
+    }
+    return last;
+  }
+  // There are no lists this way: query blocks are asked one by one.
+  FLASHJIT_FN int previous(Queries, Span keys, int bound, Cursor<Queries>&) const {
+    const Span n = covering(keys, block_n);
+    for (int i = min((bound - 1) / block_m, lists.row_blocks - 1); i >= 0 && bound > 0; --i) {
+      const Span list = list_of(i);
+      const int entry = lower_bound(list, n.begin);
+      if (entry < list.end && lists.blocks[entry] < n.end) return min(bound, (i + 1) * block_m) - 1;
+    }
+    return -1;
+  }
+
+ private:
+  FLASHJIT_FN static Span covering(Span s, int size) { return {s.begin / size, (s.end - 1) / size + 1}; }
+  // Of a block whose index may be anything.
+  FLASHJIT_FN static int first_key(int block) {
+    return min(max(block, 0), 0x7fffffff / block_n - 1) * block_n;
+  }
+
+  // Entries of query block i.
+  FLASHJIT_FN Span list_of(int i) const {
+    if (i >= lists.row_blocks) return {0, 0};
+    const int begin = min(max(offsets[i], 0), lists.num_blocks);
+    return {begin, min(max(offsets[i + 1], begin), lists.num_blocks)};
+  }
+  // The list's first entry whose block is n or later.
+  FLASHJIT_FN int lower_bound(Span list, int n) const {
+    while (list.begin < list.end) {
+      const int middle = list.begin + list.size() / 2;
+      if (lists.blocks[middle] < n) {
+        list.begin = middle + 1;
+      } else {
+        list.end = middle;
+      }
+    }
+    return list.begin;
+  }
+  FLASHJIT_FN int bitmask_of(int entry) const {
+    const int at = lists.bitmask_of ? lists.bitmask_of[entry] : everywhere;
+    return static_cast<u32>(at) < static_cast<u32>(lists.num_bitmasks) ? at : everywhere;
+  }
+  // The bitmask of block (m, n), everywhere or nowhere.
+  FLASHJIT_FN int find(int m, int n) const {
+    const Span list = list_of(m);
+    const int entry = lower_bound(list, n);
+    return entry < list.end && lists.blocks[entry] == n ? bitmask_of(entry) : nowhere;
+  }
+};
+
+}  // namespace flashjit::device

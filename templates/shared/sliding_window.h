@@ -1,0 +1,87 @@
+// Sliding windows: a row sees the keys around its own, with or without the first keys of the sequence.
+#pragma once
+
+#include "shared/mask.h"
+
+namespace flashjit::device {
+
+// Row i, aligned with key a = i + shift, keeps keys a - left <= j <= a + right. Sizes and positions may come
+// near the end of int: bounds are taken before sums, which then cannot overflow.
+template <Align align>
+struct SlidingWindow : Interval<SlidingWindow<align>> {
+  int shift, left, right, seqlen_q, seqlen_k;
+
+  template <class Params>
+  FLASHJIT_FN SlidingWindow(const Params& params, const Problem& p)
+      : shift(aligned_key<align>(p)),
+        left(params.window_left),
+        right(params.window_right),
+        seqlen_q(p.seqlen_q),
+        seqlen_k(p.seqlen_k) {}
+
+  FLASHJIT_FN Span hull(Keys, Span rows) const { return {begin_of(rows.begin), end_of(rows.end - 1)}; }
+  FLASHJIT_FN Span hull(Queries, Span keys) const {
+    // Row i is kept from key j on if i + shift + right >= j, up to i + shift - left <= j.
+    const int first = keys.begin - shift, last = keys.end - 1 - shift;
+    return {max(first, right) - right, min(last, seqlen_q - 1 - left) + left + 1};
+  }
+  FLASHJIT_FN bool whole(Span rows, Span keys) const {
+    return begin_of(rows.end - 1) <= keys.begin && keys.end <= end_of(rows.begin);
+  }
+  FLASHJIT_FN bool keep(int row, int key) const { return begin_of(row) <= key && key < end_of(row); }
+
+ private:
+  FLASHJIT_FN int begin_of(int row) const { return max(row + shift, left) - left; }
+  FLASHJIT_FN int end_of(int row) const { return min(row + shift, seqlen_k - 1 - right) + right + 1; }
+};
+
+// The same, and the first num_sinks keys ("attention sinks", Xiao et al. 2023).
+template <Align align>
+struct SlidingWindowWithSinks {
+  static constexpr bool row_intervals = false;
+  static constexpr bool per_head = false;
+  static constexpr bool padding = false;
+  template <class Axis>
+  struct Cursor {};
+
+  SlidingWindow<align> window;
+  int num_sinks;
+
+  template <class Params>
+  FLASHJIT_FN SlidingWindowWithSinks(const Params& params, const Problem& p)
+      : window(params, p), num_sinks(min(params.num_sinks, p.seqlen_k)) {}
+
+  FLASHJIT_FN Span hull(Keys axis, Span rows) const {
+    const Span h = window.hull(axis, rows);
+    return num_sinks == 0 ? h : Span{0, h.empty() ? num_sinks : max(h.end, num_sinks)};
+  }
+  FLASHJIT_FN Span hull(Queries axis, Span keys) const {
+    return keys.begin < num_sinks ? Span{0, window.seqlen_q} : window.hull(axis, keys);
+  }
+  FLASHJIT_FN bool whole(Span rows, Span keys) const {
+    // Keys after the sinks are the window's alone.
+    return keys.end <= num_sinks || window.whole(rows, {max(keys.begin, num_sinks), keys.end});
+  }
+  FLASHJIT_FN bool keep(int row, int key) const { return key < num_sinks || window.keep(row, key); }
+
+  struct Tile {
+    const SlidingWindowWithSinks& mask;
+    FLASHJIT_FN u32 bits(int row, int key) const {
+      return interval_bits({0, mask.num_sinks}, key) | mask.window.tile().bits(row, key);
+    }
+  };
+  FLASHJIT_FN Tile tile() const { return {*this}; }
+
+  FLASHJIT_FN int previous(Keys axis, Span rows, int bound, Cursor<Keys>&) const {
+    const Span h = window.hull(axis, rows);
+    const int last = min(bound, h.end) - 1, sink = min(bound, num_sinks) - 1;
+    return last >= h.begin ? max(last, sink) : sink;
+  }
+  FLASHJIT_FN int previous(Queries axis, Span keys, int bound, Cursor<Queries>&) const {
+    const Span h = hull(axis, keys);
+    const int last = min(bound, h.end) - 1;
+    return last >= h.begin ? last : -1;
+  }
+};
+
+}  // namespace flashjit::device

@@ -1,0 +1,159 @@
+// Run-time data of masks: what is missing, does not fit or contradicts itself is refused by name, and
+// nothing that a spec's masks do not read is accepted.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/api/arguments.hpp"
+#include "tests/unit/expect_error.h"
+
+namespace flashjit {
+namespace {
+
+constexpr int seqlen_q = GoodArguments::seqlen_q, seqlen_k = GoodArguments::seqlen_k;
+
+// Good arguments with the data of every mask of `masks`.
+class MaskArguments {
+ public:
+  explicit MaskArguments(std::vector<Mask> masks) {
+    AttentionSpec spec;
+    spec.head_dim = GoodArguments::head_dim;
+    spec.head_dim_v = GoodArguments::head_dim_v;
+    spec.mask = std::move(masks);
+    kernel_ = &engine().get(spec, GoodArguments::shape());
+  }
+
+  AttentionArgs& args() { return good_.args; }
+  std::vector<std::int32_t>& table(std::optional<Tensor> AttentionArgs::* argument,
+                                   std::initializer_list<std::int64_t> shape,
+                                   std::vector<std::int32_t> values) {
+    tables_.push_back(std::make_unique<std::vector<std::int32_t>>(std::move(values)));
+    args().*argument = Tensor::contiguous(tables_.back()->data(), DType::int32, {}, shape);
+    return *tables_.back();
+  }
+
+  void expect_works() { EXPECT_NO_THROW(kernel_->launch(args())); }
+  void expect_refusal(std::initializer_list<const char*> parts) {
+    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel_->launch(args()); });
+    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel_->prepare(args()); });
+  }
+
+ private:
+  static Engine& engine() {
+    static Engine instance{EngineOptions{}};
+    return instance;
+  }
+  GoodArguments good_;
+  std::vector<std::unique_ptr<std::vector<std::int32_t>>> tables_;
+  const Kernel* kernel_;
+};
+
+TEST(MaskArguments, PaddingLengths) {
+  MaskArguments m({PaddingMask{}});
+  m.expect_refusal({"seqlens_k", "missing"});
+  auto& lengths = m.table(&AttentionArgs::seqlens_k, {2}, {seqlen_k, 0});
+  m.expect_works();
+  lengths[1] = seqlen_k + 1;
+  m.expect_refusal({"seqlens_k[1] is 8", "seqlen_k = 7"});
+  lengths[1] = -1;
+  m.expect_refusal({"seqlens_k[1] is -1"});
+  m.table(&AttentionArgs::seqlens_k, {3}, {1, 1, 1});
+  m.expect_refusal({"seqlens_k", "[3]", "the batch"});
+  m.table(&AttentionArgs::seqlens_k, {2}, {1, 1});
+  m.table(&AttentionArgs::seqlens_q, {2}, {0, seqlen_q + 1});
+  m.expect_refusal({"seqlens_q[1] is 6", "seqlen_q = 5"});
+}
+
+TEST(MaskArguments, WindowSizes) {
+  MaskArguments m({SlidingWindowMask{}});
+  m.expect_works();
+  m.args().window_left = 0;
+  m.args().window_right = 1 << 30;
+  m.expect_works();
+  m.args().window_left = -1;
+  m.expect_refusal({"window_left is -1", "without the argument"});
+  m.args().window_left = 3;
+  m.args().num_sinks = 2;
+  m.expect_refusal({"num_sinks is 2", "\"sinks\": true"});
+  MaskArguments sinks({SlidingWindowMask{.sinks = true}});
+  sinks.args().num_sinks = 2;
+  sinks.expect_works();
+  sinks.args().num_sinks = -2;
+  sinks.expect_refusal({"num_sinks is -2"});
+}
+
+// 5 rows of 7 keys in blocks of 16: one list with room for one block; more of both come from a longer shape.
+TEST(MaskArguments, BlockLists) {
+  MaskArguments m({BlockSparseMask{.block_m = 16, .block_n = 16}});
+  m.expect_refusal({"block_offsets", "missing"});
+  auto& offsets = m.table(&AttentionArgs::block_offsets, {1, 1, 2}, {0, 1});
+  m.expect_refusal({"block_indices", "missing"});
+  auto& blocks = m.table(&AttentionArgs::block_indices, {2}, {0, 0});
+  m.expect_works();
+  offsets[1] = 2;
+  m.expect_refusal({"block_indices[1]", "query block 0", "batch 0, head 0", "twice"});
+  blocks[1] = 1;
+  m.expect_refusal({"block_indices[1]", "is 1", "between 0 and 0"});
+  blocks[0] = -1;
+  m.expect_refusal({"block_indices[0]", "is -1"});
+  blocks[0] = 0;
+  for (const int end : {-1, 3}) {
+    offsets[1] = end;
+    m.expect_refusal({"block_offsets", "query block 0", "0 to the 2 of block_indices"});
+  }
+  offsets[1] = 1;
+  auto& bitmask_of = m.table(&AttentionArgs::block_bitmask_of, {2}, {0, -1});
+  m.expect_refusal({"block_bitmask_of and block_bitmasks belong together"});
+  m.table(&AttentionArgs::block_bitmasks, {1, 16, 1}, std::vector<std::int32_t>(16));
+  m.expect_works();
+  bitmask_of[0] = 1;
+  m.expect_refusal({"block_bitmask_of[0] is 1", "one of the 1 block_bitmasks"});
+  bitmask_of[0] = 0;
+  m.table(&AttentionArgs::block_bitmasks, {1, 32, 1}, std::vector<std::int32_t>(32));
+  m.expect_refusal({"block_bitmasks", "[1, 32, 1]", "block_m"});
+  m.args().block_bitmasks.reset();
+  m.args().block_bitmask_of.reset();
+  m.table(&AttentionArgs::block_offsets, {1, 4, 2}, std::vector<std::int32_t>(8));
+  m.expect_refusal({"block_offsets", "per_head"});
+  m.table(&AttentionArgs::block_offsets, {1, 1, 3}, {0, 0, 0});
+  m.expect_refusal({"block_offsets", "[1, 1, 3]", "must be 2"});
+  m.table(&AttentionArgs::block_offsets, {3, 1, 2}, std::vector<std::int32_t>(6));
+  m.expect_refusal({"block_offsets", "1 or the batch"});
+}
+
+TEST(MaskArguments, Trees) {
+  MaskArguments m({TreeMask{}});
+  m.expect_refusal({"tree_bits", "missing"});
+  m.table(&AttentionArgs::tree_bits, {1, seqlen_q, 1}, {1, 3, 7, 15, 31});
+  m.expect_works();
+  m.table(&AttentionArgs::prefix_lengths, {2}, {0, seqlen_k + 1});
+  m.expect_refusal({"prefix_lengths[1] is 8"});
+  m.args().prefix_lengths.reset();
+  m.table(&AttentionArgs::tree_bits, {2, seqlen_q + 1, 1}, std::vector<std::int32_t>(12));
+  m.expect_refusal({"tree_bits", "seqlen_q"});
+}
+
+TEST(MaskArguments, WithoutTheirMask) {
+  const std::pair<std::optional<Tensor> AttentionArgs::*, const char*> tables[] = {
+      {&AttentionArgs::seqlens_q, "padding"},
+      {&AttentionArgs::seqlens_k, "padding"},
+      {&AttentionArgs::block_offsets, "block_sparse"},
+      {&AttentionArgs::block_indices, "block_sparse"},
+      {&AttentionArgs::block_bitmask_of, "block_sparse"},
+      {&AttentionArgs::block_bitmasks, "block_sparse"},
+      {&AttentionArgs::tree_bits, "tree"},
+      {&AttentionArgs::prefix_lengths, "tree"}};
+  for (const auto& [argument, kind] : tables) {
+    MaskArguments m({CausalMask{}});
+    m.table(argument, {1}, {0});
+    m.expect_refusal({"was given", kind});
+    m.args().*argument = std::nullopt;
+    m.args().window_left = 3;
+    m.expect_refusal({"window_left was given", "sliding_window"});
+    m.args().window_left.reset();
+    m.expect_works();
+  }
+}
+
+}  // namespace
+}  // namespace flashjit

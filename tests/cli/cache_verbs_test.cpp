@@ -1,0 +1,123 @@
+// flashjit cache: layers, size, archives.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cli/command_line.hpp"
+
+namespace flashjit::cli_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// A layer with one kernel, and a folder with another.
+struct Layered {
+  Layered() {
+    builder({"compile", small_spec});
+    flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache();
+    flashjit({"compile", other_spec});
+  }
+  const std::string other_spec = R"({"op": "forward", "dtype": "fp32", "head_dim": 24})";
+  CommandLine builder, flashjit;
+};
+
+TEST(CacheLayers, AreShown) {
+  const Layered test;
+  const std::string layer = std::filesystem::canonical(test.builder.cache());
+  const nlohmann::json rows = test.flashjit({"cache", "ls", "--json"}).json();
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_TRUE(rows[0]["layer"].get<bool>());
+  EXPECT_FALSE(rows[1]["layer"].get<bool>());
+  EXPECT_THAT(test.flashjit({"cache", "ls"}).out, HasSubstr(layer + ", read-only"));
+
+  const nlohmann::json stat = test.flashjit({"cache", "stat", "--json"}).json();
+  EXPECT_EQ(stat["entries"], 1);
+  EXPECT_EQ(stat["max_bytes"], 1 << 30);
+  EXPECT_EQ(stat["layers"][0]["folder"], layer);
+  EXPECT_THAT(test.flashjit({"cache", "stat"}).out, HasSubstr("read-only: 1 entries"));
+
+  EXPECT_EQ(test.flashjit({"cache", "path", "--json"}).json()["layers"], nlohmann::json::array({layer}));
+  EXPECT_EQ(test.flashjit({"cache", "verify", "--json"}).json()["entries"], 2);
+
+  const nlohmann::json found = test.flashjit({"cache", "explain", "--spec", small_spec, "--json"}).json();
+  EXPECT_TRUE(found["found"].get<bool>());
+  EXPECT_THAT(found["path"].get<std::string>(), ::testing::StartsWith(layer));
+}
+
+TEST(CacheLayers, ExplainNeedsNoCompiler) {
+  Layered test;
+  test.flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  for (const std::string& spec : {small_spec, test.other_spec})
+    EXPECT_TRUE(test.flashjit({"cache", "explain", "--spec", spec, "--json"}).json()["found"].get<bool>());
+}
+
+TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {
+  CommandLine flashjit;
+  for (const char* dim : {"16", "24", "32"})
+    flashjit({"compile", std::string(R"({"op": "forward", "dtype": "fp32", "head_dim": )") + dim + "}"});
+  EXPECT_EQ(flashjit({"cache", "gc", "--max-bytes", "1", "--json"}).json()["removed_entries"], 0)
+      << "all were used a moment ago";
+  for (const auto& item : std::filesystem::directory_iterator(flashjit.cache() + "/v2")) {
+    std::filesystem::last_write_time(item.path(),
+                                     std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  }
+  EXPECT_THAT(flashjit({"cache", "gc", "--max-bytes", "1"}).out, HasSubstr("3 entries of"));
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["entries"], 0);
+  flashjit.environment["FLASHJIT_CACHE_MAX_BYTES"] = "a lot";
+  const Outcome wrong = flashjit({"compile", small_spec});
+  EXPECT_EQ(wrong.exit_code, 7);
+  EXPECT_THAT(wrong.err, AllOf(HasSubstr("FLASHJIT_CACHE_MAX_BYTES"), HasSubstr("1073741824")));
+}
+
+TEST(Compile, SaysOnceThatNothingIsKept) {
+  const CommandLine flashjit;
+  const Outcome outcome =
+      flashjit({"compile", small_spec, "--target", "x86-64-v3,native", "--cache-dir", ""});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.err, "flashjit: cache: there is no cache folder\n");
+}
+
+TEST(Bench, StartMeasuresTheFirstResult) {
+  const CommandLine flashjit;
+  flashjit({"prebuild", small_spec, "--target", "native", "-o", flashjit.folder() + "/bundle"});
+  const nlohmann::json start =
+      flashjit({"bench", small_spec, "--start", "--cache-dir", "", "--cache-path",
+                flashjit.folder() + "/bundle", "--threads", "2", "--rounds", "3", "--json"})
+          .json();
+  EXPECT_EQ(start["origin"], "disk");
+  EXPECT_EQ(start["context_ms"], 0);
+  for (const char* name :
+       {"engine_ms", "get_ms", "launch_ms", "first_result_ms", "warm_ms", "hot_ns", "hot_ns_together"})
+    EXPECT_GT(start[name].get<double>(), 0) << name;
+  EXPECT_EQ(flashjit({"bench", small_spec, small_spec, "--start"}).exit_code, 3);
+}
+
+TEST(CacheArchive, ExportAndImport) {
+  const CommandLine builder, flashjit;
+  builder({"compile", small_spec});
+  const std::string archive = builder.folder() + "/kernels.tar";
+  EXPECT_EQ(builder({"cache", "export", archive, "--json"}).json()["entries"], 1);
+  EXPECT_EQ(builder({"cache", "export", "-"}).out, [&] {
+    std::ifstream file(archive, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }());
+  EXPECT_EQ(flashjit({"cache", "import", archive, "--json"}).json()["entries"], 1);
+  EXPECT_EQ(flashjit({"compile", small_spec, "--json"}).json()["origin"], "disk");
+}
+
+TEST(CacheArchive, WhatIsNoArchiveIsRefused) {
+  const CommandLine flashjit;
+  Outcome outcome = flashjit({"cache", "import", flashjit.file("x.tar", std::string(10240, 'x'))});
+  EXPECT_EQ(outcome.exit_code, 7);
+  EXPECT_THAT(outcome.err, HasSubstr("not a ustar archive"));
+  EXPECT_EQ(flashjit({"cache", "import", "/nonexistent.tar"}).exit_code, 3);
+  EXPECT_EQ(flashjit({"cache", "export", "/nonexistent/folder/x.tar"}).exit_code, 3);
+  EXPECT_EQ(flashjit({"cache", "export", "/dev/full"}).exit_code, 7);
+}
+
+}  // namespace
+}  // namespace flashjit::cli_test

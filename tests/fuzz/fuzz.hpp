@@ -1,0 +1,42 @@
+// What fuzz targets share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "codegen/error.hpp"
+
+// Called by libFuzzer with any bytes: no crash, no hang, no sanitizer report, no failed FUZZ_CHECK.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+#define FUZZ_CHECK(condition)                                                      \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                \
+    }                                                                              \
+  } while (false)
+
+namespace flashjit::fuzz {
+
+inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+// Runs the body. An Error is the answer to bad input, and says something; any other exception ends the
+// program.
+template <class Body>
+bool accepted(Body body) {
+  try {
+    body();
+    return true;
+  } catch (const Error& error) {
+    FUZZ_CHECK(!error.message().empty() && error.code() != ErrorCode::internal);
+    return false;
+  }
+}
+
+}  // namespace flashjit::fuzz

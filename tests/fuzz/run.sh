@@ -1,0 +1,16 @@
+#!/bin/sh
+# One fuzz target for FLASHJIT_FUZZ_SECONDS (60), from its seeds: run.sh BUILD_FOLDER TARGET
+set -eu
+build=$1
+target=$2
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$build/fuzz-failures"
+case "$target" in spec | manifest | tune_record | entry) set -- "-dict=$here/json.dict" ;; *) set -- ;; esac
+# A failing input is kept, and repeats with: fuzz_TARGET FILE
+"$build/bin/fuzz_$target" "$work" "$build/fuzz-seeds/$target" "$@" -max_total_time="${FLASHJIT_FUZZ_SECONDS:-60}" \
+  -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -verbosity=0 \
+  -artifact_prefix="$build/fuzz-failures/$target-" 2>"$work.log" || { tail -60 "$work.log" && exit 1; }
+grep -E 'number_of_executed_units|new_units_added' "$work.log"
+rm -f "$work.log"

@@ -1,0 +1,88 @@
+// Writes what fuzzing begins with: seeds FOLDER EXAMPLES... makes FOLDER/TARGET/*.
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+
+#include "cache/archive.hpp"
+#include "cache/kernel_entry.hpp"
+#include "cache/kernel_key.hpp"
+#include "cache/tune_store.hpp"
+#include "codegen/render.hpp"
+#include "codegen/search_space.hpp"
+#include "tools/manifest/models.hpp"
+
+using namespace flashjit;
+
+namespace {
+
+void write(const std::filesystem::path& path, const std::string& bytes) {
+  std::filesystem::create_directories(path.parent_path());
+  if (!(std::ofstream(path, std::ios::binary) << bytes)) throw std::runtime_error(path.string());
+}
+
+std::string read(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_seeds(const std::filesystem::path& to, const std::string& object) {
+  std::string archive;
+  const ByteSink sink = [&](const char* from, std::size_t size) {
+    archive.append(from, size);
+    return true;
+  };
+  for (const char* name : {"sm_90a", "x86-64-v4"}) {
+    const AttentionSpec spec = specs_of(models().front()).front();
+    const Target target = Target::parse(name);
+    const KernelConfig config = heuristic_config(spec, target, {1, 100, 100, 8, 2});
+    const KernelSource source = render(spec, target, config);
+    CompiledKernel compiled;
+    compiled.code = object;
+    const CacheEntry entry =
+        pack_kernel(entry_key(request_key(spec, source), "-O2", "compiler"), compiled, source);
+    std::string why;
+    const std::string file = encode_entry(entry, why).value();
+    write(to / "entry" / (std::string("file-") + name), file);
+    write(to / "entry" / (std::string("metadata-") + name),
+          entry.metadata + std::string(entry.metadata.size() / 3, ' '));
+    write(to / "entry" / (std::string("key-") + name), entry.key.serialized());
+    TuneRecord record;
+    record.key = {spec.to_json(), name, "device", bucket({1, 100, 100, 8, 2})};
+    record.chosen = record.heuristic = config;
+    record.shape = record.key.bucket;
+    record.candidates = {{config, Verdict::measured, "", {1.5, 1.25}},
+                         {config, Verdict::dropped, "slow", {2.5}}};
+    write(to / "tune_record" / name, to_json(record));
+    write_member(sink, std::string("v2/") + name + ".kernel", file);
+    write_member(sink, std::string(120, 'f') + "/record.json", to_json(record));
+  }
+  write_archive_end(sink);
+  write(to / "archive/two", archive);
+  write(to / "object/kernel", object);
+  std::string all;
+  for (const Model& model : models()) {
+    write(to / "manifest" / model.name, std::string(model.name));
+    all += (all.empty() ? "" : ", ") + std::string(R"({"model": ")") + std::string(model.name) + "\"}";
+  }
+  write(to / "manifest/models.json", R"({"kernels": [)" + all + "]}");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::filesystem::path to = argv[1];
+  write_seeds(to, read(argv[2]));
+  for (int i = 3; i < argc; ++i) {
+    const std::string spec = read(argv[i]);
+    write(to / "spec" / std::to_string(i), spec);
+    write(
+        to / "manifest" / std::to_string(i),
+        R"({"kernels": [{"spec": )" + spec +
+            R"(, "shapes": [{"batch": 2, "seqlen_q": 64, "seqlen_k": 8, "num_heads_q": 8, "num_heads_kv": 2}]}]})");
+  }
+} catch (const std::exception& error) {
+  std::cerr << error.what() << '\n';
+  return 1;
+}

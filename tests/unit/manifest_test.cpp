@@ -1,0 +1,137 @@
+// Manifests: what they ask for, what is refused, and that their schema says the same.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "codegen/error.hpp"
+#include "codegen/search_space.hpp"
+#include "tools/manifest/manifest.hpp"
+#include "tools/manifest/models.hpp"
+
+namespace flashjit {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+const std::string small_spec = R"({"op": "forward", "dtype": "fp32", "head_dim": 16})";
+
+std::string refusal(const std::string& text) {
+  try {
+    parse_manifest(text);
+  } catch (const Error& error) {
+    return std::string(to_string(error.code())) + ": " + error.message();
+  }
+  return "accepted";
+}
+
+std::string with_shape(const std::string& shape) {
+  return R"({"kernels": [{"spec": )" + small_spec + R"(, "shapes": [)" + shape + "]}]}";
+}
+
+TEST(Manifest, ModelsSpecsAndShapes) {
+  const auto items =
+      parse_manifest(R"({"kernels": [{"model": "llama-3-70b"}, {"spec": )" + small_spec +
+                     R"(, "shapes": [{"seqlen_q": 7}, {"batch": 2, "seqlen_q": 64, "seqlen_k": 128,
+                                        "num_heads_q": 8, "num_heads_kv": 2}]}, {"spec": )" +
+                     small_spec + "}]}");
+  ASSERT_EQ(items.size(), 8u + 2u);
+  EXPECT_TRUE(items[0].any_shape);
+  EXPECT_EQ(items[0].shapes.front(), (Shape{1, 512, 512, 64, 8}));
+  EXPECT_FALSE(items[8].any_shape);
+  EXPECT_EQ(items[8].shapes, (std::vector<Shape>{{1, 7, 7, 1, 1}, {2, 64, 128, 8, 2}}));
+  EXPECT_TRUE(items[9].any_shape);
+  EXPECT_EQ(items[8].spec, AttentionSpec::from_json(small_spec));
+  EXPECT_EQ(parse_manifest(small_spec).size(), 1u);
+  EXPECT_EQ(parse_manifest(" sdxl\n").size(), 8u);
+}
+
+TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
+  for (const Model& model : models()) {
+    std::set<std::string> distinct;
+    const std::vector<AttentionSpec> specs = specs_of(model);
+    for (const AttentionSpec& spec : specs) {
+      distinct.insert(spec.to_json());
+      EXPECT_EQ(spec.mask.empty(), !model.causal);
+      for (const char* target : {"sm_90a", "sm_80", "x86-64-v4"})
+        EXPECT_FALSE(search_space(spec, Target::parse(target)).empty()) << model.name;
+    }
+    EXPECT_EQ(distinct.size(), 8u) << model.name;
+    EXPECT_EQ(model.num_heads_q % model.num_heads_kv, 0) << model.name;
+    EXPECT_NE(model.source.find("config.json"), std::string_view::npos) << model.name;
+  }
+}
+
+TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
+  EXPECT_THAT(refusal(""), HasSubstr("empty"));
+  EXPECT_THAT(refusal("llama-3-8"), HasSubstr("llama-3-8b"));
+  EXPECT_THAT(refusal("{"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(refusal(R"({"kernels": []})"), HasSubstr("kernels is not a list"));
+  EXPECT_THAT(refusal(R"({"kernels": {}})"), HasSubstr("kernels is not a list"));
+  EXPECT_THAT(refusal(R"({"kernels": [3]})"), HasSubstr("kernels[0] is not an object"));
+  EXPECT_THAT(refusal(R"({"kernels": [{}]})"), HasSubstr("either a \"model\" or a \"spec\""));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": 3}]})"), HasSubstr("kernels[0].model is not a name"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "shapes": []}]})"), HasSubstr("has its own"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"modle": "sdxl"}]})"),
+              HasSubstr("unknown field \"modle\"; known: model"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl"}], "kernels": []})"), HasSubstr("given twice"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl"}, {"spec": {"op": "forward"}}]})"),
+              HasSubstr("invalid_spec: manifest: kernels[1].spec: "));
+  EXPECT_THAT(refusal(R"({"kernels": [{"spec": )" + std::string(1000, '[') + std::string(1000, ']') + "}]}"),
+              HasSubstr("nests deeper"));
+  EXPECT_THAT(refusal(with_shape("{}")), HasSubstr("shapes[0] has no seqlen_q"));
+  EXPECT_THAT(refusal(with_shape(R"({"seqlen_q": 1, "heads_q": 2})")),
+              HasSubstr("unknown field \"heads_q\""));
+  for (const char* value : {"0", "-1", "1.5", "2147483648", "1e99", "true", "null", "\"1\""}) {
+    EXPECT_THAT(refusal(with_shape(std::string(R"({"seqlen_q": )") + value + "}")),
+                HasSubstr("shapes[0].seqlen_q is not a whole number"));
+  }
+  EXPECT_THAT(refusal(with_shape(R"({"seqlen_q": 1, "num_heads_q": 3, "num_heads_kv": 2})")),
+              HasSubstr("not a multiple of num_heads_kv"));
+}
+
+// The schema's words are the parser's.
+TEST(Manifest, Schema) {
+  std::ifstream file(FLASHJIT_SOURCE_DIR "/tools/manifest.schema.json");
+  const Json schema = Json::parse(file);
+  const Json& entries = schema["properties"]["kernels"]["items"]["anyOf"];
+  std::vector<std::string> names;
+  for (const Model& model : models()) names.emplace_back(model.name);
+  EXPECT_EQ(entries[0]["properties"]["model"]["enum"].get<std::vector<std::string>>(), names);
+  for (const auto& [name, rule] : entries[1]["properties"]["shapes"]["items"]["properties"].items())
+    EXPECT_EQ(refusal(with_shape(R"({"seqlen_q": 6, ")" + name + R"(": 1})")),
+              name == "seqlen_q" ? "invalid_argument: field \"seqlen_q\" is given twice; once would work"
+                                 : "accepted")
+        << name;
+}
+
+// What any_shape promises: whatever is asked for later, its config is among those that were prebuilt.
+TEST(Manifest, HeuristicConfigsAreThoseOfEveryShape) {
+  const unsigned seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  const auto size = [&](int max_log2) {
+    return 1 + static_cast<int>(random() % (1u << random() % static_cast<unsigned>(max_log2 + 1)));
+  };
+  for (const Model& model : models()) {
+    for (const char* name : {"sm_90a", "sm_90", "sm_80", "x86-64-v3"}) {
+      const Target target = Target::parse(name);
+      const AttentionSpec spec = specs_of(model)[random() % 8];
+      const std::vector<KernelConfig> configs = heuristic_configs(spec, target);
+      EXPECT_LE(configs.size(), 8u);
+      for (int i = 0; i < 100; ++i) {
+        const Shape shape{size(12), size(22), size(22), size(8), 1};
+        const KernelConfig config = heuristic_config(spec, target, bucket(shape));
+        EXPECT_TRUE(std::binary_search(configs.begin(), configs.end(), config))
+            << model.name << " " << name << " " << to_json(config);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashjit

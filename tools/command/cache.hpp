@@ -1,0 +1,35 @@
+// What the actions of `flashjit cache` share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache/disk_cache.hpp"
+#include "tools/command/report.hpp"
+
+namespace flashjit::command {
+
+struct CacheOptions {
+  std::optional<std::string> folder, layers;
+  bool json = false;
+
+  // Throws cache_failed if there is none.
+  DiskCache cache() const;
+  // In the order of search: the layers, then cache().
+  std::vector<DiskCache> folders() const;
+};
+
+// An action of `flashjit cache`: declared by `add`, which gives back what runs it.
+using CacheAction = std::function<int(const CacheOptions&)>;
+CacheAction add_explain(CLI::App& app);
+CacheAction add_export(CLI::App& app);
+CacheAction add_import(CLI::App& app);
+
+// One of the key's fields; empty if it has none of that name.
+std::string field(const Key& key, std::string_view label);
+Json fields_json(const Key& key);
+
+}  // namespace flashjit::command

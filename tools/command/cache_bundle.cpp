@@ -1,0 +1,91 @@
+// flashjit cache export and import: a cache as one file.
+#include <fcntl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+#include <memory>
+
+#include "cache/bundle.hpp"
+#include "tools/command/cache.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/command/progress.hpp"
+
+namespace flashjit::command {
+namespace {
+
+// The file, or standard input or output for "-".
+File open_archive(const std::string& path, int flags, int standard) {
+  File file(path == "-" ? ::dup(standard) : ::open(path.c_str(), flags | O_CLOEXEC, 0644));
+  if (!file) {
+    throw Error(ErrorCode::invalid_argument, "archive '" + path + "' cannot be opened: " +
+                                                 std::strerror(errno) + "; a file, or '-', would work");
+  }
+  return file;
+}
+
+int export_to(const std::string& path, const CacheOptions& options) {
+  const DiskCache cache = options.cache();
+  const File file = open_archive(path, O_WRONLY | O_CREAT | O_TRUNC, STDOUT_FILENO);
+  const Progress progress("exporting " + cache.folder());
+  const Exported result = export_bundle(
+      cache, [&](const char* from, std::size_t size) { return write_fully(file.get(), from, size); });
+  for (const std::string& reason : result.left_out) std::cerr << "left out: " << reason << '\n';
+  const Json summary = {{"folder", cache.folder()},
+                        {"archive", path},
+                        {"entries", result.entries},
+                        {"tune_records", result.records},
+                        {"left_out", result.left_out}};
+  if (path == "-") return exit_ok;
+  if (options.json) {
+    print_json(summary);
+  } else {
+    std::cout << result.entries << " entries and " << result.records << " tune records in " << path << '\n';
+  }
+  return exit_ok;
+}
+
+int import_from(const std::string& path, const CacheOptions& options) {
+  const DiskCache cache = options.cache();
+  const File file = open_archive(path, O_RDONLY, STDIN_FILENO);
+  const Progress progress("importing " + path);
+  const Imported result =
+      import_bundle(cache, [&](char* to, std::size_t size) { return read_fully(file.get(), to, size); });
+  if (options.json) {
+    print_json({{"folder", cache.folder()},
+                {"entries", result.entries},
+                {"tune_records", result.records},
+                {"refused", result.refused},
+                {"damage", result.damage}});
+  } else {
+    for (const std::string& reason : result.refused) std::cerr << "refused: " << reason << '\n';
+    if (!result.damage.empty()) std::cerr << "the rest was not read: " << result.damage << '\n';
+    std::cout << result.entries << " entries and " << result.records << " tune records imported into "
+              << cache.folder() << ", " << result.refused.size() << " members refused\n";
+  }
+  const bool good = result.refused.empty() && result.damage.empty();
+  return good ? exit_ok : static_cast<int>(ErrorCode::cache_failed);
+}
+
+}  // namespace
+
+CacheAction add_export(CLI::App& app) {
+  const auto path = std::make_shared<std::string>();
+  app.add_option("ARCHIVE", *path, "The file to write, or '-' for standard output")->required();
+  app.footer("Examples:\n  flashjit cache export kernels.tar --cache-dir kernels\n");
+  return [path](const CacheOptions& options) { return export_to(*path, options); };
+}
+
+CacheAction add_import(CLI::App& app) {
+  const auto path = std::make_shared<std::string>();
+  app.add_option("ARCHIVE", *path, "The file to read, or '-' for standard input")->required();
+  app.footer(
+      "Examples:\n  flashjit cache import kernels.tar --cache-dir kernels\n\n"
+      "What is damaged, foreign or not a plain file is refused, each with its reason, and the rest "
+      "imported;\n"
+      "exit code 7 then. Checksums show damage, not who made the kernels: import from those whose code you "
+      "run.\n");
+  return [path](const CacheOptions& options) { return import_from(*path, options); };
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,151 @@
+// flashjit cache explain: what a key is made of, and why something is not found.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "cache/kernel_key.hpp"
+#include "codegen/render.hpp"
+#include "codegen/search_space.hpp"
+#include "runtime/compiler.hpp"
+#include "tools/command/cache.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/command/options.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Options {
+  std::vector<std::string> keys;
+  std::string spec, target = "native";
+  ShapeOptions shape;
+};
+
+using Listings = std::vector<DiskCache::Listing>;
+
+Listings list_all(const CacheOptions& cache) {
+  Listings all;
+  for (const DiskCache& folder : cache.folders()) {
+    for (DiskCache::Listing& item : folder.list(false)) all.push_back(std::move(item));
+  }
+  return all;
+}
+
+// The one entry whose digest starts like that.
+Key find_key(const Listings& list, const std::string& prefix) {
+  std::optional<Key> found;
+  for (const DiskCache::Listing& item : list) {
+    if (!item.entry || !item.entry->key.digest().starts_with(prefix)) continue;
+    if (found && *found != item.entry->key)
+      throw Error(ErrorCode::invalid_argument,
+                  "several entries start with '" + prefix + "': give more digits");
+    found = item.entry->key;
+  }
+  if (!found) {
+    throw Error(ErrorCode::invalid_argument,
+                "no entry starts with '" + prefix + "'; 'flashjit cache ls' lists them");
+  }
+  return *found;
+}
+
+// What would be looked up for the spec now: without a compiler only the request can be told.
+Key wanted_key(const Options& options) {
+  const AttentionSpec spec = read_spec(options.spec);
+  const Target target = Target::parse(options.target);
+  const KernelSource source =
+      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
+  const Key request = request_key(spec, source);
+  try {
+    const std::shared_ptr<const Compiler> compiler = compiler_for(target);
+    return entry_key(request, compiler->options(source), compiler->identity());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::compiler_unavailable) throw;
+    return request;
+  }
+}
+
+std::size_t fields_in_common(const Key& a, const Key& b) {
+  return std::count_if(a.fields().begin(), a.fields().end(), [&](const KeyField& f) {
+    const std::string* other = b.find(f.label);
+    return other && *other == f.value;
+  });
+}
+
+// The entry that build_kernel() would use for that key: of a layer by its request, else of the folder;
+// without a compiler by its request there, too.
+std::optional<std::string> find_entry(const CacheOptions& cache, const Key& wanted) {
+  const Key request = request_of(wanted);
+  for (const DiskCache& folder : cache.folders()) {
+    const bool by_request = folder.access() == DiskCache::Access::read_only || wanted == request;
+    const auto entry = by_request ? folder.lookup_request(request) : folder.lookup(wanted);
+    if (entry) return folder.path(entry->key);
+  }
+  return std::nullopt;
+}
+
+int explain(const CacheOptions& cache, const Options& options) {
+  const Listings list = list_all(cache);
+  const Key key = options.spec.empty() ? find_key(list, options.keys.front()) : wanted_key(options);
+  std::optional<Key> other;
+  std::optional<std::string> hit;
+  if (options.spec.empty()) {
+    if (options.keys.size() > 1) other = find_key(list, options.keys[1]);
+  } else {
+    hit = find_entry(cache, key);
+    std::size_t most = 0;
+    for (const DiskCache::Listing& item : list) {
+      if (!item.entry) continue;
+      const std::size_t common = fields_in_common(key, item.entry->key);
+      if (common <= most) continue;
+      most = common;
+      other = item.entry->key;
+    }
+  }
+  const std::string difference = other ? explain_difference(key, *other) : "";
+  if (cache.json) {
+    Json json = {
+        {"key", key.digest()}, {"fields", fields_json(key)}, {"other", nullptr}, {"difference", difference}};
+    if (other) json["other"] = other->digest();
+    if (!options.spec.empty()) json["found"] = hit.has_value();
+    if (hit) json["path"] = *hit;
+    print_json(json);
+    return exit_ok;
+  }
+  std::cout << key.digest() << '\n';
+  for (const KeyField& f : key.fields()) std::cout << "  " << f.label << ": " << f.value << '\n';
+  if (hit) {
+    std::cout << "is in the cache: " << *hit << '\n';
+  } else if (other) {
+    std::cout << (options.spec.empty() ? "differs from " : "is not in the cache; the closest entry is ")
+              << other->digest() << (options.spec.empty() ? " in\n" : ", which differs in\n") << difference
+              << (difference.empty() || difference.ends_with('\n') ? "" : "\n");
+  } else if (!options.spec.empty()) {
+    std::cout << "is not in the cache, nor is anything like it\n";
+  }
+  return exit_ok;
+}
+
+}  // namespace
+
+CacheAction add_explain(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  CLI::Option* keys =
+      app.add_option("KEY", options->keys, "One or two entries: digests or their first digits")
+          ->expected(1, 2);
+  CLI::Option* spec =
+      app.add_option("--spec", options->spec, "What would be looked up for this spec, and if it is there");
+  keys->excludes(spec);
+  app.add_option("--target", options->target, "Of --spec")->needs(spec)->capture_default_str();
+  options->shape.add(app);
+  app.footer(
+      "Examples:\n"
+      "  flashjit cache explain 3f2a\n"
+      "  flashjit cache explain 3f2a 9b41\n"
+      "  flashjit cache explain --spec spec.json --target sm_90 --seqlen-q 4096\n");
+  return [options](const CacheOptions& cache) {
+    if (options->keys.empty() && options->spec.empty())
+      throw Error(ErrorCode::invalid_argument, "cache explain: give one or two keys, or --spec");
+    return explain(cache, *options);
+  };
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,297 @@
+// flashjit tune: which config is the fastest here, remembered for every engine on the cache folder.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "codegen/search_space.hpp"
+#include "runtime/device.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/command/options.hpp"
+#include "tools/command/report.hpp"
+#include "tools/command/tune_report.hpp"
+#include "tools/command/verbs.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::command {
+namespace {
+
+struct Options {
+  std::string manifest;
+  DeviceOptions device;
+  ShapeOptions shape;
+  std::vector<int> seqlens;
+  std::string budget = "120s";
+  int jobs = 0;
+  bool again = false, explain = false, json = false;
+  std::string report;
+};
+
+// "90", "90s", "5m", "0": seconds.
+double parse_budget(const std::string& text) {
+  double seconds = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  if (failed != std::errc{} || !(seconds >= 0) || !std::isfinite(seconds) ||
+      (unit != "" && unit != "s" && unit != "m")) {
+    throw Error(ErrorCode::invalid_argument,
+                "budget '" + text + "' is not a time; 90s, 5m, or 0 for no limit would work");
+  }
+  return unit == "m" ? 60 * seconds : seconds;
+}
+
+std::atomic<bool> interrupted = false;
+
+// The first Ctrl-C ends the measurement, the second the process.
+class InterruptGuard {
+ public:
+  InterruptGuard()
+      : before_(std::signal(SIGINT, [](int) {
+          interrupted = true;
+          std::signal(SIGINT, SIG_DFL);
+        })) {}
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+  ~InterruptGuard() { std::signal(SIGINT, before_); }
+
+ private:
+  void (*before_)(int);
+};
+
+// How things stand, on stderr: one line that is written over on a terminal, otherwise a line where something
+// new begins.
+class Status {
+ public:
+  Status(std::string prefix, const Target& target) : prefix_(std::move(prefix)), target_(target) {}
+  Status(const Status&) = delete;
+  Status& operator=(const Status&) = delete;
+  ~Status() {
+    if (on_terminal_ && shown_) std::fprintf(stderr, "\r\033[K");
+  }
+
+  void show(const TuneProgress& p) {
+    const auto now = std::chrono::steady_clock::now();
+    const bool is_new = !shown_ || p.stage != stage_ || p.shape_index != shape_;
+    if (!is_new && (!on_terminal_ || now - last_ < std::chrono::milliseconds(100))) return;
+    last_ = now;
+    stage_ = p.stage;
+    shape_ = p.shape_index;
+    shown_ = true;
+    const std::string line = prefix_ + text(p);
+    if (on_terminal_) {
+      std::fprintf(stderr, "\r\033[K%s", line.substr(0, 150).c_str());
+    } else {
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+  }
+
+ private:
+  std::string text(const TuneProgress& p) const {
+    std::string line = "[" + std::to_string(p.shape_index + 1) + "/" + std::to_string(p.num_shapes) + "] " +
+                       to_text(p.shape) + ": " + to_string(p.stage);
+    if (p.stage == TuneStage::waiting) return line + " for another process";
+    if (p.stage == TuneStage::measuring) {
+      line += ": round " + std::to_string(std::min(p.done + 1, p.total)) + " of at most " +
+              std::to_string(p.total) + ", " + std::to_string(p.candidates) + " candidates";
+      if (std::isfinite(p.best_ms)) {
+        line += ", best " + to_text(p.best, target_) + " " + number(p.best_ms) + " ms (heuristic " +
+                number(p.heuristic_ms) + ")";
+      }
+    } else {
+      line += " " + std::to_string(p.done) + " of " + std::to_string(p.total) + " candidates";
+    }
+    if (std::isfinite(p.seconds_left)) line += ", " + number(p.seconds_left) + " s left";
+    return line;
+  }
+
+  const std::string prefix_;
+  const Target target_;
+  const bool on_terminal_ = ::isatty(STDERR_FILENO) == 1;
+  bool shown_ = false;
+  TuneStage stage_ = TuneStage::waiting;
+  std::size_t shape_ = 0;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+// The sizes given on the command line, else the manifest's, else the usual ones.
+std::vector<Shape> shapes_of(const ManifestItem& item, const Options& options) {
+  if (options.seqlens.empty() && !item.shapes.empty()) return item.shapes;
+  std::vector<Shape> shapes;
+  for (const int seqlen : options.seqlens.empty() ? std::vector{512, 1024, 2048, 4096} : options.seqlens) {
+    Shape shape = options.shape.shape();
+    shape.seqlen_q = seqlen;
+    shape.seqlen_k = options.shape.seqlen_k.value_or(seqlen);
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+void print_table(const std::vector<TunedShape>& shapes) {
+  verify::Table table(
+      {"shape", "heuristic", "ms", "chosen", "ms", "gain %", "TFLOP/s", "% of peak", "tried", ""});
+  const auto or_dash = [](double value) { return std::isfinite(value) ? number(value) : std::string("-"); };
+  const AttentionSpec* spec = nullptr;
+  for (const TunedShape& t : shapes) {
+    if (!spec || *spec != t.spec) {
+      if (spec) std::cout << table.str() << '\n';
+      if (spec)
+        table = verify::Table(
+            {"shape", "heuristic", "ms", "chosen", "ms", "gain %", "TFLOP/s", "% of peak", "tried", ""});
+      std::cout << t.spec.to_json() << "\n\n";
+      spec = &t.spec;
+    }
+    const TuneRecord& r = t.result.record;
+    table.add({to_text(r.shape), to_text(r.heuristic, t.target), or_dash(t.heuristic_ms()),
+               to_text(r.chosen, t.target), or_dash(t.chosen_ms()), number(t.gain_percent()),
+               or_dash(t.tflops()), t.peak ? or_dash(100 * t.tflops() / t.peak->tflops) : "-",
+               std::to_string(r.candidates.size()), t.state()});
+  }
+  std::cout << table.str();
+}
+
+int run(const Options& options) {
+  const std::vector<ManifestItem> items = read_manifest(options.manifest);
+  const double budget = parse_budget(options.budget);
+  std::optional<Engine> engine(std::in_place, options.device.engine());
+  const Target target = engine->target();
+  const std::string device = device_model(engine->device());
+  const std::optional<Peak> peak = peak_of(*engine, options.device.num_threads);
+  engine.reset();
+
+  std::vector<TunedShape> shapes;
+  std::vector<std::vector<Rejection>> rejected;  // of each item
+  const InterruptGuard guard;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < items.size() && !interrupted; ++i) {
+    const AttentionSpec& spec = items[i].spec;
+    rejected.push_back(rejections(spec, target));
+    const double used = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    TuneOptions tuning{.engine = options.device.engine(), .jobs = options.jobs, .again = options.again};
+    // What is left, shared among the specs to come; at least a moment, so that known records are still shown.
+    tuning.budget_seconds =
+        budget == 0 ? 0 : std::max((budget - used) / static_cast<double>(items.size() - i), 0.1);
+    std::vector<TuneResult> results;
+    {
+      Status status(
+          items.size() > 1 ? "spec " + std::to_string(i + 1) + "/" + std::to_string(items.size()) + " " : "",
+          target);
+      results = tune(spec, shapes_of(items[i], options), tuning, [&](const TuneProgress& p) {
+        status.show(p);
+        return !interrupted;
+      });
+    }
+    for (TuneResult& result : results) {
+      if (!result.note.empty()) std::cerr << "flashjit: " << result.note << '\n';
+      const double flops = tuned_flops(spec, result.record.shape);
+      shapes.push_back({spec, target, std::move(result), flops, peak});
+    }
+  }
+
+  if (options.json) {
+    Json rows = Json::array();
+    for (const TunedShape& t : shapes) rows.push_back(tuned_json(t));
+    Json json = {{"device", options.device.device},
+                 {"model", device},
+                 {"target", target.str()},
+                 {"peak_tflops", nullptr},
+                 {"interrupted", interrupted.load()},
+                 {"shapes", rows}};
+    if (peak) json["peak_tflops"] = peak->tflops;
+    if (options.explain) {
+      json["rejected"] = Json::array();
+      for (std::size_t i = 0; i < rejected.size(); ++i) {
+        for (const Rejection& r : rejected[i])
+          json["rejected"].push_back({{"spec", Json::parse(items[i].spec.to_json())},
+                                      {"config", config_json(r.config)},
+                                      {"reason", r.reason}});
+      }
+    }
+    print_json(json);
+  } else {
+    std::cout << device << ", " << target.str()
+              << (peak ? "; peak " + number(peak->tflops) + " TFLOP/s (" + peak->source + ")" : "") << "\n\n";
+    print_table(shapes);
+    for (std::size_t i = 0; options.explain && i < rejected.size(); ++i) {
+      std::cout << "\nnot tried for " << items[i].spec.to_json() << ": " << rejected[i].size() << '\n';
+      for (const Rejection& r : rejected[i])
+        std::cout << "  " << to_text(r.config, target) << ": " << r.reason << '\n';
+      for (const TunedShape& t : shapes) {
+        if (t.spec != items[i].spec) continue;
+        std::cout << to_text(t.result.record.shape) << ":\n";
+        for (const TuneCandidate& c : t.result.record.candidates)
+          std::cout << "  " << to_text(c.config, target) << ": " << to_string(c.verdict)
+                    << (c.reason.empty() ? "" : ": " + c.reason) << '\n';
+      }
+    }
+  }
+  if (!options.report.empty() && !shapes.empty()) {
+    write_tune_report(options.report, device + ", " + target.str(), shapes,
+                      options.explain && items.size() == 1 ? rejected.front() : std::vector<Rejection>());
+  }
+  if (interrupted) {
+    std::cerr
+        << "flashjit: interrupted; what was measured is kept, and the same command goes on from there\n";
+    return exit_interrupted;
+  }
+  return exit_ok;
+}
+
+}  // namespace
+
+Verb add_tune(CLI::App& parent) {
+  CLI::App* app =
+      parent.add_subcommand("tune", "Measure which configs are the fastest here, and remember them");
+  const auto options = std::make_shared<Options>();
+  add_manifest(*app, options->manifest);
+  options->device.add(*app);
+  options->shape.add(*app);
+  app->remove_option(app->get_option("--seqlen-q"));
+  app->get_option("--seqlen-k")->description("Keys of a sequence [as many as query rows]");
+  app->add_option("--seqlens", options->seqlens,
+                  "Sequence lengths, with commas; keys as well unless --seqlen-k [the manifest's, else "
+                  "512,1024,2048,4096]")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app->add_option("--budget", options->budget, "Time for everything together: 90s, 5m; 0: no limit")
+      ->capture_default_str();
+  app->add_option("--jobs", options->jobs, "Candidates compiled at once; 0: as many as there are CPUs")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_flag("--again", options->again, "Measure anew what has a record already");
+  app->add_flag("--explain", options->explain,
+                "List the configs that were not tried or did not win, with the reasons");
+  app->add_option("--report", options->report, "Write a page with charts to this .html file");
+  add_json(*app, options->json);
+  app->footer(
+      "Candidates are compiled on all cores, checked against the heuristic config's output, and timed in "
+      "interleaved rounds\n"
+      "on inputs that are in no cache; those well behind drop out. Another config is chosen only if it is "
+      "faster "
+      "beyond\n"
+      "noise. The result is a record in the cache folder, for the device's model and the bucket of "
+      "shapes.\n\n"
+      "Ctrl-C keeps what there is: exit code 130, and the same command goes on from there, as it does after "
+      "the "
+      "budget\n"
+      "ran out (\"not finished\", exit code 0).\n\n"
+      "Examples:\n"
+      "  flashjit tune tools/examples/causal_bf16.json --seqlens 1024,4096 --heads-q 32 --heads-kv 8\n"
+      "  flashjit tune llama-3-8b --device cuda:0 --budget 10m --report tune.html\n"
+      "  flashjit tune spec.json --explain --json\n\n"
+      "--json prints {device, model, target, peak_tflops, interrupted, shapes: [{spec, shape, bucket, state, "
+      "complete,\n"
+      "chosen, heuristic, chosen_ms, heuristic_ms, gain_percent, tflops, peak_share, path, note, "
+      "candidates}], "
+      "rejected}.\n");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,301 @@
+#include "tools/command/tune_report.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "runtime/device.hpp"
+#include "runtime/thread_pool.hpp"
+#include "runtime/tune/mask_tables.hpp"
+#include "runtime/tune/race.hpp"
+#include "tools/command/fma_rate.hpp"
+#include "tools/verify/mask.hpp"
+
+namespace flashjit::command {
+namespace {
+
+const TuneCandidate* find(const TuneRecord& record, const KernelConfig& config) {
+  const auto it = std::find_if(record.candidates.begin(), record.candidates.end(),
+                               [&](const TuneCandidate& c) { return c.config == config; });
+  return it == record.candidates.end() ? nullptr : &*it;
+}
+
+double ms_of(const TuneRecord& record, const KernelConfig& config) {
+  const TuneCandidate* candidate = find(record, config);
+  return candidate ? median_ms(*candidate) : std::numeric_limits<double>::infinity();
+}
+
+Json shape_json(const Shape& s) {
+  return {{"batch", s.batch},
+          {"seqlen_q", s.seqlen_q},
+          {"seqlen_k", s.seqlen_k},
+          {"heads_q", s.num_heads_q},
+          {"heads_kv", s.num_heads_kv}};
+}
+
+// JSON has no infinity.
+Json number_or_null(double value) {
+  return std::isfinite(value) ? Json(value) : Json();
+}
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+constexpr char page_head[] = R"(<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>flashjit tune</title>
+<style>
+:root { color-scheme: light dark; --bar: #9aa5b1; --chosen: #2f9e44; --heuristic: #1c7ed6; --dropped: #d0d5da; }
+@media (prefers-color-scheme: dark) { :root { --bar: #7b8794; --dropped: #4a5561; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+code { font-size: 0.85em; overflow-wrap: anywhere; }
+table { border-collapse: collapse; } td, th { padding: 0.15rem 0.9rem 0.15rem 0; text-align: left; }
+svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.key { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.3em; }
+</style></head><body>
+)";
+
+const char* colour(const TuneRecord& record, const TuneCandidate& candidate) {
+  if (candidate.config == record.chosen) return "var(--chosen)";
+  if (candidate.config == record.heuristic) return "var(--heuristic)";
+  return candidate.verdict == Verdict::measured ? "var(--bar)" : "var(--dropped)";
+}
+
+// A bar for each candidate, fastest first: its median, and a line from its fastest to its slowest sample.
+std::string candidates_chart(const TunedShape& tuned) {
+  const TuneRecord& record = tuned.result.record;
+  std::vector<const TuneCandidate*> measured;
+  for (const TuneCandidate& c : record.candidates) {
+    if (!c.samples_ms.empty()) measured.push_back(&c);
+  }
+  std::sort(measured.begin(), measured.end(),
+            [](const TuneCandidate* a, const TuneCandidate* b) { return median_ms(*a) < median_ms(*b); });
+  constexpr int row = 18, label = 330, width = 900, bars = width - label - 110;
+  // A candidate that is far slower would leave the others no room.
+  const double longest = std::min(median_ms(*measured.back()), 3 * median_ms(*measured.front())) * 1.05;
+  const auto x = [&](double ms) { return label + std::min(ms / longest, 1.0) * bars; };
+  std::ostringstream svg;
+  svg << "<svg viewBox=\"0 0 " << width << ' ' << row * measured.size() + 4
+      << "\" role=\"img\" aria-label=\"milliseconds of each candidate\">\n";
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    const TuneCandidate& c = *measured[i];
+    const double ms = median_ms(c), top = static_cast<double>(i) * row;
+    const auto [least, most] = std::minmax_element(c.samples_ms.begin(), c.samples_ms.end());
+    svg << "<g><title>"
+        << escaped(to_text(c.config, tuned.target) + ": " + number(ms) + " ms, " +
+                   std::to_string(c.samples_ms.size()) + " samples from " + number(*least) + " to " +
+                   number(*most) + " ms; " + to_string(c.verdict) + (c.reason.empty() ? "" : ": " + c.reason))
+        << "</title><text x=\"" << label - 8 << "\" y=\"" << top + 13 << "\" text-anchor=\"end\">"
+        << escaped(to_text(c.config, tuned.target)) << "</text><rect x=\"" << label << "\" y=\"" << top + 3
+        << "\" width=\"" << x(ms) - label << "\" height=\"" << row - 5 << "\" fill=\"" << colour(record, c)
+        << "\"/><line x1=\"" << x(*least) << "\" x2=\"" << x(*most) << "\" y1=\"" << top + 9.5 << "\" y2=\""
+        << top + 9.5 << "\" stroke=\"currentColor\"/><text x=\"" << std::max(x(ms), x(*most)) + 6 << "\" y=\""
+        << top + 13 << "\">" << number(ms) << " ms</text></g>\n";
+  }
+  svg << "</svg>\n";
+  return svg.str();
+}
+
+// Both configs on a line from nothing to the peak.
+std::string roofline_chart(const TunedShape& tuned) {
+  constexpr int left = 10, width = 900, length = 780;
+  const double peak = tuned.peak->tflops;
+  const auto at = [&](double ms) { return left + std::min(tuned.flops / ms * 1e-9 / peak, 1.0) * length; };
+  std::ostringstream svg;
+  svg << "<svg viewBox=\"0 0 " << width << " 44\" role=\"img\" aria-label=\"share of the peak\"><rect x=\""
+      << left << "\" y=\"14\" width=\"" << length << "\" height=\"12\" fill=\"var(--dropped)\"/><rect x=\""
+      << left << "\" y=\"14\" width=\"" << at(tuned.chosen_ms()) - left
+      << "\" height=\"12\" fill=\"var(--chosen)\"/><line x1=\"" << at(tuned.heuristic_ms()) << "\" x2=\""
+      << at(tuned.heuristic_ms())
+      << "\" y1=\"8\" y2=\"32\" stroke=\"var(--heuristic)\" stroke-width=\"3\"/><text x=\""
+      << left + length + 8 << "\" y=\"24\">" << number(peak) << " TFLOP/s</text><text x=\"" << left
+      << "\" y=\"42\">" << number(tuned.tflops()) << " TFLOP/s, " << number(100 * tuned.tflops() / peak)
+      << "% of the peak (" << escaped(tuned.peak->source) << ")</text></svg>\n";
+  return svg.str();
+}
+
+void write_shape(std::ostream& page, const TunedShape& tuned) {
+  const TuneRecord& record = tuned.result.record;
+  page << "<h2>" << escaped(to_text(record.shape)) << ", " << escaped(tuned.target.str())
+       << "</h2>\n<p><code>" << escaped(tuned.spec.to_json()) << "</code></p>\n";
+  if (record.candidates.empty() || record.candidates.front().samples_ms.empty()) {
+    page << "<p>Nothing was measured.</p>\n";
+    return;
+  }
+  page << "<table><tr><th></th><th>config</th><th>ms</th><th>TFLOP/s</th></tr>\n";
+  for (const auto& [name, config] :
+       {std::pair("chosen", record.chosen), std::pair("heuristic", record.heuristic)}) {
+    const double ms = ms_of(record, config);
+    page << "<tr><td><span class=\"key\" style=\"background: var(--" << name << ")\"></span>" << name
+         << "</td><td>" << escaped(to_text(config, tuned.target)) << "</td><td>" << number(ms) << "</td><td>"
+         << number(tuned.flops / ms * 1e-9) << "</td></tr>\n";
+  }
+  page << "</table>\n<p>"
+       << (record.chosen == record.heuristic
+               ? std::string("Nobody was faster beyond noise: the heuristic config stays.")
+               : "The chosen config takes " + number(tuned.gain_percent()) + "% less time.")
+       << (record.complete ? "" : " The race was ended early.") << "</p>\n";
+  if (tuned.peak) page << roofline_chart(tuned);
+  page << candidates_chart(tuned);
+  for (const TuneCandidate& c : record.candidates) {
+    if (c.verdict != Verdict::wrong && c.verdict != Verdict::failed) continue;
+    page << "<p>" << escaped(to_text(c.config, tuned.target)) << ": " << to_string(c.verdict) << ": "
+         << escaped(c.reason) << "</p>\n";
+  }
+}
+
+}  // namespace
+
+double TunedShape::chosen_ms() const {
+  return ms_of(result.record, result.record.chosen);
+}
+double TunedShape::heuristic_ms() const {
+  return ms_of(result.record, result.record.heuristic);
+}
+double TunedShape::gain_percent() const {
+  return std::isfinite(chosen_ms()) && std::isfinite(heuristic_ms())
+             ? 100 * (1 - chosen_ms() / heuristic_ms())
+             : 0;
+}
+const char* TunedShape::state() const {
+  return !result.measured ? "known" : result.record.complete ? "measured" : "not finished";
+}
+
+std::optional<Peak> peak_of(const Engine& engine, int num_threads) {
+  if (engine.device().kind == Device::Kind::cpu) {
+    const int threads = num_threads > 0 ? num_threads : available_cpus();
+    double best = 0;  // others may be at work
+    for (int i = 0; i < 20; ++i)
+      best = std::max(best, measure_fma_tflops(engine.target().vector_bytes(), threads, Clock::wall));
+    return Peak{best, "measured: float32 multiply-adds in registers, " + std::to_string(threads) +
+                          (threads == 1 ? " thread" : " threads")};
+  }
+  // Dense, with float32 accumulation; boards of the SXM kind unless the name says otherwise.
+  struct Sheet {
+    const char* name;
+    double tflops;
+  };
+  constexpr Sheet sheets[] = {{"H200 NVL", 835},  {"H200", 989}, {"H100 NVL", 835},
+                              {"H100 PCIe", 756}, {"H100", 989}, {"GH200", 989},
+                              {"A100", 312},      {"L40S", 362}, {"B200", 2250}};
+  const std::string model = device_model(engine.device());
+  for (const Sheet& sheet : sheets) {
+    if (model.find(sheet.name) != std::string::npos)
+      return Peak{sheet.tflops, std::string("data sheet: ") + sheet.name};
+  }
+  return std::nullopt;
+}
+
+double tuned_flops(const AttentionSpec& spec, const Shape& shape) {
+  AttentionArgs args;
+  std::vector<std::vector<std::int32_t>> tables;
+  const auto table = [&](std::vector<std::int32_t> values, const std::vector<std::int64_t>& sizes) {
+    Tensor view{.data = nullptr, .dtype = DType::int32, .rank = static_cast<int>(sizes.size())};
+    std::int64_t stride = 1;
+    for (int i = view.rank - 1; i >= 0; --i) {
+      view.shape[i] = sizes[i];
+      view.strides[i] = stride;
+      stride *= sizes[i];
+    }
+    tables.push_back(std::move(values));
+    view.data = tables.back().data();
+    return view;
+  };
+  const auto rows = [&](int seqlen, std::uint64_t seed, int heads, int dim, std::optional<Tensor>& starts) {
+    if (!spec.varlen) return Tensor::contiguous(nullptr, spec.dtype, {}, {shape.batch, seqlen, heads, dim});
+    std::vector<std::int32_t> values = {0};
+    for (const std::int32_t length : typical_lengths(shape, seqlen, seed))
+      values.push_back(values.back() + length);
+    starts = table(values, {shape.batch + 1});
+    return Tensor::contiguous(nullptr, spec.dtype, {}, {values.back(), heads, dim});
+  };
+  args.q = rows(shape.seqlen_q, 1, shape.num_heads_q, spec.head_dim, args.cu_seqlens_q);
+  args.k = rows(shape.seqlen_k, 2, shape.num_heads_kv, spec.head_dim, args.cu_seqlens_k);
+  for (MaskTable& t : typical_mask_tables(spec, shape))
+    args.*t.argument = table(std::move(t.values), t.shape);
+  set_typical_mask_sizes(spec, shape, args);
+  return 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
+}
+
+std::string to_text(const Shape& s) {
+  const std::string keys = s.seqlen_k == s.seqlen_q ? "" : "/" + std::to_string(s.seqlen_k);
+  return std::to_string(s.batch) + " x " + std::to_string(s.seqlen_q) + keys + ", heads " +
+         std::to_string(s.num_heads_q) + "/" + std::to_string(s.num_heads_kv);
+}
+
+Json tuned_json(const TunedShape& tuned) {
+  const TuneRecord& record = tuned.result.record;
+  Json candidates = Json::array();
+  for (const TuneCandidate& c : record.candidates) {
+    candidates.push_back({{"config", config_json(c.config)},
+                          {"verdict", to_string(c.verdict)},
+                          {"reason", c.reason},
+                          {"ms", number_or_null(median_ms(c))},
+                          {"samples_ms", c.samples_ms}});
+  }
+  return {{"spec", Json::parse(tuned.spec.to_json())},
+          {"target", tuned.target.str()},
+          {"shape", shape_json(record.shape)},
+          {"bucket", shape_json(record.key.bucket)},
+          {"state", tuned.state()},
+          {"complete", record.complete},
+          {"chosen", config_json(record.chosen)},
+          {"heuristic", config_json(record.heuristic)},
+          {"chosen_ms", number_or_null(tuned.chosen_ms())},
+          {"heuristic_ms", number_or_null(tuned.heuristic_ms())},
+          {"gain_percent", tuned.gain_percent()},
+          {"tflops", number_or_null(tuned.tflops())},
+          {"peak_share", tuned.peak ? number_or_null(tuned.tflops() / tuned.peak->tflops) : Json()},
+          {"path", tuned.result.path},
+          {"note", tuned.result.note},
+          {"candidates", candidates}};
+}
+
+void write_tune_report(const std::string& file, const std::string& device,
+                       const std::vector<TunedShape>& shapes, const std::vector<Rejection>& rejected) {
+  std::ofstream page(file);
+  page << page_head << "<h1>flashjit tune</h1>\n<p>" << escaped(device) << "; flashjit " << version()
+       << ". Bars are medians of interleaved samples, the line on each spans all of them; pale candidates "
+          "dropped out early. The chosen config beat the heuristic one beyond noise, in rounds after the "
+          "selection.</p>\n";
+  for (const TunedShape& shape : shapes) write_shape(page, shape);
+  if (!rejected.empty()) {
+    page << "<h2>Not tried</h2>\n<table>\n";
+    for (const Rejection& r : rejected) {
+      page << "<tr><td>" << escaped(to_text(r.config, shapes.front().target)) << "</td><td>"
+           << escaped(r.reason) << "</td></tr>\n";
+    }
+    page << "</table>\n";
+  }
+  page << "</body></html>\n";
+  page.close();
+  if (!page)
+    throw Error(ErrorCode::invalid_argument, "the report '" + file + "' cannot be written: " +
+                                                 std::strerror(errno) + "; the results themselves are kept");
+}
+
+}  // namespace flashjit::command

@@ -1,0 +1,198 @@
+#include "tools/verify/mask.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "tools/verify/element.hpp"
+
+namespace flashjit::verify {
+namespace {
+
+const Tensor& need(const std::optional<Tensor>& tensor, const char* name) {
+  if (!tensor) throw Error(ErrorCode::invalid_argument, std::string("oracle: ") + name + " is missing");
+  return *tensor;
+}
+
+// table[i, j, k] with as many indices as its rank; a size of 1 holds for every index.
+std::int32_t at(const std::optional<Tensor>& tensor, const char* name, std::initializer_list<int> index) {
+  const Tensor& t = need(tensor, name);
+  std::int64_t element = 0;
+  int dim = 0;
+  for (const int i : index) {
+    if (t.shape[dim] != 1) element += i * t.strides[dim];
+    ++dim;
+  }
+  return static_cast<const std::int32_t*>(t.data)[element];
+}
+
+bool bit_of(std::int32_t word, int bit) {
+  return static_cast<std::uint32_t>(word) >> bit & 1;
+}
+
+int position_of(CausalAlign align, const Sequence& s, int row) {
+  return align == CausalAlign::bottom_right ? row + s.seqlen_k - s.seqlen_q : row;
+}
+
+struct Element {
+  const AttentionArgs& args;
+  const Sequence& sequence;
+  int head, row, key;
+
+  bool seen_by(const CausalMask& mask) const { return key <= position_of(mask.align, sequence, row); }
+
+  bool seen_by(const SlidingWindowMask& mask) const {
+    if (mask.sinks && key < args.num_sinks) return true;
+    const std::int64_t distance = std::int64_t{key} - position_of(mask.align, sequence, row);
+    return (!args.window_left || -distance <= *args.window_left) &&
+           (!args.window_right || distance <= *args.window_right);
+  }
+
+  bool seen_by(const PaddingMask&) const { return true; }  // the sequence's lengths say it
+
+  bool seen_by(const BlockSparseMask& mask) const {
+    const int list = row / mask.block_m;
+    const int begin = at(args.block_offsets, "block_offsets", {sequence.batch, head, list});
+    const int end = at(args.block_offsets, "block_offsets", {sequence.batch, head, list + 1});
+    for (int e = begin; e < end; ++e) {
+      const auto* blocks = static_cast<const std::int32_t*>(need(args.block_indices, "block_indices").data);
+      if (blocks[e] != key / mask.block_n) continue;
+      const int bitmask =
+          args.block_bitmask_of ? static_cast<const std::int32_t*>(args.block_bitmask_of->data)[e] : -1;
+      if (bitmask < 0) return true;
+      const int words = (mask.block_n + 31) / 32, column = key % mask.block_n;
+      const auto* bits = static_cast<const std::int32_t*>(need(args.block_bitmasks, "block_bitmasks").data);
+      return bit_of(bits[(std::int64_t{bitmask} * mask.block_m + row % mask.block_m) * words + column / 32],
+                    column % 32);
+    }
+    return false;
+  }
+
+  bool seen_by(const TreeMask&) const {
+    const int prefix = args.prefix_lengths ? at(args.prefix_lengths, "prefix_lengths", {sequence.batch})
+                                           : sequence.seqlen_k - sequence.seqlen_q;
+    if (key < prefix) return true;
+    const int column = key - std::max(prefix, 0);
+    const Tensor& bits = need(args.tree_bits, "tree_bits");
+    if (row >= bits.shape[1] || column / 32 >= bits.shape[2]) return false;
+    const std::int64_t batch = bits.shape[0] == 1 ? 0 : sequence.batch;
+    const auto* words = static_cast<const std::int32_t*>(bits.data);
+    return bit_of(words[batch * bits.strides[0] + row * bits.strides[1] + column / 32], column % 32);
+  }
+};
+
+// Half-open.
+struct Interval {
+  std::int64_t begin, end;
+};
+Interval intersect(Interval a, Interval b) {
+  return {std::max(a.begin, b.begin), std::max(std::max(a.begin, b.begin), std::min(a.end, b.end))};
+}
+
+template <class Kind>
+const Kind* find(const AttentionSpec& spec) {
+  for (const Mask& mask : spec.mask)
+    if (const auto* found = std::get_if<Kind>(&mask)) return found;
+  return nullptr;
+}
+
+// What a row keeps, counted by intervals where they say it, by elements where only tables do.
+std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& s, int head,
+                       int row) {
+  std::vector<Interval> intervals = {{0, s.seqlen_k}};
+  if (const auto* window = find<SlidingWindowMask>(spec)) {
+    const std::int64_t position = position_of(window->align, s, row);
+    const Interval around = {args.window_left ? position - *args.window_left : 0,
+                             args.window_right ? position + *args.window_right + 1 : s.seqlen_k};
+    const Interval sinks = {0, window->sinks ? args.num_sinks : 0};
+    intervals = {intersect(sinks, intervals[0]), intersect(around, {sinks.end, s.seqlen_k})};
+  }
+  if (const auto* causal = find<CausalMask>(spec)) {
+    for (Interval& i : intervals) i = intersect(i, {0, position_of(causal->align, s, row) + 1});
+  }
+  const bool tree = find<TreeMask>(spec) != nullptr;
+  const auto count = [&](Interval i, bool certain) {
+    if (certain && !tree) return i.end - i.begin;
+    std::int64_t sum = 0;
+    for (std::int64_t key = i.begin; key < i.end; ++key)
+      sum += sees(spec, args, s, head, row, static_cast<int>(key));
+    return sum;
+  };
+  const auto* blocks = find<BlockSparseMask>(spec);
+  std::int64_t sum = 0;
+  for (const Interval& i : intervals) {
+    if (!blocks) {
+      sum += count(i, true);
+      continue;
+    }
+    const int list = row / blocks->block_m;
+    const int end = at(args.block_offsets, "block_offsets", {s.batch, head, list + 1});
+    for (int e = at(args.block_offsets, "block_offsets", {s.batch, head, list}); e < end; ++e) {
+      const std::int64_t block = at(args.block_indices, "block_indices", {e});
+      const bool whole = !args.block_bitmask_of || at(args.block_bitmask_of, "block_bitmask_of", {e}) < 0;
+      sum += count(intersect(i, {block * blocks->block_n, (block + 1) * blocks->block_n}), whole);
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::vector<Sequence> sequences_of(const AttentionSpec& spec, const AttentionArgs& args) {
+  const Tensor& q = need(args.q, "q");
+  const Tensor& k = need(args.k, "k");
+  std::vector<Sequence> sequences;
+  if (spec.varlen) {
+    const std::int64_t batch = need(args.cu_seqlens_q, "cu_seqlens_q").shape[0] - 1;
+    const auto start = [](const Tensor& t, std::int64_t b) {
+      return static_cast<const std::int32_t*>(t.data)[b * t.strides[0]];
+    };
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const int q_begin = start(*args.cu_seqlens_q, b);
+      const int k_begin = start(need(args.cu_seqlens_k, "cu_seqlens_k"), b);
+      const int rows = start(*args.cu_seqlens_q, b + 1) - q_begin;
+      sequences.push_back({.batch = static_cast<int>(b),
+                           .seqlen_q = rows,
+                           .seqlen_k = start(*args.cu_seqlens_k, b + 1) - k_begin,
+                           .rows = rows,
+                           .q_begin = q_begin,
+                           .k_begin = k_begin});
+    }
+    return sequences;
+  }
+  for (int b = 0; b < q.shape[0]; ++b) {
+    const auto length = [&](const std::optional<Tensor>& given, const char* name, std::int64_t all) {
+      return given ? at(given, name, {b}) : static_cast<int>(all);
+    };
+    sequences.push_back({.batch = b,
+                         .seqlen_q = length(args.seqlens_q, "seqlens_q", q.shape[1]),
+                         .seqlen_k = length(args.seqlens_k, "seqlens_k", k.shape[1]),
+                         .rows = static_cast<int>(q.shape[1]),
+                         .q_begin = 0,
+                         .k_begin = 0});
+  }
+  return sequences;
+}
+
+double kept_pairs(const AttentionSpec& spec, const AttentionArgs& args) {
+  const Tensor& q = need(args.q, "q");
+  const auto heads = static_cast<int>(q.shape[q.rank - 2]);
+  const auto* blocks = find<BlockSparseMask>(spec);
+  const int different = blocks && blocks->per_head ? heads : std::min(heads, 1);
+  double sum = 0;
+  for (const Sequence& s : sequences_of(spec, args))
+    for (int head = 0; head < different; ++head)
+      for (int row = 0; row < s.seqlen_q; ++row)
+        sum += static_cast<double>(kept_keys(spec, args, s, head, row));
+  return different == 0 ? 0 : sum * heads / different;
+}
+
+bool sees(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& sequence, int head, int row,
+          int key) {
+  if (row >= sequence.seqlen_q || key >= sequence.seqlen_k) return false;
+  const Element element{args, sequence, head, row, key};
+  return std::all_of(spec.mask.begin(), spec.mask.end(), [&](const Mask& mask) {
+    return std::visit([&](const auto& m) { return element.seen_by(m); }, mask);
+  });
+}
+
+}  // namespace flashjit::verify

@@ -1,0 +1,158 @@
+#include "tools/verify/random_masks.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::verify {
+namespace {
+
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : seed_(seed) {}
+  std::uint64_t bits() { return random_bits(seed_, count_++); }
+  // In [first, last].
+  int between(int first, int last) {
+    return first + static_cast<int>(bits() % (static_cast<std::uint64_t>(last - first) + 1));
+  }
+  bool chance(double p) { return static_cast<double>(bits() >> 11) * 0x1p-53 < p; }
+  std::int32_t word() { return static_cast<std::int32_t>(bits()); }
+
+ private:
+  std::uint64_t seed_, count_ = 0;
+};
+
+class Maker {
+ public:
+  Maker(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed, const MaskDataOptions& options)
+      : shape_(shape), options_(options), draw_(seed ^ 0x6d61736b), has_padding_(has<PaddingMask>(spec)) {
+    for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
+  }
+  MaskData take() { return std::move(data_); }
+
+ private:
+  template <class Kind>
+  static bool has(const AttentionSpec& spec) {
+    return std::any_of(spec.mask.begin(), spec.mask.end(),
+                       [](const Mask& m) { return std::holds_alternative<Kind>(m); });
+  }
+
+  // The first of them as long as allowed, the others between a quarter of that and all; hard ones anything,
+  // 0 included.
+  std::vector<std::int32_t> lengths(int longest) {
+    std::vector<std::int32_t> values;
+    for (int b = 0; b < shape_.batch; ++b) {
+      const bool zero = options_.hard && draw_.chance(0.2);
+      const int shortest = options_.hard ? 0 : longest / 4;
+      values.push_back(zero ? 0 : b == 0 && !options_.hard ? longest : draw_.between(shortest, longest));
+    }
+    return values;
+  }
+
+  void make(const CausalMask&) {}
+
+  void make(const SlidingWindowMask& mask) {
+    data_.window_left = options_.window_left.value_or(shape_.seqlen_k / 4);
+    data_.window_right = options_.window_right.value_or(0);
+    if (mask.sinks) data_.num_sinks = std::min(4, shape_.seqlen_k);
+    if (!options_.hard) return;
+    const auto size = [&]() -> std::optional<int> {
+      if (draw_.chance(0.2)) return std::nullopt;
+      return draw_.chance(0.2) ? 0 : draw_.between(0, shape_.seqlen_k);
+    };
+    data_.window_left = size();
+    data_.window_right = size();
+    if (mask.sinks) data_.num_sinks = draw_.chance(0.3) ? 0 : draw_.between(0, shape_.seqlen_k + 3);
+  }
+
+  void make(const PaddingMask&) {
+    const bool queries = !options_.hard || draw_.chance(0.7), keys = !queries || draw_.chance(0.8);
+    if (queries) add(&AttentionArgs::seqlens_q, {shape_.batch}, lengths(shape_.seqlen_q));
+    if (keys || !options_.hard) add(&AttentionArgs::seqlens_k, {shape_.batch}, lengths(shape_.seqlen_k));
+  }
+
+  void make(const BlockSparseMask& mask) {
+    const int row_blocks = (shape_.seqlen_q + mask.block_m - 1) / mask.block_m;
+    const int key_blocks = (shape_.seqlen_k + mask.block_n - 1) / mask.block_n;
+    const int batch = options_.hard && draw_.chance(0.5) ? shape_.batch : 1;
+    const int heads = mask.per_head ? shape_.num_heads_q : 1;
+    const std::int64_t words = std::int64_t{mask.block_m} * ((mask.block_n + 31) / 32);
+    std::vector<std::int32_t> offsets, indices, bitmask_of, bitmasks;
+    int count = 0;
+    for (int list = 0; list < batch * heads; ++list) {
+      offsets.push_back(static_cast<std::int32_t>(indices.size()));
+      for (int i = 0; i < row_blocks; ++i) {
+        const double density = !options_.hard      ? options_.density
+                               : draw_.chance(0.3) ? 0
+                                                   : draw_.between(0, 4) / 4.0;
+        for (int j = 0; j < key_blocks; ++j) {
+          if (!draw_.chance(density)) continue;
+          const bool partial = draw_.chance(options_.hard ? 0.4 : options_.partial);
+          indices.push_back(j);
+          bitmask_of.push_back(partial ? count++ : -1);
+          for (std::int64_t word = 0; partial && word < words; ++word) bitmasks.push_back(draw_.word());
+        }
+        offsets.push_back(static_cast<std::int32_t>(indices.size()));
+      }
+    }
+    const auto listed = static_cast<std::int64_t>(indices.size());
+    add(&AttentionArgs::block_offsets, {batch, heads, row_blocks + 1}, std::move(offsets));
+    add(&AttentionArgs::block_indices, {listed}, std::move(indices));
+    if (count == 0) return;
+    add(&AttentionArgs::block_bitmask_of, {listed}, std::move(bitmask_of));
+    add(&AttentionArgs::block_bitmasks, {count, mask.block_m, (mask.block_n + 31) / 32}, std::move(bitmasks));
+  }
+
+  // A random tree: parents come before their children. With hard ones some entries have a prefix of their
+  // own.
+  void make(const TreeMask&) {
+    const int batch = options_.hard && draw_.chance(0.5) ? 1 : shape_.batch;
+    const int rows = shape_.seqlen_q, words = (rows + 31) / 32;
+    std::vector<std::int32_t> bits(static_cast<std::size_t>(batch) * rows * words);
+    for (int b = 0; b < batch; ++b) {
+      std::int32_t* const tree = bits.data() + static_cast<std::size_t>(b) * rows * words;
+      for (int i = 0; i < rows; ++i) {
+        std::int32_t* const row = tree + static_cast<std::size_t>(i) * words;
+        const int parent = i == 0 || draw_.chance(0.1) ? -1 : draw_.between(std::max(0, i - 4), i - 1);
+        if (parent >= 0) std::copy_n(tree + static_cast<std::size_t>(parent) * words, words, row);
+        row[i / 32] |= static_cast<std::int32_t>(1u << i % 32);
+      }
+    }
+    add(&AttentionArgs::tree_bits, {batch, rows, words}, std::move(bits));
+    if (options_.hard && !has_padding_ && draw_.chance(0.5))
+      add(&AttentionArgs::prefix_lengths, {shape_.batch}, lengths(shape_.seqlen_k));
+  }
+
+  void add(std::optional<Tensor> AttentionArgs::* argument, std::vector<std::int64_t> shape,
+           std::vector<std::int32_t> values) {
+    data_.tables.push_back({argument, std::move(shape), std::move(values)});
+  }
+
+  Shape shape_;
+  MaskDataOptions options_;
+  Draw draw_;
+  bool has_padding_;
+  MaskData data_;
+};
+
+}  // namespace
+
+const char* name_of(std::optional<Tensor> AttentionArgs::* table) {
+  for (const TableArgument& known : mask_table_arguments)
+    if (known.argument == table) return known.name;
+  return "unknown";
+}
+
+void MaskData::set_sizes(AttentionArgs& args) const {
+  args.window_left = window_left;
+  args.window_right = window_right;
+  args.num_sinks = num_sinks;
+}
+
+MaskData random_mask_data(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
+                          const MaskDataOptions& options) {
+  return Maker(spec, shape, seed, options).take();
+}
+
+}  // namespace flashjit::verify

@@ -54,7 +54,7 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("Imaginary, sm_90", done.stdout)
         # 4 * 2 * 16 * 8192^2 * 128 operations in 4 ms are 275 TFLOP/s; the peers take 6 ms.
-        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 183 | 1.50 (1.50-1.50) |", done.stdout)
+        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 183 | 1.50 (1.50-1.50) | 1.473 |", done.stdout)
         self.assertIn("| 128:8192:causal | 275 | 183 | 1.50 (1.50-1.50) |", done.stdout)
         with open(out) as file:
             self.assertEqual(json.load(file)["ms"]["128:8192:full"]["fa2"], [6.0, 6.0, 6.0])

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/flashjit.hpp"
+#include "flashjit.hpp"
 
 namespace flashjit {
 

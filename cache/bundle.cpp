@@ -1,5 +1,6 @@
 #include "cache/bundle.hpp"
 
+#include <cerrno>
 #include <optional>
 
 #include "cache/kernel_entry.hpp"
@@ -50,9 +51,13 @@ std::string import_record(const TuneStore& store, const std::string& folder, con
 
 Exported export_bundle(const DiskCache& cache, const ByteSink& sink) {
   Exported result;
+  const auto require = [&](bool written) {
+    if (!written)
+      throw Error(ErrorCode::cache_failed,
+                  "exporting " + cache.folder() + ": the archive cannot be written: " + error_text(errno));
+  };
   const auto add = [&](const std::string& path, std::string_view bytes) {
-    if (!write_member(sink, relative(path, cache.folder()), bytes))
-      throw Error(ErrorCode::cache_failed, "exporting " + cache.folder() + ": the archive cannot be written");
+    require(write_member(sink, relative(path, cache.folder()), bytes));
   };
   for (const DiskCache::Listing& item : cache.list(false)) {
     std::string why = item.damage;
@@ -73,8 +78,7 @@ Exported export_bundle(const DiskCache& cache, const ByteSink& sink) {
     add(item.path, to_json(*item.record));
     ++result.records;
   }
-  if (!write_archive_end(sink))
-    throw Error(ErrorCode::cache_failed, "exporting " + cache.folder() + ": the archive cannot be written");
+  require(write_archive_end(sink));
   return result;
 }
 

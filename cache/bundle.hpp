@@ -15,7 +15,7 @@ struct Exported {
   std::size_t entries = 0, records = 0;
   std::vector<std::string> left_out;  // damaged files: "path: reason"
 };
-// Every whole entry and record. Throws cache_failed if the sink fails.
+// Every whole entry and record. Throws cache_failed, with errno's reason, if the sink fails.
 Exported export_bundle(const DiskCache& cache, const ByteSink& sink);
 
 struct Imported {

@@ -175,13 +175,20 @@ std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::str
       found.emplace_back(status.st_mtime, std::move(name));
   });
   std::sort(found.rbegin(), found.rend());
+  std::string damage;  // of the first that was not used; a good one after it does not unsay that
   for (const auto& [time, name] : found) {
     const auto check = [&](const CacheEntry& entry) -> Finding {
       if (request_of(entry.key) == request && entry_name(entry.key) == name) return {};
       return {"holds another key", true};
     };
-    if (auto entry = read(store.get(), name, check, why)) return entry;
+    std::string reason;
+    std::optional<CacheEntry> entry = read(store.get(), name, check, &reason);
+    if (damage.empty()) damage = std::move(reason);
+    if (!entry) continue;
+    tell(why, std::move(damage));
+    return entry;
   }
+  tell(why, std::move(damage));
   return std::nullopt;
 }
 
@@ -250,7 +257,9 @@ std::vector<DiskCache::Listing> DiskCache::list(bool verify) const {
       status = opened;
       return read_entry(file, opened, verify, entry);
     };
-    if (!read_file(store.get(), name, false, read, &listing.damage) && listing.damage.empty()) continue;
+    const std::optional<Finding> finding = inspect_file(store.get(), name, read);
+    if (!finding) continue;
+    listing.damage = finding->reason;
     listing.size = static_cast<std::uint64_t>(status.st_size);
     listing.used = status.st_mtime;
     if (listing.damage.empty() && entry_name(entry.key) != name) {

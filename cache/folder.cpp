@@ -18,14 +18,14 @@ namespace {
 
 constexpr std::size_t max_quarantine = 16;
 
-// Renames a damaged file out of the way. A folder that cannot be written keeps it: it stays a miss.
-void set_aside(int folder, const std::string& name, const struct stat& damaged) {
+// Renames a damaged file out of the way. False where it stays, and stays a miss: in a folder that cannot be
+// written, and where somebody has put a good file in its place.
+bool set_aside(int folder, const std::string& name, const struct stat& damaged) {
   const File quarantine = open_folder(folder, "quarantine", true, nullptr);
   struct stat now;
-  // Somebody may have put a good file in its place already.
   if (!quarantine || ::fstatat(folder, name.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0 ||
       now.st_ino != damaged.st_ino)
-    return;
+    return false;
 
   std::vector<std::pair<std::int64_t, std::string>> kept;  // by time of arrival
   for (const std::string& other : names_in(quarantine.get())) {
@@ -39,7 +39,7 @@ void set_aside(int folder, const std::string& name, const struct stat& damaged) 
     ::unlinkat(quarantine.get(), kept[i].second.c_str(), 0);
   }
   const std::string there = name + "." + std::to_string(damaged.st_ino);
-  ::renameat(folder, name.c_str(), quarantine.get(), there.c_str());
+  return ::renameat(folder, name.c_str(), quarantine.get(), there.c_str()) == 0;
 }
 
 // A file being written in tmp/, locked for as long as its writer lives, removed unless it was moved to its
@@ -159,41 +159,33 @@ std::vector<std::string> names_in(int folder) {
   return names;
 }
 
-File open_file(int folder, const std::string& name) {
-  return File(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+std::optional<Finding> inspect_file(int folder, const std::string& name, const FileReader& read,
+                                    struct stat* found) {
+  struct stat status;
+  if (!found) found = &status;
+  // Never waits for a FIFO, never follows a link.
+  if (const File file{::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)}) {
+    if (::fstat(file.get(), found) != 0) return Finding{error_text(errno), false};
+    if (!S_ISREG(found->st_mode)) return Finding{"not a regular file", true};
+    if (std::string reason = distrust(*found); !reason.empty()) return Finding{std::move(reason), true};
+    return read(file.get(), *found);
+  }
+  // A symbolic link (ELOOP) or a socket (ENXIO) in a file's place; anything else is not the file's fault.
+  const int error = errno;
+  if (error == ENOENT) return std::nullopt;
+  if ((error == ELOOP || error == ENXIO) && ::fstatat(folder, name.c_str(), found, AT_SYMLINK_NOFOLLOW) == 0)
+    return Finding{"not a regular file", true};
+  return Finding{error_text(error), false};
 }
 
-bool read_file(int folder, const std::string& name, bool may_move,
-               const std::function<Finding(int file, const struct stat& status)>& read, std::string* why) {
+bool read_file(int folder, const std::string& name, bool may_move, const FileReader& read, std::string* why) {
   tell(why, {});
   struct stat status;
-  Finding finding;
-  if (const File file = open_file(folder, name)) {
-    if (::fstat(file.get(), &status) != 0) {
-      finding = {error_text(errno), false};
-    } else if (!S_ISREG(status.st_mode)) {
-      finding = {"not a regular file", true};
-    } else if (std::string reason = distrust(status); !reason.empty()) {
-      finding = {std::move(reason), true};
-    } else {
-      finding = read(file.get(), status);
-    }
-  } else {
-    // A symbolic link (ELOOP) or a socket (ENXIO) in a file's place; anything else is not the file's fault.
-    const int error = errno;
-    if (error == ENOENT) return false;
-    finding = {error_text(error), false};
-    if ((error == ELOOP || error == ENXIO) &&
-        ::fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
-      finding = {"not a regular file", true};
-  }
-  if (finding.reason.empty()) return true;
-  if (finding.damaged && may_move) {
-    set_aside(folder, name, status);
-    tell(why, name + " was set aside: " + finding.reason);
-  } else {
-    tell(why, finding.damaged ? finding.reason : name + " cannot be used: " + finding.reason);
-  }
+  const std::optional<Finding> finding = inspect_file(folder, name, read, &status);
+  if (!finding) return false;
+  if (finding->reason.empty()) return true;
+  const bool moved = finding->damaged && may_move && set_aside(folder, name, status);
+  tell(why, name + (moved ? " was set aside: " : " cannot be used: ") + finding->reason);
   return false;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,20 +30,22 @@ File open_cache_folder(const std::string& path, bool create, std::string* why);
 void for_each_name(int folder, const std::function<void(std::string_view name)>& visit);
 std::vector<std::string> names_in(int folder);
 
-// Never waits for a FIFO, never follows a link.
-File open_file(int folder, const std::string& name);
-
 // What reading a file found. `damaged`: its bytes are wrong, as opposed to not being readable.
 struct Finding {
   std::string reason;  // empty: all is well
   bool damaged = false;
 };
 
-// Gives the open file `name` to `read`; true if that finds nothing wrong with it. Otherwise *why says what,
-// or is empty where there is no such file. What is damaged, or something else in a file's place, is moved to
-// quarantine/ if `may_move` is set.
-bool read_file(int folder, const std::string& name, bool may_move,
-               const std::function<Finding(int file, const struct stat& status)>& read, std::string* why);
+using FileReader = std::function<Finding(int file, const struct stat& status)>;
+
+// What `read` finds in the open file `name`, or why it was not given to it; none where there is no such file.
+std::optional<Finding> inspect_file(int folder, const std::string& name, const FileReader& read,
+                                    struct stat* found = nullptr);
+
+// The same for use: true if nothing is wrong with the file. Otherwise *why says which and what, or is empty
+// where there is no such file. What is damaged, or something else in a file's place, is moved to quarantine/
+// if `may_move` is set.
+bool read_file(int folder, const std::string& name, bool may_move, const FileReader& read, std::string* why);
 
 // Written to tmp/, flushed, renamed. False with the reason in *why; then nothing is left behind.
 bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why);

@@ -5,6 +5,12 @@
 #include "codegen/error.hpp"
 
 namespace flashjit {
+namespace {
+
+// Far beyond any key, and few enough to compare each label with all before it.
+constexpr std::uint32_t max_fields = 1024;
+
+}  // namespace
 
 Key& Key::add(std::string_view label, std::string_view value) {
   if (find(label)) {
@@ -38,8 +44,9 @@ std::string Key::serialized() const {
 std::optional<Key> Key::parse(std::string_view bytes) {
   Key key;
   ByteReader reader(bytes);
-  // The count is not trusted with an allocation: reading stops at the first field that is not there.
-  for (std::uint32_t left = reader.u32(); left > 0 && reader.ok(); --left) {
+  const std::uint32_t count = reader.u32();
+  if (count > max_fields) return std::nullopt;
+  for (std::uint32_t i = 0; i < count; ++i) {
     const std::string_view label = reader.text();
     const std::string_view value = reader.text();
     if (!reader.ok() || key.find(label)) return std::nullopt;

@@ -26,7 +26,7 @@ class Key {
   // The form that is hashed and stored: number of fields, then for each the label and the value, each
   // preceded by its length; all numbers 32-bit little-endian. No two keys share it.
   std::string serialized() const;
-  // Nothing if the bytes are not exactly what serialized() gives for some key.
+  // Nothing if the bytes are not exactly what serialized() gives for some key of up to 1024 fields.
   static std::optional<Key> parse(std::string_view bytes);
 
   bool operator==(const Key&) const = default;

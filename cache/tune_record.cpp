@@ -47,6 +47,9 @@ TuneCandidate candidate_from_json(const json& object) {
   for (const Verdict verdict : verdicts) {
     if (object.at("verdict") == to_string(verdict)) candidate.verdict = verdict;
   }
+  for (const double ms : candidate.samples_ms) {
+    if (!(ms > 0)) throw Error(ErrorCode::cache_failed, "a sample of " + std::to_string(ms) + " ms");
+  }
   return candidate;
 }
 

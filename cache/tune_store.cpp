@@ -127,7 +127,9 @@ std::vector<TuneStore::Listing> TuneStore::list() const {
         const auto read = [&](int file, const struct stat& status) {
           return read_record(file, status, item.record);
         };
-        if (!read_file(device.get(), name, false, read, &item.damage) && item.damage.empty()) continue;
+        const std::optional<Finding> finding = inspect_file(device.get(), name, read);
+        if (!finding) continue;
+        item.damage = finding->reason;
         if (item.record &&
             (record_name(item.record->key) != name || slug(item.record->key.device) != device_name)) {
           item.record.reset();

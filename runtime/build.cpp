@@ -35,13 +35,20 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
+std::vector<std::string> layer_paths(const std::optional<std::string>& layers) {
+  std::vector<std::string> paths;
+  std::istringstream text(layers.value_or(DiskCache::default_layers()));
+  for (std::string path; std::getline(text, path, ':');) {
+    if (!path.empty()) paths.push_back(path);
+  }
+  return paths;
+}
+
 OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
                        std::uint64_t max_bytes) {
   OpenedCache cache;
-  std::istringstream paths(layers.value_or(DiskCache::default_layers()));
-  for (std::string path; std::getline(paths, path, ':');) {
-    if (!path.empty()) cache.layers.emplace_back(path, DiskCache::Access::read_only);
-  }
+  for (const std::string& path : layer_paths(layers))
+    cache.layers.emplace_back(path, DiskCache::Access::read_only);
   if (max_bytes == 0) max_bytes = DiskCache::default_max_bytes();
   const std::string name = folder.value_or(DiskCache::default_folder());
   if (name.empty()) {
@@ -115,7 +122,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     find_key();
     KeyLock lock;
     if (!compiled && cache.disk) {
-      lock = cache.disk->lock(key);
+      lock = cache.disk->lock(key, std::chrono::minutes(1), &info.cache_note);
       find_key();
     }
     if (!compiled) {

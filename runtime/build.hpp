@@ -25,6 +25,9 @@ struct OpenedCache {
   std::string note;               // why there is none
 };
 
+// What `layers`, else FLASHJIT_CACHE_PATH, lists.
+std::vector<std::string> layer_paths(const std::optional<std::string>& layers);
+
 // The cache that `folder` and `layers` name (see EngineOptions). What was asked for, here or in the
 // environment, and cannot be used is an error; without the default folder kernels are compiled anew by every
 // process.

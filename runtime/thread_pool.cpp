@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 
@@ -15,18 +14,23 @@ int available_cpus() {
   return std::max(1u, std::thread::hardware_concurrency());  // more CPUs than a cpu_set_t holds
 }
 
+SignalsBlocked::SignalsBlocked() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before_);
+}
+SignalsBlocked::~SignalsBlocked() {
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
 ThreadPool::ThreadPool(int num_threads) {
   workers_.reserve(std::max(0, num_threads - 1));
-  // The host's signals are for the host's threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked of_the_host;
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker(); });
   } catch (const std::system_error&) {
     // The system gives no more threads: run with those that it gave.
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 ThreadPool::~ThreadPool() {

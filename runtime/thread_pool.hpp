@@ -1,6 +1,8 @@
 // The engine's own threads for CPU kernels.
 #pragma once
 
+#include <signal.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -12,6 +14,18 @@ namespace flashjit {
 
 // CPUs that this process may run on.
 int available_cpus();
+
+// Threads made while it lives get no signals: the host's are for the host's threads.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 // num_threads - 1 workers; the caller of run() is the last one. Idle workers sleep. Any number of threads may
 // call run() at once: jobs are served in order of arrival, each caller always working on its own.

@@ -200,7 +200,8 @@ class Loader {
       } else if (symbol.st_shndx < sections_.size() && (sections_[symbol.st_shndx].sh_flags & SHF_ALLOC)) {
         if (symbol.st_value > sections_[symbol.st_shndx].sh_size) refuse("a symbol lies outside its section");
         address = reinterpret_cast<std::uint64_t>(memory_) + places_[symbol.st_shndx] + symbol.st_value;
-        if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC)
+        if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
+            part_of(sections_[symbol.st_shndx]) == code)
           functions_.emplace(name, reinterpret_cast<void*>(address));
       }
       Stub stub;

@@ -1,20 +1,16 @@
 // tune(): for each shape candidates are built on all cores, checked against the heuristic config, raced, and
 // the result is kept as a record.
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <limits>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "cache/tune_store.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compiler.hpp"
-#include "runtime/thread_pool.hpp"
+#include "runtime/jobs.hpp"
 #include "runtime/tune/environment.hpp"
 #include "runtime/tune/race.hpp"
 #include "runtime/tune/trial.hpp"
@@ -169,11 +165,12 @@ class Tuner {
     return !before.complete && before.shape == record.shape && before.heuristic == record.heuristic &&
            difference(before.environment, environment_).empty() && !before.candidates.empty() &&
            before.candidates.front().config == record.heuristic &&
+           before.candidates.front().verdict == Verdict::measured &&
            before.candidates.size() == search_space(spec_, engine_.target()).size();
   }
 
-  // On so many threads as there are jobs. False if some were left out because half of the time was gone, or
-  // the user cancelled; the nearest to the heuristic config came first.
+  // False if some were left out because half of the time was gone, or the user cancelled; the nearest to the
+  // heuristic config came first.
   bool build(Trial& trial, std::vector<TuneCandidate>& candidates) {
     std::vector<TuneCandidate*> todo;
     for (TuneCandidate& c : candidates) {
@@ -181,46 +178,23 @@ class Tuner {
     }
     progress_.stage = TuneStage::building;
     progress_.total = progress_.candidates = static_cast<int>(todo.size());
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::size_t next = 0, built = 0, running = 0;
-    bool stop = false;
     const double enough_left = budget_.share_left() / 2;
-    const auto work = [&] {
-      std::unique_lock lock(mutex);
-      while (next < todo.size() && !stop) {
-        TuneCandidate& candidate = *todo[next++];
-        lock.unlock();
-        try {
-          trial.build(candidate.config);
-        } catch (const std::exception& error) {  // one that cannot be built does not win
-          candidate.verdict = Verdict::failed;
-          candidate.reason = error.what();
-        }
-        lock.lock();
-        ++built;
-        changed.notify_one();
+    const auto build_one = [&](std::size_t i) {
+      try {
+        trial.build(todo[i]->config);
+      } catch (const std::exception& error) {  // one that cannot be built does not win
+        todo[i]->verdict = Verdict::failed;
+        todo[i]->reason = error.what();
       }
-      --running;
-      changed.notify_one();
     };
-    {
-      std::vector<std::jthread> threads;
-      const auto jobs = static_cast<std::size_t>(options_.jobs > 0 ? options_.jobs : available_cpus());
-      std::unique_lock lock(mutex);
-      for (running = 0; running < std::min(jobs, todo.size()); ++running) threads.emplace_back(work);
-      while (running > 0) {
-        changed.wait_for(lock, 100ms);
-        progress_.done = static_cast<int>(built);
-        lock.unlock();
-        const bool more = budget_.go_on(progress_) && budget_.share_left() > enough_left;
-        lock.lock();
-        if (!more && built > 0) stop = true;  // the heuristic config at least
-      }
-    }
+    const std::size_t begun = run_jobs(todo.size(), options_.jobs, build_one, [&](std::size_t built) {
+      progress_.done = static_cast<int>(built);
+      const bool more = budget_.go_on(progress_) && budget_.share_left() > enough_left;
+      return more || built == 0;  // the heuristic config at least
+    });
     if (candidates.front().verdict == Verdict::failed) trial.build(candidates.front().config);  // throws
-    if (next == todo.size()) return true;
-    const auto first_left_out = candidates.begin() + (todo[next] - candidates.data());
+    if (begun == todo.size()) return true;
+    const auto first_left_out = candidates.begin() + (todo[begun] - candidates.data());
     candidates.erase(std::remove_if(first_left_out, candidates.end(),
                                     [](const TuneCandidate& c) { return c.verdict == Verdict::measured; }),
                      candidates.end());

@@ -76,6 +76,17 @@ TEST(Key, ParseRefusesWhatIsNotAKey) {
   EXPECT_FALSE(Key::parse(std::string("\1\0\0\0\1\0\0\0a\xff\xff\xff\x7f", 13)));
 }
 
+// Labels are compared with one another: many of them in a file that nobody vouches for must not take long.
+TEST(Key, ParseRefusesMoreFieldsThanAnyKeyHas) {
+  const auto key_of = [](int fields) {
+    Key key;
+    for (int i = 0; i < fields; ++i) key.add(std::to_string(i), "");
+    return key;
+  };
+  EXPECT_EQ(Key::parse(key_of(1024).serialized()), key_of(1024));
+  EXPECT_FALSE(Key::parse(key_of(1025).serialized()));
+}
+
 TEST(Key, ExplainDifference) {
   Key a, b;
   a.add("spec", "x").add("compiler", "nvrtc 13.0").add("only a", "1");

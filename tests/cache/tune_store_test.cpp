@@ -141,8 +141,9 @@ TEST(TuneStore, DamageIsAMissSetAside) {
   const TuneRecord record = make_record();
   ASSERT_TRUE(store.publish(record));
   const std::string path = file_of(store, record), good = read_file(path);
-  TuneRecord other = make_record();
+  TuneRecord other = make_record(), timeless = make_record();
   other.key.target = "sm_80";
+  timeless.candidates[0].samples_ms[1] = 0;
   std::string wrong_version = good, spaced = good, twice = good;
   wrong_version.replace(good.find("\"format\":1"), 10, "\"format\":2");
   spaced.insert(1, " ");
@@ -158,6 +159,7 @@ TEST(TuneStore, DamageIsAMissSetAside) {
       {"{}", "not a tune record"},
       {std::string(100000, '['), "not a tune record"},
       {std::string(5 << 20, ' '), "larger than"},
+      {to_json(timeless), "a sample of 0"},
       {to_json(other), "another key"}};
   for (const auto& [bytes, reason] : damages) {
     write_file(path, bytes);

@@ -73,6 +73,34 @@ TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {
   EXPECT_THAT(wrong.err, AllOf(HasSubstr("FLASHJIT_CACHE_MAX_BYTES"), HasSubstr("1073741824")));
 }
 
+// A wrong name is an error, not an empty folder that looks well.
+TEST(CacheFolder, OneThatIsNotThereIsNotMade) {
+  const CommandLine flashjit;
+  const std::string typo = flashjit.folder() + "/kernls";
+  for (const char* action : {"ls", "stat", "verify", "gc", "clear", "path"}) {
+    const Outcome outcome = flashjit({"cache", action, "--cache-dir", typo});
+    EXPECT_EQ(outcome.exit_code, 7) << action;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("kernls"), HasSubstr("No such file"))) << action;
+  }
+  EXPECT_EQ(flashjit({"cache", "export", flashjit.folder() + "/x.tar", "--cache-dir", typo}).exit_code, 7);
+  EXPECT_FALSE(std::filesystem::exists(flashjit.folder() + "/x.tar"));
+  EXPECT_FALSE(std::filesystem::exists(typo));
+}
+
+TEST(CacheVerify, ReadsTuneRecordsToo) {
+  const CommandLine flashjit;
+  const nlohmann::json tuned =
+      flashjit({"tune", small_spec, "--seqlens", "40", "--budget", "1s", "--json"}).json();
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["tune_records"], 1);
+  EXPECT_EQ(flashjit({"cache", "verify", "--json"}).json()["tune_records"], 1);
+  const std::string path = tuned["shapes"][0]["path"];
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  const Outcome outcome = flashjit({"cache", "verify"});
+  EXPECT_EQ(outcome.exit_code, 7);
+  EXPECT_THAT(outcome.out, HasSubstr("0 of 1 tune records are whole"));
+  EXPECT_THAT(outcome.err, HasSubstr("damaged: " + path));
+}
+
 TEST(Compile, SaysOnceThatNothingIsKept) {
   const CommandLine flashjit;
   const Outcome outcome =
@@ -116,7 +144,12 @@ TEST(CacheArchive, WhatIsNoArchiveIsRefused) {
   EXPECT_THAT(outcome.err, HasSubstr("not a ustar archive"));
   EXPECT_EQ(flashjit({"cache", "import", "/nonexistent.tar"}).exit_code, 3);
   EXPECT_EQ(flashjit({"cache", "export", "/nonexistent/folder/x.tar"}).exit_code, 3);
-  EXPECT_EQ(flashjit({"cache", "export", "/dev/full"}).exit_code, 7);
+  outcome = flashjit({"cache", "export", "/dev/full"});
+  EXPECT_EQ(outcome.exit_code, 7);
+  EXPECT_THAT(outcome.err, HasSubstr("No space left on device"));
+  outcome = flashjit({"cache", "import", flashjit.folder()});
+  EXPECT_EQ(outcome.exit_code, 7);
+  EXPECT_THAT(outcome.err, HasSubstr("Is a directory"));
 }
 
 }  // namespace

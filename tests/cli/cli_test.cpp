@@ -96,6 +96,37 @@ TEST(Doctor, FindsTheCpu) {
   EXPECT_THAT(flashjit({"doctor"}).out, AllOf(HasSubstr("found    cpu"), HasSubstr("CPU kernels run here")));
 }
 
+TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
+  CommandLine builder, flashjit;
+  builder({"compile", small_spec, "--target", "x86-64-v3,x86-64-v4"});
+  for (const auto& item : std::filesystem::directory_iterator(builder.cache() + "/v2")) {
+    if (item.path().extension() != ".kernel") continue;
+    std::filesystem::resize_file(item.path(), 100);
+    break;
+  }
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache();
+  const auto caches = [&](const nlohmann::json& report) {
+    std::vector<nlohmann::json> found;
+    for (const nlohmann::json& f : report["findings"])
+      if (f["name"] == "layer" || f["name"] == "cache") found.push_back(f);
+    return found;
+  };
+  const auto found = caches(flashjit({"doctor", "--json"}).json());
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0]["name"], "layer");
+  EXPECT_THAT(found[0]["found"].get<std::string>(),
+              AllOf(HasSubstr(std::filesystem::canonical(builder.cache())), HasSubstr("1 entries, 1 damaged"),
+                    HasSubstr("0 tune records")));
+  EXPECT_THAT(found[1]["found"].get<std::string>(), HasSubstr("0 entries, 0 tune records"));
+
+  // With a layer that cannot be used no engine starts.
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent";
+  const Outcome broken = flashjit({"doctor"});
+  EXPECT_EQ(broken.exit_code, 4);
+  EXPECT_THAT(broken.out, AllOf(HasSubstr("missing  layer  cache folder /nonexistent: "),
+                                HasSubstr("found    layer"), HasSubstr("CPU kernels do not run here")));
+}
+
 TEST(Doctor, SaysWhatIsMissingAndWhatToDo) {
   CommandLine flashjit;
   flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";

@@ -1,8 +1,12 @@
 // flashjit tune: records that engines then use, a report, reasons, Ctrl-C.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -75,20 +79,88 @@ TEST(Tune, BadCommandLines) {
             3);
 }
 
-// Sixteen candidates of a tenth of a second take longer than that.
-TEST(Tune, CtrlCKeepsWhatThereIs) {
+// A command whose stderr is a terminal.
+class OnTerminal {
+ public:
+  OnTerminal(const CommandLine& flashjit, const std::vector<std::string>& arguments, const std::string& out) {
+    std::vector<const char*> argv = {FLASHJIT_COMMAND};
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    argv.push_back(nullptr);
+    child_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
+    if (child_ != 0) return;
+    for (const auto& [name, value] : flashjit.environment) setenv(name.c_str(), value.c_str(), 1);
+    dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
+    execv(argv[0], const_cast<char**>(argv.data()));
+    _exit(127);
+  }
+  OnTerminal(const OnTerminal&) = delete;
+  OnTerminal& operator=(const OnTerminal&) = delete;
+  ~OnTerminal() { ::close(terminal_); }
+
+  // Reads until the text is shown; false where the command ends without.
+  bool wait_for(const std::string& text) {
+    while (shown_.find(text) == std::string::npos) {
+      char bytes[4096];
+      const ssize_t count = ::read(terminal_, bytes, sizeof bytes);
+      if (count <= 0) return false;
+      shown_.append(bytes, static_cast<std::size_t>(count));
+    }
+    return true;
+  }
+  void press_ctrl_c() { EXPECT_EQ(::write(terminal_, "\x03", 1), 1); }
+  int exit_code() {
+    int status = 0;
+    EXPECT_EQ(waitpid(child_, &status, 0), child_);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  const std::string& shown() const { return shown_; }
+
+ private:
+  int terminal_ = -1;
+  pid_t child_ = -1;
+  std::string shown_;
+};
+
+// Stopped in the second round of the second shape; a round takes a third of a second, and there are five at
+// least.
+TEST(Tune, CtrlCKeepsWhatThereIsAndTheSameCommandGoesOn) {
   const CommandLine flashjit;
-  const std::string err = flashjit.folder() + "/stderr";
-  const std::string command = "FLASHJIT_CACHE_DIR=" + flashjit.cache() +
-                              " timeout --preserve-status -s INT 2 " FLASHJIT_COMMAND " tune '" +
-                              R"({"op": "forward", "dtype": "fp32", "head_dim": 128})" +
-                              "' --seqlens 4096 --num-threads 1 --budget 0 >/dev/null 2>" + err;
-  const int status = std::system(command.c_str());
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 130);
-  std::ifstream file(err);
-  EXPECT_THAT((std::string{std::istreambuf_iterator<char>(file), {}}),
-              HasSubstr("the same command goes on from there"));
+  const std::string out = flashjit.folder() + "/out.json";
+  const std::vector<std::string> command = {
+      "tune",          R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "config": {"block_m": 48}})",
+      "--seqlens",     "40,4096",
+      "--heads-q",     "2",
+      "--num-threads", "1",
+      "--budget",      "10m",
+      "--json"};
+  OnTerminal tune(flashjit, command, out);
+  ASSERT_TRUE(tune.wait_for("[2/2] 1 x 4096, heads 2/2: measuring: round 2 of")) << tune.shown();
+  tune.press_ctrl_c();
+  EXPECT_TRUE(tune.wait_for("the same command goes on from there"));
+  EXPECT_EQ(tune.exit_code(), 130);
+  EXPECT_THAT(tune.shown(), HasSubstr(" s left"));
+
+  std::ifstream file(out);
+  const nlohmann::json first = nlohmann::json::parse(file);
+  EXPECT_TRUE(first["interrupted"]);
+  ASSERT_EQ(first["shapes"].size(), 2u);
+  EXPECT_EQ(first["shapes"][0]["state"], "measured");
+  EXPECT_EQ(first["shapes"][1]["state"], "not finished");
+  for (const nlohmann::json& shape : first["shapes"])
+    EXPECT_TRUE(std::filesystem::exists(shape["path"].get<std::string>()));
+
+  const nlohmann::json second = flashjit(command).json();
+  EXPECT_EQ(second["shapes"][0]["state"], "known");
+  EXPECT_EQ(second["shapes"][1]["state"], "measured");
+  const nlohmann::json &before = first["shapes"][1]["candidates"], &after = second["shapes"][1]["candidates"];
+  ASSERT_EQ(before.size(), 4u);
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const std::vector<double> kept = before[i]["samples_ms"], all = after[i]["samples_ms"];
+    ASSERT_GE(kept.size(), 1u);
+    ASSERT_GE(all.size(), kept.size());
+    EXPECT_TRUE(std::equal(kept.begin(), kept.end(), all.begin())) << "measured anew";
+  }
+  EXPECT_GT(after[0]["samples_ms"].size(), before[0]["samples_ms"].size());
 }
 
 }  // namespace

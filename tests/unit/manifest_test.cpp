@@ -61,7 +61,8 @@ TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
         EXPECT_FALSE(search_space(spec, Target::parse(target)).empty()) << model.name;
     }
     EXPECT_EQ(distinct.size(), 8u) << model.name;
-    EXPECT_EQ(model.num_heads_q % model.num_heads_kv, 0) << model.name;
+    for (const Shape& shape : model.shapes)
+      EXPECT_EQ(shape.num_heads_q % shape.num_heads_kv, 0) << model.name;
     EXPECT_NE(model.source.find("config.json"), std::string_view::npos) << model.name;
   }
 }

@@ -2,17 +2,16 @@
 #include "tools/command/bench.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cmath>
-#include <future>
 #include <iostream>
 #include <memory>
 #include <sstream>
-#include <thread>
 
 #include "codegen/search_space.hpp"
 #include "runtime/device.hpp"
+#include "runtime/jobs.hpp"
+#include "runtime/thread_pool.hpp"
 #include "runtime/timing.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/fma_rate.hpp"
@@ -90,8 +89,7 @@ class Bench {
         engine_(options.device.engine()),
         on_cpu_(engine_.device().kind == Device::Kind::cpu),
         clock_(options.processor_time ? Clock::processor : Clock::wall),
-        num_threads_(options.device.num_threads ? options.device.num_threads
-                                                : static_cast<int>(std::thread::hardware_concurrency())) {
+        num_threads_(options.device.num_threads ? options.device.num_threads : available_cpus()) {
     if (options.processor_time && (!on_cpu_ || num_threads_ != 1)) {
       throw Error(ErrorCode::invalid_argument,
                   "--processor-time measures one CPU thread: give --device cpu --num-threads 1");
@@ -204,14 +202,7 @@ class Bench {
   // Compiles what is not there yet, on all cores.
   void get_all(const std::vector<AttentionSpec>& specs, const Shape& shape) {
     const Progress progress("compiling for " + engine_.target().str());
-    std::atomic<std::size_t> next = 0;
-    std::vector<std::future<void>> workers;
-    for (unsigned i = 0; i < std::min<std::size_t>(specs.size(), std::thread::hardware_concurrency()); ++i) {
-      workers.push_back(std::async(std::launch::async, [&] {
-        for (std::size_t at; (at = next++) < specs.size();) engine_.get(specs[at], shape);
-      }));
-    }
-    for (std::future<void>& worker : workers) worker.get();
+    run_jobs(specs.size(), 0, [&](std::size_t i) { engine_.get(specs[i], shape); });
   }
 
   const char* clock_name() const {

@@ -1,12 +1,17 @@
 // flashjit cache: what lies on disk, whether it is whole, and how much of it stays.
 #include "tools/command/cache.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 #include <iostream>
 #include <map>
 #include <memory>
 
+#include "cache/tune_store.hpp"
+#include "codegen/suggest.hpp"
 #include "runtime/build.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
@@ -16,12 +21,17 @@
 
 namespace flashjit::command {
 
-DiskCache CacheOptions::cache() const {
+DiskCache CacheOptions::cache(bool made) const {
   const std::string name = folder.value_or(DiskCache::default_folder());
   if (name.empty()) {
     throw Error(ErrorCode::cache_failed,
                 "there is no cache folder: none of FLASHJIT_CACHE_DIR, XDG_CACHE_HOME and HOME is set; give "
                 "--cache-dir");
+  }
+  if (folder && !made && ::access(name.c_str(), F_OK) != 0) {
+    throw Error(ErrorCode::cache_failed, "cache folder " + in_quotes(name) + ": " + error_text(errno) +
+                                             "; --cache-dir takes a folder that exists, and without it "
+                                             "FLASHJIT_CACHE_DIR or ~/.cache/flashjit is meant");
   }
   return DiskCache(name);
 }
@@ -56,10 +66,8 @@ bool is_layer(const DiskCache& folder) {
   return folder.access() == DiskCache::Access::read_only;
 }
 
-void print_damage(const std::vector<DiskCache::Listing>& list) {
-  for (const DiskCache::Listing& item : list) {
-    if (!item.entry) std::cerr << "damaged: " << item.path << ": " << item.damage << '\n';
-  }
+void print_damaged(const std::string& path, const std::string& damage) {
+  std::cerr << "damaged: " << path << ": " << damage << '\n';
 }
 
 int ls(const CacheOptions& options) {
@@ -86,7 +94,9 @@ int ls(const CacheOptions& options) {
     if (options.json) continue;
     if (is_layer(folder)) std::cout << folder.folder() << ", read-only:\n";
     std::cout << table.str();
-    print_damage(list);
+    for (const DiskCache::Listing& item : list) {
+      if (!item.entry) print_damaged(item.path, item.damage);
+    }
   }
   if (options.json) print_json(rows);
   return exit_ok;
@@ -107,18 +117,20 @@ int stat(const CacheOptions& options) {
       ++entries;
       ++by_target[field(item.entry->key, "target")];
     }
+    const std::size_t records = TuneStore(folder.folder()).list().size();
     folders.push_back({{"folder", folder.folder()},
                        {"layer", is_layer(folder)},
                        {"entries", entries},
                        {"damaged", damaged},
                        {"bytes", bytes},
+                       {"tune_records", records},
                        {"entries_by_target", by_target}});
     if (!is_layer(folder)) folders.back()["max_bytes"] = DiskCache::default_max_bytes();
     if (options.json) continue;
     std::cout << folder.folder() << (is_layer(folder) ? ", read-only: " : ": ") << entries << " entries, "
-              << bytes << " bytes" << (is_layer(folder) ? "" : " of at most ")
-              << (is_layer(folder) ? "" : std::to_string(DiskCache::default_max_bytes())) << ", " << damaged
-              << " damaged\n";
+              << damaged << " damaged, " << bytes << " bytes";
+    if (!is_layer(folder)) std::cout << " of at most " << DiskCache::default_max_bytes();
+    std::cout << "; " << records << " tune records\n";
     for (const auto& [target, count] : by_target) std::cout << "  " << target << ": " << count << '\n';
   }
   if (options.json) {
@@ -131,24 +143,32 @@ int stat(const CacheOptions& options) {
   return exit_ok;
 }
 
-int verify_entries(const CacheOptions& options) {
-  std::vector<DiskCache::Listing> list;
+int verify_all(const CacheOptions& options) {
+  std::size_t entries = 0, records = 0, bad_entries = 0, bad_records = 0;
+  Json damaged = Json::array();
+  const auto add = [&](const auto& item, bool whole, std::size_t& count, std::size_t& bad) {
+    ++count;
+    if (whole) return;
+    ++bad;
+    damaged.push_back({{"path", item.path}, {"damage", item.damage}});
+  };
   for (const DiskCache& folder : options.folders()) {
     const Progress progress("reading " + folder.folder());
-    for (DiskCache::Listing& item : folder.list(true)) list.push_back(std::move(item));
+    for (const auto& item : folder.list(true)) add(item, item.entry.has_value(), entries, bad_entries);
+    for (const auto& item : TuneStore(folder.folder()).list())
+      add(item, item.record.has_value(), records, bad_records);
   }
-  const auto damaged = std::count_if(list.begin(), list.end(), [](const auto& item) { return !item.entry; });
   if (options.json) {
-    Json paths = Json::array();
-    for (const DiskCache::Listing& item : list) {
-      if (!item.entry) paths.push_back({{"path", item.path}, {"damage", item.damage}});
-    }
-    print_json({{"folder", options.cache().folder()}, {"entries", list.size()}, {"damaged", paths}});
+    print_json({{"folder", options.cache().folder()},
+                {"entries", entries},
+                {"tune_records", records},
+                {"damaged", damaged}});
   } else {
-    std::cout << list.size() - damaged << " of " << list.size() << " entries are whole\n";
-    print_damage(list);
+    std::cout << entries - bad_entries << " of " << entries << " entries and " << records - bad_records
+              << " of " << records << " tune records are whole\n";
+    for (const Json& item : damaged) print_damaged(item["path"], item["damage"]);
   }
-  return damaged ? static_cast<int>(ErrorCode::cache_failed) : exit_ok;
+  return damaged.empty() ? exit_ok : static_cast<int>(ErrorCode::cache_failed);
 }
 
 int gc(const CacheOptions& options, std::uint64_t max_bytes) {
@@ -222,12 +242,13 @@ Verb add_cache(CLI::App& parent) {
   };
   add("ls", "List the entries", plain<ls>);
   add("stat", "How many entries, how large, for which targets", plain<stat>);
-  add("verify", "Read every entry and check it; exit code 7 if one is damaged", plain<verify_entries>);
+  add("verify", "Read every entry and tune record and check it; exit code 7 if one is damaged",
+      plain<verify_all>);
   add("explain", "What a key is made of, and in which fields it differs from another", add_explain);
   add("gc", "Remove the entries used least recently, until a size is kept", add_gc);
   add("export", "Write the entries and tune records into a plain tar", add_export);
   add("import", "Take entries and tune records out of such a tar", add_import);
-  add("clear", "Remove every entry and everything set aside", plain<clear>);
+  add("clear", "Remove every entry and everything set aside; tune records stay", plain<clear>);
   add("path", "Print the folder", plain<path>);
   app->footer(
       "Examples:\n"

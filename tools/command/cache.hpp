@@ -16,8 +16,8 @@ struct CacheOptions {
   std::optional<std::string> folder, layers;
   bool json = false;
 
-  // Throws cache_failed if there is none.
-  DiskCache cache() const;
+  // Throws cache_failed if there is none. A folder given by name has to exist, unless it is to be `made`.
+  DiskCache cache(bool made = false) const;
   // In the order of search: the layers, then cache().
   std::vector<DiskCache> folders() const;
 };

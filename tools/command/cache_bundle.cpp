@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include <cerrno>
-#include <cstring>
 #include <iostream>
 #include <memory>
 
@@ -16,10 +15,11 @@ namespace {
 
 // The file, or standard input or output for "-".
 File open_archive(const std::string& path, int flags, int standard) {
-  File file(path == "-" ? ::dup(standard) : ::open(path.c_str(), flags | O_CLOEXEC, 0644));
+  File file(path == "-" ? ::fcntl(standard, F_DUPFD_CLOEXEC, 0)
+                        : ::open(path.c_str(), flags | O_CLOEXEC, 0644));
   if (!file) {
-    throw Error(ErrorCode::invalid_argument, "archive '" + path + "' cannot be opened: " +
-                                                 std::strerror(errno) + "; a file, or '-', would work");
+    throw Error(ErrorCode::invalid_argument, "archive '" + path + "' cannot be opened: " + error_text(errno) +
+                                                 "; a file, or '-', would work");
   }
   return file;
 }
@@ -46,11 +46,16 @@ int export_to(const std::string& path, const CacheOptions& options) {
 }
 
 int import_from(const std::string& path, const CacheOptions& options) {
-  const DiskCache cache = options.cache();
   const File file = open_archive(path, O_RDONLY, STDIN_FILENO);
+  const DiskCache cache = options.cache(true);
   const Progress progress("importing " + path);
-  const Imported result =
-      import_bundle(cache, [&](char* to, std::size_t size) { return read_fully(file.get(), to, size); });
+  int error = 0;  // of reading; an archive that ends early is none
+  Imported result = import_bundle(cache, [&](char* to, std::size_t size) {
+    const bool complete = read_fully(file.get(), to, size);
+    if (!complete) error = errno;
+    return complete;
+  });
+  if (error != 0) result.damage = error_text(error);
   if (options.json) {
     print_json({{"folder", cache.folder()},
                 {"entries", result.entries},

@@ -1,14 +1,20 @@
 // flashjit doctor: what was found, what is missing and what to do.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <iostream>
 #include <memory>
-#include <thread>
+#include <optional>
 
 #include "cache/disk_cache.hpp"
+#include "cache/tune_store.hpp"
+#include "runtime/build.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/device.hpp"
 #include "runtime/llvm/plugin_client.hpp"
+#include "runtime/thread_pool.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/report.hpp"
@@ -18,7 +24,7 @@ namespace flashjit::command {
 namespace {
 
 struct Finding {
-  std::string name;  // "cpu", "llvm", "nvrtc", "gpu", "cache"
+  std::string name;  // "cpu", "llvm", "gpu", "nvrtc", "layer" for each, "cache"
   bool ok = false;
   std::string text;  // what was found; or what is wrong and what helps
 };
@@ -45,30 +51,58 @@ std::string describe_gpus() {
   return text;
 }
 
-int examine(bool json, const std::optional<std::string>& cache_dir) {
+std::string describe_cache(const DiskCache& cache) {
+  const std::vector<DiskCache::Listing> entries = cache.list(false);
+  const auto damaged =
+      std::count_if(entries.begin(), entries.end(), [](const auto& item) { return !item.entry; });
+  std::string text = cache.folder() + ", " + std::to_string(entries.size() - damaged) + " entries, ";
+  if (damaged > 0) text += std::to_string(damaged) + " damaged (see flashjit cache verify), ";
+  text += std::to_string(TuneStore(cache.folder()).list().size()) + " tune records";
+  if (cache.access() == DiskCache::Access::read_write && ::access(cache.folder().c_str(), W_OK) != 0)
+    text += "; what is compiled is not kept: " + error_text(errno);
+  return text;
+}
+
+std::string describe_user_cache(const std::optional<std::string>& cache_dir) {
+  const std::string name = cache_dir.value_or(DiskCache::default_folder());
+  if (name.empty())
+    throw Error(ErrorCode::cache_failed,
+                "every process compiles anew what it needs; FLASHJIT_CACHE_DIR names a folder to keep it in");
+  return describe_cache(DiskCache(name));
+}
+
+struct Options {
+  bool json = false;
+  std::optional<std::string> cache_dir, cache_path;
+};
+
+int examine(const Options& options) {
   const Device cpu;
-  const std::vector<Finding> findings = {
+  std::vector<Finding> findings = {
       look("cpu",
            [&] {
-             return device_model(cpu) + ", " + std::to_string(std::thread::hardware_concurrency()) +
-                    " threads, " + Target::native().str();
+             return device_model(cpu) + ", " + std::to_string(available_cpus()) + " threads, " +
+                    Target::native().str();
            }),
       look("llvm", [] { return std::string(llvm_plugin().identity); }),
       look("gpu", describe_gpus),
       look("nvrtc", [] { return nvrtc_compiler()->identity(); }),
-      look("cache",
-           [&] {
-             const DiskCache cache(cache_dir.value_or(DiskCache::default_folder()));
-             return cache.folder() + ", " + std::to_string(cache.list(false).size()) + " entries";
-           }),
   };
+  // In the order of search.
+  for (const std::string& path : layer_paths(options.cache_path)) {
+    findings.push_back(
+        look("layer", [&] { return describe_cache(DiskCache(path, DiskCache::Access::read_only)); }));
+  }
+  findings.push_back(look("cache", [&] { return describe_user_cache(options.cache_dir); }));
   const auto ok = [&](std::string_view name) {
     return std::any_of(findings.begin(), findings.end(),
                        [&](const Finding& f) { return f.ok && f.name == name; });
   };
-  const bool cpu_works = ok("cpu") && ok("llvm"), gpu_works = ok("gpu") && ok("nvrtc");
+  // Engines refuse to start on folders that were asked for and cannot be used.
+  const bool starts = look("", [&] { return open_cache(options.cache_dir, options.cache_path).note; }).ok;
+  const bool cpu_works = starts && ok("cpu") && ok("llvm"), gpu_works = starts && ok("gpu") && ok("nvrtc");
 
-  if (json) {
+  if (options.json) {
     Json list = Json::array();
     for (const Finding& f : findings) {
       list.push_back({{"name", f.name}, {"ok", f.ok}, {f.ok ? "found" : "problem", f.text}});
@@ -96,16 +130,16 @@ int examine(bool json, const std::optional<std::string>& cache_dir) {
 
 Verb add_doctor(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("doctor", "Say what was found, what is missing and what to do");
-  const auto json = std::make_shared<bool>(false);
-  const auto cache_dir = std::make_shared<std::optional<std::string>>();
-  add_cache_dir(*app, *cache_dir);
-  add_json(*app, *json);
+  const auto options = std::make_shared<Options>();
+  add_cache_dir(*app, options->cache_dir);
+  add_cache_path(*app, options->cache_path);
+  add_json(*app, options->json);
   app->footer(
       "Examples:\n"
       "  flashjit doctor\n"
       "  flashjit doctor --json\n\n"
       "Exit code 4 if kernels run on no device of this machine.\n");
-  return {app, [=] { return examine(*json, *cache_dir); }};
+  return {app, [options] { return examine(*options); }};
 }
 
 }  // namespace flashjit::command

@@ -2,21 +2,21 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <tuple>
 
 #include "cache/trust.hpp"
 #include "cache/tune_store.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/build.hpp"
+#include "runtime/jobs.hpp"
 #include "runtime/thread_pool.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
@@ -124,27 +124,19 @@ Outcome build(const Wanted& kernel, const OpenedCache& cache) {
 // In parallel; one line on stderr for each as it is done.
 std::vector<Outcome> build_all(const std::vector<Wanted>& kernels, const OpenedCache& cache, int jobs) {
   std::vector<Outcome> outcomes(kernels.size());
-  std::atomic<std::size_t> next = 0;
   std::size_t done = 0;
   std::mutex mutex;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < kernels.size(); i = next++) {
-      outcomes[i] = build(kernels[i], cache);
-      const Outcome& outcome = outcomes[i];
-      const std::lock_guard lock(mutex);
-      std::cerr << '[' << ++done << '/' << kernels.size() << "] " << described(kernels[i]) << ": "
-                << (outcome.error                         ? "failed: " + outcome.error->message()
-                    : outcome.info.origin == Origin::disk ? "there already"
-                                                          : number(outcome.info.compile_ms / 1e3) + " s, " +
-                                                                std::to_string(outcome.bytes) + " bytes")
-                << '\n';
-    }
-  };
-  std::vector<std::thread> threads;
-  const std::size_t count = std::min<std::size_t>(jobs, kernels.size());
-  for (std::size_t i = 1; i < count; ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
+  run_jobs(kernels.size(), jobs, [&](std::size_t i) {
+    const Outcome& outcome = outcomes[i] = build(kernels[i], cache);
+    const std::lock_guard lock(mutex);
+    std::cerr << '[' << ++done << '/' << kernels.size() << "] " << described(kernels[i]) << ": "
+              << (outcome.error                         ? "failed: " + outcome.error->message()
+                  : outcome.info.origin == Origin::disk ? "there already"
+                                                        : number(outcome.info.compile_ms / 1e3) + " s, " +
+                                                              std::to_string(outcome.bytes) + " bytes")
+              << '\n';
+    if (outcome.error && !outcome.error->detail().empty()) std::cerr << outcome.error->detail() << '\n';
+  });
   return outcomes;
 }
 
@@ -166,9 +158,11 @@ struct Totals {
 int prebuild(const Options& options) {
   const Plan plan = make_plan(options);
   // To be read by whoever runs what it holds; nobody else may write to it.
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::absolute(options.out, ignored).parent_path(), ignored);
   ::mkdir(options.out.c_str(), 0755);
-  OpenedCache cache;
-  cache.disk.emplace(options.out);
+  OpenedCache cache;  // without a cap: all that was asked for stays
+  cache.disk.emplace(options.out, DiskCache::Access::read_write, std::numeric_limits<std::uint64_t>::max());
   const int jobs = options.jobs > 0 ? options.jobs : available_cpus();
 
   const auto start = std::chrono::steady_clock::now();
@@ -195,6 +189,7 @@ int prebuild(const Options& options) {
                 {"config", config_json(kernel.config)}};
     if (outcome.error) {
       row["error"] = outcome.error->message();
+      row["detail"] = outcome.error->detail();
     } else {
       row["key"] = outcome.info.key;
       row["origin"] = to_string(outcome.info.origin);

@@ -57,13 +57,7 @@ void add_model(const std::string& where, std::string_view name, std::vector<Mani
   for (const Model& model : models()) {
     names.push_back(model.name);
     if (model.name != name) continue;
-    std::vector<Shape> shapes;
-    for (const int seqlen : model.seqlens)
-      shapes.push_back({.seqlen_q = seqlen,
-                        .seqlen_k = seqlen,
-                        .num_heads_q = model.num_heads_q,
-                        .num_heads_kv = model.num_heads_kv});
-    for (AttentionSpec& spec : specs_of(model)) items.push_back({std::move(spec), shapes, true});
+    for (AttentionSpec& spec : specs_of(model)) items.push_back({std::move(spec), model.shapes, true});
     return;
   }
   refuse(where, in_quotes(name) + " is not a known model; known: " + or_meant(name, names));

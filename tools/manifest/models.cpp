@@ -1,34 +1,57 @@
 #include "tools/manifest/models.hpp"
 
-namespace flashjit {
+#include <initializer_list>
 
-std::span<const Model> models() {
-  static const std::vector<int> text = {512, 2048, 8192, 32768};
-  static const Model all[] = {
-      // Language models: head_dim is hidden_size / num_attention_heads unless the file names it.
-      {"llama-3-8b", 32, 8, 128, 128, true, {512, 2048, 8192}, "meta-llama/Meta-Llama-3-8B: config.json"},
-      {"llama-3-70b", 64, 8, 128, 128, true, {512, 2048, 8192}, "meta-llama/Meta-Llama-3-70B: config.json"},
-      {"qwen2.5-7b", 28, 4, 128, 128, true, text, "Qwen/Qwen2.5-7B: config.json"},
-      {"qwen2.5-72b", 64, 8, 128, 128, true, text, "Qwen/Qwen2.5-72B: config.json"},
-      {"qwen3-8b", 32, 8, 128, 128, true, text, "Qwen/Qwen3-8B: config.json"},
-      {"qwen3-32b", 64, 8, 128, 128, true, text, "Qwen/Qwen3-32B: config.json"},
+namespace flashjit {
+namespace {
+
+// Of one sequence that attends to itself.
+std::vector<Shape> self_attention(int num_heads_q, int num_heads_kv, std::initializer_list<int> seqlens) {
+  std::vector<Shape> shapes;
+  for (const int n : seqlens) shapes.push_back({1, n, n, num_heads_q, num_heads_kv});
+  return shapes;
+}
+
+// hidden_size, or channels, are num_heads * head_dim unless the file names head_dim.
+std::vector<Model> make_models() {
+  const auto prompts = [](int num_heads_q, int num_heads_kv) {
+    return self_attention(num_heads_q, num_heads_kv, {512, 2048, 8192, 32768});
+  };
+  return {
+      // Language models; Llama 3 takes 8192 tokens.
+      {"llama-3-8b", 128, 128, true, self_attention(32, 8, {512, 2048, 8192}),
+       "meta-llama/Meta-Llama-3-8B: config.json"},
+      {"llama-3-70b", 128, 128, true, self_attention(64, 8, {512, 2048, 8192}),
+       "meta-llama/Meta-Llama-3-70B: config.json"},
+      {"qwen2.5-7b", 128, 128, true, prompts(28, 4), "Qwen/Qwen2.5-7B: config.json"},
+      {"qwen2.5-72b", 128, 128, true, prompts(64, 8), "Qwen/Qwen2.5-72B: config.json"},
+      {"qwen3-8b", 128, 128, true, prompts(32, 8), "Qwen/Qwen3-8B: config.json"},
+      {"qwen3-32b", 128, 128, true, prompts(64, 8), "Qwen/Qwen3-32B: config.json"},
       // Prefill, with keys and values expanded: qk_nope_head_dim 128 + qk_rope_head_dim 64, v_head_dim 128.
-      {"deepseek-v3", 128, 128, 192, 128, true, text, "deepseek-ai/DeepSeek-V3: config.json"},
-      // Vision: hidden_size 1152 over 16 heads; 27 x 27 and 16 x 16 patches.
-      {"siglip-so400m-384", 16, 16, 72, 72, false, {729}, "google/siglip-so400m-patch14-384: config.json"},
-      {"siglip-so400m-224", 16, 16, 72, 72, false, {256}, "google/siglip-so400m-patch14-224: config.json"},
-      // Images of 1024 x 1024: 640 channels over 10 heads at 64 x 64, 1280 over 20 at 32 x 32.
+      {"deepseek-v3", 192, 128, true, prompts(128, 128), "deepseek-ai/DeepSeek-V3: config.json"},
+      // Vision: 1152 over 16 heads; 27 x 27 and 16 x 16 patches.
+      {"siglip-so400m-384", 72, 72, false, self_attention(16, 16, {729}),
+       "google/siglip-so400m-patch14-384: config.json"},
+      {"siglip-so400m-224", 72, 72, false, self_attention(16, 16, {256}),
+       "google/siglip-so400m-patch14-224: config.json"},
+      // Images of 1024 x 1024: 640 channels over 10 heads at 64 x 64, 1280 over 20 at 32 x 32, each also over
+      // 77 tokens of text.
       {"sdxl",
-       20,
-       20,
        64,
        64,
        false,
-       {1024, 4096},
+       {{1, 4096, 4096, 10, 10}, {1, 1024, 1024, 20, 20}, {1, 4096, 77, 10, 10}, {1, 1024, 77, 20, 20}},
        "stabilityai/stable-diffusion-xl-base-1.0: unet/config.json"},
-      // The same in 64 x 64 tokens, after 512 of text.
-      {"flux.1", 24, 24, 128, 128, false, {4608}, "black-forest-labs/FLUX.1-dev: transformer/config.json"},
+      // The same images in 64 x 64 tokens, after 512 of text.
+      {"flux.1", 128, 128, false, self_attention(24, 24, {4608}),
+       "black-forest-labs/FLUX.1-dev: transformer/config.json"},
   };
+}
+
+}  // namespace
+
+std::span<const Model> models() {
+  static const std::vector<Model> all = make_models();
   return all;
 }
 

@@ -5,17 +5,17 @@
 #include <string_view>
 #include <vector>
 
+#include "codegen/shape.hpp"
 #include "codegen/spec.hpp"
 
 namespace flashjit {
 
 struct Model {
   std::string_view name;
-  int num_heads_q, num_heads_kv;
   int head_dim, head_dim_v;
   bool causal;
-  std::vector<int> seqlens;  // typical ones, of queries and keys
-  std::string_view source;   // of the figures: repository on huggingface.co, file
+  std::vector<Shape> shapes;  // typical ones
+  std::string_view source;    // of the figures: repository on huggingface.co, file
 };
 
 std::span<const Model> models();

@@ -1,0 +1,16 @@
+// Many independent pieces of work, as kernels to be compiled are, on threads of their own.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace flashjit {
+
+// Calls work(0), work(1), ... on `num_threads` threads (0: as many as there are CPUs), each beginning the
+// next as soon as it is done with one. Meanwhile go_on(done) is called on the caller's thread, after each
+// piece and every tenth of a second; once it is false no more are begun. Returns how many were begun, which
+// are the first, when all of them are over. What either throws ends it likewise, and is thrown then.
+std::size_t run_jobs(std::size_t count, int num_threads, const std::function<void(std::size_t)>& work,
+                     const std::function<bool(std::size_t done)>& go_on = {});
+
+}  // namespace flashjit

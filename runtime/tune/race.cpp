@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <string>
 
 #include "runtime/timing.hpp"
@@ -46,6 +47,17 @@ void drop_slow(std::vector<TuneCandidate>& candidates, std::size_t rounds) {
   }
 }
 
+// Each round in another order, so that what returns periodically, as a scheduler's turns do, does not always
+// hit the same candidate. The same for a race that goes on as for one that was not stopped.
+std::vector<TuneCandidate*> order_of_round(std::vector<TuneCandidate>& candidates, std::size_t round) {
+  std::vector<TuneCandidate*> order;
+  for (TuneCandidate& c : candidates) {
+    if (is_in(c)) order.push_back(&c);
+  }
+  std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(round)));
+  return order;
+}
+
 // Nobody is ahead of the first by as much as would count.
 bool is_decided(const std::vector<TuneCandidate>& candidates) {
   const double enough = (1 - least_gain) * median_ms(candidates.front());
@@ -80,13 +92,12 @@ bool race(std::vector<TuneCandidate>& candidates, const RaceHooks& hooks) {
   TuneCandidate& first = candidates.front();
   for (std::size_t round = rounds_of(first); round < race_rounds; ++round) {
     if (round == screen_rounds && is_decided(candidates)) return true;
-    for (TuneCandidate& candidate : candidates) {
-      if (!is_in(candidate)) continue;
+    for (TuneCandidate* candidate : order_of_round(candidates, round)) {
       if (!hooks.go_on()) {
         for (TuneCandidate& c : candidates) c.samples_ms.resize(std::min(rounds_of(c), round));
         return false;
       }
-      candidate.samples_ms.push_back(hooks.sample_ms(candidate.config));
+      candidate->samples_ms.push_back(hooks.sample_ms(candidate->config));
     }
     if (round < screen_rounds) drop_slow(candidates, round + 1);
   }

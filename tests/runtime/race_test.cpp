@@ -93,6 +93,21 @@ TEST(Race, SlowdownsOfTheMachineHitAllAlike) {
   EXPECT_EQ(winner(clock.candidates), 1u);
 }
 
+// As a scheduler's turns are. In a fixed order they would always hit the same candidate.
+TEST(Race, WhatReturnsPeriodicallyDecidesNothing) {
+  for (int num_candidates = 2; num_candidates <= 6; ++num_candidates) {
+    for (int phase = 0; phase < 4; ++phase) {
+      std::vector<TuneCandidate> candidates;
+      for (int i = 0; i < num_candidates; ++i) candidates.push_back({.config = {.block_m = i + 1}});
+      const int period = std::min(num_candidates, 4);  // of the last rounds: the finalists and the first
+      int taken = phase;
+      const auto sample = [&](const KernelConfig&) { return taken++ % period == 0 ? 1.15 : 1.0; };
+      ASSERT_TRUE(race(candidates, {.sample_ms = sample, .go_on = [] { return true; }}));
+      EXPECT_EQ(winner(candidates), 0u) << num_candidates << " candidates, phase " << phase;
+    }
+  }
+}
+
 TEST(Race, StoppedItKeepsWholeRoundsAndGoesOnFromThere) {
   FakeClock whole({1.0, 0.9, 0.8}, 0, 1), parts({1.0, 0.9, 0.8}, 0, 1);
   ASSERT_TRUE(whole.run());

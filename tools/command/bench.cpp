@@ -14,7 +14,7 @@
 #include "runtime/thread_pool.hpp"
 #include "runtime/timing.hpp"
 #include "tools/command/exit_code.hpp"
-#include "tools/command/fma_rate.hpp"
+#include "tools/command/peak_rates.hpp"
 #include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"
@@ -249,17 +249,17 @@ Verb add_bench(CLI::App& parent) {
   app->add_option("--seqlens", options->seqlens,
                   "Sequence lengths, with commas; keys as well unless --seqlen-k")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   app->add_option("--tokens", options->tokens,
                   "Choose the batch so that it has about so many query rows in all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   CLI::Option* configs =
       app->add_option("--configs", options->configs,
                       "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
                       "64x128,128x64x2x4 [the one that would be taken]");
   app->add_option("--rounds", options->rounds, "Samples of each; candidates take turns")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
   app->add_flag("--processor-time", options->processor_time,
@@ -275,7 +275,7 @@ Verb add_bench(CLI::App& parent) {
                                      "Measure what this process takes to its first result instead, and then "
                                      "engine.get from disk and from memory");
   app->add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->needs(start)
       ->capture_default_str();
   start->excludes(configs)->excludes(compile);

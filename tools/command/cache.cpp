@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 
+#include "cache/config_json.hpp"
 #include "cache/tune_store.hpp"
 #include "codegen/suggest.hpp"
 #include "runtime/build.hpp"
@@ -62,6 +63,23 @@ std::string time_text(std::int64_t seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&time, &parts))};
 }
 
+// As other versions of flashjit may have written them: then the text itself.
+std::string short_spec(const Key& key) {
+  try {
+    return to_text(AttentionSpec::from_json(field(key, "spec")));
+  } catch (const Error&) {
+    return field(key, "spec");
+  }
+}
+std::string short_config(const CacheEntry& entry) {
+  try {
+    const auto metadata = nlohmann::json::parse(entry.metadata);
+    return to_text(config_from_json(metadata.at("config")), Target::parse(field(entry.key, "target")));
+  } catch (const std::exception&) {  // Error, Json::exception
+    return field(entry.key, "config");
+  }
+}
+
 bool is_layer(const DiskCache& folder) {
   return folder.access() == DiskCache::Access::read_only;
 }
@@ -86,8 +104,8 @@ int ls(const CacheOptions& options) {
         row["key"] = key.digest();
         row["fields"] = fields_json(key);
         row["metadata"] = Json::parse(item.entry->metadata, nullptr, false);
-        table.add({key.digest(), field(key, "target"), field(key, "config"), std::to_string(item.size),
-                   time_text(item.used), field(key, "spec")});
+        table.add({key.digest(), field(key, "target"), short_config(*item.entry), std::to_string(item.size),
+                   time_text(item.used), short_spec(key)});
       }
       rows.push_back(row);
     }
@@ -213,7 +231,7 @@ int path(const CacheOptions& options) {
 CacheAction add_gc(CLI::App& app) {
   const auto max_bytes = std::make_shared<std::uint64_t>(0);
   app.add_option("--max-bytes", *max_bytes, "Of all entries [FLASHJIT_CACHE_MAX_BYTES, else 1 GiB]")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->type_name("N");
   app.footer("Examples:\n  flashjit cache gc --max-bytes 100000000\n");
   return [max_bytes](const CacheOptions& options) { return gc(options, *max_bytes); };

@@ -137,12 +137,8 @@ Verb add_mask(CLI::App& parent) {
   app->add_option("--tile-n", options->tile_n, "Keys of a tile")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app->add_option("--entry", options->entry, "Batch entry")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app->add_option("--head", options->head, "Query head")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app->add_option("--entry", options->entry, "Batch entry")->check(at_least(0))->capture_default_str();
+  app->add_option("--head", options->head, "Query head")->check(at_least(0))->capture_default_str();
   app->add_option("--seed", options->seed, "Of generated lengths, lists and trees")->capture_default_str();
   app->add_option("--svg", options->svg, "Write a picture to this file instead");
   add_json(*app, options->json);

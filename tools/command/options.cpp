@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <sstream>
 
+#include "codegen/suggest.hpp"
 #include "tools/manifest/models.hpp"
 
 namespace flashjit::command {
 namespace {
-
-// Without a description: --help says N, not N:NONNEGATIVE.
-const CLI::Validator any_size = CLI::Validator(CLI::NonNegativeNumber).description("");
 
 std::string read_all(std::istream& in) {
   std::ostringstream text;
@@ -25,17 +25,15 @@ std::string read_all(std::istream& in) {
 // The text that an argument names, given to `parse`: the argument itself if it looks like JSON, standard
 // input, or a file, whose name then begins what goes wrong.
 template <class Parse>
-auto read_argument(const std::string& argument, const char* name, Parse parse) {
+auto read_argument(const std::string& argument, const std::string& what, Parse parse) {
   if (argument == "-") return parse(read_all(std::cin));
   const std::size_t start = argument.find_first_not_of(" \t\r\n");
   if (start != std::string::npos && argument[start] == '{') return parse(argument);
   const bool is_folder = std::filesystem::is_directory(argument);
   std::ifstream file(argument, std::ios::binary);
   if (!file || is_folder) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string("file '") + argument +
-                    "' cannot be read: " + std::strerror(is_folder ? EISDIR : errno) + "; " + name +
-                    " is a file, '-' for standard input, or the JSON text itself");
+    throw Error(ErrorCode::invalid_argument, "file '" + argument + "' cannot be read: " +
+                                                 std::strerror(is_folder ? EISDIR : errno) + "; " + what);
   }
   try {
     return parse(read_all(file));
@@ -44,7 +42,23 @@ auto read_argument(const std::string& argument, const char* name, Parse parse) {
   }
 }
 
+std::string model_names() {
+  std::string names;
+  for (const Model& model : models()) names += (names.empty() ? "" : ", ") + std::string(model.name);
+  return names;
+}
+
 }  // namespace
+
+CLI::Validator at_least(int least) {
+  const auto refusal = [least](const std::string& text) -> std::string {
+    std::int64_t value = 0;
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failed == std::errc{} && end == text.data() + text.size() && value >= least) return {};
+    return in_quotes(text) + " is not a whole number of " + std::to_string(least) + " or more";
+  };
+  return {refusal, ""};  // without a description: --help says N only
+}
 
 CLI::Option* add_spec(CLI::App& app, std::string& argument) {
   return app.add_option("SPEC", argument, "A file, '-' for standard input, or the JSON text itself")
@@ -52,16 +66,15 @@ CLI::Option* add_spec(CLI::App& app, std::string& argument) {
 }
 
 AttentionSpec read_spec(const std::string& argument) {
-  return read_argument(argument, "SPEC",
+  return read_argument(argument, "SPEC is a file, '-' for standard input, or the JSON text itself",
                        [](const std::string& text) { return AttentionSpec::from_json(text); });
 }
 
 CLI::Option* add_manifest(CLI::App& app, std::string& argument) {
-  std::string names;
-  for (const Model& model : models()) names += (names.empty() ? "" : ", ") + std::string(model.name);
   return app
-      .add_option("MANIFEST", argument,
-                  "A file, '-' for standard input, the JSON text itself; or a spec; or a model: " + names)
+      .add_option(
+          "MANIFEST", argument,
+          "A file, '-' for standard input, the JSON text itself; or a spec; or a model: " + model_names())
       ->required();
 }
 
@@ -69,18 +82,28 @@ std::vector<ManifestItem> read_manifest(const std::string& argument) {
   const bool is_model = std::any_of(models().begin(), models().end(),
                                     [&](const Model& model) { return model.name == argument; });
   if (is_model && !std::filesystem::exists(argument)) return parse_manifest(argument);
-  return read_argument(argument, "MANIFEST", [](const std::string& text) { return parse_manifest(text); });
+  return read_argument(
+      argument,
+      "MANIFEST is a file, '-' for standard input, the JSON text itself, or a model: " + model_names(),
+      [](const std::string& text) { return parse_manifest(text); });
 }
 
 void ShapeOptions::add(CLI::App& app) {
-  app.add_option("--batch", batch, "Sequences")->check(any_size)->type_name("N")->capture_default_str();
+  app.add_option("--batch", batch, "Sequences")->check(at_least(0))->type_name("N")->capture_default_str();
   app.add_option("--seqlen-q", seqlen_q, "Query rows of a sequence; varlen: of the longest")
-      ->check(any_size)
+      ->check(at_least(0))
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]")->check(any_size)->type_name("N");
-  app.add_option("--heads-q", heads_q, "Query heads")->check(any_size)->type_name("N")->capture_default_str();
-  app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]")->check(any_size)->type_name("N");
+  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]")
+      ->check(at_least(0))
+      ->type_name("N");
+  app.add_option("--heads-q", heads_q, "Query heads")
+      ->check(at_least(0))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]")
+      ->check(at_least(0))
+      ->type_name("N");
 }
 
 Shape ShapeOptions::shape() const {
@@ -93,13 +116,13 @@ Shape ShapeOptions::shape() const {
 
 void MaskOptions::add(CLI::App& app) {
   app.add_option("--window-left", window_left, "sliding_window: keys before a row's own [seqlen_k / 4]")
-      ->check(any_size)
+      ->check(at_least(0))
       ->type_name("N");
   app.add_option("--window-right", window_right, "sliding_window: keys after it [0]")
-      ->check(any_size)
+      ->check(at_least(0))
       ->type_name("N");
   app.add_option("--num-sinks", num_sinks, "sliding_window with sinks: keys that all rows see [4]")
-      ->check(any_size)
+      ->check(at_least(0))
       ->type_name("N");
   app.add_option("--density", density, "block_sparse: share of the blocks that are listed")
       ->check(CLI::Range(0.0, 1.0))
@@ -109,7 +132,7 @@ void MaskOptions::add(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--document-length", document_length,
                  "block_sparse: lists of documents of so many tokens instead of random ones")
-      ->check(any_size)
+      ->check(at_least(0))
       ->type_name("N");
   for (const char* name :
        {"--window-left", "--window-right", "--num-sinks", "--density", "--partial", "--document-length"})
@@ -147,7 +170,7 @@ void DeviceOptions::add(CLI::App& app) {
   app.add_option("--device", device, "\"cpu\" or \"cuda:N\"")->capture_default_str();
   app.add_option("--target", target, "Compile for this instead of the device's best");
   app.add_option("--num-threads", num_threads, "Threads of a CPU kernel; 0: as many as this process may use")
-      ->check(any_size)
+      ->check(at_least(0))
       ->type_name("N")
       ->capture_default_str();
   add_cache_dir(app, cache_dir);

@@ -12,6 +12,9 @@
 
 namespace flashjit::command {
 
+// Refuses in words what is not a whole number of that size.
+CLI::Validator at_least(int least);
+
 // The positional SPEC: a file, '-' for standard input, or the JSON text itself.
 CLI::Option* add_spec(CLI::App& app, std::string& argument);
 // Throws invalid_argument for a file that cannot be read, invalid_spec for what it says.

@@ -97,7 +97,7 @@ Plan make_plan(const Options& options) {
 }
 
 std::string described(const Wanted& kernel) {
-  return kernel.target.str() + " " + to_text(kernel.config, kernel.target) + " " + kernel.spec.to_json();
+  return kernel.target.str() + " " + to_text(kernel.config, kernel.target) + " " + to_text(kernel.spec);
 }
 
 // ---- prebuild ----
@@ -263,7 +263,7 @@ Verb add_prebuild(CLI::App& parent) {
   app->add_option("--records", options->records,
                   "Folder with tune records (a cache folder): their configs too, and the records");
   app->add_option("--jobs", options->jobs, "Kernels compiled at once [as many as there are CPUs]")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->type_name("N");
   CLI::Option* check_only = app->add_flag(
       "--check", options->check, "Compile nothing: list what the cache lacks; exit code 7 if anything");

@@ -22,6 +22,28 @@ std::string to_text(const KernelConfig& config, const Target& target) {
   return text;
 }
 
+std::string to_text(const AttentionSpec& spec) {
+  const Json all = Json::parse(spec.to_json());
+  Json json = all;
+  const auto try_as = [&](const Json& shorter) {
+    try {
+      if (AttentionSpec::from_json(shorter.dump()) == spec) json = shorter;
+    } catch (const Error&) {  // it is needed
+    }
+  };
+  for (std::size_t i = 0; i < spec.mask.size(); ++i) {
+    Json shorter = json;
+    shorter["mask"][i] = json["mask"][i]["kind"];
+    try_as(shorter);
+  }
+  for (const auto& [name, value] : all.items()) {
+    Json shorter = json;
+    shorter.erase(name);
+    try_as(shorter);
+  }
+  return json.dump();
+}
+
 Json config_json(const KernelConfig& config) {
   return Json::parse(to_json(config));
 }

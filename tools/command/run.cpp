@@ -140,7 +140,7 @@ Json describe(const Result& result) {
 void print_text(const std::vector<Result>& results) {
   using verify::digits;
   const Shape& s = results.front().shape;
-  std::cout << results.front().kernel.spec.to_json() << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q
+  std::cout << to_text(results.front().kernel.spec) << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q
             << " x " << s.seqlen_k << ", heads " << s.num_heads_q << " over " << s.num_heads_kv << "\n\n";
   verify::Table table({"device", "target", "config", "from", "cold ms", "warm ms", "hot us", "run ms",
                        "GFLOP/s", "max error", "bound", "verified"});
@@ -226,7 +226,7 @@ Verb add_run(CLI::App& parent) {
                 "Compare with the float64 oracle; exit code 20 if outside the error bound");
   app->add_option("--verify-rows", options->verify_rows,
                   "Rows to compare; 0: all. Without it all where that takes seconds, else a spread of them")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   add_json(*app, options->json);
   app->footer(
       "cold: nothing cached, spec to launchable. warm: a new engine, the kernel on disk. hot: in memory.\n"

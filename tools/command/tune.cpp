@@ -135,17 +135,16 @@ std::vector<Shape> shapes_of(const ManifestItem& item, const Options& options) {
 }
 
 void print_table(const std::vector<TunedShape>& shapes) {
-  verify::Table table(
+  const verify::Table empty(
       {"shape", "heuristic", "ms", "chosen", "ms", "gain %", "TFLOP/s", "% of peak", "tried", ""});
+  verify::Table table = empty;
   const auto or_dash = [](double value) { return std::isfinite(value) ? number(value) : std::string("-"); };
   const AttentionSpec* spec = nullptr;
   for (const TunedShape& t : shapes) {
     if (!spec || *spec != t.spec) {
       if (spec) std::cout << table.str() << '\n';
-      if (spec)
-        table = verify::Table(
-            {"shape", "heuristic", "ms", "chosen", "ms", "gain %", "TFLOP/s", "% of peak", "tried", ""});
-      std::cout << t.spec.to_json() << "\n\n";
+      table = empty;
+      std::cout << to_text(t.spec) << "\n\n";
       spec = &t.spec;
     }
     const TuneRecord& r = t.result.record;
@@ -190,8 +189,8 @@ int run(const Options& options) {
     }
     for (TuneResult& result : results) {
       if (!result.note.empty()) std::cerr << "flashjit: " << result.note << '\n';
-      const double flops = tuned_flops(spec, result.record.shape);
-      shapes.push_back({spec, target, std::move(result), flops, peak});
+      const Work work = tuned_work(spec, result.record.shape);
+      shapes.push_back({spec, target, std::move(result), work, peak});
     }
   }
 
@@ -202,9 +201,13 @@ int run(const Options& options) {
                  {"model", device},
                  {"target", target.str()},
                  {"peak_tflops", nullptr},
+                 {"peak_bandwidth", nullptr},
                  {"interrupted", interrupted.load()},
                  {"shapes", rows}};
-    if (peak) json["peak_tflops"] = peak->tflops;
+    if (peak) {
+      json["peak_tflops"] = peak->tflops;
+      json["peak_bandwidth"] = peak->bandwidth;
+    }
     if (options.explain) {
       json["rejected"] = Json::array();
       for (std::size_t i = 0; i < rejected.size(); ++i) {
@@ -217,10 +220,13 @@ int run(const Options& options) {
     print_json(json);
   } else {
     std::cout << device << ", " << target.str()
-              << (peak ? "; peak " + number(peak->tflops) + " TFLOP/s (" + peak->source + ")" : "") << "\n\n";
+              << (peak ? "; peak " + number(peak->tflops) + " TFLOP/s, " + number(peak->bandwidth) +
+                             " TB/s (" + peak->source + ")"
+                       : "")
+              << "\n\n";
     print_table(shapes);
     for (std::size_t i = 0; options.explain && i < rejected.size(); ++i) {
-      std::cout << "\nnot tried for " << items[i].spec.to_json() << ": " << rejected[i].size() << '\n';
+      std::cout << "\nnot tried for " << to_text(items[i].spec) << ": " << rejected[i].size() << '\n';
       for (const Rejection& r : rejected[i])
         std::cout << "  " << to_text(r.config, target) << ": " << r.reason << '\n';
       for (const TunedShape& t : shapes) {
@@ -259,11 +265,11 @@ Verb add_tune(CLI::App& parent) {
                   "Sequence lengths, with commas; keys as well unless --seqlen-k [the manifest's, else "
                   "512,1024,2048,4096]")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app->add_option("--budget", options->budget, "Time for everything together: 90s, 5m; 0: no limit")
       ->capture_default_str();
   app->add_option("--jobs", options->jobs, "Candidates compiled at once; 0: as many as there are CPUs")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   app->add_flag("--again", options->again, "Measure anew what has a record already");
   app->add_flag("--explain", options->explain,
@@ -286,11 +292,11 @@ Verb add_tune(CLI::App& parent) {
       "  flashjit tune tools/examples/causal_bf16.json --seqlens 1024,4096 --heads-q 32 --heads-kv 8\n"
       "  flashjit tune llama-3-8b --device cuda:0 --budget 10m --report tune.html\n"
       "  flashjit tune spec.json --explain --json\n\n"
-      "--json prints {device, model, target, peak_tflops, interrupted, shapes: [{spec, shape, bucket, state, "
-      "complete,\n"
-      "chosen, heuristic, chosen_ms, heuristic_ms, gain_percent, tflops, peak_share, path, note, "
-      "candidates}], "
-      "rejected}.\n");
+      "--json prints {device, model, target, peak_tflops, peak_bandwidth, interrupted, shapes: [{spec, "
+      "shape,\n"
+      "bucket, state, complete, chosen, heuristic, chosen_ms, heuristic_ms, gain_percent, tflops, "
+      "intensity,\n"
+      "roof_tflops, peak_share, path, note, candidates}], rejected}.\n");
   return {app, [options] { return run(*options); }};
 }
 

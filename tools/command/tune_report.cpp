@@ -11,7 +11,7 @@
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/race.hpp"
-#include "tools/command/fma_rate.hpp"
+#include "tools/command/peak_rates.hpp"
 #include "tools/verify/mask.hpp"
 
 namespace flashjit::command {
@@ -94,7 +94,8 @@ std::string candidates_chart(const TunedShape& tuned) {
   }
   std::sort(measured.begin(), measured.end(),
             [](const TuneCandidate* a, const TuneCandidate* b) { return median_ms(*a) < median_ms(*b); });
-  constexpr int row = 18, label = 330, width = 900, bars = width - label - 110;
+  constexpr int row = 18, width = 900;
+  const int label = tuned.target.is_cuda() ? 330 : 80, bars = width - label - 110;
   // A candidate that is far slower would leave the others no room.
   const double longest = std::min(median_ms(*measured.back()), 3 * median_ms(*measured.front())) * 1.05;
   const auto x = [&](double ms) { return label + std::min(ms / longest, 1.0) * bars; };
@@ -120,28 +121,44 @@ std::string candidates_chart(const TunedShape& tuned) {
   return svg.str();
 }
 
-// Both configs on a line from nothing to the peak.
+// Both configs under the roof that the device's peak and its memory make, all on logarithmic scales.
 std::string roofline_chart(const TunedShape& tuned) {
-  constexpr int left = 10, width = 900, length = 780;
-  const double peak = tuned.peak->tflops;
-  const auto at = [&](double ms) { return left + std::min(tuned.flops / ms * 1e-9 / peak, 1.0) * length; };
+  constexpr double left = 10, right = 890, top = 22, bottom = 150;
+  const Peak& peak = *tuned.peak;
+  const double intensity = tuned.intensity(), ridge = peak.tflops / peak.bandwidth;
+  const auto tflops = [&](double ms) { return tuned.work.flops / ms * 1e-9; };
+  const double chosen = tflops(tuned.chosen_ms()), heuristic = tflops(tuned.heuristic_ms());
+  const double least = std::min({chosen, heuristic, tuned.roof_tflops()}) / 3;
+  const double first = std::max(std::min(intensity, ridge) / 10, least / peak.bandwidth);
+  const double last = std::max(intensity, ridge) * 10;
+  const auto x = [&](double value) {
+    return left + std::log(value / first) / std::log(last / first) * (right - left);
+  };
+  const auto y = [&](double value) {
+    return std::max(bottom - std::log(value / least) / std::log(peak.tflops / least) * (bottom - top), 8.0);
+  };
   std::ostringstream svg;
-  svg << "<svg viewBox=\"0 0 " << width << " 44\" role=\"img\" aria-label=\"share of the peak\"><rect x=\""
-      << left << "\" y=\"14\" width=\"" << length << "\" height=\"12\" fill=\"var(--dropped)\"/><rect x=\""
-      << left << "\" y=\"14\" width=\"" << at(tuned.chosen_ms()) - left
-      << "\" height=\"12\" fill=\"var(--chosen)\"/><line x1=\"" << at(tuned.heuristic_ms()) << "\" x2=\""
-      << at(tuned.heuristic_ms())
-      << "\" y1=\"8\" y2=\"32\" stroke=\"var(--heuristic)\" stroke-width=\"3\"/><text x=\""
-      << left + length + 8 << "\" y=\"24\">" << number(peak) << " TFLOP/s</text><text x=\"" << left
-      << "\" y=\"42\">" << number(tuned.tflops()) << " TFLOP/s, " << number(100 * tuned.tflops() / peak)
-      << "% of the peak (" << escaped(tuned.peak->source) << ")</text></svg>\n";
+  svg << "<svg viewBox=\"0 0 900 190\" role=\"img\" aria-label=\"roofline\"><polyline points=\"" << x(first)
+      << ',' << y(peak.bandwidth * first) << ' ' << x(ridge) << ',' << y(peak.tflops) << ' ' << x(last) << ','
+      << y(peak.tflops) << "\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\"/><line x1=\""
+      << x(intensity) << "\" x2=\"" << x(intensity) << "\" y1=\"" << y(tuned.roof_tflops()) << "\" y2=\""
+      << bottom << "\" stroke=\"var(--bar)\" stroke-dasharray=\"3 3\"/><circle cx=\"" << x(intensity)
+      << "\" cy=\"" << y(heuristic) << "\" r=\"7\" fill=\"none\" stroke=\"var(--heuristic)\" "
+      << "stroke-width=\"3\"/><circle cx=\"" << x(intensity) << "\" cy=\"" << y(chosen)
+      << "\" r=\"5\" fill=\"var(--chosen)\"/><text x=\"" << right << "\" y=\"" << top - 8
+      << "\" text-anchor=\"end\">" << number(peak.tflops) << " TFLOP/s; " << number(peak.bandwidth)
+      << " TB/s</text><text x=\"" << x(intensity) << "\" y=\"" << bottom + 15 << "\" text-anchor=\"middle\">"
+      << number(intensity) << " FLOP for each byte of the tensors</text><text x=\"" << left << "\" y=\""
+      << bottom + 34 << "\">" << number(chosen) << " TFLOP/s, " << number(100 * chosen / tuned.roof_tflops())
+      << "% of what the device's " << (intensity < ridge ? "memory" : "arithmetic") << " allows ("
+      << escaped(peak.source) << ")</text></svg>\n";
   return svg.str();
 }
 
 void write_shape(std::ostream& page, const TunedShape& tuned) {
   const TuneRecord& record = tuned.result.record;
   page << "<h2>" << escaped(to_text(record.shape)) << ", " << escaped(tuned.target.str())
-       << "</h2>\n<p><code>" << escaped(tuned.spec.to_json()) << "</code></p>\n";
+       << "</h2>\n<p><code>" << escaped(to_text(tuned.spec)) << "</code></p>\n";
   if (record.candidates.empty() || record.candidates.front().samples_ms.empty()) {
     page << "<p>Nothing was measured.</p>\n";
     return;
@@ -152,14 +169,14 @@ void write_shape(std::ostream& page, const TunedShape& tuned) {
     const double ms = ms_of(record, config);
     page << "<tr><td><span class=\"key\" style=\"background: var(--" << name << ")\"></span>" << name
          << "</td><td>" << escaped(to_text(config, tuned.target)) << "</td><td>" << number(ms) << "</td><td>"
-         << number(tuned.flops / ms * 1e-9) << "</td></tr>\n";
+         << number(tuned.work.flops / ms * 1e-9) << "</td></tr>\n";
   }
   page << "</table>\n<p>"
        << (record.chosen == record.heuristic
                ? std::string("Nobody was faster beyond noise: the heuristic config stays.")
                : "The chosen config takes " + number(tuned.gain_percent()) + "% less time.")
        << (record.complete ? "" : " The race was ended early.") << "</p>\n";
-  if (tuned.peak) page << roofline_chart(tuned);
+  if (tuned.peak && tuned.work.flops > 0) page << roofline_chart(tuned);
   page << candidates_chart(tuned);
   for (const TuneCandidate& c : record.candidates) {
     if (c.verdict != Verdict::wrong && c.verdict != Verdict::failed) continue;
@@ -188,29 +205,34 @@ const char* TunedShape::state() const {
 std::optional<Peak> peak_of(const Engine& engine, int num_threads) {
   if (engine.device().kind == Device::Kind::cpu) {
     const int threads = num_threads > 0 ? num_threads : available_cpus();
-    double best = 0;  // others may be at work
-    for (int i = 0; i < 20; ++i)
-      best = std::max(best, measure_fma_tflops(engine.target().vector_bytes(), threads, Clock::wall));
-    return Peak{best, "measured: float32 multiply-adds in registers, " + std::to_string(threads) +
-                          (threads == 1 ? " thread" : " threads")};
+    Peak best{.source = "measured: float32 multiply-adds in registers and reads of memory, " +
+                        std::to_string(threads) + (threads == 1 ? " thread" : " threads")};
+    for (int i = 0; i < 10; ++i) {  // others may be at work
+      best.tflops =
+          std::max(best.tflops, measure_fma_tflops(engine.target().vector_bytes(), threads, Clock::wall));
+      best.bandwidth = std::max(best.bandwidth, measure_read_bandwidth(threads));
+    }
+    return best;
   }
-  // Dense, with float32 accumulation; boards of the SXM kind unless the name says otherwise.
+  // Dense, with float32 accumulation; boards of the SXM kind unless the name says otherwise. The first whose
+  // name is part of the device's.
   struct Sheet {
     const char* name;
-    double tflops;
+    double tflops, bandwidth;
   };
-  constexpr Sheet sheets[] = {{"H200 NVL", 835},  {"H200", 989}, {"H100 NVL", 835},
-                              {"H100 PCIe", 756}, {"H100", 989}, {"GH200", 989},
-                              {"A100", 312},      {"L40S", 362}, {"B200", 2250}};
+  constexpr Sheet sheets[] = {
+      {"GH200", 989, 4.0},      {"H200 NVL", 835, 4.8},        {"H200", 989, 4.8},  {"H100 NVL", 835, 3.9},
+      {"H100 PCIe", 756, 2.0},  {"H100", 989, 3.35},           {"B200", 2250, 8.0}, {"L40S", 362, 0.864},
+      {"A100 80GB", 312, 1.94}, {"A100-SXM4-80GB", 312, 2.04}, {"A100", 312, 1.56}};
   const std::string model = device_model(engine.device());
   for (const Sheet& sheet : sheets) {
     if (model.find(sheet.name) != std::string::npos)
-      return Peak{sheet.tflops, std::string("data sheet: ") + sheet.name};
+      return Peak{sheet.tflops, sheet.bandwidth, std::string("data sheet: ") + sheet.name};
   }
   return std::nullopt;
 }
 
-double tuned_flops(const AttentionSpec& spec, const Shape& shape) {
+Work tuned_work(const AttentionSpec& spec, const Shape& shape) {
   AttentionArgs args;
   std::vector<std::vector<std::int32_t>> tables;
   const auto table = [&](std::vector<std::int32_t> values, const std::vector<std::int64_t>& sizes) {
@@ -238,7 +260,16 @@ double tuned_flops(const AttentionSpec& spec, const Shape& shape) {
   for (MaskTable& t : typical_mask_tables(spec, shape))
     args.*t.argument = table(std::move(t.values), t.shape);
   set_typical_mask_sizes(spec, shape, args);
-  return 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
+  // Rows of all query and of all key heads: what Q and O, and K and V are made of.
+  const auto rows_of = [](const Tensor& t) {
+    double count = 1;
+    for (int i = 0; i + 1 < t.rank; ++i) count *= static_cast<double>(t.shape[i]);
+    return count;
+  };
+  const double dims = spec.head_dim + spec.head_dim_v, of_q = rows_of(*args.q), of_k = rows_of(*args.k);
+  return {.flops = 2 * dims * verify::kept_pairs(spec, args),
+          .bytes = (of_q + of_k) * dims * static_cast<double>(size_of(spec.dtype)) +
+                   (spec.lse ? of_q * sizeof(float) : 0)};
 }
 
 std::string to_text(const Shape& s) {
@@ -269,6 +300,8 @@ Json tuned_json(const TunedShape& tuned) {
           {"heuristic_ms", number_or_null(tuned.heuristic_ms())},
           {"gain_percent", tuned.gain_percent()},
           {"tflops", number_or_null(tuned.tflops())},
+          {"intensity", tuned.intensity()},
+          {"roof_tflops", tuned.peak ? number_or_null(tuned.roof_tflops()) : Json()},
           {"peak_share", tuned.peak ? number_or_null(tuned.tflops() / tuned.peak->tflops) : Json()},
           {"path", tuned.result.path},
           {"note", tuned.result.note},
@@ -280,8 +313,8 @@ void write_tune_report(const std::string& file, const std::string& device,
   std::ofstream page(file);
   page << page_head << "<h1>flashjit tune</h1>\n<p>" << escaped(device) << "; flashjit " << version()
        << ". Bars are medians of interleaved samples, the line on each spans all of them; pale candidates "
-          "dropped out early. The chosen config beat the heuristic one beyond noise, in rounds after the "
-          "selection.</p>\n";
+          "dropped out early. A config is chosen in place of the heuristic one only if it is faster beyond "
+          "noise, in rounds after the selection.</p>\n";
   for (const TunedShape& shape : shapes) write_shape(page, shape);
   if (!rejected.empty()) {
     page << "<h2>Not tried</h2>\n<table>\n";

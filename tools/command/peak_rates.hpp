@@ -1,4 +1,4 @@
-// What this machine's vector units do at best: the yardstick for CPU kernels.
+// What this machine does at best: the yardsticks for CPU kernels.
 #pragma once
 
 #include "runtime/timing.hpp"
@@ -8,5 +8,8 @@ namespace flashjit::command {
 // float32 multiply-adds in registers, on so many threads at once: TFLOP/s over about 10 ms of that clock.
 // vector_bytes: 64 (AVX-512) or 32 (AVX2).
 double measure_fma_tflops(int vector_bytes, int num_threads, Clock clock);
+
+// Reading memory that is in no cache, on so many threads at once: TB/s over about 10 ms.
+double measure_read_bandwidth(int num_threads);
 
 }  // namespace flashjit::command

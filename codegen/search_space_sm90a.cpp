@@ -54,9 +54,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   }
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 256)
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
-  // More than shared memory ever holds, and few enough for its size to be an int.
-  if (config.num_stages < 2 || config.num_stages > 64)
-    return wrong("num_stages", config.num_stages, "is not 2 to 64");
+  if (config.num_stages < 2 || config.num_stages > 8)
+    return wrong("num_stages", config.num_stages, "is not 2 to 8");
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
                  "is not 128 or 192, as ping_pong takes several groups of 64 rows");

@@ -32,7 +32,11 @@ TEST(CacheLayers, AreShown) {
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_TRUE(rows[0]["layer"].get<bool>());
   EXPECT_FALSE(rows[1]["layer"].get<bool>());
-  EXPECT_THAT(test.flashjit({"cache", "ls"}).out, HasSubstr(layer + ", read-only"));
+  // Specs as short as they can be given.
+  EXPECT_THAT(
+      test.flashjit({"cache", "ls"}).out,
+      AllOf(HasSubstr(layer + ", read-only"), HasSubstr(R"({"op":"forward","dtype":"fp32","head_dim":24})"),
+            HasSubstr(R"({"op":"forward","dtype":"fp32","head_dim":16,"mask":["causal"]})")));
 
   const nlohmann::json stat = test.flashjit({"cache", "stat", "--json"}).json();
   EXPECT_EQ(stat["entries"], 1);
@@ -67,6 +71,9 @@ TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {
   }
   EXPECT_THAT(flashjit({"cache", "gc", "--max-bytes", "1"}).out, HasSubstr("3 entries of"));
   EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["entries"], 0);
+  const Outcome not_a_number = flashjit({"cache", "gc", "--max-bytes", "1k"});
+  EXPECT_EQ(not_a_number.exit_code, 64);
+  EXPECT_THAT(not_a_number.err, HasSubstr("--max-bytes: \"1k\" is not a whole number of 1 or more"));
   flashjit.environment["FLASHJIT_CACHE_MAX_BYTES"] = "a lot";
   const Outcome wrong = flashjit({"compile", small_spec});
   EXPECT_EQ(wrong.exit_code, 7);
@@ -89,8 +96,9 @@ TEST(CacheFolder, OneThatIsNotThereIsNotMade) {
 
 TEST(CacheVerify, ReadsTuneRecordsToo) {
   const CommandLine flashjit;
-  const nlohmann::json tuned =
-      flashjit({"tune", small_spec, "--seqlens", "40", "--budget", "1s", "--json"}).json();
+  const std::string one_config =
+      R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "config": {"block_m": 48, "block_n": 64}})";
+  const nlohmann::json tuned = flashjit({"tune", one_config, "--seqlens", "40", "--json"}).json();
   EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["tune_records"], 1);
   EXPECT_EQ(flashjit({"cache", "verify", "--json"}).json()["tune_records"], 1);
   const std::string path = tuned["shapes"][0]["path"];

@@ -111,6 +111,15 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
 
 // Every block size of a list has a config on every target; those of the usual sizes are tiles within a block,
 // or units of rows within one.
+// A tune record may say anything: so many that the sum of their bytes would overflow.
+TEST(SearchSpace, MisfitTakesAnyConfig) {
+  const AttentionSpec spec = AttentionSpec{.head_dim = 128}.validated();
+  const Target target = Target::parse("sm_90a");
+  KernelConfig config = search_space(spec, target).front();
+  config.num_stages = 1 << 30;
+  EXPECT_EQ(misfit(spec, target, config), "num_stages 1073741824 is not 2 to 8");
+}
+
 TEST(SearchSpace, BlockSparse) {
   for (const Target& target : Target::all()) {
     for (const int head_dim : {64, 128, 256}) {

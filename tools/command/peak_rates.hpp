@@ -9,7 +9,7 @@ namespace flashjit::command {
 // vector_bytes: 64 (AVX-512) or 32 (AVX2).
 double measure_fma_tflops(int vector_bytes, int num_threads, Clock clock);
 
-// Reading memory that is in no cache, on so many threads at once: TB/s over about 10 ms.
+// Reading memory that is in no cache, on so many threads at once: TB/s, each thread's best of ten passes.
 double measure_read_bandwidth(int num_threads);
 
 }  // namespace flashjit::command

@@ -205,12 +205,12 @@ const char* TunedShape::state() const {
 std::optional<Peak> peak_of(const Engine& engine, int num_threads) {
   if (engine.device().kind == Device::Kind::cpu) {
     const int threads = num_threads > 0 ? num_threads : available_cpus();
-    Peak best{.source = "measured: float32 multiply-adds in registers and reads of memory, " +
+    Peak best{.bandwidth = measure_read_bandwidth(threads),
+              .source = "measured: float32 multiply-adds in registers and reads of memory, " +
                         std::to_string(threads) + (threads == 1 ? " thread" : " threads")};
-    for (int i = 0; i < 10; ++i) {  // others may be at work
+    for (int i = 0; i < 20; ++i) {  // others may be at work
       best.tflops =
           std::max(best.tflops, measure_fma_tflops(engine.target().vector_bytes(), threads, Clock::wall));
-      best.bandwidth = std::max(best.bandwidth, measure_read_bandwidth(threads));
     }
     return best;
   }

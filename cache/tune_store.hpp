@@ -38,8 +38,8 @@ class TuneStore {
     bool bundled = false;       // from a layer
     std::string first_guess{};  // in what `here` differs from where it was measured; empty: it is exact
 
-    // No measurement here would replace it: a bundle's wins anyway, ours was made here and to the end.
-    bool is_final() const { return bundled || (first_guess.empty() && record.complete); }
+    // A measurement here would not be of something else: a bundle's wins anyway, ours was made here.
+    bool is_current() const { return bundled || first_guess.empty(); }
   };
   // The record of the first folder that has one: a bundle's choices win, wherever they were made, so that
   // what was prebuilt is what is asked for. A damaged file is a miss, and set aside. *why: empty on a plain

@@ -115,7 +115,7 @@ struct Engine::Impl {
     }
     const TuneKey key = tune_key(spec, target, device, shape);
     std::optional<TuneStore::Found> found = records.lookup(key, environment, &choice.note);
-    const bool may_tune = options.policy == Policy::tune_on_first_use && !(found && found->is_final());
+    const bool may_tune = options.policy == Policy::tune_on_first_use && !(found && found->is_current());
     // What a layer holds is what is asked for: where it has no record, its choice is the heuristic one.
     if ((may_tune || found) && !(found && found->bundled)) {
       if (const std::string path = find_prebuilt(spec, target, choice.config, cache.layers); !path.empty()) {
@@ -147,7 +147,7 @@ struct Engine::Impl {
 
   TuneResult tune_now(const AttentionSpec& spec, const Shape& shape) {
     const std::lock_guard lock(tuning);
-    return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds}).front();
+    return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds, .resume = false}).front();
   }
 
   const Kernel* build_once(const AttentionSpec& spec, const ConfigChoice& choice) {

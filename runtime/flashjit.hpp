@@ -220,6 +220,7 @@ struct TuneOptions {
   double budget_seconds = 120;  // for all shapes together; 0: as long as it takes
   int jobs = 0;                 // candidates compiled at once; 0: as many as this process has CPUs
   bool again = false;           // measure anew what has a record already
+  bool resume = true;           // go on with a record whose budget ended early; else it is as good as any
 };
 
 enum class TuneStage { waiting, building, checking, measuring };  // waiting: for another process's result

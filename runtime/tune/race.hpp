@@ -1,8 +1,8 @@
 // Which of several candidates is the fastest: rounds in which each that is still in takes one sample, in an
-// order that changes, so that whatever slows the device down slows them all. In the first rounds those well behind drop out; a last few
-// then run against the heuristic config in fresh rounds, and one of them wins only if those alone show it to
-// be faster beyond noise. (Racing: Maron and Moore, "Hoeffding races", 1993; interleaving and robust
-// statistics as in Highway's auto_tune.h.)
+// order that changes, so that whatever slows the device down slows them all. In the first rounds those well
+// behind drop out; a last few then run against the heuristic config in fresh rounds, and one of them wins
+// only if those alone show it to be faster beyond noise. (Racing: Maron and Moore, "Hoeffding races", 1993;
+// interleaving and robust statistics as in Highway's auto_tune.h.)
 #pragma once
 
 #include <functional>

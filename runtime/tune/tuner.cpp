@@ -98,7 +98,9 @@ class Tuner {
 
     TuneResult result;
     std::optional<TuneStore::Found> found = store_.lookup(key, environment_, &result.note);
-    if (found && found->is_final() && !options_.again) {
+    const bool done =
+        found && found->is_current() && (found->bundled || found->record.complete || !options_.resume);
+    if (done && !options_.again) {
       result.record = std::move(found->record);
       result.path = std::move(found->path);
       return result;

@@ -200,6 +200,16 @@ TEST_F(PolicyTest, TuneOnFirstUse) {
   EXPECT_EQ(read_file(listed[0].path), before);
 }
 
+// What a budget ended early is an answer like any: were the next engine to go on, it might get another.
+TEST_F(PolicyTest, FirstUseDoesNotGoOnWithWhatEndedEarly) {
+  TuneRecord early = record(other);
+  early.complete = false;
+  ASSERT_TRUE(TuneStore(user.path()).publish(early));
+  EXPECT_EQ(get(options(Policy::tune_on_first_use)).config, other);
+  ASSERT_EQ(TuneStore(user.path()).list().size(), 1u);
+  EXPECT_EQ(to_json(*TuneStore(user.path()).list()[0].record), to_json(early));
+}
+
 // As the ranks of a job do it.
 TEST_F(PolicyTest, ProcessesThatShareAFolderGetTheSameConfig) {
   constexpr int ranks = 3;
@@ -215,7 +225,6 @@ TEST_F(PolicyTest, ProcessesThatShareAFolderGetTheSameConfig) {
   const auto listed = TuneStore(user.path()).list();
   ASSERT_EQ(listed.size(), 1u);
   ASSERT_TRUE(listed[0].record);
-  EXPECT_TRUE(listed[0].record->complete);
   for (int rank = 0; rank < ranks; ++rank) {
     EXPECT_EQ(read_file(layer / std::to_string(rank)), to_json(listed[0].record->chosen));
   }

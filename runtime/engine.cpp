@@ -147,7 +147,8 @@ struct Engine::Impl {
 
   TuneResult tune_now(const AttentionSpec& spec, const Shape& shape) {
     const std::lock_guard lock(tuning);
-    return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds, .resume = false}).front();
+    return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds, .resume = false})
+        .front();
   }
 
   const Kernel* build_once(const AttentionSpec& spec, const ConfigChoice& choice) {

@@ -22,6 +22,7 @@ struct KernelConfig {
   bool q_in_registers = false;              // Q as wgmma's register operand; else read from shared memory
   bool ping_pong = false;                   // consumers take turns at the tensor cores
   TileOrder tile_order = TileOrder::heads;  // of fixed lengths
+  bool pack_gqa = false;                    // query heads of a group may share a tile, where rows are few
 
   auto operator<=>(const KernelConfig&) const = default;
 };
@@ -31,6 +32,7 @@ struct PinnedConfig {
   std::optional<int> block_m = {}, block_n = {}, num_stages = {}, num_warps = {};
   std::optional<bool> q_in_registers = {}, ping_pong = {};
   std::optional<TileOrder> tile_order = {};
+  std::optional<bool> pack_gqa = {};
 
   bool empty() const { return *this == PinnedConfig{}; }
   bool operator==(const PinnedConfig&) const = default;
@@ -46,6 +48,7 @@ constexpr void for_each_choice(Visit&& visit) {
   visit("q_in_registers", &KernelConfig::q_in_registers, &PinnedConfig::q_in_registers);
   visit("ping_pong", &KernelConfig::ping_pong, &PinnedConfig::ping_pong);
   visit("tile_order", &KernelConfig::tile_order, &PinnedConfig::tile_order);
+  visit("pack_gqa", &KernelConfig::pack_gqa, &PinnedConfig::pack_gqa);
 }
 
 // Every choice of `config` pinned.

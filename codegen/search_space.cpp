@@ -61,6 +61,7 @@ std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& ta
   times(axes.q_in_registers, &KernelConfig::q_in_registers, spec.config.q_in_registers);
   times(axes.ping_pong, &KernelConfig::ping_pong, spec.config.ping_pong);
   times(axes.tile_order, &KernelConfig::tile_order, spec.config.tile_order);
+  times(axes.pack_gqa, &KernelConfig::pack_gqa, spec.config.pack_gqa);
   return configs;
 }
 
@@ -79,10 +80,10 @@ std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& ta
 std::string unfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (!target.specific) {
     KernelConfig plain = config;
-    plain.q_in_registers = plain.ping_pong = false;
+    plain.q_in_registers = plain.ping_pong = plain.pack_gqa = false;
     plain.tile_order = TileOrder::heads;
     if (plain != config)
-      return "q_in_registers, ping_pong and tile_order are choices of sm_90a's kernels only";
+      return "q_in_registers, ping_pong, tile_order and pack_gqa are choices of sm_90a's kernels only";
   }
   return family_of(target).misfit(spec, target, config);
 }
@@ -124,6 +125,13 @@ std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& 
     throw Error(ErrorCode::internal, "no config fits " + spec.to_json() + " on " + target.str());
   }
   refuse_pins(spec, target, all);
+}
+
+std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  std::vector<KernelConfig> space = search_space(spec, target);
+  if (!spec.config.pack_gqa && !packing_pays(shape))
+    std::erase_if(space, [](const KernelConfig& config) { return config.pack_gqa; });
+  return space;
 }
 
 std::vector<Rejection> rejections(const AttentionSpec& spec, const Target& target) {

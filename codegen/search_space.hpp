@@ -17,6 +17,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 // All configs worth trying that honour the spec's pins and fit, ascending. Never empty: throws unsupported
 // where the target has no kernel for the spec at all, invalid_spec with the limit that the pins break.
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target);
+// Those of them that may win at that shape.
+std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target, const Shape& shape);
 
 // The others, ascending: the limit that each breaks, or why it would never win.
 struct Rejection {

@@ -18,7 +18,14 @@ struct ConfigAxes {
   std::vector<int> block_m, block_n, num_stages, num_warps;
   std::vector<bool> q_in_registers = {false}, ping_pong = {false};
   std::vector<TileOrder> tile_order = {TileOrder::heads};
+  std::vector<bool> pack_gqa = {false};
 };
+
+// Whether query heads of a group, each with its own tiles, would leave much of them empty: an eighth at 500
+// rows.
+inline bool packing_pays(const Shape& shape) {
+  return shape.num_heads_q > shape.num_heads_kv && shape.seqlen_q <= 512;
+}
 
 struct SearchSpaceFamily {
   // Why no config at all would do; empty if the target has kernels for the spec.

@@ -37,6 +37,12 @@ int register_budget(const KernelConfig& config) {
   return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1];
 }
 
+// Whether the query heads of a group see the same keys.
+bool packable(const AttentionSpec& spec) {
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  return !blocks || !blocks->per_head;
+}
+
 std::string refusal(const AttentionSpec& spec, const Target& target) {
   return cuda_search_space.refusal(spec, target);
 }
@@ -59,6 +65,10 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
                  "is not 128 or 192, as ping_pong takes several groups of 64 rows");
+  if (config.pack_gqa && !packable(spec)) {
+    return "pack_gqa puts the query heads of a group into one tile, and block_sparse with per_head lists "
+           "blocks for each of them";
+  }
   if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::heads) {
     return std::string("tile_order ") + to_string(config.tile_order) +
            " is not heads: which tiles are long is only known on the device";
@@ -97,7 +107,8 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
       .num_warps = {8, 12, 16},
       .q_in_registers = {false, true},
       .ping_pong = {false, true},
-      .tile_order = is_even(spec) ? std::vector{TileOrder::heads} : std::vector{TileOrder::sections}};
+      .tile_order = is_even(spec) ? std::vector{TileOrder::heads} : std::vector{TileOrder::sections},
+      .pack_gqa = {false, true}};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     for (int block_n = 32; block_n < 64; block_n += 16)
       if (blocks->block_n % block_n == 0) axes.block_n.push_back(block_n);
@@ -108,6 +119,8 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
 
 // Measured (tests/bench/README.md).
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (config.pack_gqa && config.block_m == 192)
+    return "tiles of 192 rows are for long sequences, of which packed heads save none";
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     return fits_blocks(*blocks, config) ? "" : "a tile would span several blocks of the list";
   }
@@ -130,7 +143,9 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
   KernelConfig config{.block_m = 128, .num_stages = 2};
-  if (shape.seqlen_q <= 64) {
+  config.pack_gqa = packing_pays(shape) && packable(spec);
+  const int group = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
+  if (shape.seqlen_q <= 64 / group) {
     config.block_m = 64;
   } else if (widest <= 80 && shape.seqlen_q > (is_even(spec) ? 1024 : 4096)) {
     // With narrow heads exponentials take as long as products: a third group, and turns at the tensor cores,

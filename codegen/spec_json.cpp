@@ -19,7 +19,7 @@ using Words = std::span<const std::string_view>;
 constexpr std::string_view spec_fields[] = {"op",  "dtype",  "head_dim", "head_dim_v",    "mask",  "dropout",
                                             "lse", "varlen", "paged",    "deterministic", "config"};
 constexpr auto config_fields = [] {
-  std::array<std::string_view, 7> names;
+  std::array<std::string_view, 8> names;
   std::size_t count = 0;
   for_each_choice([&](const char* name, auto, auto) { names.at(count++) = name; });
   return names;

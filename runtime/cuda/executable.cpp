@@ -1,15 +1,11 @@
 // load_cuda: a cubin on a device, launched through the driver.
 #include "runtime/executable.hpp"
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <string>
 
-#include "codegen/mask_rules.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/tensor_maps.hpp"
-#include "runtime/cuda/tile_sections.hpp"
+#include "runtime/cuda/tile_plan.hpp"
 
 namespace flashjit {
 namespace {
@@ -27,7 +23,7 @@ class CudaExecutable final : public Executable {
         multiprocessors_(cuda_device(device_index).multiprocessors),
         spec_(info.spec),
         config_(info.config),
-        specific_(info.target.specific),
+        target_(info.target),
         step_(step) {
     const cuda::ContextScope scope(context_);
     check_code(driver().LibraryLoadData(&library_, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
@@ -44,11 +40,10 @@ class CudaExecutable final : public Executable {
 
   void encode(const device::ForwardParams& params, Launch& launch) const override {
     launch.params = params;
-    launch.grid = grid(params);
-    if (!specific_) return;
-    if (config_.tile_order == TileOrder::sections) set_sections(launch);
+    launch.grid = cuda::plan_tiles(spec_, target_, config_, multiprocessors_, launch.params);
+    if (!target_.specific) return;
     const cuda::ContextScope scope(context_);
-    cuda::encode_tensor_maps(spec_, config_, params, launch.maps);
+    cuda::encode_tensor_maps(spec_, config_, launch.params, launch.maps);
   }
 
   using Executable::launch;
@@ -74,33 +69,6 @@ class CudaExecutable final : public Executable {
   }
 
  private:
-  unsigned grid(const device::ForwardParams& params) const {
-    const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q;
-    const std::int64_t tiles = (std::int64_t{params.seqlen_q} + config_.block_m - 1) / config_.block_m;
-    constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
-    if (heads > max_grid / tiles) {
-      throw Error(ErrorCode::invalid_argument,
-                  "batch " + std::to_string(params.batch) + " x num_heads_q " +
-                      std::to_string(params.num_heads_q) + " x " + std::to_string(tiles) + " tiles of " +
-                      std::to_string(config_.block_m) +
-                      " query rows: a launch has at most 2147483647 blocks; split the batch");
-    }
-    if (!specific_ || uneven_on_device(spec_.mask, spec_.varlen)) return static_cast<unsigned>(heads * tiles);
-    // Persistent: a block for every multiprocessor, as far as there is work.
-    return static_cast<unsigned>(std::min<std::int64_t>(heads * tiles, multiprocessors_));
-  }
-
-  void set_sections(Launch& launch) const {
-    device::ForwardParams& p = launch.params;
-    const std::int64_t bytes_of_all_heads =
-        std::int64_t{p.seqlen_k} * (spec_.head_dim + spec_.head_dim_v) * 2 * p.num_heads_kv;
-    const cuda::TileSections sections =
-        cuda::tile_sections(p.batch * p.num_heads_q, (p.seqlen_q + config_.block_m - 1) / config_.block_m,
-                            static_cast<int>(launch.grid), bytes_of_all_heads / p.num_heads_q);
-    p.section_heads = sections.heads;
-    p.section_rounds = sections.rounds;
-  }
-
   void load() {
     cuda::CUkernel kernel = nullptr;
     check_code(driver().LibraryGetKernel(&kernel, library_, step_.entry.c_str()));
@@ -132,7 +100,7 @@ class CudaExecutable final : public Executable {
   int multiprocessors_;
   AttentionSpec spec_;
   KernelConfig config_;
-  bool specific_;  // sm_90a: persistent, takes tensor maps
+  Target target_;
   Step step_;
   cuda::CUlibrary library_ = nullptr;
   cuda::CUfunction function_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "runtime/cuda/driver.hpp"
 #include "templates/shared/layout.h"
@@ -14,29 +15,33 @@ static_assert(sizeof(device::TensorMap) == sizeof(CUtensorMap) &&
 
 constexpr int element_bytes = 2;
 
+TensorMapShape shape_of(const device::TensorView& tensor, int batch, int heads, int rows, int dim,
+                        int box_rows) {
+  using Size = unsigned long long;
+  // Where there is nothing to step to, the view's stride is 0: any other is as good, and legal.
+  const auto bytes = [](int size, std::int64_t stride) {
+    return size > 1 ? static_cast<Size>(stride) * element_bytes : Size{16};
+  };
+  return {.sizes = {static_cast<Size>(dim), static_cast<Size>(rows), static_cast<Size>(heads),
+                    static_cast<Size>(batch)},
+          .strides = {bytes(rows, tensor.row_stride), bytes(heads, tensor.head_stride),
+                      bytes(batch, tensor.batch_stride)},
+          .box = {device::Sm90aLayout::panel, static_cast<unsigned>(box_rows), 1, 1}};
+}
+
 class Encoder {
  public:
   explicit Encoder(DType dtype)
       : encode_(driver().TensorMapEncodeTiled),
         type_(dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16) {}
 
-  void operator()(const char* name, const device::TensorView& tensor, int batch, int heads, int rows, int dim,
-                  int box_rows, device::TensorMap& map) const {
-    using Size = unsigned long long;
-    const Size sizes[] = {static_cast<Size>(dim), static_cast<Size>(rows), static_cast<Size>(heads),
-                          static_cast<Size>(batch)};
-    // Where there is nothing to step to, the view's stride is 0: any other is as good, and legal.
-    const auto bytes = [](int size, std::int64_t stride) {
-      return size > 1 ? static_cast<Size>(stride) * element_bytes : Size{16};
-    };
-    const Size strides[] = {bytes(rows, tensor.row_stride), bytes(heads, tensor.head_stride),
-                            bytes(batch, tensor.batch_stride)};
-    const unsigned box[] = {device::Sm90aLayout::panel, static_cast<unsigned>(box_rows), 1, 1};
+  void operator()(const char* name, const device::TensorView& tensor, const TensorMapShape& shape,
+                  device::TensorMap& map) const {
     const unsigned steps[] = {1, 1, 1, 1};
-    const CUresult result =
-        encode_(reinterpret_cast<CUtensorMap*>(&map), type_, 4, tensor.data, sizes, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode_(reinterpret_cast<CUtensorMap*>(&map), type_, 4, tensor.data,
+                                    shape.sizes.data(), shape.strides.data(), shape.box.data(), steps,
+                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) refuse(name, tensor, result);
   }
 
@@ -55,18 +60,33 @@ class Encoder {
 
 }  // namespace
 
+TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
+                                  const device::ForwardParams& p) {
+  const int batch = spec.varlen ? 1 : p.batch;
+  const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
+  TensorMapShapes shapes{shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m),
+                         shape_of(p.k, batch, p.num_heads_kv, rows_k, spec.head_dim, config.block_n),
+                         shape_of(p.v, batch, p.num_heads_kv, rows_k, spec.head_dim_v, config.block_n)};
+  if (config.pack_gqa) {
+    std::swap(shapes.q.sizes[1], shapes.q.sizes[2]);
+    std::swap(shapes.q.strides[0], shapes.q.strides[1]);
+    const auto heads = static_cast<unsigned>(p.packed_heads);
+    shapes.q.box = {device::Sm90aLayout::panel, heads, static_cast<unsigned>(config.block_m) / heads, 1};
+  }
+  return shapes;
+}
+
 void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config, const device::ForwardParams& p,
                         device::ForwardMaps& maps) {
   const Encoder encode(spec.dtype);
-  const int batch = spec.varlen ? 1 : p.batch;
-  const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
-  encode("q", p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m, maps.q);
-  if (rows_k == 0) {  // no tile has a block of keys, but every map is prefetched
+  const TensorMapShapes shapes = tensor_map_shapes(spec, config, p);
+  encode("q", p.q, shapes.q, maps.q);
+  if (shapes.k.sizes[1] == 0) {  // no tile has a block of keys, but every map is prefetched
     maps.k = maps.v = maps.q;
     return;
   }
-  encode("k", p.k, batch, p.num_heads_kv, rows_k, spec.head_dim, config.block_n, maps.k);
-  encode("v", p.v, batch, p.num_heads_kv, rows_k, spec.head_dim_v, config.block_n, maps.v);
+  encode("k", p.k, shapes.k, maps.k);
+  encode("v", p.v, shapes.v, maps.v);
 }
 
 }  // namespace flashjit::cuda

@@ -146,7 +146,7 @@ class Tuner {
       record.candidates = before->candidates;
     } else {
       // The nearest to the heuristic config, which comes first, are the likeliest to win.
-      std::vector<KernelConfig> space = search_space(spec_, engine_.target());
+      std::vector<KernelConfig> space = search_space(spec_, engine_.target(), shape);
       const auto rank = [&](const KernelConfig& config) {
         return std::pair(distance(config, record.heuristic), config);
       };
@@ -168,7 +168,7 @@ class Tuner {
            difference(before.environment, environment_).empty() && !before.candidates.empty() &&
            before.candidates.front().config == record.heuristic &&
            before.candidates.front().verdict == Verdict::measured &&
-           before.candidates.size() == search_space(spec_, engine_.target()).size();
+           before.candidates.size() == search_space(spec_, engine_.target(), record.shape).size();
   }
 
   // False if some were left out because half of the time was gone, or the user cancelled; the nearest to the

@@ -19,7 +19,10 @@ struct ForwardSm90a {
   using Mask = typename Spec::Mask;
   // Where only the device knows which tiles are long, the order is by heads and every tile has a block of its
   // own.
-  using Schedule = TileSchedule<Config::tile_order, Config::block_m>;
+  using Rows = TileRows<Config::block_m, Config::pack_gqa>;
+  using Positions = typename Rows::Positions;
+  using Schedule = TileSchedule<Config::tile_order, Rows>;
+  static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
@@ -80,14 +83,15 @@ struct ForwardSm90a {
     }
   };
 
+  // A tile's positions in its sequence.
   struct Work {
     Problem problem;
     Span rows;     // without padding
     int rows_end;  // with it
     FLASHJIT_FN Work(const ForwardParams& p, const Tile& t)
         : problem(make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q)),
-          rows{t.m_block * block_m, min((t.m_block + 1) * block_m, problem.seqlen_q)},
-          rows_end(min((t.m_block + 1) * block_m, problem.rows)) {}
+          rows{t.m_block * Rows(p).tokens, min((t.m_block + 1) * Rows(p).tokens, problem.seqlen_q)},
+          rows_end(min((t.m_block + 1) * Rows(p).tokens, problem.rows)) {}
   };
 
   // What the producer passes on: a block of a tile, and whether it is the last.
@@ -121,8 +125,7 @@ struct ForwardSm90a {
         locate(work, tile);
         bool more = walk.next(next);
         load_k(block, !more);
-        announce({tile, 0}, layout.q_bytes);
-        copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
+        load_q(tile);
         // K is a block ahead of V, as the consumers take them.
         for (;;) {
           const int index = block.index;
@@ -161,6 +164,15 @@ struct ForwardSm90a {
       st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, a.empty);
       mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
     }
+    FLASHJIT_FN void load_q(const Tile& tile) {
+      if constexpr (Config::pack_gqa) {
+        announce({tile, 0}, qk_panels * Rows(p_).used() * 128);
+        copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
+      } else {
+        announce({tile, 0}, layout.q_bytes);
+        copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
+      }
+    }
     FLASHJIT_FN void load_k(const Block& block, bool last) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
       if constexpr (passes_blocks) st_shared(shared_.passed(ring_.stage), passed_word(block, last));
@@ -174,11 +186,13 @@ struct ForwardSm90a {
       copy(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, layout.kv_panel,
            k_row_ + index * block_n, head_kv_);
     }
-    FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int row,
-                          int head) const {
+    // From `second` and `third` of the map's dimensions on.
+    FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int second,
+                          int third) const {
 #pragma unroll
       for (int i = 0; i < panels; ++i)
-        cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * Sm90aLayout::panel, row, head, batch_);
+        cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * Sm90aLayout::panel, second, third,
+                                batch_);
     }
 
     const ForwardParams& p_;
@@ -199,8 +213,9 @@ struct ForwardSm90a {
           : mask_(mask), walk_(mask, work.rows, block_n) {}
       FLASHJIT_FN void first(Block& block, const Consumer&) { walk_.next(block); }
       FLASHJIT_FN bool next(Block& block, const Consumer&) { return walk_.next(block); }
-      FLASHJIT_FN void mask(float (&scores)[block_n / 2], int row, int first_key, int lane) const {
-        mask_scores(scores, mask_, row, first_key, lane);
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, int first_key,
+                            int lane) const {
+        mask_scores(scores, mask_, rows, first_key, lane);
       }
     };
     struct Passed {
@@ -227,8 +242,9 @@ struct ForwardSm90a {
         __syncwarp();  // all lanes have read it when the first releases the stage
       }
       // Made where it is needed: blocks that are not whole are few.
-      FLASHJIT_FN void mask(float (&scores)[block_n / 2], int row, int first_key, int lane) const {
-        mask_scores(scores, Mask(p_, Work(p_, tile_).problem), row, first_key, lane);
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, int first_key,
+                            int lane) const {
+        mask_scores(scores, Mask(p_, Work(p_, tile_).problem), rows, first_key, lane);
       }
     };
     using Blocks = typename Choose<passes_blocks, Passed, Walked>::type;
@@ -260,13 +276,13 @@ struct ForwardSm90a {
         Blocks blocks(p_, mask, work, tile);
         Block block;
         blocks.first(block, *this);
-        const int row = work.rows.begin + first_row() + lane_ / 4;
+        const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
         wgmma_wait_group<0>();
         release(shared_.k_empty(ring_.stage));
-        if (!block.whole) blocks.mask(scores_, row, block.index * block_n, lane_);
+        if (!block.whole) blocks.mask(scores_, rows, block.index * block_n, lane_);
         softmax_.reset();
         softmax_.take_max(scores_);
         softmax_.exponentiate(scores_);
@@ -274,7 +290,7 @@ struct ForwardSm90a {
         accumulate_ = 0;
         v_keys_ = work.problem.seqlen_k - block.index * block_n;
         while (blocks.next(block, *this)) {
-          step(blocks, row, block);
+          step(blocks, rows, block);
           v_keys_ = work.problem.seqlen_k - block.index * block_n;
         }
         if constexpr (!q_in_registers) release(shared_.q_empty());
@@ -289,7 +305,7 @@ struct ForwardSm90a {
     }
 
    private:
-    // Where a warp's rows of a tile go.
+    // Where a warp's rows of a tile go. Unpacked, pointers are to its own first row; packed, to the tile's.
     struct Target {
       char* o;
       float* lse;
@@ -299,11 +315,24 @@ struct ForwardSm90a {
 
     FLASHJIT_FN int first_row() const { return group_ * Sm90aLayout::group_rows + warp_ * 16; }
     FLASHJIT_FN Target target(const Work& work) const {
-      const int first = work.rows.begin + first_row();
+      const int first = work.rows.begin + (Config::pack_gqa ? 0 : first_row());
       Target t{static_cast<char*>(p_.o.data) + 2 * (work.problem.o_offset + first * p_.o.row_stride), nullptr,
                work.rows_end - first, work.rows.end - first};
       if constexpr (Spec::lse) t.lse = static_cast<float*>(p_.lse.data) + work.problem.lse_offset + first;
+      if constexpr (Config::pack_gqa) {
+        t.rows = t.rows * Rows(p_).heads - first_row();
+        t.valid = t.valid * Rows(p_).heads - first_row();
+      }
       return t;
+    }
+    // Elements from the target's pointer to row i of a warp's 16.
+    FLASHJIT_FN i64 o_offset(int i) const {
+      if constexpr (Config::pack_gqa) return Rows(p_).offset(p_.o, first_row() + i);
+      return i * p_.o.row_stride;
+    }
+    FLASHJIT_FN i64 lse_offset(int i) const {
+      if constexpr (Config::pack_gqa) return Rows(p_).offset(p_.lse, first_row() + i);
+      return i;
     }
 
     FLASHJIT_FN void take_turn() const { bar_sync(turn_barrier + group_, 256); }
@@ -389,7 +418,7 @@ struct ForwardSm90a {
 
     // Scores and weights of a block, while those before meet V. One body for masked and whole blocks: a
     // second costs a third of the compile time and gains nothing.
-    FLASHJIT_FN void step(const Blocks& blocks, int row, const Block& block) {
+    FLASHJIT_FN void step(const Blocks& blocks, const Positions& rows, const Block& block) {
       const Ring before = ring_;
       ring_.advance();
       wait_k();
@@ -400,7 +429,7 @@ struct ForwardSm90a {
       if constexpr (ping_pong) pass_turn();
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      if (!block.whole) blocks.mask(scores_, row, block.index * block_n, lane_);
+      if (!block.whole) blocks.mask(scores_, rows, block.index * block_n, lane_);
       const bool rescale = softmax_.take_max(scores_);
       softmax_.exponentiate(scores_);
       wgmma_wait_group<0>();
@@ -424,8 +453,8 @@ struct ForwardSm90a {
         float lse;
         float factor = softmax_.normalizer(r, lse);
         if (Mask::padding && row >= to.valid) factor = 0, lse = minus_infinity;
-        if (Spec::lse && part == 0 && row < to.rows) to.lse[row] = lse;
-        char* const o = to.o + 2 * row * p_.o.row_stride + part * 16;
+        if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse;
+        char* const o = to.o + 2 * o_offset(row) + part * 16;
 #pragma unroll
         for (int g = 0; g < groups; g += 4) {
           u32 x[4];
@@ -461,9 +490,8 @@ struct ForwardSm90a {
     FLASHJIT_FN void write_nothing(const Target& to) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       for (int i = lane_; i < min(to.rows, 16) * chunks; i += 32)
-        *reinterpret_cast<uint4*>(to.o + 2 * (i / chunks * p_.o.row_stride + i % chunks * 8)) =
-            uint4{0, 0, 0, 0};
-      if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lane_] = minus_infinity;
+        *reinterpret_cast<uint4*>(to.o + 2 * (o_offset(i / chunks) + i % chunks * 8)) = uint4{0, 0, 0, 0};
+      if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lse_offset(lane_)] = minus_infinity;
     }
 
     const ForwardParams& p_;
@@ -479,6 +507,14 @@ struct ForwardSm90a {
     int accumulate_;  // 0: the next product overwrites the output
     int v_keys_;      // keys of the sequence from the weights' first on
   };
+
+  // Rows of Q's buffer that no copy fills: what lies there would take part in a warp's votes.
+  static FLASHJIT_FN void zero_unused_rows(const ForwardParams& p, const Shared& shared) {
+    for (int i = Rows(p).used() * 8 + threadIdx.x; i < block_m * 8; i += Config::num_warps * 32)
+      for (int panel = 0; panel < qk_panels; ++panel)
+        st_shared_v4(shared.q() + panel * layout.q_panel + i * 16, 0, 0, 0, 0);
+    fence_proxy_async();
+  }
 
   static FLASHJIT_FN void run(const ForwardParams& p, const ForwardMaps& maps) {
     extern __shared__ __align__(1024) char dynamic_shared[];
@@ -497,6 +533,7 @@ struct ForwardSm90a {
       }
       fence_mbarrier_init();
     }
+    if constexpr (Config::pack_gqa) zero_unused_rows(p, shared);
     __syncthreads();
     if (threadIdx.x < 128) {
       setmaxnreg_dec<producer_registers>();

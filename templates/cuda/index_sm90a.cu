@@ -1,6 +1,7 @@
 // A few sm_90a kernels as nvcc (-arch=sm_90a) and clangd see them; what the library compiles is rendered
 // (codegen/render.cpp).
 #include "cuda/forward_sm90a.cuh"
+#include "shared/tree.h"
 
 namespace flashjit::device {
 namespace {
@@ -13,11 +14,12 @@ struct Spec {
   using Mask = Intersect<Bounds, Masks...>;
 };
 
-template <int block_m_, int block_n_, bool q_in_registers_, TileOrder tile_order_>
+template <int block_m_, int block_n_, bool q_in_registers_, TileOrder tile_order_, bool pack_gqa_ = false>
 struct Config {
   static constexpr int block_m = block_m_, block_n = block_n_, num_stages = 2, num_warps = block_m / 16 + 4;
   static constexpr bool q_in_registers = q_in_registers_, ping_pong = block_m > 64;
   static constexpr TileOrder tile_order = tile_order_;
+  static constexpr bool pack_gqa = pack_gqa_;
 };
 
 template <class Spec, class Config>
@@ -30,6 +32,9 @@ template __global__ void forward<Spec<bf16, 128, 128, false, Causal<Align::botto
                                  Config<128, 128, true, TileOrder::sections>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void forward<Spec<fp16, 72, 40, true>, Config<192, 96, true, TileOrder::heads>>(
+    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+template __global__ void
+forward<Spec<bf16, 128, 128, true, Tree>, Config<128, 128, true, TileOrder::heads, true>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void forward<Spec<bf16, 256, 256, false>, Config<128, 80, false, TileOrder::heads>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);

@@ -9,9 +9,11 @@
 
 namespace flashjit::device {
 
-// Puts minus infinity where the mask keeps nothing. `row` is that of register 0, column 0 is `first_key`.
-template <class Mask, int registers>
-FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, int row, int first_key, int lane) {
+// Puts minus infinity where the mask keeps nothing. Column 0 is `first_key`; rows(0) and rows(8) are the
+// positions of the thread's two.
+template <class Mask, class Positions, int registers>
+FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const Positions& rows,
+                             int first_key, int lane) {
   constexpr int columns = registers * 2;
   const int base = first_key + lane % 4 * 2;
   if constexpr (Mask::row_intervals) {
@@ -24,7 +26,7 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, int r
     const auto low_bits = [](int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Span kept = mask.hull(Keys{}, {row + 8 * r, row + 8 * r + 1});
+      const Span kept = mask.hull(Keys{}, {rows(8 * r), rows(8 * r) + 1});
       const int begin = before(kept.begin), end = before(kept.end);
 #pragma unroll
       for (int word = 0; word < ceil_div(columns, 128); ++word) {
@@ -42,7 +44,7 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, int r
     for (int i = 0; i < columns / 8; i += bits_keys / 8)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const u32 bits = tile.bits(row + 8 * r, first_key + 8 * i) >> lane % 4 * 2;
+        const u32 bits = tile.bits(rows(8 * r), first_key + 8 * i) >> lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < bits_keys / 8; ++j)
 #pragma unroll

@@ -1,7 +1,7 @@
 // Which tiles a block of a persistent grid computes, and when.
 #pragma once
 
-#include "shared/params.h"
+#include "cuda/tile_rows.cuh"
 
 namespace flashjit::device {
 
@@ -12,18 +12,19 @@ enum class TileOrder {
 };
 
 struct Tile {
-  int batch, head_q, m_block;  // m_block < 0: none
+  int batch, head_q, m_block;  // the first head of those packed; m_block < 0: none
 };
 
 // The tiles of this block, one a round. All blocks take the same number of rounds; in some of the last there
 // may be nothing left for a block.
-template <TileOrder order, int block_m>
+template <TileOrder order, class Rows>
 class TileSchedule {
  public:
   FLASHJIT_FN explicit TileSchedule(const ForwardParams& p)
-      : heads_q_(p.num_heads_q),
-        heads_(p.batch * p.num_heads_q),
-        m_blocks_(ceil_div(p.seqlen_q, block_m)),
+      : rows_(p),
+        heads_q_(p.num_heads_q / rows_.heads),
+        heads_(p.batch * heads_q_),
+        m_blocks_(ceil_div(p.seqlen_q, rows_.tokens)),
         section_heads_(p.section_heads),
         section_rounds_(p.section_rounds) {}
 
@@ -57,7 +58,7 @@ class TileSchedule {
       head = first + index % size;
       m_block = index / size;
     }
-    return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_),
+    return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_) * rows_.heads,
             static_cast<int>(m_blocks_ - 1 - m_block)};
   }
 
@@ -67,7 +68,9 @@ class TileSchedule {
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
 
-  u32 heads_q_, heads_, m_blocks_, section_heads_, section_rounds_;
+  Rows rows_;
+  u32 heads_q_, heads_;  // as many as tiles have: those packed into one count once
+  u32 m_blocks_, section_heads_, section_rounds_;
 };
 
 }  // namespace flashjit::device

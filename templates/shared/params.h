@@ -55,6 +55,8 @@ struct ForwardParams {
   // sm_90a, TileOrder::sections: heads whose tiles are worked on together, and complete rounds of the grid in
   // them.
   int section_heads, section_rounds;
+  // sm_90a, pack_gqa: query heads of one key/value head whose rows share tiles, a divisor of their number.
+  int packed_heads;
 };
 
 // A CUtensorMap of the CUDA driver.
@@ -62,7 +64,8 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
-// sm_90a: its inputs as the copy engine wants them described; 4-D [batch, heads, rows, dim].
+// sm_90a: its inputs as the copy engine wants them described; 4-D [batch, heads, rows, dim], where heads are
+// packed q as [batch, rows, heads, dim].
 struct ForwardMaps {
   TensorMap q, k, v;
 };

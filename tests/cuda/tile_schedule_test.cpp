@@ -46,7 +46,7 @@ std::vector<int> loads(const Launch& launch) {
   std::vector<int> visits(static_cast<std::size_t>(heads * tiles)), load;
   for (int block = 0; block < launch.blocks; ++block) {
     blockIdx.x = static_cast<unsigned>(block);
-    const device::TileSchedule<order, block_m> schedule(params);
+    const device::TileSchedule<order, device::TileRows<block_m, false>> schedule(params);
     int work = 0;
     for (unsigned round = 0; round < schedule.rounds(); ++round) {
       const device::Tile tile = schedule.tile(round);

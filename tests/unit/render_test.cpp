@@ -114,7 +114,8 @@ TEST(Render, IsAFunctionOfItsArguments) {
       EXPECT_TRUE(texts.insert(render(other).text).second);
     }
     if (!source.target.specific) continue;
-    for (bool KernelConfig::* choice : {&KernelConfig::q_in_registers, &KernelConfig::ping_pong}) {
+    for (bool KernelConfig::* choice :
+         {&KernelConfig::q_in_registers, &KernelConfig::ping_pong, &KernelConfig::pack_gqa}) {
       Golden other = golden;
       other.config.*choice = !(other.config.*choice);
       EXPECT_TRUE(texts.insert(render(other).text).second);

@@ -101,12 +101,60 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
   refused("sm_90", {.q_in_registers = true}, {"choices of sm_90a's kernels only", "would work"});
   refused("x86-64-v3", {.tile_order = TileOrder::sections},
           {"choices of sm_90a's kernels only", "would work"});
+  refused("x86-64-v4", {.pack_gqa = true}, {"pack_gqa are choices of sm_90a's kernels only", "would work"});
+  refused("sm_80", {.pack_gqa = true}, {"pack_gqa are choices of sm_90a's kernels only", "would work"});
   refused("sm_80", {.block_m = 80}, {"block_m 80", "rows for each of 4 warps", "would work"});
   refused("sm_80", {.num_warps = 3}, {"num_warps 3", "4 or 8", "would work"});
   refused("sm_80", {.num_stages = 4}, {"num_stages 4", "would work"});
   refused("x86-64-v3", {.num_warps = 4}, {"num_warps 4", "not 1", "would work"});
   refused("x86-64-v4", {.num_stages = 2}, {"num_stages 2", "not 1", "would work"});
   refused("x86-64-v4", {.block_m = 512, .block_n = 1024}, {"bytes of scratch", "2097152", "would work"});
+}
+
+// Query heads share tiles where each has few rows, and where one walk serves them all.
+TEST(SearchSpace, PackedHeads) {
+  const Target target = Target::parse("sm_90a");
+  const AttentionSpec spec = AttentionSpec{.head_dim = 128, .mask = {TreeMask{}}}.validated();
+  const auto heuristic = [&](int seqlen_q, int heads_q, int heads_kv) {
+    return heuristic_config(spec, target,
+                            {.batch = 8,
+                             .seqlen_q = seqlen_q,
+                             .seqlen_k = 4096,
+                             .num_heads_q = heads_q,
+                             .num_heads_kv = heads_kv});
+  };
+  EXPECT_TRUE(heuristic(64, 32, 8).pack_gqa);
+  EXPECT_EQ(heuristic(64, 32, 8).block_m, 128);
+  EXPECT_TRUE(heuristic(16, 32, 8).pack_gqa);
+  EXPECT_EQ(heuristic(16, 32, 8).block_m, 64);
+  EXPECT_TRUE(heuristic(1, 71, 1).pack_gqa);
+  EXPECT_EQ(heuristic(1, 71, 1).block_m, 128);
+  EXPECT_FALSE(heuristic(64, 8, 8).pack_gqa);
+  EXPECT_FALSE(heuristic(4096, 32, 8).pack_gqa);
+
+  const auto packed = [&](const AttentionSpec& s, const Shape& shape) {
+    const std::vector<KernelConfig> space = search_space(s, target, shape);
+    return std::count_if(space.begin(), space.end(), [](const KernelConfig& c) { return c.pack_gqa; });
+  };
+  const Shape few{.seqlen_q = 64, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
+  Shape many = few, one_each = few;
+  many.seqlen_q = 4096;
+  one_each.num_heads_kv = 32;
+  EXPECT_GT(packed(spec, few), 0);
+  EXPECT_EQ(packed(spec, many), 0);
+  EXPECT_EQ(packed(spec, one_each), 0);
+
+  AttentionSpec pinned = spec;
+  pinned.config.pack_gqa = true;
+  EXPECT_GT(packed(pinned, one_each), 0);
+  EXPECT_TRUE(heuristic_config(pinned, target, one_each).pack_gqa);
+  pinned.mask = {BlockSparseMask{.per_head = true}};
+  expect_error(ErrorCode::invalid_spec,
+               {"pack_gqa", "block_sparse with per_head", "pack_gqa false", "would work"},
+               [&] { search_space(pinned, target); });
+  pinned.config = {};
+  EXPECT_EQ(packed(pinned, few), 0);
+  EXPECT_FALSE(heuristic_config(pinned, target, few).pack_gqa);
 }
 
 // Every block size of a list has a config on every target; those of the usual sizes are tiles within a block,

@@ -116,7 +116,8 @@ TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
                            R"("config": {"q_in_registers": true})",
                            R"("config": {"ping_pong": true})",
                            R"("config": {"tile_order": "heads"})",
-                           R"("config": {"tile_order": "sections"})"}) {
+                           R"("config": {"tile_order": "sections"})",
+                           R"("config": {"pack_gqa": true})"}) {
     specs.push_back(parse(with(more)));
   }
   specs.push_back(parse(R"({"op": "forward", "dtype": "fp16", "head_dim": 128})"));

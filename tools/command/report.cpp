@@ -18,6 +18,7 @@ std::string to_text(const KernelConfig& config, const Target& target) {
     if (config.q_in_registers) text += ", q in registers";
     if (config.ping_pong) text += ", ping-pong";
     text += std::string(", ") + to_string(config.tile_order);
+    if (config.pack_gqa) text += ", packed heads";
   }
   return text;
 }

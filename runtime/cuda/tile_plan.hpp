@@ -1,0 +1,21 @@
+// How a launch is cut into tiles.
+#pragma once
+
+#include "codegen/config.hpp"
+#include "codegen/spec.hpp"
+#include "codegen/target.hpp"
+#include "templates/shared/params.h"
+
+namespace flashjit::cuda {
+
+// pack_gqa (templates/cuda/tile_rows.cuh): how many of a group's query heads share a tile. Of the divisors of
+// the group that which makes the fewest tiles of block_m rows for seqlen_q rows each, and so the fewest reads
+// of their keys; the smallest of several. All are positive.
+int packed_heads(int group, int seqlen_q, int block_m);
+
+// The blocks of the grid. Sets in params what the device needs to know about tiles. Throws invalid_argument
+// if there are too many.
+unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                    int multiprocessors, device::ForwardParams& params);
+
+}  // namespace flashjit::cuda

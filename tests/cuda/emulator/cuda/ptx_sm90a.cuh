@@ -1,0 +1,110 @@
+// templates/cuda/ptx_sm90a.cuh on the host.
+#pragma once
+
+#include "cuda/ptx.cuh"
+
+namespace flashjit::device {
+
+inline void mbarrier_init(u32 bar, u32 count) {
+  emulator::block().init(bar, count);
+}
+inline void mbarrier_arrive(u32 bar) {
+  emulator::block().arrive(bar, 0);
+}
+inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+  emulator::block().arrive(bar, bytes);
+}
+inline void mbarrier_wait(u32 bar, u32 parity) {
+  emulator::block().wait_mbarrier(bar, parity);
+}
+inline void bar_sync(int id, int threads) {
+  emulator::block().named_sync(id, threads);
+}
+inline void bar_arrive(int id, int threads) {
+  emulator::block().named_arrive(id, threads);
+}
+inline void fence_mbarrier_init() {}
+inline void fence_proxy_async() {}
+template <int registers>
+void setmaxnreg_inc() {}
+template <int registers>
+void setmaxnreg_dec() {}
+inline void prefetch_tensormap(const TensorMap&) {}
+
+inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap& opaque, u32 bar, int c0, int c1, int c2,
+                                    int c3) {
+  emulator::TensorMap map;
+  std::memcpy(&map, &opaque, sizeof map);
+  const auto& [sizes, strides, box] = *map.shape;
+  const int start[] = {c0, c1, c2, c3};
+  u32 row = 0;
+  for (unsigned i3 = 0; i3 < box[3]; ++i3)
+    for (unsigned i2 = 0; i2 < box[2]; ++i2)
+      for (unsigned i1 = 0; i1 < box[1]; ++i1, ++row) {
+        const i64 at[] = {i64{start[1]} + i1, i64{start[2]} + i2, i64{start[3]} + i3};
+        bool inside = true;
+        i64 offset = 0;
+        for (std::size_t d = 0; d < 3; ++d) {
+          inside &= at[d] >= 0 && at[d] < static_cast<i64>(sizes[d + 1]);
+          offset += at[d] * static_cast<i64>(strides[d]);
+        }
+        for (unsigned i0 = 0; i0 < box[0]; ++i0) {
+          std::uint16_t element = 0;
+          if (inside && c0 + i0 < sizes[0])
+            std::memcpy(&element, static_cast<const char*>(map.data) + offset + 2 * (c0 + i0), 2);
+          emulator::block().store(emulator::Block::swizzled(to + row * 128 + i0 * 2), element);
+        }
+      }
+  emulator::block().complete(bar, i64{row} * box[0] * 2);
+}
+
+inline void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  emulator::block().store(to, uint4{a, b, c, d});
+}
+
+inline void wgmma_fence() {}
+inline void wgmma_commit_group() {}
+template <int pending>
+void wgmma_wait_group() {
+  emulator::block().warp_sync();  // all lanes have read what is released now
+}
+inline u64 wgmma_descriptor(u32 address, u32 leading) {
+  return u64{leading} << 32 | address;
+}
+
+// Element (row, column) of an operand of 16 columns, or, with N contiguous, of 16 rows in panels of 64
+// columns.
+template <class T>
+float operand_element(u32 base, u32 row, u32 column) {
+  return emulator::to_float(
+      T{}, emulator::block().load<std::uint16_t>(emulator::Block::swizzled(base + row * 128 + column * 2)));
+}
+template <class T, bool n_major>
+float operand_b(u64 descriptor, int k, int n) {
+  const u32 base = static_cast<u32>(descriptor), leading = static_cast<u32>(descriptor >> 32);
+  const auto uk = static_cast<u32>(k), un = static_cast<u32>(n);
+  return n_major ? operand_element<T>(base + un / 64 * leading, uk, un % 64)
+                 : operand_element<T>(base, un, uk);
+}
+
+template <class T, int N>
+void wgmma_ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
+  emulator::Operand rows[2];
+  for (u32 r = 0; r < 2; ++r)
+    for (u32 k = 0; k < 16; ++k)
+      rows[r][k] = operand_element<T>(static_cast<u32>(a),
+                                      threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r, k);
+  emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, false>(b, k, n); }, accumulate);
+}
+template <class T, int N, bool b_n_major>
+void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
+  const auto lanes = emulator::block().all_lanes(std::array{a0, a1, a2, a3});
+  emulator::Operand rows[2];
+  for (u32 r = 0; r < 2; ++r)
+    for (u32 k = 0; k < 16; ++k)
+      rows[r][k] = emulator::to_float(
+          T{}, lanes[threadIdx.x % 32 / 4 * 4 + k % 8 / 2][k / 8 * 2 + r] >> k % 2 * 16 & 0xffff);
+  emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, b_n_major>(b, k, n); }, accumulate);
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,192 @@
+// The sm_90a forward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
+// oracle: where rows, heads and lengths go, without a GPU.
+#include <gtest/gtest.h>
+
+#include "codegen/search_space.hpp"
+#include "cuda/forward_sm90a.cuh"
+#include "runtime/arguments.hpp"
+#include "runtime/cuda/tile_plan.hpp"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using device::Align;
+
+// A kernel, as render() writes it.
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+struct SpecOf {
+  using Element = Element_;
+  using Mask = device::Intersect<device::Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool lse = true, varlen = varlen_;
+};
+template <int block_m_, int block_n_, bool q_in_registers_, bool pack_gqa_,
+          device::TileOrder tile_order_ = device::TileOrder::heads>
+struct ConfigOf {
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = 2, num_warps = block_m / 16 + 4;
+  static constexpr bool q_in_registers = q_in_registers_, ping_pong = block_m > 64, pack_gqa = pack_gqa_;
+  static constexpr device::TileOrder tile_order = tile_order_;
+};
+
+template <class Spec, class Config>
+void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
+  constexpr int multiprocessors = 5;
+  const KernelConfig config{
+      Config::block_m,
+      Config::block_n,
+      Config::num_stages,
+      Config::num_warps,
+      Config::q_in_registers,
+      Config::ping_pong,
+      Config::tile_order == device::TileOrder::sections ? TileOrder::sections : TileOrder::heads,
+      Config::pack_gqa};
+  const Target target = Target::parse("sm_90a");
+  ASSERT_EQ(misfit(spec, target, config), "");
+  CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+  if (checked.empty) return;
+  device::ForwardParams& p = checked.params;
+  gridDim.x = cuda::plan_tiles(spec, target, config, multiprocessors, p);
+  const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
+  device::ForwardMaps maps;
+  const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
+                           device::TensorMap& map) {
+    const emulator::TensorMap described{tensor.data, &shape};
+    std::memcpy(&map, &described, sizeof described);
+    EXPECT_EQ(shape.box[0] * 2, 128u);
+    for (const unsigned size : shape.box) EXPECT_LE(size, 256u);
+    for (const auto stride : shape.strides) EXPECT_EQ(stride % 16, 0u);
+  };
+  describe(p.q, shapes.q, maps.q);
+  describe(p.k, shapes.k, maps.k);
+  describe(p.v, shapes.v, maps.v);
+  constexpr int shared_bytes = device::Sm90aLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m,
+                                                   Config::block_n, Config::num_stages)
+                                   .end;
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+    emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
+                         [&] { device::forward_sm90a<Spec, Config>(p, maps); });
+}
+
+constexpr int not_a_number = 0xff;  // in every byte
+
+class ForwardSm90a : public testing::Test {
+ protected:
+  // Lends its memory and runs nothing.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  template <class Spec>
+  static Case with_spec(Case given, std::vector<Mask> masks) {
+    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
+    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+                              {.head_dim_v = Spec::head_dim_v, .lse = Spec::lse, .varlen = Spec::varlen});
+    return given;
+  }
+  template <class Spec, class Config>
+  void expect(const Case& given, std::vector<Mask> masks) {
+    Workload workload(host, with_spec<Spec>(given, std::move(masks)));
+    workload.reset();
+    launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number);
+    EXPECT_TRUE(workload.check());
+  }
+  // Groups of every kind: one head, powers of two, divisors of no tile, more heads than a tile has rows.
+  template <class Spec, class Config>
+  void expect_groups(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
+    std::uint64_t seed = 0;
+    for (const auto& [group, heads_kv] :
+         {std::pair{1, 3}, {2, 2}, {3, 2}, {4, 2}, {5, 1}, {6, 1}, {7, 2}, {8, 1}, {16, 1}, {71, 1}})
+      for (const int rows : seqlens_q) {
+        Case c{.batch = 2,
+               .heads_q = group * heads_kv,
+               .heads_kv = heads_kv,
+               .seqlen_q = rows,
+               .seqlen_k = seqlen_k,
+               .layout = static_cast<MemoryLayout>(seed % 5),
+               .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
+               .seed = seed + 1};
+        if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
+        ++seed;
+        expect<Spec, Config>(c, masks);
+      }
+  }
+};
+
+using Bf16 = device::bf16;
+using Fp16 = device::fp16;
+using enum CausalAlign;
+using device::TileOrder::heads;
+using device::TileOrder::sections;
+using BottomRight = device::Causal<Align::bottom_right>;
+using TopLeft = device::Causal<Align::top_left>;
+
+TEST_F(ForwardSm90a, HeadsApart) {
+  expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
+      {CausalMask{}}, {1, 70}, 50);
+  expect_groups<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false>>({}, {30}, 50);
+}
+
+TEST_F(ForwardSm90a, PackedHeads) {
+  expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, true, sections>>(
+      {CausalMask{}}, {1, 3, 13, 37, 65}, 50);
+}
+TEST_F(ForwardSm90a, PackedHeadsInLargerTiles) {
+  expect_groups<SpecOf<Fp16, 72, 16, false, TopLeft>, ConfigOf<128, 48, false, true, sections>>(
+      {CausalMask{top_left}}, {5, 40}, 60);
+  expect_groups<SpecOf<Bf16, 16, 24, false>, ConfigOf<192, 32, true, true>>({}, {5, 50}, 40);
+}
+TEST_F(ForwardSm90a, PackedHeadsOfPackedSequences) {
+  expect_groups<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true>>({CausalMask{}},
+                                                                                       {1, 21, 50}, 70);
+}
+TEST_F(ForwardSm90a, PackedHeadsUnderATree) {
+  expect_groups<SpecOf<Bf16, 24, 40, false, device::Tree>, ConfigOf<64, 32, true, true>>({TreeMask{}},
+                                                                                         {1, 30}, 70);
+}
+TEST_F(ForwardSm90a, PackedHeadsWithPadding) {
+  expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindow<Align::bottom_right>, device::Padding>,
+                ConfigOf<64, 32, true, true>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
+}
+TEST_F(ForwardSm90a, PackedHeadsUnderLists) {
+  expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>,
+                       device::BlockSparse<16, 32, false>>,
+                ConfigOf<64, 32, true, true>>(
+      {SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 32}}, {1, 45}, 90);
+}
+
+// Rows of a tile that are nobody's: what their memory held before must not move a bit of the others', whose
+// warp they share.
+TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
+  using Spec = SpecOf<Bf16, 24, 40, false>;
+  Workload workload(host,
+                    with_spec<Spec>({.heads_q = 5, .heads_kv = 1, .seqlen_q = 23, .seqlen_k = 200}, {}));
+  ASSERT_EQ(cuda::packed_heads(5, 23, 64), 5);
+  std::vector<std::vector<std::byte>> outputs;
+  for (const int garbage : {not_a_number, 0x00, 0x41}) {  // 0x4141 is 12
+    workload.reset();
+    launch<Spec, ConfigOf<64, 32, true, true>>(workload.given().spec, workload.args(), garbage);
+    EXPECT_TRUE(workload.check());
+    outputs.push_back(workload.outputs());
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_EQ(outputs[0], outputs[2]);
+}
+
+TEST(PackedHeads, MakeTheFewestTiles) {
+  EXPECT_EQ(cuda::packed_heads(1, 1, 128), 1);
+  EXPECT_EQ(cuda::packed_heads(8, 1, 64), 8);
+  EXPECT_EQ(cuda::packed_heads(4, 64, 128), 2);  // two tiles either way
+  EXPECT_EQ(cuda::packed_heads(4, 16, 64), 4);
+  EXPECT_EQ(cuda::packed_heads(7, 64, 128), 7);
+  EXPECT_EQ(cuda::packed_heads(7, 8192, 128), 1);  // 18 tokens of seven heads leave two rows
+  EXPECT_EQ(cuda::packed_heads(71, 1, 64), 1);
+  EXPECT_EQ(cuda::packed_heads(71, 1, 128), 71);
+  EXPECT_EQ(cuda::packed_heads(128, 1, 64), 64);
+  EXPECT_EQ(cuda::packed_heads(4, 2147483647, 128), 1);
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

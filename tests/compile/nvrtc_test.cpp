@@ -194,6 +194,36 @@ TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
   });
 }
 
+// Heads packed where each has few rows: every head dimension, and what else decides code.
+TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  const auto add = [&](const AttentionSpec& spec, int seqlen_q) {
+    const Shape shape{
+        .batch = 8, .seqlen_q = seqlen_q, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
+    cases.push_back({spec, target, heuristic_config(spec, target, shape)});
+    EXPECT_TRUE(cases.back().config.pack_gqa) << cases.back().name();
+  };
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8)
+    add(make_spec(head_dim % 16 ? DType::fp16 : DType::bf16, head_dim), head_dim % 24 ? 64 : 1);
+  for (const std::vector<Mask>& masks :
+       std::vector<std::vector<Mask>>{{CausalMask{}},
+                                      {CausalMask{CausalAlign::top_left}, PaddingMask{}},
+                                      {TreeMask{}},
+                                      {SlidingWindowMask{.sinks = true}, PaddingMask{}, BlockSparseMask{}}})
+    for (const int head_dim : {64, 128, 256})
+      for (const int seqlen_q : {1, 256}) {
+        AttentionSpec spec = make_spec(DType::bf16, head_dim);
+        spec.mask = masks;
+        spec.varlen = seqlen_q == 256 && masks.size() == 1;
+        add(spec.validated(), seqlen_q);
+      }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 // ---- a pairwise sample ----
 
 // A point of the sample: an index into each axis.

@@ -21,8 +21,8 @@ const char* name_of(MemoryLayout layout) {
 }
 
 const char* name_of(Data data) {
-  constexpr const char* names[] = {"random",  "equal_scores", "rising",
-                                   "falling", "huge_scores",  "positive_v"};
+  constexpr const char* names[] = {"random",     "equal_scores", "rising",   "falling",  "huge_scores",
+                                   "positive_v", "plain",        "outliers", "long_rows"};
   return names[static_cast<int>(data)];
 }
 
@@ -195,12 +195,18 @@ void Workload::fill() {
   const Tensor q = used(*q_), k = used(*k_), v = used(*v_);
   verify::RandomOptions options;
   if (case_.data == Data::huge_scores) options.scale = 30;
+  if (case_.data == Data::plain || case_.data == Data::long_rows) options.outlier_every = 0;
+  if (case_.data == Data::plain || case_.data == Data::outliers) options.long_row_every = 0;
   verify::fill_random(q, case_.seed * 3, options);
   verify::fill_random(k, case_.seed * 3 + 1, options);
-  verify::fill_random(v, case_.seed * 3 + 2);
+  options.scale = 1;
+  verify::fill_random(v, case_.seed * 3 + 2, options);
   switch (case_.data) {
     case Data::random:
     case Data::huge_scores:
+    case Data::plain:
+    case Data::outliers:
+    case Data::long_rows:
       break;
     case Data::equal_scores:
       transform(k, [](std::int64_t c, std::int64_t, float) { return static_cast<float>(c % 5) - 2.0f; });

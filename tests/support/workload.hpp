@@ -23,6 +23,9 @@ enum class Data {
   falling,      // the other way
   huge_scores,  // random, 30 times as large
   positive_v,   // random, V around 3
+  plain,        // bell-shaped; the same with outliers, or with long rows
+  outliers,
+  long_rows,
 };
 
 // Plain data; str() says all of it.
@@ -52,6 +55,8 @@ class Workload {
 
   const Case& given() const { return case_; }
   const AttentionArgs& args() const { return device_args_; }
+  // The same tensors on the host; outputs as check() has fetched them.
+  const AttentionArgs& host_args() const { return host_args_; }
   const Kernel& kernel(Engine& engine) const { return engine.get(case_.spec, case_.shape()); }
 
   // Poisons the outputs; call before each launch.

@@ -1,0 +1,224 @@
+// Errors of outputs against those of FlashAttention's arithmetic, computed here: what a kernel adds of its
+// own is at most a fifth. The bound of the other tests is a worst case; this holds the usual one.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/mask.hpp"
+#include "tools/verify/oracle.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+constexpr double allowed = 1.2;
+
+float rounded(DType dtype, float value) {
+  return dtype == DType::bf16 ? verify::bf16_to_float(verify::float_to_bf16(value))
+                              : verify::fp16_to_float(verify::float_to_fp16(value));
+}
+
+// Sizes of a case whose tensors are contiguous.
+struct Sizes {
+  std::size_t rows, heads, dim;  // of o, batch entries one after another
+  std::size_t at(int batch, int seqlen, int row, int head) const {
+    return ((static_cast<std::size_t>(batch) * seqlen + row) * heads + head) * dim;
+  }
+};
+
+// Weights as an algorithm multiplies them with V, from exact ones at most 1.
+using Weight = std::function<float(float)>;
+
+// The algorithm in float32: blocks of keys, an online softmax, weights that meet V as `weight` leaves them,
+// one division at the end, rounded to the dtype.
+std::vector<float> flash_attention(const Case& c, const AttentionArgs& args, const Sizes& sizes,
+                                   const Weight& weight) {
+  constexpr int block_n = 64;
+  const int dim = c.spec.head_dim, dim_v = c.spec.head_dim_v;
+  const float scale = 1 / std::sqrt(static_cast<float>(dim));
+  const auto floats = [&](const Tensor& t) {
+    std::vector<float> values(static_cast<std::size_t>(t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3]));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(verify::load_element(t.data, t.dtype, static_cast<std::int64_t>(i)));
+    return values;
+  };
+  const std::vector<float> q = floats(*args.q), k = floats(*args.k), v = floats(*args.v);
+  std::vector<float> o(sizes.rows * sizes.heads * sizes.dim);
+  for (const verify::Sequence& s : verify::sequences_of(c.spec, args)) {
+    for (int head = 0; head < c.heads_q; ++head) {
+      const int head_kv = head / (c.heads_q / c.heads_kv);
+      const auto key_at = [&](int key) {
+        return (static_cast<std::size_t>(s.batch) * c.seqlen_k + key) * c.heads_kv + head_kv;
+      };
+      for (int row = 0; row < c.seqlen_q; ++row) {
+        const float* const of_q = &q[sizes.at(s.batch, c.seqlen_q, row, head) / sizes.dim * dim];
+        std::vector<float> sum(static_cast<std::size_t>(dim_v));
+        float top = -HUGE_VALF, total = 0;
+        for (int begin = 0; begin < c.seqlen_k; begin += block_n) {
+          std::vector<std::pair<int, float>> scores;
+          float higher = top;
+          for (int key = begin; key < std::min(begin + block_n, c.seqlen_k); ++key) {
+            if (!verify::sees(c.spec, args, s, head, row, key)) continue;
+            const float* const of_k = &k[key_at(key) * dim];
+            float score = 0;
+            for (int d = 0; d < dim; ++d) score += of_q[d] * of_k[d];
+            scores.emplace_back(key, score * scale);
+            higher = std::max(higher, score * scale);
+          }
+          if (scores.empty()) continue;
+          const float correction = std::exp(top - higher);
+          top = higher;
+          total *= correction;
+          for (float& x : sum) x *= correction;
+          for (const auto& [key, score] : scores) {
+            const float p = std::exp(score - top), rounded_p = weight(p);
+            const float* const of_v = &v[key_at(key) * dim_v];
+            total += p;
+            for (int d = 0; d < dim_v; ++d) sum[d] += rounded_p * of_v[d];
+          }
+        }
+        for (int d = 0; d < dim_v; ++d)
+          o[sizes.at(s.batch, c.seqlen_q, row, head) + d] =
+              total > 0 ? rounded(c.spec.dtype, sum[d] / total) : 0;
+      }
+    }
+  }
+  return o;
+}
+
+// Two norms, both means over thousands of roundings, so that another order of the same operations moves them
+// by a percent or two. (The largest error of all is one rounding's luck: among algorithms that are equally
+// good it differs by tens of percent.) The root mean square lets rows of large values decide; in the mean
+// over rows of the largest error in a row, in units of the row's own values, all count alike.
+struct Errors {
+  double rms = 0, of_rows = 0;
+};
+
+Errors errors_of(const std::vector<float>& o, const std::vector<double>& exact, std::size_t dim) {
+  Errors e;
+  std::size_t rows = 0;
+  for (std::size_t row = 0; row < o.size(); row += dim) {
+    double largest = 0, squares = 0;
+    for (std::size_t i = row; i < row + dim; ++i) {
+      const double error = std::abs(static_cast<double>(o[i]) - exact[i]);
+      e.rms += error * error;
+      largest = std::max(largest, error);
+      squares += exact[i] * exact[i];
+    }
+    if (squares == 0) continue;  // sees no key
+    e.of_rows += largest / std::sqrt(squares / static_cast<double>(dim));
+    ++rows;
+  }
+  return {std::sqrt(e.rms / static_cast<double>(o.size())), e.of_rows / static_cast<double>(rows)};
+}
+
+// What a case's kernel computed, and what there is to compare it with.
+class Measured {
+ public:
+  Measured(TestDevice& device, const Case& c)
+      : case_(c),
+        workload_(device, c),
+        sizes_{static_cast<std::size_t>(c.batch) * c.seqlen_q, static_cast<std::size_t>(c.heads_q),
+               static_cast<std::size_t>(c.spec.head_dim_v)},
+        exact_(sizes_.rows * sizes_.heads * sizes_.dim) {
+    verify::forward_reference(c.spec, workload_.host_args(), [&](const verify::ReferenceRow& row) {
+      std::copy(
+          row.o.begin(), row.o.end(),
+          exact_.begin() + static_cast<std::ptrdiff_t>(sizes_.at(row.batch, c.seqlen_q, row.row, row.head)));
+    });
+  }
+
+  Errors kernel(Engine& engine) {
+    workload_.reset();
+    workload_.kernel(engine).launch(workload_.args());
+    EXPECT_TRUE(workload_.check());
+    const Tensor& o = *workload_.host_args().o;
+    std::vector<float> values(exact_.size());
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(verify::load_element(o.data, o.dtype, static_cast<std::int64_t>(i)));
+    return errors_of(values, exact_, sizes_.dim);
+  }
+  Errors algorithm(const Weight& weight) const {
+    return errors_of(flash_attention(case_, workload_.host_args(), sizes_, weight), exact_, sizes_.dim);
+  }
+  Errors algorithm() const {
+    return algorithm([&](float p) { return rounded(case_.spec.dtype, p); });
+  }
+
+ private:
+  Case case_;
+  Workload workload_;
+  Sizes sizes_;
+  std::vector<double> exact_;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> list;
+  std::uint64_t seed = 0;
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const auto& [dim, dim_v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {40, 72}})
+      for (const bool causal : {false, true})
+        for (const Data data : {Data::plain, Data::outliers, Data::long_rows})
+          list.push_back({.spec = forward_spec(dtype, dim,
+                                               causal ? std::vector<Mask>{CausalMask{}} : std::vector<Mask>{},
+                                               {.head_dim_v = dim_v}),
+                          .heads_q = 4,
+                          .heads_kv = 2,
+                          .seqlen_q = 150,
+                          .seqlen_k = data == Data::plain ? 1500 : 400,
+                          .data = data,
+                          .seed = ++seed});
+  return list;
+}
+
+class Accuracy : public OnEveryDevice {};
+
+TEST_P(Accuracy, IsThatOfFlashAttention) {
+  Errors worst;
+  for (const Case& c : cases()) {
+    Measured measured(on(), c);
+    const Errors ours = measured.kernel(on().engine()), theirs = measured.algorithm();
+    EXPECT_LE(ours.rms, allowed * theirs.rms) << c.str();
+    EXPECT_LE(ours.of_rows, allowed * theirs.of_rows) << c.str();
+    worst = {std::max(worst.rms, ours.rms / theirs.rms),
+             std::max(worst.of_rows, ours.of_rows / theirs.of_rows)};
+  }
+  std::cout << "  at most " << verify::digits(worst.rms, 3) << " of FlashAttention's error (rms), "
+            << verify::digits(worst.of_rows, 3) << " (rows)" << std::endl;
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Accuracy);
+
+// What the norms see: weights rounded a second time on their way, cut off instead of rounded, and
+// exponentials by too short a polynomial are all beyond what is allowed. (Where one key of a row outweighs
+// all others, as under long rows, errors of weights cancel in their sum.)
+TEST(AccuracyNorms, SeeWorseArithmetic) {
+  TestDevice host({Device::Kind::cpu, 0}, "x86-64-v3");
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    const float unit = dtype == DType::bf16 ? 0x1p-8f : 0x1p-11f;
+    const std::pair<const char*, Weight> variants[] = {
+        {"rounded twice", [&](float p) { return rounded(dtype, rounded(dtype, p) * 0.7f) / 0.7f; }},
+        {"cut off", [&](float p) { return rounded(dtype, p * (1 - unit / 2)); }},
+        {"a coarse exponential", [&](float p) { return rounded(dtype, p * (1 + unit * std::sin(40 * p))); }}};
+    for (const Data data : {Data::plain, Data::outliers}) {
+      const Measured measured(host, {.spec = forward_spec(dtype, 64),
+                                     .heads_q = 4,
+                                     .heads_kv = 2,
+                                     .seqlen_q = 150,
+                                     .seqlen_k = 400,
+                                     .data = data});
+      const Errors good = measured.algorithm();
+      for (const auto& [name, weight] : variants) {
+        const Errors bad = measured.algorithm(weight);
+        EXPECT_TRUE(bad.rms > allowed * good.rms || bad.of_rows > allowed * good.of_rows) << name;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

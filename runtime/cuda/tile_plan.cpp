@@ -11,6 +11,10 @@
 namespace flashjit::cuda {
 namespace {
 
+// What K and V of a section may take of the L2: of 50 MB, most of which others' on their way through leave
+// alone, and of an A100's 40, which are two halves.
+constexpr std::int64_t l2_of_h100 = 32 << 20, l2_of_others = 16 << 20;
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
@@ -39,19 +43,20 @@ unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const Kerne
                     std::to_string(tiles) + " tiles of " + std::to_string(config.block_m) +
                     " query rows: a launch has at most 2147483647 blocks; split the batch");
   }
-  if (!target.specific || uneven_on_device(spec.mask, spec.varlen))
-    return static_cast<unsigned>(heads * tiles);
-  // Persistent: a block for every multiprocessor, as far as there is work.
-  const auto grid = static_cast<int>(std::min<std::int64_t>(heads * tiles, multiprocessors));
-  if (config.tile_order == TileOrder::sections) {
+  // sm_90a's are persistent, a block for every multiprocessor as far as there is work, unless only the device
+  // knows how much that is.
+  const bool persistent = target.specific && !uneven_on_device(spec.mask, spec.varlen);
+  const std::int64_t at_a_time = std::min<std::int64_t>(heads * tiles, multiprocessors);
+  if (!target.specific || config.tile_order == TileOrder::sections) {
     const std::int64_t bytes_of_all_heads =
         std::int64_t{p.seqlen_k} * (spec.head_dim + spec.head_dim_v) * 2 * p.num_heads_kv;
     const TileSections sections =
-        tile_sections(static_cast<int>(heads), static_cast<int>(tiles), grid, bytes_of_all_heads / heads_q);
+        tile_sections(static_cast<int>(heads), static_cast<int>(tiles), static_cast<int>(at_a_time),
+                      bytes_of_all_heads / heads_q, target.specific ? l2_of_h100 : l2_of_others);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }
-  return static_cast<unsigned>(grid);
+  return static_cast<unsigned>(persistent ? at_a_time : heads * tiles);
 }
 
 }  // namespace flashjit::cuda

@@ -5,9 +5,6 @@
 namespace flashjit::cuda {
 namespace {
 
-// Of an L2 of 50 MB, most of which others' K and V on their way through leave alone.
-constexpr std::int64_t l2_share = 32 << 20;
-
 int ceil_div(std::int64_t a, std::int64_t b) {
   return static_cast<int>((a + b - 1) / b);
 }
@@ -27,8 +24,9 @@ int section_heads(int heads, int fitting) {
 
 }  // namespace
 
-TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head) {
-  const std::int64_t cached = l2_share / std::max<std::int64_t>(bytes_per_head, 1);
+TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
+                           std::int64_t cache_bytes) {
+  const std::int64_t cached = cache_bytes / std::max<std::int64_t>(bytes_per_head, 1);
   const int fitting = static_cast<int>(
       std::min<std::int64_t>(std::max<std::int64_t>(cached, ceil_div(blocks, tiles)), heads));
   TileSections sections{section_heads(heads, fitting), 0};

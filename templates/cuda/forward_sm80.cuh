@@ -66,7 +66,7 @@ class ForwardSm80 {
         scale_log2_(p.softmax_scale * log2_e) {}
 
   FLASHJIT_FN static TileIndex tile_of_block(const ForwardParams& p) {
-    return tile_index(p, static_cast<int>(ctaid_x()), block_m, 2 * (Spec::head_dim + Spec::head_dim_v));
+    return tile_index(p, static_cast<int>(ctaid_x()), block_m);
   }
 
   FLASHJIT_FN Span rows() const { return {first_row_, min(first_row_ + block_m, seqlen_q_)}; }

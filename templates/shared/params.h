@@ -52,8 +52,8 @@ struct ForwardParams {
   BlockLists blocks;
   TreeBits tree;
 
-  // sm_90a, TileOrder::sections: heads whose tiles are worked on together, and complete rounds of the grid in
-  // them.
+  // sm_80, and sm_90a's TileOrder::sections: heads whose tiles are worked on together, and complete rounds of
+  // a persistent grid in them.
   int section_heads, section_rounds;
   // sm_90a, pack_gqa: query heads of one key/value head whose rows share tiles, a divisor of their number.
   int packed_heads;

@@ -16,12 +16,14 @@ struct Index {
 Index gridDim, blockIdx;
 }  // namespace
 
+#include "templates/cuda/tile_order.cuh"
 #include "templates/cuda/tile_schedule.cuh"
 
 namespace flashjit {
 namespace {
 
 constexpr int block_m = 128;
+constexpr std::int64_t cache_bytes = 32 << 20;
 
 struct Launch {
   int batch, heads, seqlen_q;
@@ -29,16 +31,25 @@ struct Launch {
   std::int64_t bytes_per_head;
 };
 
+int tiles_of(const Launch& launch) {
+  return (launch.seqlen_q + block_m - 1) / block_m;
+}
+
+cuda::TileSections sections_of(const Launch& launch) {
+  return cuda::tile_sections(launch.batch * launch.heads, tiles_of(launch), launch.blocks,
+                             launch.bytes_per_head, cache_bytes);
+}
+
 // How many key blocks each block of the grid computes under a causal mask; fails where a tile is missing or
 // comes twice.
 template <device::TileOrder order>
 std::vector<int> loads(const Launch& launch) {
-  const int tiles = (launch.seqlen_q + block_m - 1) / block_m, heads = launch.batch * launch.heads;
+  const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
   device::ForwardParams params{};
   params.batch = launch.batch;
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;
-  const cuda::TileSections sections = cuda::tile_sections(heads, tiles, launch.blocks, launch.bytes_per_head);
+  const cuda::TileSections sections = sections_of(launch);
   params.section_heads = sections.heads;
   params.section_rounds = sections.rounds;
   gridDim.x = static_cast<unsigned>(launch.blocks);
@@ -64,6 +75,30 @@ std::vector<int> loads(const Launch& launch) {
   return load;
 }
 
+// sm_80's order: a block a tile, sections one after another, the longest tiles of each first.
+void expect_tiles_in_sections(const Launch& launch) {
+  const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
+  device::ForwardParams params{};
+  params.batch = launch.batch;
+  params.num_heads_q = launch.heads;
+  params.seqlen_q = launch.seqlen_q;
+  params.section_heads = sections_of(launch).heads;
+  std::vector<int> visits(static_cast<std::size_t>(heads * tiles));
+  int section = 0, longest = tiles;
+  for (int block = 0; block < heads * tiles; ++block) {
+    const auto [batch, head_q, m_block] = device::tile_index(params, block, block_m);
+    const int head = batch * launch.heads + head_q;
+    ++visits.at(static_cast<std::size_t>(head * tiles + m_block));
+    if (head / params.section_heads != section) {
+      EXPECT_EQ(head / params.section_heads, ++section);
+      longest = tiles;
+    }
+    EXPECT_LE(m_block, longest);
+    longest = m_block;
+  }
+  EXPECT_EQ(std::count(visits.begin(), visits.end(), 1), heads * tiles);
+}
+
 int blocks_of(int heads, int seqlen_q, int multiprocessors) {
   return std::min(heads * ((seqlen_q + block_m - 1) / block_m), multiprocessors);
 }
@@ -79,6 +114,7 @@ TEST(TileSchedule, EveryTileOnce) {
     launch.bytes_per_head = std::int64_t{up_to(1 << 14)} * up_to(1 << 14);
     loads<device::TileOrder::sections>(launch);
     loads<device::TileOrder::heads>(launch);
+    expect_tiles_in_sections(launch);
   }
 }
 
@@ -97,10 +133,12 @@ TEST(TileSchedule, SectionsAreEven) {
 }
 
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {
-  EXPECT_EQ(cuda::tile_sections(32, 64, 132, 4 << 20).heads, 8);            // 32 MB
-  EXPECT_EQ(cuda::tile_sections(4, 64, 132, 4 << 20).heads, 4);             // all there are
-  EXPECT_EQ(cuda::tile_sections(34, 64, 132, 4 << 20).heads, 17 / 2);       // 2 x 17 has no such divisor
-  EXPECT_EQ(cuda::tile_sections(7, 1, 7, std::int64_t{1} << 40).heads, 7);  // as many as a round takes
+  EXPECT_EQ(cuda::tile_sections(32, 64, 132, 4 << 20, cache_bytes).heads, 8);  // 32 MB
+  EXPECT_EQ(cuda::tile_sections(4, 64, 132, 4 << 20, cache_bytes).heads, 4);   // all there are
+  EXPECT_EQ(cuda::tile_sections(34, 64, 132, 4 << 20, cache_bytes).heads,
+            17 / 2);  // 2 x 17 has no such divisor
+  EXPECT_EQ(cuda::tile_sections(7, 1, 7, std::int64_t{1} << 40, cache_bytes).heads,
+            7);  // as many as a round takes
 }
 
 }  // namespace

@@ -23,10 +23,13 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 
 int packed_heads(int group, int seqlen_q, int block_m) {
   const auto tiles = [&](int heads) { return group / heads * ceil_div(seqlen_q, block_m / heads); };
-  int best = 1;
-  for (int heads = 2; heads <= std::min(group, block_m); ++heads)
-    if (group % heads == 0 && tiles(heads) < tiles(best)) best = heads;
-  return best;
+  const int most = std::min(group, block_m);
+  std::int64_t fewest = tiles(1);
+  for (int heads = 2; heads <= most; ++heads)
+    if (group % heads == 0) fewest = std::min(fewest, tiles(heads));
+  int heads = 1;
+  while (group % heads != 0 || 16 * tiles(heads) > 17 * fewest) ++heads;
+  return heads;
 }
 
 unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,

@@ -9,8 +9,9 @@
 namespace flashjit::cuda {
 
 // pack_gqa (templates/cuda/tile_rows.cuh): how many of a group's query heads share a tile. Of the divisors of
-// the group that which makes the fewest tiles of block_m rows for seqlen_q rows each, and so the fewest reads
-// of their keys; the smallest of several. All are positive.
+// the group the smallest with which block_m rows a tile make about the fewest tiles, and so the fewest reads
+// of keys, for seqlen_q rows a head: a sixteenth more are as good, so that long sequences stay as they are.
+// All are positive.
 int packed_heads(int group, int seqlen_q, int block_m);
 
 // The blocks of the grid. Sets in params what the device needs to know about tiles. Throws invalid_argument

@@ -17,10 +17,10 @@ template <class Spec, class Config>
 struct ForwardSm90a {
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
-  // Where only the device knows which tiles are long, the order is by heads and every tile has a block of its
-  // own.
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
+  // Where only the device knows which tiles are long, the order is by heads and every tile has a block of its
+  // own.
   using Schedule = TileSchedule<Config::tile_order, Rows>;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 

@@ -185,6 +185,9 @@ TEST(PackedHeads, MakeTheFewestTiles) {
   EXPECT_EQ(cuda::packed_heads(71, 1, 64), 1);
   EXPECT_EQ(cuda::packed_heads(71, 1, 128), 71);
   EXPECT_EQ(cuda::packed_heads(128, 1, 64), 64);
+  EXPECT_EQ(cuda::packed_heads(4, 1000, 128), 1);  // 32 tiles either way
+  EXPECT_EQ(cuda::packed_heads(4, 520, 128), 2);   // 18, and all four 17, in place of 20
+  EXPECT_EQ(cuda::packed_heads(4, 4097, 128), 1);  // 129 in place of 132
   EXPECT_EQ(cuda::packed_heads(4, 2147483647, 128), 1);
 }
 

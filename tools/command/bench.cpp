@@ -46,12 +46,12 @@ PinnedConfig parse_config(const std::string& text, PinnedConfig pins) {
   return pins;
 }
 
-std::vector<AttentionSpec> with_configs(const AttentionSpec& spec, const Target& target,
+std::vector<AttentionSpec> with_configs(const AttentionSpec& spec, const Target& target, const Shape& shape,
                                         const std::string& configs) {
   if (configs.empty()) return {spec};
   std::vector<AttentionSpec> specs;
   if (configs == "all") {
-    for (const KernelConfig& c : search_space(spec, target)) {
+    for (const KernelConfig& c : search_space(spec, target, shape)) {
       specs.push_back(spec);
       specs.back().config = pinned(c);
     }
@@ -110,7 +110,8 @@ class Bench {
       works.push_back(
           std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, options_.masks)));
       works.back()->place(engine_.device());
-      const std::vector<AttentionSpec> specs = with_configs(specs_[i], engine_.target(), options_.configs);
+      const std::vector<AttentionSpec> specs =
+          with_configs(specs_[i], engine_.target(), shape, options_.configs);
       get_all(specs, shape);
       for (const AttentionSpec& spec : specs) {
         const Kernel& kernel = engine_.get(spec, shape);

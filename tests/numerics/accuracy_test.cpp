@@ -175,7 +175,7 @@ std::vector<Case> cases() {
   return list;
 }
 
-class Accuracy : public OnEveryDevice {};
+class Accuracy : public ComputesOnEveryDevice {};
 
 TEST_P(Accuracy, IsThatOfFlashAttention) {
   Errors worst;

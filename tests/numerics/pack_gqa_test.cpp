@@ -35,7 +35,7 @@ TEST_P(PackGqa, GroupsAndLengths) {
                                        {3, 70},
                                        {17, 333},
                                        {37, 20},
-                                       {64, 4096},
+                                       {64, 1500},
                                        {65, 65},
                                        {127, 200},
                                        {300, 257},
@@ -97,9 +97,9 @@ TEST_P(PackGqa, Masks) {
   };
   std::uint64_t seed = 0;
   for (const auto& mask : masks)
-    for (const auto& [group, heads_kv] : groups)
-      for (const auto& [rows, keys] : {std::pair{1, 130}, {33, 300}, {64, 1000}, {130, 130}, {200, 70}})
-        expect({.spec = forward_spec(seed % 2 ? DType::fp16 : DType::bf16, 128, mask),
+    for (const auto& [group, heads_kv] : {std::pair{2, 2}, {3, 2}, {4, 2}, {7, 2}, {16, 1}})
+      for (const auto& [rows, keys] : {std::pair{1, 130}, {33, 300}, {64, 600}, {130, 130}, {200, 70}})
+        expect({.spec = forward_spec(DType::bf16, 128, mask),
                 .batch = 3,
                 .heads_q = group * heads_kv,
                 .heads_kv = heads_kv,

@@ -134,6 +134,7 @@ std::string structs(const AttentionSpec& spec, const Target& target, const Kerne
   text += constant("head_dim_v", spec.head_dim_v);
   text += constant("lse", spec.lse);
   text += constant("varlen", spec.varlen);
+  text += constant("dropout", spec.dropout);
   text += "};\n\nstruct Config {\n";
   for_each_choice([&](const char* name, auto choice, auto) {
     using Choice = decltype(choice);
@@ -166,7 +167,7 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
         {.entry = entry,
          .threads = config.num_warps * 32,
          .shared_memory = device::Sm90aLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                              config.num_stages)
+                                              config.num_stages, spec.dropout)
                               .end});
   } else if (target.is_cuda()) {
     source.text += includes("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
@@ -174,11 +175,11 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
                    "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    " + entry +
                    "(const __grid_constant__ ForwardParams params) {\n"
                    "  forward_sm80<Spec, Config>(params);\n}\n";
-    source.steps.push_back(
-        {.entry = entry,
-         .threads = config.num_warps * 32,
-         .shared_memory = device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m,
-                                                             config.block_n, config.num_stages)});
+    source.steps.push_back({.entry = entry,
+                            .threads = config.num_warps * 32,
+                            .shared_memory = device::cuda_forward_shared_memory(
+                                spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                config.num_stages, spec.dropout)});
     // At its default level ptxas loads operands ahead until what else is live no longer fits, or squeezes
     // small kernels into fewer registers than they need: both spill, and the former is slower.
     const int accumulators =
@@ -190,9 +191,10 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
                    "extern \"C\" void " + entry +
                    "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"
                    "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
-    source.steps.push_back({.entry = entry,
-                            .scratch = device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v,
-                                                                   config.block_m, config.block_n)});
+    source.steps.push_back(
+        {.entry = entry,
+         .scratch = device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v, config.block_m,
+                                                config.block_n, spec.dropout)});
   }
   collect_headers(source.text, source.headers);
   return source;

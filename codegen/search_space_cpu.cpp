@@ -12,7 +12,8 @@ namespace {
 constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
 
 int scratch(const AttentionSpec& spec, const KernelConfig& config) {
-  return device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n);
+  return device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                     spec.dropout);
 }
 
 std::string refusal(const AttentionSpec&, const Target&) {

@@ -10,7 +10,7 @@ constexpr int rows_of_a_warp = 16;
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                            config.num_stages);
+                                            config.num_stages, spec.dropout);
 }
 
 std::string refusal(const AttentionSpec& spec, const Target& target) {

@@ -17,24 +17,30 @@ int consumers(const KernelConfig& config) {
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::Sm90aLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                             config.num_stages)
+                             config.num_stages, spec.dropout)
       .end;
 }
 
-// Registers of a consumer's thread that hold scores, weights, output and Q, and what masks look up.
+// Masks that the producer looks up for the consumers, and these where a block is not whole.
+bool looks_up(const AttentionSpec& spec) {
+  const auto* window = find_mask<SlidingWindowMask>(spec.mask);
+  return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) || (window && window->sinks);
+}
+
+// Registers of a consumer's thread that hold scores, weights, output and Q, what masks look up, and dropout's
+// words of its rows.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
-  const auto* window = find_mask<SlidingWindowMask>(spec.mask);
-  const bool looks_up =
-      find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) || (window && window->sinks);
-  return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up ? 16 : 0);
+  return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
+         (spec.dropout ? 4 : 0);
 }
 
 // How many of them leave enough for the rest, of the 255, 240 or 160 that a thread of 1, 2 or 3 consumers
-// has. Found by compiling; tests/compile holds every config to no spills.
-int register_budget(const KernelConfig& config) {
+// has, less what dropout takes. Found by compiling; tests/compile holds every config to no spills.
+int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {196, 196, 116};
-  return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1];
+  return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1] -
+         (spec.dropout ? device::Sm90aLayout::registers_for_words(consumers(config), looks_up(spec)) : 0);
 }
 
 // Whether the query heads of a group see the same keys.
@@ -73,11 +79,11 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return std::string("tile_order ") + to_string(config.tile_order) +
            " is not heads: which tiles are long is only known on the device";
   }
-  if (const int held = held_registers(spec, config); held > register_budget(config)) {
+  if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
     return "block_n " + std::to_string(config.block_n) +
            (config.q_in_registers ? " with q_in_registers" : "") + " and block_m " +
            std::to_string(config.block_m) + " hold " + std::to_string(held) +
-           " values in registers, more than the " + std::to_string(register_budget(config)) +
+           " values in registers, more than the " + std::to_string(register_budget(spec, config)) +
            " that a thread has for them";
   }
   if (const int bytes = shared_memory(spec, config); bytes > target.max_shared_memory()) {

@@ -62,8 +62,9 @@ AttentionSpec AttentionSpec::validated() const {
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
   spec.mask = canonical(std::move(spec.mask));
 
-  if (spec.dtype == DType::int32)
-    invalid("dtype int32 is for lengths and offsets; bf16, fp16 or fp32 would work");
+  if (spec.dtype == DType::int32 || spec.dtype == DType::int64)
+    invalid(std::string("dtype ") + to_string(spec.dtype) +
+            " is for lengths, offsets and seeds; bf16, fp16 or fp32 would work");
   check_steps("head_dim", spec.head_dim, smallest_head_dim, largest_head_dim, head_dim_step);
   check_steps("head_dim_v", spec.head_dim_v, smallest_head_dim, largest_head_dim, head_dim_step);
   check_pin("block_m", spec.config.block_m, 16, 1024, 16);
@@ -76,7 +77,6 @@ AttentionSpec AttentionSpec::validated() const {
                 " is not supported by this version; forward would work");
   }
   check_masks(spec.mask, spec.varlen);
-  refuse("dropout", spec.dropout);
   refuse("paged", spec.paged);
   return spec;
 }
@@ -146,6 +146,8 @@ const char* to_string(DType dtype) noexcept {
       return "bf16";
     case DType::int32:
       return "int32";
+    case DType::int64:
+      return "int64";
   }
   return "unknown";
 }
@@ -168,6 +170,8 @@ std::size_t size_of(DType dtype) noexcept {
     case DType::fp16:
     case DType::bf16:
       return 2;
+    case DType::int64:
+      return 8;
   }
   return 0;
 }

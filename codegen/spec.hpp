@@ -13,7 +13,7 @@
 namespace flashjit {
 
 enum class Operation { forward, backward, decode };
-enum class DType { fp32, fp16, bf16, int32 };  // int32: lengths and offsets only
+enum class DType { fp32, fp16, bf16, int32, int64 };  // int32: lengths and offsets only; int64: seeds
 
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
@@ -21,9 +21,9 @@ struct FLASHJIT_API AttentionSpec {
   int head_dim = 0;
   int head_dim_v = 0;           // 0: as head_dim
   std::vector<Mask> mask = {};  // intersection; empty: every key is seen
-  bool dropout = false;
-  bool lse = true;      // write the log-sum-exp of every row
-  bool varlen = false;  // packed [total, heads, head_dim] with cu_seqlens
+  bool dropout = false;         // drops weights of the softmax with a probability given at run time
+  bool lse = true;              // write the log-sum-exp of every row
+  bool varlen = false;          // packed [total, heads, head_dim] with cu_seqlens
   bool paged = false;
   bool deterministic = false;
   PinnedConfig config = {};

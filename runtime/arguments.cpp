@@ -1,11 +1,14 @@
 #include "runtime/arguments.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <string_view>
 
 #include "runtime/argument_checks.hpp"
+#include "runtime/dropout.hpp"
 #include "runtime/mask_arguments.hpp"
 
 namespace flashjit {
@@ -54,6 +57,51 @@ device::TensorView view(const Tensor& t) {
 int longest(const char* name, int given, int total) {
   if (given < 0) refuse(std::string(name) + " is " + std::to_string(given) + ", it must be at least 0");
   return given == 0 || given > total ? total : given;
+}
+
+const device::u64* number_at(const char* name, const std::optional<Tensor>& given, Device device) {
+  const Tensor& t = require(name, given, DType::int64, 1, "[1]", device);
+  require_shape(name, t, 0, 1, "one number");
+  require_table(name, t);
+  return static_cast<const device::u64*>(t.data);
+}
+
+void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                   device::DropoutParams& p) {
+  if (!spec.dropout) {
+    const std::pair<const char*, bool> given[] = {
+        {"dropout_p", args.dropout_p.has_value()},
+        {"dropout_seed", args.dropout_seed.has_value()},
+        {"dropout_offset", args.dropout_offset != 0},
+        {"dropout_seed_tensor", args.dropout_seed_tensor.has_value()},
+        {"dropout_offset_tensor", args.dropout_offset_tensor.has_value()}};
+    for (const auto& [name, is_given] : given)
+      if (is_given)
+        refuse(std::string(name) +
+               " was given, but the spec has \"dropout\": false: ask for a kernel with \"dropout\": true");
+    return;
+  }
+  if (!args.dropout_p)
+    refuse("dropout_p is missing: this kernel needs it, the probability that a weight is dropped");
+  const std::uint64_t threshold = dropout_threshold(*args.dropout_p);
+  p.below =
+      static_cast<device::u32>(std::min<std::uint64_t>(threshold, std::numeric_limits<device::u32>::max()));
+  p.scale = static_cast<float>(dropout_scale(*args.dropout_p));
+
+  if (args.dropout_seed_tensor.has_value() != args.dropout_offset_tensor.has_value())
+    refuse("dropout_seed_tensor and dropout_offset_tensor belong together: give both, or neither and values");
+  if (!args.dropout_seed_tensor) {
+    if (!args.dropout_seed)
+      refuse(
+          "dropout_seed is missing: this kernel needs it, or dropout_seed_tensor and dropout_offset_tensor");
+    p.seed = *args.dropout_seed;
+    p.offset = args.dropout_offset;
+    return;
+  }
+  if (args.dropout_seed || args.dropout_offset != 0)
+    refuse("dropout's seed and offset were given twice, as values and as tensors: leave one pair out");
+  p.seed_at = number_at("dropout_seed_tensor", args.dropout_seed_tensor, device);
+  p.offset_at = number_at("dropout_offset_tensor", args.dropout_offset_tensor, device);
 }
 
 // FLASHJIT_CHECK=1: what lies in device memory is validated, too, at the price of waiting for it.
@@ -155,6 +203,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   if (!std::isfinite(p.softmax_scale) || p.softmax_scale <= 0)
     refuse("softmax_scale is " + std::to_string(p.softmax_scale) + ", it must be finite and greater than 0");
 
+  check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);
   if (device.kind == Device::Kind::cpu) {
     check_lengths_and_lists(spec, p);

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "runtime/dropout.hpp"
 #include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
 #include "runtime/masks.hpp"
@@ -87,7 +88,7 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
     throw Error(ErrorCode::invalid_argument,
                 name + " has " + field + " " + std::to_string(value) + ", which is not " + allowed);
   };
-  if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT32) wrong("dtype", t.dtype, "a flashjit_dtype");
+  if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT64) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
     wrong("device_kind", t.device_kind, "a flashjit_device_kind");
   if (t.rank < 1 || t.rank > 4) wrong("rank", t.rank, "between 1 and 4");
@@ -179,6 +180,21 @@ AttentionArgs args_of(const flashjit_argument* args, size_t count) {
         break;
       case FLASHJIT_ARG_PREFIX_LENGTHS:
         a.prefix_lengths = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_DROPOUT_P:
+        a.dropout_p = arg.value.real;
+        break;
+      case FLASHJIT_ARG_DROPOUT_SEED:
+        a.dropout_seed = static_cast<std::uint64_t>(arg.value.integer);
+        break;
+      case FLASHJIT_ARG_DROPOUT_OFFSET:
+        a.dropout_offset = static_cast<std::uint64_t>(arg.value.integer);
+        break;
+      case FLASHJIT_ARG_DROPOUT_SEED_TENSOR:
+        a.dropout_seed_tensor = tensor_of(arg);
+        break;
+      case FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR:
+        a.dropout_offset_tensor = tensor_of(arg);
         break;
       default:
         throw Error(ErrorCode::invalid_argument, "argument id " + std::to_string(arg.id) + " at position " +
@@ -424,6 +440,16 @@ int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id, 
 }
 void flashjit_tables_destroy(flashjit_tables* tables) {
   delete tables;
+}
+
+flashjit_status flashjit_dropout_mask(double p, uint64_t seed, uint64_t offset, const flashjit_shape* shape,
+                                      uint8_t* keep) {
+  return guarded([&] {
+    const flashjit::Shape s = shape_of(shape);
+    const std::size_t elements = flashjit::dropout_mask_size(s);
+    if (elements > 0) require(keep, "keep");
+    flashjit::dropout_mask({.p = p, .seed = seed, .offset = offset}, s, {keep, elements});
+  });
 }
 
 }  // extern "C"

@@ -58,7 +58,13 @@ enum {
 FLASHJIT_C_API const char* flashjit_last_error_message(void);
 FLASHJIT_C_API const char* flashjit_last_error_detail(void);
 
-typedef enum { FLASHJIT_FP32 = 0, FLASHJIT_FP16 = 1, FLASHJIT_BF16 = 2, FLASHJIT_INT32 = 3 } flashjit_dtype;
+typedef enum {
+  FLASHJIT_FP32 = 0,
+  FLASHJIT_FP16 = 1,
+  FLASHJIT_BF16 = 2,
+  FLASHJIT_INT32 = 3,
+  FLASHJIT_INT64 = 4
+} flashjit_dtype;
 typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
 
 /* Borrowed memory; strides in elements. */
@@ -74,28 +80,33 @@ typedef struct {
 
 /* Ids are only ever appended. */
 typedef enum {
-  FLASHJIT_ARG_Q = 1,                 /* tensor */
-  FLASHJIT_ARG_K = 2,                 /* tensor */
-  FLASHJIT_ARG_V = 3,                 /* tensor */
-  FLASHJIT_ARG_O = 4,                 /* tensor */
-  FLASHJIT_ARG_LSE = 5,               /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_Q = 6,      /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_K = 7,      /* tensor */
-  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,      /* integer */
-  FLASHJIT_ARG_MAX_SEQLEN_K = 9,      /* integer */
-  FLASHJIT_ARG_SOFTMAX_SCALE = 10,    /* real */
-  FLASHJIT_ARG_WORKSPACE = 11,        /* tensor */
-  FLASHJIT_ARG_SEQLENS_Q = 12,        /* tensor; with this and all that follow, see flashjit.hpp */
-  FLASHJIT_ARG_SEQLENS_K = 13,        /* tensor */
-  FLASHJIT_ARG_WINDOW_LEFT = 14,      /* integer */
-  FLASHJIT_ARG_WINDOW_RIGHT = 15,     /* integer */
-  FLASHJIT_ARG_NUM_SINKS = 16,        /* integer */
-  FLASHJIT_ARG_BLOCK_OFFSETS = 17,    /* tensor */
-  FLASHJIT_ARG_BLOCK_INDICES = 18,    /* tensor */
-  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19, /* tensor */
-  FLASHJIT_ARG_BLOCK_BITMASKS = 20,   /* tensor */
-  FLASHJIT_ARG_TREE_BITS = 21,        /* tensor */
-  FLASHJIT_ARG_PREFIX_LENGTHS = 22    /* tensor */
+  FLASHJIT_ARG_Q = 1,                     /* tensor */
+  FLASHJIT_ARG_K = 2,                     /* tensor */
+  FLASHJIT_ARG_V = 3,                     /* tensor */
+  FLASHJIT_ARG_O = 4,                     /* tensor */
+  FLASHJIT_ARG_LSE = 5,                   /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_Q = 6,          /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_K = 7,          /* tensor */
+  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,          /* integer */
+  FLASHJIT_ARG_MAX_SEQLEN_K = 9,          /* integer */
+  FLASHJIT_ARG_SOFTMAX_SCALE = 10,        /* real */
+  FLASHJIT_ARG_WORKSPACE = 11,            /* tensor */
+  FLASHJIT_ARG_SEQLENS_Q = 12,            /* tensor; with this and all that follow, see flashjit.hpp */
+  FLASHJIT_ARG_SEQLENS_K = 13,            /* tensor */
+  FLASHJIT_ARG_WINDOW_LEFT = 14,          /* integer */
+  FLASHJIT_ARG_WINDOW_RIGHT = 15,         /* integer */
+  FLASHJIT_ARG_NUM_SINKS = 16,            /* integer */
+  FLASHJIT_ARG_BLOCK_OFFSETS = 17,        /* tensor */
+  FLASHJIT_ARG_BLOCK_INDICES = 18,        /* tensor */
+  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19,     /* tensor */
+  FLASHJIT_ARG_BLOCK_BITMASKS = 20,       /* tensor */
+  FLASHJIT_ARG_TREE_BITS = 21,            /* tensor */
+  FLASHJIT_ARG_PREFIX_LENGTHS = 22,       /* tensor */
+  FLASHJIT_ARG_DROPOUT_P = 23,            /* real */
+  FLASHJIT_ARG_DROPOUT_SEED = 24,         /* integer, of which all 64 bits count */
+  FLASHJIT_ARG_DROPOUT_OFFSET = 25,       /* integer, of which all 64 bits count */
+  FLASHJIT_ARG_DROPOUT_SEED_TENSOR = 26,  /* tensor */
+  FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27 /* tensor */
 } flashjit_argument_id;
 
 typedef struct {
@@ -201,6 +212,11 @@ FLASHJIT_C_API flashjit_status flashjit_tree_from_parents(const int32_t* parents
 FLASHJIT_C_API int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id,
                                            flashjit_tensor* tensor);
 FLASHJIT_C_API void flashjit_tables_destroy(flashjit_tables* tables);
+
+/* Which weights a kernel with dropout keeps (runtime/dropout.hpp says more): keep is [batch, num_heads_q,
+   seqlen_q, seqlen_k] bytes in host memory, 1 for kept and 0 for dropped. */
+FLASHJIT_C_API flashjit_status flashjit_dropout_mask(double p, uint64_t seed, uint64_t offset,
+                                                     const flashjit_shape* shape, uint8_t* keep);
 
 /* JSON text: target, config, key, origin, registers, times ... Valid as long as the kernel. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);

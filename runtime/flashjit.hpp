@@ -80,6 +80,16 @@ struct AttentionArgs {
   std::optional<Tensor> tree_bits{};         // tree: [batch or 1, seqlen_q, words]: new keys that a row sees
   std::optional<Tensor> prefix_lengths{};    // [batch]: keys before the new ones; absent: seqlen_k - seqlen_q
 
+  // dropout: the probability that a weight is dropped, rounded to a multiple of 2^-32; the others are
+  // multiplied by 1 / (1 - p). What drops is a function of seed and offset and of the element's place
+  // (dropout.hpp): never use the same two for two calls that are to differ. As values or, for CUDA graphs
+  // whose replays are to differ, both as int64 tensors [1] on the kernel's device, read when the kernel runs.
+  std::optional<double> dropout_p{};              // 0 to 1
+  std::optional<std::uint64_t> dropout_seed{};    // any number
+  std::uint64_t dropout_offset = 0;               // any number
+  std::optional<Tensor> dropout_seed_tensor{};    // instead of dropout_seed
+  std::optional<Tensor> dropout_offset_tensor{};  // instead of dropout_offset
+
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); finite, > 0
   std::optional<Tensor> workspace{};  // Kernel::workspace_bytes() bytes, contents undefined before and after
 };

@@ -227,6 +227,10 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
       args.max_seqlen_k = shape.seqlen_k;
     }
     set_typical_mask_sizes(spec, shape, args);
+    if (spec.dropout) {
+      args.dropout_p = 0.1;
+      args.dropout_seed = 1;
+    }
     sets_.push_back(args);
   }
 }

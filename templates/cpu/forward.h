@@ -26,6 +26,8 @@ struct ForwardTile {
   float* v;                  // [block_n][v_row]
   float* s;                  // [block_n][unit_rows]
   float* alpha;              // [unit_rows]
+  u32 *multiplier, *addend;  // [units][unit_rows]; these and the next with dropout only
+  u32* column;               // [block_n]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
     q = static_cast<float*>(scratch);
@@ -35,6 +37,9 @@ struct ForwardTile {
     v = k + block_n * k_row;
     s = v + block_n * v_row;
     alpha = s + block_n * unit_rows;
+    multiplier = reinterpret_cast<u32*>(alpha + unit_rows);
+    addend = multiplier + units * unit_rows;
+    column = addend + units * unit_rows;
   }
 
   // `tile` is rows of one problem, at most block_m; some or all of them may be padding.
@@ -45,6 +50,7 @@ struct ForwardTile {
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
     begin(params, problem, tile);
+    if constexpr (Spec::dropout) make_row_words(params, problem, tile);
 
     BlockWalk<Keys, Mask> walk(mask, valid, block_n);
     for (Block block; walk.next(block);) {
@@ -52,6 +58,7 @@ struct ForwardTile {
       pack(k_rows + keys.begin * params.k.row_stride, params.k.row_stride, keys.size(), head_dim, k, k_row);
       const bool finite = pack(v_rows + keys.begin * params.v.row_stride, params.v.row_stride, keys.size(),
                                head_dim_v, v, v_row);
+      if constexpr (Spec::dropout) make_column_words(params, problem, keys);
       for (int unit = 0; unit * unit_rows < valid.size(); ++unit) {
         const int row = tile.begin + unit * unit_rows;
         const Span rows = {row, min(row + unit_rows, valid.end)};
@@ -63,7 +70,13 @@ struct ForwardTile {
                           s + first * unit_rows, kept.end - keys.begin - first);
         const bool whole = mask.whole(rows, kept);
         if (!whole) apply_mask<vectors>(mask, p, rows, kept);
-        softmax(p, scale, state[unit], alpha, kept.size());
+        if constexpr (Spec::dropout) {
+          softmax(p, scale, state[unit], alpha, kept.size(),
+                  Drop{multiplier + unit * unit_rows, addend + unit * unit_rows,
+                       column + kept.begin % block_n, params.dropout.below});
+        } else {
+          softmax(p, scale, state[unit], alpha, kept.size(), KeepAll{});
+        }
         const Matrix v_transposed = {v + skipped * v_row, 1, v_row};
         const bool weighted = whole || finite;
         multiply<vectors>(v_transposed, p, weighted ? kept.size() : 0, alpha, o + unit * o_unit, head_dim_v);
@@ -94,14 +107,34 @@ struct ForwardTile {
     }
   }
 
+  __attribute__((noinline)) void make_row_words(const ForwardParams& params, const Problem& problem,
+                                                Span tile) const {
+    const Words key = dropout_key(params.dropout);
+    for (int i = 0; i < tile.size(); ++i) {
+      const RowWords row = dropout_row_words(key, tile.begin + i, problem.head_q, problem.batch);
+      multiplier[i] = row.multiplier;
+      addend[i] = row.addend;
+    }
+  }
+  // Where they lie in their block: groups of four that hold any of `keys`.
+  __attribute__((noinline)) void make_column_words(const ForwardParams& params, const Problem& problem,
+                                                   Span keys) const {
+    const Words key = dropout_key(params.dropout);
+    for (int group = keys.begin / 4; group * 4 < keys.end; ++group) {
+      const Words words = dropout_column_words(key, group, problem.batch);
+      for (int i = 0; i < 4; ++i) column[group * 4 % block_n + i] = words.x[i];
+    }
+  }
+
   // O, by way of the room for V, and lse.
   __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
     const i64 stride = params.o.row_stride;
+    const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
     Element* rows = static_cast<Element*>(params.o.data) + problem.o_offset + tile.begin * stride;
     for (int row = 0; row < tile.size(); row += 8, rows += 8 * stride) {
       const int unit = row / unit_rows, lane = row % unit_rows;
       transpose({o + unit * o_unit + lane, unit_rows, 8 * unit_rows}, {v, head_dim_v, 8}, head_dim_v / 8);
-      unpack(v, head_dim_v, state[unit].sum + lane, rows, stride, min(8, tile.size() - row));
+      unpack(v, head_dim_v, scale_o, state[unit].sum + lane, rows, stride, min(8, tile.size() - row));
     }
     if constexpr (Spec::lse) {
       const i64 lse_stride = params.lse.row_stride;

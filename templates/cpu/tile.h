@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cpu/vector.h"
+#include "shared/dropout.h"
 #include "shared/layout.h"
 #include "shared/mask.h"
 
@@ -104,11 +105,34 @@ struct RowState {
   float sum[unit_rows];                  // of exp2(scale * score - maximum)
 };
 
+// What becomes of weights on their way from the sum to the product with V: nothing, or some are dropped.
+struct KeepAll {
+  struct Rows {
+    FLASHJIT_FN Vec operator()(Vec weight, int) const { return weight; }
+  };
+  FLASHJIT_FN Rows rows(int) const { return {}; }
+};
+struct Drop {
+  const u32 *multiplier, *addend;  // of the unit's rows
+  const u32* column;               // of the keys
+  u32 below;
+  struct Rows {
+    WordVec multiplier, addend;
+    const u32* column;
+    u32 below;
+    FLASHJIT_FN Vec operator()(Vec weight, int key) const {
+      return multiplier * column[key] + addend >= below ? weight : Vec{};
+    }
+  };
+  FLASHJIT_FN Rows rows(int i) const { return {load(multiplier + i), load(addend + i), column, below}; }
+};
+
 // Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
-// outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros.
-template <int vectors>
+// outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
+// are of all weights, dropped or not.
+template <int vectors, class Dropout>
 __attribute__((noinline)) void softmax(float* s, float scale, RowState<vectors>& state, float* alpha,
-                                       int count) {
+                                       int count, Dropout dropout) {
   constexpr int unit_rows = vectors * lanes;
   const float* const end = s + count * unit_rows;
   Rows<vectors> top;
@@ -127,10 +151,12 @@ __attribute__((noinline)) void softmax(float* s, float scale, RowState<vectors>&
     const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
     const Vec rescale = exp2(before - base);
     Vec sum = load(state.sum + i) * rescale;
+    const auto kept = dropout.rows(i);
+    int key = 0;
 #pragma nounroll
-    for (float* p = s + i; p < end; p += unit_rows) {
+    for (float* p = s + i; p < end; p += unit_rows, ++key) {
       const Vec e = exp2(fma(load(p), splat(scale), -base));
-      store(p, e);
+      store(p, kept(e, key));
       sum += e;
     }
     store(state.maximum + i, maximum);
@@ -203,13 +229,14 @@ __attribute__((noinline)) inline void transpose(Blocks from, Blocks to, int coun
   }
 }
 
-// `count` rows of O, divided by their sums and rounded. packed: [count][columns], sum: [count].
+// `count` rows of O, scaled, divided by their sums and rounded; a scale of 0 makes zeros of anything. packed:
+// [count][columns], sum: [count].
 template <class Element>
-__attribute__((noinline)) void unpack(const float* packed, int columns, const float* sum, Element* rows,
-                                      i64 stride, int count) {
+__attribute__((noinline)) void unpack(const float* packed, int columns, float scale, const float* sum,
+                                      Element* rows, i64 stride, int count) {
   for (int row = 0; row < count; ++row, packed += columns, rows += stride) {
-    const bool empty = sum[row] == 0.0f;
-    const float inverse = 1.0f / sum[row];
+    const bool empty = sum[row] == 0.0f || scale == 0.0f;
+    const float inverse = scale / sum[row];
     for (int column = 0; column < columns; column += 8)
       store8(rows + column, empty ? Vec8{} : *reinterpret_cast<const Vec8*>(packed + column) * inverse);
   }

@@ -17,6 +17,7 @@ constexpr int vector_registers = 16;
 
 using Vec = float __attribute__((vector_size(4 * lanes)));
 using IntVec = int __attribute__((vector_size(4 * lanes)));
+using WordVec = u32 __attribute__((vector_size(4 * lanes)));
 using Vec8 = float __attribute__((vector_size(32)));  // eight elements of a row, whatever `lanes` is
 
 FLASHJIT_FN Vec splat(float x) {
@@ -32,6 +33,9 @@ FLASHJIT_FN Vec load(const float* p) {
 }
 FLASHJIT_FN IntVec load(const int* p) {
   return *reinterpret_cast<const IntVec*>(p);
+}
+FLASHJIT_FN WordVec load(const u32* p) {
+  return *reinterpret_cast<const WordVec*>(p);
 }
 FLASHJIT_FN void store(float* p, Vec v) {
   *reinterpret_cast<Vec*>(p) = v;

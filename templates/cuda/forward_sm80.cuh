@@ -10,6 +10,7 @@
 // q, k, v, o: 16-byte aligned data, strides that are multiples of 8 elements.
 #pragma once
 
+#include "cuda/dropout.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/tile_order.cuh"
 #include "shared/mask.h"
@@ -36,9 +37,10 @@ class ForwardSm80 {
   using VTile = SharedTile<block_n, o_tiles>;
   using OTile = SharedTile<block_m, o_tiles>;
   static constexpr int stage_bytes = KTile::bytes + VTile::bytes;
-  static_assert(max(QTile::bytes + Config::num_stages * stage_bytes, OTile::bytes) ==
+  static constexpr int words_bytes = Spec::dropout ? block_n * 4 : 0;
+  static_assert(max(QTile::bytes + Config::num_stages * (stage_bytes + words_bytes), OTile::bytes) ==
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
-                                           Config::num_stages));
+                                           Config::num_stages, Spec::dropout));
 
   // Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
   static constexpr float lowest = -3.402823466e38f;
@@ -77,6 +79,7 @@ class ForwardSm80 {
   FLASHJIT_FN u32 q_tile() const { return shared_; }
   FLASHJIT_FN u32 k_tile(int stage) const { return shared_ + QTile::bytes + stage * stage_bytes; }
   FLASHJIT_FN u32 v_tile(int stage) const { return k_tile(stage) + KTile::bytes; }
+  FLASHJIT_FN u32 column_words(int stage) const { return k_tile(Config::num_stages) + stage * words_bytes; }
 
   FLASHJIT_FN void run(const Problem& problem) {
 #pragma unroll
@@ -99,6 +102,21 @@ class ForwardSm80 {
     const TileCopy<QTile, Spec::head_dim, threads> copy_q(
         static_cast<const Element*>(p_.q.data) + problem.q_offset, p_.q.row_stride, threadIdx.x);
     const int seqlen_k = problem.seqlen_k;
+    [[maybe_unused]] Words key;
+    if constexpr (Spec::dropout) {
+      key = dropout_key(p_.dropout);
+      make_row_words(key, problem);
+    }
+    // The words of its columns come with V.
+    const auto load_v = [&](int stage, int first_key) {
+      copy_v(v_tile(stage), first_key, seqlen_k);
+      if constexpr (Spec::dropout) {
+        const int part = static_cast<int>(threadIdx.x);
+        if (part < block_n / 4)
+          st_column_words(column_words(stage), part,
+                          dropout_column_words(key, first_key / 4 + part, problem.batch));
+      }
+    };
 
     BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
     Block block;
@@ -108,7 +126,7 @@ class ForwardSm80 {
       Block next;
       if (ahead.next(next)) {
         copy_k(k_tile(stage), next.index * block_n, seqlen_k);
-        if (Config::num_stages == 2) copy_v(v_tile(stage), next.index * block_n, seqlen_k);
+        if (Config::num_stages == 2) load_v(stage, next.index * block_n);
       }
       cp_async_commit_group();
     };
@@ -121,13 +139,13 @@ class ForwardSm80 {
       // V arrives while the scores are computed, the next K during softmax and output.
       while (walk.next(block)) {
         wait_and_sync<0>();
-        copy_v(v_tile(0), block.index * block_n, seqlen_k);
+        load_v(0, block.index * block_n);
         cp_async_commit_group();
         compute_scores(k_tile(0));
         wait_and_sync<0>();
         load_next(0);
         if (!block.whole) apply_mask(block.index * block_n);
-        accumulate(v_tile(0));
+        accumulate(v_tile(0), column_words(0));
       }
     } else {
       // The next K and V arrive during a whole step; one barrier says both "arrived" and "the other stage is
@@ -137,7 +155,7 @@ class ForwardSm80 {
         load_next(stage ^ 1);
         compute_scores(k_tile(stage));
         if (!block.whole) apply_mask(block.index * block_n);
-        accumulate(v_tile(stage));
+        accumulate(v_tile(stage), column_words(stage));
       }
     }
     wait_and_sync<0>();
@@ -148,6 +166,18 @@ class ForwardSm80 {
   FLASHJIT_FN static void wait_and_sync() {
     cp_async_wait_group<pending>();
     __syncthreads();
+  }
+
+  // Each lane those of one of the warp's rows, of which it then takes its own.
+  FLASHJIT_FN void make_row_words(const Words& key, const Problem& problem) {
+    const u32 thread = threadIdx.x;
+    const int row = first_row_ + static_cast<int>(thread / 32 * warp_rows + thread % warp_rows);
+    const RowWords words = dropout_row_words(key, row, problem.head_q, problem.batch);
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        row_words_[i][half] = row_words_of(words, i * 16 + half * 8 + thread % 32 / 4);
   }
 
   FLASHJIT_FN void load_q() {
@@ -230,8 +260,8 @@ class ForwardSm80 {
     }
   }
 
-  // Online softmax of s_, then o += p v.
-  FLASHJIT_FN void accumulate(u32 v_tile) {
+  // Online softmax of s_, then o += p v. Sums are of all weights, dropped or not.
+  FLASHJIT_FN void accumulate(u32 v_tile, [[maybe_unused]] u32 column_words) {
     constexpr float threshold = 8;  // log2
     float factor[m_tiles][2];
     bool rescale = false;
@@ -268,14 +298,20 @@ class ForwardSm80 {
     constexpr int pairs = ceil_div(o_tiles, 2), count = n_tiles / 2 * pairs, ahead = min(4, count);
     constexpr int registers = m_tiles * 4;
     u32 p[2][m_tiles][4], v[ahead + 1][4];
+    [[maybe_unused]] u32 columns[4];
     const auto exponentiate = [&](int n, int begin, int end) {
+      if (Spec::dropout && begin == 0) ld_column_words(columns, column_words, n / 2, threadIdx.x);
 #pragma unroll
       for (int r = begin; r < end; ++r) {
         const int i = r / 4, j = r % 4, half = j % 2;
         const float* s = s_[i][n + j / 2] + half * 2;
-        const float low = ex2_approx(s[0] * scale_log2_ - max_log2_[i][half]);
-        const float high = ex2_approx(s[1] * scale_log2_ - max_log2_[i][half]);
+        float low = ex2_approx(s[0] * scale_log2_ - max_log2_[i][half]);
+        float high = ex2_approx(s[1] * scale_log2_ - max_log2_[i][half]);
         sum_[i][half] += low + high;
+        if constexpr (Spec::dropout) {
+          if (dropped(row_words_[i][half], columns[j / 2 * 2], p_.dropout.below)) low = 0;
+          if (dropped(row_words_[i][half], columns[j / 2 * 2 + 1], p_.dropout.below)) high = 0;
+        }
         p[n / 2 % 2][i][j] = cvt_rn_x2(Element{}, low, high);
       }
     };
@@ -320,10 +356,11 @@ class ForwardSm80 {
         float sum = sum_[i][half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const float inverse = rcp_approx(sum);
+        const float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);
         const bool empty = sum == 0 || (Mask::padding && position >= problem.seqlen_q);
+        const bool zero = empty || (Spec::dropout && p_.dropout.scale == 0);
         if constexpr (Spec::lse) {
           if (thread % 4 == 0 && position < problem.rows) {
             static_cast<float*>(p_.lse.data)[problem.lse_offset + position * p_.lse.row_stride] =
@@ -335,7 +372,7 @@ class ForwardSm80 {
         for (int c = 0; c < o_tiles; ++c) {
           const u32 value =
               cvt_rn_x2(Element{}, o_[i][c][half * 2] * inverse, o_[i][c][half * 2 + 1] * inverse);
-          st_shared(OTile::at(address, 0, c), empty ? 0 : value);
+          st_shared(OTile::at(address, 0, c), zero ? 0 : value);
         }
       }
     }
@@ -360,6 +397,7 @@ class ForwardSm80 {
   u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
   float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
   float max_log2_[m_tiles][2], sum_[m_tiles][2];  // of the row, scaled to base 2; of this lane's share of it
+  RowWords row_words_[m_tiles][2];                // with dropout
 };
 
 template <class Spec, class Config>

@@ -4,6 +4,7 @@
 // K and V arrive while this one's output is being written.
 #pragma once
 
+#include "cuda/dropout.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/ptx_sm90a.cuh"
 #include "cuda/tile_schedule.cuh"
@@ -31,19 +32,37 @@ struct ForwardSm90a {
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
   static constexpr int qk_steps = ceil_div(Spec::head_dim, 16);  // of one wgmma each
-  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, block_m, block_n, stages};
-
-  // setmaxnreg: the 64 Ki registers of a multiprocessor, most of them to those that hold tiles.
-  static constexpr int producer_registers = consumers == 3 ? 32 : consumers == 2 ? 24 : 56;
-  static constexpr int consumer_registers = consumers == 3 ? 160 : consumers == 2 ? 240 : 256;
+  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,
+                                      block_n,        stages,           Spec::dropout};
 
   // Intervals are a few numbers, with which every consumer walks for itself. Other masks take look-ups, for
   // which consumers have no registers: the producer passes on what it finds with each K.
   static constexpr bool passes_blocks = !Mask::row_intervals;
 
+  // setmaxnreg: the 64 Ki registers of a multiprocessor, most of them to those that hold tiles.
+  static constexpr int for_words =
+      Spec::dropout ? Sm90aLayout::registers_for_words(consumers, passes_blocks) : 0;
+  static constexpr int producer_registers = (consumers == 3   ? 32
+                                             : consumers == 2 ? 24
+                                                              : 56) +
+                                            consumers * for_words;
+  static constexpr int consumer_registers = (consumers == 3 ? 160 : consumers == 2 ? 240 : 256) - for_words;
+
   // Named barriers beside __syncthreads's 0.
   static constexpr int turn_barrier = 1;   // + consumer: its turn at the tensor cores
   static constexpr int group_barrier = 4;  // + consumer: of its own four warps
+
+  // The stages of K and V as one side sees them: block after block, whichever tile it belongs to.
+  struct Ring {
+    int stage = 0;
+    u32 parity = 0;
+    FLASHJIT_FN void advance() {
+      if (++stage == stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  };
 
   // Addresses in shared memory. Each buffer has an mbarrier for "full", one arrival and the bytes copied, and
   // one for "empty", an arrival from every consumer warp.
@@ -61,6 +80,15 @@ struct ForwardSm90a {
     FLASHJIT_FN u32 v_full(int stage) const { return k_full(stage) + 16; }
     FLASHJIT_FN u32 v_empty(int stage) const { return k_full(stage) + 24; }
     FLASHJIT_FN u32 passed(int stage) const { return start + layout.passed + 4 * stage; }
+    // With dropout: which block's words the producer wants, an mbarrier that says so, and the words.
+    FLASHJIT_FN u32 asked(int stage) const { return start + layout.dropout_asked + 16 * stage; }
+    FLASHJIT_FN u32 words_asked(int stage) const { return asked(stage) + 8; }
+    FLASHJIT_FN u32 column_words(const Ring& ring) const {
+      return start + layout.dropout_words + (ring.parity * stages + ring.stage) * (block_n * 4);
+    }
+    FLASHJIT_FN Words dropout_key() const {
+      return *reinterpret_cast<const Words*>(memory + layout.dropout_key);
+    }
   };
 
   // What the producer announces. Read as ordinary memory: of an asm the compiler does not know that all
@@ -70,18 +98,6 @@ struct ForwardSm90a {
     int empty;  // no row of the tile keeps anything
   };
   static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
-
-  // The stages of K and V as one side sees them: block after block, whichever tile it belongs to.
-  struct Ring {
-    int stage = 0;
-    u32 parity = 0;
-    FLASHJIT_FN void advance() {
-      if (++stage == stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-    }
-  };
 
   // A tile's positions in its sequence.
   struct Work {
@@ -141,6 +157,10 @@ struct ForwardSm90a {
           if (last) break;
         }
       }
+      if constexpr (Spec::dropout) {
+        mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+        ask_for_words(-1);
+      }
     }
 
    private:
@@ -148,7 +168,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void locate(const Work& work, const Tile& tile) {
       head_q_ = tile.head_q;
       head_kv_ = work.problem.head_kv;
-      batch_ = tile.batch;
+      batch_ = sequence_ = tile.batch;
       q_row_ = work.rows.begin;
       k_row_ = 0;
       if constexpr (Spec::varlen) {
@@ -175,10 +195,16 @@ struct ForwardSm90a {
     }
     FLASHJIT_FN void load_k(const Block& block, bool last) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+      if constexpr (Spec::dropout) ask_for_words(block.index);
       if constexpr (passes_blocks) st_shared(shared_.passed(ring_.stage), passed_word(block, last));
       mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
       copy(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, layout.kv_panel,
            k_row_ + block.index * block_n, head_kv_);
+    }
+    // Of a block's columns, for the K that comes next.
+    FLASHJIT_FN void ask_for_words(int index) {
+      st_shared_v2(shared_.asked(ring_.stage), index, sequence_);
+      mbarrier_arrive(shared_.words_asked(ring_.stage));
     }
     FLASHJIT_FN void load_v(int index, const Ring& ring) {
       mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
@@ -200,8 +226,27 @@ struct ForwardSm90a {
     const Shared& shared_;
     Ring ring_;
     u32 q_parity_ = 0;
-    int batch_, head_q_, head_kv_, q_row_, k_row_;
+    int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
   };
+
+  // With dropout, a warp beside the producer: makes the words of a block's columns while its K is on the way,
+  // which is full only with them. They have twice as many slots as K, since weights drop after K's release.
+  static FLASHJIT_FN void make_column_words(const Shared& shared) {
+    constexpr int parts = block_n / 4;  // of four columns
+    const int lane = threadIdx.x % 32;
+    for (Ring ring;; ring.advance()) {
+      mbarrier_wait(shared.words_asked(ring.stage), ring.parity);
+      int index, sequence;
+      ld_shared_v2(index, sequence, shared.asked(ring.stage));
+      if (index < 0) return;
+      const Words key = shared.dropout_key();  // each time: its ten rounds would be kept in registers
+      for (int part = lane; part < parts; part += 32)
+        st_column_words(shared.column_words(ring), part,
+                        dropout_column_words(key, index * parts + part, sequence));
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(shared.k_full(ring.stage));
+    }
+  }
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
@@ -280,12 +325,14 @@ struct ForwardSm90a {
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
+        if constexpr (Spec::dropout) make_row_words(work);
         wgmma_wait_group<0>();
         release(shared_.k_empty(ring_.stage));
         if (!block.whole) blocks.mask(scores_, rows, block.index * block_n, lane_);
         softmax_.reset();
         softmax_.take_max(scores_);
         softmax_.exponentiate(scores_);
+        if constexpr (Spec::dropout) drop_weights();
         pack_weights();
         accumulate_ = 0;
         v_keys_ = work.problem.seqlen_k - block.index * block_n;
@@ -409,6 +456,28 @@ struct ForwardSm90a {
       wgmma_commit_group();
     }
 
+    // Each lane those of one of the warp's rows, of which it then takes its two.
+    FLASHJIT_FN void make_row_words(const Work& work) {
+      const RowWords words =
+          dropout_row_words(shared_.dropout_key(), work.rows.begin + first_row() + lane_ % 16,
+                            work.problem.head_q, work.problem.batch);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) row_words_[r] = row_words_of(words, lane_ / 4 + 8 * r);
+    }
+    // Of weights that are summed already.
+    FLASHJIT_FN void drop_weights() {
+      const u32 from = shared_.column_words(ring_);
+#pragma unroll
+      for (int step = 0; step < block_n / 16; ++step) {
+        u32 columns[4];
+        ld_column_words(columns, from, step, lane_);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          if (dropped(row_words_[i / 2 % 2], columns[i / 4 * 2 + i % 2], p_.dropout.below))
+            scores_[8 * step + i] = 0;
+      }
+    }
+
     // An accumulator's columns are those of the same thread's part of operand A.
     FLASHJIT_FN void pack_weights() {
 #pragma unroll
@@ -432,6 +501,7 @@ struct ForwardSm90a {
       if (!block.whole) blocks.mask(scores_, rows, block.index * block_n, lane_);
       const bool rescale = softmax_.take_max(scores_);
       softmax_.exponentiate(scores_);
+      if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
       release(shared_.v_empty(before.stage));
       pack_weights();
@@ -452,6 +522,7 @@ struct ForwardSm90a {
         const int row = lane_ / 4 + 8 * r;
         float lse;
         float factor = softmax_.normalizer(r, lse);
+        if constexpr (Spec::dropout) factor *= p_.dropout.scale;
         if (Mask::padding && row >= to.valid) factor = 0, lse = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse;
         char* const o = to.o + 2 * o_offset(row) + part * 16;
@@ -504,8 +575,9 @@ struct ForwardSm90a {
     u32 weights_[block_n / 4];
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax softmax_;
-    int accumulate_;  // 0: the next product overwrites the output
-    int v_keys_;      // keys of the sequence from the weights' first on
+    RowWords row_words_[2];  // with dropout
+    int accumulate_;         // 0: the next product overwrites the output
+    int v_keys_;             // keys of the sequence from the weights' first on
   };
 
   // Rows of Q's buffer that no copy fills: what lies there would take part in a warp's votes.
@@ -526,18 +598,25 @@ struct ForwardSm90a {
       mbarrier_init(shared.q_full(), 1);
       mbarrier_init(shared.q_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
-        mbarrier_init(shared.k_full(stage), 1);
+        mbarrier_init(shared.k_full(stage), Spec::dropout ? 2 : 1);
         mbarrier_init(shared.k_empty(stage), consumer_warps);
         mbarrier_init(shared.v_full(stage), 1);
         mbarrier_init(shared.v_empty(stage), consumer_warps);
+        if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);
       }
       fence_mbarrier_init();
     }
     if constexpr (Config::pack_gqa) zero_unused_rows(p, shared);
+    if (Spec::dropout && threadIdx.x == 32)
+      *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);
     __syncthreads();
     if (threadIdx.x < 128) {
       setmaxnreg_dec<producer_registers>();
-      if (threadIdx.x == 0) Producer(p, maps, shared).run();
+      if (threadIdx.x == 0) {
+        Producer(p, maps, shared).run();
+      } else if (Spec::dropout && threadIdx.x / 32 == 1) {
+        make_column_words(shared);
+      }
     } else {
       setmaxnreg_inc<consumer_registers>();
       Consumer(p, shared).run();

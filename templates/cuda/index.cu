@@ -7,11 +7,11 @@
 namespace flashjit::device {
 namespace {
 
-template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, bool dropout_, class... Masks>
 struct Spec {
   using Element = Element_;
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-  static constexpr bool lse = true, varlen = varlen_;
+  static constexpr bool lse = true, varlen = varlen_, dropout = dropout_;
   using Mask = Intersect<Bounds, Masks...>;
 };
 
@@ -27,17 +27,17 @@ __global__ void __launch_bounds__(Config::num_warps * 32)
   forward_sm80<Spec, Config>(params);
 }
 
-template __global__ void forward<Spec<bf16, 128, 128, false>, Config<128, 64, 2, 4>>(
+template __global__ void forward<Spec<bf16, 128, 128, false, false>, Config<128, 64, 2, 4>>(
     const __grid_constant__ ForwardParams);
-template __global__ void forward<Spec<bf16, 64, 64, false, Causal<Align::bottom_right>>,
+template __global__ void forward<Spec<bf16, 64, 64, false, false, Causal<Align::bottom_right>>,
                                  Config<128, 64, 1, 4>>(const __grid_constant__ ForwardParams);
-template __global__ void forward<Spec<fp16, 72, 40, true, Causal<Align::top_left>>, Config<64, 64, 1, 4>>(
-    const __grid_constant__ ForwardParams);
-template __global__ void forward<Spec<bf16, 256, 256, true>, Config<128, 64, 1, 8>>(
+template __global__ void forward<Spec<fp16, 72, 40, true, true, Causal<Align::top_left>>,
+                                 Config<64, 64, 1, 4>>(const __grid_constant__ ForwardParams);
+template __global__ void forward<Spec<bf16, 256, 256, true, false>, Config<128, 64, 1, 8>>(
     const __grid_constant__ ForwardParams);
 
 template __global__ void
-forward<Spec<bf16, 64, 64, false, Padding, SlidingWindowWithSinks<Align::bottom_right>,
+forward<Spec<bf16, 64, 64, false, false, Padding, SlidingWindowWithSinks<Align::bottom_right>,
              BlockSparse<128, 64, true>, Tree>,
         Config<128, 64, 2, 4>>(const __grid_constant__ ForwardParams);
 

@@ -6,11 +6,11 @@
 namespace flashjit::device {
 namespace {
 
-template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, bool dropout_, class... Masks>
 struct Spec {
   using Element = Element_;
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-  static constexpr bool lse = true, varlen = varlen_;
+  static constexpr bool lse = true, varlen = varlen_, dropout = dropout_;
   using Mask = Intersect<Bounds, Masks...>;
 };
 
@@ -28,15 +28,15 @@ __global__ void __launch_bounds__(Config::num_warps * 32, 1)
   forward_sm90a<Spec, Config>(params, maps);
 }
 
-template __global__ void forward<Spec<bf16, 128, 128, false, Causal<Align::bottom_right>>,
+template __global__ void forward<Spec<bf16, 128, 128, false, false, Causal<Align::bottom_right>>,
                                  Config<128, 128, true, TileOrder::sections>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
-template __global__ void forward<Spec<fp16, 72, 40, true>, Config<192, 96, true, TileOrder::heads>>(
+template __global__ void forward<Spec<fp16, 72, 40, true, true>, Config<192, 96, true, TileOrder::heads>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void
-forward<Spec<bf16, 128, 128, true, Tree>, Config<128, 128, true, TileOrder::heads, true>>(
+forward<Spec<bf16, 128, 128, true, true, Tree>, Config<128, 128, true, TileOrder::heads, true>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
-template __global__ void forward<Spec<bf16, 256, 256, false>, Config<128, 80, false, TileOrder::heads>>(
+template __global__ void forward<Spec<bf16, 256, 256, false, false>, Config<128, 80, false, TileOrder::heads>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
 
 }  // namespace

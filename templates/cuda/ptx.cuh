@@ -107,10 +107,20 @@ FLASHJIT_FN u32 ld_shared(u32 from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
   return value;
 }
+FLASHJIT_FN void ld_shared_v2(int& a, int& b, u32 from) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
 FLASHJIT_FN void ld_shared_v4(u32 (&r)[4], u32 from) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(from)
+               : "memory");
+}
+FLASHJIT_FN void st_shared_v2(u32 to, u32 a, u32 b) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
+FLASHJIT_FN void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 FLASHJIT_FN void st_global_v4(void* to, const u32 (&r)[4]) {

@@ -6,13 +6,15 @@
 
 namespace flashjit::device {
 
-// Dynamic shared memory of one block of the sm_80 forward, bytes: Q, then num_stages buffers of K and of V;
-// at the end O in the same place. Rows of Q and K are padded to a multiple of 16 elements.
+// Dynamic shared memory of one block of the sm_80 forward, bytes: Q, then num_stages buffers of K and of V,
+// then with dropout as many of column words; at the end O in the same place. Rows of Q and K are padded to a
+// multiple of 16 elements.
 FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n,
-                                                     int num_stages) {
+                                                     int num_stages, bool dropout) {
   const int padded = round_up(head_dim, 16);
   const int inputs = block_m * padded + num_stages * block_n * (padded + head_dim_v);
-  return 2 * max(inputs, block_m * head_dim_v);
+  const int words = dropout ? num_stages * block_n : 0;
+  return max(2 * inputs + 4 * words, 2 * block_m * head_dim_v);
 }
 
 // Its registers for scores and output, a thread.
@@ -27,12 +29,21 @@ struct Sm90aLayout {
   static constexpr int group_rows = 64;  // query rows of a consumer warpgroup
   static constexpr int announcement_bytes = 16;
 
+  // What each consumer leaves to the group of the producer where that makes dropout's words too. (Beside a
+  // second role ptxas keeps less of the producer's walk in uniform registers.)
+  FLASHJIT_FN static constexpr int registers_for_words(int consumers, bool passes_blocks) {
+    return consumers == 1 ? 0 : consumers == 2 && passes_blocks ? 16 : 8;
+  }
+
   int q_panel, kv_panel;          // one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // all panels
   int q, k, v, barriers;          // k, v: num_stages blocks each
-  int announced, passed, end;     // passed: num_stages words
+  int announced, passed;          // passed: num_stages words
+  // With dropout: 16 bytes; 16 bytes a stage; the column words of 2 * num_stages blocks.
+  int dropout_key, dropout_asked, dropout_words, end;
 
-  FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages)
+  FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
+                                    bool dropout)
       : q_panel(block_m * 128),
         kv_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),
@@ -44,7 +55,10 @@ struct Sm90aLayout {
         barriers(v + num_stages * v_bytes),
         announced(barriers + 16 + num_stages * 32),
         passed(announced + announcement_bytes),
-        end(passed + num_stages * 4) {}
+        dropout_key(round_up(passed + num_stages * 4, 16)),
+        dropout_asked(dropout_key + 16),
+        dropout_words(dropout_asked + num_stages * 16),
+        end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 4) {}
 };
 
 // Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector
@@ -57,11 +71,13 @@ FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
 }
 
 // Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and two values a row of the
-// tile; a block of K and V; a unit's scores and its rescaling.
-FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n) {
-  return 4 *
-         (round_up(block_m, cpu_unit_rows) * (head_dim + head_dim_v + 2) +
-          block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v)) + (block_n + 1) * cpu_unit_rows);
+// tile; a block of K and V; a unit's scores and its rescaling; with dropout two words a row and one a key.
+FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
+                                              bool dropout) {
+  const int rows = round_up(block_m, cpu_unit_rows);
+  return 4 * (rows * (head_dim + head_dim_v + 2) +
+              block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v)) +
+              (block_n + 1) * cpu_unit_rows + (dropout ? 2 * rows + block_n : 0));
 }
 
 }  // namespace flashjit::device

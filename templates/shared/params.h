@@ -33,6 +33,15 @@ struct TreeBits {
   const int* prefix_lengths;  // [batch]; null: seqlen_k - seqlen_q
 };
 
+// dropout (shared/dropout.h).
+struct DropoutParams {
+  const u64* seed_at;  // both are read when the kernel runs; null: the values below
+  const u64* offset_at;
+  u64 seed, offset;
+  u32 below;    // p * 2^32
+  float scale;  // 1 / (1 - p) of what is left; 0 for p = 1
+};
+
 struct ForwardParams {
   TensorView q, k, v, o;
   TensorView lse;           // float32; data null where the spec has no lse
@@ -57,6 +66,8 @@ struct ForwardParams {
   int section_heads, section_rounds;
   // sm_90a, pack_gqa: query heads of one key/value head whose rows share tiles, a divisor of their number.
   int packed_heads;
+
+  DropoutParams dropout;  // unset where the spec has none
 };
 
 // A CUtensorMap of the CUDA driver.

@@ -254,9 +254,9 @@ TEST(Engines, SpecsThatCannotBe) {
   spec.config.block_m = 1008;
   expect_error(ErrorCode::invalid_spec, {"block_m", "1008"}, [&] { engine().get(spec, {}); });
   spec.config = {};
-  spec.dropout = true;
-  expect_error(ErrorCode::unsupported, {"dropout"}, [&] { engine().get(spec, {}); });
-  spec.dropout = false;
+  spec.paged = true;
+  expect_error(ErrorCode::unsupported, {"paged"}, [&] { engine().get(spec, {}); });
+  spec.paged = false;
   EXPECT_NO_THROW(engine().get(spec, {}));
 }
 

@@ -47,6 +47,8 @@ const char masks[] =
     R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding", "block_sparse", "tree",
         {"kind": "sliding_window", "sinks": true}]})";
 const char fp16[] = R"({"op": "forward", "dtype": "fp16", "head_dim": 72, "head_dim_v": 40, "varlen": true})";
+const char dropout[] =
+    R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"], "dropout": true})";
 const char fp32[] = R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "lse": false})";
 
 std::string nvcc_command() {
@@ -57,8 +59,9 @@ std::string nvcc_command() {
 TEST(Standalone, Nvcc) {
   const std::string nvcc = nvcc_command();
   if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
-  for (const Case& what : {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"},
-                           Case{bf16, "sm_120"}, Case{masks, "sm_80"}, Case{masks, "sm_90a"}}) {
+  for (const Case& what :
+       {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"}, Case{bf16, "sm_120"},
+        Case{masks, "sm_80"}, Case{masks, "sm_90a"}, Case{dropout, "sm_80"}, Case{dropout, "sm_90a"}}) {
     compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
   }
 }
@@ -67,7 +70,7 @@ TEST(Standalone, Clang) {
   const std::string clang = FLASHJIT_CLANG;
   if (clang.empty()) GTEST_SKIP() << "no clang++ was found when the build was configured";
   for (const Case& what : {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"},
-                           Case{masks, "x86-64-v3"}}) {
+                           Case{masks, "x86-64-v3"}, Case{dropout, "x86-64-v4"}}) {
     compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
   }
 }

@@ -224,6 +224,39 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
   });
 }
 
+// Words of dropout take registers and shared memory.
+TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
+  std::vector<Case> cases;
+  const auto add = [&](AttentionSpec spec, int seqlen) {
+    spec.dropout = true;
+    for (const char* target : {"sm_90", "sm_90a"})
+      cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+      const bool usual = head_dim % 64 == 0 || head_dim == 8 || head_dim == 80 || head_dim == 96;
+      if (usual || test_all()) add(make_spec(dtype, head_dim), 4096);
+    }
+  }
+  for (const int head_dim : {64, 128, 256}) {
+    AttentionSpec spec = make_spec(DType::bf16, head_dim);
+    for (const auto& masks :
+         std::vector<std::vector<Mask>>{{CausalMask{}},
+                                        {CausalMask{}, PaddingMask{}, BlockSparseMask{.per_head = true}},
+                                        {TreeMask{}, SlidingWindowMask{.sinks = true}, PaddingMask{}}}) {
+      spec.mask = masks;
+      for (const int seqlen : {64, 4096, 16384}) add(spec, seqlen);
+    }
+    spec.mask = {CausalMask{}};
+    spec.varlen = true;
+    add(spec, 4096);
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 // ---- a pairwise sample ----
 
 // A point of the sample: an index into each axis.
@@ -289,6 +322,7 @@ TEST_F(NvrtcTest, PairwiseSample) {
                                   /*dtype*/ 2,
                                   /*lse*/ 2,
                                   /*varlen*/ 2,
+                                  /*dropout*/ 2,
                                   /*third of the search space*/ 3};
   std::vector<Case> cases;
   for (int repeat = 0; repeat < (test_all() ? 4 : 1); ++repeat) {
@@ -297,11 +331,12 @@ TEST_F(NvrtcTest, PairwiseSample) {
       spec.mask = masks[p[3]];
       spec.lse = p[5];
       spec.varlen = p[6];
+      spec.dropout = p[7];
       spec = spec.validated();
       const Target target = targets[p[0]];
       const std::vector<KernelConfig> space = search_space(spec, target);
-      const std::size_t begin = space.size() * p[7] / 3;
-      const std::size_t end = std::max(begin + 1, space.size() * (p[7] + 1) / 3);
+      const std::size_t begin = space.size() * p[8] / 3;
+      const std::size_t end = std::max(begin + 1, space.size() * (p[8] + 1) / 3);
       cases.push_back(
           {spec, target, space[std::uniform_int_distribution<std::size_t>(begin, end - 1)(random)]});
     }
@@ -326,12 +361,15 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
        {std::pair{64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
       for (const bool causal : {false, true}) {
-        AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
-        if (causal) spec.mask = {CausalMask{}};
-        std::vector<KernelConfig> space = search_space(spec, target);
-        std::shuffle(space.begin(), space.end(), random);
-        if (!test_all()) space.resize(std::min<std::size_t>(space.size(), 2));
-        for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+        for (const bool dropout : {false, true}) {
+          AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
+          if (causal) spec.mask = {CausalMask{}};
+          spec.dropout = dropout;
+          std::vector<KernelConfig> space = search_space(spec, target);
+          std::shuffle(space.begin(), space.end(), random);
+          if (!test_all()) space.resize(std::min<std::size_t>(space.size(), dropout ? 1 : 2));
+          for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+        }
       }
     }
   }

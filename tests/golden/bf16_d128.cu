@@ -14,6 +14,7 @@ struct Spec {
   static constexpr int head_dim_v = 128;
   static constexpr bool lse = true;
   static constexpr bool varlen = false;
+  static constexpr bool dropout = false;
 };
 
 struct Config {

@@ -17,6 +17,7 @@ struct Spec {
   static constexpr int head_dim_v = 128;
   static constexpr bool lse = false;
   static constexpr bool varlen = true;
+  static constexpr bool dropout = false;
 };
 
 struct Config {

@@ -57,6 +57,7 @@ AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
   options.head_dim_v = draw.one_in(4) ? 8 * draw.between(1, 32) : dim;
   options.lse = !draw.one_in(4);
   options.varlen = draw.one_in(3);
+  options.dropout = draw.one_in(4);
   return forward_spec(dtype, dim, draw_masks(draw, options.varlen), options);
 }
 
@@ -94,6 +95,7 @@ Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
                                            Data::positive_v});
   c.poison = draw.of<Poison>({Poison::nan, Poison::infinity});
   if (draw.one_in(4)) c.softmax_scale = 1.0f / static_cast<float>(draw.between(1, 200));
+  c.dropout_p = draw.of<double>({0, 1e-3, 0.1, 0.5, 0.9, 1});
   c.seed = static_cast<std::uint64_t>(draw.between(1, 1 << 30));
   return c;
 }

@@ -12,6 +12,7 @@ struct SpecOptions {
   int head_dim_v = 0;
   bool lse = true;
   bool varlen = false;
+  bool dropout = false;
 };
 
 inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},
@@ -23,6 +24,7 @@ inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> m
   spec.mask = std::move(mask);
   spec.lse = options.lse;
   spec.varlen = options.varlen;
+  spec.dropout = options.dropout;
   return spec.validated();
 }
 

@@ -5,6 +5,7 @@
 
 PEERS is a script that answers JSON requests, one a line on standard input, with one JSON row per peer and mode:
     {"d": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa2"], "modes": ["fwd"]}
+       (with "p": 0.1 for dropout)
     -> {"section": "serve", "peer": "fa2", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
 
 Against FlashAttention-3, which PyTorch does not hold, cells of recorded.json have its speed relative to cuDNN as measured elsewhere.
@@ -48,8 +49,8 @@ class Cell:
 class Peers:
     """A process that stays: loading PyTorch takes longer than measuring."""
 
-    def __init__(self, python, script, names):
-        self.names = names
+    def __init__(self, python, script, names, dropout):
+        self.names, self.dropout = names, dropout
         self.process = subprocess.Popen([python, script, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def row(self):
@@ -61,6 +62,8 @@ class Peers:
     def measure(self, cell):
         request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, causal=cell.causal, b=cell.batch, hq=cell.heads_q,
                        hk=cell.heads_kv, peers=self.names, modes=["fwd"])
+        if self.dropout is not None:
+            request["p"] = self.dropout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         ms = {}
@@ -79,10 +82,12 @@ class Peers:
 
 def measure_flashjit(options, cell, dtype):
     spec = {"op": "forward", "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": ["causal"] if cell.causal else [],
-            "lse": True}
+            "lse": True, "dropout": options.dropout is not None}
     command = [options.flashjit, "bench", json.dumps(spec), "--device", options.device, "--seqlens", str(cell.seqlen), "--batch",
                str(cell.batch), "--heads-q", str(cell.heads_q), "--heads-kv", str(cell.heads_kv), "--rounds", str(options.samples),
                "--json"]
+    if options.dropout is not None:
+        command += ["--dropout-p", str(options.dropout)]
     if options.target:
         command += ["--target", options.target]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -114,6 +119,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=16384, help="batch times seqlen [%(default)s]")
     parser.add_argument("--rounds", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--samples", type=int, default=25, help="of flashjit in a round, 1 to 2 ms each, as long as the peers take [%(default)s]")
+    parser.add_argument("--dropout", type=float, metavar="P", help="with dropout of that probability on both sides")
     parser.add_argument("--fp16", action="store_true", help="measure flashjit in fp16 too")
     parser.add_argument("--json", metavar="FILE", help="write every round's times there")
     options = parser.parse_args()
@@ -123,7 +129,7 @@ def main():
     names = [name for name in recorded if name.count(":") == 2] if options.cells == ["grid"] else options.cells
     cells = [Cell(text, options.tokens) for text in names]
     dtypes = ["bf16", "fp16"] if options.fp16 else ["bf16"]
-    peers = Peers(options.python, options.script, options.peers)
+    peers = Peers(options.python, options.script, options.peers, options.dropout)
     times = {cell.name: {name: [] for name in [*dtypes, *options.peers]} for cell in cells}
     for round_number in range(options.rounds):
         for cell in cells:
@@ -136,13 +142,14 @@ def main():
     peers.close()
     print(file=sys.stderr)
 
-    print(f"{answer['model']}, {answer['target']}; bf16 forward, {options.tokens} tokens or one sequence; medians of {options.rounds} rounds; "
+    dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
+    print(f"{answer['model']}, {answer['target']}; bf16 forward{dropout}, {options.tokens} tokens or one sequence; medians of {options.rounds} rounds; "
           "speed relative to a peer with the range of the rounds. Best peer: the faster of cuDNN here and of FlashAttention-3, taken as "
           "cuDNN here times FlashAttention-3 / cuDNN as recorded for the cell\n")
     columns = ["head_dim:seqlen:mask", "flashjit TFLOP/s"]
     for name in options.peers:
         columns += [f"{name} TFLOP/s", f"flashjit / {name}"]
-    with_best = "cudnn" in options.peers and any(cell.name in recorded for cell in cells)
+    with_best = options.dropout is None and "cudnn" in options.peers and any(cell.name in recorded for cell in cells)
     columns += ["flashjit / best peer"] * with_best + ["fp16 / bf16"] * options.fp16
     print("| " + " | ".join(columns) + " |")
     print("|" + " --- |" * len(columns))

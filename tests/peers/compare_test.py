@@ -17,7 +17,7 @@ for line in sys.stdin:
     request = json.loads(line)
     for peer in request["peers"]:
         row = {"section": "serve", "peer": peer, "mode": "fwd"}
-        row.update({"error": "no such peer"} if peer == "broken" else {"ms": 3.0 if request["causal"] else 6.0})
+        row.update({"error": "no such peer"} if peer == "broken" else {"ms": (3.0 if request["causal"] else 6.0) * (1 + 10 * request.get("p", 0))})
         print(json.dumps(row), flush=True)
 """
 FLASHJIT = """#!{python}
@@ -26,6 +26,7 @@ args = sys.argv[1:]
 assert args[0] == "bench" and args[args.index("--batch") + 1] == "2" and args[args.index("--heads-q") + 1] == "16", args
 ms = 2.0 if json.loads(args[1])["mask"] else 4.0
 if "--target" in args: sys.exit(4)
+if json.loads(args[1])["dropout"]: ms *= 1 + float(args[args.index("--dropout-p") + 1])
 print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}))
 """
 
@@ -58,6 +59,13 @@ class CompareTest(unittest.TestCase):
         self.assertIn("| 128:8192:causal | 275 | 183 | 1.50 (1.50-1.50) |", done.stdout)
         with open(out) as file:
             self.assertEqual(json.load(file)["ms"]["128:8192:full"]["fa2"], [6.0, 6.0, 6.0])
+
+    def test_dropout(self):
+        done = self.run_compare("--cells", "128:8192:full", "--rounds", "1", "--dropout", "0.1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("with dropout 0.1", done.stdout)
+        # 4.4 ms against 12; FlashAttention-3 has none and is no peer.
+        self.assertIn("| 128:8192:full | 250 | 92 | 2.73 (2.73-2.73) | 92 | 2.73 (2.73-2.73) |\n", done.stdout)
 
     def test_a_peer_that_fails(self):
         done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "fa2", "--rounds", "1")

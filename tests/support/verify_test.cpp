@@ -14,6 +14,7 @@
 #include <numeric>
 #include <vector>
 
+#include "runtime/dropout.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
@@ -41,6 +42,7 @@ struct Example {
   std::vector<float> q, k, v;
   AttentionSpec spec = {};
   float scale = 1;
+  AttentionArgs args = {};
 
   struct Row {
     bool empty;
@@ -50,7 +52,6 @@ struct Example {
 
   std::vector<Row> rows(const OracleOptions& options = {}) {
     spec.dtype = DType::fp32;
-    AttentionArgs args;
     args.q = tensor_of(q.data(), DType::fp32, {1, seqlen_q, 1, head_dim});
     args.k = tensor_of(k.data(), DType::fp32, {1, seqlen_k, 1, head_dim});
     args.v = tensor_of(v.data(), DType::fp32, {1, seqlen_k, 1, head_dim_v});
@@ -156,6 +157,24 @@ TEST(Oracle, WhatIsNotKeptMayBeAnything) {
     EXPECT_NEAR(row.o[0], (1 + 2 * std::exp(1.0)) / (1 + std::exp(1.0)), 1e-12);
 }
 
+TEST(Oracle, DropoutByHand) {
+  // Equal weights, V the identity: what is kept shows, with its factor; lse knows nothing of it.
+  constexpr int n = 40;
+  Example example{2, n, 1, n, std::vector<float>(2, 0), std::vector<float>(n, 0), identity(n)};
+  example.spec.dropout = true;
+  example.args.dropout_p = 0.25;
+  example.args.dropout_seed = 3;
+  example.args.dropout_offset = 4;
+  const auto rows = example.rows();
+  for (int row = 0; row < 2; ++row) {
+    std::vector<std::uint8_t> keep(n);
+    dropout_row({.p = 0.25, .seed = 3, .offset = 4}, 0, 0, row, keep);
+    EXPECT_THAT(keep, testing::AllOf(testing::Contains(0), testing::Contains(1)));
+    for (int c = 0; c < n; ++c) EXPECT_NEAR(rows[row].o[c], keep[c] / 0.75 / n, 1e-15);
+    EXPECT_NEAR(rows[row].lse, std::log(n), 1e-14);
+  }
+}
+
 // A batch of heads in any dtype, an output computed in float64 with a planted defect and rounded as a kernel
 // would.
 struct Problem {
@@ -246,6 +265,25 @@ TEST_P(Bound, CatchesACausalEdgeOffByOne) {
   problem.compute(1, [](int, int, int row, int key) { return key < row || key == 0; });
   EXPECT_FALSE(problem.report().ok());
   EXPECT_FALSE(problem.report(false).ok());
+}
+
+TEST_P(Bound, CatchesDropoutOfAnotherSeedOrProbability) {
+  for (const int seqlen : {17, 300}) {
+    Problem problem(GetParam(), 2, seqlen, 2, 1, 64);
+    problem.spec.dropout = true;
+    problem.args.dropout_p = 0.1;
+    problem.args.dropout_seed = 1;
+    problem.compute(1, {});
+    EXPECT_TRUE(problem.report().ok());
+    problem.args.dropout_seed = 2;
+    EXPECT_FALSE(problem.report(false).ok()) << seqlen;
+    problem.args.dropout_seed = 1;
+    problem.args.dropout_offset = 1;
+    EXPECT_FALSE(problem.report(false).ok()) << seqlen;
+    problem.args.dropout_offset = 0;
+    problem.args.dropout_p = 0.12;
+    EXPECT_FALSE(problem.report(false).ok()) << seqlen;
+  }
 }
 
 TEST_P(Bound, CatchesAnElementNeverWritten) {

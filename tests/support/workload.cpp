@@ -86,6 +86,7 @@ std::string Case::str() const {
   text += std::string(" ") + name_of(layout) + "/" + name_of(layout_kv) + " " + name_of(data) +
           (poison == Poison::nan ? " nan" : " infinity");
   if (softmax_scale) text += " scale " + std::to_string(*softmax_scale);
+  if (spec.dropout) text += " dropout_p " + std::to_string(dropout_p);
   return text + " seed " + std::to_string(seed);
 }
 
@@ -171,6 +172,11 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     args->cu_seqlens_q = view(cu_seqlens_q_), args->cu_seqlens_k = view(cu_seqlens_k_);
     args->max_seqlen_q = case_.max_seqlen_q, args->max_seqlen_k = case_.max_seqlen_k;
     args->softmax_scale = case_.softmax_scale;
+    if (spec.dropout) {
+      args->dropout_p = case_.dropout_p;
+      args->dropout_seed = verify::random_bits(case_.seed, 0);
+      args->dropout_offset = case_.seed;
+    }
     for (std::size_t i = 0; i < mask_tables_.size(); ++i)
       args->*masks_.tables[i].argument = view(mask_tables_[i]);
     masks_.set_sizes(*args);

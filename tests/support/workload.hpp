@@ -43,6 +43,7 @@ struct Case {
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
+  double dropout_p = 0.2;  // of specs with dropout; their seed and offset follow from the next
   std::uint64_t seed = 1;
 
   Shape shape() const;
@@ -68,6 +69,7 @@ class Workload {
 
   // The tables of the spec's masks on the host.
   const verify::MaskData& masks() const { return masks_; }
+  GuardedTensor& q() { return *q_; }
   GuardedTensor& k() { return *k_; }
   GuardedTensor& v() { return *v_; }
 

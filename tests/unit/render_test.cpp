@@ -60,6 +60,10 @@ const Golden goldens[] = {
      R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]})",
      "sm_90a",
      {128, 128, 2, 12, true, true, TileOrder::sections}},
+    {"fp16_d64_causal_dropout_sm90a.cu",
+     R"({"op": "forward", "dtype": "fp16", "head_dim": 64, "mask": ["causal"], "dropout": true})",
+     "sm_90a",
+     {192, 96, 2, 16, true, true, TileOrder::sections}},
     {"fp16_d192_v128_masks_pinned.cu",
      R"({"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "lse": false, "varlen": true,
          "mask": ["tree", {"kind": "block_sparse", "block_m": 64}, {"kind": "sliding_window", "sinks": true}, "causal"],
@@ -129,18 +133,24 @@ TEST(Render, IsAFunctionOfItsArguments) {
 TEST(Render, Steps) {
   const std::vector<Step> cuda = render(goldens[0]).steps;
   ASSERT_EQ(cuda.size(), 1u);
-  EXPECT_EQ(cuda[0], (Step{.entry = "flashjit_forward",
-                           .threads = 128,
-                           .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2)}));
+  EXPECT_EQ(cuda[0],
+            (Step{.entry = "flashjit_forward",
+                  .threads = 128,
+                  .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2, false)}));
   const std::vector<Step> hopper = render(goldens[2]).steps;
   ASSERT_EQ(hopper.size(), 1u);
   EXPECT_EQ(hopper[0], (Step{.entry = "flashjit_forward",
                              .threads = 384,
-                             .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2).end}));
-  const std::vector<Step> cpu = render(goldens[5]).steps;
+                             .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2, false).end}));
+  const std::vector<Step> dropout = render(goldens[3]).steps;
+  ASSERT_EQ(dropout.size(), 1u);
+  EXPECT_EQ(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, true).end);
+  // A key, and words of the columns of four blocks.
+  EXPECT_GE(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, false).end + 16 + 4 * 96 * 4);
+  const std::vector<Step> cpu = render(goldens[6]).steps;
   ASSERT_EQ(cpu.size(), 1u);
-  EXPECT_EQ(cpu[0],
-            (Step{.entry = "flashjit_forward", .scratch = device::cpu_forward_scratch(80, 80, 48, 64)}));
+  EXPECT_EQ(cpu[0], (Step{.entry = "flashjit_forward",
+                          .scratch = device::cpu_forward_scratch(80, 80, 48, 64, false)}));
 }
 
 TEST(Render, HeadersAreAllThatIsReached) {

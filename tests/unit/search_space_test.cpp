@@ -20,7 +20,10 @@ void for_each_spec(const Target& target, Body body) {
     if (target.is_cuda() && dtype == DType::fp32) continue;
     for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
       for (int head_dim_v : {8, 64, head_dim, 256}) {
-        body(AttentionSpec{.dtype = dtype, .head_dim = head_dim, .head_dim_v = head_dim_v}.validated());
+        for (const bool dropout : {false, true})
+          body(AttentionSpec{
+              .dtype = dtype, .head_dim = head_dim, .head_dim_v = head_dim_v, .dropout = dropout}
+                   .validated());
       }
     }
   }

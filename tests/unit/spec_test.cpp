@@ -227,7 +227,6 @@ TEST(Spec, KnownButUnsupported) {
                      {"op backward", "forward would work"});
   expect_unsupported(R"({"op": "decode", "dtype": "bf16", "head_dim": 64})",
                      {"op decode", "forward would work"});
-  expect_unsupported(with(R"("dropout": true)"), {"dropout true", "false would work"});
   expect_unsupported(with(R"("paged": true)"), {"paged true", "false would work"});
 }
 

@@ -95,6 +95,7 @@ class Bench {
                   "--processor-time measures one CPU thread: give --device cpu --num-threads 1");
     }
     for (const std::string& argument : options.specs) specs_.push_back(read_spec(argument));
+    options.dropout.check(specs_);
   }
 
   // Every spec and config at one sequence length, rounds interleaved.
@@ -109,6 +110,7 @@ class Bench {
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       works.push_back(
           std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, options_.masks)));
+      works.back()->set_dropout(options_.dropout);
       works.back()->place(engine_.device());
       const std::vector<AttentionSpec> specs =
           with_configs(specs_[i], engine_.target(), shape, options_.configs);
@@ -245,6 +247,7 @@ Verb add_bench(CLI::App& parent) {
   options->device.add(*app);
   options->shape.add(*app);
   options->masks.add(*app);
+  options->dropout.add(*app);
   app->remove_option(app->get_option("--seqlen-q"));
   app->get_option("--seqlen-k")->description("Keys of a sequence [as many as query rows]");
   app->add_option("--seqlens", options->seqlens,

@@ -13,6 +13,7 @@ struct BenchOptions {
   DeviceOptions device;
   ShapeOptions shape;
   MaskOptions masks;
+  DropoutOptions dropout;
   std::vector<int> seqlens = {512, 1024, 2048, 4096};
   int tokens = 0;       // 0: shape.batch sequences; otherwise as many as make that many query rows
   std::string configs;  // "": the one that would be taken; "all"; or a list

@@ -166,6 +166,21 @@ verify::MaskData MaskOptions::generate(const AttentionSpec& spec, const Shape& s
   return data;
 }
 
+void DropoutOptions::add(CLI::App& app) {
+  app.add_option("--dropout-p", p, "Probability that a weight is dropped [0.1]")->type_name("P");
+  app.add_option("--dropout-seed", seed, "With the offset it decides which are [1]")->type_name("N");
+  app.add_option("--dropout-offset", offset, "[0]")->type_name("N");
+  for (const char* name : {"--dropout-p", "--dropout-seed", "--dropout-offset"})
+    app.get_option(name)->group("Dropout");
+}
+
+void DropoutOptions::check(const std::vector<AttentionSpec>& specs) const {
+  const bool given = p || seed || offset;
+  if (given && std::none_of(specs.begin(), specs.end(), [](const AttentionSpec& s) { return s.dropout; }))
+    throw Error(ErrorCode::invalid_argument,
+                "dropout was given, but SPEC has \"dropout\": false: ask for one with \"dropout\": true");
+}
+
 void DeviceOptions::add(CLI::App& app) {
   app.add_option("--device", device, "\"cpu\" or \"cuda:N\"")->capture_default_str();
   app.add_option("--target", target, "Compile for this instead of the device's best");

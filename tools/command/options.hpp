@@ -47,6 +47,16 @@ struct MaskOptions {
   verify::MaskData generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed) const;
 };
 
+// Of specs with dropout.
+struct DropoutOptions {
+  std::optional<double> p;
+  std::optional<std::uint64_t> seed, offset;
+
+  void add(CLI::App& app);
+  // Throws invalid_argument if some are given and none of the specs has dropout.
+  void check(const std::vector<AttentionSpec>& specs) const;
+};
+
 struct DeviceOptions {
   std::string device = "cpu";
   std::string target;

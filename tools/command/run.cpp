@@ -24,6 +24,7 @@ struct Options {
   DeviceOptions device;
   ShapeOptions shape;
   MaskOptions masks;
+  DropoutOptions dropout;
   TensorFiles files;
   std::uint64_t seed = 1;
   std::optional<float> softmax_scale;
@@ -163,11 +164,13 @@ void print_text(const std::vector<Result>& results) {
 
 int run(const Options& options) {
   const AttentionSpec spec = read_spec(options.spec);
+  options.dropout.check({spec});
   const std::vector<Device> devices = parse_devices(options.device.device);
   Workload work = options.files.q.empty()
                       ? Workload::generate(spec, options.shape.shape(), options.seed, options.masks)
                       : Workload::read(spec, options.files, options.masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
+  work.set_dropout(options.dropout);
 
   std::vector<Result> results;
   for (const Device device : devices) results.push_back(run_on(device, spec, work, options));
@@ -214,6 +217,7 @@ Verb add_run(CLI::App& parent) {
 
   options->shape.add(*app);
   options->masks.add(*app);
+  options->dropout.add(*app);
   app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
   for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
     app->get_option(name)->excludes(q)->group(generated);

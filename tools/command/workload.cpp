@@ -177,6 +177,16 @@ void Workload::finish() {
     host_args_.max_seqlen_k = shape_.seqlen_k;
   }
   device_args_ = host_args_;
+  set_dropout({});
+}
+
+void Workload::set_dropout(const DropoutOptions& options) {
+  if (!spec_.dropout) return;
+  for (AttentionArgs* args : {&host_args_, &device_args_}) {
+    args->dropout_p = options.p.value_or(0.1);
+    args->dropout_seed = options.seed.value_or(1);
+    args->dropout_offset = options.offset.value_or(0);
+  }
 }
 
 void Workload::place(Device device) {

@@ -51,6 +51,8 @@ class Workload {
 
   // Default: 1 / sqrt(head_dim).
   void set_softmax_scale(float scale) { host_args_.softmax_scale = device_args_.softmax_scale = scale; }
+  // Without effect where the spec has no dropout.
+  void set_dropout(const DropoutOptions& options);
   // Copies the inputs to a GPU and makes room for the outputs there; on a CPU the host's memory serves.
   void place(Device device);
   // Null on a CPU.

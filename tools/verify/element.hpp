@@ -69,6 +69,11 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
     case DType::int32:
       std::memcpy(&word, at, 4);
       return static_cast<std::int32_t>(word);
+    case DType::int64: {
+      std::int64_t integer;
+      std::memcpy(&integer, at, 8);
+      return static_cast<double>(integer);
+    }
   }
   return 0;
 }
@@ -89,6 +94,11 @@ inline void store_element(void* data, DType dtype, std::int64_t index, float val
     case DType::int32: {
       const auto integer = static_cast<std::int32_t>(value);
       std::memcpy(at, &integer, 4);
+      break;
+    }
+    case DType::int64: {
+      const auto integer = static_cast<std::int64_t>(value);
+      std::memcpy(at, &integer, 8);
     }
   }
 }

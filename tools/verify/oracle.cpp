@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/dropout.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -51,6 +52,19 @@ const Tensor& need(const std::optional<Tensor>& tensor, const char* name, int ra
            std::to_string(rank));
   }
   return *tensor;
+}
+
+// What the launch drops; tensors are in host memory here.
+Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
+  if (!spec.dropout) return {};
+  if (!args.dropout_p) refuse("dropout_p is missing");
+  Dropout dropout{.p = *args.dropout_p, .seed = args.dropout_seed.value_or(0), .offset = args.dropout_offset};
+  const auto read = [](const Tensor& tensor, std::uint64_t& number) {
+    std::memcpy(&number, tensor.data, sizeof number);
+  };
+  if (args.dropout_seed_tensor) read(*args.dropout_seed_tensor, dropout.seed);
+  if (args.dropout_offset_tensor) read(*args.dropout_offset_tensor, dropout.offset);
+  return dropout;
 }
 
 // The problem's sizes and the way from (sequence, row, head) to an element.
@@ -147,7 +161,9 @@ class Worker {
         scale_(scale),
         options_(options),
         visit_(visit),
-        arithmetic_(arithmetic_of(spec.dtype)) {
+        arithmetic_(arithmetic_of(spec.dtype)),
+        dropout_(dropout_of(spec, args)),
+        output_scale_(dropout_scale(dropout_.p)) {
     columns_ = (layout.head_dim_v + column_step - 1) / column_step * column_step;
     q_.resize(static_cast<std::size_t>(group_rows) * layout.head_dim);
     k_.resize(static_cast<std::size_t>(layout.head_dim) * block_keys);
@@ -164,6 +180,7 @@ class Worker {
     compute_kept(task);
     compute_scores(task);
     for (std::size_t r = 0; r < task.rows.size(); ++r) compute_weights(r, s);
+    if (spec_.dropout) drop_weights(task);
     compute_outputs(task);
     for (std::size_t r = 0; r < task.rows.size(); ++r) report(task, r);
   }
@@ -260,6 +277,16 @@ class Worker {
     }
   }
 
+  // Sums and errors of sums stay those of all weights.
+  void drop_weights(const Task& task) {
+    std::vector<std::uint8_t> keep(static_cast<std::size_t>(task.sequence->seqlen_k));
+    for (std::size_t r = 0; r < task.rows.size(); ++r) {
+      dropout_row(dropout_, task.sequence->batch, task.head, task.rows[r], keep);
+      for (std::size_t key = 0; key < keep.size(); ++key)
+        kept_[r * keys_ + key] &= static_cast<char>(keep[key]);
+    }
+  }
+
   void compute_outputs(const Task& task) {
     const Sequence& s = *task.sequence;
     constexpr int width = column_step / lanes;
@@ -307,8 +334,13 @@ class Worker {
 
   void report(const Task& task, std::size_t r) {
     const RowState& state = rows_[r];
-    const double* sums = &sums_[r * 3 * columns_];
+    double* const sums = &sums_[r * 3 * columns_];
     const auto dim = static_cast<std::size_t>(layout_.head_dim_v);
+    if (spec_.dropout)
+      for (std::size_t c = 0; c < dim; ++c)
+        for (int i = 0; i < 3; ++i)
+          sums[i * columns_ + c] *=
+              i < 2 || options_.bound.repeated_scores ? output_scale_ : output_scale_ * output_scale_;
     ReferenceRow row{
         task.sequence->batch, task.head, task.rows[r], state.kept == 0, state.lse, 0, {sums, dim},
         {bounds_.data(), dim}};
@@ -332,6 +364,8 @@ class Worker {
   const OracleOptions& options_;
   const std::function<void(const ReferenceRow&)>& visit_;
   const Arithmetic arithmetic_;
+  const Dropout dropout_;
+  const double output_scale_;
   std::size_t columns_ = 0;  // head_dim_v, padded
   std::size_t keys_ = 0;     // seqlen_k, padded
   RowState rows_[group_rows];

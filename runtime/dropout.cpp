@@ -1,0 +1,85 @@
+#include "runtime/dropout.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "runtime/argument_checks.hpp"
+#include "templates/shared/dropout.h"
+
+namespace flashjit {
+namespace {
+
+using device::u32;
+constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold of p = 1
+
+std::string text(double value) {
+  char buffer[32];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr};
+}
+
+// Column words of the first `keys` keys.
+std::vector<u32> column_words(const device::Words& key, int batch, std::size_t keys) {
+  std::vector<u32> words;
+  words.reserve(keys + 3);
+  for (int group = 0; words.size() < keys; ++group) {
+    const device::Words four = device::dropout_column_words(key, group, batch);
+    words.insert(words.end(), std::begin(four.x), std::end(four.x));
+  }
+  return words;
+}
+
+void keep_row(const device::RowWords& row, const std::vector<u32>& columns, std::uint64_t threshold,
+              std::span<std::uint8_t> keep) {
+  for (std::size_t i = 0; i < keep.size(); ++i)
+    keep[i] = threshold < certain && !device::dropped(row, columns[i], static_cast<u32>(threshold));
+}
+
+}  // namespace
+
+std::uint64_t dropout_threshold(double p) {
+  if (!(p >= 0 && p <= 1)) refuse("dropout_p is " + text(p) + ", it must be between 0 and 1");
+  return static_cast<std::uint64_t>(std::llround(p * static_cast<double>(certain)));
+}
+
+double dropout_scale(double p) {
+  const std::uint64_t threshold = dropout_threshold(p);
+  return threshold == certain ? 0 : static_cast<double>(certain) / static_cast<double>(certain - threshold);
+}
+
+void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep) {
+  if (keep.size() > std::numeric_limits<int>::max())
+    refuse("keep has " + std::to_string(keep.size()) + " keys, a row has at most 2147483647");
+  const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
+  keep_row(device::dropout_row_words(key, row, head, batch), column_words(key, batch, keep.size()),
+           dropout_threshold(dropout.p), keep);
+}
+
+std::size_t dropout_mask_size(const Shape& shape) {
+  std::size_t elements = 1;
+  for (const int size : {shape.batch, shape.num_heads_q, shape.seqlen_q, shape.seqlen_k}) {
+    if (size < 0) refuse("shape has a size of " + std::to_string(size) + ", it must be at least 0");
+    elements *= static_cast<std::size_t>(size);
+  }
+  return elements;
+}
+
+void dropout_mask(const Dropout& dropout, const Shape& shape, std::span<std::uint8_t> keep) {
+  if (keep.size() != dropout_mask_size(shape))
+    refuse("keep has " + std::to_string(keep.size()) + " elements, the shape's mask has " +
+           std::to_string(dropout_mask_size(shape)) + ": batch * num_heads_q * seqlen_q * seqlen_k");
+  const std::uint64_t threshold = dropout_threshold(dropout.p);
+  const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
+  const auto keys = static_cast<std::size_t>(shape.seqlen_k);
+  for (int batch = 0; batch < shape.batch; ++batch) {
+    const std::vector<u32> columns = column_words(key, batch, keys);
+    for (int head = 0; head < shape.num_heads_q; ++head)
+      for (int row = 0; row < shape.seqlen_q; ++row, keep = keep.subspan(keys))
+        keep_row(device::dropout_row_words(key, row, head, batch), columns, threshold, keep.first(keys));
+  }
+}
+
+}  // namespace flashjit

@@ -1,0 +1,65 @@
+// Which weights dropout drops: a function of (seed, offset) and the element's batch entry, query head, row
+// and key within its sequence, the same on every target, for any tiles and any pass.
+//
+//   row words of (row, head, batch)   a odd, c
+//   column word of (key, batch)       b
+//   dropped                           a * b + c mod 2^32 < below       below = p * 2^32, rounded
+//
+// Words come from Philox4x32-10 (Salmon et al., 2011), elements from one multiply-add and a comparison: rows
+// and columns are made apart, once each, so whoever owns an element pays no more, in whichever order it owns
+// them: fragments of mma and wgmma, rows packed over a group of heads (columns know no head), a backward
+// whose scores are transposed, vectors with rows in their lanes. Elements of different rows are independent;
+// within a row any two are, as a and c are drawn (Dietzfelbinger, 1996, but for the power of two that divides
+// the difference of their b). Fixed for good: tests/unit/dropout_test.cpp has golden vectors.
+#pragma once
+
+#include "shared/params.h"
+
+namespace flashjit::device {
+
+struct Words {
+  u32 x[4];
+};
+
+FLASHJIT_FN Words philox(u32 key0, u32 key1, Words counter) {
+  u32(&x)[4] = counter.x;
+  for (int round = 0; round < 10; ++round) {
+    const u64 first = u64{0xd2511f53} * x[0], second = u64{0xcd9e8d57} * x[2];
+    x[0] = static_cast<u32>(second >> 32) ^ x[1] ^ key0;
+    x[1] = static_cast<u32>(second);
+    x[2] = static_cast<u32>(first >> 32) ^ x[3] ^ key1;
+    x[3] = static_cast<u32>(first);
+    key0 += 0x9e3779b9;
+    key1 += 0xbb67ae85;
+  }
+  return counter;
+}
+
+// Of one launch.
+FLASHJIT_FN Words dropout_key(u64 seed, u64 offset) {
+  return philox(static_cast<u32>(seed), static_cast<u32>(seed >> 32),
+                {static_cast<u32>(offset), static_cast<u32>(offset >> 32), 0, 0});
+}
+FLASHJIT_FN Words dropout_key(const DropoutParams& p) {
+  return dropout_key(p.seed_at ? *p.seed_at : p.seed, p.offset_at ? *p.offset_at : p.offset);
+}
+
+struct RowWords {
+  u32 multiplier, addend;
+};
+FLASHJIT_FN RowWords dropout_row_words(const Words& key, int row, int head_q, int batch) {
+  const Words w = philox(key.x[0], key.x[1],
+                         {static_cast<u32>(row), static_cast<u32>(head_q), static_cast<u32>(batch), 0});
+  return {w.x[0] | 1, w.x[1]};
+}
+
+// Of keys [4 * group, 4 * group + 4).
+FLASHJIT_FN Words dropout_column_words(const Words& key, int group, int batch) {
+  return philox(key.x[2], key.x[3], {static_cast<u32>(group), 0, static_cast<u32>(batch), 1});
+}
+
+FLASHJIT_FN bool dropped(const RowWords& row, u32 column, u32 below) {
+  return row.multiplier * column + row.addend < below;
+}
+
+}  // namespace flashjit::device

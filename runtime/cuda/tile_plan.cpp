@@ -36,6 +36,7 @@ unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const Kerne
                     int multiprocessors, device::ForwardParams& p) {
   p.packed_heads =
       config.pack_gqa ? packed_heads(p.num_heads_q / p.num_heads_kv, p.seqlen_q, config.block_m) : 1;
+  p.packed_heads_inverse = static_cast<device::u32>(ceil_div(1 << 16, p.packed_heads));
   const int heads_q = p.num_heads_q / p.packed_heads;  // those of a tile are one
   const std::int64_t heads = std::int64_t{p.batch} * heads_q;
   const std::int64_t tiles = ceil_div(p.seqlen_q, config.block_m / p.packed_heads);

@@ -11,7 +11,7 @@ struct TileRows {
   static constexpr int heads = 1, tokens = block_m;
   FLASHJIT_FN explicit TileRows(const ForwardParams&) {}
 
-  // Of rows r + i, where the tile's first is at `begin` of its sequence.
+  // Of rows r + i, i of 0 and 8, where the tile's first is at `begin` of its sequence.
   struct Positions {
     int first;
     FLASHJIT_FN int operator()(int i) const { return first + i; }
@@ -24,19 +24,27 @@ struct TileRows {
 template <int block_m>
 struct TileRows<block_m, true> {
   int heads, tokens;
+  u32 inverse;
   FLASHJIT_FN explicit TileRows(const ForwardParams& p)
-      : heads(p.packed_heads), tokens(block_m / p.packed_heads) {}
+      : heads(p.packed_heads), tokens(block_m / p.packed_heads), inverse(p.packed_heads_inverse) {}
   FLASHJIT_FN int used() const { return tokens * heads; }
 
   struct Positions {
-    int begin, r, heads;
-    FLASHJIT_FN int operator()(int i) const { return begin + (r + i) / heads; }
+    int row_0, row_8;
+    FLASHJIT_FN int operator()(int i) const { return i == 0 ? row_0 : row_8; }
   };
-  FLASHJIT_FN Positions positions(int begin, int r) const { return {begin, r, heads}; }
+  FLASHJIT_FN Positions positions(int begin, int r) const {
+    return {begin + quotient(r, inverse), begin + quotient(r + 8, inverse)};
+  }
   // Elements from row 0 to row r.
   FLASHJIT_FN i64 offset(const TensorView& t, int r) const {
-    return r / heads * t.row_stride + r % heads * t.head_stride;
+    const int token = quotient(r, inverse);
+    return token * t.row_stride + (r - token * heads) * t.head_stride;
   }
+
+ private:
+  // r / heads, without the registers of a division.
+  static FLASHJIT_FN int quotient(u32 r, u32 inverse) { return static_cast<int>(r * inverse >> 16); }
 };
 
 }  // namespace flashjit::device

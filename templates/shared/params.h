@@ -65,7 +65,9 @@ struct ForwardParams {
   // a persistent grid in them.
   int section_heads, section_rounds;
   // sm_90a, pack_gqa: query heads of one key/value head whose rows share tiles, a divisor of their number.
+  // r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
   int packed_heads;
+  u32 packed_heads_inverse;
 
   DropoutParams dropout;  // unset where the spec has none
 };

@@ -210,9 +210,10 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
        std::vector<std::vector<Mask>>{{CausalMask{}},
                                       {CausalMask{CausalAlign::top_left}, PaddingMask{}},
                                       {TreeMask{}},
+                                      {TreeMask{}, PaddingMask{}},
                                       {SlidingWindowMask{.sinks = true}, PaddingMask{}, BlockSparseMask{}}})
     for (const int head_dim : {64, 128, 256})
-      for (const int seqlen_q : {1, 256}) {
+      for (const int seqlen_q : {1, 64, 256}) {
         AttentionSpec spec = make_spec(DType::bf16, head_dim);
         spec.mask = masks;
         spec.varlen = seqlen_q == 256 && masks.size() == 1;

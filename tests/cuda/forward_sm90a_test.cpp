@@ -118,7 +118,6 @@ class ForwardSm90a : public testing::Test {
 using Bf16 = device::bf16;
 using Fp16 = device::fp16;
 using enum CausalAlign;
-using device::TileOrder::heads;
 using device::TileOrder::sections;
 using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
@@ -173,6 +172,21 @@ TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
   }
   EXPECT_EQ(outputs[0], outputs[1]);
   EXPECT_EQ(outputs[0], outputs[2]);
+}
+
+TEST(PackedHeads, DivideByMultiplication) {
+  for (int group = 1; group <= 192; ++group) {
+    device::ForwardParams p{};
+    p.batch = 1;
+    p.num_heads_q = group;
+    p.num_heads_kv = 1;
+    p.seqlen_q = 1;
+    cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, Target::parse("sm_90a"),
+                     {.block_m = 192, .pack_gqa = true}, 132, p);
+    ASSERT_EQ(p.packed_heads, group);
+    for (device::u32 r = 0; r < 256; ++r)
+      ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(group));
+  }
 }
 
 TEST(PackedHeads, MakeTheFewestTiles) {

@@ -184,8 +184,9 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
     // small kernels into fewer registers than they need: both spill, and the former is slower.
     const int accumulators =
         device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
-    const int smallest = reads_tables(spec) ? 96 : 80;
-    if (accumulators > 168 || accumulators <= smallest) source.options.push_back("--ptxas-options=-O1");
+    const bool tables = reads_tables(spec);
+    if (accumulators > 168 || accumulators <= (tables ? 96 : 80) || (tables && spec.dropout))
+      source.options.push_back("--ptxas-options=-O1");
   } else {
     source.text += includes("cpu/forward.h", spec) + "\n" + structs(spec, target, config) +
                    "extern \"C\" void " + entry +

@@ -458,9 +458,10 @@ struct ForwardSm90a {
 
     // Each lane those of one of the warp's rows, of which it then takes its two.
     FLASHJIT_FN void make_row_words(const Work& work) {
-      const RowWords words =
-          dropout_row_words(shared_.dropout_key(), work.rows.begin + first_row() + lane_ % 16,
-                            work.problem.head_q, work.problem.batch);
+      const Rows rows(p_);
+      const int row = first_row() + lane_ % 16;
+      const RowWords words = dropout_row_words(shared_.dropout_key(), rows.positions(work.rows.begin, row)(0),
+                                               work.problem.head_q + rows.head(row), work.problem.batch);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_words_[r] = row_words_of(words, lane_ / 4 + 8 * r);
     }

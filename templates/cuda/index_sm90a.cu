@@ -36,7 +36,8 @@ template __global__ void forward<Spec<fp16, 72, 40, true, true>, Config<192, 96,
 template __global__ void
 forward<Spec<bf16, 128, 128, true, true, Tree>, Config<128, 128, true, TileOrder::heads, true>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
-template __global__ void forward<Spec<bf16, 256, 256, false, false>, Config<128, 80, false, TileOrder::heads>>(
+template __global__ void
+forward<Spec<bf16, 256, 256, false, false>, Config<128, 80, false, TileOrder::heads>>(
     const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
 
 }  // namespace

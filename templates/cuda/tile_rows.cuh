@@ -17,6 +17,8 @@ struct TileRows {
     FLASHJIT_FN int operator()(int i) const { return first + i; }
   };
   FLASHJIT_FN Positions positions(int begin, int r) const { return {begin + r}; }
+  // Of row r, beyond the tile's first.
+  FLASHJIT_FN int head(int) const { return 0; }
 };
 
 // Of the query heads that share a key/value head: all heads of a token, then the next token's. Where their
@@ -36,10 +38,10 @@ struct TileRows<block_m, true> {
   FLASHJIT_FN Positions positions(int begin, int r) const {
     return {begin + quotient(r, inverse), begin + quotient(r + 8, inverse)};
   }
+  FLASHJIT_FN int head(int r) const { return r - quotient(r, inverse) * heads; }
   // Elements from row 0 to row r.
   FLASHJIT_FN i64 offset(const TensorView& t, int r) const {
-    const int token = quotient(r, inverse);
-    return token * t.row_stride + (r - token * heads) * t.head_stride;
+    return quotient(r, inverse) * t.row_stride + head(r) * t.head_stride;
   }
 
  private:

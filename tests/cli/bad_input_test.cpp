@@ -66,6 +66,18 @@ TEST(BadSpec, File) {
   expect_failure(flashjit, {"run", flashjit.folder()}, invalid_argument, {flashjit.folder()});
 }
 
+TEST(BadSpec, Dropout) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"run", small_spec, "--dropout-p", "0.5"}, invalid_argument,
+                 {"dropout was given", "\"dropout\": true"});
+  expect_failure(flashjit, {"bench", small_spec, "--dropout-seed", "5"}, invalid_argument,
+                 {"dropout was given"});
+  const std::string spec = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "dropout": true})";
+  expect_failure(flashjit, {"run", spec, "--seqlen-q", "8", "--dropout-p", "1.5"}, invalid_argument,
+                 {"dropout_p is 1.5"});
+  expect_failure(flashjit, {"run", spec, "--dropout-p", "most"}, usage, {"--dropout-p"});
+}
+
 TEST(BadTarget, UnknownOrNotOfThisMachine) {
   const CommandLine flashjit;
   expect_failure(flashjit, {"compile", small_spec, "--target", "sm_91"}, invalid_argument,

@@ -270,6 +270,29 @@ TEST(Run, WithoutADiskCache) {
   EXPECT_FALSE(result["kernel"]["cache_note"].get<std::string>().empty());
 }
 
+TEST(Run, Dropout) {
+  const CommandLine flashjit;
+  const std::string spec = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "dropout": true})";
+  const auto output = [&](const std::vector<std::string>& options) {
+    const std::string out = flashjit.folder() + "/out.npy";
+    const nlohmann::json result =
+        flashjit(std::vector<std::string>{"run", spec, "--verify", "--json", "--out", out} + tiny + options)
+            .json();
+    EXPECT_TRUE(result["ok"].get<bool>());
+    std::ifstream file(out, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string usual = output({});
+  EXPECT_EQ(output({"--dropout-p", "0.1", "--dropout-seed", "1", "--dropout-offset", "0"}), usual);
+  EXPECT_NE(output({"--dropout-p", "0.5"}), usual);
+  EXPECT_NE(output({"--dropout-seed", "2"}), usual);
+  EXPECT_NE(output({"--dropout-offset", "18446744073709551615"}), usual);
+  EXPECT_TRUE(flashjit(std::vector<std::string>{"bench", spec, "--seqlens", "16", "--rounds", "1",
+                                                "--dropout-p", "0.5", "--json"})
+                  .json()["rows"][0]["spec"]["dropout"]
+                  .get<bool>());
+}
+
 TEST(Run, EveryMask) {
   const CommandLine flashjit;
   for (const char* masks :

@@ -218,6 +218,8 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
         spec.mask = masks;
         spec.varlen = seqlen_q == 256 && masks.size() == 1;
         add(spec.validated(), seqlen_q);
+        spec.dropout = true;
+        if (seqlen_q == 64) add(spec.validated(), seqlen_q);
       }
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);

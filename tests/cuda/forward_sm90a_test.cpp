@@ -23,7 +23,11 @@ struct SpecOf {
   using Element = Element_;
   using Mask = device::Intersect<device::Bounds, Masks...>;
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-  static constexpr bool lse = true, varlen = varlen_;
+  static constexpr bool lse = true, varlen = varlen_, dropout = false;
+};
+template <class Spec>
+struct WithDropout : Spec {
+  static constexpr bool dropout = true;
 };
 template <int block_m_, int block_n_, bool q_in_registers_, bool pack_gqa_,
           device::TileOrder tile_order_ = device::TileOrder::heads>
@@ -65,7 +69,7 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   describe(p.k, shapes.k, maps.k);
   describe(p.v, shapes.v, maps.v);
   constexpr int shared_bytes = device::Sm90aLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m,
-                                                   Config::block_n, Config::num_stages)
+                                                   Config::block_n, Config::num_stages, Spec::dropout)
                                    .end;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
     emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
@@ -82,8 +86,9 @@ class ForwardSm90a : public testing::Test {
   template <class Spec>
   static Case with_spec(Case given, std::vector<Mask> masks) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
-    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
-                              {.head_dim_v = Spec::head_dim_v, .lse = Spec::lse, .varlen = Spec::varlen});
+    given.spec = forward_spec(
+        bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+        {.head_dim_v = Spec::head_dim_v, .lse = Spec::lse, .varlen = Spec::varlen, .dropout = Spec::dropout});
     return given;
   }
   template <class Spec, class Config>
@@ -154,6 +159,18 @@ TEST_F(ForwardSm90a, PackedHeadsUnderLists) {
                        device::BlockSparse<16, 32, false>>,
                 ConfigOf<64, 32, true, true>>(
       {SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 32}}, {1, 45}, 90);
+}
+
+TEST_F(ForwardSm90a, HeadsApartWithDropout) {
+  expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
+                ConfigOf<64, 32, true, false, sections>>({CausalMask{}}, {1, 70}, 70);
+  expect_groups<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false>>({}, {30}, 100);
+}
+TEST_F(ForwardSm90a, PackedHeadsWithDropout) {
+  expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
+                ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 13}, 70);
+  expect_groups<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true>>(
+      {TreeMask{}}, {20}, 60);
 }
 
 // Rows of a tile that are nobody's: what their memory held before must not move a bit of the others', whose

@@ -30,13 +30,15 @@ struct Sizes {
   }
 };
 
-// Weights as an algorithm multiplies them with V, from exact ones at most 1.
+// Weights as an algorithm multiplies them with V, from exact ones.
 using Weight = std::function<float(float)>;
 
 // The algorithm in float32: blocks of keys, an online softmax, weights that meet V as `weight` leaves them,
-// one division at the end, rounded to the dtype.
+// one division at the end, rounded to the dtype. Weights are relative to a maximum that is raised once scores
+// exceed it by more than `tolerance`: at 0 the largest weight of all is exactly 1 and rounds to itself, which
+// is worth a third of the error where a few keys outweigh all others.
 std::vector<float> flash_attention(const Case& c, const AttentionArgs& args, const Sizes& sizes,
-                                   const Weight& weight) {
+                                   float tolerance, const Weight& weight) {
   constexpr int block_n = 64;
   const int dim = c.spec.head_dim, dim_v = c.spec.head_dim_v;
   const float scale = 1 / std::sqrt(static_cast<float>(dim));
@@ -70,8 +72,9 @@ std::vector<float> flash_attention(const Case& c, const AttentionArgs& args, con
             higher = std::max(higher, score * scale);
           }
           if (scores.empty()) continue;
-          const float correction = std::exp(top - higher);
-          top = higher;
+          const bool grows = !(higher - top <= tolerance);
+          const float correction = grows ? std::exp(top - higher) : 1;
+          if (grows) top = higher;
           total *= correction;
           for (float& x : sum) x *= correction;
           for (const auto& [key, score] : scores) {
@@ -142,11 +145,12 @@ class Measured {
       values[i] = static_cast<float>(verify::load_element(o.data, o.dtype, static_cast<std::int64_t>(i)));
     return errors_of(values, exact_, sizes_.dim);
   }
-  Errors algorithm(const Weight& weight) const {
-    return errors_of(flash_attention(case_, workload_.host_args(), sizes_, weight), exact_, sizes_.dim);
+  Errors algorithm(float tolerance, const Weight& weight) const {
+    return errors_of(flash_attention(case_, workload_.host_args(), sizes_, tolerance, weight), exact_,
+                     sizes_.dim);
   }
-  Errors algorithm() const {
-    return algorithm([&](float p) { return rounded(case_.spec.dtype, p); });
+  Errors algorithm(float tolerance = 0) const {
+    return algorithm(tolerance, [&](float p) { return rounded(case_.spec.dtype, p); });
   }
 
  private:
@@ -178,17 +182,29 @@ std::vector<Case> cases() {
 class Accuracy : public ComputesOnEveryDevice {};
 
 TEST_P(Accuracy, IsThatOfFlashAttention) {
-  Errors worst;
+  // GPU kernels rescale, as FlashAttention-4 does, only when a maximum grows by more than 2^8.
+  const float tolerance = on().is_cuda() ? 8 * std::log(2.0f) : 0;
+  const auto ratio = [](const Errors& a, const Errors& b) {
+    return Errors{a.rms / b.rms, a.of_rows / b.of_rows};
+  };
+  Errors worst, to_exact_maxima;
+  const auto raise = [](Errors& most, const Errors& by) {
+    most = {std::max(most.rms, by.rms), std::max(most.of_rows, by.of_rows)};
+  };
   for (const Case& c : cases()) {
     Measured measured(on(), c);
-    const Errors ours = measured.kernel(on().engine()), theirs = measured.algorithm();
+    const Errors ours = measured.kernel(on().engine()), theirs = measured.algorithm(tolerance);
     EXPECT_LE(ours.rms, allowed * theirs.rms) << c.str();
     EXPECT_LE(ours.of_rows, allowed * theirs.of_rows) << c.str();
-    worst = {std::max(worst.rms, ours.rms / theirs.rms),
-             std::max(worst.of_rows, ours.of_rows / theirs.of_rows)};
+    raise(worst, ratio(ours, theirs));
+    raise(to_exact_maxima, ratio(ours, measured.algorithm()));
   }
-  std::cout << "  at most " << verify::digits(worst.rms, 3) << " of FlashAttention's error (rms), "
-            << verify::digits(worst.of_rows, 3) << " (rows)" << std::endl;
+  const auto print = [](const char* of, const Errors& most) {
+    std::cout << "  at most " << verify::digits(most.rms, 3) << " (rms), " << verify::digits(most.of_rows, 3)
+              << " (rows) of " << of << std::endl;
+  };
+  print("the same algorithm's error", worst);
+  print("that with exact maxima", to_exact_maxima);
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Accuracy);
@@ -213,7 +229,7 @@ TEST(AccuracyNorms, SeeWorseArithmetic) {
                                      .data = data});
       const Errors good = measured.algorithm();
       for (const auto& [name, weight] : variants) {
-        const Errors bad = measured.algorithm(weight);
+        const Errors bad = measured.algorithm(0, weight);
         EXPECT_TRUE(bad.rms > allowed * good.rms || bad.of_rows > allowed * good.of_rows) << name;
       }
     }

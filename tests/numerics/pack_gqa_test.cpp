@@ -108,6 +108,21 @@ TEST_P(PackGqa, Masks) {
                 .seed = ++seed});
 }
 
+// Words of dropout are of a row's own head.
+TEST_P(PackGqa, Dropout) {
+  std::uint64_t seed = 0;
+  for (const auto& mask : std::vector<std::vector<Mask>>{{}, {CausalMask{}}, {TreeMask{}}})
+    for (const auto& [group, heads_kv] : groups)
+      for (const auto& [rows, keys] : {std::pair{1, 300}, {37, 150}, {130, 130}})
+        expect({.spec = forward_spec(DType::bf16, 64, mask, {.dropout = true}),
+                .batch = 2,
+                .heads_q = group * heads_kv,
+                .heads_kv = heads_kv,
+                .seqlen_q = rows,
+                .seqlen_k = keys,
+                .seed = ++seed});
+}
+
 TEST_P(PackGqa, PackedSequences) {
   std::uint64_t seed = 0;
   for (const auto& mask : std::vector<std::vector<Mask>>{

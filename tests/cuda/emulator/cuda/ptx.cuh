@@ -10,6 +10,10 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   return flashjit::emulator::block().all_lanes(value)[threadIdx.x % 32 ^ static_cast<unsigned>(mask)];
 }
+template <class T>
+T __shfl_sync(unsigned, T value, unsigned lane) {
+  return flashjit::emulator::block().all_lanes(value)[lane % 32];
+}
 inline bool __any_sync(unsigned, bool mine) {
   bool any = false;
   for (const bool one : flashjit::emulator::block().all_lanes(mine)) any |= one;
@@ -45,8 +49,21 @@ inline float lg2_approx(float x) {
 inline void st_shared(u32 to, u32 value) {
   emulator::block().store(to, value);
 }
+inline void st_shared_v2(u32 to, u32 a, u32 b) {
+  emulator::block().store(to, std::array{a, b});
+}
+inline void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  emulator::block().store(to, uint4{a, b, c, d});
+}
 inline u32 ld_shared(u32 from) {
   return emulator::block().load<u32>(from);
+}
+inline void ld_shared_v2(int& a, int& b, u32 from) {
+  a = emulator::block().load<int>(from);
+  b = emulator::block().load<int>(from + 4);
+}
+inline void ld_shared_v4(u32 (&r)[4], u32 from) {
+  for (u32 i = 0; i < 4; ++i) r[i] = emulator::block().load<u32>(from + 4 * i);
 }
 
 }  // namespace flashjit::device

@@ -58,10 +58,6 @@ inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap& opaque, u32 bar, in
   emulator::block().complete(bar, i64{row} * box[0] * 2);
 }
 
-inline void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  emulator::block().store(to, uint4{a, b, c, d});
-}
-
 inline void wgmma_fence() {}
 inline void wgmma_commit_group() {}
 template <int pending>

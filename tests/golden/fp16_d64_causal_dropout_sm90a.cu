@@ -25,6 +25,7 @@ struct Config {
   static constexpr bool q_in_registers = true;
   static constexpr bool ping_pong = true;
   static constexpr TileOrder tile_order = TileOrder::sections;
+  static constexpr bool pack_gqa = false;
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ void read(const json& object, const char* name, bool& out) {
   out = object.at(name).get<bool>();
 }
 void read(const json& object, const char* name, TileOrder& out) {
-  for (const TileOrder order : {TileOrder::heads, TileOrder::sections}) {
+  for (const TileOrder order : tile_orders) {
     if (object.at(name) == to_string(order)) return void(out = order);
   }
   throw Error(ErrorCode::cache_failed, std::string(name) + " is not an order");

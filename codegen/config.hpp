@@ -1,6 +1,7 @@
 // How a kernel computes: the choices that a tuner makes and a spec may pin.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <optional>
 #include <string>
@@ -11,7 +12,7 @@ namespace flashjit {
 
 // In which order the blocks of a persistent grid take a launch's tiles; device code has the same names
 // (templates/cuda/tile_schedule.cuh).
-enum class TileOrder { heads, sections };
+enum class TileOrder { heads, sections, waves };
 
 struct KernelConfig {
   int block_m = 0;     // query rows of one tile
@@ -21,7 +22,7 @@ struct KernelConfig {
   // sm_90a only; elsewhere what they are here.
   bool q_in_registers = false;              // Q as wgmma's register operand; else read from shared memory
   bool ping_pong = false;                   // consumers take turns at the tensor cores
-  TileOrder tile_order = TileOrder::heads;  // of fixed lengths
+  TileOrder tile_order = TileOrder::heads;
   bool pack_gqa = false;                    // query heads of a group may share a tile, where rows are few
 
   auto operator<=>(const KernelConfig&) const = default;
@@ -58,6 +59,7 @@ inline PinnedConfig pinned(const KernelConfig& config) {
   return pins;
 }
 
+inline constexpr std::array tile_orders = {TileOrder::heads, TileOrder::sections, TileOrder::waves};
 FLASHJIT_API const char* to_string(TileOrder) noexcept;
 // {"block_m": 128, ...}, without what is not pinned.
 FLASHJIT_API std::string to_json(const PinnedConfig&);

@@ -75,9 +75,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return "pack_gqa puts the query heads of a group into one tile, and block_sparse with per_head lists "
            "blocks for each of them";
   }
-  if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::heads) {
+  if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::waves) {
     return std::string("tile_order ") + to_string(config.tile_order) +
-           " is not heads: which tiles are long is only known on the device";
+           " is not waves: which tiles are long is only known on the device";
   }
   if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
     return "block_n " + std::to_string(config.block_n) +
@@ -95,8 +95,10 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-bool is_even(const AttentionSpec& spec) {
-  return !find_mask<CausalMask>(spec.mask) || uneven_on_device(spec.mask, spec.varlen);
+TileOrder tile_order(const AttentionSpec& spec) {
+  return uneven_on_device(spec.mask, spec.varlen) ? TileOrder::waves
+         : find_mask<CausalMask>(spec.mask)       ? TileOrder::sections
+                                                  : TileOrder::heads;
 }
 
 // Whether a tile lies within the blocks of a list. One that spans several computes for all of them what any
@@ -106,15 +108,14 @@ bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target&) {
-  ConfigAxes axes = {
-      .block_m = {64, 128, 192},
-      .block_n = {64, 80, 96, 112, 128},
-      .num_stages = {2, 3},
-      .num_warps = {8, 12, 16},
-      .q_in_registers = {false, true},
-      .ping_pong = {false, true},
-      .tile_order = is_even(spec) ? std::vector{TileOrder::heads} : std::vector{TileOrder::sections},
-      .pack_gqa = {false, true}};
+  ConfigAxes axes = {.block_m = {64, 128, 192},
+                     .block_n = {64, 80, 96, 112, 128},
+                     .num_stages = {2, 3},
+                     .num_warps = {8, 12, 16},
+                     .q_in_registers = {false, true},
+                     .ping_pong = {false, true},
+                     .tile_order = {tile_order(spec)},
+                     .pack_gqa = {false, true}};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     for (int block_n = 32; block_n < 64; block_n += 16)
       if (blocks->block_n % block_n == 0) axes.block_n.push_back(block_n);
@@ -148,20 +149,19 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 // Measured on an H200 (tests/bench/README.md).
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
-  KernelConfig config{.block_m = 128, .num_stages = 2};
+  KernelConfig config{.block_m = 128, .num_stages = 2, .tile_order = tile_order(spec)};
   config.pack_gqa = packing_pays(shape) && packable(spec);
   const int group = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
   if (shape.seqlen_q <= 64 / group) {
     config.block_m = 64;
-  } else if (widest <= 80 && shape.seqlen_q > (is_even(spec) ? 1024 : 4096)) {
+  } else if (widest <= 80 && shape.seqlen_q > (config.tile_order == TileOrder::sections ? 4096 : 1024)) {
     // With narrow heads exponentials take as long as products: a third group, and turns at the tensor cores,
     // keep both units busy. Its rows have to fill long sequences.
     config.block_m = 192;
     config.ping_pong = true;
   }
   config.num_warps = warps_of_a_group * (consumers(config) + 1);
-  if (!is_even(spec)) {
-    config.tile_order = TileOrder::sections;
+  if (config.tile_order == TileOrder::sections) {
     config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && shape.seqlen_k <= 1024;
   }
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
@@ -173,7 +173,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
       for (within.block_n = 128; within.block_n >= 32; within.block_n -= 16) {
         for (const bool q_in_registers : {true, false}) {
           within.q_in_registers = q_in_registers;
-          if (fits_blocks(*blocks, within) && misfit(spec, target, within).empty()) return within;
+          for (within.num_stages = 3; within.num_stages >= 2; --within.num_stages)
+            if (fits_blocks(*blocks, within) && misfit(spec, target, within).empty()) return within;
         }
       }
     }

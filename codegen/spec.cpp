@@ -158,6 +158,8 @@ const char* to_string(TileOrder order) noexcept {
       return "heads";
     case TileOrder::sections:
       return "sections";
+    case TileOrder::waves:
+      return "waves";
   }
   return "unknown";
 }

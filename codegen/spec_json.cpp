@@ -214,7 +214,7 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
     const Object pins(*config, "config.", config_fields);
     for_each_choice([&](const char* name, auto choice, auto pin) {
       if constexpr (std::is_same_v<decltype(choice), TileOrder KernelConfig::*>) {
-        pins.read(name, spec.config.*pin, std::array{TileOrder::heads, TileOrder::sections});
+        pins.read(name, spec.config.*pin, tile_orders);
       } else {
         pins.read(name, spec.config.*pin);
       }

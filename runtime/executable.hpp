@@ -12,10 +12,15 @@
 namespace flashjit {
 
 // All that one launch hands to the machine code, as often as wanted.
+// Blocks of a launch.
+struct Grid {
+  unsigned x, y = 1;
+};
+
 struct Launch {
   device::ForwardParams params;
   device::ForwardMaps maps;  // sm_90a only, otherwise unset
-  unsigned grid;             // cuda: blocks
+  Grid grid;                 // cuda
 };
 
 // Thread-safe, allocates nothing.

@@ -49,8 +49,9 @@ class CudaExecutable final : public Executable {
   using Executable::launch;
   void launch(const Launch& launch, Stream stream) const override {
     cuda::CUlaunchConfig config{};
-    config.gridDimX = launch.grid;
-    config.gridDimY = config.gridDimZ = 1;
+    config.gridDimX = launch.grid.x;
+    config.gridDimY = launch.grid.y;
+    config.gridDimZ = 1;
     config.blockDimX = static_cast<unsigned>(step_.threads);
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = static_cast<unsigned>(step_.shared_memory);

@@ -5,8 +5,8 @@
 #include <limits>
 #include <string>
 
-#include "codegen/mask_rules.hpp"
 #include "runtime/cuda/tile_sections.hpp"
+#include "templates/shared/tile_waves.h"
 
 namespace flashjit::cuda {
 namespace {
@@ -32,8 +32,8 @@ int packed_heads(int group, int seqlen_q, int block_m) {
   return heads;
 }
 
-unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                    int multiprocessors, device::ForwardParams& p) {
+Grid plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                int multiprocessors, device::ForwardParams& p) {
   p.packed_heads =
       config.pack_gqa ? packed_heads(p.num_heads_q / p.num_heads_kv, p.seqlen_q, config.block_m) : 1;
   p.packed_heads_inverse = static_cast<device::u32>(ceil_div(1 << 16, p.packed_heads));
@@ -47,9 +47,7 @@ unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const Kerne
                     std::to_string(tiles) + " tiles of " + std::to_string(config.block_m) +
                     " query rows: a launch has at most 2147483647 blocks; split the batch");
   }
-  // sm_90a's are persistent, a block for every multiprocessor as far as there is work, unless only the device
-  // knows how much that is.
-  const bool persistent = target.specific && !uneven_on_device(spec.mask, spec.varlen);
+  // sm_90a's are persistent: a block for every multiprocessor as far as there is work.
   const std::int64_t at_a_time = std::min<std::int64_t>(heads * tiles, multiprocessors);
   if (!target.specific || config.tile_order == TileOrder::sections) {
     const std::int64_t bytes_of_all_heads =
@@ -60,7 +58,10 @@ unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const Kerne
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }
-  return static_cast<unsigned>(persistent ? at_a_time : heads * tiles);
+  if (!target.specific) return {static_cast<unsigned>(heads * tiles)};
+  const auto blocks = static_cast<unsigned>(at_a_time);
+  if (config.tile_order != TileOrder::waves) return {blocks};
+  return {blocks, device::count_waves(static_cast<device::u32>(ceil_div(heads * tiles, at_a_time)))};
 }
 
 }  // namespace flashjit::cuda

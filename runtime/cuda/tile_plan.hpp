@@ -4,6 +4,7 @@
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
 #include "codegen/target.hpp"
+#include "runtime/executable.hpp"
 #include "templates/shared/params.h"
 
 namespace flashjit::cuda {
@@ -16,7 +17,7 @@ int packed_heads(int group, int seqlen_q, int block_m);
 
 // The blocks of the grid. Sets in params what the device needs to know about tiles. Throws invalid_argument
 // if there are too many.
-unsigned plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                    int multiprocessors, device::ForwardParams& params);
+Grid plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                int multiprocessors, device::ForwardParams& params);
 
 }  // namespace flashjit::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile_rows.cuh"
+#include "shared/tile_waves.h"
 
 namespace flashjit::device {
 
@@ -9,6 +10,8 @@ enum class TileOrder {
   heads,     // all rows of a head, the last first, then the next head's
   sections,  // for a diagonal: the longest tiles first, in sections of heads whose K and V stay in L2
              // together; at the end what is left of all sections, the shortest tiles
+  waves,     // as heads, where nobody knows which tiles are long: the blocks of each row of the grid take
+             // fewer of them than those of the row before
 };
 
 struct Tile {
@@ -29,14 +32,16 @@ class TileSchedule {
         section_rounds_(p.section_rounds) {}
 
   FLASHJIT_FN u32 rounds() const {
-    if constexpr (order == TileOrder::heads) return count(heads_ * m_blocks_, gridDim.x);
+    if constexpr (order == TileOrder::heads) return rounds_of_all();
+    if constexpr (order == TileOrder::waves) return wave().rounds;
     const u32 tiles = section_heads_ * m_blocks_, taken = section_rounds_ * gridDim.x;
     return first_left() + (tiles > taken ? count((tiles - taken) * sections(), gridDim.x) : 0);
   }
 
   FLASHJIT_FN Tile tile(u32 round) const {
     u32 head, m_block;
-    if constexpr (order == TileOrder::heads) {
+    if constexpr (order != TileOrder::sections) {
+      if constexpr (order == TileOrder::waves) round += wave().first_round;
       const u32 index = round * gridDim.x + blockIdx.x;
       if (index >= heads_ * m_blocks_) return {0, 0, -1};
       head = index / m_blocks_;
@@ -65,6 +70,8 @@ class TileSchedule {
  private:
   // Of groups of `size`. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit 32 bits.
   static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
+  FLASHJIT_FN u32 rounds_of_all() const { return count(heads_ * m_blocks_, gridDim.x); }
+  FLASHJIT_FN TileWave wave() const { return wave_of(blockIdx.y, rounds_of_all()); }
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
 

@@ -40,21 +40,22 @@ struct ConfigOf {
 template <class Spec, class Config>
 void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   constexpr int multiprocessors = 5;
-  const KernelConfig config{
-      Config::block_m,
-      Config::block_n,
-      Config::num_stages,
-      Config::num_warps,
-      Config::q_in_registers,
-      Config::ping_pong,
-      Config::tile_order == device::TileOrder::sections ? TileOrder::sections : TileOrder::heads,
-      Config::pack_gqa};
+  const KernelConfig config{Config::block_m,
+                            Config::block_n,
+                            Config::num_stages,
+                            Config::num_warps,
+                            Config::q_in_registers,
+                            Config::ping_pong,
+                            static_cast<TileOrder>(Config::tile_order),
+                            Config::pack_gqa};
   const Target target = Target::parse("sm_90a");
   ASSERT_EQ(misfit(spec, target, config), "");
   CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
   device::ForwardParams& p = checked.params;
-  gridDim.x = cuda::plan_tiles(spec, target, config, multiprocessors, p);
+  const Grid grid = cuda::plan_tiles(spec, target, config, multiprocessors, p);
+  gridDim.x = grid.x;
+  gridDim.y = grid.y;
   const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
   device::ForwardMaps maps;
   const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
@@ -71,9 +72,10 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   constexpr int shared_bytes = device::Sm90aLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m,
                                                    Config::block_n, Config::num_stages, Spec::dropout)
                                    .end;
-  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-    emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
-                         [&] { device::forward_sm90a<Spec, Config>(p, maps); });
+  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+      emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
+                           [&] { device::forward_sm90a<Spec, Config>(p, maps); });
 }
 
 constexpr int not_a_number = 0xff;  // in every byte
@@ -124,13 +126,14 @@ using Bf16 = device::bf16;
 using Fp16 = device::fp16;
 using enum CausalAlign;
 using device::TileOrder::sections;
+using device::TileOrder::waves;
 using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
 
 TEST_F(ForwardSm90a, HeadsApart) {
   expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
       {CausalMask{}}, {1, 70}, 50);
-  expect_groups<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false>>({}, {30}, 50);
+  expect_groups<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
 }
 
 TEST_F(ForwardSm90a, PackedHeads) {
@@ -143,8 +146,8 @@ TEST_F(ForwardSm90a, PackedHeadsInLargerTiles) {
   expect_groups<SpecOf<Bf16, 16, 24, false>, ConfigOf<192, 32, true, true>>({}, {5, 50}, 40);
 }
 TEST_F(ForwardSm90a, PackedHeadsOfPackedSequences) {
-  expect_groups<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true>>({CausalMask{}},
-                                                                                       {1, 21, 50}, 70);
+  expect_groups<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true, waves>>(
+      {CausalMask{}}, {1, 21, 50}, 70);
 }
 TEST_F(ForwardSm90a, PackedHeadsUnderATree) {
   expect_groups<SpecOf<Bf16, 24, 40, false, device::Tree>, ConfigOf<64, 32, true, true>>({TreeMask{}},
@@ -152,24 +155,25 @@ TEST_F(ForwardSm90a, PackedHeadsUnderATree) {
 }
 TEST_F(ForwardSm90a, PackedHeadsWithPadding) {
   expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindow<Align::bottom_right>, device::Padding>,
-                ConfigOf<64, 32, true, true>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
+                ConfigOf<64, 32, true, true, waves>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
 }
 TEST_F(ForwardSm90a, PackedHeadsUnderLists) {
   expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>,
                        device::BlockSparse<16, 32, false>>,
-                ConfigOf<64, 32, true, true>>(
+                ConfigOf<64, 32, true, true, waves>>(
       {SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 32}}, {1, 45}, 90);
 }
 
 TEST_F(ForwardSm90a, HeadsApartWithDropout) {
   expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
                 ConfigOf<64, 32, true, false, sections>>({CausalMask{}}, {1, 70}, 70);
-  expect_groups<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false>>({}, {30}, 100);
+  expect_groups<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false, waves>>({}, {30},
+                                                                                                 100);
 }
 TEST_F(ForwardSm90a, PackedHeadsWithDropout) {
   expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
                 ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 13}, 70);
-  expect_groups<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true>>(
+  expect_groups<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true, waves>>(
       {TreeMask{}}, {20}, 60);
 }
 

@@ -11,7 +11,7 @@
 
 namespace {
 struct Index {
-  unsigned x;
+  unsigned x, y;
 };
 Index gridDim, blockIdx;
 }  // namespace
@@ -52,11 +52,14 @@ std::vector<int> loads(const Launch& launch) {
   const cuda::TileSections sections = sections_of(launch);
   params.section_heads = sections.heads;
   params.section_rounds = sections.rounds;
-  gridDim.x = static_cast<unsigned>(launch.blocks);
+  const auto blocks = static_cast<unsigned>(launch.blocks);
+  const bool waves = order == device::TileOrder::waves;
+  const auto rounds = static_cast<unsigned>((heads * tiles - 1) / launch.blocks + 1);
+  gridDim = {blocks, waves ? device::count_waves(rounds) : 1};
 
   std::vector<int> visits(static_cast<std::size_t>(heads * tiles)), load;
-  for (int block = 0; block < launch.blocks; ++block) {
-    blockIdx.x = static_cast<unsigned>(block);
+  for (unsigned block = 0; block < gridDim.x * gridDim.y; ++block) {
+    blockIdx = {block % blocks, block / blocks};
     const device::TileSchedule<order, device::TileRows<block_m, false>> schedule(params);
     int work = 0;
     for (unsigned round = 0; round < schedule.rounds(); ++round) {
@@ -114,6 +117,7 @@ TEST(TileSchedule, EveryTileOnce) {
     launch.bytes_per_head = std::int64_t{up_to(1 << 14)} * up_to(1 << 14);
     loads<device::TileOrder::sections>(launch);
     loads<device::TileOrder::heads>(launch);
+    loads<device::TileOrder::waves>(launch);
     expect_tiles_in_sections(launch);
   }
 }
@@ -130,6 +134,29 @@ TEST(TileSchedule, SectionsAreEven) {
       EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.04 * mean) << head_dim << ", " << seqlen;
     }
   }
+}
+
+// Tiles of 1 to 30 units at random, 31 for each of 132 multiprocessors: blocks that come where others have
+// ended even them out, which as many tiles for each would not.
+TEST(TileSchedule, WavesEvenOutWhatNobodyKnew) {
+  const unsigned seed = std::random_device{}();
+  std::cout << "seed " << seed << "\n";
+  std::mt19937 random(seed);
+  constexpr unsigned multiprocessors = 132, rounds = 31, waves = device::count_waves(rounds);
+  std::vector<int> ends(multiprocessors);
+  int work = 0;
+  for (unsigned wave = 0; wave < waves; ++wave) {
+    for (unsigned block = 0; block < multiprocessors; ++block) {
+      int& first_free = *std::min_element(ends.begin(), ends.end());
+      for (unsigned round = 0; round < device::wave_of(wave, rounds).rounds; ++round) {
+        const int tile = static_cast<int>(random() % 30) + 1;
+        first_free += tile;
+        work += tile;
+      }
+    }
+  }
+  EXPECT_LE(*std::max_element(ends.begin(), ends.end()), work / 132 + 30);
+  EXPECT_LE(waves, 5u);
 }
 
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {

@@ -29,7 +29,7 @@ inline char dynamic_shared[232448] __align__(1024);
 }
 
 struct EmulatedIndex {
-  unsigned x;
+  unsigned x, y;
 };
 inline EmulatedIndex threadIdx, blockIdx, gridDim;
 

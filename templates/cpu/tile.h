@@ -187,9 +187,13 @@ __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows,
     auto tile = mask.tile();
     alignas(64) int bits[unit_rows] = {};
     for (int key = keys.begin; key < keys.end;) {
-      const int first = key / bits_keys * bits_keys;
-      for (int i = 0; i < rows.size(); ++i) bits[i] = static_cast<int>(tile.bits(rows.begin + i, first));
-      for (; key < min(first + bits_keys, keys.end); ++key, s += unit_rows)
+      const int first = key / word_keys * word_keys;
+      for (int i = 0; i < rows.size(); ++i) {
+        u32 word[1];
+        tile.template bits<word_keys>(rows.begin + i, first, word);
+        bits[i] = static_cast<int>(word[0]);
+      }
+      for (; key < min(first + word_keys, keys.end); ++key, s += unit_rows)
         for (int i = 0; i < unit_rows; i += lanes)
           store(s + i,
                 select((load(bits + i) >> (key - first) & 1) != 0, load(s + i), splat(minus_infinity)));

@@ -144,7 +144,7 @@ class ForwardSm80 {
         compute_scores(k_tile(0));
         wait_and_sync<0>();
         load_next(0);
-        if (!block.whole) apply_mask(block.index * block_n);
+        if (!block.whole) apply_mask(block);
         accumulate(v_tile(0), column_words(0));
       }
     } else {
@@ -154,7 +154,7 @@ class ForwardSm80 {
         wait_and_sync<0>();
         load_next(stage ^ 1);
         compute_scores(k_tile(stage));
-        if (!block.whole) apply_mask(block.index * block_n);
+        if (!block.whole) apply_mask(block);
         accumulate(v_tile(stage), column_words(stage));
       }
     }
@@ -226,9 +226,10 @@ class ForwardSm80 {
     }
   }
 
-  FLASHJIT_FN void apply_mask(int first_key) {
+  FLASHJIT_FN void apply_mask(const Block& block) {
+    const int first_key = block.index * block_n;
     const u32 thread = tid_x(), column = thread % 4 * 2;
-    [[maybe_unused]] typename Mask::Tile tile = mask_.tile();
+    [[maybe_unused]] typename Mask::Tile tile = mask_.template tile<block_m, block_n>(block.found);
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
       const int row = first_row_ + static_cast<int>(accumulator_row(thread, i, 0));
@@ -246,16 +247,17 @@ class ForwardSm80 {
         }
       } else {
 #pragma unroll
-        for (int n = 0; n < n_tiles; n += bits_keys / 8)
+        for (int half = 0; half < 2; ++half) {
+          u32 words[words_of<block_n>];
+          tile.template bits<block_n>(row + half * 8, first_key, words);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const u32 bits = tile.bits(row + half * 8, first_key + n * 8) >> column;
+          for (u32& word : words) word >>= column;
 #pragma unroll
-            for (int j = 0; j < bits_keys / 8; ++j)
+          for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-              for (int e = 0; e < 2; ++e)
-                if (!(bits >> (j * 8 + e) & 1)) s_[i][n + j][half * 2 + e] = minus_infinity;
-          }
+            for (int e = 0; e < 2; ++e)
+              if (!(words[n / 4] >> (8 * (n % 4) + e) & 1)) s_[i][n][half * 2 + e] = minus_infinity;
+        }
       }
     }
   }

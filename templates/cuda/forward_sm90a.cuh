@@ -20,14 +20,13 @@ struct ForwardSm90a {
   using Mask = typename Spec::Mask;
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
-  // Where only the device knows which tiles are long, the order is by heads and every tile has a block of its
-  // own.
   using Schedule = TileSchedule<Config::tile_order, Rows>;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
   static constexpr int consumers = block_m / Sm90aLayout::group_rows;
+  static constexpr int walked_rows = Config::pack_gqa ? unknown_size : block_m;
   static constexpr int consumer_warps = consumers * 4;
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
@@ -64,6 +63,16 @@ struct ForwardSm90a {
     }
   };
 
+  // What the producer passes on with a block's K. It and announcements are read as ordinary memory: of an asm
+  // the compiler does not know that all threads get the same, and computes descriptors in every one of them.
+  struct PassedBlock {
+    int word;  // its index, whether it is whole, and whether it is the tile's last
+    int found;
+    static FLASHJIT_FN int word_of(const Block& block, bool last) {
+      return block.index << 2 | (block.whole ? 2 : 0) | (last ? 1 : 0);
+    }
+  };
+
   // Addresses in shared memory. Each buffer has an mbarrier for "full", one arrival and the bytes copied, and
   // one for "empty", an arrival from every consumer warp.
   struct Shared {
@@ -79,7 +88,10 @@ struct ForwardSm90a {
     FLASHJIT_FN u32 k_empty(int stage) const { return k_full(stage) + 8; }
     FLASHJIT_FN u32 v_full(int stage) const { return k_full(stage) + 16; }
     FLASHJIT_FN u32 v_empty(int stage) const { return k_full(stage) + 24; }
-    FLASHJIT_FN u32 passed(int stage) const { return start + layout.passed + 4 * stage; }
+    FLASHJIT_FN u32 passed(int stage) const { return start + layout.passed + 8 * stage; }
+    FLASHJIT_FN PassedBlock passed_block(int stage) const {
+      return reinterpret_cast<const PassedBlock*>(memory + layout.passed)[stage];
+    }
     // With dropout: which block's words the producer wants, an mbarrier that says so, and the words.
     FLASHJIT_FN u32 asked(int stage) const { return start + layout.dropout_asked + 16 * stage; }
     FLASHJIT_FN u32 words_asked(int stage) const { return asked(stage) + 8; }
@@ -91,8 +103,7 @@ struct ForwardSm90a {
     }
   };
 
-  // What the producer announces. Read as ordinary memory: of an asm the compiler does not know that all
-  // threads get the same, and computes descriptors in every one of them.
+  // What the producer announces.
   struct Announcement {
     Tile tile;
     int empty;  // no row of the tile keeps anything
@@ -110,11 +121,6 @@ struct ForwardSm90a {
           rows_end(min((t.m_block + 1) * Rows(p).tokens, problem.rows)) {}
   };
 
-  // What the producer passes on: a block of a tile, and whether it is the last.
-  static FLASHJIT_FN u32 passed_word(const Block& block, bool last) {
-    return static_cast<u32>(block.index) << 2 | (block.whole ? 2 : 0) | (last ? 1 : 0);
-  }
-
   // One thread: everything that comes from global memory.
   class Producer {
    public:
@@ -127,38 +133,37 @@ struct ForwardSm90a {
       for (u32 round = 0; round < rounds; ++round) {
         const Tile tile = schedule.tile(round);
         if (tile.m_block < 0) {
-          announce({tile, 1}, 0);
+          announce_nothing(tile);
           continue;
         }
+        // Looked up while the last V of the tile before waits for its place.
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-        Block block, next;
+        Block block;
         if (!walk.next(block)) {
-          announce({tile, 1}, 0);
+          announce_nothing(tile);
           continue;
         }
-        locate(work, tile);
+        Block next;
         bool more = walk.next(next);
+        load_last_v();
+        locate(work, tile);
         load_k(block, !more);
         load_q(tile);
         // K is a block ahead of V, as the consumers take them.
-        for (;;) {
+        while (more) {
           const int index = block.index;
-          const Ring of_v = ring_;
-          ring_.advance();
-          const bool last = !more;
-          if (more) {
-            block = next;
-            more = walk.next(next);
-            load_k(block, !more);
-          }
-          load_v(index, of_v);
-          if (last) break;
+          block = next;
+          more = walk.next(next);
+          load_k(block, !more);
+          load_v(index);
         }
+        last_v_ = block.index;
       }
+      load_last_v();
       if constexpr (Spec::dropout) {
-        mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+        mbarrier_wait(shared_.k_empty(k_.stage), k_.parity ^ 1);
         ask_for_words(-1);
       }
     }
@@ -184,6 +189,10 @@ struct ForwardSm90a {
       st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, a.empty);
       mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
     }
+    FLASHJIT_FN void announce_nothing(const Tile& tile) {
+      load_last_v();
+      announce({tile, 1}, 0);
+    }
     FLASHJIT_FN void load_q(const Tile& tile) {
       if constexpr (Config::pack_gqa) {
         announce({tile, 0}, qk_panels * Rows(p_).used() * 128);
@@ -194,23 +203,30 @@ struct ForwardSm90a {
       }
     }
     FLASHJIT_FN void load_k(const Block& block, bool last) {
-      mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+      mbarrier_wait(shared_.k_empty(k_.stage), k_.parity ^ 1);
       if constexpr (Spec::dropout) ask_for_words(block.index);
-      if constexpr (passes_blocks) st_shared(shared_.passed(ring_.stage), passed_word(block, last));
-      mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
-      copy(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, layout.kv_panel,
+      if constexpr (passes_blocks)
+        st_shared_v2(shared_.passed(k_.stage), PassedBlock::word_of(block, last), block.found);
+      mbarrier_arrive_expect_tx(shared_.k_full(k_.stage), layout.k_bytes);
+      copy(shared_.k(k_.stage), maps_.k, shared_.k_full(k_.stage), qk_panels, layout.kv_panel,
            k_row_ + block.index * block_n, head_kv_);
+      k_.advance();
     }
     // Of a block's columns, for the K that comes next.
     FLASHJIT_FN void ask_for_words(int index) {
-      st_shared_v2(shared_.asked(ring_.stage), index, sequence_);
-      mbarrier_arrive(shared_.words_asked(ring_.stage));
+      st_shared_v2(shared_.asked(k_.stage), index, sequence_);
+      mbarrier_arrive(shared_.words_asked(k_.stage));
     }
-    FLASHJIT_FN void load_v(int index, const Ring& ring) {
-      mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
-      copy(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, layout.kv_panel,
+    FLASHJIT_FN void load_v(int index) {
+      mbarrier_wait(shared_.v_empty(v_.stage), v_.parity ^ 1);
+      mbarrier_arrive_expect_tx(shared_.v_full(v_.stage), layout.v_bytes);
+      copy(shared_.v(v_.stage), maps_.v, shared_.v_full(v_.stage), v_panels, layout.kv_panel,
            k_row_ + index * block_n, head_kv_);
+      v_.advance();
+    }
+    FLASHJIT_FN void load_last_v() {
+      if (last_v_ >= 0) load_v(last_v_);
+      last_v_ = -1;
     }
     // From `second` and `third` of the map's dimensions on.
     FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int second,
@@ -224,7 +240,8 @@ struct ForwardSm90a {
     const ForwardParams& p_;
     const ForwardMaps& maps_;
     const Shared& shared_;
-    Ring ring_;
+    Ring k_, v_;
+    int last_v_ = -1;  // block of the located tile whose V is not asked for yet
     u32 q_parity_ = 0;
     int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
   };
@@ -256,40 +273,31 @@ struct ForwardSm90a {
       BlockWalk<Keys, Mask> walk_;
       FLASHJIT_FN Walked(const ForwardParams&, const Mask& mask, const Work& work, const Tile&)
           : mask_(mask), walk_(mask, work.rows, block_n) {}
-      FLASHJIT_FN void first(Block& block, const Consumer&) { walk_.next(block); }
-      FLASHJIT_FN bool next(Block& block, const Consumer&) { return walk_.next(block); }
-      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, int first_key,
+      FLASHJIT_FN bool more() const { return walk_.more(); }
+      FLASHJIT_FN void next(Block& block, const Consumer&) { walk_.next(block); }
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
                             int lane) const {
-        mask_scores(scores, mask_, rows, first_key, lane);
+        mask_scores<walked_rows>(scores, mask_, rows, block, lane);
       }
     };
     struct Passed {
       const ForwardParams& p_;
       const Tile tile_;
-      bool last_ = false;
+      bool last_;
       FLASHJIT_FN Passed(const ForwardParams& p, const Mask&, const Work&, const Tile& tile)
           : p_(p), tile_(tile) {}
-      FLASHJIT_FN void first(Block& block, const Consumer& consumer) {
-        consumer.wait_k();
-        take(block, ld_shared(consumer.shared_.passed(consumer.ring_.stage)));
-      }
-      FLASHJIT_FN bool next(Block& block, const Consumer& consumer) {
-        if (last_) return false;
-        Ring ring = consumer.ring_;
-        ring.advance();
-        mbarrier_wait(consumer.shared_.k_full(ring.stage), ring.parity);
-        take(block, ld_shared(consumer.shared_.passed(ring.stage)));
-        return true;
-      }
-      FLASHJIT_FN void take(Block& block, u32 word) {
-        block = {static_cast<int>(word >> 2), (word & 2) != 0};
-        last_ = word & 1;
+      FLASHJIT_FN bool more() const { return !last_; }
+      // Of the K that the consumer has waited for.
+      FLASHJIT_FN void next(Block& block, const Consumer& consumer) {
+        const PassedBlock passed = consumer.shared_.passed_block(consumer.ring_.stage);
+        block = {passed.word >> 2, (passed.word & 2) != 0, passed.found};
+        last_ = passed.word & 1;
         __syncwarp();  // all lanes have read it when the first releases the stage
       }
       // Made where it is needed: blocks that are not whole are few.
-      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, int first_key,
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
                             int lane) const {
-        mask_scores(scores, Mask(p_, Work(p_, tile_).problem), rows, first_key, lane);
+        mask_scores<walked_rows>(scores, Mask(p_, Work(p_, tile_).problem), rows, block, lane);
       }
     };
     using Blocks = typename Choose<passes_blocks, Passed, Walked>::type;
@@ -319,16 +327,16 @@ struct ForwardSm90a {
         }
         const Mask mask(p_, work.problem);
         Blocks blocks(p_, mask, work, tile);
-        Block block;
-        blocks.first(block, *this);
         const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
+        Block block;
+        blocks.next(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         wgmma_wait_group<0>();
         release(shared_.k_empty(ring_.stage));
-        if (!block.whole) blocks.mask(scores_, rows, block.index * block_n, lane_);
+        if (!block.whole) blocks.mask(scores_, rows, block, lane_);
         softmax_.reset();
         softmax_.take_max(scores_);
         softmax_.exponentiate(scores_);
@@ -336,7 +344,7 @@ struct ForwardSm90a {
         pack_weights();
         accumulate_ = 0;
         v_keys_ = work.problem.seqlen_k - block.index * block_n;
-        while (blocks.next(block, *this)) {
+        while (blocks.more()) {
           step(blocks, rows, block);
           v_keys_ = work.problem.seqlen_k - block.index * block_n;
         }
@@ -486,20 +494,22 @@ struct ForwardSm90a {
         weights_[i] = cvt_rn_x2(Element{}, scores_[2 * i], scores_[2 * i + 1]);
     }
 
-    // Scores and weights of a block, while those before meet V. One body for masked and whole blocks: a
-    // second costs a third of the compile time and gains nothing.
-    FLASHJIT_FN void step(const Blocks& blocks, const Positions& rows, const Block& block) {
+    // Scores and weights of the next block, while those before meet V. One body for masked and whole blocks:
+    // a second costs a third of the compile time and gains nothing.
+    FLASHJIT_FN void step(Blocks& blocks, const Positions& rows, Block& block) {
       const Ring before = ring_;
       ring_.advance();
+      if constexpr (!passes_blocks) blocks.next(block, *this);
       wait_k();
       if constexpr (ping_pong) take_turn();
       issue_qk();
       wait_v(before);
       issue_pv(before);
       if constexpr (ping_pong) pass_turn();
+      if constexpr (passes_blocks) blocks.next(block, *this);  // in nobody's way here
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      if (!block.whole) blocks.mask(scores_, rows, block.index * block_n, lane_);
+      if (!block.whole) blocks.mask(scores_, rows, block, lane_);
       const bool rescale = softmax_.take_max(scores_);
       softmax_.exponentiate(scores_);
       if constexpr (Spec::dropout) drop_weights();

@@ -9,13 +9,13 @@
 
 namespace flashjit::device {
 
-// Puts minus infinity where the mask keeps nothing. Column 0 is `first_key`; rows(0) and rows(8) are the
-// positions of the thread's two.
-template <class Mask, class Positions, int registers>
+// Puts minus infinity where the mask keeps nothing of a block of scores. rows(0) and rows(8) are the
+// positions of the thread's two; the walk was across tiles of `tile_rows`.
+template <int tile_rows, class Mask, class Positions, int registers>
 FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const Positions& rows,
-                             int first_key, int lane) {
+                             const Block& block, int lane) {
   constexpr int columns = registers * 2;
-  const int base = first_key + lane % 4 * 2;
+  const int first_key = block.index * columns, base = first_key + lane % 4 * 2;
   if constexpr (Mask::row_intervals) {
     // This thread's columns of a row are 0, 1, 8, 9, 16, ... from `base`: the n-th is kept if it lies between
     // how many come before the interval's begin and before its end.
@@ -23,7 +23,6 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
       const int n = min(max(limit - base, 0), columns);
       return n / 8 * 2 + min(n % 8, 2);
     };
-    const auto low_bits = [](int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Span kept = mask.hull(Keys{}, {rows(8 * r), rows(8 * r) + 1});
@@ -39,18 +38,19 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
       }
     }
   } else {
-    typename Mask::Tile tile = mask.tile();
+    typename Mask::Tile tile = mask.template tile<tile_rows, columns>(block.found);
 #pragma unroll
-    for (int i = 0; i < columns / 8; i += bits_keys / 8)
+    for (int r = 0; r < 2; ++r) {
+      u32 words[words_of<columns>];
+      tile.template bits<columns>(rows(8 * r), first_key, words);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const u32 bits = tile.bits(rows(8 * r), first_key + 8 * i) >> lane % 4 * 2;
+      for (u32& word : words) word >>= lane % 4 * 2;
 #pragma unroll
-        for (int j = 0; j < bits_keys / 8; ++j)
+      for (int i = 0; i < columns / 8; ++i)
 #pragma unroll
-          for (int c = 0; c < 2; ++c)
-            if (!(bits >> (8 * j + c) & 1)) scores[4 * (i + j) + 2 * r + c] = minus_infinity;
-      }
+        for (int c = 0; c < 2; ++c)
+          if (!(words[i / 4] >> (8 * (i % 4) + c) & 1)) scores[4 * i + 2 * r + c] = minus_infinity;
+    }
   }
 }
 

@@ -102,11 +102,6 @@ FLASHJIT_FN float lg2_approx(float x) {
 FLASHJIT_FN void st_shared(u32 to, u32 value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
-FLASHJIT_FN u32 ld_shared(u32 from) {
-  u32 value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
-  return value;
-}
 FLASHJIT_FN void ld_shared_v2(int& a, int& b, u32 from) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }

@@ -11,7 +11,6 @@ struct BlockSparse {
   static constexpr bool row_intervals = false;
   static constexpr bool per_head = per_head_;
   static constexpr bool padding = false;
-  static constexpr int nowhere = -2, everywhere = -1;
   static constexpr int words_per_row = ceil_div(block_n, 32);
 
   const BlockLists& lists;
@@ -26,7 +25,7 @@ struct BlockSparse {
   // The walk's place in the list, if one query block is all it has.
   template <class Axis>
   struct Cursor {
-    int list = -1, end = 0;
+    int list = -1, begin = 0, end = 0;
   };
 
   FLASHJIT_FN Span hull(Keys, Span rows) const {
@@ -42,7 +41,8 @@ struct BlockSparse {
   }
   FLASHJIT_FN Span hull(Queries, Span) const { return {0, 0x7fffffff}; }
 
-  FLASHJIT_FN bool whole(Span rows, Span keys) const {
+  FLASHJIT_FN bool whole(Span rows, Span keys, int found = not_found) const {
+    if (found != not_found) return found == everywhere;
     const Span m = covering(rows, block_m), n = covering(keys, block_n);
     for (int i = m.begin; i < m.end; ++i) {
       const Span list = list_of(i);
@@ -52,35 +52,67 @@ struct BlockSparse {
     }
     return true;
   }
-  FLASHJIT_FN bool keep(int row, int key) const {
-    return tile().bits(row, key / bits_keys * bits_keys) >> key % bits_keys & 1;
-  }
+  FLASHJIT_FN bool keep(int row, int key) const { return tile().half(row, key / 16 * 16) >> key % 16 & 1; }
 
   struct Tile {
     const BlockSparse& mask;
-    int m = -1, n = -1, bitmask = nowhere;
-    FLASHJIT_FN u32 bits(int row, int key) {
-      if (row / block_m != m || key / block_n != n) {
+    int found;
+    bool fixed;          // it holds for whatever will be asked
+    int m = -1, n = -1;  // what was looked up last
+
+    template <int keys>
+    FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) {
+      if constexpr (block_n % keys == 0 && keys % word_keys == 0) {
+        const int bitmask = look_up(row, key);
+        const u32* const from = mask.words_of_row(bitmask, row) + key % block_n / word_keys;
+        if (bitmask >= 0) {
+          for (int i = 0; i < words_of<keys>; ++i) words[i] = from[i];
+        } else {
+          for (int i = 0; i < words_of<keys>; ++i) words[i] = bitmask == everywhere ? all_bits : 0;
+        }
+      } else {
+        for (int i = 0; i < words_of<keys>; ++i) {
+          words[i] = half(row, key + i * word_keys);
+          if (i * word_keys + 16 < keys) words[i] |= half(row, key + i * word_keys + 16) << 16;
+        }
+      }
+    }
+    // Of 16 keys, which no block's edge divides.
+    FLASHJIT_FN u32 half(int row, int key) {
+      const int bitmask = look_up(row, key), column = key % block_n;
+      if (bitmask < 0) return bitmask == everywhere ? 0xffff : 0;
+      return mask.words_of_row(bitmask, row)[column / word_keys] >> column % word_keys & 0xffff;
+    }
+
+   private:
+    FLASHJIT_FN int look_up(int row, int key) {
+      if (!fixed && (row / block_m != m || key / block_n != n)) {
         m = row / block_m;
         n = key / block_n;
-        bitmask = mask.find(m, n);
+        found = mask.find(m, n);
       }
-      if (bitmask < 0) return bitmask == everywhere ? all_bits : 0;
-      const int column = key % block_n;
-      const u32* const words = mask.lists.bitmasks + static_cast<i64>(bitmask) * (block_m * words_per_row);
-      return words[row % block_m * words_per_row + column / 32] >> column % 32 & all_bits;
+      return found;
     }
   };
-  FLASHJIT_FN Tile tile() const { return {*this}; }
+  FLASHJIT_FN Tile tile() const { return {*this, not_found, false}; }
+  template <int rows, int keys>
+  FLASHJIT_FN Tile tile(int found) const {
+    return {*this, found, block_m % rows == 0 && block_n % keys == 0};
+  }
+  FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const {
+    return cursor.list >= 0 && covering(keys, block_n).size() == 1 ? bitmask_of(cursor.end - 1) : not_found;
+  }
 
   FLASHJIT_FN int previous(Keys, Span rows, int bound, Cursor<Keys>& cursor) const {
     const Span m = covering(rows, block_m);
     if (m.size() == 1) {
-      const Span list = list_of(m.begin);
-      if (cursor.list != m.begin) cursor = {m.begin, list.end};
+      if (cursor.list != m.begin) {
+        const Span list = list_of(m.begin);
+        cursor = {m.begin, list.begin, list.end};
+      }
       int& end = cursor.end;
-      while (end > list.begin && first_key(lists.blocks[end - 1]) >= bound) --end;
-      return end > list.begin ? min(bound, first_key(lists.blocks[end - 1]) + block_n) - 1 : -1;
+      while (end > cursor.begin && first_key(lists.blocks[end - 1]) >= bound) --end;
+      return end > cursor.begin ? min(bound, first_key(lists.blocks[end - 1]) + block_n) - 1 : -1;
     }
     int last = -1;
     for (int i = m.begin; i < m.end; ++i) {
@@ -129,6 +161,9 @@ struct BlockSparse {
   FLASHJIT_FN int bitmask_of(int entry) const {
     const int at = lists.bitmask_of ? lists.bitmask_of[entry] : everywhere;
     return static_cast<u32>(at) < static_cast<u32>(lists.num_bitmasks) ? at : everywhere;
+  }
+  FLASHJIT_FN const u32* words_of_row(int bitmask, int row) const {
+    return lists.bitmasks + (static_cast<i64>(bitmask) * block_m + row % block_m) * words_per_row;
   }
   // The bitmask of block (m, n), everywhere or nowhere.
   FLASHJIT_FN int find(int m, int n) const {

@@ -38,7 +38,7 @@ struct Sm90aLayout {
   int q_panel, kv_panel;          // one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // all panels
   int q, k, v, barriers;          // k, v: num_stages blocks each
-  int announced, passed;          // passed: num_stages words
+  int announced, passed;          // passed: 8 bytes a stage
   // With dropout: 16 bytes; 16 bytes a stage; the column words of 2 * num_stages blocks.
   int dropout_key, dropout_asked, dropout_words, end;
 
@@ -55,10 +55,10 @@ struct Sm90aLayout {
         barriers(v + num_stages * v_bytes),
         announced(barriers + 16 + num_stages * 32),
         passed(announced + announcement_bytes),
-        dropout_key(round_up(passed + num_stages * 4, 16)),
+        dropout_key(round_up(passed + num_stages * 8, 16)),
         dropout_asked(dropout_key + 16),
         dropout_words(dropout_asked + num_stages * 16),
-        end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 4) {}
+        end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 8) {}
 };
 
 // Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector

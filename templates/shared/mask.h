@@ -10,16 +10,22 @@
 //   static constexpr bool padding        gives batch entries lengths of their own (see problem.h)
 //   Span hull(Keys, Span rows)           an interval of keys outside which none of the rows keeps anything
 //   Span hull(Queries, Span keys)        the same, the other way
-//   bool whole(Span rows, Span keys)     true only if every pair is kept
+//   bool whole(Span rows, Span keys, int found)
+//                                        true only if every pair is kept
 //   bool keep(int row, int key)          the per-element test
-//   Tile tile()                          the same test for kernels: its bits(row, key) are those of 16 keys
-//                                        from `key` on, a multiple of 16, lowest first, all others 0. It
-//                                        remembers what it looked up last: ask for neighbours in turn. Only
-//                                        bits of positions within the sequences count.
+//   Tile tile()                          the same test for kernels: bits<n>(row, key, words) are those of n
+//                                        keys from `key` on, a multiple of n, which is one of 16; lowest
+//                                        first. It remembers what it looked up last: ask for neighbours in
+//                                        turn. Only bits of positions within the sequences count.
+//   Tile tile<rows, keys>(int found)     of a block of `keys` keys of a walk across `rows` rows, both from
+//                                        multiples of their size on
 //   Cursor<Keys>, Cursor<Queries>        what a walk remembers between calls of previous()
 //   int previous(Axis, Span across, int bound, Cursor&)
 //                                        the largest position < bound along Axis that `across` may keep, or
 //                                        negative; bounds of successive calls never increase
+//   int found(const Cursor<Keys>&, Span keys)
+//                                        what previous() has met in `keys`, around the position that it
+//                                        returned last, and would be looked up again; or not_found
 // To add one: derive from Interval if its hull says all, write the functor here or in a header of its own,
 // name it in the tables of codegen (codegen/README.md).
 #pragma once
@@ -41,18 +47,29 @@ FLASHJIT_FN constexpr Span intersect(Span a, Span b) {
   return {max(a.begin, b.begin), min(a.end, b.end)};
 }
 
+// For `rows` below: some, known at run time only.
+constexpr int unknown_size = 0x7fffffff;
+
 // The axis that a walk moves along.
 struct Keys {};
 struct Queries {};
 
-// Keys that a tile answers for at once.
-constexpr int bits_keys = 16;
-inline constexpr u32 all_bits = 0xffff;
+// What a walk found for whole() and tile(): a bitmask's number, or one of these.
+constexpr int not_found = -3;  // nothing: look it up
+constexpr int nowhere = -2, everywhere = -1;
 
-// The bits of keys [key, key + 16) that lie in `kept`.
+// Bits of keys come in words of 32.
+constexpr int word_keys = 32;
+inline constexpr u32 all_bits = ~0u;
+template <int keys>
+constexpr int words_of = ceil_div(keys, word_keys);
+
+FLASHJIT_FN constexpr u32 low_bits(int n) {
+  return n <= 0 ? 0 : n >= word_keys ? all_bits : (1u << n) - 1;
+}
+// The bits of keys [key, key + 32) that lie in `kept`.
 FLASHJIT_FN constexpr u32 interval_bits(Span kept, int key) {
-  const int begin = min(max(kept.begin - key, 0), bits_keys), end = min(max(kept.end - key, 0), bits_keys);
-  return ((1u << end) - 1) & ~((1u << begin) - 1);
+  return low_bits(kept.end - key) & ~low_bits(kept.begin - key);
 }
 
 // Base of masks whose hull is all there is to know about skipping.
@@ -66,11 +83,18 @@ struct Interval {
 
   struct Tile {
     const Derived& mask;
-    FLASHJIT_FN u32 bits(int row, int key) const {
-      return interval_bits(mask.hull(Keys{}, {row, row + 1}), key);
+    template <int keys>
+    FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) const {
+      const Span kept = mask.hull(Keys{}, {row, row + 1});
+      for (int i = 0; i < words_of<keys>; ++i) words[i] = interval_bits(kept, key + i * word_keys);
     }
   };
   FLASHJIT_FN Tile tile() const { return {*static_cast<const Derived*>(this)}; }
+  template <int rows, int keys>
+  FLASHJIT_FN Tile tile(int) const {
+    return tile();
+  }
+  FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {
@@ -89,7 +113,9 @@ struct Bounds : Interval<Bounds> {
 
   FLASHJIT_FN Span hull(Keys, Span) const { return {0, seqlen_k}; }
   FLASHJIT_FN Span hull(Queries, Span) const { return {0, seqlen_q}; }
-  FLASHJIT_FN bool whole(Span rows, Span keys) const { return rows.end <= seqlen_q && keys.end <= seqlen_k; }
+  FLASHJIT_FN bool whole(Span rows, Span keys, int = not_found) const {
+    return rows.end <= seqlen_q && keys.end <= seqlen_k;
+  }
   FLASHJIT_FN bool keep(int row, int key) const { return row < seqlen_q && key < seqlen_k; }
 };
 
@@ -100,7 +126,7 @@ struct Padding : Interval<Padding> {
   FLASHJIT_FN Padding(const Params&, const Problem&) {}
   FLASHJIT_FN Span hull(Keys, Span) const { return {0, 0x7fffffff}; }
   FLASHJIT_FN Span hull(Queries, Span) const { return {0, 0x7fffffff}; }
-  FLASHJIT_FN bool whole(Span, Span) const { return true; }
+  FLASHJIT_FN bool whole(Span, Span, int = not_found) const { return true; }
   FLASHJIT_FN bool keep(int, int) const { return true; }
 };
 
@@ -122,7 +148,9 @@ struct Causal : Interval<Causal<align>> {
 
   FLASHJIT_FN Span hull(Keys, Span rows) const { return {0, rows.end + shift}; }
   FLASHJIT_FN Span hull(Queries, Span keys) const { return {max(keys.begin - shift, 0), 0x7fffffff}; }
-  FLASHJIT_FN bool whole(Span rows, Span keys) const { return keys.end - 1 <= rows.begin + shift; }
+  FLASHJIT_FN bool whole(Span rows, Span keys, int = not_found) const {
+    return keys.end - 1 <= rows.begin + shift;
+  }
   FLASHJIT_FN bool keep(int row, int key) const { return key <= row + shift; }
 };
 
@@ -137,7 +165,13 @@ struct Both {
   struct Tile {
     typename A::Tile a;
     typename B::Tile b;
-    FLASHJIT_FN u32 bits(int row, int key) { return a.bits(row, key) & b.bits(row, key); }
+    template <int keys>
+    FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) {
+      u32 of_b[words_of<keys>];
+      a.template bits<keys>(row, key, words);
+      b.template bits<keys>(row, key, of_b);
+      for (int i = 0; i < words_of<keys>; ++i) words[i] &= of_b[i];
+    }
   };
   template <class Axis>
   struct Cursor {
@@ -152,19 +186,30 @@ struct Both {
   FLASHJIT_FN Span hull(Axis axis, Span across) const {
     return intersect(a.hull(axis, across), b.hull(axis, across));
   }
-  FLASHJIT_FN bool whole(Span rows, Span keys) const { return a.whole(rows, keys) && b.whole(rows, keys); }
+  FLASHJIT_FN bool whole(Span rows, Span keys, int found = not_found) const {
+    return a.whole(rows, keys, found) && b.whole(rows, keys, found);
+  }
   FLASHJIT_FN bool keep(int row, int key) const { return a.keep(row, key) && b.keep(row, key); }
   FLASHJIT_FN Tile tile() const { return {a.tile(), b.tile()}; }
+  template <int rows, int keys>
+  FLASHJIT_FN Tile tile(int found) const {
+    return {a.template tile<rows, keys>(found), b.template tile<rows, keys>(found)};
+  }
+  // Only one mask of an intersection finds anything.
+  FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const {
+    const int of_a = a.found(cursor.a, keys);
+    return of_a != not_found ? of_a : b.found(cursor.b, keys);
+  }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>& cursor) const {
-    for (;;) {
-      const int pa = a.previous(axis, across, bound, cursor.a);
-      if (pa < 0) return -1;
+    for (int pa = a.previous(axis, across, bound, cursor.a); pa >= 0;) {
       const int pb = b.previous(axis, across, pa + 1, cursor.b);
       if (pb == pa || pb < 0) return pb;
-      bound = pb + 1;
+      pa = a.previous(axis, across, pb + 1, cursor.a);
+      if (pa == pb) return pa;
     }
+    return -1;
   }
 };
 
@@ -192,6 +237,7 @@ FLASHJIT_FN bool touches(const Mask& mask, Span rows, Span keys) {
 struct Block {
   int index;
   bool whole;  // every pair with `across` is kept: no per-element test needed
+  int found;   // for tile<rows, keys>()
 };
 
 FLASHJIT_FN constexpr Span block_span(int index, int size) {
@@ -208,31 +254,43 @@ class BlockWalk {
  public:
   FLASHJIT_FN BlockWalk(const Mask& mask, Span across, int size, Span within = {0, 0x7fffffff})
       : mask_(mask), across_(across), size_(size) {
-    const Span h = intersect(mask.hull(Axis{}, across), within);
+    // Where a hull is not all there is to know, previous() knows it too.
+    const Span h = Mask::row_intervals ? intersect(mask.hull(Axis{}, across), within) : within;
     const bool empty = h.empty() || across.empty();
-    next_ = empty ? -1 : (h.end - 1) / size;
     first_ = empty ? 0 : max(h.begin, 0) / size;
+    next_ = empty ? -1 : (h.end - 1) / size;
     end_ = h.end;
   }
 
+  // Of intervals alone: whether there is a next block.
+  FLASHJIT_FN bool more() const {
+    static_assert(Mask::row_intervals);
+    return next_ >= first_;
+  }
   FLASHJIT_FN bool next(Block& block) {
     if constexpr (!Mask::row_intervals) {
       if (next_ >= first_) {
-        const int bound = min((next_ + 1) * size_, end_);
-        const int position = mask_.previous(Axis{}, across_, bound, cursor_);
+        const int position = mask_.previous(Axis{}, across_, end_, cursor_);
         next_ = position < 0 ? -1 : position / size_;
+        end_ = next_ * size_;
       }
     }
     if (next_ < first_) return false;
     block.index = next_;
-    block.whole = is_whole(Axis{}, block_span(next_, size_));
+    look_at(Axis{}, block_span(next_, size_), block);
     --next_;
     return true;
   }
 
  private:
-  FLASHJIT_FN bool is_whole(Keys, Span keys) const { return mask_.whole(across_, keys); }
-  FLASHJIT_FN bool is_whole(Queries, Span rows) const { return mask_.whole(rows, across_); }
+  FLASHJIT_FN void look_at(Keys, Span keys, Block& block) const {
+    block.found = mask_.found(cursor_, keys);
+    block.whole = mask_.whole(across_, keys, block.found);
+  }
+  FLASHJIT_FN void look_at(Queries, Span rows, Block& block) const {
+    block.found = not_found;
+    block.whole = mask_.whole(rows, across_);
+  }
 
   const Mask& mask_;
   Span across_;

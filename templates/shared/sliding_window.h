@@ -25,7 +25,7 @@ struct SlidingWindow : Interval<SlidingWindow<align>> {
     const int first = keys.begin - shift, last = keys.end - 1 - shift;
     return {max(first, right) - right, min(last, seqlen_q - 1 - left) + left + 1};
   }
-  FLASHJIT_FN bool whole(Span rows, Span keys) const {
+  FLASHJIT_FN bool whole(Span rows, Span keys, int = not_found) const {
     return begin_of(rows.end - 1) <= keys.begin && keys.end <= end_of(rows.begin);
   }
   FLASHJIT_FN bool keep(int row, int key) const { return begin_of(row) <= key && key < end_of(row); }
@@ -58,7 +58,7 @@ struct SlidingWindowWithSinks {
   FLASHJIT_FN Span hull(Queries axis, Span keys) const {
     return keys.begin < num_sinks ? Span{0, window.seqlen_q} : window.hull(axis, keys);
   }
-  FLASHJIT_FN bool whole(Span rows, Span keys) const {
+  FLASHJIT_FN bool whole(Span rows, Span keys, int = not_found) const {
     // Keys after the sinks are the window's alone.
     return keys.end <= num_sinks || window.whole(rows, {max(keys.begin, num_sinks), keys.end});
   }
@@ -66,11 +66,18 @@ struct SlidingWindowWithSinks {
 
   struct Tile {
     const SlidingWindowWithSinks& mask;
-    FLASHJIT_FN u32 bits(int row, int key) const {
-      return interval_bits({0, mask.num_sinks}, key) | mask.window.tile().bits(row, key);
+    template <int keys>
+    FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) const {
+      mask.window.tile().template bits<keys>(row, key, words);
+      for (int i = 0; i < words_of<keys>; ++i) words[i] |= low_bits(mask.num_sinks - key - i * word_keys);
     }
   };
   FLASHJIT_FN Tile tile() const { return {*this}; }
+  template <int rows, int keys>
+  FLASHJIT_FN Tile tile(int) const {
+    return tile();
+  }
+  FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
 
   FLASHJIT_FN int previous(Keys axis, Span rows, int bound, Cursor<Keys>&) const {
     const Span h = window.hull(axis, rows);

@@ -29,19 +29,28 @@ struct Tree {
   FLASHJIT_FN Span hull(Queries, Span keys) const {
     return {0, keys.begin < prefix ? 0x7fffffff : keys.begin < end ? tree.rows : 0};
   }
-  FLASHJIT_FN bool whole(Span, Span keys) const { return keys.end <= prefix; }
-  FLASHJIT_FN bool keep(int row, int key) const { return tile().bits(row, key) & 1; }
+  FLASHJIT_FN bool whole(Span, Span keys, int = not_found) const { return keys.end <= prefix; }
+  FLASHJIT_FN bool keep(int row, int key) const { return key < prefix || (bits_from(row, key - prefix) & 1); }
 
   struct Tile {
     const Tree& mask;
-    FLASHJIT_FN u32 bits(int row, int key) const {
-      const int column = key - mask.prefix;  // where the prefix ends need not be where a word begins
-      if (column <= -bits_keys) return all_bits;
-      if (column >= 0) return mask.bits_from(row, column) & all_bits;
-      return (((1u << -column) - 1) | mask.bits_from(row, 0) << -column) & all_bits;
+    template <int keys>
+    FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) const {
+      for (int i = 0; i < words_of<keys>; ++i) {
+        // Where the prefix ends need not be where a word begins.
+        const int column = key + i * word_keys - mask.prefix;
+        words[i] = column >= 0            ? mask.bits_from(row, column)
+                   : column <= -word_keys ? all_bits
+                                          : low_bits(-column) | mask.bits_from(row, 0) << -column;
+      }
     }
   };
   FLASHJIT_FN Tile tile() const { return {*this}; }
+  template <int rows, int keys>
+  FLASHJIT_FN Tile tile(int) const {
+    return tile();
+  }
+  FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {

@@ -20,6 +20,7 @@ using Kept = std::function<bool(int row, int key)>;
 struct Visit {
   int index;
   bool whole;
+  int found;
   bool operator==(const Visit&) const = default;
 };
 
@@ -27,7 +28,7 @@ template <class Axis, class Mask>
 std::vector<Visit> walk(const Mask& mask, Span across, int size, Span within) {
   BlockWalk<Axis, Mask> blocks(mask, across, size, within);
   std::vector<Visit> visits;
-  for (Block block; blocks.next(block);) visits.push_back({block.index, block.whole});
+  for (Block block; blocks.next(block);) visits.push_back({block.index, block.whole, block.found});
   Block block;
   EXPECT_FALSE(blocks.next(block)) << "a walk that has ended stays so";
   return visits;
@@ -63,6 +64,17 @@ bool all(Span rows, Span keys, const Kept& kept) {
   return !any(rows, keys, [&](int i, int j) { return !kept(i, j); });
 }
 
+// What `tile` says of row i's keys that lie in `within`, asked `n` at a time.
+template <int n, class Tile>
+void check_bits(Tile tile, int i, Span within, const Kept& kept) {
+  for (int j = within.begin / n * n; j < within.end; j += n) {
+    u32 words[words_of<n>];
+    tile.template bits<n>(i, j, words);
+    for (int bit = 0; bit < n; ++bit)
+      ASSERT_EQ(words[bit / 32] >> bit % 32 & 1, kept(i, j + bit)) << n << " keys: " << i << ", " << j + bit;
+  }
+}
+
 // Predicates answer for any pair, outside the sequences too (false). `certain` implies `kept`: where it holds
 // for all pairs of a block, and only there, the walk claims the block whole. Every mask of `masks` may
 // justify a visit on its own: the interface allows a visit where each has something, though not at the same
@@ -86,13 +98,18 @@ void check_walk(const Mask& mask, int seqlen_q, Span across, int size, int block
     ASSERT_LT(index, blocks);
     for (const Kept& one : masks) ASSERT_TRUE(any(rows, keys, one)) << "needless visit of block " << index;
     ASSERT_EQ(visits[at].whole, all(rows, keys, certain)) << "block " << index;
-    typename Mask::Tile tile = mask.tile();
+    const typename Mask::Tile tile = mask.tile(),
+                              of_block = mask.template tile<unknown_size, unknown_size>(visits[at].found);
     for (int i = rows.begin; i < rows.end; ++i) {
       for (int j = keys.begin; j < keys.end; ++j) ASSERT_EQ(mask.keep(i, j), kept(i, j)) << i << ", " << j;
-      for (int j = keys.begin / bits_keys * bits_keys; i < seqlen_q && j < keys.end; j += bits_keys)
-        for (int bit = 0; bit < 32; ++bit)
-          ASSERT_EQ(tile.bits(i, j) >> bit & 1, bit < bits_keys && kept(i, j + bit)) << i << ", " << j + bit;
+      if (i >= seqlen_q) continue;
+      check_bits<16>(tile, i, keys, kept);
+      check_bits<32>(tile, i, keys, kept);
+      check_bits<80>(tile, i, keys, kept);
+      if (size % 16 == 0) check_bits<16>(of_block, i, keys, kept);
+      if (size % 64 == 0) check_bits<64>(of_block, i, keys, kept);
     }
+    if (testing::Test::HasFatalFailure()) return;
     ++at;
   }
   ASSERT_EQ(at, visits.size()) << "visits out of order, twice or outside the share";
@@ -194,7 +211,7 @@ TEST(Mask, LongSequences) {
   EXPECT_TRUE(block.whole);
   const Span last_keys = {long_k - size, long_k};
   EXPECT_EQ((device::walk<Queries>(mask, last_keys, size, {0, 0x7fffffff})),
-            (std::vector<Visit>{{long_q / size - 1, false}}));
+            (std::vector<Visit>{{long_q / size - 1, false, not_found}}));
 }
 
 // Rows of a GQA group packed head by head within a position: a packed tile asks for the positions it covers.
@@ -414,8 +431,9 @@ TEST(Mask, BlockListsOfAnything) {
         ASSERT_LT(visit.index, before);
         ASSERT_GE(visit.index, 0);
         before = visit.index;
-        Mask::Tile tile = mask.tile();
-        for (int row = rows.begin; row < rows.end; ++row) tile.bits(row, visit.index * 64);
+        Mask::Tile tile = mask.tile<unknown_size, unknown_size>(visit.found);
+        u32 words[2];
+        for (int row = rows.begin; row < rows.end; ++row) tile.bits<64>(row, visit.index * 64, words);
       }
     }
   }

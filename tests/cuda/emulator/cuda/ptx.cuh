@@ -55,9 +55,6 @@ inline void st_shared_v2(u32 to, u32 a, u32 b) {
 inline void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
   emulator::block().store(to, uint4{a, b, c, d});
 }
-inline u32 ld_shared(u32 from) {
-  return emulator::block().load<u32>(from);
-}
 inline void ld_shared_v2(int& a, int& b, u32 from) {
   a = emulator::block().load<int>(from);
   b = emulator::block().load<int>(from + 4);

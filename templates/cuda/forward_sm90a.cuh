@@ -61,6 +61,13 @@ struct ForwardSm90a {
         parity ^= 1;
       }
     }
+    FLASHJIT_FN void retreat(int by) {
+      stage -= by;
+      if (stage < 0) {
+        stage += stages;
+        parity ^= 1;
+      }
+    }
   };
 
   // What the producer passes on with a block's K. It and announcements are read as ordinary memory: of an asm
@@ -68,9 +75,9 @@ struct ForwardSm90a {
   struct PassedBlock {
     int word;  // its index, whether it is whole, and whether it is the tile's last
     int found;
-    static FLASHJIT_FN int word_of(const Block& block, bool last) {
-      return block.index << 2 | (block.whole ? 2 : 0) | (last ? 1 : 0);
-    }
+    FLASHJIT_FN int index() const { return word >> 2; }
+    FLASHJIT_FN bool whole() const { return word & 2; }
+    FLASHJIT_FN bool last() const { return word & 1; }
   };
 
   // Addresses in shared memory. Each buffer has an mbarrier for "full", one arrival and the bytes copied, and
@@ -133,42 +140,47 @@ struct ForwardSm90a {
       for (u32 round = 0; round < rounds; ++round) {
         const Tile tile = schedule.tile(round);
         if (tile.m_block < 0) {
-          announce_nothing(tile);
+          announce_nothing(tile, round);
           continue;
         }
-        // Looked up while the last V of the tile before waits for its place.
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-        Block block;
-        if (!walk.next(block)) {
-          announce_nothing(tile);
+        // Looked up while the last V of the tile before waits for its place.
+        PassedBlock block, next;
+        if (!look_up(walk, block)) {
+          announce_nothing(tile, round);
           continue;
         }
-        Block next;
-        bool more = walk.next(next);
+        bool more = look_up(walk, next);
         load_last_v();
         locate(work, tile);
         load_k(block, !more);
-        load_q(tile);
+        load_q(tile, round);
         // K is a block ahead of V, as the consumers take them.
         while (more) {
-          const int index = block.index;
+          const int index = block.index();
           block = next;
-          more = walk.next(next);
+          more = look_up(walk, next);
           load_k(block, !more);
-          load_v(index);
+          load_v(index, 2);
         }
-        last_v_ = block.index;
+        last_v_ = block.index();
       }
       load_last_v();
       if constexpr (Spec::dropout) {
-        mbarrier_wait(shared_.k_empty(k_.stage), k_.parity ^ 1);
+        mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
         ask_for_words(-1);
       }
     }
 
    private:
+    static FLASHJIT_FN bool look_up(BlockWalk<Keys, Mask>& walk, PassedBlock& found) {
+      Block block;
+      if (!walk.next(block)) return false;
+      found = {block.index << 2 | (block.whole ? 2 : 0), block.found};
+      return true;
+    }
     // Where the tile lies in the tensor maps: packed tensors are one batch entry.
     FLASHJIT_FN void locate(const Work& work, const Tile& tile) {
       head_q_ = tile.head_q;
@@ -183,49 +195,50 @@ struct ForwardSm90a {
       }
     }
     // Tells the consumers what comes next, once they are done with the Q before; `bytes` of Q will follow.
-    FLASHJIT_FN void announce(const Announcement& a, int bytes) {
-      mbarrier_wait(shared_.q_empty(), q_parity_ ^ 1);
-      q_parity_ ^= 1;
+    FLASHJIT_FN void announce(const Announcement& a, int bytes, u32 round) {
+      mbarrier_wait(shared_.q_empty(), round % 2 ^ 1);
       st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, a.empty);
       mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
     }
-    FLASHJIT_FN void announce_nothing(const Tile& tile) {
+    FLASHJIT_FN void announce_nothing(const Tile& tile, u32 round) {
       load_last_v();
-      announce({tile, 1}, 0);
+      announce({tile, 1}, 0, round);
     }
-    FLASHJIT_FN void load_q(const Tile& tile) {
+    FLASHJIT_FN void load_q(const Tile& tile, u32 round) {
       if constexpr (Config::pack_gqa) {
-        announce({tile, 0}, qk_panels * Rows(p_).used() * 128);
+        announce({tile, 0}, qk_panels * Rows(p_).used() * 128, round);
         copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
       } else {
-        announce({tile, 0}, layout.q_bytes);
+        announce({tile, 0}, layout.q_bytes, round);
         copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
       }
     }
-    FLASHJIT_FN void load_k(const Block& block, bool last) {
-      mbarrier_wait(shared_.k_empty(k_.stage), k_.parity ^ 1);
-      if constexpr (Spec::dropout) ask_for_words(block.index);
+    FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
+      mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+      if constexpr (Spec::dropout) ask_for_words(block.index());
       if constexpr (passes_blocks)
-        st_shared_v2(shared_.passed(k_.stage), PassedBlock::word_of(block, last), block.found);
-      mbarrier_arrive_expect_tx(shared_.k_full(k_.stage), layout.k_bytes);
-      copy(shared_.k(k_.stage), maps_.k, shared_.k_full(k_.stage), qk_panels, layout.kv_panel,
-           k_row_ + block.index * block_n, head_kv_);
-      k_.advance();
+        st_shared_v2(shared_.passed(ring_.stage), block.word | (last ? 1 : 0), block.found);
+      mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
+      copy(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, layout.kv_panel,
+           k_row_ + block.index() * block_n, head_kv_);
+      ring_.advance();
     }
     // Of a block's columns, for the K that comes next.
     FLASHJIT_FN void ask_for_words(int index) {
-      st_shared_v2(shared_.asked(k_.stage), index, sequence_);
-      mbarrier_arrive(shared_.words_asked(k_.stage));
+      st_shared_v2(shared_.asked(ring_.stage), index, sequence_);
+      mbarrier_arrive(shared_.words_asked(ring_.stage));
     }
-    FLASHJIT_FN void load_v(int index) {
-      mbarrier_wait(shared_.v_empty(v_.stage), v_.parity ^ 1);
-      mbarrier_arrive_expect_tx(shared_.v_full(v_.stage), layout.v_bytes);
-      copy(shared_.v(v_.stage), maps_.v, shared_.v_full(v_.stage), v_panels, layout.kv_panel,
+    // `behind` blocks of K were asked for from the V's own on.
+    FLASHJIT_FN void load_v(int index, int behind) {
+      Ring ring = ring_;
+      ring.retreat(behind);
+      mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
+      mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
+      copy(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, layout.kv_panel,
            k_row_ + index * block_n, head_kv_);
-      v_.advance();
     }
     FLASHJIT_FN void load_last_v() {
-      if (last_v_ >= 0) load_v(last_v_);
+      if (last_v_ >= 0) load_v(last_v_, 1);
       last_v_ = -1;
     }
     // From `second` and `third` of the map's dimensions on.
@@ -240,9 +253,8 @@ struct ForwardSm90a {
     const ForwardParams& p_;
     const ForwardMaps& maps_;
     const Shared& shared_;
-    Ring k_, v_;
+    Ring ring_;
     int last_v_ = -1;  // block of the located tile whose V is not asked for yet
-    u32 q_parity_ = 0;
     int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
   };
 
@@ -267,14 +279,15 @@ struct ForwardSm90a {
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
-    // The blocks of a tile.
+    // The blocks of a tile: next() says whether there is another; where it comes with its K, for which the
+    // consumer waits, take() says which, once the tensor cores have their work.
     struct Walked {
       const Mask& mask_;
       BlockWalk<Keys, Mask> walk_;
       FLASHJIT_FN Walked(const ForwardParams&, const Mask& mask, const Work& work, const Tile&)
           : mask_(mask), walk_(mask, work.rows, block_n) {}
-      FLASHJIT_FN bool more() const { return walk_.more(); }
-      FLASHJIT_FN void next(Block& block, const Consumer&) { walk_.next(block); }
+      FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
+      FLASHJIT_FN void take(Block&, const Consumer&) const {}
       FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
                             int lane) const {
         mask_scores<walked_rows>(scores, mask_, rows, block, lane);
@@ -283,15 +296,14 @@ struct ForwardSm90a {
     struct Passed {
       const ForwardParams& p_;
       const Tile tile_;
-      bool last_;
+      bool last_ = false;
       FLASHJIT_FN Passed(const ForwardParams& p, const Mask&, const Work&, const Tile& tile)
           : p_(p), tile_(tile) {}
-      FLASHJIT_FN bool more() const { return !last_; }
-      // Of the K that the consumer has waited for.
-      FLASHJIT_FN void next(Block& block, const Consumer& consumer) {
+      FLASHJIT_FN bool next(Block&) const { return !last_; }
+      FLASHJIT_FN void take(Block& block, const Consumer& consumer) {
         const PassedBlock passed = consumer.shared_.passed_block(consumer.ring_.stage);
-        block = {passed.word >> 2, (passed.word & 2) != 0, passed.found};
-        last_ = passed.word & 1;
+        block = {passed.index(), passed.whole(), passed.found};
+        last_ = passed.last();
         __syncwarp();  // all lanes have read it when the first releases the stage
       }
       // Made where it is needed: blocks that are not whole are few.
@@ -327,12 +339,13 @@ struct ForwardSm90a {
         }
         const Mask mask(p_, work.problem);
         Blocks blocks(p_, mask, work, tile);
+        Block block;
+        blocks.next(block);
         const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
-        Block block;
-        blocks.next(block, *this);
+        blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         wgmma_wait_group<0>();
         release(shared_.k_empty(ring_.stage));
@@ -344,7 +357,7 @@ struct ForwardSm90a {
         pack_weights();
         accumulate_ = 0;
         v_keys_ = work.problem.seqlen_k - block.index * block_n;
-        while (blocks.more()) {
+        while (blocks.next(block)) {
           step(blocks, rows, block);
           v_keys_ = work.problem.seqlen_k - block.index * block_n;
         }
@@ -499,14 +512,13 @@ struct ForwardSm90a {
     FLASHJIT_FN void step(Blocks& blocks, const Positions& rows, Block& block) {
       const Ring before = ring_;
       ring_.advance();
-      if constexpr (!passes_blocks) blocks.next(block, *this);
       wait_k();
       if constexpr (ping_pong) take_turn();
       issue_qk();
       wait_v(before);
       issue_pv(before);
       if constexpr (ping_pong) pass_turn();
-      if constexpr (passes_blocks) blocks.next(block, *this);  // in nobody's way here
+      blocks.take(block, *this);
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
       if (!block.whole) blocks.mask(scores_, rows, block, lane_);

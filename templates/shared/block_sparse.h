@@ -25,7 +25,7 @@ struct BlockSparse {
   // The walk's place in the list, if one query block is all it has.
   template <class Axis>
   struct Cursor {
-    int list = -1, begin = 0, end = 0;
+    int begin = -1, end = 0;
   };
 
   FLASHJIT_FN Span hull(Keys, Span rows) const {
@@ -100,15 +100,15 @@ struct BlockSparse {
     return {*this, found, block_m % rows == 0 && block_n % keys == 0};
   }
   FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const {
-    return cursor.list >= 0 && covering(keys, block_n).size() == 1 ? bitmask_of(cursor.end - 1) : not_found;
+    return cursor.begin >= 0 && covering(keys, block_n).size() == 1 ? bitmask_of(cursor.end - 1) : not_found;
   }
 
   FLASHJIT_FN int previous(Keys, Span rows, int bound, Cursor<Keys>& cursor) const {
     const Span m = covering(rows, block_m);
     if (m.size() == 1) {
-      if (cursor.list != m.begin) {
+      if (cursor.begin < 0) {
         const Span list = list_of(m.begin);
-        cursor = {m.begin, list.begin, list.end};
+        cursor = {list.begin, list.end};
       }
       int& end = cursor.end;
       while (end > cursor.begin && first_key(lists.blocks[end - 1]) >= bound) --end;

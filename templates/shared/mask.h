@@ -262,17 +262,13 @@ class BlockWalk {
     end_ = h.end;
   }
 
-  // Of intervals alone: whether there is a next block.
-  FLASHJIT_FN bool more() const {
-    static_assert(Mask::row_intervals);
-    return next_ >= first_;
-  }
   FLASHJIT_FN bool next(Block& block) {
     if constexpr (!Mask::row_intervals) {
       if (next_ >= first_) {
-        const int position = mask_.previous(Axis{}, across_, end_, cursor_);
+        // Not beyond the largest int.
+        const int bound = next_ >= end_ / size_ ? end_ : (next_ + 1) * size_;
+        const int position = mask_.previous(Axis{}, across_, bound, cursor_);
         next_ = position < 0 ? -1 : position / size_;
-        end_ = next_ * size_;
       }
     }
     if (next_ < first_) return false;

@@ -63,6 +63,7 @@ struct Engine::Impl {
   const TuneEnvironment environment;
   std::unique_ptr<ThreadPool> pool;  // null on a GPU and where the host brings its own threads
   ParallelFor parallel_for;
+  int num_threads = 0;  // of parallel_for; a host's own are taken to be as many as it could have
 
   KernelTable table;
   // Every (spec, config) that was ever asked for; the future of one being built is shared by all who ask.
@@ -84,11 +85,12 @@ struct Engine::Impl {
       throw Error(ErrorCode::invalid_argument,
                   "num_threads is " + std::to_string(options.num_threads) + ": 0 is all, otherwise a count");
     if (device.kind != Device::Kind::cpu) return;
+    num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
       parallel_for = options.parallel_for;
       return;
     }
-    pool = std::make_unique<ThreadPool>(options.num_threads ? options.num_threads : available_cpus());
+    pool = std::make_unique<ThreadPool>(num_threads);
     parallel_for = [p = pool.get()](std::int64_t count, ThreadPool::Body body, void* context) {
       p->run(count, body, context);
     };
@@ -198,7 +200,7 @@ struct Engine::Impl {
     kernel->device = device;
     kernel->executable = device.kind == Device::Kind::cuda
                              ? load_cuda(device.index, built.info, built.code, built.steps)
-                             : load_cpu(parallel_for, built.code, built.steps, choice.config);
+                             : load_cpu(parallel_for, num_threads, built.code, built.steps, built.info);
     kernel->info = std::move(built.info);
     kernel->info.get_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

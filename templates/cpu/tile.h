@@ -16,10 +16,13 @@
 namespace flashjit::device {
 
 // Register tiles of 8 x 3 (AVX-512) or 4 x 3 (AVX2) accumulators: 11 loads for 24 FMAs, 7 for 12. `step`
-// divides every head_dim. Tiles of two vectors are for blocks of a mask that three do not divide.
+// divides every head_dim.
 constexpr int step = vector_registers / 4;
-constexpr int unit_vectors(int block_m) {
-  return block_m % (3 * lanes) != 0 && block_m % (2 * lanes) == 0 ? 2 : 3;
+
+// Of the next unit where so many rows are left: three, or two where the last one would be alone otherwise.
+FLASHJIT_FN constexpr int unit_vectors(int rows) {
+  const int left = ceil_div(rows, lanes);
+  return left == 4 ? 2 : min(left, 3);
 }
 static_assert(cpu_unit_rows % (3 * lanes) == 0);
 
@@ -52,7 +55,7 @@ struct Matrix {
 // without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
 // [unit_rows].
 template <int vectors>
-__attribute__((noinline)) void multiply(Matrix m, const float* rows, int depth, const float* scale,
+FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* scale,
                                         float* out, int count) {
   constexpr int unit_rows = vectors * lanes;
   for (; count > 0; count -= step, m.data += step * m.i_stride, out += step * unit_rows) {
@@ -83,11 +86,17 @@ __attribute__((noinline)) void multiply(Matrix m, const float* rows, int depth, 
   }
 }
 
+__attribute__((noinline)) inline void multiply(int unit_rows, Matrix m, const float* rows, int depth,
+                                               const float* scale, float* out, int count) {
+  if (unit_rows == 3 * lanes) return multiply<3>(m, rows, depth, scale, out, count);
+  if (unit_rows == 2 * lanes) return multiply<2>(m, rows, depth, scale, out, count);
+  multiply<1>(m, rows, depth, scale, out, count);
+}
+
 // The same sum onto out, leaving out terms of weight zero: a NaN or infinity in m then stays with the rows it
 // is for.
-template <int vectors>
-__attribute__((noinline)) void add_weighted(Matrix m, const float* rows, int depth, float* out, int count) {
-  constexpr int unit_rows = vectors * lanes;
+__attribute__((noinline)) inline void add_weighted(int unit_rows, Matrix m, const float* rows, int depth,
+                                                   float* out, int count) {
   for (int k = 0; k < depth; ++k, rows += unit_rows)
     for (int i = 0; i < count; ++i)
       for (int r = 0; r < unit_rows; r += lanes) {
@@ -97,12 +106,10 @@ __attribute__((noinline)) void add_weighted(Matrix m, const float* rows, int dep
       }
 }
 
-// Running softmax state of a unit's rows, base 2 with the scale folded in.
-template <int vectors>
+// Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of scale * score, -inf
+// before the first key, then sum[unit_rows] of exp2(scale * score - maximum).
 struct RowState {
-  static constexpr int unit_rows = vectors * lanes;
-  alignas(64) float maximum[unit_rows];  // of scale * score, -inf before the first key
-  float sum[unit_rows];                  // of exp2(scale * score - maximum)
+  float *maximum, *sum;
 };
 
 // What becomes of weights on their way from the sum to the product with V: nothing, or some are dropped.
@@ -130,24 +137,22 @@ struct Drop {
 // Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
 // are of all weights, dropped or not.
-template <int vectors, class Dropout>
-__attribute__((noinline)) void softmax(float* s, float scale, RowState<vectors>& state, float* alpha,
+template <class Dropout>
+__attribute__((noinline)) void softmax(int unit_rows, float* s, float scale, RowState state, float* alpha,
                                        int count, Dropout dropout) {
-  constexpr int unit_rows = vectors * lanes;
   const float* const end = s + count * unit_rows;
-  Rows<vectors> top;
-#pragma unroll
-  for (int j = 0; j < vectors; ++j) top.v[j] = splat(minus_infinity);
-  for (const float* p = s; p < end; p += unit_rows) {
-    const auto r = load_rows<vectors>(p);
-#pragma unroll
-    for (int j = 0; j < vectors; ++j) top.v[j] = larger(r.v[j], top.v[j]);
-  }
-  store(alpha, top);
 #pragma nounroll
   for (int i = 0; i < unit_rows; i += lanes) {
+    Vec top = splat(minus_infinity), other = top;  // two, not to wait for each other
+    const float* q = s + i;
+    for (; q + unit_rows < end; q += 2 * unit_rows) {
+      top = larger(load(q), top);
+      other = larger(load(q + unit_rows), other);
+    }
+    if (q < end) top = larger(load(q), top);
+    top = larger(other, top);
     const Vec before = load(state.maximum + i);
-    const Vec maximum = larger(load(alpha + i) * scale, before);
+    const Vec maximum = larger(top * scale, before);
     const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
     const Vec rescale = exp2(before - base);
     Vec sum = load(state.sum + i) * rescale;
@@ -167,13 +172,14 @@ __attribute__((noinline)) void softmax(float* s, float scale, RowState<vectors>&
 
 // Scores that the mask leaves out become -inf. s: [key][unit_rows] for `keys`; lanes past `rows` do not
 // matter.
-template <int vectors, class Mask>
-__attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows, Span keys) {
-  constexpr int unit_rows = vectors * lanes;
+template <class Mask>
+__attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float* s, Span rows, Span keys,
+                                          int packed_heads) {
   if constexpr (Mask::row_intervals) {
-    alignas(64) int begin[unit_rows], end[unit_rows];
+    alignas(64) int begin[cpu_unit_rows], end[cpu_unit_rows];
     for (int i = 0; i < unit_rows; ++i) {
-      const Span kept = mask.hull(Keys{}, {rows.begin + i, rows.begin + i + 1});
+      const int row = (rows.begin + i) / packed_heads;
+      const Span kept = mask.hull(Keys{}, {row, row + 1});
       begin[i] = kept.begin;
       end[i] = kept.end;
     }
@@ -185,10 +191,11 @@ __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows,
     }
   } else {
     auto tile = mask.tile();
-    alignas(64) int bits[unit_rows] = {};
+    alignas(64) int bits[cpu_unit_rows] = {};
     for (int key = keys.begin; key < keys.end;) {
       const int first = key / bits_keys * bits_keys;
-      for (int i = 0; i < rows.size(); ++i) bits[i] = static_cast<int>(tile.bits(rows.begin + i, first));
+      for (int i = 0; i < rows.size(); ++i)
+        bits[i] = static_cast<int>(tile.bits((rows.begin + i) / packed_heads, first));
       for (; key < min(first + bits_keys, keys.end); ++key, s += unit_rows)
         for (int i = 0; i < unit_rows; i += lanes)
           store(s + i,
@@ -242,17 +249,32 @@ __attribute__((noinline)) void unpack(const float* packed, int columns, float sc
   }
 }
 
-// Natural-log lse of the first `count` rows, in place of their maxima; -inf for a row that attended to
-// nothing.
-template <int vectors>
-__attribute__((noinline)) void unpack_lse(RowState<vectors>& state, float* lse, i64 stride, int count) {
-  constexpr int unit_rows = vectors * lanes;
+// Adds what the same rows of a unit got from other keys. o, other_o: [columns][unit_rows].
+__attribute__((noinline)) inline void merge(int unit_rows, RowState state, float* o, RowState other,
+                                            const float* other_o, int columns) {
+  for (int i = 0; i < unit_rows; i += lanes) {
+    const Vec here = load(state.maximum + i), there = load(other.maximum + i), maximum = larger(here, there);
+    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
+    const Vec by = exp2(here - base), other_by = exp2(there - base);
+    store(state.maximum + i, maximum);
+    store(state.sum + i, fma(load(other.sum + i), other_by, load(state.sum + i) * by));
+    for (int at = i; at < columns * unit_rows; at += unit_rows)
+      store(o + at, fma(load(other_o + at), other_by, load(o + at) * by));
+  }
+}
+
+// Of whole vectors.
+FLASHJIT_FN void copy(float* to, const float* from, int count) {
+  for (int i = 0; i < count; i += lanes) store(to + i, load(from + i));
+}
+
+// Natural-log lse of a unit's rows, in place of their maxima; -inf for a row that attended to nothing.
+__attribute__((noinline)) inline void make_lse(int unit_rows, RowState state) {
   for (int i = 0; i < unit_rows; i += lanes) {
     const Vec sum = load(state.sum + i);
     const Vec value = fma(load(state.maximum + i), splat(ln_2), log(sum));
     store(state.maximum + i, select(sum == 0.0f, splat(minus_infinity), value));
   }
-  for (int i = 0; i < count; ++i) lse[i * stride] = state.maximum[i];
 }
 
 }  // namespace flashjit::device

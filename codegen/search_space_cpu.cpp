@@ -26,8 +26,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.num_warps != 1) return wrong("num_warps", config.num_warps, "is not 1, as it must be on a CPU");
   if (config.num_stages != 1)
     return wrong("num_stages", config.num_stages, "is not 1, as it must be on a CPU");
-  if (config.block_m <= 0 || config.block_m % 16 != 0 || config.block_m > 512) {
-    return wrong("block_m", config.block_m, "is not a multiple of 16 up to 512");
+  if (config.block_m <= 0 || config.block_m % 16 != 0 || config.block_m > 1024) {
+    return wrong("block_m", config.block_m, "is not a multiple of 16 up to 1024");
   }
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 1024) {
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 1024");
@@ -45,7 +45,8 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
   ConfigAxes axes = {
       .block_m = {96, 192, 384}, .block_n = {64, 128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
-    // Tiles of whole lists; units of rows never lie across two.
+    // Of whole lists, and larger: a tile converts what any of its lists keeps, for few of them.
+    axes.block_m = {192, 384, 768};
     for (int& rows : axes.block_m) rows = std::max(rows / blocks->block_m, 1) * blocks->block_m;
     axes.block_m.erase(std::unique(axes.block_m.begin(), axes.block_m.end()), axes.block_m.end());
     axes.block_n = {blocks->block_n >= 64 ? blocks->block_n : device::round_up(64, blocks->block_n)};

@@ -41,7 +41,8 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   Partition best{.packed_heads = packs ? group : 1, .tile_rows = 0, .key_parts = 1, .tiles = 0, .pieces = 0};
   const int rows = params.seqlen_q * best.packed_heads;
   const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q / best.packed_heads;
-  const double flops = 2.0 * heads * rows * params.seqlen_k * (spec.head_dim + spec.head_dim_v);
+  const double flops = 2.0 * heads * (round_up(rows, lanes) + conversion_rows) * params.seqlen_k *
+                       (spec.head_dim + spec.head_dim_v);
   const int threads = static_cast<int>(std::clamp(flops / worthwhile_flops, 1.0, double(num_threads)));
 
   // The shortest time, where all tiles are as long as each other, until threads have several each. Where they may

@@ -57,13 +57,13 @@ struct Matrix {
 template <int vectors>
 FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* scale,
                                         float* out, int count) {
-  constexpr int unit_rows = vectors * lanes;
-  for (; count > 0; count -= step, m.data += step * m.i_stride, out += step * unit_rows) {
-    Rows<vectors> sums[step] = {};
+  constexpr int unit_rows = vectors * lanes, steps = vectors > 1 ? step : max(step, 8);
+  for (; count > 0; count -= steps, m.data += steps * m.i_stride, out += steps * unit_rows) {
+    Rows<vectors> sums[steps] = {};
     if (scale) {
       const auto by = load_rows<vectors>(scale);
 #pragma unroll
-      for (int i = 0; i < step; ++i) {
+      for (int i = 0; i < steps; ++i) {
         const auto r = load_rows<vectors>(out + i * unit_rows);
 #pragma unroll
         for (int j = 0; j < vectors; ++j) sums[i].v[j] = r.v[j] * by.v[j];
@@ -75,14 +75,14 @@ FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* s
     for (int k = 0; k < depth; ++k, column += m.k_stride, row += unit_rows) {
       const auto r = load_rows<vectors>(row);
 #pragma unroll
-      for (int i = 0; i < step; ++i) {
+      for (int i = 0; i < steps; ++i) {
         const Vec x = splat(column[i * m.i_stride]);
 #pragma unroll
         for (int j = 0; j < vectors; ++j) sums[i].v[j] = fma(x, r.v[j], sums[i].v[j]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < step; ++i) store(out + i * unit_rows, sums[i]);
+    for (int i = 0; i < steps; ++i) store(out + i * unit_rows, sums[i]);
   }
 }
 

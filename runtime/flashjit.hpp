@@ -192,7 +192,7 @@ struct EngineOptions {
       cache_path{};  // absent: FLASHJIT_CACHE_PATH; read-only folders of prebuilt kernels that are
                      // searched before cache_dir, separated by colons; empty: none
   std::uint64_t cache_max_bytes = 0;  // of cache_dir; 0: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB
-  int num_threads = 0;         // CPU kernels; 0: as many as this process may use
+  int num_threads = 0;                // CPU kernels; 0: as many as this process may use
   ParallelFor parallel_for{};  // CPU kernels run on it, work cut for num_threads, not on the engine's threads
   Policy policy = Policy::heuristic;
   double tune_seconds = 30;  // tune_on_first_use: the most that tuning may take

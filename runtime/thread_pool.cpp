@@ -83,7 +83,8 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
     const std::lock_guard lock(mutex_);
     unlink(job);
   }
-  // What workers are still at is a piece at most, often over before this thread would be asleep and awake again.
+  // What workers are still at is a piece at most, often over before this thread would be asleep and awake
+  // again.
   for (int i = 0; i < spins_before_sleep; ++i) {
     if (job.workers.load(std::memory_order_acquire) == 0) return;
     __builtin_ia32_pause();

@@ -70,7 +70,8 @@ class CpuExecutable final : public Executable {
     params.packed_heads = cut.packed_heads;
     params.tile_rows = cut.tile_rows;
     params.key_parts = cut.key_parts;
-    // Taken for as long as it is needed: a host's parallel-for may run another launch on this thread meanwhile.
+    // Taken for as long as it is needed: a host's parallel-for may run another launch on this thread
+    // meanwhile.
     Buffer partials;
     if (cut.key_parts > 1) {
       partials = std::move(launch_scratch);
@@ -123,9 +124,10 @@ class CpuExecutable final : public Executable {
       work.out_of_memory = true;
       return;
     }
-    const auto item = [&](std::int64_t piece) {  // the first of it; tiles that do not divide go to the first ones
-      return work.items / work.pieces * piece + std::min(piece, work.items % work.pieces);
-    };
+    const auto item =
+        [&](std::int64_t piece) {  // the first of it; tiles that do not divide go to the first ones
+          return work.items / work.pieces * piece + std::min(piece, work.items % work.pieces);
+        };
     work.step.entry(&work.params, item(begin), item(end), scratch);
   }
 
@@ -139,8 +141,9 @@ class CpuExecutable final : public Executable {
 
 }  // namespace
 
-std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, int num_threads, const std::string& code,
-                                     const std::vector<Step>& steps, const KernelInfo& info) {
+std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, int num_threads,
+                                     const std::string& code, const std::vector<Step>& steps,
+                                     const KernelInfo& info) {
   return std::make_unique<CpuExecutable>(parallel_for, num_threads, code, steps, info);
 }
 

@@ -13,8 +13,8 @@ using device::round_up;
 
 constexpr int lanes = 16;  // of the widest vectors; tile_rows is a multiple
 
-// Costs as if they were rows or keys more, measured: what a tile takes to convert K and V, and what writing and
-// adding up a part's output takes.
+// Costs as if they were rows or keys more, measured: what a tile takes to convert K and V, and what writing
+// and adding up a part's output takes.
 constexpr int conversion_rows = 10, merge_keys = 8;
 // Below so much for each a thread's waking takes longer than its work: some 10 us.
 constexpr double worthwhile_flops = 1e6;
@@ -34,8 +34,8 @@ bool lists_per_head(const AttentionSpec& spec) {
 
 }  // namespace
 
-Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const KernelConfig& config,
-                    int num_threads) {
+Partition partition(const device::ForwardParams& params, const AttentionSpec& spec,
+                    const KernelConfig& config, int num_threads) {
   const int block_m = config.block_m, group = params.num_heads_q / params.num_heads_kv;
   const bool packs = group > 1 && params.seqlen_q < block_m && !lists_per_head(spec);
   Partition best{.packed_heads = packs ? group : 1, .tile_rows = 0, .key_parts = 1, .tiles = 0, .pieces = 0};
@@ -45,8 +45,8 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
                        (spec.head_dim + spec.head_dim_v);
   const int threads = static_cast<int>(std::clamp(flops / worthwhile_flops, 1.0, double(num_threads)));
 
-  // The shortest time, where all tiles are as long as each other, until threads have several each. Where they may
-  // differ, some thread may begin one when all others are done.
+  // The shortest time, where all tiles are as long as each other, until threads have several each. Where they
+  // may differ, some thread may begin one when all others are done.
   const bool even = spec.mask.empty() && !spec.varlen;
   const int unit = row_unit(spec, best.packed_heads, block_m), largest = block_m / unit * unit;
   const int key_blocks = std::max(1, ceil_div(params.seqlen_k, config.block_n));
@@ -60,7 +60,8 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
       const double merging = parts > 1 ? double(tile_rows) * merge_keys / params.seqlen_k : 0;
       const double one = double(tile_rows + conversion_rows) / parts + merging;
       const std::int64_t items = all * parts;
-      const double time = even ? double((items - 1) / threads + 1) * one : (double(items - 1) / threads + 1) * one;
+      const double time =
+          even ? double((items - 1) / threads + 1) * one : (double(items - 1) / threads + 1) * one;
       if (best.tiles != 0 && time >= least) continue;
       least = time;
       best.tile_rows = tile_rows;
@@ -71,8 +72,9 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   }
   // Small ones go to a thread by the several.
   const auto worthwhile = static_cast<std::int64_t>(flops / worthwhile_flops);
-  best.pieces =
-      threads == 1 ? 1 : std::min<std::int64_t>(best.tiles * best.key_parts, std::max<std::int64_t>(threads, worthwhile));
+  best.pieces = threads == 1 ? 1
+                             : std::min<std::int64_t>(best.tiles * best.key_parts,
+                                                      std::max<std::int64_t>(threads, worthwhile));
   return best;
 }
 

@@ -17,9 +17,9 @@ struct Partition {
   std::int64_t pieces;  // to hand to threads: consecutive (tile, part) items, as evenly many as can be
 };
 
-// Depends on the sizes in `params`, the spec, the config and the number of threads alone: a row's bits follow from
-// key_parts, and from nothing else here.
-Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const KernelConfig& config,
-                    int num_threads);
+// Depends on the sizes in `params`, the spec, the config and the number of threads alone: a row's bits follow
+// from key_parts, and from nothing else here.
+Partition partition(const device::ForwardParams& params, const AttentionSpec& spec,
+                    const KernelConfig& config, int num_threads);
 
 }  // namespace flashjit

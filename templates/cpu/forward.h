@@ -1,8 +1,8 @@
-// Forward attention on a CPU: flash attention (Dao et al. 2022: online softmax over key blocks) for tiles of at
-// most block_m query rows, of one head or of some that share their keys. A tile converts each block of K and V
-// once, for all its rows, into scratch; each unit of rows then takes scores, softmax and the product with V in
-// turn (see tile.h). Where rows make too few tiles for the threads, each tile is worked on in parts of its keys,
-// and whoever ends last adds them up (as in Flash-Decoding, Dao et al. 2023).
+// Forward attention on a CPU: flash attention (Dao et al. 2022: online softmax over key blocks) for tiles of
+// at most block_m query rows, of one head or of some that share their keys. A tile converts each block of K
+// and V once, for all its rows, into scratch; each unit of rows then takes scores, softmax and the product
+// with V in turn (see tile.h). Where rows make too few tiles for the threads, each tile is worked on in parts
+// of its keys, and whoever ends last adds them up (as in Flash-Decoding, Dao et al. 2023).
 #pragma once
 
 #include "cpu/tile.h"
@@ -41,8 +41,8 @@ struct ForwardTile {
     column = addend + block_m;
   }
 
-  // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they see,
-  // one of params.key_parts.
+  // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they
+  // see, one of params.key_parts.
   FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span rows, int part) const {
     const Mask mask(params, problem);
     const Span valid = valid_rows(params, problem, rows);
@@ -99,8 +99,8 @@ struct ForwardTile {
       for (int lane = 0; lane < unit_rows; lane += 8) {
         const int first = tile.begin + row + lane;
         for_each_run(params, {first, min(first + 8, tile.end)}, [&](int i, int count) {
-          pack(rows + offset(params, params.q, i), params.q.row_stride, count, head_dim, k + (i - first) * k_row,
-               k_row);
+          pack(rows + offset(params, params.q, i), params.q.row_stride, count, head_dim,
+               k + (i - first) * k_row, k_row);
         });
         transpose({k, k_row, 8}, {q + row * head_dim + lane, unit_rows, 8 * unit_rows}, head_dim / 8);
       }
@@ -133,15 +133,16 @@ struct ForwardTile {
     }
   }
 
-  // Leaves what this part gave beside the others of its tile. True if they are all there now; then their sum is
-  // here, always added up in the same order.
+  // Leaves what this part gave beside the others of its tile. True if they are all there now; then their sum
+  // is here, always added up in the same order.
   __attribute__((noinline)) bool collect(const ForwardParams& params, Span tile, i64 index, int part) const {
     const int size_o = params.tile_rows * head_dim_v, size = size_o + params.tile_rows * cpu_row_state;
     float* const parts = params.partials + index * params.key_parts * size;
     const int rows = round_up(tile.size(), lanes);
     copy(parts + part * size, o, rows * head_dim_v);
     copy(parts + part * size + size_o, state, rows * cpu_row_state);
-    if (__atomic_add_fetch(params.arrived + index, 1u, __ATOMIC_ACQ_REL) != static_cast<u32>(params.key_parts))
+    if (__atomic_add_fetch(params.arrived + index, 1u, __ATOMIC_ACQ_REL) !=
+        static_cast<u32>(params.key_parts))
       return false;
     copy(o, parts, rows * head_dim_v);
     copy(state, parts + size_o, rows * cpu_row_state);
@@ -170,8 +171,8 @@ struct ForwardTile {
         transpose({o + row * head_dim_v + i - first, unit_rows, 8 * unit_rows}, {v, head_dim_v, 8},
                   head_dim_v / 8);
         for_each_run(params, {i, min(i + 8, last)}, [&](int j, int count) {
-          unpack(v + (j - i) * head_dim_v, head_dim_v, scale_o, softmax.sum + j - first, rows + offset(params, params.o, j),
-                 params.o.row_stride, count);
+          unpack(v + (j - i) * head_dim_v, head_dim_v, scale_o, softmax.sum + j - first,
+                 rows + offset(params, params.o, j), params.o.row_stride, count);
         });
       }
       if constexpr (Spec::lse) {
@@ -199,8 +200,8 @@ struct ForwardTile {
   FLASHJIT_FN static Span valid_rows(const ForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};
   }
-  // Calls body(row of the tile, unit_rows) for its units, none of which lies across two lists of the mask: what one
-  // of them sees would be computed for the other.
+  // Calls body(row of the tile, unit_rows) for its units, none of which lies across two lists of the mask:
+  // what one of them sees would be computed for the other.
   template <class Body>
   FLASHJIT_FN static void for_each_unit(const ForwardParams& params, Span tile, Body body) {
     const int list_rows = Mask::list_rows * params.packed_heads;
@@ -224,9 +225,9 @@ struct ForwardTile {
   }
 };
 
-// Items [begin, end) of batch * heads (packed ones count as one) * tiles of a head * key_parts: heads outermost,
-// for their K and V to stay in shared caches, and within a head the last rows first, which causal masks make the
-// longest.
+// Items [begin, end) of batch * heads (packed ones count as one) * tiles of a head * key_parts: heads
+// outermost, for their K and V to stay in shared caches, and within a head the last rows first, which causal
+// masks make the longest.
 template <class Spec, class Config>
 FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* scratch) {
   const ForwardTile<Spec, Config> tile(scratch);

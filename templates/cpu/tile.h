@@ -55,8 +55,7 @@ struct Matrix {
 // without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
 // [unit_rows].
 template <int vectors>
-FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* scale,
-                                        float* out, int count) {
+FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* scale, float* out, int count) {
   constexpr int unit_rows = vectors * lanes, steps = vectors > 1 ? step : max(step, 8);
   for (; count > 0; count -= steps, m.data += steps * m.i_stride, out += steps * unit_rows) {
     Rows<vectors> sums[steps] = {};
@@ -106,8 +105,8 @@ __attribute__((noinline)) inline void add_weighted(int unit_rows, Matrix m, cons
       }
 }
 
-// Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of scale * score, -inf
-// before the first key, then sum[unit_rows] of exp2(scale * score - maximum).
+// Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of scale * score,
+// -inf before the first key, then sum[unit_rows] of exp2(scale * score - maximum).
 struct RowState {
   float *maximum, *sum;
 };
@@ -209,13 +208,18 @@ template <class Element>
 __attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, int columns, float* packed,
                                     int packed_stride) {
   Int8 largest{};  // exponent and fraction, which order as the magnitudes do
-  for (; count > 0; --count, rows += stride, packed += packed_stride)
+  constexpr int rows_ahead = 8, line = 64 / sizeof(Element);
+  for (; count > 0; --count, rows += stride, packed += packed_stride) {
+    if (count > rows_ahead)  // rows are apart, which no hardware foresees
+      for (int column = 0; column < columns; column += line)
+        __builtin_prefetch(rows + rows_ahead * stride + column);
     for (int column = 0; column < columns; column += 8) {
       const Vec8 v = load8(rows + column);
       *reinterpret_cast<Vec8*>(packed + column) = v;
       const Int8 magnitude = reinterpret_cast<Int8>(v) << 1;
       largest = largest > magnitude ? largest : magnitude;
     }
+  }
   return __builtin_reduce_max(largest) < 0xff000000u;
 }
 

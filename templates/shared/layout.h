@@ -71,9 +71,9 @@ FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
   return columns + 16;
 }
 
-// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and the state of the tile's rows;
-// a block of K and V; a unit's scores and its rescaling; with dropout two words a row and one a key. block_m is a
-// multiple of 16.
+// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and the state of the tile's
+// rows; a block of K and V; a unit's scores and its rescaling; with dropout two words a row and one a key.
+// block_m is a multiple of 16.
 FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
                                               bool dropout) {
   return 4 * (block_m * (head_dim + head_dim_v + cpu_row_state) +

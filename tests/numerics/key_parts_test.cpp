@@ -1,8 +1,6 @@
 // Tiles whose keys are worked on in parts, because rows do not give every thread something to do (CPU).
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 
@@ -43,8 +41,9 @@ class KeyParts : public ComputesOnEveryDevice {
       if (bits.empty()) bits = workload.outputs();
       EXPECT_EQ(workload.outputs(), bits);
     }
-    const std::int64_t tiles = std::int64_t{c.batch} * c.heads_kv * (c.seqlen_q <= 16 ? 1 : 8);
-    EXPECT_GT(pieces_, tiles) << "keys were not worked on in parts";
+    const int rows = c.seqlen_q * (c.heads_q / c.heads_kv);
+    const std::int64_t most_tiles = std::int64_t{c.batch} * c.heads_kv * ((rows + 15) / 16);
+    EXPECT_GT(pieces_, most_tiles) << "keys were not worked on in parts";
   }
 
   static constexpr int threads = 24;
@@ -55,16 +54,15 @@ class KeyParts : public ComputesOnEveryDevice {
 TEST_P(KeyParts, LengthsAndHeadDims) {
   std::uint64_t seed = 0;
   for (const DType dtype : on().dtypes())
-    for (const auto& [dim, dim_v] : {std::pair{64, 64}, {80, 80}, {128, 128}, {256, 40}})
+    for (const auto& [dim, dim_v] : {std::pair{64, 64}, {80, 80}, {256, 40}})
       for (const auto& [rows, keys] : {std::pair{1, 3000}, {1, 2049}, {7, 1500}, {16, 1025}})
-        for (const bool lse : {true, false})
-          expect({.spec = forward_spec(dtype, dim, {}, {.head_dim_v = dim_v, .lse = lse}),
-                  .batch = 2,
-                  .heads_q = 2,
-                  .heads_kv = 2,
-                  .seqlen_q = rows,
-                  .seqlen_k = keys,
-                  .seed = ++seed});
+        expect({.spec = forward_spec(dtype, dim, {}, {.head_dim_v = dim_v, .lse = dim != 80}),
+                .batch = 2,
+                .heads_q = 2,
+                .heads_kv = 2,
+                .seqlen_q = rows,
+                .seqlen_k = keys,
+                .seed = ++seed});
 }
 
 TEST_P(KeyParts, Masks) {
@@ -83,17 +81,15 @@ TEST_P(KeyParts, Masks) {
   };
   std::uint64_t seed = 0;
   for (const auto& mask : masks)
-    for (const bool dropout : {false, true})
-      for (const auto& [rows, keys] : {std::pair{1, 2600}, {16, 1333}, {13, 2048}})
-        for (const Poison poison : {Poison::nan, Poison::infinity})
-          expect({.spec = forward_spec(DType::fp32, 64, mask, {.dropout = dropout}),
-                  .batch = 3,
-                  .heads_q = 2,
-                  .heads_kv = 2,
-                  .seqlen_q = rows,
-                  .seqlen_k = keys,
-                  .poison = poison,
-                  .seed = ++seed});
+    for (const auto& [rows, keys] : {std::pair{1, 1600}, {16, 1333}, {13, 1024}})
+      expect({.spec = forward_spec(DType::fp32, 64, mask, {.dropout = rows == 13}),
+              .batch = 3,
+              .heads_q = 2,
+              .heads_kv = 2,
+              .seqlen_q = rows,
+              .seqlen_k = keys,
+              .poison = ++seed % 2 ? Poison::nan : Poison::infinity,
+              .seed = seed});
 }
 
 TEST_P(KeyParts, GroupsOfHeads) {

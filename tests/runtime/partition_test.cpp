@@ -31,7 +31,8 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const auto upto = [&](int most) { return std::uniform_int_distribution(1, most)(random); };
-  const std::vector<Mask> masks[] = {{}, {CausalMask{}}, {BlockSparseMask{64, 64}}, {BlockSparseMask{256, 16, true}}};
+  const std::vector<Mask> masks[] = {
+      {}, {CausalMask{}}, {BlockSparseMask{64, 64}}, {BlockSparseMask{256, 16, true}}};
   for (int i = 0; i < 5000; ++i) {
     const int group = upto(9), heads_kv = upto(9), threads = upto(i % 2 ? 4 : 200);
     const KernelConfig c{.block_m = 16 * upto(24), .block_n = 16 * upto(32), .num_stages = 1, .num_warps = 1};
@@ -68,7 +69,8 @@ TEST(Partition, WorkForEveryThread) {
     for (const auto& [heads, rows, keys] :
          {std::tuple{1, 128, 4096}, {1, 2048, 2048}, {2, 16, 32768}, {8, 512, 1024}, {1, 1, 131072}}) {
       const Partition cut = partition(sizes(1, heads, heads, rows, keys), spec_with(), config, threads);
-      EXPECT_GE(cut.pieces, threads) << threads << " threads, " << heads << " heads, " << rows << " x " << keys;
+      EXPECT_GE(cut.pieces, threads) << threads << " threads, " << heads << " heads, " << rows << " x "
+                                     << keys;
     }
 }
 
@@ -92,13 +94,16 @@ TEST(Partition, HeadsOfAGroupShareTilesWhereRowsAreFew) {
   EXPECT_EQ(partition(sizes(2, 32, 8, 1, 4096), spec_with(), config, 1).packed_heads, 4);
   EXPECT_EQ(partition(sizes(2, 32, 8, 1, 4096), spec_with(), config, 1).tiles, 16);
   EXPECT_EQ(partition(sizes(2, 32, 8, 4096, 4096), spec_with(), config, 1).packed_heads, 1);
-  EXPECT_EQ(partition(sizes(2, 32, 8, 1, 4096), spec_with({BlockSparseMask{64, 64, true}}), config, 1).packed_heads, 1)
+  EXPECT_EQ(
+      partition(sizes(2, 32, 8, 1, 4096), spec_with({BlockSparseMask{64, 64, true}}), config, 1).packed_heads,
+      1)
       << "heads have lists of their own";
 }
 
 TEST(Partition, TilesOfWholeLists) {
   for (const int threads : {1, 2, 5})
-    EXPECT_EQ(partition(sizes(1, 2, 2, 4000, 4000), spec_with({BlockSparseMask{128, 64}}), config, threads).tile_rows %
+    EXPECT_EQ(partition(sizes(1, 2, 2, 4000, 4000), spec_with({BlockSparseMask{128, 64}}), config, threads)
+                      .tile_rows %
                   128,
               0);
 }

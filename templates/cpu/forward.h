@@ -11,32 +11,35 @@ template <class Spec, class Config>
 struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
-  static constexpr int vectors = unit_vectors(block_m), unit_rows = vectors * lanes;
-  static constexpr int units = ceil_div(block_m, unit_rows);
-  static constexpr int q_unit = head_dim * unit_rows, o_unit = head_dim_v * unit_rows;
-  static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
+  using Products = typename Config::Products;
+  using Operand = typename Products::Operand;
+  static constexpr int vectors = Products::vectors, unit_rows = vectors * lanes;
+  static constexpr int units = ceil_div(block_m, unit_rows);
+  static constexpr int q_unit = Products::q_unit, o_unit = Products::o_rows * unit_rows;
+  static constexpr int keys_whole = Products::keys_whole;
 
+  [[no_unique_address]] const typename Products::Session session;
   // Scratch, in this order.
-  float* q;                  // [units][head_dim][unit_rows]
-  float* o;                  // [units][head_dim_v][unit_rows]
+  Operand* q;                // [units][q_unit]
+  float* o;                  // [units][o_unit]
   RowState<vectors>* state;  // [units]
-  float* k;                  // [block_n][k_row]
-  float* v;                  // [block_n][v_row]
-  float* s;                  // [block_n][unit_rows]
+  Operand* k;                // [k_block]
+  Operand* v;                // [v_block]
+  float* s;                  // [block_n, in whole groups of keys][unit_rows]
   float* alpha;              // [unit_rows]
   u32 *multiplier, *addend;  // [units][unit_rows]; these and the next with dropout only
-  u32* column;               // [block_n]
+  u32* column;               // [block_n + keys_whole]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
-    q = static_cast<float*>(scratch);
-    o = q + units * q_unit;
+    q = static_cast<Operand*>(scratch);
+    o = reinterpret_cast<float*>(q + units * q_unit);
     state = reinterpret_cast<RowState<vectors>*>(o + units * o_unit);
-    k = reinterpret_cast<float*>(state + units);
-    v = k + block_n * k_row;
-    s = v + block_n * v_row;
-    alpha = s + block_n * unit_rows;
+    k = reinterpret_cast<Operand*>(state + units);
+    v = k + Products::k_block;
+    s = reinterpret_cast<float*>(v + Products::v_block);
+    alpha = s + round_up(block_n, keys_whole) * unit_rows;
     multiplier = reinterpret_cast<u32*>(alpha + unit_rows);
     addend = multiplier + units * unit_rows;
     column = addend + units * unit_rows;
@@ -55,32 +58,33 @@ struct ForwardTile {
     BlockWalk<Keys, Mask> walk(mask, valid, block_n);
     for (Block block; walk.next(block);) {
       const Span keys = intersect(mask.hull(Keys{}, valid), block_span(block.index, block_n));
-      pack(k_rows + keys.begin * params.k.row_stride, params.k.row_stride, keys.size(), head_dim, k, k_row);
-      const bool finite = pack(v_rows + keys.begin * params.v.row_stride, params.v.row_stride, keys.size(),
-                               head_dim_v, v, v_row);
+      const i64 k_stride = params.k.row_stride, v_stride = params.v.row_stride;
+      Products::pack_k(k_rows + keys.begin * k_stride, k_stride, keys.size(), k);
+      const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
       for (int unit = 0; unit * unit_rows < valid.size(); ++unit) {
         const int row = tile.begin + unit * unit_rows;
         const Span rows = {row, min(row + unit_rows, valid.end)};
         if (!touches(mask, rows, keys)) continue;
         const Span kept = intersect(mask.hull(Keys{}, rows), keys);
-        const int skipped = kept.begin - keys.begin, first = skipped / step * step;
-        float* const p = s + skipped * unit_rows;
-        multiply<vectors>({k + first * k_row, k_row, 1}, q + unit * q_unit, head_dim, nullptr,
-                          s + first * unit_rows, kept.end - keys.begin - first);
+        const Span seen = {kept.begin - keys.begin, kept.end - keys.begin};  // of the block
+        const Span used = {seen.begin / keys_whole * keys_whole, round_up(seen.end, keys_whole)};
+        float* const p = s + used.begin * unit_rows;
+        Products::scores(k, q + unit * q_unit, s, used);
         const bool whole = mask.whole(rows, kept);
-        if (!whole) apply_mask<vectors>(mask, p, rows, kept);
+        if (!whole) apply_mask<vectors>(mask, s + seen.begin * unit_rows, rows, kept);
+        leave_out<vectors>(s, used.begin, seen.begin);
+        leave_out<vectors>(s, seen.end, used.end);
         if constexpr (Spec::dropout) {
-          softmax(p, scale, state[unit], alpha, kept.size(),
-                  Drop{multiplier + unit * unit_rows, addend + unit * unit_rows,
-                       column + kept.begin % block_n, params.dropout.below});
+          softmax<Products>(p, scale, state[unit], alpha, used.size(),
+                            Drop{multiplier + unit * unit_rows, addend + unit * unit_rows,
+                                 column + keys.begin % block_n + used.begin, params.dropout.below});
         } else {
-          softmax(p, scale, state[unit], alpha, kept.size(), KeepAll{});
+          softmax<Products>(p, scale, state[unit], alpha, used.size(), KeepAll{});
         }
-        const Matrix v_transposed = {v + skipped * v_row, 1, v_row};
-        const bool weighted = whole || finite;
-        multiply<vectors>(v_transposed, p, weighted ? kept.size() : 0, alpha, o + unit * o_unit, head_dim_v);
-        if (!weighted) add_weighted<vectors>(v_transposed, p, kept.size(), o + unit * o_unit, head_dim_v);
+        const bool weighted = finite || (whole && used.size() == seen.size());
+        Products::add_product(v, p, alpha, o + unit * o_unit, weighted ? used : Span{});
+        if (!weighted) Products::add_weighted(v, p, o + unit * o_unit, used);
       }
     }
     if constexpr (Mask::padding)
@@ -95,10 +99,8 @@ struct ForwardTile {
     const i64 stride = params.q.row_stride;
     const Element* rows = static_cast<const Element*>(params.q.data) + problem.q_offset + tile.begin * stride;
     for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
-      for (int row = 0; row < unit_rows; row += 8, rows += 8 * stride) {
-        pack(rows, stride, min(8, tile.size() - unit * unit_rows - row), head_dim, k, k_row);
-        transpose({k, k_row, 8}, {q + unit * q_unit + row, unit_rows, 8 * unit_rows}, head_dim / 8);
-      }
+      Products::pack_q(rows, stride, tile.size() - unit * unit_rows, k, q + unit * q_unit);
+      rows += unit_rows * stride;
       for (int i = 0; i < o_unit; i += lanes) store(o + unit * o_unit + i, Vec{});
       for (int i = 0; i < unit_rows; i += lanes) {
         store(state[unit].maximum + i, splat(minus_infinity));
@@ -129,12 +131,13 @@ struct ForwardTile {
   // O, by way of the room for V, and lse.
   __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
     const i64 stride = params.o.row_stride;
+    float* const room = reinterpret_cast<float*>(v);
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
     Element* rows = static_cast<Element*>(params.o.data) + problem.o_offset + tile.begin * stride;
     for (int row = 0; row < tile.size(); row += 8, rows += 8 * stride) {
       const int unit = row / unit_rows, lane = row % unit_rows;
-      transpose({o + unit * o_unit + lane, unit_rows, 8 * unit_rows}, {v, head_dim_v, 8}, head_dim_v / 8);
-      unpack(v, head_dim_v, scale_o, state[unit].sum + lane, rows, stride, min(8, tile.size() - row));
+      transpose({o + unit * o_unit + lane, unit_rows, 8 * unit_rows}, {room, head_dim_v, 8}, head_dim_v / 8);
+      unpack(room, head_dim_v, scale_o, state[unit].sum + lane, rows, stride, min(8, tile.size() - row));
     }
     if constexpr (Spec::lse) {
       const i64 lse_stride = params.lse.row_stride;

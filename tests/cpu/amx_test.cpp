@@ -1,0 +1,229 @@
+// The forward for AMX. Its own code on any CPU, with tile registers that emulator/ keeps in memory, against the
+// float64 oracle; what the compiler makes of it for a CPU that has them; and who may use them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+
+#include "codegen/render.hpp"
+#include "codegen/search_space.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/compiler.hpp"
+#include "runtime/cpu/object.hpp"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using enum CausalAlign;
+
+const Target amx = Target::parse("x86-64-v4+amx");
+
+const std::string& emulator() {
+  static const std::string text = [] {
+    std::ifstream file(FLASHJIT_SOURCE_DIR "/tests/cpu/emulator/cpu/instructions.h");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }();
+  return text;
+}
+
+// A kernel for AMX whose instructions are emulated.
+class EmulatedKernel {
+ public:
+  EmulatedKernel(const AttentionSpec& spec, const KernelConfig& config)
+      : config_(config), source_(render(spec, amx, config)), object_(compile()) {}
+
+  void launch(const AttentionSpec& spec, const AttentionArgs& args) const {
+    CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+    if (checked.empty) return;
+    const device::ForwardParams& p = checked.params;
+    const auto bytes = static_cast<std::size_t>(source_.steps.front().scratch);
+    ASSERT_EQ(bytes % 64, 0u);
+    constexpr std::size_t canary = 4096;
+    const std::unique_ptr<std::byte, void (*)(void*)> scratch(
+        static_cast<std::byte*>(std::aligned_alloc(64, bytes + canary)), std::free);
+    std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every type
+    const auto entry = reinterpret_cast<void (*)(const device::ForwardParams*, long long, long long, void*)>(
+        object_.function(source_.steps.front().entry));
+    const long long tiles =
+        static_cast<long long>(p.batch) * p.num_heads_q * ((p.seqlen_q - 1) / config_.block_m + 1);
+    for (long long tile = 0; tile < tiles; tile += 3) {  // several batches
+      entry(&p, tile, std::min(tile + 3, tiles), scratch.get());
+      ASSERT_FALSE(asked("emulated_tiles_configured"));
+    }
+    EXPECT_FALSE(asked("emulated_tiles_misused"));
+    for (std::size_t i = 0; i < canary; ++i) ASSERT_EQ(scratch.get()[bytes + i], std::byte{0xff});
+  }
+
+ private:
+  std::string compile() {
+    for (EmbeddedHeader& header : source_.headers)
+      if (header.name == "cpu/instructions.h") header.text = emulator();
+    source_.target = Target::parse("x86-64-v3");
+    return clang_compiler()->compile(source_).code;
+  }
+  bool asked(const char* name) const { return reinterpret_cast<int (*)()>(object_.function(name))() != 0; }
+
+  KernelConfig config_;
+  KernelSource source_;
+  LoadedObject object_;
+};
+
+class EmulatedAmx : public testing::Test {
+ protected:
+  // Lends its memory and runs nothing.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  void SetUp() override {
+    if (Target::native().level < 3) GTEST_SKIP() << "no AVX2";
+  }
+  void TearDown() override { std::cout << "  at most " << take_share_of_bound() << " of the bound" << std::endl; }
+
+  void expect(const Case& c, const EmulatedKernel& kernel) {
+    Workload workload(host, c);
+    workload.reset();
+    kernel.launch(c.spec, workload.args());
+    EXPECT_TRUE(workload.check());
+  }
+  void expect(const Case& c, const KernelConfig& config) { expect(c, EmulatedKernel(c.spec, config)); }
+};
+
+KernelConfig tiles_of(int block_m, int block_n) {
+  return {.block_m = block_m, .block_n = block_n, .num_stages = 1, .num_warps = 1};
+}
+
+TEST_F(EmulatedAmx, Lengths) {
+  for (const auto& mask :
+       {std::vector<Mask>{}, {CausalMask{bottom_right}}, {CausalMask{top_left}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
+    const EmulatedKernel kernel(spec, tiles_of(64, 64));
+    std::uint64_t seed = 0;
+    for (const int rows : {1, 2, 31, 32, 33, 70, 130})
+      for (const int keys : {1, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200})
+        expect({.spec = spec,
+                .batch = 2,
+                .heads_q = 3,
+                .heads_kv = 1,
+                .seqlen_q = rows,
+                .seqlen_k = keys,
+                .layout = static_cast<MemoryLayout>(seed % 6),
+                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 6),
+                .poison = seed % 2 ? Poison::nan : Poison::infinity,
+                .seed = ++seed},
+               kernel);
+  }
+}
+
+TEST_F(EmulatedAmx, HeadDims) {
+  for (const auto& [dim, dim_v] : {std::pair{8, 8}, {16, 24}, {40, 40}, {72, 72}, {80, 80}, {96, 96}, {128, 128},
+                                   {192, 128}, {256, 256}, {8, 256}, {256, 8}})
+    expect({.spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.head_dim_v = dim_v}),
+            .heads_q = 2,
+            .heads_kv = 1,
+            .seqlen_q = 100,
+            .seqlen_k = 170},
+           tiles_of(64, 96));
+}
+
+TEST_F(EmulatedAmx, PackedSequences) {
+  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 72, mask, {.varlen = true});
+    expect({.spec = spec,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .lengths_q = {0, 5, 0, 300, 1, 64, 65, 0},
+            .lengths_k = {7, 5, 0, 260, 130, 0, 64, 0},
+            .spare_rows = 30},
+           tiles_of(96, 128));
+  }
+}
+
+TEST_F(EmulatedAmx, Masks) {
+  const std::vector<Mask> masks[] = {
+      {PaddingMask{}},
+      {CausalMask{}, PaddingMask{}},
+      {SlidingWindowMask{}},
+      {SlidingWindowMask{bottom_right, true}, PaddingMask{}},
+      {BlockSparseMask{16, 16}},
+      {BlockSparseMask{48, 80}, CausalMask{}},
+      {BlockSparseMask{64, 64, true}, SlidingWindowMask{top_left}},
+      {TreeMask{}},
+      {TreeMask{}, PaddingMask{}}};
+  for (const auto& mask : masks) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
+    const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
+    for (std::uint64_t seed = 1; seed <= 6; ++seed)
+      expect({.spec = spec,
+              .batch = 2,
+              .heads_q = 4,
+              .heads_kv = 2,
+              .seqlen_q = 150 - 20 * static_cast<int>(seed),
+              .seqlen_k = 130 + 30 * static_cast<int>(seed),
+              .poison = seed % 2 ? Poison::nan : Poison::infinity,
+              .seed = seed},
+             kernel);
+  }
+}
+
+TEST_F(EmulatedAmx, Dropout) {
+  for (const auto& mask : {std::vector<Mask>{}, {SlidingWindowMask{}}, {BlockSparseMask{32, 64}}})
+    for (const bool varlen : {false, true}) {
+      if (varlen && !mask.empty()) continue;
+      const AttentionSpec spec = forward_spec(DType::bf16, 64, mask, {.varlen = varlen, .dropout = true});
+      const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
+      for (const double p : {0.0, 0.2, 0.9, 1.0})
+        expect({.spec = spec,
+                .batch = 2,
+                .heads_q = 2,
+                .heads_kv = 2,
+                .seqlen_q = 90,
+                .seqlen_k = 301,
+                .lengths_q = {90, 3, 40},
+                .lengths_k = {301, 50, 7},
+                .dropout_p = p,
+                .seed = 5},
+               kernel);
+    }
+}
+
+TEST_F(EmulatedAmx, ScoresThatAreHardForAnOnlineSoftmax) {
+  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
+    const EmulatedKernel kernel(spec, tiles_of(64, 64));
+    for (const Data data :
+         {Data::equal_scores, Data::rising, Data::falling, Data::huge_scores, Data::positive_v})
+      expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 140, .seqlen_k = 900, .data = data}, kernel);
+  }
+}
+
+TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
+  const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}});
+  std::vector<KernelConfig> configs = search_space(spec, amx);
+  configs.push_back(tiles_of(48, 80));
+  for (const KernelConfig& config : configs)
+    expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
+}
+
+// What the compiler makes for a CPU with AMX.
+TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
+  for (const bool dropout : {false, true})
+    for (const int dim : {40, 64, 128, 256}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.dropout = dropout});
+      const KernelSource source = render(spec, amx, heuristic_config(spec, amx, {}));
+      const CompiledKernel kernel = clang_compiler()->compile(source, true);
+      EXPECT_EQ(kernel.log, "");
+      for (const char* instruction : {"ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"})
+        EXPECT_THAT(kernel.assembly, testing::HasSubstr(instruction));
+      // Loading refuses what is not there.
+      EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().entry));
+    }
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -20,49 +20,98 @@ struct Tiles {
   const char* data;
   i64 next, next_terms, row;
 };
-// out = a b, or out += a b: `count` groups of `rows` tiles times 32 query rows, the sums of a group in tile
-// registers 0 to 3. Each tile of a and b, in 4 to 7, is loaded for two products. Loads do not overtake
-// stores: those of the next group come before them.
-template <int rows, bool add>
-__attribute__((noinline)) void multiply(const Tiles& a, const Tiles& b, int terms, float* out, i64 out_row,
-                                        int count) {
-  const i64 next_a = a.next, next_b = b.next, terms_a = a.next_terms, terms_b = b.next_terms;
-  const i64 row_a = a.row, row_b = b.row, lower = 16 * out_row;
-  const char* at_a = a.data;
-  const char* at_b = b.data;
-  char* at_out = reinterpret_cast<char*>(out);
-  const auto load = [&]() __attribute__((always_inline)) {
-    load_tile<6>(at_b, row_b);
-    load_tile<4>(at_a, row_a);
-    load_tile<7>(at_b + next_b, row_b);
-    if constexpr (rows == 2) load_tile<5>(at_a + next_a, row_a);
-  };
-  for (load();;) {
-    if constexpr (add) {
-      load_tile<0>(at_out, out_row), load_tile<1>(at_out + 64, out_row);
-      if constexpr (rows == 2)
-        load_tile<2>(at_out + lower, out_row), load_tile<3>(at_out + lower + 64, out_row);
+
+// out = a b, or out += a b, of `groups` times 32 rows and 32 query rows: a group's sums stay in tile registers 0
+// to 3, and each tile of a and b, in 4 to 7, is loaded for two products.
+struct Multiplication {
+  Tiles a, b;
+  char* out;
+  i64 out_row;  // bytes
+  int terms, groups;
+  bool add;
+};
+
+// Multiplications, one after the other, in steps of four products of tiles: what is waiting for is done beside
+// vector instructions.
+class TileQueue {
+ public:
+  FLASHJIT_FN void add(const Multiplication& m) {
+    if (m.groups == 0 || m.terms == 0) return;
+    if (size_ == 0) {
+      now_ = m;
+      begin();
     } else {
-      zero_tile<0>(), zero_tile<1>();
-      if constexpr (rows == 2) zero_tile<2>(), zero_tile<3>();
+      next_ = m;
     }
-#pragma nounroll
-    for (int i = 1;; ++i) {
-      add_product<0, 4, 6>(), add_product<1, 4, 7>();
-      if constexpr (rows == 2) add_product<2, 5, 6>(), add_product<3, 5, 7>();
-      if (i == terms) break;
-      at_a += terms_a, at_b += terms_b;
-      load();
-    }
-    at_a += rows * next_a - (terms - 1) * terms_a, at_b = b.data;
-    if (--count > 0) load();
-    store_tile<0>(at_out, out_row), store_tile<1>(at_out + 64, out_row);
-    if constexpr (rows == 2)
-      store_tile<2>(at_out + lower, out_row), store_tile<3>(at_out + lower + 64, out_row);
-    if (count == 0) break;
-    at_out += rows * lower;
+    ++size_;
   }
-}
+
+  FLASHJIT_FN void step() {
+    if (size_ == 0) return;
+    if (term_ == 0) {
+      if (now_.add) {
+        for_each_sum([&](auto tile, char* p) __attribute__((always_inline)) {
+          load_tile<tile.index>(p, now_.out_row);
+        });
+      } else {
+        zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
+      }
+    }
+    add_product<0, 4, 6>(), add_product<1, 4, 7>(), add_product<2, 5, 6>(), add_product<3, 5, 7>();
+    if (++term_ < now_.terms) {
+      load(now_.a.data + term_ * now_.a.next_terms, now_.b.data + term_ * now_.b.next_terms);
+    } else {
+      end_group();
+    }
+  }
+  __attribute__((noinline)) void finish() {
+    while (size_ != 0) step();
+  }
+
+ private:
+  template <int index_>
+  struct Tile {
+    static constexpr int index = index_;
+  };
+  template <class F>
+  FLASHJIT_FN void for_each_sum(F f) const {
+    char* const lower = now_.out + 16 * now_.out_row;
+    f(Tile<0>{}, now_.out);
+    f(Tile<1>{}, now_.out + 64);
+    f(Tile<2>{}, lower);
+    f(Tile<3>{}, lower + 64);
+  }
+  FLASHJIT_FN void load(const char* a, const char* b) const {
+    load_tile<6>(b, now_.b.row);
+    load_tile<4>(a, now_.a.row);
+    load_tile<7>(b + now_.b.next, now_.b.row);
+    load_tile<5>(a + now_.a.next, now_.a.row);
+  }
+  FLASHJIT_FN void begin() {
+    term_ = 0;
+    load(now_.a.data, now_.b.data);
+  }
+  // Loads do not overtake stores: those of what comes next are first.
+  FLASHJIT_FN void end_group() {
+    char* const out = now_.out;
+    const i64 row = now_.out_row;
+    now_.a.data += 2 * now_.a.next;
+    now_.out += 32 * row;
+    if (--now_.groups == 0) {
+      now_ = next_;
+      --size_;
+    }
+    if (size_ > 0) begin();
+    store_tile<0>(out, row);
+    store_tile<1>(out + 64, row);
+    store_tile<2>(out + 16 * row, row);
+    store_tile<3>(out + 16 * row + 64, row);
+  }
+
+  Multiplication now_, next_;
+  int size_ = 0;  // of those two
+  int term_ = 0;  // of the group that is computed
+};
 
 // Rows of a tensor; zeros in place of those from `count` on.
 template <int rows>
@@ -115,15 +164,13 @@ struct AmxProducts {
   static_assert(unit_rows == amx_unit);
   using Operand = bf16;
   static constexpr int tile = 512;  // Operands
-  static constexpr int k_tiles = ceil_div(head_dim, 32), v_tiles = ceil_div(head_dim_v, 16);
+  static constexpr int k_tiles = ceil_div(head_dim, 32), v_tiles = round_up(ceil_div(head_dim_v, 16), 2);
   static constexpr int keys_whole = amx_unit, keys = round_up(Config::block_n, keys_whole);
   static constexpr int q_unit = vectors * k_tiles * tile, o_rows = v_tiles * 16;
   static constexpr int k_block = keys / 16 * k_tiles * tile, v_block = keys / 32 * v_tiles * tile;
 
-  struct Session {
-    FLASHJIT_FN Session() { configure_tiles(); }
-    FLASHJIT_FN ~Session() { release_tiles(); }
-  };
+  FLASHJIT_FN AmxProducts() { configure_tiles(); }
+  FLASHJIT_FN ~AmxProducts() { release_tiles(); }
 
   // Weights may exceed 1, as nothing is lost by it.
   static constexpr float growth = 8;
@@ -197,14 +244,23 @@ struct AmxProducts {
     return __builtin_reduce_max(largest) < 0xff00;
   }
 
-  FLASHJIT_FN static void scores(const bf16* k, const bf16* q, float* s, Span keys) {
-    multiply<2, false>({bytes(k + keys.begin / 16 * k_tiles * tile), k_tiles * 1024, 1024, 64},
-                       {bytes(q), 1024, vectors * 1024, 64}, k_tiles, s + keys.begin * unit_rows, 4 * unit_rows,
-                       keys.size() / 32);
+  static constexpr int score_blocks = 3;
+  static constexpr bool ahead = true;
+  // A step for so many keys of a vector of rows fills the time of a softmax with the products of two units.
+  static constexpr int step_keys = 64 / (k_tiles + v_tiles / 2) / 2 * 2;
+
+  FLASHJIT_FN void scores(const bf16* k, const bf16* q, float* s, Span keys) {
+    queue.add({{bytes(k + keys.begin / 16 * k_tiles * tile), k_tiles * 1024, 1024, 64},
+               {bytes(q), 1024, vectors * 1024, 64},
+               reinterpret_cast<char*>(s + keys.begin * unit_rows),
+               4 * unit_rows,
+               k_tiles,
+               keys.size() / 32,
+               false});
   }
 
-  __attribute__((noinline)) static void add_product(const bf16* v, const float* p, const float* alpha,
-                                                    float* o, Span keys) {
+  __attribute__((noinline)) void add_product(const bf16* v, const float* p, const float* alpha, float* o,
+                                             Span keys) {
     IntVec changed{};
     for (int i = 0; i < unit_rows; i += lanes) changed |= load(alpha + i) != 1.0f;
     if (__builtin_reduce_or(changed)) {
@@ -215,15 +271,16 @@ struct AmxProducts {
         store(row, r);
       }
     }
-    if (keys.empty()) return;
-    Tiles a = {bytes(v + keys.begin / 32 * v_tiles * tile), 1024, v_tiles * 1024, 64};
-    const Tiles b = {bytes(p), 64, 64 * unit_rows, 4 * unit_rows};
-    constexpr int pairs = v_tiles / 2;
-    if constexpr (pairs > 0) multiply<2, true>(a, b, keys.size() / 32, o, 4 * unit_rows, pairs);
-    a.data += pairs * 2048;
-    if constexpr (v_tiles % 2 != 0)
-      multiply<1, true>(a, b, keys.size() / 32, o + pairs * 32 * unit_rows, 4 * unit_rows, 1);
+    queue.add({{bytes(v + keys.begin / 32 * v_tiles * tile), 1024, v_tiles * 1024, 64},
+               {bytes(p), 64, 64 * unit_rows, 4 * unit_rows},
+               reinterpret_cast<char*>(o),
+               4 * unit_rows,
+               keys.size() / 32,
+               v_tiles / 2,
+               true});
   }
+  FLASHJIT_FN void advance() { queue.step(); }
+  FLASHJIT_FN void finish() { queue.finish(); }
 
   __attribute__((noinline)) static void add_weighted(const bf16* v, const float* p, float* o, Span keys) {
     for (int key = keys.begin; key < keys.end; ++key) {
@@ -242,6 +299,7 @@ struct AmxProducts {
   }
 
  private:
+  TileQueue queue;
   FLASHJIT_FN static const char* bytes(const void* p) { return static_cast<const char*>(p); }
 };
 

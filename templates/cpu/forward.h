@@ -19,15 +19,15 @@ struct ForwardTile {
   static constexpr int units = ceil_div(block_m, unit_rows);
   static constexpr int q_unit = Products::q_unit, o_unit = Products::o_rows * unit_rows;
   static constexpr int keys_whole = Products::keys_whole;
+  static constexpr int s_block = round_up(block_n, keys_whole) * unit_rows;
 
-  [[no_unique_address]] const typename Products::Session session;
   // Scratch, in this order.
   Operand* q;                // [units][q_unit]
   float* o;                  // [units][o_unit]
   RowState<vectors>* state;  // [units]
   Operand* k;                // [k_block]
   Operand* v;                // [v_block]
-  float* s;                  // [block_n, in whole groups of keys][unit_rows]
+  float* s;                  // [score_blocks][block_n, in whole groups of keys][unit_rows]
   float* alpha;              // [unit_rows]
   u32 *multiplier, *addend;  // [units][unit_rows]; these and the next with dropout only
   u32* column;               // [block_n + keys_whole]
@@ -39,7 +39,7 @@ struct ForwardTile {
     k = reinterpret_cast<Operand*>(state + units);
     v = k + Products::k_block;
     s = reinterpret_cast<float*>(v + Products::v_block);
-    alpha = s + round_up(block_n, keys_whole) * unit_rows;
+    alpha = s + Products::score_blocks * s_block;
     multiplier = reinterpret_cast<u32*>(alpha + unit_rows);
     addend = multiplier + units * unit_rows;
     column = addend + units * unit_rows;
@@ -53,6 +53,7 @@ struct ForwardTile {
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
     begin(params, problem, tile);
+    Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, tile);
 
     BlockWalk<Keys, Mask> walk(mask, valid, block_n);
@@ -62,35 +63,62 @@ struct ForwardTile {
       Products::pack_k(k_rows + keys.begin * k_stride, k_stride, keys.size(), k);
       const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
-      for (int unit = 0; unit * unit_rows < valid.size(); ++unit) {
-        const int row = tile.begin + unit * unit_rows;
-        const Span rows = {row, min(row + unit_rows, valid.end)};
-        if (!touches(mask, rows, keys)) continue;
-        const Span kept = intersect(mask.hull(Keys{}, rows), keys);
-        const Span seen = {kept.begin - keys.begin, kept.end - keys.begin};  // of the block
-        const Span used = {seen.begin / keys_whole * keys_whole, round_up(seen.end, keys_whole)};
-        float* const p = s + used.begin * unit_rows;
-        Products::scores(k, q + unit * q_unit, s, used);
-        const bool whole = mask.whole(rows, kept);
-        if (!whole) apply_mask<vectors>(mask, s + seen.begin * unit_rows, rows, kept);
-        leave_out<vectors>(s, used.begin, seen.begin);
-        leave_out<vectors>(s, seen.end, used.end);
+      // Scores of the next unit are taken while the softmax of one is, where that is of use.
+      UnitWork now = next_unit(mask, tile, valid, keys, 0);
+      if (!now.kept.empty()) products.scores(k, q + now.unit * q_unit, now.s, now.used);
+      products.finish();
+      while (!now.kept.empty()) {
+        UnitWork next = next_unit(mask, tile, valid, keys, now.unit + 1);
+        next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
+        if (Products::ahead && !next.kept.empty()) products.scores(k, q + next.unit * q_unit, next.s, next.used);
+        const Span seen = {now.kept.begin - keys.begin, now.kept.end - keys.begin};  // of the block
+        const bool whole = mask.whole(now.rows, now.kept);
+        if (!whole) apply_mask<vectors>(mask, now.s + seen.begin * unit_rows, now.rows, now.kept);
+        leave_out<vectors>(now.s, now.used.begin, seen.begin);
+        leave_out<vectors>(now.s, seen.end, now.used.end);
+        float* const p = now.s + now.used.begin * unit_rows;
         if constexpr (Spec::dropout) {
-          softmax<Products>(p, scale, state[unit], alpha, used.size(),
-                            Drop{multiplier + unit * unit_rows, addend + unit * unit_rows,
-                                 column + keys.begin % block_n + used.begin, params.dropout.below});
+          softmax<Products>(p, scale, state[now.unit], alpha, now.used.size(),
+                            Drop{multiplier + now.unit * unit_rows, addend + now.unit * unit_rows,
+                                 column + keys.begin % block_n + now.used.begin, params.dropout.below},
+                            products);
         } else {
-          softmax<Products>(p, scale, state[unit], alpha, used.size(), KeepAll{});
+          softmax<Products>(p, scale, state[now.unit], alpha, now.used.size(), KeepAll{}, products);
         }
-        const bool weighted = finite || (whole && used.size() == seen.size());
-        Products::add_product(v, p, alpha, o + unit * o_unit, weighted ? used : Span{});
-        if (!weighted) Products::add_weighted(v, p, o + unit * o_unit, used);
+        products.finish();
+        const bool weighted = finite || (whole && now.used.size() == seen.size());
+        float* const sums = o + now.unit * o_unit;
+        products.add_product(v, p, alpha, sums, weighted ? now.used : Span{});
+        if (!weighted) Products::add_weighted(v, p, sums, now.used);
+        if (!Products::ahead && !next.kept.empty())
+          products.scores(k, q + next.unit * q_unit, next.s, next.used);
+        now = next;
       }
+      products.finish();
     }
     if constexpr (Mask::padding)
       for (int row = max(valid.size(), 0); row < tile.size(); ++row)
         state[row / unit_rows].sum[row % unit_rows] = 0;
     end(params, problem, tile);
+  }
+
+  // What a unit has to do with a block of keys.
+  struct UnitWork {
+    int unit;
+    Span rows, kept, used;  // used: kept, in whole groups, counted from the block's first key
+    float* s;
+  };
+  // The first unit from `unit` on that the block concerns; nothing kept: none.
+  FLASHJIT_FN UnitWork next_unit(const Mask& mask, Span tile, Span valid, Span keys, int unit) const {
+    for (; unit * unit_rows < valid.size(); ++unit) {
+      const int row = tile.begin + unit * unit_rows;
+      const Span rows = {row, min(row + unit_rows, valid.end)};
+      if (!touches(mask, rows, keys)) continue;
+      const Span kept = intersect(mask.hull(Keys{}, rows), keys);
+      const int first = kept.begin - keys.begin, end = kept.end - keys.begin;
+      return {unit, rows, kept, {first / keys_whole * keys_whole, round_up(end, keys_whole)}, s};
+    }
+    return {unit, {}, {}, {}, s};
   }
 
   // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold

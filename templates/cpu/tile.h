@@ -101,7 +101,7 @@ struct Drop {
 // are of all weights, dropped or not. count: a multiple of `maxima` and of `keys_together`.
 template <class Products, class Dropout>
 __attribute__((noinline)) void softmax(float* s, float scale, RowState<Products::vectors>& state,
-                                       float* alpha, int count, Dropout dropout) {
+                                       float* alpha, int count, Dropout dropout, Products& products) {
   constexpr int vectors = Products::vectors, unit_rows = vectors * lanes;
   constexpr int maxima = Products::maxima, together = Products::keys_together;
   const float* const end = s + count * unit_rows;
@@ -126,16 +126,19 @@ __attribute__((noinline)) void softmax(float* s, float scale, RowState<Products:
     const auto kept = dropout.rows(i);
     const float* from = s + i;
     float* to = s + i;
+    for (int key = 0; from < end; products.advance()) {
+      const float* const stop = Products::step_keys ? min(from + Products::step_keys * unit_rows, end) : end;
 #pragma nounroll
-    for (int key = 0; from < end; key += together, from += together * unit_rows, to += unit_rows) {
-      Vec weights[together];
+      for (; from < stop; key += together, from += together * unit_rows, to += unit_rows) {
+        Vec weights[together];
 #pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), -base));
-        sums[j] += e;
-        weights[j] = kept(e, key + j);
+        for (int j = 0; j < together; ++j) {
+          const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), -base));
+          sums[j] += e;
+          weights[j] = kept(e, key + j);
+        }
+        Products::store_weights(to, weights);
       }
-      Products::store_weights(to, weights);
     }
 #pragma unroll
     for (int j = 1; j < together; ++j) sums[0] += sums[j];

@@ -90,7 +90,6 @@ struct VectorProducts {
   static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
   using Operand = float;
-  struct Session {};
   static constexpr int q_unit = head_dim * unit_rows, o_rows = head_dim_v;
   static constexpr int k_block = Config::block_n * k_row, v_block = Config::block_n * v_row;
 
@@ -111,6 +110,11 @@ struct VectorProducts {
   FLASHJIT_FN static bool pack_v(const Element* rows, i64 stride, int count, float* v) {
     return pack(rows, stride, count, head_dim_v, v, v_row);
   }
+
+  static constexpr int score_blocks = 1, step_keys = 0;
+  static constexpr bool ahead = false;
+  FLASHJIT_FN static void advance() {}
+  FLASHJIT_FN static void finish() {}
 
   FLASHJIT_FN static void scores(const float* k, const float* q, float* s, Span keys) {
     const int first = keys.begin / step * step;

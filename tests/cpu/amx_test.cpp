@@ -3,20 +3,28 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <iterator>
+#include <limits>
 #include <memory>
-#include <sstream>
 
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/compiler.hpp"
+#include "runtime/cpu/amx.hpp"
 #include "runtime/cpu/object.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/mask.hpp"
+#include "tools/verify/oracle.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -210,6 +218,52 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
     expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
 }
 
+// Where a row leaves a key out, a NaN or infinity of V there stays away from it.
+TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
+  for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
+    for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
+      const Case c{.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 130, .masks = verify::MaskDataOptions{}, .seed = 3};
+      const EmulatedKernel kernel(spec, tiles_of(64, 64));
+      Workload clean(host, c), spoiled(host, c);
+      const verify::Sequence sequence = verify::sequences_of(spec, clean.host_args()).front();
+      const auto sees = [&](int head, int row, int key) {
+        return verify::sees(spec, clean.host_args(), sequence, head, row, key);
+      };
+      int key = c.seqlen_k;  // the last that any row sees
+      for (bool seen = false; !seen && key > 0;) {
+        --key;
+        for (int row = 0; row < c.seqlen_q; ++row) seen |= sees(0, row, key);
+      }
+      const Tensor v = spoiled.v().on_host();
+      verify::store_element(v.data, v.dtype, key * v.strides[1] + 7, value);
+      spoiled.v().upload();
+      for (Workload* workload : {&clean, &spoiled}) {
+        workload->reset();
+        kernel.launch(spec, workload->args());
+      }
+      int reached = 0, left_out = 0;
+      const Tensor o = *clean.host_args().o, spoiled_o = *spoiled.host_args().o;
+      for (int head = 0; head < c.heads_q; ++head)
+        for (int row = 0; row < c.seqlen_q; ++row) {
+          const bool seen = sees(head, row, key);
+          ++(seen ? reached : left_out);
+          for (int column = 0; column < spec.head_dim; ++column) {
+            const std::int64_t at = row * o.strides[1] + head * o.strides[2] + column;
+            const double was = verify::load_element(o.data, o.dtype, at);
+            const double is = verify::load_element(spoiled_o.data, o.dtype, at);
+            if (seen && column == 7) {
+              EXPECT_FALSE(std::isfinite(is)) << row;
+            } else {
+              EXPECT_NEAR(is, was, 0.01 * (1 + std::abs(was))) << row << " " << column;
+            }
+          }
+        }
+      EXPECT_GT(reached, 0);
+      EXPECT_GT(left_out, 0);
+    }
+}
+
 // What the compiler makes for a CPU with AMX.
 TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
   for (const bool dropout : {false, true})
@@ -223,6 +277,51 @@ TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
       // Loading refuses what is not there.
       EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().entry));
     }
+}
+TEST(AmxKernel, OfOtherDtypesIsThatForAvx512) {
+  for (const DType dtype : {DType::fp16, DType::fp32}) {
+    const AttentionSpec spec = forward_spec(dtype, 64);
+    const KernelConfig config = heuristic_config(spec, amx, {});
+    const auto without_title = [](const std::string& text) { return text.substr(text.find('\n')); };
+    EXPECT_EQ(config, heuristic_config(spec, Target::parse("x86-64-v4"), {}));
+    EXPECT_EQ(without_title(render(spec, amx, config).text),
+              without_title(render(spec, Target::parse("x86-64-v4"), config).text));
+  }
+}
+
+TEST(AmxPermission, IsAskedForWhereTheCpuHasIt) {
+  static int asked;
+  asked = 0;
+  const auto granted = [] { return ++asked, 0; };
+  EXPECT_EQ(cpu_target(amx, granted).target, amx);
+  EXPECT_EQ(cpu_target(amx, granted).note, "");
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(cpu_target(Target::parse("x86-64-v4"), granted).target, Target::parse("x86-64-v4"));
+  EXPECT_EQ(asked, 2);
+}
+TEST(AmxPermission, RefusedMeansAvx512) {
+  const CpuTarget small_stack = cpu_target(amx, [] { return ENOSPC; });
+  EXPECT_EQ(small_stack.target, Target::parse("x86-64-v4"));
+  EXPECT_THAT(small_stack.note, testing::HasSubstr("alternate signal stack"));
+  const CpuTarget old_kernel = cpu_target(amx, [] { return EINVAL; });
+  EXPECT_EQ(old_kernel.target, Target::parse("x86-64-v4"));
+  EXPECT_THAT(old_kernel.note, testing::HasSubstr("Invalid argument"));
+}
+
+// State of the tiles that this thread would carry along: XINUSE, bits 17 and 18.
+__attribute__((target("xsave"))) bool tiles_in_use() {
+  return (__builtin_ia32_xgetbv(1) & (3 << 17)) != 0;
+}
+TEST(AmxHost, LaunchesLeaveNoTilesBehind) {
+  if (!cpu_target().target.amx) GTEST_SKIP() << "no AMX here";
+  TestDevice device({Device::Kind::cpu, 0}, amx.str());
+  const auto engine = device.make_engine({.num_threads = 1});
+  Workload workload(
+      device, {.spec = forward_spec(DType::bf16, 64), .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90});
+  workload.reset();
+  workload.kernel(*engine).launch(workload.args());
+  EXPECT_FALSE(tiles_in_use());
+  EXPECT_TRUE(workload.check());
 }
 
 }  // namespace

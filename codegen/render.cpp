@@ -200,8 +200,7 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
       source.options.push_back("--ptxas-options=-O1");
   } else {
     source.text += includes("cpu/forward.h", spec) + "#include \"" + cpu_products(spec, target).header +
-                   "\"\n\n" + structs(spec, target, config) +
-                   "extern \"C\" void " + entry +
+                   "\"\n\n" + structs(spec, target, config) + "extern \"C\" void " + entry +
                    "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"
                    "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
     source.steps.push_back({.entry = entry, .scratch = cpu_scratch(spec, target, config)});

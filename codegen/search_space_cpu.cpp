@@ -37,9 +37,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-// Rows that are worked on at a time: two vectors with AMX, else three (device::cpu_unit_rows, or half as many),
-// or two. Those of one query block of a list are to be units of their own where they can, or they would also
-// compute what only others see.
+// Rows that are worked on at a time: two vectors with AMX, else three (device::cpu_unit_rows, or half as
+// many), or two. Those of one query block of a list are to be units of their own where they can, or they
+// would also compute what only others see.
 bool aligned_with(const BlockSparseMask& blocks, bool amx, int block_m) {
   const bool in_threes = !amx && block_m % device::cpu_unit_rows == 0;
   return block_m % blocks.block_m == 0 &&
@@ -67,8 +67,8 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
 }
 
 // Rows of a tile share the conversion of each K/V block, which is worth a fifth of the time at 48 rows and a
-// fortieth at 192 (with AMX as much at four times the rows); but there should be tiles enough for many threads.
-// block_n matters within the noise only, except with AMX, whose sums go through memory once a block.
+// fortieth at 192 (with AMX as much at four times the rows); but there should be tiles enough for many
+// threads. block_n matters within the noise only, except with AMX, whose sums go through memory once a block.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   constexpr int enough_tiles = 16;
   const bool amx = uses_amx(spec, target);

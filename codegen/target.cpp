@@ -17,10 +17,11 @@ struct KnownTarget {
 
 using enum Target::Family;
 constexpr KnownTarget known_targets[] = {
-    {"sm_80", {cuda, 80}, 163},  {"sm_86", {cuda, 86}, 99},         {"sm_89", {cuda, 89}, 99},
-    {"sm_90", {cuda, 90}, 227},  {"sm_90a", {cuda, 90, true}, 227}, {"sm_100", {cuda, 100}, 227},
-    {"sm_120", {cuda, 120}, 99}, {"x86-64-v3", {cpu, 3}, 0},        {"x86-64-v4", {cpu, 4}, 0},
-    {"x86-64-v4+amx", {cpu, 4, false, true}, 0},
+    {"sm_80", {cuda, 80}, 163},        {"sm_86", {cuda, 86}, 99},
+    {"sm_89", {cuda, 89}, 99},         {"sm_90", {cuda, 90}, 227},
+    {"sm_90a", {cuda, 90, true}, 227}, {"sm_100", {cuda, 100}, 227},
+    {"sm_120", {cuda, 120}, 99},       {"x86-64-v3", {cpu, 3}, 0},
+    {"x86-64-v4", {cpu, 4}, 0},        {"x86-64-v4+amx", {cpu, 4, false, true}, 0},
 };
 
 constexpr auto known_names = [] {

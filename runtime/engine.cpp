@@ -29,7 +29,8 @@ Target choose_target(Device device, const std::string& wanted) {
                                                      "\"cuda:N\", or for target " +
                                                      native.str());
     if (!native.runs(target)) {
-      const std::string why = note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note;
+      const std::string why =
+          note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note;
       throw Error(ErrorCode::target_unavailable,
                   "target " + target.str() + " " + why + "; it runs " + native.str());
     }

@@ -16,8 +16,8 @@ struct CpuTarget {
   std::string note;  // why AMX, which the CPU has, is left out
 };
 
-// The best target of this CPU; that without AMX where it is refused. Asks anew each time: a refusal may pass. A grant
-// does not, and asks more of signal stacks that are set up later. Throws as Target::native().
+// The best target of this CPU; that without AMX where it is refused. Asks anew each time: a refusal may pass.
+// A grant does not, and asks more of signal stacks that are set up later. Throws as Target::native().
 CpuTarget cpu_target(Target native = Target::native(), RequestAmx request = request_amx);
 
 }  // namespace flashjit

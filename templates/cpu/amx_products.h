@@ -1,5 +1,5 @@
-// The products of blocked attention by AMX: bf16 in tile registers, float32 sums. Operands lie in tiles of 1 kB,
-// each as one load takes it, zeros beyond head_dim:
+// The products of blocked attention by AMX: bf16 in tile registers, float32 sums. Operands lie in tiles of 1
+// kB, each as one load takes it, zeros beyond head_dim:
 //
 //   K     a of S^T = K Q^T       16 keys x 32 columns
 //   Q     b                      32 columns x 16 query rows, two columns to a row of the tile
@@ -21,8 +21,8 @@ struct Tiles {
   i64 next, next_terms, row;
 };
 
-// out = a b, or out += a b, of `groups` times 32 rows and 32 query rows: a group's sums stay in tile registers 0
-// to 3, and each tile of a and b, in 4 to 7, is loaded for two products.
+// out = a b, or out += a b, of `groups` times 32 rows and 32 query rows: a group's sums stay in tile
+// registers 0 to 3, and each tile of a and b, in 4 to 7, is loaded for two products.
 struct Multiplication {
   Tiles a, b;
   char* out;
@@ -31,8 +31,8 @@ struct Multiplication {
   bool add;
 };
 
-// Multiplications, one after the other, in steps of four products of tiles: what is waiting for is done beside
-// vector instructions.
+// Multiplications, one after the other, in steps of four products of tiles: what is waiting for is done
+// beside vector instructions.
 class TileQueue {
  public:
   FLASHJIT_FN void add(const Multiplication& m) {
@@ -50,9 +50,8 @@ class TileQueue {
     if (size_ == 0) return;
     if (term_ == 0) {
       if (now_.add) {
-        for_each_sum([&](auto tile, char* p) __attribute__((always_inline)) {
-          load_tile<tile.index>(p, now_.out_row);
-        });
+        for_each_sum([&](auto tile, char* p)
+                         __attribute__((always_inline)) { load_tile<tile.index>(p, now_.out_row); });
       } else {
         zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
       }

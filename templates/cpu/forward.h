@@ -70,7 +70,8 @@ struct ForwardTile {
       while (!now.kept.empty()) {
         UnitWork next = next_unit(mask, tile, valid, keys, now.unit + 1);
         next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
-        if (Products::ahead && !next.kept.empty()) products.scores(k, q + next.unit * q_unit, next.s, next.used);
+        if (Products::ahead && !next.kept.empty())
+          products.scores(k, q + next.unit * q_unit, next.s, next.used);
         const Span seen = {now.kept.begin - keys.begin, now.kept.end - keys.begin};  // of the block
         const bool whole = mask.whole(now.rows, now.kept);
         if (!whole) apply_mask<vectors>(mask, now.s + seen.begin * unit_rows, now.rows, now.kept);

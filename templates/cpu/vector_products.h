@@ -1,5 +1,5 @@
-// The products of blocked attention by vectors of float32: values broadcast from K or V times vectors of rows,
-// the same routine for both.
+// The products of blocked attention by vectors of float32: values broadcast from K or V times vectors of
+// rows, the same routine for both.
 #pragma once
 
 #include "cpu/tile.h"

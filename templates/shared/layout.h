@@ -86,7 +86,8 @@ FLASHJIT_FN constexpr int amx_forward_scratch(int head_dim, int head_dim_v, int 
                                               bool dropout) {
   const int rows = round_up(block_m, amx_unit), keys = round_up(block_n, amx_unit);
   const int depth = round_up(head_dim, 32), columns = round_up(head_dim_v, 32);
-  return 2 * (rows * depth + keys * (depth + columns)) + 4 * (rows * (columns + 2) + (3 * keys + 1) * amx_unit) +
+  return 2 * (rows * depth + keys * (depth + columns)) +
+         4 * (rows * (columns + 2) + (3 * keys + 1) * amx_unit) +
          (dropout ? 4 * (2 * rows + block_n + amx_unit) : 0);
 }
 

@@ -1,5 +1,5 @@
-// The forward for AMX. Its own code on any CPU, with tile registers that emulator/ keeps in memory, against the
-// float64 oracle; what the compiler makes of it for a CPU that has them; and who may use them.
+// The forward for AMX. Its own code on any CPU, with tile registers that emulator/ keeps in memory, against
+// the float64 oracle; what the compiler makes of it for a CPU that has them; and who may use them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +91,9 @@ class EmulatedAmx : public testing::Test {
   void SetUp() override {
     if (Target::native().level < 3) GTEST_SKIP() << "no AVX2";
   }
-  void TearDown() override { std::cout << "  at most " << take_share_of_bound() << " of the bound" << std::endl; }
+  void TearDown() override {
+    std::cout << "  at most " << take_share_of_bound() << " of the bound" << std::endl;
+  }
 
   void expect(const Case& c, const EmulatedKernel& kernel) {
     Workload workload(host, c);
@@ -107,8 +109,7 @@ KernelConfig tiles_of(int block_m, int block_n) {
 }
 
 TEST_F(EmulatedAmx, Lengths) {
-  for (const auto& mask :
-       {std::vector<Mask>{}, {CausalMask{bottom_right}}, {CausalMask{top_left}}}) {
+  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{bottom_right}}, {CausalMask{top_left}}}) {
     const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
     const EmulatedKernel kernel(spec, tiles_of(64, 64));
     std::uint64_t seed = 0;
@@ -129,8 +130,17 @@ TEST_F(EmulatedAmx, Lengths) {
 }
 
 TEST_F(EmulatedAmx, HeadDims) {
-  for (const auto& [dim, dim_v] : {std::pair{8, 8}, {16, 24}, {40, 40}, {72, 72}, {80, 80}, {96, 96}, {128, 128},
-                                   {192, 128}, {256, 256}, {8, 256}, {256, 8}})
+  for (const auto& [dim, dim_v] : {std::pair{8, 8},
+                                   {16, 24},
+                                   {40, 40},
+                                   {72, 72},
+                                   {80, 80},
+                                   {96, 96},
+                                   {128, 128},
+                                   {192, 128},
+                                   {256, 256},
+                                   {8, 256},
+                                   {256, 8}})
     expect({.spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.head_dim_v = dim_v}),
             .heads_q = 2,
             .heads_kv = 1,
@@ -153,16 +163,15 @@ TEST_F(EmulatedAmx, PackedSequences) {
 }
 
 TEST_F(EmulatedAmx, Masks) {
-  const std::vector<Mask> masks[] = {
-      {PaddingMask{}},
-      {CausalMask{}, PaddingMask{}},
-      {SlidingWindowMask{}},
-      {SlidingWindowMask{bottom_right, true}, PaddingMask{}},
-      {BlockSparseMask{16, 16}},
-      {BlockSparseMask{48, 80}, CausalMask{}},
-      {BlockSparseMask{64, 64, true}, SlidingWindowMask{top_left}},
-      {TreeMask{}},
-      {TreeMask{}, PaddingMask{}}};
+  const std::vector<Mask> masks[] = {{PaddingMask{}},
+                                     {CausalMask{}, PaddingMask{}},
+                                     {SlidingWindowMask{}},
+                                     {SlidingWindowMask{bottom_right, true}, PaddingMask{}},
+                                     {BlockSparseMask{16, 16}},
+                                     {BlockSparseMask{48, 80}, CausalMask{}},
+                                     {BlockSparseMask{64, 64, true}, SlidingWindowMask{top_left}},
+                                     {TreeMask{}},
+                                     {TreeMask{}, PaddingMask{}}};
   for (const auto& mask : masks) {
     const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
     const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
@@ -206,7 +215,8 @@ TEST_F(EmulatedAmx, ScoresThatAreHardForAnOnlineSoftmax) {
     const EmulatedKernel kernel(spec, tiles_of(64, 64));
     for (const Data data :
          {Data::equal_scores, Data::rising, Data::falling, Data::huge_scores, Data::positive_v})
-      expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 140, .seqlen_k = 900, .data = data}, kernel);
+      expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 140, .seqlen_k = 900, .data = data},
+             kernel);
   }
 }
 
@@ -221,9 +231,16 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
 // Where a row leaves a key out, a NaN or infinity of V there stays away from it.
 TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
   for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
-    for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const float value :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
-      const Case c{.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 130, .masks = verify::MaskDataOptions{}, .seed = 3};
+      const Case c{.spec = spec,
+                   .heads_q = 2,
+                   .heads_kv = 1,
+                   .seqlen_q = 70,
+                   .seqlen_k = 130,
+                   .masks = verify::MaskDataOptions{},
+                   .seed = 3};
       const EmulatedKernel kernel(spec, tiles_of(64, 64));
       Workload clean(host, c), spoiled(host, c);
       const verify::Sequence sequence = verify::sequences_of(spec, clean.host_args()).front();
@@ -317,7 +334,8 @@ TEST(AmxHost, LaunchesLeaveNoTilesBehind) {
   TestDevice device({Device::Kind::cpu, 0}, amx.str());
   const auto engine = device.make_engine({.num_threads = 1});
   Workload workload(
-      device, {.spec = forward_spec(DType::bf16, 64), .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90});
+      device,
+      {.spec = forward_spec(DType::bf16, 64), .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90});
   workload.reset();
   workload.kernel(*engine).launch(workload.args());
   EXPECT_FALSE(tiles_in_use());

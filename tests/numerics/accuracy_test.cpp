@@ -183,8 +183,8 @@ std::vector<Case> cases() {
 class Accuracy : public ComputesOnEveryDevice {};
 
 TEST_P(Accuracy, IsThatOfFlashAttention) {
-  // Where products are those of tensor cores or AMX, kernels rescale, as FlashAttention-4 does, only when a maximum
-  // grows by more than 2^8.
+  // Where products are those of tensor cores or AMX, kernels rescale, as FlashAttention-4 does, only when a
+  // maximum grows by more than 2^8.
   const Target target = Target::parse(on().target());
   const auto tolerance_of = [&](const AttentionSpec& spec) {
     return target.is_cuda() || uses_amx(spec, target) ? 8 * std::log(2.0f) : 0;

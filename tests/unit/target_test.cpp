@@ -59,11 +59,19 @@ TEST(Target, CpusRunOlderCode) {
 }
 
 TEST(Target, UnknownNames) {
-  const std::pair<const char*, const char*> meant[] = {
-      {"sm_87", "sm_86?"},       {"sm_103", "sm_100?"},    {"sm_121a", "sm_120?"},
-      {"sm80", "sm_80?"},        {"SM_90", "sm_90?"},      {"x86_64-v3", "x86-64-v3?"},
-      {"x86-64-v5", "x86-64-v"}, {"x86-64-v4-amx", "x86-64-v4+amx?"}, {"natve", "native"},      {"cuda", "is not one of"},
-      {"", "is not one of"},     {"sm_", "is not one of"}, {"sm_99999999999999999999", "is not one of"}};
+  const std::pair<const char*, const char*> meant[] = {{"sm_87", "sm_86?"},
+                                                       {"sm_103", "sm_100?"},
+                                                       {"sm_121a", "sm_120?"},
+                                                       {"sm80", "sm_80?"},
+                                                       {"SM_90", "sm_90?"},
+                                                       {"x86_64-v3", "x86-64-v3?"},
+                                                       {"x86-64-v5", "x86-64-v"},
+                                                       {"x86-64-v4-amx", "x86-64-v4+amx?"},
+                                                       {"natve", "native"},
+                                                       {"cuda", "is not one of"},
+                                                       {"", "is not one of"},
+                                                       {"sm_", "is not one of"},
+                                                       {"sm_99999999999999999999", "is not one of"}};
   for (const auto& [name, suggestion] : meant) {
     const std::string text = name;
     expect_error(ErrorCode::invalid_argument, {name, suggestion}, [&] { Target::parse(text); });

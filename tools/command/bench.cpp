@@ -145,7 +145,7 @@ class Bench {
       const double ms = median(c.samples);
       Row row{
           c.spec_name, shape, c.kernel->info(), ms, spread_percent(c.samples), c.work->flops() / ms * 1e-9,
-          {}, {}};
+          {},          {}};
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
       if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
       rows_.push_back(std::move(row));

@@ -83,8 +83,8 @@ int examine(const Options& options) {
       look("cpu",
            [&] {
              const auto [target, note] = cpu_target();
-             return device_model(cpu) + ", " + std::to_string(available_cpus()) + " threads, " + target.str() +
-                    (note.empty() ? "" : "; " + note);
+             return device_model(cpu) + ", " + std::to_string(available_cpus()) + " threads, " +
+                    target.str() + (note.empty() ? "" : "; " + note);
            }),
       look("llvm", [] { return std::string(llvm_plugin().identity); }),
       look("gpu", describe_gpus),

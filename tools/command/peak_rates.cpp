@@ -51,7 +51,8 @@ __attribute__((target("avx2,fma"))) double burst_256(float* sink) {
 }
 
 // 32 x 32 sums from two tiles of each side at a time, eight after each other.
-__attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_t* a, const std::uint16_t* b) {
+__attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_t* a,
+                                                              const std::uint16_t* b) {
   constexpr int steps = 8, tile = 512;
   struct alignas(64) {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};

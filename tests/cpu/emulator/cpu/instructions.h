@@ -1,5 +1,6 @@
-// templates/cpu/instructions.h as a CPU with AVX-512 and AMX would have it, for one that has neither: vectors of
-// its length, and tile registers in memory. In place of that header when a kernel is compiled for x86-64-v3.
+// templates/cpu/instructions.h as a CPU with AVX-512 and AMX would have it, for one that has neither: vectors
+// of its length, and tile registers in memory. In place of that header when a kernel is compiled for
+// x86-64-v3.
 #pragma once
 
 #include "shared/platform.h"
@@ -73,7 +74,8 @@ inline Vec flushed(Vec x) {
   const Vec magnitude = reinterpret_cast<Vec>(reinterpret_cast<WordVec>(x) & 0x7fffffffu);
   return magnitude < 0x1p-126f ? Vec{} : x;
 }
-// As TDPBF16PS computes (Intel SDM): sums of even and of odd terms, fused and rounded to nearest, which then meet.
+// As TDPBF16PS computes (Intel SDM): sums of even and of odd terms, fused and rounded to nearest, which then
+// meet.
 template <int c, int a, int b>
 void add_product() {
   misused |= !configured;

@@ -54,11 +54,12 @@ __attribute__((target("avx2,fma"))) double burst_256(float* sink) {
 __attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_t* a,
                                                               const std::uint16_t* b) {
   constexpr int steps = 8, tile = 512;
-  struct alignas(64) {
+  // Static, as GCC's ldtilecfg tells the optimiser of its first bytes only.
+  static constexpr struct alignas(64) {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } const config;
+  } config;
   _tile_loadconfig(&config);
   _tile_zero(0);
   _tile_zero(1);

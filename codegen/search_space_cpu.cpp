@@ -1,19 +1,14 @@
 // CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
 #include <algorithm>
 
+#include "cpu_products.hpp"
 #include "mask_rules.hpp"
 #include "search_space_family.hpp"
-#include "shared/layout.h"
 
 namespace flashjit {
 namespace {
 
 constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
-
-int scratch(const AttentionSpec& spec, const KernelConfig& config) {
-  return device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                     spec.dropout);
-}
 
 std::string refusal(const AttentionSpec&, const Target&) {
   return {};
@@ -32,7 +27,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 1024) {
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 1024");
   }
-  const int bytes = scratch(spec, config);
+  const int bytes = cpu_scratch(spec, target, config);
   if (bytes > largest_scratch) {
     return "block_m " + std::to_string(config.block_m) + " and block_n " + std::to_string(config.block_n) +
            " need " + std::to_string(bytes) + " bytes of scratch, more than the " +
@@ -41,9 +36,12 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-ConfigAxes axes(const AttentionSpec& spec, const Target&) {
+// With AMX converting K and V costs as much as four times the rows do without.
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  const bool amx = uses_amx(spec, target);
   ConfigAxes axes = {
       .block_m = {96, 192, 384}, .block_n = {64, 128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
+  if (amx) axes.block_m = {128, 256, 512};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     // Of whole lists, and larger: a tile converts what any of its lists keeps, for few of them.
     axes.block_m = {192, 384, 768};
@@ -60,13 +58,16 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
 }
 
 // Rows of a tile share the conversion of each K/V block, which is worth a fifth of the time at 48 rows and a
-// fortieth at 192; a launch with fewer rows, or too few tiles for its threads, cuts smaller ones
-// (runtime/cpu/partition.hpp). block_n matters within the noise only.
+// fortieth at 192 (with AMX as much at four times the rows); a launch with fewer rows, or too few tiles for
+// its threads, cuts smaller ones (runtime/cpu/partition.hpp). block_n matters within the noise only, except
+// with AMX, whose sums go through memory once a block.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
+  const int usual = uses_amx(spec, target) ? 256 : 128;
   const ConfigAxes choices = axes(spec, target);
-  const bool usual = std::find(choices.block_n.begin(), choices.block_n.end(), 128) != choices.block_n.end();
+  const bool has_usual =
+      std::find(choices.block_n.begin(), choices.block_n.end(), usual) != choices.block_n.end();
   return {.block_m = choices.block_m.back(),
-          .block_n = usual ? 128 : choices.block_n.front(),
+          .block_n = has_usual ? usual : choices.block_n.front(),
           .num_stages = 1,
           .num_warps = 1};
 }

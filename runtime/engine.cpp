@@ -6,6 +6,7 @@
 
 #include "codegen/search_space.hpp"
 #include "runtime/build.hpp"
+#include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
@@ -19,7 +20,7 @@ namespace {
 
 Target choose_target(Device device, const std::string& wanted) {
   if (device.kind == Device::Kind::cpu) {
-    const Target native = Target::native();
+    const auto [native, note] = cpu_target();
     if (wanted.empty() || wanted == "native") return native;
     const Target target = Target::parse(wanted);
     if (target.is_cuda())
@@ -27,10 +28,12 @@ Target choose_target(Device device, const std::string& wanted) {
                                                      " does not run on the device cpu: ask for device "
                                                      "\"cuda:N\", or for target " +
                                                      native.str());
-    if (target.level > native.level)
-      throw Error(
-          ErrorCode::target_unavailable,
-          "target " + target.str() + " needs instructions that this CPU lacks; it runs " + native.str());
+    if (!native.runs(target)) {
+      const std::string why =
+          note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note;
+      throw Error(ErrorCode::target_unavailable,
+                  "target " + target.str() + " " + why + "; it runs " + native.str());
+    }
     return target;
   }
   const CudaDevice gpu = cuda_device(device.index);

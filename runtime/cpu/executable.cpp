@@ -55,6 +55,7 @@ class CpuExecutable final : public Executable {
         parallel_for_(parallel_for),
         num_threads_(num_threads),
         spec_(info.spec),
+        target_(info.target),
         config_(info.config) {
     for (const Step& step : steps)
       steps_.push_back(
@@ -66,7 +67,7 @@ class CpuExecutable final : public Executable {
   using Executable::launch;
   void launch(const Launch& launch, Stream) const override {
     device::ForwardParams params = launch.params;
-    const Partition cut = partition(params, spec_, config_, num_threads_);
+    const Partition cut = partition(params, spec_, target_, config_, num_threads_);
     params.packed_heads = cut.packed_heads;
     params.tile_rows = cut.tile_rows;
     params.key_parts = cut.key_parts;
@@ -103,7 +104,7 @@ class CpuExecutable final : public Executable {
 
   // Without memory tiles are not worked on in parts.
   void lend(Buffer& partials, std::int64_t tiles, device::ForwardParams& params) const {
-    const std::size_t one = sizeof(float) * params.tile_rows * (spec_.head_dim_v + device::cpu_row_state);
+    const std::size_t one = sizeof(float) * device::cpu_part(params.tile_rows, spec_.head_dim_v);
     const std::size_t results = one * static_cast<std::size_t>(tiles * params.key_parts);
     const std::size_t counters = sizeof(device::u32) * static_cast<std::size_t>(tiles);
     void* const memory = partials.at_least(results + counters);
@@ -135,6 +136,7 @@ class CpuExecutable final : public Executable {
   const ParallelFor parallel_for_;
   const int num_threads_;
   const AttentionSpec spec_;
+  const Target target_;
   const KernelConfig config_;
   std::vector<LoadedStep> steps_;
 };

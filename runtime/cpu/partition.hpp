@@ -5,6 +5,7 @@
 
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
+#include "codegen/target.hpp"
 #include "templates/shared/params.h"
 
 namespace flashjit {
@@ -17,9 +18,9 @@ struct Partition {
   std::int64_t pieces;  // to hand to threads: consecutive (tile, part) items, as evenly many as can be
 };
 
-// Depends on the sizes in `params`, the spec, the config and the number of threads alone: a row's bits follow
-// from key_parts, and from nothing else here.
-Partition partition(const device::ForwardParams& params, const AttentionSpec& spec,
+// Depends on the sizes in `params`, the spec, the target, the config and the number of threads alone: a row's
+// bits follow from key_parts, and from nothing else here.
+Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                     const KernelConfig& config, int num_threads);
 
 }  // namespace flashjit

@@ -13,32 +13,37 @@ template <class Spec, class Config>
 struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
-  static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
+  using Products = typename Config::Products;
+  using Operand = typename Products::Operand;
+  static constexpr int most_rows = round_up(block_m, Products::row_step);
+  static constexpr int q_row = Products::q_row, o_row = Products::o_rows;
+  static constexpr int keys_whole = Products::keys_whole;
+  static constexpr int s_block = round_up(block_n, keys_whole) * Products::most_rows;
 
   // Scratch, in this order. What belongs to rows lies unit after unit.
-  float* q;                  // [head_dim][unit_rows]
-  float* o;                  // [head_dim_v][unit_rows]
+  Operand* q;                // [q_row][unit_rows], as the products want it
+  float* o;                  // [o_row][unit_rows]
   float* state;              // RowState
-  float* k;                  // [block_n][k_row]
-  float* v;                  // [block_n][v_row]
-  float* s;                  // [block_n][unit_rows]
+  Operand* k;                // [k_block]
+  Operand* v;                // [v_block]
+  float* s;                  // [score_blocks][block_n, in whole groups of keys][unit_rows]
   float* alpha;              // [unit_rows]
-  u32 *multiplier, *addend;  // [block_m]; these and the next with dropout only
-  u32* column;               // [block_n]
+  u32 *multiplier, *addend;  // of rows; these and the next with dropout only
+  u32* column;               // [block_n + keys_whole]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
-    q = static_cast<float*>(scratch);
-    o = q + block_m * head_dim;
-    state = o + block_m * head_dim_v;
-    k = state + block_m * cpu_row_state;
-    v = k + block_n * k_row;
-    s = v + block_n * v_row;
-    alpha = s + block_n * cpu_unit_rows;
-    multiplier = reinterpret_cast<u32*>(alpha + cpu_unit_rows);
-    addend = multiplier + block_m;
-    column = addend + block_m;
+    q = static_cast<Operand*>(scratch);
+    o = reinterpret_cast<float*>(q + most_rows * q_row);
+    state = o + most_rows * o_row;
+    k = reinterpret_cast<Operand*>(state + most_rows * cpu_row_state);
+    v = k + Products::k_block;
+    s = reinterpret_cast<float*>(v + Products::v_block);
+    alpha = s + Products::score_blocks * s_block;
+    multiplier = reinterpret_cast<u32*>(alpha + Products::most_rows);
+    addend = multiplier + most_rows;
+    column = addend + most_rows;
   }
 
   // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they
@@ -49,46 +54,78 @@ struct ForwardTile {
     const Span across = positions(params, valid), hull = mask.hull(Keys{}, across);
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
+    const float scale = params.softmax_scale * log2_e;
     begin(params, problem, rows);
+    Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);
 
     BlockWalk<Keys, Mask> walk(mask, across, block_n, part_of(hull, part, params.key_parts));
     for (Block block; walk.next(block);) {
       const Span keys = intersect(hull, block_span(block.index, block_n));
-      pack(k_rows + keys.begin * params.k.row_stride, params.k.row_stride, keys.size(), head_dim, k, k_row);
-      const bool finite = pack(v_rows + keys.begin * params.v.row_stride, params.v.row_stride, keys.size(),
-                               head_dim_v, v, v_row);
+      const i64 k_stride = params.k.row_stride, v_stride = params.v.row_stride;
+      Products::pack_k(k_rows + keys.begin * k_stride, k_stride, keys.size(), k);
+      const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
-      for_each_unit(params, rows, [&](int row, int unit_rows) {
-        const Span unit = {rows.begin + row, min(rows.begin + row + unit_rows, valid.end)};
-        if (touches(mask, positions(params, unit), keys))
-          attend(params, mask, row, unit_rows, unit, keys, finite);
-      });
+      // Scores of the next unit are taken while the softmax of one is, where that is of use.
+      UnitWork now = next_unit(params, mask, rows, valid, keys, 0);
+      if (!now.kept.empty()) products.scores(now.unit_rows, k, q + now.row * q_row, now.s, now.used);
+      products.finish();
+      while (!now.kept.empty()) {
+        const int row = now.row, unit_rows = now.unit_rows;
+        UnitWork next = next_unit(params, mask, rows, valid, keys, row + unit_rows);
+        next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
+        if (Products::ahead && !next.kept.empty())
+          products.scores(next.unit_rows, k, q + next.row * q_row, next.s, next.used);
+        const Span seen = {now.kept.begin - keys.begin, now.kept.end - keys.begin};  // of the block
+        const bool whole = mask.whole(positions(params, now.rows), now.kept);
+        if (!whole)
+          apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept,
+                     params.packed_heads);
+        leave_out(unit_rows, now.s, now.used.begin, seen.begin);
+        leave_out(unit_rows, now.s, seen.end, now.used.end);
+        float* const p = now.s + now.used.begin * unit_rows;
+        const RowState rows_state = row_state(state, row, unit_rows);
+        if constexpr (Spec::dropout) {
+          softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(),
+                  Drop{multiplier + row, addend + row, column + keys.begin % block_n + now.used.begin,
+                       params.dropout.below},
+                  products);
+        } else {
+          softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(), KeepAll{}, products);
+        }
+        products.finish();
+        const bool weighted = finite || (whole && now.used.size() == seen.size());
+        float* const sums = o + row * o_row;
+        products.add_product(unit_rows, v, p, alpha, sums, weighted ? now.used : Span{});
+        if (!weighted) Products::add_weighted(unit_rows, v, p, sums, now.used);
+        if (!Products::ahead && !next.kept.empty())
+          products.scores(next.unit_rows, k, q + next.row * q_row, next.s, next.used);
+        now = next;
+      }
+      products.finish();
     }
   }
 
-  // The unit at `row` of the tile, whose valid rows are `rows`, and a block of keys.
-  __attribute__((noinline)) void attend(const ForwardParams& params, const Mask& mask, int row, int unit_rows,
-                                        Span rows, Span keys, bool finite) const {
-    const float scale = params.softmax_scale * log2_e;
-    const Span across = positions(params, rows), kept = intersect(mask.hull(Keys{}, across), keys);
-    const int skipped = kept.begin - keys.begin, first = skipped / step * step;
-    float* const p = s + skipped * unit_rows;
-    multiply(unit_rows, {k + first * k_row, k_row, 1}, q + row * head_dim, head_dim, nullptr,
-             s + first * unit_rows, kept.end - keys.begin - first);
-    const bool whole = mask.whole(across, kept);
-    if (!whole) apply_mask(unit_rows, mask, p, rows, kept, params.packed_heads);
-    if constexpr (Spec::dropout) {
-      softmax(unit_rows, p, scale, row_state(state, row, unit_rows), alpha, kept.size(),
-              Drop{multiplier + row, addend + row, column + kept.begin % block_n, params.dropout.below});
-    } else {
-      softmax(unit_rows, p, scale, row_state(state, row, unit_rows), alpha, kept.size(), KeepAll{});
+  // What a unit has to do with a block of keys.
+  struct UnitWork {
+    int row, unit_rows;  // of the tile
+    Span rows, kept,
+        used;  // rows: valid ones; used: kept, in whole groups, counted from the block's first key
+    float* s;
+  };
+  // The first unit from `row` on that the block concerns; nothing kept: none.
+  FLASHJIT_FN UnitWork next_unit(const ForwardParams& params, const Mask& mask, Span tile, Span valid,
+                                 Span keys, int row) const {
+    for (int unit_rows; tile.begin + row < valid.end; row += unit_rows) {
+      unit_rows = rows_of_unit(params, tile, tile.begin + row);
+      const Span rows = {tile.begin + row, min(tile.begin + row + unit_rows, valid.end)};
+      const Span across = positions(params, rows);
+      if (!touches(mask, across, keys)) continue;
+      const Span kept = intersect(mask.hull(Keys{}, across), keys);
+      const int first = kept.begin - keys.begin, end = kept.end - keys.begin;
+      return {row, unit_rows, rows, kept, {first / keys_whole * keys_whole, round_up(end, keys_whole)}, s};
     }
-    float* const unit_o = o + row * head_dim_v;
-    const Matrix v_transposed = {v + skipped * v_row, 1, v_row};
-    const bool weighted = whole || finite;
-    multiply(unit_rows, v_transposed, p, weighted ? kept.size() : 0, alpha, unit_o, head_dim_v);
-    if (!weighted) add_weighted(unit_rows, v_transposed, p, kept.size(), unit_o, head_dim_v);
+    return {0, 0, {}, {}, {}, s};
   }
 
   // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
@@ -96,15 +133,12 @@ struct ForwardTile {
   __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
     const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset;
     for_each_unit(params, tile, [&](int row, int unit_rows) {
-      for (int lane = 0; lane < unit_rows; lane += 8) {
-        const int first = tile.begin + row + lane;
-        for_each_run(params, {first, min(first + 8, tile.end)}, [&](int i, int count) {
-          pack(rows + offset(params, params.q, i), params.q.row_stride, count, head_dim,
-               k + (i - first) * k_row, k_row);
-        });
-        transpose({k, k_row, 8}, {q + row * head_dim + lane, unit_rows, 8 * unit_rows}, head_dim / 8);
-      }
-      for (int i = 0; i < unit_rows * head_dim_v; i += lanes) store(o + row * head_dim_v + i, Vec{});
+      const int first = tile.begin + row;
+      Products::pack_q(unit_rows,
+                       UnitRows<Element>{rows, params.q.row_stride, params.q.head_stride, params.packed_heads,
+                                         first, tile.end - first},
+                       k, q + row * q_row);
+      for (int i = 0; i < unit_rows * o_row; i += lanes) store(o + row * o_row + i, Vec{});
       const RowState softmax = row_state(state, row, unit_rows);
       for (int i = 0; i < unit_rows; i += lanes) {
         store(softmax.maximum + i, splat(minus_infinity));
@@ -136,21 +170,22 @@ struct ForwardTile {
   // Leaves what this part gave beside the others of its tile. True if they are all there now; then their sum
   // is here, always added up in the same order.
   __attribute__((noinline)) bool collect(const ForwardParams& params, Span tile, i64 index, int part) const {
-    const int size_o = params.tile_rows * head_dim_v, size = size_o + params.tile_rows * cpu_row_state;
+    const int size = cpu_part(params.tile_rows, head_dim_v),
+              size_o = cpu_part_o(params.tile_rows, head_dim_v);
     float* const parts = params.partials + index * params.key_parts * size;
-    const int rows = round_up(tile.size(), lanes);
-    copy(parts + part * size, o, rows * head_dim_v);
+    const int rows = round_up(tile.size(), Products::row_step);
+    copy(parts + part * size, o, rows * o_row);
     copy(parts + part * size + size_o, state, rows * cpu_row_state);
     if (__atomic_add_fetch(params.arrived + index, 1u, __ATOMIC_ACQ_REL) !=
         static_cast<u32>(params.key_parts))
       return false;
-    copy(o, parts, rows * head_dim_v);
+    copy(o, parts, rows * o_row);
     copy(state, parts + size_o, rows * cpu_row_state);
     for (int other = 1; other < params.key_parts; ++other) {
       float* const from = parts + other * size;
       for_each_unit(params, tile, [&](int row, int unit_rows) {
-        merge(unit_rows, row_state(state, row, unit_rows), o + row * head_dim_v,
-              row_state(from + size_o, row, unit_rows), from + row * head_dim_v, head_dim_v);
+        merge(unit_rows, row_state(state, row, unit_rows), o + row * o_row,
+              row_state(from + size_o, row, unit_rows), from + row * o_row, head_dim_v);
       });
     }
     return true;
@@ -162,16 +197,17 @@ struct ForwardTile {
     Element* const rows = static_cast<Element*>(params.o.data) + problem.o_offset;
     float* const lse = static_cast<float*>(params.lse.data) + problem.lse_offset;
     const Span valid = valid_rows(params, problem, tile);
+    float* const room = reinterpret_cast<float*>(v);
     for_each_unit(params, tile, [&](int row, int unit_rows) {
       const int first = tile.begin + row, last = min(first + unit_rows, tile.end);
       const RowState softmax = row_state(state, row, unit_rows);
       if constexpr (Mask::padding)
         for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
       for (int i = first; i < last; i += 8) {
-        transpose({o + row * head_dim_v + i - first, unit_rows, 8 * unit_rows}, {v, head_dim_v, 8},
+        transpose({o + row * o_row + i - first, unit_rows, 8 * unit_rows}, {room, head_dim_v, 8},
                   head_dim_v / 8);
         for_each_run(params, {i, min(i + 8, last)}, [&](int j, int count) {
-          unpack(v + (j - i) * head_dim_v, head_dim_v, scale_o, softmax.sum + j - first,
+          unpack(room + (j - i) * head_dim_v, head_dim_v, scale_o, softmax.sum + j - first,
                  rows + offset(params, params.o, j), params.o.row_stride, count);
         });
       }
@@ -200,16 +236,20 @@ struct ForwardTile {
   FLASHJIT_FN static Span valid_rows(const ForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};
   }
-  // Calls body(row of the tile, unit_rows) for its units, none of which lies across two lists of the mask:
-  // what one of them sees would be computed for the other.
+  // Of the unit that begins with that row. None lies across two lists of the mask, where that can be: what
+  // one of them sees would be computed for the other.
+  FLASHJIT_FN static int rows_of_unit(const ForwardParams& params, Span tile, int row) {
+    constexpr bool apart = Mask::list_rows > 0 && Mask::list_rows % Products::row_step == 0;
+    const int end =
+        apart ? min(tile.end, round_up(row + 1, Mask::list_rows * params.packed_heads)) : tile.end;
+    return Products::next_unit_rows(end - row);
+  }
+  // Calls body(row of the tile, unit_rows) for its units.
   template <class Body>
   FLASHJIT_FN static void for_each_unit(const ForwardParams& params, Span tile, Body body) {
-    const int list_rows = Mask::list_rows * params.packed_heads;
-    for (int row = tile.begin; row < tile.end;) {
-      const int end = list_rows > 0 ? min(tile.end, round_up(row + 1, list_rows)) : tile.end;
-      const int unit_rows = unit_vectors(end - row) * lanes;
+    for (int row = tile.begin, unit_rows; row < tile.end; row += unit_rows) {
+      unit_rows = rows_of_unit(params, tile, row);
       body(row - tile.begin, unit_rows);
-      row += unit_rows;
     }
   }
   FLASHJIT_FN static RowState row_state(float* states, int row, int unit_rows) {

@@ -81,4 +81,23 @@ FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int 
               (block_n + 1) * cpu_unit_rows + (dropout ? 2 * block_m + block_n : 0));
 }
 
+// The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a step as many keys.
+constexpr int amx_unit = 32;
+FLASHJIT_FN constexpr int amx_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
+                                              bool dropout) {
+  const int rows = round_up(block_m, amx_unit), keys = round_up(block_n, amx_unit);
+  const int depth = round_up(head_dim, 32), columns = round_up(head_dim_v, 32);
+  return 2 * (rows * depth + keys * (depth + columns)) +
+         4 * (rows * (columns + cpu_row_state) + (3 * keys + 1) * amx_unit) +
+         (dropout ? 4 * (2 * rows + block_n + amx_unit) : 0);
+}
+
+// What one part of a tile's keys leaves to be added up, floats: O, and after so many of them the rows' state.
+FLASHJIT_FN constexpr int cpu_part_o(int tile_rows, int head_dim_v) {
+  return round_up(tile_rows, amx_unit) * round_up(head_dim_v, 32);
+}
+FLASHJIT_FN constexpr int cpu_part(int tile_rows, int head_dim_v) {
+  return cpu_part_o(tile_rows, head_dim_v) + round_up(tile_rows, amx_unit) * cpu_row_state;
+}
+
 }  // namespace flashjit::device

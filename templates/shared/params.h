@@ -73,7 +73,7 @@ struct ForwardParams {
   // keys are worked on in. With more than one of these room for what they give, and how many of each tile
   // have.
   int tile_rows, key_parts;
-  float* partials;  // [tiles, key_parts, tile_rows * (head_dim_v + 2)], 64-byte aligned
+  float* partials;  // [tiles, key_parts, cpu_part()], 64-byte aligned
   u32* arrived;     // [tiles]
 
   DropoutParams dropout;  // unset where the spec has none

@@ -26,6 +26,12 @@ device::ForwardParams sizes(int batch, int heads_q, int heads_kv, int seqlen_q, 
   return params;
 }
 
+const Target vectors = Target::parse("x86-64-v4");
+
+Partition cut_of(const device::ForwardParams& params, const AttentionSpec& spec, int num_threads) {
+  return partition(params, spec, vectors, config, num_threads);
+}
+
 TEST(Partition, CoversEveryRowWithinTheConfig) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -38,7 +44,7 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
     const KernelConfig c{.block_m = 16 * upto(24), .block_n = 16 * upto(32), .num_stages = 1, .num_warps = 1};
     const device::ForwardParams p =
         sizes(upto(3), group * heads_kv, heads_kv, upto(i % 3 ? 500 : 20000), upto(i % 5 ? 5000 : 10));
-    const Partition cut = partition(p, spec_with(masks[i % 4]), c, threads);
+    const Partition cut = partition(p, spec_with(masks[i % 4]), vectors, c, threads);
     ASSERT_TRUE(cut.packed_heads == 1 || cut.packed_heads == group);
     ASSERT_GT(cut.tile_rows, 0);
     ASSERT_LE(cut.tile_rows, c.block_m);
@@ -57,9 +63,9 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
 }
 
 TEST(Partition, LargeTilesForFewThreads) {
-  const Partition one = partition(sizes(1, 8, 8, 4096, 4096), spec_with(), config, 1);
+  const Partition one = cut_of(sizes(1, 8, 8, 4096, 4096), spec_with(), 1);
   EXPECT_EQ(one.tiles, 8 * 11);  // of at most 384 rows
-  const Partition two = partition(sizes(1, 8, 8, 128, 128), spec_with(), config, 2);
+  const Partition two = cut_of(sizes(1, 8, 8, 128, 128), spec_with(), 2);
   EXPECT_EQ(two.tile_rows, 128);
   EXPECT_EQ(two.tiles, 8);
 }
@@ -68,44 +74,41 @@ TEST(Partition, WorkForEveryThread) {
   for (const int threads : {2, 3, 8, 64})
     for (const auto& [heads, rows, keys] :
          {std::tuple{1, 128, 4096}, {1, 2048, 2048}, {2, 16, 32768}, {8, 512, 1024}, {1, 1, 131072}}) {
-      const Partition cut = partition(sizes(1, heads, heads, rows, keys), spec_with(), config, threads);
+      const Partition cut = cut_of(sizes(1, heads, heads, rows, keys), spec_with(), threads);
       EXPECT_GE(cut.pieces, threads) << threads << " threads, " << heads << " heads, " << rows << " x "
                                      << keys;
     }
 }
 
 TEST(Partition, SmallTilesBeforePartsOfKeys) {
-  const Partition cut = partition(sizes(1, 1, 1, 1024, 1024), spec_with({CausalMask{}}), config, 4);
+  const Partition cut = cut_of(sizes(1, 1, 1, 1024, 1024), spec_with({CausalMask{}}), 4);
   EXPECT_EQ(cut.key_parts, 1);
   EXPECT_GE(cut.tiles, 4);
 }
 
 TEST(Partition, PartsOfKeysWhereRowsDoNotSuffice) {
-  EXPECT_EQ(partition(sizes(1, 1, 1, 1, 65536), spec_with(), config, 8).key_parts, 8);
-  EXPECT_EQ(partition(sizes(1, 1, 1, 1, 256), spec_with(), config, 64).key_parts, 2) << "no more than blocks";
+  EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 65536), spec_with(), 8).key_parts, 8);
+  EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 256), spec_with(), 64).key_parts, 2) << "no more than blocks";
 }
 
 TEST(Partition, WhatIsShortStaysOnTheCallersThread) {
-  EXPECT_EQ(partition(sizes(1, 1, 1, 1, 1), spec_with(), config, 64).pieces, 1);
-  EXPECT_EQ(partition(sizes(1, 8, 8, 16, 16), spec_with(), config, 64).pieces, 1);
+  EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 1), spec_with(), 64).pieces, 1);
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 16, 16), spec_with(), 64).pieces, 1);
 }
 
 TEST(Partition, HeadsOfAGroupShareTilesWhereRowsAreFew) {
-  EXPECT_EQ(partition(sizes(2, 32, 8, 1, 4096), spec_with(), config, 1).packed_heads, 4);
-  EXPECT_EQ(partition(sizes(2, 32, 8, 1, 4096), spec_with(), config, 1).tiles, 16);
-  EXPECT_EQ(partition(sizes(2, 32, 8, 4096, 4096), spec_with(), config, 1).packed_heads, 1);
-  EXPECT_EQ(
-      partition(sizes(2, 32, 8, 1, 4096), spec_with({BlockSparseMask{64, 64, true}}), config, 1).packed_heads,
-      1)
+  EXPECT_EQ(cut_of(sizes(2, 32, 8, 1, 4096), spec_with(), 1).packed_heads, 4);
+  EXPECT_EQ(cut_of(sizes(2, 32, 8, 1, 4096), spec_with(), 1).tiles, 16);
+  EXPECT_EQ(cut_of(sizes(2, 32, 8, 4096, 4096), spec_with(), 1).packed_heads, 1);
+  EXPECT_EQ(cut_of(sizes(2, 32, 8, 1, 4096), spec_with({BlockSparseMask{64, 64, true}}), 1).packed_heads, 1)
       << "heads have lists of their own";
 }
 
 TEST(Partition, TilesOfWholeLists) {
   for (const int threads : {1, 2, 5})
-    EXPECT_EQ(partition(sizes(1, 2, 2, 4000, 4000), spec_with({BlockSparseMask{128, 64}}), config, threads)
-                      .tile_rows %
-                  128,
-              0);
+    EXPECT_EQ(
+        cut_of(sizes(1, 2, 2, 4000, 4000), spec_with({BlockSparseMask{128, 64}}), threads).tile_rows % 128,
+        0);
 }
 
 }  // namespace

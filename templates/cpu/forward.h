@@ -114,8 +114,8 @@ struct ForwardTile {
     float* s;
   };
   // The first unit from `row` on that the block concerns; nothing kept: none.
-  FLASHJIT_FN UnitWork next_unit(const ForwardParams& params, const Mask& mask, Span tile, Span valid,
-                                 Span keys, int row) const {
+  __attribute__((noinline)) UnitWork next_unit(const ForwardParams& params, const Mask& mask, Span tile,
+                                               Span valid, Span keys, int row) const {
     for (int unit_rows; tile.begin + row < valid.end; row += unit_rows) {
       unit_rows = rows_of_unit(params, tile, tile.begin + row);
       const Span rows = {tile.begin + row, min(tile.begin + row + unit_rows, valid.end)};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cpu_products.hpp"
 #include "embedded_headers.hpp"
 #include "error.hpp"
 #include "shared/layout.h"
@@ -115,6 +116,14 @@ std::string includes(const char* kernel, const AttentionSpec& spec) {
   return text;
 }
 
+struct CpuProducts {
+  const char *type, *header;
+};
+CpuProducts cpu_products(const AttentionSpec& spec, const Target& target) {
+  if (uses_amx(spec, target)) return {"AmxProducts", "cpu/amx_products.h"};
+  return {"VectorProducts", "cpu/vector_products.h"};
+}
+
 std::string constant(const char* type, const char* name, const std::string& value) {
   return std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
 }
@@ -145,6 +154,8 @@ std::string structs(const AttentionSpec& spec, const Target& target, const Kerne
       text += constant(name, config.*choice);
     }
   });
+  if (!target.is_cuda())
+    text += "  using Products = " + std::string(cpu_products(spec, target).type) + "<Spec, Config>;\n";
   return text + "};\n\n}  // namespace\n\n";
 }
 
@@ -188,14 +199,11 @@ KernelSource render(const AttentionSpec& spec, const Target& target, const Kerne
     if (accumulators > 168 || accumulators <= (tables ? 96 : 80) || (tables && spec.dropout))
       source.options.push_back("--ptxas-options=-O1");
   } else {
-    source.text += includes("cpu/forward.h", spec) + "\n" + structs(spec, target, config) +
-                   "extern \"C\" void " + entry +
+    source.text += includes("cpu/forward.h", spec) + "#include \"" + cpu_products(spec, target).header +
+                   "\"\n\n" + structs(spec, target, config) + "extern \"C\" void " + entry +
                    "(const ForwardParams* params, i64 begin, i64 end, void* scratch) {\n"
                    "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
-    source.steps.push_back(
-        {.entry = entry,
-         .scratch = device::cpu_forward_scratch(spec.head_dim, spec.head_dim_v, config.block_m,
-                                                config.block_n, spec.dropout)});
+    source.steps.push_back({.entry = entry, .scratch = cpu_scratch(spec, target, config)});
   }
   collect_headers(source.text, source.headers);
   return source;

@@ -17,9 +17,11 @@ struct KnownTarget {
 
 using enum Target::Family;
 constexpr KnownTarget known_targets[] = {
-    {"sm_80", {cuda, 80}, 163},  {"sm_86", {cuda, 86}, 99},         {"sm_89", {cuda, 89}, 99},
-    {"sm_90", {cuda, 90}, 227},  {"sm_90a", {cuda, 90, true}, 227}, {"sm_100", {cuda, 100}, 227},
-    {"sm_120", {cuda, 120}, 99}, {"x86-64-v3", {cpu, 3}, 0},        {"x86-64-v4", {cpu, 4}, 0},
+    {"sm_80", {cuda, 80}, 163},        {"sm_86", {cuda, 86}, 99},
+    {"sm_89", {cuda, 89}, 99},         {"sm_90", {cuda, 90}, 227},
+    {"sm_90a", {cuda, 90, true}, 227}, {"sm_100", {cuda, 100}, 227},
+    {"sm_120", {cuda, 120}, 99},       {"x86-64-v3", {cpu, 3}, 0},
+    {"x86-64-v4", {cpu, 4}, 0},        {"x86-64-v4+amx", {cpu, 4, false, true}, 0},
 };
 
 constexpr auto known_names = [] {
@@ -34,7 +36,6 @@ struct UnsupportedTarget {
   std::string_view name, why, instead;
 };
 constexpr UnsupportedTarget unsupported_targets[] = {
-    {"x86-64-v4+amx", "AMX", "x86-64-v4"},
     {"x86-64-v2", "CPUs without AVX2", "x86-64-v3"},
     {"x86-64", "CPUs without AVX2", "x86-64-v3"},
 };
@@ -91,7 +92,10 @@ Target Target::parse(std::string_view text) {
 
 Target Target::native() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v4")) return {cpu, 4};
+  if (__builtin_cpu_supports("x86-64-v4")) {
+    const bool amx = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
+    return {cpu, 4, false, amx};
+  }
   if (__builtin_cpu_supports("x86-64-v3")) return {cpu, 3};
 #endif
   throw Error(
@@ -127,7 +131,8 @@ const std::vector<Target>& Target::all() {
 
 std::string Target::str() const {
   if (const KnownTarget* known = find(*this)) return std::string(known->name);
-  return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level) + (specific ? "a" : "");
+  return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level) + (specific ? "a" : "") +
+         (amx ? "+amx" : "");
 }
 
 int Target::max_shared_memory() const {

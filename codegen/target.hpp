@@ -1,4 +1,4 @@
-// Where a kernel runs: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4".
+// Where a kernel runs: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx".
 #pragma once
 
 #include <compare>
@@ -17,11 +17,14 @@ struct FLASHJIT_API Target {
   int level = 3;
   // cuda: uses what only this compute capability has, the "a" of sm_90a.
   bool specific = false;
+  // cpu: has AMX for bf16.
+  bool amx = false;
 
-  // Throws invalid_argument, or unsupported for names such as x86-64-v4+amx, with the closest known target.
+  // Throws invalid_argument, or unsupported for names such as x86-64-v2, with the closest known target.
   // "native" is this machine's CPU.
   static Target parse(std::string_view text);
-  // The best CPU target this machine runs; throws target_unavailable below x86-64-v3.
+  // The best CPU target whose instructions this machine has; throws target_unavailable below x86-64-v3. AMX
+  // takes the kernel's permission too (runtime/cpu/amx.hpp).
   static Target native();
   // The best CUDA target for a device of compute capability major.minor; throws target_unavailable.
   static Target for_compute_capability(int major, int minor);
@@ -31,6 +34,10 @@ struct FLASHJIT_API Target {
   bool is_cuda() const { return family == Family::cuda; }
   // Whether code for this target runs on a GPU of that compute capability.
   bool runs_on(int major, int minor) const;
+  // cpu: whether a CPU of this target runs code for the other.
+  bool runs(const Target& other) const {
+    return !is_cuda() && !other.is_cuda() && level >= other.level && amx >= other.amx;
+  }
   // cuda: bytes of shared memory that one block may ask for.
   int max_shared_memory() const;
   // cpu: bytes of a vector register.

@@ -6,6 +6,7 @@
 
 #include "codegen/search_space.hpp"
 #include "runtime/build.hpp"
+#include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
@@ -19,7 +20,7 @@ namespace {
 
 Target choose_target(Device device, const std::string& wanted) {
   if (device.kind == Device::Kind::cpu) {
-    const Target native = Target::native();
+    const auto [native, note] = cpu_target();
     if (wanted.empty() || wanted == "native") return native;
     const Target target = Target::parse(wanted);
     if (target.is_cuda())
@@ -27,10 +28,12 @@ Target choose_target(Device device, const std::string& wanted) {
                                                      " does not run on the device cpu: ask for device "
                                                      "\"cuda:N\", or for target " +
                                                      native.str());
-    if (target.level > native.level)
-      throw Error(
-          ErrorCode::target_unavailable,
-          "target " + target.str() + " needs instructions that this CPU lacks; it runs " + native.str());
+    if (!native.runs(target)) {
+      const std::string why =
+          note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note;
+      throw Error(ErrorCode::target_unavailable,
+                  "target " + target.str() + " " + why + "; it runs " + native.str());
+    }
     return target;
   }
   const CudaDevice gpu = cuda_device(device.index);
@@ -63,6 +66,7 @@ struct Engine::Impl {
   const TuneEnvironment environment;
   std::unique_ptr<ThreadPool> pool;  // null on a GPU and where the host brings its own threads
   ParallelFor parallel_for;
+  int num_threads = 0;  // of parallel_for; a host's own are taken to be as many as it could have
 
   KernelTable table;
   // Every (spec, config) that was ever asked for; the future of one being built is shared by all who ask.
@@ -84,11 +88,12 @@ struct Engine::Impl {
       throw Error(ErrorCode::invalid_argument,
                   "num_threads is " + std::to_string(options.num_threads) + ": 0 is all, otherwise a count");
     if (device.kind != Device::Kind::cpu) return;
+    num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
       parallel_for = options.parallel_for;
       return;
     }
-    pool = std::make_unique<ThreadPool>(options.num_threads ? options.num_threads : available_cpus());
+    pool = std::make_unique<ThreadPool>(num_threads);
     parallel_for = [p = pool.get()](std::int64_t count, ThreadPool::Body body, void* context) {
       p->run(count, body, context);
     };
@@ -198,7 +203,7 @@ struct Engine::Impl {
     kernel->device = device;
     kernel->executable = device.kind == Device::Kind::cuda
                              ? load_cuda(device.index, built.info, built.code, built.steps)
-                             : load_cpu(parallel_for, built.code, built.steps, choice.config);
+                             : load_cpu(parallel_for, num_threads, built.code, built.steps, built.info);
     kernel->info = std::move(built.info);
     kernel->info.get_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

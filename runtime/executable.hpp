@@ -43,7 +43,9 @@ class Executable {
 std::unique_ptr<Executable> load_cuda(int device_index, const KernelInfo& info, const std::string& code,
                                       const std::vector<Step>& steps);
 
-std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, const std::string& code,
-                                     const std::vector<Step>& steps, const KernelConfig& config);
+// num_threads: those of parallel_for that work is cut for.
+std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, int num_threads,
+                                     const std::string& code, const std::vector<Step>& steps,
+                                     const KernelInfo& info);
 
 }  // namespace flashjit

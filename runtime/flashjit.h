@@ -146,7 +146,8 @@ typedef struct {
   const char* target;    /* default: the device's best */
   const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
   int32_t num_threads;   /* CPU kernels; default: as many as this process may use */
-  flashjit_parallel_for parallel_for; /* CPU kernels run on it instead of the engine's own threads */
+  flashjit_parallel_for
+      parallel_for; /* CPU kernels run on it, work cut for num_threads, not on the engine's threads */
   void* parallel_for_user;
   const char* cache_path;   /* read-only folders of prebuilt kernels, searched before cache_dir, separated by
                                colons; default: FLASHJIT_CACHE_PATH; "": none */

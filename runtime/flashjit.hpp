@@ -193,7 +193,7 @@ struct EngineOptions {
                      // searched before cache_dir, separated by colons; empty: none
   std::uint64_t cache_max_bytes = 0;  // of cache_dir; 0: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB
   int num_threads = 0;                // CPU kernels; 0: as many as this process may use
-  ParallelFor parallel_for{};         // CPU kernels run on it instead of the engine's own threads
+  ParallelFor parallel_for{};  // CPU kernels run on it, work cut for num_threads, not on the engine's threads
   Policy policy = Policy::heuristic;
   double tune_seconds = 30;  // tune_on_first_use: the most that tuning may take
 };

@@ -6,6 +6,11 @@
 #include <algorithm>
 
 namespace flashjit {
+namespace {
+
+constexpr int spins_before_sleep = 500;  // some 10 us
+
+}  // namespace
 
 int available_cpus() {
   cpu_set_t set;
@@ -74,9 +79,18 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
   const std::int64_t helpers = std::min<std::int64_t>(count - 1, workers_.size());
   for (std::int64_t i = 0; i < helpers; ++i) wake_.notify_one();
   work_on(job);
+  {
+    const std::lock_guard lock(mutex_);
+    unlink(job);
+  }
+  // What workers are still at is a piece at most, often over before this thread would be asleep and awake
+  // again.
+  for (int i = 0; i < spins_before_sleep; ++i) {
+    if (job.workers.load(std::memory_order_acquire) == 0) return;
+    __builtin_ia32_pause();
+  }
   std::unique_lock lock(mutex_);
-  unlink(job);
-  finished_.wait(lock, [&] { return job.workers == 0; });
+  finished_.wait(lock, [&] { return job.workers.load(std::memory_order_relaxed) == 0; });
 }
 
 void ThreadPool::worker() {
@@ -85,13 +99,13 @@ void ThreadPool::worker() {
     wake_.wait(lock, [this] { return stop_ || first_; });
     if (stop_) return;
     Job& job = *first_;
-    ++job.workers;
+    job.workers.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     work_on(job);
     lock.lock();
     unlink(job);  // nothing is left of it
-    // Under the lock: once it is released the caller may return and `job` is gone.
-    if (--job.workers == 0) finished_.notify_all();
+    // The caller may return at once and `job` is gone. It sleeps under the lock only.
+    if (job.workers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
   }
 }
 

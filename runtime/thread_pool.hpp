@@ -50,7 +50,7 @@ class ThreadPool {
     Body body;
     void* context;
     std::atomic<std::int64_t> next{0};
-    int workers = 0;  // under mutex_
+    std::atomic<int> workers{0};  // changes under mutex_
     Job* following = nullptr;
   };
 

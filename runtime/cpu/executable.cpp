@@ -1,44 +1,62 @@
 // An object in memory, driven over the caller's threads.
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codegen/error.hpp"
 #include "runtime/cpu/object.hpp"
+#include "runtime/cpu/partition.hpp"
 #include "runtime/executable.hpp"
+#include "templates/shared/layout.h"
 
 namespace flashjit {
 namespace {
 
-// The rendered entry: computes tiles [begin, end); scratch is this thread's alone during the call.
+// The rendered entry: computes items [begin, end); scratch is this thread's alone during the call.
 using Entry = void (*)(const device::ForwardParams* params, long long begin, long long end, void* scratch);
 
-// What one thread lends to the kernels it runs: grows, and stays until the thread ends. Null if there is no
-// memory.
-void* thread_scratch(std::size_t bytes) {
-  constexpr std::size_t alignment = 64;
-  struct Buffer {
-    void* data = nullptr;
-    std::size_t bytes = 0;
-    ~Buffer() { std::free(data); }
-  };
-  thread_local Buffer buffer;
-  if (buffer.bytes < bytes) {
-    std::free(buffer.data);
-    bytes = (bytes + alignment - 1) / alignment * alignment;
-    buffer.data = std::aligned_alloc(alignment, bytes);
-    buffer.bytes = buffer.data != nullptr ? bytes : 0;
+// Aligned memory that grows, and stays until its thread ends.
+class Buffer {
+ public:
+  // Null if there is no memory.
+  void* at_least(std::size_t bytes) {
+    constexpr std::size_t alignment = 64;
+    if (bytes_ < bytes) {
+      bytes = (bytes + alignment - 1) / alignment * alignment;
+      data_.reset();  // before there are two
+      data_.reset(std::aligned_alloc(alignment, bytes));
+      bytes_ = data_ ? bytes : 0;
+    }
+    return data_.get();
   }
-  return buffer.data;
-}
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> data_;
+  std::size_t bytes_ = 0;
+};
+
+// What one thread lends to the kernels it runs, and for a launch of its own to all of them together.
+thread_local Buffer thread_scratch, launch_scratch;
 
 class CpuExecutable final : public Executable {
  public:
-  CpuExecutable(const ParallelFor& parallel_for, const std::string& code, const std::vector<Step>& steps,
-                int block_m)
-      : object_(code), parallel_for_(parallel_for), block_m_(block_m) {
+  CpuExecutable(const ParallelFor& parallel_for, int num_threads, const std::string& code,
+                const std::vector<Step>& steps, const KernelInfo& info)
+      : object_(code),
+        parallel_for_(parallel_for),
+        num_threads_(num_threads),
+        spec_(info.spec),
+        target_(info.target),
+        config_(info.config) {
     for (const Step& step : steps)
       steps_.push_back(
           {reinterpret_cast<Entry>(object_.function(step.entry)), static_cast<std::size_t>(step.scratch)});
@@ -48,17 +66,28 @@ class CpuExecutable final : public Executable {
 
   using Executable::launch;
   void launch(const Launch& launch, Stream) const override {
-    const device::ForwardParams& params = launch.params;
-    const std::int64_t blocks = (static_cast<std::int64_t>(params.seqlen_q) + block_m_ - 1) / block_m_;
-    const std::int64_t tiles = params.batch * blocks * params.num_heads_q;
+    device::ForwardParams params = launch.params;
+    const Partition cut = partition(params, spec_, target_, config_, num_threads_);
+    params.packed_heads = cut.packed_heads;
+    params.tile_rows = cut.tile_rows;
+    params.key_parts = cut.key_parts;
+    // Taken for as long as it is needed: a host's parallel-for may run another launch on this thread
+    // meanwhile.
+    Buffer partials;
+    if (cut.key_parts > 1) {
+      partials = std::move(launch_scratch);
+      lend(partials, cut.tiles, params);
+    }
     for (const LoadedStep& step : steps_) {
-      Work work{step, params, false};
-      parallel_for_(tiles, &run_tiles, &work);
+      const std::int64_t items = cut.tiles * params.key_parts;
+      Work work{step, params, items, std::min(cut.pieces, items), false};
+      parallel_for_(work.pieces, &run_pieces, &work);
       if (work.out_of_memory)
         throw Error(ErrorCode::device_failed, "a thread could not allocate its " +
                                                   std::to_string(step.scratch) +
                                                   " bytes of scratch for the CPU kernel");
     }
+    if (cut.key_parts > 1) launch_scratch = std::move(partials);
   }
 
  private:
@@ -69,31 +98,55 @@ class CpuExecutable final : public Executable {
   struct Work {
     const LoadedStep& step;
     const device::ForwardParams& params;
+    const std::int64_t items, pieces;
     std::atomic<bool> out_of_memory;
   };
 
+  // Without memory tiles are not worked on in parts.
+  void lend(Buffer& partials, std::int64_t tiles, device::ForwardParams& params) const {
+    const std::size_t one = sizeof(float) * device::cpu_part(params.tile_rows, spec_.head_dim_v);
+    const std::size_t results = one * static_cast<std::size_t>(tiles * params.key_parts);
+    const std::size_t counters = sizeof(device::u32) * static_cast<std::size_t>(tiles);
+    void* const memory = partials.at_least(results + counters);
+    if (memory == nullptr) {
+      params.key_parts = 1;
+      return;
+    }
+    params.partials = static_cast<float*>(memory);
+    params.arrived = reinterpret_cast<device::u32*>(static_cast<std::byte*>(memory) + results);
+    std::memset(params.arrived, 0, counters);
+  }
+
   // Called by threads that may belong to the host: lets no exception out.
-  static void run_tiles(void* context, std::int64_t begin, std::int64_t end) {
+  static void run_pieces(void* context, std::int64_t begin, std::int64_t end) {
     Work& work = *static_cast<Work*>(context);
-    void* const scratch = thread_scratch(work.step.scratch);
+    void* const scratch = thread_scratch.at_least(work.step.scratch);
     if (scratch == nullptr && work.step.scratch > 0) {
       work.out_of_memory = true;
       return;
     }
-    work.step.entry(&work.params, begin, end, scratch);
+    const auto item =
+        [&](std::int64_t piece) {  // the first of it; tiles that do not divide go to the first ones
+          return work.items / work.pieces * piece + std::min(piece, work.items % work.pieces);
+        };
+    work.step.entry(&work.params, item(begin), item(end), scratch);
   }
 
   const LoadedObject object_;
   const ParallelFor parallel_for_;
-  const int block_m_;
+  const int num_threads_;
+  const AttentionSpec spec_;
+  const Target target_;
+  const KernelConfig config_;
   std::vector<LoadedStep> steps_;
 };
 
 }  // namespace
 
-std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, const std::string& code,
-                                     const std::vector<Step>& steps, const KernelConfig& config) {
-  return std::make_unique<CpuExecutable>(parallel_for, code, steps, config.block_m);
+std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, int num_threads,
+                                     const std::string& code, const std::vector<Step>& steps,
+                                     const KernelInfo& info) {
+  return std::make_unique<CpuExecutable>(parallel_for, num_threads, code, steps, info);
 }
 
 }  // namespace flashjit

@@ -10,7 +10,7 @@
 namespace flashjit {
 namespace {
 
-// Clang's cc1 options. The instruction set comes from the target's level alone, never from this machine's
+// Clang's cc1 options. The instruction set comes from the target alone, never from this machine's
 // CPU: an object in the cache runs wherever its target does.
 std::vector<std::string> clang_options(const Target& target) {
   std::vector<std::string> options = {
@@ -28,6 +28,8 @@ std::vector<std::string> clang_options(const Target& target) {
       "-fbracket-depth", "256"};
   // The generic AVX-512 level would split 512-bit vectors to spare old CPUs their clock.
   if (target.level >= 4) options.push_back("-mprefer-vector-width=512");
+  if (target.amx)
+    options.insert(options.end(), {"-target-feature", "+amx-tile", "-target-feature", "+amx-bf16"});
   return options;
 }
 

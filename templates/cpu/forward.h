@@ -1,6 +1,8 @@
 // Forward attention on a CPU: flash attention (Dao et al. 2022: online softmax over key blocks) for tiles of
-// block_m query rows of one head. A tile converts each block of K and V once, for all its rows, into scratch;
-// each unit of rows then takes scores, softmax and the product with V in turn (see tile.h).
+// at most block_m query rows, of one head or of some that share their keys. A tile converts each block of K
+// and V once, for all its rows, into scratch; each unit of rows then takes scores, softmax and the product
+// with V in turn (see tile.h). Where rows make too few tiles for the threads, each tile is worked on in parts
+// of its keys, and whoever ends last adds them up (as in Flash-Decoding, Dao et al. 2023).
 #pragma once
 
 #include "cpu/tile.h"
@@ -11,109 +13,148 @@ template <class Spec, class Config>
 struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
-  static constexpr int vectors = unit_vectors(block_m), unit_rows = vectors * lanes;
-  static constexpr int units = ceil_div(block_m, unit_rows);
-  static constexpr int q_unit = head_dim * unit_rows, o_unit = head_dim_v * unit_rows;
-  static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
+  using Products = typename Config::Products;
+  using Operand = typename Products::Operand;
+  static constexpr int most_rows = round_up(block_m, Products::row_step);
+  static constexpr int q_row = Products::q_row, o_row = Products::o_rows;
+  static constexpr int keys_whole = Products::keys_whole;
+  static constexpr int s_block = round_up(block_n, keys_whole) * Products::most_rows;
 
-  // Scratch, in this order.
-  float* q;                  // [units][head_dim][unit_rows]
-  float* o;                  // [units][head_dim_v][unit_rows]
-  RowState<vectors>* state;  // [units]
-  float* k;                  // [block_n][k_row]
-  float* v;                  // [block_n][v_row]
-  float* s;                  // [block_n][unit_rows]
+  // Scratch, in this order. What belongs to rows lies unit after unit.
+  Operand* q;                // [q_row][unit_rows], as the products want it
+  float* o;                  // [o_row][unit_rows]
+  float* state;              // RowState
+  Operand* k;                // [k_block]
+  Operand* v;                // [v_block]
+  float* s;                  // [score_blocks][block_n, in whole groups of keys][unit_rows]
   float* alpha;              // [unit_rows]
-  u32 *multiplier, *addend;  // [units][unit_rows]; these and the next with dropout only
-  u32* column;               // [block_n]
+  u32 *multiplier, *addend;  // of rows; these and the next with dropout only
+  u32* column;               // [block_n + keys_whole]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
-    q = static_cast<float*>(scratch);
-    o = q + units * q_unit;
-    state = reinterpret_cast<RowState<vectors>*>(o + units * o_unit);
-    k = reinterpret_cast<float*>(state + units);
-    v = k + block_n * k_row;
-    s = v + block_n * v_row;
-    alpha = s + block_n * unit_rows;
-    multiplier = reinterpret_cast<u32*>(alpha + unit_rows);
-    addend = multiplier + units * unit_rows;
-    column = addend + units * unit_rows;
+    q = static_cast<Operand*>(scratch);
+    o = reinterpret_cast<float*>(q + most_rows * q_row);
+    state = o + most_rows * o_row;
+    k = reinterpret_cast<Operand*>(state + most_rows * cpu_row_state);
+    v = k + Products::k_block;
+    s = reinterpret_cast<float*>(v + Products::v_block);
+    alpha = s + Products::score_blocks * s_block;
+    multiplier = reinterpret_cast<u32*>(alpha + Products::most_rows);
+    addend = multiplier + most_rows;
+    column = addend + most_rows;
   }
 
-  // `tile` is rows of one problem, at most block_m; some or all of them may be padding.
-  FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span tile) const {
+  // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they
+  // see, one of params.key_parts.
+  FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span rows, int part) const {
     const Mask mask(params, problem);
-    const Span valid = {tile.begin, min(tile.end, problem.seqlen_q)};
-    const float scale = params.softmax_scale * log2_e;
+    const Span valid = valid_rows(params, problem, rows);
+    const Span across = positions(params, valid), hull = mask.hull(Keys{}, across);
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
-    begin(params, problem, tile);
-    if constexpr (Spec::dropout) make_row_words(params, problem, tile);
+    const float scale = params.softmax_scale * log2_e;
+    begin(params, problem, rows);
+    Products products;
+    if constexpr (Spec::dropout) make_row_words(params, problem, rows);
 
-    BlockWalk<Keys, Mask> walk(mask, valid, block_n);
+    BlockWalk<Keys, Mask> walk(mask, across, block_n, part_of(hull, part, params.key_parts));
     for (Block block; walk.next(block);) {
-      const Span keys = intersect(mask.hull(Keys{}, valid), block_span(block.index, block_n));
-      pack(k_rows + keys.begin * params.k.row_stride, params.k.row_stride, keys.size(), head_dim, k, k_row);
-      const bool finite = pack(v_rows + keys.begin * params.v.row_stride, params.v.row_stride, keys.size(),
-                               head_dim_v, v, v_row);
+      const Span keys = intersect(hull, block_span(block.index, block_n));
+      const i64 k_stride = params.k.row_stride, v_stride = params.v.row_stride;
+      Products::pack_k(k_rows + keys.begin * k_stride, k_stride, keys.size(), k);
+      const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
-      for (int unit = 0; unit * unit_rows < valid.size(); ++unit) {
-        const int row = tile.begin + unit * unit_rows;
-        const Span rows = {row, min(row + unit_rows, valid.end)};
-        if (!touches(mask, rows, keys)) continue;
-        const Span kept = intersect(mask.hull(Keys{}, rows), keys);
-        const int skipped = kept.begin - keys.begin, first = skipped / step * step;
-        float* const p = s + skipped * unit_rows;
-        multiply<vectors>({k + first * k_row, k_row, 1}, q + unit * q_unit, head_dim, nullptr,
-                          s + first * unit_rows, kept.end - keys.begin - first);
-        const bool whole = mask.whole(rows, kept);
-        if (!whole) apply_mask<vectors>(mask, p, rows, kept);
+      // Scores of the next unit are taken while the softmax of one is, where that is of use.
+      UnitWork now = next_unit(params, mask, rows, valid, keys, 0);
+      if (!now.kept.empty()) products.scores(now.unit_rows, k, q + now.row * q_row, now.s, now.used);
+      products.finish();
+      while (!now.kept.empty()) {
+        const int row = now.row, unit_rows = now.unit_rows;
+        UnitWork next = next_unit(params, mask, rows, valid, keys, row + unit_rows);
+        next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
+        if (Products::ahead && !next.kept.empty())
+          products.scores(next.unit_rows, k, q + next.row * q_row, next.s, next.used);
+        const Span seen = {now.kept.begin - keys.begin, now.kept.end - keys.begin};  // of the block
+        const bool whole = mask.whole(positions(params, now.rows), now.kept);
+        if (!whole)
+          apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept,
+                     params.packed_heads);
+        leave_out(unit_rows, now.s, now.used.begin, seen.begin);
+        leave_out(unit_rows, now.s, seen.end, now.used.end);
+        float* const p = now.s + now.used.begin * unit_rows;
+        const RowState rows_state = row_state(state, row, unit_rows);
         if constexpr (Spec::dropout) {
-          softmax(p, scale, state[unit], alpha, kept.size(),
-                  Drop{multiplier + unit * unit_rows, addend + unit * unit_rows,
-                       column + kept.begin % block_n, params.dropout.below});
+          softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(),
+                  Drop{multiplier + row, addend + row, column + keys.begin % block_n + now.used.begin,
+                       params.dropout.below},
+                  products);
         } else {
-          softmax(p, scale, state[unit], alpha, kept.size(), KeepAll{});
+          softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(), KeepAll{}, products);
         }
-        const Matrix v_transposed = {v + skipped * v_row, 1, v_row};
-        const bool weighted = whole || finite;
-        multiply<vectors>(v_transposed, p, weighted ? kept.size() : 0, alpha, o + unit * o_unit, head_dim_v);
-        if (!weighted) add_weighted<vectors>(v_transposed, p, kept.size(), o + unit * o_unit, head_dim_v);
+        products.finish();
+        const bool weighted = finite || (whole && now.used.size() == seen.size());
+        float* const sums = o + row * o_row;
+        products.add_product(unit_rows, v, p, alpha, sums, weighted ? now.used : Span{});
+        if (!weighted) Products::add_weighted(unit_rows, v, p, sums, now.used);
+        if (!Products::ahead && !next.kept.empty())
+          products.scores(next.unit_rows, k, q + next.row * q_row, next.s, next.used);
+        now = next;
       }
+      products.finish();
     }
-    if constexpr (Mask::padding)
-      for (int row = max(valid.size(), 0); row < tile.size(); ++row)
-        state[row / unit_rows].sum[row % unit_rows] = 0;
-    end(params, problem, tile);
+  }
+
+  // What a unit has to do with a block of keys.
+  struct UnitWork {
+    int row, unit_rows;  // of the tile
+    Span rows, kept,
+        used;  // rows: valid ones; used: kept, in whole groups, counted from the block's first key
+    float* s;
+  };
+  // The first unit from `row` on that the block concerns; nothing kept: none.
+  __attribute__((noinline)) UnitWork next_unit(const ForwardParams& params, const Mask& mask, Span tile,
+                                               Span valid, Span keys, int row) const {
+    for (int unit_rows; tile.begin + row < valid.end; row += unit_rows) {
+      unit_rows = rows_of_unit(params, tile, tile.begin + row);
+      const Span rows = {tile.begin + row, min(tile.begin + row + unit_rows, valid.end)};
+      const Span across = positions(params, rows);
+      if (!touches(mask, across, keys)) continue;
+      const Span kept = intersect(mask.hull(Keys{}, across), keys);
+      const int first = kept.begin - keys.begin, end = kept.end - keys.begin;
+      return {row, unit_rows, rows, kept, {first / keys_whole * keys_whole, round_up(end, keys_whole)}, s};
+    }
+    return {0, 0, {}, {}, {}, s};
   }
 
   // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
   // whatever was packed before, and nothing of theirs is written.
   __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
-    const i64 stride = params.q.row_stride;
-    const Element* rows = static_cast<const Element*>(params.q.data) + problem.q_offset + tile.begin * stride;
-    for (int unit = 0; unit * unit_rows < tile.size(); ++unit) {
-      for (int row = 0; row < unit_rows; row += 8, rows += 8 * stride) {
-        pack(rows, stride, min(8, tile.size() - unit * unit_rows - row), head_dim, k, k_row);
-        transpose({k, k_row, 8}, {q + unit * q_unit + row, unit_rows, 8 * unit_rows}, head_dim / 8);
-      }
-      for (int i = 0; i < o_unit; i += lanes) store(o + unit * o_unit + i, Vec{});
+    const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset;
+    for_each_unit(params, tile, [&](int row, int unit_rows) {
+      const int first = tile.begin + row;
+      Products::pack_q(unit_rows,
+                       UnitRows<Element>{rows, params.q.row_stride, params.q.head_stride, params.packed_heads,
+                                         first, tile.end - first},
+                       k, q + row * q_row);
+      for (int i = 0; i < unit_rows * o_row; i += lanes) store(o + row * o_row + i, Vec{});
+      const RowState softmax = row_state(state, row, unit_rows);
       for (int i = 0; i < unit_rows; i += lanes) {
-        store(state[unit].maximum + i, splat(minus_infinity));
-        store(state[unit].sum + i, Vec{});
+        store(softmax.maximum + i, splat(minus_infinity));
+        store(softmax.sum + i, Vec{});
       }
-    }
+    });
   }
 
   __attribute__((noinline)) void make_row_words(const ForwardParams& params, const Problem& problem,
                                                 Span tile) const {
     const Words key = dropout_key(params.dropout);
     for (int i = 0; i < tile.size(); ++i) {
-      const RowWords row = dropout_row_words(key, tile.begin + i, problem.head_q, problem.batch);
-      multiplier[i] = row.multiplier;
-      addend[i] = row.addend;
+      const int row = tile.begin + i, head = problem.head_q + row % params.packed_heads;
+      const RowWords words = dropout_row_words(key, row / params.packed_heads, head, problem.batch);
+      multiplier[i] = words.multiplier;
+      addend[i] = words.addend;
     }
   }
   // Where they lie in their block: groups of four that hold any of `keys`.
@@ -126,38 +167,123 @@ struct ForwardTile {
     }
   }
 
+  // Leaves what this part gave beside the others of its tile. True if they are all there now; then their sum
+  // is here, always added up in the same order.
+  __attribute__((noinline)) bool collect(const ForwardParams& params, Span tile, i64 index, int part) const {
+    const int size = cpu_part(params.tile_rows, head_dim_v),
+              size_o = cpu_part_o(params.tile_rows, head_dim_v);
+    float* const parts = params.partials + index * params.key_parts * size;
+    const int rows = round_up(tile.size(), Products::row_step);
+    copy(parts + part * size, o, rows * o_row);
+    copy(parts + part * size + size_o, state, rows * cpu_row_state);
+    if (__atomic_add_fetch(params.arrived + index, 1u, __ATOMIC_ACQ_REL) !=
+        static_cast<u32>(params.key_parts))
+      return false;
+    copy(o, parts, rows * o_row);
+    copy(state, parts + size_o, rows * cpu_row_state);
+    for (int other = 1; other < params.key_parts; ++other) {
+      float* const from = parts + other * size;
+      for_each_unit(params, tile, [&](int row, int unit_rows) {
+        merge(unit_rows, row_state(state, row, unit_rows), o + row * o_row,
+              row_state(from + size_o, row, unit_rows), from + row * o_row, head_dim_v);
+      });
+    }
+    return true;
+  }
+
   // O, by way of the room for V, and lse.
   __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
-    const i64 stride = params.o.row_stride;
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
-    Element* rows = static_cast<Element*>(params.o.data) + problem.o_offset + tile.begin * stride;
-    for (int row = 0; row < tile.size(); row += 8, rows += 8 * stride) {
-      const int unit = row / unit_rows, lane = row % unit_rows;
-      transpose({o + unit * o_unit + lane, unit_rows, 8 * unit_rows}, {v, head_dim_v, 8}, head_dim_v / 8);
-      unpack(v, head_dim_v, scale_o, state[unit].sum + lane, rows, stride, min(8, tile.size() - row));
+    Element* const rows = static_cast<Element*>(params.o.data) + problem.o_offset;
+    float* const lse = static_cast<float*>(params.lse.data) + problem.lse_offset;
+    const Span valid = valid_rows(params, problem, tile);
+    float* const room = reinterpret_cast<float*>(v);
+    for_each_unit(params, tile, [&](int row, int unit_rows) {
+      const int first = tile.begin + row, last = min(first + unit_rows, tile.end);
+      const RowState softmax = row_state(state, row, unit_rows);
+      if constexpr (Mask::padding)
+        for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
+      for (int i = first; i < last; i += 8) {
+        transpose({o + row * o_row + i - first, unit_rows, 8 * unit_rows}, {room, head_dim_v, 8},
+                  head_dim_v / 8);
+        for_each_run(params, {i, min(i + 8, last)}, [&](int j, int count) {
+          unpack(room + (j - i) * head_dim_v, head_dim_v, scale_o, softmax.sum + j - first,
+                 rows + offset(params, params.o, j), params.o.row_stride, count);
+        });
+      }
+      if constexpr (Spec::lse) {
+        make_lse(unit_rows, softmax);
+        for (int i = first; i < last; ++i) lse[offset(params, params.lse, i)] = softmax.maximum[i - first];
+      }
+    });
+  }
+
+ private:
+  // Rows of a tile are those of packed_heads heads in turn: row r is position r / packed_heads.
+  FLASHJIT_FN static Span positions(const ForwardParams& params, Span rows) {
+    if (rows.empty()) return {0, 0};
+    return {rows.begin / params.packed_heads, (rows.end - 1) / params.packed_heads + 1};
+  }
+  FLASHJIT_FN static i64 offset(const ForwardParams& params, const TensorView& tensor, int row) {
+    return row / params.packed_heads * tensor.row_stride + row % params.packed_heads * tensor.head_stride;
+  }
+  // Calls body(first, count) for rows that are a row_stride apart.
+  template <class Body>
+  FLASHJIT_FN static void for_each_run(const ForwardParams& params, Span rows, Body body) {
+    const int count = params.packed_heads == 1 ? rows.size() : 1;
+    for (int row = rows.begin; row < rows.end; row += count) body(row, count);
+  }
+  FLASHJIT_FN static Span valid_rows(const ForwardParams& params, const Problem& problem, Span rows) {
+    return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};
+  }
+  // Of the unit that begins with that row. None lies across two lists of the mask, where that can be: what
+  // one of them sees would be computed for the other.
+  FLASHJIT_FN static int rows_of_unit(const ForwardParams& params, Span tile, int row) {
+    constexpr bool apart = Mask::list_rows > 0 && Mask::list_rows % Products::row_step == 0;
+    const int end =
+        apart ? min(tile.end, round_up(row + 1, Mask::list_rows * params.packed_heads)) : tile.end;
+    return Products::next_unit_rows(end - row);
+  }
+  // Calls body(row of the tile, unit_rows) for its units.
+  template <class Body>
+  FLASHJIT_FN static void for_each_unit(const ForwardParams& params, Span tile, Body body) {
+    for (int row = tile.begin, unit_rows; row < tile.end; row += unit_rows) {
+      unit_rows = rows_of_unit(params, tile, row);
+      body(row - tile.begin, unit_rows);
     }
-    if constexpr (Spec::lse) {
-      const i64 lse_stride = params.lse.row_stride;
-      float* lse = static_cast<float*>(params.lse.data) + problem.lse_offset + tile.begin * lse_stride;
-      for (int row = 0; row < tile.size(); row += unit_rows, lse += unit_rows * lse_stride)
-        unpack_lse(state[row / unit_rows], lse, lse_stride, min(unit_rows, tile.size() - row));
-    }
+  }
+  FLASHJIT_FN static RowState row_state(float* states, int row, int unit_rows) {
+    return {states + row * cpu_row_state, states + row * cpu_row_state + unit_rows};
+  }
+  // Whole blocks, dealt out evenly.
+  FLASHJIT_FN static Span part_of(Span keys, int part, int parts) {
+    if (keys.empty()) return keys;
+    const int first = max(keys.begin, 0) / block_n;
+    const i64 blocks = ceil_div(keys.end, block_n) - first;
+    return {(first + static_cast<int>(blocks * part / parts)) * block_n,
+            (first + static_cast<int>(blocks * (part + 1) / parts)) * block_n};
   }
 };
 
-// Tiles [begin, end) of batch * num_heads_q * ceil(seqlen_q / block_m): heads outermost, for their K and V to
-// stay in shared caches, and within a head the last rows first, which causal masks make the longest.
+// Items [begin, end) of batch * heads (packed ones count as one) * tiles of a head * key_parts: heads
+// outermost, for their K and V to stay in shared caches, and within a head the last rows first, which causal
+// masks make the longest.
 template <class Spec, class Config>
 FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* scratch) {
   const ForwardTile<Spec, Config> tile(scratch);
-  const int blocks = ceil_div(params.seqlen_q, Config::block_m);
-  for (i64 t = begin; t < end; ++t) {
-    const int head = static_cast<int>(t / blocks % params.num_heads_q);
-    const int batch = static_cast<int>(t / blocks / params.num_heads_q);
-    const int row = static_cast<int>(blocks - 1 - t % blocks) * Config::block_m;
+  const int heads = params.num_heads_q / params.packed_heads;
+  const int tiles = ceil_div(params.seqlen_q * params.packed_heads, params.tile_rows);
+  for (i64 item = begin; item < end; ++item) {
+    const int part = static_cast<int>(item % params.key_parts);
+    const i64 index = item / params.key_parts;
+    const int head = static_cast<int>(index / tiles % heads) * params.packed_heads;
+    const int batch = static_cast<int>(index / tiles / heads);
+    const int row = static_cast<int>(tiles - 1 - index % tiles) * params.tile_rows;
     const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(params, batch, head);
-    const Span rows = {row, min(row + Config::block_m, problem.rows)};
-    if (!rows.empty()) tile.run(params, problem, rows);
+    const Span rows = {row, min(row + params.tile_rows, problem.rows * params.packed_heads)};
+    if (rows.empty()) continue;
+    tile.run(params, problem, rows, part);
+    if (params.key_parts == 1 || tile.collect(params, rows, index, part)) tile.end(params, problem, rows);
   }
 }
 

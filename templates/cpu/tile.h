@@ -1,11 +1,30 @@
-// The parts of blocked attention on packed tiles. Everything is held transposed, query rows in the lanes of
-// vectors:
+// The parts of blocked attention that are the same for every instruction set. Scores and outputs are held
+// transposed, query rows in the lanes of vectors:
 //
 //   S^T = K Q^T      keys x rows        the softmax over keys is lane by lane, with no horizontal operation
-//   O^T += V^T P^T   columns x rows     P^T is S^T in place
+//   O^T += V^T P^T   columns x rows     P^T takes the place of S^T
 //
-// so that both products are one: values broadcast from K or V times vectors of rows. A unit is the rows of
-// one register tile; its S^T stays in the first-level cache.
+// A unit is the rows that the products take at a time; its S^T stays in the first-level cache. Products are
+// of a struct (VectorProducts in vector_products.h, AmxProducts in amx_products.h) with
+//   next_unit_rows(left)         of the next unit where so many rows are left; a multiple of row_step, at
+//   most
+//                                most_rows; where it is always the same, only_rows is that, else 0
+//   Operand                      packed Q, K and V are made of
+//   q_row, k_block, v_block      Operands of a row's Q, of a block's K and V
+//   o_rows                       rows of O^T in memory
+//   keys_whole                   weights are of whole groups of so many keys, counted from the block's first
+//   pack_q(unit_rows, rows, room, q)         a unit's rows of Q; `room` for a block of K is free
+//   pack_k(rows, stride, count, k)           a block's rows of K, V; pack_v says whether all of V is finite
+//   pack_v(rows, stride, count, v)
+//   scores(unit_rows, k, q, s, keys)         S^T of a unit and keys of the block
+//   add_product(unit_rows, v, p, alpha, o, keys)    O^T = O^T * alpha + V^T P^T
+//   add_weighted(unit_rows, v, p, o, keys)          O^T += V^T P^T without terms of weight zero: a NaN or
+//                                                   infinity in V then stays with the rows it is for
+// and for the softmax
+//   growth                       of a row's maximum, in powers of two, below which it stays what it was
+//   maxima, keys_together        keys whose maxima are found, whose weights are stored at a time
+//   exp2(x)                      as exactly as weights are kept
+//   store_weights(p, weights)    of keys_together keys and a vector of rows
 #pragma once
 
 #include "cpu/vector.h"
@@ -14,14 +33,6 @@
 #include "shared/mask.h"
 
 namespace flashjit::device {
-
-// Register tiles of 8 x 3 (AVX-512) or 4 x 3 (AVX2) accumulators: 11 loads for 24 FMAs, 7 for 12. `step`
-// divides every head_dim. Tiles of two vectors are for blocks of a mask that three do not divide.
-constexpr int step = vector_registers / 4;
-constexpr int unit_vectors(int block_m) {
-  return block_m % (3 * lanes) != 0 && block_m % (2 * lanes) == 0 ? 2 : 3;
-}
-static_assert(cpu_unit_rows % (3 * lanes) == 0);
 
 // One value for each row of a unit.
 template <int vectors>
@@ -42,67 +53,10 @@ FLASHJIT_FN void store(float* p, const Rows<vectors>& r) {
   for (int i = 0; i < vectors; ++i) store(p + i * lanes, r.v[i]);
 }
 
-// Element (i, k) at data[i * i_stride + k * k_stride].
-struct Matrix {
-  const float* data;
-  i64 i_stride, k_stride;
-};
-
-// out[i] = out[i] * scale + sum over k < depth of m(i, k) * rows[k] for i < count, rounded up to whole steps;
-// without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
-// [unit_rows].
-template <int vectors>
-__attribute__((noinline)) void multiply(Matrix m, const float* rows, int depth, const float* scale,
-                                        float* out, int count) {
-  constexpr int unit_rows = vectors * lanes;
-  for (; count > 0; count -= step, m.data += step * m.i_stride, out += step * unit_rows) {
-    Rows<vectors> sums[step] = {};
-    if (scale) {
-      const auto by = load_rows<vectors>(scale);
-#pragma unroll
-      for (int i = 0; i < step; ++i) {
-        const auto r = load_rows<vectors>(out + i * unit_rows);
-#pragma unroll
-        for (int j = 0; j < vectors; ++j) sums[i].v[j] = r.v[j] * by.v[j];
-      }
-    }
-    const float* column = m.data;
-    const float* row = rows;
-#pragma nounroll
-    for (int k = 0; k < depth; ++k, column += m.k_stride, row += unit_rows) {
-      const auto r = load_rows<vectors>(row);
-#pragma unroll
-      for (int i = 0; i < step; ++i) {
-        const Vec x = splat(column[i * m.i_stride]);
-#pragma unroll
-        for (int j = 0; j < vectors; ++j) sums[i].v[j] = fma(x, r.v[j], sums[i].v[j]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < step; ++i) store(out + i * unit_rows, sums[i]);
-  }
-}
-
-// The same sum onto out, leaving out terms of weight zero: a NaN or infinity in m then stays with the rows it
-// is for.
-template <int vectors>
-__attribute__((noinline)) void add_weighted(Matrix m, const float* rows, int depth, float* out, int count) {
-  constexpr int unit_rows = vectors * lanes;
-  for (int k = 0; k < depth; ++k, rows += unit_rows)
-    for (int i = 0; i < count; ++i)
-      for (int r = 0; r < unit_rows; r += lanes) {
-        const Vec weight = load(rows + r), sum = load(out + i * unit_rows + r);
-        const Vec x = splat(m.data[i * m.i_stride + k * m.k_stride]);
-        store(out + i * unit_rows + r, select(weight == 0.0f, sum, fma(x, weight, sum)));
-      }
-}
-
-// Running softmax state of a unit's rows, base 2 with the scale folded in.
-template <int vectors>
+// Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of scale * score,
+// -inf before the first key, then sum[unit_rows] of exp2(scale * score - maximum).
 struct RowState {
-  static constexpr int unit_rows = vectors * lanes;
-  alignas(64) float maximum[unit_rows];  // of scale * score, -inf before the first key
-  float sum[unit_rows];                  // of exp2(scale * score - maximum)
+  float *maximum, *sum;
 };
 
 // What becomes of weights on their way from the sum to the product with V: nothing, or some are dropped.
@@ -127,53 +81,84 @@ struct Drop {
   FLASHJIT_FN Rows rows(int i) const { return {load(multiplier + i), load(addend + i), column, below}; }
 };
 
+// Rows of a tensor that a unit takes: `count` from `first` on, those of `heads` heads in turn.
+template <class Element>
+struct UnitRows {
+  const Element* data;
+  i64 row_stride, head_stride;
+  int heads, first, count;
+  FLASHJIT_FN const Element* operator[](int i) const {
+    return data + (first + i) / heads * row_stride + (first + i) % heads * head_stride;
+  }
+};
+
 // Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
-// are of all weights, dropped or not.
-template <int vectors, class Dropout>
-__attribute__((noinline)) void softmax(float* s, float scale, RowState<vectors>& state, float* alpha,
-                                       int count, Dropout dropout) {
-  constexpr int unit_rows = vectors * lanes;
+// are of all weights, dropped or not. count: a multiple of `keys_together`.
+template <class Products, class Dropout>
+__attribute__((noinline)) void softmax(int given_rows, float* s, float scale, RowState state, float* alpha,
+                                       int count, Dropout dropout, Products& products) {
+  constexpr int maxima = Products::maxima, together = Products::keys_together;
+  const int unit_rows = Products::only_rows ? Products::only_rows : given_rows;
   const float* const end = s + count * unit_rows;
-  Rows<vectors> top;
-#pragma unroll
-  for (int j = 0; j < vectors; ++j) top.v[j] = splat(minus_infinity);
-  for (const float* p = s; p < end; p += unit_rows) {
-    const auto r = load_rows<vectors>(p);
-#pragma unroll
-    for (int j = 0; j < vectors; ++j) top.v[j] = larger(r.v[j], top.v[j]);
-  }
-  store(alpha, top);
 #pragma nounroll
   for (int i = 0; i < unit_rows; i += lanes) {
-    const Vec before = load(state.maximum + i);
-    const Vec maximum = larger(load(alpha + i) * scale, before);
-    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
-    const Vec rescale = exp2(before - base);
-    Vec sum = load(state.sum + i) * rescale;
-    const auto kept = dropout.rows(i);
-    int key = 0;
-#pragma nounroll
-    for (float* p = s + i; p < end; p += unit_rows, ++key) {
-      const Vec e = exp2(fma(load(p), splat(scale), -base));
-      store(p, kept(e, key));
-      sum += e;
+    Vec top[maxima];  // several, not to wait for each other
+#pragma unroll
+    for (int j = 0; j < maxima; ++j) top[j] = splat(minus_infinity);
+    const float* p = s + i;
+    for (; p + (maxima - 1) * unit_rows < end; p += maxima * unit_rows) {
+#pragma unroll
+      for (int j = 0; j < maxima; ++j) top[j] = larger(load(p + j * unit_rows), top[j]);
     }
+    for (; p < end; p += unit_rows) top[0] = larger(load(p), top[0]);
+#pragma unroll
+    for (int j = 1; j < maxima; ++j) top[0] = larger(top[j], top[0]);
+    const Vec before = load(state.maximum + i), now = top[0] * scale;
+    const Vec maximum = select(now > before + Products::growth, now, before);
+    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
+    const Vec rescale = exp2(select(before == minus_infinity, Vec{}, before - base));
+    Vec sums[together] = {load(state.sum + i) * rescale};
+    const auto kept = dropout.rows(i);
+    const float* from = s + i;
+    float* to = s + i;
+    for (int key = 0; from < end; products.advance()) {
+      const float* const stop = Products::step_keys ? min(from + Products::step_keys * unit_rows, end) : end;
+#pragma nounroll
+      for (; from < stop; key += together, from += together * unit_rows, to += unit_rows) {
+        Vec weights[together];
+#pragma unroll
+        for (int j = 0; j < together; ++j) {
+          const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), -base));
+          sums[j] += e;
+          weights[j] = kept(e, key + j);
+        }
+        Products::store_weights(to, weights);
+      }
+    }
+#pragma unroll
+    for (int j = 1; j < together; ++j) sums[0] += sums[j];
     store(state.maximum + i, maximum);
-    store(state.sum + i, sum);
+    store(state.sum + i, sums[0]);
     store(alpha + i, rescale);
   }
 }
 
+// Scores of keys [begin, end) of the block are those of nobody.
+FLASHJIT_FN void leave_out(int unit_rows, float* s, int begin, int end) {
+  for (int i = begin * unit_rows; i < end * unit_rows; i += lanes) store(s + i, splat(minus_infinity));
+}
+
 // Scores that the mask leaves out become -inf. s: [key][unit_rows] for `keys`; lanes past `rows` do not
 // matter.
-template <int vectors, class Mask>
-__attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows, Span keys) {
-  constexpr int unit_rows = vectors * lanes;
+template <class Mask>
+__attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float* s, Span rows, Span keys,
+                                          int packed_heads) {
   if constexpr (Mask::row_intervals) {
-    alignas(64) int begin[unit_rows], end[unit_rows];
+    alignas(64) int begin[cpu_unit_rows], end[cpu_unit_rows];
     for (int i = 0; i < unit_rows; ++i) {
-      const Span kept = mask.hull(Keys{}, {rows.begin + i, rows.begin + i + 1});
+      const int row = (rows.begin + i) / packed_heads;
+      const Span kept = mask.hull(Keys{}, {row, row + 1});
       begin[i] = kept.begin;
       end[i] = kept.end;
     }
@@ -185,12 +170,12 @@ __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows,
     }
   } else {
     auto tile = mask.tile();
-    alignas(64) int bits[unit_rows] = {};
+    alignas(64) int bits[cpu_unit_rows] = {};
     for (int key = keys.begin; key < keys.end;) {
       const int first = key / word_keys * word_keys;
       for (int i = 0; i < rows.size(); ++i) {
         u32 word[1];
-        tile.template bits<word_keys>(rows.begin + i, first, word);
+        tile.template bits<word_keys>((rows.begin + i) / packed_heads, first, word);
         bits[i] = static_cast<int>(word[0]);
       }
       for (; key < min(first + word_keys, keys.end); ++key, s += unit_rows)
@@ -199,21 +184,6 @@ __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span rows,
                 select((load(bits + i) >> (key - first) & 1) != 0, load(s + i), splat(minus_infinity)));
     }
   }
-}
-
-// `count` rows of a tensor as floats, [count][packed_stride]. False if any is NaN or infinite.
-template <class Element>
-__attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, int columns, float* packed,
-                                    int packed_stride) {
-  Int8 largest{};  // exponent and fraction, which order as the magnitudes do
-  for (; count > 0; --count, rows += stride, packed += packed_stride)
-    for (int column = 0; column < columns; column += 8) {
-      const Vec8 v = load8(rows + column);
-      *reinterpret_cast<Vec8*>(packed + column) = v;
-      const Int8 magnitude = reinterpret_cast<Int8>(v) << 1;
-      largest = largest > magnitude ? largest : magnitude;
-    }
-  return __builtin_reduce_max(largest) < 0xff000000u;
 }
 
 // Consecutive 8 x 8 blocks: element (i, j) of block b at data[b * block_stride + i * row_stride + j].
@@ -246,17 +216,32 @@ __attribute__((noinline)) void unpack(const float* packed, int columns, float sc
   }
 }
 
-// Natural-log lse of the first `count` rows, in place of their maxima; -inf for a row that attended to
-// nothing.
-template <int vectors>
-__attribute__((noinline)) void unpack_lse(RowState<vectors>& state, float* lse, i64 stride, int count) {
-  constexpr int unit_rows = vectors * lanes;
+// Adds what the same rows of a unit got from other keys. o, other_o: [columns][unit_rows].
+__attribute__((noinline)) inline void merge(int unit_rows, RowState state, float* o, RowState other,
+                                            const float* other_o, int columns) {
+  for (int i = 0; i < unit_rows; i += lanes) {
+    const Vec here = load(state.maximum + i), there = load(other.maximum + i), maximum = larger(here, there);
+    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
+    const Vec by = exp2(here - base), other_by = exp2(there - base);
+    store(state.maximum + i, maximum);
+    store(state.sum + i, fma(load(other.sum + i), other_by, load(state.sum + i) * by));
+    for (int at = i; at < columns * unit_rows; at += unit_rows)
+      store(o + at, fma(load(other_o + at), other_by, load(o + at) * by));
+  }
+}
+
+// Of whole vectors.
+FLASHJIT_FN void copy(float* to, const float* from, int count) {
+  for (int i = 0; i < count; i += lanes) store(to + i, load(from + i));
+}
+
+// Natural-log lse of a unit's rows, in place of their maxima; -inf for a row that attended to nothing.
+__attribute__((noinline)) inline void make_lse(int unit_rows, RowState state) {
   for (int i = 0; i < unit_rows; i += lanes) {
     const Vec sum = load(state.sum + i);
     const Vec value = fma(load(state.maximum + i), splat(ln_2), log(sum));
     store(state.maximum + i, select(sum == 0.0f, splat(minus_infinity), value));
   }
-  for (int i = 0; i < count; ++i) lse[i * stride] = state.maximum[i];
 }
 
 }  // namespace flashjit::device

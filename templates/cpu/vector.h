@@ -1,23 +1,11 @@
-// The few operations that the CPU kernels are written in, behind one set of names for each instruction set:
-// AVX-512 (x86-64-v4) where the compiler targets it, else AVX2 with FMA and F16C (x86-64-v3). Clang's vector
-// extensions and builtins only: parsing <immintrin.h> alone would take longer than compiling a kernel.
+// The few operations that the CPU kernels are written in, on vectors of whatever length instructions.h gives
+// them: Clang's vector extensions.
 #pragma once
 
-#include "shared/platform.h"
+#include "cpu/instructions.h"
 
 namespace flashjit::device {
 
-#if defined(__AVX512F__)
-constexpr int lanes = 16;
-constexpr int vector_registers = 32;
-#else
-constexpr int lanes = 8;
-constexpr int vector_registers = 16;
-#endif
-
-using Vec = float __attribute__((vector_size(4 * lanes)));
-using IntVec = int __attribute__((vector_size(4 * lanes)));
-using WordVec = u32 __attribute__((vector_size(4 * lanes)));
 using Vec8 = float __attribute__((vector_size(32)));  // eight elements of a row, whatever `lanes` is
 
 FLASHJIT_FN Vec splat(float x) {
@@ -40,6 +28,9 @@ FLASHJIT_FN WordVec load(const u32* p) {
 FLASHJIT_FN void store(float* p, Vec v) {
   *reinterpret_cast<Vec*>(p) = v;
 }
+FLASHJIT_FN void store(bf16* p, WordVec v) {
+  __builtin_memcpy(__builtin_assume_aligned(p, sizeof v), &v, sizeof v);
+}
 
 FLASHJIT_FN Vec fma(Vec a, Vec b, Vec c) {
   return __builtin_elementwise_fma(a, b, c);
@@ -52,30 +43,28 @@ FLASHJIT_FN Vec larger(Vec a, Vec b) {
   return a > b ? a : b;
 }
 
-// 2^x for x <= 127, relative error 2e-7; 0, or denormal, below -127; 0 for -inf; NaN for NaN. The polynomial
-// is the minimax fit of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1, so rescaling by an
-// unchanged maximum changes nothing.
+// 2^x for x <= 127, relative error 2e-7, of exp2_to_bf16 9e-5; 0, or denormal, below -127; 0 for -inf; NaN
+// for NaN. The polynomials are minimax fits of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1,
+// so rescaling by an unchanged maximum changes nothing.
 FLASHJIT_FN Vec exp2(Vec x) {
-#if defined(__AVX512F__)
-  // Fraction above the integer at or below x. Zero for -inf.
-  const Vec f = __builtin_ia32_reduceps512_mask(x, 0x09, x, 0xffff, 4);
-#else
-  x = larger(splat(-127.0f), x);
-  const Vec n = __builtin_elementwise_floor(x);
-  const Vec f = x - n;
-#endif
+  x = representable(x);
+  const Vec f = fraction(x);
   Vec p = splat(1.8671302e-3f);
   p = fma(p, f, splat(9.0170300e-3f));
   p = fma(p, f, splat(5.5799913e-2f));
   p = fma(p, f, splat(2.4016445e-1f));
   p = fma(p, f, splat(6.9315131e-1f));
   p = fma(p, f, splat(1.0f));
-#if defined(__AVX512F__)
-  return __builtin_ia32_scalefps512_mask(p, x, x, 0xffff, 4);  // p * 2^floor(x)
-#else
-  const IntVec exponent = __builtin_convertvector(n, IntVec) + 127;
-  return p * reinterpret_cast<Vec>(exponent << 23);
-#endif
+  return times_power(p, x);
+}
+FLASHJIT_FN Vec exp2_to_bf16(Vec x) {
+  x = representable(x);
+  const Vec f = fraction(x);
+  Vec p = splat(7.7067042e-2f);
+  p = fma(p, f, splat(2.2764499e-1f));
+  p = fma(p, f, splat(6.9511679e-1f));
+  p = fma(p, f, splat(1.0f));
+  return times_power(p, x);
 }
 
 // Natural logarithm of a positive normal number, relative error 2e-7: m * 2^e with m in [sqrt(1/2), sqrt(2)),

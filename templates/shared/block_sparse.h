@@ -11,6 +11,7 @@ struct BlockSparse {
   static constexpr bool row_intervals = false;
   static constexpr bool per_head = per_head_;
   static constexpr bool padding = false;
+  static constexpr int list_rows = block_m;
   static constexpr int words_per_row = ceil_div(block_n, 32);
 
   const BlockLists& lists;

@@ -61,23 +61,43 @@ struct Sm90aLayout {
         end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 8) {}
 };
 
-// Query rows that a CPU kernel's register tiles take at a time: a whole number of units for every vector
-// length.
+// The most query rows that a CPU kernel's register tiles take at a time, for every vector length.
 constexpr int cpu_unit_rows = 48;
+// Floats of a row's softmax state.
+constexpr int cpu_row_state = 2;
 
 // Floats from one packed row of K or V to the next: rows of a power of two would share cache sets.
 FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
   return columns + 16;
 }
 
-// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and two values a row of the
-// tile; a block of K and V; a unit's scores and its rescaling; with dropout two words a row and one a key.
+// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and the state of the tile's
+// rows; a block of K and V; a unit's scores and its rescaling; with dropout two words a row and one a key.
+// block_m is a multiple of 16.
 FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
                                               bool dropout) {
-  const int rows = round_up(block_m, cpu_unit_rows);
-  return 4 * (rows * (head_dim + head_dim_v + 2) +
+  return 4 * (block_m * (head_dim + head_dim_v + cpu_row_state) +
               block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v)) +
-              (block_n + 1) * cpu_unit_rows + (dropout ? 2 * rows + block_n : 0));
+              (block_n + 1) * cpu_unit_rows + (dropout ? 2 * block_m + block_n : 0));
+}
+
+// The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a step as many keys.
+constexpr int amx_unit = 32;
+FLASHJIT_FN constexpr int amx_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
+                                              bool dropout) {
+  const int rows = round_up(block_m, amx_unit), keys = round_up(block_n, amx_unit);
+  const int depth = round_up(head_dim, 32), columns = round_up(head_dim_v, 32);
+  return 2 * (rows * depth + keys * (depth + columns)) +
+         4 * (rows * (columns + cpu_row_state) + (3 * keys + 1) * amx_unit) +
+         (dropout ? 4 * (2 * rows + block_n + amx_unit) : 0);
+}
+
+// What one part of a tile's keys leaves to be added up, floats: O, and after so many of them the rows' state.
+FLASHJIT_FN constexpr int cpu_part_o(int tile_rows, int head_dim_v) {
+  return round_up(tile_rows, amx_unit) * round_up(head_dim_v, 32);
+}
+FLASHJIT_FN constexpr int cpu_part(int tile_rows, int head_dim_v) {
+  return cpu_part_o(tile_rows, head_dim_v) + round_up(tile_rows, amx_unit) * cpu_row_state;
 }
 
 }  // namespace flashjit::device

@@ -8,6 +8,9 @@
 //   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1})
 //   static constexpr bool per_head       differs between query heads of one KV head (forbids GQA packing)
 //   static constexpr bool padding        gives batch entries lengths of their own (see problem.h)
+//   static constexpr int list_rows       rows [i * list_rows, (i + 1) * list_rows) share a list of key
+//   blocks;
+//                                        0: there are no lists
 //   Span hull(Keys, Span rows)           an interval of keys outside which none of the rows keeps anything
 //   Span hull(Queries, Span keys)        the same, the other way
 //   bool whole(Span rows, Span keys, int found)
@@ -78,6 +81,7 @@ struct Interval {
   static constexpr bool row_intervals = true;
   static constexpr bool per_head = false;
   static constexpr bool padding = false;
+  static constexpr int list_rows = 0;
   template <class Axis>
   struct Cursor {};
 
@@ -162,6 +166,8 @@ struct Both {
   static constexpr bool row_intervals = A::row_intervals && B::row_intervals;
   static constexpr bool per_head = A::per_head || B::per_head;
   static constexpr bool padding = A::padding || B::padding;
+  static constexpr int list_rows =
+      A::list_rows == 0 || (B::list_rows != 0 && B::list_rows < A::list_rows) ? B::list_rows : A::list_rows;
   struct Tile {
     typename A::Tile a;
     typename B::Tile b;

@@ -64,10 +64,17 @@ struct ForwardParams {
   // sm_80, and sm_90a's TileOrder::sections: heads whose tiles are worked on together, and complete rounds of
   // a persistent grid in them.
   int section_heads, section_rounds;
-  // sm_90a, pack_gqa: query heads of one key/value head whose rows share tiles, a divisor of their number.
-  // r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
+  // sm_90a with pack_gqa, and CPUs: query heads of one key/value head whose rows share tiles, a divisor of
+  // their number. r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
   int packed_heads;
-  u32 packed_heads_inverse;
+  u32 packed_heads_inverse;  // sm_90a
+
+  // CPUs (runtime/cpu/partition.hpp): rows of a tile, a multiple of 16 up to block_m; parts that a tile's
+  // keys are worked on in. With more than one of these room for what they give, and how many of each tile
+  // have.
+  int tile_rows, key_parts;
+  float* partials;  // [tiles, key_parts, cpu_part()], 64-byte aligned
+  u32* arrived;     // [tiles]
 
   DropoutParams dropout;  // unset where the spec has none
 };

@@ -10,6 +10,7 @@ struct Tree {
   static constexpr bool row_intervals = false;
   static constexpr bool per_head = false;
   static constexpr bool padding = false;
+  static constexpr int list_rows = 0;
   template <class Axis>
   struct Cursor {};
 

@@ -73,6 +73,9 @@ TEST(Standalone, Clang) {
                            Case{masks, "x86-64-v3"}, Case{dropout, "x86-64-v4"}}) {
     compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
   }
+  for (const char* spec : {masks, dropout})
+    compile_alone({spec, "x86-64-v4+amx"},
+                  "'" + clang + "' -std=c++20 -O1 -c -march=x86-64-v4 -mamx-tile -mamx-bf16", "kernel.cpp");
 }
 
 }  // namespace

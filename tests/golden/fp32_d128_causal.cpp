@@ -1,6 +1,7 @@
 // flashjit forward for x86-64-v4
 // {"op": "forward", "dtype": "fp32", "head_dim": 128, "head_dim_v": 128, "mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
 #include "cpu/forward.h"
+#include "cpu/vector_products.h"
 
 namespace {
 
@@ -21,6 +22,7 @@ struct Config {
   static constexpr int block_n = 128;
   static constexpr int num_stages = 1;
   static constexpr int num_warps = 1;
+  using Products = VectorProducts<Spec, Config>;
 };
 
 }  // namespace

@@ -92,8 +92,16 @@ void serial(std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),
   for (std::int64_t i = 0; i < count; i += 3) body(context, i, std::min(i + 3, count));
 }
 
+// Of tiles of 16 rows.
+KernelInfo info() {
+  KernelInfo info;
+  info.spec.head_dim = info.spec.head_dim_v = 64;
+  info.config = {.block_m = 16, .block_n = 64};
+  return info;
+}
+
 std::unique_ptr<Executable> loaded(const std::string& object, const std::string& entry = "flashjit_forward") {
-  return load_cpu(serial, object, {{.entry = entry, .scratch = 4096}}, {.block_m = 16});
+  return load_cpu(serial, 1, object, {{.entry = entry, .scratch = 4096}}, info());
 }
 
 // What loading throws.
@@ -112,8 +120,9 @@ std::vector<int> tiles_of(const Executable& executable, int batch, int heads, in
   device::ForwardParams params{};
   params.o.data = tiles.data();
   params.batch = batch;
-  params.num_heads_q = heads;
+  params.num_heads_q = params.num_heads_kv = heads;
   params.seqlen_q = seqlen_q;
+  params.seqlen_k = 4096;
   executable.launch(params, nullptr);
   return tiles;
 }
@@ -140,7 +149,7 @@ TEST(LlvmPlugin, ManyThreadsLendTheirScratch) {
     for (std::thread& worker : workers) worker.join();
   };
   const KernelSource source = source_of(doubling);
-  const auto executable = load_cpu(threads, compiled(source).code, source.steps, source.config);
+  const auto executable = load_cpu(threads, 20, compiled(source).code, source.steps, info());
   const std::vector<int> tiles = tiles_of(*executable, 1, 1, 16 * 20);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(tiles[i], 2 * i);
 }

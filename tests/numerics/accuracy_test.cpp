@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "codegen/cpu_products.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
@@ -182,8 +183,12 @@ std::vector<Case> cases() {
 class Accuracy : public ComputesOnEveryDevice {};
 
 TEST_P(Accuracy, IsThatOfFlashAttention) {
-  // GPU kernels rescale, as FlashAttention-4 does, only when a maximum grows by more than 2^8.
-  const float tolerance = on().is_cuda() ? 8 * std::log(2.0f) : 0;
+  // Where products are those of tensor cores or AMX, kernels rescale, as FlashAttention-4 does, only when a
+  // maximum grows by more than 2^8.
+  const Target target = Target::parse(on().target());
+  const auto tolerance_of = [&](const AttentionSpec& spec) {
+    return target.is_cuda() || uses_amx(spec, target) ? 8 * std::log(2.0f) : 0;
+  };
   const auto ratio = [](const Errors& a, const Errors& b) {
     return Errors{a.rms / b.rms, a.of_rows / b.of_rows};
   };
@@ -193,7 +198,7 @@ TEST_P(Accuracy, IsThatOfFlashAttention) {
   };
   for (const Case& c : cases()) {
     Measured measured(on(), c);
-    const Errors ours = measured.kernel(on().engine()), theirs = measured.algorithm(tolerance);
+    const Errors ours = measured.kernel(on().engine()), theirs = measured.algorithm(tolerance_of(c.spec));
     EXPECT_LE(ours.rms, allowed * theirs.rms) << c.str();
     EXPECT_LE(ours.of_rows, allowed * theirs.of_rows) << c.str();
     raise(worst, ratio(ours, theirs));

@@ -30,16 +30,42 @@ if json.loads(args[1])["dropout"]: ms *= 1 + float(args[args.index("--dropout-p"
 print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}))
 """
 
+CPU_PEERS = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    assert request["peers"] == ["sdpa"] and request["dtype"] in ("bf16", "fp32") and request["threads"] in (1, 2), request
+    assert request["b"] * request["hq"] == 8 and request["samples"] == (25 if request["s"] == 128 else 2), request
+    ms = {"full": 6.0, "causal": 6.0, "padding": 20.0, "window": 40.0, "blocks": 10.0}[request["mask"]] / request["threads"]
+    print(json.dumps({"section": "serve", "peer": "sdpa", "mode": "fwd", "version": "PyTorch 0", "ms": ms}), flush=True)
+"""
+CPU_FLASHJIT = """#!{python}
+import json, sys
+args = sys.argv[1:]
+value = lambda name: args[args.index(name) + 1]
+spec = json.loads(args[1])
+assert value("--device") == "cpu" and int(value("--batch")) * int(value("--heads-q")) == 8, args
+kinds = [mask if isinstance(mask, str) else mask["kind"] for mask in spec["mask"]]
+if "sliding_window" in kinds: assert value("--window-left") == "1023", args
+if "block_sparse" in kinds: assert value("--density") == "0.2", args
+if "padding" in kinds: assert value("--batch") == "4", args
+ms = (2.0 if "causal" in kinds else 4.0) / int(value("--num-threads"))
+print(json.dumps({{"model": "Imaginary", "target": "x86-64-v3", "rows": [{{"ms": ms}}]}}))
+"""
+
 
 class CompareTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.peers = os.path.join(self.folder.name, "peers.py")
         self.flashjit = os.path.join(self.folder.name, "flashjit")
+        self.stand_in(PEERS, FLASHJIT)
+
+    def stand_in(self, peers, flashjit):
         with open(self.peers, "w") as file:
-            file.write(PEERS)
+            file.write(peers)
         with open(self.flashjit, "w") as file:
-            file.write(FLASHJIT.format(python=sys.executable))
+            file.write(flashjit.format(python=sys.executable))
         os.chmod(self.flashjit, stat.S_IRWXU)
 
     def tearDown(self):
@@ -66,6 +92,25 @@ class CompareTest(unittest.TestCase):
         self.assertIn("with dropout 0.1", done.stdout)
         # 4.4 ms against 12; FlashAttention-3 has none and is no peer.
         self.assertIn("| 128:8192:full | 250 | 92 | 2.73 (2.73-2.73) | 92 | 2.73 (2.73-2.73) |\n", done.stdout)
+
+    def test_on_a_cpu(self):
+        self.stand_in(CPU_PEERS, CPU_FLASHJIT)
+        out = os.path.join(self.folder.name, "out.json")
+        done = self.run_compare("--device", "cpu", "--rounds", "2", "--cells", "64:128:full", "128:4096:causal", "masks", "--json", out)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Imaginary, x86-64-v3; PyTorch 0; forward, batch * heads 8, milliseconds", done.stdout)
+        for dtype in ("bf16", "fp32"):
+            self.assertIn(f"| {dtype} on 1: 64:128:full | 4 | 6 | 1.50 (1.50-1.50) |\n", done.stdout)
+            self.assertIn(f"| {dtype} on 2: 128:4096:causal | 1 | 3 | 3.00 (3.00-3.00) |\n", done.stdout)
+            self.assertIn(f"| {dtype} on 2: 128:4096:window | 2 | 20 | 10.00 (10.00-10.00) |\n", done.stdout)
+            self.assertIn(f"2 cells against sdpa, {dtype} on 1, full and causal: geometric mean 2.121, worst 1.500\n", done.stdout)
+            self.assertIn(f"3 cells against sdpa, {dtype} on 2, other masks: geometric mean 5.000, worst 2.500\n", done.stdout)
+        with open(out) as file:
+            self.assertEqual(json.load(file)["ms"]["bf16 on 2: 64:128:full"], {"bf16": [2.0, 2.0], "sdpa": [3.0, 3.0]})
+
+    def test_what_is_of_the_other_device_is_refused(self):
+        for more in (["--device", "cpu", "--fp16"], ["--threads", "2"], ["--dtypes", "fp32"], ["--cells", "128:8192:window"]):
+            self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 
     def test_a_peer_that_fails(self):
         done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "fa2", "--rounds", "1")

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/memory.hpp"
 
 namespace flashjit::testing_support {
@@ -30,9 +31,9 @@ class TemporaryFolder {
 
 std::vector<std::shared_ptr<TestDevice>> find_devices() {
   std::vector<std::shared_ptr<TestDevice>> devices;
-  const Target best = Target::native();
+  const Target best = cpu_target().target;
   for (const Target& target : Target::all()) {
-    if (target.is_cuda() || target.level > best.level) continue;
+    if (!best.runs(target)) continue;
     devices.push_back(std::make_shared<TestDevice>(Device{Device::Kind::cpu, 0}, target.str()));
   }
   const std::vector<CudaDevice> gpus = cuda_devices(&why_no_cuda);

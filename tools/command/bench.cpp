@@ -8,6 +8,7 @@
 #include <memory>
 #include <sstream>
 
+#include "codegen/cpu_products.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/device.hpp"
 #include "runtime/jobs.hpp"
@@ -79,7 +80,7 @@ struct Row {
   Shape shape;
   KernelInfo kernel;
   double ms, spread_percent, tflops;
-  std::optional<double> fma_share;  // CPU
+  std::optional<double> fma_share, amx_share;  // CPU; the latter of kernels that use it
 };
 
 class Bench {
@@ -130,19 +131,23 @@ class Bench {
       c.times =
           static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(c.launch), 1e-4)), 1.0, 1000.0));
     }
-    std::vector<double> fma;
+    const Target& target = engine_.target();
+    std::vector<double> fma, amx;
     for (int round = 0; round < options_.rounds; ++round) {
-      if (on_cpu_) fma.push_back(measure_fma_tflops(engine_.target().vector_bytes(), num_threads_, clock_));
+      if (on_cpu_) fma.push_back(measure_fma_tflops(target.vector_bytes(), num_threads_, clock_));
+      if (target.amx) amx.push_back(measure_amx_tflops(num_threads_, clock_));
       for (Candidate& c : candidates) c.samples.push_back(time(c.launch, c.times));
     }
-    const double fma_tflops = on_cpu_ ? median(fma) : 0;
+    const double fma_tflops = on_cpu_ ? median(fma) : 0, amx_tflops = target.amx ? median(amx) : 0;
     fma_.insert(fma_.end(), fma.begin(), fma.end());
+    amx_.insert(amx_.end(), amx.begin(), amx.end());
     for (Candidate& c : candidates) {
       const double ms = median(c.samples);
       Row row{
           c.spec_name, shape, c.kernel->info(), ms, spread_percent(c.samples), c.work->flops() / ms * 1e-9,
-          {}};
+          {},          {}};
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
+      if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
       rows_.push_back(std::move(row));
     }
   }
@@ -152,15 +157,25 @@ class Bench {
     if (on_cpu_) {
       std::cout << ", " << num_threads_ << (num_threads_ == 1 ? " thread, " : " threads, ")
                 << number(median(fma_)) << " TFLOP/s of float32 multiply-adds in registers";
+      if (!amx_.empty()) std::cout << ", " << number(median(amx_)) << " of bf16 products by AMX";
     }
     std::cout << "; " << clock_name() << "; medians of " << options_.rounds << " rounds\n\n";
-    verify::Table table(
-        {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s", on_cpu_ ? "of FMA" : "registers"});
+    std::vector<std::string> columns = {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s"};
+    columns.push_back(on_cpu_ ? "of FMA" : "registers");
+    if (!amx_.empty()) columns.push_back("of AMX");
+    verify::Table table(columns);
     for (const Row& r : rows_) {
-      table.add({r.spec_name, std::to_string(r.shape.batch),
-                 std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k),
-                 to_text(r.kernel.config, r.kernel.target), number(r.ms), number(r.spread_percent),
-                 number(r.tflops), r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)});
+      std::vector<std::string> cells = {
+          r.spec_name,
+          std::to_string(r.shape.batch),
+          std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k),
+          to_text(r.kernel.config, r.kernel.target),
+          number(r.ms),
+          number(r.spread_percent),
+          number(r.tflops),
+          r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)};
+      if (!amx_.empty()) cells.push_back(r.amx_share ? number(*r.amx_share) : "");
+      table.add(cells);
     }
     std::cout << table.str();
   }
@@ -180,10 +195,12 @@ class Bench {
                   {"spread_percent", r.spread_percent},
                   {"tflops", r.tflops},
                   {"fma_share", nullptr},
+                  {"amx_share", nullptr},
                   {"registers", r.kernel.registers},
                   {"spill_bytes", r.kernel.spill_bytes},
                   {"smem_bytes", r.kernel.shared_memory}};
       if (r.fma_share) row["fma_share"] = *r.fma_share;
+      if (r.amx_share) row["amx_share"] = *r.amx_share;
       rows.push_back(row);
     }
     Json json = {{"device", engine_.device().str()},
@@ -193,11 +210,13 @@ class Bench {
                  {"clock", clock_name()},
                  {"rounds", options_.rounds},
                  {"fma_tflops", nullptr},
+                 {"amx_tflops", nullptr},
                  {"rows", rows}};
     if (on_cpu_) {
       json["num_threads"] = num_threads_;
       json["fma_tflops"] = median(fma_);
     }
+    if (!amx_.empty()) json["amx_tflops"] = median(amx_);
     command::print_json(json);
   }
 
@@ -218,7 +237,7 @@ class Bench {
   const Clock clock_;
   const int num_threads_;
   std::vector<AttentionSpec> specs_;
-  std::vector<double> fma_;
+  std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
 };
 
@@ -287,8 +306,8 @@ Verb add_bench(CLI::App& parent) {
   app->footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
       "half the\n"
-      "distance between the quartiles. On a CPU the rate of multiply-adds in registers is measured in the "
-      "same rounds.\n\n"
+      "distance between the quartiles. On a CPU the rates of multiply-adds in registers, and of AMX, are "
+      "measured\nin the same rounds.\n\n"
       "Examples:\n"
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
       "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"

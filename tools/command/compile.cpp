@@ -56,7 +56,7 @@ Verb add_compile(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   add_spec(*app, options->spec);
   app->add_option("--target", options->targets,
-                  "sm_80, ..., x86-64-v4, native: this CPU; several with commas")
+                  "sm_80, ..., x86-64-v4+amx, native: this CPU; several with commas")
       ->delimiter(',')
       ->capture_default_str();
   options->shape.add(*app);

@@ -11,6 +11,7 @@
 #include "cache/tune_store.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compiler.hpp"
+#include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/device.hpp"
 #include "runtime/llvm/plugin_client.hpp"
@@ -81,8 +82,9 @@ int examine(const Options& options) {
   std::vector<Finding> findings = {
       look("cpu",
            [&] {
+             const auto [target, note] = cpu_target();
              return device_model(cpu) + ", " + std::to_string(available_cpus()) + " threads, " +
-                    Target::native().str();
+                    target.str() + (note.empty() ? "" : "; " + note);
            }),
       look("llvm", [] { return std::string(llvm_plugin().identity); }),
       look("gpu", describe_gpus),

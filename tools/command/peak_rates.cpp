@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -49,19 +50,66 @@ __attribute__((target("avx2,fma"))) double burst_256(float* sink) {
   return 2.0 * 8 * chains * rounds;
 }
 
-// TFLOP/s of the calling thread.
-double one_thread(int vector_bytes, Clock clock) {
-  float sink[3] = {0.5f, 1.0f, 0.0f};
+// 32 x 32 sums from two tiles of each side at a time, eight after each other.
+__attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_t* a,
+                                                              const std::uint16_t* b) {
+  constexpr int steps = 8, tile = 512;
+  // Static, as GCC's ldtilecfg tells the optimiser of its first bytes only.
+  static constexpr struct alignas(64) {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int i = 0; i < rounds; ++i) {
+    const std::ptrdiff_t at = i % steps * 2 * tile;
+    _tile_loadd(4, a + at, 64);
+    _tile_loadd(5, a + at + tile, 64);
+    _tile_loadd(6, b + at, 64);
+    _tile_loadd(7, b + at + tile, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return 2.0 * 32 * 32 * 32 * rounds;
+}
+
+// TFLOP/s of the calling thread; burst() returns the operations it did.
+template <class Burst>
+double rate_of(Burst burst, Clock clock) {
   double flops = 0;
   const double start = now_ms(clock);
   double now = start;
   do {
-    flops += vector_bytes == 64 ? burst_512(sink) : burst_256(sink);
+    flops += burst();
     now = now_ms(clock);
   } while (now < start + 10);
+  return flops / (now - start) * 1e-9;
+}
+
+double fma_of_one_thread(int vector_bytes, Clock clock) {
+  float sink[3] = {0.5f, 1.0f, 0.0f};
+  const double rate = rate_of([&] { return vector_bytes == 64 ? burst_512(sink) : burst_256(sink); }, clock);
   volatile float keep = sink[2];
   static_cast<void>(keep);
-  return flops / (now - start) * 1e-9;
+  return rate;
+}
+
+double amx_of_one_thread(Clock clock) {
+  constexpr std::size_t elements = 8 * 2 * 512;  // of each side: 16 kB
+  std::mt19937 random;
+  std::vector<std::uint16_t> numbers(2 * elements);
+  for (std::uint16_t& x : numbers) {  // between 1/2 and 2, either sign
+    const std::uint32_t bits = random();
+    x = static_cast<std::uint16_t>((bits & 0x80ff) | 0x3f00);
+  }
+  return rate_of([&] { return burst_amx(numbers.data(), numbers.data() + elements); }, clock);
 }
 
 // The sum of what threads that begin together measure, each for itself.
@@ -75,6 +123,16 @@ double sum_of_threads(int num_threads, Measure measure) {
       threads.emplace_back([&] { rate = measure([&] { start.arrive_and_wait(); }); });
   }
   return std::accumulate(rates.begin(), rates.end(), 0.0);
+}
+
+// The sum of what so many threads reach at once; one is the caller, whose processor time is its own.
+template <class Measure>
+double rate_of_threads(int num_threads, Measure measure) {
+  if (num_threads == 1) return measure();
+  return sum_of_threads(num_threads, [&](auto wait_for_others) {
+    wait_for_others();
+    return measure();
+  });
 }
 
 __attribute__((target("avx2"))) std::uint64_t sum_of(const std::vector<std::uint64_t>& words) {
@@ -92,11 +150,11 @@ __attribute__((target("avx2"))) std::uint64_t sum_of(const std::vector<std::uint
 }  // namespace
 
 double measure_fma_tflops(int vector_bytes, int num_threads, Clock clock) {
-  if (num_threads == 1) return one_thread(vector_bytes, clock);
-  return sum_of_threads(num_threads, [&](auto wait_for_others) {
-    wait_for_others();
-    return one_thread(vector_bytes, clock);
-  });
+  return rate_of_threads(num_threads, [&] { return fma_of_one_thread(vector_bytes, clock); });
+}
+
+double measure_amx_tflops(int num_threads, Clock clock) {
+  return rate_of_threads(num_threads, [&] { return amx_of_one_thread(clock); });
 }
 
 double measure_read_bandwidth(int num_threads) {

@@ -51,7 +51,7 @@ Verb add_render(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("render", "Print the source of a spec's kernel");
   const auto options = std::make_shared<Options>();
   add_spec(*app, options->spec);
-  app->add_option("--target", options->target, "sm_80, ..., x86-64-v4, or native: this CPU")
+  app->add_option("--target", options->target, "sm_80, ..., x86-64-v4+amx, or native: this CPU")
       ->capture_default_str();
   app->add_flag("--standalone", options->standalone,
                 "Fold every header in: one file that nvcc or clang compiles");

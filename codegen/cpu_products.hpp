@@ -1,0 +1,22 @@
+// Which products a CPU kernel is made of, and the memory that follows from it.
+#pragma once
+
+#include "config.hpp"
+#include "shared/layout.h"
+#include "spec.hpp"
+#include "target.hpp"
+
+namespace flashjit {
+
+// AMX multiplies bf16 only; other dtypes take vectors on every target.
+inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
+  return target.amx && spec.dtype == DType::bf16;
+}
+
+// What one thread lends to the kernel, bytes.
+inline int cpu_scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto bytes = uses_amx(spec, target) ? device::amx_forward_scratch : device::cpu_forward_scratch;
+  return bytes(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n, spec.dropout);
+}
+
+}  // namespace flashjit

@@ -1,0 +1,27 @@
+#include "runtime/cpu/amx.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "cache/file.hpp"
+
+namespace flashjit {
+
+int request_amx() {
+  constexpr long arch_req_xcomp_perm = 0x1023, tile_data = 18;
+  return ::syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0 ? 0 : errno;
+}
+
+CpuTarget cpu_target(Target native, RequestAmx request) {
+  if (!native.amx) return {native, ""};
+  const int refusal = request();
+  if (refusal == 0) return {native, ""};
+  native.amx = false;
+  std::string note = "AMX is not used: the kernel refuses its tiles (" + error_text(refusal) + ")";
+  if (refusal == ENOSPC) note += ", since a thread has too small an alternate signal stack";
+  return {native, note};
+}
+
+}  // namespace flashjit

@@ -1,0 +1,88 @@
+#include "runtime/cpu/partition.hpp"
+
+#include <algorithm>
+
+#include "codegen/cpu_products.hpp"
+#include "codegen/mask_rules.hpp"
+#include "templates/shared/platform.h"
+
+namespace flashjit {
+namespace {
+
+using device::ceil_div;
+using device::round_up;
+
+// Costs as if they were rows or keys more, measured: what a tile takes to convert K and V, and what writing
+// and adding up a part's output takes. And operations that take some 10 us: with fewer for each, a thread's
+// waking takes longer than its work. With AMX estimates.
+struct Costs {
+  int conversion_rows, merge_keys;
+  double worthwhile_flops;
+};
+constexpr Costs of_vectors = {10, 8, 1e6}, of_amx = {40, 32, 1e7};
+
+constexpr int most_parts = 64;
+
+// Rows of a list are to be whole tiles, if they fit.
+int row_unit(const AttentionSpec& spec, int packed_heads, int block_m, int step) {
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  const int rows = blocks ? blocks->block_m * packed_heads : step;
+  return rows <= block_m ? rows : step;
+}
+
+bool lists_per_head(const AttentionSpec& spec) {
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  return blocks && blocks->per_head;
+}
+
+}  // namespace
+
+Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
+                    const KernelConfig& config, int num_threads) {
+  const int block_m = config.block_m, group = params.num_heads_q / params.num_heads_kv;
+  const bool packs = group > 1 && params.seqlen_q < block_m && !lists_per_head(spec);
+  Partition best{.packed_heads = packs ? group : 1, .tile_rows = 0, .key_parts = 1, .tiles = 0, .pieces = 0};
+  const int rows = params.seqlen_q * best.packed_heads;
+  // Of units: tiles begin with one.
+  const bool amx = uses_amx(spec, target);
+  const int step = std::min(amx ? device::amx_unit : 16, block_m);
+  const Costs& costs = amx ? of_amx : of_vectors;
+  const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q / best.packed_heads;
+  const double flops = 2.0 * heads * (round_up(rows, step) + costs.conversion_rows) * params.seqlen_k *
+                       (spec.head_dim + spec.head_dim_v);
+  const int threads = static_cast<int>(std::clamp(flops / costs.worthwhile_flops, 1.0, double(num_threads)));
+
+  // The shortest time, where all tiles are as long as each other, until threads have several each. Where they
+  // may differ, some thread may begin one when all others are done.
+  const bool even = spec.mask.empty() && !spec.varlen;
+  const int unit = row_unit(spec, best.packed_heads, block_m, step), largest = block_m / unit * unit;
+  const int key_blocks = std::max(1, ceil_div(params.seqlen_k, config.block_n));
+  double least = 0;
+  for (int tiles = ceil_div(rows, largest), tile_rows = 0;; tiles = ceil_div(rows, tile_rows - unit)) {
+    tile_rows = round_up(ceil_div(rows, tiles), unit);
+    tiles = ceil_div(rows, tile_rows);
+    const std::int64_t all = heads * tiles;
+    const auto useful = std::clamp<std::int64_t>(2 * threads / all, 1, std::min(key_blocks, most_parts));
+    for (int parts = 1; parts <= useful; ++parts) {
+      const double merging = parts > 1 ? double(tile_rows) * costs.merge_keys / params.seqlen_k : 0;
+      const double one = double(tile_rows + costs.conversion_rows) / parts + merging;
+      const std::int64_t items = all * parts;
+      const double time =
+          even ? double((items - 1) / threads + 1) * one : (double(items - 1) / threads + 1) * one;
+      if (best.tiles != 0 && time >= least) continue;
+      least = time;
+      best.tile_rows = tile_rows;
+      best.key_parts = parts;
+      best.tiles = all;
+    }
+    if (tile_rows == unit || all >= 4 * threads) break;
+  }
+  // Small ones go to a thread by the several.
+  const auto worthwhile = static_cast<std::int64_t>(flops / costs.worthwhile_flops);
+  best.pieces = threads == 1 ? 1
+                             : std::min<std::int64_t>(best.tiles * best.key_parts,
+                                                      std::max<std::int64_t>(threads, worthwhile));
+  return best;
+}
+
+}  // namespace flashjit

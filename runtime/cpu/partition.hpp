@@ -1,0 +1,26 @@
+// How a launch on a CPU is cut into pieces of work for the threads that there are.
+#pragma once
+
+#include <cstdint>
+
+#include "codegen/config.hpp"
+#include "codegen/spec.hpp"
+#include "codegen/target.hpp"
+#include "templates/shared/params.h"
+
+namespace flashjit {
+
+struct Partition {
+  int packed_heads;     // query heads of one key/value head whose rows share tiles
+  int tile_rows;        // at most the config's block_m
+  int key_parts;        // that each tile's keys are worked on in
+  std::int64_t tiles;   // of the launch
+  std::int64_t pieces;  // to hand to threads: consecutive (tile, part) items, as evenly many as can be
+};
+
+// Depends on the sizes in `params`, the spec, the target, the config and the number of threads alone: a row's
+// bits follow from key_parts, and from nothing else here.
+Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
+                    const KernelConfig& config, int num_threads);
+
+}  // namespace flashjit

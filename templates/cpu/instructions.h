@@ -1,0 +1,89 @@
+// What each instruction set does its own way, behind one set of names: AVX-512 (x86-64-v4) where the compiler
+// targets it, else AVX2 with FMA and F16C (x86-64-v3); AMX on top of AVX-512. All builtins and inline
+// assembly are here: parsing <immintrin.h> alone would take longer than compiling a kernel.
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+constexpr int vector_registers = 32;
+#else
+constexpr int lanes = 8;
+constexpr int vector_registers = 16;
+#endif
+
+using Vec = float __attribute__((vector_size(4 * lanes)));
+using IntVec = int __attribute__((vector_size(4 * lanes)));
+using WordVec = u32 __attribute__((vector_size(4 * lanes)));
+
+// For exp2: x within what the next two take; x - floor(x), which is zero for -inf; p * 2^floor(x).
+#if defined(__AVX512F__)
+FLASHJIT_FN Vec representable(Vec x) {
+  return x;
+}
+FLASHJIT_FN Vec fraction(Vec x) {
+  return __builtin_ia32_reduceps512_mask(x, 0x09, x, 0xffff, 4);
+}
+FLASHJIT_FN Vec times_power(Vec p, Vec x) {
+  return __builtin_ia32_scalefps512_mask(p, x, x, 0xffff, 4);
+}
+#else
+FLASHJIT_FN Vec representable(Vec x) {
+  const Vec least = -127.0f - Vec{};
+  return least > x ? least : x;
+}
+FLASHJIT_FN Vec fraction(Vec x) {
+  return x - __builtin_elementwise_floor(x);
+}
+FLASHJIT_FN Vec times_power(Vec p, Vec x) {
+  const IntVec exponent = __builtin_convertvector(__builtin_elementwise_floor(x), IntVec) + 127;
+  return p * reinterpret_cast<Vec>(exponent << 23);
+}
+#endif
+
+#if defined(__AMX_BF16__)
+// The upper halves of two words as one: `low`'s, then `high`'s. The shift is assembly because Clang would
+// make a slower permutation of all of it.
+FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
+  WordVec shifted;
+  asm("vpsrld $16, %1, %0" : "=v"(shifted) : "v"(low));
+  return (high & 0xffff0000u) | shifted;
+}
+
+// Eight tile registers of 16 rows of 64 bytes, from configure_tiles() to release_tiles().
+FLASHJIT_FN void configure_tiles() {
+  static constexpr struct {
+    unsigned char palette, start_row, reserved[14];
+    unsigned short row_bytes[16];
+    unsigned char rows[16];
+  } config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  __builtin_ia32_tile_loadconfig(&config);
+}
+FLASHJIT_FN void release_tiles() {
+  __builtin_ia32_tilerelease();
+}
+template <int tile>
+FLASHJIT_FN void zero_tile() {
+  __builtin_ia32_tilezero(tile);
+}
+// From and to rows that are `stride` bytes apart.
+template <int tile>
+FLASHJIT_FN void load_tile(const void* rows, i64 stride) {
+  __builtin_ia32_tileloadd64(tile, rows, stride);
+}
+template <int tile>
+FLASHJIT_FN void store_tile(void* rows, i64 stride) {
+  __builtin_ia32_tilestored64(tile, rows, stride);
+}
+// c += a b: a of 16 x 32 bf16; b of 32 x 16, whose rows 2 i and 2 i + 1 alternate in row i of its tile; c of
+// 16 x 16 float32.
+template <int c, int a, int b>
+FLASHJIT_FN void add_product() {
+  __builtin_ia32_tdpbf16ps(c, a, b);
+}
+#endif
+
+}  // namespace flashjit::device

@@ -1,0 +1,378 @@
+// The forward for AMX. Its own code on any CPU, with tile registers that emulator/ keeps in memory, against
+// the float64 oracle; what the compiler makes of it for a CPU that has them; and who may use them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "codegen/render.hpp"
+#include "codegen/search_space.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/compiler.hpp"
+#include "runtime/cpu/amx.hpp"
+#include "runtime/cpu/object.hpp"
+#include "runtime/cpu/partition.hpp"
+#include "templates/shared/layout.h"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/mask.hpp"
+#include "tools/verify/oracle.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using enum CausalAlign;
+
+const Target amx = Target::parse("x86-64-v4+amx");
+
+const std::string& emulator() {
+  static const std::string text = [] {
+    std::ifstream file(FLASHJIT_SOURCE_DIR "/tests/cpu/emulator/cpu/instructions.h");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }();
+  return text;
+}
+
+// A kernel for AMX whose instructions are emulated.
+class EmulatedKernel {
+ public:
+  EmulatedKernel(const AttentionSpec& spec, const KernelConfig& config, int threads = 1)
+      : config_(config), threads_(threads), source_(render(spec, amx, config)), object_(compile()) {}
+
+  void launch(const AttentionSpec& spec, const AttentionArgs& args) const {
+    CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+    if (checked.empty) return;
+    device::ForwardParams& p = checked.params;
+    const Partition cut = partition(p, spec, amx, config_, threads_);
+    p.packed_heads = cut.packed_heads;
+    p.tile_rows = cut.tile_rows;
+    p.key_parts = key_parts = cut.key_parts;
+    std::vector<device::u32> arrived(static_cast<std::size_t>(cut.tiles));
+    const auto part = static_cast<std::size_t>(device::cpu_part(p.tile_rows, spec.head_dim_v));
+    const std::size_t parts = 4 * part * static_cast<std::size_t>(cut.tiles * cut.key_parts);
+    const std::unique_ptr<float, void (*)(void*)> partials(
+        static_cast<float*>(std::aligned_alloc(64, device::round_up(static_cast<int>(parts), 64))),
+        std::free);
+    p.partials = partials.get();
+    p.arrived = arrived.data();
+    const auto bytes = static_cast<std::size_t>(source_.steps.front().scratch);
+    ASSERT_EQ(bytes % 64, 0u);
+    constexpr std::size_t canary = 4096;
+    const std::unique_ptr<std::byte, void (*)(void*)> scratch(
+        static_cast<std::byte*>(std::aligned_alloc(64, bytes + canary)), std::free);
+    std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every type
+    const auto entry = reinterpret_cast<void (*)(const device::ForwardParams*, long long, long long, void*)>(
+        object_.function(source_.steps.front().entry));
+    const long long tiles = cut.tiles * cut.key_parts;
+    for (long long tile = 0; tile < tiles; tile += 3) {  // several batches
+      entry(&p, tile, std::min(tile + 3, tiles), scratch.get());
+      ASSERT_FALSE(asked("emulated_tiles_configured"));
+    }
+    EXPECT_FALSE(asked("emulated_tiles_misused"));
+    for (std::size_t i = 0; i < canary; ++i) ASSERT_EQ(scratch.get()[bytes + i], std::byte{0xff});
+  }
+
+  mutable int key_parts = 0;  // of the last launch
+
+ private:
+  std::string compile() {
+    for (EmbeddedHeader& header : source_.headers)
+      if (header.name == "cpu/instructions.h") header.text = emulator();
+    source_.target = Target::parse("x86-64-v3");
+    return clang_compiler()->compile(source_).code;
+  }
+  bool asked(const char* name) const { return reinterpret_cast<int (*)()>(object_.function(name))() != 0; }
+
+  KernelConfig config_;
+  int threads_;  // that work is cut for
+  KernelSource source_;
+  LoadedObject object_;
+};
+
+class EmulatedAmx : public testing::Test {
+ protected:
+  // Lends its memory and runs nothing.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  void SetUp() override {
+    if (Target::native().level < 3) GTEST_SKIP() << "no AVX2";
+  }
+  void TearDown() override {
+    std::cout << "  at most " << take_share_of_bound() << " of the bound" << std::endl;
+  }
+
+  void expect(const Case& c, const EmulatedKernel& kernel) {
+    Workload workload(host, c);
+    workload.reset();
+    kernel.launch(c.spec, workload.args());
+    EXPECT_TRUE(workload.check());
+  }
+  void expect(const Case& c, const KernelConfig& config) { expect(c, EmulatedKernel(c.spec, config)); }
+};
+
+KernelConfig tiles_of(int block_m, int block_n) {
+  return {.block_m = block_m, .block_n = block_n, .num_stages = 1, .num_warps = 1};
+}
+
+TEST_F(EmulatedAmx, Lengths) {
+  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{bottom_right}}, {CausalMask{top_left}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
+    const EmulatedKernel kernel(spec, tiles_of(64, 64));
+    std::uint64_t seed = 0;
+    for (const int rows : {1, 2, 31, 32, 33, 70, 130})
+      for (const int keys : {1, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200})
+        expect({.spec = spec,
+                .batch = 2,
+                .heads_q = 3,
+                .heads_kv = 1,
+                .seqlen_q = rows,
+                .seqlen_k = keys,
+                .layout = static_cast<MemoryLayout>(seed % 6),
+                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 6),
+                .poison = seed % 2 ? Poison::nan : Poison::infinity,
+                .seed = ++seed},
+               kernel);
+  }
+}
+
+TEST_F(EmulatedAmx, HeadDims) {
+  for (const auto& [dim, dim_v] : {std::pair{8, 8},
+                                   {16, 24},
+                                   {40, 40},
+                                   {72, 72},
+                                   {80, 80},
+                                   {96, 96},
+                                   {128, 128},
+                                   {192, 128},
+                                   {256, 256},
+                                   {8, 256},
+                                   {256, 8}})
+    expect({.spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.head_dim_v = dim_v}),
+            .heads_q = 2,
+            .heads_kv = 1,
+            .seqlen_q = 100,
+            .seqlen_k = 170},
+           tiles_of(64, 96));
+}
+
+TEST_F(EmulatedAmx, PackedSequences) {
+  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 72, mask, {.varlen = true});
+    expect({.spec = spec,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .lengths_q = {0, 5, 0, 300, 1, 64, 65, 0},
+            .lengths_k = {7, 5, 0, 260, 130, 0, 64, 0},
+            .spare_rows = 30},
+           tiles_of(96, 128));
+  }
+}
+
+TEST_F(EmulatedAmx, PartsOfKeysAndSharedTiles) {
+  for (const auto& mask : {std::vector<Mask>{},
+                           {CausalMask{}},
+                           {BlockSparseMask{32, 64}},
+                           {PaddingMask{}, SlidingWindowMask{}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 72, mask, {.head_dim_v = 40});
+    const EmulatedKernel kernel(spec, tiles_of(64, 64), 64);
+    for (const int rows : {1, 5, 30}) {
+      expect({.spec = spec, .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = 3001},
+             kernel);
+      EXPECT_GT(kernel.key_parts, 1);
+    }
+  }
+}
+
+TEST_F(EmulatedAmx, Masks) {
+  const std::vector<Mask> masks[] = {{PaddingMask{}},
+                                     {CausalMask{}, PaddingMask{}},
+                                     {SlidingWindowMask{}},
+                                     {SlidingWindowMask{bottom_right, true}, PaddingMask{}},
+                                     {BlockSparseMask{16, 16}},
+                                     {BlockSparseMask{48, 80}, CausalMask{}},
+                                     {BlockSparseMask{64, 64, true}, SlidingWindowMask{top_left}},
+                                     {TreeMask{}},
+                                     {TreeMask{}, PaddingMask{}}};
+  for (const auto& mask : masks) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
+    const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
+    for (std::uint64_t seed = 1; seed <= 6; ++seed)
+      expect({.spec = spec,
+              .batch = 2,
+              .heads_q = 4,
+              .heads_kv = 2,
+              .seqlen_q = 150 - 20 * static_cast<int>(seed),
+              .seqlen_k = 130 + 30 * static_cast<int>(seed),
+              .poison = seed % 2 ? Poison::nan : Poison::infinity,
+              .seed = seed},
+             kernel);
+  }
+}
+
+TEST_F(EmulatedAmx, Dropout) {
+  for (const auto& mask : {std::vector<Mask>{}, {SlidingWindowMask{}}, {BlockSparseMask{32, 64}}})
+    for (const bool varlen : {false, true}) {
+      if (varlen && !mask.empty()) continue;
+      const AttentionSpec spec = forward_spec(DType::bf16, 64, mask, {.varlen = varlen, .dropout = true});
+      const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
+      for (const double p : {0.0, 0.2, 0.9, 1.0})
+        expect({.spec = spec,
+                .batch = 2,
+                .heads_q = 2,
+                .heads_kv = 2,
+                .seqlen_q = 90,
+                .seqlen_k = 301,
+                .lengths_q = {90, 3, 40},
+                .lengths_k = {301, 50, 7},
+                .dropout_p = p,
+                .seed = 5},
+               kernel);
+    }
+}
+
+TEST_F(EmulatedAmx, ScoresThatAreHardForAnOnlineSoftmax) {
+  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
+    const EmulatedKernel kernel(spec, tiles_of(64, 64));
+    for (const Data data :
+         {Data::equal_scores, Data::rising, Data::falling, Data::huge_scores, Data::positive_v})
+      expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 140, .seqlen_k = 900, .data = data},
+             kernel);
+  }
+}
+
+TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
+  const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}});
+  std::vector<KernelConfig> configs = search_space(spec, amx);
+  configs.push_back(tiles_of(48, 80));
+  for (const KernelConfig& config : configs)
+    expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
+}
+
+// Where a row leaves a key out, a NaN or infinity of V there stays away from it.
+TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
+  for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
+    for (const float value :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
+      const Case c{.spec = spec,
+                   .heads_q = 2,
+                   .heads_kv = 1,
+                   .seqlen_q = 70,
+                   .seqlen_k = 130,
+                   .masks = verify::MaskDataOptions{},
+                   .seed = 3};
+      const EmulatedKernel kernel(spec, tiles_of(64, 64));
+      Workload clean(host, c), spoiled(host, c);
+      const verify::Sequence sequence = verify::sequences_of(spec, clean.host_args()).front();
+      const auto sees = [&](int head, int row, int key) {
+        return verify::sees(spec, clean.host_args(), sequence, head, row, key);
+      };
+      int key = c.seqlen_k;  // the last that any row sees
+      for (bool seen = false; !seen && key > 0;) {
+        --key;
+        for (int row = 0; row < c.seqlen_q; ++row) seen |= sees(0, row, key);
+      }
+      const Tensor v = spoiled.v().on_host();
+      verify::store_element(v.data, v.dtype, key * v.strides[1] + 7, value);
+      spoiled.v().upload();
+      for (Workload* workload : {&clean, &spoiled}) {
+        workload->reset();
+        kernel.launch(spec, workload->args());
+      }
+      int reached = 0, left_out = 0;
+      const Tensor o = *clean.host_args().o, spoiled_o = *spoiled.host_args().o;
+      for (int head = 0; head < c.heads_q; ++head)
+        for (int row = 0; row < c.seqlen_q; ++row) {
+          const bool seen = sees(head, row, key);
+          ++(seen ? reached : left_out);
+          for (int column = 0; column < spec.head_dim; ++column) {
+            const std::int64_t at = row * o.strides[1] + head * o.strides[2] + column;
+            const double was = verify::load_element(o.data, o.dtype, at);
+            const double is = verify::load_element(spoiled_o.data, o.dtype, at);
+            if (seen && column == 7) {
+              EXPECT_FALSE(std::isfinite(is)) << row;
+            } else {
+              EXPECT_NEAR(is, was, 0.01 * (1 + std::abs(was))) << row << " " << column;
+            }
+          }
+        }
+      EXPECT_GT(reached, 0);
+      EXPECT_GT(left_out, 0);
+    }
+}
+
+// What the compiler makes for a CPU with AMX.
+TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
+  for (const bool dropout : {false, true})
+    for (const int dim : {40, 64, 128, 256}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.dropout = dropout});
+      const KernelSource source = render(spec, amx, heuristic_config(spec, amx, {}));
+      const CompiledKernel kernel = clang_compiler()->compile(source, true);
+      EXPECT_EQ(kernel.log, "");
+      for (const char* instruction : {"ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"})
+        EXPECT_THAT(kernel.assembly, testing::HasSubstr(instruction));
+      // Loading refuses what is not there.
+      EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().entry));
+    }
+}
+TEST(AmxKernel, OfOtherDtypesIsThatForAvx512) {
+  for (const DType dtype : {DType::fp16, DType::fp32}) {
+    const AttentionSpec spec = forward_spec(dtype, 64);
+    const KernelConfig config = heuristic_config(spec, amx, {});
+    const auto without_title = [](const std::string& text) { return text.substr(text.find('\n')); };
+    EXPECT_EQ(config, heuristic_config(spec, Target::parse("x86-64-v4"), {}));
+    EXPECT_EQ(without_title(render(spec, amx, config).text),
+              without_title(render(spec, Target::parse("x86-64-v4"), config).text));
+  }
+}
+
+TEST(AmxPermission, IsAskedForWhereTheCpuHasIt) {
+  static int asked;
+  asked = 0;
+  const auto granted = [] { return ++asked, 0; };
+  EXPECT_EQ(cpu_target(amx, granted).target, amx);
+  EXPECT_EQ(cpu_target(amx, granted).note, "");
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(cpu_target(Target::parse("x86-64-v4"), granted).target, Target::parse("x86-64-v4"));
+  EXPECT_EQ(asked, 2);
+}
+TEST(AmxPermission, RefusedMeansAvx512) {
+  const CpuTarget small_stack = cpu_target(amx, [] { return ENOSPC; });
+  EXPECT_EQ(small_stack.target, Target::parse("x86-64-v4"));
+  EXPECT_THAT(small_stack.note, testing::HasSubstr("alternate signal stack"));
+  const CpuTarget old_kernel = cpu_target(amx, [] { return EINVAL; });
+  EXPECT_EQ(old_kernel.target, Target::parse("x86-64-v4"));
+  EXPECT_THAT(old_kernel.note, testing::HasSubstr("Invalid argument"));
+}
+
+// State of the tiles that this thread would carry along: XINUSE, bits 17 and 18.
+__attribute__((target("xsave"))) bool tiles_in_use() {
+  return (__builtin_ia32_xgetbv(1) & (3 << 17)) != 0;
+}
+TEST(AmxHost, LaunchesLeaveNoTilesBehind) {
+  if (!cpu_target().target.amx) GTEST_SKIP() << "no AMX here";
+  TestDevice device({Device::Kind::cpu, 0}, amx.str());
+  const auto engine = device.make_engine({.num_threads = 1});
+  Workload workload(
+      device,
+      {.spec = forward_spec(DType::bf16, 64), .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90});
+  workload.reset();
+  workload.kernel(*engine).launch(workload.args());
+  EXPECT_FALSE(tiles_in_use());
+  EXPECT_TRUE(workload.check());
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -1,0 +1,98 @@
+// templates/cpu/instructions.h as a CPU with AVX-512 and AMX would have it, for one that has neither: vectors
+// of its length, and tile registers in memory. In place of that header when a kernel is compiled for
+// x86-64-v3.
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+constexpr int lanes = 16;
+constexpr int vector_registers = 32;
+
+using Vec = float __attribute__((vector_size(4 * lanes)));
+using IntVec = int __attribute__((vector_size(4 * lanes)));
+using WordVec = u32 __attribute__((vector_size(4 * lanes)));
+
+FLASHJIT_FN Vec representable(Vec x) {
+  const Vec least = -127.0f - Vec{};
+  return least > x ? least : x;
+}
+FLASHJIT_FN Vec fraction(Vec x) {
+  return x - __builtin_elementwise_floor(x);
+}
+FLASHJIT_FN Vec times_power(Vec p, Vec x) {
+  const IntVec exponent = __builtin_convertvector(__builtin_elementwise_floor(x), IntVec) + 127;
+  return p * reinterpret_cast<Vec>(exponent << 23);
+}
+
+FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
+  return (high & 0xffff0000u) | (low >> 16);
+}
+
+inline WordVec tiles[8][16];
+inline bool configured, misused;
+
+// What the test asks: whether tiles are configured, whether they were used when they were not.
+extern "C" __attribute__((used)) inline int emulated_tiles_configured() {
+  return configured;
+}
+extern "C" __attribute__((used)) inline int emulated_tiles_misused() {
+  return misused;
+}
+
+inline void configure_tiles() {
+  misused |= configured;
+  configured = true;
+  for (auto& tile : tiles)
+    for (WordVec& row : tile) row = 0x7fc07fc0 - WordVec{};  // zeros on a CPU, but nobody counts on it
+}
+inline void release_tiles() {
+  misused |= !configured;
+  configured = false;
+}
+template <int tile>
+void zero_tile() {
+  misused |= !configured;
+  for (WordVec& row : tiles[tile]) row = WordVec{};
+}
+template <int tile>
+void load_tile(const void* rows, i64 stride) {
+  misused |= !configured;
+  for (int i = 0; i < 16; ++i)
+    __builtin_memcpy(&tiles[tile][i], static_cast<const char*>(rows) + i * stride, sizeof(WordVec));
+}
+template <int tile>
+void store_tile(void* rows, i64 stride) {
+  misused |= !configured;
+  for (int i = 0; i < 16; ++i)
+    __builtin_memcpy(static_cast<char*>(rows) + i * stride, &tiles[tile][i], sizeof(WordVec));
+}
+
+// Denormals are zero, before and after.
+inline Vec flushed(Vec x) {
+  const Vec magnitude = reinterpret_cast<Vec>(reinterpret_cast<WordVec>(x) & 0x7fffffffu);
+  return magnitude < 0x1p-126f ? Vec{} : x;
+}
+// As TDPBF16PS computes (Intel SDM): sums of even and of odd terms, fused and rounded to nearest, which then
+// meet.
+template <int c, int a, int b>
+void add_product() {
+  misused |= !configured;
+  for (int row = 0; row < 16; ++row) {
+    Vec even{}, odd{};
+    for (int i = 0; i < 16; ++i) {
+      const u32 pair = tiles[a][row][i];
+      const Vec a_even = flushed(__builtin_bit_cast(float, pair << 16) - Vec{});
+      const Vec a_odd = flushed(__builtin_bit_cast(float, pair & 0xffff0000u) - Vec{});
+      const Vec b_even = flushed(reinterpret_cast<Vec>(tiles[b][i] << 16));
+      const Vec b_odd = flushed(reinterpret_cast<Vec>(tiles[b][i] & 0xffff0000u));
+      even = flushed(__builtin_elementwise_fma(a_even, b_even, even));
+      odd = flushed(__builtin_elementwise_fma(a_odd, b_odd, odd));
+    }
+    const Vec sum = flushed(reinterpret_cast<Vec>(tiles[c][row]) + flushed(even + odd));
+    tiles[c][row] = reinterpret_cast<WordVec>(sum);
+  }
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""PyTorch's scaled_dot_product_attention on a CPU, as a peer of compare.py (which has the protocol).
+
+Tensors are [batch, seqlen, heads, head_dim], seen as PyTorch wants them. Masks that it has no flag for are boolean attn_masks: padding
+[batch, 1, 1, seqlen], others [1, 1, seqlen, seqlen]. Needs PyTorch 2.5 or newer and nothing else.
+"""
+import json
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def attn_mask(kind, batch, seqlen):
+    """As `flashjit bench` makes them: lengths from a quarter of seqlen on, a causal window of 1,024 keys, 0.2 of the blocks of 128."""
+    if kind in ("full", "causal"):
+        return None
+    if kind == "padding":
+        lengths = torch.randint(seqlen // 4, seqlen + 1, (batch, 1, 1, 1))
+        lengths[0] = seqlen
+        return torch.arange(seqlen) < lengths
+    row, key = torch.arange(seqlen)[:, None], torch.arange(seqlen)[None, :]
+    if kind == "window":
+        return ((key <= row) & (key > row - 1024))[None, None]
+    if kind == "blocks":
+        size = -(-seqlen // 128)
+        kept = torch.rand(size, size) < 0.2
+        kept[:, 0] = True  # rows that see nothing would be NaN
+        return kept[row // 128, key // 128][None, None]
+    raise ValueError(f"mask {kind!r} is not full, causal, padding, window or blocks")
+
+
+def median_ms(call, samples):
+    call()
+    start = time.perf_counter()
+    call()
+    times = max(1, min(1000, round(1e-3 / max(time.perf_counter() - start, 1e-6))))
+    measured = []
+    for _ in range(samples):
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        measured.append((time.perf_counter() - start) / times * 1e3)
+    return statistics.median(measured)
+
+
+def measure(request, peer):
+    if peer != "sdpa":
+        raise ValueError(f"peer {peer!r} is not sdpa, the only one on a CPU")
+    torch.set_num_threads(request["threads"])
+    b, s, hq, hk = request["b"], request["s"], request["hq"], request["hk"]
+    tensor = lambda heads, dim: torch.randn(b, s, heads, dim).to(DTYPES[request["dtype"]]).transpose(1, 2)
+    q, k, v = tensor(hq, request["d"]), tensor(hk, request["d"]), tensor(hk, request["dv"])
+    mask, causal = attn_mask(request["mask"], b, s), request["mask"] == "causal"
+    call = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=request.get("p", 0.0),
+                                                  enable_gqa=hq != hk)
+    with torch.inference_mode():
+        return median_ms(call, request["samples"])
+
+
+def main():
+    torch.manual_seed(0)
+    for line in sys.stdin:
+        request = json.loads(line)
+        for peer in request["peers"]:
+            row = {"section": "serve", "peer": peer, "mode": "fwd", "version": f"PyTorch {torch.__version__}"}
+            try:
+                row["ms"] = measure(request, peer)
+            except Exception as error:
+                row["error"] = str(error)[:200]
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -50,10 +52,11 @@ __attribute__((target("avx2,fma"))) double burst_256(float* sink) {
   return 2.0 * 8 * chains * rounds;
 }
 
-// 32 x 32 sums from two tiles of each side at a time, eight after each other.
+constexpr int amx_steps = 8, amx_tile = 512;
+
+// 32 x 32 sums from two tiles of each side at a time, amx_steps after each other; `a` and `b` at cache lines.
 __attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_t* a,
                                                               const std::uint16_t* b) {
-  constexpr int steps = 8, tile = 512;
   // Static, as GCC's ldtilecfg tells the optimiser of its first bytes only.
   static constexpr struct alignas(64) {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -66,11 +69,11 @@ __attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_
   _tile_zero(2);
   _tile_zero(3);
   for (int i = 0; i < rounds; ++i) {
-    const std::ptrdiff_t at = i % steps * 2 * tile;
+    const std::ptrdiff_t at = i % amx_steps * 2 * amx_tile;
     _tile_loadd(4, a + at, 64);
-    _tile_loadd(5, a + at + tile, 64);
+    _tile_loadd(5, a + at + amx_tile, 64);
     _tile_loadd(6, b + at, 64);
-    _tile_loadd(7, b + at + tile, 64);
+    _tile_loadd(7, b + at + amx_tile, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
@@ -102,14 +105,16 @@ double fma_of_one_thread(int vector_bytes, Clock clock) {
 }
 
 double amx_of_one_thread(Clock clock) {
-  constexpr std::size_t elements = 8 * 2 * 512;  // of each side: 16 kB
+  // 16 kB of each side, in a first-level cache together, rows of tiles in a cache line each.
+  struct alignas(64) Tiles {
+    std::array<std::uint16_t, amx_steps * 2 * amx_tile> numbers;
+  };
+  const auto sides = std::make_unique<std::array<Tiles, 2>>();
   std::mt19937 random;
-  std::vector<std::uint16_t> numbers(2 * elements);
-  for (std::uint16_t& x : numbers) {  // between 1/2 and 2, either sign
-    const std::uint32_t bits = random();
-    x = static_cast<std::uint16_t>((bits & 0x80ff) | 0x3f00);
-  }
-  return rate_of([&] { return burst_amx(numbers.data(), numbers.data() + elements); }, clock);
+  for (Tiles& side : *sides)
+    for (std::uint16_t& x : side.numbers)  // between 1/2 and 2, either sign
+      x = static_cast<std::uint16_t>((random() & 0x80ff) | 0x3f00);
+  return rate_of([&] { return burst_amx((*sides)[0].numbers.data(), (*sides)[1].numbers.data()); }, clock);
 }
 
 // The sum of what threads that begin together measure, each for itself.

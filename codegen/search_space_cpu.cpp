@@ -41,7 +41,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   const bool amx = uses_amx(spec, target);
   ConfigAxes axes = {
       .block_m = {96, 192, 384}, .block_n = {64, 128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
-  if (amx) axes.block_m = {128, 256, 512};
+  if (amx) axes.block_m = {256, 512, 1024};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     // Of whole lists, and larger: a tile converts what any of its lists keeps, for few of them.
     axes.block_m = {192, 384, 768};
@@ -58,18 +58,24 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
 }
 
 // Rows of a tile share the conversion of each K/V block, which is worth a fifth of the time at 48 rows and a
-// fortieth at 192 (with AMX as much at four times the rows); a launch with fewer rows, or too few tiles for
-// its threads, cuts smaller ones (runtime/cpu/partition.hpp). block_n matters within the noise only, except
-// with AMX, whose sums go through memory once a block.
+// fortieth at 192 (with AMX as much at four times the rows, which are to leave half of the second-level cache
+// to what passes through); a launch with fewer rows, or too few tiles for its threads, cuts smaller ones
+// (runtime/cpu/partition.hpp). block_n matters within the noise only, except with AMX: sums go through memory
+// once a block, and scores of a block fill the first-level cache.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
-  const int usual = uses_amx(spec, target) ? 256 : 128;
+  constexpr int usual = 128;
   const ConfigAxes choices = axes(spec, target);
   const bool has_usual =
       std::find(choices.block_n.begin(), choices.block_n.end(), usual) != choices.block_n.end();
-  return {.block_m = choices.block_m.back(),
-          .block_n = has_usual ? usual : choices.block_n.front(),
-          .num_stages = 1,
-          .num_warps = 1};
+  KernelConfig config{.block_m = choices.block_m.front(),
+                      .block_n = has_usual ? usual : choices.block_n.front(),
+                      .num_stages = 1,
+                      .num_warps = 1};
+  for (KernelConfig larger = config; const int block_m : choices.block_m) {
+    larger.block_m = block_m;
+    if (!uses_amx(spec, target) || cpu_scratch(spec, target, larger) <= largest_scratch / 2) config = larger;
+  }
+  return config;
 }
 
 }  // namespace

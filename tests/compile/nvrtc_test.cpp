@@ -385,7 +385,7 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
           spec.dropout = dropout;
           std::vector<KernelConfig> space = search_space(spec, target);
           std::shuffle(space.begin(), space.end(), random);
-          if (!test_all()) space.resize(std::min<std::size_t>(space.size(), dropout ? 1 : 2));
+          if (!test_all()) space.resize(1);
           for (const KernelConfig& config : space) cases.push_back({spec, target, config});
         }
       }

@@ -34,6 +34,10 @@ int count_from_json(const json& object, const char* name) {
   return value.get<int>();
 }
 
+std::string text_from_json(const json& object, const char* name) {
+  return object.at(name).get<std::string>();
+}
+
 KernelConfig config_from_json(const json& object) {
   KernelConfig config;
   for_each_choice([&](const char* name, auto choice, auto) { read(object, name, config.*choice); });

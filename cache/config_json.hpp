@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "codegen/config.hpp"
 
@@ -12,5 +13,7 @@ namespace flashjit {
 KernelConfig config_from_json(const nlohmann::json& json);
 // A whole number of at least 0 that an int holds; throws likewise.
 int count_from_json(const nlohmann::json& json, const char* name);
+// A string; throws likewise.
+std::string text_from_json(const nlohmann::json& json, const char* name);
 
 }  // namespace flashjit

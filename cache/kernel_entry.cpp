@@ -7,15 +7,7 @@
 #include "codegen/error.hpp"
 
 namespace flashjit {
-namespace {
-
 using nlohmann::json;
-
-std::string text(const json& object, const char* name) {
-  return object.at(name).get<std::string>();
-}
-
-}  // namespace
 
 CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const KernelSource& source) {
   json steps = json::array();
@@ -41,18 +33,18 @@ CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const Ker
 std::optional<StoredKernel> unpack_kernel(CacheEntry entry) try {
   const json metadata = json::parse(entry.metadata);
   StoredKernel kernel;
-  kernel.target = Target::parse(text(metadata, "target"));
+  kernel.target = Target::parse(text_from_json(metadata, "target"));
   kernel.config = config_from_json(metadata.at("config"));
   for (const json& step : metadata.at("steps").get_ref<const json::array_t&>()) {
-    kernel.steps.push_back({text(step, "entry"), count_from_json(step, "threads"),
+    kernel.steps.push_back({text_from_json(step, "entry"), count_from_json(step, "threads"),
                             count_from_json(step, "shared_memory"), count_from_json(step, "scratch")});
   }
-  kernel.compiled.compiler = text(metadata, "compiler");
+  kernel.compiled.compiler = text_from_json(metadata, "compiler");
   kernel.compiled.registers = count_from_json(metadata, "registers");
   kernel.compiled.spill_bytes = count_from_json(metadata, "spill_bytes");
   kernel.compiled.static_shared_memory = count_from_json(metadata, "static_shared_memory");
   kernel.compiled.compile_ms = metadata.at("compile_ms").get<double>();
-  kernel.compiled.log = text(metadata, "log");
+  kernel.compiled.log = text_from_json(metadata, "log");
   kernel.compiled.code = std::move(entry.payload);
   if (kernel.steps.empty() || kernel.compiled.code.empty()) return std::nullopt;
   return kernel;

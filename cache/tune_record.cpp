@@ -35,14 +35,10 @@ ordered_json config_json(const KernelConfig& config) {
   return ordered_json::parse(to_json(config));
 }
 
-std::string text(const json& object, const char* name) {
-  return object.at(name).get<std::string>();
-}
-
 TuneCandidate candidate_from_json(const json& object) {
   TuneCandidate candidate{.config = config_from_json(object.at("config")),
                           .verdict = Verdict::failed,
-                          .reason = text(object, "reason"),
+                          .reason = text_from_json(object, "reason"),
                           .samples_ms = object.at("samples_ms").get<std::vector<double>>()};
   for (const Verdict verdict : verdicts) {
     if (object.at("verdict") == to_string(verdict)) candidate.verdict = verdict;
@@ -56,14 +52,14 @@ TuneCandidate candidate_from_json(const json& object) {
 TuneRecord record_from_json(const json& object) {
   const json& environment = object.at("environment");
   TuneRecord record{
-      .key = {text(object, "spec"), text(object, "target"), text(object, "device"),
-              shape_from_json(object.at("bucket"))},
+      .key = {text_from_json(object, "spec"), text_from_json(object, "target"),
+              text_from_json(object, "device"), shape_from_json(object.at("bucket"))},
       .chosen = config_from_json(object.at("chosen")),
       .heuristic = config_from_json(object.at("heuristic")),
       .shape = shape_from_json(object.at("shape")),
       .complete = object.at("complete").get<bool>(),
-      .environment = {text(environment, "driver"), text(environment, "compiler"),
-                      text(environment, "flashjit"), count_from_json(environment, "num_threads")},
+      .environment = {text_from_json(environment, "driver"), text_from_json(environment, "compiler"),
+                      text_from_json(environment, "flashjit"), count_from_json(environment, "num_threads")},
       .candidates = {}};
   for (const json& candidate : object.at("candidates").get_ref<const json::array_t&>()) {
     record.candidates.push_back(candidate_from_json(candidate));

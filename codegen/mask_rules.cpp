@@ -7,10 +7,6 @@
 namespace flashjit {
 namespace {
 
-[[noreturn]] void invalid(const std::string& message) {
-  throw Error(ErrorCode::invalid_spec, message);
-}
-
 std::string text_of(bool value) {
   return value ? "true" : "false";
 }
@@ -34,6 +30,10 @@ void check_block_size(const char* field, int value) {
 }
 
 }  // namespace
+
+void invalid(const std::string& message) {
+  throw Error(ErrorCode::invalid_spec, message);
+}
 
 std::vector<Mask> canonical(std::vector<Mask> masks) {
   std::sort(masks.begin(), masks.end());

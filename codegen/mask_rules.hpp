@@ -8,6 +8,9 @@
 
 namespace flashjit {
 
+// Refuses a spec, with the reason and what would work.
+[[noreturn]] void invalid(const std::string& message);
+
 // Masks are an intersection: their order and repetition do not count.
 std::vector<Mask> canonical(std::vector<Mask> masks);
 

@@ -11,9 +11,6 @@ namespace {
 
 constexpr int smallest_head_dim = 8, largest_head_dim = 256, head_dim_step = 8;
 
-[[noreturn]] void invalid(const std::string& message) {
-  throw Error(ErrorCode::invalid_spec, message);
-}
 [[noreturn]] void unsupported(const std::string& message) {
   throw Error(ErrorCode::unsupported, message);
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "mask_rules.hpp"
 #include "spec.hpp"
 #include "strict_json.hpp"
 #include "suggest.hpp"
@@ -39,10 +40,6 @@ constexpr auto mask_kinds = [] {
   for_each_kind([&](const auto& mask) { names.at(count++) = mask.kind; });
   return names;
 }();
-
-[[noreturn]] void invalid(const std::string& message) {
-  throw Error(ErrorCode::invalid_spec, message);
-}
 
 std::string shown(const Json& value) {
   switch (value.type()) {

@@ -55,15 +55,16 @@ std::size_t run_jobs(std::size_t count, int num_threads, const std::function<voi
       }
     }
   }
-  while (running > 0) {
-    changed.wait_for(lock, std::chrono::milliseconds(100));
+  std::size_t told = 0;  // to go_on; what is done meanwhile is told next, after the last thread's end, too
+  while (running > 0 || (go_on && told < done)) {
+    if (!go_on || told == done) changed.wait_for(lock, std::chrono::milliseconds(100));
     if (!go_on) continue;
-    const std::size_t so_far = done;
+    told = done;
     lock.unlock();
     bool more = false;
     std::exception_ptr thrown;
     try {
-      more = go_on(so_far);
+      more = go_on(told);
     } catch (...) {
       thrown = std::current_exception();
     }

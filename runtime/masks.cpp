@@ -5,13 +5,10 @@
 #include <utility>
 
 #include "codegen/mask_rules.hpp"
+#include "runtime/argument_checks.hpp"
 
 namespace flashjit {
 namespace {
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::invalid_argument, message);
-}
 
 void require_size(const char* name, std::size_t size, std::int64_t expected, const std::string& what) {
   if (static_cast<std::int64_t>(size) != expected)

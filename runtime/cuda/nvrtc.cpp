@@ -262,7 +262,7 @@ std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& w
 }
 
 // The folder of the library or program that holds this code.
-fs::path own_folder() {
+fs::path library_folder() {
   Dl_info info{};
   if (!dladdr(reinterpret_cast<const void*>(&nvrtc_candidates), &info) || !info.dli_fname) return {};
   std::error_code ignored;
@@ -289,7 +289,7 @@ std::vector<std::string> nvrtc_candidates() {
     if (const char* home = std::getenv(variable); home && *home) add_folder(fs::path(home) / "lib64");
   }
   for (const char* name : sonames) candidates.push_back(name);
-  if (const fs::path own = own_folder(); !own.empty()) {
+  if (const fs::path own = library_folder(); !own.empty()) {
     add_folder(own / "nvrtc");
     add_folder(own.parent_path() / "lib" / "nvrtc");  // of a program in bin/ that holds the library
   }

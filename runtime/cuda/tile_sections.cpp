@@ -5,7 +5,7 @@
 namespace flashjit::cuda {
 namespace {
 
-int ceil_div(std::int64_t a, std::int64_t b) {
+int rounded_up(std::int64_t a, std::int64_t b) {
   return static_cast<int>((a + b - 1) / b);
 }
 
@@ -14,8 +14,8 @@ int ceil_div(std::int64_t a, std::int64_t b) {
 int section_heads(int heads, int fitting) {
   if (fitting >= heads) return heads;
   constexpr int tries = 64;
-  const int fewest = ceil_div(std::int64_t{2} * heads, std::int64_t{3} * fitting);
-  const int most = std::min({ceil_div(std::int64_t{2} * heads, fitting), heads, fewest + tries});
+  const int fewest = rounded_up(std::int64_t{2} * heads, std::int64_t{3} * fitting);
+  const int most = std::min({rounded_up(std::int64_t{2} * heads, fitting), heads, fewest + tries});
   for (int sections = fewest; sections <= most; ++sections) {
     if (heads % sections == 0) return heads / sections;
   }
@@ -28,7 +28,7 @@ TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_
                            std::int64_t cache_bytes) {
   const std::int64_t cached = cache_bytes / std::max<std::int64_t>(bytes_per_head, 1);
   const int fitting = static_cast<int>(
-      std::min<std::int64_t>(std::max<std::int64_t>(cached, ceil_div(blocks, tiles)), heads));
+      std::min<std::int64_t>(std::max<std::int64_t>(cached, rounded_up(blocks, tiles)), heads));
   TileSections sections{section_heads(heads, fitting), 0};
   // A round that only a tenth of the blocks would sit out is taken with the rest.
   sections.rounds =

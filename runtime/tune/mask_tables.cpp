@@ -53,7 +53,7 @@ class Tables {
     add(&AttentionArgs::tree_bits, {1, rows, words}, std::move(bits));
   }
 
-  std::vector<MaskTable> take() { return std::move(tables_); }
+  MaskTables take() { return std::move(tables_); }
 
  private:
   void add(std::optional<Tensor> AttentionArgs::* argument, std::vector<std::int64_t> sizes,
@@ -62,7 +62,7 @@ class Tables {
   }
 
   const Shape shape_;
-  std::vector<MaskTable> tables_;
+  MaskTables tables_;
 };
 
 }  // namespace
@@ -76,7 +76,7 @@ std::vector<std::int32_t> typical_lengths(const Shape& shape, int longest, std::
   return lengths;
 }
 
-std::vector<MaskTable> typical_mask_tables(const AttentionSpec& spec, const Shape& shape) {
+MaskTables typical_mask_tables(const AttentionSpec& spec, const Shape& shape) {
   Tables tables(shape);
   for (const Mask& mask : spec.mask) std::visit(tables, mask);
   return tables.take();

@@ -2,21 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include "runtime/flashjit.hpp"
+#include "runtime/masks.hpp"
 
 namespace flashjit {
 
-struct MaskTable {
-  std::optional<Tensor> AttentionArgs::* argument;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int32_t> values;
-};
-
 // Lengths between a quarter of the longest and all, lists of a quarter of the blocks, chains as trees.
-std::vector<MaskTable> typical_mask_tables(const AttentionSpec& spec, const Shape& shape);
+MaskTables typical_mask_tables(const AttentionSpec& spec, const Shape& shape);
 
 // A window of a quarter of the keys before each row, and four sinks where there are some.
 void set_typical_mask_sizes(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args);

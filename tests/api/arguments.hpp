@@ -1,9 +1,11 @@
 // A forward whose arguments are right, for tests that make one of them wrong.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {
@@ -47,5 +49,19 @@ struct GoodArguments {
   }
   std::vector<std::vector<std::int32_t>> memory_;
 };
+
+// The same for C.
+inline flashjit_tensor c_tensor(const Tensor& t) {
+  flashjit_tensor c{t.data,
+                    static_cast<std::int32_t>(t.dtype),
+                    static_cast<std::int32_t>(t.device.kind),
+                    t.device.index,
+                    t.rank,
+                    {},
+                    {}};
+  std::copy(t.shape.begin(), t.shape.end(), c.shape);
+  std::copy(t.strides.begin(), t.strides.end(), c.strides);
+  return c;
+}
 
 }  // namespace flashjit

@@ -28,19 +28,6 @@ constexpr const char* good_spec = R"({"op": "forward", "dtype": "bf16", "head_di
 constexpr flashjit_shape good_shape = {GoodArguments::batch, GoodArguments::seqlen_q, GoodArguments::seqlen_k,
                                        GoodArguments::heads_q, GoodArguments::heads_kv};
 
-flashjit_tensor c_tensor(const Tensor& t) {
-  flashjit_tensor c{t.data,
-                    static_cast<std::int32_t>(t.dtype),
-                    static_cast<std::int32_t>(t.device.kind),
-                    t.device.index,
-                    t.rank,
-                    {},
-                    {}};
-  std::copy(t.shape.begin(), t.shape.end(), c.shape);
-  std::copy(t.strides.begin(), t.strides.end(), c.strides);
-  return c;
-}
-
 class CApi : public testing::Test {
  protected:
   void SetUp() override {

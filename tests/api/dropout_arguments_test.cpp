@@ -24,7 +24,7 @@ AttentionSpec spec(bool dropout) {
   return s;
 }
 
-const Kernel& kernel(bool dropout = true) {
+const Kernel& dropout_kernel(bool dropout = true) {
   static Engine engine{EngineOptions{}};
   return engine.get(spec(dropout), GoodArguments::shape());
 }
@@ -45,9 +45,9 @@ class DropoutArguments : public testing::Test {
                       const std::function<void(AttentionArgs&)>& spoil) {
     AttentionArgs bad = good.args;
     spoil(bad);
-    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel().launch(bad); });
-    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel().prepare(bad); });
-    EXPECT_NO_THROW(kernel().launch(good.args));
+    expect_error(ErrorCode::invalid_argument, parts, [&] { dropout_kernel().launch(bad); });
+    expect_error(ErrorCode::invalid_argument, parts, [&] { dropout_kernel().prepare(bad); });
+    EXPECT_NO_THROW(dropout_kernel().launch(good.args));
   }
 
   GoodArguments good;
@@ -57,13 +57,13 @@ class DropoutArguments : public testing::Test {
 TEST_F(DropoutArguments, GoodOnesAreAccepted) {
   for (const double p : {0.0, 1e-300, 0.5, 1 - 0x1p-32, 1.0}) {
     good.args.dropout_p = p;
-    EXPECT_NO_THROW(kernel().launch(good.args)) << p;
+    EXPECT_NO_THROW(dropout_kernel().launch(good.args)) << p;
   }
   good.args.dropout_offset = ~std::uint64_t{0};
-  EXPECT_NO_THROW(kernel().launch(good.args));
+  EXPECT_NO_THROW(dropout_kernel().launch(good.args));
   good.args.dropout_offset = 0;
   use_tensors(good.args);
-  EXPECT_NO_THROW(kernel().launch(good.args));
+  EXPECT_NO_THROW(dropout_kernel().launch(good.args));
 }
 
 TEST_F(DropoutArguments, Probabilities) {
@@ -126,27 +126,14 @@ TEST_F(DropoutArguments, ToAKernelWithoutDropout) {
       {"dropout_offset_tensor", [&](AttentionArgs& a) { a.dropout_offset_tensor = number(offset); }}};
   for (const auto& [name, give] : given) {
     GoodArguments plain;
-    EXPECT_NO_THROW(kernel(false).launch(plain.args));
+    EXPECT_NO_THROW(dropout_kernel(false).launch(plain.args));
     give(plain.args);
     expect_error(ErrorCode::invalid_argument, {name, "\"dropout\": false"},
-                 [&] { kernel(false).launch(plain.args); });
+                 [&] { dropout_kernel(false).launch(plain.args); });
   }
 }
 
 // ---- C ----
-
-flashjit_tensor c_tensor(const Tensor& t) {
-  flashjit_tensor c{t.data,
-                    static_cast<std::int32_t>(t.dtype),
-                    static_cast<std::int32_t>(t.device.kind),
-                    t.device.index,
-                    t.rank,
-                    {},
-                    {}};
-  std::copy(t.shape.begin(), t.shape.end(), c.shape);
-  std::copy(t.strides.begin(), t.strides.end(), c.strides);
-  return c;
-}
 
 TEST_F(DropoutArguments, FromC) {
   flashjit_engine* engine = nullptr;
@@ -180,7 +167,7 @@ TEST_F(DropoutArguments, FromC) {
   good.args.dropout_p = 0.5;
   good.args.dropout_seed = ~std::uint64_t{0};
   good.args.dropout_offset = 2;
-  kernel().launch(good.args);
+  dropout_kernel().launch(good.args);
   EXPECT_EQ(outputs(), by_value);
   // And from memory.
   seed = ~std::uint64_t{0};

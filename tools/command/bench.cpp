@@ -257,53 +257,53 @@ int bench_kernels(const BenchOptions& options) {
 
 }  // namespace
 
-Verb add_bench(CLI::App& parent) {
-  CLI::App* app =
+Verb add_bench(const Arguments& parent) {
+  const Arguments app =
       parent.add_subcommand("bench", "Measure kernels over shapes and configs, or the way to them");
   const auto options = std::make_shared<BenchOptions>();
-  app->add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text")
-      ->required();
-  options->device.add(*app);
-  options->shape.add(*app);
-  options->masks.add(*app);
-  options->dropout.add(*app);
-  app->remove_option(app->get_option("--seqlen-q"));
-  app->get_option("--seqlen-k")->description("Keys of a sequence [as many as query rows]");
-  app->add_option("--seqlens", options->seqlens,
-                  "Sequence lengths, with commas; keys as well unless --seqlen-k")
-      ->delimiter(',')
-      ->check(at_least(0))
-      ->capture_default_str();
-  app->add_option("--tokens", options->tokens,
-                  "Choose the batch so that it has about so many query rows in all")
-      ->check(at_least(0));
-  CLI::Option* configs =
-      app->add_option("--configs", options->configs,
-                      "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
-                      "64x128,128x64x2x4 [the one that would be taken]");
-  app->add_option("--rounds", options->rounds, "Samples of each; candidates take turns")
-      ->check(at_least(1))
-      ->capture_default_str();
-  app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
-  app->add_flag("--processor-time", options->processor_time,
-                "Measure processor time, blind to other processes; with --num-threads 1 only");
-  CLI::Option* compile = app->add_flag("--compile", options->compile,
-                                       "Measure engine.get instead: cold, warm and hot, for each --targets");
-  app->add_option("--targets", options->targets, "Of --compile, with commas: sm_80, ..., native")
-      ->delimiter(',')
-      ->needs(compile)
-      ->capture_default_str();
-  compile->excludes(configs);
-  CLI::Option* start = app->add_flag("--start", options->start,
-                                     "Measure what this process takes to its first result instead, and then "
-                                     "engine.get from disk and from memory");
-  app->add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
-      ->check(at_least(1))
-      ->needs(start)
-      ->capture_default_str();
-  start->excludes(configs)->excludes(compile);
-  add_json(*app, options->json);
-  app->footer(
+  app.add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text")
+      .required();
+  options->device.add(app);
+  options->shape.add(app);
+  options->masks.add(app);
+  options->dropout.add(app);
+  app.remove_option("--seqlen-q");
+  app.get_option("--seqlen-k").description("Keys of a sequence [as many as query rows]");
+  app.add_option("--seqlens", options->seqlens,
+                 "Sequence lengths, with commas; keys as well unless --seqlen-k")
+      .delimiter(',')
+      .at_least(0)
+      .capture_default_str();
+  app.add_option("--tokens", options->tokens,
+                 "Choose the batch so that it has about so many query rows in all")
+      .at_least(0);
+  const Argument configs =
+      app.add_option("--configs", options->configs,
+                     "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
+                     "64x128,128x64x2x4 [the one that would be taken]");
+  app.add_option("--rounds", options->rounds, "Samples of each; candidates take turns")
+      .at_least(1)
+      .capture_default_str();
+  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.add_flag("--processor-time", options->processor_time,
+               "Measure processor time, blind to other processes; with --num-threads 1 only");
+  const Argument compile = app.add_flag("--compile", options->compile,
+                                        "Measure engine.get instead: cold, warm and hot, for each --targets");
+  app.add_option("--targets", options->targets, "Of --compile, with commas: sm_80, ..., native")
+      .delimiter(',')
+      .needs(compile)
+      .capture_default_str();
+  compile.excludes(configs);
+  const Argument start = app.add_flag("--start", options->start,
+                                      "Measure what this process takes to its first result instead, and then "
+                                      "engine.get from disk and from memory");
+  app.add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
+      .at_least(1)
+      .needs(start)
+      .capture_default_str();
+  start.excludes(configs).excludes(compile);
+  add_json(app, options->json);
+  app.footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
       "half the\n"
       "distance between the quartiles. On a CPU the rates of multiply-adds in registers, and of AMX, are "

@@ -228,35 +228,35 @@ int path(const CacheOptions& options) {
   return exit_ok;
 }
 
-CacheAction add_gc(CLI::App& app) {
+CacheAction add_gc(const Arguments& app) {
   const auto max_bytes = std::make_shared<std::uint64_t>(0);
   app.add_option("--max-bytes", *max_bytes, "Of all entries [FLASHJIT_CACHE_MAX_BYTES, else 1 GiB]")
-      ->check(at_least(1))
-      ->type_name("N");
+      .at_least(1)
+      .type_name("N");
   app.footer("Examples:\n  flashjit cache gc --max-bytes 100000000\n");
   return [max_bytes](const CacheOptions& options) { return gc(options, *max_bytes); };
 }
 
 // For actions without options of their own.
 template <int (*run)(const CacheOptions&)>
-CacheAction plain(CLI::App&) {
+CacheAction plain(const Arguments&) {
   return run;
 }
 
 }  // namespace
 
-Verb add_cache(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("cache", "Look into the disk cache");
-  app->require_subcommand(1);
+Verb add_cache(const Arguments& parent) {
+  const Arguments app = parent.add_subcommand("cache", "Look into the disk cache");
+  app.require_subcommand(1);
   const auto options = std::make_shared<CacheOptions>();
   const auto chosen = std::make_shared<CacheAction>();
-  const auto add = [&](const char* name, const char* what, CacheAction (*declare)(CLI::App&)) {
-    CLI::App* verb = app->add_subcommand(name, what);
-    const CacheAction action = declare(*verb);
-    add_cache_dir(*verb, options->folder);
-    add_cache_path(*verb, options->layers);
-    add_json(*verb, options->json);
-    verb->callback([chosen, action] { *chosen = action; });
+  const auto add = [&](const char* name, const char* what, CacheAction (*declare)(const Arguments&)) {
+    const Arguments verb = app.add_subcommand(name, what);
+    const CacheAction action = declare(verb);
+    add_cache_dir(verb, options->folder);
+    add_cache_path(verb, options->layers);
+    add_json(verb, options->json);
+    verb.callback([chosen, action] { *chosen = action; });
   };
   add("ls", "List the entries", plain<ls>);
   add("stat", "How many entries, how large, for which targets", plain<stat>);
@@ -268,7 +268,7 @@ Verb add_cache(CLI::App& parent) {
   add("import", "Take entries and tune records out of such a tar", add_import);
   add("clear", "Remove every entry and everything set aside; tune records stay", plain<clear>);
   add("path", "Print the folder", plain<path>);
-  app->footer(
+  app.footer(
       "Examples:\n"
       "  flashjit cache ls\n"
       "  flashjit cache stat --json\n"

@@ -1,13 +1,13 @@
 // What the actions of `flashjit cache` share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cache/disk_cache.hpp"
+#include "tools/command/arguments.hpp"
 #include "tools/command/report.hpp"
 
 namespace flashjit::command {
@@ -24,9 +24,9 @@ struct CacheOptions {
 
 // An action of `flashjit cache`: declared by `add`, which gives back what runs it.
 using CacheAction = std::function<int(const CacheOptions&)>;
-CacheAction add_explain(CLI::App& app);
-CacheAction add_export(CLI::App& app);
-CacheAction add_import(CLI::App& app);
+CacheAction add_explain(const Arguments& app);
+CacheAction add_export(const Arguments& app);
+CacheAction add_import(const Arguments& app);
 
 // One of the key's fields; empty if it has none of that name.
 std::string field(const Key& key, std::string_view label);

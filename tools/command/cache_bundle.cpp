@@ -74,16 +74,16 @@ int import_from(const std::string& path, const CacheOptions& options) {
 
 }  // namespace
 
-CacheAction add_export(CLI::App& app) {
+CacheAction add_export(const Arguments& app) {
   const auto path = std::make_shared<std::string>();
-  app.add_option("ARCHIVE", *path, "The file to write, or '-' for standard output")->required();
+  app.add_option("ARCHIVE", *path, "The file to write, or '-' for standard output").required();
   app.footer("Examples:\n  flashjit cache export kernels.tar --cache-dir kernels\n");
   return [path](const CacheOptions& options) { return export_to(*path, options); };
 }
 
-CacheAction add_import(CLI::App& app) {
+CacheAction add_import(const Arguments& app) {
   const auto path = std::make_shared<std::string>();
-  app.add_option("ARCHIVE", *path, "The file to read, or '-' for standard input")->required();
+  app.add_option("ARCHIVE", *path, "The file to read, or '-' for standard input").required();
   app.footer(
       "Examples:\n  flashjit cache import kernels.tar --cache-dir kernels\n\n"
       "What is damaged, foreign or not a plain file is refused, each with its reason, and the rest "

@@ -126,15 +126,15 @@ int explain(const CacheOptions& cache, const Options& options) {
 
 }  // namespace
 
-CacheAction add_explain(CLI::App& app) {
+CacheAction add_explain(const Arguments& app) {
   const auto options = std::make_shared<Options>();
-  CLI::Option* keys =
+  const Argument keys =
       app.add_option("KEY", options->keys, "One or two entries: digests or their first digits")
-          ->expected(1, 2);
-  CLI::Option* spec =
+          .expected(1, 2);
+  const Argument spec =
       app.add_option("--spec", options->spec, "What would be looked up for this spec, and if it is there");
-  keys->excludes(spec);
-  app.add_option("--target", options->target, "Of --spec")->needs(spec)->capture_default_str();
+  keys.excludes(spec);
+  app.add_option("--target", options->target, "Of --spec").needs(spec).capture_default_str();
   options->shape.add(app);
   app.footer(
       "Examples:\n"

@@ -50,20 +50,20 @@ int compile_targets(const Options& options) {
 
 }  // namespace
 
-Verb add_compile(CLI::App& parent) {
-  CLI::App* app =
+Verb add_compile(const Arguments& parent) {
+  const Arguments app =
       parent.add_subcommand("compile", "Compile a spec's kernel into the cache, or find it there");
   const auto options = std::make_shared<Options>();
-  add_spec(*app, options->spec);
-  app->add_option("--target", options->targets,
-                  "sm_80, ..., x86-64-v4+amx, native: this CPU; several with commas")
-      ->delimiter(',')
-      ->capture_default_str();
-  options->shape.add(*app);
-  add_cache_dir(*app, options->cache_dir);
-  add_cache_path(*app, options->cache_path);
-  add_json(*app, options->json);
-  app->footer(
+  add_spec(app, options->spec);
+  app.add_option("--target", options->targets,
+                 "sm_80, ..., x86-64-v4+amx, native: this CPU; several with commas")
+      .delimiter(',')
+      .capture_default_str();
+  options->shape.add(app);
+  add_cache_dir(app, options->cache_dir);
+  add_cache_path(app, options->cache_path);
+  add_json(app, options->json);
+  app.footer(
       "Examples:\n"
       "  flashjit compile tools/examples/causal_bf16.json --target sm_80,sm_90\n"
       "  flashjit compile '{\"op\": \"forward\", \"dtype\": \"fp16\", \"head_dim\": 64}' --target native "

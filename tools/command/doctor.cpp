@@ -130,13 +130,13 @@ int examine(const Options& options) {
 
 }  // namespace
 
-Verb add_doctor(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("doctor", "Say what was found, what is missing and what to do");
+Verb add_doctor(const Arguments& parent) {
+  const Arguments app = parent.add_subcommand("doctor", "Say what was found, what is missing and what to do");
   const auto options = std::make_shared<Options>();
-  add_cache_dir(*app, options->cache_dir);
-  add_cache_path(*app, options->cache_path);
-  add_json(*app, options->json);
-  app->footer(
+  add_cache_dir(app, options->cache_dir);
+  add_cache_path(app, options->cache_path);
+  add_json(app, options->json);
+  app.footer(
       "Examples:\n"
       "  flashjit doctor\n"
       "  flashjit doctor --json\n\n"

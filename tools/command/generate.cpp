@@ -24,17 +24,16 @@ int generate_tensors(const Options& options) {
 
 }  // namespace
 
-Verb add_generate(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("generate", "Write seeded tensors for a spec as .npy files");
+Verb add_generate(const Arguments& parent) {
+  const Arguments app = parent.add_subcommand("generate", "Write seeded tensors for a spec as .npy files");
   const auto options = std::make_shared<Options>();
-  add_spec(*app, options->spec);
-  app->add_option("--out", options->folder,
-                  "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
-      ->capture_default_str();
-  options->shape.add(*app);
-  options->masks.add(*app);
-  app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
-  app->footer(
+  add_spec(app, options->spec);
+  app.add_option("--out", options->folder, "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
+      .capture_default_str();
+  options->shape.add(app);
+  options->masks.add(app);
+  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.footer(
       "The values are bell-shaped, with outliers and long rows. bf16 is written as float32, which holds it "
       "exactly.\n\n"
       "Examples:\n"

@@ -22,15 +22,17 @@ int run(int argc, char** argv) {
       "'flashjit VERB --help' shows a verb's options and examples.\n\n" +
       exit_code_help());
 
-  const std::vector<Verb> verbs = {add_doctor(app),   add_render(app), add_compile(app), add_generate(app),
-                                   add_mask(app),     add_run(app),    add_bench(app),   add_tune(app),
-                                   add_prebuild(app), add_cache(app)};
+  const Arguments arguments(app);
+  const std::vector<Verb> verbs = {add_doctor(arguments),   add_render(arguments), add_compile(arguments),
+                                   add_generate(arguments), add_mask(arguments),   add_run(arguments),
+                                   add_bench(arguments),    add_tune(arguments),   add_prebuild(arguments),
+                                   add_cache(arguments)};
   // Errors of parsing are reported in JSON, too, so this cannot wait for it.
   const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
   try {
     app.parse(argc, argv);
     for (const Verb& verb : verbs) {
-      if (verb.app->parsed()) return verb.run();
+      if (verb.arguments.parsed()) return verb.run();
     }
     return exit_usage;
   } catch (const CLI::Success& wanted) {  // --help, --version

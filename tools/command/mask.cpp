@@ -125,24 +125,20 @@ int show(const Options& options) {
 
 }  // namespace
 
-Verb add_mask(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("mask", "Draw what a spec's mask keeps");
+Verb add_mask(const Arguments& parent) {
+  const Arguments app = parent.add_subcommand("mask", "Draw what a spec's mask keeps");
   const auto options = std::make_shared<Options>();
-  add_spec(*app, options->spec);
-  options->shape.add(*app);
-  options->masks.add(*app);
-  app->add_option("--tile-m", options->tile_m, "Query rows of a tile")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  app->add_option("--tile-n", options->tile_n, "Keys of a tile")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  app->add_option("--entry", options->entry, "Batch entry")->check(at_least(0))->capture_default_str();
-  app->add_option("--head", options->head, "Query head")->check(at_least(0))->capture_default_str();
-  app->add_option("--seed", options->seed, "Of generated lengths, lists and trees")->capture_default_str();
-  app->add_option("--svg", options->svg, "Write a picture to this file instead");
-  add_json(*app, options->json);
-  app->footer(
+  add_spec(app, options->spec);
+  options->shape.add(app);
+  options->masks.add(app);
+  app.add_option("--tile-m", options->tile_m, "Query rows of a tile").between(1, 1024).capture_default_str();
+  app.add_option("--tile-n", options->tile_n, "Keys of a tile").between(1, 1024).capture_default_str();
+  app.add_option("--entry", options->entry, "Batch entry").at_least(0).capture_default_str();
+  app.add_option("--head", options->head, "Query head").at_least(0).capture_default_str();
+  app.add_option("--seed", options->seed, "Of generated lengths, lists and trees").capture_default_str();
+  app.add_option("--svg", options->svg, "Write a picture to this file instead");
+  add_json(app, options->json);
+  app.footer(
       "Lengths, block lists and trees are those that run and bench generate for the same options.\n\n"
       "Examples:\n"
       "  flashjit mask '{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 64, \"mask\": [\"causal\", "

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -50,19 +49,9 @@ std::string model_names() {
 
 }  // namespace
 
-CLI::Validator at_least(int least) {
-  const auto refusal = [least](const std::string& text) -> std::string {
-    std::int64_t value = 0;
-    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (failed == std::errc{} && end == text.data() + text.size() && value >= least) return {};
-    return in_quotes(text) + " is not a whole number of " + std::to_string(least) + " or more";
-  };
-  return {refusal, ""};  // without a description: --help says N only
-}
-
-CLI::Option* add_spec(CLI::App& app, std::string& argument) {
+Argument add_spec(const Arguments& app, std::string& argument) {
   return app.add_option("SPEC", argument, "A file, '-' for standard input, or the JSON text itself")
-      ->required();
+      .required();
 }
 
 AttentionSpec read_spec(const std::string& argument) {
@@ -70,12 +59,12 @@ AttentionSpec read_spec(const std::string& argument) {
                        [](const std::string& text) { return AttentionSpec::from_json(text); });
 }
 
-CLI::Option* add_manifest(CLI::App& app, std::string& argument) {
+Argument add_manifest(const Arguments& app, std::string& argument) {
   return app
       .add_option(
           "MANIFEST", argument,
           "A file, '-' for standard input, the JSON text itself; or a spec; or a model: " + model_names())
-      ->required();
+      .required();
 }
 
 std::vector<ManifestItem> read_manifest(const std::string& argument) {
@@ -88,22 +77,15 @@ std::vector<ManifestItem> read_manifest(const std::string& argument) {
       [](const std::string& text) { return parse_manifest(text); });
 }
 
-void ShapeOptions::add(CLI::App& app) {
-  app.add_option("--batch", batch, "Sequences")->check(at_least(0))->type_name("N")->capture_default_str();
+void ShapeOptions::add(const Arguments& app) {
+  app.add_option("--batch", batch, "Sequences").at_least(0).type_name("N").capture_default_str();
   app.add_option("--seqlen-q", seqlen_q, "Query rows of a sequence; varlen: of the longest")
-      ->check(at_least(0))
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]")
-      ->check(at_least(0))
-      ->type_name("N");
-  app.add_option("--heads-q", heads_q, "Query heads")
-      ->check(at_least(0))
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]")
-      ->check(at_least(0))
-      ->type_name("N");
+      .at_least(0)
+      .type_name("N")
+      .capture_default_str();
+  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]").at_least(0).type_name("N");
+  app.add_option("--heads-q", heads_q, "Query heads").at_least(0).type_name("N").capture_default_str();
+  app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]").at_least(0).type_name("N");
 }
 
 Shape ShapeOptions::shape() const {
@@ -114,29 +96,29 @@ Shape ShapeOptions::shape() const {
           .num_heads_kv = heads_kv.value_or(heads_q)};
 }
 
-void MaskOptions::add(CLI::App& app) {
+void MaskOptions::add(const Arguments& app) {
   app.add_option("--window-left", window_left, "sliding_window: keys before a row's own [seqlen_k / 4]")
-      ->check(at_least(0))
-      ->type_name("N");
+      .at_least(0)
+      .type_name("N");
   app.add_option("--window-right", window_right, "sliding_window: keys after it [0]")
-      ->check(at_least(0))
-      ->type_name("N");
+      .at_least(0)
+      .type_name("N");
   app.add_option("--num-sinks", num_sinks, "sliding_window with sinks: keys that all rows see [4]")
-      ->check(at_least(0))
-      ->type_name("N");
+      .at_least(0)
+      .type_name("N");
   app.add_option("--density", density, "block_sparse: share of the blocks that are listed")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+      .between(0.0, 1.0)
+      .capture_default_str();
   app.add_option("--partial", partial, "block_sparse: share of those that have a bitmask")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+      .between(0.0, 1.0)
+      .capture_default_str();
   app.add_option("--document-length", document_length,
                  "block_sparse: lists of documents of so many tokens instead of random ones")
-      ->check(at_least(0))
-      ->type_name("N");
+      .at_least(0)
+      .type_name("N");
   for (const char* name :
        {"--window-left", "--window-right", "--num-sinks", "--density", "--partial", "--document-length"})
-    app.get_option(name)->group("Masks");
+    app.get_option(name).group("Masks");
 }
 
 verify::MaskData MaskOptions::generate(const AttentionSpec& spec, const Shape& shape,
@@ -166,12 +148,12 @@ verify::MaskData MaskOptions::generate(const AttentionSpec& spec, const Shape& s
   return data;
 }
 
-void DropoutOptions::add(CLI::App& app) {
-  app.add_option("--dropout-p", p, "Probability that a weight is dropped [0.1]")->type_name("P");
-  app.add_option("--dropout-seed", seed, "With the offset it decides which are [1]")->type_name("N");
-  app.add_option("--dropout-offset", offset, "[0]")->type_name("N");
+void DropoutOptions::add(const Arguments& app) {
+  app.add_option("--dropout-p", p, "Probability that a weight is dropped [0.1]").type_name("P");
+  app.add_option("--dropout-seed", seed, "With the offset it decides which are [1]").type_name("N");
+  app.add_option("--dropout-offset", offset, "[0]").type_name("N");
   for (const char* name : {"--dropout-p", "--dropout-seed", "--dropout-offset"})
-    app.get_option(name)->group("Dropout");
+    app.get_option(name).group("Dropout");
 }
 
 void DropoutOptions::check(const std::vector<AttentionSpec>& specs) const {
@@ -181,13 +163,13 @@ void DropoutOptions::check(const std::vector<AttentionSpec>& specs) const {
                 "dropout was given, but SPEC has \"dropout\": false: ask for one with \"dropout\": true");
 }
 
-void DeviceOptions::add(CLI::App& app) {
-  app.add_option("--device", device, "\"cpu\" or \"cuda:N\"")->capture_default_str();
+void DeviceOptions::add(const Arguments& app) {
+  app.add_option("--device", device, "\"cpu\" or \"cuda:N\"").capture_default_str();
   app.add_option("--target", target, "Compile for this instead of the device's best");
   app.add_option("--num-threads", num_threads, "Threads of a CPU kernel; 0: as many as this process may use")
-      ->check(at_least(0))
-      ->type_name("N")
-      ->capture_default_str();
+      .at_least(0)
+      .type_name("N")
+      .capture_default_str();
   add_cache_dir(app, cache_dir);
   add_cache_path(app, cache_path);
 }
@@ -201,16 +183,16 @@ EngineOptions DeviceOptions::engine() const {
           .parallel_for = {}};
 }
 
-void add_json(CLI::App& app, bool& json) {
+void add_json(const Arguments& app, bool& json) {
   app.add_flag("--json", json, "Print one JSON value instead of text");
 }
 
-void add_cache_dir(CLI::App& app, std::optional<std::string>& cache_dir) {
+void add_cache_dir(const Arguments& app, std::optional<std::string>& cache_dir) {
   app.add_option("--cache-dir", cache_dir,
                  "Cache folder [FLASHJIT_CACHE_DIR, else ~/.cache/flashjit]; \"\" for none");
 }
 
-void add_cache_path(CLI::App& app, std::optional<std::string>& cache_path) {
+void add_cache_path(const Arguments& app, std::optional<std::string>& cache_path) {
   app.add_option("--cache-path", cache_path,
                  "Read-only folders of prebuilt kernels, searched first, with colons [FLASHJIT_CACHE_PATH]");
 }

@@ -1,27 +1,24 @@
 // Options that several verbs share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/flashjit.hpp"
+#include "tools/command/arguments.hpp"
 #include "tools/manifest/manifest.hpp"
 #include "tools/verify/random_masks.hpp"
 
 namespace flashjit::command {
 
-// Refuses in words what is not a whole number of that size.
-CLI::Validator at_least(int least);
-
 // The positional SPEC: a file, '-' for standard input, or the JSON text itself.
-CLI::Option* add_spec(CLI::App& app, std::string& argument);
+Argument add_spec(const Arguments& app, std::string& argument);
 // Throws invalid_argument for a file that cannot be read, invalid_spec for what it says.
 AttentionSpec read_spec(const std::string& argument);
 
 // The positional MANIFEST: as SPEC, or a spec, or the name of a model.
-CLI::Option* add_manifest(CLI::App& app, std::string& argument);
+Argument add_manifest(const Arguments& app, std::string& argument);
 // Throws invalid_argument for a file that cannot be read and for what it says; invalid_spec likewise.
 std::vector<ManifestItem> read_manifest(const std::string& argument);
 
@@ -32,7 +29,7 @@ struct ShapeOptions {
   int heads_q = 8;
   std::optional<int> heads_kv;  // heads_q
 
-  void add(CLI::App& app);
+  void add(const Arguments& app);
   Shape shape() const;
 };
 
@@ -42,7 +39,7 @@ struct MaskOptions {
   double density = 0.25, partial = 0.1;  // of generated block lists
   int document_length = 0;               // 0: random lists; otherwise those of such documents
 
-  void add(CLI::App& app);
+  void add(const Arguments& app);
   // Seeded data for every mask of the spec.
   verify::MaskData generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed) const;
 };
@@ -52,7 +49,7 @@ struct DropoutOptions {
   std::optional<double> p;
   std::optional<std::uint64_t> seed, offset;
 
-  void add(CLI::App& app);
+  void add(const Arguments& app);
   // Throws invalid_argument if some are given and none of the specs has dropout.
   void check(const std::vector<AttentionSpec>& specs) const;
 };
@@ -63,12 +60,12 @@ struct DeviceOptions {
   std::optional<std::string> cache_dir, cache_path;
   int num_threads = 0;
 
-  void add(CLI::App& app);
+  void add(const Arguments& app);
   EngineOptions engine() const;
 };
 
-void add_json(CLI::App& app, bool& json);
-void add_cache_dir(CLI::App& app, std::optional<std::string>& cache_dir);
-void add_cache_path(CLI::App& app, std::optional<std::string>& cache_path);
+void add_json(const Arguments& app, bool& json);
+void add_cache_dir(const Arguments& app, std::optional<std::string>& cache_dir);
+void add_cache_path(const Arguments& app, std::optional<std::string>& cache_path);
 
 }  // namespace flashjit::command

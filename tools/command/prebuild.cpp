@@ -251,27 +251,27 @@ int check(const Options& options) {
 
 }  // namespace
 
-Verb add_prebuild(CLI::App& parent) {
-  CLI::App* app =
+Verb add_prebuild(const Arguments& parent) {
+  const Arguments app =
       parent.add_subcommand("prebuild", "Compile every kernel of a manifest into a folder, without a GPU");
   const auto options = std::make_shared<Options>();
-  add_manifest(*app, options->manifest);
-  app->add_option("--target", options->targets, "sm_90a, sm_80, x86-64-v4, ...; several, or with commas")
-      ->delimiter(',')
-      ->required();
-  CLI::Option* out = app->add_option("-o,--out", options->out, "The folder; made if it is missing");
-  app->add_option("--records", options->records,
-                  "Folder with tune records (a cache folder): their configs too, and the records");
-  app->add_option("--jobs", options->jobs, "Kernels compiled at once [as many as there are CPUs]")
-      ->check(at_least(1))
-      ->type_name("N");
-  CLI::Option* check_only = app->add_flag(
+  add_manifest(app, options->manifest);
+  app.add_option("--target", options->targets, "sm_90a, sm_80, x86-64-v4, ...; several, or with commas")
+      .delimiter(',')
+      .required();
+  const Argument out = app.add_option("-o,--out", options->out, "The folder; made if it is missing");
+  app.add_option("--records", options->records,
+                 "Folder with tune records (a cache folder): their configs too, and the records");
+  app.add_option("--jobs", options->jobs, "Kernels compiled at once [as many as there are CPUs]")
+      .at_least(1)
+      .type_name("N");
+  const Argument check_only = app.add_flag(
       "--check", options->check, "Compile nothing: list what the cache lacks; exit code 7 if anything");
-  out->excludes(check_only);
-  add_cache_dir(*app, options->cache_dir);
-  add_cache_path(*app, options->cache_path);
-  add_json(*app, options->json);
-  app->footer(
+  out.excludes(check_only);
+  add_cache_dir(app, options->cache_dir);
+  add_cache_path(app, options->cache_path);
+  add_json(app, options->json);
+  app.footer(
       "Examples:\n"
       "  flashjit prebuild llama-3-8b --target sm_90a --target sm_80 --target x86-64-v4 -o kernels\n"
       "  flashjit prebuild manifest.json --target sm_90a --records ~/.cache/flashjit -o kernels --jobs 2\n"

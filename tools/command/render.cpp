@@ -47,17 +47,17 @@ int render_source(const Options& options) {
 
 }  // namespace
 
-Verb add_render(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("render", "Print the source of a spec's kernel");
+Verb add_render(const Arguments& parent) {
+  const Arguments app = parent.add_subcommand("render", "Print the source of a spec's kernel");
   const auto options = std::make_shared<Options>();
-  add_spec(*app, options->spec);
-  app->add_option("--target", options->target, "sm_80, ..., x86-64-v4+amx, or native: this CPU")
-      ->capture_default_str();
-  app->add_flag("--standalone", options->standalone,
-                "Fold every header in: one file that nvcc or clang compiles");
-  options->shape.add(*app);
-  add_json(*app, options->json);
-  app->footer(
+  add_spec(app, options->spec);
+  app.add_option("--target", options->target, "sm_80, ..., x86-64-v4+amx, or native: this CPU")
+      .capture_default_str();
+  app.add_flag("--standalone", options->standalone,
+               "Fold every header in: one file that nvcc or clang compiles");
+  options->shape.add(app);
+  add_json(app, options->json);
+  app.footer(
       "Examples:\n"
       "  flashjit render tools/examples/causal_bf16.json --target sm_90\n"
       "  flashjit render '{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 128}' --target sm_80 "

@@ -187,52 +187,52 @@ int run(const Options& options) {
 
 }  // namespace
 
-Verb add_run(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("run", "Compute attention on generated or your own tensors");
+Verb add_run(const Arguments& parent) {
+  const Arguments app = parent.add_subcommand("run", "Compute attention on generated or your own tensors");
   const auto options = std::make_shared<Options>();
-  add_spec(*app, options->spec);
-  options->device.add(*app);
-  app->get_option("--device")->description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
+  add_spec(app, options->spec);
+  options->device.add(app);
+  app.get_option("--device").description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
 
   const std::string own = "Your tensors (.npy)", generated = "Generated tensors";
-  CLI::Option* q =
-      app->add_option("--q", options->files.q, "[batch, seqlen, heads, head_dim]; varlen: [total, ...]");
-  CLI::Option* k = app->add_option("--k", options->files.k);
-  CLI::Option* v = app->add_option("--v", options->files.v);
-  q->needs(k)->needs(v);
-  k->needs(q);
-  v->needs(q);
-  CLI::Option* starts_q =
-      app->add_option("--cu-seqlens-q", options->files.cu_seqlens_q, "varlen: [batch + 1], int32");
-  CLI::Option* starts_k =
-      app->add_option("--cu-seqlens-k", options->files.cu_seqlens_k, "varlen: [batch + 1], int32");
-  for (CLI::Option* option : {q, k, v, starts_q->needs(q), starts_k->needs(q)}) option->group(own);
+  const Argument q =
+      app.add_option("--q", options->files.q, "[batch, seqlen, heads, head_dim]; varlen: [total, ...]");
+  const Argument k = app.add_option("--k", options->files.k);
+  const Argument v = app.add_option("--v", options->files.v);
+  q.needs(k).needs(v);
+  k.needs(q);
+  v.needs(q);
+  const Argument starts_q =
+      app.add_option("--cu-seqlens-q", options->files.cu_seqlens_q, "varlen: [batch + 1], int32");
+  const Argument starts_k =
+      app.add_option("--cu-seqlens-k", options->files.cu_seqlens_k, "varlen: [batch + 1], int32");
+  for (const Argument& option : {q, k, v, starts_q.needs(q), starts_k.needs(q)}) option.group(own);
 
   for (std::size_t i = 0; i < options->files.tables.size(); ++i) {
     const verify::TableArgument& table = verify::mask_table_arguments[i];
     std::string name = std::string("--") + table.name;
     std::replace(name.begin(), name.end(), '_', '-');
-    app->add_option(name, options->files.tables[i], "of the spec's masks, int32")->needs(q)->group(own);
+    app.add_option(name, options->files.tables[i], "of the spec's masks, int32").needs(q).group(own);
   }
 
-  options->shape.add(*app);
-  options->masks.add(*app);
-  options->dropout.add(*app);
-  app->add_option("--seed", options->seed, "Of the random numbers")->capture_default_str();
+  options->shape.add(app);
+  options->masks.add(app);
+  options->dropout.add(app);
+  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
   for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
-    app->get_option(name)->excludes(q)->group(generated);
+    app.get_option(name).excludes(q).group(generated);
   }
 
-  app->add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
-  app->add_option("--out", options->out, "Write the output to this .npy file");
-  app->add_option("--lse-out", options->lse_out, "Write the log-sum-exp to this .npy file");
-  app->add_flag("--verify", options->verify,
-                "Compare with the float64 oracle; exit code 20 if outside the error bound");
-  app->add_option("--verify-rows", options->verify_rows,
-                  "Rows to compare; 0: all. Without it all where that takes seconds, else a spread of them")
-      ->check(at_least(0));
-  add_json(*app, options->json);
-  app->footer(
+  app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
+  app.add_option("--out", options->out, "Write the output to this .npy file");
+  app.add_option("--lse-out", options->lse_out, "Write the log-sum-exp to this .npy file");
+  app.add_flag("--verify", options->verify,
+               "Compare with the float64 oracle; exit code 20 if outside the error bound");
+  app.add_option("--verify-rows", options->verify_rows,
+                 "Rows to compare; 0: all. Without it all where that takes seconds, else a spread of them")
+      .at_least(0);
+  add_json(app, options->json);
+  app.footer(
       "cold: nothing cached, spec to launchable. warm: a new engine, the kernel on disk. hot: in memory.\n"
       "run: median of one launch. Where the kernel was on disk already, cold is measured in an empty "
       "temporary cache.\n\n"

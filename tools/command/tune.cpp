@@ -252,31 +252,31 @@ int run(const Options& options) {
 
 }  // namespace
 
-Verb add_tune(CLI::App& parent) {
-  CLI::App* app =
+Verb add_tune(const Arguments& parent) {
+  const Arguments app =
       parent.add_subcommand("tune", "Measure which configs are the fastest here, and remember them");
   const auto options = std::make_shared<Options>();
-  add_manifest(*app, options->manifest);
-  options->device.add(*app);
-  options->shape.add(*app);
-  app->remove_option(app->get_option("--seqlen-q"));
-  app->get_option("--seqlen-k")->description("Keys of a sequence [as many as query rows]");
-  app->add_option("--seqlens", options->seqlens,
-                  "Sequence lengths, with commas; keys as well unless --seqlen-k [the manifest's, else "
-                  "512,1024,2048,4096]")
-      ->delimiter(',')
-      ->check(at_least(1));
-  app->add_option("--budget", options->budget, "Time for everything together: 90s, 5m; 0: no limit")
-      ->capture_default_str();
-  app->add_option("--jobs", options->jobs, "Candidates compiled at once; 0: as many as there are CPUs")
-      ->check(at_least(0))
-      ->capture_default_str();
-  app->add_flag("--again", options->again, "Measure anew what has a record already");
-  app->add_flag("--explain", options->explain,
-                "List the configs that were not tried or did not win, with the reasons");
-  app->add_option("--report", options->report, "Write a page with charts to this .html file");
-  add_json(*app, options->json);
-  app->footer(
+  add_manifest(app, options->manifest);
+  options->device.add(app);
+  options->shape.add(app);
+  app.remove_option("--seqlen-q");
+  app.get_option("--seqlen-k").description("Keys of a sequence [as many as query rows]");
+  app.add_option("--seqlens", options->seqlens,
+                 "Sequence lengths, with commas; keys as well unless --seqlen-k [the manifest's, else "
+                 "512,1024,2048,4096]")
+      .delimiter(',')
+      .at_least(1);
+  app.add_option("--budget", options->budget, "Time for everything together: 90s, 5m; 0: no limit")
+      .capture_default_str();
+  app.add_option("--jobs", options->jobs, "Candidates compiled at once; 0: as many as there are CPUs")
+      .at_least(0)
+      .capture_default_str();
+  app.add_flag("--again", options->again, "Measure anew what has a record already");
+  app.add_flag("--explain", options->explain,
+               "List the configs that were not tried or did not win, with the reasons");
+  app.add_option("--report", options->report, "Write a page with charts to this .html file");
+  add_json(app, options->json);
+  app.footer(
       "Candidates are compiled on all cores, checked against the heuristic config's output, and timed in "
       "interleaved rounds\n"
       "on inputs that are in no cache; those well behind drop out. Another config is chosen only if it is "

@@ -2,25 +2,26 @@
 // and gives back what runs it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+#include "tools/command/arguments.hpp"
 
 namespace flashjit::command {
 
 struct Verb {
-  CLI::App* app;
-  std::function<int()> run;  // the exit code; called after parsing, if app->parsed(); may throw Error
+  Arguments arguments;
+  std::function<int()> run;  // the exit code; called after parsing, if arguments.parsed(); may throw Error
 };
 
-Verb add_doctor(CLI::App& parent);
-Verb add_render(CLI::App& parent);
-Verb add_compile(CLI::App& parent);
-Verb add_generate(CLI::App& parent);
-Verb add_mask(CLI::App& parent);
-Verb add_run(CLI::App& parent);
-Verb add_bench(CLI::App& parent);
-Verb add_prebuild(CLI::App& parent);
-Verb add_tune(CLI::App& parent);
-Verb add_cache(CLI::App& parent);
+Verb add_doctor(const Arguments& parent);
+Verb add_render(const Arguments& parent);
+Verb add_compile(const Arguments& parent);
+Verb add_generate(const Arguments& parent);
+Verb add_mask(const Arguments& parent);
+Verb add_run(const Arguments& parent);
+Verb add_bench(const Arguments& parent);
+Verb add_prebuild(const Arguments& parent);
+Verb add_tune(const Arguments& parent);
+Verb add_cache(const Arguments& parent);
 
 }  // namespace flashjit::command

@@ -1,0 +1,118 @@
+#include "tools/command/arguments.hpp"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "codegen/suggest.hpp"
+
+namespace flashjit::command {
+
+Argument Argument::required() const {
+  return Argument(option_->required());
+}
+
+Argument Argument::at_least(int least) const {
+  const auto refusal = [least](const std::string& text) -> std::string {
+    std::int64_t value = 0;
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failed == std::errc{} && end == text.data() + text.size() && value >= least) return {};
+    return in_quotes(text) + " is not a whole number of " + std::to_string(least) + " or more";
+  };
+  return Argument(option_->check(refusal));  // without a description: --help says N only
+}
+
+Argument Argument::between(int least, int most) const {
+  return Argument(option_->check(CLI::Range(least, most)));
+}
+
+Argument Argument::between(double least, double most) const {
+  return Argument(option_->check(CLI::Range(least, most)));
+}
+
+Argument Argument::expected(int least, int most) const {
+  return Argument(option_->expected(least, most));
+}
+
+Argument Argument::delimiter(char between_values) const {
+  return Argument(option_->delimiter(between_values));
+}
+
+Argument Argument::needs(Argument other) const {
+  return Argument(option_->needs(other.option_));
+}
+
+Argument Argument::excludes(Argument other) const {
+  return Argument(option_->excludes(other.option_));
+}
+
+Argument Argument::description(const std::string& text) const {
+  return Argument(option_->description(text));
+}
+
+Argument Argument::type_name(const std::string& name) const {
+  return Argument(option_->type_name(name));
+}
+
+Argument Argument::group(const std::string& name) const {
+  return Argument(option_->group(name));
+}
+
+Argument Argument::capture_default_str() const {
+  return Argument(option_->capture_default_str());
+}
+
+Arguments Arguments::add_subcommand(const std::string& name, const std::string& description) const {
+  return Arguments(*app_->add_subcommand(name, description));
+}
+
+void Arguments::require_subcommand(int count) const {
+  app_->require_subcommand(count);
+}
+
+template <class T>
+Argument Arguments::add_option(const std::string& name, T& value, const std::string& description) const {
+  return Argument(app_->add_option(name, value, description));
+}
+using std::string, std::optional, std::vector;
+template Argument Arguments::add_option(const string&, int&, const string&) const;
+template Argument Arguments::add_option(const string&, std::int64_t&, const string&) const;
+template Argument Arguments::add_option(const string&, std::uint64_t&, const string&) const;
+template Argument Arguments::add_option(const string&, double&, const string&) const;
+template Argument Arguments::add_option(const string&, string&, const string&) const;
+template Argument Arguments::add_option(const string&, optional<int>&, const string&) const;
+template Argument Arguments::add_option(const string&, optional<std::uint64_t>&, const string&) const;
+template Argument Arguments::add_option(const string&, optional<float>&, const string&) const;
+template Argument Arguments::add_option(const string&, optional<double>&, const string&) const;
+template Argument Arguments::add_option(const string&, optional<string>&, const string&) const;
+template Argument Arguments::add_option(const string&, vector<int>&, const string&) const;
+template Argument Arguments::add_option(const string&, vector<string>&, const string&) const;
+
+Argument Arguments::add_flag(const std::string& name, bool& value, const std::string& description) const {
+  return Argument(app_->add_flag(name, value, description));
+}
+
+Argument Arguments::get_option(const std::string& name) const {
+  return Argument(app_->get_option(name));
+}
+
+void Arguments::remove_option(const std::string& name) const {
+  app_->remove_option(app_->get_option(name));
+}
+
+void Arguments::footer(const std::string& text) const {
+  app_->footer(text);
+}
+
+void Arguments::callback(std::function<void()> when_parsed) const {
+  app_->callback(std::move(when_parsed));
+}
+
+bool Arguments::parsed() const {
+  return app_->parsed();
+}
+
+}  // namespace flashjit::command

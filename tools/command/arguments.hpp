@@ -1,0 +1,59 @@
+// What verbs take from the command line. CLI11 does the work and lends the names; its header takes longer to
+// compile than all else of a verb, so that arguments.cpp and main.cpp alone include it.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace flashjit::command {
+
+// An option, a flag or a positional; copies are the same one.
+class Argument {
+ public:
+  explicit Argument(CLI::Option* option) : option_(option) {}
+
+  Argument required() const;
+  // Refuses in words what is not a whole number of that size.
+  Argument at_least(int least) const;
+  Argument between(int least, int most) const;
+  Argument between(double least, double most) const;
+  Argument expected(int least, int most) const;
+  Argument delimiter(char between_values) const;
+  Argument needs(Argument other) const;
+  Argument excludes(Argument other) const;
+  Argument description(const std::string& text) const;
+  Argument type_name(const std::string& name) const;
+  Argument group(const std::string& name) const;
+  Argument capture_default_str() const;
+
+ private:
+  CLI::Option* option_;
+};
+
+// Those of the command, of a verb or of one of its actions; copies are the same ones.
+class Arguments {
+ public:
+  explicit Arguments(CLI::App& app) : app_(&app) {}
+
+  Arguments add_subcommand(const std::string& name, const std::string& description) const;
+  void require_subcommand(int count) const;
+  // T: what arguments.cpp instantiates.
+  template <class T>
+  Argument add_option(const std::string& name, T& value, const std::string& description = "") const;
+  Argument add_flag(const std::string& name, bool& value, const std::string& description) const;
+  Argument get_option(const std::string& name) const;
+  void remove_option(const std::string& name) const;
+  void footer(const std::string& text) const;
+  void callback(std::function<void()> when_parsed) const;
+  bool parsed() const;
+
+ private:
+  CLI::App* app_;
+};
+
+}  // namespace flashjit::command

@@ -325,8 +325,9 @@ struct ForwardSm90a {
 
     FLASHJIT_FN void run() {
       if (ping_pong && group_ == consumers - 1) pass_turn();  // the first group begins
-      for (u32 n = Schedule(p_).rounds(); n > 0; --n) {
-        const auto [tile, empty] = next();
+      const u32 rounds = Schedule(p_).rounds();
+      for (u32 round = 0; round < rounds; ++round) {
+        const auto [tile, empty] = announcement(round % 2);
         if (tile.m_block < 0) {
           release(shared_.q_empty());
           continue;
@@ -411,9 +412,8 @@ struct ForwardSm90a {
       if (lane_ == 0) mbarrier_arrive(empty);
     }
 
-    FLASHJIT_FN Announcement next() {
-      mbarrier_wait(shared_.q_full(), q_parity_);
-      q_parity_ ^= 1;
+    FLASHJIT_FN Announcement announcement(u32 parity) const {
+      mbarrier_wait(shared_.q_full(), parity);
       const auto announced = *reinterpret_cast<const Announcement*>(shared_.memory + layout.announced);
       __syncwarp();  // all lanes have read it when the first releases it
       return announced;
@@ -592,7 +592,6 @@ struct ForwardSm90a {
     const Shared& shared_;
     const int group_, warp_, lane_;
     Ring ring_;
-    u32 q_parity_ = 0;
     u32 q_[q_in_registers ? qk_steps : 1][4];
     float scores_[block_n / 2];
     u32 weights_[block_n / 4];

@@ -120,6 +120,8 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
     for (int block_n = 32; block_n < 64; block_n += 16)
       if (blocks->block_n % block_n == 0) axes.block_n.push_back(block_n);
     std::sort(axes.block_n.begin(), axes.block_n.end());
+  } else if (looks_up(spec) && spec.dropout) {
+    axes.block_n.insert(axes.block_n.begin(), 48);  // what the widest heads leave registers for
   }
   return axes;
 }

@@ -67,8 +67,8 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
       const double merging = parts > 1 ? double(tile_rows) * costs.merge_keys / params.seqlen_k : 0;
       const double one = double(tile_rows + costs.conversion_rows) / parts + merging;
       const std::int64_t items = all * parts;
-      const double time =
-          even ? double((items - 1) / threads + 1) * one : (double(items - 1) / threads + 1) * one;
+      const std::int64_t rounds = (items - 1) / threads + 1;
+      const double time = (even ? double(rounds) : double(items - 1) / threads + 1) * one;
       if (best.tiles != 0 && time >= least) continue;
       least = time;
       best.tile_rows = tile_rows;

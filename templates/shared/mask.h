@@ -51,18 +51,18 @@ FLASHJIT_FN constexpr Span intersect(Span a, Span b) {
 }
 
 // For `rows` below: some, known at run time only.
-constexpr int unknown_size = 0x7fffffff;
+inline constexpr int unknown_size = 0x7fffffff;
 
 // The axis that a walk moves along.
 struct Keys {};
 struct Queries {};
 
 // What a walk found for whole() and tile(): a bitmask's number, or one of these.
-constexpr int not_found = -3;  // nothing: look it up
-constexpr int nowhere = -2, everywhere = -1;
+inline constexpr int not_found = -3;  // nothing: look it up
+inline constexpr int nowhere = -2, everywhere = -1;
 
 // Bits of keys come in words of 32.
-constexpr int word_keys = 32;
+inline constexpr int word_keys = 32;
 inline constexpr u32 all_bits = ~0u;
 template <int keys>
 constexpr int words_of = ceil_div(keys, word_keys);

@@ -251,8 +251,8 @@ TEST(Engines, SpecsThatCannotBe) {
   AttentionSpec spec;
   expect_error(ErrorCode::invalid_spec, {"head_dim"}, [&] { engine().get(spec, {}); });
   spec.head_dim = 64;
-  spec.config.block_m = 1008;
-  expect_error(ErrorCode::invalid_spec, {"block_m", "1008"}, [&] { engine().get(spec, {}); });
+  spec.config.block_m = 1040;
+  expect_error(ErrorCode::invalid_spec, {"block_m", "1040"}, [&] { engine().get(spec, {}); });
   spec.config = {};
   spec.paged = true;
   expect_error(ErrorCode::unsupported, {"paged"}, [&] { engine().get(spec, {}); });

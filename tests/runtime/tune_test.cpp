@@ -127,11 +127,14 @@ TEST_F(Tune, WhatCannotBeBuiltDoesNotWin) {
   const TuneResult result = run();
   EXPECT_EQ(result.record.chosen.block_n, 256);
   EXPECT_TRUE(result.record.complete);
-  EXPECT_EQ(std::count_if(result.record.candidates.begin(), result.record.candidates.end(),
-                          [](const TuneCandidate& c) {
-                            return c.verdict == Verdict::failed && c.reason == "no such registers";
-                          }),
-            4);
+  int failed = 0;
+  for (const TuneCandidate& c : result.record.candidates) {
+    if (c.config.block_n != 512) continue;
+    EXPECT_EQ(c.verdict, Verdict::failed);
+    EXPECT_EQ(c.reason, "no such registers");
+    ++failed;
+  }
+  EXPECT_GT(failed, 0);
 }
 
 TEST_F(Tune, TheHeuristicConfigMustWork) {

@@ -20,10 +20,10 @@ struct KernelConfig {
   int num_stages = 1;  // K/V buffers in flight (cuda); 1 on a CPU
   int num_warps = 4;   // warps of one block (cuda); 1 on a CPU
   // sm_90a only; elsewhere what they are here.
-  bool q_in_registers = false;              // Q as wgmma's register operand; else read from shared memory
-  bool ping_pong = false;                   // consumers take turns at the tensor cores
+  bool q_in_registers = false;  // Q as wgmma's register operand; else read from shared memory
+  bool ping_pong = false;       // consumers take turns at the tensor cores
   TileOrder tile_order = TileOrder::heads;
-  bool pack_gqa = false;                    // query heads of a group may share a tile, where rows are few
+  bool pack_gqa = false;  // query heads of a group may share a tile, where rows are few
 
   auto operator<=>(const KernelConfig&) const = default;
 };

@@ -45,7 +45,9 @@ class Buffer {
 };
 
 // What one thread lends to the kernels it runs, and for a launch of its own to all of them together.
-thread_local Buffer thread_scratch, launch_scratch;
+thread_local struct {
+  Buffer scratch, launch;
+} lent;
 
 class CpuExecutable final : public Executable {
  public:
@@ -75,7 +77,7 @@ class CpuExecutable final : public Executable {
     // meanwhile.
     Buffer partials;
     if (cut.key_parts > 1) {
-      partials = std::move(launch_scratch);
+      partials = std::move(lent.launch);
       lend(partials, cut.tiles, params);
     }
     for (const LoadedStep& step : steps_) {
@@ -87,7 +89,7 @@ class CpuExecutable final : public Executable {
                                                   std::to_string(step.scratch) +
                                                   " bytes of scratch for the CPU kernel");
     }
-    if (cut.key_parts > 1) launch_scratch = std::move(partials);
+    if (cut.key_parts > 1) lent.launch = std::move(partials);
   }
 
  private:
@@ -120,7 +122,7 @@ class CpuExecutable final : public Executable {
   // Called by threads that may belong to the host: lets no exception out.
   static void run_pieces(void* context, std::int64_t begin, std::int64_t end) {
     Work& work = *static_cast<Work*>(context);
-    void* const scratch = thread_scratch.at_least(work.step.scratch);
+    void* const scratch = lent.scratch.at_least(work.step.scratch);
     if (scratch == nullptr && work.step.scratch > 0) {
       work.out_of_memory = true;
       return;

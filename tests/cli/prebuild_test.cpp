@@ -26,7 +26,7 @@ TEST(Prebuild, ServesEveryShapeWithoutACompiler) {
       flashjit({"prebuild", file, "--target", "native", "-o", bundle, "--jobs", "2", "--json"});
   ASSERT_EQ(built.exit_code, 0) << built.err;
   const nlohmann::json report = built.json();
-  EXPECT_GE(report["compiled"].get<int>(), 3);
+  EXPECT_GE(report["compiled"].get<int>(), 2);
   EXPECT_EQ(report["failed"], 0);
   EXPECT_EQ(report["compiled"].get<std::size_t>(), report["kernels"].size());
   EXPECT_GT(report["bytes"].get<int>(), 1000);

@@ -142,20 +142,25 @@ TEST(TileSchedule, WavesEvenOutWhatNobodyKnew) {
   const unsigned seed = std::random_device{}();
   std::cout << "seed " << seed << "\n";
   std::mt19937 random(seed);
+  constexpr int draws = 50;
   constexpr unsigned multiprocessors = 132, rounds = 31, waves = device::count_waves(rounds);
-  std::vector<int> ends(multiprocessors);
-  int work = 0;
-  for (unsigned wave = 0; wave < waves; ++wave) {
-    for (unsigned block = 0; block < multiprocessors; ++block) {
-      int& first_free = *std::min_element(ends.begin(), ends.end());
-      for (unsigned round = 0; round < device::wave_of(wave, rounds).rounds; ++round) {
-        const int tile = static_cast<int>(random() % 30) + 1;
-        first_free += tile;
-        work += tile;
+  int longer = 0;
+  for (int draw = 0; draw < draws; ++draw) {
+    std::vector<int> ends(multiprocessors);
+    int work = 0;
+    for (unsigned wave = 0; wave < waves; ++wave) {
+      for (unsigned block = 0; block < multiprocessors; ++block) {
+        int& first_free = *std::min_element(ends.begin(), ends.end());
+        for (unsigned round = 0; round < device::wave_of(wave, rounds).rounds; ++round) {
+          const int tile = static_cast<int>(random() % 30) + 1;
+          first_free += tile;
+          work += tile;
+        }
       }
     }
+    longer += *std::max_element(ends.begin(), ends.end()) - work / static_cast<int>(multiprocessors);
   }
-  EXPECT_LE(*std::max_element(ends.begin(), ends.end()), work / 132 + 30);
+  EXPECT_LE(longer, 25 * draws);  // 19 to 21 each; waves of two thirds 36 to 45, one wave 120 to 130
   EXPECT_LE(waves, 5u);
 }
 

@@ -7,6 +7,7 @@
 #include "embedded_headers.hpp"
 #include "error.hpp"
 #include "shared/layout.h"
+#include "wgmma_products.hpp"
 
 namespace flashjit {
 namespace {
@@ -144,7 +145,9 @@ std::string structs(const AttentionSpec& spec, const Target& target, const Kerne
   text += constant("lse", spec.lse);
   text += constant("varlen", spec.varlen);
   text += constant("dropout", spec.dropout);
-  text += "};\n\nstruct Config {\n";
+  text += "};\n\n";
+  if (target.specific) text += wgmma_products(spec, config);
+  text += "struct Config {\n";
   for_each_choice([&](const char* name, auto choice, auto) {
     using Choice = decltype(choice);
     if constexpr (std::is_same_v<Choice, TileOrder KernelConfig::*>) {
@@ -154,6 +157,7 @@ std::string structs(const AttentionSpec& spec, const Target& target, const Kerne
       text += constant(name, config.*choice);
     }
   });
+  if (target.specific) text += "  using Products = WgmmaProducts;\n";
   if (!target.is_cuda())
     text += "  using Products = " + std::string(cpu_products(spec, target).type) + "<Spec, Config>;\n";
   return text + "};\n\n}  // namespace\n\n";

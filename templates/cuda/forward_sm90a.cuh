@@ -21,6 +21,7 @@ struct ForwardSm90a {
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
   using Schedule = TileSchedule<Config::tile_order, Rows>;
+  using Products = typename Config::Products;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
@@ -30,7 +31,6 @@ struct ForwardSm90a {
   static constexpr int consumer_warps = consumers * 4;
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
-  static constexpr int qk_steps = ceil_div(Spec::head_dim, 16);  // of one wgmma each
   static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,
                                       block_n,        stages,           Spec::dropout};
 
@@ -420,7 +420,7 @@ struct ForwardSm90a {
     }
     FLASHJIT_FN void take_q() {
 #pragma unroll
-      for (int step = 0; step < qk_steps; ++step) {
+      for (int step = 0; step < layout.qk_steps; ++step) {
         const int r = lane_ % 16, chunk = step % 4 * 2 + lane_ / 16;
         ldmatrix_x4(q_[step],
                     shared_.q() + step / 4 * layout.q_panel + (first_row() + r) * 128 + (chunk ^ r % 8) * 16);
@@ -447,33 +447,20 @@ struct ForwardSm90a {
 
     // scores = Q K^T
     FLASHJIT_FN void issue_qk() {
-      const u32 q = shared_.q() + group_ * Sm90aLayout::group_rows * 128, k = shared_.k(ring_.stage);
+      const u64 k = wgmma_descriptor(shared_.k(ring_.stage), 0);
       wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < qk_steps; ++step) {
-        const int column = step % 4 * 32;  // bytes within a panel
-        const u64 b = wgmma_descriptor(k + step / 4 * layout.kv_panel + column, 0);
-        if constexpr (q_in_registers)
-          wgmma_rs<Element, block_n, false>(scores_, q_[step][0], q_[step][1], q_[step][2], q_[step][3], b,
-                                            step > 0);
-        else
-          wgmma_ss<Element, block_n>(scores_, wgmma_descriptor(q + step / 4 * layout.q_panel + column, 0), b,
-                                     step > 0);
-      }
+      if constexpr (q_in_registers)
+        Products::qk(scores_, q_, k);
+      else
+        Products::qk(scores_, wgmma_descriptor(shared_.q() + group_ * Sm90aLayout::group_rows * 128, 0), k);
       wgmma_commit_group();
     }
 
     // output += weights V
     FLASHJIT_FN void issue_pv(const Ring& ring) {
+      const u64 v = wgmma_descriptor(shared_.v(ring.stage), layout.kv_panel);
       wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < block_n / 16; ++step) {
-        const u32* const p = weights_ + 4 * step;
-        wgmma_rs<Element, Spec::head_dim_v, true>(
-            output_, p[0], p[1], p[2], p[3],
-            wgmma_descriptor(shared_.v(ring.stage) + step * 16 * 128, layout.kv_panel),
-            step > 0 ? 1 : accumulate_);
-      }
+      Products::pv(output_, weights_, v, accumulate_);
       wgmma_commit_group();
     }
 
@@ -504,7 +491,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void pack_weights() {
 #pragma unroll
       for (int i = 0; i < block_n / 4; ++i)
-        weights_[i] = cvt_rn_x2(Element{}, scores_[2 * i], scores_[2 * i + 1]);
+        weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, scores_[2 * i], scores_[2 * i + 1]);
     }
 
     // Scores and weights of the next block, while those before meet V. One body for masked and whole blocks:
@@ -592,9 +579,9 @@ struct ForwardSm90a {
     const Shared& shared_;
     const int group_, warp_, lane_;
     Ring ring_;
-    u32 q_[q_in_registers ? qk_steps : 1][4];
+    u32 q_[q_in_registers ? layout.qk_steps : 1][4];
     float scores_[block_n / 2];
-    u32 weights_[block_n / 4];
+    u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax softmax_;
     RowWords row_words_[2];  // with dropout

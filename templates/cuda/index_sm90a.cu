@@ -14,12 +14,21 @@ struct Spec {
   using Mask = Intersect<Bounds, Masks...>;
 };
 
+// Products are rendered for each kernel (codegen/wgmma_products.hpp).
+struct NoProducts {
+  template <class... Operands>
+  static FLASHJIT_FN void qk(const Operands&...) {}
+  template <class... Operands>
+  static FLASHJIT_FN void pv(const Operands&...) {}
+};
+
 template <int block_m_, int block_n_, bool q_in_registers_, TileOrder tile_order_, bool pack_gqa_ = false>
 struct Config {
   static constexpr int block_m = block_m_, block_n = block_n_, num_stages = 2, num_warps = block_m / 16 + 4;
   static constexpr bool q_in_registers = q_in_registers_, ping_pong = block_m > 64;
   static constexpr TileOrder tile_order = tile_order_;
   static constexpr bool pack_gqa = pack_gqa_;
+  using Products = NoProducts;
 };
 
 template <class Spec, class Config>

@@ -35,6 +35,7 @@ struct Sm90aLayout {
     return consumers == 1 ? 0 : consumers == 2 && passes_blocks ? 16 : 8;
   }
 
+  int qk_steps, pv_steps;         // of one wgmma each, 16 columns of Q and K or 16 keys
   int q_panel, kv_panel;          // one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // all panels
   int q, k, v, barriers;          // k, v: num_stages blocks each
@@ -44,7 +45,9 @@ struct Sm90aLayout {
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
                                     bool dropout)
-      : q_panel(block_m * 128),
+      : qk_steps(ceil_div(head_dim, 16)),
+        pv_steps(block_n / 16),
+        q_panel(block_m * 128),
         kv_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),
         k_bytes(ceil_div(head_dim, panel) * kv_panel),
@@ -59,6 +62,11 @@ struct Sm90aLayout {
         dropout_asked(dropout_key + 16),
         dropout_words(dropout_asked + num_stages * 16),
         end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 8) {}
+
+  // Bytes from an operand's begin to its part in a step.
+  FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }
+  FLASHJIT_FN constexpr int k_step(int step) const { return step / 4 * kv_panel + step % 4 * 32; }
+  FLASHJIT_FN constexpr int v_step(int step) const { return step * 16 * 128; }
 };
 
 // The most query rows that a CPU kernel's register tiles take at a time, for every vector length.

@@ -38,6 +38,11 @@ struct ConfigOf {
 };
 
 template <class Spec, class Config>
+struct Emulated : Config {
+  using Products = device::EmulatedProducts<Spec, Config>;
+};
+
+template <class Spec, class Config>
 void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   constexpr int multiprocessors = 5;
   const KernelConfig config{Config::block_m,
@@ -75,7 +80,7 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
       emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
-                           [&] { device::forward_sm90a<Spec, Config>(p, maps); });
+                           [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
 }
 
 constexpr int not_a_number = 0xff;  // in every byte

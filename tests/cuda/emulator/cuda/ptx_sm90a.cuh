@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
+#include "shared/layout.h"
 
 namespace flashjit::device {
 
@@ -83,6 +84,7 @@ float operand_b(u64 descriptor, int k, int n) {
                  : operand_element<T>(base, un, uk);
 }
 
+// d (+)= a * b of 16 columns of a and b, or 16 rows of b.
 template <class T, int N>
 void wgmma_ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
   emulator::Operand rows[2];
@@ -93,8 +95,8 @@ void wgmma_ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
   emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, false>(b, k, n); }, accumulate);
 }
 template <class T, int N, bool b_n_major>
-void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
-  const auto lanes = emulator::block().all_lanes(std::array{a0, a1, a2, a3});
+void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
+  const auto lanes = emulator::block().all_lanes(std::array{a[0], a[1], a[2], a[3]});
   emulator::Operand rows[2];
   for (u32 r = 0; r < 2; ++r)
     for (u32 k = 0; k < 16; ++k)
@@ -102,5 +104,30 @@ void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accu
           T{}, lanes[threadIdx.x % 32 / 4 * 4 + k % 8 / 2][k / 8 * 2 + r] >> k % 2 * 16 & 0xffff);
   emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, b_n_major>(b, k, n); }, accumulate);
 }
+
+// As codegen/wgmma_products.hpp renders them.
+template <class Spec, class Config>
+struct EmulatedProducts {
+  using Element = typename Spec::Element;
+  static constexpr int block_n = Config::block_n;
+  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v,   Config::block_m,
+                                      block_n,        Config::num_stages, Spec::dropout};
+
+  static void qk(float (&d)[block_n / 2], const u32 (&q)[layout.qk_steps][4], u64 k) {
+    for (int i = 0; i < layout.qk_steps; ++i)
+      wgmma_rs<Element, block_n, false>(d, q[i], k + static_cast<u32>(layout.k_step(i)), i > 0);
+  }
+  static void qk(float (&d)[block_n / 2], u64 q, u64 k) {
+    for (int i = 0; i < layout.qk_steps; ++i)
+      wgmma_ss<Element, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
+                                 k + static_cast<u32>(layout.k_step(i)), i > 0);
+  }
+  static void pv(float (&d)[Spec::head_dim_v / 2], const u32 (&weights)[layout.pv_steps][4], u64 v,
+                 int accumulate) {
+    for (int i = 0; i < layout.pv_steps; ++i)
+      wgmma_rs<Element, Spec::head_dim_v, true>(d, weights[i], v + static_cast<u32>(layout.v_step(i)),
+                                                i > 0 || accumulate);
+  }
+};
 
 }  // namespace flashjit::device

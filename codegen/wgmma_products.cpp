@@ -1,0 +1,92 @@
+#include "wgmma_products.hpp"
+
+#include "shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+template <class Item>
+std::string list(int count, Item item) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += (i ? ", " : "") + item(i);
+  return text;
+}
+// Operands of the statement, from `first` on.
+std::string registers(int first, int count) {
+  return "{" + list(count, [&](int i) { return "%" + std::to_string(first + i); }) + "}";
+}
+// A descriptor's words are two operands, of which the lower has the address; `to` is theirs, `bytes` on.
+std::string advance(const std::string& to, int words, int bytes) {
+  return "\"add.u32 low, %" + std::to_string(words) + ", " + std::to_string(bytes >> 4) + "; mov.b64 " + to +
+         ", {low, %" + std::to_string(words + 1) + "};\\n\"\n";
+}
+std::string words(const std::string& descriptor) {
+  return "\"r\"(static_cast<u32>(" + descriptor + ")), \"r\"(static_cast<u32>(" + descriptor + " >> 32))";
+}
+
+struct Product {
+  const char* name;
+  const char* type;  // of a and b
+  int n, steps;
+  bool a_in_registers, b_n_major;
+  bool accumulates;  // where the caller says so; else overwrites
+
+  // a_step, b_step: bytes from the operand's begin to a step's part of it.
+  template <class AStep, class BStep>
+  std::string text(AStep a_step, BStep b_step) const {
+    const auto number = [](int i) { return std::to_string(i); };
+    const int a = n / 2, b = a + (a_in_registers ? 4 * steps : 2), last = b + 2;  // operands
+    const std::string indent = "        ";
+    std::string text = std::string("  static FLASHJIT_FN void ") + name + "(float (&d)[" + number(n / 2) +
+                       "], " + (a_in_registers ? "const u32 (&a)[" + number(steps) + "][4]" : "u64 a") +
+                       ", u64 b" + (accumulates ? ", int accumulate" : "") + ") {\n    asm volatile(\n" +
+                       indent + "\"{.reg .b32 low; .reg .b64 a, b; .reg .pred p;\\n\"\n";
+    if (accumulates) text += indent + "\"setp.ne.b32 p, %" + number(last) + ", 0;\\n\"\n";
+    for (int step = 0; step < steps; ++step) {
+      if (!a_in_registers) text += indent + advance("a", a, a_step(step));
+      text += indent + advance("b", b, b_step(step));
+      text += indent + "\"wgmma.mma_async.sync.aligned.m64n" + number(n) + "k16.f32." + type + "." + type +
+              " " + registers(0, n / 2) + ", " + (a_in_registers ? registers(a + 4 * step, 4) : "a") +
+              ", b, " +
+              (step > 0      ? "1"
+               : accumulates ? "p"
+                             : "0") +
+              ", 1, 1, " + (a_in_registers ? "" : "0, ") + (b_n_major ? "1" : "0") + ";\\n\"\n";
+    }
+    text += indent + "\"}\"\n" + indent + ": " +
+            list(n / 2, [&](int i) { return "\"+f\"(d[" + number(i) + "])"; }) + "\n" + indent + ": ";
+    text +=
+        a_in_registers
+            ? list(4 * steps, [&](int i) { return "\"r\"(a[" + number(i / 4) + "][" + number(i % 4) + "])"; })
+            : words("a");
+    return text + ", " + words("b") + (accumulates ? ", \"r\"(accumulate)" : "") + ");\n  }\n";
+  }
+};
+
+}  // namespace
+
+std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config) {
+  const device::Sm90aLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                   config.num_stages, spec.dropout);
+  const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
+  const Product qk{.name = "qk",
+                   .type = type,
+                   .n = config.block_n,
+                   .steps = layout.qk_steps,
+                   .a_in_registers = config.q_in_registers,
+                   .b_n_major = false,
+                   .accumulates = false};
+  const Product pv{.name = "pv",
+                   .type = type,
+                   .n = spec.head_dim_v,
+                   .steps = layout.pv_steps,
+                   .a_in_registers = true,
+                   .b_n_major = true,
+                   .accumulates = true};
+  return "struct WgmmaProducts {\n" +
+         qk.text([&](int step) { return layout.q_step(step); },
+                 [&](int step) { return layout.k_step(step); }) +
+         pv.text([](int) { return 0; }, [&](int step) { return layout.v_step(step); }) + "};\n\n";
+}
+
+}  // namespace flashjit

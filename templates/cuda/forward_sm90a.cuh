@@ -139,33 +139,31 @@ struct ForwardSm90a {
       const u32 rounds = schedule.rounds();
       for (u32 round = 0; round < rounds; ++round) {
         const Tile tile = schedule.tile(round);
-        if (tile.m_block < 0) {
-          announce_nothing(tile, round);
-          continue;
-        }
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
         // Looked up while the last V of the tile before waits for its place.
         PassedBlock block, next;
-        if (!look_up(walk, block)) {
-          announce_nothing(tile, round);
-          continue;
-        }
+        const bool empty = !look_up(walk, block);
         bool more = look_up(walk, next);
         load_last_v();
+        if (empty) {
+          announce({tile, 1}, 0, round);
+          continue;
+        }
         locate(work, tile);
-        load_k(block, !more);
-        load_q(tile, round);
-        // K is a block ahead of V, as the consumers take them.
-        while (more) {
-          const int index = block.index();
+        for (;;) {
+          load_k(block, !more);
+          // K is a block ahead of V, as the consumers take them.
+          if (last_v_ < 0)
+            load_q(tile, round);
+          else
+            load_v(last_v_, 2);
+          last_v_ = block.index();
+          if (!more) break;
           block = next;
           more = look_up(walk, next);
-          load_k(block, !more);
-          load_v(index, 2);
         }
-        last_v_ = block.index();
       }
       load_last_v();
       if constexpr (Spec::dropout) {
@@ -199,10 +197,6 @@ struct ForwardSm90a {
       mbarrier_wait(shared_.q_empty(), round % 2 ^ 1);
       st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, a.empty);
       mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
-    }
-    FLASHJIT_FN void announce_nothing(const Tile& tile, u32 round) {
-      load_last_v();
-      announce({tile, 1}, 0, round);
     }
     FLASHJIT_FN void load_q(const Tile& tile, u32 round) {
       if constexpr (Config::pack_gqa) {
@@ -328,10 +322,6 @@ struct ForwardSm90a {
       const u32 rounds = Schedule(p_).rounds();
       for (u32 round = 0; round < rounds; ++round) {
         const auto [tile, empty] = announcement(round % 2);
-        if (tile.m_block < 0) {
-          release(shared_.q_empty());
-          continue;
-        }
         const Work work(p_, tile);
         if (empty) {
           release(shared_.q_empty());

@@ -15,11 +15,11 @@ enum class TileOrder {
 };
 
 struct Tile {
-  int batch, head_q, m_block;  // the first head of those packed; m_block < 0: none
+  int batch, head_q, m_block;  // the first head of those packed
 };
 
-// The tiles of this block, one a round. All blocks take the same number of rounds; in some of the last there
-// may be nothing left for a block.
+// The tiles of this block, one a round. All blocks take the same number of rounds; where nothing is left for
+// one, it gets a tile of rows past the end.
 template <TileOrder order, class Rows>
 class TileSchedule {
  public:
@@ -43,7 +43,7 @@ class TileSchedule {
     if constexpr (order != TileOrder::sections) {
       if constexpr (order == TileOrder::waves) round += wave().first_round;
       const u32 index = round * gridDim.x + blockIdx.x;
-      if (index >= heads_ * m_blocks_) return {0, 0, -1};
+      if (index >= heads_ * m_blocks_) return nothing();
       head = index / m_blocks_;
       m_block = index % m_blocks_;
     } else {
@@ -59,7 +59,7 @@ class TileSchedule {
         index = section_rounds_ * gridDim.x + left / sections();
       }
       const u32 first = section * section_heads_, size = min(section_heads_, heads_ - first);
-      if (index >= size * m_blocks_) return {0, 0, -1};
+      if (index >= size * m_blocks_) return nothing();
       head = first + index % size;
       m_block = index / size;
     }
@@ -68,6 +68,7 @@ class TileSchedule {
   }
 
  private:
+  FLASHJIT_FN Tile nothing() const { return {0, 0, static_cast<int>(m_blocks_)}; }
   // Of groups of `size`. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit 32 bits.
   static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
   FLASHJIT_FN u32 rounds_of_all() const { return count(heads_ * m_blocks_, gridDim.x); }

@@ -336,21 +336,26 @@ struct ForwardSm90a {
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
+        wgmma_commit_group();  // in the place of the product with V that weigh() finds under way
         blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
-        wgmma_wait_group<0>();
-        release(shared_.k_empty(ring_.stage));
-        if (!block.whole) blocks.mask(scores_, rows, block, lane_);
         softmax_.reset();
-        softmax_.take_max(scores_);
-        softmax_.exponentiate(scores_);
-        if constexpr (Spec::dropout) drop_weights();
-        pack_weights();
         accumulate_ = 0;
-        v_keys_ = work.problem.seqlen_k - block.index * block_n;
-        while (blocks.next(block)) {
-          step(blocks, rows, block);
+        Ring before = ring_;
+        for (;;) {
+          weigh(blocks, rows, block, before);
           v_keys_ = work.problem.seqlen_k - block.index * block_n;
+          if (!blocks.next(block)) break;
+          before = ring_;
+          ring_.advance();
+          wait_k();
+          if constexpr (ping_pong) take_turn();
+          issue_qk();
+          wait_v(before);
+          issue_pv(before);
+          accumulate_ = 1;
+          if constexpr (ping_pong) pass_turn();
+          blocks.take(block, *this);
         }
         if constexpr (!q_in_registers) release(shared_.q_empty());
         wait_v(ring_);
@@ -484,18 +489,10 @@ struct ForwardSm90a {
         weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, scores_[2 * i], scores_[2 * i + 1]);
     }
 
-    // Scores and weights of the next block, while those before meet V. One body for masked and whole blocks:
-    // a second costs a third of the compile time and gains nothing.
-    FLASHJIT_FN void step(Blocks& blocks, const Positions& rows, Block& block) {
-      const Ring before = ring_;
-      ring_.advance();
-      wait_k();
-      if constexpr (ping_pong) take_turn();
-      issue_qk();
-      wait_v(before);
-      issue_pv(before);
-      if constexpr (ping_pong) pass_turn();
-      blocks.take(block, *this);
+    // Scores to weights, while those of the block before meet V. One body for the first block and the others,
+    // masked and whole: each more costs a tenth of the compile time.
+    FLASHJIT_FN void weigh(const Blocks& blocks, const Positions& rows, const Block& block,
+                           const Ring& before) {
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
       if (!block.whole) blocks.mask(scores_, rows, block, lane_);
@@ -503,13 +500,12 @@ struct ForwardSm90a {
       softmax_.exponentiate(scores_);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
-      release(shared_.v_empty(before.stage));
+      if (accumulate_) release(shared_.v_empty(before.stage));
       pack_weights();
-      if (rescale) {
+      if (rescale && accumulate_) {
 #pragma unroll
         for (int i = 0; i < Spec::head_dim_v / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
       }
-      accumulate_ = 1;
     }
 
     // Four lanes hold a row: each takes one of four groups of 8 columns from all of them, so that it has 16

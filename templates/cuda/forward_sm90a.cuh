@@ -110,10 +110,11 @@ struct ForwardSm90a {
     }
   };
 
-  // What the producer announces.
+  // What the producer announces: a tile, one of whose rows none keeps anything, or that there are no more.
+  enum class Announced : int { tile, empty_tile, end };
   struct Announcement {
     Tile tile;
-    int empty;  // no row of the tile keeps anything
+    Announced what;
   };
   static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 
@@ -135,10 +136,8 @@ struct ForwardSm90a {
         : p_(p), maps_(maps), shared_(shared) {}
 
     FLASHJIT_FN void run() {
-      const Schedule schedule(p_);
-      const u32 rounds = schedule.rounds();
-      for (u32 round = 0; round < rounds; ++round) {
-        const Tile tile = schedule.tile(round);
+      Schedule schedule(p_);
+      for (Tile tile; schedule.next(tile);) {
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
@@ -148,24 +147,24 @@ struct ForwardSm90a {
         bool more = look_up(walk, next);
         load_last_v();
         if (empty) {
-          announce({tile, 1}, 0, round);
+          announce({tile, Announced::empty_tile}, 0);
           continue;
         }
         locate(work, tile);
-        for (;;) {
-          load_k(block, !more);
-          // K is a block ahead of V, as the consumers take them.
-          if (last_v_ < 0)
-            load_q(tile, round);
-          else
-            load_v(last_v_, 2);
-          last_v_ = block.index();
-          if (!more) break;
+        load_k(block, !more);
+        load_q(tile);
+        // K is a block ahead of V, as the consumers take them.
+        while (more) {
+          const int index = block.index();
           block = next;
           more = look_up(walk, next);
+          load_k(block, !more);
+          load_v(index, 2);
         }
+        last_v_ = block.index();
       }
       load_last_v();
+      announce({{}, Announced::end}, 0);
       if constexpr (Spec::dropout) {
         mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
         ask_for_words(-1);
@@ -193,17 +192,18 @@ struct ForwardSm90a {
       }
     }
     // Tells the consumers what comes next, once they are done with the Q before; `bytes` of Q will follow.
-    FLASHJIT_FN void announce(const Announcement& a, int bytes, u32 round) {
-      mbarrier_wait(shared_.q_empty(), round % 2 ^ 1);
-      st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, a.empty);
+    FLASHJIT_FN void announce(const Announcement& a, int bytes) {
+      mbarrier_wait(shared_.q_empty(), q_parity_ ^= 1);
+      st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block,
+                   static_cast<int>(a.what));
       mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
     }
-    FLASHJIT_FN void load_q(const Tile& tile, u32 round) {
+    FLASHJIT_FN void load_q(const Tile& tile) {
       if constexpr (Config::pack_gqa) {
-        announce({tile, 0}, qk_panels * Rows(p_).used() * 128, round);
+        announce({tile, Announced::tile}, qk_panels * Rows(p_).used() * 128);
         copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
       } else {
-        announce({tile, 0}, layout.q_bytes, round);
+        announce({tile, Announced::tile}, layout.q_bytes);
         copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
       }
     }
@@ -248,6 +248,7 @@ struct ForwardSm90a {
     const ForwardMaps& maps_;
     const Shared& shared_;
     Ring ring_;
+    u32 q_parity_ = 0;
     int last_v_ = -1;  // block of the located tile whose V is not asked for yet
     int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
   };
@@ -273,6 +274,8 @@ struct ForwardSm90a {
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
+    static constexpr int none = -1;  // no stage
+
     // The blocks of a tile: next() says whether there is another; where it comes with its K, for which the
     // consumer waits, take() says which, once the tensor cores have their work.
     struct Walked {
@@ -319,11 +322,11 @@ struct ForwardSm90a {
 
     FLASHJIT_FN void run() {
       if (ping_pong && group_ == consumers - 1) pass_turn();  // the first group begins
-      const u32 rounds = Schedule(p_).rounds();
-      for (u32 round = 0; round < rounds; ++round) {
-        const auto [tile, empty] = announcement(round % 2);
+      for (u32 parity = 0;; parity ^= 1) {
+        const auto [tile, what] = announcement(parity);
+        if (what == Announced::end) break;
         const Work work(p_, tile);
-        if (empty) {
+        if (what == Announced::empty_tile) {
           release(shared_.q_empty());
           write_nothing(target(work));
           continue;
@@ -340,26 +343,25 @@ struct ForwardSm90a {
         blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         softmax_.reset();
-        accumulate_ = 0;
-        Ring before = ring_;
+        int v_stage = none;  // of the product with V that is under way
         for (;;) {
-          weigh(blocks, rows, block, before);
+          weigh(blocks, rows, block, v_stage);
           v_keys_ = work.problem.seqlen_k - block.index * block_n;
           if (!blocks.next(block)) break;
-          before = ring_;
+          const Ring before = ring_;
           ring_.advance();
           wait_k();
           if constexpr (ping_pong) take_turn();
           issue_qk();
           wait_v(before);
-          issue_pv(before);
-          accumulate_ = 1;
+          issue_pv(before, v_stage);
+          v_stage = before.stage;
           if constexpr (ping_pong) pass_turn();
           blocks.take(block, *this);
         }
         if constexpr (!q_in_registers) release(shared_.q_empty());
         wait_v(ring_);
-        issue_pv(ring_);
+        issue_pv(ring_, v_stage);
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
@@ -451,11 +453,11 @@ struct ForwardSm90a {
       wgmma_commit_group();
     }
 
-    // output += weights V
-    FLASHJIT_FN void issue_pv(const Ring& ring) {
+    // output += weights V; = after the first block, which no product is under way before
+    FLASHJIT_FN void issue_pv(const Ring& ring, int v_stage) {
       const u64 v = wgmma_descriptor(shared_.v(ring.stage), layout.kv_panel);
       wgmma_fence();
-      Products::pv(output_, weights_, v, accumulate_);
+      Products::pv(output_, weights_, v, v_stage != none);
       wgmma_commit_group();
     }
 
@@ -491,8 +493,7 @@ struct ForwardSm90a {
 
     // Scores to weights, while those of the block before meet V. One body for the first block and the others,
     // masked and whole: each more costs a tenth of the compile time.
-    FLASHJIT_FN void weigh(const Blocks& blocks, const Positions& rows, const Block& block,
-                           const Ring& before) {
+    FLASHJIT_FN void weigh(const Blocks& blocks, const Positions& rows, const Block& block, int v_stage) {
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
       if (!block.whole) blocks.mask(scores_, rows, block, lane_);
@@ -500,9 +501,9 @@ struct ForwardSm90a {
       softmax_.exponentiate(scores_);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
-      if (accumulate_) release(shared_.v_empty(before.stage));
+      if (v_stage != none) release(shared_.v_empty(v_stage));
       pack_weights();
-      if (rescale && accumulate_) {
+      if (rescale && v_stage != none) {
 #pragma unroll
         for (int i = 0; i < Spec::head_dim_v / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
       }
@@ -528,13 +529,17 @@ struct ForwardSm90a {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int at = 4 * min(g + i, groups - 1) + 2 * r;
-            // Not by multiplication alone: a row without keys may have met NaN in V.
-            x[i] = factor == 0 ? 0 : cvt_rn_x2(Element{}, output_[at] * factor, output_[at + 1] * factor);
+            x[i] = cvt_rn_x2(Element{}, output_[at] * factor, output_[at + 1] * factor);
           }
           transpose_quad(x, part);
           if (row < to.rows && g + part < groups)
             *reinterpret_cast<uint4*>(o + g * 16) = uint4{x[0], x[1], x[2], x[3]};
         }
+        // A row without keys may have met NaN in V, which no factor makes 0.
+        if (factor == 0 && row < to.rows)
+#pragma unroll 1
+          for (int g = 0; g + part < groups; g += 4)
+            *reinterpret_cast<uint4*>(o + g * 16) = uint4{0, 0, 0, 0};
       }
     }
 
@@ -571,7 +576,6 @@ struct ForwardSm90a {
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax softmax_;
     RowWords row_words_[2];  // with dropout
-    int accumulate_;         // 0: the next product overwrites the output
     int v_keys_;             // keys of the sequence from the weights' first on
   };
 

@@ -18,8 +18,7 @@ struct Tile {
   int batch, head_q, m_block;  // the first head of those packed
 };
 
-// The tiles of this block, one a round. All blocks take the same number of rounds; where nothing is left for
-// one, it gets a tile of rows past the end.
+// The tiles of this block of the grid, one after the other.
 template <TileOrder order, class Rows>
 class TileSchedule {
  public:
@@ -29,24 +28,33 @@ class TileSchedule {
         heads_(p.batch * heads_q_),
         m_blocks_(ceil_div(p.seqlen_q, rows_.tokens)),
         section_heads_(p.section_heads),
-        section_rounds_(p.section_rounds) {}
-
-  FLASHJIT_FN u32 rounds() const {
-    if constexpr (order == TileOrder::heads) return rounds_of_all();
-    if constexpr (order == TileOrder::waves) return wave().rounds;
-    const u32 tiles = section_heads_ * m_blocks_, taken = section_rounds_ * gridDim.x;
-    return first_left() + (tiles > taken ? count((tiles - taken) * sections(), gridDim.x) : 0);
+        section_rounds_(p.section_rounds) {
+    const u32 tiles = heads_ * m_blocks_, rounds = count(tiles, gridDim.x);
+    if constexpr (order == TileOrder::sections) {
+      const u32 of_section = section_heads_ * m_blocks_, taken = section_rounds_ * gridDim.x;
+      next_ = 0;
+      end_ = first_left() + (of_section > taken ? count((of_section - taken) * sections(), gridDim.x) : 0);
+    } else {
+      const TileWave wave = order == TileOrder::waves ? wave_of(blockIdx.y, rounds) : TileWave{0, rounds};
+      next_ = wave.first_round * gridDim.x + blockIdx.x;
+      end_ = min((wave.first_round + wave.rounds) * gridDim.x, tiles);
+    }
   }
 
-  FLASHJIT_FN Tile tile(u32 round) const {
-    u32 head, m_block;
-    if constexpr (order != TileOrder::sections) {
-      if constexpr (order == TileOrder::waves) round += wave().first_round;
-      const u32 index = round * gridDim.x + blockIdx.x;
-      if (index >= heads_ * m_blocks_) return nothing();
-      head = index / m_blocks_;
-      m_block = index % m_blocks_;
-    } else {
+  // False: there are no more.
+  FLASHJIT_FN bool next(Tile& tile) {
+    if constexpr (order == TileOrder::sections) return next_in_sections(tile);
+    if (next_ >= end_) return false;
+    tile = make(next_ / m_blocks_, next_ % m_blocks_);
+    next_ += gridDim.x;
+    return true;
+  }
+
+ private:
+  // In some of the last rounds of a section there may be nothing left for a block.
+  FLASHJIT_FN bool next_in_sections(Tile& tile) {
+    while (next_ < end_) {
+      const u32 round = next_++;
       // There and back again, so that the same blocks do not always get the longer tiles.
       const u32 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
       u32 section, index;  // of a section's tiles, the longest first
@@ -59,26 +67,25 @@ class TileSchedule {
         index = section_rounds_ * gridDim.x + left / sections();
       }
       const u32 first = section * section_heads_, size = min(section_heads_, heads_ - first);
-      if (index >= size * m_blocks_) return nothing();
-      head = first + index % size;
-      m_block = index / size;
+      if (index >= size * m_blocks_) continue;
+      tile = make(first + index % size, index / size);
+      return true;
     }
-    return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_) * rows_.heads,
-            static_cast<int>(m_blocks_ - 1 - m_block)};
+    return false;
   }
-
- private:
-  FLASHJIT_FN Tile nothing() const { return {0, 0, static_cast<int>(m_blocks_)}; }
   // Of groups of `size`. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit 32 bits.
   static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
-  FLASHJIT_FN u32 rounds_of_all() const { return count(heads_ * m_blocks_, gridDim.x); }
-  FLASHJIT_FN TileWave wave() const { return wave_of(blockIdx.y, rounds_of_all()); }
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
+  FLASHJIT_FN Tile make(u32 head, u32 from_last) const {
+    return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_) * rows_.heads,
+            static_cast<int>(m_blocks_ - 1 - from_last)};
+  }
 
   Rows rows_;
   u32 heads_q_, heads_;  // as many as tiles have: those packed into one count once
   u32 m_blocks_, section_heads_, section_rounds_;
+  u32 next_, end_;  // rounds of a persistent grid in sections; else tiles
 };
 
 }  // namespace flashjit::device

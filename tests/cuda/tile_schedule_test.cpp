@@ -60,13 +60,11 @@ std::vector<int> loads(const Launch& launch) {
   std::vector<int> visits(static_cast<std::size_t>(heads * tiles)), load;
   for (unsigned block = 0; block < gridDim.x * gridDim.y; ++block) {
     blockIdx = {block % blocks, block / blocks};
-    const device::TileSchedule<order, device::TileRows<block_m, false>> schedule(params);
+    device::TileSchedule<order, device::TileRows<block_m, false>> schedule(params);
     int work = 0;
-    for (unsigned round = 0; round < schedule.rounds(); ++round) {
-      const device::Tile tile = schedule.tile(round);
-      if (tile.m_block >= tiles) continue;
+    for (device::Tile tile; schedule.next(tile);) {
       const int at = (tile.batch * launch.heads + tile.head_q) * tiles + tile.m_block;
-      EXPECT_TRUE(tile.head_q < launch.heads && at < heads * tiles);
+      EXPECT_TRUE(tile.head_q < launch.heads && tile.m_block < tiles && at < heads * tiles);
       ++visits.at(static_cast<std::size_t>(at));
       work += tile.m_block + 1;
     }

@@ -52,8 +52,8 @@ struct ForwardTile {
     const Mask mask(params, problem);
     const Span valid = valid_rows(params, problem, rows);
     const Span across = positions(params, valid), hull = mask.hull(Keys{}, across);
-    const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset;
-    const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.v_offset;
+    const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset(params.k);
+    const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.k_offset(params.v);
     const float scale = params.softmax_scale * log2_e;
     begin(params, problem, rows);
     Products products;
@@ -131,7 +131,7 @@ struct ForwardTile {
   // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
   // whatever was packed before, and nothing of theirs is written.
   __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
-    const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset;
+    const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset(params.q);
     for_each_unit(params, tile, [&](int row, int unit_rows) {
       const int first = tile.begin + row;
       Products::pack_q(unit_rows,
@@ -194,8 +194,8 @@ struct ForwardTile {
   // O, by way of the room for V, and lse.
   __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
-    Element* const rows = static_cast<Element*>(params.o.data) + problem.o_offset;
-    float* const lse = static_cast<float*>(params.lse.data) + problem.lse_offset;
+    Element* const rows = static_cast<Element*>(params.o.data) + problem.q_offset(params.o);
+    float* const lse = static_cast<float*>(params.lse.data) + problem.q_offset(params.lse);
     const Span valid = valid_rows(params, problem, tile);
     float* const room = reinterpret_cast<float*>(v);
     for_each_unit(params, tile, [&](int row, int unit_rows) {

@@ -96,11 +96,11 @@ class ForwardSm80 {
     }
 
     const TileCopy<KTile, Spec::head_dim, threads> copy_k(
-        static_cast<const Element*>(p_.k.data) + problem.k_offset, p_.k.row_stride, threadIdx.x);
+        static_cast<const Element*>(p_.k.data) + problem.k_offset(p_.k), p_.k.row_stride, threadIdx.x);
     const TileCopy<VTile, Spec::head_dim_v, threads> copy_v(
-        static_cast<const Element*>(p_.v.data) + problem.v_offset, p_.v.row_stride, threadIdx.x);
+        static_cast<const Element*>(p_.v.data) + problem.k_offset(p_.v), p_.v.row_stride, threadIdx.x);
     const TileCopy<QTile, Spec::head_dim, threads> copy_q(
-        static_cast<const Element*>(p_.q.data) + problem.q_offset, p_.q.row_stride, threadIdx.x);
+        static_cast<const Element*>(p_.q.data) + problem.q_offset(p_.q), p_.q.row_stride, threadIdx.x);
     const int seqlen_k = problem.seqlen_k;
     [[maybe_unused]] Words key;
     if constexpr (Spec::dropout) {
@@ -365,7 +365,7 @@ class ForwardSm80 {
         const bool zero = empty || (Spec::dropout && p_.dropout.scale == 0);
         if constexpr (Spec::lse) {
           if (thread % 4 == 0 && position < problem.rows) {
-            static_cast<float*>(p_.lse.data)[problem.lse_offset + position * p_.lse.row_stride] =
+            static_cast<float*>(p_.lse.data)[problem.q_offset(p_.lse) + position * p_.lse.row_stride] =
                 empty ? minus_infinity : (max_log2_[i][half] + lg2_approx(sum)) * ln_2;
           }
         }
@@ -379,7 +379,7 @@ class ForwardSm80 {
       }
     }
     __syncwarp();
-    Element* o = static_cast<Element*>(p_.o.data) + problem.o_offset;
+    Element* o = static_cast<Element*>(p_.o.data) + problem.q_offset(p_.o);
 #pragma unroll 4
     for (u32 index = thread % 32; index < warp_rows * o_tiles; index += 32) {
       const u32 row = thread / 32 * warp_rows + index / o_tiles, chunk = index % o_tiles;

@@ -187,8 +187,8 @@ struct ForwardSm90a {
       k_row_ = 0;
       if constexpr (Spec::varlen) {
         batch_ = 0;
-        q_row_ += packed_range(p_.cu_seqlens_q, tile.batch, p_.total_q, p_.seqlen_q).begin;
-        k_row_ = packed_range(p_.cu_seqlens_k, tile.batch, p_.total_k, p_.seqlen_k).begin;
+        q_row_ += work.problem.first_q;
+        k_row_ = work.problem.first_k;
       }
     }
     // Tells the consumers what comes next, once they are done with the Q before; `bytes` of Q will follow.
@@ -274,7 +274,9 @@ struct ForwardSm90a {
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
-    static constexpr int none = -1;  // no stage
+    // In place of a stage, before the first product with V of a tile; the same where that V has rows past the
+    // sequence's end, as only the block that comes first can have.
+    static constexpr int no_stage = -1, no_stage_at_end = -2;
 
     // The blocks of a tile: next() says whether there is another; where it comes with its K, for which the
     // consumer waits, take() says which, once the tensor cores have their work.
@@ -343,24 +345,25 @@ struct ForwardSm90a {
         blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         softmax_.reset();
-        int v_stage = none;  // of the product with V that is under way
+        // Of the product with V that is under way.
+        int v_stage =
+            block_span(block.index, block_n).end > work.problem.seqlen_k ? no_stage_at_end : no_stage;
         for (;;) {
           weigh(blocks, rows, block, v_stage);
-          v_keys_ = work.problem.seqlen_k - block.index * block_n;
           if (!blocks.next(block)) break;
           const Ring before = ring_;
           ring_.advance();
           wait_k();
           if constexpr (ping_pong) take_turn();
           issue_qk();
-          wait_v(before);
+          wait_v(before, v_stage, work);
           issue_pv(before, v_stage);
           v_stage = before.stage;
           if constexpr (ping_pong) pass_turn();
           blocks.take(block, *this);
         }
         if constexpr (!q_in_registers) release(shared_.q_empty());
-        wait_v(ring_);
+        wait_v(ring_, v_stage, work);
         issue_pv(ring_, v_stage);
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
@@ -382,9 +385,10 @@ struct ForwardSm90a {
     FLASHJIT_FN int first_row() const { return group_ * Sm90aLayout::group_rows + warp_ * 16; }
     FLASHJIT_FN Target target(const Work& work) const {
       const int first = work.rows.begin + (Config::pack_gqa ? 0 : first_row());
-      Target t{static_cast<char*>(p_.o.data) + 2 * (work.problem.o_offset + first * p_.o.row_stride), nullptr,
-               work.rows_end - first, work.rows.end - first};
-      if constexpr (Spec::lse) t.lse = static_cast<float*>(p_.lse.data) + work.problem.lse_offset + first;
+      Target t{static_cast<char*>(p_.o.data) + 2 * (work.problem.q_offset(p_.o) + first * p_.o.row_stride),
+               nullptr, work.rows_end - first, work.rows.end - first};
+      if constexpr (Spec::lse)
+        t.lse = static_cast<float*>(p_.lse.data) + work.problem.q_offset(p_.lse) + first;
       if constexpr (Config::pack_gqa) {
         t.rows = t.rows * Rows(p_).heads - first_row();
         t.valid = t.valid * Rows(p_).heads - first_row();
@@ -426,16 +430,17 @@ struct ForwardSm90a {
       release(shared_.q_empty());
     }
     FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
-    FLASHJIT_FN void wait_v(const Ring& ring) const {
+    FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
-      if constexpr (Spec::varlen || Mask::padding) zero_past_the_end(ring.stage);
+      if ((Spec::varlen || Mask::padding) && v_stage == no_stage_at_end)
+        zero_past_the_end(ring.stage, work.problem.seqlen_k);
     }
 
     // Rows of V past the end of a sequence are the next one's, or padding: their weights are 0, but 0 * NaN
     // is NaN.
-    FLASHJIT_FN void zero_past_the_end(int stage) const {
-      if (v_keys_ >= block_n) return;
-      for (int i = v_keys_ * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
+    FLASHJIT_FN void zero_past_the_end(int stage, int seqlen_k) const {
+      asm volatile("" : "+r"(seqlen_k));  // else all that follows is computed, and kept, ahead of the loop
+      for (int i = seqlen_k % block_n * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
         for (int panel = 0; panel < v_panels; ++panel)
           st_shared_v4(shared_.v(stage) + panel * layout.kv_panel + i * 16, 0, 0, 0, 0);
       fence_proxy_async();
@@ -453,11 +458,11 @@ struct ForwardSm90a {
       wgmma_commit_group();
     }
 
-    // output += weights V; = after the first block, which no product is under way before
+    // output += weights V, or = where none is under way
     FLASHJIT_FN void issue_pv(const Ring& ring, int v_stage) {
       const u64 v = wgmma_descriptor(shared_.v(ring.stage), layout.kv_panel);
       wgmma_fence();
-      Products::pv(output_, weights_, v, v_stage != none);
+      Products::pv(output_, weights_, v, v_stage >= 0);
       wgmma_commit_group();
     }
 
@@ -501,9 +506,9 @@ struct ForwardSm90a {
       softmax_.exponentiate(scores_);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
-      if (v_stage != none) release(shared_.v_empty(v_stage));
+      if (v_stage >= 0) release(shared_.v_empty(v_stage));
       pack_weights();
-      if (rescale && v_stage != none) {
+      if (rescale && v_stage >= 0) {
 #pragma unroll
         for (int i = 0; i < Spec::head_dim_v / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
       }
@@ -576,7 +581,6 @@ struct ForwardSm90a {
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax softmax_;
     RowWords row_words_[2];  // with dropout
-    int v_keys_;             // keys of the sequence from the weights' first on
   };
 
   // Rows of Q's buffer that no copy fills: what lies there would take part in a warp's votes.

@@ -8,8 +8,16 @@ namespace flashjit::device {
 struct Problem {
   int batch, head_q, head_kv;
   int seqlen_q, seqlen_k;
-  int rows;  // of the tensors: those from seqlen_q on are padding, whose output is 0 and lse -inf
-  i64 q_offset, k_offset, v_offset, o_offset, lse_offset;  // elements from the tensor's data
+  int rows;              // of the tensors: those from seqlen_q on are padding, whose output is 0 and lse -inf
+  int first_q, first_k;  // row of the tensors where its own begin: 0 unless packed
+
+  // Elements from the data of q, o or lse, or of k or v, to its first row.
+  FLASHJIT_FN i64 q_offset(const TensorView& t) const {
+    return batch * t.batch_stride + first_q * t.row_stride + head_q * t.head_stride;
+  }
+  FLASHJIT_FN i64 k_offset(const TensorView& t) const {
+    return batch * t.batch_stride + first_k * t.row_stride + head_kv * t.head_stride;
+  }
 };
 
 // Lengths and offsets of packed sequences are clamped to the tensor: a wrong cu_seqlens gives wrong numbers,
@@ -36,12 +44,12 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   r.head_kv = head_q / (p.num_heads_q / p.num_heads_kv);
   r.seqlen_q = p.seqlen_q;
   r.seqlen_k = p.seqlen_k;
-  i64 q_row = 0, k_row = 0;
+  r.first_q = r.first_k = 0;
   if constexpr (varlen) {
     const PackedRange q = packed_range(p.cu_seqlens_q, batch, p.total_q, p.seqlen_q);
     const PackedRange k = packed_range(p.cu_seqlens_k, batch, p.total_k, p.seqlen_k);
-    q_row = q.begin;
-    k_row = k.begin;
+    r.first_q = q.begin;
+    r.first_k = k.begin;
     r.seqlen_q = q.length;
     r.seqlen_k = k.length;
   }
@@ -50,11 +58,6 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
     r.seqlen_q = padded_length(p.seqlens_q, batch, p.seqlen_q);
     r.seqlen_k = padded_length(p.seqlens_k, batch, p.seqlen_k);
   }
-  r.q_offset = batch * p.q.batch_stride + q_row * p.q.row_stride + r.head_q * p.q.head_stride;
-  r.k_offset = batch * p.k.batch_stride + k_row * p.k.row_stride + r.head_kv * p.k.head_stride;
-  r.v_offset = batch * p.v.batch_stride + k_row * p.v.row_stride + r.head_kv * p.v.head_stride;
-  r.o_offset = batch * p.o.batch_stride + q_row * p.o.row_stride + r.head_q * p.o.head_stride;
-  r.lse_offset = batch * p.lse.batch_stride + q_row * p.lse.row_stride + r.head_q * p.lse.head_stride;
   return r;
 }
 

@@ -28,7 +28,9 @@ struct TileRows<block_m, true> {
   int heads, tokens;
   u32 inverse;
   FLASHJIT_FN explicit TileRows(const ForwardParams& p)
-      : heads(p.packed_heads), tokens(block_m / p.packed_heads), inverse(p.packed_heads_inverse) {}
+      : heads(p.packed_heads),
+        tokens(quotient(block_m, p.packed_heads_inverse)),
+        inverse(p.packed_heads_inverse) {}
   FLASHJIT_FN int used() const { return tokens * heads; }
 
   struct Positions {

@@ -199,9 +199,10 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     refuse("lse was given, but the spec has \"lse\": false: nothing would be written to it");
   }
 
-  p.softmax_scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
-  if (!std::isfinite(p.softmax_scale) || p.softmax_scale <= 0)
-    refuse("softmax_scale is " + std::to_string(p.softmax_scale) + ", it must be finite and greater than 0");
+  const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
+  if (!std::isfinite(scale) || scale <= 0)
+    refuse("softmax_scale is " + std::to_string(scale) + ", it must be finite and greater than 0");
+  p.scale_log2 = std::min(scale * device::log2_e, std::numeric_limits<float>::max());
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);

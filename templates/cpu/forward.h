@@ -54,7 +54,7 @@ struct ForwardTile {
     const Span across = positions(params, valid), hull = mask.hull(Keys{}, across);
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset(params.k);
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.k_offset(params.v);
-    const float scale = params.softmax_scale * log2_e;
+    const float scale = params.scale_log2;
     begin(params, problem, rows);
     Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);

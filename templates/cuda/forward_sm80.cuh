@@ -65,7 +65,7 @@ class ForwardSm80 {
         shared_(shared),
         first_row_(first_row),
         seqlen_q_(problem.seqlen_q),
-        scale_log2_(p.softmax_scale * log2_e) {}
+        scale_log2_(p.scale_log2) {}
 
   FLASHJIT_FN static TileIndex tile_of_block(const ForwardParams& p) {
     return tile_index(p, static_cast<int>(ctaid_x()), block_m);

@@ -320,7 +320,7 @@ struct ForwardSm90a {
           group_(threadIdx.x / 128 - 1),
           warp_(threadIdx.x / 32 % 4),
           lane_(threadIdx.x % 32),
-          softmax_(p.softmax_scale) {}
+          softmax_(p.scale_log2) {}
 
     FLASHJIT_FN void run() {
       if (ping_pong && group_ == consumers - 1) pass_turn();  // the first group begins
@@ -409,8 +409,8 @@ struct ForwardSm90a {
     FLASHJIT_FN void pass_turn() const {
       bar_arrive(turn_barrier + (group_ == consumers - 1 ? 0 : group_ + 1), 256);
     }
-    FLASHJIT_FN void release(u32 empty) const {
-      if (lane_ == 0) mbarrier_arrive(empty);
+    FLASHJIT_FN void release(u32 empty, bool held = true) const {
+      mbarrier_arrive_if(lane_ == 0 && held, empty);
     }
 
     FLASHJIT_FN Announcement announcement(u32 parity) const {
@@ -506,7 +506,7 @@ struct ForwardSm90a {
       softmax_.exponentiate(scores_);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
-      if (v_stage >= 0) release(shared_.v_empty(v_stage));
+      release(shared_.v_empty(v_stage), v_stage >= 0);
       pack_weights();
       if (rescale && v_stage >= 0) {
 #pragma unroll

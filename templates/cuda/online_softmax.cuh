@@ -57,7 +57,7 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
 // The running state of a thread's two rows.
 class OnlineSoftmax {
  public:
-  FLASHJIT_FN explicit OnlineSoftmax(float softmax_scale) : scale_log2_(softmax_scale * log2_e) {}
+  FLASHJIT_FN explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {}
 
   FLASHJIT_FN void reset() {
 #pragma unroll

@@ -17,20 +17,23 @@ FLASHJIT_FN void fence_mbarrier_init() {
 FLASHJIT_FN void mbarrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+// The address is computed in any case: ptxas else takes a vote on whether to.
+FLASHJIT_FN void mbarrier_arrive_if(int condition, u32 bar) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar),
+               "r"(condition)
+               : "memory");
+}
 FLASHJIT_FN void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-FLASHJIT_FN bool mbarrier_try_wait(u32 bar, u32 parity) {
-  u32 done;
-  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-               : "=r"(done)
-               : "r"(bar), "r"(parity)
-               : "memory");
-  return done;
-}
+// One statement, loop included: fewer blocks for the compiler, which takes long over each.
 FLASHJIT_FN void mbarrier_wait(u32 bar, u32 parity) {
-  while (!mbarrier_try_wait(bar, parity)) {
-  }
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;}" ::"r"(bar),
+      "r"(parity)
+      : "memory");
 }
 
 // --- named barriers, register redistribution, election

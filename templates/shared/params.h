@@ -51,7 +51,7 @@ struct ForwardParams {
   int num_heads_q, num_heads_kv;
   int seqlen_q, seqlen_k;  // varlen: the longest that the caller promises
   int total_q, total_k;    // varlen: rows of the packed tensors
-  float softmax_scale;     // finite, > 0
+  float scale_log2;        // softmax_scale * log2(e): weights are powers of 2; finite, > 0
 
   // What the spec's masks need; otherwise unset.
   const int* seqlens_q;           // padding: [batch], null: seqlen_q

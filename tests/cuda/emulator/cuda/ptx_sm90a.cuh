@@ -12,6 +12,9 @@ inline void mbarrier_init(u32 bar, u32 count) {
 inline void mbarrier_arrive(u32 bar) {
   emulator::block().arrive(bar, 0);
 }
+inline void mbarrier_arrive_if(int condition, u32 bar) {
+  if (condition) mbarrier_arrive(bar);
+}
 inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   emulator::block().arrive(bar, bytes);
 }

@@ -118,6 +118,12 @@ struct ForwardSm90a {
   };
   static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 
+  // What is computed from it is not computed ahead of the loop around, and kept: for want of registers.
+  static FLASHJIT_FN int not_ahead(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+
   // A tile's positions in its sequence.
   struct Work {
     Problem problem;
@@ -154,6 +160,7 @@ struct ForwardSm90a {
         load_k(block, !more);
         load_q(tile);
         // K is a block ahead of V, as the consumers take them.
+#pragma unroll 1
         while (more) {
           const int index = block.index();
           block = next;
@@ -274,9 +281,9 @@ struct ForwardSm90a {
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
-    // In place of a stage, before the first product with V of a tile; the same where that V has rows past the
-    // sequence's end, as only the block that comes first can have.
-    static constexpr int no_stage = -1, no_stage_at_end = -2;
+    // In place of a stage, while there is none yet: the first block has rows of V past the sequence's end, as
+    // no other can.
+    static constexpr int ends_within = -1;
 
     // The blocks of a tile: next() says whether there is another; where it comes with its K, for which the
     // consumer waits, take() says which, once the tensor cores have their work.
@@ -327,7 +334,8 @@ struct ForwardSm90a {
       for (u32 parity = 0;; parity ^= 1) {
         const auto [tile, what] = announcement(parity);
         if (what == Announced::end) break;
-        const Work work(p_, tile);
+        Work work(p_, tile);
+        work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
         if (what == Announced::empty_tile) {
           release(shared_.q_empty());
           write_nothing(target(work));
@@ -345,9 +353,9 @@ struct ForwardSm90a {
         blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         softmax_.reset();
-        // Of the product with V that is under way.
-        int v_stage =
-            block_span(block.index, block_n).end > work.problem.seqlen_k ? no_stage_at_end : no_stage;
+        under_way_ = 0;
+        int v_stage =  // of that product
+            block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
         for (;;) {
           weigh(blocks, rows, block, v_stage);
           if (!blocks.next(block)) break;
@@ -357,14 +365,15 @@ struct ForwardSm90a {
           if constexpr (ping_pong) take_turn();
           issue_qk();
           wait_v(before, v_stage, work);
-          issue_pv(before, v_stage);
+          issue_pv(before);
           v_stage = before.stage;
+          under_way_ = 1;
           if constexpr (ping_pong) pass_turn();
           blocks.take(block, *this);
         }
         if constexpr (!q_in_registers) release(shared_.q_empty());
         wait_v(ring_, v_stage, work);
-        issue_pv(ring_, v_stage);
+        issue_pv(ring_);
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
@@ -432,14 +441,14 @@ struct ForwardSm90a {
     FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
     FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
-      if ((Spec::varlen || Mask::padding) && v_stage == no_stage_at_end)
+      if ((Spec::varlen || Mask::padding) && v_stage == ends_within)
         zero_past_the_end(ring.stage, work.problem.seqlen_k);
     }
 
     // Rows of V past the end of a sequence are the next one's, or padding: their weights are 0, but 0 * NaN
     // is NaN.
     FLASHJIT_FN void zero_past_the_end(int stage, int seqlen_k) const {
-      asm volatile("" : "+r"(seqlen_k));  // else all that follows is computed, and kept, ahead of the loop
+      seqlen_k = not_ahead(seqlen_k);
       for (int i = seqlen_k % block_n * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
         for (int panel = 0; panel < v_panels; ++panel)
           st_shared_v4(shared_.v(stage) + panel * layout.kv_panel + i * 16, 0, 0, 0, 0);
@@ -459,10 +468,10 @@ struct ForwardSm90a {
     }
 
     // output += weights V, or = where none is under way
-    FLASHJIT_FN void issue_pv(const Ring& ring, int v_stage) {
+    FLASHJIT_FN void issue_pv(const Ring& ring) {
       const u64 v = wgmma_descriptor(shared_.v(ring.stage), layout.kv_panel);
       wgmma_fence();
-      Products::pv(output_, weights_, v, v_stage >= 0);
+      Products::pv(output_, weights_, v, under_way_);
       wgmma_commit_group();
     }
 
@@ -506,9 +515,9 @@ struct ForwardSm90a {
       softmax_.exponentiate(scores_);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
-      release(shared_.v_empty(v_stage), v_stage >= 0);
+      release(shared_.v_empty(v_stage), under_way_);
       pack_weights();
-      if (rescale && v_stage >= 0) {
+      if (rescale && under_way_) {
 #pragma unroll
         for (int i = 0; i < Spec::head_dim_v / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
       }
@@ -580,6 +589,7 @@ struct ForwardSm90a {
     u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax softmax_;
+    int under_way_;          // a product with V, to which the next one adds
     RowWords row_words_[2];  // with dropout
   };
 

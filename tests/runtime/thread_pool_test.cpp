@@ -130,7 +130,7 @@ TEST(ThreadPool, UsesItsWorkers) {
 TEST(ThreadPool, FindsItsWorkersLookingFallingAsleepAndAsleep) {
   for (const int threads : {2, 4}) {
     ThreadPool pool(threads);
-    for (int i = 0; i < 1000; ++i) {
+    for (int i = 0; i < 400; ++i) {
       EXPECT_NE(Meeting::of(pool), 0);
       const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(i % 200);
       while (std::chrono::steady_clock::now() < end) continue;

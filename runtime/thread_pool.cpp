@@ -4,11 +4,37 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
+#include <system_error>
 
 namespace flashjit {
 namespace {
 
-constexpr int spins_before_sleep = 500;  // some 10 us
+// Sleeping and being woken takes some 50 us.
+constexpr std::chrono::microseconds patience{100};
+constexpr int pauses_between_yields = 500;  // some 10 us
+
+template <class Condition>
+bool soon(Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  do {
+    for (int i = 0; i < pauses_between_yields; ++i) {
+      if (condition()) return true;
+      __builtin_ia32_pause();
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < end);
+  return condition();
+}
+
+// It is held for nanoseconds, and sleeping until it is free takes a thousand times as long.
+void lock_soon(std::unique_lock<std::mutex>& lock) {
+  for (int i = 0; i < 100; ++i) {
+    if (lock.try_lock()) return;
+    __builtin_ia32_pause();
+  }
+  lock.lock();
+}
 
 }  // namespace
 
@@ -28,13 +54,16 @@ SignalsBlocked::~SignalsBlocked() {
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
-ThreadPool::ThreadPool(int num_threads) {
-  workers_.reserve(std::max(0, num_threads - 1));
+ThreadPool::ThreadPool(int num_threads) : most_callers_(available_cpus() - std::max(0, num_threads - 1)) {
   const SignalsBlocked of_the_host;
-  try {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker(); });
-  } catch (const std::system_error&) {
-    // The system gives no more threads: run with those that it gave.
+  for (int i = 1; i < num_threads; ++i) {
+    Worker& worker = workers_.emplace_back();
+    try {
+      worker.thread = std::thread([this, &worker] { work(worker); });
+    } catch (const std::system_error&) {
+      workers_.pop_back();  // the system gives no more threads: run with those that it gave
+      break;
+    }
   }
 }
 
@@ -43,8 +72,23 @@ ThreadPool::~ThreadPool() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
-  for (auto& w : workers_) w.join();
+  for (Worker& w : workers_) call(w, w.avoided);
+  for (Worker& w : workers_) w.thread.join();
+}
+
+bool ThreadPool::cpu_for_each() const {
+  return callers_.load(std::memory_order_relaxed) <= most_callers_;
+}
+
+void ThreadPool::Worker::keep_off(int cpu) {
+  const pthread_t self = thread.native_handle();
+  cpu_set_t now;
+  if (pthread_getaffinity_np(self, sizeof now, &now) != 0) return;
+  if (avoided < 0 || !CPU_EQUAL(&now, &given)) allowed = now;  // as the host wants it
+  avoided = cpu;
+  given = allowed;
+  CPU_CLR(cpu, &given);
+  if (CPU_COUNT(&given) != 0) pthread_setaffinity_np(self, sizeof given, &given);
 }
 
 void ThreadPool::work_on(Job& job) {
@@ -69,40 +113,80 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
     body(context, 0, count);
     return;
   }
-  Job job{count, body, context};
+  callers_.fetch_add(1, std::memory_order_relaxed);
+  Job job{count, body, context, sched_getcpu()};
+  Worker* called = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    lock_soon(lock);
     Job** link = &first_;
     while (*link) link = &(*link)->following;
     *link = &job;
+    for (std::int64_t i = 1; i < count && idle_; ++i) {
+      Worker* const worker = idle_;
+      idle_ = worker->next_idle;
+      worker->next_idle = called;
+      called = worker;
+    }
   }
-  const std::int64_t helpers = std::min<std::int64_t>(count - 1, workers_.size());
-  for (std::int64_t i = 0; i < helpers; ++i) wake_.notify_one();
+  const bool keep_off = cpu_for_each();
+  while (called) {
+    Worker& worker = *called;
+    called = worker.next_idle;  // it may be idle again as soon as it is called
+    call(worker, keep_off ? job.cpu : worker.avoided);
+  }
   work_on(job);
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    lock_soon(lock);
     unlink(job);
   }
   // What workers are still at is a piece at most, often over before this thread would be asleep and awake
   // again.
-  for (int i = 0; i < spins_before_sleep; ++i) {
-    if (job.workers.load(std::memory_order_acquire) == 0) return;
-    __builtin_ia32_pause();
+  const auto done = [&] { return job.workers.load(std::memory_order_acquire) == 0; };
+  if (!done() && !(cpu_for_each() && soon(done))) {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, done);
   }
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return job.workers.load(std::memory_order_relaxed) == 0; });
+  callers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void ThreadPool::worker() {
+// Wakes `worker` if it sleeps, to run on another CPU.
+void ThreadPool::call(Worker& worker, int cpu_of_caller) {
+  if (worker.state.load(std::memory_order_relaxed) == Worker::asleep && worker.avoided != cpu_of_caller)
+    worker.keep_off(cpu_of_caller);
+  if (worker.state.exchange(Worker::at_work, std::memory_order_acq_rel) == Worker::asleep)
+    worker.state.notify_one();
+}
+
+// Until it is called.
+void ThreadPool::be_idle(Worker& self, std::unique_lock<std::mutex>& lock) {
+  self.next_idle = idle_;
+  idle_ = &self;
+  self.state.store(Worker::looking, std::memory_order_relaxed);
+  lock.unlock();
+  const auto called = [&] { return self.state.load(std::memory_order_acquire) == Worker::at_work; };
+  if (!(cpu_for_each() && soon(called))) {
+    auto state = Worker::looking;
+    if (self.state.compare_exchange_strong(state, Worker::asleep, std::memory_order_acq_rel))
+      self.state.wait(Worker::asleep, std::memory_order_acquire);
+  }
+  lock_soon(lock);
+}
+
+void ThreadPool::work(Worker& self) {
   std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return stop_ || first_; });
-    if (stop_) return;
+  while (!stop_) {
+    if (!first_) {
+      be_idle(self, lock);
+      continue;
+    }
     Job& job = *first_;
     job.workers.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
+    if (sched_getcpu() == job.cpu && cpu_for_each()) self.keep_off(job.cpu);
     work_on(job);
-    lock.lock();
+    lock_soon(lock);
     unlink(job);  // nothing is left of it
     // The caller may return at once and `job` is gone. It sleeps under the lock only.
     if (job.workers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();

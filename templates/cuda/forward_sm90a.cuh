@@ -39,8 +39,7 @@ struct ForwardSm90a {
   static constexpr bool passes_blocks = !Mask::row_intervals;
 
   // setmaxnreg: the 64 Ki registers of a multiprocessor, most of them to those that hold tiles.
-  static constexpr int for_words =
-      Spec::dropout ? Sm90aLayout::registers_for_words(consumers, passes_blocks) : 0;
+  static constexpr int for_words = Spec::dropout ? Sm90aLayout::registers_for_words(consumers) : 0;
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24
                                                               : 56) +
@@ -127,12 +126,16 @@ struct ForwardSm90a {
   // A tile's positions in its sequence.
   struct Work {
     Problem problem;
+    int m_block;
     Span rows;     // without padding
     int rows_end;  // with it
     FLASHJIT_FN Work(const ForwardParams& p, const Tile& t)
-        : problem(make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q)),
-          rows{t.m_block * Rows(p).tokens, min((t.m_block + 1) * Rows(p).tokens, problem.seqlen_q)},
-          rows_end(min((t.m_block + 1) * Rows(p).tokens, problem.rows)) {}
+        : Work(p, make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q), t.m_block) {}
+    FLASHJIT_FN Work(const ForwardParams& p, const Problem& of, int block)
+        : problem(of),
+          m_block(block),
+          rows{block * Rows(p).tokens, min((block + 1) * Rows(p).tokens, problem.seqlen_q)},
+          rows_end(min((block + 1) * Rows(p).tokens, problem.rows)) {}
   };
 
   // One thread: everything that comes from global memory.
@@ -377,7 +380,7 @@ struct ForwardSm90a {
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
-        write_output(target(work));
+        write_output(target(Work(p_, work.problem, not_ahead(work.m_block))));
       }
       if (ping_pong && group_ == 0) take_turn();  // the last that was passed
     }

@@ -24,7 +24,7 @@ class TileSchedule {
  public:
   FLASHJIT_FN explicit TileSchedule(const ForwardParams& p)
       : rows_(p),
-        heads_q_(p.num_heads_q / rows_.heads),
+        heads_q_(static_cast<u32>(p.num_heads_q) / static_cast<u32>(rows_.heads)),
         heads_(p.batch * heads_q_),
         m_blocks_(ceil_div(p.seqlen_q, rows_.tokens)),
         section_heads_(p.section_heads),

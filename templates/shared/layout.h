@@ -31,8 +31,8 @@ struct Sm90aLayout {
 
   // What each consumer leaves to the group of the producer where that makes dropout's words too. (Beside a
   // second role ptxas keeps less of the producer's walk in uniform registers.)
-  FLASHJIT_FN static constexpr int registers_for_words(int consumers, bool passes_blocks) {
-    return consumers == 1 ? 0 : consumers == 2 && passes_blocks ? 16 : 8;
+  FLASHJIT_FN static constexpr int registers_for_words(int consumers) {
+    return consumers == 1 ? 0 : consumers == 2 ? 16 : 8;
   }
 
   int qk_steps, pv_steps;         // of one wgmma each, 16 columns of Q and K or 16 keys

@@ -41,7 +41,9 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   Problem r;
   r.batch = batch;
   r.head_q = head_q;
-  r.head_kv = head_q / (p.num_heads_q / p.num_heads_kv);
+  // Unsigned: without the registers that signs take.
+  r.head_kv = static_cast<int>(static_cast<u32>(head_q) /
+                               (static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv)));
   r.seqlen_q = p.seqlen_q;
   r.seqlen_k = p.seqlen_k;
   r.first_q = r.first_k = 0;

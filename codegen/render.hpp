@@ -8,8 +8,8 @@
 
 namespace flashjit {
 
-// About 25 lines: includes, Spec, Config, the composed mask and one entry a step. `spec` is validated and
-// `config` complete and fitting (see search_space.hpp).
+// Includes, Spec with the composed mask, Config and one entry a step; for sm_90a its products. `spec` is
+// validated and `config` complete and fitting (see search_space.hpp).
 KernelSource render(const AttentionSpec& spec, const Target& target, const KernelConfig& config);
 
 // The same translation unit with every header folded in, for reading and for nvcc.

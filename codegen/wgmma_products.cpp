@@ -37,6 +37,7 @@ struct Product {
     const auto number = [](int i) { return std::to_string(i); };
     const int a = n / 2, b = a + (a_in_registers ? 4 * steps : 2), last = b + 2;  // operands
     const std::string indent = "        ";
+    const char* const first = accumulates ? "p" : "0";  // whether the first step adds to d
     std::string text = std::string("  static FLASHJIT_FN void ") + name + "(float (&d)[" + number(n / 2) +
                        "], " + (a_in_registers ? "const u32 (&a)[" + number(steps) + "][4]" : "u64 a") +
                        ", u64 b" + (accumulates ? ", int accumulate" : "") + ") {\n    asm volatile(\n" +
@@ -47,11 +48,8 @@ struct Product {
       text += indent + advance("b", b, b_step(step));
       text += indent + "\"wgmma.mma_async.sync.aligned.m64n" + number(n) + "k16.f32." + type + "." + type +
               " " + registers(0, n / 2) + ", " + (a_in_registers ? registers(a + 4 * step, 4) : "a") +
-              ", b, " +
-              (step > 0      ? "1"
-               : accumulates ? "p"
-                             : "0") +
-              ", 1, 1, " + (a_in_registers ? "" : "0, ") + (b_n_major ? "1" : "0") + ";\\n\"\n";
+              ", b, " + (step > 0 ? "1" : first) + ", 1, 1, " + (a_in_registers ? "" : "0, ") +
+              (b_n_major ? "1" : "0") + ";\\n\"\n";
     }
     text += indent + "\"}\"\n" + indent + ": " +
             list(n / 2, [&](int i) { return "\"+f\"(d[" + number(i) + "])"; }) + "\n" + indent + ": ";

@@ -40,7 +40,9 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
   return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1] -
-         (spec.dropout ? device::Sm90aLayout::registers_for_words(consumers(config)) : 0);
+         (spec.dropout ? device::Sm90aLayout::registers_for_words(
+                             consumers(config), looks_up(spec) || config.tile_order == TileOrder::waves)
+                       : 0);
 }
 
 // Whether the query heads of a group see the same keys.

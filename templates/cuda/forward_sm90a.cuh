@@ -39,7 +39,10 @@ struct ForwardSm90a {
   static constexpr bool passes_blocks = !Mask::row_intervals;
 
   // setmaxnreg: the 64 Ki registers of a multiprocessor, most of them to those that hold tiles.
-  static constexpr int for_words = Spec::dropout ? Sm90aLayout::registers_for_words(consumers) : 0;
+  static constexpr int for_words =
+      Spec::dropout ? Sm90aLayout::registers_for_words(
+                          consumers, passes_blocks || Config::tile_order == TileOrder::waves)
+                    : 0;
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24
                                                               : 56) +

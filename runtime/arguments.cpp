@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <numbers>
 #include <string>
 #include <string_view>
 
@@ -202,7 +203,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   if (!std::isfinite(scale) || scale <= 0)
     refuse("softmax_scale is " + std::to_string(scale) + ", it must be finite and greater than 0");
-  p.scale_log2 = std::min(scale * device::log2_e, std::numeric_limits<float>::max());
+  p.scale_log2 = std::min(scale * std::numbers::log2e_v<float>, std::numeric_limits<float>::max());
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);

@@ -15,10 +15,11 @@ std::string list(int count, Item item) {
 std::string registers(int first, int count) {
   return "{" + list(count, [&](int i) { return "%" + std::to_string(first + i); }) + "}";
 }
-// A descriptor's words are two operands, of which the lower has the address; `to` is theirs, `bytes` on.
-std::string advance(const std::string& to, int words, int bytes) {
-  return "\"add.u32 low, %" + std::to_string(words) + ", " + std::to_string(bytes >> 4) + "; mov.b64 " + to +
-         ", {low, %" + std::to_string(words + 1) + "};\\n\"\n";
+// A descriptor's words are two operands, of which the first, the lower word, has the address; `to` is theirs,
+// `bytes` on.
+std::string advance(const std::string& to, int operand, int bytes) {
+  return "\"add.u32 low, %" + std::to_string(operand) + ", " + std::to_string(bytes >> 4) + "; mov.b64 " +
+         to + ", {low, %" + std::to_string(operand + 1) + "};\\n\"\n";
 }
 std::string words(const std::string& descriptor) {
   return "\"r\"(static_cast<u32>(" + descriptor + ")), \"r\"(static_cast<u32>(" + descriptor + " >> 32))";

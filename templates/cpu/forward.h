@@ -270,6 +270,7 @@ struct ForwardTile {
 // masks make the longest.
 template <class Spec, class Config>
 FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* scratch) {
+  const DenormalsAreZeros mode;
   const ForwardTile<Spec, Config> tile(scratch);
   const int heads = params.num_heads_q / params.packed_heads;
   const int tiles = ceil_div(params.seqlen_q * params.packed_heads, params.tile_rows);

@@ -43,9 +43,9 @@ FLASHJIT_FN Vec larger(Vec a, Vec b) {
   return a > b ? a : b;
 }
 
-// 2^x for x <= 127, relative error 2e-7, of exp2_to_bf16 9e-5; 0, or denormal, below -127; 0 for -inf; NaN
-// for NaN. The polynomials are minimax fits of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1,
-// so rescaling by an unchanged maximum changes nothing.
+// 2^x for x <= 127, relative error 2e-7, of exp2_to_bf16 9e-5; 0 below -127, for -inf too; NaN for NaN. The
+// polynomials are minimax fits of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1, so rescaling
+// by an unchanged maximum changes nothing.
 FLASHJIT_FN Vec exp2(Vec x) {
   x = representable(x);
   const Vec f = fraction(x);

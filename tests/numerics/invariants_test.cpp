@@ -1,6 +1,7 @@
 // What must hold between launches: the same bits however they are run, and nothing of one sequence in
 // another.
 #include <gtest/gtest.h>
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <atomic>
@@ -98,6 +99,24 @@ TEST_P(Invariants, LaunchesFromSeveralThreadsAtOnce) {
     }
   }
   EXPECT_EQ(wrong, 0);
+}
+
+// Instructions that met them would take a hundred times as long; what the host asked for is its own.
+TEST_P(Invariants, DenormalNumbersAreZerosOnACpuWhileAKernelRuns) {
+  if (on().device().kind != Device::Kind::cpu) GTEST_SKIP() << "not a CPU";
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    Case c = medium(dtype);
+    c.spec = forward_spec(dtype, 64, causal, {.lse = false});
+    Workload workload(on(), c);
+    const Tensor v = workload.v().on_host();
+    for (std::int64_t i = 0; i < c.batch * v.strides[0]; ++i)
+      verify::store_element(v.data, v.dtype, i, 0x1p-127f);
+    workload.v().upload();
+    const unsigned mode = _mm_getcsr();
+    const auto outputs = run(workload, workload.kernel(on().engine()));
+    EXPECT_EQ(_mm_getcsr(), mode);
+    EXPECT_TRUE(std::all_of(outputs.begin(), outputs.end(), [](std::byte b) { return b == std::byte{}; }));
+  }
 }
 
 TEST_P(Invariants, ABatchEntryFullOfNaNsStaysWithItself) {

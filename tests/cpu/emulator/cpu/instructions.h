@@ -26,6 +26,15 @@ FLASHJIT_FN Vec times_power(Vec p, Vec x) {
   return p * reinterpret_cast<Vec>(exponent << 23);
 }
 
+class DenormalsAreZeros {
+ public:
+  FLASHJIT_FN DenormalsAreZeros() { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  FLASHJIT_FN ~DenormalsAreZeros() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  const u32 before_ = __builtin_ia32_stmxcsr();
+};
+
 FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
   return (high & 0xffff0000u) | (low >> 16);
 }

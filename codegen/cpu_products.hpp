@@ -1,6 +1,8 @@
 // Which products a CPU kernel is made of, and the memory that follows from it.
 #pragma once
 
+#include <algorithm>
+
 #include "config.hpp"
 #include "shared/layout.h"
 #include "spec.hpp"
@@ -11,6 +13,18 @@ namespace flashjit {
 // AMX multiplies bf16 only; other dtypes take vectors on every target.
 inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
   return target.amx && spec.dtype == DType::bf16;
+}
+
+// Products that keep one side's tiles in registers.
+inline bool keeps_amx_tiles(const AttentionSpec& spec, const Target& target) {
+  return uses_amx(spec, target) && device::amx_keeps(spec.head_dim, spec.head_dim_v);
+}
+
+// Keys that a kernel's steps take; parts of a tile's keys are whole ones.
+inline int cpu_step(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (!uses_amx(spec, target)) return config.block_n;
+  const int keys = device::round_up(config.block_n, device::amx_unit);
+  return keeps_amx_tiles(spec, target) ? std::min(keys, device::amx_kept_keys) : keys;
 }
 
 // What one thread lends to the kernel, bytes.

@@ -121,6 +121,7 @@ struct CpuProducts {
   const char *type, *header;
 };
 CpuProducts cpu_products(const AttentionSpec& spec, const Target& target) {
+  if (keeps_amx_tiles(spec, target)) return {"AmxKeptProducts", "cpu/amx_kept_products.h"};
   if (uses_amx(spec, target)) return {"AmxProducts", "cpu/amx_products.h"};
   return {"VectorProducts", "cpu/vector_products.h"};
 }

@@ -36,12 +36,13 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-// With AMX converting K and V costs as much as four times the rows do without.
+// With AMX converting K and V costs as much as four times the rows do without; narrow heads take their scores
+// of few keys at a time, whatever the block, others those of a whole one.
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
-  const bool amx = uses_amx(spec, target);
   ConfigAxes axes = {
       .block_m = {96, 192, 384}, .block_n = {64, 128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
-  if (amx) axes.block_m = {256, 512, 1024};
+  if (uses_amx(spec, target)) axes.block_m = {256, 512, 1024};
+  if (uses_amx(spec, target) && !keeps_amx_tiles(spec, target)) axes.block_n = {64, 128, 192, 256};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     // Of whole lists, and larger: a tile converts what any of its lists keeps, for few of them.
     axes.block_m = {192, 384, 768};
@@ -60,10 +61,12 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
 // Rows of a tile share the conversion of each K/V block, which is worth a fifth of the time at 48 rows and a
 // fortieth at 192 (with AMX as much at four times the rows, which are to leave half of the second-level cache
 // to what passes through); a launch with fewer rows, or too few tiles for its threads, cuts smaller ones
-// (runtime/cpu/partition.hpp). block_n matters within the noise only, except with AMX: sums go through memory
-// once a block, and scores of a block fill the first-level cache.
+// (runtime/cpu/partition.hpp). block_n matters within the noise only, except with AMX: wide heads' sums go
+// through memory once a block, whose scores fill the first-level cache; narrow ones' O stays in that cache
+// for a block.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
-  constexpr int usual = 128;
+  const bool amx = uses_amx(spec, target);
+  const int usual = keeps_amx_tiles(spec, target) ? 512 : amx && spec.head_dim <= 128 ? 192 : 128;
   const ConfigAxes choices = axes(spec, target);
   const bool has_usual =
       std::find(choices.block_n.begin(), choices.block_n.end(), usual) != choices.block_n.end();
@@ -73,7 +76,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
                       .num_warps = 1};
   for (KernelConfig larger = config; const int block_m : choices.block_m) {
     larger.block_m = block_m;
-    if (!uses_amx(spec, target) || cpu_scratch(spec, target, larger) <= largest_scratch / 2) config = larger;
+    if (!amx || cpu_scratch(spec, target, larger) <= largest_scratch / 2) config = larger;
   }
   return config;
 }

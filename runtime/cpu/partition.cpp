@@ -56,7 +56,7 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   // may differ, some thread may begin one when all others are done.
   const bool even = spec.mask.empty() && !spec.varlen;
   const int unit = row_unit(spec, best.packed_heads, block_m, step), largest = block_m / unit * unit;
-  const int key_blocks = std::max(1, ceil_div(params.seqlen_k, config.block_n));
+  const int key_blocks = std::max(1, ceil_div(params.seqlen_k, cpu_step(spec, target, config)));
   double least = 0;
   for (int tiles = ceil_div(rows, largest), tile_rows = 0;; tiles = ceil_div(rows, tile_rows - unit)) {
     tile_rows = round_up(ceil_div(rows, tiles), unit);

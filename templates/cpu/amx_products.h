@@ -1,18 +1,9 @@
-// The products of blocked attention by AMX: bf16 in tile registers, float32 sums. Operands lie in tiles of 1
-// kB, each as one load takes it, zeros beyond head_dim:
-//
-//   K     a of S^T = K Q^T       16 keys x 32 columns
-//   Q     b                      32 columns x 16 query rows, two columns to a row of the tile
-//   V^T   a of O^T += V^T P^T    16 columns x 32 keys
-//   P     b                      32 keys x 16 query rows, two keys to a row: one word in place of two scores,
-//                                as many to a row as the unit has
+// The products of blocked attention by AMX, for wide heads: a queue that the softmax works off on its way.
 #pragma once
 
-#include "cpu/tile.h"
+#include "cpu/amx_operands.h"
 
 namespace flashjit::device {
-
-using HalfVec = unsigned short __attribute__((vector_size(4 * lanes)));
 
 // Where tiles lie: that of the next 16 rows (a) or query rows (b) so many bytes further, likewise that of the
 // next 32 terms of the sum, and the next row of each.
@@ -112,142 +103,12 @@ class TileQueue {
   int term_ = 0;  // of the group that is computed
 };
 
-// Rows of a tensor; zeros in place of those from `count` on.
-template <int rows>
-struct RowPointers {
-  static constexpr bf16 zeros[256] = {};
-  const bf16* data[rows];
-  FLASHJIT_FN RowPointers(const bf16* first, i64 stride, int count) {
-    for (int i = 0; i < rows; ++i) data[i] = i < count ? first + i * stride : zeros;
-  }
-  FLASHJIT_FN RowPointers(const UnitRows<bf16>& unit, int begin) {
-    for (int i = 0; i < rows; ++i) data[i] = begin + i < unit.count ? unit[begin + i] : zeros;
-  }
-};
-
-// Four words of each of four rows.
-FLASHJIT_FN WordVec gather_words(const bf16* const* rows, int row, int next, int column) {
-  using Words4 = u32 __attribute__((vector_size(16)));
-  Words4 w[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = load_unaligned<Words4>(rows[row + i * next] + column);
-  const auto low = __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto high = __builtin_shufflevector(w[2], w[3], 0, 1, 2, 3, 4, 5, 6, 7);
-  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
-// Transposes the 4 x 4 words of each quarter.
-FLASHJIT_FN void transpose4(WordVec (&v)[4]) {
-  WordVec t[4];
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    t[i] = __builtin_shufflevector(v[i], v[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    t[i + 1] =
-        __builtin_shufflevector(v[i], v[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    v[2 * i] =
-        __builtin_shufflevector(t[i], t[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    v[2 * i + 1] =
-        __builtin_shufflevector(t[i], t[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  }
-}
-
-FLASHJIT_FN HalfVec larger_magnitudes(WordVec words, HalfVec than) {
-  const HalfVec magnitude = reinterpret_cast<HalfVec>(words) << 1;
-  return magnitude > than ? magnitude : than;
-}
-
 template <class Spec, class Config>
-struct AmxProducts {
-  static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
-  static constexpr int vectors = 2, unit_rows = vectors * lanes;
-  static_assert(unit_rows == amx_unit);
-  static constexpr int row_step = unit_rows, most_rows = unit_rows, only_rows = unit_rows;
-  FLASHJIT_FN static int next_unit_rows(int) { return unit_rows; }
-  using Operand = bf16;
-  static constexpr int tile = 512;  // Operands
-  static constexpr int k_tiles = ceil_div(head_dim, 32), v_tiles = round_up(ceil_div(head_dim_v, 16), 2);
-  static constexpr int keys_whole = amx_unit, keys = round_up(Config::block_n, keys_whole);
-  static constexpr int q_row = k_tiles * 32, o_rows = v_tiles * 16;
-  static constexpr int k_block = keys / 16 * k_tiles * tile, v_block = keys / 32 * v_tiles * tile;
+struct AmxProducts : AmxOperands<Spec, Config> {
+  using Operands = AmxOperands<Spec, Config>;
+  using Operands::k_tiles, Operands::v_tiles, Operands::tile, Operands::vectors, Operands::unit_rows;
 
-  FLASHJIT_FN AmxProducts() { configure_tiles(); }
-  FLASHJIT_FN ~AmxProducts() { release_tiles(); }
-
-  // Weights may exceed 1, as nothing is lost by it.
-  static constexpr float growth = 8;
-  static constexpr int maxima = 4, keys_together = 2;
-  FLASHJIT_FN static Vec exp2(Vec x) { return exp2_to_bf16(x); }
-  FLASHJIT_FN static void store_weights(float* p, const Vec (&weights)[2]) {
-    constexpr u32 half = 0x8000;  // of the last place that is kept
-    const WordVec low = reinterpret_cast<WordVec>(weights[0]) + half;
-    const WordVec high = reinterpret_cast<WordVec>(weights[1]) + half;
-    store(p, reinterpret_cast<Vec>(upper_halves(low, high)));
-  }
-
-  // q: [k_tiles][vectors] tiles.
-  __attribute__((noinline)) static void pack_q(int, const UnitRows<bf16>& rows, bf16*, bf16* q) {
-    for (int i = 0; i < vectors; ++i) {
-      const RowPointers<16> row(rows, 16 * i);
-      for (int column = 0; column < k_tiles * 32; column += 8) {
-        WordVec v[4] = {};
-        if (column < head_dim) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) v[j] = gather_words(row.data, j, 4, column);
-          transpose4(v);
-        }
-        bf16* const to = q + (column / 32 * vectors + i) * tile + column % 32 * 16;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) store(to + j * 32, v[j]);
-      }
-    }
-  }
-  // k: [keys / 16][k_tiles] tiles.
-  __attribute__((noinline)) static void pack_k(const bf16* rows, i64 stride, int count, bf16* k) {
-    constexpr int whole = head_dim / 32 * 32;
-    for (int key = 0; key < count; ++key, rows += stride) {
-      bf16* to = k + key / 16 * k_tiles * tile + key % 16 * 32;
-      for (int column = 0; column < whole; column += 32, to += tile)
-        store(to, load_unaligned<WordVec>(rows + column));
-      if constexpr (whole < head_dim) {
-        alignas(64) bf16 rest[32] = {};
-        __builtin_memcpy(rest, rows + whole, sizeof(bf16) * (head_dim - whole));
-        store(to, load_unaligned<WordVec>(rest));
-      }
-    }
-  }
-  // v: [keys / 32][v_tiles] tiles, with zeros for keys from `count` on.
-  __attribute__((noinline)) static bool pack_v(const bf16* rows, i64 stride, int count, bf16* v) {
-    HalfVec largest{};  // exponent and fraction, which order as the magnitudes do
-    for (; count > 0; count -= 32, rows += 32 * stride, v += v_tiles * tile) {
-      const RowPointers<32> row(rows, stride, count);
-      for (int column = 0; column < v_tiles * 16; column += 8) {
-        WordVec even[4] = {}, odd[4] = {};  // columns; of keys 2 j and 2 j + 1
-        if (column < head_dim_v) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const WordVec low = gather_words(row.data, 2 * j, 8, column);
-            const WordVec high = gather_words(row.data, 2 * j + 1, 8, column);
-            largest = larger_magnitudes(low, larger_magnitudes(high, largest));
-            even[j] = (low & 0xffffu) | (high << 16);
-            odd[j] = upper_halves(low, high);
-          }
-          transpose4(even);
-          transpose4(odd);
-        }
-        bf16* const to = v + column / 16 * tile + column % 16 * 32;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          store(to + 2 * j * 32, even[j]);
-          store(to + (2 * j + 1) * 32, odd[j]);
-        }
-      }
-    }
-    return __builtin_reduce_max(largest) < 0xff00;
-  }
-
+  static constexpr int step_n = Operands::keys;
   static constexpr int score_blocks = 3;
   static constexpr bool ahead = true;
   // A step for so many keys of a vector of rows fills the time of a softmax with the products of two units.
@@ -265,16 +126,7 @@ struct AmxProducts {
 
   __attribute__((noinline)) void add_product(int, const bf16* v, const float* p, const float* alpha, float* o,
                                              Span keys) {
-    IntVec changed{};
-    for (int i = 0; i < unit_rows; i += lanes) changed |= load(alpha + i) != 1.0f;
-    if (__builtin_reduce_or(changed)) {
-      const auto by = load_rows<vectors>(alpha);
-      for (float* row = o; row < o + o_rows * unit_rows; row += unit_rows) {
-        auto r = load_rows<vectors>(row);
-        for (int i = 0; i < vectors; ++i) r.v[i] *= by.v[i];
-        store(row, r);
-      }
-    }
+    Operands::rescale(alpha, o);
     queue.add({{bytes(v + keys.begin / 32 * v_tiles * tile), 1024, v_tiles * 1024, 64},
                {bytes(p), 64, 64 * unit_rows, 4 * unit_rows},
                reinterpret_cast<char*>(o),
@@ -286,26 +138,9 @@ struct AmxProducts {
   FLASHJIT_FN void advance() { queue.step(); }
   FLASHJIT_FN void finish() { queue.finish(); }
 
-  __attribute__((noinline)) static void add_weighted(int, const bf16* v, const float* p, float* o,
-                                                     Span keys) {
-    for (int key = keys.begin; key < keys.end; ++key) {
-      const float* const words = p + (key - keys.begin) / 2 * unit_rows;
-      for (int column = 0; column < head_dim_v; ++column) {
-        const u32 bits = v[(key / 32 * v_tiles + column / 16) * tile + column % 16 * 32 + key % 32].bits;
-        const Vec x = splat(__builtin_bit_cast(float, bits << 16));
-        for (int r = 0; r < unit_rows; r += lanes) {
-          const WordVec pair = reinterpret_cast<WordVec>(load(words + r));
-          const Vec weight = reinterpret_cast<Vec>(key % 2 != 0 ? pair & 0xffff0000u : pair << 16);
-          float* const sum = o + column * unit_rows + r;
-          store(sum, select(weight == 0.0f, load(sum), fma(x, weight, load(sum))));
-        }
-      }
-    }
-  }
-
  private:
   TileQueue queue;
-  FLASHJIT_FN static const char* bytes(const void* p) { return static_cast<const char*>(p); }
+  using Operands::bytes;
 };
 
 }  // namespace flashjit::device

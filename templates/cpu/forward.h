@@ -20,7 +20,8 @@ struct ForwardTile {
   static constexpr int most_rows = round_up(block_m, Products::row_step);
   static constexpr int q_row = Products::q_row, o_row = Products::o_rows;
   static constexpr int keys_whole = Products::keys_whole;
-  static constexpr int s_block = round_up(block_n, keys_whole) * Products::most_rows;
+  static constexpr int step_n = min(Products::step_n, round_up(block_n, keys_whole));
+  static constexpr int s_block = step_n * Products::most_rows;
 
   // Scratch, in this order. What belongs to rows lies unit after unit.
   Operand* q;                // [q_row][unit_rows], as the products want it
@@ -28,7 +29,7 @@ struct ForwardTile {
   float* state;              // RowState
   Operand* k;                // [k_block]
   Operand* v;                // [v_block]
-  float* s;                  // [score_blocks][block_n, in whole groups of keys][unit_rows]
+  float* s;                  // [score_blocks][step_n][unit_rows]
   float* alpha;              // [unit_rows]
   u32 *multiplier, *addend;  // of rows; these and the next with dropout only
   u32* column;               // [block_n + keys_whole]
@@ -50,8 +51,8 @@ struct ForwardTile {
   // see, one of params.key_parts.
   FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span rows, int part) const {
     const Mask mask(params, problem);
-    const Span valid = valid_rows(params, problem, rows);
-    const Span across = positions(params, valid), hull = mask.hull(Keys{}, across);
+    const Span valid = valid_rows(params, problem, rows), across = positions(params, valid);
+    const Span hull = mask.hull(Keys{}, across), ours = part_of(hull, part, params.key_parts);
     const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset(params.k);
     const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.k_offset(params.v);
     const float scale = params.scale_log2;
@@ -59,25 +60,30 @@ struct ForwardTile {
     Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);
 
-    BlockWalk<Keys, Mask> walk(mask, across, block_n, part_of(hull, part, params.key_parts));
+    BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
     for (Block block; walk.next(block);) {
-      const Span keys = intersect(hull, block_span(block.index, block_n));
+      const Span keys = intersect(intersect(hull, ours), block_span(block.index, block_n));
       const i64 k_stride = params.k.row_stride, v_stride = params.v.row_stride;
       Products::pack_k(k_rows + keys.begin * k_stride, k_stride, keys.size(), k);
       const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
-      // Scores of the next unit are taken while the softmax of one is, where that is of use.
-      UnitWork now = next_unit(params, mask, rows, valid, keys, 0);
-      if (!now.kept.empty()) products.scores(now.unit_rows, k, q + now.row * q_row, now.s, now.used);
+      // Scores of the next step are taken while the softmax of one is, where that is of use.
+      Step steps[2] = {{.s = s}, {}};
+      find_step(params, mask, rows, valid, keys, steps[0]);
+      if (!steps[0].kept.empty()) take_scores(products, steps[0]);
       products.finish();
-      while (!now.kept.empty()) {
-        const int row = now.row, unit_rows = now.unit_rows;
-        UnitWork next = next_unit(params, mask, rows, valid, keys, row + unit_rows);
+      for (int index = 0; !steps[index].kept.empty(); index ^= 1) {
+        // In place: a copy of what was just written would wait for all stores before it.
+        const Step& now = steps[index];
+        Step& next = steps[index ^ 1];
+        next = now;
+        next.first += step_n;
         next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
-        if (Products::ahead && !next.kept.empty())
-          products.scores(next.unit_rows, k, q + next.row * q_row, next.s, next.used);
-        const Span seen = {now.kept.begin - keys.begin, now.kept.end - keys.begin};  // of the block
-        const bool whole = mask.whole(positions(params, now.rows), now.kept);
+        find_step(params, mask, rows, valid, keys, next);
+        if (Products::ahead && !next.kept.empty()) take_scores(products, next);
+        const int row = now.row, unit_rows = now.unit_rows, before = keys.begin + now.first;
+        const Span seen = {now.kept.begin - before, now.kept.end - before};  // of the step
+        const bool whole = mask.whole(now.positions, now.kept);
         if (!whole)
           apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept,
                      params.packed_heads);
@@ -87,7 +93,7 @@ struct ForwardTile {
         const RowState rows_state = row_state(state, row, unit_rows);
         if constexpr (Spec::dropout) {
           softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(),
-                  Drop{multiplier + row, addend + row, column + keys.begin % block_n + now.used.begin,
+                  Drop{multiplier + row, addend + row, column + before % block_n + now.used.begin,
                        params.dropout.below},
                   products);
         } else {
@@ -96,36 +102,51 @@ struct ForwardTile {
         products.finish();
         const bool weighted = finite || (whole && now.used.size() == seen.size());
         float* const sums = o + row * o_row;
-        products.add_product(unit_rows, v, p, alpha, sums, weighted ? now.used : Span{});
-        if (!weighted) Products::add_weighted(unit_rows, v, p, sums, now.used);
-        if (!Products::ahead && !next.kept.empty())
-          products.scores(next.unit_rows, k, q + next.row * q_row, next.s, next.used);
-        now = next;
+        const Operand* const values = v + now.first * Products::v_key;
+        products.add_product(unit_rows, values, p, alpha, sums, weighted ? now.used : Span{});
+        if (!weighted) Products::add_weighted(unit_rows, values, p, sums, now.used);
+        if (!Products::ahead && !next.kept.empty()) take_scores(products, next);
       }
       products.finish();
     }
   }
 
-  // What a unit has to do with a block of keys.
-  struct UnitWork {
-    int row, unit_rows;  // of the tile
-    Span rows, kept,
-        used;  // rows: valid ones; used: kept, in whole groups, counted from the block's first key
+  // A unit of the tile's rows and at most step_n of a block's keys.
+  struct Step {
+    int row, unit_rows;          // of the tile; unit_rows 0: not looked at yet
+    Span rows, positions, hull;  // of the unit: those of its rows that are valid, and the keys they may see
+    int first;                   // of the block's keys
+    Span kept, used;             // used: kept, in whole groups, counted from the step's first key
     float* s;
   };
-  // The first unit from `row` on that the block concerns; nothing kept: none.
-  __attribute__((noinline)) UnitWork next_unit(const ForwardParams& params, const Mask& mask, Span tile,
-                                               Span valid, Span keys, int row) const {
-    for (int unit_rows; tile.begin + row < valid.end; row += unit_rows) {
-      unit_rows = rows_of_unit(params, tile, tile.begin + row);
-      const Span rows = {tile.begin + row, min(tile.begin + row + unit_rows, valid.end)};
-      const Span across = positions(params, rows);
-      if (!touches(mask, across, keys)) continue;
-      const Span kept = intersect(mask.hull(Keys{}, across), keys);
-      const int first = kept.begin - keys.begin, end = kept.end - keys.begin;
-      return {row, unit_rows, rows, kept, {first / keys_whole * keys_whole, round_up(end, keys_whole)}, s};
+  // Moves on to a step of which the mask keeps anything, if this one is none: all of a unit's before the next
+  // one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are no more.
+  __attribute__((noinline)) void find_step(const ForwardParams& params, const Mask& mask, Span tile,
+                                           Span valid, Span keys, Step& step) const {
+    for (;; step.row += step.unit_rows, step.unit_rows = 0, step.first = 0) {
+      if (step.unit_rows == 0) {
+        const int row = tile.begin + step.row;
+        if (row >= valid.end) break;
+        step.unit_rows = rows_of_unit(params, tile, row);
+        step.rows = {row, min(row + step.unit_rows, valid.end)};
+        step.positions = positions(params, step.rows);
+        step.hull = mask.hull(Keys{}, step.positions);
+      }
+      for (; step.first < keys.size(); step.first += step_n) {
+        const int from = keys.begin + step.first;
+        const Span all = {from, min(from + step_n, keys.end)};
+        step.kept = intersect(step.hull, all);
+        if (step.kept.empty() || (!Mask::row_intervals && !touches(mask, step.positions, all))) continue;
+        step.used = {(step.kept.begin - from) / keys_whole * keys_whole,
+                     round_up(step.kept.end - from, keys_whole)};
+        return;
+      }
     }
-    return {0, 0, {}, {}, {}, s};
+    step.kept = {};
+  }
+  FLASHJIT_FN void take_scores(Products& products, const Step& step) const {
+    products.scores(step.unit_rows, k + step.first * Products::k_key, q + step.row * q_row, step.s,
+                    step.used);
   }
 
   // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
@@ -255,13 +276,13 @@ struct ForwardTile {
   FLASHJIT_FN static RowState row_state(float* states, int row, int unit_rows) {
     return {states + row * cpu_row_state, states + row * cpu_row_state + unit_rows};
   }
-  // Whole blocks, dealt out evenly.
+  // Whole steps, dealt out evenly.
   FLASHJIT_FN static Span part_of(Span keys, int part, int parts) {
     if (keys.empty()) return keys;
-    const int first = max(keys.begin, 0) / block_n;
-    const i64 blocks = ceil_div(keys.end, block_n) - first;
-    return {(first + static_cast<int>(blocks * part / parts)) * block_n,
-            (first + static_cast<int>(blocks * (part + 1) / parts)) * block_n};
+    const int first = max(keys.begin, 0) / step_n;
+    const i64 steps = ceil_div(keys.end, step_n) - first;
+    return {(first + static_cast<int>(steps * part / parts)) * step_n,
+            (first + static_cast<int>(steps * (part + 1) / parts)) * step_n};
   }
 };
 

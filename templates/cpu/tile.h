@@ -5,13 +5,16 @@
 //   O^T += V^T P^T   columns x rows     P^T takes the place of S^T
 //
 // A unit is the rows that the products take at a time; its S^T stays in the first-level cache. Products are
-// of a struct (VectorProducts in vector_products.h, AmxProducts in amx_products.h) with
+// of a struct (VectorProducts in vector_products.h, AmxProducts in amx_products.h, AmxKeptProducts in
+// amx_kept_products.h) with
 //   next_unit_rows(left)         of the next unit where so many rows are left; a multiple of row_step, at
 //   most
 //                                most_rows; where it is always the same, only_rows is that, else 0
 //   Operand                      packed Q, K and V are made of
 //   q_row, k_block, v_block      Operands of a row's Q, of a block's K and V
+//   k_key, v_key                 of one key's K and V to the next one's
 //   o_rows                       rows of O^T in memory
+//   step_n                       keys whose scores a unit takes at a time, in whole groups
 //   keys_whole                   weights are of whole groups of so many keys, counted from the block's first
 //   pack_q(unit_rows, rows, room, q)         a unit's rows of Q; `room` for a block of K is free
 //   pack_k(rows, stride, count, k)           a block's rows of K, V; pack_v says whether all of V is finite

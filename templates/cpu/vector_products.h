@@ -105,7 +105,9 @@ struct VectorProducts {
   using Element = typename Spec::Element;
   using Operand = float;
   static constexpr int q_row = head_dim, o_rows = head_dim_v;
+  static constexpr int k_key = k_row, v_key = v_row;
   static constexpr int k_block = Config::block_n * k_row, v_block = Config::block_n * v_row;
+  static constexpr int step_n = Config::block_n;
 
   FLASHJIT_FN static int next_unit_rows(int left) { return unit_vectors(left) * lanes; }
 

@@ -92,12 +92,19 @@ FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int 
 
 // The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a step as many keys.
 constexpr int amx_unit = 32;
+// Narrow heads take the scores of fewer keys at a time (cpu/amx_kept_products.h), others those of three
+// blocks.
+constexpr int amx_kept_keys = 64;
+FLASHJIT_FN constexpr bool amx_keeps(int head_dim, int head_dim_v) {
+  return head_dim <= 64 && head_dim_v <= 64;
+}
 FLASHJIT_FN constexpr int amx_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
                                               bool dropout) {
   const int rows = round_up(block_m, amx_unit), keys = round_up(block_n, amx_unit);
   const int depth = round_up(head_dim, 32), columns = round_up(head_dim_v, 32);
+  const int scores = amx_keeps(head_dim, head_dim_v) ? min(keys, amx_kept_keys) : 3 * keys;
   return 2 * (rows * depth + keys * (depth + columns)) +
-         4 * (rows * (columns + cpu_row_state) + (3 * keys + 1) * amx_unit) +
+         4 * (rows * (columns + cpu_row_state) + (scores + 1) * amx_unit) +
          (dropout ? 4 * (2 * rows + block_n + amx_unit) : 0);
 }
 

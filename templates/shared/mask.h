@@ -251,7 +251,7 @@ FLASHJIT_FN constexpr Span block_span(int index, int size) {
 }
 
 // Visits, last to first, the blocks of `size` positions along Axis that may hold anything which `across`
-// keeps and that touch `within` (a split's share; multiples of `size`, or the whole sequence). `across` holds
+// keeps and that touch `within` (a split's share, or the whole sequence). `across` holds
 // valid positions only. No kept pair is missed; a block without one is visited only where an intersection's
 // masks each keep something there, or where a hull is wider than what is kept. Two walks built from equal
 // arguments visit the same list: producer and consumers each own one.

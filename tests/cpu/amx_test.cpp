@@ -1,5 +1,6 @@
-// The forward for AMX. Its own code on any CPU, with tile registers that emulator/ keeps in memory, against
-// the float64 oracle; what the compiler makes of it for a CPU that has them; and who may use them.
+// The forward for AMX, its products for narrow heads and for others. Its own code on any CPU, with tile
+// registers that emulator/ keeps in memory, against the float64 oracle; what the compiler makes of it for a
+// CPU that has them; and who may use them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -126,8 +127,9 @@ KernelConfig tiles_of(int block_m, int block_n) {
 }
 
 TEST_F(EmulatedAmx, Lengths) {
-  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{bottom_right}}, {CausalMask{top_left}}}) {
-    const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
+  for (const auto& [dim, mask] :
+       {std::pair{64, std::vector<Mask>{}}, {64, {CausalMask{bottom_right}}}, {72, {CausalMask{top_left}}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
     const EmulatedKernel kernel(spec, tiles_of(64, 64));
     std::uint64_t seed = 0;
     for (const int rows : {1, 2, 31, 32, 33, 70, 130})
@@ -184,8 +186,9 @@ TEST_F(EmulatedAmx, PartsOfKeysAndSharedTiles) {
                            {CausalMask{}},
                            {BlockSparseMask{32, 64}},
                            {PaddingMask{}, SlidingWindowMask{}}}) {
-    const AttentionSpec spec = forward_spec(DType::bf16, 72, mask, {.head_dim_v = 40});
-    const EmulatedKernel kernel(spec, tiles_of(64, 64), 64);
+    const int dim = mask.size() % 2 == 0 ? 72 : 56, block_n = mask.empty() ? 64 : 192;
+    const AttentionSpec spec = forward_spec(DType::bf16, dim, mask, {.head_dim_v = 40});
+    const EmulatedKernel kernel(spec, tiles_of(64, block_n), 64);
     for (const int rows : {1, 5, 30}) {
       expect({.spec = spec, .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = 3001},
              kernel);
@@ -205,18 +208,20 @@ TEST_F(EmulatedAmx, Masks) {
                                      {TreeMask{}},
                                      {TreeMask{}, PaddingMask{}}};
   for (const auto& mask : masks) {
-    const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
-    const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
-    for (std::uint64_t seed = 1; seed <= 6; ++seed)
-      expect({.spec = spec,
-              .batch = 2,
-              .heads_q = 4,
-              .heads_kv = 2,
-              .seqlen_q = 150 - 20 * static_cast<int>(seed),
-              .seqlen_k = 130 + 30 * static_cast<int>(seed),
-              .poison = seed % 2 ? Poison::nan : Poison::infinity,
-              .seed = seed},
-             kernel);
+    for (const int dim : {40, 72}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
+      const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
+      for (std::uint64_t seed = 1; seed <= 6; ++seed)
+        expect({.spec = spec,
+                .batch = 2,
+                .heads_q = 4,
+                .heads_kv = 2,
+                .seqlen_q = 150 - 20 * static_cast<int>(seed),
+                .seqlen_k = 130 + 30 * static_cast<int>(seed),
+                .poison = seed % 2 ? Poison::nan : Poison::infinity,
+                .seed = seed},
+               kernel);
+    }
   }
 }
 
@@ -224,7 +229,8 @@ TEST_F(EmulatedAmx, Dropout) {
   for (const auto& mask : {std::vector<Mask>{}, {SlidingWindowMask{}}, {BlockSparseMask{32, 64}}})
     for (const bool varlen : {false, true}) {
       if (varlen && !mask.empty()) continue;
-      const AttentionSpec spec = forward_spec(DType::bf16, 64, mask, {.varlen = varlen, .dropout = true});
+      const int dim = varlen || mask.empty() ? 64 : 72;
+      const AttentionSpec spec = forward_spec(DType::bf16, dim, mask, {.varlen = varlen, .dropout = true});
       const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
       for (const double p : {0.0, 0.2, 0.9, 1.0})
         expect({.spec = spec,
@@ -242,8 +248,9 @@ TEST_F(EmulatedAmx, Dropout) {
 }
 
 TEST_F(EmulatedAmx, ScoresThatAreHardForAnOnlineSoftmax) {
-  for (const auto& mask : {std::vector<Mask>{}, {CausalMask{}}}) {
-    const AttentionSpec spec = forward_spec(DType::bf16, 64, mask);
+  for (const auto& [dim, mask] :
+       {std::pair{64, std::vector<Mask>{}}, {64, {CausalMask{}}}, {72, {}}, {72, {CausalMask{}}}}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
     const EmulatedKernel kernel(spec, tiles_of(64, 64));
     for (const Data data :
          {Data::equal_scores, Data::rising, Data::falling, Data::huge_scores, Data::positive_v})
@@ -253,11 +260,13 @@ TEST_F(EmulatedAmx, ScoresThatAreHardForAnOnlineSoftmax) {
 }
 
 TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
-  const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}});
-  std::vector<KernelConfig> configs = search_space(spec, amx);
-  configs.push_back(tiles_of(48, 80));
-  for (const KernelConfig& config : configs)
-    expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
+  for (const int dim : {64, 72}) {
+    const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}});
+    std::vector<KernelConfig> configs = search_space(spec, amx);
+    configs.push_back(tiles_of(48, 80));
+    for (const KernelConfig& config : configs)
+      expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
+  }
 }
 
 // Where a row leaves a key out, a NaN or infinity of V there stays away from it.
@@ -265,7 +274,7 @@ TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
   for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
     for (const float value :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-      const AttentionSpec spec = forward_spec(DType::bf16, 40, mask);
+      const AttentionSpec spec = forward_spec(DType::bf16, std::isnan(value) ? 40 : 72, mask);
       const Case c{.spec = spec,
                    .heads_q = 2,
                    .heads_kv = 1,

@@ -64,11 +64,14 @@ TEST(SearchSpace, EveryRejectionHasAReason) {
 
 // Rows enough to share packed K and V, and no more scratch than leaves the second-level cache to others.
 TEST(SearchSpace, DefaultsWithAmx) {
-  for (const auto& [head_dim, rows] : {std::pair{64, 1024}, {128, 1024}, {256, 512}}) {
+  struct Default {
+    int head_dim, rows, keys;
+  };
+  for (const auto& [head_dim, rows, keys] : {Default{64, 1024, 512}, {128, 1024, 192}, {256, 512, 128}}) {
     const AttentionSpec spec = AttentionSpec{.head_dim = head_dim}.validated();
     const KernelConfig config = heuristic_config(spec, Target::parse("x86-64-v4+amx"), {});
     EXPECT_EQ(config.block_m, rows) << head_dim;
-    EXPECT_EQ(config.block_n, 128) << head_dim;
+    EXPECT_EQ(config.block_n, keys) << head_dim;
   }
 }
 

@@ -1,0 +1,65 @@
+// The products of blocked attention by AMX, for heads of at most 64 columns: all tiles of b stay in registers
+// while those of a pass by, and two sums are computed at a time. A step has as few keys as fill those
+// registers, so that its scores, the unit's O and what passes by of K and V share a first-level cache: a sum
+// that is stored elsewhere takes four times as long. Nothing is computed beside the softmax, for which there
+// would have to be more of them.
+#pragma once
+
+#include "cpu/amx_operands.h"
+
+namespace flashjit::device {
+
+template <class Spec, class Config>
+struct AmxKeptProducts : AmxOperands<Spec, Config> {
+  using Operands = AmxOperands<Spec, Config>;
+  using Operands::k_tiles, Operands::v_tiles, Operands::tile, Operands::unit_rows;
+  static_assert(amx_keeps(Spec::head_dim, Spec::head_dim_v) && k_tiles <= 2);
+
+  static constexpr int step_n = min(amx_kept_keys, Operands::keys);
+  static constexpr int score_blocks = 1, step_keys = 0;
+  static constexpr bool ahead = false;
+  FLASHJIT_FN void advance() {}
+  FLASHJIT_FN void finish() {}
+
+  __attribute__((noinline)) static void scores(int, const bf16* k, const bf16* q, float* s, Span keys) {
+    const char* const b = bytes(q);
+    load_tile<4>(b, 64), load_tile<5>(b + 1024, 64);
+    if constexpr (k_tiles == 2) load_tile<6>(b + 2048, 64), load_tile<7>(b + 3072, 64);
+    multiply<k_tiles, false>(bytes(k + keys.begin / 16 * k_tiles * tile), k_tiles * 1024, 1024,
+                             s + keys.begin * unit_rows, keys.size() / 16);
+  }
+  __attribute__((noinline)) static void add_product(int, const bf16* v, const float* p, const float* alpha,
+                                                    float* o, Span keys) {
+    Operands::rescale(alpha, o);
+    if (keys.empty()) return;
+    const char* const a = bytes(v + keys.begin / 32 * v_tiles * tile);
+    load_tile<4>(p, row), load_tile<5>(p + 16, row);
+    if (keys.size() == 32) return multiply<1, true>(a, 1024, v_tiles * 1024, o, v_tiles);
+    load_tile<6>(p + 16 * unit_rows, row), load_tile<7>(p + 16 * unit_rows + 16, row);
+    multiply<2, true>(a, 1024, v_tiles * 1024, o, v_tiles);
+  }
+
+ private:
+  using Operands::bytes;
+  static constexpr i64 row = 4 * unit_rows;  // bytes
+
+  // out = a b or out += a b, 16 rows of each of `groups` times; b in tile registers 4 to 7. Tiles of a: the
+  // next 16 rows and the next 32 terms are so many bytes further.
+  template <int terms, bool add>
+  FLASHJIT_FN static void multiply(const char* a, int next, int next_terms, float* out, int groups) {
+#pragma nounroll
+    for (; groups > 0; --groups, a += next, out += 16 * unit_rows) {
+      if constexpr (add)
+        load_tile<0>(out, row), load_tile<1>(out + 16, row);
+      else
+        zero_tile<0>(), zero_tile<1>();
+      load_tile<2>(a, 64);
+      if constexpr (terms == 2) load_tile<3>(a + next_terms, 64);
+      device::add_product<0, 2, 4>(), device::add_product<1, 2, 5>();
+      if constexpr (terms == 2) device::add_product<0, 3, 6>(), device::add_product<1, 3, 7>();
+      store_tile<0>(out, row), store_tile<1>(out + 16, row);
+    }
+  }
+};
+
+}  // namespace flashjit::device

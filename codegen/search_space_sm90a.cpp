@@ -171,9 +171,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     // The largest tile within a block.
     KernelConfig within = config;
+    within.ping_pong = false;
     for (within.block_m = 128; within.block_m >= 64; within.block_m -= 64) {
       within.num_warps = warps_of_a_group * (consumers(within) + 1);
-      within.ping_pong = within.block_m == 128;
       for (within.block_n = 128; within.block_n >= 32; within.block_n -= 16) {
         for (const bool q_in_registers : {true, false}) {
           within.q_in_registers = q_in_registers;

@@ -164,7 +164,7 @@ class FLASHJIT_API Kernel {
   // Bytes that args.workspace must hold; 0 for a forward.
   std::size_t workspace_bytes(const AttentionArgs& args) const;
   // Checks the arguments, then launches. Allocates nothing; on a GPU asynchronous and capturable in a CUDA
-  // graph.
+  // graph. On a CPU numbers below 2^-126 are zeros meanwhile, and threads have their own mode back after.
   void launch(const AttentionArgs& args, Stream stream = nullptr) const;
   PreparedLaunch prepare(const AttentionArgs& args) const;
 

@@ -31,8 +31,7 @@
 //    roundings spread evenly. Where many keys have the same score their roundings are the same as well; such
 //    data ask for the worst case sum_j r p_j |v_jc| (BoundOptions::repeated_scores).
 //    In the other dtypes float32 runs out of exponent at 2^-126 of the largest.
-// 6. Rounding o: r |o_c|, or half of the smallest subnormal; 2^-126 where float32's exponents are all there
-// are, as denormal numbers are zeros on CPUs.
+// 6. Rounding o: r |o_c|, or half of the smallest subnormal.
 // 7. Dropout leaves terms out of the sums over v and multiplies what is left, and its errors, by 1 / (1 - p);
 //    w is of all weights, as their sum is. Where it drops the large ones, the floors of 5 are what matters.
 //
@@ -63,11 +62,11 @@ struct Arithmetic {
 inline Arithmetic arithmetic_of(DType dtype) {
   switch (dtype) {
     case DType::bf16:
-      return {0x1p-13, 0x1p-8, 0x1p-126, 0x1p-8, 0x1p-126};
+      return {0x1p-13, 0x1p-8, 0x1p-126, 0x1p-8, 0x1p-134};
     case DType::fp16:
       return {0x1p-13, 0x1p-11, 0x1p-25, 0x1p-11, 0x1p-25};
     default:
-      return {0x1p-21, 0, 0x1p-126, 0x1p-24, 0x1p-126};
+      return {0x1p-21, 0, 0x1p-126, 0x1p-24, 0x1p-149};
   }
 }
 

@@ -79,8 +79,8 @@ struct AmxOperands {
   FLASHJIT_FN AmxOperands() { configure_tiles(); }
   FLASHJIT_FN ~AmxOperands() { release_tiles(); }
 
-  // Weights may exceed 1, as nothing is lost by it: bf16 has the exponents of the sums, which overflow only
-  // where V exceeds 2^95.
+  // Weights may exceed 1: bf16 has the exponents of the sums, which overflow only where V exceeds 2^96 over
+  // the number of keys. The largest is then rounded as the others are, where it would be 1.
   static constexpr float growth = 32;
   static constexpr int maxima = 4, keys_together = 2;
   FLASHJIT_FN static Vec exp2(Vec x) { return exp2_to_bf16(x); }

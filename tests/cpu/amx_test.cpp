@@ -127,8 +127,10 @@ KernelConfig tiles_of(int block_m, int block_n) {
 }
 
 TEST_F(EmulatedAmx, Lengths) {
-  for (const auto& [dim, mask] :
-       {std::pair{64, std::vector<Mask>{}}, {64, {CausalMask{bottom_right}}}, {72, {CausalMask{top_left}}}}) {
+  for (const auto& [dim, mask] : {std::pair{64, std::vector<Mask>{}},
+                                  {64, {CausalMask{bottom_right}}},
+                                  {64, {CausalMask{top_left}}},
+                                  {72, {CausalMask{bottom_right}}}}) {
     const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
     const EmulatedKernel kernel(spec, tiles_of(64, 64));
     std::uint64_t seed = 0;
@@ -186,13 +188,14 @@ TEST_F(EmulatedAmx, PartsOfKeysAndSharedTiles) {
                            {CausalMask{}},
                            {BlockSparseMask{32, 64}},
                            {PaddingMask{}, SlidingWindowMask{}}}) {
-    const int dim = mask.size() % 2 == 0 ? 72 : 56, block_n = mask.empty() ? 64 : 192;
-    const AttentionSpec spec = forward_spec(DType::bf16, dim, mask, {.head_dim_v = 40});
-    const EmulatedKernel kernel(spec, tiles_of(64, block_n), 64);
-    for (const int rows : {1, 5, 30}) {
-      expect({.spec = spec, .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = 3001},
-             kernel);
-      EXPECT_GT(kernel.key_parts, 1);
+    for (const auto& [dim, block_n] : {std::pair{72, 64}, {56, 192}}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, dim, mask, {.head_dim_v = 40});
+      const EmulatedKernel kernel(spec, tiles_of(64, block_n), 64);
+      for (const int rows : {1, 5, 30}) {
+        expect({.spec = spec, .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = 3001},
+               kernel);
+        EXPECT_GT(kernel.key_parts, 1);
+      }
     }
   }
 }
@@ -227,9 +230,8 @@ TEST_F(EmulatedAmx, Masks) {
 
 TEST_F(EmulatedAmx, Dropout) {
   for (const auto& mask : {std::vector<Mask>{}, {SlidingWindowMask{}}, {BlockSparseMask{32, 64}}})
-    for (const bool varlen : {false, true}) {
+    for (const auto& [dim, varlen] : {std::pair{64, false}, {64, true}, {72, false}}) {
       if (varlen && !mask.empty()) continue;
-      const int dim = varlen || mask.empty() ? 64 : 72;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask, {.varlen = varlen, .dropout = true});
       const EmulatedKernel kernel(spec, heuristic_config(spec, amx, {}));
       for (const double p : {0.0, 0.2, 0.9, 1.0})
@@ -272,9 +274,10 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
 // Where a row leaves a key out, a NaN or infinity of V there stays away from it.
 TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
   for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
-    for (const float value :
-         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-      const AttentionSpec spec = forward_spec(DType::bf16, std::isnan(value) ? 40 : 72, mask);
+    for (const auto& [dim, value] : {std::pair{40, std::numeric_limits<float>::quiet_NaN()},
+                                     {40, std::numeric_limits<float>::infinity()},
+                                     {72, std::numeric_limits<float>::infinity()}}) {
+      const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
       const Case c{.spec = spec,
                    .heads_q = 2,
                    .heads_kv = 1,

@@ -13,7 +13,7 @@ template <class Spec, class Config>
 struct AmxKeptProducts : AmxOperands<Spec, Config> {
   using Operands = AmxOperands<Spec, Config>;
   using Operands::k_tiles, Operands::v_tiles, Operands::tile, Operands::unit_rows;
-  static_assert(amx_keeps(Spec::head_dim, Spec::head_dim_v) && k_tiles <= 2);
+  static_assert(amx_keeps(Spec::head_dim, Spec::head_dim_v));
 
   static constexpr int step_n = min(amx_kept_keys, Operands::keys);
   static constexpr int score_blocks = 1, step_keys = 0;

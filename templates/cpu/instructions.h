@@ -45,8 +45,8 @@ FLASHJIT_FN Vec times_power(Vec p, Vec x) {
 #endif
 
 // While one lives, numbers below 2^-126 are zeros, before and after each operation, as AMX always has them:
-// Intel's processors take a hundred times as long with any other, and weights of keys far below a row's
-// maximum would be such.
+// Intel's processors take many times as long with any other, and weights of keys far below a row's maximum
+// would be such.
 class DenormalsAreZeros {
  public:
   FLASHJIT_FN DenormalsAreZeros() { __builtin_ia32_ldmxcsr(before_ | flush_results | flush_operands); }

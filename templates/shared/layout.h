@@ -90,7 +90,7 @@ FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int 
               (block_n + 1) * cpu_unit_rows + (dropout ? 2 * block_m + block_n : 0));
 }
 
-// The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a step as many keys.
+// The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a group as many keys.
 constexpr int amx_unit = 32;
 // Narrow heads take the scores of fewer keys at a time (cpu/amx_kept_products.h), others those of three
 // blocks.

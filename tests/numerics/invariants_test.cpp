@@ -101,7 +101,7 @@ TEST_P(Invariants, LaunchesFromSeveralThreadsAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Instructions that met them would take a hundred times as long; what the host asked for is its own.
+// Instructions that met them would take many times as long; what the host asked for is its own.
 TEST_P(Invariants, DenormalNumbersAreZerosOnACpuWhileAKernelRuns) {
   if (on().device().kind != Device::Kind::cpu) GTEST_SKIP() << "not a CPU";
   for (const DType dtype : {DType::fp32, DType::bf16}) {

@@ -25,18 +25,18 @@ struct AmxKeptProducts : AmxOperands<Spec, Config> {
     const char* const b = bytes(q);
     load_tile<4>(b, 64), load_tile<5>(b + 1024, 64);
     if constexpr (k_tiles == 2) load_tile<6>(b + 2048, 64), load_tile<7>(b + 3072, 64);
-    multiply<k_tiles, false>(bytes(k + keys.begin / 16 * k_tiles * tile), k_tiles * 1024, 1024,
-                             s + keys.begin * unit_rows, keys.size() / 16);
+    multiply<k_tiles>(bytes(k + keys.begin / 16 * k_tiles * tile), k_tiles * 1024, 1024, false,
+                      s + keys.begin * unit_rows, keys.size() / 16);
   }
   __attribute__((noinline)) static void add_product(int, const bf16* v, const float* p, const float* alpha,
                                                     float* o, Span keys) {
-    Operands::rescale(alpha, o);
+    Operands::rescale(alpha, o, keys);
     if (keys.empty()) return;
     const char* const a = bytes(v + keys.begin / 32 * v_tiles * tile);
     load_tile<4>(p, row), load_tile<5>(p + 16, row);
-    if (keys.size() == 32) return multiply<1, true>(a, 1024, v_tiles * 1024, o, v_tiles);
+    if (keys.size() == 32) return multiply<1>(a, 1024, v_tiles * 1024, alpha, o, v_tiles);
     load_tile<6>(p + 16 * unit_rows, row), load_tile<7>(p + 16 * unit_rows + 16, row);
-    multiply<2, true>(a, 1024, v_tiles * 1024, o, v_tiles);
+    multiply<2>(a, 1024, v_tiles * 1024, alpha, o, v_tiles);
   }
 
  private:
@@ -45,11 +45,12 @@ struct AmxKeptProducts : AmxOperands<Spec, Config> {
 
   // out = a b or out += a b, 16 rows of each of `groups` times; b in tile registers 4 to 7. Tiles of a: the
   // next 16 rows and the next 32 terms are so many bytes further.
-  template <int terms, bool add>
-  FLASHJIT_FN static void multiply(const char* a, int next, int next_terms, float* out, int groups) {
+  template <int terms>
+  FLASHJIT_FN static void multiply(const char* a, int next, int next_terms, bool add, float* out,
+                                   int groups) {
 #pragma nounroll
     for (; groups > 0; --groups, a += next, out += 16 * unit_rows) {
-      if constexpr (add)
+      if (add)
         load_tile<0>(out, row), load_tile<1>(out + 16, row);
       else
         zero_tile<0>(), zero_tile<1>();

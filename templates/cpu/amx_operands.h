@@ -172,7 +172,12 @@ struct AmxOperands {
  protected:
   FLASHJIT_FN static const char* bytes(const void* p) { return static_cast<const char*>(p); }
 
-  __attribute__((noinline)) static void rescale(const float* alpha, float* o) {
+  // Before a product with so many keys is added to O, or written over it if alpha is null.
+  __attribute__((noinline)) static void rescale(const float* alpha, float* o, Span keys) {
+    if (!alpha) {
+      if (keys.empty()) clear(o, o_rows * unit_rows);
+      return;
+    }
     IntVec changed{};
     for (int i = 0; i < unit_rows; i += lanes) changed |= load(alpha + i) != 1.0f;
     if (!__builtin_reduce_or(changed)) return;

@@ -126,14 +126,14 @@ struct AmxProducts : AmxOperands<Spec, Config> {
 
   __attribute__((noinline)) void add_product(int, const bf16* v, const float* p, const float* alpha, float* o,
                                              Span keys) {
-    Operands::rescale(alpha, o);
+    Operands::rescale(alpha, o, keys);
     queue.add({{bytes(v + keys.begin / 32 * v_tiles * tile), 1024, v_tiles * 1024, 64},
                {bytes(p), 64, 64 * unit_rows, 4 * unit_rows},
                reinterpret_cast<char*>(o),
                4 * unit_rows,
                keys.size() / 32,
                v_tiles / 2,
-               true});
+               alpha != nullptr});
   }
   FLASHJIT_FN void advance() { queue.step(); }
   FLASHJIT_FN void finish() { queue.finish(); }

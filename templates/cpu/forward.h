@@ -90,20 +90,21 @@ struct ForwardTile {
         leave_out(unit_rows, now.s, now.used.begin, seen.begin);
         leave_out(unit_rows, now.s, seen.end, now.used.end);
         float* const p = now.s + now.used.begin * unit_rows;
-        const RowState rows_state = row_state(state, row, unit_rows);
-        if constexpr (Spec::dropout) {
-          softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(),
-                  Drop{multiplier + row, addend + row, column + before % block_n + now.used.begin,
-                       params.dropout.below},
-                  products);
-        } else {
-          softmax(unit_rows, p, scale, rows_state, alpha, now.used.size(), KeepAll{}, products);
-        }
+        const auto dropout = [&] {
+          if constexpr (Spec::dropout)
+            return Drop{multiplier + row, addend + row, column + before % block_n + now.used.begin,
+                        params.dropout.below};
+          else
+            return KeepAll{};
+        }();
+        const bool begun = softmax(unit_rows, p, scale, row_state(state, row, unit_rows), alpha,
+                                   now.used.size(), dropout, products);
         products.finish();
         const bool weighted = finite || (whole && now.used.size() == seen.size());
         float* const sums = o + row * o_row;
         const Operand* const values = v + now.first * Products::v_key;
-        products.add_product(unit_rows, values, p, alpha, sums, weighted ? now.used : Span{});
+        products.add_product(unit_rows, values, p, begun ? alpha : nullptr, sums,
+                             weighted ? now.used : Span{});
         if (!weighted) Products::add_weighted(unit_rows, values, p, sums, now.used);
         if (!Products::ahead && !next.kept.empty()) take_scores(products, next);
       }
@@ -149,8 +150,9 @@ struct ForwardTile {
                     step.used);
   }
 
-  // Q^T, by way of the room for K; O and the state of the softmax. Lanes beyond the tile's last row hold
-  // whatever was packed before, and nothing of theirs is written.
+  // Q^T, by way of the room for K, and the state of the softmax. Lanes beyond the tile's last row hold
+  // whatever was packed before, and nothing of theirs is written; O holds nothing until a unit's first
+  // product.
   __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
     const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset(params.q);
     for_each_unit(params, tile, [&](int row, int unit_rows) {
@@ -159,7 +161,6 @@ struct ForwardTile {
                        UnitRows<Element>{rows, params.q.row_stride, params.q.head_stride, params.packed_heads,
                                          first, tile.end - first},
                        k, q + row * q_row);
-      for (int i = 0; i < unit_rows * o_row; i += lanes) store(o + row * o_row + i, Vec{});
       const RowState softmax = row_state(state, row, unit_rows);
       for (int i = 0; i < unit_rows; i += lanes) {
         store(softmax.maximum + i, splat(minus_infinity));
@@ -195,6 +196,9 @@ struct ForwardTile {
               size_o = cpu_part_o(params.tile_rows, head_dim_v);
     float* const parts = params.partials + index * params.key_parts * size;
     const int rows = round_up(tile.size(), Products::row_step);
+    for_each_unit(params, tile, [&](int row, int unit_rows) {
+      if (saw_nothing(unit_rows, row_state(state, row, unit_rows))) clear(o + row * o_row, unit_rows * o_row);
+    });
     copy(parts + part * size, o, rows * o_row);
     copy(parts + part * size + size_o, state, rows * cpu_row_state);
     if (__atomic_add_fetch(params.arrived + index, 1u, __ATOMIC_ACQ_REL) !=

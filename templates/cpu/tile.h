@@ -20,7 +20,7 @@
 //   pack_k(rows, stride, count, k)           a block's rows of K, V; pack_v says whether all of V is finite
 //   pack_v(rows, stride, count, v)
 //   scores(unit_rows, k, q, s, keys)         S^T of a unit and keys of the block
-//   add_product(unit_rows, v, p, alpha, o, keys)    O^T = O^T * alpha + V^T P^T
+//   add_product(unit_rows, v, p, alpha, o, keys)    O^T = O^T * alpha + V^T P^T; alpha null: O^T = V^T P^T
 //   add_weighted(unit_rows, v, p, o, keys)          O^T += V^T P^T without terms of weight zero: a NaN or
 //                                                   infinity in V then stays with the rows it is for
 // and for the softmax
@@ -97,13 +97,15 @@ struct UnitRows {
 
 // Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
-// are of all weights, dropped or not. count: a multiple of `keys_together`.
+// are of all weights, dropped or not. count: a multiple of `keys_together`. False if no row had seen anything
+// before.
 template <class Products, class Dropout>
-__attribute__((noinline)) void softmax(int given_rows, float* s, float scale, RowState state, float* alpha,
+__attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, RowState state, float* alpha,
                                        int count, Dropout dropout, Products& products) {
   constexpr int maxima = Products::maxima, together = Products::keys_together;
   const int unit_rows = Products::only_rows ? Products::only_rows : given_rows;
   const float* const end = s + count * unit_rows;
+  IntVec seen{};
 #pragma nounroll
   for (int i = 0; i < unit_rows; i += lanes) {
     Vec top[maxima];  // several, not to wait for each other
@@ -118,6 +120,7 @@ __attribute__((noinline)) void softmax(int given_rows, float* s, float scale, Ro
 #pragma unroll
     for (int j = 1; j < maxima; ++j) top[0] = larger(top[j], top[0]);
     const Vec before = load(state.maximum + i), now = top[0] * scale;
+    seen |= before != minus_infinity;
     const Vec maximum = select(now > before + Products::growth, now, before);
     const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
     const Vec rescale = exp2(select(before == minus_infinity, Vec{}, before - base));
@@ -145,6 +148,7 @@ __attribute__((noinline)) void softmax(int given_rows, float* s, float scale, Ro
     store(state.sum + i, sums[0]);
     store(alpha + i, rescale);
   }
+  return __builtin_reduce_or(seen);
 }
 
 // Scores of keys [begin, end) of the block are those of nobody.
@@ -167,9 +171,15 @@ __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float
     }
     for (int i = 0; i < unit_rows; i += lanes) {
       const IntVec first = load(begin + i), last = load(end + i);
-      float* p = s + i;
-      for (int key = keys.begin; key < keys.end; ++key, p += unit_rows)
-        store(p, select((first <= key) & (last > key), load(p), splat(minus_infinity)));
+      const auto mask_keys = [&](Span some) {
+        float* p = s + (some.begin - keys.begin) * unit_rows + i;
+        for (int key = some.begin; key < some.end; ++key, p += unit_rows)
+          store(p, select((first <= key) & (last > key), load(p), splat(minus_infinity)));
+      };
+      // Every row keeps what is between.
+      const int middle = min(max(__builtin_reduce_max(first), keys.begin), keys.end);
+      mask_keys({keys.begin, middle});
+      mask_keys({max(__builtin_reduce_min(last), middle), keys.end});
     }
   } else {
     auto tile = mask.tile();
@@ -233,7 +243,16 @@ __attribute__((noinline)) inline void merge(int unit_rows, RowState state, float
   }
 }
 
+FLASHJIT_FN bool saw_nothing(int unit_rows, RowState state) {
+  IntVec seen{};
+  for (int i = 0; i < unit_rows; i += lanes) seen |= load(state.maximum + i) != minus_infinity;
+  return !__builtin_reduce_or(seen);
+}
+
 // Of whole vectors.
+FLASHJIT_FN void clear(float* p, int count) {
+  for (int i = 0; i < count; i += lanes) store(p + i, Vec{});
+}
 FLASHJIT_FN void copy(float* to, const float* from, int count) {
   for (int i = 0; i < count; i += lanes) store(to + i, load(from + i));
 }

@@ -68,7 +68,7 @@ struct ForwardTile {
       const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
       // Scores of the next step are taken while the softmax of one is, where that is of use.
-      Step steps[2] = {{.s = s}, {}};
+      Step steps[2] = {{.list = -1, .s = s}, {}};
       find_step(params, mask, rows, valid, keys, steps[0]);
       if (!steps[0].kept.empty()) take_scores(products, steps[0]);
       products.finish();
@@ -116,6 +116,8 @@ struct ForwardTile {
   struct Step {
     int row, unit_rows;          // of the tile; unit_rows 0: not looked at yet
     Span rows, positions, hull;  // of the unit: those of its rows that are valid, and the keys they may see
+    int list;                    // of the mask, whose rows the unit's are
+    u32 touched;                 // bit i: those rows may see keys of the block's step i
     int first;                   // of the block's keys
     Span kept, used;             // used: kept, in whole groups, counted from the step's first key
     float* s;
@@ -132,18 +134,36 @@ struct ForwardTile {
         step.rows = {row, min(row + step.unit_rows, valid.end)};
         step.positions = positions(params, step.rows);
         step.hull = mask.hull(Keys{}, step.positions);
+        if constexpr (!Mask::row_intervals) touch(params, mask, valid, keys, step);
       }
       for (; step.first < keys.size(); step.first += step_n) {
         const int from = keys.begin + step.first;
         const Span all = {from, min(from + step_n, keys.end)};
         step.kept = intersect(step.hull, all);
-        if (step.kept.empty() || (!Mask::row_intervals && !touches(mask, step.positions, all))) continue;
+        if (step.kept.empty() || (!Mask::row_intervals && !(step.touched >> step.first / step_n & 1)))
+          continue;
         step.used = {(step.kept.begin - from) / keys_whole * keys_whole,
                      round_up(step.kept.end - from, keys_whole)};
         return;
       }
     }
     step.kept = {};
+  }
+  // Which steps a unit's rows may see; those of one list are looked up once.
+  FLASHJIT_FN static void touch(const ForwardParams& params, const Mask& mask, Span valid, Span keys,
+                                Step& step) {
+    Span rows = step.positions;
+    if constexpr (whole_lists) {
+      const int list = rows.begin / Mask::list_rows;
+      if (list == step.list) return;
+      step.list = list;
+      rows = intersect(positions(params, valid), block_span(list, Mask::list_rows));
+    }
+    step.touched = 0;
+    for (int first = 0; first < keys.size(); first += step_n) {
+      const int from = keys.begin + first;
+      if (touches(mask, rows, {from, min(from + step_n, keys.end)})) step.touched |= 1u << first / step_n;
+    }
   }
   FLASHJIT_FN void take_scores(Products& products, const Step& step) const {
     products.scores(step.unit_rows, k + step.first * Products::k_key, q + step.row * q_row, step.s,
@@ -261,12 +281,13 @@ struct ForwardTile {
   FLASHJIT_FN static Span valid_rows(const ForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};
   }
-  // Of the unit that begins with that row. None lies across two lists of the mask, where that can be: what
-  // one of them sees would be computed for the other.
+  // No unit lies across two lists of the mask, where that can be: what one of them sees would be computed for
+  // the other.
+  static constexpr bool whole_lists = Mask::list_rows > 0 && Mask::list_rows % Products::row_step == 0;
+  // Of the unit that begins with that row.
   FLASHJIT_FN static int rows_of_unit(const ForwardParams& params, Span tile, int row) {
-    constexpr bool apart = Mask::list_rows > 0 && Mask::list_rows % Products::row_step == 0;
     const int end =
-        apart ? min(tile.end, round_up(row + 1, Mask::list_rows * params.packed_heads)) : tile.end;
+        whole_lists ? min(tile.end, round_up(row + 1, Mask::list_rows * params.packed_heads)) : tile.end;
     return Products::next_unit_rows(end - row);
   }
   // Calls body(row of the tile, unit_rows) for its units.

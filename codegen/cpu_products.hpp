@@ -27,10 +27,17 @@ inline int cpu_step(const AttentionSpec& spec, const Target& target, const Kerne
   return keeps_amx_tiles(spec, target) ? std::min(keys, device::amx_kept_keys) : keys;
 }
 
-// What one thread lends to the kernel, bytes.
+// Of packed K and V, bytes.
+inline int cpu_packed_block(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto bytes = uses_amx(spec, target) ? device::amx_packed_block : device::cpu_packed_block;
+  return bytes(spec.head_dim, spec.head_dim_v, config.block_n);
+}
+
+// What one thread lends to the kernel, bytes: with room for one packed block.
 inline int cpu_scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto bytes = uses_amx(spec, target) ? device::amx_forward_scratch : device::cpu_forward_scratch;
-  return bytes(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n, spec.dropout);
+  return bytes(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n, spec.dropout) +
+         cpu_packed_block(spec, target, config);
 }
 
 }  // namespace flashjit

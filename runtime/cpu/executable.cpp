@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "codegen/cpu_products.hpp"
 #include "codegen/error.hpp"
 #include "runtime/cpu/object.hpp"
 #include "runtime/cpu/partition.hpp"
@@ -24,7 +25,7 @@ using Entry = void (*)(const device::ForwardParams* params, long long begin, lon
 // Aligned memory that grows, and stays until its thread ends.
 class Buffer {
  public:
-  // Null if there is no memory.
+  // Null if there is no memory. What is new begins with zeros: packed blocks of no launch.
   void* at_least(std::size_t bytes) {
     constexpr std::size_t alignment = 64;
     if (bytes_ < bytes) {
@@ -32,6 +33,7 @@ class Buffer {
       data_.reset();  // before there are two
       data_.reset(std::aligned_alloc(alignment, bytes));
       bytes_ = data_ ? bytes : 0;
+      if (data_) std::memset(data_.get(), 0, std::min(bytes, sizeof(device::PackedHead)));
     }
     return data_.get();
   }
@@ -48,6 +50,8 @@ class Buffer {
 thread_local struct {
   Buffer scratch, launch;
 } lent;
+
+std::atomic<device::u64> next_launch{1};
 
 class CpuExecutable final : public Executable {
  public:
@@ -73,6 +77,10 @@ class CpuExecutable final : public Executable {
     params.packed_heads = cut.packed_heads;
     params.tile_rows = cut.tile_rows;
     params.key_parts = cut.key_parts;
+    params.packed_blocks = cut.packed_blocks;
+    params.launch = next_launch.fetch_add(1, std::memory_order_relaxed);
+    const std::size_t further =
+        static_cast<std::size_t>(cut.packed_blocks - 1) * cpu_packed_block(spec_, target_, config_);
     // Taken for as long as it is needed: a host's parallel-for may run another launch on this thread
     // meanwhile.
     Buffer partials;
@@ -82,11 +90,11 @@ class CpuExecutable final : public Executable {
     }
     for (const LoadedStep& step : steps_) {
       const std::int64_t items = cut.tiles * params.key_parts;
-      Work work{step, params, items, std::min(cut.pieces, items), false};
+      Work work{step, params, step.scratch + further, items, std::min(cut.pieces, items), false};
       parallel_for_(work.pieces, &run_pieces, &work);
       if (work.out_of_memory)
         throw Error(ErrorCode::device_failed, "a thread could not allocate its " +
-                                                  std::to_string(step.scratch) +
+                                                  std::to_string(work.scratch) +
                                                   " bytes of scratch for the CPU kernel");
     }
     if (cut.key_parts > 1) lent.launch = std::move(partials);
@@ -100,6 +108,7 @@ class CpuExecutable final : public Executable {
   struct Work {
     const LoadedStep& step;
     const device::ForwardParams& params;
+    const std::size_t scratch;
     const std::int64_t items, pieces;
     std::atomic<bool> out_of_memory;
   };
@@ -122,8 +131,8 @@ class CpuExecutable final : public Executable {
   // Called by threads that may belong to the host: lets no exception out.
   static void run_pieces(void* context, std::int64_t begin, std::int64_t end) {
     Work& work = *static_cast<Work*>(context);
-    void* const scratch = lent.scratch.at_least(work.step.scratch);
-    if (scratch == nullptr && work.step.scratch > 0) {
+    void* const scratch = lent.scratch.at_least(work.scratch);
+    if (scratch == nullptr && work.scratch > 0) {
       work.out_of_memory = true;
       return;
     }

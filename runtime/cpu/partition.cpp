@@ -30,6 +30,21 @@ int row_unit(const AttentionSpec& spec, int packed_heads, int block_m, int step)
   return rows <= block_m ? rows : step;
 }
 
+// All that tiles of a head have in common, if a thread has several of them and its caches room; otherwise
+// one.
+int packed_blocks(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
+                  const KernelConfig& config, const Partition& cut, int threads) {
+  constexpr int room = 8 << 20;  // bytes
+  const std::int64_t tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
+  if (cut.key_parts > 1 || tiles_of_head < 2 * threads) return 1;
+  std::int64_t keys = params.seqlen_k;
+  if (find_mask<SlidingWindowMask>(spec.mask))
+    keys = std::min(
+        keys, std::int64_t{params.window_left} + params.window_right + cut.tile_rows + 2 * config.block_n);
+  const std::int64_t blocks = (keys + config.block_n - 1) / config.block_n;
+  return blocks * cpu_packed_block(spec, target, config) <= room ? static_cast<int>(blocks) : 1;
+}
+
 bool lists_per_head(const AttentionSpec& spec) {
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   return blocks && blocks->per_head;
@@ -41,7 +56,12 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
                     const KernelConfig& config, int num_threads) {
   const int block_m = config.block_m, group = params.num_heads_q / params.num_heads_kv;
   const bool packs = group > 1 && params.seqlen_q < block_m && !lists_per_head(spec);
-  Partition best{.packed_heads = packs ? group : 1, .tile_rows = 0, .key_parts = 1, .tiles = 0, .pieces = 0};
+  Partition best{.packed_heads = packs ? group : 1,
+                 .tile_rows = 0,
+                 .key_parts = 1,
+                 .packed_blocks = 1,
+                 .tiles = 0,
+                 .pieces = 0};
   const int rows = params.seqlen_q * best.packed_heads;
   // Of units: tiles begin with one.
   const bool amx = uses_amx(spec, target);
@@ -82,6 +102,7 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   best.pieces = threads == 1 ? 1
                              : std::min<std::int64_t>(best.tiles * best.key_parts,
                                                       std::max<std::int64_t>(threads, worthwhile));
+  best.packed_blocks = packed_blocks(params, spec, target, config, best, threads);
   return best;
 }
 

@@ -14,6 +14,7 @@ struct Partition {
   int packed_heads;     // query heads of one key/value head whose rows share tiles
   int tile_rows;        // at most the config's block_m
   int key_parts;        // that each tile's keys are worked on in
+  int packed_blocks;    // of a head's K and V that a thread keeps for its next tiles
   std::int64_t tiles;   // of the launch
   std::int64_t pieces;  // to hand to threads: consecutive (tile, part) items, as evenly many as can be
 };

@@ -92,7 +92,7 @@ struct AmxOperands {
   }
 
   // q: [k_tiles][vectors] tiles.
-  __attribute__((noinline)) static void pack_q(int, const UnitRows<bf16>& rows, bf16*, bf16* q) {
+  __attribute__((noinline)) static void pack_q(int, const UnitRows<bf16>& rows, float*, bf16* q) {
     for (int i = 0; i < vectors; ++i) {
       const RowPointers<16> row(rows, 16 * i);
       for (int column = 0; column < k_tiles * 32; column += 8) {

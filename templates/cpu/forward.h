@@ -24,27 +24,65 @@ struct ForwardTile {
   static constexpr int s_block = step_n * Products::most_rows;
 
   // Scratch, in this order. What belongs to rows lies unit after unit.
+  PackedHead* head;
   Operand* q;                // [q_row][unit_rows], as the products want it
   float* o;                  // [o_row][unit_rows]
   float* state;              // RowState
-  Operand* k;                // [k_block]
-  Operand* v;                // [v_block]
   float* s;                  // [score_blocks][step_n][unit_rows]
   float* alpha;              // [unit_rows]
   u32 *multiplier, *addend;  // of rows; these and the next with dropout only
-  u32* column;               // [block_n + keys_whole]
+  u32* column;               // [block_n], in whole groups
+  float* room;               // [cpu_room()]
+  char* blocks;              // [packed_blocks]: PackedBlock, K [k_block], V [v_block]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
-    q = static_cast<Operand*>(scratch);
+    head = static_cast<PackedHead*>(scratch);
+    q = reinterpret_cast<Operand*>(head + 1);
     o = reinterpret_cast<float*>(q + most_rows * q_row);
     state = o + most_rows * o_row;
-    k = reinterpret_cast<Operand*>(state + most_rows * cpu_row_state);
-    v = k + Products::k_block;
-    s = reinterpret_cast<float*>(v + Products::v_block);
+    s = state + most_rows * cpu_row_state;
     alpha = s + Products::score_blocks * s_block;
     multiplier = reinterpret_cast<u32*>(alpha + Products::most_rows);
     addend = multiplier + most_rows;
     column = addend + most_rows;
+    room = reinterpret_cast<float*>(Spec::dropout ? column + round_up(block_n, keys_whole) : multiplier);
+    blocks = reinterpret_cast<char*>(room + cpu_room(head_dim, head_dim_v));
+  }
+  FLASHJIT_FN PackedBlock& packed_block(const ForwardParams& params, int index) const {
+    constexpr i64 bytes = sizeof(PackedBlock) + sizeof(Operand) * (Products::k_block + Products::v_block);
+    return *reinterpret_cast<PackedBlock*>(blocks + index % params.packed_blocks * bytes);
+  }
+  FLASHJIT_FN static Operand* k_of(PackedBlock& block) { return reinterpret_cast<Operand*>(&block + 1); }
+  FLASHJIT_FN static Operand* v_of(PackedBlock& block) { return k_of(block) + Products::k_block; }
+
+  // Of what the blocks hold nothing counts that is another launch's or head's.
+  FLASHJIT_FN void keep_blocks_of(const ForwardParams& params, const Problem& problem) const {
+    const i64 number = static_cast<i64>(problem.batch) * params.num_heads_kv + problem.head_kv;
+    if (head->launch == params.launch && head->head == number) return;
+    *head = {params.launch, number};
+    for (int i = 0; i < params.packed_blocks; ++i) packed_block(params, i).index = -1;
+  }
+  // Packs what is not there yet of the groups that hold any of `keys`, which are of one block. Says whether V
+  // is finite in them; not in others, or it would depend on which tiles came before.
+  __attribute__((noinline)) bool pack(const ForwardParams& params, const Problem& problem, Span keys,
+                                      PackedBlock& block) const {
+    const int first = block.index * block_n;
+    const Span groups = {(keys.begin - first) / packed_group, (keys.end - 1 - first) / packed_group + 1};
+    const u32 wanted = interval_bits(groups, 0);
+    const Element* const k = static_cast<const Element*>(params.k.data) + problem.k_offset(params.k);
+    const Element* const v = static_cast<const Element*>(params.v.data) + problem.k_offset(params.v);
+    for (int i = groups.begin; i < groups.end; ++i) {
+      if (block.packed >> i & 1) continue;
+      const int at = i * packed_group, key = first + at;
+      const int count = min(packed_group, min(block_n - at, problem.seqlen_k - key));
+      Products::pack_k(k + key * params.k.row_stride, params.k.row_stride, count,
+                       k_of(block) + at * Products::k_key);
+      if (!Products::pack_v(v + key * params.v.row_stride, params.v.row_stride, count,
+                            v_of(block) + at * Products::v_key))
+        block.infinite |= 1u << i;
+    }
+    block.packed |= wanted;
+    return !(block.infinite & wanted);
   }
 
   // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they
@@ -53,8 +91,8 @@ struct ForwardTile {
     const Mask mask(params, problem);
     const Span valid = valid_rows(params, problem, rows), across = positions(params, valid);
     const Span hull = mask.hull(Keys{}, across), ours = part_of(hull, part, params.key_parts);
-    const Element* const k_rows = static_cast<const Element*>(params.k.data) + problem.k_offset(params.k);
-    const Element* const v_rows = static_cast<const Element*>(params.v.data) + problem.k_offset(params.v);
+    const Span within = intersect(hull, ours);
+    keep_blocks_of(params, problem);
     const float scale = params.scale_log2;
     begin(params, problem, rows);
     Products products;
@@ -62,15 +100,17 @@ struct ForwardTile {
 
     BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
     for (Block block; walk.next(block);) {
-      const Span keys = intersect(intersect(hull, ours), block_span(block.index, block_n));
-      const i64 k_stride = params.k.row_stride, v_stride = params.v.row_stride;
-      Products::pack_k(k_rows + keys.begin * k_stride, k_stride, keys.size(), k);
-      const bool finite = Products::pack_v(v_rows + keys.begin * v_stride, v_stride, keys.size(), v);
+      const Span keys = intersect(within, block_span(block.index, block_n));
+      if (keys.empty()) continue;
+      PackedBlock& packed = packed_block(params, block.index);
+      if (packed.index != block.index) packed = {block.index, 0, 0};
+      const bool finite = pack(params, problem, keys, packed);
+      const Operand *const k = k_of(packed), *const v = v_of(packed);
       if constexpr (Spec::dropout) make_column_words(params, problem, keys);
       // Scores of the next step are taken while the softmax of one is, where that is of use.
       Step steps[2] = {{.list = -1, .s = s}, {}};
       find_step(params, mask, rows, valid, keys, steps[0]);
-      if (!steps[0].kept.empty()) take_scores(products, steps[0]);
+      if (!steps[0].kept.empty()) take_scores(products, k, steps[0]);
       products.finish();
       for (int index = 0; !steps[index].kept.empty(); index ^= 1) {
         // In place: a copy of what was just written would wait for all stores before it.
@@ -80,8 +120,8 @@ struct ForwardTile {
         next.first += step_n;
         next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
         find_step(params, mask, rows, valid, keys, next);
-        if (Products::ahead && !next.kept.empty()) take_scores(products, next);
-        const int row = now.row, unit_rows = now.unit_rows, before = keys.begin + now.first;
+        if (Products::ahead && !next.kept.empty()) take_scores(products, k, next);
+        const int row = now.row, unit_rows = now.unit_rows, before = block.index * block_n + now.first;
         const Span seen = {now.kept.begin - before, now.kept.end - before};  // of the step
         const bool whole = mask.whole(now.positions, now.kept);
         if (!whole)
@@ -92,7 +132,7 @@ struct ForwardTile {
         float* const p = now.s + now.used.begin * unit_rows;
         const auto dropout = [&] {
           if constexpr (Spec::dropout)
-            return Drop{multiplier + row, addend + row, column + before % block_n + now.used.begin,
+            return Drop{multiplier + row, addend + row, column + now.first + now.used.begin,
                         params.dropout.below};
           else
             return KeepAll{};
@@ -106,7 +146,7 @@ struct ForwardTile {
         products.add_product(unit_rows, values, p, begun ? alpha : nullptr, sums,
                              weighted ? now.used : Span{});
         if (!weighted) Products::add_weighted(unit_rows, values, p, sums, now.used);
-        if (!Products::ahead && !next.kept.empty()) take_scores(products, next);
+        if (!Products::ahead && !next.kept.empty()) take_scores(products, k, next);
       }
       products.finish();
     }
@@ -123,9 +163,11 @@ struct ForwardTile {
     float* s;
   };
   // Moves on to a step of which the mask keeps anything, if this one is none: all of a unit's before the next
-  // one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are no more.
+  // one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are no more. `keys`: those
+  // of the block.
   __attribute__((noinline)) void find_step(const ForwardParams& params, const Mask& mask, Span tile,
                                            Span valid, Span keys, Step& step) const {
+    const int block = keys.begin / block_n * block_n;
     for (;; step.row += step.unit_rows, step.unit_rows = 0, step.first = 0) {
       if (step.unit_rows == 0) {
         const int row = tile.begin + step.row;
@@ -133,13 +175,12 @@ struct ForwardTile {
         step.unit_rows = rows_of_unit(params, tile, row);
         step.rows = {row, min(row + step.unit_rows, valid.end)};
         step.positions = positions(params, step.rows);
-        step.hull = mask.hull(Keys{}, step.positions);
+        step.hull = intersect(mask.hull(Keys{}, step.positions), keys);
         if constexpr (!Mask::row_intervals) touch(params, mask, valid, keys, step);
       }
-      for (; step.first < keys.size(); step.first += step_n) {
-        const int from = keys.begin + step.first;
-        const Span all = {from, min(from + step_n, keys.end)};
-        step.kept = intersect(step.hull, all);
+      for (; block + step.first < keys.end; step.first += step_n) {
+        const int from = block + step.first;
+        step.kept = intersect(step.hull, {from, from + step_n});
         if (step.kept.empty() || (!Mask::row_intervals && !(step.touched >> step.first / step_n & 1)))
           continue;
         step.used = {(step.kept.begin - from) / keys_whole * keys_whole,
@@ -160,17 +201,15 @@ struct ForwardTile {
       rows = intersect(positions(params, valid), block_span(list, Mask::list_rows));
     }
     step.touched = 0;
-    for (int first = 0; first < keys.size(); first += step_n) {
-      const int from = keys.begin + first;
-      if (touches(mask, rows, {from, min(from + step_n, keys.end)})) step.touched |= 1u << first / step_n;
-    }
+    for (int from = keys.begin / block_n * block_n, i = 0; from < keys.end; from += step_n, ++i)
+      if (touches(mask, rows, intersect(keys, {from, from + step_n}))) step.touched |= 1u << i;
   }
-  FLASHJIT_FN void take_scores(Products& products, const Step& step) const {
+  FLASHJIT_FN void take_scores(Products& products, const Operand* k, const Step& step) const {
     products.scores(step.unit_rows, k + step.first * Products::k_key, q + step.row * q_row, step.s,
                     step.used);
   }
 
-  // Q^T, by way of the room for K, and the state of the softmax. Lanes beyond the tile's last row hold
+  // Q^T, by way of `room`, and the state of the softmax. Lanes beyond the tile's last row hold
   // whatever was packed before, and nothing of theirs is written; O holds nothing until a unit's first
   // product.
   __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
@@ -180,7 +219,7 @@ struct ForwardTile {
       Products::pack_q(unit_rows,
                        UnitRows<Element>{rows, params.q.row_stride, params.q.head_stride, params.packed_heads,
                                          first, tile.end - first},
-                       k, q + row * q_row);
+                       room, q + row * q_row);
       const RowState softmax = row_state(state, row, unit_rows);
       for (int i = 0; i < unit_rows; i += lanes) {
         store(softmax.maximum + i, splat(minus_infinity));
@@ -236,13 +275,12 @@ struct ForwardTile {
     return true;
   }
 
-  // O, by way of the room for V, and lse.
+  // O, by way of `room`, and lse.
   __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
     Element* const rows = static_cast<Element*>(params.o.data) + problem.q_offset(params.o);
     float* const lse = static_cast<float*>(params.lse.data) + problem.q_offset(params.lse);
     const Span valid = valid_rows(params, problem, tile);
-    float* const room = reinterpret_cast<float*>(v);
     for_each_unit(params, tile, [&](int row, int unit_rows) {
       const int first = tile.begin + row, last = min(first + unit_rows, tile.end);
       const RowState softmax = row_state(state, row, unit_rows);

@@ -16,7 +16,7 @@
 //   o_rows                       rows of O^T in memory
 //   step_n                       keys whose scores a unit takes at a time, in whole groups
 //   keys_whole                   weights are of whole groups of so many keys, counted from the block's first
-//   pack_q(unit_rows, rows, room, q)         a unit's rows of Q; `room` for a block of K is free
+//   pack_q(unit_rows, rows, room, q)         a unit's rows of Q, by way of cpu_room()
 //   pack_k(rows, stride, count, k)           a block's rows of K, V; pack_v says whether all of V is finite
 //   pack_v(rows, stride, count, v)
 //   scores(unit_rows, k, q, s, keys)         S^T of a unit and keys of the block

@@ -80,14 +80,35 @@ FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
   return columns + 16;
 }
 
-// Scratch that a CPU worker lends to the forward, bytes, 64-byte aligned: Q, O and the state of the tile's
-// rows; a block of K and V; a unit's scores and its rescaling; with dropout two words a row and one a key.
-// block_m is a multiple of 16.
+// What a CPU worker lends to the forward, 64-byte aligned: a PackedHead; Q, O and the state of the tile's
+// rows; a unit's scores and its rescaling; with dropout two words a row and one a key; eight rows on their
+// way in or out; then packed blocks, one or more.
+//
+// Packed blocks are kept for later tiles of their head, in this call or another one of the same launch.
+struct alignas(64) PackedHead {
+  u64 launch;  // 0: none
+  i64 head;    // of all key/value heads
+};
+// This, K, V. A block may be where its index has the same remainder.
+struct alignas(64) PackedBlock {
+  int index;
+  u32 packed, infinite;  // bit i: of the block's i-th group of keys
+};
+constexpr int packed_group = 32;
+static_assert(sizeof(PackedHead) == 64 && sizeof(PackedBlock) == 64);
+
+// Floats of eight rows.
+FLASHJIT_FN constexpr int cpu_room(int head_dim, int head_dim_v) {
+  return 8 * cpu_packed_row(max(head_dim, head_dim_v));
+}
+FLASHJIT_FN constexpr int cpu_packed_block(int head_dim, int head_dim_v, int block_n) {
+  return 64 + 4 * block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v));
+}
+// Bytes without packed blocks. block_m is a multiple of 16.
 FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
                                               bool dropout) {
-  return 4 * (block_m * (head_dim + head_dim_v + cpu_row_state) +
-              block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v)) +
-              (block_n + 1) * cpu_unit_rows + (dropout ? 2 * block_m + block_n : 0));
+  return 64 + 4 * (block_m * (head_dim + head_dim_v + cpu_row_state) + (block_n + 1) * cpu_unit_rows +
+                   (dropout ? 2 * block_m + block_n : 0) + cpu_room(head_dim, head_dim_v));
 }
 
 // The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a group as many keys.
@@ -98,14 +119,17 @@ constexpr int amx_kept_keys = 64;
 FLASHJIT_FN constexpr bool amx_keeps(int head_dim, int head_dim_v) {
   return head_dim <= 64 && head_dim_v <= 64;
 }
+FLASHJIT_FN constexpr int amx_packed_block(int head_dim, int head_dim_v, int block_n) {
+  return 64 + 2 * round_up(block_n, amx_unit) * (round_up(head_dim, 32) + round_up(head_dim_v, 32));
+}
 FLASHJIT_FN constexpr int amx_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
                                               bool dropout) {
   const int rows = round_up(block_m, amx_unit), keys = round_up(block_n, amx_unit);
   const int depth = round_up(head_dim, 32), columns = round_up(head_dim_v, 32);
   const int scores = amx_keeps(head_dim, head_dim_v) ? min(keys, amx_kept_keys) : 3 * keys;
-  return 2 * (rows * depth + keys * (depth + columns)) +
-         4 * (rows * (columns + cpu_row_state) + (scores + 1) * amx_unit) +
-         (dropout ? 4 * (2 * rows + block_n + amx_unit) : 0);
+  return 64 + 2 * rows * depth +
+         4 * (rows * (columns + cpu_row_state) + (scores + 1) * amx_unit + (dropout ? 2 * rows + keys : 0) +
+              cpu_room(head_dim, head_dim_v));
 }
 
 // What one part of a tile's keys leaves to be added up, floats: O, and after so many of them the rows' state.

@@ -16,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "codegen/cpu_products.hpp"
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/arguments.hpp"
@@ -67,7 +68,10 @@ class EmulatedKernel {
         std::free);
     p.partials = partials.get();
     p.arrived = arrived.data();
-    const auto bytes = static_cast<std::size_t>(source_.steps.front().scratch);
+    p.packed_blocks = cut.packed_blocks;
+    p.launch = ++launches;
+    const auto bytes = static_cast<std::size_t>(
+        source_.steps.front().scratch + (cut.packed_blocks - 1) * cpu_packed_block(spec, amx, config_));
     ASSERT_EQ(bytes % 64, 0u);
     constexpr std::size_t canary = 4096;
     const std::unique_ptr<std::byte, void (*)(void*)> scratch(
@@ -85,6 +89,7 @@ class EmulatedKernel {
   }
 
   mutable int key_parts = 0;  // of the last launch
+  mutable device::u64 launches = 0;
 
  private:
   std::string compile() {

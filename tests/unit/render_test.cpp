@@ -150,7 +150,8 @@ TEST(Render, Steps) {
   const std::vector<Step> cpu = render(goldens[6]).steps;
   ASSERT_EQ(cpu.size(), 1u);
   EXPECT_EQ(cpu[0], (Step{.entry = "flashjit_forward",
-                          .scratch = device::cpu_forward_scratch(80, 80, 48, 64, false)}));
+                          .scratch = device::cpu_forward_scratch(80, 80, 48, 64, false) +
+                                     device::cpu_packed_block(80, 80, 64)}));
 }
 
 TEST(Render, HeadersAreAllThatIsReached) {

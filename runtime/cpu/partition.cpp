@@ -37,11 +37,7 @@ int packed_blocks(const device::ForwardParams& params, const AttentionSpec& spec
   constexpr int room = 8 << 20;  // bytes
   const std::int64_t tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
   if (cut.key_parts > 1 || tiles_of_head < 2 * threads) return 1;
-  std::int64_t keys = params.seqlen_k;
-  if (find_mask<SlidingWindowMask>(spec.mask))
-    keys = std::min(
-        keys, std::int64_t{params.window_left} + params.window_right + cut.tile_rows + 2 * config.block_n);
-  const std::int64_t blocks = (keys + config.block_n - 1) / config.block_n;
+  const std::int64_t blocks = ceil_div(params.seqlen_k, config.block_n);
   return blocks * cpu_packed_block(spec, target, config) <= room ? static_cast<int>(blocks) : 1;
 }
 

@@ -54,12 +54,26 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
                              ((rows + cut.tile_rows - 1) / cut.tile_rows));
     ASSERT_GE(cut.key_parts, 1);
     ASSERT_LE(cut.key_parts, std::max(1, (p.seqlen_k + c.block_n - 1) / c.block_n));
+    ASSERT_GE(cut.packed_blocks, 1);
+    ASSERT_LE(cut.packed_blocks, std::max(1, (p.seqlen_k + c.block_n - 1) / c.block_n));
     ASSERT_GE(cut.pieces, 1);
     ASSERT_LE(cut.pieces, cut.tiles * cut.key_parts);
     if (threads == 1) {
       ASSERT_EQ(cut.pieces * cut.key_parts, 1);
     }
   }
+}
+
+TEST(Partition, BlocksStayPackedForAThreadsNextTiles) {
+  const device::ForwardParams eleven_tiles = sizes(1, 8, 8, 4096, 4096);
+  EXPECT_EQ(cut_of(eleven_tiles, spec_with(), 1).packed_blocks, 32);
+  EXPECT_EQ(cut_of(eleven_tiles, spec_with(), 5).packed_blocks, 32);
+  EXPECT_EQ(cut_of(eleven_tiles, spec_with(), 8).packed_blocks, 1) << "each has one of them or two";
+  EXPECT_EQ(cut_of(sizes(1, 32, 8, 4096, 4096), spec_with(), 16).packed_blocks, 32)
+      << "four heads share them";
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 300, 4096), spec_with(), 1).packed_blocks, 1);
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 16384, 16384), spec_with(), 1).packed_blocks, 1) << "18 MB";
+  EXPECT_EQ(cut_of(sizes(1, 1, 1, 64, 65536), spec_with(), 8).packed_blocks, 1) << "parts of keys";
 }
 
 TEST(Partition, LargeTilesForFewThreads) {

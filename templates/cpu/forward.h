@@ -287,6 +287,9 @@ struct ForwardTile {
       if constexpr (Mask::padding)
         for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
       for (int i = first; i < last; i += 8) {
+        for (int j = i + 8; j < min(i + 16, tile.end); ++j)  // no hardware foresees them
+          for (int column = 0; column < head_dim_v; column += 64 / static_cast<int>(sizeof(Element)))
+            __builtin_prefetch(rows + offset(params, params.o, j) + column, 1);
         transpose({o + row * o_row + i - first, unit_rows, 8 * unit_rows}, {room, head_dim_v, 8},
                   head_dim_v / 8);
         for_each_run(params, {i, min(i + 8, last)}, [&](int j, int count) {

@@ -21,7 +21,7 @@ struct Step {
   std::string entry;      // extern "C" name
   int threads = 0;        // cuda: threads of a block
   int shared_memory = 0;  // cuda: dynamic bytes of a block
-  int scratch = 0;        // cpu: bytes each worker thread lends to a call
+  int scratch = 0;  // cpu: bytes that each worker thread lends to a call, with room for one packed block
   bool operator==(const Step&) const = default;
 };
 

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/cpu_products.hpp"
 #include "codegen/error.hpp"
 #include "runtime/cpu/object.hpp"
 #include "runtime/cpu/partition.hpp"
@@ -25,7 +24,7 @@ using Entry = void (*)(const device::ForwardParams* params, long long begin, lon
 // Aligned memory that grows, and stays until its thread ends.
 class Buffer {
  public:
-  // Null if there is no memory. What is new begins with zeros: packed blocks of no launch.
+  // Null if there is no memory.
   void* at_least(std::size_t bytes) {
     constexpr std::size_t alignment = 64;
     if (bytes_ < bytes) {
@@ -33,7 +32,6 @@ class Buffer {
       data_.reset();  // before there are two
       data_.reset(std::aligned_alloc(alignment, bytes));
       bytes_ = data_ ? bytes : 0;
-      if (data_) std::memset(data_.get(), 0, std::min(bytes, sizeof(device::PackedHead)));
     }
     return data_.get();
   }
@@ -49,9 +47,10 @@ class Buffer {
 // What one thread lends to the kernels it runs, and for a launch of its own to all of them together.
 thread_local struct {
   Buffer scratch, launch;
+  std::uint64_t launch_of_scratch = 0;  // whose packed blocks it holds
 } lent;
 
-std::atomic<device::u64> next_launch{1};
+std::atomic<std::uint64_t> next_launch{1};
 
 class CpuExecutable final : public Executable {
  public:
@@ -77,10 +76,6 @@ class CpuExecutable final : public Executable {
     params.packed_heads = cut.packed_heads;
     params.tile_rows = cut.tile_rows;
     params.key_parts = cut.key_parts;
-    params.packed_blocks = cut.packed_blocks;
-    params.launch = next_launch.fetch_add(1, std::memory_order_relaxed);
-    const std::size_t further =
-        static_cast<std::size_t>(cut.packed_blocks - 1) * cpu_packed_block(spec_, target_, config_);
     // Taken for as long as it is needed: a host's parallel-for may run another launch on this thread
     // meanwhile.
     Buffer partials;
@@ -90,7 +85,13 @@ class CpuExecutable final : public Executable {
     }
     for (const LoadedStep& step : steps_) {
       const std::int64_t items = cut.tiles * params.key_parts;
-      Work work{step, params, step.scratch + further, items, std::min(cut.pieces, items), false};
+      Work work{.step = step,
+                .params = params,
+                .number = next_launch.fetch_add(1, std::memory_order_relaxed),
+                .packed_blocks = cut.packed_blocks,
+                .scratch = step.scratch + packed_room,  // as much for any lengths
+                .items = items,
+                .pieces = std::min(cut.pieces, items)};
       parallel_for_(work.pieces, &run_pieces, &work);
       if (work.out_of_memory)
         throw Error(ErrorCode::device_failed, "a thread could not allocate its " +
@@ -108,9 +109,11 @@ class CpuExecutable final : public Executable {
   struct Work {
     const LoadedStep& step;
     const device::ForwardParams& params;
-    const std::size_t scratch;
+    const std::uint64_t number;  // no other's
+    const int packed_blocks;
+    const std::size_t scratch;  // bytes of each thread
     const std::int64_t items, pieces;
-    std::atomic<bool> out_of_memory;
+    std::atomic<bool> out_of_memory = false;
   };
 
   // Without memory tiles are not worked on in parts.
@@ -132,9 +135,14 @@ class CpuExecutable final : public Executable {
   static void run_pieces(void* context, std::int64_t begin, std::int64_t end) {
     Work& work = *static_cast<Work*>(context);
     void* const scratch = lent.scratch.at_least(work.scratch);
-    if (scratch == nullptr && work.scratch > 0) {
+    if (scratch == nullptr) {
+      lent.launch_of_scratch = 0;
       work.out_of_memory = true;
       return;
+    }
+    if (lent.launch_of_scratch != work.number) {
+      *static_cast<device::PackedHead*>(scratch) = {.head = -1, .blocks = work.packed_blocks};
+      lent.launch_of_scratch = work.number;
     }
     const auto item =
         [&](std::int64_t piece) {  // the first of it; tiles that do not divide go to the first ones

@@ -30,15 +30,14 @@ int row_unit(const AttentionSpec& spec, int packed_heads, int block_m, int step)
   return rows <= block_m ? rows : step;
 }
 
-// All that tiles of a head have in common, if a thread has several of them and its caches room; otherwise
-// one.
+// All that tiles of a head have in common, if a thread has several of them and room; otherwise one.
 int packed_blocks(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                   const KernelConfig& config, const Partition& cut, int threads) {
-  constexpr int room = 8 << 20;  // bytes
   const std::int64_t tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
   if (cut.key_parts > 1 || tiles_of_head < 2 * threads) return 1;
   const std::int64_t blocks = ceil_div(params.seqlen_k, config.block_n);
-  return blocks * cpu_packed_block(spec, target, config) <= room ? static_cast<int>(blocks) : 1;
+  const bool fit = (blocks - 1) * cpu_packed_block(spec, target, config) <= packed_room;
+  return fit ? static_cast<int>(blocks) : 1;
 }
 
 bool lists_per_head(const AttentionSpec& spec) {

@@ -10,6 +10,10 @@
 
 namespace flashjit {
 
+// For packed blocks beyond a scratch's first one, bytes of each thread: what is never written takes no
+// memory.
+constexpr int packed_room = 8 << 20;
+
 struct Partition {
   int packed_heads;     // query heads of one key/value head whose rows share tiles
   int tile_rows;        // at most the config's block_m

@@ -33,7 +33,7 @@ struct ForwardTile {
   u32 *multiplier, *addend;  // of rows; these and the next with dropout only
   u32* column;               // [block_n], in whole groups
   float* room;               // [cpu_room()]
-  char* blocks;              // [packed_blocks]: PackedBlock, K [k_block], V [v_block]
+  char* blocks;              // [head->blocks]: PackedBlock, K [k_block], V [v_block]
 
   FLASHJIT_FN explicit ForwardTile(void* scratch) {
     head = static_cast<PackedHead*>(scratch);
@@ -48,19 +48,19 @@ struct ForwardTile {
     room = reinterpret_cast<float*>(Spec::dropout ? column + round_up(block_n, keys_whole) : multiplier);
     blocks = reinterpret_cast<char*>(room + cpu_room(head_dim, head_dim_v));
   }
-  FLASHJIT_FN PackedBlock& packed_block(const ForwardParams& params, int index) const {
+  FLASHJIT_FN PackedBlock& packed_block(int index) const {
     constexpr i64 bytes = sizeof(PackedBlock) + sizeof(Operand) * (Products::k_block + Products::v_block);
-    return *reinterpret_cast<PackedBlock*>(blocks + index % params.packed_blocks * bytes);
+    return *reinterpret_cast<PackedBlock*>(blocks + index % head->blocks * bytes);
   }
   FLASHJIT_FN static Operand* k_of(PackedBlock& block) { return reinterpret_cast<Operand*>(&block + 1); }
   FLASHJIT_FN static Operand* v_of(PackedBlock& block) { return k_of(block) + Products::k_block; }
 
-  // Of what the blocks hold nothing counts that is another launch's or head's.
+  // Of what the blocks hold nothing counts that is another head's.
   FLASHJIT_FN void keep_blocks_of(const ForwardParams& params, const Problem& problem) const {
     const i64 number = static_cast<i64>(problem.batch) * params.num_heads_kv + problem.head_kv;
-    if (head->launch == params.launch && head->head == number) return;
-    *head = {params.launch, number};
-    for (int i = 0; i < params.packed_blocks; ++i) packed_block(params, i).index = -1;
+    if (head->head == number) return;
+    head->head = number;
+    for (int i = 0; i < head->blocks; ++i) packed_block(i).index = -1;
   }
   // Packs what is not there yet of the groups that hold any of `keys`, which are of one block. Says whether V
   // is finite in them; not in others, or it would depend on which tiles came before.
@@ -102,7 +102,7 @@ struct ForwardTile {
     for (Block block; walk.next(block);) {
       const Span keys = intersect(within, block_span(block.index, block_n));
       if (keys.empty()) continue;
-      PackedBlock& packed = packed_block(params, block.index);
+      PackedBlock& packed = packed_block(block.index);
       if (packed.index != block.index) packed = {block.index, 0, 0};
       const bool finite = pack(params, problem, keys, packed);
       const Operand *const k = k_of(packed), *const v = v_of(packed);

@@ -84,10 +84,11 @@ FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
 // rows; a unit's scores and its rescaling; with dropout two words a row and one a key; eight rows on their
 // way in or out; then packed blocks, one or more.
 //
-// Packed blocks are kept for later tiles of their head, in this call or another one of the same launch.
+// Packed blocks are kept for later tiles of their head, in this call or another one of the same launch,
+// before which the caller sets this.
 struct alignas(64) PackedHead {
-  u64 launch;  // 0: none
-  i64 head;    // of all key/value heads
+  i64 head;    // of all key/value heads; -1: none
+  int blocks;  // at least 1
 };
 // This, K, V. A block may be where its index has the same remainder.
 struct alignas(64) PackedBlock {

@@ -73,8 +73,6 @@ struct ForwardParams {
   // keys are worked on in. With more than one of these room for what they give, and how many of each tile
   // have.
   int tile_rows, key_parts;
-  int packed_blocks;  // of K and V in a thread's scratch, at least 1
-  u64 launch;         // no other's number; not 0
   float* partials;  // [tiles, key_parts, cpu_part()], 64-byte aligned
   u32* arrived;     // [tiles]
 

@@ -68,8 +68,6 @@ class EmulatedKernel {
         std::free);
     p.partials = partials.get();
     p.arrived = arrived.data();
-    p.packed_blocks = cut.packed_blocks;
-    p.launch = ++launches;
     const auto bytes = static_cast<std::size_t>(
         source_.steps.front().scratch + (cut.packed_blocks - 1) * cpu_packed_block(spec, amx, config_));
     ASSERT_EQ(bytes % 64, 0u);
@@ -77,6 +75,7 @@ class EmulatedKernel {
     const std::unique_ptr<std::byte, void (*)(void*)> scratch(
         static_cast<std::byte*>(std::aligned_alloc(64, bytes + canary)), std::free);
     std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every type
+    *reinterpret_cast<device::PackedHead*>(scratch.get()) = {.head = -1, .blocks = cut.packed_blocks};
     const auto entry = reinterpret_cast<void (*)(const device::ForwardParams*, long long, long long, void*)>(
         object_.function(source_.steps.front().entry));
     const long long tiles = cut.tiles * cut.key_parts;
@@ -89,7 +88,6 @@ class EmulatedKernel {
   }
 
   mutable int key_parts = 0;  // of the last launch
-  mutable device::u64 launches = 0;
 
  private:
   std::string compile() {

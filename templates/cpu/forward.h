@@ -1,8 +1,9 @@
 // Forward attention on a CPU: flash attention (Dao et al. 2022: online softmax over key blocks) for tiles of
-// at most block_m query rows, of one head or of some that share their keys. A tile converts each block of K
-// and V once, for all its rows, into scratch; each unit of rows then takes scores, softmax and the product
-// with V in turn (see tile.h). Where rows make too few tiles for the threads, each tile is worked on in parts
-// of its keys, and whoever ends last adds them up (as in Flash-Decoding, Dao et al. 2023).
+// at most block_m query rows, of one head or of some that share their keys. A tile packs each block of K and
+// V once, for all its rows, into scratch, where it may stay for the head's next tiles; each unit of rows then
+// takes scores, softmax and the product with V in turn (see tile.h). Where rows make too few tiles for the
+// threads, each tile is worked on in parts of its keys, and whoever ends last adds them up (as in
+// Flash-Decoding, Dao et al. 2023).
 #pragma once
 
 #include "cpu/tile.h"
@@ -79,10 +80,10 @@ struct ForwardTile {
                        k_of(block) + at * Products::k_key);
       if (!Products::pack_v(v + key * params.v.row_stride, params.v.row_stride, count,
                             v_of(block) + at * Products::v_key))
-        block.infinite |= 1u << i;
+        block.nonfinite |= 1u << i;
     }
     block.packed |= wanted;
-    return !(block.infinite & wanted);
+    return !(block.nonfinite & wanted);
   }
 
   // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they

@@ -93,7 +93,7 @@ struct alignas(64) PackedHead {
 // This, K, V. A block may be where its index has the same remainder.
 struct alignas(64) PackedBlock {
   int index;
-  u32 packed, infinite;  // bit i: of the block's i-th group of keys
+  u32 packed, nonfinite;  // bit i: of the block's i-th group of keys; nonfinite: in V
 };
 constexpr int packed_group = 32;
 static_assert(sizeof(PackedHead) == 64 && sizeof(PackedBlock) == 64);

@@ -95,7 +95,7 @@ struct alignas(64) PackedBlock {
   int index;
   u32 packed, nonfinite;  // bit i: of the block's i-th group of keys; nonfinite: in V
 };
-constexpr int packed_group = 32;
+inline constexpr int packed_group = 32;
 static_assert(sizeof(PackedHead) == 64 && sizeof(PackedBlock) == 64);
 
 // Floats of eight rows.

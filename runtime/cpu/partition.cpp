@@ -35,7 +35,7 @@ int packed_blocks(const device::ForwardParams& params, const AttentionSpec& spec
                   const KernelConfig& config, const Partition& cut, int threads) {
   const std::int64_t tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
   if (cut.key_parts > 1 || tiles_of_head < 2 * threads) return 1;
-  const std::int64_t blocks = ceil_div(params.seqlen_k, config.block_n);
+  const std::int64_t blocks = std::max(1, ceil_div(params.seqlen_k, config.block_n));
   const bool fit = (blocks - 1) * cpu_packed_block(spec, target, config) <= packed_room;
   return fit ? static_cast<int>(blocks) : 1;
 }

@@ -72,6 +72,7 @@ TEST(Partition, BlocksStayPackedForAThreadsNextTiles) {
   EXPECT_EQ(cut_of(sizes(1, 32, 8, 4096, 4096), spec_with(), 16).packed_blocks, 32)
       << "four heads share them";
   EXPECT_EQ(cut_of(sizes(1, 8, 8, 300, 4096), spec_with(), 1).packed_blocks, 1);
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 4096, 0), spec_with(), 1).packed_blocks, 1) << "no keys";
   EXPECT_EQ(cut_of(sizes(1, 8, 8, 16384, 16384), spec_with(), 1).packed_blocks, 1) << "18 MB";
   EXPECT_EQ(cut_of(sizes(1, 1, 1, 64, 65536), spec_with(), 8).packed_blocks, 1) << "parts of keys";
 }

@@ -210,9 +210,8 @@ struct ForwardTile {
                     step.used);
   }
 
-  // Q^T, by way of `room`, and the state of the softmax. Lanes beyond the tile's last row hold
-  // whatever was packed before, and nothing of theirs is written; O holds nothing until a unit's first
-  // product.
+  // Q^T, by way of `room`, and the state of the softmax. Lanes beyond the tile's last row hold whatever was
+  // packed before, and nothing of theirs is written; O holds nothing until a unit's first product.
   __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
     const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset(params.q);
     for_each_unit(params, tile, [&](int row, int unit_rows) {

@@ -17,7 +17,8 @@
 //   step_n                       keys whose scores a unit takes at a time, in whole groups
 //   keys_whole                   weights are of whole groups of so many keys, counted from the block's first
 //   pack_q(unit_rows, rows, room, q)         a unit's rows of Q, by way of cpu_room()
-//   pack_k(rows, stride, count, k)           a block's rows of K, V; pack_v says whether all of V is finite
+//   pack_k(rows, stride, count, k)           rows of K, V; pack_v says whether all of V is finite. At most
+//                                            packed_group: AMX's V comes in whole ones, filled with zeros
 //   pack_v(rows, stride, count, v)
 //   scores(unit_rows, k, q, s, keys)         S^T of a unit and keys of the block
 //   add_product(unit_rows, v, p, alpha, o, keys)    O^T = O^T * alpha + V^T P^T; alpha null: O^T = V^T P^T

@@ -16,7 +16,7 @@ class PackedBlocks : public ComputesOnEveryDevice {
   void SetUp() override {
     ComputesOnEveryDevice::SetUp();
     if (GetParam() && on().is_cuda()) GTEST_SKIP() << "GPUs pack nothing";
-    // On one thread, in another order: first pieces of all heads, then second ones, and so on.
+    // On one thread, in another order: every fifth piece, so that heads take turns.
     const auto in_turns = [](std::int64_t count, Body body, void* context) {
       for (std::int64_t first = 0; first < 5; ++first)
         for (std::int64_t i = first; i < count; i += 5) body(context, i, i + 1);

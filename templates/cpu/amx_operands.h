@@ -38,24 +38,6 @@ FLASHJIT_FN WordVec gather_words(const bf16* const* rows, int row, int next, int
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-// Transposes the 4 x 4 words of each quarter.
-FLASHJIT_FN void transpose4(WordVec (&v)[4]) {
-  WordVec t[4];
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    t[i] = __builtin_shufflevector(v[i], v[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    t[i + 1] =
-        __builtin_shufflevector(v[i], v[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    v[2 * i] =
-        __builtin_shufflevector(t[i], t[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    v[2 * i + 1] =
-        __builtin_shufflevector(t[i], t[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  }
-}
-
 FLASHJIT_FN HalfVec larger_magnitudes(WordVec words, HalfVec than) {
   const HalfVec magnitude = reinterpret_cast<HalfVec>(words) << 1;
   return magnitude > than ? magnitude : than;

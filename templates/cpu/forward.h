@@ -286,16 +286,16 @@ struct ForwardTile {
       const RowState softmax = row_state(state, row, unit_rows);
       if constexpr (Mask::padding)
         for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
-      for (int i = first; i < last; i += 8) {
-        for (int j = i + 8; j < min(i + 16, tile.end); ++j)  // no hardware foresees them
+      for (int i = first; i < last; i += lanes) {
+        for_each_row(params, params.o, {i + lanes, min(i + 2 * lanes, tile.end)}, [&](i64 at, int) {
           for (int column = 0; column < head_dim_v; column += 64 / static_cast<int>(sizeof(Element)))
-            __builtin_prefetch(rows + offset(params, params.o, j) + column, 1);
-        transpose({o + row * o_row + i - first, unit_rows, 8 * unit_rows}, {room, head_dim_v, 8},
-                  head_dim_v / 8);
-        for_each_run(params, {i, min(i + 8, last)}, [&](int j, int count) {
-          unpack(room + (j - i) * head_dim_v, head_dim_v, scale_o, softmax.sum + j - first,
-                 rows + offset(params, params.o, j), params.o.row_stride, count);
+            __builtin_prefetch(rows + at + column, 1);  // no hardware foresees them
         });
+        Element* const unpacked = reinterpret_cast<Element*>(room);
+        unpack<Element, head_dim_v>(o + row * o_row + i - first, unit_rows, scale_o, softmax.sum + i - first,
+                                    unpacked);
+        for_each_row(params, params.o, {i, min(i + lanes, last)},
+                     [&](i64 at, int j) { copy_row(rows + at, unpacked + (j - i) * head_dim_v); });
       }
       if constexpr (Spec::lse) {
         make_lse(unit_rows, softmax);
@@ -313,11 +313,22 @@ struct ForwardTile {
   FLASHJIT_FN static i64 offset(const ForwardParams& params, const TensorView& tensor, int row) {
     return row / params.packed_heads * tensor.row_stride + row % params.packed_heads * tensor.head_stride;
   }
-  // Calls body(first, count) for rows that are a row_stride apart.
+  // Calls body(offset, row).
   template <class Body>
-  FLASHJIT_FN static void for_each_run(const ForwardParams& params, Span rows, Body body) {
-    const int count = params.packed_heads == 1 ? rows.size() : 1;
-    for (int row = rows.begin; row < rows.end; row += count) body(row, count);
+  FLASHJIT_FN static void for_each_row(const ForwardParams& params, const TensorView& tensor, Span rows,
+                                       Body body) {
+    if (params.packed_heads == 1) {
+      i64 at = rows.begin * tensor.row_stride;
+      for (int row = rows.begin; row < rows.end; ++row, at += tensor.row_stride) body(at, row);
+    } else {
+      for (int row = rows.begin; row < rows.end; ++row) body(offset(params, tensor, row), row);
+    }
+  }
+  // By whole cache lines, where rows are aligned to them.
+  FLASHJIT_FN static void copy_row(Element* to, const Element* from) {
+    constexpr int line = 64 / sizeof(Element), whole = head_dim_v / line * line;
+    for (int column = 0; column < whole; column += line) __builtin_memcpy(to + column, from + column, 64);
+    __builtin_memcpy(to + whole, from + whole, sizeof(Element) * (head_dim_v - whole));
   }
   FLASHJIT_FN static Span valid_rows(const ForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};

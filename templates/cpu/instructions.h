@@ -44,6 +44,14 @@ FLASHJIT_FN Vec times_power(Vec p, Vec x) {
 }
 #endif
 
+// The upper halves of two words as one: `low`'s, then `high`'s. The shift is assembly because Clang would
+// make a slower permutation of all of it.
+FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
+  WordVec shifted;
+  asm("vpsrld $16, %1, %0" : "=v"(shifted) : "v"(low));
+  return (high & 0xffff0000u) | shifted;
+}
+
 // While one lives, numbers below 2^-126 are zeros, before and after each operation, as AMX always has them:
 // Intel's processors take many times as long with any other, and weights of keys far below a row's maximum
 // would be such.
@@ -58,14 +66,6 @@ class DenormalsAreZeros {
 };
 
 #if defined(__AMX_BF16__)
-// The upper halves of two words as one: `low`'s, then `high`'s. The shift is assembly because Clang would
-// make a slower permutation of all of it.
-FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
-  WordVec shifted;
-  asm("vpsrld $16, %1, %0" : "=v"(shifted) : "v"(low));
-  return (high & 0xffff0000u) | shifted;
-}
-
 // Eight tile registers of 16 rows of 64 bytes, from configure_tiles() to release_tiles().
 FLASHJIT_FN void configure_tiles() {
   static constexpr struct {

@@ -217,16 +217,28 @@ __attribute__((noinline)) inline void transpose(Blocks from, Blocks to, int coun
   }
 }
 
-// `count` rows of O, scaled, divided by their sums and rounded; a scale of 0 makes zeros of anything. packed:
-// [count][columns], sum: [count].
-template <class Element>
-__attribute__((noinline)) void unpack(const float* packed, int columns, float scale, const float* sum,
-                                      Element* rows, i64 stride, int count) {
-  for (int row = 0; row < count; ++row, packed += columns, rows += stride) {
-    const bool empty = sum[row] == 0.0f || scale == 0.0f;
-    const float inverse = scale / sum[row];
-    for (int column = 0; column < columns; column += 8)
-      store8(rows + column, empty ? Vec8{} : *reinterpret_cast<const Vec8*>(packed + column) * inverse);
+// Rows of O as they are stored, [lanes][columns], scaled and divided by their sums; a scale of 0 makes zeros
+// of anything. o: [columns][unit_rows] and sum: [unit_rows], from the first of those rows on.
+template <class Element, int columns>
+__attribute__((noinline)) void unpack(const float* o, int unit_rows, float scale, const float* sum,
+                                      Element* rows) {
+  constexpr int together = 4 / sizeof(Element);
+  const Vec sums = load(sum), inverse = scale / sums;
+  const IntVec empty = (sums == 0.0f) | (splat(scale) == 0.0f);
+  for (int column = 0; column < columns; column += 4 * together) {
+    WordVec words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Vec v[together];
+#pragma unroll
+      for (int j = 0; j < together; ++j, o += unit_rows) v[j] = select(empty, Vec{}, load(o) * inverse);
+      words[i] = row_words<Element>(v);
+    }
+    transpose4(words);
+#pragma unroll
+    for (int i = 0; i < lanes; ++i)
+      __builtin_memcpy(rows + i * columns + column, reinterpret_cast<const char*>(&words[i % 4]) + i / 4 * 16,
+                       16);
   }
 }
 

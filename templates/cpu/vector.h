@@ -83,7 +83,7 @@ FLASHJIT_FN Vec log(Vec x) {
   return fma(__builtin_convertvector(e, Vec), splat(ln_2), z * series) + (x - x);
 }
 
-// Eight elements of any storage type, from and to a tensor's row; rounds to nearest even, overflows to
+// Elements of any storage type: eight of a row as floats; from floats rounded to nearest even, overflowing to
 // infinity.
 using Half8 = _Float16 __attribute__((vector_size(16)));
 using Short8 = unsigned short __attribute__((vector_size(16)));
@@ -105,19 +105,56 @@ FLASHJIT_FN Vec8 load8(const bf16* p) {
   return reinterpret_cast<Vec8>(__builtin_convertvector(load_unaligned<Short8>(p), Int8) << 16);
 }
 
-FLASHJIT_FN void store8(fp32* p, Vec8 v) {
-  __builtin_memcpy(p, &v, sizeof v);
+// A word of each of `lanes` rows in memory: elements of one column or of two.
+template <class Element>
+FLASHJIT_FN WordVec row_words(const Vec (&columns)[4 / sizeof(Element)]);
+template <>
+FLASHJIT_FN WordVec row_words<fp32>(const Vec (&columns)[1]) {
+  return reinterpret_cast<WordVec>(columns[0]);
 }
-FLASHJIT_FN void store8(fp16* p, Vec8 v) {
-  const Half8 rounded = __builtin_convertvector(v, Half8);
-  __builtin_memcpy(p, &rounded, sizeof rounded);
+template <>
+FLASHJIT_FN WordVec row_words<fp16>(const Vec (&columns)[2]) {
+  using Halves = _Float16 __attribute__((vector_size(2 * lanes)));
+  using Shorts = unsigned short __attribute__((vector_size(2 * lanes)));
+  WordVec words[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Halves rounded = __builtin_convertvector(columns[i], Halves);
+    words[i] = __builtin_convertvector(reinterpret_cast<Shorts>(rounded), WordVec);
+  }
+  return words[0] | words[1] << 16;
 }
-FLASHJIT_FN void store8(bf16* p, Vec8 v) {
-  const Int8 bits = reinterpret_cast<Int8>(v);
-  const Int8 nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const Int8 quiet_nan = bits >> 16 | 0x40;
-  const Short8 rounded = __builtin_convertvector(v == v ? nearest : quiet_nan, Short8);
-  __builtin_memcpy(p, &rounded, sizeof rounded);
+template <>
+FLASHJIT_FN WordVec row_words<bf16>(const Vec (&columns)[2]) {
+  WordVec words[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const WordVec bits = reinterpret_cast<WordVec>(columns[i]);
+    const WordVec nearest = bits + 0x7fff + (bits >> 16 & 1), quiet_nan = bits | 0x400000;
+    words[i] = columns[i] == columns[i] ? nearest : quiet_nan;
+  }
+  return upper_halves(words[0], words[1]);
+}
+
+// Words 0 to 3 are those of a quarter of `a`, 4 to 7 those of the same quarter of `b`.
+template <class Int, Int... lane>
+struct Lanes {};
+template <int w0, int w1, int w2, int w3, int... lane>
+FLASHJIT_FN WordVec shuffle_quarters(WordVec a, WordVec b, Lanes<int, lane...>) {
+  constexpr int words[] = {w0, w1, w2, w3};
+  return __builtin_shufflevector(a, b, (lane / 4 * 4 + words[lane % 4] % 4 + words[lane % 4] / 4 * lanes)...);
+}
+// Transposes the 4 x 4 words of each quarter, which is 128 bits.
+FLASHJIT_FN void transpose4(WordVec (&v)[4]) {
+  constexpr __make_integer_seq<Lanes, int, lanes> all;
+  const WordVec t[] = {
+      shuffle_quarters<0, 4, 1, 5>(v[0], v[1], all), shuffle_quarters<2, 6, 3, 7>(v[0], v[1], all),
+      shuffle_quarters<0, 4, 1, 5>(v[2], v[3], all), shuffle_quarters<2, 6, 3, 7>(v[2], v[3], all)};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    v[2 * i] = shuffle_quarters<0, 1, 4, 5>(t[i], t[i + 2], all);
+    v[2 * i + 1] = shuffle_quarters<2, 3, 6, 7>(t[i], t[i + 2], all);
+  }
 }
 
 // Transposes 8 x 8.

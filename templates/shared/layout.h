@@ -81,8 +81,8 @@ FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
 }
 
 // What a CPU worker lends to the forward, 64-byte aligned: a PackedHead; Q, O and the state of the tile's
-// rows; a unit's scores and its rescaling; with dropout two words a row and one a key; eight rows on their
-// way in or out; then packed blocks, one or more.
+// rows; a unit's scores and its rescaling; with dropout two words a row and one a key; rows on their way
+// in or out; then packed blocks, one or more.
 //
 // Packed blocks are kept for later tiles of their head, in this call or another one of the same launch,
 // before which the caller sets this.
@@ -98,9 +98,9 @@ struct alignas(64) PackedBlock {
 inline constexpr int packed_group = 32;
 static_assert(sizeof(PackedHead) == 64 && sizeof(PackedBlock) == 64);
 
-// Floats of eight rows.
+// Floats of as many rows as a vector has lanes at most.
 FLASHJIT_FN constexpr int cpu_room(int head_dim, int head_dim_v) {
-  return 8 * cpu_packed_row(max(head_dim, head_dim_v));
+  return 16 * cpu_packed_row(max(head_dim, head_dim_v));
 }
 FLASHJIT_FN constexpr int cpu_packed_block(int head_dim, int head_dim_v, int block_n) {
   return 64 + 4 * block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v));

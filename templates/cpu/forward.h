@@ -100,75 +100,103 @@ struct ForwardTile {
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);
 
     BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
-    for (Block block; walk.next(block);) {
-      const Span keys = intersect(within, block_span(block.index, block_n));
-      if (keys.empty()) continue;
-      PackedBlock& packed = packed_block(block.index);
-      if (packed.index != block.index) packed = {block.index, 0, 0};
-      const bool finite = pack(params, problem, keys, packed);
-      const Operand *const k = k_of(packed), *const v = v_of(packed);
-      if constexpr (Spec::dropout) make_column_words(params, problem, keys);
-      // Scores of the next step are taken while the softmax of one is, where that is of use.
-      Step steps[2] = {{.list = -1, .s = s}, {}};
-      find_step(params, mask, rows, valid, keys, steps[0]);
-      if (!steps[0].kept.empty()) take_scores(products, k, steps[0]);
-      products.finish();
-      for (int index = 0; !steps[index].kept.empty(); index ^= 1) {
-        // In place: a copy of what was just written would wait for all stores before it.
-        const Step& now = steps[index];
-        Step& next = steps[index ^ 1];
-        next = now;
-        next.first += step_n;
-        next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
-        find_step(params, mask, rows, valid, keys, next);
-        if (Products::ahead && !next.kept.empty()) take_scores(products, k, next);
-        const int row = now.row, unit_rows = now.unit_rows, before = block.index * block_n + now.first;
-        const Span seen = {now.kept.begin - before, now.kept.end - before};  // of the step
-        const bool whole = mask.whole(now.positions, now.kept);
-        if (!whole)
-          apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept,
-                     params.packed_heads);
-        leave_out(unit_rows, now.s, now.used.begin, seen.begin);
-        leave_out(unit_rows, now.s, seen.end, now.used.end);
-        float* const p = now.s + now.used.begin * unit_rows;
-        const auto dropout = [&] {
-          if constexpr (Spec::dropout)
-            return Drop{multiplier + row, addend + row, column + now.first + now.used.begin,
-                        params.dropout.below};
-          else
-            return KeepAll{};
-        }();
-        const bool begun = softmax(unit_rows, p, scale, row_state(state, row, unit_rows), alpha,
-                                   now.used.size(), dropout, products);
-        products.finish();
-        const bool weighted = finite || (whole && now.used.size() == seen.size());
-        float* const sums = o + row * o_row;
-        const Operand* const values = v + now.first * Products::v_key;
-        products.add_product(unit_rows, values, p, begun ? alpha : nullptr, sums,
-                             weighted ? now.used : Span{});
-        if (!weighted) Products::add_weighted(unit_rows, values, p, sums, now.used);
-        if (!Products::ahead && !next.kept.empty()) take_scores(products, k, next);
+    OpenBlock open[2];
+    const auto open_block = [&](Step& step) {  // the next one of which the mask keeps anything, if any
+      for (Block block; step.kept.empty() && walk.next(block);) {
+        const Span keys = intersect(within, block_span(block.index, block_n));
+        if (keys.empty()) continue;
+        PackedBlock& packed = packed_block(block.index);
+        if (packed.index != block.index) packed = {block.index, 0, 0};
+        const bool finite = pack(params, problem, keys, packed);
+        step.block = step.block == open ? open + 1 : open;
+        *step.block = {keys, block.index * block_n, finite, k_of(packed), v_of(packed)};
+        step.row = step.unit_rows = step.first = 0;
+        step.list = -1;
+        find_step(params, mask, rows, valid, step);
       }
+    };
+    // Scores of the next step are taken while the softmax of one is, where that is of use; those of another
+    // block where it does not lie in this one's place.
+    const bool opens_ahead = Products::ahead && head->blocks > 1;
+    Step steps[2] = {{.block = open, .s = s}, {}};
+    open_block(steps[0]);
+    take_scores(products, steps[0]);
+    products.finish();
+    int words_of = -1;
+    for (int index = 0; !steps[index].kept.empty(); index ^= 1) {
+      // In place: a copy of what was just written would wait for all stores before it.
+      const Step& now = steps[index];
+      Step& next = steps[index ^ 1];
+      next = now;
+      next.first += step_n;
+      next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
+      find_step(params, mask, rows, valid, next);
+      if (opens_ahead) open_block(next);
+      if (Products::ahead) take_scores(products, next);
+      const int row = now.row, unit_rows = now.unit_rows, before = now.block->first + now.first;
+      const Span seen = {now.kept.begin - before, now.kept.end - before};  // of the step
+      const bool whole = mask.whole(now.positions, now.kept);
+      if (!whole)
+        apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept, params.packed_heads);
+      leave_out(unit_rows, now.s, now.used.begin, seen.begin);
+      leave_out(unit_rows, now.s, seen.end, now.used.end);
+      float* const p = now.s + now.used.begin * unit_rows;
+      const auto dropout = [&] {
+        if constexpr (Spec::dropout) {
+          if (now.block->first != words_of) make_column_words(params, problem, now.block->keys);
+          words_of = now.block->first;
+          return Drop{multiplier + row, addend + row, column + now.first + now.used.begin,
+                      params.dropout.below};
+        } else {
+          return KeepAll{};
+        }
+      }();
+      const bool begun = softmax(unit_rows, p, scale, row_state(state, row, unit_rows), alpha,
+                                 now.used.size(), dropout, products);
       products.finish();
+      const bool weighted = now.block->finite || (whole && now.used.size() == seen.size());
+      float* const sums = o + row * o_row;
+      const Operand* const values = now.block->v + now.first * Products::v_key;
+      products.add_product(unit_rows, values, p, begun ? alpha : nullptr, sums, weighted ? now.used : Span{});
+      if (!weighted) Products::add_weighted(unit_rows, values, p, sums, now.used);
+      const bool opens = !opens_ahead && next.kept.empty();
+      if (opens) {
+        products.finish();
+        open_block(next);
+      }
+      if (opens || !Products::ahead) {
+        take_scores(products, next);
+        products.finish();
+      }
     }
+    products.finish();
   }
 
+  // A packed block whose keys the tile's rows see.
+  struct OpenBlock {
+    Span keys;
+    int first;  // of its keys, seen or not
+    bool finite;
+    const Operand *k, *v;
+  };
   // A unit of the tile's rows and at most step_n of a block's keys.
   struct Step {
+    OpenBlock* block;
     int row, unit_rows;          // of the tile; unit_rows 0: not looked at yet
     Span rows, positions, hull;  // of the unit: those of its rows that are valid, and the keys they may see
     int list;                    // of the mask, whose rows the unit's are
     u32 touched;                 // bit i: those rows may see keys of the block's step i
-    int first;                   // of the block's keys
+    int first;                   // of its keys, counted from the block's
     Span kept, used;             // used: kept, in whole groups, counted from the step's first key
     float* s;
   };
-  // Moves on to a step of which the mask keeps anything, if this one is none: all of a unit's before the next
-  // one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are no more. `keys`: those
-  // of the block.
+  // Moves on to a step of the same block of which the mask keeps anything, if this one is none: all of a
+  // unit's before the next one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are
+  // no more.
   __attribute__((noinline)) void find_step(const ForwardParams& params, const Mask& mask, Span tile,
-                                           Span valid, Span keys, Step& step) const {
-    const int block = keys.begin / block_n * block_n;
+                                           Span valid, Step& step) const {
+    const Span keys = step.block->keys;
+    const int block = step.block->first;
     for (;; step.row += step.unit_rows, step.unit_rows = 0, step.first = 0) {
       if (step.unit_rows == 0) {
         const int row = tile.begin + step.row;
@@ -205,9 +233,10 @@ struct ForwardTile {
     for (int from = keys.begin / block_n * block_n, i = 0; from < keys.end; from += step_n, ++i)
       if (touches(mask, rows, intersect(keys, {from, from + step_n}))) step.touched |= 1u << i;
   }
-  FLASHJIT_FN void take_scores(Products& products, const Operand* k, const Step& step) const {
-    products.scores(step.unit_rows, k + step.first * Products::k_key, q + step.row * q_row, step.s,
-                    step.used);
+  FLASHJIT_FN void take_scores(Products& products, const Step& step) const {
+    if (step.kept.empty()) return;
+    products.scores(step.unit_rows, step.block->k + step.first * Products::k_key, q + step.row * q_row,
+                    step.s, step.used);
   }
 
   // Q^T, by way of `room`, and the state of the softmax. Lanes beyond the tile's last row hold whatever was

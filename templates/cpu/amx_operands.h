@@ -77,9 +77,11 @@ struct AmxOperands {
   __attribute__((noinline)) static void pack_q(int, const UnitRows<bf16>& rows, float*, bf16* q) {
     for (int i = 0; i < vectors; ++i) {
       const RowPointers<16> row(rows, 16 * i);
+      const i64 next_unit = rows.heads == 1 ? unit_rows * rows.row_stride : 0;
       for (int column = 0; column < k_tiles * 32; column += 8) {
         WordVec v[4] = {};
         if (column < head_dim) {
+          fetch_rows<16, 8>(column, [&](int j, int from) { return row.data[j] + next_unit + from; });
 #pragma unroll
           for (int j = 0; j < 4; ++j) v[j] = gather_words(row.data, j, 4, column);
           transpose4(v);

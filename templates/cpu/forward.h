@@ -316,13 +316,10 @@ struct ForwardTile {
       if constexpr (Mask::padding)
         for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
       for (int i = first; i < last; i += lanes) {
-        for_each_row(params, params.o, {i + lanes, min(i + 2 * lanes, tile.end)}, [&](i64 at, int) {
-          for (int column = 0; column < head_dim_v; column += 64 / static_cast<int>(sizeof(Element)))
-            __builtin_prefetch(rows + at + column, 1);  // no hardware foresees them
-        });
         Element* const unpacked = reinterpret_cast<Element*>(room);
         unpack<Element, head_dim_v>(o + row * o_row + i - first, unit_rows, scale_o, softmax.sum + i - first,
-                                    unpacked);
+                                    unpacked, rows + offset(params, params.o, i + lanes),
+                                    params.packed_heads == 1 ? params.o.row_stride : 0);
         for_each_row(params, params.o, {i, min(i + lanes, last)},
                      [&](i64 at, int j) { copy_row(rows + at, unpacked + (j - i) * head_dim_v); });
       }

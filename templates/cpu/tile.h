@@ -218,14 +218,16 @@ __attribute__((noinline)) inline void transpose(Blocks from, Blocks to, int coun
 }
 
 // Rows of O as they are stored, [lanes][columns], scaled and divided by their sums; a scale of 0 makes zeros
-// of anything. o: [columns][unit_rows] and sum: [unit_rows], from the first of those rows on.
+// of anything. o: [columns][unit_rows] and sum: [unit_rows], from the first of those rows on. Fetches `next`,
+// where the rows after them are to be stored.
 template <class Element, int columns>
 __attribute__((noinline)) void unpack(const float* o, int unit_rows, float scale, const float* sum,
-                                      Element* rows) {
+                                      Element* rows, const Element* next, i64 next_stride) {
   constexpr int together = 4 / sizeof(Element);
   const Vec sums = load(sum), inverse = scale / sums;
   const IntVec empty = (sums == 0.0f) | (splat(scale) == 0.0f);
   for (int column = 0; column < columns; column += 4 * together) {
+    fetch_rows<lanes, 4 * together>(column, [&](int i, int from) { return next + i * next_stride + from; });
     WordVec words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -105,6 +105,20 @@ FLASHJIT_FN Vec8 load8(const bf16* p) {
   return reinterpret_cast<Vec8>(__builtin_convertvector(load_unaligned<Short8>(p), Int8) << 16);
 }
 
+// Where rows of a tensor are apart no hardware foresees the next ones; a power of two apart they would share
+// sets of the first-level cache, so they are fetched into the second.
+FLASHJIT_FN void fetch(const void* line) {
+  __builtin_prefetch(line, 0, 2);
+}
+// For a loop over the columns of so many rows, `step` columns at a time: fetches as many others, at
+// at(row, column), some lines each time.
+template <int rows, int step, class At>
+FLASHJIT_FN void fetch_rows(int column, At at) {
+  constexpr int line = 64 / sizeof(*at(0, 0)), lines = rows * step / line;
+#pragma unroll
+  for (int i = 0; i < lines; ++i) fetch(at(column % line / step * lines + i, column / line * line));
+}
+
 // A word of each of `lanes` rows in memory: elements of one column or of two.
 template <class Element>
 FLASHJIT_FN WordVec row_words(const Vec (&columns)[4 / sizeof(Element)]);

@@ -84,9 +84,8 @@ __attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, 
   Int8 largest{};  // exponent and fraction, which order as the magnitudes do
   constexpr int rows_ahead = 8, line = 64 / sizeof(Element);
   for (; count > 0; --count, rows += stride, packed += packed_stride) {
-    // Rows are apart, which no hardware foresees; others mostly follow the last.
-    for (int column = 0; column < columns; column += line)
-      __builtin_prefetch(rows + rows_ahead * stride + column);
+    for (int column = 0; column < columns; column += line)  // others mostly follow the last
+      fetch(rows + rows_ahead * stride + column);
     for (int column = 0; column < columns; column += 8) {
       const Vec8 v = load8(rows + column);
       *reinterpret_cast<Vec8*>(packed + column) = v;

@@ -26,7 +26,7 @@ device::ForwardParams sizes(int batch, int heads_q, int heads_kv, int seqlen_q, 
   return params;
 }
 
-const Target vectors = Target::parse("x86-64-v4");
+const Target vectors = Target::parse("x86-64-v4"), amx = Target::parse("x86-64-v4+amx");
 
 Partition cut_of(const device::ForwardParams& params, const AttentionSpec& spec, int num_threads) {
   return partition(params, spec, vectors, config, num_threads);
@@ -44,7 +44,7 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
     const KernelConfig c{.block_m = 16 * upto(24), .block_n = 16 * upto(32), .num_stages = 1, .num_warps = 1};
     const device::ForwardParams p =
         sizes(upto(3), group * heads_kv, heads_kv, upto(i % 3 ? 500 : 20000), upto(i % 5 ? 5000 : 10));
-    const Partition cut = partition(p, spec_with(masks[i % 4]), vectors, c, threads);
+    const Partition cut = partition(p, spec_with(masks[i % 4]), i % 7 ? vectors : amx, c, threads);
     ASSERT_TRUE(cut.packed_heads == 1 || cut.packed_heads == group);
     ASSERT_GT(cut.tile_rows, 0);
     ASSERT_LE(cut.tile_rows, c.block_m);
@@ -124,6 +124,22 @@ TEST(Partition, TilesOfWholeLists) {
     EXPECT_EQ(
         cut_of(sizes(1, 2, 2, 4000, 4000), spec_with({BlockSparseMask{128, 64}}), threads).tile_rows % 128,
         0);
+}
+
+TEST(Partition, SmallTilesOfListsWhereAmxFindsBlocksPacked) {
+  const KernelConfig large{.block_m = 768, .block_n = 128, .num_stages = 1, .num_warps = 1};
+  const auto rows_of = [&](int list_rows, int keys, int threads, const Target& target) {
+    return partition(sizes(1, 8, 8, keys, keys), spec_with({BlockSparseMask{list_rows, 128}}), target, large,
+                     threads)
+        .tile_rows;
+  };
+  EXPECT_EQ(rows_of(64, 4096, 1, amx), 128);
+  EXPECT_EQ(rows_of(128, 4096, 1, amx), 128);
+  EXPECT_EQ(rows_of(256, 4096, 1, amx), 256);
+  EXPECT_EQ(rows_of(128, 32768, 1, amx), 768) << "16 MB do not stay";
+  EXPECT_EQ(rows_of(128, 4096, 16, amx), 128);
+  EXPECT_GT(rows_of(128, 4096, 17, amx), 128) << "not two of a head for each thread";
+  EXPECT_EQ(rows_of(128, 4096, 1, vectors), 768);
 }
 
 }  // namespace

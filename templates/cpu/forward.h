@@ -101,7 +101,7 @@ struct ForwardTile {
 
     BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
     OpenBlock open[2];
-    const auto open_block = [&](Step& step) {  // the next one of which the mask keeps anything, if any
+    const auto open_block = [&](Step& step) {  // the next one with a step of which the mask keeps anything
       for (Block block; step.kept.empty() && walk.next(block);) {
         const Span keys = intersect(within, block_span(block.index, block_n));
         if (keys.empty()) continue;
@@ -115,8 +115,8 @@ struct ForwardTile {
         find_step(params, mask, rows, valid, step);
       }
     };
-    // Scores of the next step are taken while the softmax of one is, where that is of use; those of another
-    // block where it does not lie in this one's place.
+    // Scores of the next step are taken while the softmax of one is, where that is of use; those of the next
+    // block where it does not take the place of this one.
     const bool opens_ahead = Products::ahead && head->blocks > 1;
     Step steps[2] = {{.block = open, .s = s}, {}};
     open_block(steps[0]);
@@ -172,11 +172,11 @@ struct ForwardTile {
     products.finish();
   }
 
-  // A packed block whose keys the tile's rows see.
+  // A packed block, and which of its keys the tile's rows may see. Two are in use at a time.
   struct OpenBlock {
     Span keys;
-    int first;  // of its keys, seen or not
-    bool finite;
+    int first;    // of all its keys
+    bool finite;  // V, as pack() says
     const Operand *k, *v;
   };
   // A unit of the tile's rows and at most step_n of a block's keys.
@@ -320,8 +320,8 @@ struct ForwardTile {
         unpack<Element, head_dim_v>(o + row * o_row + i - first, unit_rows, scale_o, softmax.sum + i - first,
                                     unpacked, rows + offset(params, params.o, i + lanes),
                                     params.packed_heads == 1 ? params.o.row_stride : 0);
-        for_each_row(params, params.o, {i, min(i + lanes, last)},
-                     [&](i64 at, int j) { copy_row(rows + at, unpacked + (j - i) * head_dim_v); });
+        for (int j = i; j < min(i + lanes, last); ++j)
+          copy_row(rows + offset(params, params.o, j), unpacked + (j - i) * head_dim_v);
       }
       if constexpr (Spec::lse) {
         make_lse(unit_rows, softmax);
@@ -331,24 +331,12 @@ struct ForwardTile {
   }
 
  private:
-  // Rows of a tile are those of packed_heads heads in turn: row r is position r / packed_heads.
   FLASHJIT_FN static Span positions(const ForwardParams& params, Span rows) {
     if (rows.empty()) return {0, 0};
-    return {rows.begin / params.packed_heads, (rows.end - 1) / params.packed_heads + 1};
+    return {position_of(rows.begin, params.packed_heads), position_of(rows.end - 1, params.packed_heads) + 1};
   }
   FLASHJIT_FN static i64 offset(const ForwardParams& params, const TensorView& tensor, int row) {
-    return row / params.packed_heads * tensor.row_stride + row % params.packed_heads * tensor.head_stride;
-  }
-  // Calls body(offset, row).
-  template <class Body>
-  FLASHJIT_FN static void for_each_row(const ForwardParams& params, const TensorView& tensor, Span rows,
-                                       Body body) {
-    if (params.packed_heads == 1) {
-      i64 at = rows.begin * tensor.row_stride;
-      for (int row = rows.begin; row < rows.end; ++row, at += tensor.row_stride) body(at, row);
-    } else {
-      for (int row = rows.begin; row < rows.end; ++row) body(offset(params, tensor, row), row);
-    }
+    return row_offset(row, params.packed_heads, tensor.row_stride, tensor.head_stride);
   }
   // By whole cache lines, where rows are aligned to them.
   FLASHJIT_FN static void copy_row(Element* to, const Element* from) {

@@ -85,6 +85,16 @@ struct Drop {
   FLASHJIT_FN Rows rows(int i) const { return {load(multiplier + i), load(addend + i), column, below}; }
 };
 
+// Rows of a tile are those of so many heads in turn: row r is position r / heads. One head is the usual case,
+// and divisions for each row would be felt.
+FLASHJIT_FN int position_of(int row, int heads) {
+  return heads == 1 ? row : row / heads;
+}
+FLASHJIT_FN i64 row_offset(int row, int heads, i64 row_stride, i64 head_stride) {
+  const int position = position_of(row, heads);
+  return position * row_stride + (row - position * heads) * head_stride;
+}
+
 // Rows of a tensor that a unit takes: `count` from `first` on, those of `heads` heads in turn.
 template <class Element>
 struct UnitRows {
@@ -92,7 +102,7 @@ struct UnitRows {
   i64 row_stride, head_stride;
   int heads, first, count;
   FLASHJIT_FN const Element* operator[](int i) const {
-    return data + (first + i) / heads * row_stride + (first + i) % heads * head_stride;
+    return data + row_offset(first + i, heads, row_stride, head_stride);
   }
 };
 
@@ -165,7 +175,7 @@ __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float
   if constexpr (Mask::row_intervals) {
     alignas(64) int begin[cpu_unit_rows], end[cpu_unit_rows];
     for (int i = 0; i < unit_rows; ++i) {
-      const int row = (rows.begin + i) / packed_heads;
+      const int row = position_of(rows.begin + i, packed_heads);
       const Span kept = mask.hull(Keys{}, {row, row + 1});
       begin[i] = kept.begin;
       end[i] = kept.end;
@@ -189,7 +199,7 @@ __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float
       const int first = key / word_keys * word_keys;
       for (int i = 0; i < rows.size(); ++i) {
         u32 word[1];
-        tile.template bits<word_keys>((rows.begin + i) / packed_heads, first, word);
+        tile.template bits<word_keys>(position_of(rows.begin + i, packed_heads), first, word);
         bits[i] = static_cast<int>(word[0]);
       }
       for (; key < min(first + word_keys, keys.end); ++key, s += unit_rows)

@@ -88,9 +88,9 @@ FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
 // before which the caller sets this.
 struct alignas(64) PackedHead {
   i64 head;    // of all key/value heads; -1: none
-  int blocks;  // at least 1
+  int blocks;  // 1, or as many as the longest sequence has
 };
-// This, K, V. A block may be where its index has the same remainder.
+// This, K, V.
 struct alignas(64) PackedBlock {
   int index;
   u32 packed, nonfinite;  // bit i: of the block's i-th group of keys; nonfinite: in V

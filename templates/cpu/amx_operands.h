@@ -27,17 +27,6 @@ struct RowPointers {
   }
 };
 
-// Four words of each of four rows.
-FLASHJIT_FN WordVec gather_words(const bf16* const* rows, int row, int next, int column) {
-  using Words4 = u32 __attribute__((vector_size(16)));
-  Words4 w[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = load_unaligned<Words4>(rows[row + i * next] + column);
-  const auto low = __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto high = __builtin_shufflevector(w[2], w[3], 0, 1, 2, 3, 4, 5, 6, 7);
-  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
 FLASHJIT_FN HalfVec larger_magnitudes(WordVec words, HalfVec than) {
   const HalfVec magnitude = reinterpret_cast<HalfVec>(words) << 1;
   return magnitude > than ? magnitude : than;
@@ -77,13 +66,16 @@ struct AmxOperands {
   __attribute__((noinline)) static void pack_q(int, const UnitRows<bf16>& rows, float*, bf16* q) {
     for (int i = 0; i < vectors; ++i) {
       const RowPointers<16> row(rows, 16 * i);
-      const i64 next_unit = rows.heads == 1 ? unit_rows * rows.row_stride : 0;
+      const bf16* const next = rows[unit_rows + 16 * i];
+      const i64 next_stride = rows.heads == 1 ? rows.row_stride : 0;
       for (int column = 0; column < k_tiles * 32; column += 8) {
         WordVec v[4] = {};
         if (column < head_dim) {
-          fetch_rows<16, 8>(column, [&](int j, int from) { return row.data[j] + next_unit + from; });
+          fetch_rows<16, 8>(column, next, next_stride);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) v[j] = gather_words(row.data, j, 4, column);
+          for (int j = 0; j < 4; ++j)
+            v[j] = gather_words([&](int i)
+                                    __attribute__((always_inline)) { return row.data[4 * i + j] + column; });
           transpose4(v);
         }
         bf16* const to = q + (column / 32 * vectors + i) * tile + column % 32 * 16;
@@ -116,8 +108,10 @@ struct AmxOperands {
         if (column < head_dim_v) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const WordVec low = gather_words(row.data, 2 * j, 8, column);
-            const WordVec high = gather_words(row.data, 2 * j + 1, 8, column);
+            const WordVec low = gather_words(
+                [&](int i) __attribute__((always_inline)) { return row.data[8 * i + 2 * j] + column; });
+            const WordVec high = gather_words(
+                [&](int i) __attribute__((always_inline)) { return row.data[8 * i + 2 * j + 1] + column; });
             largest = larger_magnitudes(low, larger_magnitudes(high, largest));
             even[j] = (low & 0xffffu) | (high << 16);
             odd[j] = upper_halves(low, high);

@@ -210,23 +210,6 @@ __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float
   }
 }
 
-// Consecutive 8 x 8 blocks: element (i, j) of block b at data[b * block_stride + i * row_stride + j].
-struct Blocks {
-  float* data;
-  int row_stride, block_stride;
-};
-
-__attribute__((noinline)) inline void transpose(Blocks from, Blocks to, int count) {
-  for (int b = 0; b < count; ++b, from.data += from.block_stride, to.data += to.block_stride) {
-    Vec8 v[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = *reinterpret_cast<const Vec8*>(from.data + i * from.row_stride);
-    transpose8(v);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) *reinterpret_cast<Vec8*>(to.data + i * to.row_stride) = v[i];
-  }
-}
-
 // Rows of O as they are stored, [lanes][columns], scaled and divided by their sums; a scale of 0 makes zeros
 // of anything. o: [columns][unit_rows] and sum: [unit_rows], from the first of those rows on. Fetches `next`,
 // where the rows after them are to be stored.
@@ -237,7 +220,7 @@ __attribute__((noinline)) void unpack(const float* o, int unit_rows, float scale
   const Vec sums = load(sum), inverse = scale / sums;
   const IntVec empty = (sums == 0.0f) | (splat(scale) == 0.0f);
   for (int column = 0; column < columns; column += 4 * together) {
-    fetch_rows<lanes, 4 * together>(column, [&](int i, int from) { return next + i * next_stride + from; });
+    fetch_rows<lanes, 4 * together>(column, next, next_stride);
     WordVec words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

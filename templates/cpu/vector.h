@@ -110,13 +110,14 @@ FLASHJIT_FN Vec8 load8(const bf16* p) {
 FLASHJIT_FN void fetch(const void* line) {
   __builtin_prefetch(line, 0, 2);
 }
-// For a loop over the columns of so many rows, `step` columns at a time: fetches as many others, at
-// at(row, column), some lines each time.
-template <int rows, int step, class At>
-FLASHJIT_FN void fetch_rows(int column, At at) {
-  constexpr int line = 64 / sizeof(*at(0, 0)), lines = rows * step / line;
+// For a loop over the columns of so many rows, `step` columns at a time: fetches as many others from `next`
+// on, some lines each time.
+template <int rows, int step, class Element>
+FLASHJIT_FN void fetch_rows(int column, const Element* next, i64 stride) {
+  constexpr int line = 64 / sizeof(Element), lines = rows * step / line;
 #pragma unroll
-  for (int i = 0; i < lines; ++i) fetch(at(column % line / step * lines + i, column / line * line));
+  for (int i = 0; i < lines; ++i)
+    fetch(next + (column % line / step * lines + i) * stride + column / line * line);
 }
 
 // A word of each of `lanes` rows in memory: elements of one column or of two.
@@ -150,49 +151,22 @@ FLASHJIT_FN WordVec row_words<bf16>(const Vec (&columns)[2]) {
   return upper_halves(words[0], words[1]);
 }
 
-// Words 0 to 3 are those of a quarter of `a`, 4 to 7 those of the same quarter of `b`.
-template <class Int, Int... lane>
-struct Lanes {};
-template <int w0, int w1, int w2, int w3, int... lane>
-FLASHJIT_FN WordVec shuffle_quarters(WordVec a, WordVec b, Lanes<int, lane...>) {
-  constexpr int words[] = {w0, w1, w2, w3};
-  return __builtin_shufflevector(a, b, (lane / 4 * 4 + words[lane % 4] % 4 + words[lane % 4] / 4 * lanes)...);
+// Four words at row(i) as the i-th quarter. row: always inlined, as whatever is called in a loop.
+template <class Row>
+FLASHJIT_FN WordVec gather_words(Row row) {
+  Words4 quarters[lanes / 4];
+#pragma unroll
+  for (int i = 0; i < lanes / 4; ++i) quarters[i] = load_unaligned<Words4>(row(i));
+  return join(quarters);
 }
-// Transposes the 4 x 4 words of each quarter, which is 128 bits.
+// Transposes the 4 x 4 words of each quarter.
 FLASHJIT_FN void transpose4(WordVec (&v)[4]) {
-  constexpr __make_integer_seq<Lanes, int, lanes> all;
-  const WordVec t[] = {
-      shuffle_quarters<0, 4, 1, 5>(v[0], v[1], all), shuffle_quarters<2, 6, 3, 7>(v[0], v[1], all),
-      shuffle_quarters<0, 4, 1, 5>(v[2], v[3], all), shuffle_quarters<2, 6, 3, 7>(v[2], v[3], all)};
+  const WordVec t[] = {low_words(v[0], v[1]), high_words(v[0], v[1]), low_words(v[2], v[3]),
+                       high_words(v[2], v[3])};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    v[2 * i] = shuffle_quarters<0, 1, 4, 5>(t[i], t[i + 2], all);
-    v[2 * i + 1] = shuffle_quarters<2, 3, 6, 7>(t[i], t[i + 2], all);
-  }
-}
-
-// Transposes 8 x 8.
-FLASHJIT_FN void transpose8(Vec8 (&v)[8]) {
-  Vec8 t[8];
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = __builtin_shufflevector(v[i], v[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-    t[i + 1] = __builtin_shufflevector(v[i], v[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-  // t[0], t[1] hold columns {0, 1, 4, 5}, {2, 3, 6, 7} of rows 0, 1; t[2], t[3] those of rows 2, 3; ...
-#pragma unroll
-  for (int i = 0; i < 8; i += 4) {
-    v[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-    v[i + 1] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    v[i + 2] = __builtin_shufflevector(t[i + 1], t[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
-    v[i + 3] = __builtin_shufflevector(t[i + 1], t[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
-  }
-  // v[c] holds columns c, c + 4 of rows 0..3; v[c + 4] those of rows 4..7.
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    const Vec8 low = __builtin_shufflevector(v[c], v[c + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    v[c + 4] = __builtin_shufflevector(v[c], v[c + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    v[c] = low;
+    v[2 * i] = low_pairs(t[i], t[i + 2]);
+    v[2 * i + 1] = high_pairs(t[i], t[i + 2]);
   }
 }
 

@@ -116,11 +116,20 @@ struct VectorProducts {
   FLASHJIT_FN static void store_weights(float* p, const Vec (&weights)[1]) { store(p, weights[0]); }
 
   FLASHJIT_FN static void pack_q(int unit_rows, const UnitRows<Element>& rows, float* room, float* q) {
-    for (int row = 0; row < unit_rows; row += 8) {
-      const int end = min(row + 8, rows.count), together = rows.heads == 1 ? 8 : 1;
+    for (int row = 0; row < unit_rows; row += lanes) {
+      const int end = min(row + lanes, rows.count), together = rows.heads == 1 ? lanes : 1;
       for (int i = row; i < end; i += together)
         pack(rows[i], rows.row_stride, min(together, end - i), head_dim, room + (i - row) * k_row, k_row);
-      transpose({room, k_row, 8}, {q + row, unit_rows, 8 * unit_rows}, head_dim / 8);
+      for (int column = 0; column < head_dim; column += 4) {
+        WordVec v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          v[j] = gather_words(
+              [&](int i) __attribute__((always_inline)) { return room + (4 * i + j) * k_row + column; });
+        transpose4(v);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) store(q + (column + j) * unit_rows + row, reinterpret_cast<Vec>(v[j]));
+      }
     }
   }
   FLASHJIT_FN static void pack_k(const Element* rows, i64 stride, int count, float* k) {

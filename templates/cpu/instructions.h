@@ -19,45 +19,6 @@ using Vec = float __attribute__((vector_size(4 * lanes)));
 using IntVec = int __attribute__((vector_size(4 * lanes)));
 using WordVec = u32 __attribute__((vector_size(4 * lanes)));
 
-// A vector of quarters, 128 bits each (with AVX2 halves). Of each quarter: the lower two words of a and b in
-// turn, the higher two; the lower half of a, then that of b, the higher halves.
-using Words4 = u32 __attribute__((vector_size(16)));
-#if defined(__AVX512F__)
-FLASHJIT_FN WordVec join(const Words4 (&w)[4]) {
-  const auto low = __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto high = __builtin_shufflevector(w[2], w[3], 0, 1, 2, 3, 4, 5, 6, 7);
-  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-FLASHJIT_FN WordVec low_words(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-}
-FLASHJIT_FN WordVec high_words(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-}
-FLASHJIT_FN WordVec low_pairs(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-}
-FLASHJIT_FN WordVec high_pairs(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-}
-#else
-FLASHJIT_FN WordVec join(const Words4 (&w)[2]) {
-  return __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
-}
-FLASHJIT_FN WordVec low_words(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
-}
-FLASHJIT_FN WordVec high_words(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-}
-FLASHJIT_FN WordVec low_pairs(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-}
-FLASHJIT_FN WordVec high_pairs(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-}
-#endif
-
 // For exp2: x within what the next two take; x - floor(x), which is zero for -inf; p * 2^floor(x).
 #if defined(__AVX512F__)
 FLASHJIT_FN Vec representable(Vec x) {

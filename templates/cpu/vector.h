@@ -151,6 +151,48 @@ FLASHJIT_FN WordVec row_words<bf16>(const Vec (&columns)[2]) {
   return upper_halves(words[0], words[1]);
 }
 
+// A vector is of quarters (AVX-512) or halves (AVX2) of four words.
+using Words4 = u32 __attribute__((vector_size(16)));
+template <int count>
+FLASHJIT_FN WordVec join(const Words4 (&w)[count]) {
+  if constexpr (count == 2) {
+    return __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
+  } else {
+    const auto low = __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    const auto high = __builtin_shufflevector(w[2], w[3], 0, 1, 2, 3, 4, 5, 6, 7);
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+}
+// Of each quarter the lower two words of a and b in turn, or the higher two.
+template <class V>
+FLASHJIT_FN V low_words(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
+  else
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+template <class V>
+FLASHJIT_FN V high_words(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  else
+    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+// Of each quarter the lower half of a, then that of b, or the higher halves.
+template <class V>
+FLASHJIT_FN V low_pairs(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+  else
+    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+}
+template <class V>
+FLASHJIT_FN V high_pairs(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+  else
+    return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
 // Four words at row(i) as the i-th quarter. row: always inlined, as whatever is called in a loop.
 template <class Row>
 FLASHJIT_FN WordVec gather_words(Row row) {

@@ -14,25 +14,6 @@ using Vec = float __attribute__((vector_size(4 * lanes)));
 using IntVec = int __attribute__((vector_size(4 * lanes)));
 using WordVec = u32 __attribute__((vector_size(4 * lanes)));
 
-using Words4 = u32 __attribute__((vector_size(16)));
-FLASHJIT_FN WordVec join(const Words4 (&w)[4]) {
-  const auto low = __builtin_shufflevector(w[0], w[1], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto high = __builtin_shufflevector(w[2], w[3], 0, 1, 2, 3, 4, 5, 6, 7);
-  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-FLASHJIT_FN WordVec low_words(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-}
-FLASHJIT_FN WordVec high_words(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-}
-FLASHJIT_FN WordVec low_pairs(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-}
-FLASHJIT_FN WordVec high_pairs(WordVec a, WordVec b) {
-  return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-}
-
 FLASHJIT_FN Vec representable(Vec x) {
   const Vec least = -127.0f - Vec{};
   return least > x ? least : x;

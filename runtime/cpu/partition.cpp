@@ -97,7 +97,7 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
     if (tile_rows == unit || all >= 4 * threads) break;
   }
   best.packed_blocks = packed_blocks(params, spec, target, config, best, threads);
-  if (amx && find_mask<BlockSparseMask>(spec.mask) && best.key_parts == 1) {
+  if (amx && find_mask<BlockSparseMask>(spec.mask)) {
     Partition near = best;
     near.tile_rows = std::min(best.tile_rows, std::max(rows_near / unit, 1) * unit);
     near.tiles = heads * ceil_div(rows, near.tile_rows);

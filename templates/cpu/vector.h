@@ -193,7 +193,7 @@ FLASHJIT_FN V high_pairs(V a, V b) {
   else
     return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
 }
-// Four words at row(i) as the i-th quarter. row: always inlined, as whatever is called in a loop.
+// Four words at row(i) as the i-th quarter. `row` is to be always_inline: the compiler inlines nothing else.
 template <class Row>
 FLASHJIT_FN WordVec gather_words(Row row) {
   Words4 quarters[lanes / 4];

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <numbers>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -201,9 +202,13 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   }
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
-  if (!std::isfinite(scale) || scale <= 0)
-    refuse("softmax_scale is " + std::to_string(scale) + ", it must be finite and greater than 0");
-  p.scale_log2 = std::min(scale * std::numbers::log2e_v<float>, std::numeric_limits<float>::max());
+  p.scale_log2 = scale * std::numbers::log2e_v<float>;
+  // CPU kernels take denormal numbers for zeros.
+  if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(p.scale_log2))) {
+    std::ostringstream given;
+    given << scale;
+    refuse("softmax_scale is " + given.str() + ", it must be between 1.2e-38 and 2.3e38");
+  }
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);

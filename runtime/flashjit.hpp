@@ -90,7 +90,7 @@ struct AttentionArgs {
   std::optional<Tensor> dropout_seed_tensor{};    // instead of dropout_seed
   std::optional<Tensor> dropout_offset_tensor{};  // instead of dropout_offset
 
-  std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); finite, > 0
+  std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   std::optional<Tensor> workspace{};  // Kernel::workspace_bytes() bytes, contents undefined before and after
 };
 

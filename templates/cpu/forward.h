@@ -297,7 +297,7 @@ struct ForwardTile {
     for (int other = 1; other < params.key_parts; ++other) {
       float* const from = parts + other * size;
       for_each_unit(params, tile, [&](int row, int unit_rows) {
-        merge(unit_rows, row_state(state, row, unit_rows), o + row * o_row,
+        merge(unit_rows, params.scale_log2, row_state(state, row, unit_rows), o + row * o_row,
               row_state(from + size_o, row, unit_rows), from + row * o_row, head_dim_v);
       });
     }
@@ -324,7 +324,7 @@ struct ForwardTile {
           copy_row(rows + offset(params, params.o, j), unpacked + (j - i) * head_dim_v);
       }
       if constexpr (Spec::lse) {
-        make_lse(unit_rows, softmax);
+        make_lse(unit_rows, params.scale_log2, softmax);
         for (int i = first; i < last; ++i) lse[offset(params, params.lse, i)] = softmax.maximum[i - first];
       }
     });

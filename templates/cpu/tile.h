@@ -57,8 +57,8 @@ FLASHJIT_FN void store(float* p, const Rows<vectors>& r) {
   for (int i = 0; i < vectors; ++i) store(p + i * lanes, r.v[i]);
 }
 
-// Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of scale * score,
-// -inf before the first key, then sum[unit_rows] of exp2(scale * score - maximum).
+// Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of the scores, -inf
+// before the first key, then sum[unit_rows] of exp2(scale * (score - maximum)).
 struct RowState {
   float *maximum, *sum;
 };
@@ -106,7 +106,7 @@ struct UnitRows {
   }
 };
 
-// Replaces S^T by P^T = exp2(scale * S^T - maximum), updates the state, and writes what earlier sums and
+// Replaces S^T by P^T = exp2(scale * (S^T - maximum)), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
 // are of all weights, dropped or not. count: a multiple of `keys_together`. False if no row had seen anything
 // before.
@@ -130,11 +130,19 @@ __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, Ro
     for (; p < end; p += unit_rows) top[0] = larger(load(p), top[0]);
 #pragma unroll
     for (int j = 1; j < maxima; ++j) top[0] = larger(top[j], top[0]);
-    const Vec before = load(state.maximum + i), now = top[0] * scale;
+    const Vec before = load(state.maximum + i);
     seen |= before != minus_infinity;
-    const Vec maximum = select(now > before + Products::growth, now, before);
-    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
-    const Vec rescale = exp2(select(before == minus_infinity, Vec{}, before - base));
+    const Vec maximum = select((top[0] - before) * scale > Products::growth, top[0], before);
+    const Vec reference = select(maximum == minus_infinity, Vec{}, maximum);
+    const Vec rescale = exp2(select(before == minus_infinity, Vec{}, (before - reference) * scale));
+    Vec offset = reference * scale;
+    const IntVec far = __builtin_elementwise_abs(offset) > far_offset;
+    if (__builtin_reduce_or(far)) {
+      const Vec moved = select(far, reference, Vec{});
+      offset = select(far, Vec{}, offset);
+#pragma nounroll
+      for (float* q = s + i; q < end; q += unit_rows) store(q, load(q) - moved);
+    }
     Vec sums[together] = {load(state.sum + i) * rescale};
     const auto kept = dropout.rows(i);
     const float* from = s + i;
@@ -146,7 +154,7 @@ __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, Ro
         Vec weights[together];
 #pragma unroll
         for (int j = 0; j < together; ++j) {
-          const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), -base));
+          const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), -offset));
           sums[j] += e;
           weights[j] = kept(e, key + j);
         }
@@ -238,12 +246,12 @@ __attribute__((noinline)) void unpack(const float* o, int unit_rows, float scale
 }
 
 // Adds what the same rows of a unit got from other keys. o, other_o: [columns][unit_rows].
-__attribute__((noinline)) inline void merge(int unit_rows, RowState state, float* o, RowState other,
-                                            const float* other_o, int columns) {
+__attribute__((noinline)) inline void merge(int unit_rows, float scale, RowState state, float* o,
+                                            RowState other, const float* other_o, int columns) {
   for (int i = 0; i < unit_rows; i += lanes) {
     const Vec here = load(state.maximum + i), there = load(other.maximum + i), maximum = larger(here, there);
-    const Vec base = select(maximum == minus_infinity, Vec{}, maximum);
-    const Vec by = exp2(here - base), other_by = exp2(there - base);
+    const Vec reference = select(maximum == minus_infinity, Vec{}, maximum);
+    const Vec by = exp2((here - reference) * scale), other_by = exp2((there - reference) * scale);
     store(state.maximum + i, maximum);
     store(state.sum + i, fma(load(other.sum + i), other_by, load(state.sum + i) * by));
     for (int at = i; at < columns * unit_rows; at += unit_rows)
@@ -266,10 +274,10 @@ FLASHJIT_FN void copy(float* to, const float* from, int count) {
 }
 
 // Natural-log lse of a unit's rows, in place of their maxima; -inf for a row that attended to nothing.
-__attribute__((noinline)) inline void make_lse(int unit_rows, RowState state) {
+__attribute__((noinline)) inline void make_lse(int unit_rows, float scale, RowState state) {
   for (int i = 0; i < unit_rows; i += lanes) {
     const Vec sum = load(state.sum + i);
-    const Vec value = fma(load(state.maximum + i), splat(ln_2), log(sum));
+    const Vec value = fma(load(state.maximum + i), splat(scale * ln_2), log(sum));
     store(state.maximum + i, select(sum == 0.0f, splat(minus_infinity), value));
   }
 }

@@ -99,16 +99,16 @@ class OnlineSoftmax {
   // Scores to weights relative to the reference maximum, and their sum.
   template <int registers>
   FLASHJIT_FN void exponentiate(float (&scores)[registers]) {
+    float offset[2] = {row_max_[0] * scale_log2_, row_max_[1] * scale_log2_};
+    if (!(fabsf(offset[0]) <= far_offset && fabsf(offset[1]) <= far_offset)) move_near(scores, offset);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // A row that had no key yet: exp2(-inf - 0), not of -inf - -inf.
-      const float offset = row_max_[r] == minus_infinity ? 0.f : row_max_[r] * scale_log2_;
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 0; i < registers / 4; ++i) {
         float* const s = scores + 4 * i + 2 * r;
-        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset));
-        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset));
+        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset[r]));
+        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset[r]));
       }
       row_sum_[r] += even + odd;
     }
@@ -128,6 +128,23 @@ class OnlineSoftmax {
   }
 
  private:
+  // For rows whose offset does not serve: one that had no key yet, since -inf - -inf is NaN, and one far from
+  // 0.
+  template <int registers>
+  FLASHJIT_FN void move_near(float (&scores)[registers], float (&offset)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (fabsf(offset[r]) <= far_offset) continue;
+      offset[r] = 0;
+      if (row_max_[r] == minus_infinity) continue;
+#pragma unroll
+      for (int i = 0; i < registers / 4; ++i) {
+        scores[4 * i + 2 * r] -= row_max_[r];
+        scores[4 * i + 2 * r + 1] -= row_max_[r];
+      }
+    }
+  }
+
   float scale_log2_;
   float row_max_[2];  // of raw scores
   float row_sum_[2];  // over this thread's columns

@@ -52,4 +52,9 @@ FLASHJIT_FN constexpr int round_up(int a, int b) {
 constexpr float ln_2 = 0.6931471805599453f;
 constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 
+// Softmaxes compute 2^(score * scale - offset) with offset = maximum * scale rounded to float32, in one
+// operation. The rounding is a common factor of a row's weights, but one that grows with the maximum: it leaves
+// the range of exp2 at 2^31. Rows whose offset is beyond this take (score - maximum) * scale instead.
+constexpr float far_offset = 65536;
+
 }  // namespace flashjit::device

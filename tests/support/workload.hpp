@@ -56,13 +56,15 @@ class Workload {
 
   const Case& given() const { return case_; }
   const AttentionArgs& args() const { return device_args_; }
-  // The same tensors on the host; outputs as check() has fetched them.
+  // The same tensors on the host; outputs as fetch() has brought them.
   const AttentionArgs& host_args() const { return host_args_; }
   const Kernel& kernel(Engine& engine) const { return engine.get(case_.spec, case_.shape()); }
 
   // Poisons the outputs; call before each launch.
   void reset();
-  // After a launch: every output element within its bound, inputs and surroundings of outputs as they were.
+  // After a launch: brings everything back; inputs and surroundings of outputs are as they were.
+  testing::AssertionResult fetch();
+  // fetch(), and every output element is within its bound.
   testing::AssertionResult check();
   // The bits of o and lse.
   std::vector<std::byte> outputs();

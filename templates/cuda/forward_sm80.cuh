@@ -44,6 +44,8 @@ class ForwardSm80 {
 
   // Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
   static constexpr float lowest = -3.402823466e38f;
+  // Weights are relative to a rounded maximum. Beyond this its rounding would leave fp16, and the row is NaN.
+  static constexpr float largest_max = 1 << 26;
 
   // Q stays in registers where enough are left for it: a third of the traffic of the scores less.
   static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
@@ -86,7 +88,7 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        max_[i][half] = lowest;
+        max_log2_[i][half] = lowest;
         sum_[i][half] = 0;
       }
 #pragma unroll
@@ -262,27 +264,11 @@ class ForwardSm80 {
     }
   }
 
-  // Where a row's offset does not serve its scores become differences from its maximum.
-  FLASHJIT_FN void move_near(float (&offset)[m_tiles][2]) {
-#pragma unroll
-    for (int i = 0; i < m_tiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (fabsf(offset[i][half]) <= far_offset) continue;
-        offset[i][half] = 0;
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) s_[i][n][half * 2 + e] -= max_[i][half];
-      }
-    }
-  }
-
   // Online softmax of s_, then o += p v. Sums are of all weights, dropped or not.
   FLASHJIT_FN void accumulate(u32 v_tile, [[maybe_unused]] u32 column_words) {
     constexpr float threshold = 8;  // log2
-    float factor[m_tiles][2], offset[m_tiles][2];
-    bool rescale = false, far = false;
+    float factor[m_tiles][2];
+    bool rescale = false;
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
@@ -291,17 +277,14 @@ class ForwardSm80 {
 #pragma unroll
         for (int n = 0; n < n_tiles; ++n) m = fmaxf(m, fmaxf(s_[i][n][half * 2], s_[i][n][half * 2 + 1]));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        const float growth = (m - max_[i][half]) * scale_log2_;
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2)) * scale_log2_;
+        const float growth = m - max_log2_[i][half];
         const bool grew = growth > threshold;
         factor[i][half] = grew ? ex2_approx(-growth) : 1.0f;
-        if (grew) max_[i][half] = m;
+        if (grew) max_log2_[i][half] = m;
         rescale |= grew;
-        offset[i][half] = max_[i][half] * scale_log2_;
-        far |= !(fabsf(offset[i][half]) <= far_offset);
       }
     }
-    if (far) move_near(offset);
     if (__any_sync(0xffffffffu, rescale)) {
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i) {
@@ -326,8 +309,8 @@ class ForwardSm80 {
       for (int r = begin; r < end; ++r) {
         const int i = r / 4, j = r % 4, half = j % 2;
         const float* s = s_[i][n + j / 2] + half * 2;
-        float low = ex2_approx(s[0] * scale_log2_ - offset[i][half]);
-        float high = ex2_approx(s[1] * scale_log2_ - offset[i][half]);
+        float low = ex2_approx(s[0] * scale_log2_ - max_log2_[i][half]);
+        float high = ex2_approx(s[1] * scale_log2_ - max_log2_[i][half]);
         sum_[i][half] += low + high;
         if constexpr (Spec::dropout) {
           if (dropped(row_words_[i][half], columns[j / 2 * 2], p_.dropout.below)) low = 0;
@@ -377,6 +360,7 @@ class ForwardSm80 {
         float sum = sum_[i][half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (max_log2_[i][half] != lowest && !(fabsf(max_log2_[i][half]) <= largest_max)) sum = not_a_number;
         const float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);
@@ -385,7 +369,7 @@ class ForwardSm80 {
         if constexpr (Spec::lse) {
           if (thread % 4 == 0 && position < problem.rows) {
             static_cast<float*>(p_.lse.data)[problem.q_offset(p_.lse) + position * p_.lse.row_stride] =
-                empty ? minus_infinity : (max_[i][half] * scale_log2_ + lg2_approx(sum)) * ln_2;
+                empty ? minus_infinity : (max_log2_[i][half] + lg2_approx(sum)) * ln_2;
           }
         }
         const u32 address = o_tile + OTile::offset(row, 0) + thread % 4 * 4;
@@ -417,8 +401,8 @@ class ForwardSm80 {
   u32 q_address_;
   u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
   float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
-  float max_[m_tiles][2], sum_[m_tiles][2];  // of the row's raw scores; of this lane's share of it
-  RowWords row_words_[m_tiles][2];           // with dropout
+  float max_log2_[m_tiles][2], sum_[m_tiles][2];  // of the row, scaled to base 2; of this lane's share of it
+  RowWords row_words_[m_tiles][2];                // with dropout
 };
 
 template <class Spec, class Config>

@@ -61,15 +61,16 @@ class OnlineSoftmax {
 
   FLASHJIT_FN void reset() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row_max_[r] = minus_infinity, row_sum_[r] = 0;
+    for (int r = 0; r < 2; ++r) row_max_[r] = minus_infinity, offset_[r] = row_sum_[r] = 0;
+    tolerance_ = tolerance;
   }
 
   // Raises the reference maximum where these scores ask for it. True: what was summed so far is to be
   // multiplied by correction(). The maximum only keeps exponentials in range, so that while no row of the
-  // warp grows by more than a factor of 2^8 the old one serves.
+  // warp grows by more than a factor of 2^8 the old one serves. Scores of a row whose maximum is far from 0
+  // become differences from it.
   template <int registers>
-  FLASHJIT_FN bool take_max(const float (&scores)[registers]) {
-    constexpr float tolerance = 8;  // log2
+  FLASHJIT_FN bool take_max(float (&scores)[registers]) {
     float top[2];
     bool grows = false;
 #pragma unroll
@@ -84,14 +85,25 @@ class OnlineSoftmax {
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
       top[r] = fmaxf(row_max_[r], m);
-      grows |= (top[r] - row_max_[r]) * scale_log2_ > tolerance;
+      grows |= (top[r] - row_max_[r]) * scale_log2_ > tolerance_;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
+    tolerance_ = tolerance;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       correction_[r] = top[r] == minus_infinity ? 1.f : ex2_approx((row_max_[r] - top[r]) * scale_log2_);
       row_max_[r] = top[r];
       row_sum_[r] *= correction_[r];
+      offset_[r] = top[r] * scale_log2_;
+      if (fabsf(offset_[r]) <= far_offset) continue;
+      offset_[r] = 0;
+      if (top[r] == minus_infinity) continue;  // no key yet: exp2(-inf - 0), not of -inf - -inf
+      tolerance_ = minus_infinity;             // the next scores come here too
+#pragma unroll
+      for (int i = 0; i < registers / 4; ++i) {
+        scores[4 * i + 2 * r] -= top[r];
+        scores[4 * i + 2 * r + 1] -= top[r];
+      }
     }
     return true;
   }
@@ -99,16 +111,14 @@ class OnlineSoftmax {
   // Scores to weights relative to the reference maximum, and their sum.
   template <int registers>
   FLASHJIT_FN void exponentiate(float (&scores)[registers]) {
-    float offset[2] = {row_max_[0] * scale_log2_, row_max_[1] * scale_log2_};
-    if (!(fabsf(offset[0]) <= far_offset && fabsf(offset[1]) <= far_offset)) move_near(scores, offset);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 0; i < registers / 4; ++i) {
         float* const s = scores + 4 * i + 2 * r;
-        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset[r]));
-        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset[r]));
+        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset_[r]));
+        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset_[r]));
       }
       row_sum_[r] += even + odd;
     }
@@ -128,25 +138,12 @@ class OnlineSoftmax {
   }
 
  private:
-  // For rows whose offset does not serve: one that had no key yet, since -inf - -inf is NaN, and one far from
-  // 0.
-  template <int registers>
-  FLASHJIT_FN void move_near(float (&scores)[registers], float (&offset)[2]) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (fabsf(offset[r]) <= far_offset) continue;
-      offset[r] = 0;
-      if (row_max_[r] == minus_infinity) continue;
-#pragma unroll
-      for (int i = 0; i < registers / 4; ++i) {
-        scores[4 * i + 2 * r] -= row_max_[r];
-        scores[4 * i + 2 * r + 1] -= row_max_[r];
-      }
-    }
-  }
+  static constexpr float tolerance = 8;  // log2
 
   float scale_log2_;
   float row_max_[2];  // of raw scores
+  float offset_[2];   // what exponents are relative to
+  float tolerance_;   // -inf while a row is far from 0
   float row_sum_[2];  // over this thread's columns
   float correction_[2];
 };

@@ -70,14 +70,16 @@ TEST(BenchServe, GoesOnAfterAnError) {
       {request(small_spec, shape, R"(, "rounds": "many")"), "rounds"},
       {request(small_spec, shape, R"(, "samples": 5)"), "samples"}};
   std::string requests;
-  for (const auto& [line, word] : wrong) requests += line + request(small_spec, shape);
+  for (const auto& [line, word] : wrong) requests += line + line + request(small_spec, shape);
   const std::vector<nlohmann::json> answers = serve(flashjit, requests);
-  ASSERT_EQ(answers.size(), 2 * std::size(wrong));
+  ASSERT_EQ(answers.size(), 3 * std::size(wrong));
   for (std::size_t i = 0; i < std::size(wrong); ++i) {
-    const nlohmann::json error = answers[2 * i].value("error", nlohmann::json::object());
-    EXPECT_THAT(error.value("message", ""), HasSubstr(wrong[i].second)) << wrong[i].first;
-    EXPECT_GT(error.value("exit_code", 0), 0) << wrong[i].first;
-    EXPECT_EQ(answers[2 * i + 1]["rows"].size(), 1u) << "after " << wrong[i].first;
+    for (const nlohmann::json& answer : {answers[3 * i], answers[3 * i + 1]}) {
+      const nlohmann::json error = answer.value("error", nlohmann::json::object());
+      EXPECT_THAT(error.value("message", ""), HasSubstr(wrong[i].second)) << wrong[i].first;
+      EXPECT_GT(error.value("exit_code", 0), 0) << wrong[i].first;
+    }
+    EXPECT_EQ(answers[3 * i + 2]["rows"].size(), 1u) << "after " << wrong[i].first;
   }
 }
 
@@ -97,6 +99,8 @@ TEST(BenchServe, MasksAndDropoutAreThoseOfTheCommandLine) {
   ASSERT_EQ(narrow.size(), 2u);
   EXPECT_NEAR(work(narrow[0]), 64 * 64, 1);
   EXPECT_THAT(narrow[1]["error"]["message"].get<std::string>(), HasSubstr("dropout")) << "its spec has none";
+  EXPECT_THAT(serve(flashjit, requests, {"--dropout-p", "2"}).at(0)["error"].value("message", ""),
+              HasSubstr("dropout_p"));
 }
 
 TEST(BenchServe, OnAGpu) {

@@ -1,39 +1,54 @@
 #!/usr/bin/env python3
-"""Measures `flashjit bench` and the attention kernels of PyTorch in turns, in one job on one device, and prints the ratios.
+"""Measures flashjit and other attention kernels in turns, in one job on one device, and prints the ratios.
 
-    compare.py PEERS [--flashjit build/release/bin/flashjit] [--cells 128:8192:full 64:8192:causal ...]
+    compare.py PEERS [--flashjit build/release/bin/flashjit] [--peers cudnn fa3] [--cells grid | 128:8192:full ...] [--states rest sustained]
     compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks]
 
 PEERS is a script that answers JSON requests, one a line on standard input, with one JSON row per peer and mode:
-    {"d": 128, "dv": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa2"], "modes": ["fwd"]}
+    {"d": 128, "dv": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa3"], "modes": ["fwd"]}
        (with "p": 0.1 for dropout; on a CPU with "dtype": "bf16", "mask": "window", "threads": 2, "samples": 25)
-    -> {"section": "serve", "peer": "fa2", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
+    -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
+It and `flashjit bench --serve` stay, since a card cools while a process starts. A first visit of every cell, which compiles and makes
+plans, is not counted.
 
-Against FlashAttention-3, which PyTorch does not hold, cells of recorded.json have its speed relative to cuDNN as measured elsewhere.
-Clocks fall as a card warms, so rounds alternate and every ratio is of two neighbours; the table has the median of the rounds
-and their range. Above 1: flashjit is faster. Needs Python's standard library only (PEERS may need more).
+A visit is one request: some 10 ms of launches, then about 40 ms whose median counts; PEERS measures as Triton's do_bench does, and so
+does flashjit on a GPU. A card at its power limit slows whatever follows a hotter kernel, so
+  - rounds take every order of flashjit and its peers in turn, the next cell the next order, and a ratio is of two visits of one round;
+  - a GPU is in one of two states: at rest, it idles 0.2 s before every visit; sustained, visits follow each other at once.
+Tables have the medians of the rounds, and ratios with their range. Above 1: flashjit is faster. The best peer of a cell in a state is the
+one with the lowest median time there. Needs Python's standard library only (PEERS may need more).
 """
 import argparse
+import contextlib
+import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
+import time
 
 
-RECORDED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "recorded.json")
-
-# Of the spec, and what the bench needs to make data for it. The last three, on a CPU: PyTorch has no flag for them.
-MASKS = {
-    "full": ([], []),
-    "causal": (["causal"], []),
-    "padding": (["padding"], []),
-    "window": (["sliding_window"], ["--window-left", "1023"]),
-    "blocks": ([{"kind": "block_sparse", "block_m": 128, "block_n": 128}], ["--density", "0.2", "--partial", "0"]),
+REST_SECONDS = 0.2
+STATES = {"rest": "At rest", "sustained": "Sustained"}
+HEATING = 5  # visits of all sides before the sustained ones of a round, about a second that is not counted
+MASKS = {  # of a spec; the last three on a CPU: PyTorch has no flag for them
+    "full": [],
+    "causal": ["causal"],
+    "padding": ["padding"],
+    "window": ["sliding_window"],
+    "blocks": [{"kind": "block_sparse", "block_m": 128, "block_n": 128}],
 }
-CPU_GRID = [f"{dim}:{seqlen}:{mask}" for dim in (64, 80, 128) for mask in ("full", "causal") for seqlen in (128, 512, 1024, 4096)]
-CPU_MASKS = [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")]
+MASK_OPTIONS = ["--window-left", "1023", "--density", "0.2", "--partial", "0"]
+
+
+def grid(dims, seqlens):
+    return [f"{dim}:{seqlen}:{mask}" for dim in dims for mask in ("full", "causal") for seqlen in seqlens]
+
+
+GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384))}
+CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
+             "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")]}
 
 
 class Cell:
@@ -77,63 +92,124 @@ class Case:
         self.samples = options.samples if threads is None else max(2, min(options.samples, int(3e10 * threads / cell.flops())))
 
 
-class Peers:
-    """A process that stays: loading PyTorch takes longer than measuring."""
+class Process:
+    """One that stays and answers a line of JSON with lines of JSON."""
 
-    def __init__(self, python, script, names, dropout):
-        self.names, self.dropout, self.version = names, dropout, ""
-        self.process = subprocess.Popen([python, script, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, what, command):
+        self.what, self.process = what, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def row(self):
+    def ask(self, request):
+        with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+
+    def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the peers' process ended with exit code {self.process.wait()}")
+            raise SystemExit(f"the process of {self.what} ended with exit code {self.process.wait()}")
         return json.loads(line)
 
-    def measure(self, case):
+    def close(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+class Peer:
+    def __init__(self, name, process, options):
+        self.name, self.process, self.dropout, self.version = name, process, options.dropout, ""
+        self.failed = set()  # cells of which it was said
+
+    def visit(self, case):
+        """Milliseconds of a launch; None if the peer has none."""
         cell = case.cell
         request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, causal=cell.causal, b=cell.batch, hq=cell.heads_q,
-                       hk=cell.heads_kv, peers=self.names, modes=["fwd"])
+                       hk=cell.heads_kv, peers=[self.name], modes=["fwd"])
         if self.dropout is not None:
             request["p"] = self.dropout
         if case.threads is not None:
             request.update(dtype=case.dtype, mask=cell.mask, threads=case.threads, samples=case.samples)
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        ms = {}
-        while len(ms) < len(self.names):
-            row = self.row()
-            if row.get("section") == "serve":
-                if "error" in row:
-                    print(f"{case.name}: {row['peer']}: {row['error']}", file=sys.stderr)
-                self.version = row.get("version", "")
-                ms[row["peer"]] = row.get("ms")
-        return ms
+        self.process.ask(request)
+        row = self.process.answer()
+        while row.get("section") != "serve":
+            row = self.process.answer()
+        self.version = row.get("version", "")
+        if "error" in row and case.name not in self.failed:
+            self.failed.add(case.name)
+            print(f"{case.name}: {self.name}: {row['error']}", file=sys.stderr)
+        return row.get("ms")
+
+
+class Flashjit:
+    """A process for each number of threads."""
+
+    def __init__(self, name, options, dtype=None):
+        self.name, self.options, self.dtype, self.processes = name, options, dtype, {}
+        self.model = self.target = ""
+
+    def visit(self, case):
+        options, cell = self.options, case.cell
+        if case.threads not in self.processes:
+            command = [options.flashjit, "bench", "--serve", "--device", options.device, *MASK_OPTIONS]
+            if case.threads is not None:
+                command += ["--num-threads", str(case.threads)]
+            if options.dropout is not None:
+                command += ["--dropout-p", str(options.dropout)]
+            if options.target:
+                command += ["--target", options.target]
+            self.processes[case.threads] = Process("flashjit", command)
+        process = self.processes[case.threads]
+        spec = {"op": "forward", "dtype": self.dtype or case.dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v,
+                "mask": MASKS[cell.mask], "lse": True, "dropout": options.dropout is not None}
+        shape = {"batch": cell.batch, "seqlen_q": cell.seqlen, "num_heads_q": cell.heads_q, "num_heads_kv": cell.heads_kv}
+        process.ask({"spec": spec, "shapes": [shape], "rounds": case.samples})
+        answer = process.answer()
+        if "error" in answer:
+            raise SystemExit(f"{case.name}: flashjit: {answer['error']['message']}")
+        self.model, self.target = answer["model"], answer["target"]
+        return answer["rows"][0]["ms"]
 
     def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+        for process in self.processes.values():
+            process.close()
 
 
-def measure_flashjit(options, case, dtype):
-    cell = case.cell
-    mask, mask_options = MASKS[cell.mask]
-    spec = {"op": "forward", "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": mask, "lse": True,
-            "dropout": options.dropout is not None}
-    command = [options.flashjit, "bench", json.dumps(spec), "--device", options.device, "--seqlens", str(cell.seqlen), "--batch",
-               str(cell.batch), "--heads-q", str(cell.heads_q), "--heads-kv", str(cell.heads_kv), "--rounds", str(case.samples),
-               "--json", *mask_options]
-    if case.threads is not None:
-        command += ["--num-threads", str(case.threads)]
-    if options.dropout is not None:
-        command += ["--dropout-p", str(options.dropout)]
-    if options.target:
-        command += ["--target", options.target]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"exit code {done.returncode}: {' '.join(command)}")
-    answer = json.loads(done.stdout)
-    return answer, answer["rows"][0]["ms"]
+def measure(cases, sides, states, rounds, minutes):
+    """A visit of each side in every case, state and round: {round, state, cell, order, ms: {side: milliseconds or None}}. Whole rounds
+    only, one at least, and those that `minutes` have time for."""
+    started = time.monotonic()
+    orders = list(itertools.permutations(sides))
+
+    def progress(text):
+        print(f"{time.monotonic() - started:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    def visit(case, order, state):
+        ms = {}
+        for side in order:
+            if state == "rest":
+                time.sleep(REST_SECONDS)
+            ms[side.name] = side.visit(case)
+        return ms
+
+    progress("first visits")
+    for case in cases:
+        visit(case, sides, None)
+    visits = []
+    for number in range(rounds):
+        round_started = time.monotonic()
+        for state in states:
+            progress(f"round {number + 1} of {rounds}{', ' + state if state else ''}")
+            for index in range(-HEATING if state == "sustained" else 0, len(cases)):
+                case, order = cases[index % len(cases)], orders[(number + index) % len(orders)]
+                ms = visit(case, order, state)
+                if index >= 0:
+                    visits.append({"round": number, "state": state, "cell": case.name, "order": [side.name for side in order], "ms": ms})
+        now = time.monotonic()
+        if minutes is not None and now - started + (now - round_started) > 60 * minutes:
+            break
+    progress("measured")
+    return visits
 
 
 def geometric_mean(values):
@@ -144,110 +220,129 @@ def spread(values):
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
-def main():
+class Table:
+    """A row a case, of the visits in one state."""
+
+    def __init__(self, options, visits):
+        self.options, self.ratios = options, {}
+        self.of = {}
+        for visit in visits:
+            self.of.setdefault(visit["cell"], []).append(visit["ms"])
+        on_cpu = options.device == "cpu"
+        self.unit = "ms" if on_cpu else "TFLOP/s"
+        self.amount = (lambda cell, ms: f"{ms:.3g}") if on_cpu else (lambda cell, ms: f"{cell.tflops(ms):.0f}")
+
+    def print(self, cases):
+        options = self.options
+        columns = [("" if cases[0].threads is None else "dtype on threads: ") + "head_dim:seqlen:mask", f"flashjit {self.unit}"]
+        for name in options.peers:
+            columns += [f"{name} {self.unit}", f"flashjit / {name}"]
+        columns += ["flashjit / best peer"] * (len(options.peers) > 1) + ["fp16 / bf16"] * options.fp16
+        print("| " + " | ".join(columns) + " |")
+        print("|" + " --- |" * len(columns))
+        for case in cases:
+            print("| " + " | ".join(self.row(case)) + " |")
+        for name, values in self.ratios.items():
+            print(f"\n{len(values)} cells against {name}: geometric mean {geometric_mean(values):.3f}, worst {min(values):.3f}")
+
+    def row(self, case):
+        cell, rounds = case.cell, self.of[case.name]
+        row = [case.name, self.amount(cell, statistics.median(ms["flashjit"] for ms in rounds))]
+        medians, ratios = {}, {}
+        for name in self.options.peers:
+            both = [(ms[name], ms["flashjit"]) for ms in rounds if ms[name]]
+            if not both:
+                row += ["-", "-"]
+                continue
+            medians[name] = statistics.median(peer for peer, _ in both)
+            of_rounds = [peer / ours for peer, ours in both]
+            ratios[name] = statistics.median(of_rounds)
+            row += [self.amount(cell, medians[name]), spread(of_rounds)]
+            group = name if case.threads is None else \
+                f"{name}, {case.dtype} on {case.threads}, {'full and causal' if cell.mask in ('full', 'causal') else 'other masks'}"
+            self.ratios.setdefault(group, []).append(ratios[name])
+        if len(self.options.peers) > 1:
+            best = min(medians, key=medians.get, default=None)
+            row.append(f"{ratios[best]:.3f} {best}" if best else "-")
+            if best:
+                self.ratios.setdefault("the best peer", []).append(ratios[best])
+        if self.options.fp16:
+            row.append(spread([ms["flashjit"] / ms["fp16"] for ms in rounds]))
+        return row
+
+
+def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", metavar="PEERS", help="the peers' script")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has PyTorch [this one]")
     parser.add_argument("--flashjit", default="build/release/bin/flashjit", help="the command [%(default)s]")
     parser.add_argument("--device", default="cuda:0", help="[%(default)s]")
     parser.add_argument("--target", help="[the device's best]")
-    parser.add_argument("--peers", nargs="+", help="[fa2 cudnn; on a CPU sdpa]")
+    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: the 36 cells of recorded.json; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for "
+                        help="or grid: 36 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
+    parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")
     parser.add_argument("--threads", type=int, nargs="+", help="on a CPU, of both sides [1 2]")
     parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp16", "fp32"], help="on a CPU, of both sides [bf16 fp32]")
     parser.add_argument("--tokens", type=int, default=16384, help="on a GPU batch times seqlen [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=5, help="[%(default)s]")
-    parser.add_argument("--samples", type=int, default=25, help="of flashjit in a round, 1 to 2 ms each, as long as the peers take; on a CPU of both sides, fewer of long ones [%(default)s]")
+    parser.add_argument("--rounds", type=int, help="a multiple of the orders: 2 with one peer, 6 with two, 24 with three [6 or 24]")
+    parser.add_argument("--minutes", type=float, help="as many whole rounds as there is time for, first visits included")
+    parser.add_argument("--samples", type=int, help="milliseconds of flashjit in a visit, as long as the peers take; on a CPU samples of "
+                                                    "both sides, fewer of long ones [40; on a CPU 25]")
     parser.add_argument("--dropout", type=float, metavar="P", help="with dropout of that probability on both sides")
-    parser.add_argument("--fp16", action="store_true", help="on a GPU measure flashjit in fp16 too")
-    parser.add_argument("--json", metavar="FILE", help="write every round's times there")
-    options = parser.parse_args()
+    parser.add_argument("--fp16", action="store_true", help="on a GPU measure flashjit in fp16 too, a side more")
+    parser.add_argument("--json", metavar="FILE", help="write every visit there")
+    options = parser.parse_args(arguments)
     on_cpu = options.device == "cpu"
-    if on_cpu and options.fp16:
-        raise SystemExit("--fp16 is for GPUs: give --dtypes fp16")
+    if on_cpu and (options.fp16 or options.states):
+        raise SystemExit("--fp16 and --states are for GPUs: on a CPU give --dtypes fp16")
     if not on_cpu and (options.threads or options.dtypes):
         raise SystemExit("--threads and --dtypes are for --device cpu")
-    options.peers = options.peers or (["sdpa"] if on_cpu else ["fa2", "cudnn"])
+    options.peers = options.peers or (["sdpa"] if on_cpu else ["cudnn", "fa3"] if options.dropout is None else ["cudnn", "fa2"])
+    options.samples = options.samples or (25 if on_cpu else 40)
+    orders = math.factorial(1 + options.fp16 + len(options.peers))
+    options.rounds = options.rounds or orders * -(-6 // orders)
+    if options.rounds % orders:
+        raise SystemExit(f"--rounds {options.rounds}: {orders} orders take turns, so that a multiple of {orders} is needed")
+    return options
 
-    with open(RECORDED) as file:
-        recorded = {} if on_cpu else json.load(file)["fa3_and_cudnn_tflops"]
-    grids = {"grid": CPU_GRID, "masks": CPU_MASKS} if on_cpu else {"grid": [name for name in recorded if name.count(":") == 2]}
+
+def main(arguments=None):
+    options = parse(arguments)
+    on_cpu = options.device == "cpu"
     names = options.cells or (["grid", "masks"] if on_cpu else ["128:8192:full", "128:8192:causal", "64:8192:full", "64:8192:causal"])
-    cells = [Cell(text, None if on_cpu else options.tokens) for name in names for text in grids.get(name, [name])]
+    sets = CPU_CELLS if on_cpu else GPU_CELLS
+    cells = [Cell(text, None if on_cpu else options.tokens) for name in names for text in sets.get(name, [name])]
     if on_cpu:
         cases = [Case(cell, dtype, threads, options)
                  for threads in options.threads or [1, 2] for dtype in options.dtypes or ["bf16", "fp32"] for cell in cells]
     else:
         cases = [Case(cell, "bf16", None, options) for cell in cells]
-    extra = ["fp16"] * options.fp16
-    peers = Peers(options.python, options.script, options.peers, options.dropout)
-    times = {case.name: {name: [] for name in [case.dtype, *extra, *options.peers]} for case in cases}
-    for round_number in range(options.rounds):
-        for case in cases:
-            print(f"\rround {round_number + 1} of {options.rounds}: {case.name}    ", end="", file=sys.stderr, flush=True)
-            for name, ms in peers.measure(case).items():
-                times[case.name][name].append(ms)
-            for dtype in [case.dtype, *extra]:
-                answer, ms = measure_flashjit(options, case, dtype)
-                times[case.name][dtype].append(ms)
-    peers.close()
-    print(file=sys.stderr)
+    states = [None] if on_cpu else options.states or list(STATES)
 
-    dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
-    print(f"{answer['model']}, {answer['target']}; ", end="")
-    if on_cpu:
-        print(f"{peers.version}; forward{dropout}, batch * heads 8, milliseconds; medians of {options.rounds} rounds; speed relative to a peer "
-              "with the range of the rounds\n")
-    else:
-        print(f"bf16 forward{dropout}, {options.tokens} tokens or one sequence; medians of {options.rounds} rounds; "
-              "speed relative to a peer with the range of the rounds. Best peer: the faster of cuDNN here and of FlashAttention-3, taken as "
-              "cuDNN here times FlashAttention-3 / cuDNN as recorded for the cell\n")
-    unit = "ms" if on_cpu else "TFLOP/s"
-    amount = (lambda cell, ms: f"{ms:.3g}") if on_cpu else (lambda cell, ms: f"{cell.tflops(ms):.0f}")
-    columns = [("dtype on threads: " if on_cpu else "") + "head_dim:seqlen:mask", f"flashjit {unit}"]
-    for name in options.peers:
-        columns += [f"{name} {unit}", f"flashjit / {name}"]
-    with_best = options.dropout is None and "cudnn" in options.peers and any(cell.name in recorded for cell in cells)
-    columns += ["flashjit / best peer"] * with_best + ["fp16 / bf16"] * options.fp16
-    print("| " + " | ".join(columns) + " |")
-    print("|" + " --- |" * len(columns))
-    ratios = {}
-    for case in cases:
-        cell, of = case.cell, times[case.name]
-        ours = of[case.dtype]
-        row = [case.name, amount(cell, statistics.median(ours))]
-        for name in options.peers:
-            pairs = [(a, b) for a, b in zip(ours, of[name]) if b]
-            if pairs:
-                row += [amount(cell, statistics.median(b for _, b in pairs)), spread([b / a for a, b in pairs])]
-                group = name if case.threads is None else \
-                    f"{name}, {case.dtype} on {case.threads}, {'full and causal' if cell.mask in ('full', 'causal') else 'other masks'}"
-                ratios.setdefault(group, []).append(statistics.median(b / a for a, b in pairs))
-            else:
-                row += ["-", "-"]
-        if with_best:
-            ratio = best_peer_ratio(of, recorded.get(cell.name))
-            row.append(f"{ratio:.3f}" if ratio else "-")
-            if ratio:
-                ratios.setdefault("best peer", []).append(ratio)
-        if options.fp16:
-            row.append(spread([a / b for a, b in zip(of["bf16"], of["fp16"])]))
-        print("| " + " | ".join(row) + " |")
-    for name, values in ratios.items():
-        print(f"\n{len(values)} cells against {name}: geometric mean {geometric_mean(values):.3f}, worst {min(values):.3f}")
+    process = Process("the peers", [options.python, options.script, "serve"])
+    ours = [Flashjit("flashjit", options)] + [Flashjit("fp16", options, "fp16")] * options.fp16
+    peers = [Peer(name, process, options) for name in options.peers]
+    try:
+        visits = measure(cases, ours + peers, states, options.rounds, options.minutes)
+    finally:
+        for open_process in (process, *ours):
+            open_process.close()
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"model": answer["model"], "target": answer["target"], "ms": times}, file, indent=1)
+            json.dump({"model": ours[0].model, "target": ours[0].target, "tokens": options.tokens, "visits": visits}, file, indent=1)
 
-
-def best_peer_ratio(of, record):
-    pairs = [(a, b) for a, b in zip(of["bf16"], of["cudnn"]) if b]
-    if not record or not pairs:
-        return None
-    fa3, cudnn = record
-    return statistics.median(b / a for a, b in pairs) / max(1.0, fa3 / cudnn)
+    dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
+    problem = f"{peers[0].version}; forward{dropout}, batch * heads 8, milliseconds" if on_cpu else \
+        f"bf16 forward{dropout}, {options.tokens} tokens or one sequence"
+    print(f"{ours[0].model}, {ours[0].target}; {problem}; medians of {visits[-1]['round'] + 1} rounds in {math.factorial(len(ours + peers))} "
+          "orders; speed relative to a peer with the range of the rounds\n")
+    for state in states:
+        if state:
+            print(f"{STATES[state]}:\n")
+        Table(options, [visit for visit in visits if visit["state"] == state]).print(cases)
+        print()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Runs compare.py against stand-ins for flashjit and for the peers."""
+"""Runs compare.py and plot.py against stand-ins for flashjit and for the peers."""
+import collections
+import contextlib
+import io
+import itertools
 import json
 import os
 import stat
@@ -7,27 +11,49 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
+from unittest import mock
 
-COMPARE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "compare.py")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+COMPARE, PLOT = os.path.join(FOLDER, "compare.py"), os.path.join(FOLDER, "plot.py")
+sys.path.insert(0, FOLDER)
+import compare
 
+# Both tell TURNS, a file, that they were asked. "broken" fails always, "moody" every second time; fa3 is slower without a rest.
 PEERS = """
-import json, sys
+import json, os, sys
 print(json.dumps({"section": "env", "torch": "none"}), flush=True)
+asked = 0
 for line in sys.stdin:
     request = json.loads(line)
-    for peer in request["peers"]:
-        row = {"section": "serve", "peer": peer, "mode": "fwd"}
-        row.update({"error": "no such peer"} if peer == "broken" else {"ms": (3.0 if request["causal"] else 6.0) * (1 + 10 * request.get("p", 0))})
-        print(json.dumps(row), flush=True)
+    assert request["modes"] == ["fwd"] and len(request["peers"]) == 1, request
+    peer, ms = request["peers"][0], 3.0 if request["causal"] else 6.0
+    with open(os.environ["TURNS"], "a+") as file:
+        file.seek(0)
+        rested = file.read().endswith("rest\\n")
+        file.write(peer + "\\n")
+    asked += 1
+    if peer == "fa3": ms *= 0.5 if request["causal"] else 0.75 if rested else 0.8
+    ms *= 1 + 10 * request.get("p", 0)
+    failed = peer == "broken" or peer == "moody" and asked % 2
+    row = {"section": "serve", "peer": peer, "mode": "fwd"}
+    print(json.dumps({**row, **({"error": "no such peer"} if failed else {"ms": ms})}), flush=True)
 """
 FLASHJIT = """#!{python}
-import json, sys
+import json, os, sys
 args = sys.argv[1:]
-assert args[0] == "bench" and args[args.index("--batch") + 1] == "2" and args[args.index("--heads-q") + 1] == "16", args
-ms = 2.0 if json.loads(args[1])["mask"] else 4.0
+assert args[:4] == ["bench", "--serve", "--device", "cuda:0"], args
 if "--target" in args: sys.exit(4)
-if json.loads(args[1])["dropout"]: ms *= 1 + float(args[args.index("--dropout-p") + 1])
-print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}))
+for line in sys.stdin:
+    request = json.loads(line)
+    with open(os.environ["TURNS"], "a") as file: file.write("flashjit\\n")
+    spec, shape = request["spec"], request["shapes"][0]
+    assert (shape["batch"], shape["num_heads_q"], shape["num_heads_kv"], request["rounds"]) == (2, 16, 16, 40), request
+    ms = (2.0 if spec["mask"] else 4.0) * (0.5 if spec["dtype"] == "fp16" else 1)
+    if spec["dropout"]: ms *= 1 + float(args[args.index("--dropout-p") + 1])
+    answer = {{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}
+    if spec["head_dim"] == 136: answer = {{"error": {{"message": "too wide"}}}}
+    print(json.dumps(answer), flush=True)
 """
 
 CPU_PEERS = """
@@ -43,23 +69,29 @@ CPU_FLASHJIT = """#!{python}
 import json, sys
 args = sys.argv[1:]
 value = lambda name: args[args.index(name) + 1]
-spec = json.loads(args[1])
-assert value("--device") == "cpu" and int(value("--batch")) * int(value("--heads-q")) == 8, args
-kinds = [mask if isinstance(mask, str) else mask["kind"] for mask in spec["mask"]]
-if "sliding_window" in kinds: assert value("--window-left") == "1023", args
-if "block_sparse" in kinds: assert value("--density") == "0.2", args
-if "padding" in kinds: assert value("--batch") == "4", args
-ms = (2.0 if "causal" in kinds else 4.0) / int(value("--num-threads"))
-print(json.dumps({{"model": "Imaginary", "target": "x86-64-v3", "rows": [{{"ms": ms}}]}}))
+assert args[:2] == ["bench", "--serve"] and value("--device") == "cpu", args
+assert (value("--window-left"), value("--density"), value("--partial")) == ("1023", "0.2", "0"), args
+for line in sys.stdin:
+    request = json.loads(line)
+    shape = request["shapes"][0]
+    kinds = [mask if isinstance(mask, str) else mask["kind"] for mask in request["spec"]["mask"]]
+    assert shape["batch"] * shape["num_heads_q"] == 8 and request["rounds"] == (25 if shape["seqlen_q"] == 128 else 2), request
+    if "padding" in kinds: assert shape["batch"] == 4, request
+    ms = (2.0 if "causal" in kinds else 4.0) / int(value("--num-threads"))
+    print(json.dumps({{"model": "Imaginary", "target": "x86-64-v3", "rows": [{{"ms": ms}}]}}), flush=True)
 """
 
 
 class CompareTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
-        self.peers = os.path.join(self.folder.name, "peers.py")
-        self.flashjit = os.path.join(self.folder.name, "flashjit")
+        self.peers, self.flashjit, self.out, self.turns_file = (
+            os.path.join(self.folder.name, name) for name in ("peers.py", "flashjit", "out.json", "turns"))
         self.stand_in(PEERS, FLASHJIT)
+        environment = mock.patch.dict(os.environ, TURNS=self.turns_file)
+        environment.start()
+        self.addCleanup(environment.stop)
+        self.addCleanup(self.folder.cleanup)
 
     def stand_in(self, peers, flashjit):
         with open(self.peers, "w") as file:
@@ -68,65 +100,175 @@ class CompareTest(unittest.TestCase):
             file.write(flashjit.format(python=sys.executable))
         os.chmod(self.flashjit, stat.S_IRWXU)
 
-    def tearDown(self):
-        self.folder.cleanup()
-
     def run_compare(self, *more):
-        return subprocess.run([sys.executable, COMPARE, self.peers, "--flashjit", self.flashjit, *more], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=600)
+        """Its exit code, stdout and stderr. A rest takes no time, and is a turn."""
+        self.rests = []
+
+        def rest(seconds):
+            self.rests.append(seconds)
+            with open(self.turns_file, "a") as file:
+                file.write("rest\n")
+
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("compare.time.sleep", rest):
+            try:
+                compare.main([self.peers, "--flashjit", self.flashjit, "--json", self.out, *more])
+            except SystemExit as exit:
+                code = exit.code
+        return subprocess.CompletedProcess(more, code, out.getvalue(), err.getvalue())
+
+    def visits(self, **of):
+        with open(self.out) as file:
+            return [visit for visit in json.load(file)["visits"] if all(visit[name] == value for name, value in of.items())]
+
+    def turns(self):
+        with open(self.turns_file) as file:
+            return file.read().split()
 
     def test_ratios(self):
-        out = os.path.join(self.folder.name, "out.json")
-        done = self.run_compare("--cells", "128:8192:full", "128:8192:causal", "--rounds", "3", "--json", out)
+        done = self.run_compare("--cells", "128:8192:full", "128:8192:causal", "--states", "sustained")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("Imaginary, sm_90", done.stdout)
-        # 4 * 2 * 16 * 8192^2 * 128 operations in 4 ms are 275 TFLOP/s; the peers take 6 ms.
-        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 183 | 1.50 (1.50-1.50) | 1.473 |", done.stdout)
-        self.assertIn("| 128:8192:causal | 275 | 183 | 1.50 (1.50-1.50) |", done.stdout)
-        with open(out) as file:
-            self.assertEqual(json.load(file)["ms"]["128:8192:full"]["fa2"], [6.0, 6.0, 6.0])
+        self.assertIn("Imaginary, sm_90; bf16 forward, 16384 tokens or one sequence; medians of 6 rounds in 6 orders", done.stdout)
+        # 4 * 2 * 16 * 8192^2 * 128 operations in 4 ms are 275 TFLOP/s; cudnn takes 6 ms, fa3 4.8.
+        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 229 | 1.20 (1.20-1.20) | 1.200 fa3 |\n", done.stdout)
+        self.assertIn("| 128:8192:causal | 275 | 183 | 1.50 (1.50-1.50) | 367 | 0.75 (0.75-0.75) | 0.750 fa3 |\n", done.stdout)
+        self.assertIn("2 cells against cudnn: geometric mean 1.500, worst 1.500\n", done.stdout)
+        self.assertIn("2 cells against the best peer: geometric mean 0.949, worst 0.750\n", done.stdout)
+
+    def test_ratios_are_of_one_round_and_their_median_and_the_best_peer_is_one(self):
+        times = [{"flashjit": 1.0, "cudnn": 3.0, "fa3": 1.9}, {"flashjit": 2.0, "cudnn": 2.0, "fa3": 2.2},
+                 {"flashjit": 1.0, "cudnn": 1.1, "fa3": 1.0}]
+        options = compare.parse(["peers.py"])
+        case = compare.Case(compare.Cell("128:8192:full", 16384), "bf16", None, options)
+        row = compare.Table(options, [{"cell": case.name, "ms": ms} for ms in times]).row(case)
+        # A round's best peer in turn would give 1.00.
+        self.assertEqual([row[3], row[5], row[6]], ["1.10 (1.00-3.00)", "1.10 (1.00-1.90)", "1.100 fa3"])
+
+    def test_every_order_in_every_state(self):
+        done = self.run_compare("--cells", "128:8192:full", "128:8192:causal")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        orders = set(itertools.permutations(["flashjit", "cudnn", "fa3"]))
+        for cell in ("128:8192:full", "128:8192:causal"):
+            for state in ("rest", "sustained"):
+                of = self.visits(cell=cell, state=state)
+                self.assertEqual([visit["round"] for visit in of], list(range(6)))
+                self.assertEqual({tuple(visit["order"]) for visit in of}, orders)
+                for visit in of:
+                    self.assertEqual(sorted(visit["ms"]), ["cudnn", "fa3", "flashjit"])
+        rest, sustained = done.stdout[done.stdout.index("At rest:"):].split("Sustained:")
+        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 244 | 1.12 (1.12-1.12) | 1.125 fa3 |\n", rest)
+        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 229 | 1.20 (1.20-1.20) | 1.200 fa3 |\n", sustained)
+
+    def test_who_was_asked_when(self):
+        done = self.run_compare("--cells", "128:8192:full", "128:8192:causal", "--rounds", "6")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        turns = self.turns()
+        self.assertEqual(turns[:6], ["flashjit", "cudnn", "fa3"] * 2, "first visits, which are not counted")
+        per_round = 2 * 2 * 3 + (compare.HEATING + 2) * 3
+        self.assertEqual(len(turns), 6 + 6 * per_round)
+        for number in range(6):
+            of = turns[6 + number * per_round:][:per_round]
+            rest = [side for visit in self.visits(round=number, state="rest") for side in visit["order"]]
+            sustained = [side for visit in self.visits(round=number, state="sustained") for side in visit["order"]]
+            self.assertEqual(of[:12], [turn for side in rest for turn in ("rest", side)])
+            self.assertEqual(of[-6:], sustained)
+            self.assertEqual(len(of[12:]), (compare.HEATING + 2) * 3)
+            self.assertNotIn("rest", of[12:])
+        self.assertEqual(self.rests, [0.2] * 6 * 6)
+
+    def test_orders_are_balanced_over_the_cells_of_a_round(self):
+        done = self.run_compare("--cells", *["128:8192:full", "128:8192:causal"] * 3, "--states", "rest", "--minutes", "0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        counts = collections.Counter(tuple(visit["order"]) for visit in self.visits())
+        self.assertEqual(sorted(counts.values()), [1] * 6, "one round, which is whole")
+        self.assertIn("medians of 1 rounds in 6 orders", done.stdout)
+        self.assertEqual(self.run_compare("--cells", "128:8192:full", "--minutes", "60").returncode, 0)
+        self.assertEqual(len(self.visits(state="rest")), 6)
+
+    def test_rounds_take_every_order_alike(self):
+        for more in (["--rounds", "4"], ["--peers", "fa2", "--rounds", "3"], ["--fp16", "--rounds", "6"]):
+            done = self.run_compare("--cells", "128:8192:full", *more)
+            self.assertIn("a multiple of", str(done.returncode), more)
+        self.assertEqual(self.run_compare("--cells", "128:8192:full", "--peers", "fa2", "--rounds", "4").returncode, 0)
+        self.assertEqual(len(self.visits(state="rest")), 4)
 
     def test_dropout(self):
-        done = self.run_compare("--cells", "128:8192:full", "--rounds", "1", "--dropout", "0.1")
+        done = self.run_compare("--cells", "128:8192:full", "--dropout", "0.1", "--states", "rest")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("with dropout 0.1", done.stdout)
-        # 4.4 ms against 12; FlashAttention-3 has none and is no peer.
-        self.assertIn("| 128:8192:full | 250 | 92 | 2.73 (2.73-2.73) | 92 | 2.73 (2.73-2.73) |\n", done.stdout)
+        # 4.4 ms against 12; FlashAttention-3 has none and is no peer unless asked for.
+        self.assertIn("| cudnn TFLOP/s | flashjit / cudnn | fa2 TFLOP/s |", done.stdout)
+        self.assertIn("| 128:8192:full | 250 | 92 | 2.73 (2.73-2.73) | 92 | 2.73 (2.73-2.73) |", done.stdout)
+
+    def test_fp16(self):
+        done = self.run_compare("--cells", "128:8192:full", "--peers", "fa2", "--fp16", "--states", "sustained")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 2.00 (2.00-2.00) |\n", done.stdout)
+        self.assertEqual(len({tuple(visit["order"]) for visit in self.visits()}), 6)
 
     def test_on_a_cpu(self):
         self.stand_in(CPU_PEERS, CPU_FLASHJIT)
-        out = os.path.join(self.folder.name, "out.json")
-        done = self.run_compare("--device", "cpu", "--rounds", "2", "--cells", "64:128:full", "128:4096:causal", "masks", "--json", out)
+        done = self.run_compare("--device", "cpu", "--rounds", "2", "--cells", "64:128:full", "128:4096:causal", "masks")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("Imaginary, x86-64-v3; PyTorch 0; forward, batch * heads 8, milliseconds", done.stdout)
+        self.assertIn("Imaginary, x86-64-v3; PyTorch 0; forward, batch * heads 8, milliseconds; medians of 2 rounds in 2 orders", done.stdout)
         for dtype in ("bf16", "fp32"):
             self.assertIn(f"| {dtype} on 1: 64:128:full | 4 | 6 | 1.50 (1.50-1.50) |\n", done.stdout)
             self.assertIn(f"| {dtype} on 2: 128:4096:causal | 1 | 3 | 3.00 (3.00-3.00) |\n", done.stdout)
             self.assertIn(f"| {dtype} on 2: 128:4096:window | 2 | 20 | 10.00 (10.00-10.00) |\n", done.stdout)
             self.assertIn(f"2 cells against sdpa, {dtype} on 1, full and causal: geometric mean 2.121, worst 1.500\n", done.stdout)
             self.assertIn(f"3 cells against sdpa, {dtype} on 2, other masks: geometric mean 5.000, worst 2.500\n", done.stdout)
-        with open(out) as file:
-            self.assertEqual(json.load(file)["ms"]["bf16 on 2: 64:128:full"], {"bf16": [2.0, 2.0], "sdpa": [3.0, 3.0]})
+        of = self.visits(cell="bf16 on 2: 64:128:full")
+        self.assertEqual([(visit["order"], visit["state"]) for visit in of], [(["flashjit", "sdpa"], None), (["sdpa", "flashjit"], None)])
+        self.assertEqual([visit["ms"] for visit in of], [{"flashjit": 2.0, "sdpa": 3.0}] * 2)
+        self.assertEqual(self.rests, [])
 
     def test_what_is_of_the_other_device_is_refused(self):
-        for more in (["--device", "cpu", "--fp16"], ["--threads", "2"], ["--dtypes", "fp32"], ["--cells", "128:8192:window"]):
+        for more in (["--device", "cpu", "--fp16"], ["--device", "cpu", "--states", "rest"], ["--threads", "2"], ["--dtypes", "fp32"],
+                     ["--cells", "128:8192:window"], ["--cells", "128:8192"], ["--states", "warm"]):
             self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 
     def test_a_peer_that_fails(self):
-        done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "fa2", "--rounds", "1")
+        done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "fa2", "--states", "rest")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("broken: no such peer", done.stderr)
-        self.assertIn("| 128:8192:full | 275 | - | - | 183 |", done.stdout)
+        self.assertEqual(done.stderr.count("128:8192:full: broken: no such peer"), 1)
+        self.assertIn("| 128:8192:full | 275 | - | - | 183 | 1.50 (1.50-1.50) | 1.500 fa2 |", done.stdout)
+        self.assertNotIn("against broken", done.stdout)
+        self.assertEqual({visit["ms"]["broken"] for visit in self.visits()}, {None})
+        done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "--states", "rest")
+        self.assertIn("| 128:8192:full | 275 | - | - |\n", done.stdout)
+        done = self.run_compare("--cells", "128:8192:full", "--peers", "moody", "--states", "rest")
+        self.assertEqual([visit["ms"]["moody"] for visit in self.visits()], [6.0, None] * 3)
+        self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) |\n", done.stdout)
 
     def test_failures_are_reported(self):
-        self.assertNotEqual(self.run_compare("--cells", "128:8192").returncode, 0)
-        done = self.run_compare("--cells", "128:8192:full", "--target", "sm_80")
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("exit code 4", done.stderr)
+        self.assertIn("flashjit ended with exit code 4", str(self.run_compare("--target", "sm_80").returncode))
+        self.assertIn("136:8192:full:16: flashjit: too wide", str(self.run_compare("--cells", "136:8192:full:16").returncode))
         with open(self.peers, "w") as file:
             file.write("import sys; sys.exit(3)")
-        done = self.run_compare("--cells", "128:8192:full")
-        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("the peers ended with exit code 3", str(self.run_compare("--cells", "128:8192:full").returncode))
+
+    def test_plot(self):
+        self.stand_in(PEERS, FLASHJIT.replace("(2, 16, 16, 40)", "(2, 16, 16, 40) or True"))
+        cells = ["64:8192:full", "128:512:full", "128:8192:full", "128:8192:causal", "128:2048:full:16"]
+        done = self.run_compare("--cells", *cells, "--peers", "cudnn", "broken", "--minutes", "0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        svg = os.path.join(self.folder.name, "plot.svg")
+        subprocess.run([sys.executable, PLOT, self.out, svg], check=True)
+        drawn = xml.etree.ElementTree.parse(svg).getroot()
+        lines = [element for element in drawn.iter() if element.tag.endswith("polyline")]
+        self.assertEqual(collections.Counter(line[0].text for line in lines),
+                         {f"{side}, {state}": 3 for side in ("flashjit", "cuDNN") for state in ("at rest", "sustained")})
+        self.assertEqual(len({line.get("stroke-dasharray") for line in lines}), 2)
+        self.assertEqual(sorted(len(line.get("points").split()) for line in lines), [1] * 8 + [2] * 4, "other heads are left out")
+        text = " ".join(element.text or "" for element in drawn.iter())
+        self.assertIn("Imaginary, sm_90: bf16 forward, TFLOP/s over seqlen, 16,384 tokens; at rest broken, sustained whole", text)
+        self.assertIn("head_dim 128, causal", text)
+
+    def test_as_a_program(self):
+        done = subprocess.run([COMPARE, self.peers, "--flashjit", self.flashjit, "--cells", "128:8192:full", "--states", "sustained"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("1 cells against the best peer: geometric mean 1.200, worst 1.200\n", done.stdout)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,10 @@ Arguments Arguments::add_subcommand(const std::string& name, const std::string& 
   return Arguments(*app_->add_subcommand(name, description));
 }
 
+Arguments Arguments::add_choice(const std::string& name) const {
+  return Arguments(*app_->add_option_group(name)->require_option(1));
+}
+
 void Arguments::require_subcommand(int count) const {
   app_->require_subcommand(count);
 }

@@ -17,7 +17,6 @@
 #include "tools/command/exit_code.hpp"
 #include "tools/command/peak_rates.hpp"
 #include "tools/command/progress.hpp"
-#include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
 #include "tools/verify/table.hpp"
@@ -75,11 +74,8 @@ struct Candidate {
   std::vector<double> samples;
 };
 
-struct Row {
+struct Row : Measured {
   std::string spec_name;
-  Shape shape;
-  KernelInfo kernel;
-  double ms, spread_percent, tflops;
   std::optional<double> fma_share, amx_share;  // CPU; the latter of kernels that use it
 };
 
@@ -126,10 +122,7 @@ class Bench {
 
     LaunchTimer time(works.front()->context(), clock_);
     for (Candidate& c : candidates) {
-      time(c.launch);  // touches the memory for the first time
-      constexpr double least_ms = 1;
-      c.times =
-          static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(c.launch), 1e-4)), 1.0, 1000.0));
+      c.times = launches_of_a_sample(time, c.launch);
     }
     const Target& target = engine_.target();
     std::vector<double> fma, amx;
@@ -142,10 +135,7 @@ class Bench {
     fma_.insert(fma_.end(), fma.begin(), fma.end());
     amx_.insert(amx_.end(), amx.begin(), amx.end());
     for (Candidate& c : candidates) {
-      const double ms = median(c.samples);
-      Row row{
-          c.spec_name, shape, c.kernel->info(), ms, spread_percent(c.samples), c.work->flops() / ms * 1e-9,
-          {},          {}};
+      Row row{measured(shape, *c.kernel, c.samples, c.work->flops()), c.spec_name, {}, {}};
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
       if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
       rows_.push_back(std::move(row));
@@ -183,24 +173,10 @@ class Bench {
   void print_json() {
     Json rows = Json::array();
     for (const Row& r : rows_) {
-      Json row = {{"spec", Json::parse(r.kernel.spec.to_json())},
-                  {"spec_name", r.spec_name},
-                  {"batch", r.shape.batch},
-                  {"seqlen_q", r.shape.seqlen_q},
-                  {"seqlen_k", r.shape.seqlen_k},
-                  {"heads_q", r.shape.num_heads_q},
-                  {"heads_kv", r.shape.num_heads_kv},
-                  {"config", config_json(r.kernel.config)},
-                  {"ms", r.ms},
-                  {"spread_percent", r.spread_percent},
-                  {"tflops", r.tflops},
-                  {"fma_share", nullptr},
-                  {"amx_share", nullptr},
-                  {"registers", r.kernel.registers},
-                  {"spill_bytes", r.kernel.spill_bytes},
-                  {"smem_bytes", r.kernel.shared_memory}};
-      if (r.fma_share) row["fma_share"] = *r.fma_share;
-      if (r.amx_share) row["amx_share"] = *r.amx_share;
+      Json row = to_json(r);
+      row["spec_name"] = r.spec_name;
+      row["fma_share"] = r.fma_share ? Json(*r.fma_share) : Json();
+      row["amx_share"] = r.amx_share ? Json(*r.amx_share) : Json();
       rows.push_back(row);
     }
     Json json = {{"device", engine_.device().str()},
@@ -257,12 +233,42 @@ int bench_kernels(const BenchOptions& options) {
 
 }  // namespace
 
+int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch) {
+  time(launch);  // touches the memory for the first time
+  constexpr double least_ms = 1;
+  return static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(launch), 1e-4)), 1.0, 1000.0));
+}
+
+Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops) {
+  const double ms = median(samples);
+  return {shape, kernel.info(), ms, spread_percent(samples), flops / ms * 1e-9};
+}
+
+Json to_json(const Measured& m) {
+  return {{"spec", Json::parse(m.kernel.spec.to_json())},
+          {"batch", m.shape.batch},
+          {"seqlen_q", m.shape.seqlen_q},
+          {"seqlen_k", m.shape.seqlen_k},
+          {"heads_q", m.shape.num_heads_q},
+          {"heads_kv", m.shape.num_heads_kv},
+          {"config", config_json(m.kernel.config)},
+          {"ms", m.ms},
+          {"spread_percent", m.spread_percent},
+          {"tflops", m.tflops},
+          {"registers", m.kernel.registers},
+          {"spill_bytes", m.kernel.spill_bytes},
+          {"smem_bytes", m.kernel.shared_memory}};
+}
+
 Verb add_bench(const Arguments& parent) {
   const Arguments app =
       parent.add_subcommand("bench", "Measure kernels over shapes and configs, or the way to them");
   const auto options = std::make_shared<BenchOptions>();
-  app.add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text")
-      .required();
+  const Arguments what = app.add_choice("What to measure");
+  what.add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text");
+  const Argument serve = what.add_flag(
+      "--serve", options->serve,
+      "Answer requests on standard input, one JSON value a line, by a line each; kernels and tensors stay");
   options->device.add(app);
   options->shape.add(app);
   options->masks.add(app);
@@ -302,19 +308,35 @@ Verb add_bench(const Arguments& parent) {
       .needs(start)
       .capture_default_str();
   start.excludes(configs).excludes(compile);
+  for (const char* name : {"--batch", "--seqlen-k", "--heads-q", "--heads-kv", "--seqlens", "--tokens",
+                           "--configs", "--processor-time", "--compile", "--start"})
+    serve.excludes(app.get_option(name));
   add_json(app, options->json);
   app.footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
       "half the\n"
       "distance between the quartiles. On a CPU the rates of multiply-adds in registers, and of AMX, are "
       "measured\nin the same rounds.\n\n"
+      "A request of --serve is an entry of a manifest, a spec with its shapes, and may say \"rounds\":\n"
+      "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192, \"num_heads_q\": 16}], "
+      "\"rounds\": 40}\n"
+      "The answer has \"rows\", one a shape, or \"error\". Numbers are bell-shaped, without the outliers of "
+      "other\n"
+      "verbs. On a CPU rounds are samples, as without --serve. On a GPU rounds are milliseconds in which "
+      "every\n"
+      "launch is a sample: 256 MB are cleared before each, and the host waits only at the end, so that the "
+      "GPU "
+      "is\n"
+      "busy throughout. A quarter as many launches warm it up.\n\n"
       "Examples:\n"
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
       "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"
       "  flashjit bench spec.json --configs all --seqlens 4096 --json\n"
       "  flashjit bench spec.json --compile --targets native,sm_90\n"
-      "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n");
+      "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n"
+      "  flashjit bench --serve --device cuda:0\n");
   return {app, [options] {
+            if (options->serve) return bench_serve(*options);
             if (options->start) return bench_start(*options);
             return options->compile ? bench_compile(*options) : bench_kernels(*options);
           }};

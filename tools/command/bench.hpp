@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "runtime/timing.hpp"
 #include "tools/command/options.hpp"
+#include "tools/command/report.hpp"
 
 namespace flashjit::command {
 
@@ -24,13 +26,31 @@ struct BenchOptions {
   std::vector<std::string> targets = {"native"};
   bool start = false;  // measure the way to the first result instead
   int threads = 16;    // that ask for a kernel in memory at once
+  bool serve = false;  // measure what standard input asks for
   bool json = false;
 };
+
+// Launches that one sample is the mean of, so that clocks cost little of it. Two launches are measured.
+int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch);
+
+struct Measured {
+  Shape shape;
+  KernelInfo kernel;
+  double ms, spread_percent, tflops;
+};
+
+// Sorts the samples, milliseconds of a launch of so many floating-point operations.
+Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops);
+// {spec, batch, ..., config, ms, spread_percent, tflops, registers, ...}
+Json to_json(const Measured& measured);
 
 // bench --compile: cold, warm and hot for each target, rounds interleaved.
 int bench_compile(const BenchOptions& options);
 
 // bench --start: what this process takes to its first result, and engine.get from disk and from memory.
 int bench_start(const BenchOptions& options);
+
+// bench --serve: answers requests, one JSON value a line, until standard input ends.
+int bench_serve(const BenchOptions& options);
 
 }  // namespace flashjit::command

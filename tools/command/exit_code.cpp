@@ -6,14 +6,20 @@
 namespace flashjit::command {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+Json error_json(const std::string& code, int exit_code, const std::string& message,
+                const std::string& detail) {
+  const Json error = {{"code", code}, {"exit_code", exit_code}, {"message", message}, {"detail", detail}};
+  return {{"error", error}};
+}
+
 int report(const std::string& code, int exit_code, const std::string& message, const std::string& detail,
            bool json) {
   if (json) {
-    const nlohmann::ordered_json error = {
-        {"code", code}, {"exit_code", exit_code}, {"message", message}, {"detail", detail}};
-    std::cerr << nlohmann::ordered_json{{"error", error}}.dump(2, ' ', false,
-                                                               nlohmann::json::error_handler_t::replace)
-              << '\n';
+    std::cerr
+        << error_json(code, exit_code, message, detail).dump(2, ' ', false, Json::error_handler_t::replace)
+        << '\n';
   } else {
     std::cerr << "flashjit: " << code << ": " << message << '\n';
     if (!detail.empty()) std::cerr << detail << (detail.ends_with('\n') ? "" : "\n");
@@ -32,6 +38,10 @@ std::string exit_code_help() {
          "  20  verification_failed: the result is outside the error bound\n"
          "  64  usage: the command line is wrong\n"
          " 130  interrupted: Ctrl-C; tune keeps what it has\n";
+}
+
+Json to_json(const Error& error) {
+  return error_json(to_string(error.code()), static_cast<int>(error.code()), error.message(), error.detail());
 }
 
 int report_error(const Error& error, bool json) {

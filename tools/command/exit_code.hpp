@@ -1,6 +1,7 @@
 // What the command's exit code means, and how a failure is reported.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "codegen/error.hpp"
@@ -16,7 +17,10 @@ constexpr int exit_usage = 64;                // the command line itself
 // The list above, for --help.
 std::string exit_code_help();
 
-// One message on stderr, `json`: as {"error": {code, exit_code, message, detail}}. Returns the exit code.
+// {"error": {code, exit_code, message, detail}}
+nlohmann::ordered_json to_json(const Error& error);
+
+// One message on stderr, `json`: as above. Returns the exit code.
 int report_error(const Error& error, bool json);
 int report_usage_error(const std::string& message, bool json);
 

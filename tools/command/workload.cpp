@@ -9,7 +9,6 @@
 
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
-#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -81,7 +80,7 @@ void HostTensor::Free::operator()(void* p) const {
 }
 
 Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
-                            const MaskOptions& masks) {
+                            const MaskOptions& masks, const verify::RandomOptions& numbers) {
   Workload work(spec);
   work.shape_ = shape;
   std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
@@ -96,7 +95,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   const auto random = [&](std::vector<std::int64_t> rows, int heads, int dim, std::uint64_t own_seed) {
     rows.insert(rows.end(), {heads, dim});
     HostTensor tensor(spec.dtype, std::move(rows));
-    verify::fill_random(tensor.view(), own_seed);
+    verify::fill_random(tensor.view(), own_seed, numbers);
     return tensor;
   };
   work.add(&AttentionArgs::q, random(rows_q, shape.num_heads_q, spec.head_dim, 3 * seed));

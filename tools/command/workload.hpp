@@ -13,6 +13,7 @@
 #include "runtime/flashjit.hpp"
 #include "tools/command/options.hpp"
 #include "tools/verify/random_masks.hpp"
+#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::command {
 
@@ -42,10 +43,10 @@ struct TensorFiles {
 
 class Workload {
  public:
-  // Seeded q, k and v with outliers and long rows; with varlen, lengths up to the shape's, the first of them
-  // full; likewise with padding. Block lists and trees are random.
+  // Seeded q, k and v, by default with outliers and long rows; with varlen, lengths up to the shape's, the
+  // first of them full; likewise with padding. Block lists and trees are random.
   static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
-                           const MaskOptions& masks = {});
+                           const MaskOptions& masks = {}, const verify::RandomOptions& numbers = {});
   // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.
   static Workload read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks = {});
 

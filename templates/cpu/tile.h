@@ -106,6 +106,11 @@ struct UnitRows {
   }
 };
 
+// Exponents are scale * score - offset in one operation, where offset is scale * maximum, rounded. Its
+// rounding is a common factor of a row's weights, but at 2^31 one beyond exp2. Where an offset is beyond
+// this, scores become differences from the maximum first.
+constexpr float far_offset = 65536;
+
 // Replaces S^T by P^T = exp2(scale * (S^T - maximum)), updates the state, and writes what earlier sums and
 // outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
 // are of all weights, dropped or not. count: a multiple of `keys_together`. False if no row had seen anything

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/dropout.cuh"
+#include "cuda/online_softmax.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/tile_order.cuh"
 #include "shared/mask.h"
@@ -41,11 +42,6 @@ class ForwardSm80 {
   static_assert(max(QTile::bytes + Config::num_stages * (stage_bytes + words_bytes), OTile::bytes) ==
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
                                            Config::num_stages, Spec::dropout));
-
-  // Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
-  static constexpr float lowest = -3.402823466e38f;
-  // Weights are relative to a rounded maximum. Beyond this its rounding would leave fp16, and the row is NaN.
-  static constexpr float largest_max = 1 << 26;
 
   // Q stays in registers where enough are left for it: a third of the traffic of the scores less.
   static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
@@ -88,7 +84,7 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        max_log2_[i][half] = lowest;
+        max_log2_[i][half] = no_maximum;
         sum_[i][half] = 0;
       }
 #pragma unroll
@@ -360,7 +356,7 @@ class ForwardSm80 {
         float sum = sum_[i][half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        if (max_log2_[i][half] != lowest && !(fabsf(max_log2_[i][half]) <= largest_max)) sum = not_a_number;
+        sum = checked_sum(sum, max_log2_[i][half]);
         const float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);

@@ -54,6 +54,16 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
   }
 }
 
+// Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
+constexpr float no_maximum = -3.402823466e38f;
+
+// A row's sum of weights, which are relative to the rounded maximum; NaN where its rounding may have taken
+// them out of fp16.
+FLASHJIT_FN float checked_sum(float sum, float maximum) {
+  constexpr float largest = 1 << 26;
+  return maximum == no_maximum || fabsf(maximum) <= largest ? sum : not_a_number;
+}
+
 // The running state of a thread's two rows.
 class OnlineSoftmax {
  public:
@@ -61,16 +71,15 @@ class OnlineSoftmax {
 
   FLASHJIT_FN void reset() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row_max_[r] = minus_infinity, offset_[r] = row_sum_[r] = 0;
-    tolerance_ = tolerance;
+    for (int r = 0; r < 2; ++r) row_max_[r] = no_maximum, row_sum_[r] = 0;
   }
 
   // Raises the reference maximum where these scores ask for it. True: what was summed so far is to be
   // multiplied by correction(). The maximum only keeps exponentials in range, so that while no row of the
-  // warp grows by more than a factor of 2^8 the old one serves. Scores of a row whose maximum is far from 0
-  // become differences from it.
+  // warp grows by more than a factor of 2^8 the old one serves.
   template <int registers>
-  FLASHJIT_FN bool take_max(float (&scores)[registers]) {
+  FLASHJIT_FN bool take_max(const float (&scores)[registers]) {
+    constexpr float tolerance = 8;  // log2
     float top[2];
     bool grows = false;
 #pragma unroll
@@ -83,27 +92,16 @@ class OnlineSoftmax {
       }
       float m = fmaxf(even, odd);
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-      top[r] = fmaxf(row_max_[r], m);
-      grows |= (top[r] - row_max_[r]) * scale_log2_ > tolerance_;
+      top[r] = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+      grows |= __fmaf_rn(top[r], scale_log2_, -row_max_[r]) > tolerance;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
-    tolerance_ = tolerance;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      correction_[r] = top[r] == minus_infinity ? 1.f : ex2_approx((row_max_[r] - top[r]) * scale_log2_);
-      row_max_[r] = top[r];
+      const float before = row_max_[r];
+      row_max_[r] = fmaxf(top[r] * scale_log2_, before);
+      correction_[r] = ex2_approx(before - row_max_[r]);
       row_sum_[r] *= correction_[r];
-      offset_[r] = top[r] * scale_log2_;
-      if (fabsf(offset_[r]) <= far_offset) continue;
-      offset_[r] = 0;
-      if (top[r] == minus_infinity) continue;  // no key yet: exp2(-inf - 0), not of -inf - -inf
-      tolerance_ = minus_infinity;             // the next scores come here too
-#pragma unroll
-      for (int i = 0; i < registers / 4; ++i) {
-        scores[4 * i + 2 * r] -= top[r];
-        scores[4 * i + 2 * r + 1] -= top[r];
-      }
     }
     return true;
   }
@@ -117,8 +115,8 @@ class OnlineSoftmax {
 #pragma unroll
       for (int i = 0; i < registers / 4; ++i) {
         float* const s = scores + 4 * i + 2 * r;
-        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset_[r]));
-        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset_[r]));
+        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -row_max_[r]));
+        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -row_max_[r]));
       }
       row_sum_[r] += even + odd;
     }
@@ -127,23 +125,20 @@ class OnlineSoftmax {
   FLASHJIT_FN float correction(int r) const { return correction_[r]; }
 
   // After the last block: the factor that makes an output of row r, and its log-sum-exp. A row that had no
-  // key gets 0 and minus infinity.
+  // key gets 0 and minus infinity, one whose maximum is too far from 0 NaN.
   FLASHJIT_FN float normalizer(int r, float& lse) const {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    const bool empty = row_max_[r] == minus_infinity;
-    lse = empty ? minus_infinity : (row_max_[r] * scale_log2_ + lg2_approx(sum)) * ln_2;
+    sum = checked_sum(sum, row_max_[r]);
+    const bool empty = sum == 0;
+    lse = empty ? minus_infinity : (row_max_[r] + lg2_approx(sum)) * ln_2;
     return empty ? 0.f : 1.f / sum;
   }
 
  private:
-  static constexpr float tolerance = 8;  // log2
-
   float scale_log2_;
-  float row_max_[2];  // of raw scores
-  float offset_[2];   // what exponents are relative to
-  float tolerance_;   // -inf while a row is far from 0
+  float row_max_[2];  // of scores times scale_log2_, rounded
   float row_sum_[2];  // over this thread's columns
   float correction_[2];
 };

@@ -53,9 +53,4 @@ constexpr float ln_2 = 0.6931471805599453f;
 constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 constexpr float not_a_number = __builtin_bit_cast(float, 0x7fffffffu);
 
-// Softmaxes compute 2^(score * scale - offset) in one operation, where offset is maximum * scale rounded to
-// float32. Its rounding is a common factor of a row's weights, which at 2^31 leaves the range of exp2: rows
-// whose offset is beyond this take (score - maximum) * scale instead.
-constexpr float far_offset = 65536;
-
 }  // namespace flashjit::device

@@ -108,6 +108,25 @@ TEST_P(NonFinite, KeysReachTheRowsThatSeeThem) {
   EXPECT_GT(spared, 0);
 }
 
+TEST_P(NonFinite, QueriesReachTheirOwnRow) {
+  for (const DType dtype : on().dtypes()) {
+    Workload workload(on(), {.spec = forward_spec(dtype, 64, {CausalMask{}}, {.lse = false}),
+                             .seqlen_q = seqlen_q,
+                             .seqlen_k = seqlen_k,
+                             .data = Data::plain});
+    run(workload);
+    std::vector<double> expected = values(*workload.host_args().o);
+    const Tensor q = workload.q().on_host();
+    for (std::int64_t c = 0; c < 64; ++c)
+      verify::store_element(q.data, q.dtype, 77 * q.strides[1] + c, std::numeric_limits<float>::quiet_NaN());
+    workload.q().upload();
+    run(workload);
+    const std::vector<double> actual = values(*workload.host_args().o);
+    for (std::size_t i = 0; i < actual.size(); ++i)
+      ASSERT_TRUE(i / 64 == 77 ? std::isnan(actual[i]) : actual[i] == expected[i]) << "row " << i / 64;
+  }
+}
+
 FLASHJIT_ON_EVERY_DEVICE(NonFinite);
 
 }  // namespace

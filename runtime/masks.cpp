@@ -52,7 +52,7 @@ class Lister {
   // Calls list(batch, head, query block), which adds the list's blocks in ascending order, for every list.
   template <class List>
   MaskTables make(List&& list) {
-    for (int b = 0; b < shape_.batch; ++b) {
+    for (int b = 0; shape_.heads > 0 && b < shape_.batch; ++b) {
       for (int h = 0; h < shape_.heads; ++h) {
         offsets_.push_back(static_cast<std::int32_t>(indices_.size()));
         for (int i = 0; i < row_blocks; ++i) {
@@ -276,7 +276,7 @@ MaskTables tree_from_parents(std::span<const std::int32_t> parents, int batch) {
     refuse("batch ", batch, " x ", tokens, " tokens with ", words, " words of bits each: more than ",
            most_elements, " words; smaller trees, or a part of the batch, would work");
   std::vector<std::int32_t> bits(static_cast<std::size_t>(*elements));
-  for (int b = 0; b < batch; ++b) {
+  for (int b = 0; tokens > 0 && b < batch; ++b) {
     std::int32_t* const tree = bits.data() + std::size_t(b) * tokens * words;
     for (int i = 0; i < tokens; ++i) {
       const std::int32_t parent = parents[std::size_t(b) * tokens + i];

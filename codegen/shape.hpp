@@ -3,8 +3,26 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 
 namespace flashjit {
+
+// Rows, or keys, of a sequence are at most so many: sums of two positions and a block are ints then, and
+// kernels compute with these.
+constexpr int longest_sequence = 1 << 30;
+
+// Of sizes that are not negative; nothing if 64 bits do not hold it.
+template <class Sizes = std::initializer_list<std::int64_t>>
+constexpr std::optional<std::int64_t> product_of(const Sizes& sizes) {
+  std::int64_t product = 1;
+  bool fits = true, zero = false;
+  for (const std::int64_t size : sizes) {
+    zero = zero || size == 0;
+    fits = fits && !__builtin_mul_overflow(product, size, &product);
+  }
+  return zero ? std::optional<std::int64_t>(0) : fits ? std::optional(product) : std::nullopt;
+}
 
 // The sizes of one problem, as far as they matter to the choice of a config.
 struct Shape {
@@ -15,7 +33,7 @@ struct Shape {
 };
 
 // Shapes of one bucket get the same config and share a tune record. A bucket is named by its largest shape:
-// - seqlen_q and seqlen_k are rounded up to powers of two (0 counts as 1, 2^30 is the most).
+// - seqlen_q and seqlen_k are rounded up to powers of two (0 counts as 1, longest_sequence is the most).
 // - Batch entries and query heads are independent problems alike, so only their product counts: rounded up to
 //   a power of two, and to no more than make 2^20 query rows. Thousands of tiles keep any device busy; more
 //   of them only repeat the same.
@@ -24,7 +42,7 @@ struct Shape {
 inline Shape bucket(const Shape& s) {
   constexpr std::int64_t enough_rows = 1 << 20;
   const auto up = [](std::int64_t n) {
-    n = std::clamp(n, std::int64_t{1}, std::int64_t{1} << 30);
+    n = std::clamp<std::int64_t>(n, 1, longest_sequence);
     return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n)));
   };
   Shape b{.seqlen_q = up(s.seqlen_q), .seqlen_k = up(s.seqlen_k)};

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <limits>
 #include <numbers>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -15,6 +14,8 @@
 
 namespace flashjit {
 namespace {
+
+using device::ForwardParams;
 
 // Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
 std::int64_t stride(const Tensor& t, int dim) {
@@ -26,19 +27,17 @@ void require_alignment(const char* name, const Tensor& t) {
   const bool cuda = t.device.kind == Device::Kind::cuda;
   const std::size_t element = size_of(t.dtype);
   const std::size_t bytes = cuda ? 16 : element;
-  const std::string arg = name;
   if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
-    refuse(arg + "'s data pointer is not aligned to " + std::to_string(bytes) + " bytes, which " +
-           (cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs"));
+    refuse(name, "'s data pointer is not aligned to ", bytes, " bytes, which ",
+           cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs");
   if (t.shape[t.rank - 1] > 1 && t.strides[t.rank - 1] != 1)
-    refuse(arg + "'s last dimension has stride " + std::to_string(t.strides[t.rank - 1]) +
+    refuse(name, "'s last dimension has stride ", t.strides[t.rank - 1],
            ", it must be contiguous (stride 1)");
   if (!cuda) return;
   const auto elements = static_cast<std::int64_t>(bytes / element);
   for (int i = 0; i + 1 < t.rank; ++i)
     if (stride(t, i) % elements)
-      refuse(arg + "'s stride " + std::to_string(t.strides[i]) + " of dimension " + std::to_string(i) +
-             " is not a multiple of " + std::to_string(elements) +
+      refuse(name, "'s stride ", t.strides[i], " of dimension ", i, " is not a multiple of ", elements,
              " elements (16 bytes), which GPU kernels need");
 }
 
@@ -47,8 +46,7 @@ void require_distinct_rows(const char* name, const Tensor& t) {
     if (t.shape[i] == 0) return;
   for (int i = 0; i + 1 < t.rank; ++i)
     if (t.shape[i] > 1 && t.strides[i] == 0)
-      refuse(std::string(name) + " is written, but its dimension " + std::to_string(i) +
-             " has stride 0: rows would overwrite each other");
+      refuse(name, " is written, but its dimension ", i, " has stride 0: rows would overwrite each other");
 }
 
 device::TensorView view(const Tensor& t) {
@@ -56,9 +54,25 @@ device::TensorView view(const Tensor& t) {
   return {t.data, 0, stride(t, 0), stride(t, 1)};
 }
 
+// Of packed sequences. None can be longer than all of them together, or than any may be.
 int longest(const char* name, int given, int total) {
-  if (given < 0) refuse(std::string(name) + " is " + std::to_string(given) + ", it must be at least 0");
-  return given == 0 || given > total ? total : given;
+  if (given < 0) refuse(name, " is ", given, ", it must be at least 0");
+  return std::min({given == 0 ? total : given, total, longest_sequence});
+}
+
+// Of sequences that are not packed.
+int length(const char* name, const Tensor& t) {
+  if (t.shape[1] > longest_sequence)
+    refuse(name, " has shape ", shape_text(t), ": a sequence has at most ", longest_sequence, " rows");
+  return size(t, 1);
+}
+
+// So that sums over tiles of them, and over parts of those, fit 64 bits.
+void require_countable_rows(const ForwardParams& p) {
+  constexpr std::int64_t most = std::int64_t{1} << 48;
+  if (const auto rows = product_of({p.batch, p.num_heads_q, p.seqlen_q}); !rows || *rows > most)
+    refuse("batch ", p.batch, " x num_heads_q ", p.num_heads_q, " x seqlen_q ", p.seqlen_q,
+           ": a launch has at most 2^48 query rows; split the batch, or give a smaller max_seqlen_q");
 }
 
 const device::u64* number_at(const char* name, const std::optional<Tensor>& given, Device device) {
@@ -79,7 +93,7 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
         {"dropout_offset_tensor", args.dropout_offset_tensor.has_value()}};
     for (const auto& [name, is_given] : given)
       if (is_given)
-        refuse(std::string(name) +
+        refuse(name,
                " was given, but the spec has \"dropout\": false: ask for a kernel with \"dropout\": true");
     return;
   }
@@ -142,7 +156,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   }
   const int num_heads_q = size(q, heads), num_heads_kv = size(k, heads);
   if (num_heads_q > 0 && (num_heads_kv == 0 || num_heads_q % num_heads_kv))
-    refuse("q has " + std::to_string(num_heads_q) + " heads and k has " + std::to_string(num_heads_kv) +
+    refuse("q has ", num_heads_q, " heads and k has ", num_heads_kv,
            ": the number of query heads must be a multiple of the number of key/value heads");
   require_alignment("q", q);
   require_alignment("k", k);
@@ -151,7 +165,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   require_distinct_rows("o", o);
 
   CheckedArguments checked;
-  device::ForwardParams& p = checked.params;
+  ForwardParams& p = checked.params;
   p.q = view(q);
   p.k = view(k);
   p.v = view(v);
@@ -180,9 +194,10 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
       refuse(
           "cu_seqlens was given, but the spec has \"varlen\": false: ask for a kernel with \"varlen\": true");
     p.batch = size(q, 0);
-    p.seqlen_q = size(q, 1);
-    p.seqlen_k = size(k, 1);
+    p.seqlen_q = length("q", q);
+    p.seqlen_k = length("k", k);
   }
+  require_countable_rows(p);
 
   if (spec.lse) {
     const Tensor& lse = require("lse", args.lse, DType::fp32, rank - 1,
@@ -191,8 +206,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     require_shape("lse", lse, rank - 3, num_heads_q, "q's heads");
     require_shape("lse", lse, rank - 2, q.shape[rows], "q's rows");
     if (lse.shape[rank - 2] > 1 && lse.strides[rank - 2] != 1)
-      refuse("lse's last dimension has stride " + std::to_string(lse.strides[rank - 2]) +
-             ", it must be contiguous (stride 1)");
+      refuse("lse's last dimension has stride ", lse.strides[rank - 2], ", it must be contiguous (stride 1)");
     if (reinterpret_cast<std::uintptr_t>(lse.data) % sizeof(float))
       refuse("lse's data pointer is not aligned to 4 bytes");
     require_distinct_rows("lse", lse);
@@ -204,11 +218,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   p.scale_log2 = scale * std::numbers::log2e_v<float>;
   // CPU kernels take denormal numbers for zeros.
-  if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(p.scale_log2))) {
-    std::ostringstream given;
-    given << scale;
-    refuse("softmax_scale is " + given.str() + ", it must be between 1.2e-38 and 2.3e38");
-  }
+  if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(p.scale_log2)))
+    refuse("softmax_scale is ", scale, ", it must be between 1.2e-38 and 2.3e38");
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);

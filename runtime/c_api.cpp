@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "runtime/argument_checks.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
@@ -14,6 +15,7 @@ using flashjit::AttentionSpec;
 using flashjit::Error;
 using flashjit::ErrorCode;
 using flashjit::Kernel;
+using flashjit::refuse;
 
 struct flashjit_engine {
   flashjit::Engine engine;
@@ -63,9 +65,10 @@ flashjit_status guarded(Function&& function) noexcept {
   }
 }
 
-template <class T>
-T& require(T* pointer, const char* name) {
-  if (!pointer) throw Error(ErrorCode::invalid_argument, std::string(name) + " is a null pointer");
+// `name`: what refuse() takes, one part or several.
+template <class T, class... Name>
+T& require(T* pointer, const Name&... name) {
+  if (!pointer) refuse(name..., " is a null pointer");
   return *pointer;
 }
 
@@ -82,11 +85,10 @@ flashjit::Shape shape_of(const flashjit_shape* shape) {
 }
 
 flashjit::Tensor tensor_of(const flashjit_argument& arg) {
-  const std::string name = "the tensor of argument id " + std::to_string(arg.id);
-  const flashjit_tensor& t = require(arg.value.tensor, name.c_str());
+  const char* const name = "the tensor of argument id ";
+  const flashjit_tensor& t = require(arg.value.tensor, name, arg.id);
   const auto wrong = [&](const char* field, int value, const char* allowed) {
-    throw Error(ErrorCode::invalid_argument,
-                name + " has " + field + " " + std::to_string(value) + ", which is not " + allowed);
+    refuse(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
   };
   if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT64) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
@@ -103,9 +105,7 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
 
 int integer_of(const flashjit_argument& arg) {
   if (arg.value.integer < 0 || arg.value.integer > std::numeric_limits<int>::max())
-    throw Error(ErrorCode::invalid_argument, "argument id " + std::to_string(arg.id) + " is " +
-                                                 std::to_string(arg.value.integer) +
-                                                 ", it must be between 0 and 2147483647");
+    refuse("argument id ", arg.id, " is ", arg.value.integer, ", it must be between 0 and 2147483647");
   return static_cast<int>(arg.value.integer);
 }
 
@@ -197,10 +197,8 @@ AttentionArgs args_of(const flashjit_argument* args, size_t count) {
         a.dropout_offset_tensor = tensor_of(arg);
         break;
       default:
-        throw Error(ErrorCode::invalid_argument, "argument id " + std::to_string(arg.id) + " at position " +
-                                                     std::to_string(i) + " is not known to flashjit " +
-                                                     flashjit::version() +
-                                                     ": ids are those of flashjit_argument_id");
+        refuse("argument id ", arg.id, " at position ", i, " is not known to flashjit ", flashjit::version(),
+               ": ids are those of flashjit_argument_id");
     }
   }
   return a;
@@ -211,10 +209,8 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   flashjit::EngineOptions options;
   if (!given) return options;
   if (given->struct_size < sizeof given->struct_size || given->struct_size > sizeof *given)
-    throw Error(ErrorCode::invalid_argument, "struct_size is " + std::to_string(given->struct_size) +
-                                                 ", it must be sizeof(flashjit_engine_options), which is " +
-                                                 std::to_string(sizeof *given) + " in flashjit " +
-                                                 flashjit::version());
+    refuse("struct_size is ", given->struct_size, ", it must be sizeof(flashjit_engine_options), which is ",
+           sizeof *given, " in flashjit ", flashjit::version());
   flashjit_engine_options o{};
   std::memcpy(&o, given, given->struct_size);
   if (o.device) options.device = o.device;
@@ -224,8 +220,7 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   options.cache_max_bytes = o.cache_max_bytes;
   options.num_threads = o.num_threads;
   if (o.policy < FLASHJIT_POLICY_HEURISTIC || o.policy > FLASHJIT_POLICY_REQUIRE_PREBUILT)
-    throw Error(ErrorCode::invalid_argument,
-                "policy is " + std::to_string(o.policy) + ", which is not a flashjit_policy");
+    refuse("policy is ", o.policy, ", which is not a flashjit_policy");
   options.policy = static_cast<flashjit::Policy>(o.policy);
   if (o.tune_seconds != 0) options.tune_seconds = o.tune_seconds;
   if (o.parallel_for)
@@ -252,10 +247,7 @@ struct BlockLists {
     const flashjit_block_lists& l = require(given, "lists");
     mask = {.block_m = l.block_m, .block_n = l.block_n, .per_head = l.per_head != 0};
     shape = {.batch = l.batch, .heads = l.heads, .seqlen_q = l.seqlen_q, .seqlen_k = l.seqlen_k};
-    if (l.block_m <= 0 || l.batch < 0 || l.heads < 0 || l.seqlen_q < 0 || l.seqlen_k < 0)
-      throw Error(ErrorCode::invalid_argument,
-                  "lists has a negative size, or a block_m that is not positive");
-    count = std::int64_t{l.batch} * l.heads * ((std::int64_t{l.seqlen_q} + l.block_m - 1) / l.block_m);
+    count = flashjit::count_block_lists(mask, shape);
   }
 };
 
@@ -366,10 +358,12 @@ flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lis
                                                  flashjit_tables** tables) {
   return make_tables(tables, [&] {
     const BlockLists l(lists);
-    const std::int64_t pairs =
-        std::int64_t{l.shape.batch} * l.shape.heads * l.shape.seqlen_q * l.shape.seqlen_k;
-    if (pairs > 0) require(seen, "seen");
-    return flashjit::block_sparse_from_dense(l.mask, l.shape, {seen, static_cast<std::size_t>(pairs)});
+    const auto pairs =
+        flashjit::product_of({l.shape.batch, l.shape.heads, l.shape.seqlen_q, l.shape.seqlen_k});
+    if (pairs != 0) require(seen, "seen");
+    // Where 64 bits do not count the pairs, the builder says so.
+    return flashjit::block_sparse_from_dense(l.mask, l.shape,
+                                             {seen, static_cast<std::size_t>(pairs.value_or(0))});
   });
 }
 flashjit_status flashjit_block_sparse_from_csr(const flashjit_block_lists* lists, const int32_t* offsets,

@@ -4,7 +4,8 @@
 //   std::vector<std::uint8_t> keep(flashjit::dropout_mask_size(shape));
 //   flashjit::dropout_mask({.p = 0.1, .seed = 42}, shape, keep);
 //
-// All functions throw invalid_argument, naming what is wrong.
+// All functions throw invalid_argument, naming what is wrong: a sequence is longer than longest_sequence
+// (shape.hpp), or a mask has more elements than 64 bits count, among the rest.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,7 @@ struct Launch {
   Grid grid;                 // cuda
 };
 
-// Thread-safe, allocates nothing.
+// Thread-safe. A launch allocates nothing, once the threads of a CPU have its scratch.
 class Executable {
  public:
   virtual ~Executable() = default;

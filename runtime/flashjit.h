@@ -67,7 +67,7 @@ typedef enum {
 } flashjit_dtype;
 typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
 
-/* Borrowed memory; strides in elements. */
+/* Borrowed memory; strides in elements. A sequence has at most 2^30 rows or keys. */
 typedef struct {
   void* data;
   int32_t dtype;       /* flashjit_dtype */
@@ -225,7 +225,8 @@ FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kerne
 FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel,
                                                          const flashjit_argument* args, size_t num_args,
                                                          size_t* bytes);
-/* stream: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. */
+/* stream: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. Allocates nothing,
+   once the threads of a CPU have the kernel's scratch: each takes it the first time and keeps it. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel,
                                                       const flashjit_argument* args, size_t num_args,
                                                       void* stream);

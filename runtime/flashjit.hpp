@@ -54,14 +54,15 @@ struct Tensor {
 };
 
 // What one launch computes on. q, k, v, o: [batch, seqlen, heads, head_dim], or with varlen packed
-// [total, heads, head_dim]. Later operations add fields.
+// [total, heads, head_dim]. A sequence has at most longest_sequence (shape.hpp) rows or keys, a launch at
+// most 2^48 query rows over batch and heads. Later operations add fields.
 struct AttentionArgs {
   std::optional<Tensor> q{}, k{}, v{}, o{};
   std::optional<Tensor> lse{};  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
                                 // natural logarithm; -inf for a row with nothing to attend to
   std::optional<Tensor> cu_seqlens_q{};  // int32 [batch + 1], on the kernel's device; varlen only
   std::optional<Tensor> cu_seqlens_k{};  // int32 [batch + 1]
-  int max_seqlen_q = 0;                  // varlen: no sequence is longer; 0: total_q
+  int max_seqlen_q = 0;                  // varlen: no sequence is longer; 0: total_q, or longest_sequence
   int max_seqlen_k = 0;
 
   // For masks of the spec, each with its kind only. Integer tables are int32, contiguous and on the kernel's
@@ -163,9 +164,13 @@ class FLASHJIT_API Kernel {
   const std::string& info_json() const noexcept;
   // Bytes that args.workspace must hold; 0 for a forward.
   std::size_t workspace_bytes(const AttentionArgs& args) const;
-  // Checks the arguments, then launches. Allocates nothing; on a GPU asynchronous and capturable in a CUDA
-  // graph. On a CPU numbers below 2^-126 are zeros meanwhile, and threads have their own mode back after.
+  // Checks the arguments, then launches. Allocates nothing, once the threads of a CPU have the kernel's
+  // scratch: each takes it the first time, as much for any lengths, and keeps it until it ends. On a GPU
+  // asynchronous and capturable in a CUDA graph. On a CPU work for several threads wakes them under a mutex,
+  // held for a few instructions; numbers below 2^-126 are zeros meanwhile, and threads have their own mode
+  // back after.
   void launch(const AttentionArgs& args, Stream stream = nullptr) const;
+  // Allocates what it returns.
   PreparedLaunch prepare(const AttentionArgs& args) const;
 
   struct Impl;

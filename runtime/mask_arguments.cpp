@@ -18,7 +18,7 @@ using device::ForwardParams;
 template <class T>
 void require_absent(const char* name, const std::optional<T>& given, const char* kind) {
   if (given)
-    refuse(std::string(name) + " was given, but the spec has no " + kind + " mask: add \"" + kind +
+    refuse(name, " was given, but the spec has no ", kind, " mask: add \"", kind,
            "\" to its mask, or leave the argument out");
 }
 
@@ -33,7 +33,7 @@ const int* lengths(const char* name, const std::optional<Tensor>& given, const F
 
 int window_size(const char* name, const std::optional<int>& given) {
   if (given && *given < 0)
-    refuse(std::string(name) + " is " + std::to_string(*given) +
+    refuse(name, " is ", *given,
            ", it must be at least 0; without the argument the window has no end on that side");
   return given.value_or(INT_MAX);
 }
@@ -43,12 +43,11 @@ void check_window(const SlidingWindowMask& mask, const AttentionArgs& args, Forw
   p.window_right = window_size("window_right", args.window_right);
   if (!mask.sinks) {
     if (args.num_sinks != 0)
-      refuse("num_sinks is " + std::to_string(args.num_sinks) +
+      refuse("num_sinks is ", args.num_sinks,
              ", but the spec's sliding_window has \"sinks\": false: ask for one with \"sinks\": true");
     return;
   }
-  if (args.num_sinks < 0)
-    refuse("num_sinks is " + std::to_string(args.num_sinks) + ", it must be at least 0");
+  if (args.num_sinks < 0) refuse("num_sinks is ", args.num_sinks, ", it must be at least 0");
   p.num_sinks = args.num_sinks;
 }
 
@@ -64,8 +63,8 @@ void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device
                                   "[batch or 1, num_heads_q or 1, query blocks + 1]", device);
   require_table("block_offsets", offsets);
   const int row_blocks = device::ceil_div(p.seqlen_q, mask.block_m);
-  require_shape("block_offsets", offsets, 2, std::int64_t{row_blocks} + 1,
-                ("one more than the query blocks of " + std::to_string(mask.block_m) + " rows").c_str());
+  require_shape("block_offsets", offsets, 2, row_blocks + 1,
+                "one more than the query blocks of the mask's block_m rows");
   p.blocks.offsets = static_cast<const int*>(offsets.data);
   p.blocks.row_blocks = row_blocks;
   p.blocks.batch_stride = shared_or_own("block_offsets", offsets, 0, p.batch, "1 or the batch");
@@ -113,63 +112,79 @@ void check_tree(const AttentionArgs& args, Device device, ForwardParams& p) {
 
 void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
                           const char* max_name) {
-  const std::string arg = name;
-  if (cu_seqlens[0] != 0) refuse(arg + "[0] is " + std::to_string(cu_seqlens[0]) + ", it must be 0");
+  if (cu_seqlens[0] != 0) refuse(name, "[0] is ", cu_seqlens[0], ", it must be 0");
   for (int b = 0; b < batch; ++b) {
     const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
     if (length < 0)
-      refuse(arg + " decreases at entry " + std::to_string(b + 1) + " (" + std::to_string(cu_seqlens[b]) +
-             " to " + std::to_string(cu_seqlens[b + 1]) + "): it holds running totals of the lengths");
+      refuse(name, " decreases at entry ", b + 1, " (", cu_seqlens[b], " to ", cu_seqlens[b + 1],
+             "): it holds running totals of the lengths");
     if (length > max_seqlen)
-      refuse(arg + " gives sequence " + std::to_string(b) + " a length of " + std::to_string(length) +
-             ", longer than " + max_name + " = " + std::to_string(max_seqlen));
+      refuse(name, " gives sequence ", b, " a length of ", length, ", longer than ", max_name, " = ",
+             max_seqlen);
   }
   if (cu_seqlens[batch] > total)
-    refuse(arg + " ends at " + std::to_string(cu_seqlens[batch]) + ", beyond the " + std::to_string(total) +
-           " packed rows of the tensor");
+    refuse(name, " ends at ", cu_seqlens[batch], ", beyond the ", total, " packed rows of the tensor");
 }
 
 void check_lengths(const char* name, const int* given, int batch, int longest, const char* longest_name) {
   for (int b = 0; given && b < batch; ++b)
     if (given[b] < 0 || given[b] > longest)
-      refuse(std::string(name) + "[" + std::to_string(b) + "] is " + std::to_string(given[b]) +
-             ", it must be between 0 and " + longest_name + " = " + std::to_string(longest));
+      refuse(name, "[", b, "] is ", given[b], ", it must be between 0 and ", longest_name, " = ", longest);
 }
 
 // The lists of one batch entry and head.
-void check_lists(const device::BlockLists& lists, const int* offsets, int key_blocks,
-                 const std::string& where) {
-  for (int i = 0; i < lists.row_blocks; ++i) {
-    const std::string list = "the list of query block " + std::to_string(i) + where;
-    const int begin = offsets[i], end = offsets[i + 1];
-    if (begin < 0 || end < begin || end > lists.num_blocks)
-      refuse("block_offsets: " + list + " goes from " + std::to_string(begin) + " to " + std::to_string(end) +
-             "; offsets ascend from 0 to the " + std::to_string(lists.num_blocks) + " of block_indices");
-    for (int e = begin; e < end; ++e) {
-      const std::string entry =
-          "block_indices[" + std::to_string(e) + "] in " + list + " is " + std::to_string(lists.blocks[e]);
-      if (lists.blocks[e] < 0 || lists.blocks[e] >= key_blocks)
-        refuse(entry + ", it must be between 0 and " + std::to_string(key_blocks - 1) +
-               ", the last key block");
-      if (e > begin && lists.blocks[e] <= lists.blocks[e - 1])
-        refuse(entry + " after " + std::to_string(lists.blocks[e - 1]) +
-               "; a list ascends and names no block twice");
+class ListCheck {
+ public:
+  ListCheck(const device::BlockLists& lists, int key_blocks, int batch, int head)
+      : lists_(lists),
+        offsets_(lists.offsets + batch * lists.batch_stride + head * lists.head_stride),
+        key_blocks_(key_blocks),
+        batch_(batch),
+        head_(head) {}
+
+  void operator()() const {
+    for (int i = 0; i < lists_.row_blocks; ++i) {
+      const int begin = offsets_[i], end = offsets_[i + 1];
+      if (begin < 0 || end < begin || end > lists_.num_blocks)
+        refuse("block_offsets: ", list(i), " goes from ", begin, " to ", end,
+               "; offsets ascend from 0 to the ", lists_.num_blocks, " of block_indices");
+      int before = -1;
+      for (int e = begin; e < end; ++e) {
+        const int block = lists_.blocks[e];
+        if (block <= before || block >= key_blocks_) refuse_block(i, e);
+        before = block;
+      }
     }
   }
-}
+
+ private:
+  std::string list(int i) const {
+    return "the list of query block " + std::to_string(i) + " (batch " + std::to_string(batch_) + ", head " +
+           std::to_string(head_) + ")";
+  }
+  [[noreturn]] void refuse_block(int i, int e) const {
+    const int block = lists_.blocks[e];
+    if (block < 0 || block >= key_blocks_)
+      refuse("block_indices[", e, "] in ", list(i), " is ", block, ", it must be between 0 and ",
+             key_blocks_ - 1, ", the last key block");
+    refuse("block_indices[", e, "] in ", list(i), " is ", block, " after ", lists_.blocks[e - 1],
+           "; a list ascends and names no block twice");
+  }
+
+  const device::BlockLists& lists_;
+  const int* const offsets_;
+  const int key_blocks_, batch_, head_;
+};
 
 void check_blocks_data(const BlockSparseMask& mask, const ForwardParams& p) {
   const device::BlockLists& lists = p.blocks;
   const int key_blocks = device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
-    for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h)
-      check_lists(lists, lists.offsets + b * lists.batch_stride + h * lists.head_stride, key_blocks,
-                  " (batch " + std::to_string(b) + ", head " + std::to_string(h) + ")");
+    for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h) ListCheck(lists, key_blocks, b, h)();
   for (int e = 0; lists.bitmask_of && e < lists.num_blocks; ++e)
     if (lists.bitmask_of[e] < -1 || lists.bitmask_of[e] >= lists.num_bitmasks)
-      refuse("block_bitmask_of[" + std::to_string(e) + "] is " + std::to_string(lists.bitmask_of[e]) +
-             ", it must be -1 or the index of one of the " + std::to_string(lists.num_bitmasks) +
-             " block_bitmasks");
+      refuse("block_bitmask_of[", e, "] is ", lists.bitmask_of[e],
+             ", it must be -1 or the index of one of the ", lists.num_bitmasks, " block_bitmasks");
 }
 
 }  // namespace

@@ -1,46 +1,58 @@
 #include "runtime/masks.hpp"
 
 #include <algorithm>
+#include <climits>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "codegen/mask_rules.hpp"
 #include "runtime/argument_checks.hpp"
+#include "templates/shared/platform.h"
 
 namespace flashjit {
 namespace {
 
-void require_size(const char* name, std::size_t size, std::int64_t expected, const std::string& what) {
-  if (static_cast<std::int64_t>(size) != expected)
-    refuse(std::string(name) + " has " + std::to_string(size) + " elements, it must have " +
-           std::to_string(expected) + ", " + what);
+// Of int32 tables; offsets into them are int32, too.
+constexpr std::int64_t most_elements = INT_MAX;
+
+void require_size(const char* name, std::size_t size, std::optional<std::int64_t> expected,
+                  const char* what) {
+  if (!expected) refuse(name, " would have more elements than 64 bits count: ", what);
+  if (size != static_cast<std::size_t>(*expected))
+    refuse(name, " has ", size, " elements, it must have ", *expected, ", ", what);
+}
+
+// A length of so many elements of `batch` sequences.
+int length_of(const char* name, std::size_t elements, int batch) {
+  const std::size_t length = elements / static_cast<std::size_t>(batch);
+  if (length > longest_sequence)
+    refuse(name, " are of ", length, " tokens, a sequence has at most ", longest_sequence);
+  return static_cast<int>(length);
 }
 
 int blocks_of(int length, int size) {
-  return (length + size - 1) / size;
+  return device::ceil_div(length, size);
 }
 
 // Lists block after block, in the order of batch entries, heads, query blocks and keys.
 class Lister {
  public:
   Lister(const BlockSparseMask& mask, const BlockListShape& shape)
-      : mask_(mask), shape_(shape), words_((mask.block_n + 31) / 32) {
-    check_masks({mask}, false);
-    if (shape.batch < 0 || shape.heads < 0 || shape.seqlen_q < 0 || shape.seqlen_k < 0)
-      refuse("the shape of a block list has a negative size");
-    if (shape.heads != 1 && !mask.per_head)
-      refuse("the shape has " + std::to_string(shape.heads) +
-             " heads, but the mask has per_head false: 1 head, or per_head true, would work");
-    row_blocks = blocks_of(shape.seqlen_q, mask.block_m);
-    key_blocks = blocks_of(shape.seqlen_k, mask.block_n);
-  }
+      : lists(count_block_lists(mask, shape)),
+        row_blocks(blocks_of(shape.seqlen_q, mask.block_m)),
+        key_blocks(blocks_of(shape.seqlen_k, mask.block_n)),
+        mask_(mask),
+        shape_(shape),
+        words_(device::ceil_div(mask.block_n, 32)) {}
 
-  int row_blocks, key_blocks;
+  const std::int64_t lists;
+  const int row_blocks, key_blocks;
 
   // Calls list(batch, head, query block), which adds the list's blocks in ascending order, for every list.
   template <class List>
   MaskTables make(List&& list) {
-    for (int b = 0; b < shape_.batch; ++b) {
+    for (int b = 0; shape_.heads > 0 && b < shape_.batch; ++b) {
       for (int h = 0; h < shape_.heads; ++h) {
         offsets_.push_back(static_cast<std::int32_t>(indices_.size()));
         for (int i = 0; i < row_blocks; ++i) {
@@ -62,10 +74,7 @@ class Lister {
     return tables;
   }
 
-  void add_whole(int block) {
-    indices_.push_back(block);
-    bitmask_of_.push_back(-1);
-  }
+  void add_whole(int block) { list(block, -1); }
 
   // Not at all, whole or with a bitmask, whichever sees(row, key) makes of it.
   template <class Sees>
@@ -84,12 +93,19 @@ class Lister {
     }
     if (count == 0) return;
     if (count == std::int64_t{rows} * keys) return add_whole(block);
-    indices_.push_back(block);
-    bitmask_of_.push_back(static_cast<std::int32_t>(bitmasks_.size() / bits_.size()));
+    list(block, static_cast<std::int32_t>(bitmasks_.size() / bits_.size()));
     bitmasks_.insert(bitmasks_.end(), bits_.begin(), bits_.end());
   }
 
  private:
+  void list(int block, std::int32_t bitmask) {
+    if (indices_.size() == most_elements)
+      refuse("the lists name more than ", most_elements,
+             " blocks; larger blocks, or a part of the batch, would work");
+    indices_.push_back(block);
+    bitmask_of_.push_back(bitmask);
+  }
+
   BlockSparseMask mask_;
   BlockListShape shape_;
   int words_;
@@ -100,23 +116,20 @@ class Lister {
 // Entries of one list, sorted; each is a key block and whether it is seen whole.
 using Entries = std::vector<std::pair<std::int32_t, bool>>;
 
-void append(Entries& entries, std::span<const std::int32_t> blocks, bool whole, const char* name, int list,
-            int key_blocks) {
+void append(Entries& entries, std::span<const std::int32_t> blocks, bool whole, const char* name,
+            std::int64_t list, int key_blocks) {
   for (const std::int32_t block : blocks) {
     if (block < 0 || block >= key_blocks)
-      refuse(std::string(name) + " names block " + std::to_string(block) + " in list " +
-             std::to_string(list) + "; key blocks are 0 to " + std::to_string(key_blocks - 1));
+      refuse(name, " names block ", block, " in list ", list, "; key blocks are 0 to ", key_blocks - 1);
     entries.emplace_back(block, whole);
   }
 }
 
-void sort(Entries& entries, int list) {
+void sort(Entries& entries, std::int64_t list) {
   std::sort(entries.begin(), entries.end());
   const auto twice = std::adjacent_find(entries.begin(), entries.end(),
                                         [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice != entries.end())
-    refuse("list " + std::to_string(list) + " names block " + std::to_string(twice->first) +
-           " twice; once would work");
+  if (twice != entries.end()) refuse("list ", list, " names block ", twice->first, " twice; once would work");
 }
 
 // The one value of ids[begin, end), if it is only one.
@@ -127,11 +140,31 @@ std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
 
 }  // namespace
 
+std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape) {
+  check_masks({mask}, false);
+  if (shape.batch < 0 || shape.heads < 0 || shape.seqlen_q < 0 || shape.seqlen_k < 0)
+    refuse("the shape of a block list has a negative size");
+  if (shape.heads != 1 && !mask.per_head)
+    refuse("the shape has ", shape.heads,
+           " heads, but the mask has per_head false: 1 head, or per_head true, would work");
+  for (const int length : {shape.seqlen_q, shape.seqlen_k})
+    if (length > longest_sequence)
+      refuse("the shape of a block list has a length of ", length, ", a sequence has at most ",
+             longest_sequence, " rows");
+  const std::int64_t of_head = blocks_of(shape.seqlen_q, mask.block_m);
+  const auto offsets = product_of({shape.batch, shape.heads, of_head + 1});
+  if (!offsets || *offsets > most_elements)
+    refuse("batch ", shape.batch, " x heads ", shape.heads, " x ", of_head,
+           " query blocks and one: more than ", most_elements,
+           " offsets; larger blocks, or a part of the batch, would work");
+  return *offsets - std::int64_t{shape.batch} * shape.heads;
+}
+
 MaskTables block_sparse_from_dense(const BlockSparseMask& mask, const BlockListShape& shape,
                                    std::span<const std::uint8_t> seen) {
   Lister lister(mask, shape);
   const std::int64_t of_head = std::int64_t{shape.seqlen_q} * shape.seqlen_k;
-  require_size("the dense mask", seen.size(), of_head * shape.batch * shape.heads,
+  require_size("the dense mask", seen.size(), product_of({shape.batch, shape.heads, of_head}),
                "batch x heads x seqlen_q x seqlen_k");
   return lister.make([&](int b, int h, int i) {
     const std::uint8_t* const dense = seen.data() + (std::int64_t{b} * shape.heads + h) * of_head;
@@ -145,16 +178,14 @@ MaskTables block_sparse_from_csr(const BlockSparseMask& mask, const BlockListSha
                                  std::span<const std::int32_t> offsets,
                                  std::span<const std::int32_t> columns) {
   Lister lister(mask, shape);
-  const std::int64_t lists = std::int64_t{shape.batch} * shape.heads * lister.row_blocks;
-  require_size("offsets", offsets.size(), lists + 1, "one more than the lists");
-  int list = 0;
+  require_size("offsets", offsets.size(), lister.lists + 1, "one more than the lists");
+  std::int64_t list = 0;
   Entries entries;
   return lister.make([&](int, int, int) {
     const std::int32_t begin = offsets[list], end = offsets[list + 1];
     if (begin < 0 || end < begin || end > static_cast<std::int64_t>(columns.size()))
-      refuse("offsets: list " + std::to_string(list) + " goes from " + std::to_string(begin) + " to " +
-             std::to_string(end) + "; they ascend from 0 to the " + std::to_string(columns.size()) +
-             " columns");
+      refuse("offsets: list ", list, " goes from ", begin, " to ", end, "; they ascend from 0 to the ",
+             columns.size(), " columns");
     entries.clear();
     append(entries, columns.subspan(begin, end - begin), true, "columns", list, lister.key_blocks);
     sort(entries, list);
@@ -166,14 +197,14 @@ MaskTables block_sparse_from_csr(const BlockSparseMask& mask, const BlockListSha
 MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListShape& shape,
                                   const FlexBlockMask& blocks, const SeesPair& sees) {
   Lister lister(mask, shape);
-  const std::int64_t lists = std::int64_t{shape.batch} * shape.heads * lister.row_blocks;
+  const std::int64_t lists = lister.lists;
   const auto check = [&](const char* counts_name, std::span<const std::int32_t> counts,
                          const char* indices_name, std::span<const std::int32_t> indices) -> std::int64_t {
     require_size(counts_name, counts.size(), lists, "batch x heads x query blocks");
     if (lists == 0) return 0;
     if (static_cast<std::int64_t>(indices.size()) % lists != 0)
-      refuse(std::string(indices_name) + " has " + std::to_string(indices.size()) +
-             " elements, which is no multiple of the " + std::to_string(lists) + " lists");
+      refuse(indices_name, " has ", indices.size(), " elements, which is no multiple of the ", lists,
+             " lists");
     return static_cast<std::int64_t>(indices.size()) / lists;
   };
   const std::int64_t columns = check("kv_num_blocks", blocks.kv_num_blocks, "kv_indices", blocks.kv_indices);
@@ -181,13 +212,12 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
   const std::int64_t full_columns = has_full ? check("full_kv_num_blocks", blocks.full_kv_num_blocks,
                                                      "full_kv_indices", blocks.full_kv_indices)
                                              : 0;
-  int list = 0;
+  std::int64_t list = 0;
   Entries entries;
   const auto take = [&](std::span<const std::int32_t> counts, std::span<const std::int32_t> indices,
                         std::int64_t width, bool whole, const char* name) {
     if (counts[list] < 0 || counts[list] > width)
-      refuse(std::string(name) + ": list " + std::to_string(list) + " has " + std::to_string(counts[list]) +
-             " blocks; there is room for " + std::to_string(width));
+      refuse(name, ": list ", list, " has ", counts[list], " blocks; there is room for ", width);
     append(entries, indices.subspan(list * width, counts[list]), whole, name, list, lister.key_blocks);
   };
   return lister.make([&](int b, int h, int i) {
@@ -209,15 +239,14 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
 
 MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32_t> segment_ids_q,
                          std::span<const std::int32_t> segment_ids_k, int batch) {
-  if (batch < 1) refuse("batch is " + std::to_string(batch) + ", it must be at least 1");
+  if (batch < 1) refuse("batch is ", batch, ", it must be at least 1");
   if (segment_ids_q.size() % batch != 0 || segment_ids_k.size() % batch != 0)
-    refuse("segment ids are [batch, seqlen]: " + std::to_string(segment_ids_q.size()) + " and " +
-           std::to_string(segment_ids_k.size()) + " of them are no multiples of batch " +
-           std::to_string(batch));
+    refuse("segment ids are [batch, seqlen]: ", segment_ids_q.size(), " and ", segment_ids_k.size(),
+           " of them are no multiples of batch ", batch);
   const BlockListShape shape{.batch = batch,
                              .heads = 1,
-                             .seqlen_q = static_cast<int>(segment_ids_q.size() / batch),
-                             .seqlen_k = static_cast<int>(segment_ids_k.size() / batch)};
+                             .seqlen_q = length_of("segment_ids_q", segment_ids_q.size(), batch),
+                             .seqlen_k = length_of("segment_ids_k", segment_ids_k.size(), batch)};
   Lister lister(mask, shape);
   const auto part = [](std::span<const std::int32_t> ids, int block, int size) {
     const std::size_t begin = static_cast<std::size_t>(block) * size;
@@ -240,20 +269,22 @@ MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32
 
 MaskTables tree_from_parents(std::span<const std::int32_t> parents, int batch) {
   if (batch < 1 || parents.size() % batch != 0)
-    refuse("parents are [batch, tokens]: " + std::to_string(parents.size()) +
-           " of them are no multiple of batch " + std::to_string(batch));
-  const auto tokens = static_cast<int>(parents.size() / batch);
-  const int words = (tokens + 31) / 32;
-  std::vector<std::int32_t> bits(parents.size() * words);
-  for (int b = 0; b < batch; ++b) {
+    refuse("parents are [batch, tokens]: ", parents.size(), " of them are no multiple of batch ", batch);
+  const int tokens = length_of("parents", parents.size(), batch), words = device::ceil_div(tokens, 32);
+  const auto elements = product_of({batch, tokens, words});
+  if (!elements || *elements > most_elements)
+    refuse("batch ", batch, " x ", tokens, " tokens with ", words, " words of bits each: more than ",
+           most_elements, " words; smaller trees, or a part of the batch, would work");
+  std::vector<std::int32_t> bits(static_cast<std::size_t>(*elements));
+  for (int b = 0; tokens > 0 && b < batch; ++b) {
     std::int32_t* const tree = bits.data() + std::size_t(b) * tokens * words;
     for (int i = 0; i < tokens; ++i) {
       const std::int32_t parent = parents[std::size_t(b) * tokens + i];
       if (parent < -1 || parent >= i)
-        refuse("parents[" + std::to_string(b) + ", " + std::to_string(i) + "] is " + std::to_string(parent) +
+        refuse("parents[", b, ", ", i, "] is ", parent,
                (parent >= tokens || parent < -1 ? ", which is no token"
                 : parent == i                   ? ", the token itself"
-                                                : ", a token after it") +
+                                                : ", a token after it"),
                ": a parent comes before its children, and a root's is -1");
       std::int32_t* const row = tree + std::size_t(i) * words;
       if (parent >= 0) std::copy_n(tree + std::size_t(parent) * words, words, row);

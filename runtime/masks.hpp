@@ -39,11 +39,18 @@ struct MaskTable {
 };
 using MaskTables = std::vector<MaskTable>;
 
+// A table has at most 2^31 - 1 elements, except bitmasks, and a sequence at most longest_sequence rows or
+// keys (shape.hpp); what needs more is refused.
+
 // What block lists are made for. Heads: query heads, or 1 where all share a list (per_head false).
 struct BlockListShape {
   int batch = 1, heads = 1;
   int seqlen_q = 0, seqlen_k = 0;
 };
+
+// Lists of that shape: batch * heads * query blocks. Throws invalid_argument for a shape that block lists
+// cannot have.
+FLASHJIT_API std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape);
 
 // Whether a row sees a key.
 using SeesPair = std::function<bool(int batch, int head, int row, int key)>;

@@ -48,7 +48,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Calls body on single items of [0, count), in ascending order of their start, and returns when all are
-  // done. Allocates nothing. `body` must not throw.
+  // done. Allocates nothing; holds a mutex for a few instructions, to call workers and when they are done,
+  // unless all is left to this thread: one item, or no workers. `body` must not throw.
   void run(std::int64_t count, Body body, void* context);
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 

@@ -27,7 +27,7 @@ class Buffer {
   // Null if there is no memory.
   void* at_least(std::size_t bytes) {
     constexpr std::size_t alignment = 64;
-    if (bytes_ < bytes) {
+    if (data_ == nullptr || bytes_ < bytes) {
       bytes = (bytes + alignment - 1) / alignment * alignment;
       data_.reset();  // before there are two
       data_.reset(std::aligned_alloc(alignment, bytes));
@@ -116,12 +116,12 @@ class CpuExecutable final : public Executable {
     std::atomic<bool> out_of_memory = false;
   };
 
-  // Without memory tiles are not worked on in parts.
+  // Room for the most that any launch of this kernel needs. Without memory tiles are not worked on in parts.
   void lend(Buffer& partials, std::int64_t tiles, device::ForwardParams& params) const {
-    const std::size_t one = sizeof(float) * device::cpu_part(params.tile_rows, spec_.head_dim_v);
-    const std::size_t results = one * static_cast<std::size_t>(tiles * params.key_parts);
+    const std::size_t items = static_cast<std::size_t>(most_items_in_parts(num_threads_));
+    const std::size_t results = items * sizeof(float) * device::cpu_part(config_.block_m, spec_.head_dim_v);
     const std::size_t counters = sizeof(device::u32) * static_cast<std::size_t>(tiles);
-    void* const memory = partials.at_least(results + counters);
+    void* const memory = partials.at_least(results + items * sizeof(device::u32));
     if (memory == nullptr) {
       params.key_parts = 1;
       return;

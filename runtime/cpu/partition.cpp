@@ -4,13 +4,19 @@
 
 #include "codegen/cpu_products.hpp"
 #include "codegen/mask_rules.hpp"
-#include "templates/shared/platform.h"
 
 namespace flashjit {
 namespace {
 
-using device::ceil_div;
-using device::round_up;
+using i64 = std::int64_t;
+
+// As in templates/shared/platform.h, of any lengths.
+constexpr i64 ceil_div(i64 a, i64 b) {
+  return (a + b - 1) / b;
+}
+constexpr i64 round_up(i64 a, i64 b) {
+  return ceil_div(a, b) * b;
+}
 
 // Costs as if they were rows or keys more, measured: what a tile takes to convert K and V, and what writing
 // and adding up a part's output takes. And operations that take some 10 us: with fewer for each, a thread's
@@ -22,6 +28,9 @@ struct Costs {
 constexpr Costs of_vectors = {10, 8, 1e6}, of_amx = {40, 32, 1e7};
 
 constexpr int most_parts = 64;
+
+// Query heads that share tiles, at most: positions of their rows are ints, up to a list's end.
+constexpr int most_packed_heads = 1 << 16;
 
 // Large tiles of lists convert fewer blocks, small ones find more of their Q and O in near caches: with AMX
 // that counts for more, once blocks stay packed. Rows of a tile then, measured.
@@ -36,10 +45,10 @@ int row_unit(const AttentionSpec& spec, int packed_heads, int block_m, int step)
 
 // All that tiles of a head have in common, if a thread has several of them and room; otherwise one.
 int packed_blocks(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
-                  const KernelConfig& config, const Partition& cut, int threads) {
-  const std::int64_t tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
+                  const KernelConfig& config, const Partition& cut, i64 threads) {
+  const i64 tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
   if (cut.key_parts > 1 || tiles_of_head < 2 * threads) return 1;
-  const std::int64_t blocks = std::max(1, ceil_div(params.seqlen_k, config.block_n));
+  const i64 blocks = std::max<i64>(1, ceil_div(params.seqlen_k, config.block_n));
   const bool fit = (blocks - 1) * cpu_packed_block(spec, target, config) <= packed_room;
   return fit ? static_cast<int>(blocks) : 1;
 }
@@ -54,43 +63,45 @@ bool lists_per_head(const AttentionSpec& spec) {
 Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                     const KernelConfig& config, int num_threads) {
   const int block_m = config.block_m, group = params.num_heads_q / params.num_heads_kv;
-  const bool packs = group > 1 && params.seqlen_q < block_m && !lists_per_head(spec);
+  const bool packs =
+      group > 1 && group <= most_packed_heads && params.seqlen_q < block_m && !lists_per_head(spec);
   Partition best{.packed_heads = packs ? group : 1,
                  .tile_rows = 0,
                  .key_parts = 1,
                  .packed_blocks = 1,
                  .tiles = 0,
                  .pieces = 0};
-  const int rows = params.seqlen_q * best.packed_heads;
+  const i64 rows = i64{params.seqlen_q} * best.packed_heads;
   // Of units: tiles begin with one.
   const bool amx = uses_amx(spec, target);
   const int step = std::min(amx ? device::amx_unit : 16, block_m);
   const Costs& costs = amx ? of_amx : of_vectors;
-  const std::int64_t heads = std::int64_t{params.batch} * params.num_heads_q / best.packed_heads;
-  const double flops = 2.0 * heads * (round_up(rows, step) + costs.conversion_rows) * params.seqlen_k *
-                       (spec.head_dim + spec.head_dim_v);
-  const int threads = static_cast<int>(std::clamp(flops / costs.worthwhile_flops, 1.0, double(num_threads)));
+  const i64 heads = i64{params.batch} * params.num_heads_q / best.packed_heads;
+  const double flops = 2.0 * double(heads) * double(round_up(rows, step) + costs.conversion_rows) *
+                       params.seqlen_k * (spec.head_dim + spec.head_dim_v);
+  const i64 threads = static_cast<i64>(std::clamp(flops / costs.worthwhile_flops, 1.0, double(num_threads)));
 
   // The shortest time, where all tiles are as long as each other, until threads have several each. Where they
   // may differ, some thread may begin one when all others are done.
   const bool even = spec.mask.empty() && !spec.varlen;
   const int unit = row_unit(spec, best.packed_heads, block_m, step), largest = block_m / unit * unit;
-  const int key_blocks = std::max(1, ceil_div(params.seqlen_k, cpu_step(spec, target, config)));
+  const i64 key_blocks = std::max<i64>(1, ceil_div(params.seqlen_k, cpu_step(spec, target, config)));
   double least = 0;
-  for (int tiles = ceil_div(rows, largest), tile_rows = 0;; tiles = ceil_div(rows, tile_rows - unit)) {
+  for (i64 tiles = ceil_div(rows, largest), tile_rows = 0;; tiles = ceil_div(rows, tile_rows - unit)) {
     tile_rows = round_up(ceil_div(rows, tiles), unit);
     tiles = ceil_div(rows, tile_rows);
-    const std::int64_t all = heads * tiles;
-    const auto useful = std::clamp<std::int64_t>(2 * threads / all, 1, std::min(key_blocks, most_parts));
+    const i64 all = heads * tiles;
+    const i64 useful =
+        std::clamp<i64>(most_items_in_parts(threads) / all, 1, std::min<i64>(key_blocks, most_parts));
     for (int parts = 1; parts <= useful; ++parts) {
       const double merging = parts > 1 ? double(tile_rows) * costs.merge_keys / params.seqlen_k : 0;
       const double one = double(tile_rows + costs.conversion_rows) / parts + merging;
-      const std::int64_t items = all * parts;
-      const std::int64_t rounds = (items - 1) / threads + 1;
-      const double time = (even ? double(rounds) : double(items - 1) / threads + 1) * one;
+      const i64 items = all * parts;
+      const i64 rounds = (items - 1) / threads + 1;
+      const double time = (even ? double(rounds) : double(items - 1) / double(threads) + 1) * one;
       if (best.tiles != 0 && time >= least) continue;
       least = time;
-      best.tile_rows = tile_rows;
+      best.tile_rows = static_cast<int>(tile_rows);
       best.key_parts = parts;
       best.tiles = all;
     }
@@ -105,10 +116,9 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
     if (near.packed_blocks > 1) best = near;
   }
   // Small ones go to a thread by the several.
-  const auto worthwhile = static_cast<std::int64_t>(flops / costs.worthwhile_flops);
-  best.pieces = threads == 1 ? 1
-                             : std::min<std::int64_t>(best.tiles * best.key_parts,
-                                                      std::max<std::int64_t>(threads, worthwhile));
+  const i64 items = best.tiles * best.key_parts;
+  const i64 worthwhile = static_cast<i64>(std::min(flops / costs.worthwhile_flops, double(items)));
+  best.pieces = threads == 1 ? 1 : std::min(items, std::max(threads, worthwhile));
   return best;
 }
 

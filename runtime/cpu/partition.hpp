@@ -14,6 +14,11 @@ namespace flashjit {
 // memory.
 constexpr int packed_room = 8 << 20;
 
+// (tile, part) items of a launch whose tiles have several parts, at most.
+constexpr std::int64_t most_items_in_parts(std::int64_t num_threads) {
+  return 2 * num_threads;
+}
+
 struct Partition {
   int packed_heads;     // query heads of one key/value head whose rows share tiles
   int tile_rows;        // at most the config's block_m
@@ -23,8 +28,8 @@ struct Partition {
   std::int64_t pieces;  // to hand to threads: consecutive (tile, part) items, as evenly many as can be
 };
 
-// Depends on the sizes in `params`, the spec, the target, the config and the number of threads alone: a row's
-// bits follow from key_parts, and from nothing else here.
+// There are query rows. Depends on the sizes in `params`, the spec, the target, the config and the number of
+// threads alone: a row's bits follow from key_parts, and from nothing else here.
 Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                     const KernelConfig& config, int num_threads);
 

@@ -5,19 +5,19 @@
 namespace flashjit::cuda {
 namespace {
 
-int rounded_up(std::int64_t a, std::int64_t b) {
-  return static_cast<int>((a + b - 1) / b);
+std::int64_t rounded_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
 }
 
 // Sections of one size leave no block with more to do than others: looks for a number of them, near what fits
 // the cache, that divides the heads.
-int section_heads(int heads, int fitting) {
-  if (fitting >= heads) return heads;
+int section_heads(std::int64_t heads, int fitting) {
+  if (fitting >= heads) return static_cast<int>(heads);
   constexpr int tries = 64;
-  const int fewest = rounded_up(std::int64_t{2} * heads, std::int64_t{3} * fitting);
-  const int most = std::min({rounded_up(std::int64_t{2} * heads, fitting), heads, fewest + tries});
-  for (int sections = fewest; sections <= most; ++sections) {
-    if (heads % sections == 0) return heads / sections;
+  const std::int64_t fewest = rounded_up(2 * heads, std::int64_t{3} * fitting);
+  const std::int64_t most = std::min({rounded_up(2 * heads, fitting), heads, fewest + tries});
+  for (std::int64_t sections = fewest; sections <= most; ++sections) {
+    if (heads % sections == 0) return static_cast<int>(heads / sections);
   }
   return fitting;
 }

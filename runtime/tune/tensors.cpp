@@ -10,6 +10,7 @@
 #include <new>
 #include <thread>
 
+#include "runtime/argument_checks.hpp"
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"
 
@@ -142,6 +143,13 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
                     std::to_string(shape.num_heads_q) + " over " + std::to_string(shape.num_heads_kv) +
                     ": sizes of at least 1, and query heads that are a multiple of key heads, would work");
   }
+  for (const int length : {shape.seqlen_q, shape.seqlen_k})
+    if (length > longest_sequence)
+      refuse("seqlen ", length, " is longer than any sequence, which has at most ", longest_sequence,
+             " rows");
+  const auto elements = product_of({shape.batch, std::max(shape.seqlen_q, shape.seqlen_k), shape.num_heads_q,
+                                    std::max(spec.head_dim, spec.head_dim_v)});
+  if (!elements || *elements >> 56 != 0) throw std::bad_alloc();  // beyond any address
   if (device.kind == Device::Kind::cuda) context_ = std::make_unique<cuda::Context>(device.index);
 
   std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
@@ -185,8 +193,9 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
     parts.back().values.assign(bytes, bytes + values.size() * sizeof(std::int32_t));
   };
   if (spec.varlen) {
-    add_table(&AttentionArgs::cu_seqlens_q, {shape.batch + 1}, starts_q);
-    add_table(&AttentionArgs::cu_seqlens_k, {shape.batch + 1}, starts_k);
+    const std::int64_t starts = std::int64_t{shape.batch} + 1;
+    add_table(&AttentionArgs::cu_seqlens_q, {starts}, starts_q);
+    add_table(&AttentionArgs::cu_seqlens_k, {starts}, starts_k);
   }
   for (const MaskTable& table : typical_mask_tables(spec, shape)) {
     add_table(table.argument, table.shape, table.values);

@@ -53,6 +53,62 @@ constexpr Field tensors[] = {{"q", &AttentionArgs::q},
 constexpr Field lengths[] = {{"cu_seqlens_q", &AttentionArgs::cu_seqlens_q},
                              {"cu_seqlens_k", &AttentionArgs::cu_seqlens_k}};
 
+// Rows of k and v that are all the same one, in as many as are asked for.
+void repeat_keys(AttentionArgs& args, int dim, std::int64_t rows) {
+  for (std::optional<Tensor>* t : {&args.k, &args.v}) {
+    (*t)->shape[dim] = rows;
+    (*t)->strides[dim] = 0;
+  }
+}
+
+TEST(Arguments, LongerThanAnySequence) {
+  constexpr int largest = std::numeric_limits<int>::max();
+  for (const std::int64_t rows : {std::int64_t{longest_sequence} + 1, std::int64_t{largest}}) {
+    const std::string text = std::to_string(rows);
+    expect_refusal({"k has shape", text.c_str(), "at most 1073741824 rows"},
+                   [&](AttentionArgs& a) { repeat_keys(a, 1, rows); });
+    expect_refusal({"q has shape", text.c_str(), "at most 1073741824 rows"},
+                   [&](AttentionArgs& a) { a.q->shape[1] = a.o->shape[1] = a.lse->shape[2] = rows; });
+  }
+  for (const std::int64_t rows : {std::int64_t{largest} + 1, std::numeric_limits<std::int64_t>::max()})
+    expect_refusal({"k has shape", std::to_string(rows).c_str(), "between 0 and 2147483647"},
+                   [&](AttentionArgs& a) { repeat_keys(a, 1, rows); });
+  const auto with_sizes = [](std::int64_t batch, std::int64_t rows, std::int64_t heads) {
+    return [=](AttentionArgs& a) {
+      for (std::optional<Tensor>* t : {&a.q, &a.k, &a.v, &a.o}) {
+        (*t)->shape[0] = batch;
+        (*t)->shape[1] = rows;
+        (*t)->shape[2] = heads;
+      }
+    };
+  };
+  expect_refusal({"q has shape", "64 bits"}, with_sizes(largest, longest_sequence, largest));
+  expect_refusal({"batch 131072 x num_heads_q 131072 x seqlen_q 65536", "2^48"},
+                 with_sizes(1 << 17, 1 << 16, 1 << 17));
+}
+
+TEST(Arguments, PackedTotalsNear31Bits) {
+  constexpr int largest = std::numeric_limits<int>::max();
+  for (const int max_seqlen : {0, GoodArguments::seqlen_k, longest_sequence, largest}) {
+    for (const int rows : {largest - 400, largest}) {
+      GoodArguments good(true);
+      repeat_keys(good.args, 0, rows);
+      good.args.max_seqlen_k = max_seqlen;
+      EXPECT_NO_THROW(kernel(true).launch(good.args)) << rows << ", " << max_seqlen;
+      good.args.q->shape[0] = good.args.o->shape[0] = good.args.lse->shape[1] = rows;
+      EXPECT_NO_THROW(kernel(true).prepare(good.args)) << rows << ", " << max_seqlen;
+      good.args.max_seqlen_q = GoodArguments::seqlen_q;
+      EXPECT_NO_THROW(kernel(true).launch(good.args)) << rows << ", " << max_seqlen;
+    }
+  }
+  GoodArguments bad(true);
+  repeat_keys(bad.args, 0, largest);
+  GoodArguments::starts(bad.args.cu_seqlens_k)[2] = largest;
+  expect_error(ErrorCode::invalid_argument,
+               {"cu_seqlens_k", "2147483640", "longer than max_seqlen_k = 1073741824"},
+               [&] { kernel(true).launch(bad.args); });
+}
+
 TEST(Arguments, GoodOnesAreAccepted) {
   for (const bool varlen : {false, true}) {
     for (const bool lse : {false, true}) {

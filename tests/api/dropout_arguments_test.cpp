@@ -133,6 +133,29 @@ TEST_F(DropoutArguments, ToAKernelWithoutDropout) {
   }
 }
 
+// What says how many elements a mask has; the memory is never touched.
+TEST(DropoutMask, OfMoreThanCanBeCounted) {
+  constexpr int largest = std::numeric_limits<int>::max();
+  const auto refused = [](std::initializer_list<const char*> parts, const Shape& shape) {
+    std::uint8_t byte = 7;
+    expect_error(ErrorCode::invalid_argument, parts, [&] { dropout_mask_size(shape); });
+    expect_error(ErrorCode::invalid_argument, parts, [&] { dropout_mask({.p = 0.5}, shape, {}); });
+    const flashjit_shape c = {shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads_q, 1};
+    EXPECT_EQ(flashjit_dropout_mask(0.5, 1, 2, &c, &byte), FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_EQ(byte, 7);
+  };
+  refused({"64 bits", "65536"}, {65536, 65536, 65536, 65536});  // 2^64 wraps to 0
+  refused({"64 bits"}, {largest, longest_sequence, longest_sequence, largest});
+  refused({"2147483647", "1073741824"}, {1, largest, 1, 1});
+  refused({"2147483647", "1073741824"}, {1, 1, largest, 1});
+  EXPECT_EQ(dropout_mask_size({largest, 1, longest_sequence, 1}), std::size_t{largest} << 30);
+  EXPECT_EQ(dropout_mask_size({largest, longest_sequence, 0, largest}), 0u);
+  dropout_mask({.p = 0.5}, {largest, longest_sequence, 0, largest}, {});  // at once
+  std::uint8_t byte = 0;
+  expect_error(ErrorCode::invalid_argument, {"2147483648 keys", "1073741824"},
+               [&] { dropout_row({.p = 0.5}, 0, 0, 0, {&byte, std::size_t{1} << 31}); });
+}
+
 // ---- C ----
 
 TEST_F(DropoutArguments, FromC) {

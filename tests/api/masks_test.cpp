@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 
+#include "runtime/flashjit.h"
 #include "tests/unit/expect_error.h"
 #include "tools/verify/mask.hpp"
 
@@ -140,6 +142,51 @@ TEST(Masks, Documents) {
               [&](int b, int, int row, int key) { return q[b * 100 + row] == k[b * 130 + key]; });
   expect_error(ErrorCode::invalid_argument, {"segment ids", "200 and 260", "batch 3"},
                [&] { document_mask(mask, q, k, 3); });
+}
+
+// The memory is never read.
+TEST(Masks, OfMoreThanCanBeCounted) {
+  constexpr int largest = std::numeric_limits<int>::max(), longest = longest_sequence;
+  const std::vector<std::uint8_t> bytes(1);
+  const std::vector<std::int32_t> words(2);
+  const auto refused = [](std::initializer_list<const char*> parts, const auto& make) {
+    expect_error(ErrorCode::invalid_argument, parts, make);
+  };
+  for (const BlockListShape& shape : {BlockListShape{1, 1, largest, 1}, {1, 1, 1, largest}}) {
+    refused({"2147483647", "1073741824"}, [&] { block_sparse_from_dense(mask, shape, bytes); });
+    refused({"2147483647", "1073741824"}, [&] { block_sparse_from_csr(mask, shape, words, words); });
+    refused({"2147483647", "1073741824"}, [&] { block_sparse_from_flex(mask, shape, {words, words}); });
+  }
+  // Tables of lists, and dense masks of 2^60 and 2^64 pairs: the product of the sizes wraps to 0.
+  refused({"offsets"}, [&] { block_sparse_from_csr(mask, {largest, 1, longest, 1}, words, words); });
+  refused({"offsets"}, [&] { block_sparse_from_csr(mask_of_heads, {largest, largest, 0, 0}, {}, {}); });
+  refused({"the dense mask has 1", "1152921504606846976"},
+          [&] { block_sparse_from_dense(mask, {1, 1, longest, longest}, bytes); });
+  refused({"the dense mask", "64 bits"},
+          [&] { block_sparse_from_dense(mask_of_heads, {4, 4, longest, longest}, {}); });
+  EXPECT_EQ(count_block_lists(mask, {1, 1, longest, longest}), longest / 16);
+  EXPECT_EQ(count_block_lists(mask_of_heads, {0, largest, longest, longest}), 0);
+
+  const std::span<const std::int32_t> many(words.data(), std::size_t{1} << 31);
+  refused({"segment_ids_q", "2147483648 tokens"}, [&] { document_mask(mask, many, words, 1); });
+  refused({"segment_ids_k", "2147483648 tokens"}, [&] { document_mask(mask, words, many, 1); });
+  refused({"parents", "2147483648 tokens"}, [&] { tree_from_parents(many, 1); });
+  refused({"2 x 1073741824 tokens", "words"}, [&] { tree_from_parents(many, 2); });
+
+  const auto refused_in_c = [&](flashjit_block_lists lists, const char* part) {
+    flashjit_tables* tables = nullptr;
+    const std::int32_t* const w = words.data();
+    EXPECT_EQ(flashjit_block_sparse_from_dense(&lists, bytes.data(), &tables), FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_THAT(flashjit_last_error_message(), testing::HasSubstr(part));
+    EXPECT_EQ(flashjit_block_sparse_from_csr(&lists, w, w, &tables), FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_EQ(flashjit_block_sparse_from_flex(&lists, largest, w, w, w, w, &tables),
+              FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_EQ(flashjit_document_mask(&lists, w, w, &tables), FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_EQ(tables, nullptr);
+  };
+  refused_in_c({16, 48, 0, 1, 1, largest, largest}, "1073741824");
+  refused_in_c({16, 48, 1, largest, largest, longest, longest}, "offsets");
+  refused_in_c({16, 48, 0, largest, 1, longest, longest}, "offsets");
 }
 
 TEST(Masks, Trees) {

@@ -138,6 +138,46 @@ TEST(BadShape, Heads) {
                  invalid_argument, {"3", "2"});
 }
 
+TEST(BadNumbers, Near31And64Bits) {
+  const CommandLine flashjit;
+  const std::string masks = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": )";
+  const std::string drops = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "dropout": true})";
+  for (const char* number : {"18446744073709551616", "99999999999999999999999"}) {
+    for (const char* option : {"--dropout-seed", "--dropout-offset", "--seed"})
+      expect_failure(flashjit, {"run", drops, "--seqlen-q", "8", option, number}, usage,
+                     {option, number, "beyond 64 bits"});
+    expect_failure(flashjit, {"mask", small_spec, "--seqlen-q", number}, usage, {"--seqlen-q"});
+  }
+  EXPECT_EQ(flashjit({"run", drops, "--seqlen-q", "8", "--dropout-seed", "18446744073709551615", "--seed",
+                      "0xffffffffffffffff"})
+                .exit_code,
+            0);
+  for (const char* number : {"2147483648", "4294967296"})
+    expect_failure(flashjit, {"mask", small_spec, "--seqlen-q", number}, usage, {"--seqlen-q"});
+
+  const std::string largest = "2147483647";
+  for (const char* kinds : {"[]", R"(["causal"])", R"(["block_sparse"])", R"(["tree"])", R"(["padding"])"}) {
+    const std::string spec = masks + kinds + "}";
+    expect_failure(flashjit, {"mask", spec, "--seqlen-q", largest}, invalid_argument, {"a drawing", largest});
+    expect_failure(flashjit, {"mask", spec, "--seqlen-q", "1", "--seqlen-k", largest}, invalid_argument,
+                   {"a drawing", largest});
+    expect_failure(flashjit, {"mask", spec, "--seqlen-q", "8", "--batch", largest}, invalid_argument,
+                   {"a drawing", "batch entries"});
+    expect_failure(flashjit, {"mask", spec, "--batch", largest, "--heads-q", largest}, invalid_argument,
+                   {"a drawing", "batch entries"});
+    expect_failure(flashjit, {"run", spec, "--seqlen-q", largest}, invalid_argument, {largest, "1073741824"});
+  }
+  expect_failure(flashjit, {"mask", small_spec, "--seqlen-q", "100000"}, invalid_argument,
+                 {"a drawing", "10000000000", "pairs"});
+  expect_failure(flashjit, {"mask", small_spec, "--seqlen-q", "4096", "--tile-m", "1", "--tile-n", "1"},
+                 invalid_argument, {"a drawing", "16777216", "tiles"});
+  expect_failure(flashjit, {"run", masks + R"(["tree"]})", "--seqlen-q", "200000", "--heads-q", "1"},
+                 invalid_argument, {"268435456 words of trees"});
+  const std::string packed = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "varlen": true})";
+  expect_failure(flashjit, {"run", packed, "--seqlen-q", "1073741824", "--batch", "3"}, invalid_argument,
+                 {"batch 3", "2147483647"});
+}
+
 TEST(BadConfigs, OfBench) {
   const CommandLine flashjit;
   expect_failure(flashjit, {"bench", small_spec, "--configs", "64"}, invalid_argument, {"64x128"});

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "runtime/cuda/tile_plan.hpp"
 #include "runtime/cuda/tile_sections.hpp"
+#include "tests/unit/expect_error.h"
 
 namespace {
 struct Index {
@@ -160,6 +163,37 @@ TEST(TileSchedule, WavesEvenOutWhatNobodyKnew) {
   }
   EXPECT_LE(longer, 25 * draws);  // 19 to 21 each; waves of two thirds 36 to 45, one wave 120 to 130
   EXPECT_LE(waves, 5u);
+}
+
+TEST(TileSections, OfAnySizes) {
+  constexpr int largest = std::numeric_limits<int>::max();
+  for (const int blocks : {1, 132}) {
+    for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{1} << 62}) {
+      for (const auto& [heads, tiles] : {std::pair{largest, 1}, {1, largest}, {1 << 15, 1 << 15}}) {
+        const cuda::TileSections sections = cuda::tile_sections(heads, tiles, blocks, bytes, cache_bytes);
+        EXPECT_GE(sections.heads, 1);
+        EXPECT_LE(sections.heads, heads);
+        EXPECT_GE(sections.rounds, 0);
+      }
+    }
+  }
+}
+
+// 2^30 keys of 2^24 heads are 2^64 bytes, of which each head has 2^40: no two of them share the cache.
+TEST(TilePlan, BytesOfAnyLengths) {
+  device::ForwardParams p{};
+  p.batch = 1;
+  p.num_heads_q = p.num_heads_kv = 1 << 24;
+  p.seqlen_q = 1;
+  p.seqlen_k = longest_sequence;
+  const AttentionSpec spec{.head_dim = 256, .head_dim_v = 256};
+  const Grid grid = cuda::plan_tiles(spec, Target::parse("sm_80"), {.block_m = 128, .block_n = 64}, 108, p);
+  EXPECT_EQ(grid.x, 1u << 24);
+  EXPECT_EQ(p.section_heads, 108) << "as many as are worked on at a time";
+  p.batch = 1 << 8;
+  expect_error(ErrorCode::invalid_argument, {"2147483647 blocks", "split the batch"}, [&] {
+    cuda::plan_tiles(spec, Target::parse("sm_80"), {.block_m = 128, .block_n = 64}, 108, p);
+  });
 }
 
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {

@@ -60,6 +60,8 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
   }
   write_archive_end(sink);
   write(to / "archive/two", archive);
+  for (const char number : {0, 1, 5, 9, 13, 15})
+    write(to / "sizes" / std::to_string(number), std::string(64, number));
   write(to / "object/kernel", object);
   std::string all;
   for (const Model& model : models()) {

@@ -1,5 +1,6 @@
-// A launch on a CPU allocates nothing, at any length: every way to the heap is counted. Scratch, where a
-// thread takes some at its first launch, is the same for short and long sequences.
+// A launch allocates nothing, whatever its spec, arguments and lengths, through either interface: every way
+// to the heap is counted. Scratch, where a thread of a CPU takes some at a kernel's first launch, is the same
+// for short and long sequences.
 #include <gtest/gtest.h>
 
 #include <malloc.h>
@@ -7,7 +8,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <set>
 
+#include "runtime/flashjit.h"
+#include "tests/api/arguments.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 
@@ -106,6 +110,203 @@ TEST_P(Allocation, LaunchesTakeNoneAfterTheFirst) {
   }
 }
 
+// The same arguments for C, by the ids that are given.
+class CArguments {
+ public:
+  explicit CArguments(const AttentionArgs& given) {
+    constexpr std::pair<std::int32_t, std::optional<Tensor> AttentionArgs::*> tensors[] = {
+        {FLASHJIT_ARG_Q, &AttentionArgs::q},
+        {FLASHJIT_ARG_K, &AttentionArgs::k},
+        {FLASHJIT_ARG_V, &AttentionArgs::v},
+        {FLASHJIT_ARG_O, &AttentionArgs::o},
+        {FLASHJIT_ARG_LSE, &AttentionArgs::lse},
+        {FLASHJIT_ARG_CU_SEQLENS_Q, &AttentionArgs::cu_seqlens_q},
+        {FLASHJIT_ARG_CU_SEQLENS_K, &AttentionArgs::cu_seqlens_k},
+        {FLASHJIT_ARG_SEQLENS_Q, &AttentionArgs::seqlens_q},
+        {FLASHJIT_ARG_SEQLENS_K, &AttentionArgs::seqlens_k},
+        {FLASHJIT_ARG_BLOCK_OFFSETS, &AttentionArgs::block_offsets},
+        {FLASHJIT_ARG_BLOCK_INDICES, &AttentionArgs::block_indices},
+        {FLASHJIT_ARG_BLOCK_BITMASK_OF, &AttentionArgs::block_bitmask_of},
+        {FLASHJIT_ARG_BLOCK_BITMASKS, &AttentionArgs::block_bitmasks},
+        {FLASHJIT_ARG_TREE_BITS, &AttentionArgs::tree_bits},
+        {FLASHJIT_ARG_PREFIX_LENGTHS, &AttentionArgs::prefix_lengths},
+        {FLASHJIT_ARG_DROPOUT_SEED_TENSOR, &AttentionArgs::dropout_seed_tensor},
+        {FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR, &AttentionArgs::dropout_offset_tensor}};
+    tensors_.reserve(std::size(tensors));
+    for (const auto& [id, tensor] : tensors) {
+      if (!(given.*tensor)) continue;
+      tensors_.push_back(c_tensor(*(given.*tensor)));
+      list_.push_back({id, {.tensor = &tensors_.back()}});
+    }
+    const std::pair<std::int32_t, std::optional<std::int64_t>> integers[] = {
+        {FLASHJIT_ARG_MAX_SEQLEN_Q, not_default(given.max_seqlen_q)},
+        {FLASHJIT_ARG_MAX_SEQLEN_K, not_default(given.max_seqlen_k)},
+        {FLASHJIT_ARG_WINDOW_LEFT, given.window_left},
+        {FLASHJIT_ARG_WINDOW_RIGHT, given.window_right},
+        {FLASHJIT_ARG_NUM_SINKS, not_default(given.num_sinks)},
+        {FLASHJIT_ARG_DROPOUT_SEED, given.dropout_seed},
+        {FLASHJIT_ARG_DROPOUT_OFFSET, not_default(static_cast<std::int64_t>(given.dropout_offset))}};
+    for (const auto& [id, integer] : integers)
+      if (integer) list_.push_back({id, {.integer = *integer}});
+    const std::pair<std::int32_t, std::optional<double>> reals[] = {
+        {FLASHJIT_ARG_SOFTMAX_SCALE, given.softmax_scale}, {FLASHJIT_ARG_DROPOUT_P, given.dropout_p}};
+    for (const auto& [id, real] : reals)
+      if (real) list_.push_back({id, {.real = *real}});
+  }
+  const std::vector<flashjit_argument>& list() const { return list_; }
+
+ private:
+  static std::optional<std::int64_t> not_default(std::int64_t value) {
+    return value == 0 ? std::nullopt : std::optional(value);
+  }
+  std::vector<flashjit_tensor> tensors_;
+  std::vector<flashjit_argument> list_;
+};
+
+// Launches through both interfaces, at once and prepared.
+class EveryArgument : public Allocation {
+ protected:
+  void TearDown() override {
+    flashjit_engine_destroy(c_engine_);
+    engine_.reset();
+  }
+
+  void expect_none(const Workload& work, const AttentionArgs& args) {
+    SCOPED_TRACE(work.given().str());
+    if (!engine_) engine_ = on().make_engine({.num_threads = 1});
+    const Kernel& kernel = work.kernel(*engine_);
+    kernel.launch(args);  // scratch
+    EXPECT_EQ(of([&] { kernel.launch(args); }), 0);
+    std::optional<PreparedLaunch> prepared;
+    EXPECT_EQ(of([&] { prepared.emplace(kernel.prepare(args)); }), 1) << "what it returns";
+    EXPECT_EQ(of([&] { prepared->launch(); }), 0);
+    EXPECT_EQ(of([&] { kernel.workspace_bytes(args); }), 0);
+
+    const CArguments c(args);
+    for (const flashjit_argument& argument : c.list()) given_.insert(argument.id);
+    const flashjit_argument* const list = c.list().data();
+    const std::size_t count = c.list().size();
+    const flashjit_kernel* const c_kernel = c_kernel_of(work);
+    flashjit_prepared* c_prepared = nullptr;
+    const auto ok = [](flashjit_status status) {
+      EXPECT_EQ(status, FLASHJIT_OK) << flashjit_last_error_message();
+    };
+    ok(flashjit_kernel_launch(c_kernel, list, count, nullptr));
+    EXPECT_EQ(of([&] { ok(flashjit_kernel_launch(c_kernel, list, count, nullptr)); }), 0) << "C";
+    EXPECT_EQ(of([&] { ok(flashjit_kernel_prepare(c_kernel, list, count, &c_prepared)); }), 2)
+        << "C: what it returns, and its handle";
+    EXPECT_EQ(of([&] { ok(flashjit_prepared_launch(c_prepared, nullptr)); }), 0) << "C";
+    flashjit_prepared_destroy(c_prepared);
+    on().synchronize();
+  }
+  const std::set<std::int32_t>& given() const { return given_; }
+
+ private:
+  const flashjit_kernel* c_kernel_of(const Workload& work) {
+    if (!c_engine_) {
+      const std::string device = on().device().str();
+      flashjit_engine_options options{};
+      options.struct_size = sizeof options;
+      options.device = device.c_str();
+      options.target = on().target().c_str();
+      options.cache_dir = cache_folder().c_str();
+      options.num_threads = 1;
+      EXPECT_EQ(flashjit_engine_create(&options, &c_engine_), FLASHJIT_OK) << flashjit_last_error_message();
+    }
+    flashjit_spec* spec = nullptr;
+    const Shape s = work.given().shape();
+    const flashjit_shape shape = {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q, s.num_heads_kv};
+    const flashjit_kernel* kernel = nullptr;
+    EXPECT_EQ(flashjit_spec_create(work.given().spec.to_json().c_str(), &spec), FLASHJIT_OK);
+    EXPECT_EQ(flashjit_engine_get(c_engine_, spec, &shape, &kernel), FLASHJIT_OK)
+        << flashjit_last_error_message();
+    flashjit_spec_destroy(spec);
+    return kernel;
+  }
+
+  std::unique_ptr<Engine> engine_;
+  flashjit_engine* c_engine_ = nullptr;
+  std::set<std::int32_t> given_;
+};
+
+TEST_P(EveryArgument, IsCheckedWithoutAny) {
+  const std::vector<Mask> masks[] = {
+      {},
+      {PaddingMask{}},
+      {SlidingWindowMask{.sinks = true}},
+      {BlockSparseMask{.block_m = 16, .block_n = 16}},
+      {BlockSparseMask{.block_m = 16, .block_n = 16, .per_head = true}},
+      {TreeMask{}},
+      {CausalMask{}, SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{.block_m = 32, .block_n = 64}},
+      {PaddingMask{}, BlockSparseMask{.block_m = 64, .block_n = 32}, TreeMask{}}};
+  for (const std::vector<Mask>& mask : masks) {
+    // Hard ones leave some arguments out, or not, as the seed has it.
+    for (const std::uint64_t seed : {0, 1, 2, 3}) {
+      const Workload work(on(), {.spec = forward_spec(DType::bf16, 64, mask),
+                                 .batch = 2,
+                                 .heads_q = 4,
+                                 .heads_kv = 2,
+                                 .seqlen_q = 130,
+                                 .seqlen_k = 260,
+                                 .masks = verify::MaskDataOptions{.hard = seed > 0},
+                                 .softmax_scale = 0.1f,
+                                 .seed = seed});
+      expect_none(work, work.args());
+    }
+  }
+  const Workload packed(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true}),
+                               .lengths_q = {7, 0, 100},
+                               .lengths_k = {9, 20, 30},
+                               .max_seqlen_q = 100,
+                               .max_seqlen_k = 30});
+  expect_none(packed, packed.args());
+
+  const Workload drops(
+      on(), {.spec = forward_spec(DType::bf16, 64, {}, {.dropout = true}), .seqlen_q = 20, .seqlen_k = 20});
+  expect_none(drops, drops.args());
+  AttentionArgs args = drops.args();
+  GuardedTensor words(on(), DType::int32, {.rank = 1, .shape = {2}, .strides = {1}}, Poison::nan,
+                      GuardedTensor::Fence::before);
+  words.upload();
+  Tensor number = words.on_device();
+  number.dtype = DType::int64;
+  number.shape[0] = 1;
+  args.dropout_seed.reset();
+  args.dropout_offset = 0;
+  args.dropout_seed_tensor = args.dropout_offset_tensor = number;
+  expect_none(drops, args);
+
+  for (std::int32_t id = FLASHJIT_ARG_Q; id <= FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR; ++id) {
+    if (id == FLASHJIT_ARG_WORKSPACE) continue;  // a forward has none
+    EXPECT_TRUE(given().contains(id)) << "no launch had argument " << id;
+  }
+}
+
+TEST_P(Allocation, LongListsOfBlocks) {
+  const auto engine = on().make_engine({.num_threads = 1});
+  Workload work(on(), {.spec = forward_spec(DType::bf16, 16, {BlockSparseMask{.block_m = 16, .block_n = 16}}),
+                       .seqlen_q = 4096,
+                       .seqlen_k = 4096,
+                       .masks = verify::MaskDataOptions{.density = 0.02}});
+  const Kernel& kernel = work.kernel(*engine);
+  kernel.launch(work.args());
+  EXPECT_EQ(of([&] { kernel.launch(work.args()); }), 0);
+}
+
+TEST_P(Allocation, PartsOfKeysTakeNoMoreForMore) {
+  if (on().is_cuda()) GTEST_SKIP() << "GPU kernels take none";
+  const auto engine =
+      on().make_engine({.num_threads = 8, .parallel_for = [](std::int64_t count, auto* body, void* context) {
+                          body(context, 0, count);
+                        }});
+  const AttentionSpec spec = forward_spec(DType::fp32, 64);
+  const Workload small(on(), {.spec = spec, .seqlen_k = 4096}),
+      large(on(), {.spec = spec, .seqlen_q = 64, .seqlen_k = 8192});
+  const Kernel& kernel = small.kernel(*engine);
+  kernel.launch(small.args());
+  EXPECT_EQ(of([&] { kernel.launch(large.args()); }), 0);
+}
+
 TEST_P(Allocation, EveryThreadTakesItsScratchOnce) {
   constexpr int threads = 3;
   const auto engine = on().make_engine({.num_threads = threads});
@@ -129,6 +330,7 @@ TEST_P(Allocation, AKernelInMemoryIsFoundWithoutAny) {
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Allocation);
+FLASHJIT_ON_EVERY_DEVICE(EveryArgument);
 
 }  // namespace
 }  // namespace flashjit::testing_support

@@ -4,6 +4,9 @@
 
 #include <sys/mman.h>
 
+#include <cmath>
+#include <cstring>
+#include <deque>
 #include <limits>
 
 #include "runtime/cuda/memory.hpp"
@@ -135,7 +138,77 @@ TEST_P(Offsets, BetweenRows) {
   expect({1, 300, 1, 64}, {1, 300, 1, 64}, {0, std::int64_t{1} << 24, 64, 1});
 }
 
+// The longest keys that are taken: one row of zeros, over and over, so that lse tells how many of them each
+// row saw.
+class LongestKeys : public OnEveryDevice {
+ protected:
+  template <class T>
+  Tensor place(DType dtype, std::initializer_list<std::int64_t> shape, const std::vector<T>& values) {
+    host_.emplace_back(values.size() * sizeof(T));
+    std::memcpy(host_.back().data(), values.data(), host_.back().size());
+    Tensor t = Tensor::contiguous(host_.back().data(), dtype, on().device(), shape);
+    if (on().is_cuda()) {
+      device_.emplace_back(on().context(), host_.back().size());
+      device_.back().copy_from(host_.back().data(), host_.back().size());
+      t.data = device_.back().data();
+    }
+    return t;
+  }
+
+  // Of rows 0 and 1.
+  void expect_kept(std::vector<Mask> mask, AttentionArgs args, double first, double second) {
+    const AttentionSpec spec = forward_spec(DType::bf16, dim, std::move(mask));
+    args.q = place(DType::bf16, {1, 2, 1, dim}, std::vector<std::uint16_t>(2 * dim, 0x3f80));
+    args.o = place(DType::bf16, {1, 2, 1, dim}, std::vector<std::uint16_t>(2 * dim, 0x7fff));
+    args.lse = place(DType::fp32, {1, 1, 2}, std::vector<float>(2, -1));
+    args.k = args.v = place(DType::bf16, {1, 1, 1, dim}, std::vector<std::uint16_t>(dim, 0));
+    for (Tensor* t : {&*args.k, &*args.v}) {
+      t->shape[1] = longest_sequence;
+      t->strides[1] = 0;
+    }
+    on().engine().get(spec, {1, 2, longest_sequence, 1, 1}).launch(args);
+    on().synchronize();
+    float lse[2];
+    if (on().is_cuda()) {
+      device_[device_.size() - 2].copy_to(lse, sizeof lse);
+      on().synchronize();
+    } else {
+      std::memcpy(lse, args.lse->data, sizeof lse);
+    }
+    EXPECT_NEAR(lse[0], std::log(first), 1e-4) << spec.to_json();
+    EXPECT_NEAR(lse[1], std::log(second), 1e-4) << spec.to_json();
+  }
+
+  static constexpr int dim = 64;
+
+ private:
+  std::deque<std::vector<std::byte>> host_;
+  std::deque<cuda::DeviceBuffer> device_;
+};
+
+TEST_P(LongestKeys, WindowsListsAndTrees) {
+  constexpr int largest = std::numeric_limits<int>::max();
+  constexpr CausalAlign top_left = CausalAlign::top_left;
+  expect_kept({CausalMask{top_left}}, {}, 1, 2);
+  expect_kept({SlidingWindowMask{}}, {.window_left = 4, .window_right = 0}, 5, 5);
+  expect_kept({SlidingWindowMask{}}, {.window_left = 4, .window_right = largest}, 6, 5);
+  expect_kept({SlidingWindowMask{top_left}}, {.window_left = largest, .window_right = 4}, 5, 6);
+  expect_kept({SlidingWindowMask{.sinks = true}}, {.window_left = 4, .window_right = 7, .num_sinks = 3}, 9,
+              8);
+  constexpr int last = longest_sequence / 128 - 1;
+  expect_kept({BlockSparseMask{}},
+              {.block_offsets = place(DType::int32, {1, 1, 2}, std::vector<std::int32_t>{0, 2}),
+               .block_indices = place(DType::int32, {2}, std::vector<std::int32_t>{0, last})},
+              256, 256);
+  const Tensor seen = place(DType::int32, {1, 2, 1}, std::vector<std::int32_t>{1, 3});
+  expect_kept({TreeMask{}, SlidingWindowMask{}}, {.window_left = 10, .tree_bits = seen}, 11, 11);
+  expect_kept({TreeMask{}},
+              {.tree_bits = seen, .prefix_lengths = place(DType::int32, {1}, std::vector<std::int32_t>{0})},
+              1, 2);
+}
+
 FLASHJIT_ON_EVERY_DEVICE(Offsets);
+FLASHJIT_ON_EVERY_DEVICE(LongestKeys);
 
 }  // namespace
 }  // namespace flashjit::testing_support

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 
 namespace flashjit {
@@ -62,6 +63,36 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
       ASSERT_EQ(cut.pieces * cut.key_parts, 1);
     }
   }
+}
+
+TEST(Partition, OfAnySizes) {
+  constexpr int largest = std::numeric_limits<int>::max();
+  for (const int rows : {1 << 30, largest - 400, largest})
+    for (const int threads : {1, 2, largest})
+      for (const auto& spec : {spec_with(), spec_with({BlockSparseMask{256, 16}})})
+        for (const Target& target : {vectors, amx}) {
+          device::ForwardParams p = sizes(1, 2, 1, rows, rows);
+          Partition cut = partition(p, spec, target, config, threads);
+          EXPECT_EQ(cut.tiles, std::int64_t{2} * ((std::int64_t{rows} + cut.tile_rows - 1) / cut.tile_rows));
+          EXPECT_GE(cut.pieces, 1);
+          EXPECT_LE(cut.pieces, cut.tiles * cut.key_parts);
+          // Many heads of one: 2^31 rows of a tile's heads are more than positions count.
+          p = sizes(1, rows, 1, 100, rows);
+          cut = partition(p, spec, target, config, threads);
+          EXPECT_EQ(cut.packed_heads, 1);
+          EXPECT_EQ(cut.tiles, std::int64_t{rows} * ((100 + cut.tile_rows - 1) / cut.tile_rows));
+          EXPECT_GE(cut.pieces, 1);
+          EXPECT_LE(cut.pieces, cut.tiles * cut.key_parts);
+        }
+}
+
+TEST(Partition, RoomForPartsIsEnough) {
+  for (const int threads : {2, 3, 8, 64})
+    for (const int heads : {1, 2, 7})
+      for (const int rows : {1, 16, 100, 1000}) {
+        const Partition cut = cut_of(sizes(1, heads, heads, rows, 1 << 20), spec_with(), threads);
+        EXPECT_TRUE(cut.key_parts == 1 || cut.tiles * cut.key_parts <= most_items_in_parts(threads));
+      }
 }
 
 TEST(Partition, BlocksStayPackedForAThreadsNextTiles) {

@@ -1,9 +1,12 @@
 #include "tools/command/arguments.hpp"
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -77,9 +80,24 @@ void Arguments::require_subcommand(int count) const {
   app_->require_subcommand(count);
 }
 
+namespace {
+
+// CLI11 takes the largest number for those beyond it.
+std::string beyond_64_bits(const std::string& text) {
+  errno = 0;
+  std::strtoull(text.c_str(), nullptr, 0);
+  return errno == ERANGE ? in_quotes(text) + " is beyond 64 bits, the largest number is 18446744073709551615"
+                         : std::string();
+}
+
+}  // namespace
+
 template <class T>
 Argument Arguments::add_option(const std::string& name, T& value, const std::string& description) const {
-  return Argument(app_->add_option(name, value, description));
+  CLI::Option* const option = app_->add_option(name, value, description);
+  if constexpr (std::is_same_v<T, std::uint64_t> || std::is_same_v<T, std::optional<std::uint64_t>>)
+    option->check(beyond_64_bits);  // without a description, as above
+  return Argument(option);
 }
 using std::string, std::optional, std::vector;
 template Argument Arguments::add_option(const string&, int&, const string&) const;

@@ -43,10 +43,29 @@ struct Drawing {
   }
 };
 
+// Every pair is looked at, some 10 ns each, and every tile is kept.
+void require_drawable(const Options& options, const Shape& shape) {
+  const auto require = [](const char* what, std::optional<std::int64_t> size, std::int64_t most) {
+    if (size && *size <= most) return;
+    throw Error(ErrorCode::invalid_argument, std::string("a drawing has at most ") + std::to_string(most) +
+                                                 " " + what + (size ? ", not " + std::to_string(*size) : "") +
+                                                 ": shorter sequences or larger tiles would work");
+  };
+  constexpr int longest = 1 << 20;
+  require("batch entries times heads", product_of({shape.batch, shape.num_heads_q}), 1 << 16);
+  require("query rows", shape.seqlen_q, longest);
+  require("keys", shape.seqlen_k, longest);
+  require("pairs of rows and keys", product_of({shape.seqlen_q, shape.seqlen_k}), std::int64_t{1} << 32);
+  const std::int64_t tiles_m = (shape.seqlen_q + options.tile_m - 1) / options.tile_m,
+                     tiles_n = (shape.seqlen_k + options.tile_n - 1) / options.tile_n;
+  require("tiles", tiles_m * tiles_n, 1 << 22);
+}
+
 Drawing draw(const Options& options) {
   AttentionSpec spec = read_spec(options.spec);
   spec.varlen = false;  // one sequence, of the lengths given
   const Shape shape = options.shape.shape();
+  require_drawable(options, shape);
   if (options.entry >= shape.batch || options.head >= shape.num_heads_q)
     throw Error(ErrorCode::invalid_argument, "there is no batch entry " + std::to_string(options.entry) +
                                                  " with head " + std::to_string(options.head) +

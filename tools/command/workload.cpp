@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -13,22 +14,34 @@
 namespace flashjit::command {
 namespace {
 
+void require_length(int length) {
+  if (length <= longest_sequence) return;
+  throw Error(ErrorCode::invalid_argument, "a sequence of " + std::to_string(length) +
+                                               " tokens was asked for, " + std::to_string(longest_sequence) +
+                                               " are the most");
+}
+
 // Starts of `batch` packed sequences: the first is as long as allowed, the others between a quarter of that
 // and all.
 HostTensor random_lengths(int batch, int longest, std::uint64_t seed) {
-  HostTensor starts(DType::int32, {batch + 1});
+  HostTensor starts(DType::int32, {std::int64_t{batch} + 1});
   auto* at = static_cast<std::int32_t*>(starts.view().data);
   at[0] = 0;
   for (int b = 0; b < batch; ++b) {
     const int shortest = longest / 4;
     const auto range = static_cast<std::uint64_t>(longest - shortest + 1);
     const int length = b == 0 ? longest : shortest + static_cast<int>(verify::random_bits(seed, b) % range);
+    if (at[b] > std::numeric_limits<std::int32_t>::max() - length)
+      throw Error(ErrorCode::invalid_argument,
+                  "the packed sequences of batch " + std::to_string(batch) +
+                      " have more than 2147483647 tokens in all; a smaller batch "
+                      "would work");
     at[b + 1] = at[b] + length;
   }
   return starts;
 }
 
-int longest_sequence(const Tensor& starts) {
+int longest_of(const Tensor& starts) {
   const auto* at = static_cast<const std::int32_t*>(starts.data);
   std::int32_t longest = 0;
   for (std::int64_t b = 0; b + 1 < starts.shape[0]; ++b) longest = std::max(longest, at[b + 1] - at[b]);
@@ -61,9 +74,9 @@ std::string name_of(std::optional<Tensor> AttentionArgs::* argument) {
 }  // namespace
 
 HostTensor::HostTensor(DType dtype, std::vector<std::int64_t> shape) {
-  std::size_t elements = 1;
-  for (const std::int64_t size : shape) elements *= static_cast<std::size_t>(size);
-  bytes_ = elements * size_of(dtype);
+  const auto elements = product_of(shape);
+  if (!elements || *elements >> 56 != 0) throw std::bad_alloc();  // beyond any address
+  bytes_ = static_cast<std::size_t>(*elements) * size_of(dtype);
   memory_.reset(std::aligned_alloc(64, (bytes_ + 64) / 64 * 64));
   if (!memory_) throw std::bad_alloc();
   view_ = {.data = memory_.get(), .dtype = dtype, .device = {}, .rank = static_cast<int>(shape.size())};
@@ -81,6 +94,8 @@ void HostTensor::Free::operator()(void* p) const {
 
 Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                             const MaskOptions& masks, const verify::RandomOptions& numbers) {
+  require_length(shape.seqlen_q);
+  require_length(shape.seqlen_k);
   Workload work(spec);
   work.shape_ = shape;
   std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
@@ -143,8 +158,8 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
   if (spec.varlen) {
     work.shape_.batch =
         static_cast<int>(std::max<std::int64_t>(work.host_args_.cu_seqlens_q->shape[0] - 1, 0));
-    work.shape_.seqlen_q = longest_sequence(*work.host_args_.cu_seqlens_q);
-    work.shape_.seqlen_k = longest_sequence(*work.host_args_.cu_seqlens_k);
+    work.shape_.seqlen_q = longest_of(*work.host_args_.cu_seqlens_q);
+    work.shape_.seqlen_k = longest_of(*work.host_args_.cu_seqlens_k);
   } else {
     work.shape_.batch = static_cast<int>(q.shape[0]);
     work.shape_.seqlen_q = static_cast<int>(q.shape[1]);

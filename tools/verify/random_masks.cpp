@@ -1,8 +1,11 @@
 #include "tools/verify/random_masks.hpp"
 
 #include <algorithm>
+#include <initializer_list>
+#include <string>
 #include <utility>
 
+#include "templates/shared/platform.h"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::verify {
@@ -25,6 +28,7 @@ class Draw {
 
 class Maker {
  public:
+  // Lengths are at most longest_sequence.
   Maker(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed, const MaskDataOptions& options)
       : shape_(shape), options_(options), draw_(seed ^ 0x6d61736b), has_padding_(has<PaddingMask>(spec)) {
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
@@ -38,9 +42,18 @@ class Maker {
                        [](const Mask& m) { return std::holds_alternative<Kind>(m); });
   }
 
+  // What takes gigabytes, or minutes to draw, is not generated.
+  static void require_moderate(const char* what, std::initializer_list<std::int64_t> sizes) {
+    constexpr std::int64_t most = 1 << 28;
+    if (const auto count = product_of(sizes); !count || *count > most)
+      throw Error(ErrorCode::invalid_argument, std::string("more than ") + std::to_string(most) + " " + what +
+                                                   " would have to be generated; a smaller shape would work");
+  }
+
   // The first of them as long as allowed, the others between a quarter of that and all; hard ones anything,
   // 0 included.
   std::vector<std::int32_t> lengths(int longest) {
+    require_moderate("lengths", {shape_.batch});
     std::vector<std::int32_t> values;
     for (int b = 0; b < shape_.batch; ++b) {
       const bool zero = options_.hard && draw_.chance(0.2);
@@ -73,10 +86,11 @@ class Maker {
   }
 
   void make(const BlockSparseMask& mask) {
-    const int row_blocks = (shape_.seqlen_q + mask.block_m - 1) / mask.block_m;
-    const int key_blocks = (shape_.seqlen_k + mask.block_n - 1) / mask.block_n;
+    const int row_blocks = device::ceil_div(shape_.seqlen_q, mask.block_m);
+    const int key_blocks = device::ceil_div(shape_.seqlen_k, mask.block_n);
     const int batch = options_.hard && draw_.chance(0.5) ? shape_.batch : 1;
     const int heads = mask.per_head ? shape_.num_heads_q : 1;
+    require_moderate("blocks of lists", {batch, heads, row_blocks + 1, std::max(1, key_blocks)});
     const std::int64_t words = std::int64_t{mask.block_m} * ((mask.block_n + 31) / 32);
     std::vector<std::int32_t> offsets, indices, bitmask_of, bitmasks;
     int count = 0;
@@ -92,6 +106,7 @@ class Maker {
           indices.push_back(j);
           bitmask_of.push_back(partial ? count++ : -1);
           for (std::int64_t word = 0; partial && word < words; ++word) bitmasks.push_back(draw_.word());
+          require_moderate("words of bitmasks", {static_cast<std::int64_t>(bitmasks.size())});
         }
         offsets.push_back(static_cast<std::int32_t>(indices.size()));
       }
@@ -108,7 +123,8 @@ class Maker {
   // own.
   void make(const TreeMask&) {
     const int batch = options_.hard && draw_.chance(0.5) ? 1 : shape_.batch;
-    const int rows = shape_.seqlen_q, words = (rows + 31) / 32;
+    const int rows = shape_.seqlen_q, words = device::ceil_div(rows, 32);
+    require_moderate("words of trees", {batch, rows, words});
     std::vector<std::int32_t> bits(static_cast<std::size_t>(batch) * rows * words);
     for (int b = 0; b < batch; ++b) {
       std::int32_t* const tree = bits.data() + static_cast<std::size_t>(b) * rows * words;

@@ -43,7 +43,8 @@ struct MaskDataOptions {
   bool hard = false;  // lengths and sizes at their limits, empty lists, prefixes of their own: for tests
 };
 
-// `shape` has the longest lengths of the batch.
+// `shape` has the longest lengths of the batch, at most longest_sequence. Throws invalid_argument where
+// tables would take gigabytes.
 MaskData random_mask_data(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                           const MaskDataOptions& options = {});
 

@@ -1,0 +1,151 @@
+// Sizes of any magnitude: refused, or what follows from them is whole. Memory is never read.
+#include <algorithm>
+#include <limits>
+
+#include "runtime/arguments.hpp"
+#include "runtime/cpu/partition.hpp"
+#include "runtime/cuda/tile_plan.hpp"
+#include "runtime/dropout.hpp"
+#include "runtime/masks.hpp"
+#include "tests/fuzz/fuzz.hpp"
+
+using namespace flashjit;
+
+namespace {
+
+constexpr std::int64_t most_int = std::numeric_limits<int>::max();
+
+class Numbers {
+ public:
+  explicit Numbers(std::string_view bytes) : bytes_(bytes) {}
+  std::int64_t any() {
+    constexpr std::int64_t known[] = {0,
+                                      1,
+                                      2,
+                                      64,
+                                      65536,
+                                      longest_sequence - 1,
+                                      longest_sequence,
+                                      longest_sequence + 1,
+                                      most_int - 400,
+                                      most_int,
+                                      most_int + 1,
+                                      2 * most_int + 1,
+                                      2 * most_int + 2,
+                                      std::numeric_limits<std::int64_t>::max(),
+                                      std::numeric_limits<std::int64_t>::min(),
+                                      -1};
+    const unsigned kind = byte();
+    return kind < std::size(known) ? known[kind] : kind < 128 ? kind : kind * 256 + byte();
+  }
+  int size() { return static_cast<int>(std::clamp<std::int64_t>(any(), -1, most_int)); }
+
+ private:
+  unsigned byte() {
+    if (bytes_.empty()) return 1;
+    const auto first = static_cast<unsigned char>(bytes_.front());
+    bytes_.remove_prefix(1);
+    return first;
+  }
+  std::string_view bytes_;
+};
+
+void check_bucket(const Shape& shape) {
+  const Shape b = bucket(shape);
+  FUZZ_CHECK(b.batch >= 1 && b.num_heads_q >= 1 && b.num_heads_kv == 1);
+  FUZZ_CHECK(b.seqlen_q >= std::min(shape.seqlen_q, longest_sequence) && b.seqlen_k >= 1);
+  FUZZ_CHECK(bucket(b) == b);
+}
+
+void check_partition(const device::ForwardParams& p, const AttentionSpec& spec, int threads) {
+  const KernelConfig config{.block_m = 384, .block_n = 128, .num_stages = 1, .num_warps = 1};
+  for (const char* name : {"x86-64-v3", "x86-64-v4+amx"}) {
+    const Partition cut = partition(p, spec, Target::parse(name), config, threads);
+    FUZZ_CHECK(cut.tile_rows > 0 && cut.tile_rows <= config.block_m && cut.key_parts >= 1);
+    const std::int64_t rows = std::int64_t{p.seqlen_q} * cut.packed_heads;
+    FUZZ_CHECK(cut.tiles ==
+               std::int64_t{p.batch} * (p.num_heads_q / cut.packed_heads) * ((rows - 1) / cut.tile_rows + 1));
+    FUZZ_CHECK(cut.pieces >= 1 && cut.pieces <= cut.tiles * cut.key_parts && cut.packed_blocks >= 1);
+    FUZZ_CHECK(cut.key_parts == 1 || cut.tiles * cut.key_parts <= most_items_in_parts(threads));
+  }
+}
+
+void check_plan(device::ForwardParams p, const AttentionSpec& spec) {
+  const KernelConfig config{.block_m = 128, .block_n = 64};
+  fuzz::accepted([&] {
+    const Grid grid = cuda::plan_tiles(spec, Target::parse("sm_80"), config, 132, p);
+    FUZZ_CHECK(grid.x >= 1 && grid.x <= most_int && p.section_heads >= 1 && p.section_rounds >= 0);
+    FUZZ_CHECK(std::int64_t{p.section_heads} <= std::int64_t{p.batch} * p.num_heads_q);
+  });
+}
+
+void check_launch(Numbers& numbers) {
+  alignas(64) static char memory[64];
+  AttentionSpec spec{.dtype = DType::bf16, .head_dim = 64, .head_dim_v = 64, .lse = false};
+  const std::int64_t kind = numbers.any();
+  if (kind % 2) spec.mask = {SlidingWindowMask{.sinks = true}};
+  AttentionArgs args;
+  Tensor q{.data = memory, .dtype = spec.dtype, .device = {}, .rank = 4};
+  q.shape = {numbers.any(), numbers.any(), numbers.any(), 64};
+  q.strides = {64, 64, 64, 1};
+  Tensor k = q;
+  k.shape[1] = numbers.any();
+  k.shape[2] = kind % 3 ? numbers.any() : q.shape[2];
+  args.q = args.o = q;
+  args.k = args.v = k;
+  if (kind % 2) {
+    args.window_left = numbers.size();
+    args.window_right = numbers.size();
+    args.num_sinks = numbers.size();
+  }
+  fuzz::accepted([&] {
+    const CheckedArguments checked = check_arguments(spec, {}, args);
+    const device::ForwardParams& p = checked.params;
+    FUZZ_CHECK(p.seqlen_q <= longest_sequence && p.seqlen_k <= longest_sequence);
+    if (checked.empty) return;
+    check_partition(p, spec, std::max(1, numbers.size()));
+    check_plan(p, spec);
+  });
+}
+
+void check_tables(Numbers& numbers) {
+  static std::int32_t words[64];
+  constexpr std::size_t enough = 1 << 10;  // to build them
+  const BlockSparseMask mask{.block_m = 16, .block_n = 32, .per_head = numbers.any() % 2 == 0};
+  const BlockListShape shape{numbers.size(), numbers.size(), numbers.size(), numbers.size()};
+  const auto some = [&] { return static_cast<std::size_t>(std::max(0, numbers.size())); };
+  const std::span<const std::int32_t> many(words, some());
+  fuzz::accepted([&] {
+    const std::int64_t lists = count_block_lists(mask, shape);
+    FUZZ_CHECK(lists >= 0 && lists <= most_int);
+    if (std::int64_t{shape.batch} * shape.heads + lists < std::int64_t{enough} &&
+        many.size() <= std::size(words))
+      block_sparse_from_csr(mask, shape, many, many);
+  });
+  const int batch = numbers.size();
+  constexpr std::size_t too_many = 1 << 19;  // tokens of a tree: refused unread
+  if (many.size() > std::size(words) && many.size() / static_cast<std::size_t>(std::max(batch, 1)) < too_many)
+    return;
+  fuzz::accepted([&] { tree_from_parents(many, batch); });
+}
+
+void check_dropout(const Shape& shape) {
+  fuzz::accepted([&] {
+    const std::size_t size = dropout_mask_size(shape);
+    FUZZ_CHECK(shape.batch == 0 || shape.num_heads_q == 0 || shape.seqlen_q == 0 || shape.seqlen_k == 0 ||
+               size > 0);
+    if (size == 0) dropout_mask({.p = 0.5}, shape, {});
+  });
+}
+
+}  // namespace
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Numbers numbers(fuzz::text_of(data, size));
+  const Shape shape{numbers.size(), numbers.size(), numbers.size(), numbers.size(), numbers.size()};
+  check_bucket(shape);
+  check_dropout(shape);
+  check_launch(numbers);
+  check_tables(numbers);
+  return 0;
+}

@@ -169,7 +169,7 @@ struct Engine::Impl {
       }
     }
     try {
-      std::unique_ptr<Kernel> kernel = load(spec, choice);
+      std::unique_ptr<Kernel> kernel = make(spec, choice);
       const Kernel* loaded = kernel.get();
       {
         const std::lock_guard lock(mutex);
@@ -187,10 +187,17 @@ struct Engine::Impl {
     }
   }
 
-  std::unique_ptr<Kernel> load(const AttentionSpec& spec, const ConfigChoice& choice) const {
+  std::unique_ptr<Kernel> make(const AttentionSpec& spec, const ConfigChoice& choice) const {
     const auto start = std::chrono::steady_clock::now();
+    auto kernel = std::make_unique<Kernel::Impl>();
+    kernel->device = device;
+    const auto load = [&](const KernelInfo& info, const std::string& code, const std::vector<Step>& steps) {
+      kernel->executable = device.kind == Device::Kind::cuda
+                               ? load_cuda(device.index, info, code, steps)
+                               : load_cpu(parallel_for, num_threads, code, steps, info);
+    };
     BuiltKernel built =
-        build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt);
+        build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt, load);
     built.info.config_source = choice.source;
     built.info.config_note = choice.note;
     // Only now is it known whose code a record's config means here.
@@ -199,11 +206,6 @@ struct Engine::Impl {
         !differs.empty()) {
       mark_first_guess(built.info.config_source, built.info.config_note, differs);
     }
-    auto kernel = std::make_unique<Kernel::Impl>();
-    kernel->device = device;
-    kernel->executable = device.kind == Device::Kind::cuda
-                             ? load_cuda(device.index, built.info, built.code, built.steps)
-                             : load_cpu(parallel_for, num_threads, built.code, built.steps, built.info);
     kernel->info = std::move(built.info);
     kernel->info.get_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

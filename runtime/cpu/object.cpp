@@ -208,9 +208,13 @@ class Loader {
         address = reinterpret_cast<std::uint64_t>(callable(name));
         if (!address) missing += (missing.empty() ? "" : ", ") + in_quotes(name);
       } else if (symbol.st_shndx < sections_.size() && (sections_[symbol.st_shndx].sh_flags & SHF_ALLOC)) {
-        if (symbol.st_value > sections_[symbol.st_shndx].sh_size) refuse("a symbol lies outside its section");
+        // A label may be a section's end; a function would begin with what lies behind it.
+        const bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
+        const std::uint64_t size = sections_[symbol.st_shndx].sh_size;
+        if (symbol.st_value > size || (is_function && symbol.st_value == size))
+          refuse("a symbol lies outside its section");
         address = reinterpret_cast<std::uint64_t>(memory_) + places_[symbol.st_shndx] + symbol.st_value;
-        if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
+        if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && is_function &&
             part_of(sections_[symbol.st_shndx]) == code)
           functions_.emplace(name, reinterpret_cast<void*>(address));
       }

@@ -1,6 +1,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -84,9 +85,10 @@ struct Engine::Impl {
         cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes)),
         records(tune_store(cache)),
         environment(tune_environment(options)) {
-    if (options.num_threads < 0)
-      throw Error(ErrorCode::invalid_argument,
-                  "num_threads is " + std::to_string(options.num_threads) + ": 0 is all, otherwise a count");
+    if (options.num_threads < 0 || options.num_threads > max_num_threads)
+      throw Error(ErrorCode::invalid_argument, "num_threads is " + std::to_string(options.num_threads) +
+                                                   ": 0 is all CPUs, otherwise it is a count up to " +
+                                                   std::to_string(max_num_threads));
     if (device.kind != Device::Kind::cpu) return;
     num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
@@ -227,9 +229,16 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
     ready.set_value(kernel);
     return ready.get_future().share();
   }
-  Impl::KernelFuture future = std::async(std::launch::async, [impl = impl_.get(), spec, shape] {
-                                return &impl->get(spec, shape);
-                              }).share();
+  Impl::KernelFuture future;
+  try {
+    const auto get = [impl = impl_.get(), spec, shape] { return &impl->get(spec, shape); };
+    future = std::async(std::launch::async, get).share();
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::device_failed,
+                std::string("get_async: the system gives no more threads (") + error.what() +
+                    "): call get, which works on the caller's, or allow more (ulimit -u, or the container's "
+                    "limit of processes)");
+  }
   const std::lock_guard lock(impl_->mutex);
   std::erase_if(impl_->pending, [](const Impl::KernelFuture& f) {
     return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready;

@@ -137,11 +137,12 @@ std::string DiskCache::path(const Key& key) const {
 
 std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
                                           const std::function<Finding(const CacheEntry&)>& check,
-                                          std::string* why) const {
+                                          std::string* why, const EntryUse& use) const {
   CacheEntry entry;
   const auto whole = [&](int file, const struct stat& status) {
     Finding finding = read_entry(file, status, true, entry);
     if (finding.reason.empty()) finding = check(entry);
+    if (finding.reason.empty() && use) finding = use(entry);
     if (finding.reason.empty() && access_ == Access::read_write) mark_used(file, status.st_mtime);
     return finding;
   };
@@ -149,7 +150,7 @@ std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
   return entry;
 }
 
-std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why) const {
+std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why, const EntryUse& use) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
   if (!store) return std::nullopt;
@@ -158,10 +159,11 @@ std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why) co
     if (entry.key.digest() == key.digest()) return {"it holds another key with the same digest", false};
     return {"holds another key", true};
   };
-  return read(store.get(), entry_name(key), check, why);
+  return read(store.get(), entry_name(key), check, why, use);
 }
 
-std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::string* why) const {
+std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::string* why,
+                                                    const EntryUse& use) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
   if (!store) return std::nullopt;
@@ -182,7 +184,7 @@ std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::str
       return {"holds another key", true};
     };
     std::string reason;
-    std::optional<CacheEntry> entry = read(store.get(), name, check, &reason);
+    std::optional<CacheEntry> entry = read(store.get(), name, check, &reason, use);
     if (damage.empty()) damage = std::move(reason);
     if (!entry) continue;
     tell(why, std::move(damage));

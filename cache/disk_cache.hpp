@@ -47,6 +47,10 @@ class KeyLock {
   int process_ = 0;
 };
 
+// What a lookup's caller makes of a whole entry, and may take out of it: all is well, or why it cannot use
+// it.
+using EntryUse = std::function<Finding(CacheEntry& entry)>;
+
 // To build a key once however many ask: lookup; lock; lookup again; build; publish; release. All but the
 // build may fail, and then cost a build, no more.
 class DiskCache {
@@ -80,11 +84,15 @@ class DiskCache {
   std::string path(const Key& key) const;
 
   // The entry if a whole one with exactly these key fields is there. A partial, corrupt or foreign file is
-  // set aside and counts as missing. *why: empty on a plain miss, else why a file that is there was not used.
-  std::optional<CacheEntry> lookup(const Key& key, std::string* why = nullptr) const;
+  // set aside and counts as missing, as does one that `use` finds damaged; one that it only cannot use stays.
+  // *why: empty on a plain miss, else why a file that is there was not used.
+  std::optional<CacheEntry> lookup(const Key& key, std::string* why = nullptr,
+                                   const EntryUse& use = {}) const;
 
-  // An entry for that request (kernel_key.hpp), whatever compiler made it: the newest whole one.
-  std::optional<CacheEntry> lookup_request(const Key& request, std::string* why = nullptr) const;
+  // An entry for that request (kernel_key.hpp), whatever compiler made it: the newest whole one that `use`
+  // takes.
+  std::optional<CacheEntry> lookup_request(const Key& request, std::string* why = nullptr,
+                                           const EntryUse& use = {}) const;
 
   // Waits for every other holder of the key, but not longer than `patience`, so that a stopped process stops
   // nobody else. Not held, with the reason in *why, where patience ran out or the folder cannot hold locks
@@ -115,8 +123,8 @@ class DiskCache {
 
  private:
   std::optional<CacheEntry> read(int store, const std::string& name,
-                                 const std::function<Finding(const CacheEntry&)>& check,
-                                 std::string* why) const;
+                                 const std::function<Finding(const CacheEntry&)>& check, std::string* why,
+                                 const EntryUse& use) const;
 
   std::string folder_;
   Access access_;

@@ -54,4 +54,12 @@ std::optional<StoredKernel> unpack_kernel(CacheEntry entry) try {
   return std::nullopt;
 }
 
+EntryUse unpack_into(std::optional<StoredKernel>& kernel) {
+  return [&kernel](CacheEntry& entry) -> Finding {
+    kernel = unpack_kernel({Key(), std::move(entry.metadata), std::move(entry.payload)});
+    if (kernel) return {};
+    return {"its metadata does not describe a kernel", true};
+  };
+}
+
 }  // namespace flashjit

@@ -10,6 +10,7 @@
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/compiler.hpp"
+#include "runtime/executable.hpp"
 
 namespace flashjit {
 namespace {
@@ -19,7 +20,7 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 [[noreturn]] void refuse_to_compile(AttentionSpec spec, const Target& target, const KernelConfig& config,
-                                    const OpenedCache& cache) {
+                                    const OpenedCache& cache, const std::string& note) {
   std::string folders, folder;
   for (const DiskCache& layer : cache.layers) folders += layer.folder() + ", ";
   if (cache.disk) folders += cache.disk->folder() + ", ";
@@ -27,6 +28,7 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
   spec.config = pinned(config);
   throw Error(ErrorCode::not_prebuilt,
               "no cache folder has the kernel of " + spec.to_json() + " for " + target.str() +
+                  (note.empty() ? "" : " (" + note + ")") +
                   ", and the policy require_prebuilt neither compiles nor tunes (searched: " +
                   (folders.empty() ? "none, " : folders) + "see FLASHJIT_CACHE_PATH); where there is a " +
                   "compiler, this makes it: flashjit prebuild '" + spec.to_json() + "' --target " +
@@ -66,7 +68,7 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
 }
 
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const OpenedCache& cache, bool may_compile) {
+                         const OpenedCache& cache, bool may_compile, const CodeLoader& load) {
   const auto start = std::chrono::steady_clock::now();
   const KernelSource source = render(spec, target, config);
   const Key request = request_key(spec, source);
@@ -76,67 +78,79 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
   info.spec = spec;
   info.target = target;
   info.config = config;
-  built.steps = source.steps;
+  const auto note = [&](const std::string& why) {
+    if (why.empty() || info.cache_note.find(why) != std::string::npos) return;
+    info.cache_note += (info.cache_note.empty() ? "" : "; ") + why;
+  };
 
+  std::shared_ptr<const Compiler> compiler;
   std::optional<CompiledKernel> compiled;
-  // What `lookup` of that folder gives.
-  const auto find = [&](const DiskCache& folder, auto lookup) {
-    if (compiled) return;
-    std::string why;
-    std::optional<CacheEntry> entry = lookup(&why);
-    if (!why.empty()) info.cache_note = why;
-    if (!entry) return;
-    const Key key = entry->key;
-    if (const std::string* identity = key.find("compiler")) built.compiler_identity = *identity;
-    std::optional<StoredKernel> stored = unpack_kernel(std::move(*entry));
-    if (!stored) return;
+  const auto use = [&](const DiskCache& folder, CacheEntry& entry) -> Finding {
+    std::optional<StoredKernel> stored;
+    if (Finding finding = unpack_into(stored)(entry); !finding.reason.empty()) return finding;
+    try {
+      if (load) load(info, stored->compiled.code, source.steps);
+    } catch (const BadCode& error) {
+      return {error.message(), compiler != nullptr};
+    }
     compiled = std::move(stored->compiled);
+    if (const std::string* identity = entry.key.find("compiler")) built.compiler_identity = *identity;
     info.origin = Origin::disk;
-    info.key = key.digest();
-    info.path = folder.path(key);
+    info.key = entry.key.digest();
+    info.path = folder.path(entry.key);
+    return {};
   };
   const auto find_request = [&](const DiskCache& folder) {
-    find(folder, [&](std::string* why) { return folder.lookup_request(request, why); });
+    if (compiled) return;
+    std::string why;
+    folder.lookup_request(request, &why, [&](CacheEntry& entry) { return use(folder, entry); });
+    note(why);
   };
 
   for (const DiskCache& layer : cache.layers) find_request(layer);
   if (!may_compile) {
     if (cache.disk) find_request(*cache.disk);
-    if (!compiled) refuse_to_compile(spec, target, config, cache);
+    if (!compiled) refuse_to_compile(spec, target, config, cache, info.cache_note);
   }
-  std::shared_ptr<const Compiler> compiler;
   if (!compiled) {
     try {
       compiler = compiler_for(target);
-    } catch (const Error&) {
+    } catch (const Error& error) {
       if (cache.disk) find_request(*cache.disk);
-      if (!compiled) throw;
+      if (!compiled) {
+        if (info.cache_note.empty()) throw;
+        throw Error(error.code(), error.message() + "; in the cache, " + info.cache_note, error.detail());
+      }
     }
   }
   if (!compiled) {
     const Key key = entry_key(request, compiler->options(source), compiler->identity());
     info.key = key.digest();
+    std::string why;
     const auto find_key = [&] {
-      if (cache.disk) find(*cache.disk, [&](std::string* why) { return cache.disk->lookup(key, why); });
+      if (!cache.disk || compiled) return;
+      cache.disk->lookup(key, &why, [&](CacheEntry& entry) { return use(*cache.disk, entry); });
+      note(why);
     };
     find_key();
     KeyLock lock;
     if (!compiled && cache.disk) {
-      lock = cache.disk->lock(key, std::chrono::minutes(1), &info.cache_note);
+      lock = cache.disk->lock(key, std::chrono::minutes(1), &why);
+      note(why);
       find_key();
     }
     if (!compiled) {
       compiled = compiler->compile(source);
       built.compiler_identity = compiler->identity();
       info.origin = Origin::compiled;
-      std::string failure;
       if (!cache.disk) {
-        info.cache_note = cache.note;
-      } else if (cache.disk->publish(pack_kernel(key, *compiled, source), &failure)) {
+        note(cache.note);
+      } else if (cache.disk->publish(pack_kernel(key, *compiled, source), &why)) {
         info.path = cache.disk->path(key);
       } else {
-        info.cache_note = failure;
+        note(why);
       }
+      if (load) load(info, compiled->code, source.steps);
     }
   }
   info.compiler = compiled->compiler;
@@ -144,10 +158,9 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
   info.registers = compiled->registers;
   info.spill_bytes = compiled->spill_bytes;
   info.shared_memory = compiled->static_shared_memory;
-  if (!built.steps.empty()) info.shared_memory += built.steps.front().shared_memory;
+  if (!source.steps.empty()) info.shared_memory += source.steps.front().shared_memory;
   info.compile_ms = compiled->compile_ms;
   info.get_ms = milliseconds_since(start);
-  built.code = std::move(compiled->code);
   return built;
 }
 
@@ -156,7 +169,8 @@ std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const
   if (folders.empty()) return {};
   const Key request = request_key(spec, render(spec, target, config));
   for (const DiskCache& folder : folders) {
-    if (const std::optional<CacheEntry> entry = folder.lookup_request(request))
+    std::optional<StoredKernel> kernel;
+    if (const auto entry = folder.lookup_request(request, nullptr, unpack_into(kernel)))
       return folder.path(entry->key);
   }
   return {};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,6 @@ namespace flashjit {
 
 struct BuiltKernel {
   KernelInfo info;
-  std::string code;
-  std::vector<Step> steps;
   std::string compiler_identity;  // of the compiler that made it
 };
 
@@ -34,6 +33,11 @@ std::vector<std::string> layer_paths(const std::optional<std::string>& layers);
 OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
                        std::uint64_t max_bytes = 0);
 
+// Loads code that `info` describes by spec, target and config. Throws BadCode (executable.hpp) where the code
+// is to blame.
+using CodeLoader =
+    std::function<void(const KernelInfo& info, const std::string& code, const std::vector<Step>& steps)>;
+
 // `spec` is validated. Of many callers with one key, in any number of processes that share the folder, one
 // compiles.
 //
@@ -42,8 +46,12 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
 // is no compiler, any that answers the request does. Throws compiler_unavailable if there is none.
 //
 // Not `may_compile`: as if there were no compiler. Throws not_prebuilt, with the command that helps.
+//
+// With `load`, what is returned was loaded. An entry whose code is to blame for not loading is passed over;
+// in the folder it is set aside, and built anew, where there is a compiler. (Without one it stays: it may be
+// that only this host's driver is too old for it.) Whatever else `load` throws ends the build.
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const OpenedCache& cache, bool may_compile = true);
+                         const OpenedCache& cache, bool may_compile = true, const CodeLoader& load = {});
 
 // The path of an entry for that request in the first of the folders that has one, whichever compiler made it;
 // empty if none has. `spec` is validated.

@@ -1,6 +1,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -84,9 +85,10 @@ struct Engine::Impl {
         cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes)),
         records(tune_store(cache)),
         environment(tune_environment(options)) {
-    if (options.num_threads < 0)
-      throw Error(ErrorCode::invalid_argument,
-                  "num_threads is " + std::to_string(options.num_threads) + ": 0 is all, otherwise a count");
+    if (options.num_threads < 0 || options.num_threads > max_num_threads)
+      throw Error(ErrorCode::invalid_argument, "num_threads is " + std::to_string(options.num_threads) +
+                                                   ": 0 is all CPUs, otherwise it is a count up to " +
+                                                   std::to_string(max_num_threads));
     if (device.kind != Device::Kind::cpu) return;
     num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
@@ -169,7 +171,7 @@ struct Engine::Impl {
       }
     }
     try {
-      std::unique_ptr<Kernel> kernel = load(spec, choice);
+      std::unique_ptr<Kernel> kernel = make(spec, choice);
       const Kernel* loaded = kernel.get();
       {
         const std::lock_guard lock(mutex);
@@ -187,10 +189,17 @@ struct Engine::Impl {
     }
   }
 
-  std::unique_ptr<Kernel> load(const AttentionSpec& spec, const ConfigChoice& choice) const {
+  std::unique_ptr<Kernel> make(const AttentionSpec& spec, const ConfigChoice& choice) const {
     const auto start = std::chrono::steady_clock::now();
+    auto kernel = std::make_unique<Kernel::Impl>();
+    kernel->device = device;
+    const auto load = [&](const KernelInfo& info, const std::string& code, const std::vector<Step>& steps) {
+      kernel->executable = device.kind == Device::Kind::cuda
+                               ? load_cuda(device.index, info, code, steps)
+                               : load_cpu(parallel_for, num_threads, code, steps, info);
+    };
     BuiltKernel built =
-        build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt);
+        build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt, load);
     built.info.config_source = choice.source;
     built.info.config_note = choice.note;
     // Only now is it known whose code a record's config means here.
@@ -199,11 +208,6 @@ struct Engine::Impl {
         !differs.empty()) {
       mark_first_guess(built.info.config_source, built.info.config_note, differs);
     }
-    auto kernel = std::make_unique<Kernel::Impl>();
-    kernel->device = device;
-    kernel->executable = device.kind == Device::Kind::cuda
-                             ? load_cuda(device.index, built.info, built.code, built.steps)
-                             : load_cpu(parallel_for, num_threads, built.code, built.steps, built.info);
     kernel->info = std::move(built.info);
     kernel->info.get_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -225,9 +229,16 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
     ready.set_value(kernel);
     return ready.get_future().share();
   }
-  Impl::KernelFuture future = std::async(std::launch::async, [impl = impl_.get(), spec, shape] {
-                                return &impl->get(spec, shape);
-                              }).share();
+  Impl::KernelFuture future;
+  try {
+    const auto get = [impl = impl_.get(), spec, shape] { return &impl->get(spec, shape); };
+    future = std::async(std::launch::async, get).share();
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::device_failed,
+                std::string("get_async: the system gives no more threads (") + error.what() +
+                    "): call get, which works on the caller's, or allow more (ulimit -u, or the container's "
+                    "limit of processes)");
+  }
   const std::lock_guard lock(impl_->mutex);
   std::erase_if(impl_->pending, [](const Impl::KernelFuture& f) {
     return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready;

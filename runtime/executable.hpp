@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/error.hpp"
 #include "codegen/kernel_source.hpp"
 #include "runtime/flashjit.hpp"
 #include "templates/shared/params.h"
@@ -38,8 +39,15 @@ class Executable {
   }
 };
 
+// Code that cannot be loaded whatever else is tried: damaged, or of another kind of machine. Every other
+// failure to load (no memory, no context, pages that may not be executable) says nothing against the code.
+class BadCode : public Error {
+ public:
+  using Error::Error;
+};
+
 // `code` is what a Compiler made of a source with these steps; of `info` the spec, target and config count.
-// Throw device_failed or target_unavailable.
+// Throw device_failed or target_unavailable, as BadCode where the code is to blame.
 std::unique_ptr<Executable> load_cuda(int device_index, const KernelInfo& info, const std::string& code,
                                       const std::vector<Step>& steps);
 

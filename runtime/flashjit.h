@@ -14,8 +14,8 @@
 
    Every function that can fail returns FLASHJIT_OK or an error code; flashjit_last_error_message() and
    flashjit_last_error_detail() then say more, on the thread that called. Outputs are written only on success.
-   All functions may be called from several threads at once; destroying what another thread uses is the
-   caller's error. */
+   All functions may be called from several threads at once; destroying what another thread uses, or an engine
+   whose kernels are used afterwards, is the caller's error. */
 #ifndef FLASHJIT_H
 #define FLASHJIT_H
 
@@ -145,7 +145,7 @@ typedef struct {
   const char* device;    /* "cpu" (default) or "cuda:N" */
   const char* target;    /* default: the device's best */
   const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
-  int32_t num_threads;   /* CPU kernels; default: as many as this process may use */
+  int32_t num_threads;   /* CPU kernels; default: as many as this process may use; at most 8192 */
   flashjit_parallel_for
       parallel_for; /* CPU kernels run on it, work cut for num_threads, not on the engine's threads */
   void* parallel_for_user;
@@ -170,7 +170,8 @@ FLASHJIT_C_API flashjit_status flashjit_engine_get(flashjit_engine* engine, cons
                                                    const flashjit_shape* shape,
                                                    const flashjit_kernel** kernel);
 
-/* The same in the background. Destroying a request does not cancel it. */
+/* The same in the background. Destroying a request does not cancel it; destroying the engine waits for it.
+   FLASHJIT_DEVICE_FAILED where the system gives no thread. */
 FLASHJIT_C_API flashjit_status flashjit_engine_get_async(flashjit_engine* engine, const flashjit_spec* spec,
                                                          const flashjit_shape* shape,
                                                          flashjit_request** request);

@@ -6,7 +6,8 @@
 //                                                      .num_heads_q = 32, .num_heads_kv = 8});
 //   kernel.launch({.q = q, .k = k, .v = v, .o = o, .lse = lse}, stream);
 //
-// Every failure is a flashjit::Error. All functions may be called from several threads at once.
+// Every failure is a flashjit::Error. All functions may be called from several threads at once; destroying
+// what another thread uses, or an engine whose kernels are used afterwards, is the caller's error.
 #pragma once
 
 #include <array>
@@ -188,6 +189,9 @@ enum class Policy {
   require_prebuilt,   // as heuristic, but never compiles: what is not in a cache folder is not_prebuilt
 };
 
+// As many CPUs as Linux on x86-64 runs on: more threads would only wait for each other.
+inline constexpr int max_num_threads = 8192;
+
 struct EngineOptions {
   std::string device = "cpu";  // "cpu" or "cuda:N"
   std::string target{};        // empty: the device's best
@@ -197,7 +201,7 @@ struct EngineOptions {
       cache_path{};  // absent: FLASHJIT_CACHE_PATH; read-only folders of prebuilt kernels that are
                      // searched before cache_dir, separated by colons; empty: none
   std::uint64_t cache_max_bytes = 0;  // of cache_dir; 0: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB
-  int num_threads = 0;                // CPU kernels; 0: as many as this process may use
+  int num_threads = 0;         // CPU kernels; 0: as many as this process may use; at most max_num_threads
   ParallelFor parallel_for{};  // CPU kernels run on it, work cut for num_threads, not on the engine's threads
   Policy policy = Policy::heuristic;
   double tune_seconds = 30;  // tune_on_first_use: the most that tuning may take
@@ -213,7 +217,8 @@ class FLASHJIT_API Engine {
   // The kernel for the spec at sizes like `shape`, compiled or loaded if this is the first time. The
   // reference is valid for the engine's life. In memory already: no lock, no allocation.
   const Kernel& get(const AttentionSpec& spec, const Shape& shape);
-  // The same on a thread of the engine. The engine waits for it before it ends.
+  // The same on a thread of the engine. The engine waits for it before it ends. Throws device_failed where
+  // the system gives no thread.
   std::shared_future<const Kernel*> get_async(const AttentionSpec& spec, const Shape& shape);
 
   const Target& target() const noexcept;

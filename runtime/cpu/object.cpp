@@ -17,6 +17,7 @@
 
 #include "codegen/error.hpp"
 #include "codegen/suggest.hpp"
+#include "runtime/executable.hpp"
 
 namespace flashjit {
 namespace {
@@ -37,8 +38,17 @@ void* callable(std::string_view name) {
   return nullptr;
 }
 
+std::string cannot_load(const std::string& reason) {
+  return "the CPU kernel's object cannot be loaded: " + reason;
+}
+
 [[noreturn]] void refuse(const std::string& reason) {
-  throw Error(ErrorCode::device_failed, "the CPU kernel's object cannot be loaded: " + reason);
+  throw BadCode(ErrorCode::device_failed, cannot_load(reason));
+}
+
+// The system would not: says nothing against the object.
+[[noreturn]] void fail(const std::string& what) {
+  throw Error(ErrorCode::device_failed, cannot_load(what + ": " + std::strerror(errno)));
 }
 
 // Far beyond any kernel, and far within the reach of 32-bit distances.
@@ -156,7 +166,7 @@ class Loader {
     for (int part = 0; part < num_parts; ++part) {
       const std::size_t bytes = part_begin_[part + 1] - part_begin_[part];
       if (bytes > 0 && ::mprotect(memory_ + part_begin_[part], bytes, protection[part]) != 0)
-        refuse(std::string("memory cannot be made executable: ") + std::strerror(errno));
+        fail("memory cannot be made executable");
     }
     return std::move(functions_);
   }
@@ -198,9 +208,13 @@ class Loader {
         address = reinterpret_cast<std::uint64_t>(callable(name));
         if (!address) missing += (missing.empty() ? "" : ", ") + in_quotes(name);
       } else if (symbol.st_shndx < sections_.size() && (sections_[symbol.st_shndx].sh_flags & SHF_ALLOC)) {
-        if (symbol.st_value > sections_[symbol.st_shndx].sh_size) refuse("a symbol lies outside its section");
+        // A label may be a section's end; a function would begin with what lies behind it.
+        const bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
+        const std::uint64_t size = sections_[symbol.st_shndx].sh_size;
+        if (symbol.st_value > size || (is_function && symbol.st_value == size))
+          refuse("a symbol lies outside its section");
         address = reinterpret_cast<std::uint64_t>(memory_) + places_[symbol.st_shndx] + symbol.st_value;
-        if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
+        if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && is_function &&
             part_of(sections_[symbol.st_shndx]) == code)
           functions_.emplace(name, reinterpret_cast<void*>(address));
       }
@@ -269,7 +283,7 @@ LoadedObject::LoadedObject(std::string_view object) {
   Loader loader(object);
   void* const memory =
       ::mmap(nullptr, loader.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) refuse(std::string("no memory: ") + std::strerror(errno));
+  if (memory == MAP_FAILED) fail("no memory");
   memory_ = static_cast<std::byte*>(memory);
   size_ = loader.size();
   try {

@@ -15,15 +15,15 @@ namespace flashjit {
 // may call what object.cpp lists and nothing else of the process.
 class LoadedObject {
  public:
-  // Reads bytes that nobody vouches for. Throws device_failed with what is wrong: not such an object,
-  // damaged, unknown functions, static initialisers, thread-local variables, relocations beyond those of
-  // position independent code, no memory.
+  // Reads bytes that nobody vouches for. Throws device_failed with what is wrong: as BadCode if it is not
+  // such an object, damaged, or has unknown functions, static initialisers, thread-local variables,
+  // relocations beyond those of position independent code; else no memory, or none that may be executable.
   explicit LoadedObject(std::string_view object);
   LoadedObject(const LoadedObject&) = delete;
   LoadedObject& operator=(const LoadedObject&) = delete;
   ~LoadedObject();
 
-  // The address of that global function. Throws device_failed if there is none.
+  // The address of that global function. Throws BadCode (device_failed) if there is none.
   void* function(std::string_view name) const;
 
  private:

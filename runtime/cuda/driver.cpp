@@ -117,6 +117,25 @@ std::string error_text(CUresult result) {
   return std::string(name) + (text ? " (" + std::string(text) + ")" : "");
 }
 
+bool blames_code(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    // The driver takes for PTX what is no cubin, and we hand it cubins only.
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
+    case CUDA_ERROR_INVALID_SOURCE:
+    case CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND:
+    case CUDA_ERROR_SHARED_OBJECT_INIT_FAILED:
+    case CUDA_ERROR_NOT_FOUND:  // it has no such entry
+      return true;
+    default:
+      return false;
+  }
+}
+
 void check(CUresult result, const char* what) {
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::device_failed, std::string(what) + ": " + error_text(result));

@@ -35,6 +35,8 @@ const DriverApi& driver();
 
 // "CUDA_ERROR_INVALID_VALUE (invalid argument)".
 std::string error_text(CUresult result);
+// Whether that answer to loading code says that the code is to blame, and not the device or its memory.
+bool blames_code(CUresult result);
 // Throws device_failed: "<what>: <error_text>".
 void check(CUresult result, const char* what);
 

@@ -85,14 +85,14 @@ class CudaExecutable final : public Executable {
 
   // Any of the calls that load code may be the one that reads it.
   void check_code(cuda::CUresult result) const {
-    if (result == cuda::CUDA_ERROR_NO_BINARY_FOR_GPU || result == cuda::CUDA_ERROR_INVALID_IMAGE) {
+    if (cuda::blames_code(result)) {
       const CudaDevice device = cuda_device(context_.index());
-      throw Error(ErrorCode::target_unavailable,
-                  device.name + " (compute capability " + std::to_string(device.major) + "." +
-                      std::to_string(device.minor) + ", driver for CUDA " + cuda_driver_version() +
-                      ") does not take this machine code: " + cuda::error_text(result) +
-                      "; compile for its own target, with an NVRTC of the driver's CUDA version or older "
-                      "(FLASHJIT_NVRTC)");
+      throw BadCode(ErrorCode::target_unavailable,
+                    device.name + " (compute capability " + std::to_string(device.major) + "." +
+                        std::to_string(device.minor) + ", driver for CUDA " + cuda_driver_version() +
+                        ") does not take this machine code: " + cuda::error_text(result) +
+                        "; compile for its own target, with an NVRTC of the driver's CUDA version or older "
+                        "(FLASHJIT_NVRTC)");
     }
     check(result, ("loading " + step_.entry).c_str());
   }

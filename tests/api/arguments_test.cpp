@@ -2,9 +2,12 @@
 // nothing had happened.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <functional>
 #include <limits>
+#include <system_error>
+#include <thread>
 
 #include "tests/api/arguments.hpp"
 #include "tests/unit/expect_error.h"
@@ -307,6 +310,51 @@ TEST(Engines, TargetsThatDoNotRunHere) {
 
 TEST(Engines, ThreadCounts) {
   expect_error(ErrorCode::invalid_argument, {"num_threads", "-1"}, [] { Engine({.num_threads = -1}); });
+  for (const int too_many : {max_num_threads + 1, 1'000'000'000}) {
+    const std::string text = std::to_string(too_many);
+    expect_error(ErrorCode::invalid_argument, {"num_threads", text.c_str(), "up to 8192"},
+                 [&] { Engine({.num_threads = too_many}); });
+  }
+  const ParallelFor serial = [](std::int64_t count, auto* body, void* context) { body(context, 0, count); };
+  EXPECT_NO_THROW(Engine({.num_threads = max_num_threads, .parallel_for = serial}));
+}
+
+// While it lives a thread asks for a stack larger than any address space: the system gives none.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_getattr_default_np(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 60);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(Engines, WithoutAThreadGetAsyncSaysSo) {
+  Engine one({.num_threads = 1});
+  AttentionSpec spec;
+  spec.head_dim = GoodArguments::head_dim;
+  {
+    const NoMoreThreads here;
+    EXPECT_THROW(std::thread([] {}).join(), std::system_error) << "the system gave one all the same";
+    expect_error(ErrorCode::device_failed, {"get_async", "no more threads", "ulimit -u"},
+                 [&] { one.get_async(spec, GoodArguments::shape()); });
+  }
+  const Kernel* kernel = one.get_async(spec, GoodArguments::shape()).get();
+  EXPECT_EQ(kernel, &one.get(spec, GoodArguments::shape()));
+  const NoMoreThreads here;
+  EXPECT_EQ(one.get_async(spec, GoodArguments::shape()).get(), kernel) << "in memory: takes no thread";
 }
 
 TEST(Engines, SpecsThatCannotBe) {

@@ -154,6 +154,8 @@ TEST_F(CApi, BadOptions) {
   options.target = nullptr;
   options.num_threads = -3;
   expect(FLASHJIT_INVALID_ARGUMENT, {"num_threads", "-3"}, flashjit_engine_create(&options, &e));
+  options.num_threads = 1'000'000'000;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"num_threads", "8192"}, flashjit_engine_create(&options, &e));
   options.num_threads = 0;
   options.cache_dir = "/proc/no/such/place";
   expect(FLASHJIT_CACHE_FAILED, {"/proc/no/such/place"}, flashjit_engine_create(&options, &e));
@@ -167,6 +169,13 @@ TEST_F(CApi, BadOptions) {
   ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
   const EngineHandle strict(e);
   expect(FLASHJIT_NOT_PREBUILT, {"flashjit prebuild '{"},
+         flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
+  // What tuning may take arrives where it is checked.
+  options.policy = FLASHJIT_POLICY_TUNE_ON_FIRST_USE;
+  options.tune_seconds = -7;
+  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
+  const EngineHandle tuning(e);
+  expect(FLASHJIT_INVALID_ARGUMENT, {"a budget of -7"},
          flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
   // Made by a program that does not know the fields.
   options.struct_size = offsetof(flashjit_engine_options, cache_path);

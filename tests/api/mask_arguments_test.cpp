@@ -108,6 +108,8 @@ TEST(MaskArguments, BlockLists) {
   m.expect_works();
   bitmask_of[0] = 1;
   m.expect_refusal({"block_bitmask_of[0] is 1", "one of the 1 block_bitmasks"});
+  bitmask_of[0] = -2;
+  m.expect_refusal({"block_bitmask_of[0] is -2", "must be -1 or"});
   bitmask_of[0] = 0;
   m.table(&AttentionArgs::block_bitmasks, {1, 32, 1}, std::vector<std::int32_t>(32));
   m.expect_refusal({"block_bitmasks", "[1, 32, 1]", "block_m"});

@@ -178,6 +178,12 @@ TEST(BadNumbers, Near31And64Bits) {
                  {"batch 3", "2147483647"});
 }
 
+TEST(BadThreads, TooMany) {
+  const CommandLine flashjit;
+  expect_failure(flashjit, {"run", small_spec, "--num-threads", "1000000000"}, usage,
+                 {"--num-threads", "8192"});
+}
+
 TEST(BadConfigs, OfBench) {
   const CommandLine flashjit;
   expect_failure(flashjit, {"bench", small_spec, "--configs", "64"}, invalid_argument, {"64x128"});

@@ -114,7 +114,11 @@ TEST(Compile, SaysOnceThatNothingIsKept) {
   const Outcome outcome =
       flashjit({"compile", small_spec, "--target", "x86-64-v3,native", "--cache-dir", ""});
   EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_EQ(outcome.err, "flashjit: cache: there is no cache folder\n");
+  // Beside what it says of a compile that takes long.
+  const std::string note = "flashjit: cache: there is no cache folder\n";
+  const std::size_t first = outcome.err.find(note);
+  ASSERT_NE(first, std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find(note, first + 1), std::string::npos) << outcome.err;
 }
 
 TEST(Bench, StartMeasuresTheFirstResult) {

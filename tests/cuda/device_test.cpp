@@ -236,12 +236,20 @@ TEST_F(CudaDeviceTest, CodeForAnotherTargetIsRefused) {
   const Error error = error_of([&] { load(code); });
   EXPECT_EQ(error.code(), ErrorCode::target_unavailable);
   EXPECT_THAT(error.message(), HasSubstr("compute capability"));
+  EXPECT_THROW(load(code), BadCode);
 }
 
 TEST_F(CudaDeviceTest, DamagedCodeIsRefused) {
   std::string code = probe(target_);
   code.replace(0, 4, "oops");
   EXPECT_EQ(error_of([&] { load(code); }).code(), ErrorCode::target_unavailable);
+  EXPECT_THROW(load(code), BadCode);
+  EXPECT_THROW(load("no machine code at all"), BadCode);
+}
+
+TEST_F(CudaDeviceTest, CodeWithoutTheEntryIsRefused) {
+  const std::string code = probe(target_);
+  EXPECT_THROW(load_cuda(0, info(), code, {{.entry = "another", .threads = 96}}), BadCode);
 }
 
 TEST_F(CudaDeviceTest, TooMuchSharedMemoryIsRefused) {
@@ -322,6 +330,16 @@ TEST_F(CudaExitTest, KernelsMayOutliveTheirContext) {
 }
 
 // ---- without a GPU ----
+
+TEST(CudaDriver, KnowsWhatBlamesTheCode) {
+  for (const CUresult result :
+       {CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_INVALID_PTX,
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION, CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_NOT_FOUND})
+    EXPECT_TRUE(blames_code(result)) << result;
+  for (const CUresult result : {CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NO_DEVICE,
+                                CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE})
+    EXPECT_FALSE(blames_code(result)) << result;
+}
 
 TEST(CudaDriver, AbsenceIsExplained) {
   std::string reason;

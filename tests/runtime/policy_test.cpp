@@ -185,6 +185,13 @@ TEST_F(PolicyTest, RequirePrebuiltNeitherCompilesNorTunes) {
   EXPECT_EQ(get(strict).config, other);
 }
 
+TEST_F(PolicyTest, WhatFailedMayWorkTheNextTime) {
+  Engine engine(options(Policy::require_prebuilt));
+  for (int time = 0; time < 2; ++time) EXPECT_THROW(engine.get(spec, shape), Error);
+  compile(spec, Target::native(), shape, user.path(), "");
+  EXPECT_EQ(engine.get(spec, shape).info().origin, Origin::disk);
+}
+
 TEST_F(PolicyTest, TuneOnFirstUse) {
   const KernelInfo first = get(options(Policy::tune_on_first_use));
   EXPECT_EQ(first.config_source, ConfigSource::record);

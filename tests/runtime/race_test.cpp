@@ -58,6 +58,18 @@ TEST(Race, WhoIsNoFasterThanNoiseDoesNotWin) {
   EXPECT_EQ(winner(clock.candidates), 0u);
 }
 
+// In every round, so that noise has no part in it.
+TEST(Race, AWinnerIsFasterByOnePercentAtLeast) {
+  const auto winner_of = [](double ms) {
+    const std::vector<double> first(race_rounds, 1.0), other(race_rounds, ms);
+    return winner(
+        {{.config = {.block_m = 1}, .samples_ms = first}, {.config = {.block_m = 2}, .samples_ms = other}});
+  };
+  EXPECT_EQ(winner_of(0.999), 0u);
+  EXPECT_EQ(winner_of(0.991), 0u);
+  EXPECT_EQ(winner_of(0.989), 1u);
+}
+
 TEST(Race, ThoseWellBehindDropOutEarly) {
   FakeClock clock({1.0, 4.0, 0.8, 1.2, 0.82, 0.84, 0.86}, 0, 1);
   ASSERT_TRUE(clock.run());

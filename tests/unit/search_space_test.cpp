@@ -3,6 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "expect_error.h"
 
@@ -43,6 +51,84 @@ TEST(SearchSpace, HoldsFittingConfigsAndTheHeuristicOne) {
       }
     });
   }
+}
+
+// One line for all configs that differ in block_n alone: "block_m 64, num_stages 2: block_n 64 80 96".
+// Choices that are off, and one stage or warp, are left out.
+std::string text_of(const std::vector<KernelConfig>& space) {
+  std::map<KernelConfig, std::string> lines;
+  for (KernelConfig config : space) {
+    const std::string block_n = " " + std::to_string(std::exchange(config.block_n, 0));
+    lines[config] += block_n;
+  }
+  const KernelConfig plain{.num_stages = 1, .num_warps = 1};
+  std::string text;
+  for (const auto& [config, block_n] : lines) {
+    std::string choices;
+    for_each_choice([&](const char* name, auto choice, auto) {
+      if (config.*choice == plain.*choice) return;
+      const std::string value = choice_text(config.*choice);
+      choices += (choices.empty() ? "" : ", ") + (name + (value == "true" ? "" : " " + value));
+    });
+    text += "    " + choices + ": block_n" + block_n + "\n";
+  }
+  return text;
+}
+
+// The spaces of all targets for that spec; targets with the same one share it.
+std::string spaces_of(const AttentionSpec& spec) {
+  std::vector<std::pair<std::string, std::string>> spaces;  // and whose they are
+  for (const Target& target : Target::all()) {
+    if (target.is_cuda() && spec.dtype == DType::fp32) continue;
+    const std::vector<KernelConfig> space = search_space(spec, target);
+    const std::string text = std::to_string(space.size()) + " configs\n" + text_of(space);
+    const auto same =
+        std::find_if(spaces.begin(), spaces.end(), [&](const auto& s) { return s.first == text; });
+    if (same == spaces.end()) {
+      spaces.emplace_back(text, target.str());
+    } else {
+      same->second += ", " + target.str();
+    }
+  }
+  std::string text;
+  for (const auto& [space, targets] : spaces) text += "  " + targets + ": " + space;
+  return text;
+}
+
+// What the tuner tries changes on purpose only: each config for some specs, and how many for every head_dim.
+// To accept a change: FLASHJIT_UPDATE_GOLDEN=1, and review the diff.
+TEST(SearchSpace, Golden) {
+  std::string text;
+  for (const char* json :
+       {R"({"op": "forward", "dtype": "bf16", "head_dim": 64})",
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 128})",
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 256})",
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 192, "head_dim_v": 128})",
+        R"({"op": "forward", "dtype": "fp32", "head_dim": 128})",
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "dropout": true, "mask": ["causal"]})",
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 256, "dropout": true, "mask": ["tree"]})",
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["block_sparse"]})"})
+    text += std::string(json) + "\n" + spaces_of(AttentionSpec::from_json(json));
+  text += "bf16, how many configs for head_dim 8, 16, ..., 256\n";
+  for (const Target& target : Target::all()) {
+    text += "  " + target.str() + ":";
+    for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+      const AttentionSpec spec = AttentionSpec{.head_dim = head_dim}.validated();
+      text += " " + std::to_string(search_space(spec, target).size());
+    }
+    text += "\n";
+  }
+  const auto path = std::filesystem::path(FLASHJIT_SOURCE_DIR) / "tests/golden/search_space.txt";
+  if (std::getenv("FLASHJIT_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << text;
+  std::ifstream file(path, std::ios::binary);
+  const std::string golden{std::istreambuf_iterator<char>(file), {}};
+  const auto at = static_cast<std::size_t>(
+      std::mismatch(text.begin(), text.end(), golden.begin(), golden.end()).first - text.begin());
+  const std::size_t line = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
+  EXPECT_TRUE(text == golden) << "first in line " << 1 + std::count(text.begin(), text.begin() + line, '\n')
+                              << ", now\n"
+                              << text.substr(line, text.find('\n', line) - line)
+                              << "\nto accept it, run with FLASHJIT_UPDATE_GOLDEN=1";
 }
 
 TEST(SearchSpace, EveryRejectionHasAReason) {

@@ -304,7 +304,7 @@ Verb add_bench(const Arguments& parent) {
                                       "Measure what this process takes to its first result instead, and then "
                                       "engine.get from disk and from memory");
   app.add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
-      .at_least(1)
+      .between(1, max_num_threads)
       .needs(start)
       .capture_default_str();
   start.excludes(configs).excludes(compile);

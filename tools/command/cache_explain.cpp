@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
@@ -76,7 +77,10 @@ std::optional<std::string> find_entry(const CacheOptions& cache, const Key& want
   const Key request = request_of(wanted);
   for (const DiskCache& folder : cache.folders()) {
     const bool by_request = folder.access() == DiskCache::Access::read_only || wanted == request;
-    const auto entry = by_request ? folder.lookup_request(request) : folder.lookup(wanted);
+    std::optional<StoredKernel> kernel;
+    const EntryUse use = unpack_into(kernel);
+    const auto entry =
+        by_request ? folder.lookup_request(request, nullptr, use) : folder.lookup(wanted, nullptr, use);
     if (entry) return folder.path(entry->key);
   }
   return std::nullopt;

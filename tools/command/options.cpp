@@ -167,8 +167,7 @@ void DeviceOptions::add(const Arguments& app) {
   app.add_option("--device", device, "\"cpu\" or \"cuda:N\"").capture_default_str();
   app.add_option("--target", target, "Compile for this instead of the device's best");
   app.add_option("--num-threads", num_threads, "Threads of a CPU kernel; 0: as many as this process may use")
-      .at_least(0)
-      .type_name("N")
+      .between(0, max_num_threads)
       .capture_default_str();
   add_cache_dir(app, cache_dir);
   add_cache_path(app, cache_path);

@@ -1,0 +1,100 @@
+// Objects in memory, from ELF files made by hand: which symbols are refused, and what may be written to.
+#include "runtime/cpu/object.hpp"
+
+#include <elf.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "runtime/executable.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr std::string_view code("\xb8\x2a\x00\x00\x00\xc3", 6);  // mov eax, 42; ret
+constexpr std::string_view names("\0answer\0", 8);
+enum Section : std::uint16_t { none, text, symbols, strings, num_sections };
+
+template <class T>
+std::string_view bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+// An object with that code and one global symbol, "answer".
+std::string object(std::uint64_t value, unsigned char type = STT_FUNC) {
+  const Elf64_Sym table[] = {{},
+                             {.st_name = 1,
+                              .st_info = ELF64_ST_INFO(STB_GLOBAL, type),
+                              .st_other = 0,
+                              .st_shndx = text,
+                              .st_value = value,
+                              .st_size = 0}};
+  std::string file(sizeof(Elf64_Ehdr), '\0');
+  Elf64_Shdr sections[num_sections] = {};
+  const auto add = [&](Section section, std::uint32_t kind, std::string_view content) {
+    sections[section].sh_type = kind;
+    sections[section].sh_offset = file.size();
+    sections[section].sh_size = content.size();
+    file += content;
+  };
+  add(text, SHT_PROGBITS, code);
+  sections[text].sh_flags = SHF_ALLOC | SHF_EXECINSTR;
+  add(symbols, SHT_SYMTAB, bytes_of(table));
+  sections[symbols].sh_link = strings;
+  sections[symbols].sh_entsize = sizeof(Elf64_Sym);
+  add(strings, SHT_STRTAB, names);
+  Elf64_Ehdr header{};
+  std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+  header.e_ident[EI_CLASS] = ELFCLASS64;
+  header.e_ident[EI_DATA] = ELFDATA2LSB;
+  header.e_type = ET_REL;
+  header.e_machine = EM_X86_64;
+  header.e_shoff = file.size();
+  header.e_shentsize = sizeof(Elf64_Shdr);
+  header.e_shnum = num_sections;
+  std::memcpy(file.data(), &header, sizeof header);
+  return file.append(bytes_of(sections));
+}
+
+// "r-xp", or whatever the page of that address may be used for.
+std::string protection_at(const void* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::string protection;
+    fields >> std::hex >> begin >> dash >> end >> protection;
+    if (begin <= wanted && wanted < end) return protection;
+  }
+  return "not mapped";
+}
+
+TEST(Object, RunsItsFunctions) {
+  const LoadedObject loaded(object(0));
+  EXPECT_EQ(reinterpret_cast<int (*)()>(loaded.function("answer"))(), 42);
+  EXPECT_THROW((void)loaded.function("question"), BadCode);
+}
+
+TEST(Object, CodeIsNeverWritableAndExecutable) {
+  const LoadedObject loaded(object(0));
+  EXPECT_EQ(protection_at(loaded.function("answer")), "r-xp");
+}
+
+TEST(Object, SymbolsLieWithinTheirSection) {
+  EXPECT_NO_THROW(LoadedObject(object(code.size() - 1)));
+  for (const std::uint64_t beyond : {code.size(), code.size() + 1, std::size_t{4096}, SIZE_MAX}) {
+    EXPECT_THROW(LoadedObject{object(beyond)}, BadCode) << beyond;
+  }
+  // A label may be the end.
+  EXPECT_NO_THROW(LoadedObject(object(code.size(), STT_NOTYPE)));
+  EXPECT_THROW(LoadedObject{object(code.size() + 1, STT_NOTYPE)}, BadCode);
+}
+
+}  // namespace
+}  // namespace flashjit

@@ -307,6 +307,12 @@ TEST_P(BoundOf, WideRows) {
       }
     }
   }
+  Row contenders = row(64);  // of which the last is far off
+  std::vector<double> scores(64);
+  for (int key = 0; key < 64; ++key)
+    scores[key] = -key / 16.0, contenders.set_values(key, key % 2 ? key : -key);
+  contenders.set_scores(scores, 500, 500);
+  expect_that_the_bound_is_derived(contenders);
   Row floors = row(4096);
   for (int key = 0; key < 4096; ++key) floors.set_values(key, 1);
   floors.set_scores(std::vector<double>(4096, 0.0), 400, 400);

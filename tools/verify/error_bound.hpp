@@ -1,7 +1,7 @@
 // How far a correct kernel's output may be from the exact one, element by element.
 //
-// Exact:   s_j = scale q.k_j,  p_j = exp(s_j) / sum_i exp(s_i),  o_c = sum_j p_j v_jc,  lse = ln sum_j
-//          exp(s_j), over the n keys j that the row keeps, from the inputs as stored.
+// Exact:   s_j = scale q.k_j,  p_j = exp(s_j) / sum_i exp(s_i),  o_c = sum_j p_j v_jc,
+//          lse = ln sum_j exp(s_j), over the n keys j that the row keeps, from the inputs as stored.
 // Kernel:  scores, exponentials, the running sum and the accumulator in float32 (tensor cores cut where
 //          others round: the unit is taken as 2^-23, twice float32's), the weights P rounded to the input's
 //          dtype before P V where that is 16 bits wide, o rounded to the output's dtype.
@@ -19,9 +19,8 @@
 //    sums over n keys, and with w = sum_j p_j e_j
 //        |lse error| <= ln(1 + w) + 2^-22 (|lse| + 1)
 //        |o_c error| <= (sum_j p_j e_j |v_jc| + w |o_c|) / (1 - w)          before any rounding to 16 bits.
-//    This is a worst case over the signs of these errors: all of them are small. (A sum of weights that are
-//    too small by those factors loses no more in its logarithm than it gains where they are too large: ln
-//    sum exp is convex.)
+//    This is a worst case over the signs of these errors: all of them are small. (ln sum exp is convex:
+//    weights that are too small by such factors change lse by less than weights that are too large.)
 // 5. Rounding P to 16 bits is not small: unit r = 2^-8 (bf16) or 2^-11 (fp16, and f = 2^-25 of the row's
 //    largest weight at least, where fp16 runs out of exponent). These roundings are independent, of mean 0
 //    and of at most r p_j, so sum_j (rounding_j v_jc) stays below 4 sqrt(sum_j (r p_j v_jc)^2): ten
@@ -30,37 +29,36 @@
 //    (BoundOptions::repeated_scores). In the other dtypes float32 runs out of exponent at f = 2^-126 of the
 //    largest.
 // 6. Rounding o: r |o_c|, or half of the smallest subnormal.
-// 7. Dropout leaves terms out of the sums over v and multiplies what is left, and its errors, by 1 / (1 -
-//    p); w is of all weights, as their sum is. Where it drops the large ones, the floors of 5 are what
-//    matters.
-// 8. Wide rows, those with w >= 1/4: scores of 1e10 are off by thousands, and 4 says little, from w = 1 on
-//    nothing. But whatever its errors, a kernel's weights c_j are parts of one whole, and with D_j = d_j +
-//    x
-//        c_j <= h_j = min(1, exp(s_j + D_j) / sum_i exp(s_i - D_i)),    sum_j c_j = 1,    o_c = sum_j c_j
-//        o_c.
-//    So the error is sum_j c_j (v_jc - o_c), and with those keys the contenders that have h_j >= 1 / n it
-//    is at most
-//        B_c = max over contenders |v_jc - o_c| + sum over the others h_j |v_jc - o_c|,
-//    which is about 0 where one key leads by more than the errors, and never more than the largest and the
-//    mean of |v_jc - o_c| together. Sums carry 2 gamma(n), weights are rounded by r c_j, or by min(h_j, f),
-//    so that with F = sum_j min(h_j, f), and f added to h_j in the sum over the others,
-//        |o_c error| <= B_c + (2 gamma(n) + r + F) (B_c + |o_c|)            before o is rounded.
-//    It is used where it is smaller. Of w only its logarithm is needed: ln(1 + w) <= ln sum_j exp(s_j +
-//    D_j) - lse + gamma(n). Dropped keys count in all of this as keys with v = 0.
+// 7. Dropout leaves terms out of the sums over v and multiplies what is left, and its errors, by
+//    1 / (1 - p); w is of all weights, as their sum is. Where it drops the large ones, the floors of 5 are
+//    what matters.
+// 8. Wide rows have w >= 1/4: scores of 1e10 are off by thousands, and from w = 1 on 4 says nothing of o.
+//    But whatever its errors, a kernel's weights c_j are the parts of a whole. With D_j = d_j + x
+//        c_j <= h_j = min(1, exp(s_j + D_j) / sum_i exp(s_i - D_i)),
+//    and since sum_j c_j = 1, the error of o_c is sum_j c_j (v_jc - o_c). Keys with h_j >= 1 / n are the
+//    contenders. The error is at most
+//        B_c = max over contenders |v_jc - o_c| + sum over the others h_j |v_jc - o_c|:
+//    about 0 where one key leads by more than the errors, and never more than the largest and the mean of
+//    all |v_jc - o_c| together. The sums add 2 gamma(n). Rounding P adds r c_j, or a floor of min(h_j, f).
+//    With F = sum_j min(h_j, f), and with h_j + min(h_j, f) for h_j in the sum over the others,
+//        |o_c error| <= B_c + (2 gamma(n) + r + F) (B_c + |o_c|)            before o is rounded,
+//    or what 4 and 5 give, if that is smaller. For lse, ln(1 + w) is at most
+//    ln sum_j exp(s_j + D_j) - lse + gamma(n), which is finite where w is not. Dropped keys count as keys
+//    with v = 0.
 //
-// Two things are no error of a sum:
+// Two things are no errors of sums:
 //
 // 9. Range. Where max(1, scale log2(e)) |q||k_j| exceeds FLT_MAX for a key of the row, float32 may not hold
-//    its scores. There a NaN is as good as the right result; any other number is wrong. A result too large
-//    for its dtype is infinite.
+//    the scores or what they are made of. There NaN is no wrong result of that row, any other number beyond
+//    the bound is. A result too large for its dtype is infinite.
 // 10. NaN and infinity in the inputs. A score of NaN or +infinity makes the row's o and lse NaN. A score of
 //     -infinity is a weight of 0. Where the row keeps a key whose v_jc is NaN or infinite, o_c is NaN or
-//     infinite, as IEEE 754 has it for the sum: exactly so if each of these keys has a weight that cannot
-//     vanish, p_j (1 - e_j) > 2 f max p_i. If one may vanish (or is dropped, or has a score of -infinity),
-//     0 times infinity and nothing at all are both in order, and the bound is NaN.
+//     infinite, as IEEE 754 has it for the sum, and the bound is 0, if each of these keys has a weight that
+//     cannot vanish: p_j (1 - e_j) > 2 f max p_i. If one may vanish, or is dropped, or has a score of
+//     -infinity, then 0 times infinity and nothing at all are both in order, and the bound is NaN.
 //
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
-// it, and so does one step of the output's dtype beyond the bound (tests/support).
+// it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
 #pragma once
 
 #include <algorithm>
@@ -125,7 +123,7 @@ inline double output_bound(const Arithmetic& a, double o, double magnitude_error
       a, o, (magnitude_error + weights_error * std::abs(o)) / (1 - weights_error) + rounding_of_weights);
 }
 
-// See 8. Errors of rows that are not wide are the smaller ones by 4, or nearly.
+// The w of a wide row, see 8. Below it 4 is hardly ever the larger bound.
 constexpr double wide_weights_error = 0.25;
 
 // See 8: o, B, n and F.

@@ -60,7 +60,8 @@ struct Tensor {
 struct AttentionArgs {
   std::optional<Tensor> q{}, k{}, v{}, o{};
   std::optional<Tensor> lse{};  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
-                                // natural logarithm; -inf for a row with nothing to attend to
+                                // natural logarithm; -inf for a row with nothing to attend to, NaN (as o
+                                // is) where a score is NaN or +inf
   std::optional<Tensor> cu_seqlens_q{};  // int32 [batch + 1], on the kernel's device; varlen only
   std::optional<Tensor> cu_seqlens_k{};  // int32 [batch + 1]
   int max_seqlen_q = 0;                  // varlen: no sequence is longer; 0: total_q, or longest_sequence

@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int invalid_spec = 1, unsupported = 2, invalid_argument = 3, target_unavailable = 4,
-              compiler_unavailable = 5, cache_failed = 7, usage = 64;
+              compiler_unavailable = 5, cache_failed = 7, usage = 64, output_failed = 74;
 
 void expect_failure(const CommandLine& flashjit, const std::vector<std::string>& arguments, int exit_code,
                     const std::vector<std::string>& words) {
@@ -64,6 +64,44 @@ TEST(BadSpec, File) {
   expect_failure(flashjit, {"run", "/nonexistent/spec.json"}, invalid_argument,
                  {"/nonexistent/spec.json", "No such file"});
   expect_failure(flashjit, {"run", flashjit.folder()}, invalid_argument, {flashjit.folder()});
+}
+
+// None of these may be waited for or read to its end.
+TEST(BadInput, ThatIsNoRegularFile) {
+  const CommandLine flashjit;
+  const std::string fifo = flashjit.folder() + "/fifo", file = flashjit.file("text.npy", "not numpy");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, std::string("/dev/zero"), flashjit.folder()}) {
+    expect_failure(flashjit, {"run", path}, invalid_argument, {path, "cannot be read", "'-'"});
+    expect_failure(flashjit,
+                   {"prebuild", path, "--target", "x86-64-v3", "-o", flashjit.folder() + "/kernels"},
+                   invalid_argument, {path, "cannot be read"});
+    expect_failure(flashjit, {"run", small_spec, "--q", path, "--k", file, "--v", file}, invalid_argument,
+                   {path, "cannot be read", ".npy"});
+  }
+}
+
+TEST(BadInput, WithoutAnEnd) {
+  const CommandLine flashjit;
+  const Outcome outcome = flashjit({"render", "-"}, std::string((16 << 20) + 1, ' '));
+  EXPECT_EQ(outcome.exit_code, invalid_argument);
+  EXPECT_THAT(outcome.err, HasSubstr("longer than 16 MiB"));
+}
+
+// A device that takes nothing.
+TEST(BadOutput, Full) {
+  CommandLine flashjit;
+  flashjit.standard_output = "/dev/full";
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"cache", "path"}, {"cache", "ls", "--json"}, {"render", small_spec}, {"--help"}, {"--version"}}) {
+    const Outcome outcome = flashjit(arguments);
+    EXPECT_EQ(outcome.exit_code, output_failed) << arguments.front();
+    EXPECT_THAT(outcome.err, HasSubstr("standard output could not be written")) << arguments.front();
+  }
+  // doctor has its own code where no kernel runs.
+  EXPECT_THAT(flashjit({"doctor"}).exit_code, testing::AnyOf(output_failed, target_unavailable));
+  EXPECT_EQ(flashjit({"cache", "path", "--json"}).error()["code"], "output_failed");
+  expect_failure(flashjit, {"compute"}, usage, {"--help"});
 }
 
 TEST(BadSpec, Dropout) {

@@ -54,7 +54,8 @@ std::string CommandLine::file(const std::string& name, const std::string& text) 
 
 Outcome CommandLine::operator()(const std::vector<std::string>& arguments,
                                 const std::string& standard_input) const {
-  const std::string in = file("stdin", standard_input), out = folder_ + "/stdout", err = folder_ + "/stderr";
+  const std::string in = file("stdin", standard_input), err = folder_ + "/stderr",
+                    out = standard_output.empty() ? folder_ + "/stdout" : standard_output;
   std::vector<const char*> argv = {FLASHJIT_COMMAND};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   argv.push_back(nullptr);
@@ -70,7 +71,8 @@ Outcome CommandLine::operator()(const std::vector<std::string>& arguments,
   }
   int status = 0;
   EXPECT_EQ(waitpid(child, &status, 0), child);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read(out), read(err)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+          standard_output.empty() ? read(out) : "", read(err)};
 }
 
 }  // namespace flashjit::cli_test

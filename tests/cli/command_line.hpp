@@ -32,6 +32,8 @@ class CommandLine {
   // Writes a file into the folder and gives its path.
   std::string file(const std::string& name, const std::string& text) const;
 
+  // Where standard output goes instead of a file; Outcome::out is empty then.
+  std::string standard_output;
   // On top of this process's.
   std::map<std::string, std::string> environment;
 

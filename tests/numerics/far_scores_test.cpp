@@ -108,6 +108,16 @@ TEST_P(FarScores, KeysOfARowsMaximumShareIt) {
       }
 }
 
+TEST_P(FarScores, OfRandomDataToo) {
+  for (const DType dtype : on().dtypes())
+    for (const float scale : {1e3f, 1e6f, 1e10f, 1e30f}) {
+      Case c = {
+          .spec = forward_spec(dtype, 64, {CausalMask{}}), .heads_q = 2, .seqlen_q = 150, .seqlen_k = 200};
+      c.softmax_scale = scale;
+      EXPECT_TRUE(computes(on(), c));
+    }
+}
+
 // Beyond float32 there is nothing to say, and nothing is said.
 TEST_P(FarScores, AScoreBeyondFloat32IsNaN) {
   for (const DType dtype : on().dtypes()) {

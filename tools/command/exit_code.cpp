@@ -1,7 +1,10 @@
 #include "tools/command/exit_code.hpp"
 
+#include <cerrno>
 #include <iostream>
 #include <nlohmann/json.hpp>
+
+#include "cache/file.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -36,7 +39,9 @@ std::string exit_code_help() {
   }
   return text +
          "  20  verification_failed: the result is outside the error bound\n"
+         "  21  verification_undecided: nobody can tell, NaN or infinity decide it\n"
          "  64  usage: the command line is wrong\n"
+         "  74  output_failed: standard output could not be written\n"
          " 130  interrupted: Ctrl-C; tune keeps what it has\n";
 }
 
@@ -51,6 +56,15 @@ int report_error(const Error& error, bool json) {
 
 int report_usage_error(const std::string& message, bool json) {
   return report("usage", exit_usage, message, "", json);
+}
+
+int finish_output(int exit_code, bool json) {
+  errno = 0;
+  std::cout.flush();
+  if (std::cout || exit_code != exit_ok) return exit_code;
+  return report("output_failed", exit_output_failed,
+                "standard output could not be written" + (errno ? ": " + error_text(errno) : std::string()),
+                "", json);
 }
 
 }  // namespace flashjit::command

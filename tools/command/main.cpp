@@ -13,7 +13,7 @@
 namespace flashjit::command {
 namespace {
 
-int run(int argc, char** argv) {
+int run(int argc, char** argv, bool json) {
   CLI::App app{"Attention kernels from specs, at run time.", "flashjit"};
   app.set_version_flag("--version", std::string("flashjit ") + version());
   app.require_subcommand(1);
@@ -27,8 +27,6 @@ int run(int argc, char** argv) {
                                    add_generate(arguments), add_mask(arguments),   add_run(arguments),
                                    add_bench(arguments),    add_tune(arguments),   add_prebuild(arguments),
                                    add_cache(arguments)};
-  // Errors of parsing are reported in JSON, too, so this cannot wait for it.
-  const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
   try {
     app.parse(argc, argv);
     for (const Verb& verb : verbs) {
@@ -52,5 +50,7 @@ int run(int argc, char** argv) {
 }  // namespace flashjit::command
 
 int main(int argc, char** argv) {
-  return flashjit::command::run(argc, argv);
+  // Errors of parsing are reported in JSON, too, so this cannot wait for it.
+  const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
+  return flashjit::command::finish_output(flashjit::command::run(argc, argv, json), json);
 }

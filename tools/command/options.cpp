@@ -1,24 +1,28 @@
 #include "tools/command/options.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <sstream>
 
 #include "codegen/suggest.hpp"
 #include "tools/manifest/models.hpp"
+#include "tools/verify/input_file.hpp"
 
 namespace flashjit::command {
 namespace {
 
+// Standard input may have no end; no spec or manifest is nearly as long.
 std::string read_all(std::istream& in) {
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
+  constexpr std::size_t most = 16 << 20;
+  std::string text;
+  char part[1 << 16];
+  while (text.size() <= most && (in.read(part, sizeof part), in.gcount() > 0))
+    text.append(part, static_cast<std::size_t>(in.gcount()));
+  if (text.size() > most)
+    throw Error(ErrorCode::invalid_argument, "the text is longer than 16 MiB, which no spec or manifest is");
+  return text;
 }
 
 // The text that an argument names, given to `parse`: the argument itself if it looks like JSON, standard
@@ -28,12 +32,7 @@ auto read_argument(const std::string& argument, const std::string& what, Parse p
   if (argument == "-") return parse(read_all(std::cin));
   const std::size_t start = argument.find_first_not_of(" \t\r\n");
   if (start != std::string::npos && argument[start] == '{') return parse(argument);
-  const bool is_folder = std::filesystem::is_directory(argument);
-  std::ifstream file(argument, std::ios::binary);
-  if (!file || is_folder) {
-    throw Error(ErrorCode::invalid_argument, "file '" + argument + "' cannot be read: " +
-                                                 std::strerror(is_folder ? EISDIR : errno) + "; " + what);
-  }
+  std::ifstream file = verify::open_input(argument, what);
   try {
     return parse(read_all(file));
   } catch (const Error& error) {

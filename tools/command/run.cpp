@@ -42,7 +42,7 @@ struct Result {
   double ms = 0, flops = 0;
   std::optional<verify::ForwardReport> report;
 
-  bool ok() const { return !report || report->ok(); }
+  verify::Verdict verdict() const { return report ? report->verdict() : verify::Verdict::right; }
   double tflops() const { return ms > 0 ? flops / ms * 1e-9 : 0; }
 };
 
@@ -129,8 +129,10 @@ Json describe(const Result& result) {
     json["max_error"] = result.report->o.error;
     json["error_bound"] = result.report->o.bound;
     json["ok"] = result.report->ok();
-    json["verification"] = {{"rows", result.report->rows},
+    json["verification"] = {{"verdict", to_string(result.verdict())},
+                            {"rows", result.report->rows},
                             {"wrong", result.report->wrong},
+                            {"undecided", result.report->undecided},
                             {"where", result.report->o.where},
                             {"lse_error", result.report->lse.error},
                             {"lse_error_bound", result.report->lse.bound}};
@@ -151,14 +153,16 @@ void print_text(const std::vector<Result>& results) {
                r.get.warm_ms ? number(*r.get.warm_ms) : "-", number(r.get.hot_us), number(r.ms),
                number(1e3 * r.tflops()), r.report ? digits(r.report->o.error) : "-",
                r.report ? digits(r.report->o.bound) : "-",
-               !r.report ? "no"
-               : r.ok()  ? std::to_string(r.report->rows) + " rows"
-                         : "WRONG"});
+               !r.report             ? "no"
+               : r.report->ok()      ? std::to_string(r.report->rows) + " rows"
+               : r.report->wrong > 0 ? "WRONG"
+                                     : "CANNOT TELL"});
   }
   std::cout << table.str() << '\n';
   for (const Result& r : results) {
     std::cout << r.device.str() << ": " << device_model(r.device) << "; " << where_cached(r.kernel) << '\n';
-    if (!r.ok()) std::cerr << "flashjit: " << r.device.str() << ": " << r.report->str() << '\n';
+    if (r.verdict() != verify::Verdict::right)
+      std::cerr << "flashjit: " << r.device.str() << ": " << r.report->str() << '\n';
   }
 }
 
@@ -181,8 +185,11 @@ int run(const Options& options) {
   } else {
     print_text(results);
   }
-  const bool ok = std::all_of(results.begin(), results.end(), [](const Result& r) { return r.ok(); });
-  return ok ? exit_ok : exit_verification_failed;
+  verify::Verdict worst = verify::Verdict::right;
+  for (const Result& result : results) worst = std::max(worst, result.verdict());
+  return worst == verify::Verdict::right   ? exit_ok
+         : worst == verify::Verdict::wrong ? exit_verification_failed
+                                           : exit_verification_undecided;
 }
 
 }  // namespace
@@ -226,8 +233,9 @@ Verb add_run(const Arguments& parent) {
   app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
   app.add_option("--out", options->out, "Write the output to this .npy file");
   app.add_option("--lse-out", options->lse_out, "Write the log-sum-exp to this .npy file");
-  app.add_flag("--verify", options->verify,
-               "Compare with the float64 oracle; exit code 20 if outside the error bound");
+  app.add_flag(
+      "--verify", options->verify,
+      "Compare with the float64 oracle; exit code 20 if outside the error bound, 21 if that cannot be told");
   app.add_option("--verify-rows", options->verify_rows,
                  "Rows to compare; 0: all. Without it all where that takes seconds, else a spread of them")
       .at_least(0);

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "tools/verify/element.hpp"
+#include "tools/verify/input_file.hpp"
 
 namespace flashjit::verify {
 namespace {
@@ -67,8 +68,8 @@ std::vector<std::int64_t> parse_shape(const std::string& path, std::string_view 
 }  // namespace
 
 NpyArray read_npy(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) refuse(path, "cannot be read");
+  std::ifstream file = open_input(path, "a .npy file would work");
+  file.seekg(0, std::ios::end);
   const auto size = static_cast<std::uint64_t>(file.tellg());
   file.seekg(0);
   unsigned char start[12] = {};

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <limits>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "runtime/dropout.hpp"
 #include "tools/verify/element.hpp"
+#include "tools/verify/layout.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/random_tensor.hpp"
 
@@ -41,19 +40,6 @@ Vec absolute(const Vec& v) {
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(v) & std::numeric_limits<std::int64_t>::max());
 }
 
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, "oracle: " + what);
-}
-
-const Tensor& need(const std::optional<Tensor>& tensor, const char* name, int rank) {
-  if (!tensor) refuse(std::string(name) + " is missing");
-  if (tensor->rank != rank) {
-    refuse(std::string(name) + " has rank " + std::to_string(tensor->rank) + ", expected " +
-           std::to_string(rank));
-  }
-  return *tensor;
-}
-
 // What the launch drops; tensors are in host memory here.
 Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
   if (!spec.dropout) return {};
@@ -66,47 +52,6 @@ Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
   if (args.dropout_offset_tensor) read(*args.dropout_offset_tensor, dropout.offset);
   return dropout;
 }
-
-// The problem's sizes and the way from (sequence, row, head) to an element.
-class Layout {
- public:
-  Layout(const AttentionSpec& spec, const AttentionArgs& args)
-      : packed_(spec.varlen),
-        q(need(args.q, "q", rank())),
-        k(need(args.k, "k", rank())),
-        v(need(args.v, "v", rank())) {
-    head_dim = static_cast<int>(q.shape[rank() - 1]);
-    head_dim_v = static_cast<int>(v.shape[rank() - 1]);
-    heads_q = static_cast<int>(q.shape[rank() - 2]);
-    heads_kv = static_cast<int>(k.shape[rank() - 2]);
-    if (heads_kv > 0 && heads_q % heads_kv != 0) refuse("num_heads_q is not a multiple of num_heads_kv");
-    if (packed_) {
-      need(args.cu_seqlens_q, "cu_seqlens_q", 1);
-      need(args.cu_seqlens_k, "cu_seqlens_k", 1);
-    }
-    sequences = sequences_of(spec, args);
-  }
-
-  int rank() const { return packed_ ? 3 : 4; }
-  int head_kv(int head_q) const { return head_q / (heads_q / heads_kv); }
-  // Element index of [row, head, 0] of q, k, v or o; `row` counted from the start of the tensor when packed.
-  std::int64_t index(const Tensor& t, int batch, std::int64_t row, int head) const {
-    if (packed_) return row * t.strides[0] + head * t.strides[1];
-    return batch * t.strides[0] + row * t.strides[1] + head * t.strides[2];
-  }
-  std::int64_t lse_index(const Tensor& t, int batch, std::int64_t row, int head) const {
-    if (packed_) return head * t.strides[0] + row * t.strides[1];
-    return batch * t.strides[0] + head * t.strides[1] + row * t.strides[2];
-  }
-
- private:
-  bool packed_;
-
- public:
-  const Tensor &q, &k, &v;
-  int head_dim, head_dim_v, heads_q, heads_kv;
-  std::vector<Sequence> sequences;
-};
 
 // One task: up to group_rows rows of one head.
 struct Task {
@@ -175,6 +120,7 @@ class Worker {
   void run(const Task& task) {
     const Sequence& s = *task.sequence;
     keys_ = (s.seqlen_k + block_keys - 1) / block_keys * block_keys;
+    reach_.clear();
     for (auto* array : {&score_, &weight_, &error_, &rounding_}) array->assign(task.rows.size() * keys_, 0.0);
     norm_.assign(keys_, 0.0);
     compute_kept(task);
@@ -182,13 +128,22 @@ class Worker {
     for (std::size_t r = 0; r < task.rows.size(); ++r) compute_weights(r, s);
     if (spec_.dropout) drop_weights(task);
     compute_outputs(task);
+    if (!reach_.empty()) compute_spread(task);
     for (std::size_t r = 0; r < task.rows.size(); ++r) report(task, r);
   }
 
  private:
+  // Of a key and a row.
+  enum Kept : char { unseen, kept, dropped };
+
   struct RowState {
-    double norm = 0, max = -infinity, lse = -infinity, weights_error = 0;
-    int kept = 0;
+    double norm = 0, max = -infinity, lse = -infinity;
+    double largest = 0;  // weight
+    double weights_error = 0, growth = 0, floors = 0;
+    int keys = 0;            // whose scores are above -infinity
+    bool no_number = false;  // a score is NaN or infinite
+    bool may_overflow = false;
+    bool wide = false;  // reach_ has the row
   };
 
   void compute_kept(const Task& task) {
@@ -200,9 +155,8 @@ class Worker {
       for (int key = 0; key < s.seqlen_k; ++key) {
         if (options_.keep && !options_.keep(s.batch, task.head, task.rows[r], key)) continue;
         if (!sees(spec_, args_, s, task.head, task.rows[r], key)) continue;
-        kept_[r * keys_ + key] = 1;
+        kept_[r * keys_ + key] = kept;
         block_kept_[key / block_keys] = 1;
-        ++rows_[r].kept;
       }
     }
   }
@@ -248,32 +202,76 @@ class Worker {
     }
   }
 
-  // weight_ = p, error_ = p e, rounding_ = what rounding P can add: see error_bound.hpp.
+  // weight_ = p, error_ = p e, rounding_ = what rounding P can add, reach_ = h of rows that are wide: see
+  // error_bound.hpp.
   void compute_weights(std::size_t r, const Sequence& s) {
     RowState& row = rows_[r];
     const std::size_t base = r * keys_;
-    for (int key = 0; key < s.seqlen_k; ++key) {
-      if (kept_[base + key]) row.max = std::max(row.max, score_[base + key]);
-    }
-    double sum = 0;
+    const auto weighs = [&](int key) { return kept_[base + key] && score_[base + key] > -infinity; };
     for (int key = 0; key < s.seqlen_k; ++key) {
       if (!kept_[base + key]) continue;
+      const double score = score_[base + key];
+      if (!(score < infinity)) row.no_number = true;
+      if (!weighs(key)) continue;
+      row.max = std::max(row.max, score);
+      row.may_overflow |= may_overflow(scale_, row.norm * norm_[key]);
+      ++row.keys;
+    }
+    if (row.no_number || row.keys == 0) return;
+    double sum = 0;
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      if (!weighs(key)) continue;
       weight_[base + key] = std::exp(score_[base + key] - row.max);
       sum += weight_[base + key];
     }
-    if (row.kept > 0) row.lse = row.max + std::log(sum);
-    const double of_sums = gamma(row.kept);
+    row.lse = row.max + std::log(sum);
+    row.largest = 1 / sum;
+    const double of_sums = gamma(row.keys);
     for (int key = 0; key < s.seqlen_k; ++key) {
-      if (!kept_[base + key]) continue;
+      if (!weighs(key)) continue;
       const double weight = weight_[base + key] /= sum;
-      const double off =
-          score_error(layout_.head_dim, scale_ * row.norm * norm_[key], score_[base + key], row.max);
-      const double error = weight * (std::expm1(off + arithmetic_.exp_error) + of_sums);
+      const double error = weight * (std::expm1(exponent_error(r, key)) + of_sums);
       error_[base + key] = error;
       row.weights_error += error;
-      const double floor = std::min(weight, arithmetic_.weight_floor / sum);
+      const double floor = std::min(weight, arithmetic_.weight_floor * row.largest);
       const double rounding = std::max(arithmetic_.weight_unit * weight, floor);
       rounding_[base + key] = options_.bound.repeated_scores ? rounding : rounding * rounding;
+    }
+    row.growth = std::log1p(row.weights_error);
+    row.wide = !(row.weights_error < wide_weights_error);  // or NaN, of 0 times infinity
+    if (row.wide) compute_reach(r, s, weighs);
+  }
+
+  // D.
+  double exponent_error(std::size_t r, int key) const {
+    const RowState& row = rows_[r];
+    return score_error(layout_.head_dim, scale_ * row.norm * norm_[key], score_[r * keys_ + key], row.max) +
+           arithmetic_.exp_error;
+  }
+
+  void compute_reach(std::size_t r, const Sequence& s, const auto& weighs) {
+    RowState& row = rows_[r];
+    const std::size_t base = r * keys_;
+    // ln sum exp(s + sign D), relative to the largest score.
+    const auto log_sum = [&](double sign) {
+      const auto exponent = [&](int key) {
+        return score_[base + key] - row.max + sign * exponent_error(r, key);
+      };
+      double top = -infinity, sum = 0;
+      for (int key = 0; key < s.seqlen_k; ++key)
+        if (weighs(key)) top = std::max(top, exponent(key));
+      for (int key = 0; key < s.seqlen_k; ++key)
+        if (weighs(key)) sum += std::exp(exponent(key) - top);
+      return top + std::log(sum);
+    };
+    const double least = log_sum(-1);
+    row.growth = log_sum(1) + std::log(row.largest) + gamma(row.keys);
+    if (reach_.empty()) reach_.assign(group_rows * keys_, 0.0);
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      if (!weighs(key)) continue;
+      const double most = score_[base + key] - row.max + exponent_error(r, key) - least;
+      const double reach = reach_[base + key] = std::exp(std::min(most, 0.0));
+      row.floors += std::min(reach, arithmetic_.weight_floor);
     }
   }
 
@@ -282,9 +280,27 @@ class Worker {
     std::vector<std::uint8_t> keep(static_cast<std::size_t>(task.sequence->seqlen_k));
     for (std::size_t r = 0; r < task.rows.size(); ++r) {
       dropout_row(dropout_, task.sequence->batch, task.head, task.rows[r], keep);
-      for (std::size_t key = 0; key < keep.size(); ++key)
-        kept_[r * keys_ + key] &= static_cast<char>(keep[key]);
+      for (std::size_t key = 0; key < keep.size(); ++key) {
+        const std::size_t at = r * keys_ + key;
+        if (keep[key] || !kept_[at]) continue;
+        kept_[at] = dropped;
+        weight_[at] = error_[at] = rounding_[at] = 0;
+      }
     }
+  }
+
+  // V of the block's keys, as far as there are any.
+  int load_values(const Task& task, int begin) {
+    const Sequence& s = *task.sequence;
+    const int count = std::min(block_keys, s.seqlen_k - begin);
+    for (int j = 0; j < count; ++j) {
+      const auto at = layout_.index(layout_.v, s.batch, s.k_begin + begin + j, layout_.head_kv(task.head));
+      for (int c = 0; c < layout_.head_dim_v; ++c) {
+        v_[static_cast<std::size_t>(j) * columns_ + c] =
+            load_element(layout_.v.data, layout_.v.dtype, at + c);
+      }
+    }
+    return count;
   }
 
   void compute_outputs(const Task& task) {
@@ -293,14 +309,7 @@ class Worker {
     std::fill(sums_.begin(), sums_.end(), 0.0);
     for (int begin = 0; begin < s.seqlen_k; begin += block_keys) {
       if (!block_kept_[begin / block_keys]) continue;
-      const int count = std::min(block_keys, s.seqlen_k - begin);
-      for (int j = 0; j < count; ++j) {
-        const auto at = layout_.index(layout_.v, s.batch, s.k_begin + begin + j, layout_.head_kv(task.head));
-        for (int c = 0; c < layout_.head_dim_v; ++c) {
-          v_[static_cast<std::size_t>(j) * columns_ + c] =
-              load_element(layout_.v.data, layout_.v.dtype, at + c);
-        }
-      }
+      const int count = load_values(task, begin);
       for (std::size_t r = 0; r < task.rows.size(); ++r) {
         const std::size_t base = r * keys_ + begin;
         double* sums = &sums_[r * 3 * columns_];
@@ -312,7 +321,7 @@ class Worker {
             rounding[i] = load(sums + 2 * columns_ + c + i * lanes);
           }
           for (int j = 0; j < count; ++j) {
-            if (!kept_[base + j]) continue;  // what is not kept may hold NaN
+            if (!kept_[base + j]) continue;  // what is not seen may hold NaN
             const double weight = weight_[base + j], error = error_[base + j], round = rounding_[base + j];
             for (int i = 0; i < width; ++i) {
               const Vec value = load(&v_[static_cast<std::size_t>(j) * columns_ + c + i * lanes]);
@@ -332,28 +341,88 @@ class Worker {
     }
   }
 
-  void report(const Task& task, std::size_t r) {
-    const RowState& state = rows_[r];
-    double* const sums = &sums_[r * 3 * columns_];
-    const auto dim = static_cast<std::size_t>(layout_.head_dim_v);
-    if (spec_.dropout)
-      for (std::size_t c = 0; c < dim; ++c)
-        for (int i = 0; i < 3; ++i)
-          sums[i * columns_ + c] *=
-              i < 2 || options_.bound.repeated_scores ? output_scale_ : output_scale_ * output_scale_;
-    ReferenceRow row{
-        task.sequence->batch, task.head, task.rows[r], state.kept == 0, state.lse, 0, {sums, dim},
-        {bounds_.data(), dim}};
-    if (row.empty) {
-      std::fill(bounds_.begin(), bounds_.end(), 0.0);
-    } else {
-      row.lse_bound = lse_bound(state.lse, state.weights_error);
-      for (std::size_t c = 0; c < dim; ++c) {
-        const double sum = sums[2 * columns_ + c];
-        const double rounding = options_.bound.repeated_scores ? sum : 4 * std::sqrt(sum);
-        bounds_[c] = output_bound(arithmetic_, sums[c], sums[columns_ + c], state.weights_error, rounding);
+  // The two parts of B.
+  void compute_spread(const Task& task) {
+    const Sequence& s = *task.sequence;
+    spread_.assign(task.rows.size() * 2 * columns_, 0.0);
+    for (int begin = 0; begin < s.seqlen_k; begin += block_keys) {
+      if (!block_kept_[begin / block_keys]) continue;
+      const int count = load_values(task, begin);
+      for (std::size_t r = 0; r < task.rows.size(); ++r) {
+        if (!rows_[r].wide) continue;
+        const double* o = &sums_[r * 3 * columns_];
+        double *of_contenders = &spread_[r * 2 * columns_], *of_others = of_contenders + columns_;
+        for (int j = 0; j < count; ++j) {
+          const std::size_t at = r * keys_ + begin + j;
+          const double reach = reach_[at];
+          if (reach == 0) continue;
+          const bool contends = reach * rows_[r].keys >= 1;
+          const double reach_and_floor = reach + std::min(reach, arithmetic_.weight_floor);
+          for (int c = 0; c < layout_.head_dim_v; ++c) {
+            const double value = kept_[at] == dropped ? 0 : v_[static_cast<std::size_t>(j) * columns_ + c];
+            const double away = std::abs(value - o[c]);
+            if (contends) {
+              of_contenders[c] = std::max(of_contenders[c], away);
+            } else {
+              of_others[c] += reach_and_floor * away;
+            }
+          }
+        }
       }
     }
+  }
+
+  // Whether every key of the row that is no number in this column of V has a weight that cannot vanish.
+  bool surely_no_number(const Task& task, std::size_t r, std::size_t column) const {
+    const Sequence& s = *task.sequence;
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      const std::size_t at = r * keys_ + key;
+      if (!kept_[at]) continue;
+      const auto value_at = layout_.index(layout_.v, s.batch, s.k_begin + key, layout_.head_kv(task.head)) +
+                            static_cast<std::int64_t>(column);
+      if (std::isfinite(load_element(layout_.v.data, layout_.v.dtype, value_at))) continue;
+      if (!(weight_[at] - error_[at] > 2 * arithmetic_.weight_floor * rows_[r].largest)) return false;
+    }
+    return true;
+  }
+
+  double bound_of(const Task& task, std::size_t r, std::size_t column) const {
+    const RowState& state = rows_[r];
+    const double* sums = &sums_[r * 3 * columns_];
+    const double o = output_scale_ * sums[column];
+    if (!std::isfinite(o))
+      return surely_no_number(task, r, column) ? 0 : std::numeric_limits<double>::quiet_NaN();
+    if (state.keys == 0) return 0;
+    const double squares = sums[2 * columns_ + column];
+    const double rounding = options_.bound.repeated_scores ? squares : 4 * std::sqrt(squares);
+    const double bound = output_bound(arithmetic_, o, output_scale_ * sums[columns_ + column],
+                                      state.weights_error, output_scale_ * rounding);
+    if (!state.wide) return bound;
+    const double* spread = &spread_[r * 2 * columns_];
+    const double scaled = output_scale_ * (spread[column] + spread[columns_ + column]);
+    return std::min(bound, wide_output_bound(arithmetic_, o, scaled, state.keys, state.floors));
+  }
+
+  void report(const Task& task, std::size_t r) {
+    const RowState& state = rows_[r];
+    double* const o = &sums_[r * 3 * columns_];
+    const auto dim = static_cast<std::size_t>(layout_.head_dim_v);
+    ReferenceRow row;
+    row.batch = task.sequence->batch, row.head = task.head, row.row = task.rows[r];
+    row.empty = state.keys == 0 && !state.no_number;
+    row.may_overflow = state.may_overflow;
+    row.lse = state.lse;
+    if (state.no_number) {
+      row.lse = std::numeric_limits<double>::quiet_NaN();
+      std::fill_n(o, dim, row.lse);
+    }
+    if (!row.empty && !state.no_number) row.lse_bound = lse_bound(state.lse, state.growth);
+    for (std::size_t c = 0; c < dim; ++c) {
+      bounds_[c] = state.no_number ? 0 : bound_of(task, r, c);
+      o[c] *= output_scale_;
+    }
+    row.o = {o, dim};
+    row.o_bound = {bounds_.data(), dim};
     visit_(row);
   }
 
@@ -371,34 +440,14 @@ class Worker {
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;                                 // [row][dim], [dim][key], [key][column]
   std::vector<double> score_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]
-  std::vector<double> sums_, bounds_;                             // [row][3][column], [column]
+  std::vector<double> reach_;                                     // [row][key]; empty where no row is wide
+  std::vector<double> sums_, spread_, bounds_;  // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_;
 };
 
 double resolved_scale(const AttentionArgs& args, int head_dim) {
   return args.softmax_scale ? static_cast<double>(*args.softmax_scale)
                             : 1 / std::sqrt(static_cast<double>(head_dim));
-}
-
-// Keeps the worst element and counts the wrong ones.
-void compare(double actual, double expected, double bound, Worst& worst, std::int64_t& wrong,
-             const auto& where) {
-  const double error = actual == expected ? 0 : std::abs(actual - expected);  // equal infinities differ by 0
-  const bool ok = error <= bound;
-  wrong += ok ? 0 : 1;
-  const auto excess = [](double e, double b) {
-    return e <= b ? (b > 0 ? e / b : 0) : (e > b ? 1 + e - b : infinity);
-  };
-  if (!worst.where.empty() && excess(error, bound) <= excess(worst.error, worst.bound)) return;
-  worst = {error, bound, actual, expected, where()};
-}
-
-std::string describe(const char* name, const Worst& worst) {
-  if (worst.where.empty()) return {};
-  char text[256];
-  std::snprintf(text, sizeof text, "; worst %s: %s = %.9g, expected %.9g, error %.3g, bound %.3g", name,
-                worst.where.c_str(), worst.actual, worst.expected, worst.error, worst.bound);
-  return text;
 }
 
 }  // namespace
@@ -419,51 +468,6 @@ void forward_reference(const AttentionSpec& spec, const AttentionArgs& args,
   std::vector<std::jthread> helpers;
   for (std::size_t i = 1; i < std::min(wanted, tasks.size()); ++i) helpers.emplace_back(work);
   work();
-}
-
-std::string ForwardReport::str() const {
-  return std::to_string(rows) + " rows, " + std::to_string(wrong) + " elements beyond their bound" +
-         describe("o", o) + describe("lse", lse);
-}
-
-ForwardReport verify_forward(const AttentionSpec& spec, const AttentionArgs& args,
-                             const OracleOptions& options) {
-  const Layout layout(spec, args);
-  const Tensor& o = need(args.o, "o", layout.rank());
-  const Tensor* lse = spec.lse ? &need(args.lse, "lse", layout.rank() - 1) : nullptr;
-  ForwardReport total;
-  std::mutex mutex;
-  forward_reference(
-      spec, args,
-      [&](const ReferenceRow& row) {
-        ForwardReport report;
-        const auto position = [&] {
-          return ": batch " + std::to_string(row.batch) + ", row " + std::to_string(row.row) + ", head " +
-                 std::to_string(row.head);
-        };
-        const std::int64_t in_tensor = layout.sequences[row.batch].q_begin + row.row;
-        const std::int64_t at = layout.index(o, row.batch, in_tensor, row.head);
-        for (std::size_t c = 0; c < row.o.size(); ++c) {
-          compare(load_element(o.data, o.dtype, at + static_cast<std::int64_t>(c)), row.o[c], row.o_bound[c],
-                  report.o, report.wrong, [&] { return "o" + position() + ", dim " + std::to_string(c); });
-        }
-        if (lse) {
-          const double actual =
-              load_element(lse->data, DType::fp32, layout.lse_index(*lse, row.batch, in_tensor, row.head));
-          compare(actual, row.lse, row.lse_bound, report.lse, report.wrong,
-                  [&] { return "lse" + position(); });
-        }
-        const std::lock_guard lock(mutex);
-        ++total.rows;
-        total.wrong += report.wrong;
-        std::int64_t unused = 0;
-        for (auto [mine, all] : {std::pair{&report.o, &total.o}, std::pair{&report.lse, &total.lse}}) {
-          if (mine->where.empty()) continue;
-          compare(mine->actual, mine->expected, mine->bound, *all, unused, [&] { return mine->where; });
-        }
-      },
-      options);
-  return total;
 }
 
 }  // namespace flashjit::verify

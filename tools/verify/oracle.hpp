@@ -24,10 +24,12 @@ struct OracleOptions {
   BoundOptions bound;
 };
 
-// One row of one query head. Spans live during the visit.
+// One row of one query head. Spans live during the visit. NaN or infinity where the exact result is, with a
+// bound of 0; a bound of NaN where a key may or may not bring in NaN or infinity (error_bound.hpp, 10).
 struct ReferenceRow {
   int batch = 0, head = 0, row = 0;  // row within its sequence
-  bool empty = false;                // sees no key: o = 0, lse = -inf, exactly
+  bool empty = false;                // all scores are -inf, or there are none: o = 0, lse = -inf, exactly
+  bool may_overflow = false;  // float32 may not hold the scores: o and lse may be NaN (error_bound.hpp, 9)
   double lse = 0, lse_bound = 0;
   std::span<const double> o, o_bound;  // head_dim_v
 };
@@ -39,19 +41,31 @@ void forward_reference(const AttentionSpec& spec, const AttentionArgs& args,
                        const std::function<void(const ReferenceRow&)>& visit,
                        const OracleOptions& options = {});
 
-// The element that comes closest to its bound, or exceeds it most.
+// Right: within the bound; NaN where that is exact; infinite where the exact result leaves the dtype's range.
+// Undecided: nobody can tell, since the bound is no number, or since the result is NaN where float32 may not
+// hold the scores.
+enum class Verdict { right, undecided, wrong };
+
+// "right", "undecided", "wrong"
+const char* to_string(Verdict verdict);
+
+// The element that comes closest to its bound, or exceeds it most. One that is wrong is worse than one that
+// is undecided.
 struct Worst {
-  double error = 0, bound = 0;  // |actual - expected|; NaN where actual is
+  double error = 0, bound = 0;  // |actual - expected|; NaN where only one of them is
   double actual = 0, expected = 0;
-  std::string where;  // "o[batch 0, row 3, head 1, dim 5]"; empty: nothing was compared
-  bool ok() const { return error <= bound; }
+  std::string where;  // "o: batch 0, row 3, head 1, dim 5"; empty: nothing was compared
+  Verdict verdict = Verdict::right;
 };
 
 struct ForwardReport {
-  std::int64_t rows = 0;   // compared
-  std::int64_t wrong = 0;  // elements beyond their bound
+  std::int64_t rows = 0;       // compared
+  std::int64_t wrong = 0;      // elements beyond their bound
+  std::int64_t undecided = 0;  // elements
   Worst o, lse;
-  bool ok() const { return wrong == 0; }
+  // Wrong if an element is; else undecided if one is.
+  Verdict verdict() const;
+  bool ok() const { return verdict() == Verdict::right; }
   // One line: what was compared and the worst of it.
   std::string str() const;
 };

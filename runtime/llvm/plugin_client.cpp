@@ -70,6 +70,7 @@ const flashjit_llvm_plugin_api& open_plugin() {
   if (entry == nullptr) unavailable(file.path + ": is not a flashjit plugin");
   const flashjit_llvm_plugin_api* const api = entry(FLASHJIT_LLVM_PLUGIN_ABI);
   if (api == nullptr) unavailable(file.path + ": belongs to another version of flashjit");
+  if (api->identity == nullptr) unavailable(file.path + ": ran out of memory when it started");
   // Keys were made of the file's.
   if (!std::string_view(api->identity).ends_with(file.build_id))
     unavailable(file.path + ": was replaced while this process ran");

@@ -96,8 +96,10 @@ TEST_F(LibraryFile, NvrtcIsRefusedWithItsOtherHalf) {
 }
 
 TEST_F(LibraryFile, TheSearchGoesOnAfterARefusal) {
-  const std::string bad = library("bad.so", 0757), good = library("good.so", 0755);
-  EXPECT_EQ(failure([&] { open_nvrtc({bad, good}); }), "");
+  const std::string bad = library("bad.so", 0757), missing = scratch_ / "missing.so";
+  EXPECT_THAT(failure([&] { open_nvrtc({bad, missing}); }),
+              AllOf(HasSubstr(bad + ": refused"), HasSubstr(missing + ": cannot open")));
+  EXPECT_EQ(failure([&] { open_nvrtc({bad, library("good.so", 0755)}); }), "");
 }
 
 TEST_F(LibraryFile, FoldersCountToo) {

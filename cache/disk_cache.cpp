@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <string_view>
 #include <thread>
 
@@ -79,12 +78,6 @@ bool is_locked(int file, std::int64_t offset) {
   return ::fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
 }
 
-// Of the environment; nothing in set-user-id programs.
-std::string variable(const char* name) {
-  const char* value = ::secure_getenv(name);
-  return value ? value : "";
-}
-
 }  // namespace
 
 KeyLock& KeyLock::operator=(KeyLock&& other) noexcept {
@@ -100,20 +93,21 @@ KeyLock::~KeyLock() {
 }
 
 std::string DiskCache::default_folder() {
-  if (std::string folder = variable("FLASHJIT_CACHE_DIR"); !folder.empty()) return folder;
+  if (std::string folder = environment_variable("FLASHJIT_CACHE_DIR"); !folder.empty()) return folder;
   // Relative ones are to be ignored, says the XDG base directory specification.
-  if (const std::string folder = variable("XDG_CACHE_HOME"); folder.starts_with('/'))
+  if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/'))
     return folder + "/flashjit";
-  if (const std::string folder = variable("HOME"); !folder.empty()) return folder + "/.cache/flashjit";
+  if (const std::string folder = environment_variable("HOME"); !folder.empty())
+    return folder + "/.cache/flashjit";
   return {};
 }
 
 std::string DiskCache::default_layers() {
-  return variable("FLASHJIT_CACHE_PATH");
+  return environment_variable("FLASHJIT_CACHE_PATH");
 }
 
 std::uint64_t DiskCache::default_max_bytes() {
-  const std::string text = variable("FLASHJIT_CACHE_MAX_BYTES");
+  const std::string text = environment_variable("FLASHJIT_CACHE_MAX_BYTES");
   if (text.empty()) return std::uint64_t{1} << 30;
   std::uint64_t bytes = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <cstdlib>
 #include <deque>
 #include <filesystem>
 
@@ -36,12 +37,17 @@ void push_components(std::deque<std::string>& todo, const std::string& path) {
 
 }  // namespace
 
-std::string distrust(const struct stat& status) {
+std::string environment_variable(const char* name) {
+  const char* const value = ::secure_getenv(name);
+  return value ? value : "";
+}
+
+std::string distrust(const struct stat& status, mode_t tolerated) {
   if (status.st_uid != ::geteuid() && status.st_uid != 0) {
     return "it belongs to user " + std::to_string(status.st_uid) + ", while this process runs as user " +
            std::to_string(::geteuid());
   }
-  if (status.st_mode & (S_IWGRP | S_IWOTH))
+  if (status.st_mode & (S_IWGRP | S_IWOTH) & ~tolerated)
     return "others may write to it (mode " + octal(status.st_mode) + ")";
   return {};
 }

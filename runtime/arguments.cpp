@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <numbers>
 #include <string>
-#include <string_view>
 
+#include "cache/trust.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/mask_arguments.hpp"
@@ -122,10 +121,7 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
 
 // FLASHJIT_CHECK=1: what lies in device memory is validated, too, at the price of waiting for it.
 bool checks_device_data() {
-  static const bool checks = [] {
-    const char* value = std::getenv("FLASHJIT_CHECK");
-    return value && std::string_view(value) == "1";
-  }();
+  static const bool checks = environment_variable("FLASHJIT_CHECK") == "1";
   return checks;
 }
 

@@ -1,12 +1,12 @@
 #include "runtime/build.hpp"
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <sstream>
 
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
+#include "cache/trust.hpp"
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/compiler.hpp"
@@ -60,8 +60,7 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
   try {
     cache.disk.emplace(name, DiskCache::Access::read_write, max_bytes);
   } catch (const Error& error) {
-    const char* chosen = std::getenv("FLASHJIT_CACHE_DIR");
-    if (folder || (chosen && *chosen)) throw;
+    if (folder || !environment_variable("FLASHJIT_CACHE_DIR").empty()) throw;
     cache.note = error.message();
   }
   return cache;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
+#include <exception>
 
 namespace flashjit {
 namespace {
@@ -57,11 +57,11 @@ SignalsBlocked::~SignalsBlocked() {
 ThreadPool::ThreadPool(int num_threads) : most_callers_(available_cpus() - std::max(0, num_threads - 1)) {
   const SignalsBlocked of_the_host;
   for (int i = 1; i < num_threads; ++i) {
-    Worker& worker = workers_.emplace_back();
     try {
+      Worker& worker = workers_.emplace_back();
       worker.thread = std::thread([this, &worker] { work(worker); });
-    } catch (const std::system_error&) {
-      workers_.pop_back();  // the system gives no more threads: run with those that it gave
+    } catch (const std::exception&) {  // no more threads or memory: run with those that there are
+      if (!workers_.empty() && !workers_.back().thread.joinable()) workers_.pop_back();
       break;
     }
   }

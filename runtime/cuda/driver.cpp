@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "codegen/error.hpp"
+#include "runtime/library_file.hpp"
 
 namespace flashjit {
 namespace cuda {
@@ -20,10 +21,10 @@ std::string version_text(int version) {
 }
 
 DriverApi load() {
-  void* library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+  std::string why;
+  void* const library = open_library(library_name, &why);
   if (!library) {
-    const char* reason = dlerror();
-    unavailable(std::string("no NVIDIA driver, ") + (reason ? reason : library_name),
+    unavailable("no NVIDIA driver, " + why,
                 "install the NVIDIA driver (in a container, start it with the NVIDIA runtime: docker --gpus "
                 "all) or use "
                 "device cpu");

@@ -1,21 +1,21 @@
 #include "runtime/cuda/nvrtc.hpp"
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <type_traits>
 
+#include "cache/trust.hpp"
 #include "codegen/digest.hpp"
 #include "codegen/error.hpp"
 #include "runtime/build_id.hpp"
+#include "runtime/library_file.hpp"
 
 namespace flashjit {
 namespace {
@@ -53,10 +53,7 @@ constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 // ---- identity ----
 
-std::string build_of(void* library) {
-  link_map* map = nullptr;
-  dlinfo(library, RTLD_DI_LINKMAP, &map);
-  const std::string path = map ? map->l_name : "";
+std::string build_of(const std::string& path) {
   const std::string id = build_id(path);
   if (!id.empty()) return id;
   std::ifstream file(path, std::ios::binary);
@@ -222,26 +219,21 @@ class Nvrtc final : public Compiler {
 
 // ---- opening ----
 
-std::string last_dl_error() {
-  const char* text = dlerror();
-  return text ? text : "unknown error";
-}
-
 // NVRTC opens its other half by name only, which fails for both halves in a folder that the loader does not
-// search, as in a wheel. The loader finds by name what is open already.
-void load_builtins(const void* nvrtc_function, int major, int minor) {
-  Dl_info info{};
-  if (!dladdr(nvrtc_function, &info) || !info.dli_fname) return;
-  const std::string name = "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
-  dlopen((fs::path(info.dli_fname).parent_path() / name).c_str(), RTLD_NOW | RTLD_LOCAL);
+// search, as in a wheel. The loader finds by name what is open already. False, with the reason in *why, where
+// it is there and cannot be opened: NVRTC is not to try.
+bool load_builtins(const std::string& nvrtc, int major, int minor, std::string* why) {
+  const fs::path file = fs::path(nvrtc).parent_path() /
+                        ("libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor));
+  std::error_code ignored;
+  if (!fs::exists(file, ignored) || open_library(file, why)) return true;
+  *why = file.string() + ": " + *why;
+  return false;
 }
 
-std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& why_not) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    why_not = last_dl_error();
-    return nullptr;
-  }
+std::shared_ptr<const Compiler> open_one(const std::string& name, std::string& why_not) {
+  void* const library = open_library(name, &why_not);
+  if (!library) return nullptr;
   NvrtcApi api;
   const auto find = [&](auto& function, const char* symbol) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
@@ -257,16 +249,14 @@ std::shared_ptr<const Compiler> open_one(const std::string& path, std::string& w
         "is version " + std::to_string(major) + "." + std::to_string(minor) + ", 12.4 or newer is needed";
   }
   if (!why_not.empty()) return nullptr;
-  load_builtins(reinterpret_cast<const void*>(api.Version), major, minor);
-  return std::make_shared<Nvrtc>(api, major, minor, build_of(library));
-}
-
-// The folder of the library or program that holds this code.
-fs::path library_folder() {
-  Dl_info info{};
-  if (!dladdr(reinterpret_cast<const void*>(&nvrtc_candidates), &info) || !info.dli_fname) return {};
-  std::error_code ignored;
-  return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
+  const std::string path = path_of(library);
+  std::string problem;
+  const bool found_by_loader = name.find('/') == std::string::npos;  // which finds the other half as well
+  if (!load_builtins(path, major, minor, &problem) && !found_by_loader) {
+    why_not = problem;
+    return nullptr;
+  }
+  return std::make_shared<Nvrtc>(api, major, minor, build_of(path));
 }
 
 }  // namespace
@@ -276,7 +266,7 @@ std::vector<std::string> nvrtc_candidates() {
   const auto add_folder = [&](const fs::path& folder) {
     for (const char* name : sonames) candidates.push_back(folder / name);
   };
-  if (const char* chosen = std::getenv("FLASHJIT_NVRTC"); chosen && *chosen) {
+  if (const std::string chosen = environment_variable("FLASHJIT_NVRTC"); !chosen.empty()) {
     std::error_code ignored;
     if (fs::is_directory(chosen, ignored)) {
       add_folder(chosen);
@@ -286,10 +276,11 @@ std::vector<std::string> nvrtc_candidates() {
     return candidates;
   }
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const char* home = std::getenv(variable); home && *home) add_folder(fs::path(home) / "lib64");
+    if (const std::string home = environment_variable(variable); !home.empty())
+      add_folder(fs::path(home) / "lib64");
   }
   for (const char* name : sonames) candidates.push_back(name);
-  if (const fs::path own = library_folder(); !own.empty()) {
+  if (const fs::path own = own_folder(); !own.empty()) {
     add_folder(own / "nvrtc");
     add_folder(own.parent_path() / "lib" / "nvrtc");  // of a program in bin/ that holds the library
   }

@@ -41,6 +41,18 @@ constexpr const char* passes =
     "function(sroa,early-cse,simplifycfg,loop(loop-rotate),loop(loop-unroll-full),"
     "sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop-mssa(licm),simplifycfg)";
 
+std::string failure(const KernelSource& source, int status) {
+  const std::string kernel = "the kernel for " + source.target.str();
+  if (status == FLASHJIT_LLVM_NO_MEMORY)
+    return "there is no memory, or no further thread, for Clang to compile " + kernel +
+           "; free some, or raise the limit (ulimit -v, ulimit -u)";
+  if (status == FLASHJIT_LLVM_EXHAUSTED)
+    return "Clang could not compile " + kernel +
+           ": it ran out of memory, now or before, and compiles nothing more in this process; cached and "
+           "prebuilt kernels work as before, a new process with more memory (ulimit -v) can compile";
+  return "Clang could not compile " + kernel + "; the detail is what it said";
+}
+
 class ClangCompiler final : public Compiler {
  public:
   // The build tells Clang's version too. Opening the plugin waits until there is something to compile.
@@ -84,14 +96,10 @@ class ClangCompiler final : public Compiler {
     const flashjit_llvm_source request{files.data(), files.size(), options.data(), options.size(), passes};
     flashjit_llvm_text code{}, said{};
     const flashjit_llvm_plugin_api& plugin = llvm_plugin();
-    const int failed = plugin.compile(&request, &code, &said);
+    const int status = plugin.compile(&request, &code, &said);
     log = take_text(plugin, said);
     std::string result = take_text(plugin, code);
-    if (failed != 0)
-      throw Error(
-          ErrorCode::compile_failed,
-          "Clang could not compile the kernel for " + source.target.str() + "; the detail is what it said",
-          log);
+    if (status != FLASHJIT_LLVM_OK) throw Error(ErrorCode::compile_failed, failure(source, status), log);
     return result;
   }
 

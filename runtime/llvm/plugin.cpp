@@ -3,24 +3,16 @@
 
 #include <elf.h>
 #include <llvm/Config/llvm-config.h>
-#include <llvm/Support/ErrorHandling.h>
 #include <llvm/Support/TargetSelect.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <clang/Basic/Version.h>
-#include <atomic>
-#include <condition_variable>
-#include <csignal>
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <system_error>
 
 #if LLVM_VERSION_MAJOR >= 22
 #include <llvm/Plugins/PassPlugin.h>
@@ -35,96 +27,6 @@ extern "C" const Elf64_Ehdr __ehdr_start __attribute__((visibility("hidden")));
 
 namespace flashjit::llvm_plugin {
 namespace {
-
-// Clang counts on 8 MiB of stack (clang/Basic/Stack.h); the caller may have far less.
-constexpr std::size_t stack_bytes = 8u << 20;
-
-// One call into LLVM, on a thread of its own. Two reasons: the stack, and fatal errors (report_fatal_error,
-// for example an instruction that cannot be selected). Those end in a handler that must not return, or LLVM
-// ends the process, and must not unwind either: LLVM keeps global lists of objects that live on its stacks.
-// So the handler hands the caller its error and sleeps for ever: the stack, and what the call had allocated,
-// stay as they are. The handler is that of the plugin's own copy of LLVM: a host that uses LLVM itself keeps
-// its own.
-struct Call {
-  const std::function<bool(std::string& log)>& body;
-  std::string log;
-  bool ok = false;
-  bool fatal = false;
-  char reason[1024] = {};
-
-  // Not a semaphore: thread sanitizers know these even in code that they did not compile.
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-
-  void finish() {
-    const std::lock_guard lock(mutex);
-    done = true;
-    changed.notify_one();
-  }
-  void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return done; });
-  }
-};
-thread_local Call* this_call = nullptr;
-// Set when an allocation failed: std::bad_alloc has then left frames that LLVM's lists still point to.
-std::atomic<bool> exhausted = false;
-
-void on_fatal_error(void*, const char* reason, bool) {
-  Call* const call = this_call;
-  if (call == nullptr)
-    return;  // a thread that Clang started for deep recursion in the front end: nothing fatal there
-  std::snprintf(call->reason, sizeof(call->reason), "%s", reason != nullptr ? reason : "unknown");
-  call->fatal = true;
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  call->finish();
-  for (;;) pause();
-}
-
-void* run_call(void* argument) {
-  Call& call = *static_cast<Call*>(argument);
-  this_call = &call;
-  try {
-    call.ok = call.body(call.log);
-  } catch (const std::exception& e) {
-    exhausted = true;
-    std::snprintf(call.reason, sizeof(call.reason), "%s", e.what());
-  }
-  call.finish();
-  return nullptr;
-}
-
-// body's success. Whatever goes wrong in it becomes false and text in `log`.
-bool on_own_thread(std::string& log, const std::function<bool(std::string& log)>& body) {
-  if (exhausted) {
-    log = "the compiler ran out of memory before and cannot be used again in this process";
-    return false;
-  }
-  auto call = std::make_unique<Call>(body);
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, stack_bytes);
-  pthread_t thread;
-  const int error = pthread_create(&thread, &attributes, run_call, call.get());
-  pthread_attr_destroy(&attributes);
-  if (error != 0) {
-    log = "cannot start a thread for the compiler: " + std::system_category().message(error);
-    return false;
-  }
-  call->wait();
-  log = std::move(call->log);
-  log += call->reason;
-  if (call->fatal) {
-    pthread_detach(thread);
-    call.release();  // NOLINT(bugprone-unused-return-value): the sleeping thread keeps it
-    return false;
-  }
-  pthread_join(thread, nullptr);
-  return call->ok;
-}
 
 // The linker's build ID: differs whenever the plugin or the LLVM linked into it does.
 std::string build_id() {
@@ -152,27 +54,118 @@ std::string build_id() {
   return "unknown";
 }
 
-flashjit_llvm_text to_text(const char* data, std::size_t size) {
-  flashjit_llvm_text text{static_cast<char*>(std::malloc(size + 1)), size};
+// Without data where there is no memory for it.
+flashjit_llvm_text to_text(llvm::StringRef first, llvm::StringRef second = {}) {
+  const std::size_t size = first.size() + second.size();
+  flashjit_llvm_text text{static_cast<char*>(try_malloc(size + 1)), size};
   if (text.data == nullptr) return {nullptr, 0};
-  std::memcpy(text.data, data, size);
+  std::copy(first.begin(), first.end(), text.data);
+  std::copy(second.begin(), second.end(), text.data + first.size());
   text.data[size] = 0;
   return text;
 }
 
-int compile_entry(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log) {
+// Lays things out one after another; without memory to lay them in it counts their bytes.
+class Packer {
+ public:
+  explicit Packer(char* memory) : memory_(memory) {}
+  template <class T>
+  T* add(const T* items, std::size_t count) {
+    T* const place = memory_ != nullptr ? reinterpret_cast<T*>(memory_ + size_) : nullptr;
+    if (place != nullptr) std::copy_n(items, count, place);
+    size_ += (count * sizeof(T) + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) *
+             alignof(std::max_align_t);
+    return place;
+  }
+  // With its terminator.
+  const char* add(const char* text) { return text != nullptr ? add(text, std::strlen(text) + 1) : nullptr; }
+  std::size_t size() const { return size_; }
+
+ private:
+  char* memory_;
+  std::size_t size_ = 0;
+};
+
+// `source` and all that it points to, in `memory`.
+std::size_t pack(flashjit_llvm_source source, char* memory) {
+  Packer packer(memory);
+  auto* const packed = packer.add(&source, 1);
+  auto* const files = packer.add(source.files, source.num_files);
+  auto* const options = packer.add(source.options, source.num_options);
+  for (std::size_t i = 0; i < source.num_files; ++i) {
+    const flashjit_llvm_file& file = source.files[i];
+    const flashjit_llvm_file copy{packer.add(file.name), packer.add(file.data, file.size), file.size};
+    if (files != nullptr) files[i] = copy;
+  }
+  for (std::size_t i = 0; i < source.num_options; ++i) {
+    const char* const option = packer.add(source.options[i]);
+    if (options != nullptr) options[i] = option;
+  }
+  const char* const passes = packer.add(source.passes);
+  if (packed != nullptr) *packed = {files, source.num_files, options, source.num_options, passes};
+  return packer.size();
+}
+
+class Compile final : public Call {
+ public:
+  ~Compile() override { std::free(memory_); }
+
+  // Null without memory.
+  static Compile* of(const flashjit_llvm_source& source) {
+    auto* const call = new Compile;
+    if (call == nullptr) return nullptr;
+    call->memory_ = static_cast<char*>(try_malloc(pack(source, nullptr)));
+    if (call->memory_ == nullptr) {
+      delete call;
+      return nullptr;
+    }
+    pack(source, call->memory_);
+    return call;
+  }
+
   llvm::SmallVector<char, 0> code;
-  std::string said;
-  const bool ok = on_own_thread(said, [&](std::string& words) { return compile(*source, code, words); });
-  *object = ok ? to_text(code.data(), code.size()) : flashjit_llvm_text{};
-  *log = to_text(said.data(), said.size());
-  return ok && object->data != nullptr ? 0 : 1;
+  std::string log;
+
+ private:
+  bool run() override { return compile(*reinterpret_cast<flashjit_llvm_source*>(memory_), code, log); }
+
+  char* memory_ = nullptr;  // the packed source
+};
+
+int compile_entry(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log) {
+  *object = *log = {};
+  Compile* const call = Compile::of(*source);
+  int result = Call::execute(call);
+  if (result != FLASHJIT_LLVM_OK && result != FLASHJIT_LLVM_FAILED) return result;
+  if (result == FLASHJIT_LLVM_OK) {
+    *object = to_text({call->code.data(), call->code.size()});
+    if (object->data == nullptr) result = FLASHJIT_LLVM_NO_MEMORY;
+  }
+  *log = to_text(call->log, call->fatal());
+  Call::release(call);
+  return result;
 }
 
 void free_text(flashjit_llvm_text* text) {
   std::free(text->data);
   *text = {};
 }
+
+char identity[256];
+
+class Start final : public Call {
+  bool run() override {
+    install_handlers();
+    LLVMInitializeX86TargetInfo();
+    LLVMInitializeX86Target();
+    LLVMInitializeX86TargetMC();
+    LLVMInitializeX86AsmParser();
+    LLVMInitializeX86AsmPrinter();
+    const std::string name = clang::getClangFullVersion() + ", build " + build_id();
+    std::snprintf(identity, sizeof(identity), "%s", name.c_str());
+    return true;
+  }
+};
 
 }  // namespace
 }  // namespace flashjit::llvm_plugin
@@ -185,19 +178,17 @@ llvm::PassPluginLibraryInfo getPollyPluginInfo() {
 extern "C" __attribute__((visibility("default"))) const flashjit_llvm_plugin_api* flashjit_llvm_plugin(
     uint32_t abi_version) {
   using namespace flashjit::llvm_plugin;
+  end_of_construction();
   if (abi_version != FLASHJIT_LLVM_PLUGIN_ABI) return nullptr;
-  // Never destroyed: kernels may outlive the static objects of this library.
-  static const flashjit_llvm_plugin_api* const api = [] {
-    LLVMInitializeX86TargetInfo();
-    LLVMInitializeX86Target();
-    LLVMInitializeX86TargetMC();
-    LLVMInitializeX86AsmParser();
-    LLVMInitializeX86AsmPrinter();
-    llvm::install_fatal_error_handler(on_fatal_error);
-    llvm::install_bad_alloc_error_handler(on_fatal_error);
-    const std::string identity = clang::getClangFullVersion() + ", build " + build_id();
-    return new flashjit_llvm_plugin_api{
-        FLASHJIT_LLVM_PLUGIN_ABI, to_text(identity.data(), identity.size()).data, compile_entry, free_text};
-  }();
-  return api;
+  static flashjit_llvm_plugin_api api{FLASHJIT_LLVM_PLUGIN_ABI, nullptr, compile_entry, free_text};
+  static std::mutex starting;
+  const std::lock_guard lock(starting);
+  if (api.identity == nullptr) {
+    auto* const start = new Start;
+    if (Call::execute(start) == FLASHJIT_LLVM_OK) {
+      Call::release(start);
+      api.identity = identity;
+    }
+  }
+  return &api;
 }

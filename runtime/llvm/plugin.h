@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define FLASHJIT_LLVM_PLUGIN_ABI 2
+#define FLASHJIT_LLVM_PLUGIN_ABI 3
 
 /* Memory owned by the plugin until given to free_text. */
 typedef struct {
@@ -34,17 +34,26 @@ typedef struct {
       passes; /* optimiser passes, as `opt -passes` takes them, to run in place of those of -O; or null */
 } flashjit_llvm_source;
 
+/* What compile() returns. */
+enum {
+  FLASHJIT_LLVM_OK = 0,
+  FLASHJIT_LLVM_FAILED = 1,    /* the diagnostics say why */
+  FLASHJIT_LLVM_NO_MEMORY = 2, /* for the call, or for its thread; another may work */
+  FLASHJIT_LLVM_EXHAUSTED = 3  /* memory ran out in this call or one before: no other will work */
+};
+
 typedef struct {
   uint32_t abi_version;
-  /* "clang 19.1.7 (Debian ...)": name, version and build */
+  /* "clang 19.1.7 (Debian ...)": name, version and build; null if there was no memory to start */
   const char* identity;
-  /* 0 and a relocatable ELF object, or 1; `log` holds diagnostics either way. Thread-safe, installs no signal
-     handlers, touches no files. */
+  /* One of the above. OK gives a relocatable ELF object; OK and FAILED give diagnostics in `log`.
+     Thread-safe, installs no signal handlers, touches no files, does not throw. */
   int (*compile)(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log);
   void (*free_text)(flashjit_llvm_text* text);
 } flashjit_llvm_plugin_api;
 
-/* Null if this plugin does not speak `abi_version`. */
+/* Null if this plugin does not speak `abi_version`. Starts LLVM; where that failed, the next call tries
+ * again. */
 const flashjit_llvm_plugin_api* flashjit_llvm_plugin(uint32_t abi_version);
 
 #ifdef __cplusplus

@@ -8,6 +8,7 @@
 namespace flashjit {
 
 struct LlvmPluginFile {
+  std::string name;  // by which it is opened
   std::string path, build_id;
 };
 
@@ -15,7 +16,8 @@ struct LlvmPluginFile {
 // looked and what helps; the next call looks again.
 //
 // Looked for: the file named by FLASHJIT_LLVM_PLUGIN, if set, and nothing else; beside the library or program
-// that holds this code; in ../lib of that folder; where the dynamic loader looks for libraries.
+// that holds this code; in ../lib of that folder; where the dynamic loader looks for libraries. A file that
+// library_file.hpp does not trust is passed over.
 const LlvmPluginFile& llvm_plugin_file();
 
 // That file, opened at the first call and kept open. Throws compiler_unavailable.

@@ -114,7 +114,13 @@ TEST_P(FarScores, OfRandomDataToo) {
       Case c = {
           .spec = forward_spec(dtype, 64, {CausalMask{}}), .heads_q = 2, .seqlen_q = 150, .seqlen_k = 200};
       c.softmax_scale = scale;
-      EXPECT_TRUE(computes(on(), c));
+      SCOPED_TRACE(c.str());
+      Workload workload(on(), c);
+      workload.kernel(on().engine()).launch(workload.args());
+      EXPECT_TRUE(workload.fetch());
+      const verify::ForwardReport report = workload.report();
+      EXPECT_EQ(report.wrong, 0) << report.str();
+      EXPECT_EQ(report.undecided > 0, on().is_cuda() && scale > 1e3f) << report.str();
     }
 }
 

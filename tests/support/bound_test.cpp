@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Row {
   float scale = 1;
   double dropout_p = 0;
   bool repeated_scores = false;
+  double largest_score = HUGE_VAL;
   std::vector<std::byte> q, k, v, o;
   float lse = 0;
 
@@ -72,6 +74,7 @@ struct Row {
     OracleOptions options;
     options.num_threads = 1;
     options.bound.repeated_scores = repeated_scores;
+    options.bound.largest_score = largest_score;
     return verify_forward(spec, args, options);
   }
 };
@@ -373,6 +376,38 @@ TEST_P(BoundOf, ScoresBeyondFloat32) {
   EXPECT_EQ(report.verdict(), Verdict::wrong);
   EXPECT_EQ(report.o.where, "o: batch 0, row 0, head 0, dim 3") << "what is wrong comes first";
   EXPECT_THAT(report.str(), testing::HasSubstr("15 elements that cannot be told"));
+}
+
+// If float32 has no score of a row above -infinity, the row is as good as empty.
+TEST_P(BoundOf, ScoresBelowFloat32) {
+  Row row = this->row(2);
+  row.scale = 1e38f;
+  row.set_values(0, 2), row.set_values(1, 2);
+  row.lse = -infinity;
+  for (const double other : {-200., -1e-3}) {  // a score of -1e35 is one
+    row.set_scores({-100, other}, 0, 0);
+    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, 0);
+    EXPECT_EQ(row.report().verdict(), other == -200 ? Verdict::undecided : Verdict::wrong);
+    store_element(row.o.data(), row.dtype, 3, 1);
+    EXPECT_EQ(row.report().verdict(), Verdict::wrong);
+  }
+}
+
+// What a kernel does not promise is NaN there, and right before.
+TEST_P(BoundOf, ScoresBeyondTheKernels) {
+  for (const float scale : {0.99f, 1.01f}) {
+    Row row = this->row(1);
+    row.scale = scale * static_cast<float>(std::numbers::ln2);
+    row.largest_score = 0x1p26;
+    row.set_scores({-0x1p13}, 0, 0);
+    row.set_q(0, 0x1p13);
+    row.set_values(0, 2);
+    row.lse = nan;
+    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, nan);
+    EXPECT_EQ(row.report().verdict(), scale > 1 ? Verdict::undecided : Verdict::wrong);
+    row.largest_score = HUGE_VAL;
+    EXPECT_EQ(row.report().verdict(), Verdict::wrong);
+  }
 }
 
 TEST_P(BoundOf, NaNWhereTheScoreIsNoNumber) {

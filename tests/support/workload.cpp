@@ -271,12 +271,17 @@ testing::AssertionResult Workload::fetch() {
   return testing::AssertionSuccess();
 }
 
-testing::AssertionResult Workload::check() {
-  if (const testing::AssertionResult fetched = fetch(); !fetched) return fetched;
+verify::ForwardReport Workload::report() const {
   verify::OracleOptions options;
+  options.bound.largest_score = verify::largest_score(Target::parse(device_.target()));
   options.bound.repeated_scores =
       case_.data == Data::equal_scores || case_.data == Data::rising || case_.data == Data::falling;
-  const verify::ForwardReport report = verify::verify_forward(case_.spec, host_args_, options);
+  return verify::verify_forward(case_.spec, host_args_, options);
+}
+
+testing::AssertionResult Workload::check() {
+  if (const testing::AssertionResult fetched = fetch(); !fetched) return fetched;
+  const verify::ForwardReport report = this->report();
   for (const verify::Worst* worst : {&report.o, &report.lse}) {
     if (worst->bound > 0) note_share(worst->error / worst->bound);
   }

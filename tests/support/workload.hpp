@@ -12,6 +12,7 @@
 #include "runtime/flashjit.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
+#include "tools/verify/oracle.hpp"
 #include "tools/verify/random_masks.hpp"
 
 namespace flashjit::testing_support {
@@ -64,6 +65,8 @@ class Workload {
   void reset();
   // After a launch: brings everything back; inputs and surroundings of outputs are as they were.
   testing::AssertionResult fetch();
+  // What the oracle says of the outputs that fetch() has brought.
+  verify::ForwardReport report() const;
   // fetch(), and every output element is within its bound.
   testing::AssertionResult check();
   // The bits of o and lse.

@@ -97,6 +97,7 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Op
     const Progress progress("verifying against the float64 oracle");
     verify::OracleOptions oracle;
     oracle.max_rows = rows_to_verify(options, work);
+    oracle.bound.largest_score = verify::largest_score(result.kernel.target);
     result.report = verify::verify_forward(spec, work.host_args(), oracle);
   }
   return result;

@@ -50,7 +50,9 @@
 //
 // 9. Range. Where max(1, scale log2(e)) |q||k_j| exceeds FLT_MAX for a key of the row, float32 may not hold
 //    the scores or what they are made of. There NaN is no wrong result of that row, any other number beyond
-//    the bound is. A result too large for its dtype is infinite.
+//    the bound is; where that holds for all its keys and no score is above 0, all may be -infinity (10),
+//    which leaves an empty row. GPU kernels say NaN already where the row's maximum, times log2(e), is beyond
+//    2^26 (BoundOptions::largest_score). A result too large for its dtype is infinite.
 // 10. NaN and infinity in the inputs. A score of NaN or +infinity makes the row's o and lse NaN. A score of
 //     -infinity is a weight of 0. Where the row keeps a key whose v_jc is NaN or infinite, o_c is NaN or
 //     infinite, as IEEE 754 has it for the sum, and the bound is 0, if each of these keys has a weight that
@@ -68,12 +70,20 @@
 #include <numbers>
 
 #include "codegen/spec.hpp"
+#include "codegen/target.hpp"
 
 namespace flashjit::verify {
 
 struct BoundOptions {
   bool repeated_scores = false;  // rows hold many equal scores, see 5
+  double largest_score =
+      HUGE_VAL;  // times log2(e); NaN is no wrong result of rows whose maximum is beyond, see 9
 };
+
+// See 9.
+inline double largest_score(const Target& target) {
+  return target.is_cuda() ? 0x1p26 : HUGE_VAL;
+}
 
 struct Arithmetic {
   double exp_error;     // relative, see 3

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <numbers>
 #include <thread>
 #include <vector>
 
@@ -142,7 +143,8 @@ class Worker {
     double weights_error = 0, growth = 0, floors = 0;
     int keys = 0;            // whose scores are above -infinity
     bool no_number = false;  // a score is NaN or infinite
-    bool may_overflow = false;
+    int vanishing = 0;       // of them, those that may be -infinity in float32
+    bool may_be_nan = false;
     bool wide = false;  // reach_ has the row
   };
 
@@ -214,10 +216,15 @@ class Worker {
       if (!(score < infinity)) row.no_number = true;
       if (!weighs(key)) continue;
       row.max = std::max(row.max, score);
-      row.may_overflow |= may_overflow(scale_, row.norm * norm_[key]);
+      const bool overflows = may_overflow(scale_, row.norm * norm_[key]);
+      row.may_be_nan |= overflows;
+      row.vanishing += overflows && score < 0;
       ++row.keys;
     }
     if (row.no_number || row.keys == 0) return;
+    // Just before: the kernel's own maximum is rounded.
+    const double largest = options_.bound.largest_score * (1 - 0x1p-20);
+    row.may_be_nan |= std::abs(row.max) * std::numbers::log2e > largest;
     double sum = 0;
     for (int key = 0; key < s.seqlen_k; ++key) {
       if (!weighs(key)) continue;
@@ -410,7 +417,8 @@ class Worker {
     ReferenceRow row;
     row.batch = task.sequence->batch, row.head = task.head, row.row = task.rows[r];
     row.empty = state.keys == 0 && !state.no_number;
-    row.may_overflow = state.may_overflow;
+    row.may_be_nan = state.may_be_nan;
+    row.may_be_empty = state.keys > 0 && state.vanishing == state.keys;
     row.lse = state.lse;
     if (state.no_number) {
       row.lse = std::numeric_limits<double>::quiet_NaN();

@@ -29,7 +29,8 @@ struct OracleOptions {
 struct ReferenceRow {
   int batch = 0, head = 0, row = 0;  // row within its sequence
   bool empty = false;                // all scores are -inf, or there are none: o = 0, lse = -inf, exactly
-  bool may_overflow = false;  // float32 may not hold the scores: o and lse may be NaN (error_bound.hpp, 9)
+  bool may_be_nan = false;           // o and lse, as scores are beyond what the kernel or float32 holds
+  bool may_be_empty = false;         // they may be those of an empty row (for both see error_bound.hpp, 9)
   double lse = 0, lse_bound = 0;
   std::span<const double> o, o_bound;  // head_dim_v
 };
@@ -42,8 +43,8 @@ void forward_reference(const AttentionSpec& spec, const AttentionArgs& args,
                        const OracleOptions& options = {});
 
 // Right: within the bound; NaN where that is exact; infinite where the exact result leaves the dtype's range.
-// Undecided: nobody can tell, since the bound is no number, or since the result is NaN where float32 may not
-// hold the scores.
+// Undecided: nobody can tell, since the bound is no number, or since the scores are beyond what the kernel or
+// float32 holds and the result is NaN, or that of a row without keys.
 enum class Verdict { right, undecided, wrong };
 
 // "right", "undecided", "wrong"

@@ -1,0 +1,135 @@
+// Calls into LLVM: their threads, and what becomes of them without memory.
+#include <llvm/Support/ErrorHandling.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+
+#include "runtime/llvm/plugin_parts.hpp"
+
+namespace flashjit::llvm_plugin {
+namespace {
+
+// Clang counts on 8 MiB of stack (clang/Basic/Stack.h).
+constexpr std::size_t stack_bytes = 8u << 20;
+constexpr std::size_t reserve_bytes = 64u << 10;
+
+// Not semaphores: thread sanitizers know these even in code that they did not compile.
+std::mutex mutex;
+std::condition_variable changed;
+// An allocation has failed. Its thread sleeps, perhaps with locks of LLVM that other calls wait for, so those
+// in flight end with it, and none begins.
+bool exhausted = false;
+
+thread_local Call* this_call = nullptr;  // also null on threads that Clang starts for deep recursion
+
+// Not inlined: its thread-local storage is not to be touched before it is called.
+[[gnu::noinline]] void set_this_call(Call* call) {
+  this_call = call;
+}
+
+[[noreturn]] void sleep_for_ever() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  for (;;) pause();
+}
+
+}  // namespace
+
+void exhaust() {
+  {
+    const std::lock_guard lock(mutex);
+    exhausted = true;
+    changed.notify_all();
+  }
+  sleep_for_ever();
+}
+
+void Call::on_fatal_error(void*, const char* reason, bool) {
+  Call* const call = this_call;
+  // A call waits for Clang's own threads for ever; what is fatal on them is that one more cannot be started.
+  if (call == nullptr) exhaust();
+  std::snprintf(call->fatal_, sizeof(call->fatal_), "%s", reason != nullptr ? reason : "unknown");
+  call->finish(FLASHJIT_LLVM_FAILED);
+  sleep_for_ever();
+}
+
+void Call::install_handlers() {
+  llvm::install_fatal_error_handler(on_fatal_error);
+  llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { exhaust(); });
+  // Of this library's own C++ runtime. No exception finds a handler here: this comes before any frame is
+  // left.
+  std::set_terminate(exhaust);
+}
+
+void Call::finish(int result) {
+  std::unique_lock lock(mutex);
+  result_ = result;
+  changed.notify_all();
+  if (!abandoned_) return;
+  lock.unlock();
+  if (*fatal_ == 0) delete this;
+}
+
+void* Call::thread_main(void* argument) {
+  Call& call = *static_cast<Call*>(argument);
+  // glibc ends the process where a thread's first touch of thread-local storage finds no memory.
+  void* volatile room = try_malloc(reserve_bytes);
+  if (room == nullptr) {
+    call.finish(FLASHJIT_LLVM_NO_MEMORY);
+    return nullptr;
+  }
+  std::free(room);
+  set_this_call(&call);
+  call.finish(call.run() ? FLASHJIT_LLVM_OK : FLASHJIT_LLVM_FAILED);
+  return nullptr;
+}
+
+int Call::execute(Call* call) {
+  if (call == nullptr) return FLASHJIT_LLVM_NO_MEMORY;
+  call->reserve_ = try_malloc(reserve_bytes);
+  std::unique_lock lock(mutex);
+  int result = FLASHJIT_LLVM_NO_MEMORY;
+  if (exhausted) {
+    result = FLASHJIT_LLVM_EXHAUSTED;
+  } else if (call->reserve_ != nullptr) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, stack_bytes);
+    const int error = pthread_create(&call->thread_, &attributes, thread_main, call);
+    pthread_attr_destroy(&attributes);
+    if (error == 0) {
+      changed.wait(lock, [call] { return call->result_ != unfinished || exhausted; });
+      if (call->result_ == unfinished) {
+        call->abandoned_ = true;
+        std::free(call->reserve_);
+        call->reserve_ = nullptr;
+        pthread_detach(call->thread_);
+        return FLASHJIT_LLVM_EXHAUSTED;
+      }
+      result = call->result_;
+      if (result != FLASHJIT_LLVM_NO_MEMORY) return result;
+      lock.unlock();
+      pthread_join(call->thread_, nullptr);
+    }
+  }
+  delete call;
+  return result;
+}
+
+void Call::release(Call* call) {
+  // A thread that sleeps keeps its call.
+  if (*call->fatal_ != 0) {
+    pthread_detach(call->thread_);
+    return;
+  }
+  pthread_join(call->thread_, nullptr);
+  delete call;
+}
+
+}  // namespace flashjit::llvm_plugin

@@ -1,0 +1,115 @@
+// Where this library's memory comes from: LLVM, Clang and the C++ runtime, which are linked into it, allocate
+// here and nowhere else (the linker's --wrap leads their malloc and its kin here), and are never given a null
+// pointer: many of them do not look.
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <new>
+
+#include "runtime/llvm/plugin_parts.hpp"
+
+namespace flashjit::llvm_plugin {
+namespace {
+
+// For static constructors (they want 250 KB) where malloc has nothing left: they run on the host's thread,
+// under the loader's lock, and could only end the process. Nothing is given back, so all of it is zero when
+// it is taken.
+constexpr std::size_t early_alignment = 64;
+alignas(early_alignment) char early[1u << 20];
+std::size_t early_used = 0;
+bool constructed = false;
+
+bool is_early(const void* memory) {
+  return !std::less<>()(memory, static_cast<void*>(early)) &&
+         std::less<>()(memory, static_cast<void*>(std::end(early)));
+}
+
+// Where malloc gives nothing.
+void* take_early(std::size_t size, std::size_t alignment = 1) {
+  if (constructed || size > sizeof(early) - early_used || alignment > early_alignment) exhaust();
+  void* const memory = early + early_used;
+  early_used += (size + early_alignment - 1) / early_alignment * early_alignment;
+  return memory;
+}
+
+}  // namespace
+
+void end_of_construction() {
+  constructed = true;
+}
+
+extern "C" {
+
+void* __real_malloc(std::size_t size);
+void* __real_calloc(std::size_t count, std::size_t size);
+void* __real_realloc(void* memory, std::size_t size);
+void __real_free(void* memory);
+
+void* __wrap_malloc(std::size_t size) {
+  void* const memory = __real_malloc(std::max<std::size_t>(size, 1));
+  return memory != nullptr ? memory : take_early(size);
+}
+
+void* __wrap_calloc(std::size_t count, std::size_t size) {
+  void* const memory = __real_calloc(std::max<std::size_t>(count, 1), std::max<std::size_t>(size, 1));
+  return memory != nullptr ? memory : take_early(count * size);
+}
+
+void __wrap_free(void* memory) {
+  if (!is_early(memory)) __real_free(memory);
+}
+
+void* __wrap_realloc(void* memory, std::size_t size) {
+  size = std::max<std::size_t>(size, 1);
+  std::size_t bytes = 0;
+  if (is_early(memory)) {
+    bytes = static_cast<std::size_t>(std::end(early) - static_cast<char*>(memory));
+  } else {
+    if (void* const moved = __real_realloc(memory, size)) return moved;
+    bytes = malloc_usable_size(memory);
+  }
+  void* const moved = __wrap_malloc(size);
+  if (bytes > 0) std::memcpy(moved, memory, std::min(size, bytes));
+  __wrap_free(memory);
+  return moved;
+}
+
+// Nothing of this library is destroyed when the process exits: sleeping threads hold what they were using,
+// and others may still compile.
+int __cxa_atexit(void (*)(void*), void*, void*) {
+  return 0;
+}
+}
+
+void* try_malloc(std::size_t size) {
+  return __real_malloc(size);
+}
+
+}  // namespace flashjit::llvm_plugin
+
+// The other forms of new call these.
+void* operator new(std::size_t size) {
+  return std::malloc(size);
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  const auto align = static_cast<std::size_t>(alignment);
+  void* const memory = std::aligned_alloc(align, (size + align - 1) / align * align);
+  return memory != nullptr ? memory : flashjit::llvm_plugin::take_early(size, align);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}

@@ -137,14 +137,16 @@ __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, Ro
     for (int j = 1; j < maxima; ++j) top[0] = larger(top[j], top[0]);
     const Vec before = load(state.maximum + i);
     seen |= before != minus_infinity;
-    const Vec maximum = select((top[0] - before) * scale > Products::growth, top[0], before);
+    const IntVec grows =
+        Products::growth == 0 ? top[0] > before : (top[0] - before) * scale > Products::growth;
+    const Vec maximum = select(grows, top[0], before);
     const Vec reference = select(maximum == minus_infinity, Vec{}, maximum);
     const Vec rescale = exp2(select(before == minus_infinity, Vec{}, (before - reference) * scale));
-    Vec offset = reference * scale;
-    const IntVec far = __builtin_elementwise_abs(offset) > far_offset;
+    Vec minus_offset = reference * -scale;
+    const IntVec far = __builtin_elementwise_abs(minus_offset) > far_offset;
     if (__builtin_reduce_or(far)) {
       const Vec moved = select(far, reference, Vec{});
-      offset = select(far, Vec{}, offset);
+      minus_offset = select(far, Vec{}, minus_offset);
 #pragma nounroll
       for (float* q = s + i; q < end; q += unit_rows) store(q, load(q) - moved);
     }
@@ -159,7 +161,7 @@ __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, Ro
         Vec weights[together];
 #pragma unroll
         for (int j = 0; j < together; ++j) {
-          const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), -offset));
+          const Vec e = Products::exp2(fma(load(from + j * unit_rows), splat(scale), minus_offset));
           sums[j] += e;
           weights[j] = kept(e, key + j);
         }

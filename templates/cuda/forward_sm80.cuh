@@ -43,6 +43,9 @@ class ForwardSm80 {
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
                                            Config::num_stages, Spec::dropout));
 
+  // Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
+  static constexpr float lowest = -3.402823466e38f;
+
   // Q stays in registers where enough are left for it: a third of the traffic of the scores less.
   static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
   static constexpr bool q_in_registers = accumulators <= 144 && accumulators + m_tiles * 4 * k_steps <= 184;
@@ -84,7 +87,7 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        max_log2_[i][half] = no_maximum;
+        max_log2_[i][half] = lowest;
         sum_[i][half] = 0;
       }
 #pragma unroll
@@ -356,7 +359,7 @@ class ForwardSm80 {
         float sum = sum_[i][half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        sum = checked_sum(sum, max_log2_[i][half]);
+        sum = checked_sum(sum, max_log2_[i][half], max_log2_[i][half] == lowest);
         const float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);

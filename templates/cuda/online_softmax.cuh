@@ -54,14 +54,11 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
   }
 }
 
-// Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
-constexpr float no_maximum = -3.402823466e38f;
-
-// A row's sum of weights, which are relative to the rounded maximum; NaN where its rounding may have taken
-// them out of fp16.
-FLASHJIT_FN float checked_sum(float sum, float maximum) {
+// A row's sum of weights, which are relative to its maximum (scaled, rounded); NaN where that rounding may
+// have taken them out of fp16. `empty`: the row has no maximum.
+FLASHJIT_FN float checked_sum(float sum, float maximum, bool empty) {
   constexpr float largest = 1 << 26;
-  return maximum == no_maximum || fabsf(maximum) <= largest ? sum : not_a_number;
+  return empty || fabsf(maximum) <= largest ? sum : not_a_number;
 }
 
 // The running state of a thread's two rows.
@@ -71,7 +68,7 @@ class OnlineSoftmax {
 
   FLASHJIT_FN void reset() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row_max_[r] = no_maximum, row_sum_[r] = 0;
+    for (int r = 0; r < 2; ++r) row_max_[r] = minus_infinity, row_sum_[r] = 0;
   }
 
   // Raises the reference maximum where these scores ask for it. True: what was summed so far is to be
@@ -92,15 +89,15 @@ class OnlineSoftmax {
       }
       float m = fmaxf(even, odd);
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-      top[r] = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-      grows |= __fmaf_rn(top[r], scale_log2_, -row_max_[r]) > tolerance;
+      m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+      top[r] = fmaxf(row_max_[r], m);
+      grows |= (top[r] - row_max_[r]) * scale_log2_ > tolerance;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = row_max_[r];
-      row_max_[r] = fmaxf(top[r] * scale_log2_, before);
-      correction_[r] = ex2_approx(before - row_max_[r]);
+      correction_[r] = top[r] == minus_infinity ? 1.f : ex2_approx((row_max_[r] - top[r]) * scale_log2_);
+      row_max_[r] = top[r];
       row_sum_[r] *= correction_[r];
     }
     return true;
@@ -111,12 +108,14 @@ class OnlineSoftmax {
   FLASHJIT_FN void exponentiate(float (&scores)[registers]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      // A row that had no key yet: exp2(-inf - 0), not of -inf - -inf.
+      const float offset = row_max_[r] == minus_infinity ? 0.f : row_max_[r] * scale_log2_;
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 0; i < registers / 4; ++i) {
         float* const s = scores + 4 * i + 2 * r;
-        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -row_max_[r]));
-        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -row_max_[r]));
+        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset));
+        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset));
       }
       row_sum_[r] += even + odd;
     }
@@ -130,15 +129,16 @@ class OnlineSoftmax {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    sum = checked_sum(sum, row_max_[r]);
+    const float maximum = row_max_[r] * scale_log2_;
+    sum = checked_sum(sum, maximum, row_max_[r] == minus_infinity);
     const bool empty = sum == 0;
-    lse = empty ? minus_infinity : (row_max_[r] + lg2_approx(sum)) * ln_2;
+    lse = empty ? minus_infinity : (maximum + lg2_approx(sum)) * ln_2;
     return empty ? 0.f : 1.f / sum;
   }
 
  private:
   float scale_log2_;
-  float row_max_[2];  // of scores times scale_log2_, rounded
+  float row_max_[2];  // of raw scores
   float row_sum_[2];  // over this thread's columns
   float correction_[2];
 };

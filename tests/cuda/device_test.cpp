@@ -87,6 +87,7 @@ class CudaDeviceTest : public testing::Test {
     p.o.data = out.data();
     p.batch = batch;
     p.num_heads_q = heads;
+    p.num_heads_kv = 1;
     p.seqlen_q = block_m + 1;
     p.total_q = number;
     return p;
@@ -201,7 +202,7 @@ TEST_F(CudaDeviceTest, MoreBlocksThanAGridHoldsIsRefused) {
   const auto kernel = load(probe(target_));
   device::ForwardParams p{};
   p.batch = 65536;
-  p.num_heads_q = 65536;
+  p.num_heads_q = p.num_heads_kv = 65536;
   p.seqlen_q = 2'000'000'000;
   const Error error = error_of([&] { kernel->launch(p, nullptr); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);

@@ -272,7 +272,6 @@ TEST_F(CApi, ErrorsBelongToTheirThread) {
   EXPECT_EQ(flashjit_last_error_message(), mine) << "success keeps the last failure's text";
 }
 
-}  // namespace
 // From parents to a launch, all in C's types; the rest of the builders are the C++ ones behind the same skin.
 TEST_F(CApi, TablesOfMasks) {
   flashjit_tables* tables = nullptr;
@@ -312,4 +311,5 @@ TEST_F(CApi, TablesOfMasks) {
   EXPECT_EQ(flashjit_document_mask(nullptr, ids, ids, &tables), FLASHJIT_INVALID_ARGUMENT);
 }
 
+}  // namespace
 }  // namespace flashjit

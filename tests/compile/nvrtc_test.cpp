@@ -40,6 +40,11 @@ unsigned seed() {
   return value ? static_cast<unsigned>(std::strtoul(value, nullptr, 10)) : 20260101u;
 }
 
+// Of what has a turn, every n-th is compiled, and all with FLASHJIT_TEST_ALL=1; the seed says which is first.
+bool has_turn(std::size_t place, std::size_t n = 2) {
+  return test_all() || (place + seed()) % n == 0;
+}
+
 std::vector<Target> cuda_targets() {
   std::vector<Target> targets;
   for (const Target& target : Target::all()) {
@@ -147,20 +152,22 @@ void expect_no_spill(const Case& c, const CompiledKernel& kernel) {
 
 // ---- defaults ----
 
-// Every head dimension for sm_90 and sm_90a: 64 and 128 in both dtypes, the others in turns, of which the
-// seed takes the first.
+// 64, 128 and 256 for every target and dtype, the smallest for every target, and each of the others for one
+// target in one dtype.
 TEST_F(NvrtcTest, DefaultKernels) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
-  for (const Target& target : cuda_targets()) {
+  const std::vector<Target> targets = cuda_targets();
+  std::size_t column = 0;  // a target and a dtype
+  for (const Target& target : targets) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
       for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
-        const bool usual = head_dim == 64 || head_dim == 128;
-        const bool edge = dtype == DType::bf16 && (head_dim == 8 || head_dim == 256);
-        const bool turn = target.level == 90 && (head_dim / 8 + seed() + (dtype == DType::fp16)) % 2 == 0;
-        if (!usual && !edge && !turn && !test_all()) continue;
-        cases.push_back(default_case(make_spec(dtype, head_dim), target));
+        const bool usual = head_dim == 64 || head_dim == 128 || head_dim == 256;
+        const bool smallest = dtype == DType::bf16 && head_dim == 8;
+        if (usual || smallest || has_turn(head_dim / 8 + column, 2 * targets.size()))
+          cases.push_back(default_case(make_spec(dtype, head_dim), target));
       }
+      ++column;
     }
   }
   int most_registers = 0;
@@ -175,18 +182,24 @@ TEST_F(NvrtcTest, DefaultKernels) {
             << " registers, slowest compile " << slowest << " ms\n";
 }
 
-// What decides code beside the head dimension, and the heuristic's other branches, also without a spill. The
-// seed says whether top_left is of packed sequences.
+// What decides code beside the head dimension, and the heuristic's other branches, also without a spill:
+// causal for both targets, the others in turns for one of the two. The seed says whether top_left is of
+// packed sequences.
 TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
+  std::size_t place = 0;
   const auto add = [&](int head_dim, const std::vector<Mask>& mask, bool varlen, std::vector<int> seqlens) {
     AttentionSpec spec = make_spec(DType::bf16, head_dim);
     spec.mask = mask;
     spec.varlen = varlen;
-    for (const char* target : {"sm_90", "sm_90a"})
-      for (const int seqlen : seqlens)
-        cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
+    const bool usual = !varlen && mask == std::vector<Mask>{CausalMask{}};
+    for (std::size_t i = 0; i < seqlens.size(); ++i)
+      for (const bool specific : {false, true})
+        if (usual || has_turn(place + i + specific))
+          cases.push_back(
+              default_case(spec.validated(), Target::parse(specific ? "sm_90a" : "sm_90"), seqlens[i]));
+    ++place;
   };
   for (const int head_dim : {64, 128, 256}) {
     for (const bool varlen : {false, true}) {
@@ -212,10 +225,12 @@ bool is_usual(int head_dim) {
   return head_dim % 64 == 0 || head_dim == 8 || head_dim == 80 || head_dim == 96;
 }
 
-// Heads packed where each has few rows: usual head dimensions, and what else decides code.
+// Heads packed where each has few rows: usual head dimensions, and what else decides code in turns.
 TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
+  std::size_t place = 0;
   const auto add = [&](const AttentionSpec& spec, int seqlen_q) {
     const Shape shape{
         .batch = 8, .seqlen_q = seqlen_q, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
@@ -234,6 +249,7 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
     for (const int head_dim : {64, 128, 256})
       for (const int seqlen_q : {1, 64, 256}) {
         if (head_dim != 128 && seqlen_q != 64 && !test_all()) continue;
+        if (!has_turn(place++)) continue;
         AttentionSpec spec = make_spec(DType::bf16, head_dim);
         spec.mask = masks;
         spec.varlen = seqlen_q == 256 && masks.size() == 1;
@@ -247,13 +263,19 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
   });
 }
 
-// Words of dropout take registers and shared memory.
+// Words of dropout take registers and shared memory: usual head dimensions for both targets, the others and
+// masks in turns for one of the two.
 TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
+  std::size_t place = 0;
   const auto add = [&](AttentionSpec spec, int seqlen) {
     spec.dropout = true;
-    for (const char* target : {"sm_90", "sm_90a"})
-      cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
+    const bool usual = spec.head_dim == 64 || spec.head_dim == 128 || spec.head_dim == 256;
+    for (const bool specific : {false, true})
+      if ((usual && spec.mask.empty()) || has_turn(place + specific))
+        cases.push_back(default_case(spec.validated(), Target::parse(specific ? "sm_90a" : "sm_90"), seqlen));
+    ++place;
   };
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
@@ -390,6 +412,7 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
           spec.dropout = dropout;
           std::vector<KernelConfig> space = search_space(spec, target);
           std::shuffle(space.begin(), space.end(), random);
+          if (!has_turn(head_dim / 16 + (dtype == DType::fp16) + causal + dropout)) continue;
           if (!test_all()) space.resize(1);
           for (const KernelConfig& config : space) cases.push_back({spec, target, config});
         }

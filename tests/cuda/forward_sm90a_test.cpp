@@ -11,6 +11,7 @@
 #include "shared/tree.h"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -121,8 +122,9 @@ class ForwardSm90a : public testing::Test {
                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                .seed = seed + 1};
         if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
+        // Half of the groups and lengths, drawn; a thread of the host for one of the GPU takes its time.
+        if (test_all() || verify::random_bits(0, seed) % 2 == 0) expect<Spec, Config>(c, masks);
         ++seed;
-        expect<Spec, Config>(c, masks);
       }
   }
 };

@@ -1,5 +1,6 @@
 #!/bin/sh
-# One fuzz target for FLASHJIT_FUZZ_SECONDS (60), from its seeds: run.sh BUILD_FOLDER TARGET
+# One fuzz target for FLASHJIT_FUZZ_SECONDS (15; with FLASHJIT_TEST_ALL=1 60), from its seeds and the kept corpus:
+# run.sh BUILD_FOLDER TARGET
 set -eu
 build=$1
 target=$2
@@ -9,7 +10,10 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$build/fuzz-failures"
 case "$target" in spec | manifest | tune_record | entry) set -- "-dict=$here/json.dict" ;; *) set -- ;; esac
 # A failing input is kept, and repeats with: fuzz_TARGET FILE
-"$build/bin/fuzz_$target" "$work" "$build/fuzz-seeds/$target" "$@" -max_total_time="${FLASHJIT_FUZZ_SECONDS:-60}" \
+seconds=15
+[ "${FLASHJIT_TEST_ALL-}" != 1 ] || seconds=60
+"$build/bin/fuzz_$target" "$work" "$build/fuzz-seeds/$target" "$here/corpus/$target" "$@" \
+  -max_total_time="${FLASHJIT_FUZZ_SECONDS:-$seconds}" \
   -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -verbosity=0 \
   -artifact_prefix="$build/fuzz-failures/$target-" 2>"$work.log" || { tail -60 "$work.log" && exit 1; }
 grep -E 'number_of_executed_units|new_units_added' "$work.log"

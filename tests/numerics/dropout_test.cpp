@@ -47,7 +47,10 @@ class Number {
 
 class DropoutOn : public ComputesOnEveryDevice {
  protected:
-  void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
+  void expect(const Case& c) {
+    if (!takes_next()) return;
+    EXPECT_TRUE(computes(on(), c));
+  }
 
   std::vector<std::byte> run(Workload& workload, const Kernel& kernel, const AttentionArgs& args) {
     workload.reset();

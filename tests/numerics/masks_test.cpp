@@ -11,7 +11,10 @@ using enum CausalAlign;
 
 class Masks : public ComputesOnEveryDevice {
  protected:
-  void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
+  void expect(const Case& c) {
+    if (!takes_next()) return;
+    EXPECT_TRUE(computes(on(), c));
+  }
 
   // Lengths around the edges of tiles and blocks, both ways; every seed draws other lengths, sizes, lists and
   // trees.

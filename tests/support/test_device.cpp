@@ -8,6 +8,7 @@
 
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/memory.hpp"
+#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -102,6 +103,20 @@ const std::vector<std::shared_ptr<TestDevice>>& test_devices() {
 
 std::string describe(const std::shared_ptr<TestDevice>& device) {
   return device ? device->name() : "cuda";
+}
+
+bool test_all() {
+  const char* value = std::getenv("FLASHJIT_TEST_ALL");
+  return value && std::string(value) == "1";
+}
+
+bool OnEveryDevice::takes_next() {
+  std::vector<const TestDevice*> cpus;
+  for (const auto& device : test_devices())
+    if (device && !device->is_cuda()) cpus.push_back(device.get());
+  // Not in turns, which a table may have, too.
+  const std::uint64_t drawn = verify::random_bits(0, place_++);
+  return test_all() || on().is_cuda() || cpus[drawn % cpus.size()] == &on();
 }
 
 void OnEveryDevice::SetUp() {

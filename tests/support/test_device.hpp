@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -48,11 +49,20 @@ inline void PrintTo(const std::shared_ptr<TestDevice>& device, std::ostream* out
   *out << describe(device);
 }
 
+// FLASHJIT_TEST_ALL=1: what other runs take a sample of is run whole.
+bool test_all();
+
 // A suite whose cases run once a device.
 class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>> {
  protected:
   void SetUp() override;  // skips where the device is the null one
   TestDevice& on() { return *GetParam(); }
+  // Of a long table: whether the next case, by its place, is one for this device. CPU targets are of one text
+  // and share the table out; GPUs take all of it, and so does everybody with FLASHJIT_TEST_ALL=1.
+  bool takes_next();
+
+ private:
+  std::uint64_t place_ = 0;
 };
 
 #define FLASHJIT_ON_EVERY_DEVICE(Suite)                                           \

@@ -15,7 +15,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Candidate {
+struct CompileCandidate {
   std::string spec_name;
   AttentionSpec spec;
   Target target;
@@ -23,7 +23,7 @@ struct Candidate {
   std::vector<double> cold_ms, warm_ms, hot_us;
 };
 
-void sample(Candidate& c, const EngineOptions& device, const Shape& shape) {
+void sample(CompileCandidate& c, const EngineOptions& device, const Shape& shape) {
   const TemporaryFolder empty;
   if (!c.loads) {
     c.cold_ms.push_back(compile(c.spec, c.target, shape, empty.path(), "").get_ms);
@@ -49,7 +49,7 @@ int bench_compile(const BenchOptions& options) {
   // A context ends with its last user, and making one takes CUDA 0.1 s: none of that is a kernel's.
   std::optional<cuda::Context> held;
   if (on_device.is_cuda()) held.emplace(Device::parse(device.device).index);
-  std::vector<Candidate> candidates;
+  std::vector<CompileCandidate> candidates;
   for (const std::string& argument : options.specs) {
     for (const std::string& name : options.targets) {
       const Target target = Target::parse(name);
@@ -62,18 +62,18 @@ int bench_compile(const BenchOptions& options) {
   {
     const Progress progress("compiling " + std::to_string(options.rounds) + " times");
     // The first compile of a process also opens the compiler.
-    for (Candidate& c : candidates) {
-      Candidate warm_up = c;
+    for (CompileCandidate& c : candidates) {
+      CompileCandidate warm_up = c;
       sample(warm_up, device, shape);
     }
     for (int round = 0; round < options.rounds; ++round) {
-      for (Candidate& c : candidates) sample(c, device, shape);
+      for (CompileCandidate& c : candidates) sample(c, device, shape);
     }
   }
 
   Json rows = Json::array();
   verify::Table table({"spec", "target", "to", "cold ms", "+-%", "warm ms", "hot us"});
-  for (Candidate& c : candidates) {
+  for (CompileCandidate& c : candidates) {
     const double cold = median(c.cold_ms), warm = median(c.warm_ms);
     Json row = {{"spec", c.spec_name},
                 {"target", c.target.str()},

@@ -15,7 +15,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct CacheExplainOptions {
   std::vector<std::string> keys;
   std::string spec, target = "native";
   ShapeOptions shape;
@@ -49,7 +49,7 @@ Key find_key(const Listings& list, const std::string& prefix) {
 }
 
 // What would be looked up for the spec now: without a compiler only the request can be told.
-Key wanted_key(const Options& options) {
+Key wanted_key(const CacheExplainOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   const Target target = Target::parse(options.target);
   const KernelSource source =
@@ -86,7 +86,7 @@ std::optional<std::string> find_entry(const CacheOptions& cache, const Key& want
   return std::nullopt;
 }
 
-int explain(const CacheOptions& cache, const Options& options) {
+int explain(const CacheOptions& cache, const CacheExplainOptions& options) {
   const Listings list = list_all(cache);
   const Key key = options.spec.empty() ? find_key(list, options.keys.front()) : wanted_key(options);
   std::optional<Key> other;
@@ -131,7 +131,7 @@ int explain(const CacheOptions& cache, const Options& options) {
 }  // namespace
 
 CacheAction add_explain(const Arguments& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CacheExplainOptions>();
   const Argument keys =
       app.add_option("KEY", options->keys, "One or two entries: digests or their first digits")
           .expected(1, 2);

@@ -12,7 +12,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct CompileOptions {
   std::string spec;
   std::vector<std::string> targets = {"native"};
   ShapeOptions shape;
@@ -20,7 +20,7 @@ struct Options {
   bool json = false;
 };
 
-int compile_targets(const Options& options) {
+int compile_targets(const CompileOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   std::vector<Target> targets;
   for (const std::string& name : options.targets) targets.push_back(Target::parse(name));
@@ -53,7 +53,7 @@ int compile_targets(const Options& options) {
 Verb add_compile(const Arguments& parent) {
   const Arguments app =
       parent.add_subcommand("compile", "Compile a spec's kernel into the cache, or find it there");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CompileOptions>();
   add_spec(app, options->spec);
   app.add_option("--target", options->targets,
                  "sm_80, ..., x86-64-v4+amx, native: this CPU; several with commas")

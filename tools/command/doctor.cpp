@@ -72,12 +72,12 @@ std::string describe_user_cache(const std::optional<std::string>& cache_dir) {
   return describe_cache(DiskCache(name));
 }
 
-struct Options {
+struct DoctorOptions {
   bool json = false;
   std::optional<std::string> cache_dir, cache_path;
 };
 
-int examine(const Options& options) {
+int examine(const DoctorOptions& options) {
   const Device cpu;
   std::vector<Finding> findings = {
       look("cpu",
@@ -132,7 +132,7 @@ int examine(const Options& options) {
 
 Verb add_doctor(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("doctor", "Say what was found, what is missing and what to do");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<DoctorOptions>();
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
   add_json(app, options->json);

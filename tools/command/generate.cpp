@@ -9,14 +9,14 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string spec, folder = ".";
   ShapeOptions shape;
   MaskOptions masks;
   std::uint64_t seed = 1;
 };
 
-int generate_tensors(const Options& options) {
+int generate_tensors(const GenerateOptions& options) {
   Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed, options.masks)
       .write_inputs(options.folder);
   return 0;
@@ -26,7 +26,7 @@ int generate_tensors(const Options& options) {
 
 Verb add_generate(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("generate", "Write seeded tensors for a spec as .npy files");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<GenerateOptions>();
   add_spec(app, options->spec);
   app.add_option("--out", options->folder, "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
       .capture_default_str();

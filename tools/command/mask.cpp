@@ -13,7 +13,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct DrawingOptions {
   std::string spec;
   ShapeOptions shape;
   MaskOptions masks;
@@ -44,7 +44,7 @@ struct Drawing {
 };
 
 // Every pair is looked at, some 10 ns each, and every tile is kept.
-void require_drawable(const Options& options, const Shape& shape) {
+void require_drawable(const DrawingOptions& options, const Shape& shape) {
   const auto require = [](const char* what, std::optional<std::int64_t> size, std::int64_t most) {
     if (size && *size <= most) return;
     throw Error(ErrorCode::invalid_argument, std::string("a drawing has at most ") + std::to_string(most) +
@@ -61,7 +61,7 @@ void require_drawable(const Options& options, const Shape& shape) {
   require("tiles", tiles_m * tiles_n, 1 << 22);
 }
 
-Drawing draw(const Options& options) {
+Drawing draw(const DrawingOptions& options) {
   AttentionSpec spec = read_spec(options.spec);
   spec.varlen = false;  // one sequence, of the lengths given
   const Shape shape = options.shape.shape();
@@ -116,7 +116,7 @@ void write_svg(const Drawing& drawing, const std::string& path) {
   if (!file.flush()) throw Error(ErrorCode::invalid_argument, path + " cannot be written");
 }
 
-int show(const Options& options) {
+int show(const DrawingOptions& options) {
   const Drawing drawing = draw(options);
   if (!options.svg.empty()) write_svg(drawing, options.svg);
   const std::int64_t skipped = drawing.count(Drawing::skipped), partial = drawing.count(Drawing::partial),
@@ -146,7 +146,7 @@ int show(const Options& options) {
 
 Verb add_mask(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("mask", "Draw what a spec's mask keeps");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<DrawingOptions>();
   add_spec(app, options->spec);
   options->shape.add(app);
   options->masks.add(app);

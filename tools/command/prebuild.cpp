@@ -28,7 +28,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct PrebuildOptions {
   std::string manifest, out, records;
   std::vector<std::string> targets;
   std::optional<std::string> cache_dir, cache_path;
@@ -64,7 +64,7 @@ std::vector<TuneRecord> records_of(const ManifestItem& item, const Target& targe
   return records;
 }
 
-Plan make_plan(const Options& options) {
+Plan make_plan(const PrebuildOptions& options) {
   const std::vector<ManifestItem> items = read_manifest(options.manifest);
   std::vector<TuneStore::Listing> listings;
   if (!options.records.empty()) listings = TuneStore(prepare_folder(options.records, false)).list();
@@ -155,7 +155,7 @@ struct Totals {
   }
 };
 
-int prebuild(const Options& options) {
+int prebuild(const PrebuildOptions& options) {
   const Plan plan = make_plan(options);
   // To be read by whoever runs what it holds; nobody else may write to it.
   std::error_code ignored;
@@ -226,7 +226,7 @@ int prebuild(const Options& options) {
 
 // ---- --check ----
 
-int check(const Options& options) {
+int check(const PrebuildOptions& options) {
   const OpenedCache cache = open_cache(options.cache_dir, options.cache_path);
   std::vector<DiskCache> folders = cache.layers;
   if (cache.disk) folders.push_back(*cache.disk);
@@ -254,7 +254,7 @@ int check(const Options& options) {
 Verb add_prebuild(const Arguments& parent) {
   const Arguments app =
       parent.add_subcommand("prebuild", "Compile every kernel of a manifest into a folder, without a GPU");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PrebuildOptions>();
   add_manifest(app, options->manifest);
   app.add_option("--target", options->targets, "sm_90a, sm_80, x86-64-v4, ...; several, or with commas")
       .delimiter(',')

@@ -12,13 +12,13 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct RenderOptions {
   std::string spec, target = "native";
   ShapeOptions shape;
   bool standalone = false, json = false;
 };
 
-int render_source(const Options& options) {
+int render_source(const RenderOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   const Target target = Target::parse(options.target);
   const KernelSource source =
@@ -49,7 +49,7 @@ int render_source(const Options& options) {
 
 Verb add_render(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("render", "Print the source of a spec's kernel");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RenderOptions>();
   add_spec(app, options->spec);
   app.add_option("--target", options->target, "sm_80, ..., x86-64-v4+amx, or native: this CPU")
       .capture_default_str();

@@ -19,7 +19,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct RunOptions {
   std::string spec;
   DeviceOptions device;
   ShapeOptions shape;
@@ -59,7 +59,7 @@ double measure_launch(const Kernel& kernel, const Workload& work) {
 }
 
 // Rows for the oracle: all of them where that takes seconds, else a spread of them.
-std::int64_t rows_to_verify(const Options& options, const Workload& work) {
+std::int64_t rows_to_verify(const RunOptions& options, const Workload& work) {
   if (options.verify_rows >= 0) return options.verify_rows;
   constexpr double budget = 2e10;  // floating-point operations
   const double work_flops = work.flops();
@@ -68,7 +68,7 @@ std::int64_t rows_to_verify(const Options& options, const Workload& work) {
       1, static_cast<std::int64_t>(budget / work_flops * static_cast<double>(work.query_rows())));
 }
 
-Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Options& options) {
+Result run_on(Device device, const AttentionSpec& spec, Workload& work, const RunOptions& options) {
   Result result;
   result.device = device;
   result.shape = work.shape();
@@ -167,7 +167,7 @@ void print_text(const std::vector<Result>& results) {
   }
 }
 
-int run(const Options& options) {
+int run(const RunOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   options.dropout.check({spec});
   const std::vector<Device> devices = parse_devices(options.device.device);
@@ -197,7 +197,7 @@ int run(const Options& options) {
 
 Verb add_run(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("run", "Compute attention on generated or your own tensors");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RunOptions>();
   add_spec(app, options->spec);
   options->device.add(app);
   app.get_option("--device").description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");

@@ -24,7 +24,7 @@
 namespace flashjit::command {
 namespace {
 
-struct Options {
+struct TuneVerbOptions {
   std::string manifest;
   DeviceOptions device;
   ShapeOptions shape;
@@ -122,7 +122,7 @@ class Status {
 };
 
 // The sizes given on the command line, else the manifest's, else the usual ones.
-std::vector<Shape> shapes_of(const ManifestItem& item, const Options& options) {
+std::vector<Shape> shapes_of(const ManifestItem& item, const TuneVerbOptions& options) {
   if (options.seqlens.empty() && !item.shapes.empty()) return item.shapes;
   std::vector<Shape> shapes;
   for (const int seqlen : options.seqlens.empty() ? std::vector{512, 1024, 2048, 4096} : options.seqlens) {
@@ -156,7 +156,7 @@ void print_table(const std::vector<TunedShape>& shapes) {
   std::cout << table.str();
 }
 
-int run(const Options& options) {
+int run(const TuneVerbOptions& options) {
   const std::vector<ManifestItem> items = read_manifest(options.manifest);
   const double budget = parse_budget(options.budget);
   std::optional<Engine> engine(std::in_place, options.device.engine());
@@ -255,7 +255,7 @@ int run(const Options& options) {
 Verb add_tune(const Arguments& parent) {
   const Arguments app =
       parent.add_subcommand("tune", "Measure which configs are the fastest here, and remember them");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TuneVerbOptions>();
   add_manifest(app, options->manifest);
   options->device.add(app);
   options->shape.add(app);

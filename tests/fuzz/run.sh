@@ -12,9 +12,10 @@ case "$target" in spec | manifest | tune_record | entry) set -- "-dict=$here/jso
 # A failing input is kept, and repeats with: fuzz_TARGET FILE
 seconds=15
 [ "${FLASHJIT_TEST_ALL-}" != 1 ] || seconds=60
-"$build/bin/fuzz_$target" "$work" "$build/fuzz-seeds/$target" "$here/corpus/$target" "$@" \
+mkdir "$work/found" "$work/corpus"
+[ ! -e "$here/corpus/$target.tar.gz" ] || tar -xzf "$here/corpus/$target.tar.gz" -C "$work/corpus"
+"$build/bin/fuzz_$target" "$work/found" "$build/fuzz-seeds/$target" "$work/corpus" "$@" \
   -max_total_time="${FLASHJIT_FUZZ_SECONDS:-$seconds}" \
   -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -verbosity=0 \
-  -artifact_prefix="$build/fuzz-failures/$target-" 2>"$work.log" || { tail -60 "$work.log" && exit 1; }
-grep -E 'number_of_executed_units|new_units_added' "$work.log"
-rm -f "$work.log"
+  -artifact_prefix="$build/fuzz-failures/$target-" 2>"$work/log" || { tail -60 "$work/log" && exit 1; }
+grep -E 'number_of_executed_units|new_units_added' "$work/log"

@@ -28,7 +28,7 @@ std::string_view bytes_of(const T& value) {
 std::string object(std::uint64_t value, unsigned char type = STT_FUNC) {
   const Elf64_Sym table[] = {{},
                              {.st_name = 1,
-                              .st_info = ELF64_ST_INFO(STB_GLOBAL, type),
+                              .st_info = static_cast<unsigned char>(ELF64_ST_INFO(STB_GLOBAL, type)),
                               .st_other = 0,
                               .st_shndx = text,
                               .st_value = value,

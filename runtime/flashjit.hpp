@@ -61,7 +61,9 @@ struct AttentionArgs {
   std::optional<Tensor> q{}, k{}, v{}, o{};
   std::optional<Tensor> lse{};  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
                                 // natural logarithm; -inf for a row with nothing to attend to, NaN (as o
-                                // is) where a score is NaN or +inf
+                                // is) where a score is NaN or +inf, on GPUs also where the row's largest
+                                // score, times log2(e), is beyond 2^26 either way; a score that float32
+                                // rounds to -inf is an unseen key
   std::optional<Tensor> cu_seqlens_q{};  // int32 [batch + 1], on the kernel's device; varlen only
   std::optional<Tensor> cu_seqlens_k{};  // int32 [batch + 1]
   int max_seqlen_q = 0;                  // varlen: no sequence is longer; 0: total_q, or longest_sequence

@@ -110,13 +110,14 @@ bool test_all() {
   return value && std::string(value) == "1";
 }
 
-bool OnEveryDevice::takes_next() {
+bool OnEveryDevice::takes_next(std::uint64_t one_in) {
   std::vector<const TestDevice*> cpus;
   for (const auto& device : test_devices())
     if (device && !device->is_cuda()) cpus.push_back(device.get());
   // Not in turns, which a table may have, too.
   const std::uint64_t drawn = verify::random_bits(0, place_++);
-  return test_all() || on().is_cuda() || cpus[drawn % cpus.size()] == &on();
+  return test_all() || on().is_cuda() ||
+         (cpus[drawn % cpus.size()] == &on() && drawn / cpus.size() % one_in == 0);
 }
 
 void OnEveryDevice::SetUp() {

@@ -32,9 +32,7 @@ class FarScores : public ComputesOnEveryDevice {
     }
   }
 
-  bool gives_up(double score) {
-    return on().is_cuda() && std::abs(score) * std::numbers::log2e > 0x1p26;
-  }
+  bool gives_up(double score) { return on().is_cuda() && std::abs(score) * std::numbers::log2e > 0x1p26; }
   // Kernels of the sm_80 family compare scores that are scaled already.
   bool does_not_see(double score) {
     return on().is_cuda() && !Target::parse(on().target()).specific &&

@@ -47,8 +47,8 @@ class KeyLock {
   int process_ = 0;
 };
 
-// What a lookup's caller makes of a whole entry, and may take out of it: all is well, or why it cannot use
-// it.
+// The lookup's caller judges a whole entry, and may move data out of it. Returns success, or why the caller
+// cannot use it.
 using EntryUse = std::function<Finding(CacheEntry& entry)>;
 
 // To build a key once however many ask: lookup; lock; lookup again; build; publish; release. All but the

@@ -12,7 +12,7 @@ namespace flashjit {
 // kernels compute with these.
 constexpr int longest_sequence = 1 << 30;
 
-// Of sizes that are not negative; nothing if 64 bits do not hold it.
+// The product of sizes that are not negative; nothing if 64 bits do not hold it.
 template <class Sizes = std::initializer_list<std::int64_t>>
 constexpr std::optional<std::int64_t> product_of(const Sizes& sizes) {
   std::int64_t product = 1;

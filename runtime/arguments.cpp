@@ -53,13 +53,13 @@ device::TensorView view(const Tensor& t) {
   return {t.data, 0, stride(t, 0), stride(t, 1)};
 }
 
-// Of packed sequences. None can be longer than all of them together, or than any may be.
+// The longest packed sequence: at most as long as all of them together, and as longest_sequence.
 int longest(const char* name, int given, int total) {
   if (given < 0) refuse(name, " is ", given, ", it must be at least 0");
   return std::min({given == 0 ? total : given, total, longest_sequence});
 }
 
-// Of sequences that are not packed.
+// The length of sequences that are not packed.
 int length(const char* name, const Tensor& t) {
   if (t.shape[1] > longest_sequence)
     refuse(name, " has shape ", shape_text(t), ": a sequence has at most ", longest_sequence, " rows");

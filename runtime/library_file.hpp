@@ -1,6 +1,6 @@
 // Shared libraries that are opened at run time, and whether their code may run in this process.
 //
-// What decides is cache/trust.hpp's rule: the file and its folder belong to this process's user or to root,
+// The rule of cache/trust.hpp decides: the file and its folder belong to this process's user or to root,
 // and nobody else may write to them; the folders above belong to the same, and not everybody may rename what
 // is in them. Two things differ from a cache, whose files flashjit makes itself, with modes of its own:
 // - Whoever can change the library or program that holds this code is trusted with other code, too: its

@@ -13,7 +13,7 @@
 namespace flashjit {
 namespace {
 
-// Of int32 tables; offsets into them are int32, too.
+// The most elements of an int32 table: offsets into it are int32, too.
 constexpr std::int64_t most_elements = INT_MAX;
 
 void require_size(const char* name, std::size_t size, std::optional<std::int64_t> expected,

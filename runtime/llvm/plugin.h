@@ -34,7 +34,7 @@ typedef struct {
       passes; /* optimiser passes, as `opt -passes` takes them, to run in place of those of -O; or null */
 } flashjit_llvm_source;
 
-/* What compile() returns. */
+/* Results of compile(). */
 enum {
   FLASHJIT_LLVM_OK = 0,
   FLASHJIT_LLVM_FAILED = 1,    /* the diagnostics say why */

@@ -62,8 +62,8 @@ void Call::on_fatal_error(void*, const char* reason, bool) {
 void Call::install_handlers() {
   llvm::install_fatal_error_handler(on_fatal_error);
   llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { exhaust(); });
-  // Of this library's own C++ runtime. No exception finds a handler here: this comes before any frame is
-  // left.
+  // This sets the handler of the plugin's own C++ runtime. No exception finds a handler here: this comes
+  // before any frame is left.
   std::set_terminate(exhaust);
 }
 

@@ -170,7 +170,7 @@ TEST_F(CApi, BadOptions) {
   const EngineHandle strict(e);
   expect(FLASHJIT_NOT_PREBUILT, {"flashjit prebuild '{"},
          flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
-  // What tuning may take arrives where it is checked.
+  // The time limit of tuning arrives where it is checked.
   options.policy = FLASHJIT_POLICY_TUNE_ON_FIRST_USE;
   options.tune_seconds = -7;
   ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);

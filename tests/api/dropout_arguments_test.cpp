@@ -133,7 +133,7 @@ TEST_F(DropoutArguments, ToAKernelWithoutDropout) {
   }
 }
 
-// What says how many elements a mask has; the memory is never touched.
+// The shape alone is refused; the memory is never touched.
 TEST(DropoutMask, OfMoreThanCanBeCounted) {
   constexpr int largest = std::numeric_limits<int>::max();
   const auto refused = [](std::initializer_list<const char*> parts, const Shape& shape) {

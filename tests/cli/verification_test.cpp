@@ -12,14 +12,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Of an fp32 .npy file.
+// Changes the last element of an fp32 .npy file.
 void overwrite_last_float(const std::string& path, float value) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(-static_cast<std::streamoff>(sizeof value), std::ios::end);
   file.write(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// Of V that holds NaN: what a row sees of it is NaN, what weighs next to nothing or is dropped cannot be
+// V holds NaN: a row that sees it is NaN; a row in which it is dropped or weighs next to nothing cannot be
 // told.
 TEST(Verification, SaysWhatItCannotTell) {
   const CommandLine flashjit;

@@ -40,7 +40,7 @@ unsigned seed() {
   return value ? static_cast<unsigned>(std::strtoul(value, nullptr, 10)) : 20260101u;
 }
 
-// Of what has a turn, every n-th is compiled, and all with FLASHJIT_TEST_ALL=1; the seed says which is first.
+// Every n-th place has a turn, and every place with FLASHJIT_TEST_ALL=1; the seed says which is first.
 bool has_turn(std::size_t place, std::size_t n = 2) {
   return test_all() || (place + seed()) % n == 0;
 }
@@ -182,9 +182,9 @@ TEST_F(NvrtcTest, DefaultKernels) {
             << " registers, slowest compile " << slowest << " ms\n";
 }
 
-// What decides code beside the head dimension, and the heuristic's other branches, also without a spill:
-// causal for both targets, the others in turns for one of the two. The seed says whether top_left is of
-// packed sequences.
+// Options that change code beside the head dimension, and the heuristic's other branches, do not spill
+// either: causal for both targets, the others in turns for one of the two. The seed says whether top_left is
+// of packed sequences.
 TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;

@@ -66,7 +66,7 @@ void limit_memory(rlim_t bytes) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-// What children leave behind.
+// Memory that children write and the test reads.
 struct Board {
   std::size_t object_size = 0;
   std::array<char, mebibyte> object{};
@@ -155,7 +155,7 @@ class OutOfMemory : public testing::Test {
     constexpr int limits = 24;
     for (int i = 1; i <= limits; ++i) {
       const std::size_t bytes = most / limits * i;
-      // Of several threads all are to be told, whichever comes to the end first.
+      // All threads are to be told, whichever comes to the end first.
       const int num_threads = i % 3 == 0 ? 3 : 1;
       EXPECT_EQ(status_of([&] { return host(bytes, num_threads, prepare); }), 0)
           << bytes << " bytes, " << num_threads << " threads; 14: it hung; below 128: killed by that signal";

@@ -99,7 +99,7 @@ TEST_P(FarScores, KeysOfARowsMaximumShareIt) {
                         .seqlen_k = rows == 1 ? 2000 : 330,
                         .data = Data::plain};
         for (const double sign : {1.0, -1.0})
-          // Of the first even a rounded offset serves; of the last not even lse is a float.
+          // Even a rounded offset serves the first scale; the last one's lse is beyond float32.
           for (const double scale : {0x1p-8, 0x1p-4, 0x1p0, 0x1p11, 0x1p60, 0x1p120}) {
             Case scaled = c;
             scaled.softmax_scale = static_cast<float>(scale);

@@ -58,7 +58,7 @@ TEST_P(NonFinite, KeysReachTheRowsThatSeeThem) {
         SCOPED_TRACE(workload.given().str() + (in_v ? " V" : " K"));
         run(workload);
         const std::vector<double> clean = values(*workload.host_args().o);
-        // Of five keys, all over the blocks; in V of every third column.
+        // Five keys all over the blocks are changed, in every third column.
         const int keys[] = {3, 70, 131, 206, 290};
         GuardedTensor& tensor = in_v ? workload.v() : workload.k();
         const Tensor t = tensor.on_host();

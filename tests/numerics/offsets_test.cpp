@@ -155,7 +155,7 @@ class LongestKeys : public OnEveryDevice {
     return t;
   }
 
-  // Of rows 0 and 1.
+  // Compares the lse of rows 0 and 1.
   void expect_kept(std::vector<Mask> mask, AttentionArgs args, double first, double second) {
     const AttentionSpec spec = forward_spec(DType::bf16, dim, std::move(mask));
     args.q = place(DType::bf16, {1, 2, 1, dim}, std::vector<std::uint16_t>(2 * dim, 0x3f80));

@@ -47,7 +47,7 @@ class LibraryFile : public ::testing::Test {
     return why;
   }
 
-  // What fails, message and detail.
+  // Message and detail of the error that it throws.
   template <class Function>
   static std::string failure(Function function) {
     try {
@@ -151,7 +151,7 @@ TEST_F(LibraryFile, OwnersAndGroups) {
   }
 }
 
-// What a program's caller says is not what its owner says.
+// The program's owner trusts no variable of its caller.
 TEST_F(LibraryFile, SetUserIdProgramsIgnoreTheirCallersEnvironment) {
   if (::geteuid() != 0) GTEST_SKIP() << "giving a program to another user takes root";
   constexpr uid_t owner = 65534, caller = 12345;
@@ -160,7 +160,7 @@ TEST_F(LibraryFile, SetUserIdProgramsIgnoreTheirCallersEnvironment) {
   fs::copy_file(FLASHJIT_OPEN_LIBRARIES, program);
   ASSERT_EQ(::chown(program.c_str(), owner, owner), 0);
 
-  // What it prints. Everybody may leave marks.
+  // Everybody may leave marks.
   ASSERT_EQ(::mkdir((scratch_ / "marks").c_str(), 0), 0);
   ASSERT_EQ(::chmod((scratch_ / "marks").c_str(), 0777), 0);
   const std::string made = scratch_ / "marks/mark";

@@ -79,7 +79,7 @@ struct Row {
   }
 };
 
-// What a row's results are and how far off they may be.
+// A row's results, and how far off they may be.
 struct Allowed {
   std::vector<Real> o, o_bound;
   Real lse, lse_bound;
@@ -322,7 +322,7 @@ TEST_P(BoundOf, WideRows) {
   expect_that_the_bound_is_derived(floors);
 }
 
-// Of float32 products by 1e10, all digits are lost; what they decide is not.
+// Float32 products times 1e10 have no digit left below 1; the largest still decides.
 TEST_P(BoundOf, ScoresOfTenBillion) {
   Row leads = row(16);
   leads.scale = 1e10f;
@@ -393,7 +393,7 @@ TEST_P(BoundOf, ScoresBelowFloat32) {
   }
 }
 
-// What a kernel does not promise is NaN there, and right before.
+// Beyond the kernel's promise NaN is excused; within it NaN is wrong.
 TEST_P(BoundOf, ScoresBeyondTheKernels) {
   for (const float scale : {0.99f, 1.01f}) {
     Row row = this->row(1);

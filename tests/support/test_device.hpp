@@ -57,7 +57,7 @@ class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>>
  protected:
   void SetUp() override;  // skips where the device is the null one
   TestDevice& on() { return *GetParam(); }
-  // Of a long table: whether the next case, by its place, is one for this device. CPU targets are of one text
+  // Whether the next case of a long table, by its place, is one for this device. CPU targets are of one text
   // and share the table out, or one in so many of its cases; GPUs take all of it, and so does everybody with
   // FLASHJIT_TEST_ALL=1.
   bool takes_next(std::uint64_t one_in = 1);

@@ -65,7 +65,7 @@ class Workload {
   void reset();
   // After a launch: brings everything back; inputs and surroundings of outputs are as they were.
   testing::AssertionResult fetch();
-  // What the oracle says of the outputs that fetch() has brought.
+  // The oracle's report on the outputs that fetch() has brought.
   verify::ForwardReport report() const;
   // fetch(), and every output element is within its bound.
   testing::AssertionResult check();

@@ -95,8 +95,8 @@ std::string spaces_of(const AttentionSpec& spec) {
   return text;
 }
 
-// What the tuner tries changes on purpose only: each config for some specs, and how many for every head_dim.
-// To accept a change: FLASHJIT_UPDATE_GOLDEN=1, and review the diff.
+// The search space changes on purpose only: each config of some specs, and the number of configs of every
+// head_dim. To accept a change: FLASHJIT_UPDATE_GOLDEN=1, and review the diff.
 TEST(SearchSpace, Golden) {
   std::string text;
   for (const char* json :

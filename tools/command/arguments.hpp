@@ -41,7 +41,7 @@ class Arguments {
   explicit Arguments(CLI::App& app) : app_(&app) {}
 
   Arguments add_subcommand(const std::string& name, const std::string& description) const;
-  // What is added to it excludes each other, and one is required.
+  // A group of options: they exclude each other, and one is required.
   Arguments add_choice(const std::string& name) const;
   void require_subcommand(int count) const;
   // T: what arguments.cpp instantiates.

@@ -134,7 +134,7 @@ class Worker {
   }
 
  private:
-  // Of a key and a row.
+  // The fate of a key in a row.
   enum Kept : char { unseen, kept, dropped };
 
   struct RowState {

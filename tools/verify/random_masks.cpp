@@ -42,7 +42,7 @@ class Maker {
                        [](const Mask& m) { return std::holds_alternative<Kind>(m); });
   }
 
-  // What takes gigabytes, or minutes to draw, is not generated.
+  // Refuses tables that take gigabytes, or minutes to draw.
   static void require_moderate(const char* what, std::initializer_list<std::int64_t> sizes) {
     constexpr std::int64_t most = 1 << 28;
     if (const auto count = product_of(sizes); !count || *count > most)

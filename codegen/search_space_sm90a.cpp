@@ -41,7 +41,8 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
   return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1] -
          (spec.dropout ? device::Sm90aLayout::registers_for_words(
-                             consumers(config), looks_up(spec) || config.tile_order == TileOrder::waves)
+                             consumers(config), std::max(spec.head_dim, spec.head_dim_v),
+                             looks_up(spec) || config.tile_order == TileOrder::waves)
                        : 0);
 }
 

@@ -40,14 +40,19 @@ struct ForwardSm90a {
 
   // setmaxnreg: the 64 Ki registers of a multiprocessor, most of them to those that hold tiles.
   static constexpr int for_words =
-      Spec::dropout ? Sm90aLayout::registers_for_words(
-                          consumers, passes_blocks || Config::tile_order == TileOrder::waves)
-                    : 0;
+      Spec::dropout
+          ? Sm90aLayout::registers_for_words(consumers, max(Spec::head_dim, Spec::head_dim_v),
+                                             passes_blocks || Config::tile_order == TileOrder::waves)
+          : 0;
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24
                                                               : 56) +
                                             consumers * for_words;
   static constexpr int consumer_registers = (consumers == 3 ? 160 : consumers == 2 ? 240 : 256) - for_words;
+
+  // While a tile's last product runs. Measured: consumers of wider heads then lose their step, up to 3.5% of
+  // the time of long sequences.
+  static constexpr bool normalizes_early = Spec::head_dim_v <= 128;
 
   // Named barriers beside __syncthreads's 0.
   static constexpr int turn_barrier = 1;   // + consumer: its turn at the tensor cores
@@ -380,10 +385,15 @@ struct ForwardSm90a {
         if constexpr (!q_in_registers) release(shared_.q_empty());
         wait_v(ring_, v_stage, work);
         issue_pv(ring_);
+        float factor[2], lse[2];
+        if constexpr (normalizes_early) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) factor[r] = softmax_.normalizer(r, lse[r]);
+        }
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
-        write_output(target(Work(p_, work.problem, not_ahead(work.m_block))));
+        write_output(target(Work(p_, work.problem, not_ahead(work.m_block))), factor, lse);
       }
       if (ping_pong && group_ == 0) take_turn();  // the last that was passed
     }
@@ -531,17 +541,16 @@ struct ForwardSm90a {
 
     // Four lanes hold a row: each takes one of four groups of 8 columns from all of them, so that it has 16
     // bytes to write and a warp's store is of 64 contiguous bytes a row.
-    FLASHJIT_FN void write_output(const Target& to) const {
+    FLASHJIT_FN void write_output(const Target& to, float (&factor)[2], float (&lse)[2]) const {
       constexpr int groups = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = lane_ / 4 + 8 * r;
-        float lse;
-        float factor = softmax_.normalizer(r, lse);
-        if constexpr (Spec::dropout) factor *= p_.dropout.scale;
-        if (Mask::padding && row >= to.valid) factor = 0, lse = minus_infinity;
-        if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse;
+        if constexpr (!normalizes_early) factor[r] = softmax_.normalizer(r, lse[r]);
+        if constexpr (Spec::dropout) factor[r] *= p_.dropout.scale;
+        if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
+        if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
         char* const o = to.o + 2 * o_offset(row) + part * 16;
 #pragma unroll
         for (int g = 0; g < groups; g += 4) {
@@ -549,14 +558,14 @@ struct ForwardSm90a {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int at = 4 * min(g + i, groups - 1) + 2 * r;
-            x[i] = cvt_rn_x2(Element{}, output_[at] * factor, output_[at + 1] * factor);
+            x[i] = cvt_rn_x2(Element{}, output_[at] * factor[r], output_[at + 1] * factor[r]);
           }
           transpose_quad(x, part);
           if (row < to.rows && g + part < groups)
             *reinterpret_cast<uint4*>(o + g * 16) = uint4{x[0], x[1], x[2], x[3]};
         }
         // A row without keys may have met NaN in V, which no factor makes 0.
-        if (factor == 0 && row < to.rows)
+        if (factor[r] == 0 && row < to.rows)
 #pragma unroll 1
           for (int g = 0; g + part < groups; g += 4)
             *reinterpret_cast<uint4*>(o + g * 16) = uint4{0, 0, 0, 0};

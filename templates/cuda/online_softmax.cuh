@@ -129,10 +129,10 @@ class OnlineSoftmax {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    const float maximum = row_max_[r] * scale_log2_;
-    sum = checked_sum(sum, maximum, row_max_[r] == minus_infinity);
+    sum = checked_sum(sum, row_max_[r] * scale_log2_, row_max_[r] == minus_infinity);
     const bool empty = sum == 0;
-    lse = empty ? minus_infinity : (maximum + lg2_approx(sum)) * ln_2;
+    // An explicit fma: dropout of 0 has the bits of none.
+    lse = empty ? minus_infinity : __fmaf_rn(row_max_[r], scale_log2_, lg2_approx(sum)) * ln_2;
     return empty ? 0.f : 1.f / sum;
   }
 

@@ -29,11 +29,11 @@ struct Sm90aLayout {
   static constexpr int group_rows = 64;  // query rows of a consumer warpgroup
   static constexpr int announcement_bytes = 16;
 
-  // What each consumer leaves to the group of the producer where that makes dropout's words too; more where
-  // the producer looks up lengths or tables. (Beside a second role ptxas keeps less of its walk in uniform
-  // registers.)
-  FLASHJIT_FN static constexpr int registers_for_words(int consumers, bool looks_up) {
-    return consumers == 1 ? 0 : consumers == 2 && looks_up ? 16 : 8;
+  // What each consumer leaves to the group of the producer where that makes dropout's words too. Of two
+  // consumers it needs more where it looks up lengths or tables, and where consumers of narrow heads have it
+  // to spare. (Beside a second role ptxas keeps less of the producer's walk in uniform registers.)
+  FLASHJIT_FN static constexpr int registers_for_words(int consumers, int widest_head, bool looks_up) {
+    return consumers == 1 ? 0 : consumers == 2 && (looks_up || widest_head <= panel) ? 16 : 8;
   }
 
   int qk_steps, pv_steps;         // of one wgmma each, 16 columns of Q and K or 16 keys

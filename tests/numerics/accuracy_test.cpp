@@ -129,10 +129,10 @@ class Measured {
         sizes_{static_cast<std::size_t>(c.batch) * c.seqlen_q, static_cast<std::size_t>(c.heads_q),
                static_cast<std::size_t>(c.spec.head_dim_v)},
         exact_(sizes_.rows * sizes_.heads * sizes_.dim) {
-    verify::forward_reference(c.spec, workload_.host_args(), [&](const verify::ReferenceRow& row) {
-      std::copy(
-          row.o.begin(), row.o.end(),
-          exact_.begin() + static_cast<std::ptrdiff_t>(sizes_.at(row.batch, c.seqlen_q, row.row, row.head)));
+    const verify::Oracle oracle = verify::oracle_of(c.spec, workload_.host_args());
+    oracle.compute([&](const verify::Expected& row) {
+      if (oracle.outputs[row.output].name != "o") return;
+      std::copy(row.values.begin(), row.values.end(), exact_.begin() + row.index);
     });
   }
 

@@ -125,7 +125,7 @@ TEST_P(FarScores, OfRandomDataToo) {
       Workload workload(on(), c);
       workload.kernel(on().engine()).launch(workload.args());
       EXPECT_TRUE(workload.fetch());
-      const verify::ForwardReport report = workload.report();
+      const verify::Report report = workload.report();
       EXPECT_EQ(report.wrong, 0) << report.str();
       EXPECT_EQ(report.undecided > 0, on().is_cuda() && scale > 1e3f) << report.str();
     }

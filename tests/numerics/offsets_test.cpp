@@ -13,8 +13,8 @@
 #include "tests/numerics/specs.hpp"
 #include "tests/support/test_device.hpp"
 #include "tools/verify/element.hpp"
-#include "tools/verify/oracle.hpp"
 #include "tools/verify/random_tensor.hpp"
+#include "tools/verify/report.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -122,7 +122,7 @@ class Offsets : public OnEveryDevice {
     lse.download();
     args.q = q.on_host(), args.k = k.on_host(), args.v = v.on_host(), args.o = o.on_host(),
     args.lse = lse.on_host();
-    const verify::ForwardReport report = verify::verify_forward(spec, args);
+    const verify::Report report = verify::verify_outputs(spec, args);
     EXPECT_TRUE(report.ok()) << report.str();
   }
 };

@@ -1,5 +1,6 @@
-// Every constant of the error bound: the bound is derived here a second time, from error_bound.hpp's words
-// and with literal numbers, and a result one step of its dtype beyond it is wrong, one within it is right.
+// Every constant of the error bound: the bound is derived here a second time, from the words of
+// error_bound.hpp and forward_bound.hpp and with literal numbers, and a result one step of its dtype beyond
+// it is wrong, one within it is right.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +14,7 @@
 
 #include "runtime/dropout.hpp"
 #include "tools/verify/element.hpp"
-#include "tools/verify/oracle.hpp"
+#include "tools/verify/report.hpp"
 
 namespace flashjit::verify {
 namespace {
@@ -25,7 +26,7 @@ constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 // One query row of one head.
 struct Row {
-  DType dtype;
+  DType dtype, o_dtype;
   int keys, head_dim, columns;
   float scale = 1;
   double dropout_p = 0;
@@ -34,11 +35,12 @@ struct Row {
   std::vector<std::byte> q, k, v, o;
   float lse = 0;
 
-  Row(DType type, int n, int dim, int dim_v) : dtype(type), keys(n), head_dim(dim), columns(dim_v) {
+  Row(DType type, int n, int dim, int dim_v)
+      : dtype(type), o_dtype(type), keys(n), head_dim(dim), columns(dim_v) {
     q.resize(dim * element_size(type));
     k.resize(static_cast<std::size_t>(n) * dim * element_size(type));
     v.resize(static_cast<std::size_t>(n) * dim_v * element_size(type));
-    o.resize(dim_v * element_size(type));
+    o.resize(dim_v * element_size(DType::fp32));
   }
 
   void set_q(int d, double value) { store_element(q.data(), dtype, d, static_cast<float>(value)); }
@@ -59,7 +61,7 @@ struct Row {
     for (int key = 0; key < keys; ++key) set_k(key, 0, scores[key]), set_k(key, 2, length_k);
   }
 
-  ForwardReport report() {
+  Report report() {
     AttentionSpec spec;
     spec.dtype = dtype;
     spec.dropout = dropout_p > 0;
@@ -67,15 +69,15 @@ struct Row {
     args.q = Tensor::contiguous(q.data(), dtype, {}, {1, 1, 1, head_dim});
     args.k = Tensor::contiguous(k.data(), dtype, {}, {1, keys, 1, head_dim});
     args.v = Tensor::contiguous(v.data(), dtype, {}, {1, keys, 1, columns});
-    args.o = Tensor::contiguous(o.data(), dtype, {}, {1, 1, 1, columns});
+    args.o = Tensor::contiguous(o.data(), o_dtype, {}, {1, 1, 1, columns});
     args.lse = Tensor::contiguous(&lse, DType::fp32, {}, {1, 1, 1});
     args.softmax_scale = scale;
     if (spec.dropout) args.dropout_p = dropout_p, args.dropout_seed = 5;
     OracleOptions options;
     options.num_threads = 1;
-    options.bound.repeated_scores = repeated_scores;
-    options.bound.largest_score = largest_score;
-    return verify_forward(spec, args, options);
+    options.repeated_scores = repeated_scores;
+    options.largest_score = largest_score;
+    return verify_outputs(spec, args, options);
   }
 };
 
@@ -88,10 +90,13 @@ struct Allowed {
 struct Constants {
   Real exp, weight, floor, output, output_floor;
 };
-Constants constants_of(DType dtype) {
-  if (dtype == DType::bf16) return {1 / 8192.L, 1 / 256.L, 0x1p-126L, 1 / 256.L, 0x1p-134L};
-  if (dtype == DType::fp16) return {1 / 8192.L, 1 / 2048.L, 1 / 33554432.L, 1 / 2048.L, 1 / 33554432.L};
-  return {1 / 2097152.L, 0, 0x1p-126L, 1 / 16777216.L, 0x1p-149L};
+Constants constants_of(DType dtype, DType o_dtype) {
+  Constants u = {1 / 2097152.L, 0, 0x1p-126L, 1 / 16777216.L, 0x1p-149L};
+  if (dtype == DType::bf16) u.exp = 1 / 8192.L, u.weight = 1 / 256.L;
+  if (dtype == DType::fp16) u.exp = 1 / 8192.L, u.weight = 1 / 2048.L, u.floor = 1 / 33554432.L;
+  if (o_dtype == DType::bf16) u.output = 1 / 256.L, u.output_floor = 0x1p-134L;
+  if (o_dtype == DType::fp16) u.output = 1 / 2048.L, u.output_floor = 1 / 33554432.L;
+  return u;
 }
 
 Real of_sum(int n) {
@@ -99,7 +104,7 @@ Real of_sum(int n) {
 }
 
 Allowed allowed(const Row& row) {
-  const Constants u = constants_of(row.dtype);
+  const Constants u = constants_of(row.dtype, row.o_dtype);
   const int n = row.keys;
   const auto at = [&](const std::vector<std::byte>& data, int i) -> Real {
     return load_element(data.data(), row.dtype, i);
@@ -212,14 +217,14 @@ void expect_that_the_bound_is_derived(Row row) {
         return number_at(dtype, side * (place_below(dtype, side * value + bound) + beyond));
       };
       for (int c = 0; c < row.columns; ++c)
-        store_element(row.o.data(), row.dtype, c, edge(row.dtype, exact.o[c], exact.o_bound[c]));
+        store_element(row.o.data(), row.o_dtype, c, edge(row.o_dtype, exact.o[c], exact.o_bound[c]));
       row.lse = static_cast<float>(exact.lse);
-      const ForwardReport o = row.report();
+      const Report o = row.report();
       EXPECT_EQ(o.wrong, beyond * row.columns) << "o, side " << side << ": " << o.str();
       for (int c = 0; c < row.columns; ++c)
-        store_element(row.o.data(), row.dtype, c, static_cast<float>(exact.o[c]));
+        store_element(row.o.data(), row.o_dtype, c, static_cast<float>(exact.o[c]));
       row.lse = edge(DType::fp32, exact.lse, exact.lse_bound);
-      const ForwardReport lse = row.report();
+      const Report lse = row.report();
       EXPECT_EQ(lse.wrong, beyond) << "lse, side " << side << ": " << lse.str();
     }
   }
@@ -238,6 +243,16 @@ TEST_P(BoundOf, OneKey) {
       one.set_values(0, 1);
       expect_that_the_bound_is_derived(one);
     }
+  }
+}
+
+// Rounding is by the output's dtype, not by the inputs'.
+TEST_P(BoundOf, AnOutputOfFloat32) {
+  for (const int keys : {1, 16}) {
+    Row many = row(keys);
+    many.o_dtype = DType::fp32;
+    for (int key = 0; key < keys; ++key) many.set_values(key, 1 + key % 5);
+    expect_that_the_bound_is_derived(many);
   }
 }
 
@@ -357,7 +372,7 @@ TEST_P(BoundOf, ScoresBeyondFloat32) {
   row.scale = 1e38f;
   row.set_scores({100, -100}, 0, 0);
   row.set_values(0, 2), row.set_values(1, 1);
-  for (int c = 0; c < row.columns; ++c) row.set_v(0, c, 2), store_element(row.o.data(), row.dtype, c, 2);
+  for (int c = 0; c < row.columns; ++c) row.set_v(0, c, 2), store_element(row.o.data(), row.o_dtype, c, 2);
   row.lse = infinity;
   EXPECT_EQ(row.report().verdict(), Verdict::right);
   row.lse = nan;
@@ -367,14 +382,14 @@ TEST_P(BoundOf, ScoresBeyondFloat32) {
   row.lse = -infinity;
   EXPECT_EQ(row.report().verdict(), Verdict::wrong);
   row.lse = infinity;
-  for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, nan);
+  for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.o_dtype, c, nan);
   EXPECT_EQ(row.report().undecided, row.columns);
-  store_element(row.o.data(), row.dtype, 3, 1);
-  const ForwardReport report = row.report();
+  store_element(row.o.data(), row.o_dtype, 3, 1);
+  const Report report = row.report();
   EXPECT_EQ(report.wrong, 1);
   EXPECT_EQ(report.undecided, row.columns - 1);
   EXPECT_EQ(report.verdict(), Verdict::wrong);
-  EXPECT_EQ(report.o.where, "o: batch 0, row 0, head 0, dim 3") << "what is wrong comes first";
+  EXPECT_EQ(report.of("o").where, "o: batch 0, row 0, head 0, dim 3") << "what is wrong comes first";
   EXPECT_THAT(report.str(), testing::HasSubstr("15 elements that cannot be told"));
 }
 
@@ -386,9 +401,9 @@ TEST_P(BoundOf, ScoresBelowFloat32) {
   row.lse = -infinity;
   for (const double other : {-200., -1e-3}) {  // a score of -1e35 is one
     row.set_scores({-100, other}, 0, 0);
-    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, 0);
+    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.o_dtype, c, 0);
     EXPECT_EQ(row.report().verdict(), other == -200 ? Verdict::undecided : Verdict::wrong);
-    store_element(row.o.data(), row.dtype, 3, 1);
+    store_element(row.o.data(), row.o_dtype, 3, 1);
     EXPECT_EQ(row.report().verdict(), Verdict::wrong);
   }
 }
@@ -403,7 +418,7 @@ TEST_P(BoundOf, ScoresBeyondTheKernels) {
     row.set_q(0, 0x1p13);
     row.set_values(0, 2);
     row.lse = nan;
-    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, nan);
+    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.o_dtype, c, nan);
     EXPECT_EQ(row.report().verdict(), scale > 1 ? Verdict::undecided : Verdict::wrong);
     row.largest_score = HUGE_VAL;
     EXPECT_EQ(row.report().verdict(), Verdict::wrong);
@@ -415,7 +430,7 @@ TEST_P(BoundOf, NaNWhereTheScoreIsNoNumber) {
     Row row = this->row(3);
     row.set_scores({0, value, 1}, 0, 0);
     EXPECT_EQ(row.report().wrong, row.columns + 1) << "zeros";
-    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, nan);
+    for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.o_dtype, c, nan);
     row.lse = nan;
     EXPECT_EQ(row.report().verdict(), Verdict::right);
     row.lse = infinity;
@@ -428,12 +443,12 @@ TEST_P(BoundOf, AScoreOfMinusInfinityWeighsNothing) {
   row.set_scores({0, -infinity}, 0, 0);
   row.set_values(0, 1), row.set_values(1, 7);
   for (int c = 0; c < row.columns; ++c)
-    store_element(row.o.data(), row.dtype, c, static_cast<float>(load_element(row.v.data(), row.dtype, c)));
+    store_element(row.o.data(), row.o_dtype, c, static_cast<float>(load_element(row.v.data(), row.dtype, c)));
   EXPECT_EQ(row.report().verdict(), Verdict::right);
   row.set_v(1, 4, infinity);
   EXPECT_EQ(row.report().undecided, 1) << "V there is to be finite";
   row.set_k(0, 0, -infinity), row.set_v(1, 4, 0);
-  for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.dtype, c, 0);
+  for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.o_dtype, c, 0);
   row.lse = -infinity;
   EXPECT_EQ(row.report().verdict(), Verdict::right) << "an empty row";
 }
@@ -445,20 +460,21 @@ TEST_P(BoundOf, NaNAndInfinityOfVStayInTheirColumns) {
   row.set_v(0, 4, infinity), row.set_v(1, 4, -infinity);
   EXPECT_EQ(row.report().wrong, 4) << "zeros";
   const float expected[] = {0, infinity, -infinity, nan, nan};
-  for (int c = 0; c < 5; ++c) store_element(row.o.data(), row.dtype, c, expected[c]);
+  for (int c = 0; c < 5; ++c) store_element(row.o.data(), row.o_dtype, c, expected[c]);
   EXPECT_EQ(row.report().verdict(), Verdict::right) << row.report().str();
-  store_element(row.o.data(), row.dtype, 1, -infinity);
-  store_element(row.o.data(), row.dtype, 2, nan);
-  store_element(row.o.data(), row.dtype, 3, infinity);
+  store_element(row.o.data(), row.o_dtype, 1, -infinity);
+  store_element(row.o.data(), row.o_dtype, 2, nan);
+  store_element(row.o.data(), row.o_dtype, 3, infinity);
   EXPECT_EQ(row.report().wrong, 3);
   // A weight that may have become 0, and one that was dropped.
   row.set_k(2, 0, -200), row.set_q(0, 1);
   row.lse = std::log(2.0f);
-  store_element(row.o.data(), row.dtype, 1, infinity), store_element(row.o.data(), row.dtype, 2, -infinity);
-  const ForwardReport report = row.report();
+  store_element(row.o.data(), row.o_dtype, 1, infinity),
+      store_element(row.o.data(), row.o_dtype, 2, -infinity);
+  const Report report = row.report();
   EXPECT_EQ(report.wrong, 0);
   EXPECT_EQ(report.undecided, 1);
-  EXPECT_EQ(report.o.where, "o: batch 0, row 0, head 0, dim 3");
+  EXPECT_EQ(report.of("o").where, "o: batch 0, row 0, head 0, dim 3");
 }
 
 TEST_P(BoundOf, AnInfinityOfVThatIsDroppedDecidesNothing) {
@@ -471,8 +487,8 @@ TEST_P(BoundOf, AnInfinityOfVThatIsDroppedDecidesNothing) {
     return static_cast<int>(std::find(keep.begin(), keep.end(), kept) - keep.begin());
   };
   row.set_v(first(0), 1, infinity), row.set_v(first(1), 2, infinity);
-  store_element(row.o.data(), row.dtype, 2, infinity);
-  const ForwardReport report = row.report();
+  store_element(row.o.data(), row.o_dtype, 2, infinity);
+  const Report report = row.report();
   EXPECT_EQ(report.wrong, 0) << report.str();
   EXPECT_EQ(report.undecided, 1) << report.str();
 }
@@ -486,9 +502,10 @@ TEST_P(BoundOf, AResultBeyondItsDtypeIsInfinite) {
   ASSERT_EQ(keep[0], 1);
   const float largest = row.dtype == DType::fp16 ? 65504 : 3e38f;
   for (int c = 0; c < row.columns; ++c)
-    row.set_v(0, c, largest), store_element(row.o.data(), row.dtype, c, infinity);
+    row.set_v(0, c, largest), store_element(row.o.data(), row.o_dtype, c, infinity);
   EXPECT_EQ(row.report().verdict(), Verdict::right) << row.report().str();
-  store_element(row.o.data(), row.dtype, 0, -infinity), store_element(row.o.data(), row.dtype, 1, largest);
+  store_element(row.o.data(), row.o_dtype, 0, -infinity),
+      store_element(row.o.data(), row.o_dtype, 1, largest);
   EXPECT_EQ(row.report().wrong, 2);
 }
 

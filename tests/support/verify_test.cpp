@@ -18,9 +18,9 @@
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
-#include "tools/verify/oracle.hpp"
 #include "tools/verify/random_masks.hpp"
 #include "tools/verify/random_tensor.hpp"
+#include "tools/verify/report.hpp"
 #include "tools/verify/table.hpp"
 
 namespace flashjit::verify {
@@ -45,7 +45,6 @@ struct Example {
   AttentionArgs args = {};
 
   struct Row {
-    bool empty;
     double lse;
     std::vector<double> o;
   };
@@ -57,10 +56,14 @@ struct Example {
     args.v = tensor_of(v.data(), DType::fp32, {1, seqlen_k, 1, head_dim_v});
     args.softmax_scale = scale;
     std::vector<Row> out(static_cast<std::size_t>(seqlen_q));
-    forward_reference(
-        spec, args,
-        [&](const ReferenceRow& row) { out[row.row] = {row.empty, row.lse, {row.o.begin(), row.o.end()}}; },
-        options);
+    oracle_of(spec, args, options).compute([&](const Expected& expected) {
+      Row& row = out[static_cast<std::size_t>(expected.place[1])];
+      if (expected.output == 0) {
+        row.o.assign(expected.values.begin(), expected.values.end());
+      } else {
+        row.lse = expected.values[0];
+      }
+    });
     return out;
   }
 };
@@ -129,8 +132,7 @@ TEST(Oracle, CausalBothWays) {
                     std::vector<float>(seqlen_k, 1)};
     example.spec.mask = {CausalMask{align}};
     std::vector<int> counts;
-    for (const auto& row : example.rows())
-      counts.push_back(row.empty ? 0 : static_cast<int>(std::lround(std::exp(row.lse))));
+    for (const auto& row : example.rows()) counts.push_back(static_cast<int>(std::lround(std::exp(row.lse))));
     return counts;
   };
   EXPECT_EQ(kept(CausalAlign::bottom_right, 3, 5), (std::vector<int>{3, 4, 5}));
@@ -142,7 +144,6 @@ TEST(Oracle, CausalBothWays) {
 TEST(Oracle, NothingToAttendTo) {
   Example none{2, 0, 1, 3, {1, 2}, {}, {}};
   for (const auto& row : none.rows()) {
-    EXPECT_TRUE(row.empty);
     EXPECT_EQ(row.lse, -std::numeric_limits<double>::infinity());
     EXPECT_EQ(row.o, (std::vector<double>{0, 0, 0}));
   }
@@ -209,24 +210,20 @@ struct Problem {
     defective.softmax_scale = static_cast<float>(scale_factor / std::sqrt(head_dim));
     OracleOptions options;
     options.keep = keep;
-    forward_reference(
-        spec, defective,
-        [&](const ReferenceRow& row) {
-          const std::int64_t at =
-              (static_cast<std::int64_t>(row.batch) * seqlen + row.row) * heads_q + row.head;
-          for (int c = 0; c < head_dim; ++c) {
-            store_element(o.data(), dtype, at * head_dim + c, static_cast<float>(row.o[c]));
-          }
-          lse[(static_cast<std::size_t>(row.batch) * heads_q + row.head) * seqlen + row.row] =
-              static_cast<float>(row.lse);
-        },
-        options);
+    const Oracle oracle = oracle_of(spec, defective, options);
+    oracle.compute([&](const Expected& expected) {
+      const Tensor& to = *oracle.outputs[expected.output].actual;
+      for (std::size_t i = 0; i < expected.values.size(); ++i) {
+        store_element(to.data, to.dtype, expected.index + static_cast<std::int64_t>(i),
+                      static_cast<float>(expected.values[i]));
+      }
+    });
   }
 
-  ForwardReport report(bool with_lse = true) {
+  Report report(bool with_lse = true) {
     AttentionSpec checked = spec;
     checked.lse = with_lse;
-    return verify_forward(checked, args);
+    return verify_outputs(checked, args);
   }
 };
 
@@ -235,10 +232,10 @@ class Bound : public testing::TestWithParam<DType> {};
 TEST_P(Bound, AcceptsTheRoundedTruth) {
   Problem problem(GetParam(), 2, 200, 4, 2, 64);
   problem.compute(1, {});
-  const ForwardReport report = problem.report();
+  const Report report = problem.report();
   EXPECT_TRUE(report.ok()) << report.str();
   EXPECT_EQ(report.rows, 2 * 200 * 4);
-  EXPECT_GT(report.o.error, 0);
+  EXPECT_GT(report.of("o").error, 0);
 }
 
 TEST_P(Bound, CatchesAScaleOffByOnePercent) {
@@ -290,9 +287,9 @@ TEST_P(Bound, CatchesAnElementNeverWritten) {
   Problem problem(GetParam(), 1, 20, 2, 1, 64);
   problem.compute(1, {});
   store_element(problem.o.data(), GetParam(), (7 * 2 + 1) * 64 + 5, std::numeric_limits<float>::quiet_NaN());
-  const ForwardReport report = problem.report();
+  const Report report = problem.report();
   EXPECT_EQ(report.wrong, 1);
-  EXPECT_EQ(report.o.where, "o: batch 0, row 7, head 1, dim 5");
+  EXPECT_EQ(report.of("o").where, "o: batch 0, row 7, head 1, dim 5");
   EXPECT_THAT(report.str(), testing::HasSubstr("1 elements beyond their bound"));
 }
 
@@ -303,14 +300,13 @@ TEST_P(Bound, SampledRowsCoverBothEndsOfEveryHead) {
   std::mutex mutex;
   OracleOptions options;
   options.max_rows = 100;
-  forward_reference(
-      problem.spec, problem.args,
-      [&](const ReferenceRow& row) {
-        const std::lock_guard lock(mutex);
-        ++rows;
-        if (row.row == 0 || row.row == 499) ends.emplace_back(row.batch * 2 + row.head, row.row);
-      },
-      options);
+  oracle_of(problem.spec, problem.args, options).compute([&](const Expected& expected) {
+    if (expected.output > 0) return;
+    const std::lock_guard lock(mutex);
+    ++rows;
+    const auto [batch, row, head, column] = expected.place;
+    if (row == 0 || row == 499) ends.emplace_back(batch * 2 + head, row);
+  });
   EXPECT_EQ(rows, 100);
   EXPECT_EQ(ends.size(), 8u);
 }

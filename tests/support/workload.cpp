@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "tools/verify/element.hpp"
-#include "tools/verify/oracle.hpp"
+#include "tools/verify/forward_bound.hpp"
 #include "tools/verify/random_tensor.hpp"
 #include "tools/verify/table.hpp"
 
@@ -271,19 +271,19 @@ testing::AssertionResult Workload::fetch() {
   return testing::AssertionSuccess();
 }
 
-verify::ForwardReport Workload::report() const {
+verify::Report Workload::report() const {
   verify::OracleOptions options;
-  options.bound.largest_score = verify::largest_score(Target::parse(device_.target()));
-  options.bound.repeated_scores =
+  options.largest_score = verify::largest_score(Target::parse(device_.target()));
+  options.repeated_scores =
       case_.data == Data::equal_scores || case_.data == Data::rising || case_.data == Data::falling;
-  return verify::verify_forward(case_.spec, host_args_, options);
+  return verify::verify_outputs(case_.spec, host_args_, options);
 }
 
 testing::AssertionResult Workload::check() {
   if (const testing::AssertionResult fetched = fetch(); !fetched) return fetched;
-  const verify::ForwardReport report = this->report();
-  for (const verify::Worst* worst : {&report.o, &report.lse}) {
-    if (worst->bound > 0) note_share(worst->error / worst->bound);
+  const verify::Report report = this->report();
+  for (const verify::Worst& worst : report.worst) {
+    if (worst.bound > 0) note_share(worst.error / worst.bound);
   }
   if (!report.ok()) return testing::AssertionFailure() << report.str() << "\n  in " << case_.str();
   return testing::AssertionSuccess();

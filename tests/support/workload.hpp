@@ -12,8 +12,8 @@
 #include "runtime/flashjit.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
-#include "tools/verify/oracle.hpp"
 #include "tools/verify/random_masks.hpp"
+#include "tools/verify/report.hpp"
 
 namespace flashjit::testing_support {
 
@@ -66,7 +66,7 @@ class Workload {
   // After a launch: brings everything back; inputs and surroundings of outputs are as they were.
   testing::AssertionResult fetch();
   // The oracle's report on the outputs that fetch() has brought.
-  verify::ForwardReport report() const;
+  verify::Report report() const;
   // fetch(), and every output element is within its bound.
   testing::AssertionResult check();
   // The bits of o and lse.

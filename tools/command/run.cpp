@@ -12,8 +12,9 @@
 #include "tools/command/session.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
+#include "tools/verify/forward_bound.hpp"
 #include "tools/verify/npy.hpp"
-#include "tools/verify/oracle.hpp"
+#include "tools/verify/report.hpp"
 #include "tools/verify/table.hpp"
 
 namespace flashjit::command {
@@ -40,7 +41,7 @@ struct Result {
   Shape shape;
   GetTimes get;
   double ms = 0, flops = 0;
-  std::optional<verify::ForwardReport> report;
+  std::optional<verify::Report> report;
 
   verify::Verdict verdict() const { return report ? report->verdict() : verify::Verdict::right; }
   double tflops() const { return ms > 0 ? flops / ms * 1e-9 : 0; }
@@ -97,8 +98,8 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Ru
     const Progress progress("verifying against the float64 oracle");
     verify::OracleOptions oracle;
     oracle.max_rows = rows_to_verify(options, work);
-    oracle.bound.largest_score = verify::largest_score(result.kernel.target);
-    result.report = verify::verify_forward(spec, work.host_args(), oracle);
+    oracle.largest_score = verify::largest_score(result.kernel.target);
+    result.report = verify::verify_outputs(spec, work.host_args(), oracle);
   }
   return result;
 }
@@ -127,16 +128,19 @@ Json describe(const Result& result) {
   if (result.get.cold_ms) json["cold_ms"] = *result.get.cold_ms;
   if (result.get.warm_ms) json["warm_ms"] = *result.get.warm_ms;
   if (result.report) {
-    json["max_error"] = result.report->o.error;
-    json["error_bound"] = result.report->o.bound;
+    const std::vector<verify::Worst>& worst = result.report->worst;
+    json["max_error"] = worst.front().error;
+    json["error_bound"] = worst.front().bound;
     json["ok"] = result.report->ok();
     json["verification"] = {{"verdict", to_string(result.verdict())},
                             {"rows", result.report->rows},
                             {"wrong", result.report->wrong},
                             {"undecided", result.report->undecided},
-                            {"where", result.report->o.where},
-                            {"lse_error", result.report->lse.error},
-                            {"lse_error_bound", result.report->lse.bound}};
+                            {"where", worst.front().where}};
+    for (std::size_t i = 1; i < worst.size(); ++i) {
+      json["verification"][worst[i].output + "_error"] = worst[i].error;
+      json["verification"][worst[i].output + "_error_bound"] = worst[i].bound;
+    }
   }
   return json;
 }
@@ -152,8 +156,8 @@ void print_text(const std::vector<Result>& results) {
     table.add({r.device.str(), r.kernel.target.str(), to_text(r.kernel.config, r.kernel.target),
                to_string(r.kernel.origin), r.get.cold_ms ? number(*r.get.cold_ms) : "-",
                r.get.warm_ms ? number(*r.get.warm_ms) : "-", number(r.get.hot_us), number(r.ms),
-               number(1e3 * r.tflops()), r.report ? digits(r.report->o.error) : "-",
-               r.report ? digits(r.report->o.bound) : "-",
+               number(1e3 * r.tflops()), r.report ? digits(r.report->worst.front().error) : "-",
+               r.report ? digits(r.report->worst.front().bound) : "-",
                !r.report             ? "no"
                : r.report->ok()      ? std::to_string(r.report->rows) + " rows"
                : r.report->wrong > 0 ? "WRONG"

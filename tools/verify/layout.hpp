@@ -60,7 +60,7 @@ class Layout {
   bool packed_;
 
  public:
-  const Tensor &q, &k, &v;
+  Tensor q, k, v;
   int head_dim, head_dim_v, heads_q, heads_kv;
   std::vector<Sequence> sequences;
 };

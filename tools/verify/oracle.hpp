@@ -1,14 +1,17 @@
-// The float64 oracle: what every kernel means, computed the plain way, row by row, and how far off a kernel
-// may be. Shares nothing with templates/: masks are written here a second time.
+// The float64 oracles: what every operation means, computed the plain way, and how far off a kernel may be.
+// They share nothing with templates/: masks are written here a second time.
 #pragma once
 
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/flashjit.hpp"
-#include "tools/verify/error_bound.hpp"
 
 namespace flashjit::verify {
 
@@ -20,59 +23,46 @@ struct OracleOptions {
       0;  // 0: every row. Otherwise about so many, spread over all heads, first and last included
   std::uint64_t seed = 0;  // of that choice
   int num_threads = 0;     // 0: one a processor
-  Keep keep;               // a mask beside those of the spec
-  BoundOptions bound;
+  // A forward's:
+  Keep keep;                     // a mask beside those of the spec
+  bool repeated_scores = false;  // rows hold many equal scores: forward_bound.hpp, 5
+  // Times log2(e); NaN is no wrong result of rows whose maximum is beyond: forward_bound.hpp, 9.
+  double largest_score = HUGE_VAL;
 };
 
-// One row of one query head. Spans live during the visit. NaN or infinity where the exact result is, with a
-// bound of 0; a bound of NaN where a key may or may not bring in NaN or infinity (error_bound.hpp, 10).
-struct ReferenceRow {
-  int batch = 0, head = 0, row = 0;  // row within its sequence
-  bool empty = false;                // all scores are -inf, or there are none: o = 0, lse = -inf, exactly
-  bool may_be_nan = false;           // o and lse, as scores are beyond what the kernel or float32 holds
-  bool may_be_empty = false;         // they may be those of an empty row (for both see error_bound.hpp, 9)
-  double lse = 0, lse_bound = 0;
-  std::span<const double> o, o_bound;  // head_dim_v
+// A tensor that an operation writes.
+struct Output {
+  std::string name;  // the argument's
+  std::vector<std::int64_t> shape;
+  std::optional<Tensor> actual;            // what a kernel has written, in host memory
+  std::vector<const char*> coordinates{};  // names of Expected::place
 };
 
-// Visits rows, from several threads at once. All tensors in `args` are in host memory (their device is not
-// looked at); o and lse may be absent. Throws invalid_argument if q, k, v or, with varlen, cu_seqlens are
-// missing or of wrong rank.
-void forward_reference(const AttentionSpec& spec, const AttentionArgs& args,
-                       const std::function<void(const ReferenceRow&)>& visit,
-                       const OracleOptions& options = {});
-
-// Right: within the bound; NaN where that is exact; infinite where the exact result leaves the dtype's range.
-// Undecided: nobody can tell, since the bound is no number, or since the scores are beyond what the kernel or
-// float32 holds and the result is NaN, or that of a row without keys.
-enum class Verdict { right, undecided, wrong };
-
-// "right", "undecided", "wrong"
-const char* to_string(Verdict verdict);
-
-// The element that comes closest to its bound, or exceeds it most. One that is wrong is worse than one that
-// is undecided.
-struct Worst {
-  double error = 0, bound = 0;  // |actual - expected|; NaN where only one of them is
-  double actual = 0, expected = 0;
-  std::string where;  // "o: batch 0, row 3, head 1, dim 5"; empty: nothing was compared
-  Verdict verdict = Verdict::right;
+// Consecutive elements of an output. Spans live during the visit. NaN or infinity where the exact result is,
+// with a bound of 0; a bound of NaN where nobody can tell the result.
+struct Expected {
+  std::size_t output = 0;  // of Oracle::outputs
+  // Of the first element: by the output's coordinates, of which the last counts on, and in Output::actual.
+  std::array<std::int64_t, 4> place = {};
+  std::int64_t index = 0;
+  std::span<const double> values, bounds;
+  // Results that nobody can call wrong, as float32 may not hold what leads to the values.
+  bool may_be_nan = false;
+  std::optional<double> may_be = {};
 };
 
-struct ForwardReport {
-  std::int64_t rows = 0;       // compared
-  std::int64_t wrong = 0;      // elements beyond their bound
-  std::int64_t undecided = 0;  // elements
-  Worst o, lse;
-  // Wrong if an element is; else undecided if one is.
-  Verdict verdict() const;
-  bool ok() const { return verdict() == Verdict::right; }
-  // One line: what was compared and the worst of it.
-  std::string str() const;
+using Visit = std::function<void(const Expected&)>;
+
+// An operation on one launch's data.
+struct Oracle {
+  std::vector<Output> outputs;
+  // Visits the elements of all outputs, or of the chosen rows, from several threads at once.
+  std::function<void(const Visit&)> compute;
 };
 
-// Compares args.o and, where the spec has it, args.lse with the oracle.
-ForwardReport verify_forward(const AttentionSpec& spec, const AttentionArgs& args,
-                             const OracleOptions& options = {});
+// The oracle of the spec's operation. All tensors in `args` are in host memory (their device is not looked
+// at) and live as long as the oracle is used; outputs may be absent if nobody compares with them. Throws
+// invalid_argument if inputs are missing or of wrong rank, unsupported for an operation without an oracle.
+Oracle oracle_of(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options = {});
 
 }  // namespace flashjit::verify

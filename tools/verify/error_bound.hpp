@@ -1,5 +1,5 @@
 // The parts that the bounds of all operations are made of. How far a correct kernel's output may be from the
-// exact one is derived from them for each operation: forward_bound.hpp.
+// exact one is derived from them for each operation: forward_bound.hpp, merge_oracle.hpp.
 //
 // A. Sums. In float32 (tensor cores cut where others round: the unit is taken as 2^-23, twice float32's) a
 //    sum of n products carries a relative error of gamma(n) = (2 sqrt(n) + 4) 2^-23 of the sum of

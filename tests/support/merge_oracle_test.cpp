@@ -259,20 +259,25 @@ TEST_P(MergeOracle, NaNAndInfinityOfAPartStayInTheirColumns) {
   EXPECT_EQ(of.report().undecided, 1);
 }
 
-// Float32 has no digit below 1024 there: the larger decides, equal ones share.
+// Float32 has no digit below 1024 there: the larger decides, of equal ones either may.
 TEST_P(MergeOracle, LseOfTenBillion) {
   Problem of = problem(2);
   for (std::size_t row = 0; row < of.rows(); ++row) {
     of.part_lse(0, row) = 1e10f;
     of.part_lse(1, row) = row % 3 == 0 ? 1e10f : 1.001e10f;
-    for (int c = 0; c < 16; ++c) of.set_o(1, row, c, static_cast<float>(c));
+    for (int c = 0; c < 16; ++c) of.set_o(0, row, c, 0), of.set_o(1, row, c, static_cast<float>(c));
   }
   const Report report = of.report_of(with({}));
   EXPECT_TRUE(report.ok()) << report.str();
-  store_element(of.o.data(), of.o_dtype, of.o_row(1) * 16 + 8, 8.1f);
-  EXPECT_EQ(of.report().wrong, 1) << "where one part leads";
-  store_element(of.o.data(), of.o_dtype, of.o_row(0) * 16 + 8, 30);
-  EXPECT_EQ(of.report().wrong, 2) << "beyond both parts";
+  const auto wrong = [&](std::size_t row, float value) {
+    of.report_of(with({}));
+    store_element(of.o.data(), of.o_dtype, of.o_row(row) * 16 + 8, value);
+    return of.report().wrong;
+  };
+  EXPECT_EQ(wrong(1, 8.1f), 1) << "one part leads";
+  EXPECT_EQ(wrong(0, 8), 0);
+  EXPECT_EQ(wrong(0, 0), 0);
+  EXPECT_EQ(wrong(0, 9), 1) << "beyond both parts";
 }
 
 TEST_P(MergeOracle, LseThatFloat32HasNotInBaseTwo) {
@@ -298,23 +303,26 @@ TEST_P(MergeOracle, SampledRows) {
   EXPECT_EQ(of.report(true, options).rows, 8);
 }
 
-// The constants, a second time from merge_oracle.hpp's words.
-TEST_P(MergeOracle, BoundOfTwoParts) {
-  Problem of = problem(2);
-  const bool exact_dtype = of.o_dtype == DType::fp32;  // the steps of others are larger than its error
-  of.part_lse(0, 1) = 3, of.part_lse(1, 1) = 3;
-  of.set_o(0, 1, 0, 1.5f), of.set_o(1, 1, 0, -0.25f);
-  of.report_of(with({}));
-  const double lse = 3 + std::log(2.0), of_sums = (2 * std::sqrt(2.0) + 4) / 8388608;
-  const double e = std::exp(2 * (1 / 2097152. + (3 + lse + 1) / 4194304)) - 1 + of_sums;
-  const double error = ((1.5 + 0.25) / 2 * e + e * 0.625) / (1 - e);
-  const double bound = error + (0.625 + error) / 16777216;
-  for (const double share : {-1.05, -0.95, 0.95, 1.05}) {
-    if (exact_dtype)
-      store_element(of.o.data(), of.o_dtype, of.o_row(1) * 16, static_cast<float>(0.625 + share * bound));
-    of.lse[1] = static_cast<float>(lse + share * (std::log(1 + e) + (lse + 1) / 4194304));
-    const Report report = of.report();
-    EXPECT_EQ(report.wrong, std::abs(share) < 1 ? 0 : exact_dtype ? 2 : 1) << report.str();
+// The constants, a second time from merge_oracle.hpp's words: row 1 of n parts with an lse of 3, half of
+// which hold 1.5 and half -0.25.
+TEST_P(MergeOracle, BoundOfEqualParts) {
+  for (const int n : {2, 6}) {
+    Problem of = problem(n);
+    for (int part = 0; part < n; ++part)
+      of.part_lse(part, 1) = 3, of.set_o(part, 1, 0, part % 2 ? 1.5f : -0.25f);
+    of.report_of(with({}));
+    const bool exact_dtype = of.o_dtype == DType::fp32;  // the steps of others are larger than its error
+    const double lse = 3 + std::log(n), of_sums = (2 * std::sqrt(n) + 4) / 8388608;
+    const double e = std::exp(n * (1 / 2097152. + (3 + lse + 1) / 4194304)) - 1 + of_sums;
+    const double error = ((1.5 + 0.25) / 2 * e + e * 0.625) / (1 - e);
+    const double bound = error + (0.625 + error) / 16777216;
+    for (const double share : {-1.05, -0.95, 0.95, 1.05}) {
+      if (exact_dtype)
+        store_element(of.o.data(), of.o_dtype, of.o_row(1) * 16, static_cast<float>(0.625 + share * bound));
+      of.lse[1] = static_cast<float>(lse + share * (std::log(1 + e) + (lse + 1) / 4194304));
+      const Report report = of.report();
+      EXPECT_EQ(report.wrong, std::abs(share) < 1 ? 0 : exact_dtype ? 2 : 1) << report.str();
+    }
   }
 }
 

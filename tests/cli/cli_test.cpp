@@ -235,6 +235,8 @@ TEST(Run, VerifiesGeneratedTensors) {
   EXPECT_TRUE(result["ok"].get<bool>());
   EXPECT_LE(result["max_error"].get<double>(), result["error_bound"].get<double>());
   EXPECT_EQ(result["verification"]["rows"], 2 * 48 * 4);
+  EXPECT_LE(result["verification"]["lse_error"].get<double>(),
+            result["verification"]["lse_error_bound"].get<double>());
   EXPECT_GT(result["cold_ms"].get<double>(), result["warm_ms"].get<double>());
   EXPECT_EQ(
       result["shape"],

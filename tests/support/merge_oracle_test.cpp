@@ -61,7 +61,7 @@ Partial pairs_into_pairs(const Parts& parts) {
   return level[0];
 }
 
-// What is wrong with a merge of all parts against their maximum.
+// A merge of all parts against their maximum may have these.
 struct Defect {
   float exponent = 1, first_weight = 1;  // factors
   bool unguarded = false;                // empty parts are multiplied by 0
@@ -172,7 +172,7 @@ struct Problem {
   }
 };
 
-// Of the parts and of o.
+// The dtypes of the parts and of o.
 class MergeOracle : public testing::TestWithParam<std::pair<DType, DType>> {
  protected:
   Problem problem(int parts, float lse_scale = 1) const {

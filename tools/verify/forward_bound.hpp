@@ -65,7 +65,7 @@ struct Arithmetic {
   double weight_floor;  // the same, absolute, in units of the row's largest weight: f
 };
 
-// Of kernels whose q, k and v have that dtype.
+// The arithmetic of kernels whose q, k and v have that dtype.
 inline Arithmetic arithmetic_of(DType dtype) {
   switch (dtype) {
     case DType::bf16:

@@ -172,7 +172,7 @@ class Worker {
   // By part: l, p, p e, h, and the column of o at hand.
   std::vector<double> lse_, weight_, error_, reach_, column_;
   std::vector<double> o_, bound_;  // by column
-  // Of the row.
+  // The row at hand.
   double merged_lse_ = 0, weights_error_ = 0, growth_ = 0;
   bool empty_ = false, no_number_ = false, may_be_nan_ = false, may_be_empty_ = false, wide_ = false;
 };

@@ -7,10 +7,10 @@
 // Kernel:  everything in float32, o rounded to its dtype. Order and grouping are its own: all parts against
 //          their maximum, one after the other with a running maximum, or pairs into pairs.
 //
-// 1. A merge of two puts in weights exp(l_i - L), where L is the larger of the two, the lse of both, or some
-//    number between. The folds of log2(e) into l_i and L, their difference, and L's rounding, if the result
-//    goes on as an lse, are off by at most 2^-22 (|l_i| + |lse| + 1) together: a group's lse that has part i
-//    in it lies between l_i and lse, so it is never longer than the longer of them.
+// 1. A merge weighs part i by exp(l_i - L), where L is the largest l of those merged, their lse, or a number
+//    between. The folds of log2(e) into l_i and L, their difference, and the rounding of L, where it goes on
+//    into another merge, are off by at most 2^-22 (|l_i| + |lse| + 1) together: whatever is merged with part
+//    i, L lies between l_i and the lse of all, so |L| is at most the larger of |l_i| and |lse|.
 // 2. exp has relative error x = 2^-21. No weight is rounded to 16 bits here, so whatever the dtype of the
 //    parts, the cubic of forward_bound.hpp, 3 is not good enough.
 // 3. A part goes through at most n merges; empty parts are counted, as a kernel may walk them. Their errors
@@ -39,7 +39,7 @@
 
 namespace flashjit::verify {
 
-// What is merged, in host memory, by strides in elements. Packed parts are those of one batch entry.
+// The parts, in host memory, by strides in elements. Packed ones are those of a single batch entry.
 struct MergeParts {
   int parts, batch, seqlen_q, heads, head_dim_v;
   const void* o;  // [parts, batch, seqlen_q, heads, head_dim_v], the last contiguous

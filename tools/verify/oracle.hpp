@@ -23,7 +23,7 @@ struct OracleOptions {
       0;  // 0: every row. Otherwise about so many, spread over all heads, first and last included
   std::uint64_t seed = 0;  // of that choice
   int num_threads = 0;     // 0: one a processor
-  // A forward's:
+  // For the forward:
   Keep keep;                     // a mask beside those of the spec
   bool repeated_scores = false;  // rows hold many equal scores: forward_bound.hpp, 5
   // Times log2(e); NaN is no wrong result of rows whose maximum is beyond: forward_bound.hpp, 9.
@@ -42,7 +42,8 @@ struct Output {
 // with a bound of 0; a bound of NaN where nobody can tell the result.
 struct Expected {
   std::size_t output = 0;  // of Oracle::outputs
-  // Of the first element: by the output's coordinates, of which the last counts on, and in Output::actual.
+  // Where the first element is: by the output's coordinates, of which the last counts on, and in
+  // Output::actual.
   std::array<std::int64_t, 4> place = {};
   std::int64_t index = 0;
   std::span<const double> values, bounds;

@@ -1,4 +1,4 @@
-// What a kernel wrote beside what an oracle expects, whatever the operation.
+// Results beside what an oracle expects, whatever the operation.
 #pragma once
 
 #include <cstdint>

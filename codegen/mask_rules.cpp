@@ -21,6 +21,16 @@ const char* kind_of(const Mask& mask) {
   return std::visit([](const auto& m) { return std::decay_t<decltype(m)>::kind; }, mask);
 }
 
+// "align": "top_left"
+template <class Kind>
+std::vector<std::string> fields_of(const Kind& mask) {
+  std::vector<std::string> fields;
+  mask.for_each_field(mask, [&](const char* name, const auto& value) {
+    fields.push_back(std::string("\"") + name + "\": " + text_of(value));
+  });
+  return fields;
+}
+
 void check_block_size(const char* field, int value) {
   if (value >= 16 && value <= 256 && value % 16 == 0) return;
   const int below = std::clamp(value / 16 * 16, 16, 256);
@@ -79,15 +89,17 @@ bool uneven_on_device(const std::vector<Mask>& masks, bool varlen) {
 }
 
 std::string to_json(const Mask& mask) {
-  std::string text = std::string(R"({"kind": ")") + kind_of(mask) + '"';
+  const std::string kind = std::string("\"") + kind_of(mask) + '"';
+  std::string given;
   std::visit(
       [&](const auto& m) {
-        m.for_each_field(m, [&](const char* name, const auto& value) {
-          text += std::string(", \"") + name + "\": " + text_of(value);
-        });
+        const std::vector<std::string> fields = fields_of(m),
+                                       defaults = fields_of(std::decay_t<decltype(m)>());
+        for (std::size_t i = 0; i < fields.size(); ++i)
+          if (fields[i] != defaults[i]) given += ", " + fields[i];
       },
       mask);
-  return text + "}";
+  return given.empty() ? kind : "{\"kind\": " + kind + given + "}";
 }
 
 const char* to_string(CausalAlign align) noexcept {

@@ -22,7 +22,7 @@ void check_masks(const std::vector<Mask>& masks, bool varlen);
 // multiprocessor is free.
 bool uneven_on_device(const std::vector<Mask>& masks, bool varlen);
 
-// {"kind": "causal", "align": "bottom_right"}
+// "causal", or {"kind": "causal", "align": "top_left"} where a field is not at its default.
 std::string to_json(const Mask& mask);
 
 // The list's mask of that kind; null if there is none.

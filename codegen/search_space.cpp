@@ -5,21 +5,16 @@
 #include <set>
 #include <type_traits>
 
-#include "search_space_family.hpp"
+#include "families/kernel_family.hpp"
 
 namespace flashjit {
 namespace {
 
-const SearchSpaceFamily& family_of(const Target& target) {
-  if (target.specific) return sm90a_search_space;
-  return target.is_cuda() ? cuda_search_space : cpu_search_space;
-}
-
-// Without the choices that other targets have.
-std::string str(const KernelConfig& config, const Target& target) {
+// The choices that the family has.
+std::string str(const KernelConfig& config, const KernelFamily& family) {
   std::string text;
   for_each_choice([&](const char* name, auto choice, auto) {
-    if (!target.specific && !std::is_same_v<decltype(choice), int KernelConfig::*>) return;
+    if (!family.has_choice(name)) return;
     text += (text.empty() ? "" : ", ") + std::string(name) + " " + choice_text(config.*choice);
   });
   return text;
@@ -40,7 +35,7 @@ KernelConfig with_pins(KernelConfig config, const PinnedConfig& pins) {
 
 // The product of the axes with pins in place of their axis, in ascending order.
 std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& target) {
-  const ConfigAxes axes = family_of(target).axes(spec, target);
+  const ConfigAxes axes = family_of(spec.op, target).axes(spec, target);
   std::vector<KernelConfig> configs = {{}};
   const auto times = [&](const auto& values, auto choice, auto pin) {
     std::vector<KernelConfig> longer;
@@ -73,19 +68,19 @@ std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& ta
   // The reason against the least wrong candidate says more than that against the first.
   const KernelConfig& tried = nearest(misfits, works);
   throw Error(ErrorCode::invalid_spec, "config cannot be honoured on " + target.str() + ": " +
-                                           misfit(spec, target, tried) + "; " + str(works, target) +
-                                           " would work");
+                                           misfit(spec, target, tried) + "; " +
+                                           str(works, family_of(spec.op, target)) + " would work");
 }
 
 std::string unfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (!target.specific) {
-    KernelConfig plain = config;
-    plain.q_in_registers = plain.ping_pong = plain.pack_gqa = false;
-    plain.tile_order = TileOrder::heads;
-    if (plain != config)
-      return "q_in_registers, ping_pong, tile_order and pack_gqa are choices of sm_90a's kernels only";
-  }
-  return family_of(target).misfit(spec, target, config);
+  const KernelFamily& family = family_of(spec.op, target);
+  std::string foreign;
+  for_each_choice([&](const char* name, auto choice, auto) {
+    if (!foreign.empty() || config.*choice == KernelConfig{}.*choice || family.has_choice(name)) return;
+    foreign = std::string(name) + " is no choice of " + target.str() + "'s kernels, but of those of " +
+              targets_with_choice(spec.op, name);
+  });
+  return foreign.empty() ? family.misfit(spec, target, config) : foreign;
 }
 
 }  // namespace
@@ -103,15 +98,14 @@ double distance(const KernelConfig& a, const KernelConfig& b) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const std::string refusal = family_of(target).refusal(spec, target);
-  return refusal.empty() ? unfit(spec, target, config) : refusal;
+  const std::string refused = refusal(spec, target);
+  return refused.empty() ? unfit(spec, target, config) : refused;
 }
 
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target) {
-  const SearchSpaceFamily& family = family_of(target);
-  if (const std::string refusal = family.refusal(spec, target); !refusal.empty()) {
-    throw Error(ErrorCode::unsupported, refusal);
-  }
+  const KernelFamily& family = family_of(spec.op, target);
+  if (const std::string refused = refusal(spec, target); !refused.empty())
+    throw Error(ErrorCode::unsupported, refused);
   std::vector<KernelConfig> fitting, worth;
   const std::vector<KernelConfig> all = candidates(spec, target);
   for (const KernelConfig& config : all) {
@@ -140,7 +134,7 @@ std::vector<Rejection> rejections(const AttentionSpec& spec, const Target& targe
   for (const KernelConfig& config : candidates(spec, target)) {
     if (std::binary_search(tried.begin(), tried.end(), config)) continue;
     std::string reason = unfit(spec, target, config);
-    if (reason.empty()) reason = family_of(target).futility(spec, target, config);
+    if (reason.empty()) reason = family_of(spec.op, target).futility(spec, target, config);
     rejected.push_back({config, std::move(reason)});
   }
   return rejected;
@@ -148,7 +142,7 @@ std::vector<Rejection> rejections(const AttentionSpec& spec, const Target& targe
 
 KernelConfig heuristic_config(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const std::vector<KernelConfig> space = search_space(spec, target);
-  return nearest(space, with_pins(family_of(target).preferred(spec, target, shape), spec.config));
+  return nearest(space, with_pins(family_of(spec.op, target).preferred(spec, target, shape), spec.config));
 }
 
 std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Target& target) {
@@ -159,7 +153,7 @@ std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Tar
     for (int k = 0; k <= max_seqlen_log2; ++k) {
       for (int heads = 0; heads <= max_heads_log2; ++heads) {
         const Shape shape{.seqlen_q = 1 << q, .seqlen_k = 1 << k, .num_heads_q = 1 << heads};
-        preferred.insert(family_of(target).preferred(spec, target, bucket(shape)));
+        preferred.insert(family_of(spec.op, target).preferred(spec, target, bucket(shape)));
       }
     }
   }

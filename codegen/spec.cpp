@@ -1,19 +1,18 @@
 #include "spec.hpp"
 
 #include <algorithm>
-#include <cstdint>
+#include <bit>
 #include <type_traits>
+#include <utility>
 
+#include "families/kernel_family.hpp"
 #include "mask_rules.hpp"
+#include "spec_fields.hpp"
 
 namespace flashjit {
 namespace {
 
 constexpr int smallest_head_dim = 8, largest_head_dim = 256, head_dim_step = 8;
-
-[[noreturn]] void unsupported(const std::string& message) {
-  throw Error(ErrorCode::unsupported, message);
-}
 
 // Throws unless value is one of first, first + step, ..., last.
 void check_steps(const std::string& field, int value, int first, int last, int step) {
@@ -31,33 +30,57 @@ void check_pin(const char* field, const std::optional<int>& value, int first, in
   if (value) check_steps(std::string("config.") + field, *value, first, last, step);
 }
 
-void refuse(const char* field, bool asked) {
-  if (asked) unsupported(std::string(field) + " true is not supported by this version; false would work");
+void check_dtype_of(const char* field, const std::optional<DType>& value, DType dtype) {
+  if (!value || *value == dtype || *value == DType::fp32) return;
+  invalid(std::string(field) + " " + to_string(*value) + " is neither fp32 nor the dtype, " +
+          to_string(dtype) + "; leaving it out would work");
 }
 
 class Hasher {
  public:
-  // Multiplies by 2^64 / golden ratio and folds, so that every bit of the value reaches the low bits.
-  void add(std::uint64_t value) noexcept {
+  void add(std::size_t value) noexcept {
+    // Multiplies by 2^64 / golden ratio and folds, so that every bit of the value reaches the low bits.
     state_ = (state_ ^ value) * 0x9e3779b97f4a7c15u;
     state_ ^= state_ >> 32;
   }
-  template <class T>
-  void add(const std::optional<T>& value) noexcept {
-    add(value ? std::uint64_t{1} << 32 | static_cast<unsigned>(*value) : 0);
+  // Small values share a word: most fields are such, and the hash is on the way of every get().
+  void add_small(unsigned value) noexcept { small_ = std::rotl(small_, 4) ^ value; }
+
+  void add_field(bool value) noexcept { add_small(value); }
+  void add_field(int value) noexcept { add(unsigned(value)); }
+  void add_field(const std::optional<DType>& value) noexcept { add_small(value ? 1 + unsigned(*value) : 0); }
+  void add_field(const std::vector<Mask>& masks) noexcept {
+    for (const Mask& mask : masks) {
+      add(mask.index());
+      std::visit(
+          [&](const auto& m) {
+            m.for_each_field(m, [&](const char*, auto value) { add(std::size_t(value)); });
+          },
+          mask);
+    }
   }
-  std::size_t result() const noexcept { return state_; }
+  void add_field(const PinnedConfig& config) noexcept {
+    std::size_t place = 0;
+    for_each_choice([&](const char*, auto, auto pin) {
+      ++place;
+      if (config.*pin) add(place << 32 | unsigned(*(config.*pin)));
+    });
+  }
+
+  std::size_t result() noexcept {
+    add(small_);
+    return state_;
+  }
 
  private:
-  std::uint64_t state_ = 0x243f6a8885a308d3u;
+  std::size_t state_ = 0x243f6a8885a308d3u, small_ = 0;
 };
 
 }  // namespace
 
 AttentionSpec AttentionSpec::validated() const {
-  AttentionSpec spec = *this;
+  AttentionSpec spec = without_defaults(*this);
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
-  spec.mask = canonical(std::move(spec.mask));
 
   if (spec.dtype == DType::int32 || spec.dtype == DType::int64)
     invalid(std::string("dtype ") + to_string(spec.dtype) +
@@ -69,43 +92,25 @@ AttentionSpec AttentionSpec::validated() const {
   check_pin("num_stages", spec.config.num_stages, 1, 8, 1);
   check_pin("num_warps", spec.config.num_warps, 1, 32, 1);
 
-  if (spec.op != Operation::forward) {
-    unsupported(std::string("op ") + to_string(spec.op) +
-                " is not supported by this version; forward would work");
-  }
+  check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
+  check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
   check_masks(spec.mask, spec.varlen);
-  refuse("paged", spec.paged);
+  check_supported(spec);
   return spec;
 }
 
 std::string AttentionSpec::to_json() const {
-  const auto flag = [](const char* field, bool value) {
-    return std::string(", \"") + field + "\": " + (value ? "true" : "false");
-  };
-  std::string masks;
-  for (const Mask& m : canonical(mask)) masks += (masks.empty() ? "" : ", ") + flashjit::to_json(m);
-  return std::string(R"({"op": ")") + to_string(op) + R"(", "dtype": ")" + to_string(dtype) +
-         R"(", "head_dim": )" + std::to_string(head_dim) + R"(, "head_dim_v": )" +
-         std::to_string(head_dim_v == 0 ? head_dim : head_dim_v) + R"(, "mask": [)" + masks + "]" +
-         flag("dropout", dropout) + flag("lse", lse) + flag("varlen", varlen) + flag("paged", paged) +
-         flag("deterministic", deterministic) + R"(, "config": )" + flashjit::to_json(config) + "}";
+  return canonical_text(*this);
 }
 
 std::size_t AttentionSpec::hash() const noexcept {
   Hasher hasher;
-  hasher.add(std::uint64_t(op) | std::uint64_t(dtype) << 8 | std::uint64_t(dropout) << 16 |
-             std::uint64_t(lse) << 17 | std::uint64_t(varlen) << 18 | std::uint64_t(paged) << 19 |
-             std::uint64_t(deterministic) << 20);
-  hasher.add(std::uint64_t(unsigned(head_dim)) << 32 | unsigned(head_dim_v));
-  for (const Mask& m : mask) {
-    hasher.add(m.index());
-    std::visit(
-        [&](const auto& fields) {
-          fields.for_each_field(fields, [&](const char*, auto value) { hasher.add(std::uint64_t(value)); });
-        },
-        m);
-  }
-  for_each_choice([&](const char*, auto, auto pin) { hasher.add(config.*pin); });
+  hasher.add_small(unsigned(op));
+  hasher.add_small(unsigned(dtype));
+  hasher.add_field(head_dim);
+  [&]<std::size_t... i>(std::index_sequence<i...>) {
+    (hasher.add_field(this->*std::get<spec_fields[i].member.index()>(spec_fields[i].member)), ...);
+  }(std::make_index_sequence<std::size(spec_fields)>());
   return hasher.result();
 }
 
@@ -129,6 +134,10 @@ const char* to_string(Operation op) noexcept {
       return "backward";
     case Operation::decode:
       return "decode";
+    case Operation::merge:
+      return "merge";
+    case Operation::append_kv:
+      return "append_kv";
   }
   return "unknown";
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +13,7 @@
 
 namespace flashjit {
 
-enum class Operation { forward, backward, decode };
+enum class Operation { forward, backward, decode, merge, append_kv };
 enum class DType { fp32, fp16, bf16, int32, int64 };  // int32: lengths and offsets only; int64: seeds
 
 struct FLASHJIT_API AttentionSpec {
@@ -26,15 +27,18 @@ struct FLASHJIT_API AttentionSpec {
   bool varlen = false;          // packed [total, heads, head_dim] with cu_seqlens
   bool paged = false;
   bool deterministic = false;
+  std::optional<DType> o_dtype = {};      // absent: dtype
+  std::optional<DType> parts_dtype = {};  // merge: of partial results; absent: fp32
   PinnedConfig config = {};
 
   // Reads the JSON form (tools/spec.schema.json) and validates it. Errors name the field, the value, the rule
   // and the nearest choice that works.
   static AttentionSpec from_json(std::string_view text);
-  // Every field, canonical order, one line: equal specs give equal text.
+  // The fields that are not at their default, canonical order, one line: equal specs give equal text, and a
+  // field that comes later changes none.
   std::string to_json() const;
-  // Throws invalid_spec or unsupported; otherwise the spec with defaults filled in and masks in canonical
-  // order.
+  // Throws invalid_spec or unsupported; otherwise the spec as equal specs have it: head_dim_v filled in, no
+  // dtype that is the default, masks in canonical order.
   AttentionSpec validated() const;
 
   std::size_t hash() const noexcept;

@@ -8,6 +8,7 @@
 
 #include "mask_rules.hpp"
 #include "spec.hpp"
+#include "spec_fields.hpp"
 #include "strict_json.hpp"
 #include "suggest.hpp"
 
@@ -15,11 +16,18 @@ namespace flashjit {
 namespace {
 
 using Json = nlohmann::json;
-using Words = std::span<const std::string_view>;
+using Names = std::span<const std::string_view>;
 
-constexpr std::string_view spec_fields[] = {"op",  "dtype",  "head_dim", "head_dim_v",    "mask",  "dropout",
-                                            "lse", "varlen", "paged",    "deterministic", "config"};
-constexpr auto config_fields = [] {
+constexpr auto names_of_spec = [] {
+  std::array<std::string_view, 3 + std::size(spec_fields)> names = {"op", "dtype", "head_dim"};
+  std::transform(std::begin(spec_fields), std::end(spec_fields), names.begin() + 3,
+                 [](const SpecField& field) { return field.name; });
+  return names;
+}();
+constexpr std::array operations = {Operation::forward, Operation::backward, Operation::decode,
+                                   Operation::merge, Operation::append_kv};
+constexpr std::array dtypes = {DType::bf16, DType::fp16, DType::fp32};
+constexpr auto names_of_config = [] {
   std::array<std::string_view, 8> names;
   std::size_t count = 0;
   for_each_choice([&](const char* name, auto, auto) { names.at(count++) = name; });
@@ -54,7 +62,7 @@ std::string shown(const Json& value) {
   }
 }
 
-std::string did_you_mean(std::string_view word, Words known) {
+std::string did_you_mean(std::string_view word, Names known) {
   const std::string_view near = closest(word, known);
   return near.empty() ? "" : "; did you mean " + std::string(near) + "?";
 }
@@ -62,7 +70,7 @@ std::string did_you_mean(std::string_view word, Words known) {
 // One JSON object whose fields are all known. `path` precedes field names in messages: "config.".
 class Object {
  public:
-  Object(const Json& json, std::string path, Words known) : json_(json), path_(std::move(path)) {
+  Object(const Json& json, std::string path, Names known) : json_(json), path_(std::move(path)) {
     for (const auto& [name, value] : json.items()) {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       invalid("unknown field " + in_quotes(path_ + name) + "; the fields are " + listed(known) +
@@ -131,6 +139,9 @@ class Object {
 void read_field(const Object& fields, const char* name, CausalAlign& out) {
   fields.read(name, out, std::array{CausalAlign::bottom_right, CausalAlign::top_left});
 }
+void read_field(const Object& fields, const char* name, std::optional<DType>& out) {
+  fields.read(name, out, dtypes);
+}
 template <class T>
 void read_field(const Object& fields, const char* name, T& out) {
   fields.read(name, out);
@@ -168,6 +179,30 @@ Mask read_mask(const Json& json, const std::string& path) {
           did_you_mean(word, mask_kinds));
 }
 
+void read_field(const Object& fields, const char* name, std::vector<Mask>& out) {
+  const Json* masks = fields.find(name);
+  if (!masks) return;
+  if (!masks->is_array())
+    invalid(fields.wrong(name, *masks, R"(must be a list of masks; ["causal"] would work)"));
+  for (std::size_t i = 0; i < masks->size(); ++i)
+    out.push_back(read_mask((*masks)[i], std::string(name) + "[" + std::to_string(i) + "]"));
+}
+
+void read_field(const Object& fields, const char* name, PinnedConfig& out) {
+  const Json* config = fields.find(name);
+  if (!config) return;
+  if (!config->is_object())
+    invalid(fields.wrong(name, *config, R"(must be an object; {"block_m": 128} would work)"));
+  const Object pins(*config, std::string(name) + ".", names_of_config);
+  for_each_choice([&](const char* choice, auto, auto pin) {
+    if constexpr (std::is_same_v<decltype(pin), std::optional<TileOrder> PinnedConfig::*>) {
+      pins.read(choice, out.*pin, tile_orders);
+    } else {
+      pins.read(choice, out.*pin);
+    }
+  });
+}
+
 }  // namespace
 
 AttentionSpec AttentionSpec::from_json(std::string_view text) {
@@ -176,46 +211,21 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
     invalid("a spec must be an object, not " + shown(json) +
             R"(; {"op": "forward", "dtype": "bf16", "head_dim": 128} would work)");
   }
-  const Object fields(json, "", spec_fields);
+  const Object fields(json, "", names_of_spec);
   fields.require("op", R"("forward")");
   fields.require("dtype", R"("bf16")");
   fields.require("head_dim", "128");
 
   AttentionSpec spec;
-  fields.read("op", spec.op, std::array{Operation::forward, Operation::backward, Operation::decode});
-  fields.read("dtype", spec.dtype, std::array{DType::bf16, DType::fp16, DType::fp32});
+  fields.read("op", spec.op, operations);
+  fields.read("dtype", spec.dtype, dtypes);
   fields.read("head_dim", spec.head_dim);
-  fields.read("head_dim_v", spec.head_dim_v);
+  for (const SpecField& field : spec_fields)
+    std::visit([&](auto member) { read_field(fields, field.name, spec.*member); }, field.member);
   if (fields.find("head_dim_v") != nullptr && spec.head_dim_v == 0) {
     invalid(
         "head_dim_v 0 is not a multiple of 8 between 8 and 256; 8 would work, or no head_dim_v for "
         "head_dim's");
-  }
-  fields.read("dropout", spec.dropout);
-  fields.read("lse", spec.lse);
-  fields.read("varlen", spec.varlen);
-  fields.read("paged", spec.paged);
-  fields.read("deterministic", spec.deterministic);
-
-  if (const Json* mask = fields.find("mask")) {
-    if (!mask->is_array())
-      invalid(fields.wrong("mask", *mask, R"(must be a list of masks; ["causal"] would work)"));
-    for (std::size_t i = 0; i < mask->size(); ++i) {
-      spec.mask.push_back(read_mask((*mask)[i], "mask[" + std::to_string(i) + "]"));
-    }
-  }
-  if (const Json* config = fields.find("config")) {
-    if (!config->is_object()) {
-      invalid(fields.wrong("config", *config, R"(must be an object; {"block_m": 128} would work)"));
-    }
-    const Object pins(*config, "config.", config_fields);
-    for_each_choice([&](const char* name, auto choice, auto pin) {
-      if constexpr (std::is_same_v<decltype(choice), TileOrder KernelConfig::*>) {
-        pins.read(name, spec.config.*pin, tile_orders);
-      } else {
-        pins.read(name, spec.config.*pin);
-      }
-    });
   }
   return spec.validated();
 }

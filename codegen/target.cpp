@@ -117,7 +117,7 @@ Target Target::for_compute_capability(int major, int minor) {
 // Binary code is compatible within a major version, from lower minor versions to higher ones.
 bool Target::runs_on(int major, int minor) const {
   const int capability = major * 10 + minor;
-  return is_cuda() && level / 10 == major && (specific ? level == capability : level <= capability);
+  return is_cuda() && level / 10 == major && (arch_specific ? level == capability : level <= capability);
 }
 
 const std::vector<Target>& Target::all() {
@@ -131,7 +131,7 @@ const std::vector<Target>& Target::all() {
 
 std::string Target::str() const {
   if (const KnownTarget* known = find(*this)) return std::string(known->name);
-  return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level) + (specific ? "a" : "") +
+  return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level) + (arch_specific ? "a" : "") +
          (amx ? "+amx" : "");
 }
 

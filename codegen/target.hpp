@@ -16,7 +16,7 @@ struct FLASHJIT_API Target {
   // cuda: compute capability as the two digits of sm_NN (80, 86, ..., 120). cpu: level of x86-64-vN (3 or 4).
   int level = 3;
   // cuda: uses what only this compute capability has, the "a" of sm_90a.
-  bool specific = false;
+  bool arch_specific = false;
   // cpu: has AMX for bf16.
   bool amx = false;
 

@@ -41,7 +41,7 @@ class CudaExecutable final : public Executable {
   void encode(const device::ForwardParams& params, Launch& launch) const override {
     launch.params = params;
     launch.grid = cuda::plan_tiles(spec_, target_, config_, multiprocessors_, launch.params);
-    if (!target_.specific) return;
+    if (!target_.arch_specific) return;
     const cuda::ContextScope scope(context_);
     cuda::encode_tensor_maps(spec_, config_, launch.params, launch.maps);
   }

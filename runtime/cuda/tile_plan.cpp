@@ -49,15 +49,15 @@ Grid plan_tiles(const AttentionSpec& spec, const Target& target, const KernelCon
   }
   // sm_90a's are persistent: a block for every multiprocessor as far as there is work.
   const std::int64_t at_a_time = std::min<std::int64_t>(heads * tiles, multiprocessors);
-  if (!target.specific || config.tile_order == TileOrder::sections) {
+  if (!target.arch_specific || config.tile_order == TileOrder::sections) {
     const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * (spec.head_dim + spec.head_dim_v) * 2;
     const TileSections sections = tile_sections(
         static_cast<int>(heads), static_cast<int>(tiles), static_cast<int>(at_a_time),
-        bytes_of_kv_head / (heads_q / p.num_heads_kv), target.specific ? l2_of_h100 : l2_of_others);
+        bytes_of_kv_head / (heads_q / p.num_heads_kv), target.arch_specific ? l2_of_h100 : l2_of_others);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }
-  if (!target.specific) return {static_cast<unsigned>(heads * tiles)};
+  if (!target.arch_specific) return {static_cast<unsigned>(heads * tiles)};
   const auto blocks = static_cast<unsigned>(at_a_time);
   if (config.tile_order != TileOrder::waves) return {blocks};
   return {blocks, device::count_waves(static_cast<device::u32>(ceil_div(heads * tiles, at_a_time)))};

@@ -10,6 +10,12 @@
 
 namespace flashjit::device {
 
+// What a Spec says nothing about.
+struct ForwardCpuSpec {
+  using Mask = Intersect<Bounds>;
+  static constexpr bool lse = true, varlen = false, dropout = false;
+};
+
 template <class Spec, class Config>
 struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;

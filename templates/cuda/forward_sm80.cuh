@@ -18,6 +18,12 @@
 
 namespace flashjit::device {
 
+// What a Spec says nothing about.
+struct ForwardSm80Spec {
+  using Mask = Intersect<Bounds>;
+  static constexpr bool lse = true, varlen = false, dropout = false;
+};
+
 template <class Spec, class Config>
 class ForwardSm80 {
   using Element = typename Spec::Element;

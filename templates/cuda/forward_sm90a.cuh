@@ -14,6 +14,12 @@
 
 namespace flashjit::device {
 
+// What a Spec says nothing about.
+struct ForwardSm90aSpec {
+  using Mask = Intersect<Bounds>;
+  static constexpr bool lse = true, varlen = false, dropout = false;
+};
+
 template <class Spec, class Config>
 struct ForwardSm90a {
   using Element = typename Spec::Element;

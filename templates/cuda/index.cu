@@ -1,4 +1,4 @@
-// A few kernels as nvcc and clangd see them; what the library compiles is rendered (codegen/render.cpp).
+// A few kernels as nvcc and clangd see them; what the library compiles is rendered (codegen/families/).
 #include "cuda/forward_sm80.cuh"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
@@ -8,10 +8,10 @@ namespace flashjit::device {
 namespace {
 
 template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, bool dropout_, class... Masks>
-struct Spec {
+struct Spec : ForwardSm80Spec {
   using Element = Element_;
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-  static constexpr bool lse = true, varlen = varlen_, dropout = dropout_;
+  static constexpr bool varlen = varlen_, dropout = dropout_;
   using Mask = Intersect<Bounds, Masks...>;
 };
 

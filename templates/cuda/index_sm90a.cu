@@ -1,5 +1,5 @@
 // A few sm_90a kernels as nvcc (-arch=sm_90a) and clangd see them; what the library compiles is rendered
-// (codegen/render.cpp).
+// (codegen/families/).
 #include "cuda/forward_sm90a.cuh"
 #include "shared/tree.h"
 
@@ -7,10 +7,10 @@ namespace flashjit::device {
 namespace {
 
 template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, bool dropout_, class... Masks>
-struct Spec {
+struct Spec : ForwardSm90aSpec {
   using Element = Element_;
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-  static constexpr bool lse = true, varlen = varlen_, dropout = dropout_;
+  static constexpr bool varlen = varlen_, dropout = dropout_;
   using Mask = Intersect<Bounds, Masks...>;
 };
 

@@ -129,7 +129,7 @@ void expect_sound(const Case& c, const CompiledKernel& kernel) {
   EXPECT_GT(kernel.registers, 0) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
   std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
-  if (c.target.specific) {
+  if (c.target.arch_specific) {
     instructions.insert(
         instructions.end(),
         {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_n) + "k16.f32." + type + "." +
@@ -389,7 +389,7 @@ TEST_F(NvrtcTest, PairwiseSample) {
   int spilling = 0;
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);
-    if (c.target.specific) expect_no_spill(c, kernel);
+    if (c.target.arch_specific) expect_no_spill(c, kernel);
     spilling += kernel.spill_bytes > 0;  // allowed elsewhere: the tuner measures, and takes another
   });
   std::cout << cases.size() << " kernels of the search space, " << spilling << " of them spill\n";

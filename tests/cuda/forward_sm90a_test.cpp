@@ -20,11 +20,11 @@ using device::Align;
 
 // A kernel, as render() writes it.
 template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
-struct SpecOf {
+struct SpecOf : device::ForwardSm90aSpec {
   using Element = Element_;
   using Mask = device::Intersect<device::Bounds, Masks...>;
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-  static constexpr bool lse = true, varlen = varlen_, dropout = false;
+  static constexpr bool varlen = varlen_;
 };
 template <class Spec>
 struct WithDropout : Spec {

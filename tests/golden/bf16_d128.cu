@@ -1,5 +1,5 @@
 // flashjit forward for sm_90
-// {"op": "forward", "dtype": "bf16", "head_dim": 128, "head_dim_v": 128, "mask": [], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "bf16", "head_dim": 128}
 #include "cuda/forward_sm80.cuh"
 #pragma nv_hdrstop
 
@@ -7,14 +7,10 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardSm80Spec {
   using Element = bf16;
-  using Mask = Intersect<Bounds>;
   static constexpr int head_dim = 128;
   static constexpr int head_dim_v = 128;
-  static constexpr bool lse = true;
-  static constexpr bool varlen = false;
-  static constexpr bool dropout = false;
 };
 
 struct Config {

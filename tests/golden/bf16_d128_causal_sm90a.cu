@@ -1,5 +1,5 @@
 // flashjit forward for sm_90a
-// {"op": "forward", "dtype": "bf16", "head_dim": 128, "head_dim_v": 128, "mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]}
 #include "cuda/forward_sm90a.cuh"
 #pragma nv_hdrstop
 
@@ -7,14 +7,11 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardSm90aSpec {
   using Element = bf16;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
   static constexpr int head_dim = 128;
   static constexpr int head_dim_v = 128;
-  static constexpr bool lse = true;
-  static constexpr bool varlen = false;
-  static constexpr bool dropout = false;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
 };
 
 struct WgmmaProducts {

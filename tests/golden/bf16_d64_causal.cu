@@ -1,5 +1,5 @@
 // flashjit forward for sm_80
-// {"op": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]}
 #include "cuda/forward_sm80.cuh"
 #pragma nv_hdrstop
 
@@ -7,14 +7,11 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardSm80Spec {
   using Element = bf16;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
   static constexpr int head_dim = 64;
   static constexpr int head_dim_v = 64;
-  static constexpr bool lse = true;
-  static constexpr bool varlen = false;
-  static constexpr bool dropout = false;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
 };
 
 struct Config {

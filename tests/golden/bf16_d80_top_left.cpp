@@ -1,5 +1,5 @@
 // flashjit forward for x86-64-v3
-// {"op": "forward", "dtype": "bf16", "head_dim": 80, "head_dim_v": 80, "mask": [{"kind": "causal", "align": "top_left"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "bf16", "head_dim": 80, "mask": [{"kind": "causal", "align": "top_left"}]}
 #include "cpu/forward.h"
 #include "cpu/vector_products.h"
 
@@ -7,14 +7,11 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardCpuSpec {
   using Element = bf16;
-  using Mask = Intersect<Bounds, Causal<Align::top_left>>;
   static constexpr int head_dim = 80;
   static constexpr int head_dim_v = 80;
-  static constexpr bool lse = true;
-  static constexpr bool varlen = false;
-  static constexpr bool dropout = false;
+  using Mask = Intersect<Bounds, Causal<Align::top_left>>;
 };
 
 struct Config {

@@ -1,5 +1,5 @@
 // flashjit forward for sm_120
-// {"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "mask": [{"kind": "causal", "align": "bottom_right"}, {"kind": "sliding_window", "align": "bottom_right", "sinks": true}, {"kind": "block_sparse", "block_m": 64, "block_n": 128, "per_head": false}, {"kind": "tree"}], "dropout": false, "lse": false, "varlen": true, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "mask": ["causal", {"kind": "sliding_window", "sinks": true}, {"kind": "block_sparse", "block_m": 64}, "tree"], "lse": false, "varlen": true}
 #include "cuda/forward_sm80.cuh"
 #include "shared/sliding_window.h"
 #include "shared/block_sparse.h"
@@ -10,14 +10,13 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardSm80Spec {
   using Element = fp16;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>, SlidingWindowWithSinks<Align::bottom_right>, BlockSparse<64, 128, false>, Tree>;
   static constexpr int head_dim = 192;
   static constexpr int head_dim_v = 128;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>, SlidingWindowWithSinks<Align::bottom_right>, BlockSparse<64, 128, false>, Tree>;
   static constexpr bool lse = false;
   static constexpr bool varlen = true;
-  static constexpr bool dropout = false;
 };
 
 struct Config {

@@ -1,5 +1,5 @@
 // flashjit forward for sm_90a
-// {"op": "forward", "dtype": "fp16", "head_dim": 64, "head_dim_v": 64, "mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": true, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "fp16", "head_dim": 64, "mask": ["causal"], "dropout": true}
 #include "cuda/forward_sm90a.cuh"
 #pragma nv_hdrstop
 
@@ -7,13 +7,11 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardSm90aSpec {
   using Element = fp16;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
   static constexpr int head_dim = 64;
   static constexpr int head_dim_v = 64;
-  static constexpr bool lse = true;
-  static constexpr bool varlen = false;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
   static constexpr bool dropout = true;
 };
 

@@ -1,5 +1,5 @@
 // flashjit forward for x86-64-v4
-// {"op": "forward", "dtype": "fp32", "head_dim": 128, "head_dim_v": 128, "mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}}
+// {"op": "forward", "dtype": "fp32", "head_dim": 128, "mask": ["causal"]}
 #include "cpu/forward.h"
 #include "cpu/vector_products.h"
 
@@ -7,14 +7,11 @@ namespace {
 
 using namespace flashjit::device;
 
-struct Spec {
+struct Spec : ForwardCpuSpec {
   using Element = fp32;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
   static constexpr int head_dim = 128;
   static constexpr int head_dim_v = 128;
-  static constexpr bool lse = true;
-  static constexpr bool varlen = false;
-  static constexpr bool dropout = false;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
 };
 
 struct Config {

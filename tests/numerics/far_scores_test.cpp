@@ -35,7 +35,7 @@ class FarScores : public ComputesOnEveryDevice {
   bool gives_up(double score) { return on().is_cuda() && std::abs(score) * std::numbers::log2e > 0x1p26; }
   // Kernels of the sm_80 family compare scores that are scaled already.
   bool does_not_see(double score) {
-    return on().is_cuda() && !Target::parse(on().target()).specific &&
+    return on().is_cuda() && !Target::parse(on().target()).arch_specific &&
            score * std::numbers::log2e < std::numeric_limits<float>::lowest();
   }
 

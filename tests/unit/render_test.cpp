@@ -117,7 +117,7 @@ TEST(Render, IsAFunctionOfItsArguments) {
       other.config.*choice += 1;
       EXPECT_TRUE(texts.insert(render(other).text).second);
     }
-    if (!source.target.specific) continue;
+    if (!source.target.arch_specific) continue;
     for (bool KernelConfig::* choice :
          {&KernelConfig::q_in_registers, &KernelConfig::ping_pong, &KernelConfig::pack_gqa}) {
       Golden other = golden;

@@ -76,7 +76,17 @@ std::set<std::string> words_after(const std::string& message, const std::string&
 
 void check_property(const std::string& name, const Json& property, Place place) {
   SCOPED_TRACE(name);
-  const auto accepts = [&](const Json& value) { return refusal(place(Json{{name, value}})); };
+  // With some dtype: those of other tensors depend on it.
+  const auto accepts = [&](const Json& value) {
+    std::string message;
+    for (const char* dtype : {"fp16", "fp32", "bf16"}) {
+      Json spec = place(Json{{name, value}});
+      if (name != "dtype") spec["dtype"] = dtype;
+      message = refusal(spec);
+      if (message.empty()) break;
+    }
+    return message;
+  };
   const Json wrong_types[] = {nullptr, 0.5, "zzz", Json::array({0.5}), Json{{"zzz", 1}}};
   for (const Json& wrong : wrong_types) EXPECT_NE(accepts(wrong), "") << wrong;
   if (property.contains("default")) {

@@ -60,18 +60,23 @@ TEST(Spec, EveryField) {
   EXPECT_EQ(spec.config, (PinnedConfig{.block_m = 128, .block_n = 64, .num_stages = 2, .num_warps = 8}));
 }
 
+// What is at its default is in no text, so that a field that comes later changes no key.
 TEST(Spec, CanonicalText) {
+  EXPECT_EQ(parse(with(R"("head_dim_v": 128, "mask": [], "dropout": false, "lse": true, "varlen": false,
+                          "paged": false, "deterministic": false, "o_dtype": "bf16", "parts_dtype": "fp32",
+                          "config": {})"))
+                .to_json(),
+            R"({"op": "forward", "dtype": "bf16", "head_dim": 128})");
   EXPECT_EQ(
-      parse(with("")).to_json(),
-      R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "head_dim_v": 128, "mask": [], "dropout": false, )"
-      R"("lse": true, "varlen": false, "paged": false, "deterministic": false, "config": {}})");
-  EXPECT_EQ(
-      parse(R"({"config": {"num_warps": 4, "block_m": 64}, "mask": ["causal"], "lse": false,
-                      "head_dim": 64, "dtype": "fp32", "op": "forward"})")
+      parse(R"({"config": {"num_warps": 4, "block_m": 64}, "lse": false, "head_dim_v": 32,
+                      "varlen": true,
+                      "mask": ["tree", {"kind": "sliding_window", "sinks": true},
+                               {"kind": "block_sparse", "block_n": 128}],
+                      "dropout": true, "deterministic": true, "head_dim": 64, "dtype": "fp32", "op": "forward"})")
           .to_json(),
-      R"({"op": "forward", "dtype": "fp32", "head_dim": 64, "head_dim_v": 64, )"
-      R"("mask": [{"kind": "causal", "align": "bottom_right"}], "dropout": false, "lse": false, )"
-      R"("varlen": false, "paged": false, "deterministic": false, "config": {"block_m": 64, "num_warps": 4}})");
+      R"({"op": "forward", "dtype": "fp32", "head_dim": 64, "head_dim_v": 32, )"
+      R"("mask": [{"kind": "sliding_window", "sinks": true}, "block_sparse", "tree"], "dropout": true, )"
+      R"("lse": false, "varlen": true, "deterministic": true, "config": {"block_m": 64, "num_warps": 4}})");
 }
 
 TEST(Spec, EqualSpecsGiveEqualTextAndHash) {
@@ -185,7 +190,8 @@ TEST(Spec, Types) {
   expect_invalid(with(R"("mask": [{"kind": 1}])"), {"mask[0] 1"});
   expect_invalid(with(R"("config": [])"), {"config a list", "object"});
   expect_invalid(with(R"("config": null)"), {"config null", "object"});
-  expect_invalid(R"({"op": 1, "dtype": "bf16", "head_dim": 64})", {"op 1", "forward, backward and decode"});
+  expect_invalid(R"({"op": 1, "dtype": "bf16", "head_dim": 64})",
+                 {"op 1", "forward, backward, decode, merge and append_kv"});
   EXPECT_EQ(parse(with(R"("head_dim_v": 64.0)")).head_dim_v, 64);
 }
 
@@ -223,11 +229,16 @@ TEST(Spec, Numbers) {
 }
 
 TEST(Spec, KnownButUnsupported) {
-  expect_unsupported(R"({"op": "backward", "dtype": "bf16", "head_dim": 64})",
-                     {"op backward", "forward would work"});
-  expect_unsupported(R"({"op": "decode", "dtype": "bf16", "head_dim": 64})",
-                     {"op decode", "forward would work"});
-  expect_unsupported(with(R"("paged": true)"), {"paged true", "false would work"});
+  for (const std::string op : {"backward", "decode", "merge", "append_kv"})
+    expect_unsupported(R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": 64})",
+                       {"op ", op.c_str(), "is not supported by this version; forward would work"});
+  expect_unsupported(with(R"("paged": true)"),
+                     {"paged true is not supported by this version; false would work"});
+  expect_unsupported(with(R"("o_dtype": "fp32")"), {"o_dtype \"fp32\"", "leaving it out would work"});
+  expect_unsupported(with(R"("parts_dtype": "bf16")"), {"parts_dtype \"bf16\"", "leaving it out would work"});
+  expect_invalid(with(R"("o_dtype": "fp16")"),
+                 {"o_dtype fp16 is neither fp32 nor the dtype, bf16", "leaving it out would work"});
+  expect_invalid(with(R"("parts_dtype": "int32")"), {"parts_dtype \"int32\"", "bf16, fp16 and fp32"});
 }
 
 TEST(Spec, MasksThatContradict) {

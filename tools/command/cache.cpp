@@ -63,14 +63,7 @@ std::string time_text(std::int64_t seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&time, &parts))};
 }
 
-// As other versions of flashjit may have written them: then the text itself.
-std::string short_spec(const Key& key) {
-  try {
-    return to_text(AttentionSpec::from_json(field(key, "spec")));
-  } catch (const Error&) {
-    return field(key, "spec");
-  }
-}
+// As other versions of flashjit may have written it: then the text itself.
 std::string short_config(const CacheEntry& entry) {
   try {
     const auto metadata = nlohmann::json::parse(entry.metadata);
@@ -105,7 +98,7 @@ int ls(const CacheOptions& options) {
         row["fields"] = fields_json(key);
         row["metadata"] = Json::parse(item.entry->metadata, nullptr, false);
         table.add({key.digest(), field(key, "target"), short_config(*item.entry), std::to_string(item.size),
-                   time_text(item.used), short_spec(key)});
+                   time_text(item.used), field(key, "spec")});
       }
       rows.push_back(row);
     }

@@ -97,7 +97,7 @@ Plan make_plan(const PrebuildOptions& options) {
 }
 
 std::string described(const Wanted& kernel) {
-  return kernel.target.str() + " " + to_text(kernel.config, kernel.target) + " " + to_text(kernel.spec);
+  return kernel.target.str() + " " + to_text(kernel.config, kernel.target) + " " + kernel.spec.to_json();
 }
 
 // ---- prebuild ----

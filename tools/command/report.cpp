@@ -14,35 +14,12 @@ std::string to_text(const KernelConfig& config, const Target& target) {
     text +=
         ", " + std::to_string(config.num_stages) + " stages, " + std::to_string(config.num_warps) + " warps";
   }
-  if (target.specific) {
-    if (config.q_in_registers) text += ", q in registers";
-    if (config.ping_pong) text += ", ping-pong";
-    text += std::string(", ") + to_string(config.tile_order);
-    if (config.pack_gqa) text += ", packed heads";
-  }
+  // Choices that few kernels have, where they are not at their defaults.
+  if (config.q_in_registers) text += ", q in registers";
+  if (config.ping_pong) text += ", ping-pong";
+  if (config.tile_order != TileOrder::heads) text += std::string(", ") + to_string(config.tile_order);
+  if (config.pack_gqa) text += ", packed heads";
   return text;
-}
-
-std::string to_text(const AttentionSpec& spec) {
-  const Json all = Json::parse(spec.to_json());
-  Json json = all;
-  const auto try_as = [&](const Json& shorter) {
-    try {
-      if (AttentionSpec::from_json(shorter.dump()) == spec) json = shorter;
-    } catch (const Error&) {  // it is needed
-    }
-  };
-  for (std::size_t i = 0; i < spec.mask.size(); ++i) {
-    Json shorter = json;
-    shorter["mask"][i] = json["mask"][i]["kind"];
-    try_as(shorter);
-  }
-  for (const auto& [name, value] : all.items()) {
-    Json shorter = json;
-    shorter.erase(name);
-    try_as(shorter);
-  }
-  return json.dump();
 }
 
 Json config_json(const KernelConfig& config) {

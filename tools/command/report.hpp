@@ -16,8 +16,6 @@ void print_json(const Json& json);
 
 // "64x128, 2 stages, 4 warps"; on a CPU "64x128".
 std::string to_text(const KernelConfig& config, const Target& target);
-// The shortest JSON that means the same spec.
-std::string to_text(const AttentionSpec& spec);
 Json config_json(const KernelConfig& config);
 
 // {spec, target, config, key, path, origin, registers, spill_bytes, smem_bytes, ms, ...}

@@ -148,7 +148,7 @@ Json describe(const Result& result) {
 void print_text(const std::vector<Result>& results) {
   using verify::digits;
   const Shape& s = results.front().shape;
-  std::cout << to_text(results.front().kernel.spec) << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q
+  std::cout << results.front().kernel.spec.to_json() << "\nbatch " << s.batch << ", seqlen " << s.seqlen_q
             << " x " << s.seqlen_k << ", heads " << s.num_heads_q << " over " << s.num_heads_kv << "\n\n";
   verify::Table table({"device", "target", "config", "from", "cold ms", "warm ms", "hot us", "run ms",
                        "GFLOP/s", "max error", "bound", "verified"});

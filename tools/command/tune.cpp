@@ -144,7 +144,7 @@ void print_table(const std::vector<TunedShape>& shapes) {
     if (!spec || *spec != t.spec) {
       if (spec) std::cout << table.str() << '\n';
       table = empty;
-      std::cout << to_text(t.spec) << "\n\n";
+      std::cout << t.spec.to_json() << "\n\n";
       spec = &t.spec;
     }
     const TuneRecord& r = t.result.record;
@@ -226,7 +226,7 @@ int run(const TuneVerbOptions& options) {
               << "\n\n";
     print_table(shapes);
     for (std::size_t i = 0; options.explain && i < rejected.size(); ++i) {
-      std::cout << "\nnot tried for " << to_text(items[i].spec) << ": " << rejected[i].size() << '\n';
+      std::cout << "\nnot tried for " << items[i].spec.to_json() << ": " << rejected[i].size() << '\n';
       for (const Rejection& r : rejected[i])
         std::cout << "  " << to_text(r.config, target) << ": " << r.reason << '\n';
       for (const TunedShape& t : shapes) {

@@ -158,7 +158,7 @@ std::string roofline_chart(const TunedShape& tuned) {
 void write_shape(std::ostream& page, const TunedShape& tuned) {
   const TuneRecord& record = tuned.result.record;
   page << "<h2>" << escaped(to_text(record.shape)) << ", " << escaped(tuned.target.str())
-       << "</h2>\n<p><code>" << escaped(to_text(tuned.spec)) << "</code></p>\n";
+       << "</h2>\n<p><code>" << escaped(tuned.spec.to_json()) << "</code></p>\n";
   if (record.candidates.empty() || record.candidates.front().samples_ms.empty()) {
     page << "<p>Nothing was measured.</p>\n";
     return;

@@ -1,18 +1,26 @@
-// CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
+// Forward on CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
 #include <algorithm>
 
-#include "cpu_products.hpp"
-#include "mask_rules.hpp"
-#include "search_space_family.hpp"
+#include "codegen/cpu_products.hpp"
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "codegen/mask_rules.hpp"
 
 namespace flashjit {
 namespace {
 
-constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
-
-std::string refusal(const AttentionSpec&, const Target&) {
-  return {};
+bool serves(const Target& target) {
+  return !target.is_cuda();
 }
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
+                                       "varlen",     "deterministic", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
+
+constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto wrong = [](const char* field, int value, const std::string& rule) {
@@ -67,22 +75,55 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
   const bool amx = uses_amx(spec, target);
   const int usual = keeps_amx_tiles(spec, target) ? 512 : amx && spec.head_dim <= 128 ? 192 : 128;
-  const ConfigAxes choices = axes(spec, target);
+  const ConfigAxes values = axes(spec, target);
   const bool has_usual =
-      std::find(choices.block_n.begin(), choices.block_n.end(), usual) != choices.block_n.end();
-  KernelConfig config{.block_m = choices.block_m.front(),
-                      .block_n = has_usual ? usual : choices.block_n.front(),
+      std::find(values.block_n.begin(), values.block_n.end(), usual) != values.block_n.end();
+  KernelConfig config{.block_m = values.block_m.front(),
+                      .block_n = has_usual ? usual : values.block_n.front(),
                       .num_stages = 1,
                       .num_warps = 1};
-  for (KernelConfig larger = config; const int block_m : choices.block_m) {
+  for (KernelConfig larger = config; const int block_m : values.block_m) {
     larger.block_m = block_m;
     if (!amx || cpu_scratch(spec, target, larger) <= largest_scratch / 2) config = larger;
   }
   return config;
 }
 
+struct Products {
+  const char *type, *header;
+};
+Products products_of(const AttentionSpec& spec, const Target& target) {
+  if (keeps_amx_tiles(spec, target)) return {"AmxKeptProducts", "cpu/amx_kept_products.h"};
+  if (uses_amx(spec, target)) return {"AmxProducts", "cpu/amx_products.h"};
+  return {"VectorProducts", "cpu/vector_products.h"};
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const Products products = products_of(spec, source.target);
+  source.text += include_lines("cpu/forward.h", spec) + "#include \"" + products.header + "\"\n\n" +
+                 structs(spec, "ForwardCpuSpec", "", forward_cpu, source.config,
+                         std::string(products.type) + "<Spec, Config>") +
+                 "extern \"C\" void flashjit_forward(const ForwardParams* params, i64 begin, i64 end, void* "
+                 "scratch) {\n"
+                 "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
+  source.steps.push_back(
+      {.entry = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
+}
+
 }  // namespace
 
-const SearchSpaceFamily cpu_search_space = {refusal, misfit, axes, futility, preferred};
+const KernelFamily forward_cpu = {
+    .op = Operation::forward,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
 
 }  // namespace flashjit

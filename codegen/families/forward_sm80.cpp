@@ -1,23 +1,29 @@
-// The sm_80 family: mma.sync kernels in which a warp owns 16 query rows, or a multiple, of the tile.
-#include "mask_rules.hpp"
-#include "search_space_family.hpp"
+// Forward on every GPU from sm_80 up: mma.sync kernels in which a warp owns 16 query rows, or a multiple, of
+// the tile.
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "codegen/mask_rules.hpp"
 #include "shared/layout.h"
 
 namespace flashjit {
 namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda() && !target.arch_specific;
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
+                                       "varlen",     "deterministic", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int rows_of_a_warp = 16;
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
                                             config.num_stages, spec.dropout);
-}
-
-std::string refusal(const AttentionSpec& spec, const Target& target) {
-  if (spec.dtype != DType::fp32) return {};
-  return "dtype fp32 is not supported on " + target.str() +
-         ": its kernels run on tensor cores; bf16 or fp16 would work there, and fp32 on x86-64-v3 or "
-         "x86-64-v4";
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -102,8 +108,39 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return candidates.back();
 }
 
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const KernelConfig& config = source.config;
+  source.text += include_lines("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "ForwardSm80Spec", "", forward_sm80, config, "") +
+                 "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n"
+                 "    flashjit_forward(const __grid_constant__ ForwardParams params) {\n"
+                 "  forward_sm80<Spec, Config>(params);\n}\n";
+  source.steps.push_back({.entry = "flashjit_forward",
+                          .threads = config.num_warps * 32,
+                          .shared_memory = shared_memory(spec, config)});
+  // At its default level ptxas loads operands ahead until what else is live no longer fits, or squeezes small
+  // kernels into fewer registers than they need: both spill, and the former is slower.
+  const int accumulators =
+      device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
+  const bool tables = reads_tables(spec);
+  if (accumulators > 168 || accumulators <= (tables ? 96 : 80) || (tables && spec.dropout))
+    source.options.push_back("--ptxas-options=-O1");
+}
+
 }  // namespace
 
-const SearchSpaceFamily cuda_search_space = {refusal, misfit, axes, futility, preferred};
+const KernelFamily forward_sm80 = {
+    .op = Operation::forward,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
 
 }  // namespace flashjit

@@ -1,13 +1,28 @@
-// sm_90a: wgmma kernels of one producer warpgroup and a consumer warpgroup for every 64 query rows.
+// Forward on sm_90a: wgmma kernels of one producer warpgroup and a consumer warpgroup for every 64 query
+// rows.
 #include <algorithm>
 #include <cstdint>
 
-#include "mask_rules.hpp"
-#include "search_space_family.hpp"
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "codegen/mask_rules.hpp"
+#include "codegen/wgmma_products.hpp"
 #include "shared/layout.h"
 
 namespace flashjit {
 namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda() && target.arch_specific;
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
+                                       "varlen",     "deterministic", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
+                                        "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
 constexpr int warps_of_a_group = 4;
 
@@ -50,10 +65,6 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
 bool packable(const AttentionSpec& spec) {
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   return !blocks || !blocks->per_head;
-}
-
-std::string refusal(const AttentionSpec& spec, const Target& target) {
-  return cuda_search_space.refusal(spec, target);
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -199,8 +210,35 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const KernelConfig& config = source.config;
+  source.text += include_lines("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), forward_sm90a, config,
+                         "WgmmaProducts") +
+                 "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32, 1)\n"
+                 "    flashjit_forward(const __grid_constant__ ForwardParams params, const __grid_constant__ "
+                 "ForwardMaps "
+                 "maps) {\n"
+                 "  forward_sm90a<Spec, Config>(params, maps);\n}\n";
+  source.steps.push_back({.entry = "flashjit_forward",
+                          .threads = config.num_warps * 32,
+                          .shared_memory = shared_memory(spec, config)});
+}
+
 }  // namespace
 
-const SearchSpaceFamily sm90a_search_space = {refusal, misfit, axes, futility, preferred};
+const KernelFamily forward_sm90a = {
+    .op = Operation::forward,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
 
 }  // namespace flashjit

@@ -1,0 +1,122 @@
+#include "codegen/families/kernel_family.hpp"
+
+#include <algorithm>
+
+#include "codegen/suggest.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr const KernelFamily* families[] = {
+    &forward_sm80,
+    &forward_sm90a,
+    &forward_cpu,
+};
+
+const KernelFamily* find_family(Operation op, const Target& target) {
+  for (const KernelFamily* family : families)
+    if (family->op == op && family->serves(target)) return family;
+  return nullptr;
+}
+
+bool has(KernelFamily::Names names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// What a spec asks for beyond its operation.
+struct Feature {
+  KernelFamily::Names KernelFamily::* names;  // where families name it
+  std::string_view name;
+  std::string text;     // of the spec: "paged true"
+  std::string instead;  // empty: what a family names in its place
+};
+
+std::vector<Feature> features_of(const AttentionSpec& spec, std::span<const SpecField> table) {
+  const std::string dtype = to_string(spec.dtype);
+  std::vector<Feature> features = {{&KernelFamily::dtypes, to_string(spec.dtype), "dtype " + dtype, ""}};
+  for (const GivenField& given : given_fields(spec, table)) {
+    const bool is_flag = std::holds_alternative<bool AttentionSpec::*>(given.field.member);
+    const char* const instead = !is_flag ? "leaving it out" : given.text == "true" ? "false" : "true";
+    features.push_back(
+        {&KernelFamily::fields, given.field.name, std::string(given.field.name) + " " + given.text, instead});
+  }
+  for (const Mask& mask : spec.mask) {
+    const char* const kind = std::visit([](const auto& m) -> const char* { return m.kind; }, mask);
+    features.push_back({&KernelFamily::masks, kind, std::string("mask ") + kind, "leaving it out"});
+  }
+  return features;
+}
+
+std::string alternatives(const Feature& feature, const KernelFamily& family) {
+  if (!feature.instead.empty()) return feature.instead;
+  std::string text;
+  for (const std::string_view name : family.*feature.names) (text += text.empty() ? "" : " or ") += name;
+  return text;
+}
+
+// "sm_90a and x86-64-v4": the targets whose family for the operation passes.
+template <class Test>
+std::string targets_where(Operation op, Test&& test) {
+  std::vector<std::string> names;
+  for (const Target& target : Target::all()) {
+    const KernelFamily* family = find_family(op, target);
+    if (family && test(*family)) names.push_back(target.str());
+  }
+  return listed(std::vector<std::string_view>(names.begin(), names.end()));
+}
+
+// Why that target has no kernels for the operation.
+std::string absent(Operation op, const Target& target) {
+  const std::string others = targets_where(op, [](const KernelFamily&) { return true; });
+  return std::string("op ") + to_string(op) + " is not supported on " + target.str() + "; " +
+         (others.empty() ? "forward" : others) + " would work";
+}
+
+}  // namespace
+
+bool KernelFamily::has_choice(std::string_view name) const {
+  return has(choices, name);
+}
+
+const KernelFamily& family_of(Operation op, const Target& target) {
+  if (const KernelFamily* family = find_family(op, target)) return *family;
+  throw Error(ErrorCode::unsupported, absent(op, target));
+}
+
+std::string refusal(const AttentionSpec& spec, const Target& target, std::span<const SpecField> table) {
+  const KernelFamily* const family = find_family(spec.op, target);
+  if (!family) return absent(spec.op, target);
+  for (const Feature& feature : features_of(spec, table)) {
+    const auto names_it = [&](const KernelFamily& f) { return has(f.*feature.names, feature.name); };
+    if (names_it(*family)) continue;
+    const std::string others = targets_where(spec.op, names_it);
+    return feature.text + " is not supported on " + target.str() + "; " + alternatives(feature, *family) +
+           " would work there" + (others.empty() ? "" : ", and " + feature.text + " on " + others);
+  }
+  return {};
+}
+
+void check_supported(const AttentionSpec& spec, std::span<const SpecField> table) {
+  std::vector<const KernelFamily*> of_op;
+  std::copy_if(std::begin(families), std::end(families), std::back_inserter(of_op),
+               [&](const KernelFamily* family) { return family->op == spec.op; });
+  if (of_op.empty()) {
+    throw Error(ErrorCode::unsupported, std::string("op ") + to_string(spec.op) +
+                                            " is not supported by this version; forward would work");
+  }
+  for (const Feature& feature : features_of(spec, table)) {
+    const bool named = std::any_of(of_op.begin(), of_op.end(), [&](const KernelFamily* family) {
+      return has(family->*feature.names, feature.name);
+    });
+    if (!named) {
+      throw Error(ErrorCode::unsupported, feature.text + " is not supported by this version; " +
+                                              alternatives(feature, *of_op.front()) + " would work");
+    }
+  }
+}
+
+std::string targets_with_choice(Operation op, std::string_view choice) {
+  return targets_where(op, [&](const KernelFamily& family) { return family.has_choice(choice); });
+}
+
+}  // namespace flashjit

@@ -1,0 +1,110 @@
+#include "kernel_text.hpp"
+
+#include <algorithm>
+
+namespace flashjit {
+namespace {
+
+// A mask's functor and the header that has it; `tables`: its test looks things up in memory.
+struct Functor {
+  std::string type;
+  const char* header;
+  bool tables = false;
+};
+
+Functor functor(const CausalMask& mask) {
+  return {std::string("Causal<Align::") + to_string(mask.align) + ">", "shared/mask.h"};
+}
+Functor functor(const SlidingWindowMask& mask) {
+  return {std::string(mask.sinks ? "SlidingWindowWithSinks" : "SlidingWindow") +
+              "<Align::" + to_string(mask.align) + ">",
+          "shared/sliding_window.h"};
+}
+Functor functor(const PaddingMask&) {
+  return {"Padding", "shared/mask.h"};
+}
+Functor functor(const BlockSparseMask& mask) {
+  return {"BlockSparse<" + std::to_string(mask.block_m) + ", " + std::to_string(mask.block_n) + ", " +
+              (mask.per_head ? "true" : "false") + ">",
+          "shared/block_sparse.h", true};
+}
+Functor functor(const TreeMask&) {
+  return {"Tree", "shared/tree.h", true};
+}
+Functor functor_of(const Mask& mask) {
+  return std::visit([](const auto& m) { return functor(m); }, mask);
+}
+
+std::string line(const std::string& declaration) {
+  return "  " + declaration + ";\n";
+}
+std::string constant(const char* name, int value) {
+  return line(std::string("static constexpr int ") + name + " = " + std::to_string(value));
+}
+std::string constant(const char* name, bool value) {
+  return line(std::string("static constexpr bool ") + name + " = " + (value ? "true" : "false"));
+}
+std::string constant(const char* name, TileOrder value) {
+  return line(std::string("static constexpr TileOrder ") + name + " = TileOrder::" + to_string(value));
+}
+
+std::string member(const char* name, bool value) {
+  return constant(name, value);
+}
+std::string member(const char* name, const std::optional<DType>& dtype) {
+  return line(std::string("using ") + name + " = " + to_string(*dtype));
+}
+std::string member(const char*, const std::vector<Mask>& masks) {
+  std::string type = "using Mask = Intersect<Bounds";
+  for (const Mask& mask : masks) type += ", " + functor_of(mask).type;
+  return line(type + ">");
+}
+// head_dim_v stands beside head_dim, and what came of pins in Config.
+std::string member(const char*, int) {
+  return {};
+}
+std::string member(const char*, const PinnedConfig&) {
+  return {};
+}
+
+std::string spec_struct(const AttentionSpec& spec, const char* defaults) {
+  std::string text = std::string("struct Spec : ") + defaults + " {\n" +
+                     line(std::string("using Element = ") + to_string(spec.dtype)) +
+                     constant("head_dim", spec.head_dim) + constant("head_dim_v", spec.head_dim_v);
+  for (const GivenField& given : given_fields(spec))
+    text += std::visit([&](auto field) { return member(given.field.name, spec.*field); }, given.field.member);
+  return text + "};\n\n";
+}
+
+std::string config_struct(const KernelFamily& family, const KernelConfig& config,
+                          const std::string& products) {
+  std::string text = "struct Config {\n";
+  for_each_choice([&](const char* name, auto choice, auto) {
+    if (family.has_choice(name)) text += constant(name, config.*choice);
+  });
+  if (!products.empty()) text += line("using Products = " + products);
+  return text + "};\n\n";
+}
+
+}  // namespace
+
+std::string include_lines(const char* kernel, const AttentionSpec& spec) {
+  std::string text = std::string("#include \"") + kernel + "\"\n";
+  for (const Mask& mask : spec.mask) {
+    const std::string_view name = functor_of(mask).header;
+    if (name != "shared/mask.h") text += "#include \"" + std::string(name) + "\"\n";
+  }
+  return text;
+}
+
+std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,
+                    const KernelFamily& family, const KernelConfig& config, const std::string& products) {
+  return "namespace {\n\nusing namespace flashjit::device;\n\n" + spec_struct(spec, defaults) + between +
+         config_struct(family, config, products) + "}  // namespace\n\n";
+}
+
+bool reads_tables(const AttentionSpec& spec) {
+  return std::any_of(spec.mask.begin(), spec.mask.end(), [](const Mask& m) { return functor_of(m).tables; });
+}
+
+}  // namespace flashjit

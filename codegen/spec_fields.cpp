@@ -1,0 +1,57 @@
+#include "spec_fields.hpp"
+
+#include "mask_rules.hpp"
+
+namespace flashjit {
+namespace {
+
+std::string json_of(bool value) {
+  return value ? "true" : "false";
+}
+std::string json_of(int value) {
+  return std::to_string(value);
+}
+std::string json_of(const std::optional<DType>& value) {
+  return std::string("\"") + (value ? to_string(*value) : "") + "\"";
+}
+std::string json_of(const std::vector<Mask>& masks) {
+  std::string text;
+  for (const Mask& mask : masks) text += (text.empty() ? "" : ", ") + to_json(mask);
+  return "[" + text + "]";
+}
+std::string json_of(const PinnedConfig& config) {
+  return to_json(config);
+}
+
+}  // namespace
+
+AttentionSpec without_defaults(AttentionSpec spec) {
+  spec.mask = canonical(std::move(spec.mask));
+  if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;
+  if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();
+  if (spec.parts_dtype == DType::fp32) spec.parts_dtype.reset();
+  return spec;
+}
+
+std::vector<GivenField> given_fields(const AttentionSpec& spec, std::span<const SpecField> table) {
+  const AttentionSpec given = without_defaults(spec), defaults;
+  std::vector<GivenField> fields;
+  for (const SpecField& field : table) {
+    std::visit(
+        [&](auto member) {
+          if (given.*member != defaults.*member) fields.push_back({field, json_of(given.*member)});
+        },
+        field.member);
+  }
+  return fields;
+}
+
+std::string canonical_text(const AttentionSpec& spec, std::span<const SpecField> table) {
+  std::string text = std::string(R"({"op": ")") + to_string(spec.op) + R"(", "dtype": ")" +
+                     to_string(spec.dtype) + R"(", "head_dim": )" + std::to_string(spec.head_dim);
+  for (const GivenField& given : given_fields(spec, table))
+    text += std::string(", \"") + given.field.name + "\": " + given.text;
+  return text + "}";
+}
+
+}  // namespace flashjit

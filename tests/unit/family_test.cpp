@@ -1,0 +1,96 @@
+// Families name what they compute; what none names is refused, and what nobody asks for leaves no trace.
+#include "codegen/families/kernel_family.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <set>
+
+#include "codegen/search_space.hpp"
+#include "expect_error.h"
+
+namespace flashjit {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsSupersetOf;
+
+// The fields of a later version, with one that no family knows of. It takes a member that forwards accept.
+std::vector<SpecField> later_fields() {
+  std::vector<SpecField> fields(std::begin(spec_fields), std::end(spec_fields));
+  fields.insert(fields.begin() + 3, {"made_up", &AttentionSpec::deterministic});
+  return fields;
+}
+
+// A name that is misspelt would refuse what the family computes.
+TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
+  std::set<std::string_view> fields, masks, choices;
+  for (const SpecField& field : spec_fields) fields.insert(field.name);
+  for (const Mask& mask : {Mask(CausalMask{}), Mask(SlidingWindowMask{}), Mask(PaddingMask{}),
+                           Mask(BlockSparseMask{}), Mask(TreeMask{})})
+    std::visit([&](const auto& m) { masks.insert(m.kind); }, mask);
+  EXPECT_EQ(masks.size(), std::variant_size_v<Mask>);
+  for_each_choice([&](const char* name, auto, auto) { choices.insert(name); });
+  for (const Target& target : Target::all()) {
+    const KernelFamily& family = family_of(Operation::forward, target);
+    EXPECT_THAT(fields, IsSupersetOf(family.fields)) << target.str();
+    EXPECT_THAT(masks, IsSupersetOf(family.masks)) << target.str();
+    EXPECT_THAT(choices, IsSupersetOf(family.choices)) << target.str();
+  }
+}
+
+// A member of AttentionSpec that is not in the table would be in no text and refused by nobody. One more
+// member, and this does not compile.
+TEST(SpecFields, AreAllMembers) {
+  const AttentionSpec spec;
+  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10] = spec;
+  EXPECT_EQ(std::size(spec_fields), 10u);
+}
+
+TEST(Family, ForwardsAreDeterministic) {
+  const AttentionSpec spec{.head_dim = 64, .deterministic = true};
+  for (const Target& target : Target::all()) EXPECT_EQ(refusal(spec.validated(), target), "") << target.str();
+}
+
+TEST(Family, FieldThatNoFamilyNamesIsRefused) {
+  const AttentionSpec spec{.head_dim = 64, .deterministic = true};
+  for (const Target& target : Target::all())
+    EXPECT_EQ(refusal(spec, target, later_fields()),
+              "made_up true is not supported on " + target.str() + "; false would work there");
+  expect_error(ErrorCode::unsupported, {"made_up true is not supported by this version; false would work"},
+               [&] { check_supported(spec, later_fields()); });
+}
+
+// Then no key changes and no tune record is orphaned: both are made of this text, and of rendered text, which
+// holds the same fields.
+TEST(Family, FieldAtItsDefaultChangesNoText) {
+  const char* specs[] = {
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 64})",
+      R"({"op": "forward", "dtype": "fp16", "head_dim": 64, "head_dim_v": 32, "mask": ["causal", "tree"],
+          "dropout": true, "lse": false, "varlen": true, "config": {"block_m": 64}})",
+  };
+  for (const char* json : specs) {
+    const AttentionSpec spec = AttentionSpec::from_json(json);
+    EXPECT_EQ(canonical_text(spec, later_fields()), spec.to_json());
+    for (const Target& target : Target::all()) EXPECT_EQ(refusal(spec, target, later_fields()), "");
+    AttentionSpec given = spec;
+    given.deterministic = true;
+    EXPECT_THAT(canonical_text(given, later_fields()), HasSubstr(R"(, "made_up": true, )"));
+  }
+}
+
+TEST(Family, RefusalsSayWhatWouldWork) {
+  const AttentionSpec wide{.dtype = DType::fp32, .head_dim = 64};
+  EXPECT_EQ(
+      refusal(wide, Target::parse("sm_90a")),
+      "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
+      "x86-64-v4 and x86-64-v4+amx");
+  const AttentionSpec other{.op = Operation::merge, .head_dim = 64};
+  EXPECT_EQ(refusal(other, Target::parse("sm_80")), "op merge is not supported on sm_80; forward would work");
+  expect_error(ErrorCode::unsupported, {"op merge is not supported on sm_80"},
+               [&] { search_space(other, Target::parse("sm_80")); });
+}
+
+}  // namespace
+}  // namespace flashjit

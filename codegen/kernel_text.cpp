@@ -76,11 +76,12 @@ std::string spec_struct(const AttentionSpec& spec, const char* defaults) {
   return text + "};\n\n";
 }
 
-std::string config_struct(const KernelFamily& family, const KernelConfig& config,
+std::string config_struct(KernelFamily::Names choices, const KernelConfig& config,
                           const std::string& products) {
   std::string text = "struct Config {\n";
   for_each_choice([&](const char* name, auto choice, auto) {
-    if (family.has_choice(name)) text += constant(name, config.*choice);
+    if (std::find(choices.begin(), choices.end(), name) != choices.end())
+      text += constant(name, config.*choice);
   });
   if (!products.empty()) text += line("using Products = " + products);
   return text + "};\n\n";
@@ -98,9 +99,9 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec) {
 }
 
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,
-                    const KernelFamily& family, const KernelConfig& config, const std::string& products) {
+                    KernelFamily::Names choices, const KernelConfig& config, const std::string& products) {
   return "namespace {\n\nusing namespace flashjit::device;\n\n" + spec_struct(spec, defaults) + between +
-         config_struct(family, config, products) + "}  // namespace\n\n";
+         config_struct(choices, config, products) + "}  // namespace\n\n";
 }
 
 bool reads_tables(const AttentionSpec& spec) {

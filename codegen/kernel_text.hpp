@@ -11,10 +11,10 @@ namespace flashjit {
 std::string include_lines(const char* kernel, const AttentionSpec& spec);
 
 // In an unnamed namespace, so that kernels of different specs can be loaded side by side: Spec, with what
-// differs from `defaults`, a struct of the kernel's header; `between`; and Config with the family's choices
+// differs from `defaults`, a struct of the kernel's header; `between`; and Config with the named choices
 // and `products`, the type that it takes from elsewhere, if any.
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,
-                    const KernelFamily& family, const KernelConfig& config, const std::string& products);
+                    KernelFamily::Names choices, const KernelConfig& config, const std::string& products);
 
 // Whether a mask's test looks things up in memory.
 bool reads_tables(const AttentionSpec& spec);

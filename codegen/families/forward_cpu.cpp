@@ -98,21 +98,25 @@ Products products_of(const AttentionSpec& spec, const Target& target) {
   return {"VectorProducts", "cpu/vector_products.h"};
 }
 
+constexpr char entry_text[] =
+    R"(extern "C" void flashjit_forward(const ForwardParams* params, i64 begin, i64 end, void* scratch) {
+  forward<Spec, Config>(*params, begin, end, scratch);
+}
+)";
+
 void render(const AttentionSpec& spec, KernelSource& source) {
   const Products products = products_of(spec, source.target);
   source.text += include_lines("cpu/forward.h", spec) + "#include \"" + products.header + "\"\n\n" +
-                 structs(spec, "ForwardCpuSpec", "", forward_cpu, source.config,
+                 structs(spec, "ForwardCpuSpec", "", choices, source.config,
                          std::string(products.type) + "<Spec, Config>") +
-                 "extern \"C\" void flashjit_forward(const ForwardParams* params, i64 begin, i64 end, void* "
-                 "scratch) {\n"
-                 "  forward<Spec, Config>(*params, begin, end, scratch);\n}\n";
+                 entry_text;
   source.steps.push_back(
       {.entry = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
 }
 
 }  // namespace
 
-const KernelFamily forward_cpu = {
+extern constinit const KernelFamily forward_cpu = {
     .op = Operation::forward,
     .serves = serves,
     .dtypes = dtypes,

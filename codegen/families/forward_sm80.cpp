@@ -108,13 +108,16 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return candidates.back();
 }
 
+constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+    flashjit_forward(const __grid_constant__ ForwardParams params) {
+  forward_sm80<Spec, Config>(params);
+}
+)";
+
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text += include_lines("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "ForwardSm80Spec", "", forward_sm80, config, "") +
-                 "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n"
-                 "    flashjit_forward(const __grid_constant__ ForwardParams params) {\n"
-                 "  forward_sm80<Spec, Config>(params);\n}\n";
+                 structs(spec, "ForwardSm80Spec", "", choices, config, "") + entry_text;
   source.steps.push_back({.entry = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});
@@ -129,7 +132,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-const KernelFamily forward_sm80 = {
+extern constinit const KernelFamily forward_sm80 = {
     .op = Operation::forward,
     .serves = serves,
     .dtypes = dtypes,

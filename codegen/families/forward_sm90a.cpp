@@ -210,16 +210,18 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
+constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
+    flashjit_forward(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
+  forward_sm90a<Spec, Config>(params, maps);
+}
+)";
+
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text += include_lines("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), forward_sm90a, config,
-                         "WgmmaProducts") +
-                 "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32, 1)\n"
-                 "    flashjit_forward(const __grid_constant__ ForwardParams params, const __grid_constant__ "
-                 "ForwardMaps "
-                 "maps) {\n"
-                 "  forward_sm90a<Spec, Config>(params, maps);\n}\n";
+  source.text +=
+      include_lines("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+      structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), choices, config, "WgmmaProducts") +
+      entry_text;
   source.steps.push_back({.entry = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});
@@ -227,7 +229,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-const KernelFamily forward_sm90a = {
+extern constinit const KernelFamily forward_sm90a = {
     .op = Operation::forward,
     .serves = serves,
     .dtypes = dtypes,

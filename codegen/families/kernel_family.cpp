@@ -5,6 +5,9 @@
 #include "codegen/suggest.hpp"
 
 namespace flashjit {
+
+extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu;
+
 namespace {
 
 constexpr const KernelFamily* families[] = {

@@ -59,8 +59,6 @@ struct KernelFamily {
   bool has_choice(std::string_view name) const;
 };
 
-extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu;
-
 // Throws unsupported where the target has no kernels for the operation.
 const KernelFamily& family_of(Operation op, const Target& target);
 

@@ -33,10 +33,10 @@ TEST(CacheLayers, AreShown) {
   EXPECT_TRUE(rows[0]["layer"].get<bool>());
   EXPECT_FALSE(rows[1]["layer"].get<bool>());
   // Specs as short as they can be given.
-  EXPECT_THAT(
-      test.flashjit({"cache", "ls"}).out,
-      AllOf(HasSubstr(layer + ", read-only"), HasSubstr(R"({"op": "forward", "dtype": "fp32", "head_dim": 24})"),
-            HasSubstr(R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]})")));
+  EXPECT_THAT(test.flashjit({"cache", "ls"}).out,
+              AllOf(HasSubstr(layer + ", read-only"),
+                    HasSubstr(R"({"op": "forward", "dtype": "fp32", "head_dim": 24})"),
+                    HasSubstr(R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]})")));
 
   const nlohmann::json stat = test.flashjit({"cache", "stat", "--json"}).json();
   EXPECT_EQ(stat["entries"], 1);

@@ -42,12 +42,20 @@ bool looks_up(const AttentionSpec& spec) {
   return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) || (window && window->sinks);
 }
 
-// Registers of a consumer's thread that hold scores, weights, output and Q, what masks look up, and dropout's
-// words of its rows.
+// Dropout's words of a thread's rows; what ptxas takes beside them where three consumers have an odd number
+// of steps of 16 keys a block, and where the rows of an only consumer are of several heads.
+int dropout_registers(const KernelConfig& config) {
+  const bool odd_steps = consumers(config) == 3 && config.block_n % 32 != 0;
+  const bool several_heads = consumers(config) == 1 && config.pack_gqa;
+  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 12 : 0);
+}
+
+// Registers of a consumer's thread that hold scores, weights, output and Q, what masks look up, and what
+// dropout needs.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
-         (spec.dropout ? 4 : 0);
+         (spec.dropout ? dropout_registers(config) : 0);
 }
 
 // How many of them leave enough for the rest, of the 255, 240 or 160 that a thread of 1, 2 or 3 consumers

@@ -34,7 +34,7 @@ bool is_entry_name(std::string_view name) {
          name[digest_size] == '-' && is_digest(entry_digest_at) && name.ends_with(entry_suffix);
 }
 
-// Where the entries are: FOLDER/v2.
+// Where the entries are: FOLDER/v3.
 File open_store(const std::string& folder_path, bool create, std::string* why) {
   const File folder = open_cache_folder(folder_path, create, why);
   return folder ? open_folder(folder.get(), store_name, create, why) : File();

@@ -1,13 +1,13 @@
 // Content-addressed entries in one folder, shared by any number of processes, threads and versions of
 // flashjit.
 //
-//   FOLDER/v2/REQUEST-ENTRY.kernel   an entry (entry_format.hpp), named by the digests of its request and of
+//   FOLDER/v3/REQUEST-ENTRY.kernel   an entry (entry_format.hpp), named by the digests of its request and of
 //                                    its key; appears by rename, whole or not at all
-//   FOLDER/v2/lock                   a byte at an offset taken from ENTRY is locked while that key is being
+//   FOLDER/v3/lock                   a byte at an offset taken from ENTRY is locked while that key is being
 //                                    built; holds no data, never removed
-//   FOLDER/v2/tmp/, quarantine/      files being written, damaged files (folder.hpp)
+//   FOLDER/v3/tmp/, quarantine/      files being written, damaged files (folder.hpp)
 //
-// v2 is the format version: another version has a folder of its own and neither touches the other's. The
+// v3 is the format version: another version has a folder of its own and neither touches the other's. The
 // names are the index that leads from a request to its entries where there is no compiler to make a key with.
 #pragma once
 

@@ -24,7 +24,7 @@
 
 namespace flashjit {
 
-inline constexpr std::uint32_t entry_format_version = 2;
+inline constexpr std::uint32_t entry_format_version = 3;
 
 struct CacheEntry {
   Key key;

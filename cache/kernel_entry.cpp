@@ -17,13 +17,18 @@ CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const Ker
                      {"shared_memory", step.shared_memory},
                      {"scratch", step.scratch}});
   }
+  json compiled_steps = json::array();
+  for (const CompiledStep& step : compiled.steps) {
+    compiled_steps.push_back({{"entry", step.entry},
+                              {"registers", step.registers},
+                              {"spill_bytes", step.spill_bytes},
+                              {"static_shared_memory", step.static_shared_memory}});
+  }
   const json metadata = {{"target", source.target.str()},
                          {"config", json::parse(to_json(source.config))},
                          {"steps", steps},
                          {"compiler", compiled.compiler},
-                         {"registers", compiled.registers},
-                         {"spill_bytes", compiled.spill_bytes},
-                         {"static_shared_memory", compiled.static_shared_memory},
+                         {"compiled_steps", compiled_steps},
                          {"compile_ms", compiled.compile_ms},
                          {"log", compiled.log}};
   // A log may quote bytes that are not UTF-8.
@@ -40,9 +45,11 @@ std::optional<StoredKernel> unpack_kernel(CacheEntry entry) try {
                             count_from_json(step, "shared_memory"), count_from_json(step, "scratch")});
   }
   kernel.compiled.compiler = text_from_json(metadata, "compiler");
-  kernel.compiled.registers = count_from_json(metadata, "registers");
-  kernel.compiled.spill_bytes = count_from_json(metadata, "spill_bytes");
-  kernel.compiled.static_shared_memory = count_from_json(metadata, "static_shared_memory");
+  for (const json& step : metadata.at("compiled_steps").get_ref<const json::array_t&>()) {
+    kernel.compiled.steps.push_back({text_from_json(step, "entry"), count_from_json(step, "registers"),
+                                     count_from_json(step, "spill_bytes"),
+                                     count_from_json(step, "static_shared_memory")});
+  }
   kernel.compiled.compile_ms = metadata.at("compile_ms").get<double>();
   kernel.compiled.log = text_from_json(metadata, "log");
   kernel.compiled.code = std::move(entry.payload);

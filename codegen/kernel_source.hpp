@@ -34,12 +34,19 @@ struct KernelSource {
   std::vector<std::string> options;  // for the compiler, beyond its own
 };
 
+// What the compiler said of one entry (cuda).
+struct CompiledStep {
+  std::string entry;
+  int registers = 0;             // per thread
+  int spill_bytes = 0;           // per thread, stores and loads
+  int static_shared_memory = 0;  // of a block
+  bool operator==(const CompiledStep&) const = default;
+};
+
 struct CompiledKernel {
-  std::string code;      // cubin (cuda) or relocatable ELF object (cpu)
-  std::string compiler;  // identity of the compiler: name, version, build
-  int registers = 0;     // cuda: per thread
-  int spill_bytes = 0;   // cuda: stores + loads
-  int static_shared_memory = 0;
+  std::string code;                 // cubin (cuda) or relocatable ELF object (cpu)
+  std::string compiler;             // identity of the compiler: name, version, build
+  std::vector<CompiledStep> steps;  // cuda: in any order
   double compile_ms = 0;
   std::string log;       // what the compiler said
   std::string assembly;  // cuda: PTX, when asked for; never cached

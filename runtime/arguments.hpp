@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "runtime/flashjit.hpp"
-#include "templates/shared/params.h"
+#include "templates/shared/forward_params.h"
 
 namespace flashjit {
 

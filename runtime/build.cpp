@@ -1,5 +1,6 @@
 #include "runtime/build.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <sstream>
@@ -33,6 +34,22 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
                   (folders.empty() ? "none, " : folders) + "see FLASHJIT_CACHE_PATH); where there is a " +
                   "compiler, this makes it: flashjit prebuild '" + spec.to_json() + "' --target " +
                   target.str() + " -o " + (folder.empty() ? "FOLDER" : folder));
+}
+
+void add_steps(KernelInfo& info, const std::vector<Step>& steps, const std::vector<CompiledStep>& compiled) {
+  for (const Step& step : steps) {
+    StepInfo added{.entry = step.entry, .shared_memory = step.shared_memory};
+    for (const CompiledStep& found : compiled) {
+      if (found.entry != step.entry) continue;
+      added.registers = found.registers;
+      added.spill_bytes = found.spill_bytes;
+      added.shared_memory += found.static_shared_memory;
+    }
+    info.registers = std::max(info.registers, added.registers);
+    info.spill_bytes = std::max(info.spill_bytes, added.spill_bytes);
+    info.shared_memory = std::max(info.shared_memory, added.shared_memory);
+    info.steps.push_back(std::move(added));
+  }
 }
 
 }  // namespace
@@ -88,7 +105,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     std::optional<StoredKernel> stored;
     if (Finding finding = unpack_into(stored)(entry); !finding.reason.empty()) return finding;
     try {
-      if (load) load(info, stored->compiled.code, source.steps);
+      if (load) load(stored->compiled.code, source.steps);
     } catch (const BadCode& error) {
       return {error.message(), compiler != nullptr};
     }
@@ -149,15 +166,12 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
       } else {
         note(why);
       }
-      if (load) load(info, compiled->code, source.steps);
+      if (load) load(compiled->code, source.steps);
     }
   }
   info.compiler = compiled->compiler;
   info.log = compiled->log;
-  info.registers = compiled->registers;
-  info.spill_bytes = compiled->spill_bytes;
-  info.shared_memory = compiled->static_shared_memory;
-  if (!source.steps.empty()) info.shared_memory += source.steps.front().shared_memory;
+  add_steps(info, source.steps, compiled->steps);
   info.compile_ms = compiled->compile_ms;
   info.get_ms = milliseconds_since(start);
   return built;

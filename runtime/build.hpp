@@ -33,10 +33,8 @@ std::vector<std::string> layer_paths(const std::optional<std::string>& layers);
 OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
                        std::uint64_t max_bytes = 0);
 
-// Loads code that `info` describes by spec, target and config. Throws BadCode (executable.hpp) where the code
-// is to blame.
-using CodeLoader =
-    std::function<void(const KernelInfo& info, const std::string& code, const std::vector<Step>& steps)>;
+// Throws BadCode (executable.hpp) where the code is to blame.
+using CodeLoader = std::function<void(const std::string& code, const std::vector<Step>& steps)>;
 
 // `spec` is validated. Of many callers with one key, in any number of processes that share the folder, one
 // compiles.

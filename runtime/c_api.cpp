@@ -329,10 +329,9 @@ flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char**
   return guarded([&] { require(json, "json") = kernel_of(kernel).info_json().c_str(); });
 }
 
-flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel, const flashjit_argument* args,
-                                          size_t num_args, size_t* bytes) {
-  return guarded(
-      [&] { require(bytes, "bytes") = kernel_of(kernel).workspace_bytes(args_of(args, num_args)); });
+flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel, const flashjit_shape* shape,
+                                          size_t* bytes) {
+  return guarded([&] { require(bytes, "bytes") = kernel_of(kernel).workspace_bytes(shape_of(shape)); });
 }
 
 flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flashjit_argument* args,

@@ -193,10 +193,10 @@ struct Engine::Impl {
     const auto start = std::chrono::steady_clock::now();
     auto kernel = std::make_unique<Kernel::Impl>();
     kernel->device = device;
-    const auto load = [&](const KernelInfo& info, const std::string& code, const std::vector<Step>& steps) {
+    const auto load = [&](const std::string& code, const std::vector<Step>& steps) {
       kernel->executable = device.kind == Device::Kind::cuda
-                               ? load_cuda(device.index, info, code, steps)
-                               : load_cpu(parallel_for, num_threads, code, steps, info);
+                               ? load_cuda(device.index, code, steps)
+                               : load_cpu(parallel_for, num_threads, code, steps);
     };
     BuiltKernel built =
         build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt, load);

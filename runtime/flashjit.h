@@ -222,10 +222,10 @@ FLASHJIT_C_API flashjit_status flashjit_dropout_mask(double p, uint64_t seed, ui
 
 /* JSON text: target, config, key, origin, registers, times ... Valid as long as the kernel. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);
-/* Bytes that FLASHJIT_ARG_WORKSPACE must hold. */
+/* Bytes that FLASHJIT_ARG_WORKSPACE must hold: what serves the largest batch, seqlen_q and seqlen_k serves
+   every smaller launch. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel,
-                                                         const flashjit_argument* args, size_t num_args,
-                                                         size_t* bytes);
+                                                         const flashjit_shape* shape, size_t* bytes);
 /* stream: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. Allocates nothing,
    once the threads of a CPU have the kernel's scratch: each takes it the first time and keeps it. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel,

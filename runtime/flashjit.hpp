@@ -96,7 +96,9 @@ struct AttentionArgs {
   std::optional<Tensor> dropout_offset_tensor{};  // instead of dropout_offset
 
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
-  std::optional<Tensor> workspace{};  // Kernel::workspace_bytes() bytes, contents undefined before and after
+  std::optional<Tensor> workspace{};     // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the
+                                      // kernel's device, aligned to 64 bytes, on a GPU to 256; one for each
+                                      // launch in flight; contents undefined before and after
 };
 
 // A CUstream / cudaStream_t; null is the default stream. CPU kernels take null only and return when done.
@@ -119,6 +121,14 @@ enum class ConfigSource {
 };
 FLASHJIT_API const char* to_string(ConfigSource) noexcept;
 
+// One of the device functions that a launch runs one after the other. The numbers are of GPU kernels.
+struct StepInfo {
+  std::string entry;      // its symbol
+  int registers = 0;      // per thread
+  int spill_bytes = 0;    // per thread, stores and loads
+  int shared_memory = 0;  // bytes of a block, static and dynamic
+};
+
 struct KernelInfo {
   AttentionSpec spec;
   Target target;
@@ -132,11 +142,12 @@ struct KernelInfo {
   std::string config_note;  // the record's file; of a first guess also what differs from where it was made;
                             // why a record that is there was not used
   Origin origin = Origin::compiled;  // where this engine got it from
-  int registers = 0;                 // cuda: per thread
-  int spill_bytes = 0;               // cuda: per thread, stores and loads
-  int shared_memory = 0;             // cuda: bytes of a block, static and dynamic
-  double compile_ms = 0;             // when it was compiled
-  double get_ms = 0;                 // this engine's time from spec to launchable
+  std::vector<StepInfo> steps;       // in the order of a launch
+  int registers = 0;                 // the most of any step, as the next two
+  int spill_bytes = 0;
+  int shared_memory = 0;
+  double compile_ms = 0;  // when it was compiled
+  double get_ms = 0;      // this engine's time from spec to launchable
 };
 
 FLASHJIT_API std::string to_json(const KernelInfo&);
@@ -166,8 +177,9 @@ class FLASHJIT_API Kernel {
   const KernelInfo& info() const noexcept;
   // The same as JSON text.
   const std::string& info_json() const noexcept;
-  // Bytes that args.workspace must hold; 0 for a forward.
-  std::size_t workspace_bytes(const AttentionArgs& args) const;
+  // Bytes that args.workspace must hold; 0 for a forward. What serves the largest batch, seqlen_q and
+  // seqlen_k serves every smaller launch.
+  std::size_t workspace_bytes(const Shape& shape) const;
   // Checks the arguments, then launches. Allocates nothing, once the threads of a CPU have the kernel's
   // scratch: each takes it the first time, as much for any lengths, and keeps it until it ends. On a GPU
   // asynchronous and capturable in a CUDA graph. On a CPU work for several threads wakes them under a mutex,

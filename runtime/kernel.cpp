@@ -2,13 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/arguments.hpp"
-
 namespace flashjit {
 
 struct PreparedLaunch::Impl {
   Launch launch;
-  bool empty;
   Device device;
   const Executable* executable;
 };
@@ -26,6 +23,12 @@ void require_stream(Device device, Stream stream) {
 }  // namespace
 
 std::string to_json(const KernelInfo& info) {
+  auto steps = nlohmann::ordered_json::array();
+  for (const StepInfo& step : info.steps)
+    steps.push_back({{"entry", step.entry},
+                     {"registers", step.registers},
+                     {"spill_bytes", step.spill_bytes},
+                     {"shared_memory", step.shared_memory}});
   return nlohmann::ordered_json{{"spec", nlohmann::ordered_json::parse(info.spec.to_json())},
                                 {"target", info.target.str()},
                                 {"config", nlohmann::ordered_json::parse(to_json(info.config))},
@@ -36,6 +39,7 @@ std::string to_json(const KernelInfo& info) {
                                 {"cache_note", info.cache_note},
                                 {"origin", to_string(info.origin)},
                                 {"compiler", info.compiler},
+                                {"steps", steps},
                                 {"registers", info.registers},
                                 {"spill_bytes", info.spill_bytes},
                                 {"smem_bytes", info.shared_memory},
@@ -55,24 +59,22 @@ const std::string& Kernel::info_json() const noexcept {
   return impl_->info_json;
 }
 
-std::size_t Kernel::workspace_bytes(const AttentionArgs& args) const {
-  check_arguments(impl_->info.spec, impl_->device, args);
-  return 0;  // a forward keeps everything on chip
+std::size_t Kernel::workspace_bytes(const Shape& shape) const {
+  return impl_->operation().workspace_bytes(impl_->planned(), shape);
 }
 
 void Kernel::launch(const AttentionArgs& args, Stream stream) const {
   require_stream(impl_->device, stream);
-  const CheckedArguments checked = check_arguments(impl_->info.spec, impl_->device, args);
-  if (!checked.empty) impl_->executable->launch(checked.params, stream);
+  Launch launch;
+  impl_->operation().plan(impl_->planned(), args, launch);
+  impl_->executable->launch(launch, stream);
 }
 
 PreparedLaunch Kernel::prepare(const AttentionArgs& args) const {
-  const CheckedArguments checked = check_arguments(impl_->info.spec, impl_->device, args);
   auto prepared = std::make_unique<PreparedLaunch::Impl>();
-  prepared->empty = checked.empty;
   prepared->device = impl_->device;
   prepared->executable = impl_->executable.get();
-  if (!checked.empty) impl_->executable->encode(checked.params, prepared->launch);
+  impl_->operation().plan(impl_->planned(), args, prepared->launch);
   return PreparedLaunch(std::move(prepared));
 }
 
@@ -83,7 +85,7 @@ PreparedLaunch::~PreparedLaunch() = default;
 
 void PreparedLaunch::launch(Stream stream) const {
   require_stream(impl_->device, stream);
-  if (!impl_->empty) impl_->executable->launch(impl_->launch, stream);
+  impl_->executable->launch(impl_->launch, stream);
 }
 
 }  // namespace flashjit

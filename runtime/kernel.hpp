@@ -4,6 +4,7 @@
 
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
+#include "runtime/operation.hpp"
 
 namespace flashjit {
 
@@ -12,6 +13,11 @@ struct Kernel::Impl {
   std::string info_json;
   Device device;
   std::unique_ptr<Executable> executable;
+
+  PlannedKernel planned() const {
+    return {info.spec, info.target, info.config, device, executable->parallelism(), executable->context()};
+  }
+  const OperationRuntime& operation() const { return runtime_of(info.spec.op); }
 };
 
 }  // namespace flashjit

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/flashjit.hpp"
-#include "templates/shared/params.h"
+#include "templates/shared/forward_params.h"
 
 namespace flashjit {
 

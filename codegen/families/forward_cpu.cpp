@@ -99,7 +99,7 @@ Products products_of(const AttentionSpec& spec, const Target& target) {
 }
 
 constexpr char entry_text[] =
-    R"(extern "C" void flashjit_forward(const ForwardParams* params, i64 begin, i64 end, void* scratch) {
+    R"(extern "C" void flashjit_forward(const CpuForwardParams* params, i64 begin, i64 end, void* scratch) {
   forward<Spec, Config>(*params, begin, end, scratch);
 }
 )";

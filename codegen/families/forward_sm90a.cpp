@@ -27,7 +27,7 @@ constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stag
 constexpr int warps_of_a_group = 4;
 
 int consumers(const KernelConfig& config) {
-  return config.block_m / device::Sm90aLayout::group_rows;
+  return config.block_m / device::Sm90aLayout::warpgroup_rows;
 }
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
@@ -219,7 +219,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 }
 
 constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
-    flashjit_forward(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
+    flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
 )";

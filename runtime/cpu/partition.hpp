@@ -6,7 +6,7 @@
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
 #include "codegen/target.hpp"
-#include "templates/shared/params.h"
+#include "templates/shared/forward_cpu_params.h"
 
 namespace flashjit {
 

@@ -74,12 +74,22 @@ struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
 };
 
+enum CUlaunchAttributeID : int { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+union CUlaunchAttributeValue {
+  char pad[64];
+  int programmaticStreamSerializationAllowed;
+};
+struct alignas(8) CUlaunchAttribute {
+  CUlaunchAttributeID id;
+  alignas(8) CUlaunchAttributeValue value;
+};
+
 struct CUlaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ;
   unsigned blockDimX, blockDimY, blockDimZ;
   unsigned sharedMemBytes;
   CUstream hStream;
-  void* attrs;  // CUlaunchAttribute[numAttrs]
+  CUlaunchAttribute* attrs;
   unsigned numAttrs;
 };
 

@@ -73,17 +73,26 @@ int number_before(std::string_view line, std::string_view unit) {
   return value;
 }
 
-// Fills registers, spills and static shared memory: of the hungriest entry where there are several.
-void read_ptxas_report(CompiledKernel& kernel) {
-  std::string_view rest = kernel.log;
-  while (!rest.empty()) {
-    const std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
-    kernel.registers = std::max(kernel.registers, number_before(line, " registers"));
-    kernel.static_shared_memory = std::max(kernel.static_shared_memory, number_before(line, " bytes smem"));
-    kernel.spill_bytes = std::max(kernel.spill_bytes, number_before(line, " bytes spill stores") +
-                                                          number_before(line, " bytes spill loads"));
+// Entries with their registers, spills and static shared memory. What is said of functions that were not
+// inlined counts for the entry before them.
+std::vector<CompiledStep> read_ptxas_report(std::string_view log) {
+  std::vector<CompiledStep> steps;
+  while (!log.empty()) {
+    const std::string_view line = log.substr(0, log.find('\n'));
+    log.remove_prefix(std::min(line.size() + 1, log.size()));
+    constexpr std::string_view compiling = "Compiling entry function '";
+    if (const std::size_t at = line.find(compiling); at != std::string_view::npos) {
+      const std::string_view name = line.substr(at + compiling.size());
+      steps.push_back({.entry = std::string(name.substr(0, name.find('\'')))});
+    }
+    if (steps.empty()) continue;
+    CompiledStep& step = steps.back();
+    step.registers = std::max(step.registers, number_before(line, " registers"));
+    step.static_shared_memory = std::max(step.static_shared_memory, number_before(line, " bytes smem"));
+    step.spill_bytes = std::max(step.spill_bytes, number_before(line, " bytes spill stores") +
+                                                      number_before(line, " bytes spill loads"));
   }
+  return steps;
 }
 
 // ---- compiler ----
@@ -134,7 +143,7 @@ class Nvrtc final : public Compiler {
                   kernel.log);
     }
     if (keep_assembly) kernel.assembly = text(program.handle, api_.GetPTXSize, api_.GetPTX);
-    read_ptxas_report(kernel);
+    kernel.steps = read_ptxas_report(kernel.log);
     kernel.compile_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     return kernel;

@@ -61,7 +61,7 @@ class Encoder {
 }  // namespace
 
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
-                                  const device::ForwardParams& p) {
+                                  const device::Sm90aForwardParams& p) {
   const int batch = spec.varlen ? 1 : p.batch;
   const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
   TensorMapShapes shapes{shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m),
@@ -76,8 +76,8 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
   return shapes;
 }
 
-void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config, const device::ForwardParams& p,
-                        device::ForwardMaps& maps) {
+void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
+                        const device::Sm90aForwardParams& p, device::ForwardMaps& maps) {
   const Encoder encode(spec.dtype);
   const TensorMapShapes shapes = tensor_map_shapes(spec, config, p);
   encode("q", p.q, shapes.q, maps.q);

@@ -5,7 +5,7 @@
 
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
-#include "templates/shared/params.h"
+#include "templates/shared/forward_sm90a_params.h"
 
 namespace flashjit::cuda {
 
@@ -23,11 +23,11 @@ struct TensorMapShapes {
   TensorMapShape q, k, v;
 };
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
-                                  const device::ForwardParams& params);
+                                  const device::Sm90aForwardParams& params);
 
-// A context must be current. What lies past a tensor's end reads as zeros. Throws invalid_argument for
-// strides that the engine does not take.
+// A context must be current. What lies past a tensor's
+// end reads as zeros. Throws invalid_argument for strides that the engine does not take.
 void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
-                        const device::ForwardParams& params, device::ForwardMaps& maps);
+                        const device::Sm90aForwardParams& params, device::ForwardMaps& maps);
 
 }  // namespace flashjit::cuda

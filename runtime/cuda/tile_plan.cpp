@@ -19,6 +19,33 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
+struct Tiles {
+  std::int64_t heads, of_head;
+  std::int64_t all() const { return heads * of_head; }
+};
+
+// Of heads_q heads a batch entry, `rows` positions each. Throws invalid_argument for more than a grid takes.
+Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int rows) {
+  const Tiles tiles = {std::int64_t{p.batch} * heads_q, ceil_div(p.seqlen_q, rows)};
+  constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
+  if (tiles.heads > max_grid / tiles.of_head) {
+    throw Error(ErrorCode::invalid_argument,
+                "batch " + std::to_string(p.batch) + " x num_heads_q " + std::to_string(heads_q) + " x " +
+                    std::to_string(tiles.of_head) + " tiles of " + std::to_string(block_m) +
+                    " query rows: a launch has at most 2147483647 blocks; split the batch");
+  }
+  return tiles;
+}
+
+TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, const Tiles& tiles,
+                         int heads_q, int multiprocessors, std::int64_t cache_bytes) {
+  const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * (spec.head_dim + spec.head_dim_v) * 2;
+  const auto at_a_time = std::min<std::int64_t>(tiles.all(), multiprocessors);
+  return tile_sections(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head),
+                       static_cast<int>(at_a_time), bytes_of_kv_head / (heads_q / p.num_heads_kv),
+                       cache_bytes);
+}
+
 }  // namespace
 
 int packed_heads(int group, int seqlen_q, int block_m) {
@@ -32,35 +59,31 @@ int packed_heads(int group, int seqlen_q, int block_m) {
   return heads;
 }
 
-Grid plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                int multiprocessors, device::ForwardParams& p) {
+Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                device::Sm80ForwardParams& p) {
+  const Tiles tiles = count_tiles(p, p.num_heads_q, config.block_m, config.block_m);
+  p.section_heads = sections_of(spec, p, tiles, p.num_heads_q, multiprocessors, l2_of_others).heads;
+  return {static_cast<unsigned>(tiles.all())};
+}
+
+Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                device::Sm90aForwardParams& p) {
   p.packed_heads =
       config.pack_gqa ? packed_heads(p.num_heads_q / p.num_heads_kv, p.seqlen_q, config.block_m) : 1;
   p.packed_heads_inverse = static_cast<device::u32>(ceil_div(1 << 16, p.packed_heads));
   const int heads_q = p.num_heads_q / p.packed_heads;  // those of a tile are one
-  const std::int64_t heads = std::int64_t{p.batch} * heads_q;
-  const std::int64_t tiles = ceil_div(p.seqlen_q, config.block_m / p.packed_heads);
-  constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
-  if (heads > max_grid / tiles) {
-    throw Error(ErrorCode::invalid_argument,
-                "batch " + std::to_string(p.batch) + " x num_heads_q " + std::to_string(heads_q) + " x " +
-                    std::to_string(tiles) + " tiles of " + std::to_string(config.block_m) +
-                    " query rows: a launch has at most 2147483647 blocks; split the batch");
-  }
-  // sm_90a's are persistent: a block for every multiprocessor as far as there is work.
-  const std::int64_t at_a_time = std::min<std::int64_t>(heads * tiles, multiprocessors);
-  if (!target.arch_specific || config.tile_order == TileOrder::sections) {
-    const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * (spec.head_dim + spec.head_dim_v) * 2;
-    const TileSections sections = tile_sections(
-        static_cast<int>(heads), static_cast<int>(tiles), static_cast<int>(at_a_time),
-        bytes_of_kv_head / (heads_q / p.num_heads_kv), target.arch_specific ? l2_of_h100 : l2_of_others);
+  const Tiles tiles = count_tiles(p, heads_q, config.block_m, config.block_m / p.packed_heads);
+  if (config.tile_order == TileOrder::sections) {
+    const TileSections sections = sections_of(spec, p, tiles, heads_q, multiprocessors, l2_of_h100);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }
-  if (!target.arch_specific) return {static_cast<unsigned>(heads * tiles)};
-  const auto blocks = static_cast<unsigned>(at_a_time);
-  if (config.tile_order != TileOrder::waves) return {blocks};
-  return {blocks, device::count_waves(static_cast<device::u32>(ceil_div(heads * tiles, at_a_time)))};
+  // Persistent: a block for every multiprocessor as far as there is work.
+  const std::int64_t blocks = std::min<std::int64_t>(tiles.all(), multiprocessors);
+  const unsigned rows = config.tile_order == TileOrder::waves
+                            ? device::count_waves(static_cast<device::u32>(ceil_div(tiles.all(), blocks)))
+                            : 1;
+  return {static_cast<unsigned>(blocks), rows};
 }
 
 }  // namespace flashjit::cuda

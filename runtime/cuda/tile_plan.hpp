@@ -3,9 +3,9 @@
 
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
-#include "codegen/target.hpp"
 #include "runtime/executable.hpp"
-#include "templates/shared/params.h"
+#include "templates/shared/forward_sm80_params.h"
+#include "templates/shared/forward_sm90a_params.h"
 
 namespace flashjit::cuda {
 
@@ -17,7 +17,9 @@ int packed_heads(int group, int seqlen_q, int block_m);
 
 // The blocks of the grid. Sets in params what the device needs to know about tiles. Throws invalid_argument
 // if there are too many.
-Grid plan_tiles(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                int multiprocessors, device::ForwardParams& params);
+Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                device::Sm80ForwardParams& params);
+Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                device::Sm90aForwardParams& params);
 
 }  // namespace flashjit::cuda

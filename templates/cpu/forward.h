@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/tile.h"
+#include "shared/forward_cpu_params.h"
 
 namespace flashjit::device {
 
@@ -63,7 +64,7 @@ struct ForwardTile {
   FLASHJIT_FN static Operand* v_of(PackedBlock& block) { return k_of(block) + Products::k_block; }
 
   // Of what the blocks hold nothing counts that is another head's.
-  FLASHJIT_FN void keep_blocks_of(const ForwardParams& params, const Problem& problem) const {
+  FLASHJIT_FN void keep_blocks_of(const CpuForwardParams& params, const Problem& problem) const {
     const i64 number = static_cast<i64>(problem.batch) * params.num_heads_kv + problem.head_kv;
     if (head->head == number) return;
     head->head = number;
@@ -71,7 +72,7 @@ struct ForwardTile {
   }
   // Packs what is not there yet of the groups that hold any of `keys`, which are of one block. Says whether V
   // is finite in them; not in others, or it would depend on which tiles came before.
-  __attribute__((noinline)) bool pack(const ForwardParams& params, const Problem& problem, Span keys,
+  __attribute__((noinline)) bool pack(const CpuForwardParams& params, const Problem& problem, Span keys,
                                       PackedBlock& block) const {
     const int first = block.index * block_n;
     const Span groups = {(keys.begin - first) / packed_group, (keys.end - 1 - first) / packed_group + 1};
@@ -94,49 +95,49 @@ struct ForwardTile {
 
   // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they
   // see, one of params.key_parts.
-  FLASHJIT_FN void run(const ForwardParams& params, const Problem& problem, Span rows, int part) const {
+  FLASHJIT_FN void run(const CpuForwardParams& params, const Problem& problem, Span rows, int part) const {
     const Mask mask(params, problem);
     const Span valid = valid_rows(params, problem, rows), across = positions(params, valid);
     const Span hull = mask.hull(Keys{}, across), ours = part_of(hull, part, params.key_parts);
     const Span within = intersect(hull, ours);
     keep_blocks_of(params, problem);
     const float scale = params.scale_log2;
-    begin(params, problem, rows);
+    load_rows(params, problem, rows);
     Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);
 
     BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
     OpenBlock open[2];
-    const auto open_block = [&](Step& step) {  // the next one with a step of which the mask keeps anything
-      for (Block block; step.kept.empty() && walk.next(block);) {
+    const auto open_block = [&](ScoreBlock& scores) {  // the next one of which the mask keeps anything
+      for (Block block; scores.kept.empty() && walk.next(block);) {
         const Span keys = intersect(within, block_span(block.index, block_n));
         if (keys.empty()) continue;
         PackedBlock& packed = packed_block(block.index);
         if (packed.index != block.index) packed = {block.index, 0, 0};
         const bool finite = pack(params, problem, keys, packed);
-        step.block = step.block == open ? open + 1 : open;
-        *step.block = {keys, block.index * block_n, finite, k_of(packed), v_of(packed)};
-        step.row = step.unit_rows = step.first = 0;
-        step.list = -1;
-        find_step(params, mask, rows, valid, step);
+        scores.block = scores.block == open ? open + 1 : open;
+        *scores.block = {keys, block.index * block_n, finite, k_of(packed), v_of(packed)};
+        scores.row = scores.unit_rows = scores.first = 0;
+        scores.list = -1;
+        find_scores(params, mask, rows, valid, scores);
       }
     };
     // Scores of the next step are taken while the softmax of one is, where that is of use; those of the next
     // block where it does not take the place of this one.
     const bool opens_ahead = Products::ahead && head->blocks > 1;
-    Step steps[2] = {{.block = open, .s = s}, {}};
-    open_block(steps[0]);
-    take_scores(products, steps[0]);
+    ScoreBlock scores[2] = {{.block = open, .s = s}, {}};
+    open_block(scores[0]);
+    take_scores(products, scores[0]);
     products.finish();
     int words_of = -1;
-    for (int index = 0; !steps[index].kept.empty(); index ^= 1) {
+    for (int index = 0; !scores[index].kept.empty(); index ^= 1) {
       // In place: a copy of what was just written would wait for all stores before it.
-      const Step& now = steps[index];
-      Step& next = steps[index ^ 1];
+      const ScoreBlock& now = scores[index];
+      ScoreBlock& next = scores[index ^ 1];
       next = now;
       next.first += step_n;
       next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
-      find_step(params, mask, rows, valid, next);
+      find_scores(params, mask, rows, valid, next);
       if (opens_ahead) open_block(next);
       if (Products::ahead) take_scores(products, next);
       const int row = now.row, unit_rows = now.unit_rows, before = now.block->first + now.first;
@@ -186,7 +187,7 @@ struct ForwardTile {
     const Operand *k, *v;
   };
   // A unit of the tile's rows and at most step_n of a block's keys.
-  struct Step {
+  struct ScoreBlock {
     OpenBlock* block;
     int row, unit_rows;          // of the tile; unit_rows 0: not looked at yet
     Span rows, positions, hull;  // of the unit: those of its rows that are valid, and the keys they may see
@@ -196,58 +197,59 @@ struct ForwardTile {
     Span kept, used;             // used: kept, in whole groups, counted from the step's first key
     float* s;
   };
-  // Moves on to a step of the same block of which the mask keeps anything, if this one is none: all of a
+  // Moves on to scores of the same block of which the mask keeps anything, if this one is none: all of a
   // unit's before the next one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are
   // no more.
-  __attribute__((noinline)) void find_step(const ForwardParams& params, const Mask& mask, Span tile,
-                                           Span valid, Step& step) const {
-    const Span keys = step.block->keys;
-    const int block = step.block->first;
-    for (;; step.row += step.unit_rows, step.unit_rows = 0, step.first = 0) {
-      if (step.unit_rows == 0) {
-        const int row = tile.begin + step.row;
+  __attribute__((noinline)) void find_scores(const CpuForwardParams& params, const Mask& mask, Span tile,
+                                             Span valid, ScoreBlock& scores) const {
+    const Span keys = scores.block->keys;
+    const int block = scores.block->first;
+    for (;; scores.row += scores.unit_rows, scores.unit_rows = 0, scores.first = 0) {
+      if (scores.unit_rows == 0) {
+        const int row = tile.begin + scores.row;
         if (row >= valid.end) break;
-        step.unit_rows = rows_of_unit(params, tile, row);
-        step.rows = {row, min(row + step.unit_rows, valid.end)};
-        step.positions = positions(params, step.rows);
-        step.hull = intersect(mask.hull(Keys{}, step.positions), keys);
-        if constexpr (!Mask::row_intervals) touch(params, mask, valid, keys, step);
+        scores.unit_rows = rows_of_unit(params, tile, row);
+        scores.rows = {row, min(row + scores.unit_rows, valid.end)};
+        scores.positions = positions(params, scores.rows);
+        scores.hull = intersect(mask.hull(Keys{}, scores.positions), keys);
+        if constexpr (!Mask::row_intervals) touch(params, mask, valid, keys, scores);
       }
-      for (; block + step.first < keys.end; step.first += step_n) {
-        const int from = block + step.first;
-        step.kept = intersect(step.hull, {from, from + step_n});
-        if (step.kept.empty() || (!Mask::row_intervals && !(step.touched >> step.first / step_n & 1)))
+      for (; block + scores.first < keys.end; scores.first += step_n) {
+        const int from = block + scores.first;
+        scores.kept = intersect(scores.hull, {from, from + step_n});
+        if (scores.kept.empty() || (!Mask::row_intervals && !(scores.touched >> scores.first / step_n & 1)))
           continue;
-        step.used = {(step.kept.begin - from) / keys_whole * keys_whole,
-                     round_up(step.kept.end - from, keys_whole)};
+        scores.used = {(scores.kept.begin - from) / keys_whole * keys_whole,
+                       round_up(scores.kept.end - from, keys_whole)};
         return;
       }
     }
-    step.kept = {};
+    scores.kept = {};
   }
   // Which steps a unit's rows may see; those of one list are looked up once.
-  FLASHJIT_FN static void touch(const ForwardParams& params, const Mask& mask, Span valid, Span keys,
-                                Step& step) {
-    Span rows = step.positions;
+  FLASHJIT_FN static void touch(const CpuForwardParams& params, const Mask& mask, Span valid, Span keys,
+                                ScoreBlock& scores) {
+    Span rows = scores.positions;
     if constexpr (whole_lists) {
       const int list = rows.begin / Mask::list_rows;
-      if (list == step.list) return;
-      step.list = list;
+      if (list == scores.list) return;
+      scores.list = list;
       rows = intersect(positions(params, valid), block_span(list, Mask::list_rows));
     }
-    step.touched = 0;
+    scores.touched = 0;
     for (int from = keys.begin / block_n * block_n, i = 0; from < keys.end; from += step_n, ++i)
-      if (touches(mask, rows, intersect(keys, {from, from + step_n}))) step.touched |= 1u << i;
+      if (touches(mask, rows, intersect(keys, {from, from + step_n}))) scores.touched |= 1u << i;
   }
-  FLASHJIT_FN void take_scores(Products& products, const Step& step) const {
-    if (step.kept.empty()) return;
-    products.scores(step.unit_rows, step.block->k + step.first * Products::k_key, q + step.row * q_row,
-                    step.s, step.used);
+  FLASHJIT_FN void take_scores(Products& products, const ScoreBlock& scores) const {
+    if (scores.kept.empty()) return;
+    products.scores(scores.unit_rows, scores.block->k + scores.first * Products::k_key,
+                    q + scores.row * q_row, scores.s, scores.used);
   }
 
   // Q^T, by way of `room`, and the state of the softmax. Lanes beyond the tile's last row hold whatever was
   // packed before, and nothing of theirs is written; O holds nothing until a unit's first product.
-  __attribute__((noinline)) void begin(const ForwardParams& params, const Problem& problem, Span tile) const {
+  __attribute__((noinline)) void load_rows(const CpuForwardParams& params, const Problem& problem,
+                                           Span tile) const {
     const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset(params.q);
     for_each_unit(params, tile, [&](int row, int unit_rows) {
       const int first = tile.begin + row;
@@ -263,7 +265,7 @@ struct ForwardTile {
     });
   }
 
-  __attribute__((noinline)) void make_row_words(const ForwardParams& params, const Problem& problem,
+  __attribute__((noinline)) void make_row_words(const CpuForwardParams& params, const Problem& problem,
                                                 Span tile) const {
     const Words key = dropout_key(params.dropout);
     for (int i = 0; i < tile.size(); ++i) {
@@ -274,7 +276,7 @@ struct ForwardTile {
     }
   }
   // Where they lie in their block: groups of four that hold any of `keys`.
-  __attribute__((noinline)) void make_column_words(const ForwardParams& params, const Problem& problem,
+  __attribute__((noinline)) void make_column_words(const CpuForwardParams& params, const Problem& problem,
                                                    Span keys) const {
     const Words key = dropout_key(params.dropout);
     for (int group = keys.begin / 4; group * 4 < keys.end; ++group) {
@@ -285,7 +287,8 @@ struct ForwardTile {
 
   // Leaves what this part gave beside the others of its tile. True if they are all there now; then their sum
   // is here, always added up in the same order.
-  __attribute__((noinline)) bool collect(const ForwardParams& params, Span tile, i64 index, int part) const {
+  __attribute__((noinline)) bool collect(const CpuForwardParams& params, Span tile, i64 index,
+                                         int part) const {
     const int size = cpu_part(params.tile_rows, head_dim_v),
               size_o = cpu_part_o(params.tile_rows, head_dim_v);
     float* const parts = params.partials + index * params.key_parts * size;
@@ -311,7 +314,8 @@ struct ForwardTile {
   }
 
   // O, by way of `room`, and lse.
-  __attribute__((noinline)) void end(const ForwardParams& params, const Problem& problem, Span tile) const {
+  __attribute__((noinline)) void write_rows(const CpuForwardParams& params, const Problem& problem,
+                                            Span tile) const {
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
     Element* const rows = static_cast<Element*>(params.o.data) + problem.q_offset(params.o);
     float* const lse = static_cast<float*>(params.lse.data) + problem.q_offset(params.lse);
@@ -337,11 +341,11 @@ struct ForwardTile {
   }
 
  private:
-  FLASHJIT_FN static Span positions(const ForwardParams& params, Span rows) {
+  FLASHJIT_FN static Span positions(const CpuForwardParams& params, Span rows) {
     if (rows.empty()) return {0, 0};
     return {position_of(rows.begin, params.packed_heads), position_of(rows.end - 1, params.packed_heads) + 1};
   }
-  FLASHJIT_FN static i64 offset(const ForwardParams& params, const TensorView& tensor, int row) {
+  FLASHJIT_FN static i64 offset(const CpuForwardParams& params, const TensorView& tensor, int row) {
     return row_offset(row, params.packed_heads, tensor.row_stride, tensor.head_stride);
   }
   // By whole cache lines, where rows are aligned to them.
@@ -350,21 +354,21 @@ struct ForwardTile {
     for (int column = 0; column < whole; column += line) __builtin_memcpy(to + column, from + column, 64);
     __builtin_memcpy(to + whole, from + whole, sizeof(Element) * (head_dim_v - whole));
   }
-  FLASHJIT_FN static Span valid_rows(const ForwardParams& params, const Problem& problem, Span rows) {
+  FLASHJIT_FN static Span valid_rows(const CpuForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};
   }
   // No unit lies across two lists of the mask, where that can be: what one of them sees would be computed for
   // the other.
   static constexpr bool whole_lists = Mask::list_rows > 0 && Mask::list_rows % Products::row_step == 0;
   // Of the unit that begins with that row.
-  FLASHJIT_FN static int rows_of_unit(const ForwardParams& params, Span tile, int row) {
+  FLASHJIT_FN static int rows_of_unit(const CpuForwardParams& params, Span tile, int row) {
     const int end =
         whole_lists ? min(tile.end, round_up(row + 1, Mask::list_rows * params.packed_heads)) : tile.end;
     return Products::next_unit_rows(end - row);
   }
   // Calls body(row of the tile, unit_rows) for its units.
   template <class Body>
-  FLASHJIT_FN static void for_each_unit(const ForwardParams& params, Span tile, Body body) {
+  FLASHJIT_FN static void for_each_unit(const CpuForwardParams& params, Span tile, Body body) {
     for (int row = tile.begin, unit_rows; row < tile.end; row += unit_rows) {
       unit_rows = rows_of_unit(params, tile, row);
       body(row - tile.begin, unit_rows);
@@ -387,7 +391,7 @@ struct ForwardTile {
 // outermost, for their K and V to stay in shared caches, and within a head the last rows first, which causal
 // masks make the longest.
 template <class Spec, class Config>
-FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* scratch) {
+FLASHJIT_FN void forward(const CpuForwardParams& params, i64 begin, i64 end, void* scratch) {
   const DenormalsAreZeros mode;
   const ForwardTile<Spec, Config> tile(scratch);
   const int heads = params.num_heads_q / params.packed_heads;
@@ -402,7 +406,8 @@ FLASHJIT_FN void forward(const ForwardParams& params, i64 begin, i64 end, void* 
     const Span rows = {row, min(row + params.tile_rows, problem.rows * params.packed_heads)};
     if (rows.empty()) continue;
     tile.run(params, problem, rows, part);
-    if (params.key_parts == 1 || tile.collect(params, rows, index, part)) tile.end(params, problem, rows);
+    if (params.key_parts == 1 || tile.collect(params, rows, index, part))
+      tile.write_rows(params, problem, rows);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "cuda/online_softmax.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/tile_order.cuh"
+#include "shared/forward_sm80_params.h"
 #include "shared/mask.h"
 
 namespace flashjit::device {
@@ -57,7 +58,7 @@ class ForwardSm80 {
   static constexpr bool q_in_registers = accumulators <= 144 && accumulators + m_tiles * 4 * k_steps <= 184;
 
  public:
-  FLASHJIT_FN static void run(const ForwardParams& p, u32 shared) {
+  FLASHJIT_FN static void run(const Sm80ForwardParams& p, u32 shared) {
     const TileIndex tile = tile_of_block(p);
     const Problem problem = make_problem<Spec::varlen, Mask::padding>(p, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
@@ -66,7 +67,7 @@ class ForwardSm80 {
   }
 
  private:
-  FLASHJIT_FN ForwardSm80(const ForwardParams& p, const Problem& problem, u32 shared, int first_row)
+  FLASHJIT_FN ForwardSm80(const Sm80ForwardParams& p, const Problem& problem, u32 shared, int first_row)
       : p_(p),
         mask_(p, problem),
         shared_(shared),
@@ -74,7 +75,7 @@ class ForwardSm80 {
         seqlen_q_(problem.seqlen_q),
         scale_log2_(p.scale_log2) {}
 
-  FLASHJIT_FN static TileIndex tile_of_block(const ForwardParams& p) {
+  FLASHJIT_FN static TileIndex tile_of_block(const Sm80ForwardParams& p) {
     return tile_index(p, static_cast<int>(ctaid_x()), block_m);
   }
 
@@ -398,7 +399,7 @@ class ForwardSm80 {
     }
   }
 
-  const ForwardParams& p_;
+  const Sm80ForwardParams& p_;
   const Mask mask_;
   const u32 shared_;
   const int first_row_, seqlen_q_;
@@ -411,7 +412,7 @@ class ForwardSm80 {
 };
 
 template <class Spec, class Config>
-FLASHJIT_FN void forward_sm80(const ForwardParams& params) {
+FLASHJIT_FN void forward_sm80(const Sm80ForwardParams& params) {
   extern __shared__ __align__(128) char shared_memory[];
   ForwardSm80<Spec, Config>::run(params, shared_address(shared_memory));
 }

@@ -5,12 +5,14 @@
 #pragma once
 
 #include "cuda/dropout.cuh"
+#include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/ptx_sm90a.cuh"
+#include "cuda/tile_rows.cuh"
 #include "cuda/tile_schedule.cuh"
+#include "shared/forward_sm90a_params.h"
 #include "shared/layout.h"
 #include "shared/mask.h"
-#include "shared/params.h"
 
 namespace flashjit::device {
 
@@ -32,13 +34,14 @@ struct ForwardSm90a {
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
-  static constexpr int consumers = block_m / Sm90aLayout::group_rows;
+  static constexpr int consumers = block_m / Sm90aLayout::warpgroup_rows;
   static constexpr int walked_rows = Config::pack_gqa ? unknown_size : block_m;
   static constexpr int consumer_warps = consumers * 4;
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
-  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,
-                                      block_n,        stages,           Spec::dropout};
+  using Shared = Sm90aShared<Spec, Config>;
+  using Ring = typename Shared::Ring;
+  static constexpr Sm90aLayout layout = Shared::layout;
 
   // Intervals are a few numbers, with which every consumer walks for itself. Other masks take look-ups, for
   // which consumers have no registers: the producer passes on what it finds with each K.
@@ -61,75 +64,8 @@ struct ForwardSm90a {
   static constexpr bool normalizes_early = Spec::head_dim_v <= 128;
 
   // Named barriers beside __syncthreads's 0.
-  static constexpr int turn_barrier = 1;   // + consumer: its turn at the tensor cores
-  static constexpr int group_barrier = 4;  // + consumer: of its own four warps
-
-  // The stages of K and V as one side sees them: block after block, whichever tile it belongs to.
-  struct Ring {
-    int stage = 0;
-    u32 parity = 0;
-    FLASHJIT_FN void advance() {
-      if (++stage == stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-    }
-    FLASHJIT_FN void retreat(int by) {
-      stage -= by;
-      if (stage < 0) {
-        stage += stages;
-        parity ^= 1;
-      }
-    }
-  };
-
-  // What the producer passes on with a block's K. It and announcements are read as ordinary memory: of an asm
-  // the compiler does not know that all threads get the same, and computes descriptors in every one of them.
-  struct PassedBlock {
-    int word;  // its index, whether it is whole, and whether it is the tile's last
-    int found;
-    FLASHJIT_FN int index() const { return word >> 2; }
-    FLASHJIT_FN bool whole() const { return word & 2; }
-    FLASHJIT_FN bool last() const { return word & 1; }
-  };
-
-  // Addresses in shared memory. Each buffer has an mbarrier for "full", one arrival and the bytes copied, and
-  // one for "empty", an arrival from every consumer warp.
-  struct Shared {
-    const char* memory;
-    u32 start;
-    FLASHJIT_FN u32 q() const { return start + layout.q; }
-    FLASHJIT_FN u32 k(int stage) const { return start + layout.k + stage * layout.k_bytes; }
-    FLASHJIT_FN u32 v(int stage) const { return start + layout.v + stage * layout.v_bytes; }
-    FLASHJIT_FN u32 announced() const { return start + layout.announced; }
-    FLASHJIT_FN u32 q_full() const { return start + layout.barriers; }
-    FLASHJIT_FN u32 q_empty() const { return start + layout.barriers + 8; }
-    FLASHJIT_FN u32 k_full(int stage) const { return start + layout.barriers + 16 + 32 * stage; }
-    FLASHJIT_FN u32 k_empty(int stage) const { return k_full(stage) + 8; }
-    FLASHJIT_FN u32 v_full(int stage) const { return k_full(stage) + 16; }
-    FLASHJIT_FN u32 v_empty(int stage) const { return k_full(stage) + 24; }
-    FLASHJIT_FN u32 passed(int stage) const { return start + layout.passed + 8 * stage; }
-    FLASHJIT_FN PassedBlock passed_block(int stage) const {
-      return reinterpret_cast<const PassedBlock*>(memory + layout.passed)[stage];
-    }
-    // With dropout: which block's words the producer wants, an mbarrier that says so, and the words.
-    FLASHJIT_FN u32 asked(int stage) const { return start + layout.dropout_asked + 16 * stage; }
-    FLASHJIT_FN u32 words_asked(int stage) const { return asked(stage) + 8; }
-    FLASHJIT_FN u32 column_words(const Ring& ring) const {
-      return start + layout.dropout_words + (ring.parity * stages + ring.stage) * (block_n * 4);
-    }
-    FLASHJIT_FN Words dropout_key() const {
-      return *reinterpret_cast<const Words*>(memory + layout.dropout_key);
-    }
-  };
-
-  // What the producer announces: a tile, one of whose rows none keeps anything, or that there are no more.
-  enum class Announced : int { tile, empty_tile, end };
-  struct Announcement {
-    Tile tile;
-    Announced what;
-  };
-  static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
+  static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
+  static constexpr int warpgroup_barrier = 4;  // + consumer: of its own four warps
 
   // What is computed from it is not computed ahead of the loop around, and kept: for want of registers.
   static FLASHJIT_FN int not_ahead(int x) {
@@ -143,9 +79,9 @@ struct ForwardSm90a {
     int m_block;
     Span rows;     // without padding
     int rows_end;  // with it
-    FLASHJIT_FN Work(const ForwardParams& p, const Tile& t)
+    FLASHJIT_FN Work(const Sm90aForwardParams& p, const TileIndex& t)
         : Work(p, make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q), t.m_block) {}
-    FLASHJIT_FN Work(const ForwardParams& p, const Problem& of, int block)
+    FLASHJIT_FN Work(const Sm90aForwardParams& p, const Problem& of, int block)
         : problem(of),
           m_block(block),
           rows{block * Rows(p).tokens, min((block + 1) * Rows(p).tokens, problem.seqlen_q)},
@@ -155,12 +91,12 @@ struct ForwardSm90a {
   // One thread: everything that comes from global memory.
   class Producer {
    public:
-    FLASHJIT_FN Producer(const ForwardParams& p, const ForwardMaps& maps, const Shared& shared)
+    FLASHJIT_FN Producer(const Sm90aForwardParams& p, const ForwardMaps& maps, const Shared& shared)
         : p_(p), maps_(maps), shared_(shared) {}
 
     FLASHJIT_FN void run() {
       Schedule schedule(p_);
-      for (Tile tile; schedule.next(tile);) {
+      for (TileIndex tile; schedule.next(tile);) {
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
@@ -203,7 +139,7 @@ struct ForwardSm90a {
       return true;
     }
     // Where the tile lies in the tensor maps: packed tensors are one batch entry.
-    FLASHJIT_FN void locate(const Work& work, const Tile& tile) {
+    FLASHJIT_FN void locate(const Work& work, const TileIndex& tile) {
       head_q_ = tile.head_q;
       head_kv_ = work.problem.head_kv;
       batch_ = sequence_ = tile.batch;
@@ -222,7 +158,7 @@ struct ForwardSm90a {
                    static_cast<int>(a.what));
       mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
     }
-    FLASHJIT_FN void load_q(const Tile& tile) {
+    FLASHJIT_FN void load_q(const TileIndex& tile) {
       if constexpr (Config::pack_gqa) {
         announce({tile, Announced::tile}, qk_panels * Rows(p_).used() * 128);
         copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
@@ -268,7 +204,7 @@ struct ForwardSm90a {
                                 batch_);
     }
 
-    const ForwardParams& p_;
+    const Sm90aForwardParams& p_;
     const ForwardMaps& maps_;
     const Shared& shared_;
     Ring ring_;
@@ -307,7 +243,7 @@ struct ForwardSm90a {
     struct Walked {
       const Mask& mask_;
       BlockWalk<Keys, Mask> walk_;
-      FLASHJIT_FN Walked(const ForwardParams&, const Mask& mask, const Work& work, const Tile&)
+      FLASHJIT_FN Walked(const Sm90aForwardParams&, const Mask& mask, const Work& work, const TileIndex&)
           : mask_(mask), walk_(mask, work.rows, block_n) {}
       FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
       FLASHJIT_FN void take(Block&, const Consumer&) const {}
@@ -317,10 +253,10 @@ struct ForwardSm90a {
       }
     };
     struct Passed {
-      const ForwardParams& p_;
-      const Tile tile_;
+      const Sm90aForwardParams& p_;
+      const TileIndex tile_;
       bool last_ = false;
-      FLASHJIT_FN Passed(const ForwardParams& p, const Mask&, const Work&, const Tile& tile)
+      FLASHJIT_FN Passed(const Sm90aForwardParams& p, const Mask&, const Work&, const TileIndex& tile)
           : p_(p), tile_(tile) {}
       FLASHJIT_FN bool next(Block&) const { return !last_; }
       FLASHJIT_FN void take(Block& block, const Consumer& consumer) {
@@ -338,16 +274,16 @@ struct ForwardSm90a {
     using Blocks = typename Choose<passes_blocks, Passed, Walked>::type;
 
    public:
-    FLASHJIT_FN Consumer(const ForwardParams& p, const Shared& shared)
+    FLASHJIT_FN Consumer(const Sm90aForwardParams& p, const Shared& shared)
         : p_(p),
           shared_(shared),
-          group_(threadIdx.x / 128 - 1),
+          warpgroup_(threadIdx.x / 128 - 1),
           warp_(threadIdx.x / 32 % 4),
           lane_(threadIdx.x % 32),
           softmax_(p.scale_log2) {}
 
     FLASHJIT_FN void run() {
-      if (ping_pong && group_ == consumers - 1) pass_turn();  // the first group begins
+      if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first one begins
       for (u32 parity = 0;; parity ^= 1) {
         const auto [tile, what] = announcement(parity);
         if (what == Announced::end) break;
@@ -355,7 +291,7 @@ struct ForwardSm90a {
         work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
         if (what == Announced::empty_tile) {
           release(shared_.q_empty());
-          write_nothing(target(work));
+          write_nothing(output_rows(work));
           continue;
         }
         const Mask mask(p_, work.problem);
@@ -399,25 +335,26 @@ struct ForwardSm90a {
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
-        write_output(target(Work(p_, work.problem, not_ahead(work.m_block))), factor, lse);
+        write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), factor, lse);
       }
-      if (ping_pong && group_ == 0) take_turn();  // the last that was passed
+      if (ping_pong && warpgroup_ == 0) take_turn();  // the last that was passed
     }
 
    private:
     // Where a warp's rows of a tile go. Unpacked, pointers are to its own first row; packed, to the tile's.
-    struct Target {
+    struct OutputRows {
       char* o;
       float* lse;
       int rows;   // of 16; may be none
       int valid;  // those that are not padding
     };
 
-    FLASHJIT_FN int first_row() const { return group_ * Sm90aLayout::group_rows + warp_ * 16; }
-    FLASHJIT_FN Target target(const Work& work) const {
+    FLASHJIT_FN int first_row() const { return warpgroup_ * Sm90aLayout::warpgroup_rows + warp_ * 16; }
+    FLASHJIT_FN OutputRows output_rows(const Work& work) const {
       const int first = work.rows.begin + (Config::pack_gqa ? 0 : first_row());
-      Target t{static_cast<char*>(p_.o.data) + 2 * (work.problem.q_offset(p_.o) + first * p_.o.row_stride),
-               nullptr, work.rows_end - first, work.rows.end - first};
+      OutputRows t{
+          static_cast<char*>(p_.o.data) + 2 * (work.problem.q_offset(p_.o) + first * p_.o.row_stride),
+          nullptr, work.rows_end - first, work.rows.end - first};
       if constexpr (Spec::lse)
         t.lse = static_cast<float*>(p_.lse.data) + work.problem.q_offset(p_.lse) + first;
       if constexpr (Config::pack_gqa) {
@@ -426,7 +363,7 @@ struct ForwardSm90a {
       }
       return t;
     }
-    // Elements from the target's pointer to row i of a warp's 16.
+    // Elements from that pointer to row i of a warp's 16.
     FLASHJIT_FN i64 o_offset(int i) const {
       if constexpr (Config::pack_gqa) return Rows(p_).offset(p_.o, first_row() + i);
       return i * p_.o.row_stride;
@@ -436,9 +373,9 @@ struct ForwardSm90a {
       return i;
     }
 
-    FLASHJIT_FN void take_turn() const { bar_sync(turn_barrier + group_, 256); }
+    FLASHJIT_FN void take_turn() const { bar_sync(turn_barrier + warpgroup_, 256); }
     FLASHJIT_FN void pass_turn() const {
-      bar_arrive(turn_barrier + (group_ == consumers - 1 ? 0 : group_ + 1), 256);
+      bar_arrive(turn_barrier + (warpgroup_ == consumers - 1 ? 0 : warpgroup_ + 1), 256);
     }
     FLASHJIT_FN void release(u32 empty, bool held = true) const {
       mbarrier_arrive_if(lane_ == 0 && held, empty);
@@ -475,7 +412,7 @@ struct ForwardSm90a {
         for (int panel = 0; panel < v_panels; ++panel)
           st_shared_v4(shared_.v(stage) + panel * layout.kv_panel + i * 16, 0, 0, 0, 0);
       fence_proxy_async();
-      bar_sync(group_barrier + group_, 128);
+      bar_sync(warpgroup_barrier + warpgroup_, 128);
     }
 
     // scores = Q K^T
@@ -485,7 +422,8 @@ struct ForwardSm90a {
       if constexpr (q_in_registers)
         Products::qk(scores_, q_, k);
       else
-        Products::qk(scores_, wgmma_descriptor(shared_.q() + group_ * Sm90aLayout::group_rows * 128, 0), k);
+        Products::qk(scores_,
+                     wgmma_descriptor(shared_.q() + warpgroup_ * Sm90aLayout::warpgroup_rows * 128, 0), k);
       wgmma_commit_group();
     }
 
@@ -545,10 +483,10 @@ struct ForwardSm90a {
       }
     }
 
-    // Four lanes hold a row: each takes one of four groups of 8 columns from all of them, so that it has 16
+    // Four lanes hold a row: each takes one of four chunks of 8 columns from all of them, so that it has 16
     // bytes to write and a warp's store is of 64 contiguous bytes a row.
-    FLASHJIT_FN void write_output(const Target& to, float (&factor)[2], float (&lse)[2]) const {
-      constexpr int groups = Spec::head_dim_v / 8;
+    FLASHJIT_FN void write_output(const OutputRows& to, float (&factor)[2], float (&lse)[2]) const {
+      constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -559,21 +497,21 @@ struct ForwardSm90a {
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
         char* const o = to.o + 2 * o_offset(row) + part * 16;
 #pragma unroll
-        for (int g = 0; g < groups; g += 4) {
+        for (int g = 0; g < chunks; g += 4) {
           u32 x[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int at = 4 * min(g + i, groups - 1) + 2 * r;
+            const int at = 4 * min(g + i, chunks - 1) + 2 * r;
             x[i] = cvt_rn_x2(Element{}, output_[at] * factor[r], output_[at + 1] * factor[r]);
           }
           transpose_quad(x, part);
-          if (row < to.rows && g + part < groups)
+          if (row < to.rows && g + part < chunks)
             *reinterpret_cast<uint4*>(o + g * 16) = uint4{x[0], x[1], x[2], x[3]};
         }
         // A row without keys may have met NaN in V, which no factor makes 0.
         if (factor[r] == 0 && row < to.rows)
 #pragma unroll 1
-          for (int g = 0; g + part < groups; g += 4)
+          for (int g = 0; g + part < chunks; g += 4)
             *reinterpret_cast<uint4*>(o + g * 16) = uint4{0, 0, 0, 0};
       }
     }
@@ -594,16 +532,16 @@ struct ForwardSm90a {
     }
 
     // Rows that attend to nothing.
-    FLASHJIT_FN void write_nothing(const Target& to) const {
+    FLASHJIT_FN void write_nothing(const OutputRows& to) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       for (int i = lane_; i < min(to.rows, 16) * chunks; i += 32)
         *reinterpret_cast<uint4*>(to.o + 2 * (o_offset(i / chunks) + i % chunks * 8)) = uint4{0, 0, 0, 0};
       if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lse_offset(lane_)] = minus_infinity;
     }
 
-    const ForwardParams& p_;
+    const Sm90aForwardParams& p_;
     const Shared& shared_;
-    const int group_, warp_, lane_;
+    const int warpgroup_, warp_, lane_;
     Ring ring_;
     u32 q_[q_in_registers ? layout.qk_steps : 1][4];
     float scores_[block_n / 2];
@@ -615,14 +553,14 @@ struct ForwardSm90a {
   };
 
   // Rows of Q's buffer that no copy fills: what lies there would take part in a warp's votes.
-  static FLASHJIT_FN void zero_unused_rows(const ForwardParams& p, const Shared& shared) {
+  static FLASHJIT_FN void zero_unused_rows(const Sm90aForwardParams& p, const Shared& shared) {
     for (int i = Rows(p).used() * 8 + threadIdx.x; i < block_m * 8; i += Config::num_warps * 32)
       for (int panel = 0; panel < qk_panels; ++panel)
         st_shared_v4(shared.q() + panel * layout.q_panel + i * 16, 0, 0, 0, 0);
     fence_proxy_async();
   }
 
-  static FLASHJIT_FN void run(const ForwardParams& p, const ForwardMaps& maps) {
+  static FLASHJIT_FN void run(const Sm90aForwardParams& p, const ForwardMaps& maps) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
     if (threadIdx.x == 0) {
@@ -659,7 +597,7 @@ struct ForwardSm90a {
 };
 
 template <class Spec, class Config>
-FLASHJIT_FN void forward_sm90a(const ForwardParams& params, const ForwardMaps& maps) {
+FLASHJIT_FN void forward_sm90a(const Sm90aForwardParams& params, const ForwardMaps& maps) {
   ForwardSm90a<Spec, Config>::run(params, maps);
 }
 

@@ -23,23 +23,23 @@ struct Config {
 
 template <class Spec, class Config>
 __global__ void __launch_bounds__(Config::num_warps * 32)
-    forward(const __grid_constant__ ForwardParams params) {
+    forward(const __grid_constant__ Sm80ForwardParams params) {
   forward_sm80<Spec, Config>(params);
 }
 
 template __global__ void forward<Spec<bf16, 128, 128, false, false>, Config<128, 64, 2, 4>>(
-    const __grid_constant__ ForwardParams);
+    const __grid_constant__ Sm80ForwardParams);
 template __global__ void forward<Spec<bf16, 64, 64, false, false, Causal<Align::bottom_right>>,
-                                 Config<128, 64, 1, 4>>(const __grid_constant__ ForwardParams);
+                                 Config<128, 64, 1, 4>>(const __grid_constant__ Sm80ForwardParams);
 template __global__ void forward<Spec<fp16, 72, 40, true, true, Causal<Align::top_left>>,
-                                 Config<64, 64, 1, 4>>(const __grid_constant__ ForwardParams);
+                                 Config<64, 64, 1, 4>>(const __grid_constant__ Sm80ForwardParams);
 template __global__ void forward<Spec<bf16, 256, 256, true, false>, Config<128, 64, 1, 8>>(
-    const __grid_constant__ ForwardParams);
+    const __grid_constant__ Sm80ForwardParams);
 
 template __global__ void
 forward<Spec<bf16, 64, 64, false, false, Padding, SlidingWindowWithSinks<Align::bottom_right>,
              BlockSparse<128, 64, true>, Tree>,
-        Config<128, 64, 2, 4>>(const __grid_constant__ ForwardParams);
+        Config<128, 64, 2, 4>>(const __grid_constant__ Sm80ForwardParams);
 
 }  // namespace
 }  // namespace flashjit::device

@@ -33,21 +33,21 @@ struct Config {
 
 template <class Spec, class Config>
 __global__ void __launch_bounds__(Config::num_warps * 32, 1)
-    forward(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
+    forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
 
 template __global__ void forward<Spec<bf16, 128, 128, false, false, Causal<Align::bottom_right>>,
                                  Config<128, 128, true, TileOrder::sections>>(
-    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+    const __grid_constant__ Sm90aForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void forward<Spec<fp16, 72, 40, true, true>, Config<192, 96, true, TileOrder::heads>>(
-    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+    const __grid_constant__ Sm90aForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void
 forward<Spec<bf16, 128, 128, true, true, Tree>, Config<128, 128, true, TileOrder::heads, true>>(
-    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+    const __grid_constant__ Sm90aForwardParams, const __grid_constant__ ForwardMaps);
 template __global__ void
 forward<Spec<bf16, 256, 256, false, false>, Config<128, 80, false, TileOrder::heads>>(
-    const __grid_constant__ ForwardParams, const __grid_constant__ ForwardMaps);
+    const __grid_constant__ Sm90aForwardParams, const __grid_constant__ ForwardMaps);
 
 }  // namespace
 }  // namespace flashjit::device

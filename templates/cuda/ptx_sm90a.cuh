@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
-#include "shared/params.h"
+#include "shared/tensor_map.h"
 
 namespace flashjit::device {
 

@@ -1,17 +1,15 @@
 // Which tile a block of the grid computes.
 #pragma once
 
-#include "shared/params.h"
+#include "cuda/tile_index.cuh"
+#include "shared/platform.h"
 
 namespace flashjit::device {
 
-struct TileIndex {
-  int batch, head_q, m_block;
-};
-
 // Heads come in sections whose K and V together stay in L2. Within a section the last rows go first, since
 // with a causal mask they are the longest, and the heads of a section take turns.
-FLASHJIT_FN TileIndex tile_index(const ForwardParams& p, int tile, int block_m) {
+template <class Params>
+FLASHJIT_FN TileIndex tile_index(const Params& p, int tile, int block_m) {
   const int m_blocks = ceil_div(p.seqlen_q, block_m);
   const int heads = p.batch * p.num_heads_q;
   const int index = tile / (p.section_heads * m_blocks);

@@ -9,7 +9,8 @@ namespace flashjit::device {
 template <int block_m, bool packed>
 struct TileRows {
   static constexpr int heads = 1, tokens = block_m;
-  FLASHJIT_FN explicit TileRows(const ForwardParams&) {}
+  template <class Params>
+  FLASHJIT_FN explicit TileRows(const Params&) {}
 
   // Of rows r + i, i of 0 and 8, where the tile's first is at `begin` of its sequence.
   struct Positions {
@@ -27,7 +28,8 @@ template <int block_m>
 struct TileRows<block_m, true> {
   int heads, tokens;
   u32 inverse;
-  FLASHJIT_FN explicit TileRows(const ForwardParams& p)
+  template <class Params>
+  FLASHJIT_FN explicit TileRows(const Params& p)
       : heads(p.packed_heads),
         tokens(quotient(block_m, p.packed_heads_inverse)),
         inverse(p.packed_heads_inverse) {}

@@ -1,7 +1,7 @@
 // Which tiles a block of a persistent grid computes, and when.
 #pragma once
 
-#include "cuda/tile_rows.cuh"
+#include "cuda/tile_index.cuh"
 #include "shared/tile_waves.h"
 
 namespace flashjit::device {
@@ -14,15 +14,12 @@ enum class TileOrder {
              // fewer of them than those of the row before
 };
 
-struct Tile {
-  int batch, head_q, m_block;  // the first head of those packed
-};
-
 // The tiles of this block of the grid, one after the other.
 template <TileOrder order, class Rows>
 class TileSchedule {
  public:
-  FLASHJIT_FN explicit TileSchedule(const ForwardParams& p)
+  template <class Params>
+  FLASHJIT_FN explicit TileSchedule(const Params& p)
       : rows_(p),
         heads_q_(static_cast<u32>(p.num_heads_q) / static_cast<u32>(rows_.heads)),
         heads_(p.batch * heads_q_),
@@ -42,7 +39,7 @@ class TileSchedule {
   }
 
   // False: there are no more.
-  FLASHJIT_FN bool next(Tile& tile) {
+  FLASHJIT_FN bool next(TileIndex& tile) {
     if constexpr (order == TileOrder::sections) return next_in_sections(tile);
     if (next_ >= end_) return false;
     tile = make(next_ / m_blocks_, next_ % m_blocks_);
@@ -52,7 +49,7 @@ class TileSchedule {
 
  private:
   // In some of the last rounds of a section there may be nothing left for a block.
-  FLASHJIT_FN bool next_in_sections(Tile& tile) {
+  FLASHJIT_FN bool next_in_sections(TileIndex& tile) {
     while (next_ < end_) {
       const u32 round = next_++;
       // There and back again, so that the same blocks do not always get the longer tiles.
@@ -73,11 +70,12 @@ class TileSchedule {
     }
     return false;
   }
-  // Of groups of `size`. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit 32 bits.
+  // How often `size` fits, begun ones too. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit
+  // 32 bits.
   static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
-  FLASHJIT_FN Tile make(u32 head, u32 from_last) const {
+  FLASHJIT_FN TileIndex make(u32 head, u32 from_last) const {
     return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_) * rows_.heads,
             static_cast<int>(m_blocks_ - 1 - from_last)};
   }

@@ -26,7 +26,7 @@ FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m,
 struct Sm90aLayout {
   // Columns that lie together, in rows of 128 bytes: the widest that TMA swizzles.
   static constexpr int panel = 64;
-  static constexpr int group_rows = 64;  // query rows of a consumer warpgroup
+  static constexpr int warpgroup_rows = 64;  // query rows of a consumer warpgroup
   static constexpr int announcement_bytes = 16;
 
   // What each consumer leaves to the group of the producer where that makes dropout's words too. Of two

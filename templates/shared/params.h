@@ -1,6 +1,7 @@
-// What a launch hands to device code, the same struct for GPU and CPU kernels. Internal: its layout may
-// change with any version, since host and device sides are always of the same one (the header's digest is
-// part of every key).
+// What a launch hands to device code whatever the operation is: sizes, lengths, masks, dropout. An operation
+// adds its tensors (forward_params.h), a family of kernels its schedule (forward_sm80_params.h): by
+// inheritance, each in a header of its own, so that what one adds changes no key of another's kernels.
+// Internal: layouts may change with any version, since host and device sides are always of the same one.
 #pragma once
 
 #include "shared/platform.h"
@@ -42,16 +43,15 @@ struct DropoutParams {
   float scale;  // 1 / (1 - p) of what is left; 0 for p = 1
 };
 
-struct ForwardParams {
-  TensorView q, k, v, o;
-  TensorView lse;           // float32; data null where the spec has no lse
+// Instructions that ptxas chooses for sm_90a depend on offsets: check them after a change of the order.
+struct ProblemParams {
+  DropoutParams dropout;    // unset where the spec has none
   const int* cu_seqlens_q;  // [batch + 1], varlen only
   const int* cu_seqlens_k;  // [batch + 1], varlen only
   int batch;
   int num_heads_q, num_heads_kv;
   int seqlen_q, seqlen_k;  // varlen: the longest that the caller promises
   int total_q, total_k;    // varlen: rows of the packed tensors
-  float scale_log2;        // softmax_scale * log2(e): weights are powers of 2; finite, > 0
 
   // What the spec's masks need; otherwise unset.
   const int* seqlens_q;           // padding: [batch], null: seqlen_q
@@ -60,34 +60,6 @@ struct ForwardParams {
   int num_sinks;                  // its keys that every row sees
   BlockLists blocks;
   TreeBits tree;
-
-  // sm_80, and sm_90a's TileOrder::sections: heads whose tiles are worked on together, and complete rounds of
-  // a persistent grid in them.
-  int section_heads, section_rounds;
-  // sm_90a with pack_gqa, and CPUs: query heads of one key/value head whose rows share tiles, a divisor of
-  // their number. r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
-  int packed_heads;
-  u32 packed_heads_inverse;  // sm_90a
-
-  // CPUs (runtime/cpu/partition.hpp): rows of a tile, a multiple of 16 up to block_m; parts that a tile's
-  // keys are worked on in. With more than one of these room for what they give, and how many of each tile
-  // have.
-  int tile_rows, key_parts;
-  float* partials;  // [tiles, key_parts, cpu_part()], 64-byte aligned
-  u32* arrived;     // [tiles]
-
-  DropoutParams dropout;  // unset where the spec has none
-};
-
-// A CUtensorMap of the CUDA driver.
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
-
-// sm_90a: its inputs as the copy engine wants them described; 4-D [batch, heads, rows, dim], where heads are
-// packed q as [batch, rows, heads, dim].
-struct ForwardMaps {
-  TensorMap q, k, v;
 };
 
 }  // namespace flashjit::device

@@ -89,7 +89,7 @@ TEST_F(CApi, ComputesWhatTheCppInterfaceComputes) {
   EXPECT_EQ(std::memcmp(expected.data(), good.args.o->data, bytes), 0);
 
   std::size_t workspace = 1;
-  ASSERT_EQ(flashjit_kernel_workspace(kernel, arguments, 5, &workspace), FLASHJIT_OK);
+  ASSERT_EQ(flashjit_kernel_workspace(kernel, &good_shape, &workspace), FLASHJIT_OK);
   EXPECT_EQ(workspace, 0u);
   const char* info = nullptr;
   ASSERT_EQ(flashjit_kernel_info(kernel, &info), FLASHJIT_OK);
@@ -204,8 +204,8 @@ TEST_F(CApi, NullPointersEverywhere) {
   expect(FLASHJIT_INVALID_ARGUMENT, {"request"}, flashjit_request_wait(nullptr, &k));
   expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_info(nullptr, &text));
   expect(FLASHJIT_INVALID_ARGUMENT, {"json"}, flashjit_kernel_info(kernel, nullptr));
-  expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_workspace(nullptr, arguments, 5, &bytes));
-  expect(FLASHJIT_INVALID_ARGUMENT, {"bytes"}, flashjit_kernel_workspace(kernel, arguments, 5, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_workspace(nullptr, &good_shape, &bytes));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"bytes"}, flashjit_kernel_workspace(kernel, &good_shape, nullptr));
   expect(FLASHJIT_INVALID_ARGUMENT, {"kernel"}, flashjit_kernel_launch(nullptr, arguments, 5, nullptr));
   expect(FLASHJIT_INVALID_ARGUMENT, {"args"}, flashjit_kernel_launch(kernel, nullptr, 5, nullptr));
   expect(FLASHJIT_INVALID_ARGUMENT, {"q"}, flashjit_kernel_launch(kernel, nullptr, 0, nullptr));

@@ -127,7 +127,7 @@ TEST_F(Bundle, IsAPlainTar) {
   ASSERT_EQ(std::system(("tar xf " + (scratch / "bundle.tar") + " -C " + unpacked).c_str()), 0);
   // A folder made by tar is a cache; one packed by tar can be imported.
   EXPECT_THAT(DiskCache(unpacked).list(true), SizeIs(3));
-  ASSERT_EQ(std::system(("tar cf " + (scratch / "ours.tar") + " -C " + unpacked + " v2 tune").c_str()), 0);
+  ASSERT_EQ(std::system(("tar cf " + (scratch / "ours.tar") + " -C " + unpacked + " v3 tune").c_str()), 0);
   const Imported imported = import(target, read_file(scratch / "ours.tar"));
   EXPECT_EQ(imported.entries, 3u);
   EXPECT_EQ(imported.records, 1u);
@@ -160,7 +160,7 @@ TEST_F(Bundle, RefusesEachWithItsReason) {
   const std::string good = read_file(source.path(make_key(1))), name = name_of(make_key(1));
   ASSERT_EQ(import(DiskCache(scratch / "other"), with(name, good)).entries, 1u);
   expect_refused(with("../" + name, good), "a path that climbs out");
-  expect_refused(with("v2/../../" + name, good), "a path that climbs out");
+  expect_refused(with("v3/../../" + name, good), "a path that climbs out");
   expect_refused(with("/" + name, good), "an absolute path");
   expect_refused(with(name, good, '1'), "a link");
   expect_refused(with(name, good, '2'), "a link");
@@ -168,9 +168,9 @@ TEST_F(Bundle, RefusesEachWithItsReason) {
   expect_refused(with(name, good, '6'), "not a regular file");
   expect_refused(with("v1/" + name.substr(3), good), "not of a cache of this version");
   expect_refused(with("README", "text"), "not of a cache of this version");
-  expect_refused(with("v2/lock", ""), "empty file");
+  expect_refused(with("v3/lock", ""), "empty file");
   expect_refused(with(name_of(make_key(2)), good), "holds another key");
-  expect_refused(with("v2/tmp/" + name.substr(3), good), "holds another key");
+  expect_refused(with("v3/tmp/" + name.substr(3), good), "holds another key");
   expect_refused(with(name, std::string(4000, 'x')), "not a flashjit entry");
   std::string damaged = good;
   damaged.back() ^= 1;
@@ -186,7 +186,7 @@ TEST_F(Bundle, RefusesEachWithItsReason) {
   expect_refused(with("tune/b/" + cache_key(record("a").key).digest() + ".json", text), "another key");
   expect_refused(with(place, text + " "), "not that of a tune record");
   expect_refused(with(place, "{}"), "not a tune record");
-  EXPECT_FALSE(std::filesystem::exists(scratch / "v2"));
+  EXPECT_FALSE(std::filesystem::exists(scratch / "v3"));
 }
 
 TEST_F(Bundle, TheRestIsImported) {

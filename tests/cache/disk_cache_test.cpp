@@ -25,7 +25,7 @@ TEST(DiskCache, RoundTrip) {
   ASSERT_TRUE(found) << why;
   EXPECT_TRUE(same(*found, entry));
   EXPECT_TRUE(std::filesystem::is_regular_file(cache.path(entry.key)));
-  EXPECT_THAT(names_in(cache.folder() + "/v2/tmp"), IsEmpty());
+  EXPECT_THAT(names_in(cache.folder() + "/v3/tmp"), IsEmpty());
   struct stat status;
   ASSERT_EQ(::stat(cache.folder().c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0700u);
@@ -57,7 +57,7 @@ class Damage : public ::testing::Test {
     EXPECT_THAT(why, HasSubstr("set aside"));
     EXPECT_THAT(why, HasSubstr(reason));
     EXPECT_FALSE(std::filesystem::exists(std::filesystem::symlink_status(path()))) << reason;
-    EXPECT_FALSE(names_in(cache_.folder() + "/v2/quarantine").empty());
+    EXPECT_FALSE(names_in(cache_.folder() + "/v3/quarantine").empty());
     EXPECT_FALSE(cache_.lookup(entry_.key, &why));
     EXPECT_EQ(why, "");
   }
@@ -75,7 +75,7 @@ TEST_F(Damage, EveryTruncation) {
   }
   write_file(path(), good_ + '\0');
   expect_set_aside("do not add up");
-  EXPECT_LE(names_in(cache_.folder() + "/v2/quarantine").size(), 16u);
+  EXPECT_LE(names_in(cache_.folder() + "/v3/quarantine").size(), 16u);
   ASSERT_TRUE(cache_.publish(entry_));
   EXPECT_TRUE(same(cache_.lookup(entry_.key).value(), entry_));
 }
@@ -166,7 +166,7 @@ TEST_F(Damage, ListingNamesItAndMovesNothing) {
   bytes.back() = static_cast<char>(bytes.back() ^ 1);  // in the payload
   write_file(path(), bytes);
   write_file(cache_.path(make_key(2)), "foreign");
-  write_file(cache_.folder() + "/v2/README", "not an entry");
+  write_file(cache_.folder() + "/v3/README", "not an entry");
 
   for (const bool verify : {false, true}) {
     int good = 0, damaged = 0;
@@ -182,7 +182,7 @@ TEST_F(Damage, ListingNamesItAndMovesNothing) {
     EXPECT_EQ(good, verify ? 1 : 2);
     EXPECT_EQ(damaged, verify ? 2 : 1);
   }
-  EXPECT_FALSE(std::filesystem::exists(cache_.folder() + "/v2/quarantine"));
+  EXPECT_FALSE(std::filesystem::exists(cache_.folder() + "/v3/quarantine"));
 }
 
 TEST_F(Damage, ClearRemovesOursOnly) {
@@ -190,8 +190,8 @@ TEST_F(Damage, ClearRemovesOursOnly) {
   expect_set_aside("");
   ASSERT_TRUE(cache_.publish(make_entry(2)));
   ASSERT_TRUE(cache_.publish(make_entry(3)));
-  write_file(cache_.folder() + "/v2/tmp/of a dead writer", "partial");
-  write_file(cache_.folder() + "/v2/README", "not ours");
+  write_file(cache_.folder() + "/v3/tmp/of a dead writer", "partial");
+  write_file(cache_.folder() + "/v3/README", "not ours");
   write_file(cache_.folder() + "/notes", "not ours");
   const std::string other_version =
       cache_.folder() + "/v1000/" + std::filesystem::path(path()).filename().string();
@@ -199,18 +199,18 @@ TEST_F(Damage, ClearRemovesOursOnly) {
   write_file(other_version, "another version's");
   EXPECT_EQ(cache_.clear(), 4u);
   EXPECT_THAT(cache_.list(true), IsEmpty());
-  EXPECT_THAT(names_in(cache_.folder() + "/v2/quarantine"), IsEmpty());
-  EXPECT_TRUE(std::filesystem::exists(cache_.folder() + "/v2/README"));
+  EXPECT_THAT(names_in(cache_.folder() + "/v3/quarantine"), IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(cache_.folder() + "/v3/README"));
   EXPECT_TRUE(std::filesystem::exists(cache_.folder() + "/notes"));
   EXPECT_TRUE(std::filesystem::exists(other_version));
   EXPECT_EQ(cache_.clear(), 0u);
 }
 
 TEST_F(Damage, AnotherVersionsFolderIsLeftAlone) {
-  std::filesystem::create_directory(cache_.folder() + "/v2");
+  std::filesystem::create_directory(cache_.folder() + "/v3");
   std::string bytes = good_;
   bytes[8] = 9;
-  const std::string theirs = cache_.folder() + "/v2/" + entry_.key.digest() + ".kernel";
+  const std::string theirs = cache_.folder() + "/v3/" + entry_.key.digest() + ".kernel";
   write_file(theirs, bytes);
   std::filesystem::remove(path());
   std::string why;

@@ -129,7 +129,7 @@ TEST_F(Eviction, PublishingKeepsToTheCap) {
 
 TEST_F(Eviction, OthersFilesAreNotCounted) {
   publish(1, 1000);
-  write_file(cache_.folder() + "/v2/README", std::string(1'000'000, 'x'));
+  write_file(cache_.folder() + "/v3/README", std::string(1'000'000, 'x'));
   EXPECT_EQ(cache_.gc(one_).removed, 0u);
 }
 

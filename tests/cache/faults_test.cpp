@@ -72,8 +72,8 @@ TEST(Faults, FolderWithoutWritePermission) {
     const Scratch scratch;
     const DiskCache cache(scratch / "cache");
     FLASHJIT_CHECK(cache.publish(make_entry(1)));
-    std::filesystem::remove(scratch / "cache/v2/lock");
-    for (const std::string folder : {"v2/tmp", "v2", ""})
+    std::filesystem::remove(scratch / "cache/v3/lock");
+    for (const std::string folder : {"v3/tmp", "v3", ""})
       ::chmod((scratch / "cache/" + folder).c_str(), 0500);
     const bool good = works_without_writing(DiskCache(scratch / "cache"), "Permission denied");
     // A damaged file stays where it is, and stays a miss.
@@ -83,7 +83,7 @@ TEST(Faults, FolderWithoutWritePermission) {
     FLASHJIT_CHECK(!cache.lookup(make_key(1), &why));
     FLASHJIT_CHECK(contains(why, "cannot be used") && !contains(why, "set aside"));
     FLASHJIT_CHECK(get_or_build(cache, make_key(1), [] { return make_entry(1); }).entry.key == make_key(1));
-    for (const std::string folder : {"", "v2", "v2/tmp"})
+    for (const std::string folder : {"", "v3", "v3/tmp"})
       ::chmod((scratch / "cache/" + folder).c_str(), 0700);
     return good;
   })));
@@ -141,7 +141,7 @@ TEST(Faults, FullDisk) {
     std::string why;
     FLASHJIT_CHECK(!cache.publish(make_entry(1, 200'000), &why));
     FLASHJIT_CHECK(contains(why, "No space left on device"));
-    FLASHJIT_CHECK(names_in(scratch / "cache/v2/tmp").empty());
+    FLASHJIT_CHECK(names_in(scratch / "cache/v3/tmp").empty());
     FLASHJIT_CHECK(cache.list(true).empty());
     const auto built = get_or_build(cache, make_key(1), [] { return make_entry(1, 200'000); });
     FLASHJIT_CHECK(same(built.entry, make_entry(1, 200'000)) && !built.on_disk);
@@ -150,7 +150,7 @@ TEST(Faults, FullDisk) {
     int stored = 0;
     while (cache.publish(make_entry(stored, 5'000))) ++stored;
     FLASHJIT_CHECK(stored > 2 && stored < 64);
-    FLASHJIT_CHECK(names_in(scratch / "cache/v2/tmp").empty());
+    FLASHJIT_CHECK(names_in(scratch / "cache/v3/tmp").empty());
     for (int n = 0; n < stored; ++n)
       FLASHJIT_CHECK(same(cache.lookup(make_key(n)).value(), make_entry(n, 5'000)));
     FLASHJIT_CHECK(!cache.lookup(make_key(stored)));
@@ -170,7 +170,7 @@ TEST(Faults, FileSizeLimit) {
     std::string why;
     FLASHJIT_CHECK(!cache.publish(make_entry(1, 200'000), &why));
     FLASHJIT_CHECK(contains(why, "File too large"));
-    FLASHJIT_CHECK(names_in(scratch / "v2/tmp").empty());
+    FLASHJIT_CHECK(names_in(scratch / "v3/tmp").empty());
     FLASHJIT_CHECK(cache.publish(make_entry(1)));
     return true;
   })));
@@ -194,7 +194,7 @@ TEST(Faults, NoFileDescriptorsLeft) {
       ::close(taken.back());
     }
     FLASHJIT_CHECK(cache.lookup(make_key(1)) && cache.lookup(make_key(2)));
-    FLASHJIT_CHECK(names_in(scratch / "v2/tmp").empty());
+    FLASHJIT_CHECK(names_in(scratch / "v3/tmp").empty());
     return true;
   })));
 }

@@ -35,9 +35,7 @@ CompiledKernel make_compiled() {
       "ELF\0code",
       9);
   compiled.compiler = "nvrtc 13.0.88";
-  compiled.registers = 168;
-  compiled.spill_bytes = 8;
-  compiled.static_shared_memory = 16;
+  compiled.steps = {{"flashjit_forward", 168, 8, 16}, {"flashjit_merge", 32, 0, 0}};
   compiled.compile_ms = 271.25;
   compiled.log = "a \"log\"\nin two lines";
   return compiled;
@@ -112,9 +110,7 @@ TEST(KernelEntry, RoundTrip) {
   EXPECT_EQ(kernel->steps, request.source.steps);
   EXPECT_EQ(kernel->compiled.code, compiled.code);
   EXPECT_EQ(kernel->compiled.compiler, compiled.compiler);
-  EXPECT_EQ(kernel->compiled.registers, compiled.registers);
-  EXPECT_EQ(kernel->compiled.spill_bytes, compiled.spill_bytes);
-  EXPECT_EQ(kernel->compiled.static_shared_memory, compiled.static_shared_memory);
+  EXPECT_EQ(kernel->compiled.steps, compiled.steps);
   EXPECT_EQ(kernel->compiled.compile_ms, compiled.compile_ms);
   EXPECT_EQ(kernel->compiled.log, compiled.log);
 }

@@ -57,7 +57,7 @@ void race(const DiskCache& cache, unsigned seed, Counts& builds) {
   for (const pid_t child : children) EXPECT_TRUE(child_succeeded(child));
   EXPECT_EQ(cache.list(true).size(), std::size_t{num_keys});
   for (const DiskCache::Listing& item : cache.list(true)) EXPECT_EQ(item.damage, "");
-  EXPECT_THAT(names_in(cache.folder() + "/v2/tmp"), IsEmpty());
+  EXPECT_THAT(names_in(cache.folder() + "/v3/tmp"), IsEmpty());
 }
 
 TEST(Race, BuiltOnceInTotal) {
@@ -220,7 +220,7 @@ TEST(Kill, AtRandomPoints) {
     ::usleep(random() % 8000);
     ::kill(child, SIGKILL);
     EXPECT_FALSE(child_succeeded(child));
-    leftovers += static_cast<int>(names_in(scratch / "v2/tmp").size());
+    leftovers += static_cast<int>(names_in(scratch / "v3/tmp").size());
     for (const DiskCache::Listing& item : cache.list(true)) EXPECT_EQ(item.damage, "") << item.path;
   }
   std::printf("unfinished files seen: %d\n", leftovers);
@@ -229,15 +229,15 @@ TEST(Kill, AtRandomPoints) {
     EXPECT_TRUE(same(get_or_build(cache, make_key(n), [&] { return expected(n); }).entry, expected(n)));
   }
   ASSERT_TRUE(cache.publish(expected(0)));
-  EXPECT_THAT(names_in(scratch / "v2/tmp"), IsEmpty());
-  EXPECT_FALSE(std::filesystem::exists(scratch / "v2/quarantine"));
+  EXPECT_THAT(names_in(scratch / "v3/tmp"), IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(scratch / "v3/quarantine"));
 }
 
 TEST(Kill, UnfinishedFilesGoWhenTheirWriterDoes) {
   const Scratch scratch;
   const DiskCache cache(scratch.path());
   ASSERT_TRUE(cache.publish(make_entry(1)));
-  const std::string unfinished = scratch / "v2/tmp/123";
+  const std::string unfinished = scratch / "v3/tmp/123";
   write_file(unfinished, "partial");
   {
     const File writer(::open(unfinished.c_str(), O_RDWR | O_CLOEXEC));

@@ -107,7 +107,7 @@ TEST(Trust, RelativePaths) {
   const DiskCache cache("here");
   std::filesystem::current_path(before);
   EXPECT_TRUE(cache.publish(make_entry(1)));
-  EXPECT_TRUE(std::filesystem::exists(scratch / "here/v2"));
+  EXPECT_TRUE(std::filesystem::exists(scratch / "here/v3"));
 }
 
 // What was fine at the start is checked again at every use.
@@ -127,14 +127,14 @@ TEST(Trust, ChangesWhileInUse) {
   make_folder(scratch / "cache", 0777);
   expect_refused("others may write to it");
   make_folder(scratch / "cache", 0700);
-  make_folder(scratch / "cache/v2", 0777);
+  make_folder(scratch / "cache/v3", 0777);
   expect_refused("others may write to it");
-  make_folder(scratch / "cache/v2", 0700);
+  make_folder(scratch / "cache/v3", 0700);
   EXPECT_TRUE(cache.lookup(make_key(1)));
 
   // Entries reached through a link out of the cache.
-  std::filesystem::rename(scratch / "cache/v2", scratch / "outside");
-  std::filesystem::create_symlink(scratch / "outside", scratch / "cache/v2");
+  std::filesystem::rename(scratch / "cache/v3", scratch / "outside");
+  std::filesystem::create_symlink(scratch / "outside", scratch / "cache/v3");
   expect_refused("Not a directory");
   std::filesystem::rename(scratch / "cache", scratch / "moved");
   std::filesystem::create_symlink(scratch / "moved", scratch / "cache");

@@ -65,7 +65,7 @@ TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {
     flashjit({"compile", std::string(R"({"op": "forward", "dtype": "fp32", "head_dim": )") + dim + "}"});
   EXPECT_EQ(flashjit({"cache", "gc", "--max-bytes", "1", "--json"}).json()["removed_entries"], 0)
       << "all were used a moment ago";
-  for (const auto& item : std::filesystem::directory_iterator(flashjit.cache() + "/v2")) {
+  for (const auto& item : std::filesystem::directory_iterator(flashjit.cache() + "/v3")) {
     std::filesystem::last_write_time(item.path(),
                                      std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
   }

@@ -99,7 +99,7 @@ TEST(Doctor, FindsTheCpu) {
 TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
   CommandLine builder, flashjit;
   builder({"compile", small_spec, "--target", "x86-64-v3,x86-64-v4"});
-  for (const auto& item : std::filesystem::directory_iterator(builder.cache() + "/v2")) {
+  for (const auto& item : std::filesystem::directory_iterator(builder.cache() + "/v3")) {
     if (item.path().extension() != ".kernel") continue;
     std::filesystem::resize_file(item.path(), 100);
     break;
@@ -197,7 +197,7 @@ TEST(Layers, PrebuiltKernelsNeedNoCompiler) {
   EXPECT_EQ(result["origin"], "disk");
   EXPECT_TRUE(result["ok"].get<bool>());
   EXPECT_TRUE(result["cold_ms"].is_null());
-  EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v2"));
+  EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v3"));
   EXPECT_THAT(result["kernel"]["path"].get<std::string>(),
               StartsWith(std::filesystem::canonical(builder.cache()).string()));
   // As the folder that is written to, it serves as well.

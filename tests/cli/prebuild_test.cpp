@@ -66,7 +66,7 @@ TEST(Prebuild, CheckSaysWhatIsMissing) {
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["missing"].size(), 0u);
   EXPECT_EQ(check("x86-64-v4").exit_code, 7);
   // One entry less.
-  const std::filesystem::directory_iterator entries(flashjit.cache() + "/v2");
+  const std::filesystem::directory_iterator entries(flashjit.cache() + "/v3");
   const auto entry = std::find_if(begin(entries), end(entries),
                                   [](const auto& item) { return item.path().extension() == ".kernel"; });
   std::filesystem::remove(*entry);
@@ -80,7 +80,7 @@ TEST(Prebuild, WhatATargetCannotDoIsSaidBeforeAnythingIsBuilt) {
   const Outcome outcome = flashjit({"prebuild", manifest, "--target", "sm_90a", "-o", flashjit.cache()});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("fp32 is not supported on sm_90a"));
-  EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v2"));
+  EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v3"));
 }
 
 // A tuned config and the record that says so travel with the kernels.

@@ -55,9 +55,10 @@ class EmulatedKernel {
   // Keeps no more than so many packed blocks.
   void launch(const AttentionSpec& spec, const AttentionArgs& args,
               int most_blocks = std::numeric_limits<int>::max()) const {
-    CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+    const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
     if (checked.empty) return;
-    device::ForwardParams& p = checked.params;
+    StepLaunch step;
+    auto& p = step.make_params<device::CpuForwardParams>(checked.params);
     const Partition cut = partition(p, spec, amx, config_, threads_);
     p.packed_heads = cut.packed_heads;
     p.tile_rows = cut.tile_rows;
@@ -79,8 +80,9 @@ class EmulatedKernel {
         static_cast<std::byte*>(std::aligned_alloc(64, bytes + canary)), std::free);
     std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every type
     *reinterpret_cast<device::PackedHead*>(scratch.get()) = {.head = -1, .blocks = packed_blocks};
-    const auto entry = reinterpret_cast<void (*)(const device::ForwardParams*, long long, long long, void*)>(
-        object_.function(source_.steps.front().entry));
+    const auto entry =
+        reinterpret_cast<void (*)(const device::CpuForwardParams*, long long, long long, void*)>(
+            object_.function(source_.steps.front().entry));
     const long long tiles = cut.tiles * cut.key_parts;
     for (long long tile = 0; tile < tiles; tile += 3) {  // several batches
       entry(&p, tile, std::min(tile + 3, tiles), scratch.get());

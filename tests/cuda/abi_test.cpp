@@ -47,6 +47,8 @@ SAME_VALUE(CU_STREAM_NON_BLOCKING);
 SAME_VALUE(CU_EVENT_DEFAULT);
 SAME_VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 
+SAME_VALUE(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+
 SAME_VALUE(CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
 SAME_VALUE(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
 SAME_VALUE(CU_TENSOR_MAP_INTERLEAVE_NONE);
@@ -73,6 +75,9 @@ SAME_MEMBER(hStream);
 SAME_MEMBER(attrs);
 SAME_MEMBER(numAttrs);
 static_assert(sizeof(cuda::CUlaunchConfig) == sizeof(::CUlaunchConfig));
+static_assert(sizeof(cuda::CUlaunchAttribute) == sizeof(::CUlaunchAttribute));
+static_assert(alignof(cuda::CUlaunchAttribute) == alignof(::CUlaunchAttribute));
+static_assert(offsetof(cuda::CUlaunchAttribute, value) == offsetof(::CUlaunchAttribute, value));
 
 // ---- functions: as many parameters, of the same sizes ----
 

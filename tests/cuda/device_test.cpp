@@ -15,13 +15,13 @@
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/executable.hpp"
+#include "templates/shared/forward_params.h"
 
 namespace flashjit::cuda {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr int block_m = 64;
 constexpr int shared_bytes = 64 * 1024;  // more than a block gets unasked
 
 template <class Body>
@@ -41,7 +41,7 @@ std::string probe(const Target& target) {
   source.target = target;
   for (const EmbeddedHeader& header : embedded_headers()) source.headers.push_back(header);
   source.text =
-      "#include \"shared/params.h\"\n"
+      "#include \"shared/forward_params.h\"\n"
       "extern \"C\" __global__ void probe(const __grid_constant__ flashjit::device::ForwardParams params) {\n"
       "  extern __shared__ int words[];\n"
       "  const int last = " +
@@ -54,20 +54,13 @@ std::string probe(const Target& target) {
   return nvrtc_compiler()->compile(source).code;
 }
 
-KernelInfo info() {
-  KernelInfo of_probe;
-  of_probe.target = Target::parse("sm_80");
-  of_probe.config = {.block_m = block_m, .block_n = 64};
-  return of_probe;
-}
-
 std::unique_ptr<Executable> load(const std::string& code) {
-  return load_cuda(0, info(), code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}});
+  return load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}});
 }
 
 class CudaDeviceTest : public testing::Test {
  protected:
-  static constexpr int batch = 3, heads = 5, tiles = 2, blocks = batch * heads * tiles;
+  static constexpr int blocks = 30;
 
   void SetUp() override {
     std::string reason;
@@ -82,15 +75,15 @@ class CudaDeviceTest : public testing::Test {
     context_ = std::make_unique<Context>(0);
   }
 
-  static device::ForwardParams params(const DeviceBuffer& out, int number) {
+  static void launch(const Executable& kernel, const DeviceBuffer& out, int number, Stream stream) {
     device::ForwardParams p{};
     p.o.data = out.data();
-    p.batch = batch;
-    p.num_heads_q = heads;
-    p.num_heads_kv = 1;
-    p.seqlen_q = block_m + 1;
     p.total_q = number;
-    return p;
+    Launch launch;
+    StepLaunch& step = launch.add_step();
+    step.make_params<device::ForwardParams>(p);
+    step.grid = {blocks};
+    kernel.launch(launch, stream);
   }
 
   DeviceBuffer buffer(unsigned char byte = 0xff) const {
@@ -132,7 +125,7 @@ TEST_F(CudaDeviceTest, DescribesTheDevice) {
 TEST_F(CudaDeviceTest, LaunchesEveryTileOnce) {
   const auto kernel = load(probe(target_));
   const DeviceBuffer out = buffer();
-  kernel->launch(params(out, 1000), nullptr);
+  launch(*kernel, out, 1000, nullptr);
   expect_result(out, 1000);
 }
 
@@ -143,9 +136,9 @@ TEST_F(CudaDeviceTest, LeavesTheCurrentContextAlone) {
   // On a new thread nothing is current.
   std::thread([&] {
     ASSERT_EQ(current_context(), nullptr);
-    kernel->launch(params(out, 1), nullptr);
+    launch(*kernel, out, 1, nullptr);
     EXPECT_EQ(current_context(), nullptr);
-    kernel->launch(params(out, 2), stream.get());
+    launch(*kernel, out, 2, stream.get());
     EXPECT_EQ(current_context(), nullptr);
     stream.synchronize();
     EXPECT_EQ(current_context(), nullptr);
@@ -153,7 +146,7 @@ TEST_F(CudaDeviceTest, LeavesTheCurrentContextAlone) {
   expect_result(out, 2);
   {
     const ContextScope scope(*context_);
-    kernel->launch(params(out, 3), nullptr);
+    launch(*kernel, out, 3, nullptr);
     EXPECT_EQ(current_context(), context_->handle());
   }
   expect_result(out, 3);
@@ -162,7 +155,7 @@ TEST_F(CudaDeviceTest, LeavesTheCurrentContextAlone) {
 TEST_F(CudaDeviceTest, FirstLaunchMayBeCaptured) {
   const auto kernel = load(probe(target_));
   DeviceBuffer out = buffer();
-  const Graph graph(*context_, [&](Stream stream) { kernel->launch(params(out, 7), stream); });
+  const Graph graph(*context_, [&](Stream stream) { launch(*kernel, out, 7, stream); });
   for (int replay = 0; replay < 3; ++replay) {
     out.fill(0xff);
     graph.launch();
@@ -179,7 +172,7 @@ TEST_F(CudaDeviceTest, ManyThreadsAndStreams) {
   for (int i = 0; i < threads; ++i) {
     pool.emplace_back([&, i] {
       const OwnedStream stream(*context_);
-      for (int n = 0; n <= launches; ++n) kernel->launch(params(outs[i], i * 1000 + n), stream.get());
+      for (int n = 0; n <= launches; ++n) launch(*kernel, outs[i], i * 1000 + n, stream.get());
       stream.synchronize();
     });
   }
@@ -193,20 +186,9 @@ TEST_F(CudaDeviceTest, LaunchesAllocateNothing) {
   const OwnedStream stream(*context_);
   synchronize(*context_);
   const std::size_t before = free_memory(*context_);
-  for (int n = 0; n < 100; ++n) kernel->launch(params(out, n), stream.get());
+  for (int n = 0; n < 100; ++n) launch(*kernel, out, n, stream.get());
   stream.synchronize();
   EXPECT_EQ(free_memory(*context_), before);
-}
-
-TEST_F(CudaDeviceTest, MoreBlocksThanAGridHoldsIsRefused) {
-  const auto kernel = load(probe(target_));
-  device::ForwardParams p{};
-  p.batch = 65536;
-  p.num_heads_q = p.num_heads_kv = 65536;
-  p.seqlen_q = 2'000'000'000;
-  const Error error = error_of([&] { kernel->launch(p, nullptr); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_THAT(error.message(), HasSubstr("2147483647"));
 }
 
 // A driver function that flashjit itself has no use for.
@@ -223,11 +205,11 @@ TEST_F(CudaDeviceTest, StreamOfAnotherContextIsRefused) {
             CUDA_SUCCESS);
   CUstream stream = nullptr;
   check(driver().StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-  const Error error = error_of([&] { kernel->launch(params(out, 1), stream); });
+  const Error error = error_of([&] { launch(*kernel, out, 1, stream); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_THAT(error.message(), HasSubstr("stream"));
   EXPECT_EQ(current_context(), other);
-  kernel->launch(params(out, 2), nullptr);  // the primary context's default stream, whatever is current
+  launch(*kernel, out, 2, nullptr);  // the primary context's default stream, whatever is current
   expect_result(out, 2);
   driver_function<CUresult(CUcontext)>("cuCtxDestroy_v2")(other);
 }
@@ -250,13 +232,13 @@ TEST_F(CudaDeviceTest, DamagedCodeIsRefused) {
 
 TEST_F(CudaDeviceTest, CodeWithoutTheEntryIsRefused) {
   const std::string code = probe(target_);
-  EXPECT_THROW(load_cuda(0, info(), code, {{.entry = "another", .threads = 96}}), BadCode);
+  EXPECT_THROW(load_cuda(0, code, {{.entry = "another", .threads = 96}}), BadCode);
 }
 
 TEST_F(CudaDeviceTest, TooMuchSharedMemoryIsRefused) {
   const std::string code = probe(target_);
-  const Error error = error_of(
-      [&] { load_cuda(0, info(), code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
+  const Error error =
+      error_of([&] { load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
   EXPECT_EQ(error.code(), ErrorCode::device_failed);
   EXPECT_THAT(error.message(), HasSubstr("10000000"));
 }
@@ -312,7 +294,7 @@ TEST_F(CudaExitTest, KernelsMayOutliveMain) {
   const auto body = [&] {
     kept = load(probe(target_));
     const DeviceBuffer out = buffer();
-    kept->launch(params(out, 1), nullptr);
+    launch(*kept, out, 1, nullptr);
     expect_result(out, 1);
     std::exit(0);
   };

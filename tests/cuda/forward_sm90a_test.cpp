@@ -56,10 +56,11 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
                             Config::pack_gqa};
   const Target target = Target::parse("sm_90a");
   ASSERT_EQ(misfit(spec, target, config), "");
-  CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+  const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
-  device::ForwardParams& p = checked.params;
-  const Grid grid = cuda::plan_tiles(spec, target, config, multiprocessors, p);
+  StepLaunch step;
+  auto& p = step.make_params<device::Sm90aForwardParams>(checked.params);
+  const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, p);
   gridDim.x = grid.x;
   gridDim.y = grid.y;
   const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
@@ -204,13 +205,12 @@ TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
 
 TEST(PackedHeads, DivideByMultiplication) {
   for (int group = 1; group <= 192; ++group) {
-    device::ForwardParams p{};
+    device::Sm90aForwardParams p{};
     p.batch = 1;
     p.num_heads_q = group;
     p.num_heads_kv = 1;
     p.seqlen_q = 1;
-    cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, Target::parse("sm_90a"),
-                     {.block_m = 192, .pack_gqa = true}, 132, p);
+    cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, {.block_m = 192, .pack_gqa = true}, 132, p);
     ASSERT_EQ(p.packed_heads, group);
     for (device::u32 r = 0; r < 256; ++r)
       ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(group));

@@ -20,6 +20,7 @@ Index gridDim, blockIdx;
 }  // namespace
 
 #include "templates/cuda/tile_order.cuh"
+#include "templates/cuda/tile_rows.cuh"
 #include "templates/cuda/tile_schedule.cuh"
 
 namespace flashjit {
@@ -48,7 +49,7 @@ cuda::TileSections sections_of(const Launch& launch) {
 template <device::TileOrder order>
 std::vector<int> loads(const Launch& launch) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
-  device::ForwardParams params{};
+  device::Sm90aForwardParams params{};
   params.batch = launch.batch;
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;
@@ -65,7 +66,7 @@ std::vector<int> loads(const Launch& launch) {
     blockIdx = {block % blocks, block / blocks};
     device::TileSchedule<order, device::TileRows<block_m, false>> schedule(params);
     int work = 0;
-    for (device::Tile tile; schedule.next(tile);) {
+    for (device::TileIndex tile; schedule.next(tile);) {
       const int at = (tile.batch * launch.heads + tile.head_q) * tiles + tile.m_block;
       EXPECT_TRUE(tile.head_q < launch.heads && tile.m_block < tiles && at < heads * tiles);
       ++visits.at(static_cast<std::size_t>(at));
@@ -82,7 +83,7 @@ std::vector<int> loads(const Launch& launch) {
 // sm_80's order: a block a tile, sections one after another, the longest tiles of each first.
 void expect_tiles_in_sections(const Launch& launch) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
-  device::ForwardParams params{};
+  device::Sm80ForwardParams params{};
   params.batch = launch.batch;
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;
@@ -181,19 +182,18 @@ TEST(TileSections, OfAnySizes) {
 
 // 2^30 keys of 2^24 heads are 2^64 bytes, of which each head has 2^40: no two of them share the cache.
 TEST(TilePlan, BytesOfAnyLengths) {
-  device::ForwardParams p{};
+  device::Sm80ForwardParams p{};
   p.batch = 1;
   p.num_heads_q = p.num_heads_kv = 1 << 24;
   p.seqlen_q = 1;
   p.seqlen_k = longest_sequence;
   const AttentionSpec spec{.head_dim = 256, .head_dim_v = 256};
-  const Grid grid = cuda::plan_tiles(spec, Target::parse("sm_80"), {.block_m = 128, .block_n = 64}, 108, p);
+  const Grid grid = cuda::plan_tiles(spec, {.block_m = 128, .block_n = 64}, 108, p);
   EXPECT_EQ(grid.x, 1u << 24);
   EXPECT_EQ(p.section_heads, 108) << "as many as are worked on at a time";
   p.batch = 1 << 8;
-  expect_error(ErrorCode::invalid_argument, {"2147483647 blocks", "split the batch"}, [&] {
-    cuda::plan_tiles(spec, Target::parse("sm_80"), {.block_m = 128, .block_n = 64}, 108, p);
-  });
+  expect_error(ErrorCode::invalid_argument, {"2147483647 blocks", "split the batch"},
+               [&] { cuda::plan_tiles(spec, {.block_m = 128, .block_n = 64}, 108, p); });
 }
 
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {

@@ -55,7 +55,7 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
     record.candidates = {{config, Verdict::measured, "", {1.5, 1.25}},
                          {config, Verdict::dropped, "slow", {2.5}}};
     write(to / "tune_record" / name, to_json(record));
-    write_member(sink, std::string("v2/") + name + ".kernel", file);
+    write_member(sink, std::string("v3/") + name + ".kernel", file);
     write_member(sink, std::string(120, 'f') + "/record.json", to_json(record));
   }
   write_archive_end(sink);

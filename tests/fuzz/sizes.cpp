@@ -70,11 +70,13 @@ void check_partition(const device::ForwardParams& p, const AttentionSpec& spec, 
   }
 }
 
-void check_plan(device::ForwardParams p, const AttentionSpec& spec) {
+void check_plan(const device::ForwardParams& params, const AttentionSpec& spec) {
   const KernelConfig config{.block_m = 128, .block_n = 64};
   fuzz::accepted([&] {
-    const Grid grid = cuda::plan_tiles(spec, Target::parse("sm_80"), config, 132, p);
-    FUZZ_CHECK(grid.x >= 1 && grid.x <= most_int && p.section_heads >= 1 && p.section_rounds >= 0);
+    StepLaunch step;
+    auto& p = step.make_params<device::Sm80ForwardParams>(params);
+    const Grid grid = cuda::plan_tiles(spec, config, 132, p);
+    FUZZ_CHECK(grid.x >= 1 && grid.x <= most_int && p.section_heads >= 1);
     FUZZ_CHECK(std::int64_t{p.section_heads} <= std::int64_t{p.batch} * p.num_heads_q);
   });
 }

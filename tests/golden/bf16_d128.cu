@@ -23,6 +23,6 @@ struct Config {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
-    flashjit_forward(const __grid_constant__ ForwardParams params) {
+    flashjit_forward(const __grid_constant__ Sm80ForwardParams params) {
   forward_sm80<Spec, Config>(params);
 }

@@ -79,6 +79,6 @@ struct Config {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
-    flashjit_forward(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
+    flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }

@@ -24,6 +24,6 @@ struct Config {
 
 }  // namespace
 
-extern "C" void flashjit_forward(const ForwardParams* params, i64 begin, i64 end, void* scratch) {
+extern "C" void flashjit_forward(const CpuForwardParams* params, i64 begin, i64 end, void* scratch) {
   forward<Spec, Config>(*params, begin, end, scratch);
 }

@@ -23,6 +23,7 @@
 #include "codegen/error.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/executable.hpp"
+#include "templates/shared/forward_params.h"
 
 namespace flashjit {
 namespace {
@@ -41,7 +42,7 @@ extern "C" void flashjit_forward(Vec* data, long long, long long, void*) { data[
 // aligned.
 constexpr const char* doubling = R"(
 #include "cpu/doubled.h"
-#include "shared/params.h"
+#include "shared/forward_params.h"
 extern "C" void flashjit_forward(const flashjit::device::ForwardParams* params, long long begin, long long end,
                                  void* scratch) {
   int* const numbers = static_cast<int*>(scratch);
@@ -92,16 +93,8 @@ void serial(std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),
   for (std::int64_t i = 0; i < count; i += 3) body(context, i, std::min(i + 3, count));
 }
 
-// Of tiles of 16 rows.
-KernelInfo info() {
-  KernelInfo info;
-  info.spec.head_dim = info.spec.head_dim_v = 64;
-  info.config = {.block_m = 16, .block_n = 64};
-  return info;
-}
-
 std::unique_ptr<Executable> loaded(const std::string& object, const std::string& entry = "flashjit_forward") {
-  return load_cpu(serial, 1, object, {{.entry = entry, .scratch = 4096}}, info());
+  return load_cpu(serial, 1, object, {{.entry = entry, .scratch = 4096}});
 }
 
 // What loading throws.
@@ -114,16 +107,16 @@ Error load_error(const std::string& object, const std::string& entry = "flashjit
   return Error(ErrorCode::internal, "it loaded");
 }
 
-// The tiles that a launch of that size computes.
-std::vector<int> tiles_of(const Executable& executable, int batch, int heads, int seqlen_q) {
+// What a launch of so many tiles computes.
+std::vector<int> tiles_of(const Executable& executable, int count) {
   std::vector<int> tiles(1000, -7);
   device::ForwardParams params{};
   params.o.data = tiles.data();
-  params.batch = batch;
-  params.num_heads_q = params.num_heads_kv = heads;
-  params.seqlen_q = seqlen_q;
-  params.seqlen_k = 4096;
-  executable.launch(params, nullptr);
+  Launch launch;
+  StepLaunch& step = launch.add_step();
+  step.make_params<device::ForwardParams>(params);
+  step.items = {.count = count, .pieces = (count + 1) / 2};
+  executable.launch(launch, nullptr);
   return tiles;
 }
 
@@ -136,8 +129,7 @@ long mapped_pages() {
 
 TEST(LlvmPlugin, CompilesLoadsAndRunsEveryTile) {
   const auto executable = loaded(compiled(source_of(doubling)).code);
-  // 2 batch entries, 3 heads, 33 rows in blocks of 16: 18 tiles.
-  const std::vector<int> tiles = tiles_of(*executable, 2, 3, 33);
+  const std::vector<int> tiles = tiles_of(*executable, 18);
   for (int i = 0; i < 18; ++i) EXPECT_EQ(tiles[i], 2 * i);
   EXPECT_EQ(tiles[18], -7) << "a tile too many";
 }
@@ -149,8 +141,8 @@ TEST(LlvmPlugin, ManyThreadsLendTheirScratch) {
     for (std::thread& worker : workers) worker.join();
   };
   const KernelSource source = source_of(doubling);
-  const auto executable = load_cpu(threads, 20, compiled(source).code, source.steps, info());
-  const std::vector<int> tiles = tiles_of(*executable, 1, 1, 16 * 20);
+  const auto executable = load_cpu(threads, 20, compiled(source).code, source.steps);
+  const std::vector<int> tiles = tiles_of(*executable, 20);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(tiles[i], 2 * i);
 }
 
@@ -283,7 +275,7 @@ TEST(LlvmPlugin, CompilesInParallel) {
     threads.emplace_back([&] {
       for (int i = 0; i < 3; ++i) {
         code = compiled(source).code;
-        EXPECT_EQ(tiles_of(*loaded(compiled(source_of(doubling)).code), 1, 1, 32)[1], 2);
+        EXPECT_EQ(tiles_of(*loaded(compiled(source_of(doubling)).code), 2)[1], 2);
       }
     });
   }

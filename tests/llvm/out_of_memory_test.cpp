@@ -34,7 +34,7 @@ KernelSource source() {
   source.target = {Target::Family::cpu, 3};
   source.config = {.block_m = 16, .block_n = 16, .num_stages = 1, .num_warps = 1};
   source.text = R"(
-#include "shared/params.h"
+#include "shared/forward_params.h"
 extern "C" void flashjit_forward(const flashjit::device::ForwardParams* params, long long begin, long long end, void*) {
   for (long long tile = begin; tile < end; ++tile) static_cast<float*>(params->o.data)[tile] += 2.0f * tile;
 }
@@ -45,11 +45,8 @@ extern "C" void flashjit_forward(const flashjit::device::ForwardParams* params, 
 }
 
 void load(const std::string& object) {
-  KernelInfo info;
-  info.spec.head_dim = info.spec.head_dim_v = 64;
-  info.config = {.block_m = 16, .block_n = 64};
   const auto serial = [](std::int64_t count, auto* body, void* context) { body(context, 0, count); };
-  load_cpu(serial, 1, object, source().steps, info);
+  load_cpu(serial, 1, object, source().steps);
 }
 
 // Address space of this process.

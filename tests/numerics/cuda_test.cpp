@@ -85,7 +85,7 @@ TEST_P(Cuda, TakesNoDeviceMemory) {
   on().synchronize();
   EXPECT_EQ(least, before);
   EXPECT_EQ(cuda::free_memory(on().context()), before);
-  EXPECT_EQ(kernel.workspace_bytes(large.args()), 0u);
+  EXPECT_EQ(kernel.workspace_bytes(large.given().shape()), 0u);
 }
 
 TEST_P(Cuda, LeavesTheCallersContextCurrent) {

@@ -62,7 +62,7 @@ class BadEntries : public ::testing::Test {
     spoil(folder, how);
   }
   static std::vector<std::string> set_aside(const std::string& folder) {
-    return names_in(folder + "/v2/quarantine");
+    return names_in(folder + "/v3/quarantine");
   }
 
   const Scratch user, layer;

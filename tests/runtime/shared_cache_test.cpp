@@ -109,7 +109,7 @@ TEST(SharedCache, KilledCompilersLeaveNothingBehind) {
   }
   const DiskCache cache(scratch / "cache");
   for (const DiskCache::Listing& item : cache.list(true)) EXPECT_EQ(item.damage, "") << item.path;
-  EXPECT_TRUE(names_in(scratch / "cache/v2/quarantine").empty());
+  EXPECT_TRUE(names_in(scratch / "cache/v3/quarantine").empty());
   EXPECT_TRUE(child_succeeded(start_child([&] {
     Engine engine(options_for(scratch / "cache"));
     for (int n = 0; n < num_kernels; ++n) FLASHJIT_CHECK(run(engine, spec(n)).cache_note.empty());
@@ -121,7 +121,7 @@ TEST(SharedCache, KilledCompilersLeaveNothingBehind) {
 // rubbish compiles.
 TEST(SharedCache, FilesThatVanishAndSpoil) {
   const Scratch scratch;
-  const std::string store = scratch / "cache/v2";
+  const std::string store = scratch / "cache/v3";
   std::filesystem::create_directories(store);
   ::chmod((scratch / "cache").c_str(), 0700);
   ::chmod(store.c_str(), 0700);

@@ -162,7 +162,7 @@ void check_intervals(MakeKept make_kept) {
   for (int seqlen_q = 0; seqlen_q <= longest; ++seqlen_q) {
     for (int seqlen_k = 0; seqlen_k <= longest; ++seqlen_k) {
       const Problem p = problem(seqlen_q, seqlen_k);
-      const Mask mask(ForwardParams{}, p);
+      const Mask mask(ProblemParams{}, p);
       const Kept kept = make_kept(p);
       for (int row = 0; row < seqlen_q; ++row) {
         const Span hull = mask.hull(Keys{}, {row, row + 1});
@@ -200,7 +200,7 @@ TEST(Mask, LongSequences) {
   const int long_q = 0x40000000, long_k = 0x7fffff00, size = 128;
   const Problem p = problem(long_q, long_k);
   using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
-  const Mask mask(ForwardParams{}, p);
+  const Mask mask(ProblemParams{}, p);
   const Span last_tile = {long_q - size, long_q};
   BlockWalk<Keys, Mask> walk(mask, last_tile, size);
   Block block;
@@ -221,7 +221,7 @@ TEST(Mask, PackedRows) {
     for (int seqlen_q = 1; seqlen_q <= 9; ++seqlen_q) {
       for (int seqlen_k = 0; seqlen_k <= longest; ++seqlen_k) {
         const Problem p = problem(seqlen_q, seqlen_k);
-        const Mask mask(ForwardParams{}, p);
+        const Mask mask(ProblemParams{}, p);
         const Kept kept = causal(p, Align::bottom_right);
         const Kept packed_kept = [&](int row, int key) { return kept(row / group, key); };
         const int packed_rows = seqlen_q * group, size_m = 4, size_n = 3;
@@ -262,7 +262,7 @@ void check_windows() {
         for (int seqlen_k = 0; seqlen_k <= longest; seqlen_k += 3) {
           const Problem p = problem(seqlen_q, seqlen_k);
           for (const int num_sinks : {0, 2, longest + 2}) {
-            ForwardParams params{};
+            ProblemParams params{};
             params.window_left = left;
             params.window_right = right;
             params.num_sinks = num_sinks;
@@ -309,8 +309,8 @@ class RandomBlocks {
     }
   }
 
-  ForwardParams params() const {
-    ForwardParams p{};
+  ProblemParams params() const {
+    ProblemParams p{};
     p.blocks = {.offsets = offsets_.data(),
                 .batch_stride = 0,
                 .head_stride = 0,
@@ -363,7 +363,7 @@ void check_block_lists(MakeKept make_kept) {
   for (int repeat = 0; repeat < 10; ++repeat) {
     const Problem p = problem(random() % 90, random() % 230);
     const RandomBlocks<size_m, size_n> blocks(random, p, (random() % 5) / 4.0);
-    ForwardParams params = blocks.params();
+    ProblemParams params = blocks.params();
     params.window_left = 40;
     params.num_sinks = 20;
     const Mask mask(params, p);
@@ -396,7 +396,7 @@ TEST(Mask, CursorKeepsItsPlace) {
   const Problem p = problem(16, 512);
   std::mt19937 random(1);
   const RandomBlocks<16, 32> blocks(random, p, 1.0);
-  const ForwardParams params = blocks.params();
+  const ProblemParams params = blocks.params();
   const BlockSparse<16, 32, false> mask(params, p);
   decltype(mask)::Cursor<Keys> cursor;
   for (int bound = 512; bound > 0; bound -= 32) {
@@ -421,7 +421,7 @@ TEST(Mask, BlockListsOfAnything) {
     for (auto* table : {&offsets, &blocks, &bitmask_of})
       for (int& value : *table) value = anything();
     const std::vector<u32> bitmasks(3 * 16 * 2);
-    ForwardParams params{};
+    ProblemParams params{};
     params.blocks = {offsets.data(), 0, 0, blocks.data(), bitmask_of.data(), bitmasks.data(), 7, 9, 3};
     const Mask mask(params, p);
     for (int first = 0; first < p.seqlen_q; first += 32) {
@@ -444,7 +444,7 @@ TEST(Mask, TreeOfNine) {
   const int parents[] = {-1, 0, 1, 1, 2, 2, 3, 3, 4};
   u32 words[9] = {};
   for (int i = 0; i < 9; ++i) words[i] = (parents[i] < 0 ? 0 : words[parents[i]]) | 1u << i;
-  ForwardParams params{};
+  ProblemParams params{};
   params.tree = {.words = words,
                  .batch_stride = 0,
                  .row_stride = 1,
@@ -479,7 +479,7 @@ TEST(Mask, TreeOfNine) {
 TEST(Mask, TreesThatDoNotFit) {
   const std::vector<u32> words(5 * 2, ~0u);
   for (const int prefix : {-7, 0, 30, 500}) {
-    ForwardParams params{};
+    ProblemParams params{};
     params.tree = {.words = words.data(),
                    .batch_stride = 0,
                    .row_stride = 2,

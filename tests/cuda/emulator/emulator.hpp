@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "runtime/cuda/tensor_maps.hpp"
-#include "templates/shared/params.h"
+#include "templates/shared/platform.h"
 #include "tools/verify/element.hpp"
 
 #define __align__(n) __attribute__((aligned(n)))

@@ -1,0 +1,59 @@
+#include "runtime/operation.hpp"
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/argument_checks.hpp"
+#include "runtime/cuda/memory.hpp"
+#include "runtime/operations/operations.hpp"
+
+namespace flashjit {
+
+namespace {
+
+constexpr struct {
+  Operation op;
+  const OperationRuntime& runtime;
+} operations[] = {
+    {Operation::forward, forward_runtime},
+};
+
+}  // namespace
+
+const OperationRuntime& runtime_of(Operation op) {
+  for (const auto& operation : operations)
+    if (operation.op == op) return operation.runtime;
+  throw Error(ErrorCode::internal, std::string("op ") + to_string(op) + " has no runtime");
+}
+
+void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device) {
+  if (bytes == 0) return nullptr;
+  if (!given)
+    refuse("workspace is missing: this launch needs ", bytes,
+           " bytes; Kernel::workspace_bytes(shape) says how many serve a shape and all smaller ones");
+  const Tensor& t = *given;
+  if (t.device != device)
+    refuse("workspace is on ", t.device.str(), ", this kernel runs on ", device.str(), ": allocate it there");
+  if (t.rank < 1 || t.rank > static_cast<int>(t.shape.size()))
+    refuse("workspace has rank ", t.rank, ", it must have 1 to ", t.shape.size(), " dimensions");
+  std::int64_t elements = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    if (t.shape[i] < 0) refuse("workspace has shape ", shape_text(t), ": no size may be negative");
+    if (t.shape[i] > 1 && t.strides[i] != elements) refuse("workspace must be contiguous");
+    if (__builtin_mul_overflow(elements, t.shape[i], &elements))
+      refuse("workspace has shape ", shape_text(t), ": more elements than 64 bits count");
+  }
+  const std::size_t has = static_cast<std::size_t>(elements) * size_of(t.dtype);
+  if (has < bytes)
+    refuse("workspace has ", has, " bytes, this launch needs ", bytes,
+           ": Kernel::workspace_bytes(shape) says how many serve a shape and all smaller ones");
+  if (!t.data) refuse("workspace has a null data pointer but shape ", shape_text(t));
+  const bool cuda = device.kind == Device::Kind::cuda;
+  const std::size_t alignment = cuda ? 256 : 64;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % alignment)
+    refuse("workspace's data pointer is not aligned to ", alignment, " bytes");
+  if (cuda) cuda::check_device_pointer(t.data, device.index, "workspace");
+  return t.data;
+}
+
+}  // namespace flashjit

@@ -1,0 +1,60 @@
+// What the runtime does for an operation: a line in the table of operation.cpp, and a file in operations/.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "codegen/config.hpp"
+#include "codegen/shape.hpp"
+#include "codegen/spec.hpp"
+#include "codegen/target.hpp"
+#include "runtime/executable.hpp"
+#include "runtime/flashjit.hpp"
+
+namespace flashjit {
+
+// A kernel, as far as plans of its launches depend on it.
+struct PlannedKernel {
+  const AttentionSpec& spec;
+  const Target& target;
+  const KernelConfig& config;
+  Device device{};
+  int parallelism = 1;                     // Executable::parallelism
+  const cuda::Context* context = nullptr;  // of a GPU
+};
+
+struct OperationRuntime {
+  // What is enough for a shape is enough for all that are smaller.
+  std::size_t (*workspace_bytes)(const PlannedKernel& kernel, const Shape& shape);
+  // Checks the arguments and adds the steps, none where there is nothing to compute. Throws invalid_argument.
+  void (*plan)(const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch);
+};
+
+const OperationRuntime& runtime_of(Operation op);
+
+// The memory of args.workspace, which must have so many bytes; null for none.
+void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device);
+
+// Of an operation as its file describes it, a struct with
+//   check(spec, device, args)                   {params, empty}: `params` begin with device::ProblemParams;
+//                                               empty: there is nothing to compute
+//   workspace_bytes(kernel, shape)
+//   plan_cuda(kernel, params, workspace, launch)
+//   plan_cpu(kernel, params, workspace, launch)
+template <class Operation>
+constexpr OperationRuntime operation_runtime = {
+    &Operation::workspace_bytes, [](const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch) {
+      const auto checked = Operation::check(kernel.spec, kernel.device, args);
+      if (checked.empty) return;
+      const auto& p = checked.params;
+      const std::size_t bytes = Operation::workspace_bytes(kernel, {.batch = p.batch,
+                                                                    .seqlen_q = p.seqlen_q,
+                                                                    .seqlen_k = p.seqlen_k,
+                                                                    .num_heads_q = p.num_heads_q,
+                                                                    .num_heads_kv = p.num_heads_kv});
+      void* const workspace = require_workspace(args.workspace, bytes, kernel.device);
+      const auto plan = kernel.target.is_cuda() ? &Operation::plan_cuda : &Operation::plan_cpu;
+      plan(kernel, p, workspace, launch);
+    }};
+
+}  // namespace flashjit

@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/arguments.hpp"
+#include "runtime/cpu/partition.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "runtime/cuda/tensor_maps.hpp"
+#include "runtime/cuda/tile_plan.hpp"
+#include "runtime/operations/operations.hpp"
+#include "templates/shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+// Room for parts' results, or none: then no tile is worked on in parts. Counters come first.
+void lend_partials(StepLaunch& step, void* memory) {
+  auto& p = step.params_as<device::CpuForwardParams>();
+  Items& items = step.items;
+  const std::int64_t tiles = items.count / p.key_parts;
+  if (memory == nullptr) {
+    p.key_parts = 1;
+    items.count = tiles;
+    items.pieces = std::min(items.pieces, tiles);
+    return;
+  }
+  const std::size_t counters = sizeof(device::u32) * static_cast<std::size_t>(tiles);
+  p.arrived = static_cast<device::u32*>(memory);
+  std::memset(p.arrived, 0, counters);
+  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(memory) + (counters + 63) / 64 * 64);
+}
+
+struct Forward {
+  static CheckedArguments check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+    return check_arguments(spec, device, args);
+  }
+
+  // On a GPU everything stays on chip; on a CPU threads lend what they need.
+  static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
+
+  static void plan_cuda(const PlannedKernel& kernel, const device::ForwardParams& params, void*,
+                        Launch& launch) {
+    StepLaunch& step = launch.add_step();
+    if (!kernel.target.arch_specific) {
+      auto& p = step.make_params<device::Sm80ForwardParams>(params);
+      step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
+      return;
+    }
+    auto& p = step.make_params<device::Sm90aForwardParams>(params);
+    step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
+    auto& maps = step.make_second<device::Sm90aForwardParams, device::ForwardMaps>();
+    const cuda::ContextScope scope(*kernel.context);
+    cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
+  }
+
+  static void plan_cpu(const PlannedKernel& kernel, const device::ForwardParams& params, void*,
+                       Launch& launch) {
+    const Partition cut = partition(params, kernel.spec, kernel.target, kernel.config, kernel.parallelism);
+    StepLaunch& step = launch.add_step();
+    auto& p = step.make_params<device::CpuForwardParams>(params);
+    p.packed_heads = cut.packed_heads;
+    p.tile_rows = cut.tile_rows;
+    p.key_parts = cut.key_parts;
+    Items& items = step.items;
+    items.count = cut.tiles * cut.key_parts;
+    items.pieces = std::min(cut.pieces, items.count);
+    items.more_scratch = packed_room;  // as much for any lengths
+    const device::PackedHead head = {.head = -1, .blocks = cut.packed_blocks};
+    static_assert(sizeof head == sizeof items.scratch_head);
+    std::memcpy(items.scratch_head.data(), &head, sizeof head);
+    if (cut.key_parts == 1) return;
+    // Room for the most that any launch of this kernel needs.
+    const auto most = static_cast<std::size_t>(most_items_in_parts(kernel.parallelism));
+    const auto part =
+        static_cast<std::size_t>(device::cpu_part(kernel.config.block_m, kernel.spec.head_dim_v));
+    items.lent_bytes = most * (sizeof(float) * part + sizeof(device::u32)) + 64;
+    items.lend = &lend_partials;
+  }
+};
+
+}  // namespace
+
+const OperationRuntime forward_runtime = operation_runtime<Forward>;
+
+}  // namespace flashjit

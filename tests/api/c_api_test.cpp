@@ -94,6 +94,7 @@ TEST_F(CApi, ComputesWhatTheCppInterfaceComputes) {
   const char* info = nullptr;
   ASSERT_EQ(flashjit_kernel_info(kernel, &info), FLASHJIT_OK);
   EXPECT_THAT(info, HasSubstr("\"target\""));
+  EXPECT_THAT(info, HasSubstr("\"steps\":[{\"entry\":\"flashjit_forward\""));
 }
 
 TEST_F(CApi, InTheBackground) {

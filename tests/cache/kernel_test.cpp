@@ -94,7 +94,7 @@ TEST(KernelKey, EntryAddsCompilerOptionsAndFormat) {
   const Key asked = request_key(request.spec, request.source);
   const Key entry = entry_key(asked, "-O3", "nvrtc 13.0");
   EXPECT_EQ(explain_difference(asked, entry),
-            "options: (absent) | -O3\ncompiler: (absent) | nvrtc 13.0\nformat: (absent) | 2\n");
+            "options: (absent) | -O3\ncompiler: (absent) | nvrtc 13.0\nformat: (absent) | 3\n");
   EXPECT_EQ(request_of(entry), asked);
   EXPECT_NE(entry_key(asked, "-O2", "nvrtc 13.0").digest(), entry.digest());
   EXPECT_NE(entry_key(asked, "-O3", "nvrtc 12.9").digest(), entry.digest());

@@ -24,6 +24,7 @@
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cpu/object.hpp"
 #include "runtime/cpu/partition.hpp"
+#include "runtime/executable.hpp"
 #include "templates/shared/layout.h"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"

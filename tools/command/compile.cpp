@@ -68,9 +68,9 @@ Verb add_compile(const Arguments& parent) {
       "  flashjit compile tools/examples/causal_bf16.json --target sm_80,sm_90\n"
       "  flashjit compile '{\"op\": \"forward\", \"dtype\": \"fp16\", \"head_dim\": 64}' --target native "
       "--json\n\n"
-      "--json prints {key, target, config, origin: compiled|disk, ms, compile_ms, registers, spill_bytes, "
-      "smem_bytes,\n"
-      "compiler, path, cache_note}; a list of these for several targets.\n");
+      "--json prints {key, target, config, origin: compiled|disk, ms, compile_ms, steps, registers, "
+      "spill_bytes,\n"
+      "smem_bytes, compiler, path, cache_note}; a list of these for several targets.\n");
   return {app, [options] { return compile_targets(*options); }};
 }
 

@@ -180,6 +180,45 @@ TEST_F(CudaDeviceTest, ManyThreadsAndStreams) {
   for (int i = 0; i < threads; ++i) expect_result(outs[i], i * 1000 + launches);
 }
 
+// The second step turns round what the first leaves; launched dependent, it waits for that itself.
+TEST_F(CudaDeviceTest, StepsRunOneAfterTheOther) {
+  KernelSource source;
+  source.target = target_;
+  for (const EmbeddedHeader& header : embedded_headers()) source.headers.push_back(header);
+  source.text =
+      "#include \"shared/forward_params.h\"\n"
+      "using Params = flashjit::device::ForwardParams;\n"
+      "extern \"C\" __global__ void first(const __grid_constant__ Params p) {\n"
+      "  __nanosleep(100000);\n"
+      "  static_cast<int*>(p.q.data)[blockIdx.x] = p.total_q + gridDim.x - 1 - blockIdx.x;\n"
+      "}\n"
+      "extern \"C\" __global__ void second(const __grid_constant__ Params p) {\n"
+      "#if __CUDA_ARCH__ >= 900\n"
+      "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n"
+      "#endif\n"
+      "  const int from = gridDim.x - 1 - blockIdx.x;\n"
+      "  static_cast<int*>(p.o.data)[blockIdx.x] = static_cast<volatile int*>(p.q.data)[from];\n"
+      "}\n";
+  const auto kernel = load_cuda(0, nvrtc_compiler()->compile(source).code,
+                                {{.entry = "first", .threads = 1}, {.entry = "second", .threads = 1}});
+  for (const bool dependent : {false, true}) {
+    const DeviceBuffer out = buffer(), between = buffer();
+    device::ForwardParams p{};
+    p.q.data = between.data();
+    p.o.data = out.data();
+    p.total_q = 500;
+    Launch launch;
+    for (int i = 0; i < 2; ++i) {
+      StepLaunch& step = launch.add_step();
+      step.make_params<device::ForwardParams>(p);
+      step.grid = {blocks};
+      step.dependent = i == 1 && dependent;
+    }
+    kernel->launch(launch, nullptr);
+    expect_result(out, 500);
+  }
+}
+
 TEST_F(CudaDeviceTest, LaunchesAllocateNothing) {
   const auto kernel = load(probe(target_));
   const DeviceBuffer out = buffer();

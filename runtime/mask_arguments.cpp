@@ -12,7 +12,7 @@
 namespace flashjit {
 namespace {
 
-using device::ForwardParams;
+using device::ProblemParams;
 
 // For arguments that only one kind of mask reads: giving them without it would change nothing, silently.
 template <class T>
@@ -22,7 +22,7 @@ void require_absent(const char* name, const std::optional<T>& given, const char*
            "\" to its mask, or leave the argument out");
 }
 
-const int* lengths(const char* name, const std::optional<Tensor>& given, const ForwardParams& p,
+const int* lengths(const char* name, const std::optional<Tensor>& given, const ProblemParams& p,
                    Device device) {
   if (!given) return nullptr;
   const Tensor& t = require(name, given, DType::int32, 1, "[batch]", device);
@@ -38,7 +38,7 @@ int window_size(const char* name, const std::optional<int>& given) {
   return given.value_or(INT_MAX);
 }
 
-void check_window(const SlidingWindowMask& mask, const AttentionArgs& args, ForwardParams& p) {
+void check_window(const SlidingWindowMask& mask, const AttentionArgs& args, ProblemParams& p) {
   p.window_left = window_size("window_left", args.window_left);
   p.window_right = window_size("window_right", args.window_right);
   if (!mask.sinks) {
@@ -58,7 +58,7 @@ std::int64_t shared_or_own(const char* name, const Tensor& t, int dim, int size,
   return t.strides[dim];
 }
 
-void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device device, ForwardParams& p) {
+void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device device, ProblemParams& p) {
   const Tensor& offsets = require("block_offsets", args.block_offsets, DType::int32, 3,
                                   "[batch or 1, num_heads_q or 1, query blocks + 1]", device);
   require_table("block_offsets", offsets);
@@ -97,7 +97,7 @@ void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device
   p.blocks.num_bitmasks = size(bitmasks, 0);
 }
 
-void check_tree(const AttentionArgs& args, Device device, ForwardParams& p) {
+void check_tree(const AttentionArgs& args, Device device, ProblemParams& p) {
   const Tensor& bits = require("tree_bits", args.tree_bits, DType::int32, 3,
                                "[batch or 1, seqlen_q, words of 32 new keys]", device);
   require_shape("tree_bits", bits, 1, p.seqlen_q, "the longest seqlen_q");
@@ -176,7 +176,7 @@ class ListCheck {
   const int key_blocks_, batch_, head_;
 };
 
-void check_blocks_data(const BlockSparseMask& mask, const ForwardParams& p) {
+void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p) {
   const device::BlockLists& lists = p.blocks;
   const int key_blocks = device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
@@ -190,7 +190,7 @@ void check_blocks_data(const BlockSparseMask& mask, const ForwardParams& p) {
 }  // namespace
 
 void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
-                          ForwardParams& p) {
+                          ProblemParams& p) {
   if (find_mask<PaddingMask>(spec.mask)) {
     if (!args.seqlens_q && !args.seqlens_k)
       refuse(
@@ -225,7 +225,7 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
   }
 }
 
-void check_lengths_and_lists(const AttentionSpec& spec, const ForwardParams& p) {
+void check_lengths_and_lists(const AttentionSpec& spec, const ProblemParams& p) {
   if (spec.varlen) {
     check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
     check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
@@ -236,10 +236,10 @@ void check_lengths_and_lists(const AttentionSpec& spec, const ForwardParams& p) 
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p);
 }
 
-void check_lengths_and_lists_on(Device device, const AttentionSpec& spec, const ForwardParams& params) {
+void check_lengths_and_lists_on(Device device, const AttentionSpec& spec, const ProblemParams& params) {
   const cuda::Context context(device.index);
   cuda::synchronize(context);
-  ForwardParams p = params;
+  ProblemParams p = params;
   std::vector<std::vector<int>> copies;
   const auto fetch = [&](const int*& pointer, std::int64_t count) {
     if (!pointer) return;

@@ -15,20 +15,35 @@ using nlohmann::ordered_json;
 
 constexpr Verdict verdicts[] = {Verdict::measured, Verdict::dropped, Verdict::wrong, Verdict::failed};
 
+// What is 0 unless a shape has pages or packed sequences is left out then.
 ordered_json shape_json(const Shape& s) {
-  return {{"batch", s.batch},
-          {"seqlen_q", s.seqlen_q},
-          {"seqlen_k", s.seqlen_k},
-          {"num_heads_q", s.num_heads_q},
-          {"num_heads_kv", s.num_heads_kv}};
+  ordered_json object = {{"batch", s.batch},
+                         {"seqlen_q", s.seqlen_q},
+                         {"seqlen_k", s.seqlen_k},
+                         {"num_heads_q", s.num_heads_q},
+                         {"num_heads_kv", s.num_heads_kv}};
+  if (s.page_size) object["page_size"] = s.page_size;
+  if (s.total_q) object["total_q"] = s.total_q;
+  if (s.total_k) object["total_k"] = s.total_k;
+  return object;
 }
 
 Shape shape_from_json(const json& object) {
+  const auto total = [&](const char* name) -> std::int64_t {
+    if (!object.contains(name)) return 0;
+    const json& value = object.at(name);
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >> 62)
+      throw Error(ErrorCode::cache_failed, std::string(name) + " is not a count");
+    return value.get<std::int64_t>();
+  };
   return {.batch = count_from_json(object, "batch"),
           .seqlen_q = count_from_json(object, "seqlen_q"),
           .seqlen_k = count_from_json(object, "seqlen_k"),
           .num_heads_q = count_from_json(object, "num_heads_q"),
-          .num_heads_kv = count_from_json(object, "num_heads_kv")};
+          .num_heads_kv = count_from_json(object, "num_heads_kv"),
+          .page_size = object.contains("page_size") ? count_from_json(object, "page_size") : 0,
+          .total_q = total("total_q"),
+          .total_k = total("total_k")};
 }
 
 ordered_json config_json(const KernelConfig& config) {

@@ -71,7 +71,9 @@ Key cache_key(const TuneKey& key) {
   std::string sizes;
   for (const int size : {b.batch, b.seqlen_q, b.seqlen_k, b.num_heads_q, b.num_heads_kv})
     sizes += std::to_string(size) + " ";
-  return k.add("bucket", sizes);
+  k.add("bucket", sizes);
+  if (b.page_size) k.add("page_size", std::to_string(b.page_size));  // absent from the keys of other records
+  return k;
 }
 
 std::optional<TuneStore::Found> TuneStore::lookup(const TuneKey& key, const TuneEnvironment& here,

@@ -42,7 +42,8 @@ struct SlidingWindowMask {
 };
 
 // Batch entries have lengths of their own, which all other masks of the spec go by. Keys from seqlens_k on
-// are not seen, whatever they hold; rows from seqlens_q on see nothing.
+// are not seen, whatever they hold; rows from seqlens_q on see nothing. Of packed sequences these are the
+// rows and keys that are used, the first ones of each.
 struct PaddingMask {
   static constexpr char kind[] = "padding";
 

@@ -51,7 +51,7 @@ std::vector<Mask> canonical(std::vector<Mask> masks) {
   return masks;
 }
 
-void check_masks(const std::vector<Mask>& masks, bool varlen) {
+void check_masks(const std::vector<Mask>& masks) {
   for (std::size_t i = 1; i < masks.size(); ++i) {
     if (masks[i].index() != masks[i - 1].index()) continue;
     const bool lists = std::holds_alternative<BlockSparseMask>(masks[i]);
@@ -63,11 +63,6 @@ void check_masks(const std::vector<Mask>& masks, bool varlen) {
   if (const auto* blocks = find_mask<BlockSparseMask>(masks)) {
     check_block_size("block_m", blocks->block_m);
     check_block_size("block_n", blocks->block_n);
-  }
-  if (varlen && find_mask<PaddingMask>(masks)) {
-    invalid(
-        "mask padding with varlen true: packed sequences have their lengths from cu_seqlens already; varlen "
-        "true without padding, or padding with varlen false, would work");
   }
   const auto* causal = find_mask<CausalMask>(masks);
   const auto* window = find_mask<SlidingWindowMask>(masks);

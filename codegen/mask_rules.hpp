@@ -16,7 +16,7 @@ std::vector<Mask> canonical(std::vector<Mask> masks);
 
 // Throws invalid_spec, with the reason and what would work, for masks that contradict each other, that one
 // launch has no arguments for, or whose fields are out of range. `masks` are canonical.
-void check_masks(const std::vector<Mask>& masks, bool varlen);
+void check_masks(const std::vector<Mask>& masks);
 
 // Whether only the device knows how much a tile has to do: tiles are then handed out one by one, to whichever
 // multiprocessor is free.

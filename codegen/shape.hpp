@@ -29,6 +29,8 @@ struct Shape {
   int batch = 1;
   int seqlen_q = 1, seqlen_k = 1;  // the longest of the batch
   int num_heads_q = 1, num_heads_kv = 1;
+  int page_size = 0;                      // keys of a page; 0: contiguous
+  std::int64_t total_q = 0, total_k = 0;  // packed rows and keys of all sequences; 0: batch x seqlen
   bool operator==(const Shape&) const = default;
 };
 
@@ -39,15 +41,28 @@ struct Shape {
 //   of them only repeat the same.
 // - Query heads that share a key head decide what stays in a cache: num_heads_q is their number, rounded up
 //   likewise, num_heads_kv is 1, and batch is the rest of the product.
+// - Packed sequences are seldom all as long as the longest. They count as so many that are as have their
+// rows,
+//   or their keys if that is more, and a bucket has no totals of its own.
+// - Pages of another size are another bucket.
 inline Shape bucket(const Shape& s) {
   constexpr std::int64_t enough_rows = 1 << 20;
   const auto up = [](std::int64_t n) {
     n = std::clamp<std::int64_t>(n, 1, longest_sequence);
     return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n)));
   };
-  Shape b{.seqlen_q = up(s.seqlen_q), .seqlen_k = up(s.seqlen_k)};
+  std::int64_t batch = s.batch;
+  if (s.total_q > 0 && s.total_k > 0) {
+    const auto longest_ones = [](std::int64_t total, int seqlen) {
+      const std::int64_t length = std::max(seqlen, 1);
+      return total / length + (total % length != 0);
+    };
+    batch =
+        std::min(batch, std::max(longest_ones(s.total_q, s.seqlen_q), longest_ones(s.total_k, s.seqlen_k)));
+  }
+  Shape b{.seqlen_q = up(s.seqlen_q), .seqlen_k = up(s.seqlen_k), .page_size = s.page_size};
   const int most_heads = up(enough_rows / b.seqlen_q);
-  const int heads = std::min(up(std::int64_t{s.batch} * s.num_heads_q), most_heads);
+  const int heads = std::min(up(batch * s.num_heads_q), most_heads);
   b.num_heads_q = std::min(up(s.num_heads_q / std::max(s.num_heads_kv, 1)), heads);
   b.batch = heads / b.num_heads_q;
   return b;

@@ -94,7 +94,7 @@ AttentionSpec AttentionSpec::validated() const {
 
   check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
   check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
-  check_masks(spec.mask, spec.varlen);
+  check_masks(spec.mask);
   check_supported(spec);
   return spec;
 }

@@ -2,6 +2,7 @@
 
 #include <climits>
 #include <span>
+#include <utility>
 
 #include "runtime/cuda/memory.hpp"
 
@@ -13,17 +14,54 @@ std::string shape_text(const Tensor& t) {
   return s + "]";
 }
 
-const Tensor& require(const char* name, const std::optional<Tensor>& given, DType dtype, int rank,
-                      const char* layout, Device device) {
-  if (!given) refuse(name, " is missing: this kernel needs it, ", layout);
+void check_presence(const AttentionSpec& spec, const AttentionArgs& args) {
+  const ArgumentSet given = given_arguments(args);
+  const ArgumentSets sets = arguments_of(spec);
+  if (!(given & ~sets.allowed) && !(sets.required & ~given)) return;
+  for (const Argument& a : arguments) {
+    if (given & ~sets.allowed & bit_of(a)) refuse(a.name, " was given, but ", refusal_of(spec, a));
+    if (sets.required & ~given & bit_of(a))
+      refuse(a.name, " is missing: this kernel needs it, ", a.layout_of(spec));
+  }
+}
+
+void check_shape(const AttentionSpec& spec, const Shape& s) {
+  const bool countable = s.batch >= 0 && s.seqlen_q >= 0 && s.seqlen_k >= 0 && s.page_size >= 0 &&
+                         s.total_q >= 0 && s.total_k >= 0;
+  if (countable && s.num_heads_q > 0 && s.num_heads_kv > 0 && s.num_heads_q % s.num_heads_kv == 0 &&
+      (s.page_size == 0 || spec.paged))
+    return;
+  if (s.num_heads_q < 1 || s.num_heads_kv < 1 || s.num_heads_q % s.num_heads_kv)
+    refuse("the shape has num_heads_q ", s.num_heads_q, " and num_heads_kv ", s.num_heads_kv,
+           ": both must be at least 1, and the first a multiple of the second");
+  if (countable)
+    refuse("the shape has page_size ", s.page_size,
+           ", but the spec has \"paged\": false: leave it 0, or ask for a kernel with \"paged\": true");
+  const std::pair<const char*, std::int64_t> sizes[] = {{"batch", s.batch},       {"seqlen_q", s.seqlen_q},
+                                                        {"seqlen_k", s.seqlen_k}, {"page_size", s.page_size},
+                                                        {"total_q", s.total_q},   {"total_k", s.total_k}};
+  for (const auto& [name, size] : sizes)
+    if (size < 0) refuse("the shape has ", name, " ", size, ": it must be at least 0");
+}
+
+const Tensor& require(const Argument& argument, const AttentionSpec& spec, const AttentionArgs& args,
+                      Device device) {
+  const char* const name = argument.name;
+  const std::optional<Tensor>& given = args.*argument.tensor();
+  if (!given) refuse(name, " is missing: this kernel needs it, ", argument.layout_of(spec));
   const Tensor& t = *given;
+  const int rank = argument.rank_of(spec);
+  const DType dtype = argument.dtype(spec);
   if (t.rank != rank)
-    refuse(name, " has rank ", t.rank, ", this kernel takes ", rank, " dimensions, ", layout);
+    refuse(name, " has rank ", t.rank, ", this kernel takes ", rank, " dimensions, ",
+           argument.layout_of(spec));
   if (t.dtype != dtype)
     refuse(name, " has dtype ", to_string(t.dtype), ", this kernel takes ", to_string(dtype));
   if (t.device != device)
     refuse(name, " is on ", t.device.str(), ", this kernel runs on ", device.str(),
-           ": copy the tensor there");
+           t.device.kind == Device::Kind::cpu && device.kind == Device::Kind::cpu
+               ? ": a CPU's index is 0"
+               : ": copy the tensor there");
   bool has_elements = true;
   for (int i = 0; i < rank; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
@@ -46,10 +84,12 @@ void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expe
 
 void require_table(const char* name, const Tensor& t) {
   std::int64_t stride = 1;
+  bool contiguous = true;
   for (int i = t.rank - 1; i >= 0; --i) {
-    if (t.shape[i] > 1 && t.strides[i] != stride) refuse(name, " must be contiguous");
+    contiguous = contiguous && (t.shape[i] <= 1 || t.strides[i] == stride);
     stride *= t.shape[i];
   }
+  if (!contiguous && stride != 0) refuse(name, " must be contiguous");
   const std::size_t bytes = size_of(t.dtype);
   if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
     refuse(name, "'s data pointer is not aligned to ", bytes, " bytes");

@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "codegen/arguments.hpp"
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {
@@ -28,14 +29,26 @@ template <class... Parts>
   throw Error(ErrorCode::invalid_argument, message);
 }
 
+// Throws for the first argument that the spec needs and has not, or has no use for.
+void check_presence(const AttentionSpec& spec, const AttentionArgs& args);
+
 // What every tensor argument must satisfy before its shape is compared with others': is there, rank, dtype,
-// device, sizes, memory that the device can reach. `layout` names its dimensions.
-const Tensor& require(const char* name, const std::optional<Tensor>& given, DType dtype, int rank,
-                      const char* layout, Device device);
+// device, sizes, memory that the device can reach.
+const Tensor& require(const Argument& argument, const AttentionSpec& spec, const AttentionArgs& args,
+                      Device device);
+template <TensorMember member>
+const Tensor& require(const AttentionSpec& spec, const AttentionArgs& args, Device device) {
+  static constexpr const Argument& argument = argument_of(member);
+  return require(argument, spec, args, device);
+}
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what);
 
-// Row-major without gaps, aligned to its elements: tables of integers.
+// Sizes that no kernel can be asked for: negative ones, no heads, query heads that are no multiple of others.
+void check_shape(const AttentionSpec& spec, const Shape& shape);
+
+// Row-major without gaps, aligned to its elements: tables of integers. One without elements may have any
+// strides.
 void require_table(const char* name, const Tensor& t);
 
 inline int size(const Tensor& t, int dim) {

@@ -10,6 +10,7 @@
 #include "runtime/argument_checks.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/mask_arguments.hpp"
+#include "runtime/overlap.hpp"
 
 namespace flashjit {
 namespace {
@@ -40,23 +41,15 @@ void require_alignment(const char* name, const Tensor& t) {
              " elements (16 bytes), which GPU kernels need");
 }
 
-void require_distinct_rows(const char* name, const Tensor& t) {
-  for (int i = 0; i < t.rank; ++i)
-    if (t.shape[i] == 0) return;
-  for (int i = 0; i + 1 < t.rank; ++i)
-    if (t.shape[i] > 1 && t.strides[i] == 0)
-      refuse(name, " is written, but its dimension ", i, " has stride 0: rows would overwrite each other");
-}
-
 device::TensorView view(const Tensor& t) {
   if (t.rank == 4) return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
   return {t.data, 0, stride(t, 0), stride(t, 1)};
 }
 
 // The longest packed sequence: at most as long as all of them together, and as longest_sequence.
-int longest(const char* name, int given, int total) {
-  if (given < 0) refuse(name, " is ", given, ", it must be at least 0");
-  return std::min({given == 0 ? total : given, total, longest_sequence});
+int longest(const char* name, std::optional<int> given, int total) {
+  if (given && *given < 0) refuse(name, " is ", *given, ", it must be at least 0");
+  return std::min({given.value_or(total), total, longest_sequence});
 }
 
 // The length of sequences that are not packed.
@@ -74,8 +67,10 @@ void require_countable_rows(const ForwardParams& p) {
            ": a launch has at most 2^48 query rows; split the batch, or give a smaller max_seqlen_q");
 }
 
-const device::u64* number_at(const char* name, const std::optional<Tensor>& given, Device device) {
-  const Tensor& t = require(name, given, DType::int64, 1, "[1]", device);
+template <TensorMember member>
+const device::u64* number_at(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+  const Tensor& t = require<member>(spec, args, device);
+  const char* const name = argument_of(member).name;
   require_shape(name, t, 0, 1, "one number");
   require_table(name, t);
   return static_cast<const device::u64*>(t.data);
@@ -83,21 +78,7 @@ const device::u64* number_at(const char* name, const std::optional<Tensor>& give
 
 void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                    device::DropoutParams& p) {
-  if (!spec.dropout) {
-    const std::pair<const char*, bool> given[] = {
-        {"dropout_p", args.dropout_p.has_value()},
-        {"dropout_seed", args.dropout_seed.has_value()},
-        {"dropout_offset", args.dropout_offset != 0},
-        {"dropout_seed_tensor", args.dropout_seed_tensor.has_value()},
-        {"dropout_offset_tensor", args.dropout_offset_tensor.has_value()}};
-    for (const auto& [name, is_given] : given)
-      if (is_given)
-        refuse(name,
-               " was given, but the spec has \"dropout\": false: ask for a kernel with \"dropout\": true");
-    return;
-  }
-  if (!args.dropout_p)
-    refuse("dropout_p is missing: this kernel needs it, the probability that a weight is dropped");
+  if (!spec.dropout) return;
   const std::uint64_t threshold = dropout_threshold(*args.dropout_p);
   p.below =
       static_cast<device::u32>(std::min<std::uint64_t>(threshold, std::numeric_limits<device::u32>::max()));
@@ -110,13 +91,13 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
       refuse(
           "dropout_seed is missing: this kernel needs it, or dropout_seed_tensor and dropout_offset_tensor");
     p.seed = *args.dropout_seed;
-    p.offset = args.dropout_offset;
+    p.offset = args.dropout_offset.value_or(0);
     return;
   }
-  if (args.dropout_seed || args.dropout_offset != 0)
+  if (args.dropout_seed || args.dropout_offset)
     refuse("dropout's seed and offset were given twice, as values and as tensors: leave one pair out");
-  p.seed_at = number_at("dropout_seed_tensor", args.dropout_seed_tensor, device);
-  p.offset_at = number_at("dropout_offset_tensor", args.dropout_offset_tensor, device);
+  p.seed_at = number_at<&AttentionArgs::dropout_seed_tensor>(spec, device, args);
+  p.offset_at = number_at<&AttentionArgs::dropout_offset_tensor>(spec, device, args);
 }
 
 // FLASHJIT_CHECK=1: what lies in device memory is validated, too, at the price of waiting for it.
@@ -129,13 +110,13 @@ bool checks_device_data() {
 
 CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
   const bool varlen = spec.varlen;
-  const int rank = varlen ? 3 : 4;
-  const char* layout = varlen ? "packed [total, heads, head_dim]" : "[batch, seqlen, heads, head_dim]";
-  const Tensor& q = require("q", args.q, spec.dtype, rank, layout, device);
-  const Tensor& k = require("k", args.k, spec.dtype, rank, layout, device);
-  const Tensor& v = require("v", args.v, spec.dtype, rank, layout, device);
-  const Tensor& o = require("o", args.o, spec.dtype, rank, layout, device);
+  check_presence(spec, args);
+  const Tensor& q = require<&AttentionArgs::q>(spec, args, device);
+  const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
+  const Tensor& v = require<&AttentionArgs::v>(spec, args, device);
+  const Tensor& o = require<&AttentionArgs::o>(spec, args, device);
 
+  const int rank = q.rank;
   const int rows = varlen ? 0 : 1, heads = rank - 2, dim = rank - 1;
   require_shape("q", q, dim, spec.head_dim, "the spec's head_dim");
   require_shape("k", k, dim, spec.head_dim, "the spec's head_dim");
@@ -158,7 +139,6 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   require_alignment("k", k);
   require_alignment("v", v);
   require_alignment("o", o);
-  require_distinct_rows("o", o);
 
   CheckedArguments checked;
   ForwardParams& p = checked.params;
@@ -170,9 +150,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   p.num_heads_kv = num_heads_kv;
 
   if (varlen) {
-    const char* lengths = "[batch + 1]";
-    const Tensor& cq = require("cu_seqlens_q", args.cu_seqlens_q, DType::int32, 1, lengths, device);
-    const Tensor& ck = require("cu_seqlens_k", args.cu_seqlens_k, DType::int32, 1, lengths, device);
+    const Tensor& cq = require<&AttentionArgs::cu_seqlens_q>(spec, args, device);
+    const Tensor& ck = require<&AttentionArgs::cu_seqlens_k>(spec, args, device);
     if (cq.shape[0] < 1)
       refuse("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
     require_shape("cu_seqlens_k", ck, 0, cq.shape[0], "as cu_seqlens_q");
@@ -186,9 +165,6 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     p.seqlen_q = longest("max_seqlen_q", args.max_seqlen_q, p.total_q);
     p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
   } else {
-    if (args.cu_seqlens_q || args.cu_seqlens_k)
-      refuse(
-          "cu_seqlens was given, but the spec has \"varlen\": false: ask for a kernel with \"varlen\": true");
     p.batch = size(q, 0);
     p.seqlen_q = length("q", q);
     p.seqlen_k = length("k", k);
@@ -196,8 +172,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   require_countable_rows(p);
 
   if (spec.lse) {
-    const Tensor& lse = require("lse", args.lse, DType::fp32, rank - 1,
-                                varlen ? "[num_heads_q, total_q]" : "[batch, num_heads_q, seqlen_q]", device);
+    const Tensor& lse = require<&AttentionArgs::lse>(spec, args, device);
     if (!varlen) require_shape("lse", lse, 0, p.batch, "q's batch");
     require_shape("lse", lse, rank - 3, num_heads_q, "q's heads");
     require_shape("lse", lse, rank - 2, q.shape[rows], "q's rows");
@@ -207,9 +182,12 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
       refuse("lse's data pointer is not aligned to 4 bytes");
     require_distinct_rows("lse", lse);
     p.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
-  } else if (args.lse) {
-    refuse("lse was given, but the spec has \"lse\": false: nothing would be written to it");
   }
+
+  require_distinct_rows("o", o);
+  require_apart("o", o, "q", q);
+  require_apart("o", o, "k", k);
+  require_apart("o", o, "v", v);
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   p.scale_log2 = scale * std::numbers::log2e_v<float>;

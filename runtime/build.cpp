@@ -10,6 +10,7 @@
 #include "cache/trust.hpp"
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
+#include "runtime/argument_checks.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/executable.hpp"
 
@@ -192,6 +193,7 @@ std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
                    const std::optional<std::string>& cache_dir,
                    const std::optional<std::string>& cache_path) {
+  check_shape(spec, shape);
   const AttentionSpec valid = spec.validated();
   const OpenedCache cache = open_cache(cache_dir, cache_path);
   const KernelConfig config = heuristic_config(valid, target, bucket(shape));

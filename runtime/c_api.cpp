@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <span>
 #include <string>
 
+#include "codegen/arguments.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/flashjit.h"
@@ -32,6 +34,8 @@ struct flashjit_tables {
 struct flashjit_prepared {
   flashjit::PreparedLaunch launch;
 };
+
+static_assert(FLASHJIT_MAX_RANK == flashjit::Tensor::max_rank);
 
 namespace {
 
@@ -79,9 +83,22 @@ const flashjit_kernel* handle_of(const Kernel& kernel) {
   return reinterpret_cast<const flashjit_kernel*>(&kernel);
 }
 
+// A struct as far as the caller's header knew it; what that did not know is zero. `first_end`: where the
+// field after struct_size ends.
+template <class Struct>
+Struct known_part(const Struct& given, std::size_t first_end, const char* type) {
+  if (given.struct_size < first_end || given.struct_size > sizeof given)
+    refuse(type, "'s struct_size is ", given.struct_size, ", it must be sizeof(", type, "), which is ",
+           sizeof given, " in flashjit ", flashjit::version());
+  Struct known{};
+  std::memcpy(&known, &given, given.struct_size);
+  return known;
+}
+
 flashjit::Shape shape_of(const flashjit_shape* shape) {
-  const flashjit_shape& s = require(shape, "shape");
-  return {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q, s.num_heads_kv};
+  constexpr std::size_t first_end = offsetof(flashjit_shape, batch) + sizeof shape->batch;
+  const flashjit_shape s = known_part(require(shape, "shape"), first_end, "flashjit_shape");
+  return {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q, s.num_heads_kv, s.page_size, s.total_q, s.total_k};
 }
 
 flashjit::Tensor tensor_of(const flashjit_argument& arg) {
@@ -93,7 +110,7 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
   if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT64) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
     wrong("device_kind", t.device_kind, "a flashjit_device_kind");
-  if (t.rank < 1 || t.rank > 4) wrong("rank", t.rank, "between 1 and 4");
+  if (t.rank < 1 || t.rank > FLASHJIT_MAX_RANK) wrong("rank", t.rank, "between 1 and 6");
   flashjit::Tensor tensor{.data = t.data,
                           .dtype = static_cast<flashjit::DType>(t.dtype),
                           .device = {static_cast<flashjit::Device::Kind>(t.device_kind), t.device_index},
@@ -103,116 +120,47 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
   return tensor;
 }
 
-int integer_of(const flashjit_argument& arg) {
+void set(std::optional<flashjit::Tensor>& member, const flashjit_argument& arg) {
+  member = tensor_of(arg);
+}
+void set(std::optional<int>& member, const flashjit_argument& arg) {
   if (arg.value.integer < 0 || arg.value.integer > std::numeric_limits<int>::max())
     refuse("argument id ", arg.id, " is ", arg.value.integer, ", it must be between 0 and 2147483647");
-  return static_cast<int>(arg.value.integer);
+  member = static_cast<int>(arg.value.integer);
+}
+void set(std::optional<float>& member, const flashjit_argument& arg) {
+  member = static_cast<float>(arg.value.real);
+}
+void set(std::optional<double>& member, const flashjit_argument& arg) {
+  member = arg.value.real;
+}
+void set(std::optional<std::uint64_t>& member, const flashjit_argument& arg) {
+  member = static_cast<std::uint64_t>(arg.value.integer);
 }
 
 AttentionArgs args_of(const flashjit_argument* args, size_t count) {
   if (count) require(args, "args");
   AttentionArgs a;
+  flashjit::ArgumentSet given = 0;
   for (size_t i = 0; i < count; ++i) {
     const flashjit_argument& arg = args[i];
-    switch (arg.id) {
-      case FLASHJIT_ARG_Q:
-        a.q = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_K:
-        a.k = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_V:
-        a.v = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_O:
-        a.o = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_LSE:
-        a.lse = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_CU_SEQLENS_Q:
-        a.cu_seqlens_q = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_CU_SEQLENS_K:
-        a.cu_seqlens_k = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_MAX_SEQLEN_Q:
-        a.max_seqlen_q = integer_of(arg);
-        break;
-      case FLASHJIT_ARG_MAX_SEQLEN_K:
-        a.max_seqlen_k = integer_of(arg);
-        break;
-      case FLASHJIT_ARG_SOFTMAX_SCALE:
-        a.softmax_scale = static_cast<float>(arg.value.real);
-        break;
-      case FLASHJIT_ARG_WORKSPACE:
-        a.workspace = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_SEQLENS_Q:
-        a.seqlens_q = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_SEQLENS_K:
-        a.seqlens_k = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_WINDOW_LEFT:
-        a.window_left = integer_of(arg);
-        break;
-      case FLASHJIT_ARG_WINDOW_RIGHT:
-        a.window_right = integer_of(arg);
-        break;
-      case FLASHJIT_ARG_NUM_SINKS:
-        a.num_sinks = integer_of(arg);
-        break;
-      case FLASHJIT_ARG_BLOCK_OFFSETS:
-        a.block_offsets = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_BLOCK_INDICES:
-        a.block_indices = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_BLOCK_BITMASK_OF:
-        a.block_bitmask_of = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_BLOCK_BITMASKS:
-        a.block_bitmasks = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_TREE_BITS:
-        a.tree_bits = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_PREFIX_LENGTHS:
-        a.prefix_lengths = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_DROPOUT_P:
-        a.dropout_p = arg.value.real;
-        break;
-      case FLASHJIT_ARG_DROPOUT_SEED:
-        a.dropout_seed = static_cast<std::uint64_t>(arg.value.integer);
-        break;
-      case FLASHJIT_ARG_DROPOUT_OFFSET:
-        a.dropout_offset = static_cast<std::uint64_t>(arg.value.integer);
-        break;
-      case FLASHJIT_ARG_DROPOUT_SEED_TENSOR:
-        a.dropout_seed_tensor = tensor_of(arg);
-        break;
-      case FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR:
-        a.dropout_offset_tensor = tensor_of(arg);
-        break;
-      default:
-        refuse("argument id ", arg.id, " at position ", i, " is not known to flashjit ", flashjit::version(),
-               ": ids are those of flashjit_argument_id");
-    }
+    const flashjit::Argument* const known = flashjit::find_argument(arg.id);
+    if (!known)
+      refuse("argument id ", arg.id, " at position ", i, " is not known to flashjit ", flashjit::version(),
+             ": ids are those of flashjit_argument_id");
+    if (given & bit_of(*known))
+      refuse("argument id ", arg.id, " at position ", i, " was given before: give ", known->name, " once");
+    given |= bit_of(*known);
+    std::visit([&](auto member) { set(a.*member, arg); }, known->member);
   }
   return a;
 }
 
-// Options as far as the caller's header knew them.
 flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   flashjit::EngineOptions options;
   if (!given) return options;
-  if (given->struct_size < sizeof given->struct_size || given->struct_size > sizeof *given)
-    refuse("struct_size is ", given->struct_size, ", it must be sizeof(flashjit_engine_options), which is ",
-           sizeof *given, " in flashjit ", flashjit::version());
-  flashjit_engine_options o{};
-  std::memcpy(&o, given, given->struct_size);
+  constexpr std::size_t first_end = offsetof(flashjit_engine_options, device) + sizeof given->device;
+  const auto o = known_part(*given, first_end, "flashjit_engine_options");
   if (o.device) options.device = o.device;
   if (o.target) options.target = o.target;
   if (o.cache_dir) options.cache_dir = o.cache_dir;
@@ -406,28 +354,21 @@ flashjit_status flashjit_tree_from_parents(const int32_t* parents, int32_t batch
 }
 int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id, flashjit_tensor* tensor) {
   if (!tables || !tensor) return 0;
-  constexpr std::pair<std::int32_t, std::optional<flashjit::Tensor> AttentionArgs::*> arguments[] = {
-      {FLASHJIT_ARG_BLOCK_OFFSETS, &AttentionArgs::block_offsets},
-      {FLASHJIT_ARG_BLOCK_INDICES, &AttentionArgs::block_indices},
-      {FLASHJIT_ARG_BLOCK_BITMASK_OF, &AttentionArgs::block_bitmask_of},
-      {FLASHJIT_ARG_BLOCK_BITMASKS, &AttentionArgs::block_bitmasks},
-      {FLASHJIT_ARG_TREE_BITS, &AttentionArgs::tree_bits}};
+  const flashjit::Argument* const argument = flashjit::find_argument(argument_id);
   for (const flashjit::MaskTable& table : tables->tables) {
-    for (const auto& [id, argument] : arguments) {
-      if (id != argument_id || argument != table.argument) continue;
-      // Callers only read it, through a type that does not say so.
-      const flashjit::Tensor t = table.view(const_cast<std::int32_t*>(table.values.data()), {});
-      *tensor = {.data = t.data,
-                 .dtype = FLASHJIT_INT32,
-                 .device_kind = FLASHJIT_CPU,
-                 .device_index = 0,
-                 .rank = t.rank,
-                 .shape = {},
-                 .strides = {}};
-      std::copy(t.shape.begin(), t.shape.begin() + t.rank, tensor->shape);
-      std::copy(t.strides.begin(), t.strides.begin() + t.rank, tensor->strides);
-      return 1;
-    }
+    if (!argument || argument->tensor() != table.argument) continue;
+    // Callers only read it, through a type that does not say so.
+    const flashjit::Tensor t = table.view(const_cast<std::int32_t*>(table.values.data()), {});
+    *tensor = {.data = t.data,
+               .dtype = FLASHJIT_INT32,
+               .device_kind = FLASHJIT_CPU,
+               .device_index = 0,
+               .rank = t.rank,
+               .shape = {},
+               .strides = {}};
+    std::copy(t.shape.begin(), t.shape.begin() + t.rank, tensor->shape);
+    std::copy(t.strides.begin(), t.strides.begin() + t.rank, tensor->strides);
+    return 1;
   }
   return 0;
 }

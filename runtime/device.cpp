@@ -37,8 +37,10 @@ std::string device_model(Device device) {
   return name.substr(first, name.find_last_not_of(' ') + 1 - first);
 }
 
-Tensor Tensor::contiguous(void* data, DType dtype, Device device, std::initializer_list<std::int64_t> shape) {
-  if (shape.size() > 4) throw Error(ErrorCode::invalid_argument, "a tensor has at most 4 dimensions");
+Tensor Tensor::contiguous(void* data, DType dtype, Device device, std::span<const std::int64_t> shape) {
+  if (shape.size() > max_rank)
+    throw Error(ErrorCode::invalid_argument,
+                "a tensor has at most " + std::to_string(max_rank) + " dimensions");
   Tensor t{.data = data, .dtype = dtype, .device = device, .rank = static_cast<int>(shape.size())};
   std::copy(shape.begin(), shape.end(), t.shape.begin());
   std::int64_t stride = 1;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "codegen/search_space.hpp"
+#include "runtime/argument_checks.hpp"
 #include "runtime/build.hpp"
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/driver.hpp"
@@ -89,6 +90,9 @@ struct Engine::Impl {
       throw Error(ErrorCode::invalid_argument, "num_threads is " + std::to_string(options.num_threads) +
                                                    ": 0 is all CPUs, otherwise it is a count up to " +
                                                    std::to_string(max_num_threads));
+    if (!(options.tune_seconds >= 0))
+      throw Error(ErrorCode::invalid_argument, "tune_seconds is " + std::to_string(options.tune_seconds) +
+                                                   ": it must be at least 0, which is no limit");
     if (device.kind != Device::Kind::cpu) return;
     num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
@@ -106,6 +110,7 @@ struct Engine::Impl {
   }
 
   const Kernel& get(const AttentionSpec& spec, const Shape& shape) {
+    check_shape(spec, shape);
     const Shape b = bucket(shape);
     if (const Kernel* kernel = table.find(spec, b)) return *kernel;
     const AttentionSpec valid = spec.validated();
@@ -224,6 +229,7 @@ const Kernel& Engine::get(const AttentionSpec& spec, const Shape& shape) {
 }
 
 std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, const Shape& shape) {
+  check_shape(spec, shape);
   if (const Kernel* kernel = impl_->table.find(spec, bucket(shape))) {
     std::promise<const Kernel*> ready;
     ready.set_value(kernel);

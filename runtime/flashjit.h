@@ -7,7 +7,7 @@
      flashjit_engine_options options = {sizeof options, "cuda:0"};
      flashjit_engine_create(&options, &engine);
      flashjit_spec_create("{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 128}", &spec);
-     flashjit_shape shape = {2, 4096, 4096, 32, 8};
+     flashjit_shape shape = {sizeof shape, 2, 4096, 4096, 32, 8};
      flashjit_engine_get(engine, spec, &shape, &kernel);
      flashjit_argument args[] = {{FLASHJIT_ARG_Q, {.tensor = &q}}, ...};
      flashjit_kernel_launch(kernel, args, 5, stream);
@@ -34,7 +34,7 @@ extern "C" {
 
 /* Changes only if a program built against an older header would break; compare with flashjit_abi_version().
  */
-#define FLASHJIT_ABI_VERSION 1
+#define FLASHJIT_ABI_VERSION 2
 FLASHJIT_C_API int32_t flashjit_abi_version(void);
 /* "major.minor.patch" */
 FLASHJIT_C_API const char* flashjit_version(void);
@@ -67,6 +67,8 @@ typedef enum {
 } flashjit_dtype;
 typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
 
+#define FLASHJIT_MAX_RANK 6
+
 /* Borrowed memory; strides in elements. A sequence has at most 2^30 rows or keys. */
 typedef struct {
   void* data;
@@ -74,11 +76,11 @@ typedef struct {
   int32_t device_kind; /* flashjit_device_kind */
   int32_t device_index;
   int32_t rank;
-  int64_t shape[4];
-  int64_t strides[4];
+  int64_t shape[FLASHJIT_MAX_RANK];
+  int64_t strides[FLASHJIT_MAX_RANK];
 } flashjit_tensor;
 
-/* Ids are only ever appended. */
+/* Ids are only ever appended. An id is given at most once; what is not given is absent. */
 typedef enum {
   FLASHJIT_ARG_Q = 1,                     /* tensor */
   FLASHJIT_ARG_K = 2,                     /* tensor */
@@ -118,8 +120,13 @@ typedef struct {
   } value;
 } flashjit_argument;
 
+/* The sizes of a problem: at least 0, and query heads a multiple of key heads, of which there is at least
+   one. Later sizes are appended; what is 0 has its default. */
 typedef struct {
+  size_t struct_size; /* sizeof(flashjit_shape) */
   int32_t batch, seqlen_q, seqlen_k, num_heads_q, num_heads_kv;
+  int32_t page_size;        /* keys of a page; 0: contiguous */
+  int64_t total_q, total_k; /* packed rows and keys of all sequences; 0: batch * seqlen */
 } flashjit_shape;
 
 typedef struct flashjit_engine flashjit_engine;

@@ -14,18 +14,12 @@ namespace {
 
 using device::ProblemParams;
 
-// For arguments that only one kind of mask reads: giving them without it would change nothing, silently.
-template <class T>
-void require_absent(const char* name, const std::optional<T>& given, const char* kind) {
-  if (given)
-    refuse(name, " was given, but the spec has no ", kind, " mask: add \"", kind,
-           "\" to its mask, or leave the argument out");
-}
-
-const int* lengths(const char* name, const std::optional<Tensor>& given, const ProblemParams& p,
-                   Device device) {
-  if (!given) return nullptr;
-  const Tensor& t = require(name, given, DType::int32, 1, "[batch]", device);
+template <TensorMember member>
+const int* lengths(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                   const ProblemParams& p) {
+  if (!(args.*member)) return nullptr;
+  const Tensor& t = require<member>(spec, args, device);
+  const char* const name = argument_of(member).name;
   require_shape(name, t, 0, p.batch, "the batch");
   require_table(name, t);
   return static_cast<const int*>(t.data);
@@ -38,17 +32,20 @@ int window_size(const char* name, const std::optional<int>& given) {
   return given.value_or(INT_MAX);
 }
 
-void check_window(const SlidingWindowMask& mask, const AttentionArgs& args, ProblemParams& p) {
+void check_window(const AttentionArgs& args, ProblemParams& p) {
   p.window_left = window_size("window_left", args.window_left);
   p.window_right = window_size("window_right", args.window_right);
-  if (!mask.sinks) {
-    if (args.num_sinks != 0)
-      refuse("num_sinks is ", args.num_sinks,
-             ", but the spec's sliding_window has \"sinks\": false: ask for one with \"sinks\": true");
-    return;
-  }
-  if (args.num_sinks < 0) refuse("num_sinks is ", args.num_sinks, ", it must be at least 0");
-  p.num_sinks = args.num_sinks;
+  const int num_sinks = args.num_sinks.value_or(0);
+  if (num_sinks < 0) refuse("num_sinks is ", num_sinks, ", it must be at least 0");
+  p.num_sinks = num_sinks;
+}
+
+// Packed launches take tables that were made for longer sequences: what is fixed while a graph is replayed.
+void require_rows(const char* name, const Tensor& t, int dim, std::int64_t needed, bool varlen,
+                  const char* what) {
+  if (!varlen) return require_shape(name, t, dim, needed, what);
+  if (t.shape[dim] < needed)
+    refuse(name, " has shape ", shape_text(t), ": dimension ", dim, " must be at least ", needed, ", ", what);
 }
 
 // The stride of a dimension that is as large as `size`, or 1 for all alike.
@@ -58,13 +55,13 @@ std::int64_t shared_or_own(const char* name, const Tensor& t, int dim, int size,
   return t.strides[dim];
 }
 
-void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device device, ProblemParams& p) {
-  const Tensor& offsets = require("block_offsets", args.block_offsets, DType::int32, 3,
-                                  "[batch or 1, num_heads_q or 1, query blocks + 1]", device);
+void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const AttentionArgs& args,
+                  Device device, ProblemParams& p) {
+  const Tensor& offsets = require<&AttentionArgs::block_offsets>(spec, args, device);
   require_table("block_offsets", offsets);
   const int row_blocks = device::ceil_div(p.seqlen_q, mask.block_m);
-  require_shape("block_offsets", offsets, 2, row_blocks + 1,
-                "one more than the query blocks of the mask's block_m rows");
+  require_rows("block_offsets", offsets, 2, row_blocks + 1, spec.varlen,
+               "one more than the query blocks of the mask's block_m rows");
   p.blocks.offsets = static_cast<const int*>(offsets.data);
   p.blocks.row_blocks = row_blocks;
   p.blocks.batch_stride = shared_or_own("block_offsets", offsets, 0, p.batch, "1 or the batch");
@@ -72,8 +69,7 @@ void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device
     require_shape("block_offsets", offsets, 1, 1, "since the spec's block_sparse has \"per_head\": false");
   p.blocks.head_stride = shared_or_own("block_offsets", offsets, 1, p.num_heads_q, "1 or num_heads_q");
 
-  const Tensor& blocks =
-      require("block_indices", args.block_indices, DType::int32, 1, "[listed blocks]", device);
+  const Tensor& blocks = require<&AttentionArgs::block_indices>(spec, args, device);
   require_table("block_indices", blocks);
   p.blocks.blocks = static_cast<const int*>(blocks.data);
   p.blocks.num_blocks = size(blocks, 0);
@@ -82,12 +78,10 @@ void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device
         "block_bitmask_of and block_bitmasks belong together: give both, or neither where every "
         "listed block is seen whole");
   if (!args.block_bitmask_of) return;
-  const Tensor& bitmask_of =
-      require("block_bitmask_of", args.block_bitmask_of, DType::int32, 1, "[listed blocks]", device);
+  const Tensor& bitmask_of = require<&AttentionArgs::block_bitmask_of>(spec, args, device);
   require_shape("block_bitmask_of", bitmask_of, 0, p.blocks.num_blocks, "as block_indices");
   require_table("block_bitmask_of", bitmask_of);
-  const Tensor& bitmasks = require("block_bitmasks", args.block_bitmasks, DType::int32, 3,
-                                   "[bitmasks, block_m, ceil(block_n / 32)]", device);
+  const Tensor& bitmasks = require<&AttentionArgs::block_bitmasks>(spec, args, device);
   require_shape("block_bitmasks", bitmasks, 1, mask.block_m, "the mask's block_m");
   require_shape("block_bitmasks", bitmasks, 2, device::ceil_div(mask.block_n, 32),
                 "ceil(block_n / 32) words of 32 keys");
@@ -97,17 +91,16 @@ void check_blocks(const BlockSparseMask& mask, const AttentionArgs& args, Device
   p.blocks.num_bitmasks = size(bitmasks, 0);
 }
 
-void check_tree(const AttentionArgs& args, Device device, ProblemParams& p) {
-  const Tensor& bits = require("tree_bits", args.tree_bits, DType::int32, 3,
-                               "[batch or 1, seqlen_q, words of 32 new keys]", device);
-  require_shape("tree_bits", bits, 1, p.seqlen_q, "the longest seqlen_q");
+void check_tree(const AttentionSpec& spec, const AttentionArgs& args, Device device, ProblemParams& p) {
+  const Tensor& bits = require<&AttentionArgs::tree_bits>(spec, args, device);
+  require_rows("tree_bits", bits, 1, p.seqlen_q, spec.varlen, "the longest seqlen_q");
   require_table("tree_bits", bits);
   p.tree.words = static_cast<const device::u32*>(bits.data);
   p.tree.batch_stride = shared_or_own("tree_bits", bits, 0, p.batch, "1 or the batch");
   p.tree.row_stride = bits.shape[2];
   p.tree.rows = size(bits, 1);
   p.tree.words_per_row = size(bits, 2);
-  p.tree.prefix_lengths = lengths("prefix_lengths", args.prefix_lengths, p, device);
+  p.tree.prefix_lengths = lengths<&AttentionArgs::prefix_lengths>(spec, device, args, p);
 }
 
 void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
@@ -130,6 +123,14 @@ void check_lengths(const char* name, const int* given, int batch, int longest, c
   for (int b = 0; given && b < batch; ++b)
     if (given[b] < 0 || given[b] > longest)
       refuse(name, "[", b, "] is ", given[b], ", it must be between 0 and ", longest_name, " = ", longest);
+}
+
+// The rows used of packed sequences.
+void check_used_lengths(const char* name, const int* given, int batch, const int* cu_seqlens) {
+  for (int b = 0; given && b < batch; ++b)
+    if (const int all = cu_seqlens[b + 1] - cu_seqlens[b]; given[b] < 0 || given[b] > all)
+      refuse(name, "[", b, "] is ", given[b], ", it must be between 0 and the packed sequence's length, ",
+             all);
 }
 
 // The lists of one batch entry and head.
@@ -176,9 +177,10 @@ class ListCheck {
   const int key_blocks_, batch_, head_;
 };
 
-void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p) {
+void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool varlen) {
   const device::BlockLists& lists = p.blocks;
-  const int key_blocks = device::ceil_div(p.seqlen_k, mask.block_n);
+  // Lists that were made for longer packed sequences name blocks that no row of these has.
+  const int key_blocks = varlen ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
     for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h) ListCheck(lists, key_blocks, b, h)();
   for (int e = 0; lists.bitmask_of && e < lists.num_blocks; ++e)
@@ -196,44 +198,27 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
       refuse(
           "seqlens_k and seqlens_q are missing: the spec's padding mask needs one or both, int32 "
           "[batch]");
-    p.seqlens_q = lengths("seqlens_q", args.seqlens_q, p, device);
-    p.seqlens_k = lengths("seqlens_k", args.seqlens_k, p, device);
-  } else {
-    require_absent("seqlens_q", args.seqlens_q, "padding");
-    require_absent("seqlens_k", args.seqlens_k, "padding");
+    p.seqlens_q = lengths<&AttentionArgs::seqlens_q>(spec, device, args, p);
+    p.seqlens_k = lengths<&AttentionArgs::seqlens_k>(spec, device, args, p);
   }
-  if (const auto* window = find_mask<SlidingWindowMask>(spec.mask)) {
-    check_window(*window, args, p);
-  } else {
-    require_absent("window_left", args.window_left, "sliding_window");
-    require_absent("window_right", args.window_right, "sliding_window");
-    if (args.num_sinks != 0) require_absent("num_sinks", std::optional(args.num_sinks), "sliding_window");
-  }
-  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
-    check_blocks(*blocks, args, device, p);
-  } else {
-    require_absent("block_offsets", args.block_offsets, "block_sparse");
-    require_absent("block_indices", args.block_indices, "block_sparse");
-    require_absent("block_bitmask_of", args.block_bitmask_of, "block_sparse");
-    require_absent("block_bitmasks", args.block_bitmasks, "block_sparse");
-  }
-  if (find_mask<TreeMask>(spec.mask)) {
-    check_tree(args, device, p);
-  } else {
-    require_absent("tree_bits", args.tree_bits, "tree");
-    require_absent("prefix_lengths", args.prefix_lengths, "tree");
-  }
+  if (find_mask<SlidingWindowMask>(spec.mask)) check_window(args, p);
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask))
+    check_blocks(*blocks, spec, args, device, p);
+  if (find_mask<TreeMask>(spec.mask)) check_tree(spec, args, device, p);
 }
 
 void check_lengths_and_lists(const AttentionSpec& spec, const ProblemParams& p) {
   if (spec.varlen) {
     check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
     check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
+    check_used_lengths("seqlens_q", p.seqlens_q, p.batch, p.cu_seqlens_q);
+    check_used_lengths("seqlens_k", p.seqlens_k, p.batch, p.cu_seqlens_k);
+  } else {
+    check_lengths("seqlens_q", p.seqlens_q, p.batch, p.seqlen_q, "seqlen_q");
+    check_lengths("seqlens_k", p.seqlens_k, p.batch, p.seqlen_k, "seqlen_k");
   }
-  check_lengths("seqlens_q", p.seqlens_q, p.batch, p.seqlen_q, "seqlen_q");
-  check_lengths("seqlens_k", p.seqlens_k, p.batch, p.seqlen_k, "seqlen_k");
   check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
-  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p);
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p, spec.varlen);
 }
 
 void check_lengths_and_lists_on(Device device, const AttentionSpec& spec, const ProblemParams& params) {

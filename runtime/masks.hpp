@@ -27,14 +27,7 @@ struct MaskTable {
   Tensor view() { return view(values.data(), {}); }
   // A copy of it in other memory.
   Tensor view(void* data, Device device) const {
-    Tensor t{.data = data, .dtype = DType::int32, .device = device, .rank = static_cast<int>(shape.size())};
-    std::int64_t stride = 1;
-    for (int i = t.rank - 1; i >= 0; --i) {
-      t.shape[i] = shape[i];
-      t.strides[i] = stride;
-      stride *= shape[i];
-    }
-    return t;
+    return Tensor::contiguous(data, DType::int32, device, shape);
   }
 };
 using MaskTables = std::vector<MaskTable>;

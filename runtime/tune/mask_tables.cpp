@@ -5,19 +5,61 @@
 #include <utility>
 #include <variant>
 
+#include "codegen/arguments.hpp"
+#include "runtime/argument_checks.hpp"
+
 namespace flashjit {
 namespace {
 
+using Lengths = std::vector<std::int32_t>;
+
+// The first is the longest, the others are between a quarter of that and all; with a total they share what is
+// left of it.
+Lengths typical_lengths(int batch, int longest, std::int64_t total, unsigned seed) {
+  std::minstd_rand random(seed);
+  std::uniform_int_distribution<std::int32_t> length(longest / 4, longest);
+  Lengths lengths(static_cast<std::size_t>(batch));
+  for (std::int32_t& one : lengths) one = length(random);
+  lengths.front() = longest;
+  std::int64_t left = total - longest;
+  for (std::size_t i = 1; total > 0 && i < lengths.size(); ++i) {
+    const auto others = static_cast<std::int64_t>(lengths.size() - i);
+    lengths[i] = static_cast<std::int32_t>(std::clamp<std::int64_t>(left / others, 0, longest));
+    left -= lengths[i];
+  }
+  return lengths;
+}
+
+// Where packed sequences start.
+Lengths starts_of(const Lengths& lengths) {
+  Lengths starts = {0};
+  for (const std::int32_t length : lengths) {
+    if (starts.back() > 0x7fffffff - length)
+      refuse(lengths.size(),
+             " packed sequences have more than 2147483647 rows in all; a smaller batch would work");
+    starts.push_back(starts.back() + length);
+  }
+  return starts;
+}
+
 class Tables {
  public:
-  explicit Tables(const Shape& shape) : shape_(shape) {}
+  Tables(const AttentionSpec& spec, const Shape& shape)
+      : shape_(shape),
+        lengths_q_(typical_lengths(shape.batch, shape.seqlen_q, shape.total_q, 1)),
+        lengths_k_(typical_lengths(shape.batch, shape.seqlen_k, shape.total_k, 2)) {
+    if (!spec.varlen) return;
+    const std::int64_t starts = std::int64_t{shape.batch} + 1;
+    add(&AttentionArgs::cu_seqlens_q, {starts}, starts_of(lengths_q_));
+    add(&AttentionArgs::cu_seqlens_k, {starts}, starts_of(lengths_k_));
+  }
 
   void operator()(const CausalMask&) {}
   void operator()(const SlidingWindowMask&) {}
 
   void operator()(const PaddingMask&) {
-    add(&AttentionArgs::seqlens_q, {shape_.batch}, typical_lengths(shape_, shape_.seqlen_q, 1));
-    add(&AttentionArgs::seqlens_k, {shape_.batch}, typical_lengths(shape_, shape_.seqlen_k, 2));
+    add(&AttentionArgs::seqlens_q, {shape_.batch}, lengths_q_);
+    add(&AttentionArgs::seqlens_k, {shape_.batch}, lengths_k_);
   }
 
   void operator()(const BlockSparseMask& mask) {
@@ -56,33 +98,40 @@ class Tables {
   MaskTables take() { return std::move(tables_); }
 
  private:
-  void add(std::optional<Tensor> AttentionArgs::* argument, std::vector<std::int64_t> sizes,
-           std::vector<std::int32_t> values) {
+  void add(TensorMember argument, std::vector<std::int64_t> sizes, std::vector<std::int32_t> values) {
     tables_.push_back({argument, std::move(sizes), std::move(values)});
   }
 
   const Shape shape_;
+  const Lengths lengths_q_, lengths_k_;
   MaskTables tables_;
 };
 
 }  // namespace
 
-std::vector<std::int32_t> typical_lengths(const Shape& shape, int longest, std::uint64_t seed) {
-  std::minstd_rand random(static_cast<unsigned>(seed));
-  std::uniform_int_distribution<std::int32_t> length(longest / 4, longest);
-  std::vector<std::int32_t> lengths(static_cast<std::size_t>(shape.batch));
-  for (std::int32_t& one : lengths) one = length(random);
-  lengths.front() = longest;
-  return lengths;
-}
-
-MaskTables typical_mask_tables(const AttentionSpec& spec, const Shape& shape) {
-  Tables tables(shape);
+MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape) {
+  Tables tables(spec, shape);
   for (const Mask& mask : spec.mask) std::visit(tables, mask);
   return tables.take();
 }
 
-void set_typical_mask_sizes(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args) {
+Shape with_totals(Shape shape, const MaskTables& tables) {
+  for (const MaskTable& table : tables) {
+    if (table.argument == &AttentionArgs::cu_seqlens_q) shape.total_q = table.values.back();
+    if (table.argument == &AttentionArgs::cu_seqlens_k) shape.total_k = table.values.back();
+  }
+  return shape;
+}
+
+void set_typical_numbers(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args) {
+  if (spec.varlen) {
+    args.max_seqlen_q = shape.seqlen_q;
+    args.max_seqlen_k = shape.seqlen_k;
+  }
+  if (spec.dropout) {
+    args.dropout_p = 0.1;
+    args.dropout_seed = 1;
+  }
   for (const Mask& mask : spec.mask) {
     const auto* window = std::get_if<SlidingWindowMask>(&mask);
     if (!window) continue;

@@ -1,4 +1,5 @@
-// Run-time data of a spec's masks, as an application might give them: what a tuner measures with.
+// Run-time data that a spec's launches need beside their tensors, as an application might give them: what a
+// tuner measures with.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,15 @@
 
 namespace flashjit {
 
-// Lengths between a quarter of the longest and all, lists of a quarter of the blocks, chains as trees.
-MaskTables typical_mask_tables(const AttentionSpec& spec, const Shape& shape);
+// Where sequences are packed or padded, lengths between a quarter of the longest and all, or as many rows as
+// the shape's totals say; lists of a quarter of the blocks, chains as trees. Throws invalid_argument where
+// packed sequences have more rows than an int32 counts.
+MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape);
 
-// A window of a quarter of the keys before each row, and four sinks where there are some.
-void set_typical_mask_sizes(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args);
+// The shape with the totals of packed sequences, as the tables have them.
+Shape with_totals(Shape shape, const MaskTables& tables);
 
-// Lengths of a batch: the first is the longest, the others between a quarter of that and all.
-std::vector<std::int32_t> typical_lengths(const Shape& shape, int longest, std::uint64_t seed);
+// A window of a quarter of the keys before each row, four sinks where there are some; dropout.
+void set_typical_numbers(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args);
 
 }  // namespace flashjit

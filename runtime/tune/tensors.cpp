@@ -67,20 +67,6 @@ std::vector<char> random_elements(DType dtype, std::size_t count, std::uint64_t 
                              : random_elements<std::uint16_t>(dtype, count, seed);
 }
 
-// Starts of packed sequences.
-std::vector<std::int32_t> starts_of(const std::vector<std::int32_t>& lengths) {
-  std::vector<std::int32_t> starts = {0};
-  for (const std::int32_t length : lengths) {
-    if (starts.back() > 0x7fffffff - length)
-      throw Error(ErrorCode::invalid_argument,
-                  std::to_string(lengths.size()) +
-                      " packed sequences have more than 2147483647 rows in all; a "
-                      "smaller batch would work");
-    starts.push_back(starts.back() + length);
-  }
-  return starts;
-}
-
 struct Caches {
   std::size_t last_level, memory;  // bytes: of the last cache, and that we may take
 };
@@ -152,60 +138,32 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   if (!elements || *elements >> 56 != 0) throw std::bad_alloc();  // beyond any address
   if (device.kind == Device::Kind::cuda) context_ = std::make_unique<cuda::Context>(device.index);
 
-  std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
-  std::vector<std::int32_t> starts_q, starts_k;
-  if (spec.varlen) {
-    starts_q = starts_of(typical_lengths(shape, shape.seqlen_q, 1));
-    starts_k = starts_of(typical_lengths(shape, shape.seqlen_k, 2));
-    rows_q = {starts_q.back()};
-    rows_k = {starts_k.back()};
-  }
+  const MaskTables tables = typical_tables(spec, shape);
+  const Shape sized = with_totals(shape, tables);
   struct Part {
-    std::optional<Tensor> AttentionArgs::* argument;
+    const Argument& argument;
     Tensor view;
-    std::vector<char> values;  // none: an output
+    std::vector<char> values{};  // none: an output
   };
   std::vector<Part> parts;
-  const auto add = [&](std::optional<Tensor> AttentionArgs::* argument, DType dtype,
-                       const std::vector<std::int64_t>& sizes, std::uint64_t seed) {
-    Part part{argument, {.dtype = dtype, .device = device, .rank = static_cast<int>(sizes.size())}, {}};
-    std::int64_t count = 1;
-    for (int i = part.view.rank - 1; i >= 0; --i) {
-      part.view.shape[i] = sizes[i];
-      part.view.strides[i] = count;
-      count *= sizes[i];
+  std::uint64_t seed = 3;
+  for (const Argument& argument : arguments) {
+    if (!argument.tensor() || !has_argument(spec, argument)) continue;
+    if (argument.role == Role::input || argument.role == Role::output) {
+      const Tensor view =
+          Tensor::contiguous(nullptr, argument.dtype(spec), device, argument.layout.sizes(spec, sized));
+      parts.push_back({argument, view});
+      if (argument.role == Role::input)
+        parts.back().values =
+            random_elements(view.dtype, static_cast<std::size_t>(view.shape[0] * view.strides[0]), seed++);
+      continue;
     }
-    if (seed) part.values = random_elements(dtype, static_cast<std::size_t>(count), seed);
-    parts.push_back(std::move(part));
-  };
-  const auto with = [](std::vector<std::int64_t> rows, int heads, int dim) {
-    rows.insert(rows.end(), {heads, dim});
-    return rows;
-  };
-  add(&AttentionArgs::q, spec.dtype, with(rows_q, shape.num_heads_q, spec.head_dim), 3);
-  add(&AttentionArgs::k, spec.dtype, with(rows_k, shape.num_heads_kv, spec.head_dim), 4);
-  add(&AttentionArgs::v, spec.dtype, with(rows_k, shape.num_heads_kv, spec.head_dim_v), 5);
-  const auto add_table = [&](std::optional<Tensor> AttentionArgs::* argument,
-                             const std::vector<std::int64_t>& sizes,
-                             const std::vector<std::int32_t>& values) {
-    add(argument, DType::int32, sizes, 0);
-    const auto* bytes = reinterpret_cast<const char*>(values.data());
-    parts.back().values.assign(bytes, bytes + values.size() * sizeof(std::int32_t));
-  };
-  if (spec.varlen) {
-    const std::int64_t starts = std::int64_t{shape.batch} + 1;
-    add_table(&AttentionArgs::cu_seqlens_q, {starts}, starts_q);
-    add_table(&AttentionArgs::cu_seqlens_k, {starts}, starts_k);
-  }
-  for (const MaskTable& table : typical_mask_tables(spec, shape)) {
-    add_table(table.argument, table.shape, table.values);
-  }
-  add(&AttentionArgs::o, spec.dtype, with(rows_q, shape.num_heads_q, spec.head_dim_v), 0);
-  if (spec.lse) {
-    add(&AttentionArgs::lse, DType::fp32,
-        spec.varlen ? std::vector<std::int64_t>{shape.num_heads_q, rows_q[0]}
-                    : std::vector<std::int64_t>{shape.batch, shape.num_heads_q, shape.seqlen_q},
-        0);
+    const auto table = std::find_if(tables.begin(), tables.end(),
+                                    [&](const MaskTable& t) { return t.argument == argument.tensor(); });
+    if (table == tables.end()) continue;
+    const auto* bytes = reinterpret_cast<const char*>(table->values.data());
+    parts.push_back({argument, table->view(nullptr, device),
+                     std::vector<char>(bytes, bytes + table->values.size() * sizeof(std::int32_t))});
   }
 
   std::size_t inputs = 0, all = 0;
@@ -226,76 +184,73 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
       if (!part.values.empty()) write(buffer, part.values.data());
       Tensor view = part.view;
       view.data = buffer.data();
-      args.*part.argument = view;
-      if (i == 0 && part.argument == &AttentionArgs::o) o_ = buffers_.size();
-      if (i == 0 && part.argument == &AttentionArgs::lse) lse_ = buffers_.size();
+      args.*part.argument.tensor() = view;
+      if (i == 0 && part.argument.role == Role::output) outputs_.push_back({&part.argument, buffers_.size()});
       buffers_.push_back(std::move(buffer));
     }
-    if (spec.varlen) {
-      args.max_seqlen_q = shape.seqlen_q;
-      args.max_seqlen_k = shape.seqlen_k;
-    }
-    set_typical_mask_sizes(spec, shape, args);
-    if (spec.dropout) {
-      args.dropout_p = 0.1;
-      args.dropout_seed = 1;
-    }
+    set_typical_numbers(spec, shape, args);
     sets_.push_back(args);
   }
 }
 
 void TuneTensors::poison() {
-  for (const std::size_t i : {o_, lse_ ? lse_ : o_}) {
+  for (const OutputBuffer& output : outputs_) {
+    Buffer& buffer = buffers_[output.index];
     if (context_) {
-      buffers_[i].device.fill(0xff);
+      buffer.device.fill(0xff);
     } else {
-      std::memset(buffers_[i].host.get(), 0xff, buffers_[i].bytes);
+      std::memset(buffer.host.get(), 0xff, buffer.bytes);
     }
   }
   if (context_) cuda::synchronize(*context_);
 }
 
-TuneTensors::Output TuneTensors::fetch() {
+std::vector<TuneTensors::Output> TuneTensors::fetch() {
   if (context_) cuda::synchronize(*context_);
-  const auto read = [&](const Buffer& buffer) {
-    std::vector<char> bytes(buffer.bytes);
+  std::vector<Output> outputs;
+  for (const OutputBuffer& output : outputs_) {
+    const Buffer& buffer = buffers_[output.index];
+    std::vector<char>& bytes =
+        outputs.emplace_back(output.argument, std::vector<char>(buffer.bytes)).elements;
     if (context_) {
       buffer.device.copy_to(bytes.data(), bytes.size());
       cuda::synchronize(*context_);
     } else {
       std::memcpy(bytes.data(), buffer.host.get(), bytes.size());
     }
-    return bytes;
-  };
-  return {read(buffers_[o_]), lse_ ? read(buffers_[lse_]) : std::vector<char>()};
+  }
+  return outputs;
 }
 
-std::string output_difference(const AttentionSpec& spec, const TuneTensors::Output& output,
-                              const TuneTensors::Output& expected) {
-  const std::size_t size = size_of(spec.dtype), dim = static_cast<std::size_t>(spec.head_dim_v);
-  const double unit = spec.dtype == DType::bf16 ? 0x1p-8 : spec.dtype == DType::fp16 ? 0x1p-11 : 0x1p-24;
+namespace {
+
+std::string described(const char* name, std::size_t row, double off, double bound) {
+  return std::string(name) + " differs from the heuristic config's by " + std::to_string(off) + " in row " +
+         std::to_string(row) + ", where rounding explains " + std::to_string(bound);
+}
+
+std::string difference_of_rows(const char* name, DType dtype, std::size_t dim,
+                               const std::vector<char>& output, const std::vector<char>& expected) {
+  const std::size_t size = size_of(dtype);
+  const double unit = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::fp16 ? 0x1p-11 : 0x1p-24;
   const double tolerance = 16 * (unit + 0x1p-12);
-  const auto described = [](const char* name, std::size_t row, double off, double bound) {
-    return std::string(name) + " differs from the heuristic config's by " + std::to_string(off) + " in row " +
-           std::to_string(row) + ", where rounding explains " + std::to_string(bound);
-  };
   const auto difference_in_rows = [&](std::size_t first, std::size_t last) -> std::string {
     for (std::size_t row = first; row < last; ++row) {
-      const char* a = output.o.data() + row * dim * size;
-      const char* b = expected.o.data() + row * dim * size;
+      const char* a = output.data() + row * dim * size;
+      const char* b = expected.data() + row * dim * size;
       double off = 0, norm = 0;
       for (std::size_t i = 0; i < dim; ++i) {
-        const double x = element(spec.dtype, a + i * size), y = element(spec.dtype, b + i * size);
+        const double x = element(dtype, a + i * size), y = element(dtype, b + i * size);
         off += (x - y) * (x - y);
         norm += y * y;
       }
       // Not true for NaN either.
       if (!(std::sqrt(off) <= tolerance * std::sqrt(norm)))
-        return described("o", row, std::sqrt(off), tolerance * std::sqrt(norm));
+        return described(name, row, std::sqrt(off), tolerance * std::sqrt(norm));
     }
     return {};
   };
-  const std::size_t rows = expected.o.size() / (dim * size);
+  const std::size_t rows = expected.size() / (dim * size);
   // A thread for each 2^18 elements, which take a millisecond.
   const std::size_t chunks =
       std::clamp<std::size_t>(rows * dim >> 18, 1, static_cast<std::size_t>(available_cpus()));
@@ -310,11 +265,32 @@ std::string output_difference(const AttentionSpec& spec, const TuneTensors::Outp
   for (std::string& difference : differences) {
     if (!difference.empty()) return std::move(difference);
   }
-  for (std::size_t row = 0; row < expected.lse.size() / sizeof(float); ++row) {
-    const float a = element(DType::fp32, output.lse.data() + row * sizeof(float));
-    const float b = element(DType::fp32, expected.lse.data() + row * sizeof(float));
+  return {};
+}
+
+std::string difference_of_logarithms(const char* name, const std::vector<char>& output,
+                                     const std::vector<char>& expected) {
+  for (std::size_t row = 0; row < expected.size() / sizeof(float); ++row) {
+    const float a = element(DType::fp32, output.data() + row * sizeof(float));
+    const float b = element(DType::fp32, expected.data() + row * sizeof(float));
     const double bound = 0x1p-9 + 0x1p-20 * std::fabs(b);
-    if (a != b && !(std::fabs(a - b) <= bound)) return described("lse", row, std::fabs(a - b), bound);
+    if (a != b && !(std::fabs(a - b) <= bound)) return described(name, row, std::fabs(a - b), bound);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string output_difference(const AttentionSpec& spec, const std::vector<TuneTensors::Output>& outputs,
+                              const std::vector<TuneTensors::Output>& expected) {
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const Argument& argument = *expected[i].argument;
+    const std::vector<char>&a = outputs[i].elements, &b = expected[i].elements;
+    const auto dim = static_cast<std::size_t>(argument.layout.sizes(spec, {}).back());
+    std::string difference = argument.tensor() == &AttentionArgs::lse
+                                 ? difference_of_logarithms(argument.name, a, b)
+                                 : difference_of_rows(argument.name, argument.dtype(spec), dim, a, b);
+    if (!difference.empty()) return difference;
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/arguments.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/flashjit.hpp"
 
@@ -24,12 +25,13 @@ class TuneTensors {
   const std::vector<AttentionArgs>& sets() const { return sets_; }
 
   struct Output {
-    std::vector<char> o, lse;
+    const Argument* argument;
+    std::vector<char> elements;
   };
   // Fills the first set's outputs with NaN.
   void poison();
   // The first set's outputs; waits for the device.
-  Output fetch();
+  std::vector<Output> fetch();
 
  private:
   struct Buffer {
@@ -44,7 +46,11 @@ class TuneTensors {
   std::unique_ptr<cuda::Context> context_;
   std::vector<Buffer> buffers_;
   std::vector<AttentionArgs> sets_;
-  std::size_t o_ = 0, lse_ = 0;  // buffers of the first set's outputs
+  struct OutputBuffer {
+    const Argument* argument;
+    std::size_t index;  // among the buffers
+  };
+  std::vector<OutputBuffer> outputs_;  // of the first set
 };
 
 // How `output` differs from `expected`, both of kernels of the same spec on the same inputs: "o[3, 5]: ..."
@@ -53,7 +59,7 @@ class TuneTensors {
 //               dtype, 2^-8 for bf16 and 2^-11 for fp16. Both round the weights P and o to it: their errors
 //               are independent and stay near 2 u of the row. 2^-12 covers exponentials and sums in float32.
 //   lse:        |a - b| <= 2^-9 + 2^-20 |b|
-std::string output_difference(const AttentionSpec& spec, const TuneTensors::Output& output,
-                              const TuneTensors::Output& expected);
+std::string output_difference(const AttentionSpec& spec, const std::vector<TuneTensors::Output>& outputs,
+                              const std::vector<TuneTensors::Output>& expected);
 
 }  // namespace flashjit

@@ -35,9 +35,9 @@ std::string DeviceTrial::check(const KernelConfig& config) {
   }
   tensors_.poison();
   run(config, candidate.launches.front());
-  TuneTensors::Output output = tensors_.fetch();
-  if (expected_.o.empty()) expected_ = output;  // compared with itself: NaN never passes
-  std::string difference = output_difference(spec_, output, expected_);
+  const std::vector<TuneTensors::Output> outputs = tensors_.fetch();
+  if (expected_.empty()) expected_ = outputs;  // compared with itself: NaN never passes
+  std::string difference = output_difference(spec_, outputs, expected_);
   if (difference.empty()) {
     const double once = time_(candidate.launches, 1), again = time_(candidate.launches, 1);
     const double ms = std::max(std::min(once, again), 1e-6);

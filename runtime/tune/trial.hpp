@@ -52,7 +52,7 @@ class DeviceTrial : public Trial {
   const Shape shape_;
   TuneTensors tensors_;
   LaunchTimer time_;
-  TuneTensors::Output expected_;
+  std::vector<TuneTensors::Output> expected_;
   std::mutex mutex_;  // of the map; its elements are used by one thread at a time
   std::map<KernelConfig, Candidate> candidates_;
 };

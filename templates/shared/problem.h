@@ -57,8 +57,8 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   }
   r.rows = r.seqlen_q;
   if constexpr (padding) {
-    r.seqlen_q = padded_length(p.seqlens_q, batch, p.seqlen_q);
-    r.seqlen_k = padded_length(p.seqlens_k, batch, p.seqlen_k);
+    r.seqlen_q = padded_length(p.seqlens_q, batch, r.seqlen_q);
+    r.seqlen_k = padded_length(p.seqlens_k, batch, r.seqlen_k);
   }
   return r;
 }

@@ -91,16 +91,20 @@ TEST(Arguments, LongerThanAnySequence) {
 
 TEST(Arguments, PackedTotalsNear31Bits) {
   constexpr int largest = std::numeric_limits<int>::max();
-  for (const int max_seqlen : {0, GoodArguments::seqlen_k, longest_sequence, largest}) {
+  for (const std::optional<int> max_seqlen :
+       std::initializer_list<std::optional<int>>{{}, GoodArguments::seqlen_k, longest_sequence, largest}) {
     for (const int rows : {largest - 400, largest}) {
-      GoodArguments good(true);
+      GoodArguments good(true, false);
       repeat_keys(good.args, 0, rows);
       good.args.max_seqlen_k = max_seqlen;
-      EXPECT_NO_THROW(kernel(true).launch(good.args)) << rows << ", " << max_seqlen;
-      good.args.q->shape[0] = good.args.o->shape[0] = good.args.lse->shape[1] = rows;
-      EXPECT_NO_THROW(kernel(true).prepare(good.args)) << rows << ", " << max_seqlen;
+      EXPECT_NO_THROW(kernel(true, false).launch(good.args)) << rows << ", " << max_seqlen.value_or(-1);
+      good.args.q->shape[0] = good.args.o->shape[0] = rows;
+      // With gaps: so large, one would hold the others for certain.
+      good.args.q->strides[0] += 8;
+      good.args.o->strides[0] += 8;
+      EXPECT_NO_THROW(kernel(true, false).prepare(good.args)) << rows << ", " << max_seqlen.value_or(-1);
       good.args.max_seqlen_q = GoodArguments::seqlen_q;
-      EXPECT_NO_THROW(kernel(true).launch(good.args)) << rows << ", " << max_seqlen;
+      EXPECT_NO_THROW(kernel(true, false).launch(good.args)) << rows << ", " << max_seqlen.value_or(-1);
     }
   }
   GoodArguments bad(true);
@@ -214,6 +218,91 @@ TEST(Arguments, OutputsThatOverwriteThemselves) {
   }
 }
 
+// Rows that share elements though no stride is 0; any order of dimensions that lie within one another is
+// fine.
+TEST(Arguments, OutputsWhoseRowsOverlap) {
+  constexpr std::int64_t dim = GoodArguments::head_dim_v, heads = GoodArguments::heads_q,
+                         rows = GoodArguments::seqlen_q;
+  const auto strides = [](std::int64_t batch, std::int64_t row, std::int64_t head) {
+    return [=](AttentionArgs& a) { a.o->strides = {batch, row, head, 1}; };
+  };
+  expect_refusal({"o is written", "overwrite"}, strides(rows * heads * dim, heads * dim, dim - 1));
+  expect_refusal({"o is written", "overwrite"}, strides(rows * heads * dim, heads * dim - 1, dim));
+  expect_refusal({"o is written", "overwrite"}, strides(rows * heads * dim - 1, heads * dim, dim));
+  expect_refusal({"o is written", "overwrite"}, strides(dim, dim, dim));
+  expect_refusal({"lse is written", "overwrite"}, [](AttentionArgs& a) { a.lse->strides[1] = rows - 1; });
+  for (const auto& good_strides : {strides(rows * heads * dim, dim, rows * dim),  // heads first
+                                   strides(heads * dim, 2 * heads * dim, dim),    // batch inside
+                                   strides(2 * rows * heads * dim, 2 * heads * dim, 2 * dim)}) {
+    GoodArguments good;
+    good_strides(good.args);
+    EXPECT_NO_THROW(kernel().launch(good.args));
+  }
+  expect_refusal({"o is written", "overwrite"}, strides(std::numeric_limits<std::int64_t>::min(), 0, dim));
+}
+
+TEST(Arguments, OutputOverAnInput) {
+  const auto over = [](std::optional<Tensor> AttentionArgs::* member, std::int64_t elements) {
+    return [=](AttentionArgs& a) { a.o->data = static_cast<std::uint16_t*>((a.*member)->data) + elements; };
+  };
+  const Field inputs[] = {tensors[0], tensors[1], tensors[2]};
+  for (const bool varlen : {false, true}) {
+    for (const Field& f : inputs) {
+      expect_refusal({"o and", f.name, "share memory"}, over(f.member, 0), varlen);
+      expect_refusal({"o and", f.name, "share memory"}, over(f.member, 1), varlen);
+      expect_refusal({"o and", f.name, "share memory"}, over(f.member, -1), varlen);
+    }
+  }
+}
+
+// q, k, v and o side by side in each row or each head of one buffer, in any of which they may be moved.
+TEST(Arguments, SlicesOfOneBuffer) {
+  AttentionSpec spec;
+  spec.head_dim = GoodArguments::head_dim;
+  const Kernel& even = engine().get(spec, GoodArguments::shape());
+  constexpr std::int64_t dim = GoodArguments::head_dim, heads = GoodArguments::heads_q;
+  std::vector<std::uint16_t> buffer(65536);
+  for (const bool heads_inside : {false, true}) {
+    GoodArguments good;
+    std::int64_t slice = heads_inside ? heads * dim : dim, first = 0;
+    for (std::optional<Tensor>* t : {&good.args.q, &good.args.k, &good.args.v, &good.args.o}) {
+      (*t)->shape = {2, 5, heads, dim};
+      (*t)->strides = {5 * 4 * heads * dim, 4 * heads * dim, heads_inside ? dim : 4 * dim, 1};
+      (*t)->data = buffer.data() + first;
+      first += slice;
+    }
+    EXPECT_NO_THROW(even.launch(good.args));
+    good.args.k->shape[1] = good.args.v->shape[1] = 3;  // fewer keys, in the same rows
+    EXPECT_NO_THROW(even.launch(good.args));
+    Tensor& o = *good.args.o;
+    o.data = buffer.data() + 2 * slice + 1;
+    expect_error(ErrorCode::invalid_argument, {"o and v share memory"}, [&] { even.launch(good.args); });
+    o.data = buffer.data() + 1;
+    expect_error(ErrorCode::invalid_argument, {"o and q share memory"}, [&] { even.launch(good.args); });
+  }
+}
+
+TEST(Arguments, NoRowsAtAll) {
+  GoodArguments good(true);
+  for (int b = 0; b <= GoodArguments::batch; ++b) GoodArguments::starts(good.args.cu_seqlens_k)[b] = 0;
+  good.args.max_seqlen_k = 0;
+  std::fill_n(static_cast<std::uint16_t*>(good.args.o->data), 2 * 5 * 4 * 24, std::uint16_t{0x7fff});
+  kernel(true).launch(good.args);
+  EXPECT_EQ(*static_cast<std::uint16_t*>(good.args.o->data), 0);
+  EXPECT_EQ(*static_cast<float*>(good.args.lse->data), -std::numeric_limits<float>::infinity());
+  good.args.max_seqlen_q = 0;
+  expect_error(ErrorCode::invalid_argument,
+               {"cu_seqlens_q gives sequence 0 a length of 5", "max_seqlen_q = 0"},
+               [&] { kernel(true).launch(good.args); });
+  for (int b = 0; b <= GoodArguments::batch; ++b) GoodArguments::starts(good.args.cu_seqlens_q)[b] = 0;
+  EXPECT_NO_THROW(kernel(true).launch(good.args));
+}
+
+TEST(Arguments, OfASequencesOwnLength) {
+  expect_refusal({"max_seqlen_q was given", "\"varlen\": true"},
+                 [](AttentionArgs& a) { a.max_seqlen_q = 5; });
+}
+
 TEST(Arguments, MisalignedPointers) {
   const auto shift = [](std::optional<Tensor>& t, int bytes) {
     t->data = static_cast<char*>(t->data) + bytes;
@@ -228,7 +317,7 @@ TEST(Arguments, ThatTheSpecHasNoUseFor) {
   GoodArguments with_lse, packed(true);
   expect_refusal(
       {"lse", "\"lse\": false"}, [&](AttentionArgs& a) { a.lse = with_lse.args.lse; }, false, false);
-  expect_refusal({"cu_seqlens", "\"varlen\": true"},
+  expect_refusal({"cu_seqlens_q was given", "\"varlen\": true"},
                  [&](AttentionArgs& a) { a.cu_seqlens_q = packed.args.cu_seqlens_q; });
   expect_refusal({"cu_seqlens", "\"varlen\": true"},
                  [&](AttentionArgs& a) { a.cu_seqlens_k = packed.args.cu_seqlens_k; });
@@ -283,9 +372,10 @@ TEST(Arguments, AStreamForACpuKernel) {
   EXPECT_NO_THROW(prepared.launch());
 }
 
-TEST(Arguments, AtMostFourDimensions) {
-  expect_error(ErrorCode::invalid_argument, {"4 dimensions"},
-               [] { Tensor::contiguous(nullptr, DType::bf16, {}, {1, 1, 1, 1, 1}); });
+TEST(Arguments, AtMostSixDimensions) {
+  EXPECT_EQ(Tensor::contiguous(nullptr, DType::bf16, {}, {2, 3, 4, 5, 6, 7}).strides[0], 3 * 4 * 5 * 6 * 7);
+  expect_error(ErrorCode::invalid_argument, {"6 dimensions"},
+               [] { Tensor::contiguous(nullptr, DType::bf16, {}, {1, 1, 1, 1, 1, 1, 1}); });
 }
 
 TEST(Engines, UnknownDevices) {
@@ -376,7 +466,7 @@ TEST(Engines, FailuresArriveThroughTheFutureToo) {
   expect_error(ErrorCode::invalid_spec, {"head_dim", "12"}, [&] { future.get(); });
 }
 
-// A shape is a hint: kernels compute any size that they are launched on.
+// A shape is a hint: kernels compute any size that they are launched on. What no launch can have is refused.
 TEST(Engines, ShapesOfAnyKind) {
   AttentionSpec spec;
   spec.head_dim = GoodArguments::head_dim;
@@ -384,9 +474,23 @@ TEST(Engines, ShapesOfAnyKind) {
   constexpr int most = std::numeric_limits<int>::max();
   GoodArguments good;
   for (const Shape shape :
-       {Shape{0, 0, 0, 0, 0}, Shape{-1, -1, -1, -1, -1}, Shape{most, most, most, most, most}}) {
+       {Shape{0, 0, 0, 1, 1}, Shape{most, most, most, most, most}, Shape{.total_q = most, .total_k = most}}) {
     EXPECT_NO_THROW(engine().get(spec, shape).launch(good.args));
   }
+  const auto refused = [&](std::initializer_list<const char*> parts, const Shape& shape) {
+    expect_error(ErrorCode::invalid_argument, parts, [&] { engine().get(spec, shape); });
+    expect_error(ErrorCode::invalid_argument, parts, [&] { engine().get_async(spec, shape); });
+    expect_error(ErrorCode::invalid_argument, parts, [&] { compile(spec, engine().target(), shape); });
+  };
+  refused({"num_heads_q 0", "at least 1"}, {.num_heads_q = 0});
+  refused({"num_heads_kv 0", "at least 1"}, {.num_heads_kv = 0});
+  refused({"num_heads_q 8 and num_heads_kv 3", "multiple"}, {.num_heads_q = 8, .num_heads_kv = 3});
+  refused({"num_heads_kv -1"}, {.num_heads_q = 1, .num_heads_kv = -1});
+  refused({"batch -1"}, {.batch = -1});
+  refused({"seqlen_q -2"}, {.seqlen_q = -2});
+  refused({"seqlen_k -3"}, {.seqlen_k = -3});
+  refused({"total_q -4"}, {.total_q = -4});
+  refused({"page_size 16", "\"paged\": true"}, {.page_size = 16});
 }
 
 }  // namespace

@@ -2,10 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <thread>
 
+#include "codegen/arguments.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
 
@@ -25,8 +30,15 @@ using PreparedHandle =
     std::unique_ptr<flashjit_prepared, Destroy<flashjit_prepared, flashjit_prepared_destroy>>;
 
 constexpr const char* good_spec = R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24})";
-constexpr flashjit_shape good_shape = {GoodArguments::batch, GoodArguments::seqlen_q, GoodArguments::seqlen_k,
-                                       GoodArguments::heads_q, GoodArguments::heads_kv};
+constexpr flashjit_shape good_shape = {sizeof(flashjit_shape),
+                                       GoodArguments::batch,
+                                       GoodArguments::seqlen_q,
+                                       GoodArguments::seqlen_k,
+                                       GoodArguments::heads_q,
+                                       GoodArguments::heads_kv,
+                                       0,
+                                       0,
+                                       0};
 
 class CApi : public testing::Test {
  protected:
@@ -171,17 +183,72 @@ TEST_F(CApi, BadOptions) {
   const EngineHandle strict(e);
   expect(FLASHJIT_NOT_PREBUILT, {"flashjit prebuild '{"},
          flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
-  // The time limit of tuning arrives where it is checked.
-  options.policy = FLASHJIT_POLICY_TUNE_ON_FIRST_USE;
-  options.tune_seconds = -7;
-  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
-  const EngineHandle tuning(e);
-  expect(FLASHJIT_INVALID_ARGUMENT, {"a budget of -7"},
-         flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
+  for (const double seconds : {-7.0, std::numeric_limits<double>::quiet_NaN()}) {
+    options.tune_seconds = seconds;
+    expect(FLASHJIT_INVALID_ARGUMENT, {"tune_seconds"}, flashjit_engine_create(&options, &e));
+  }
+  options.tune_seconds = 0;
+  for (const std::size_t size : {sizeof options.struct_size, sizeof options.struct_size + 7}) {
+    options.struct_size = size;
+    expect(FLASHJIT_INVALID_ARGUMENT, {"struct_size"}, flashjit_engine_create(&options, &e));
+  }
   // Made by a program that does not know the fields.
   options.struct_size = offsetof(flashjit_engine_options, cache_path);
   ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
   flashjit_engine_destroy(e);
+}
+
+TEST_F(CApi, BadShapes) {
+  const auto refused = [&](std::initializer_list<const char*> parts, auto&& spoil) {
+    flashjit_shape shape = good_shape;
+    spoil(shape);
+    const flashjit_kernel* none = nullptr;
+    flashjit_request* request = nullptr;
+    expect(FLASHJIT_INVALID_ARGUMENT, parts, flashjit_engine_get(engine.get(), spec.get(), &shape, &none));
+    expect(FLASHJIT_INVALID_ARGUMENT, parts,
+           flashjit_engine_get_async(engine.get(), spec.get(), &shape, &request));
+    EXPECT_EQ(none, nullptr);
+  };
+  for (const std::size_t size : {std::size_t{0}, offsetof(flashjit_shape, batch),
+                                 offsetof(flashjit_shape, seqlen_q) - 1, sizeof(flashjit_shape) + 8})
+    refused({"struct_size", "flashjit_shape"}, [&](flashjit_shape& s) { s.struct_size = size; });
+  refused({"num_heads_kv 0"}, [](flashjit_shape& s) { s.num_heads_kv = 0; });
+  refused({"num_heads_q 0"}, [](flashjit_shape& s) { s.num_heads_q = 0; });
+  refused({"num_heads_q -4"}, [](flashjit_shape& s) { s.num_heads_q = -4; });
+  refused({"num_heads_kv 3", "multiple"}, [](flashjit_shape& s) { s.num_heads_kv = 3; });
+  refused({"batch -1"}, [](flashjit_shape& s) { s.batch = -1; });
+  refused({"seqlen_q -2"}, [](flashjit_shape& s) { s.seqlen_q = -2; });
+  refused({"total_k -3"}, [](flashjit_shape& s) { s.total_k = -3; });
+  refused({"page_size 16", "paged"}, [](flashjit_shape& s) { s.page_size = 16; });
+  // Made by a program that does not know the fields.
+  flashjit_shape older = good_shape;
+  older.struct_size = offsetof(flashjit_shape, page_size);
+  older.page_size = -1;
+  EXPECT_EQ(flashjit_engine_get(engine.get(), spec.get(), &older, &kernel), FLASHJIT_OK);
+}
+
+// Ids and types of the table are those that C programs are compiled with.
+TEST(CHeader, SaysOfArgumentsWhatTheTableSays) {
+  std::ifstream file(FLASHJIT_SOURCE_DIR "/runtime/flashjit.h");
+  const std::string header(std::istreambuf_iterator<char>(file), {});
+  for (const Argument& argument : arguments) {
+    std::string line = "FLASHJIT_ARG_";
+    for (const char* c = argument.name; *c; ++c) line += static_cast<char>(std::toupper(*c));
+    line += " = " + std::to_string(argument.id);
+    const std::size_t at = header.find(line);
+    ASSERT_NE(at, std::string::npos) << line;
+    const std::string comment = header.substr(at, header.find('\n', at) - at);
+    const char* const type = std::visit(
+        []<class T>(std::optional<T> AttentionArgs::*) {
+          return std::is_same_v<T, Tensor> ? "tensor" : std::is_floating_point_v<T> ? "real" : "integer";
+        },
+        argument.member);
+    EXPECT_THAT(comment, HasSubstr(std::string("/* ") + type));
+  }
+  std::size_t ids = 0;
+  for (std::size_t at = 0; (at = header.find("FLASHJIT_ARG_", at)) != std::string::npos; ++at)
+    ids += header.compare(header.find(' ', at), 3, " = ") == 0;
+  EXPECT_EQ(ids, num_arguments);
 }
 
 TEST_F(CApi, NullPointersEverywhere) {
@@ -236,8 +303,12 @@ TEST_F(CApi, BadArguments) {
     refused({"device_kind", "-1"});
     tensors[i].device_kind = FLASHJIT_CUDA;
     refused({"cuda:0"});
-    tensors[i].rank = 5;
-    refused({"rank", "5"});
+    tensors[i].device_index = 1;
+    refused({"is on cpu:1", "a CPU's index is 0"});
+    tensors[i].rank = 6;
+    refused({"rank", "6"});
+    tensors[i].rank = 7;
+    refused({"rank", "7", "between 1 and 6"});
     tensors[i].rank = 0;
     refused({"rank", "0"});
     tensors[i].shape[1] = -4;
@@ -252,6 +323,8 @@ TEST_F(CApi, BadArguments) {
   arguments[5] = {};
   arguments[5].id = 999;
   expect(FLASHJIT_INVALID_ARGUMENT, {"999", "position 5"}, launch(6));
+  arguments[5] = arguments[2];
+  expect(FLASHJIT_INVALID_ARGUMENT, {"id 3 at position 5", "give v once"}, launch(6));
   arguments[5].id = FLASHJIT_ARG_SOFTMAX_SCALE;
   arguments[5].value.real = 1e300;  // beyond float32
   expect(FLASHJIT_INVALID_ARGUMENT, {"softmax_scale"}, launch(6));

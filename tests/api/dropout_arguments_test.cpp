@@ -61,7 +61,7 @@ TEST_F(DropoutArguments, GoodOnesAreAccepted) {
   }
   good.args.dropout_offset = ~std::uint64_t{0};
   EXPECT_NO_THROW(dropout_kernel().launch(good.args));
-  good.args.dropout_offset = 0;
+  good.args.dropout_offset.reset();
   use_tensors(good.args);
   EXPECT_NO_THROW(dropout_kernel().launch(good.args));
 }
@@ -140,7 +140,8 @@ TEST(DropoutMask, OfMoreThanCanBeCounted) {
     std::uint8_t byte = 7;
     expect_error(ErrorCode::invalid_argument, parts, [&] { dropout_mask_size(shape); });
     expect_error(ErrorCode::invalid_argument, parts, [&] { dropout_mask({.p = 0.5}, shape, {}); });
-    const flashjit_shape c = {shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads_q, 1};
+    const flashjit_shape c = {
+        sizeof c, shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads_q, 1, 0, 0, 0};
     EXPECT_EQ(flashjit_dropout_mask(0.5, 1, 2, &c, &byte), FLASHJIT_INVALID_ARGUMENT);
     EXPECT_EQ(byte, 7);
   };
@@ -162,8 +163,15 @@ TEST_F(DropoutArguments, FromC) {
   flashjit_engine* engine = nullptr;
   flashjit_spec* s = nullptr;
   const flashjit_kernel* k = nullptr;
-  const flashjit_shape shape = {GoodArguments::batch, GoodArguments::seqlen_q, GoodArguments::seqlen_k,
-                                GoodArguments::heads_q, GoodArguments::heads_kv};
+  const flashjit_shape shape = {sizeof shape,
+                                GoodArguments::batch,
+                                GoodArguments::seqlen_q,
+                                GoodArguments::seqlen_k,
+                                GoodArguments::heads_q,
+                                GoodArguments::heads_kv,
+                                0,
+                                0,
+                                0};
   ASSERT_EQ(flashjit_engine_create(nullptr, &engine), FLASHJIT_OK);
   ASSERT_EQ(flashjit_spec_create(spec(true).to_json().c_str(), &s), FLASHJIT_OK);
   ASSERT_EQ(flashjit_engine_get(engine, s, &shape, &k), FLASHJIT_OK);

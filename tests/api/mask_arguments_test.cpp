@@ -2,7 +2,9 @@
 // nothing that a spec's masks do not read is accepted.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "tests/api/arguments.hpp"
 #include "tests/unit/expect_error.h"
@@ -15,11 +17,12 @@ constexpr int seqlen_q = GoodArguments::seqlen_q, seqlen_k = GoodArguments::seql
 // Good arguments with the data of every mask of `masks`.
 class MaskArguments {
  public:
-  explicit MaskArguments(std::vector<Mask> masks) {
+  explicit MaskArguments(std::vector<Mask> masks, bool varlen = false) : good_(varlen) {
     AttentionSpec spec;
     spec.head_dim = GoodArguments::head_dim;
     spec.head_dim_v = GoodArguments::head_dim_v;
     spec.mask = std::move(masks);
+    spec.varlen = varlen;
     kernel_ = &engine().get(spec, GoodArguments::shape());
   }
 
@@ -74,7 +77,7 @@ TEST(MaskArguments, WindowSizes) {
   m.expect_refusal({"window_left is -1", "without the argument"});
   m.args().window_left = 3;
   m.args().num_sinks = 2;
-  m.expect_refusal({"num_sinks is 2", "\"sinks\": true"});
+  m.expect_refusal({"num_sinks was given", "\"sinks\": true"});
   MaskArguments sinks({SlidingWindowMask{.sinks = true}});
   sinks.args().num_sinks = 2;
   sinks.expect_works();
@@ -133,6 +136,82 @@ TEST(MaskArguments, Trees) {
   m.args().prefix_lengths.reset();
   m.table(&AttentionArgs::tree_bits, {2, seqlen_q + 1, 1}, std::vector<std::int32_t>(12));
   m.expect_refusal({"tree_bits", "seqlen_q"});
+}
+
+// Packed launches take tables that were made for longer sequences, and compute the same.
+TEST(MaskArguments, PackedWithTablesOfLongerSequences) {
+  for (const bool tree : {false, true}) {
+    const auto mask = [&]() -> Mask {
+      return tree ? Mask(TreeMask{}) : BlockSparseMask{.block_m = 16, .block_n = 16};
+    };
+    const auto give = [&](MaskArguments& m, int blocks) {
+      if (tree) {
+        std::vector<std::int32_t> bits(static_cast<std::size_t>(blocks) * seqlen_q, 1);
+        m.table(&AttentionArgs::tree_bits, {1, blocks * seqlen_q, 1}, bits);
+        return;
+      }
+      // Every query block sees key blocks 0 to blocks - 1, most of which are of no sequence.
+      std::vector<std::int32_t> offsets = {0}, indices;
+      for (int i = 0; i < blocks; ++i) {
+        for (int j = 0; j < blocks; ++j) indices.push_back(j);
+        offsets.push_back(static_cast<std::int32_t>(indices.size()));
+      }
+      const auto listed = static_cast<std::int64_t>(indices.size());
+      m.table(&AttentionArgs::block_offsets, {1, 1, blocks + 1}, offsets);
+      m.table(&AttentionArgs::block_indices, {listed}, indices);
+    };
+    const auto outputs = [&](int blocks) {
+      MaskArguments m({mask()}, true);
+      auto* v = static_cast<std::uint16_t*>(m.args().v->data);
+      for (int i = 0; i < 512; ++i) v[i] = static_cast<std::uint16_t>(0x3f80 + i % 64);
+      give(m, blocks);
+      m.args().max_seqlen_q = seqlen_q;
+      m.args().max_seqlen_k = seqlen_k;
+      m.expect_works();
+      const auto* o = static_cast<const std::uint16_t*>(m.args().o->data);
+      return std::vector<std::uint16_t>(
+          o, o + 2 * seqlen_q * GoodArguments::heads_q * GoodArguments::head_dim_v);
+    };
+    EXPECT_NE(outputs(1).front(), 0);
+    EXPECT_EQ(outputs(1), outputs(3));
+  }
+  MaskArguments few({TreeMask{}}, true);
+  few.table(&AttentionArgs::tree_bits, {1, seqlen_q - 1, 1}, std::vector<std::int32_t>(seqlen_q));
+  few.args().max_seqlen_q = seqlen_q;
+  few.expect_refusal({"tree_bits", "at least 5"});
+  MaskArguments padded({TreeMask{}});  // not packed: the table is of these rows
+  padded.table(&AttentionArgs::tree_bits, {1, seqlen_q + 1, 1}, std::vector<std::int32_t>(seqlen_q + 1));
+  padded.expect_refusal({"tree_bits", "must be 5"});
+}
+
+TEST(MaskArguments, RowsUsedOfPackedSequences) {
+  MaskArguments m({PaddingMask{}}, true);
+  m.expect_refusal({"seqlens_k", "missing"});
+  auto& lengths = m.table(&AttentionArgs::seqlens_q, {2}, {seqlen_q, 3});
+  const auto elements = 2 * seqlen_q * GoodArguments::heads_q * GoodArguments::head_dim_v;
+  std::fill_n(static_cast<std::uint16_t*>(m.args().o->data), elements, std::uint16_t{0x7fff});
+  m.expect_works();
+  const auto* o = static_cast<const std::uint16_t*>(m.args().o->data);
+  const auto* lse = static_cast<const float*>(m.args().lse->data);
+  constexpr int row = GoodArguments::heads_q * GoodArguments::head_dim_v;
+  EXPECT_EQ(o[9 * row], 0) << "the last row, which is not used";
+  EXPECT_EQ(lse[9], -std::numeric_limits<float>::infinity());
+  EXPECT_GT(lse[7], 0) << "the last that is";
+  lengths[1] = seqlen_q + 1;
+  m.expect_refusal({"seqlens_q[1] is 6", "the packed sequence's length, 5"});
+  lengths[1] = 0;
+  m.table(&AttentionArgs::seqlens_k, {2}, {0, -1});
+  m.expect_refusal({"seqlens_k[1] is -1"});
+}
+
+TEST(MaskArguments, StridesOfTablesWithoutElements) {
+  MaskArguments m({BlockSparseMask{.block_m = 16, .block_n = 16}});
+  m.table(&AttentionArgs::block_offsets, {1, 1, 2}, {0, 0});
+  m.table(&AttentionArgs::block_indices, {0}, {0});
+  m.table(&AttentionArgs::block_bitmask_of, {0}, {0});
+  m.table(&AttentionArgs::block_bitmasks, {0, 16, 1}, {0});
+  m.args().block_bitmasks->strides = {7, 3, 5};
+  m.expect_works();
 }
 
 TEST(MaskArguments, WithoutTheirMask) {

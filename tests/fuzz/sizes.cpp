@@ -93,7 +93,15 @@ void check_launch(Numbers& numbers) {
   Tensor k = q;
   k.shape[1] = numbers.any();
   k.shape[2] = kind % 3 ? numbers.any() : q.shape[2];
-  args.q = args.o = q;
+  args.q = q;
+  // Elsewhere, row-major: most would overlap otherwise.
+  args.o = q;
+  args.o->data = memory + (std::int64_t{1} << 46);
+  std::uint64_t stride = 1;
+  for (int i = 3; i >= 0; --i) {
+    args.o->strides[i] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(q.shape[i]);
+  }
   args.k = args.v = k;
   if (kind % 2) {
     args.window_left = numbers.size();

@@ -114,51 +114,28 @@ TEST_P(Allocation, LaunchesTakeNoneAfterTheFirst) {
 class CArguments {
  public:
   explicit CArguments(const AttentionArgs& given) {
-    constexpr std::pair<std::int32_t, std::optional<Tensor> AttentionArgs::*> tensors[] = {
-        {FLASHJIT_ARG_Q, &AttentionArgs::q},
-        {FLASHJIT_ARG_K, &AttentionArgs::k},
-        {FLASHJIT_ARG_V, &AttentionArgs::v},
-        {FLASHJIT_ARG_O, &AttentionArgs::o},
-        {FLASHJIT_ARG_LSE, &AttentionArgs::lse},
-        {FLASHJIT_ARG_CU_SEQLENS_Q, &AttentionArgs::cu_seqlens_q},
-        {FLASHJIT_ARG_CU_SEQLENS_K, &AttentionArgs::cu_seqlens_k},
-        {FLASHJIT_ARG_SEQLENS_Q, &AttentionArgs::seqlens_q},
-        {FLASHJIT_ARG_SEQLENS_K, &AttentionArgs::seqlens_k},
-        {FLASHJIT_ARG_BLOCK_OFFSETS, &AttentionArgs::block_offsets},
-        {FLASHJIT_ARG_BLOCK_INDICES, &AttentionArgs::block_indices},
-        {FLASHJIT_ARG_BLOCK_BITMASK_OF, &AttentionArgs::block_bitmask_of},
-        {FLASHJIT_ARG_BLOCK_BITMASKS, &AttentionArgs::block_bitmasks},
-        {FLASHJIT_ARG_TREE_BITS, &AttentionArgs::tree_bits},
-        {FLASHJIT_ARG_PREFIX_LENGTHS, &AttentionArgs::prefix_lengths},
-        {FLASHJIT_ARG_DROPOUT_SEED_TENSOR, &AttentionArgs::dropout_seed_tensor},
-        {FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR, &AttentionArgs::dropout_offset_tensor}};
-    tensors_.reserve(std::size(tensors));
-    for (const auto& [id, tensor] : tensors) {
-      if (!(given.*tensor)) continue;
-      tensors_.push_back(c_tensor(*(given.*tensor)));
-      list_.push_back({id, {.tensor = &tensors_.back()}});
+    tensors_.reserve(num_arguments);
+    for (const Argument& argument : arguments) {
+      std::visit(
+          [&](auto member) {
+            if (given.*member) add(argument.id, *(given.*member));
+          },
+          argument.member);
     }
-    const std::pair<std::int32_t, std::optional<std::int64_t>> integers[] = {
-        {FLASHJIT_ARG_MAX_SEQLEN_Q, not_default(given.max_seqlen_q)},
-        {FLASHJIT_ARG_MAX_SEQLEN_K, not_default(given.max_seqlen_k)},
-        {FLASHJIT_ARG_WINDOW_LEFT, given.window_left},
-        {FLASHJIT_ARG_WINDOW_RIGHT, given.window_right},
-        {FLASHJIT_ARG_NUM_SINKS, not_default(given.num_sinks)},
-        {FLASHJIT_ARG_DROPOUT_SEED, given.dropout_seed},
-        {FLASHJIT_ARG_DROPOUT_OFFSET, not_default(static_cast<std::int64_t>(given.dropout_offset))}};
-    for (const auto& [id, integer] : integers)
-      if (integer) list_.push_back({id, {.integer = *integer}});
-    const std::pair<std::int32_t, std::optional<double>> reals[] = {
-        {FLASHJIT_ARG_SOFTMAX_SCALE, given.softmax_scale}, {FLASHJIT_ARG_DROPOUT_P, given.dropout_p}};
-    for (const auto& [id, real] : reals)
-      if (real) list_.push_back({id, {.real = *real}});
   }
   const std::vector<flashjit_argument>& list() const { return list_; }
 
  private:
-  static std::optional<std::int64_t> not_default(std::int64_t value) {
-    return value == 0 ? std::nullopt : std::optional(value);
+  void add(std::int32_t id, const Tensor& tensor) {
+    tensors_.push_back(c_tensor(tensor));
+    list_.push_back({id, {.tensor = &tensors_.back()}});
   }
+  void add(std::int32_t id, int value) { list_.push_back({id, {.integer = value}}); }
+  void add(std::int32_t id, std::uint64_t value) {
+    list_.push_back({id, {.integer = static_cast<std::int64_t>(value)}});
+  }
+  void add(std::int32_t id, float value) { list_.push_back({id, {.real = value}}); }
+  void add(std::int32_t id, double value) { list_.push_back({id, {.real = value}}); }
   std::vector<flashjit_tensor> tensors_;
   std::vector<flashjit_argument> list_;
 };
@@ -215,7 +192,13 @@ class EveryArgument : public Allocation {
     }
     flashjit_spec* spec = nullptr;
     const Shape s = work.given().shape();
-    const flashjit_shape shape = {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q, s.num_heads_kv};
+    flashjit_shape shape{};
+    shape.struct_size = sizeof shape;
+    shape.batch = s.batch;
+    shape.seqlen_q = s.seqlen_q;
+    shape.seqlen_k = s.seqlen_k;
+    shape.num_heads_q = s.num_heads_q;
+    shape.num_heads_kv = s.num_heads_kv;
     const flashjit_kernel* kernel = nullptr;
     EXPECT_EQ(flashjit_spec_create(work.given().spec.to_json().c_str(), &spec), FLASHJIT_OK);
     EXPECT_EQ(flashjit_engine_get(c_engine_, spec, &shape, &kernel), FLASHJIT_OK)
@@ -272,13 +255,13 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   number.dtype = DType::int64;
   number.shape[0] = 1;
   args.dropout_seed.reset();
-  args.dropout_offset = 0;
+  args.dropout_offset.reset();
   args.dropout_seed_tensor = args.dropout_offset_tensor = number;
   expect_none(drops, args);
 
-  for (std::int32_t id = FLASHJIT_ARG_Q; id <= FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR; ++id) {
-    if (id == FLASHJIT_ARG_WORKSPACE) continue;  // a forward has none
-    EXPECT_TRUE(given().contains(id)) << "no launch had argument " << id;
+  for (const Argument& argument : arguments) {
+    if (argument.role == Role::workspace) continue;  // a forward has none
+    EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
   }
 }
 

@@ -182,7 +182,7 @@ TEST_P(DropoutOn, ImpossibleDropoutIsNoDropoutBitForBit) {
       AttentionArgs args = workload.args();
       args.dropout_p.reset();
       args.dropout_seed.reset();
-      args.dropout_offset = 0;
+      args.dropout_offset.reset();
       EXPECT_EQ(run(workload, on().engine().get(without, workload.given().shape()), args), bits)
           << workload.given().str();
     }
@@ -245,7 +245,7 @@ TEST_P(DropoutOn, DropsWhatTheBitFunctionSaysInEveryConfig) {
                                  .seed = 7 + i});
         const AttentionArgs& args = workload.args();
         std::vector<std::uint8_t> expected(dropout_mask_size(workload.given().shape()));
-        dropout_mask({.p = *args.dropout_p, .seed = *args.dropout_seed, .offset = args.dropout_offset},
+        dropout_mask({.p = *args.dropout_p, .seed = *args.dropout_seed, .offset = *args.dropout_offset},
                      workload.given().shape(), expected);
         if (causal)  // bottom right
           for (std::size_t at = 0; at < expected.size(); ++at)
@@ -278,7 +278,7 @@ TEST_P(DropoutOn, SeedsInMemoryAreReadWhenTheKernelRuns) {
     Number seed_number(on(), seed), offset_number(on(), 5);
     AttentionArgs args = workload.args();
     args.dropout_seed.reset();
-    args.dropout_offset = 0;
+    args.dropout_offset.reset();
     args.dropout_seed_tensor = seed_number.tensor();
     args.dropout_offset_tensor = offset_number.tensor();
     const auto first = run(workload, kernel, args);
@@ -310,7 +310,7 @@ TEST_P(DropoutOn, SeedsOfAnotherDeviceAreRefused) {
   Number seed(on(), 1), offset(on(), 2);
   AttentionArgs args = workload.args();
   args.dropout_seed.reset();
-  args.dropout_offset = 0;
+  args.dropout_offset.reset();
   args.dropout_seed_tensor = seed.tensor();
   args.dropout_offset_tensor = offset.tensor();
   EXPECT_NO_THROW(kernel.launch(args));

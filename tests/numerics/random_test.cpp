@@ -37,14 +37,14 @@ class Draw {
   std::uint64_t seed_, count_ = 0;
 };
 
-std::vector<Mask> draw_masks(Draw& draw, bool varlen) {
+std::vector<Mask> draw_masks(Draw& draw) {
   std::vector<Mask> masks;
   const bool tree = draw.one_in(5);
   const auto align = tree || draw.one_in(2) ? CausalAlign::bottom_right : CausalAlign::top_left;
   if (tree) masks.emplace_back(TreeMask{});
   if (draw.one_in(2)) masks.emplace_back(CausalMask{align});
   if (draw.one_in(4)) masks.emplace_back(SlidingWindowMask{align, draw.one_in(2)});
-  if (draw.one_in(4) && !varlen) masks.emplace_back(PaddingMask{});
+  if (draw.one_in(4)) masks.emplace_back(PaddingMask{});
   if (draw.one_in(4))
     masks.emplace_back(BlockSparseMask{16 * draw.between(1, 16), 16 * draw.between(1, 16), draw.one_in(3)});
   return masks;
@@ -58,7 +58,7 @@ AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
   options.lse = !draw.one_in(4);
   options.varlen = draw.one_in(3);
   options.dropout = draw.one_in(4);
-  return forward_spec(dtype, dim, draw_masks(draw, options.varlen), options);
+  return forward_spec(dtype, dim, draw_masks(draw), options);
 }
 
 Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
@@ -83,8 +83,8 @@ Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   }
   if (spec.varlen) {
     c.spare_rows = draw.one_in(2) ? draw.between(1, 200) : 0;
-    c.max_seqlen_q = draw.one_in(2) ? c.shape().seqlen_q : 0;
-    c.max_seqlen_k = draw.one_in(2) ? c.shape().seqlen_k : 0;
+    c.max_seqlen_q = draw.one_in(2) ? std::optional(c.shape().seqlen_q) : std::nullopt;
+    c.max_seqlen_k = draw.one_in(2) ? std::optional(c.shape().seqlen_k) : std::nullopt;
   }
   std::vector<MemoryLayout> layouts = {contiguous, heads_first, batch_inside, padded, sliced_heads};
   if (!is_cuda) layouts.push_back(odd);

@@ -323,7 +323,10 @@ TEST(OutputDifference, BoundsAndSpecialValues) {
                   nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<std::uint16_t> ones(8, 0x3c00), zeros(8, 0), nans(8, 0xffff);
   const auto row = [&](std::vector<std::uint16_t> bits, float lse) {
-    return TuneTensors::Output{fp16(std::move(bits)), fp32({lse})};
+    return std::vector<TuneTensors::Output>{
+        {&argument_of(&AttentionArgs::o), fp16(std::move(bits))},
+        {&argument_of(&AttentionArgs::lse), fp32({lse})},
+    };
   };
   EXPECT_EQ(output_difference(s, row(ones, 1), row(ones, 1)), "");
   EXPECT_EQ(output_difference(s, row(zeros, -infinity), row(zeros, -infinity)), "");

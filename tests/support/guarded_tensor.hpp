@@ -20,7 +20,7 @@ enum class Poison { nan, infinity };
 
 struct TensorShape {
   int rank = 0;
-  std::array<std::int64_t, 4> shape{}, strides{};
+  std::array<std::int64_t, Tensor::max_rank> shape{}, strides{};
 };
 
 // How the elements of [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim], lie in memory.

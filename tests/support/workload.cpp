@@ -77,8 +77,8 @@ std::string Case::str() const {
   std::string text = spec.to_json() + " heads " + std::to_string(heads_q) + "/" + std::to_string(heads_kv);
   if (spec.varlen) {
     text += " lengths " + list_of(lengths_q) + " on " + list_of(lengths_k) + " spare " +
-            std::to_string(spare_rows) + " max " + std::to_string(max_seqlen_q) + "," +
-            std::to_string(max_seqlen_k);
+            std::to_string(spare_rows) + " max " + std::to_string(max_seqlen_q.value_or(-1)) + "," +
+            std::to_string(max_seqlen_k.value_or(-1));
   } else {
     text += " batch " + std::to_string(batch) + " seqlens " + std::to_string(seqlen_q) + " on " +
             std::to_string(seqlen_k);
@@ -92,84 +92,66 @@ std::string Case::str() const {
 
 Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std::move(given)) {
   const AttentionSpec& spec = case_.spec;
-  const int dim = spec.head_dim, dim_v = spec.head_dim_v ? spec.head_dim_v : dim;
-  const auto tensor = [&](MemoryLayout layout, int rows, int heads, int columns) {
-    const std::vector<std::int64_t> shape =
-        spec.varlen ? std::vector<std::int64_t>{rows, heads, columns}
-                    : std::vector<std::int64_t>{case_.batch, rows, heads, columns};
-    return make(spec.dtype, arrange(layout, shape));
-  };
-  const auto total = [&](const std::vector<int>& lengths) {
-    return std::accumulate(lengths.begin(), lengths.end(), case_.spare_rows);
-  };
-  const int rows_q = spec.varlen ? total(case_.lengths_q) : case_.seqlen_q;
-  const int rows_k = spec.varlen ? total(case_.lengths_k) : case_.seqlen_k;
-  q_ = tensor(case_.layout, rows_q, case_.heads_q, dim);
-  k_ = tensor(case_.layout_kv, rows_k, case_.heads_kv, dim);
-  v_ = tensor(case_.layout_kv, rows_k, case_.heads_kv, dim_v);
-  o_ = tensor(case_.layout, rows_q, case_.heads_q, dim_v);
-  if (spec.lse) {
-    const std::int64_t gap = case_.layout == MemoryLayout::contiguous ? 0 : 5;
-    const std::int64_t of_head = rows_q + gap, of_batch = case_.heads_q * of_head + gap;
-    TensorShape shape;
-    shape.rank = spec.varlen ? 2 : 3;
-    if (spec.varlen) {
-      shape.shape = {case_.heads_q, rows_q};
-      shape.strides = {of_head, 1};
-    } else {
-      shape.shape = {case_.batch, case_.heads_q, rows_q};
-      shape.strides = {of_batch, of_head, 1};
-    }
-    lse_ = make(DType::fp32, shape);
-    if (spec.varlen) {
-      shape.shape[1] -= case_.spare_rows;
-      lse_->limit_elements(shape);
-    }
-  }
+  Shape all = case_.shape(), used = all;  // with the rows beyond the last sequence, and without
+  MaskTables tables;
   if (spec.varlen) {
-    const Tensor o = o_->on_host();
-    o_->limit_elements(
-        {.rank = 3, .shape = {o.shape[0] - case_.spare_rows, o.shape[1], o.shape[2]}, .strides = o.strides});
-    const auto starts = [&](const std::vector<int>& lengths) {
-      TensorShape shape;
-      shape.rank = 1;
-      shape.shape = {static_cast<std::int64_t>(lengths.size()) + 1};
-      shape.strides = {1};
-      auto tensor_of_starts = make(DType::int32, shape);
-      auto* data = static_cast<std::int32_t*>(tensor_of_starts->on_host().data);
-      data[0] = 0;
-      std::partial_sum(lengths.begin(), lengths.end(), data + 1);
-      return tensor_of_starts;
+    used.total_q = std::accumulate(case_.lengths_q.begin(), case_.lengths_q.end(), 0);
+    used.total_k = std::accumulate(case_.lengths_k.begin(), case_.lengths_k.end(), 0);
+    all.total_q = used.total_q + case_.spare_rows;
+    all.total_k = used.total_k + case_.spare_rows;
+    const auto add_starts = [&](TensorMember argument, const std::vector<int>& lengths) {
+      std::vector<std::int32_t> values(lengths.size() + 1);
+      std::partial_sum(lengths.begin(), lengths.end(), values.begin() + 1);
+      tables.push_back({argument, {static_cast<std::int64_t>(values.size())}, std::move(values)});
     };
-    cu_seqlens_q_ = starts(case_.lengths_q);
-    cu_seqlens_k_ = starts(case_.lengths_k);
+    add_starts(&AttentionArgs::cu_seqlens_q, case_.lengths_q);
+    add_starts(&AttentionArgs::cu_seqlens_k, case_.lengths_k);
   }
   Shape longest = case_.shape();
   if (spec.varlen) {  // as the arguments below say it
-    longest.seqlen_q = std::min(std::max(longest.seqlen_q, 1), rows_q);
-    longest.seqlen_k = std::min(std::max(longest.seqlen_k, 1), rows_k);
+    longest.seqlen_q = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_q, 1), all.total_q));
+    longest.seqlen_k = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_k, 1), all.total_k));
   }
   masks_ = verify::random_mask_data(spec, longest, case_.seed,
                                     case_.masks.value_or(verify::MaskDataOptions{.hard = true}));
-  for (MaskTable& table : masks_.tables) {
-    const Tensor like = table.view();
-    mask_tables_.push_back(
-        make(DType::int32, {.rank = like.rank, .shape = like.shape, .strides = like.strides}));
-    std::copy(table.values.begin(), table.values.end(),
-              static_cast<std::int32_t*>(mask_tables_.back()->on_host().data));
+  if (spec.varlen) masks_.limit_lengths({.cu_seqlens_q = tables[0].view(), .cu_seqlens_k = tables[1].view()});
+  tables.insert(tables.end(), masks_.tables.begin(), masks_.tables.end());
+
+  for (std::size_t i = 0; i < num_arguments; ++i) {
+    const Argument& argument = arguments[i];
+    if (!has_argument(spec, argument)) continue;
+    if (argument.role == Role::input || argument.role == Role::output) {
+      const auto arranged = [&](const Shape& shape) {
+        const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, shape);
+        if (argument.tensor() == &AttentionArgs::lse) return arrange_rows(sizes);
+        const bool keys = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
+        return arrange(keys ? case_.layout_kv : case_.layout, sizes);
+      };
+      const TensorShape whole = arranged(all);
+      tensors_[i] = make(argument.dtype(spec), whole);
+      if (argument.role == Role::output) {
+        TensorShape elements = arranged(used);
+        elements.strides = whole.strides;
+        tensors_[i]->limit_elements(elements);
+      }
+      continue;
+    }
+    for (MaskTable& table : tables) {
+      if (table.argument != argument.tensor()) continue;
+      const Tensor like = table.view();
+      tensors_[i] = make(DType::int32, {.rank = like.rank, .shape = like.shape, .strides = like.strides});
+      std::copy(table.values.begin(), table.values.end(),
+                static_cast<std::int32_t*>(tensors_[i]->on_host().data));
+    }
   }
   fill();
-  for (auto* t : {&q_, &k_, &v_, &o_, &lse_, &cu_seqlens_q_, &cu_seqlens_k_}) {
-    if (*t) (*t)->upload();
+  for (std::size_t i = 0; i < num_arguments; ++i) {
+    if (!tensors_[i]) continue;
+    tensors_[i]->upload();
+    host_args_.*arguments[i].tensor() = tensors_[i]->on_host();
+    device_args_.*arguments[i].tensor() = tensors_[i]->on_device();
   }
-  for (const auto& table : mask_tables_) table->upload();
   for (auto* args : {&host_args_, &device_args_}) {
-    const auto view = [&](const std::unique_ptr<GuardedTensor>& t) -> std::optional<Tensor> {
-      if (!t) return std::nullopt;
-      return args == &host_args_ ? t->on_host() : t->on_device();
-    };
-    args->q = view(q_), args->k = view(k_), args->v = view(v_), args->o = view(o_), args->lse = view(lse_);
-    args->cu_seqlens_q = view(cu_seqlens_q_), args->cu_seqlens_k = view(cu_seqlens_k_);
     args->max_seqlen_q = case_.max_seqlen_q, args->max_seqlen_k = case_.max_seqlen_k;
     args->softmax_scale = case_.softmax_scale;
     if (spec.dropout) {
@@ -177,12 +159,23 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       args->dropout_seed = verify::random_bits(case_.seed, 0);
       args->dropout_offset = case_.seed;
     }
-    for (std::size_t i = 0; i < mask_tables_.size(); ++i)
-      args->*masks_.tables[i].argument = view(mask_tables_[i]);
     masks_.set_sizes(*args);
     if (spec.varlen && !masks_.tables.empty())
       args->max_seqlen_q = longest.seqlen_q, args->max_seqlen_k = longest.seqlen_k;
   }
+}
+
+TensorShape Workload::arrange_rows(const std::vector<std::int64_t>& sizes) const {
+  const std::int64_t gap = case_.layout == MemoryLayout::contiguous ? 0 : 5;
+  TensorShape shape;
+  shape.rank = static_cast<int>(sizes.size());
+  std::int64_t stride = 1;
+  for (int i = shape.rank - 1; i >= 0; --i) {
+    shape.shape[i] = sizes[i];
+    shape.strides[i] = stride;
+    stride = stride * sizes[i] + gap;
+  }
+  return shape;
 }
 
 std::unique_ptr<GuardedTensor> Workload::make(DType dtype, const TensorShape& shape) {
@@ -198,7 +191,7 @@ void Workload::fill() {
     if (case_.spec.varlen) t.shape[0] -= case_.spare_rows;
     return t;
   };
-  const Tensor q = used(*q_), k = used(*k_), v = used(*v_);
+  const Tensor q = used(this->q()), k = used(this->k()), v = used(this->v());
   verify::RandomOptions options;
   if (case_.data == Data::huge_scores) options.scale = 30;
   if (case_.data == Data::plain || case_.data == Data::long_rows) options.outlier_every = 0;
@@ -231,41 +224,41 @@ void Workload::fill() {
   }
   const float poison = case_.poison == Poison::nan ? std::numeric_limits<float>::quiet_NaN()
                                                    : std::numeric_limits<float>::infinity();
+  const AttentionSpec& spec = case_.spec;
   for (const MaskTable& table : masks_.tables) {
-    const auto fill_padding = [&](const Tensor& t) {
-      for (std::int64_t b = 0; b < t.shape[0]; ++b)
-        for (std::int64_t row = table.values[b]; row < t.shape[1]; ++row)
-          for (std::int64_t h = 0; h < t.shape[2]; ++h)
-            for (std::int64_t c = 0; c < t.shape[3]; ++c)
+    const auto fill_padding = [&](const Tensor& t, const std::vector<int>& lengths) {
+      std::int64_t first = 0;
+      for (std::size_t b = 0; b < table.values.size(); ++b) {
+        const std::int64_t rows = spec.varlen ? lengths[b] : t.shape[1];
+        const int at = spec.varlen ? 0 : 1;  // the rows' dimension
+        for (std::int64_t row = table.values[b]; row < rows; ++row)
+          for (std::int64_t h = 0; h < t.shape[at + 1]; ++h)
+            for (std::int64_t c = 0; c < t.shape[at + 2]; ++c)
               verify::store_element(t.data, t.dtype,
-                                    b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, poison);
+                                    (spec.varlen ? 0 : static_cast<std::int64_t>(b) * t.strides[0]) +
+                                        (first + row) * t.strides[at] + h * t.strides[at + 1] + c,
+                                    poison);
+        if (spec.varlen) first += rows;
+      }
     };
-    if (table.argument == &AttentionArgs::seqlens_q) fill_padding(q);
-    if (table.argument == &AttentionArgs::seqlens_k) fill_padding(k), fill_padding(v);
+    if (table.argument == &AttentionArgs::seqlens_q) fill_padding(q, case_.lengths_q);
+    if (table.argument == &AttentionArgs::seqlens_k)
+      fill_padding(k, case_.lengths_k), fill_padding(v, case_.lengths_k);
   }
 }
 
 void Workload::reset() {
-  o_->poison_elements();
-  if (lse_) lse_->poison_elements();
+  for (std::size_t i = 0; i < num_arguments; ++i)
+    if (tensors_[i] && arguments[i].role == Role::output) tensors_[i]->poison_elements();
   device_.synchronize();
 }
 
 testing::AssertionResult Workload::fetch() {
   device_.synchronize();
-  std::vector<std::pair<const char*, GuardedTensor*>> tensors = {{"q", q_.get()},
-                                                                 {"k", k_.get()},
-                                                                 {"v", v_.get()},
-                                                                 {"o", o_.get()},
-                                                                 {"lse", lse_.get()},
-                                                                 {"cu_seqlens_q", cu_seqlens_q_.get()},
-                                                                 {"cu_seqlens_k", cu_seqlens_k_.get()}};
-  for (std::size_t i = 0; i < mask_tables_.size(); ++i)
-    tensors.emplace_back(verify::name_of(masks_.tables[i].argument), mask_tables_[i].get());
-  for (const auto& [name, tensor] : tensors) {
-    if (!tensor) continue;
-    tensor->download();
-    const auto untouched = tensor->was_not_touched(name, tensor == o_.get() || tensor == lse_.get());
+  for (std::size_t i = 0; i < num_arguments; ++i) {
+    if (!tensors_[i]) continue;
+    tensors_[i]->download();
+    const auto untouched = tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role == Role::output);
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   return testing::AssertionSuccess();
@@ -291,11 +284,11 @@ testing::AssertionResult Workload::check() {
 
 std::vector<std::byte> Workload::outputs() {
   device_.synchronize();
-  o_->download();
-  std::vector<std::byte> bits = o_->elements();
-  if (lse_) {
-    lse_->download();
-    const std::vector<std::byte> more = lse_->elements();
+  std::vector<std::byte> bits;
+  for (std::size_t i = 0; i < num_arguments; ++i) {
+    if (!tensors_[i] || arguments[i].role != Role::output) continue;
+    tensors_[i]->download();
+    const std::vector<std::byte> more = tensors_[i]->elements();
     bits.insert(bits.end(), more.begin(), more.end());
   }
   return bits;

@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "codegen/arguments.hpp"
 #include "runtime/flashjit.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
@@ -37,7 +39,7 @@ struct Case {
   int seqlen_q = 1, seqlen_k = 1;             // of every batch entry
   std::vector<int> lengths_q{}, lengths_k{};  // varlen: of each; batch and seqlens follow from them
   int spare_rows = 0;                         // varlen: rows of the packed tensors beyond the last sequence
-  int max_seqlen_q = 0, max_seqlen_k = 0;     // as AttentionArgs has them
+  std::optional<int> max_seqlen_q{}, max_seqlen_k{};  // as AttentionArgs has them
   MemoryLayout layout = MemoryLayout::contiguous;     // q, o
   MemoryLayout layout_kv = MemoryLayout::contiguous;  // k, v
   std::optional<verify::MaskDataOptions> masks{};     // default: hard ones
@@ -69,25 +71,27 @@ class Workload {
   verify::Report report() const;
   // fetch(), and every output element is within its bound.
   testing::AssertionResult check();
-  // The bits of o and lse.
+  // The bits of all outputs.
   std::vector<std::byte> outputs();
 
   // The tables of the spec's masks on the host.
   const verify::MaskData& masks() const { return masks_; }
-  GuardedTensor& q() { return *q_; }
-  GuardedTensor& k() { return *k_; }
-  GuardedTensor& v() { return *v_; }
+  GuardedTensor& q() { return tensor(&AttentionArgs::q); }
+  GuardedTensor& k() { return tensor(&AttentionArgs::k); }
+  GuardedTensor& v() { return tensor(&AttentionArgs::v); }
 
  private:
+  GuardedTensor& tensor(TensorMember member) { return *tensors_[&argument_of(member) - arguments]; }
   std::unique_ptr<GuardedTensor> make(DType dtype, const TensorShape& shape);
+  // Of lse: contiguous rows, with gaps between them where q has some.
+  TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;
   void fill();
 
   TestDevice& device_;
   Case case_;
   int next_ = 0;
-  std::unique_ptr<GuardedTensor> q_, k_, v_, o_, lse_, cu_seqlens_q_, cu_seqlens_k_;
+  std::array<std::unique_ptr<GuardedTensor>, num_arguments> tensors_;  // null: the spec has it not
   verify::MaskData masks_;
-  std::vector<std::unique_ptr<GuardedTensor>> mask_tables_;  // in the order of masks_.tables
   AttentionArgs host_args_, device_args_;
 };
 

@@ -175,7 +175,7 @@ int run(const RunOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   options.dropout.check({spec});
   const std::vector<Device> devices = parse_devices(options.device.device);
-  Workload work = options.files.q.empty()
+  Workload work = options.files[&AttentionArgs::q].empty()
                       ? Workload::generate(spec, options.shape.shape(), options.seed, options.masks)
                       : Workload::read(spec, options.files, options.masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
@@ -207,24 +207,25 @@ Verb add_run(const Arguments& parent) {
   app.get_option("--device").description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
 
   const std::string own = "Your tensors (.npy)", generated = "Generated tensors";
-  const Argument q =
-      app.add_option("--q", options->files.q, "[batch, seqlen, heads, head_dim]; varlen: [total, ...]");
-  const Argument k = app.add_option("--k", options->files.k);
-  const Argument v = app.add_option("--v", options->files.v);
+  const Argument q = app.add_option("--q", options->files[&AttentionArgs::q],
+                                    "[batch, seqlen, heads, head_dim]; varlen: [total, ...]");
+  const Argument k = app.add_option("--k", options->files[&AttentionArgs::k]);
+  const Argument v = app.add_option("--v", options->files[&AttentionArgs::v]);
   q.needs(k).needs(v);
   k.needs(q);
   v.needs(q);
-  const Argument starts_q =
-      app.add_option("--cu-seqlens-q", options->files.cu_seqlens_q, "varlen: [batch + 1], int32");
-  const Argument starts_k =
-      app.add_option("--cu-seqlens-k", options->files.cu_seqlens_k, "varlen: [batch + 1], int32");
+  const Argument starts_q = app.add_option("--cu-seqlens-q", options->files[&AttentionArgs::cu_seqlens_q],
+                                           "varlen: [batch + 1], int32");
+  const Argument starts_k = app.add_option("--cu-seqlens-k", options->files[&AttentionArgs::cu_seqlens_k],
+                                           "varlen: [batch + 1], int32");
   for (const Argument& option : {q, k, v, starts_q.needs(q), starts_k.needs(q)}) option.group(own);
 
-  for (std::size_t i = 0; i < options->files.tables.size(); ++i) {
-    const verify::TableArgument& table = verify::mask_table_arguments[i];
+  for (const flashjit::Argument& table : arguments) {
+    if (table.role != Role::table || table.dtype({}) != DType::int32) continue;
+    if (table.needs == Needs::varlen) continue;
     std::string name = std::string("--") + table.name;
     std::replace(name.begin(), name.end(), '_', '-');
-    app.add_option(name, options->files.tables[i], "of the spec's masks, int32").needs(q).group(own);
+    app.add_option(name, options->files[table], "of the spec's masks, int32").needs(q).group(own);
   }
 
   options->shape.add(app);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "codegen/arguments.hpp"
 #include "runtime/device.hpp"
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"
@@ -233,43 +234,22 @@ std::optional<Peak> peak_of(const Engine& engine, int num_threads) {
 }
 
 Work tuned_work(const AttentionSpec& spec, const Shape& shape) {
+  MaskTables tables = typical_tables(spec, shape);
+  const Shape sized = with_totals(shape, tables);
   AttentionArgs args;
-  std::vector<std::vector<std::int32_t>> tables;
-  const auto table = [&](std::vector<std::int32_t> values, const std::vector<std::int64_t>& sizes) {
-    Tensor view{.data = nullptr, .dtype = DType::int32, .rank = static_cast<int>(sizes.size())};
-    std::int64_t stride = 1;
-    for (int i = view.rank - 1; i >= 0; --i) {
-      view.shape[i] = sizes[i];
-      view.strides[i] = stride;
-      stride *= sizes[i];
-    }
-    tables.push_back(std::move(values));
-    view.data = tables.back().data();
-    return view;
-  };
-  const auto rows = [&](int seqlen, std::uint64_t seed, int heads, int dim, std::optional<Tensor>& starts) {
-    if (!spec.varlen) return Tensor::contiguous(nullptr, spec.dtype, {}, {shape.batch, seqlen, heads, dim});
-    std::vector<std::int32_t> values = {0};
-    for (const std::int32_t length : typical_lengths(shape, seqlen, seed))
-      values.push_back(values.back() + length);
-    starts = table(values, {shape.batch + 1});
-    return Tensor::contiguous(nullptr, spec.dtype, {}, {values.back(), heads, dim});
-  };
-  args.q = rows(shape.seqlen_q, 1, shape.num_heads_q, spec.head_dim, args.cu_seqlens_q);
-  args.k = rows(shape.seqlen_k, 2, shape.num_heads_kv, spec.head_dim, args.cu_seqlens_k);
-  for (MaskTable& t : typical_mask_tables(spec, shape))
-    args.*t.argument = table(std::move(t.values), t.shape);
-  set_typical_mask_sizes(spec, shape, args);
-  // Rows of all query and of all key heads: what Q and O, and K and V are made of.
-  const auto rows_of = [](const Tensor& t) {
-    double count = 1;
-    for (int i = 0; i + 1 < t.rank; ++i) count *= static_cast<double>(t.shape[i]);
-    return count;
-  };
-  const double dims = spec.head_dim + spec.head_dim_v, of_q = rows_of(*args.q), of_k = rows_of(*args.k);
-  return {.flops = 2 * dims * verify::kept_pairs(spec, args),
-          .bytes = (of_q + of_k) * dims * static_cast<double>(size_of(spec.dtype)) +
-                   (spec.lse ? of_q * sizeof(float) : 0)};
+  for (MaskTable& table : tables) args.*table.argument = table.view();
+  set_typical_numbers(spec, shape, args);
+  double bytes = 0;
+  for (const flashjit::Argument& argument : arguments) {
+    if ((argument.role != Role::input && argument.role != Role::output) || !has_argument(spec, argument))
+      continue;
+    const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
+    args.*argument.tensor() = Tensor::contiguous(nullptr, argument.dtype(spec), {}, sizes);
+    double elements = 1;
+    for (const std::int64_t size : sizes) elements *= static_cast<double>(size);
+    bytes += elements * static_cast<double>(size_of(argument.dtype(spec)));
+  }
+  return {.flops = 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args), .bytes = bytes};
 }
 
 std::string to_text(const Shape& s) {

@@ -48,27 +48,19 @@ int longest_of(const Tensor& starts) {
   return longest;
 }
 
-HostTensor read_tensor(const std::string& path, const char* name, DType dtype, int rank) {
+HostTensor read_tensor(const std::string& path, const flashjit::Argument& argument,
+                       const AttentionSpec& spec) {
   const verify::NpyArray array = verify::read_npy(path);
+  const int rank = argument.rank_of(spec);
   if (static_cast<int>(array.shape.size()) != rank) {
-    throw Error(ErrorCode::invalid_argument, path + ": " + name + " has " +
+    throw Error(ErrorCode::invalid_argument, path + ": " + argument.name + " has " +
                                                  std::to_string(array.shape.size()) +
                                                  " dimensions, expected " + std::to_string(rank));
   }
-  const std::vector<std::byte> elements = verify::elements_as(array, dtype);
-  HostTensor tensor(dtype, array.shape);
+  const std::vector<std::byte> elements = verify::elements_as(array, argument.dtype(spec));
+  HostTensor tensor(argument.dtype(spec), array.shape);
   std::memcpy(tensor.view().data, elements.data(), elements.size());
   return tensor;
-}
-
-std::string name_of(std::optional<Tensor> AttentionArgs::* argument) {
-  if (argument == &AttentionArgs::q) return "q";
-  if (argument == &AttentionArgs::k) return "k";
-  if (argument == &AttentionArgs::v) return "v";
-  if (argument == &AttentionArgs::cu_seqlens_q) return "cu_seqlens_q";
-  if (argument == &AttentionArgs::cu_seqlens_k) return "cu_seqlens_k";
-  if (argument == &AttentionArgs::o) return "o";
-  return argument == &AttentionArgs::lse ? "lse" : verify::name_of(argument);
 }
 
 }  // namespace
@@ -79,13 +71,7 @@ HostTensor::HostTensor(DType dtype, std::vector<std::int64_t> shape) {
   bytes_ = static_cast<std::size_t>(*elements) * size_of(dtype);
   memory_.reset(std::aligned_alloc(64, (bytes_ + 64) / 64 * 64));
   if (!memory_) throw std::bad_alloc();
-  view_ = {.data = memory_.get(), .dtype = dtype, .device = {}, .rank = static_cast<int>(shape.size())};
-  std::int64_t stride = 1;
-  for (int i = view_.rank - 1; i >= 0; --i) {
-    view_.shape[i] = shape[i];
-    view_.strides[i] = stride;
-    stride *= shape[i];
-  }
+  view_ = Tensor::contiguous(memory_.get(), dtype, {}, shape);
 }
 
 void HostTensor::Free::operator()(void* p) const {
@@ -98,29 +84,28 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   require_length(shape.seqlen_k);
   Workload work(spec);
   work.shape_ = shape;
-  std::vector<std::int64_t> rows_q = {shape.batch, shape.seqlen_q}, rows_k = {shape.batch, shape.seqlen_k};
+  Shape sized = shape;
   if (spec.varlen) {
     HostTensor starts_q = random_lengths(shape.batch, shape.seqlen_q, seed);
     HostTensor starts_k = random_lengths(shape.batch, shape.seqlen_k, seed + 1);
-    rows_q = {static_cast<const std::int32_t*>(starts_q.view().data)[shape.batch]};
-    rows_k = {static_cast<const std::int32_t*>(starts_k.view().data)[shape.batch]};
-    work.add(&AttentionArgs::cu_seqlens_q, std::move(starts_q));
-    work.add(&AttentionArgs::cu_seqlens_k, std::move(starts_k));
+    sized.total_q = static_cast<const std::int32_t*>(starts_q.view().data)[shape.batch];
+    sized.total_k = static_cast<const std::int32_t*>(starts_k.view().data)[shape.batch];
+    work.add(argument_of(&AttentionArgs::cu_seqlens_q), std::move(starts_q));
+    work.add(argument_of(&AttentionArgs::cu_seqlens_k), std::move(starts_k));
   }
-  const auto random = [&](std::vector<std::int64_t> rows, int heads, int dim, std::uint64_t own_seed) {
-    rows.insert(rows.end(), {heads, dim});
-    HostTensor tensor(spec.dtype, std::move(rows));
-    verify::fill_random(tensor.view(), own_seed, numbers);
-    return tensor;
-  };
-  work.add(&AttentionArgs::q, random(rows_q, shape.num_heads_q, spec.head_dim, 3 * seed));
-  work.add(&AttentionArgs::k, random(rows_k, shape.num_heads_kv, spec.head_dim, 3 * seed + 1));
-  work.add(&AttentionArgs::v, random(rows_k, shape.num_heads_kv, spec.head_dim_v, 3 * seed + 2));
+  std::uint64_t own_seed = 3 * seed;
+  for (const flashjit::Argument& argument : arguments) {
+    if (argument.role != Role::input || !has_argument(spec, argument)) continue;
+    HostTensor tensor(argument.dtype(spec), argument.layout.sizes(spec, sized));
+    verify::fill_random(tensor.view(), own_seed++, numbers);
+    work.add(argument, std::move(tensor));
+  }
   verify::MaskData data = masks.generate(spec, shape, seed);
+  data.limit_lengths(work.host_args_);
   for (MaskTable& table : data.tables) {
     HostTensor tensor(DType::int32, table.shape);
     std::memcpy(tensor.view().data, table.values.data(), tensor.bytes());
-    work.add(table.argument, std::move(tensor));
+    work.add(argument_of(table.argument), std::move(tensor));
   }
   data.set_sizes(work.host_args_);
   work.finish();
@@ -129,30 +114,21 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
 
 Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks) {
   Workload work(spec);
-  if (spec.varlen) {
-    if (files.cu_seqlens_q.empty() || files.cu_seqlens_k.empty()) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          "the spec is varlen: its tensors are packed, and --cu-seqlens-q and --cu-seqlens-k must say where "
-          "each sequence starts");
-    }
-    work.add(&AttentionArgs::cu_seqlens_q, read_tensor(files.cu_seqlens_q, "cu_seqlens_q", DType::int32, 1));
-    work.add(&AttentionArgs::cu_seqlens_k, read_tensor(files.cu_seqlens_k, "cu_seqlens_k", DType::int32, 1));
+  if (spec.varlen &&
+      (files[&AttentionArgs::cu_seqlens_q].empty() || files[&AttentionArgs::cu_seqlens_k].empty())) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "the spec is varlen: its tensors are packed, and --cu-seqlens-q and --cu-seqlens-k must say where "
+        "each sequence starts");
   }
-  const int rank = spec.varlen ? 3 : 4;
-  work.add(&AttentionArgs::q, read_tensor(files.q, "q", spec.dtype, rank));
-  work.add(&AttentionArgs::k, read_tensor(files.k, "k", spec.dtype, rank));
-  work.add(&AttentionArgs::v, read_tensor(files.v, "v", spec.dtype, rank));
-  for (std::size_t i = 0; i < std::size(verify::mask_table_arguments); ++i) {
-    const verify::TableArgument& table = verify::mask_table_arguments[i];
-    if (files.tables[i].empty()) continue;
-    work.add(table.argument, read_tensor(files.tables[i], table.name, DType::int32, table.rank));
-  }
+  for (const flashjit::Argument& argument : arguments)
+    if (!files[argument].empty()) work.add(argument, read_tensor(files[argument], argument, spec));
   work.host_args_.window_left = masks.window_left;
   work.host_args_.window_right = masks.window_right;
-  work.host_args_.num_sinks = masks.num_sinks.value_or(0);
+  work.host_args_.num_sinks = masks.num_sinks;
   const Tensor& q = *work.host_args_.q;
   const Tensor& k = *work.host_args_.k;
+  const int rank = q.rank;
   work.shape_.num_heads_q = static_cast<int>(q.shape[rank - 2]);
   work.shape_.num_heads_kv = static_cast<int>(k.shape[rank - 2]);
   if (spec.varlen) {
@@ -169,23 +145,18 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
   return work;
 }
 
-void Workload::add(std::optional<Tensor> AttentionArgs::* argument, HostTensor tensor, bool output) {
-  tensors_.push_back({std::move(tensor), {}, argument, output});
-  host_args_.*argument = tensors_.back().host.view();
+void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
+  tensors_.push_back({std::move(tensor), {}, &argument});
+  host_args_.*argument.tensor() = tensors_.back().host.view();
 }
 
 // Adds the outputs.
 void Workload::finish() {
-  const Tensor& q = *host_args_.q;
-  std::vector<std::int64_t> o(q.shape.begin(), q.shape.begin() + q.rank - 1);
-  o.push_back(spec_.head_dim_v);
-  add(&AttentionArgs::o, HostTensor(spec_.dtype, std::move(o)), true);
-  if (spec_.lse) {
-    add(&AttentionArgs::lse,
-        spec_.varlen ? HostTensor(DType::fp32, {q.shape[1], q.shape[0]})
-                     : HostTensor(DType::fp32, {q.shape[0], q.shape[2], q.shape[1]}),
-        true);
-  }
+  Shape sized = shape_;
+  if (spec_.varlen) sized.total_q = host_args_.q->shape[0];
+  for (const flashjit::Argument& argument : arguments)
+    if (argument.role == Role::output && has_argument(spec_, argument))
+      add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
   if (spec_.varlen) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
     host_args_.max_seqlen_k = shape_.seqlen_k;
@@ -199,7 +170,7 @@ void Workload::set_dropout(const DropoutOptions& options) {
   for (AttentionArgs* args : {&host_args_, &device_args_}) {
     args->dropout_p = options.p.value_or(0.1);
     args->dropout_seed = options.seed.value_or(1);
-    args->dropout_offset = options.offset.value_or(0);
+    args->dropout_offset = options.offset;
   }
 }
 
@@ -212,17 +183,17 @@ void Workload::place(Device device) {
   for (Placed& tensor : tensors_) {
     Tensor view = tensor.host.view();
     tensor.device = cuda::DeviceBuffer(*context_, tensor.host.bytes());
-    if (!tensor.output) tensor.device.copy_from(view.data, tensor.host.bytes());
+    if (!tensor.output()) tensor.device.copy_from(view.data, tensor.host.bytes());
     view.data = tensor.device.data();
     view.device = device;
-    device_args_.*tensor.argument = view;
+    device_args_.*tensor.argument->tensor() = view;
   }
   cuda::synchronize(*context_);
 }
 
 void Workload::poison() {
   for (Placed& tensor : tensors_) {
-    if (!tensor.output) continue;
+    if (!tensor.output()) continue;
     if (context_) {
       tensor.device.fill(0xff);
     } else {
@@ -235,7 +206,7 @@ void Workload::fetch() {
   if (!context_) return;
   cuda::synchronize(*context_);
   for (Placed& tensor : tensors_) {
-    if (tensor.output) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
+    if (tensor.output()) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
   }
   cuda::synchronize(*context_);
 }
@@ -258,8 +229,8 @@ void Workload::write_inputs(const std::string& folder) const {
     throw Error(ErrorCode::invalid_argument, "folder '" + folder + "' cannot be made: " + failed.message());
   }
   for (const Placed& tensor : tensors_) {
-    if (!tensor.output)
-      verify::write_npy(folder + "/" + name_of(tensor.argument) + ".npy", tensor.host.view());
+    if (!tensor.output())
+      verify::write_npy(folder + "/" + tensor.argument->name + ".npy", tensor.host.view());
   }
 }
 

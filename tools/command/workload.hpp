@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/arguments.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/command/options.hpp"
@@ -35,10 +36,18 @@ class HostTensor {
   Tensor view_;
 };
 
-// .npy files; empty: generated.
-struct TensorFiles {
-  std::string q, k, v, cu_seqlens_q, cu_seqlens_k;
-  std::array<std::string, std::size(verify::mask_table_arguments)> tables;  // in that order
+// .npy files, one for each argument; empty: generated, or absent.
+class TensorFiles {
+ public:
+  std::string& operator[](const flashjit::Argument& argument) { return paths_[&argument - arguments]; }
+  const std::string& operator[](const flashjit::Argument& argument) const {
+    return paths_[&argument - arguments];
+  }
+  std::string& operator[](TensorMember member) { return (*this)[argument_of(member)]; }
+  const std::string& operator[](TensorMember member) const { return (*this)[argument_of(member)]; }
+
+ private:
+  std::array<std::string, num_arguments> paths_;
 };
 
 class Workload {
@@ -78,12 +87,12 @@ class Workload {
   struct Placed {
     HostTensor host;
     cuda::DeviceBuffer device;
-    std::optional<Tensor> AttentionArgs::* argument = nullptr;
-    bool output = false;
+    const flashjit::Argument* argument = nullptr;
+    bool output() const { return argument->role == Role::output; }
   };
 
   explicit Workload(const AttentionSpec& spec) : spec_(spec) {}
-  void add(std::optional<Tensor> AttentionArgs::* argument, HostTensor tensor, bool output = false);
+  void add(const flashjit::Argument& argument, HostTensor tensor);
   void finish();
 
   AttentionSpec spec_;

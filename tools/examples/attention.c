@@ -26,7 +26,12 @@ int main(void) {
   const flashjit_engine_options options = {.struct_size = sizeof options, .device = "cpu"};
   const char* json =
       "{\"op\": \"forward\", \"dtype\": \"fp32\", \"head_dim\": 64, \"mask\": [\"causal\"], \"lse\": false}";
-  const flashjit_shape shape = {1, SEQLEN, SEQLEN, HEADS, HEADS};
+  const flashjit_shape shape = {.struct_size = sizeof shape,
+                                .batch = 1,
+                                .seqlen_q = SEQLEN,
+                                .seqlen_k = SEQLEN,
+                                .num_heads_q = HEADS,
+                                .num_heads_kv = HEADS};
   const flashjit_tensor tq = tensor(q), tk = tensor(k), tv = tensor(v), to = tensor(o);
   const flashjit_argument args[] = {{FLASHJIT_ARG_Q, {.tensor = &tq}},
                                     {FLASHJIT_ARG_K, {.tensor = &tk}},

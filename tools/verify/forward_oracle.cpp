@@ -44,7 +44,8 @@ Vec absolute(const Vec& v) {
 Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
   if (!spec.dropout) return {};
   if (!args.dropout_p) refuse("dropout_p is missing");
-  Dropout dropout{.p = *args.dropout_p, .seed = args.dropout_seed.value_or(0), .offset = args.dropout_offset};
+  Dropout dropout{
+      .p = *args.dropout_p, .seed = args.dropout_seed.value_or(0), .offset = args.dropout_offset.value_or(0)};
   const auto read = [](const Tensor& tensor, std::uint64_t& number) {
     std::memcpy(&number, tensor.data, sizeof number);
   };

@@ -41,7 +41,7 @@ struct Element {
   bool seen_by(const CausalMask& mask) const { return key <= position_of(mask.align, sequence, row); }
 
   bool seen_by(const SlidingWindowMask& mask) const {
-    if (mask.sinks && key < args.num_sinks) return true;
+    if (mask.sinks && key < args.num_sinks.value_or(0)) return true;
     const std::int64_t distance = std::int64_t{key} - position_of(mask.align, sequence, row);
     return (!args.window_left || -distance <= *args.window_left) &&
            (!args.window_right || distance <= *args.window_right);
@@ -103,7 +103,7 @@ std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, con
     const std::int64_t position = position_of(window->align, s, row);
     const Interval around = {args.window_left ? position - *args.window_left : 0,
                              args.window_right ? position + *args.window_right + 1 : s.seqlen_k};
-    const Interval sinks = {0, window->sinks ? args.num_sinks : 0};
+    const Interval sinks = {0, window->sinks ? args.num_sinks.value_or(0) : 0};
     intervals = {intersect(sinks, intervals[0]), intersect(around, {sinks.end, s.seqlen_k})};
   }
   if (const auto* causal = find<CausalMask>(spec)) {
@@ -141,34 +141,27 @@ std::vector<Sequence> sequences_of(const AttentionSpec& spec, const AttentionArg
   const Tensor& q = need(args.q, "q");
   const Tensor& k = need(args.k, "k");
   std::vector<Sequence> sequences;
-  if (spec.varlen) {
-    const std::int64_t batch = need(args.cu_seqlens_q, "cu_seqlens_q").shape[0] - 1;
-    const auto start = [](const Tensor& t, std::int64_t b) {
-      return static_cast<const std::int32_t*>(t.data)[b * t.strides[0]];
+  const std::int64_t batch = spec.varlen ? need(args.cu_seqlens_q, "cu_seqlens_q").shape[0] - 1 : q.shape[0];
+  for (int b = 0; b < batch; ++b) {
+    struct Range {
+      int begin, length;
     };
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const int q_begin = start(*args.cu_seqlens_q, b);
-      const int k_begin = start(need(args.cu_seqlens_k, "cu_seqlens_k"), b);
-      const int rows = start(*args.cu_seqlens_q, b + 1) - q_begin;
-      sequences.push_back({.batch = static_cast<int>(b),
-                           .seqlen_q = rows,
-                           .seqlen_k = start(*args.cu_seqlens_k, b + 1) - k_begin,
-                           .rows = rows,
-                           .q_begin = q_begin,
-                           .k_begin = k_begin});
-    }
-    return sequences;
-  }
-  for (int b = 0; b < q.shape[0]; ++b) {
-    const auto length = [&](const std::optional<Tensor>& given, const char* name, std::int64_t all) {
-      return given ? at(given, name, {b}) : static_cast<int>(all);
+    const auto range = [&](const std::optional<Tensor>& starts, const char* name, const Tensor& t) -> Range {
+      if (!spec.varlen) return {0, static_cast<int>(t.shape[1])};
+      const auto* at = static_cast<const std::int32_t*>(need(starts, name).data);
+      return {at[b], at[b + 1] - at[b]};
     };
+    const auto used = [&](const std::optional<Tensor>& given, const char* name, int all) {
+      return given ? at(given, name, {b}) : all;
+    };
+    const Range rows = range(args.cu_seqlens_q, "cu_seqlens_q", q);
+    const Range keys = range(args.cu_seqlens_k, "cu_seqlens_k", k);
     sequences.push_back({.batch = b,
-                         .seqlen_q = length(args.seqlens_q, "seqlens_q", q.shape[1]),
-                         .seqlen_k = length(args.seqlens_k, "seqlens_k", k.shape[1]),
-                         .rows = static_cast<int>(q.shape[1]),
-                         .q_begin = 0,
-                         .k_begin = 0});
+                         .seqlen_q = used(args.seqlens_q, "seqlens_q", rows.length),
+                         .seqlen_k = used(args.seqlens_k, "seqlens_k", keys.length),
+                         .rows = rows.length,
+                         .q_begin = rows.begin,
+                         .k_begin = keys.begin});
   }
   return sequences;
 }

@@ -154,10 +154,18 @@ class Maker {
 
 }  // namespace
 
-const char* name_of(std::optional<Tensor> AttentionArgs::* table) {
-  for (const TableArgument& known : mask_table_arguments)
-    if (known.argument == table) return known.name;
-  return "unknown";
+void MaskData::limit_lengths(const AttentionArgs& starts) {
+  for (MaskTable& table : tables) {
+    const std::optional<Tensor>* of = table.argument == &AttentionArgs::seqlens_q   ? &starts.cu_seqlens_q
+                                      : table.argument == &AttentionArgs::seqlens_k ? &starts.cu_seqlens_k
+                                                                                    : nullptr;
+    if (!of || !*of) continue;
+    const auto* at = static_cast<const std::int32_t*>((*of)->data);
+    for (std::int32_t& length : table.values) {
+      length = std::min(length, at[1] - at[0]);
+      ++at;
+    }
+  }
 }
 
 void MaskData::set_sizes(AttentionArgs& args) const {

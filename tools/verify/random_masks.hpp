@@ -8,30 +8,12 @@
 
 namespace flashjit::verify {
 
-// Arguments that are integer tables of masks, with their number of dimensions.
-struct TableArgument {
-  const char* name;
-  std::optional<Tensor> AttentionArgs::* argument;
-  int rank;
-};
-inline constexpr TableArgument mask_table_arguments[] = {
-    {"seqlens_q", &AttentionArgs::seqlens_q, 1},
-    {"seqlens_k", &AttentionArgs::seqlens_k, 1},
-    {"block_offsets", &AttentionArgs::block_offsets, 3},
-    {"block_indices", &AttentionArgs::block_indices, 1},
-    {"block_bitmask_of", &AttentionArgs::block_bitmask_of, 1},
-    {"block_bitmasks", &AttentionArgs::block_bitmasks, 3},
-    {"tree_bits", &AttentionArgs::tree_bits, 3},
-    {"prefix_lengths", &AttentionArgs::prefix_lengths, 1},
-};
-
-const char* name_of(std::optional<Tensor> AttentionArgs::* table);
-
 struct MaskData {
   MaskTables tables;
-  std::optional<int> window_left, window_right;
-  int num_sinks = 0;
+  std::optional<int> window_left, window_right, num_sinks;
 
+  // Makes lengths of packed sequences no longer than the sequences, whose starts are given.
+  void limit_lengths(const AttentionArgs& starts);
   // Fills what is not a table.
   void set_sizes(AttentionArgs& args) const;
 };

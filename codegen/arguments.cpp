@@ -1,0 +1,108 @@
+#include "codegen/arguments.hpp"
+
+#include <array>
+#include <utility>
+
+#include "codegen/mask_rules.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr std::size_t num_needs = static_cast<std::size_t>(Needs::tree) + 1;
+
+constexpr unsigned bit(Needs need) {
+  return 1u << static_cast<int>(need);
+}
+
+unsigned met_by(const AttentionSpec& spec) {
+  unsigned met = bit(Needs::nothing);
+  if (spec.lse) met |= bit(Needs::lse);
+  if (spec.varlen) met |= bit(Needs::varlen);
+  if (spec.dropout) met |= bit(Needs::dropout);
+  for (const Mask& mask : spec.mask) {
+    if (std::holds_alternative<PaddingMask>(mask)) met |= bit(Needs::padding);
+    if (const auto* window = std::get_if<SlidingWindowMask>(&mask))
+      met |= bit(Needs::sliding_window) | (window->sinks ? bit(Needs::sinks) : 0);
+    if (std::holds_alternative<BlockSparseMask>(mask)) met |= bit(Needs::block_sparse);
+    if (std::holds_alternative<TreeMask>(mask)) met |= bit(Needs::tree);
+  }
+  return met;
+}
+
+constexpr std::array<ArgumentSets, num_needs> sets_of_needs() {
+  std::array<ArgumentSets, num_needs> sets{};
+  for (const Argument& argument : arguments) {
+    ArgumentSets& of_need = sets[static_cast<std::size_t>(argument.needs)];
+    of_need.allowed |= bit_of(argument);
+    if (argument.required) of_need.required |= bit_of(argument);
+  }
+  return sets;
+}
+
+// A set for each bit of Argument::operations.
+constexpr std::array<ArgumentSet, 8> sets_of_operations() {
+  std::array<ArgumentSet, 8> sets{};
+  for (const Argument& argument : arguments)
+    for (std::size_t i = 0; i < sets.size(); ++i)
+      if (argument.operations >> i & 1) sets[i] |= bit_of(argument);
+  return sets;
+}
+
+std::string without_mask(const char* kind) {
+  return std::string("the spec has no ") + kind + " mask: add \"" + kind +
+         "\" to its mask, or leave the argument out";
+}
+
+}  // namespace
+
+ArgumentSet given_arguments(const AttentionArgs& args) noexcept {
+  const auto given = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return (... | (ArgumentSet{(args.*std::get<arguments[i].member.index()>(arguments[i].member)).has_value()}
+                   << i));
+  };
+  return given(std::make_index_sequence<num_arguments>());
+}
+
+ArgumentSets arguments_of(const AttentionSpec& spec) noexcept {
+  static constexpr auto of_needs = sets_of_needs();
+  static constexpr auto of_operations = sets_of_operations();
+  const unsigned met = met_by(spec);
+  ArgumentSets sets{};
+  for (std::size_t need = 0; need < num_needs; ++need) {
+    if (!(met >> need & 1)) continue;
+    sets.allowed |= of_needs[need].allowed;
+    sets.required |= of_needs[need].required;
+  }
+  const ArgumentSet of_operation = of_operations[static_cast<std::size_t>(spec.op)];
+  return {sets.allowed & of_operation, sets.required & of_operation};
+}
+
+std::string refusal_of(const AttentionSpec& spec, const Argument& argument) {
+  if (!(argument.operations & argument_table::bit(spec.op)))
+    return std::string("the spec has \"op\": \"") + to_string(spec.op) +
+           "\", which has no such argument: leave it out";
+  switch (argument.needs) {
+    case Needs::nothing:
+      break;
+    case Needs::lse:
+      return "the spec has \"lse\": false: nothing would be written to it";
+    case Needs::varlen:
+      return "the spec has \"varlen\": false: ask for a kernel with \"varlen\": true";
+    case Needs::dropout:
+      return "the spec has \"dropout\": false: ask for a kernel with \"dropout\": true";
+    case Needs::padding:
+      return without_mask("padding");
+    case Needs::sliding_window:
+      return without_mask("sliding_window");
+    case Needs::sinks:
+      return "the spec has no sliding_window mask with \"sinks\": true: ask for one, or leave the argument "
+             "out";
+    case Needs::block_sparse:
+      return without_mask("block_sparse");
+    case Needs::tree:
+      return without_mask("tree");
+  }
+  return "the spec has it";
+}
+
+}  // namespace flashjit

@@ -1,0 +1,217 @@
+// Every argument of a launch, a line each. Checks, the C interface, the tuner, the command's files and tests
+// walk this table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "codegen/attention_args.hpp"
+#include "codegen/shape.hpp"
+
+namespace flashjit {
+
+enum class Role {
+  input,      // elements
+  output,     // written
+  table,      // integers in memory, which say what is computed
+  number,     // by value
+  workspace,  // the caller's memory, which holds nothing before and after
+};
+
+using TensorMember = std::optional<Tensor> AttentionArgs::*;
+// Which member of AttentionArgs, and with it which type.
+using ArgumentMember =
+    std::variant<TensorMember, std::optional<int> AttentionArgs::*, std::optional<float> AttentionArgs::*,
+                 std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
+
+// What a spec must have for an argument to mean something.
+enum class Needs { nothing, lse, varlen, dropout, padding, sliding_window, sinks, block_sparse, tree };
+
+// What a tensor's dimensions are.
+struct Layout {
+  using Sizes = std::vector<std::int64_t> (*)(const AttentionSpec& spec, const Shape& shape);
+
+  // Packed: with varlen. `sizes_of`: null where the data decide.
+  constexpr Layout(const char* dims, const char* packed_dims, Sizes sizes_of)
+      : text(dims),
+        packed(packed_dims),
+        rank(dimensions(dims)),
+        packed_rank(dimensions(packed_dims)),
+        sizes(sizes_of) {}
+  constexpr Layout(const char* dims, Sizes sizes_of) : Layout(dims, dims, sizes_of) {}
+
+  const char* text;
+  const char* packed;
+  int rank, packed_rank;
+  Sizes sizes;
+
+ private:
+  static constexpr int dimensions(const char* dims) {
+    int count = 1;
+    for (; *dims; ++dims) count += *dims == ',';
+    return count;
+  }
+};
+
+struct Argument {
+  const char* name;
+  std::int32_t id;  // FLASHJIT_ARG_... of runtime/flashjit.h
+  ArgumentMember member;
+  Role role;
+  Needs needs;
+  bool required;                         // where the spec has what it needs
+  DType (*dtype)(const AttentionSpec&);  // null for a number
+  Layout layout;                         // of a number: what it is
+  unsigned operations;                   // that have it: a bit for each Operation
+
+  // Null for a number.
+  constexpr TensorMember tensor() const {
+    const TensorMember* found = std::get_if<TensorMember>(&member);
+    return found ? *found : nullptr;
+  }
+  const char* layout_of(const AttentionSpec& spec) const { return spec.varlen ? layout.packed : layout.text; }
+  int rank_of(const AttentionSpec& spec) const { return spec.varlen ? layout.packed_rank : layout.rank; }
+};
+
+namespace argument_table {
+
+using Args = AttentionArgs;
+using Spec = AttentionSpec;
+using Sizes = std::vector<std::int64_t>;
+
+constexpr unsigned bit(Operation operation) {
+  return 1u << static_cast<int>(operation);
+}
+constexpr unsigned forward = bit(Operation::forward);
+constexpr bool required = true, optional = false;
+
+constexpr DType elements(const Spec& s) {
+  return s.dtype;
+}
+constexpr DType fp32(const Spec&) {
+  return DType::fp32;
+}
+constexpr DType int32(const Spec&) {
+  return DType::int32;
+}
+constexpr DType int64(const Spec&) {
+  return DType::int64;
+}
+
+constexpr std::int64_t total(int batch, int seqlen, std::int64_t given) {
+  return given ? given : std::int64_t{batch} * seqlen;
+}
+inline Sizes q_sizes(const Spec& s, const Shape& z, int dim) {
+  if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q), z.num_heads_q, dim};
+  return {z.batch, z.seqlen_q, z.num_heads_q, dim};
+}
+inline Sizes k_sizes(const Spec& s, const Shape& z, int dim) {
+  if (s.varlen) return {total(z.batch, z.seqlen_k, z.total_k), z.num_heads_kv, dim};
+  return {z.batch, z.seqlen_k, z.num_heads_kv, dim};
+}
+inline int dim_v(const Spec& s) {
+  return s.head_dim_v ? s.head_dim_v : s.head_dim;
+}
+
+constexpr char rows[] = "[batch, seqlen, heads, head_dim]", packed[] = "packed [total, heads, head_dim]";
+constexpr Layout like_q{rows, packed,
+                        [](const Spec& s, const Shape& z) { return q_sizes(s, z, s.head_dim); }};
+constexpr Layout like_k{rows, packed,
+                        [](const Spec& s, const Shape& z) { return k_sizes(s, z, s.head_dim); }};
+constexpr Layout like_v{rows, packed, [](const Spec& s, const Shape& z) { return k_sizes(s, z, dim_v(s)); }};
+constexpr Layout like_o{rows, packed, [](const Spec& s, const Shape& z) { return q_sizes(s, z, dim_v(s)); }};
+constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_q]",
+                         [](const Spec& s, const Shape& z) -> Sizes {
+                           if (s.varlen) return {z.num_heads_q, total(z.batch, z.seqlen_q, z.total_q)};
+                           return {z.batch, z.num_heads_q, z.seqlen_q};
+                         }};
+constexpr Layout starts{"[batch + 1]",
+                        [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
+constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
+constexpr Layout one{"[1]", [](const Spec&, const Shape&) -> Sizes { return {1}; }};
+constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", nullptr};
+constexpr Layout listed{"[listed blocks]", nullptr};
+constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]", nullptr};
+constexpr Layout tree_rows{"[batch or 1, seqlen_q, words of 32 new keys]", nullptr};
+constexpr Layout bytes{"[bytes]", nullptr};
+constexpr Layout value{"a number", nullptr};
+constexpr Layout probability{"the probability that a weight is dropped", nullptr};
+
+using enum Role;
+using enum Needs;
+// clang-format off
+inline constexpr Argument all[] = {
+    {"q", 1, &Args::q, input, nothing, required, elements, like_q, forward},
+    {"k", 2, &Args::k, input, nothing, required, elements, like_k, forward},
+    {"v", 3, &Args::v, input, nothing, required, elements, like_v, forward},
+    {"o", 4, &Args::o, output, nothing, required, elements, like_o, forward},
+    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, forward},
+    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, forward},
+    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, varlen, required, int32, starts, forward},
+    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, forward},
+    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, varlen, optional, nullptr, value, forward},
+    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, forward},
+    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, forward},
+    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, forward},
+    {"seqlens_k", 13, &Args::seqlens_k, table, padding, optional, int32, lengths, forward},
+    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, forward},
+    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, forward},
+    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, forward},
+    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, forward},
+    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, forward},
+    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, forward},
+    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, forward},
+    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, forward},
+    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, forward},
+    {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, forward},
+    {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, forward},
+    {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, forward},
+    {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, forward},
+    {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor, table, dropout, optional, int64, one, forward},
+};
+// clang-format on
+
+}  // namespace argument_table
+
+inline constexpr auto& arguments = argument_table::all;
+inline constexpr std::size_t num_arguments = std::size(arguments);
+
+// The line of a member.
+constexpr const Argument& argument_of(ArgumentMember member) {
+  for (const Argument& argument : arguments)
+    if (argument.member == member) return argument;
+  throw Error(ErrorCode::internal, "no argument has that member");
+}
+
+// The line of a C id; null if there is none.
+constexpr const Argument* find_argument(std::int32_t id) {
+  if (id >= 1 && static_cast<std::size_t>(id) <= num_arguments && arguments[id - 1].id == id)
+    return &arguments[id - 1];
+  return nullptr;
+}
+
+// Bit i: arguments[i].
+using ArgumentSet = std::uint64_t;
+static_assert(num_arguments <= 64);
+constexpr ArgumentSet bit_of(const Argument& argument) {
+  return ArgumentSet{1} << (&argument - arguments);
+}
+
+ArgumentSet given_arguments(const AttentionArgs& args) noexcept;
+
+// What launches of a spec may be given, and must.
+struct ArgumentSets {
+  ArgumentSet allowed, required;
+};
+ArgumentSets arguments_of(const AttentionSpec& spec) noexcept;
+// Why an argument that it may not have is refused: "the spec has ...".
+std::string refusal_of(const AttentionSpec& spec, const Argument& argument);
+inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {
+  return (arguments_of(spec).allowed & bit_of(argument)) != 0;
+}
+
+}  // namespace flashjit

@@ -185,9 +185,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   }
 
   require_distinct_rows("o", o);
-  require_apart("o", o, "q", q);
-  require_apart("o", o, "k", k);
-  require_apart("o", o, "v", v);
+  require_apart("o", o, {{"q", &q}, {"k", &k}, {"v", &v}});
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   p.scale_log2 = scale * std::numbers::log2e_v<float>;

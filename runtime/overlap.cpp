@@ -49,20 +49,29 @@ struct Dimensions {
   }
 };
 
-// Addresses from the first byte to beyond the last.
+// Addresses from the first byte to beyond the last; empty where 64 bits do not hold them, as no memory does.
 struct Range {
-  Wide begin, end;
-  bool has(Wide address) const { return begin <= address && address < end; }
+  std::int64_t begin, end;
+  bool has(std::int64_t address) const { return begin <= address && address < end; }
 };
 Range range_of(const Tensor& t) {
   const auto bytes = static_cast<std::int64_t>(size_of(t.dtype));
-  Wide begin = static_cast<Wide>(reinterpret_cast<std::uintptr_t>(t.data)), end = begin + bytes;
+  std::int64_t before = 0, after = 1;  // in elements
   for (int i = 0; i < t.rank; ++i) {
-    if (t.shape[i] == 0) return {begin, begin};
-    const Wide step = Wide{t.strides[i]} * (t.shape[i] - 1) * bytes;
-    (step < 0 ? begin : end) += step;
+    if (t.shape[i] == 0) return {0, 0};
+    if (t.shape[i] == 1) continue;
+    std::int64_t span = 0;
+    std::int64_t& side = t.strides[i] < 0 ? before : after;
+    if (__builtin_mul_overflow(t.strides[i], t.shape[i] - 1, &span) ||
+        __builtin_add_overflow(side, span, &side))
+      return {0, 0};
   }
-  return {begin, end};
+  const auto at = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(t.data));
+  Range range{};
+  if (__builtin_mul_overflow(before, bytes, &before) || __builtin_add_overflow(at, before, &range.begin) ||
+      __builtin_mul_overflow(after, bytes, &after) || __builtin_add_overflow(at, after, &range.end))
+    return {0, 0};
+  return range;
 }
 
 // Whether indices of both meet at a distance of so many elements: `sizes` of the two along dimensions that
@@ -106,9 +115,22 @@ bool share_elements(const Tensor& output, const Tensor& input) {
   return bytes % element == 0 && meet(axes, count, bytes / element);
 }
 
-}  // namespace
+// Whether each dimension's stride is beyond all that lies in the dimensions after it: a row-major tensor,
+// with gaps or without. What is not certain in 64 bits is not said.
+bool lies_in_order(const Tensor& t) {
+  std::int64_t inner = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    if (t.shape[i] == 0) return true;
+    if (t.shape[i] == 1) continue;
+    std::int64_t span = 0;
+    if (t.strides[i] < inner || __builtin_mul_overflow(t.strides[i], t.shape[i] - 1, &span) ||
+        __builtin_add_overflow(inner, span, &inner))
+      return false;
+  }
+  return true;
+}
 
-void require_distinct_rows(const char* name, const Tensor& t) {
+[[gnu::noinline]] void require_distinct_in_any_order(const char* name, const Tensor& t) {
   const Dimensions dimensions(t);
   if (dimensions.empty) return;
   Wide inner = 1;  // elements from the first to the last of the dimensions before
@@ -122,25 +144,34 @@ void require_distinct_rows(const char* name, const Tensor& t) {
   }
 }
 
-void require_apart(const char* name, const Tensor& output, const char* input_name, const Tensor& input) {
-  const Range a = range_of(output), b = range_of(input);
-  if (std::max(a.begin, b.begin) >= std::min(a.end, b.end)) return;
-  const auto refuse_both = [&] {
-    refuse(name, " and ", input_name, " share memory: ", name,
-           " is written while others still read; give it memory of its own");
-  };
-  if (have_equal_strides(output, input)) {
-    if (share_elements(output, input)) refuse_both();
-    return;
-  }
+// Of tensors whose ranges meet.
+[[gnu::noinline]] bool share_memory(const Tensor& output, const Tensor& input) {
+  if (have_equal_strides(output, input)) return share_elements(output, input);
   const auto gapless = [](const Tensor& t) {
     const Dimensions dimensions(t);
     return dimensions.extent() == dimensions.elements();
   };
   // A tensor has elements at both ends of its range.
-  if ((gapless(output) && (a.has(b.begin) || a.has(b.end - 1))) ||
-      (gapless(input) && (b.has(a.begin) || b.has(a.end - 1))))
-    refuse_both();
+  const Range a = range_of(output), b = range_of(input);
+  return (gapless(output) && (a.has(b.begin) || a.has(b.end - 1))) ||
+         (gapless(input) && (b.has(a.begin) || b.has(a.end - 1)));
+}
+
+}  // namespace
+
+void require_distinct_rows(const char* name, const Tensor& t) {
+  if (!lies_in_order(t)) require_distinct_in_any_order(name, t);
+}
+
+void require_apart(const char* name, const Tensor& output,
+                   std::initializer_list<std::pair<const char*, const Tensor*>> inputs) {
+  const Range of_output = range_of(output);
+  for (const auto& [input_name, input] : inputs) {
+    const Range of_input = range_of(*input);
+    if (of_output.begin < of_input.end && of_input.begin < of_output.end && share_memory(output, *input))
+      refuse(name, " and ", input_name, " share memory: ", name,
+             " is written while others still read; give it memory of its own");
+  }
 }
 
 }  // namespace flashjit

@@ -1,6 +1,9 @@
 // Whether outputs would be written over each other, or over inputs: from strides and addresses alone.
 #pragma once
 
+#include <initializer_list>
+#include <utility>
+
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {
@@ -9,7 +12,9 @@ namespace flashjit {
 // another.
 void require_distinct_rows(const char* name, const Tensor& output);
 
-// Throws invalid_argument where it is certain that both have an element in common: AttentionArgs says when.
-void require_apart(const char* name, const Tensor& output, const char* input_name, const Tensor& input);
+// Throws invalid_argument where it is certain that the output has an element in common with one of the
+// inputs: AttentionArgs says when.
+void require_apart(const char* name, const Tensor& output,
+                   std::initializer_list<std::pair<const char*, const Tensor*>> inputs);
 
 }  // namespace flashjit

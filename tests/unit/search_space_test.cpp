@@ -335,6 +335,27 @@ TEST(Bucket, IsItsLargestShapeAndKeepsTheWork) {
   EXPECT_NE(bucket(one), bucket(grouped));
 }
 
+// Records of shapes without totals stay what they are: only what is given counts.
+TEST(Bucket, PackedSequencesCountByTheirRows) {
+  const Shape longest{.batch = 64, .seqlen_q = 1024, .seqlen_k = 1024, .num_heads_q = 4};
+  const auto with = [&](std::int64_t total_q, std::int64_t total_k) {
+    Shape shape = longest;
+    shape.total_q = total_q;
+    shape.total_k = total_k;
+    return bucket(shape);
+  };
+  Shape four = longest;
+  four.batch = 4;
+  EXPECT_EQ(with(4096, 4096), bucket(four));
+  EXPECT_EQ(with(100, 3073), bucket(four)) << "by the keys, if those are more";
+  EXPECT_EQ(with(64 * 1024, 64 * 1024), bucket(longest));
+  EXPECT_EQ(with(4096, 0), bucket(longest)) << "without both totals, batch x seqlen";
+  EXPECT_EQ(with(1 << 30, 1 << 30), bucket(longest)) << "never more than there are";
+  Shape paged = longest;
+  paged.page_size = 16;
+  EXPECT_NE(bucket(paged), bucket(longest));
+}
+
 TEST(Bucket, OfItselfIsItself) {
   for (const int batch : {0, 1, 3, 64, 100000}) {
     for (const int seqlen : {0, 1, 17, 4096, 1 << 20, 2147483647}) {

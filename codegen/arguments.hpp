@@ -171,7 +171,8 @@ inline constexpr Argument all[] = {
     {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, forward},
     {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, forward},
     {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, forward},
-    {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor, table, dropout, optional, int64, one, forward},
+    {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor,
+     table, dropout, optional, int64, one, forward},
 };
 // clang-format on
 

@@ -41,9 +41,8 @@ struct Shape {
 //   of them only repeat the same.
 // - Query heads that share a key head decide what stays in a cache: num_heads_q is their number, rounded up
 //   likewise, num_heads_kv is 1, and batch is the rest of the product.
-// - Packed sequences are seldom all as long as the longest. They count as so many that are as have their
-// rows,
-//   or their keys if that is more, and a bucket has no totals of its own.
+// - Packed sequences are seldom all as long as the longest. With both totals they count as so many of the
+//   longest as have their rows, or their keys if that is more; a bucket has no totals of its own.
 // - Pages of another size are another bucket.
 inline Shape bucket(const Shape& s) {
   constexpr std::int64_t enough_rows = 1 << 20;

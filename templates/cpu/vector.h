@@ -105,6 +105,19 @@ FLASHJIT_FN Vec8 load8(const bf16* p) {
   return reinterpret_cast<Vec8>(__builtin_convertvector(load_unaligned<Short8>(p), Int8) << 16);
 }
 
+FLASHJIT_FN void store8(fp32* p, Vec8 v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+FLASHJIT_FN void store8(fp16* p, Vec8 v) {
+  const Half8 rounded = __builtin_convertvector(v, Half8);
+  __builtin_memcpy(p, &rounded, sizeof rounded);
+}
+FLASHJIT_FN void store8(bf16* p, Vec8 v) {
+  const Int8 bits = reinterpret_cast<Int8>(v), nearest = bits + 0x7fff + (bits >> 16 & 1);
+  const Short8 rounded = __builtin_convertvector((v == v ? nearest : bits | 0x400000) >> 16, Short8);
+  __builtin_memcpy(p, &rounded, sizeof rounded);
+}
+
 // Where rows of a tensor are apart no hardware foresees the next ones; a power of two apart they would share
 // sets of the first-level cache, so they are fetched into the second.
 FLASHJIT_FN void fetch(const void* line) {

@@ -13,6 +13,26 @@ FLASHJIT_FN u32 ctaid_x() {
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r));
   return r;
 }
+FLASHJIT_FN u32 ctaid_y() {
+  u32 r;
+  asm("mov.u32 %0, %%ctaid.y;" : "=r"(r));
+  return r;
+}
+FLASHJIT_FN u32 ctaid_z() {
+  u32 r;
+  asm("mov.u32 %0, %%ctaid.z;" : "=r"(r));
+  return r;
+}
+FLASHJIT_FN u32 nctaid_y() {
+  u32 r;
+  asm("mov.u32 %0, %%nctaid.y;" : "=r"(r));
+  return r;
+}
+FLASHJIT_FN u32 nctaid_z() {
+  u32 r;
+  asm("mov.u32 %0, %%nctaid.z;" : "=r"(r));
+  return r;
+}
 FLASHJIT_FN u32 tid_x() {
   u32 r;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
@@ -83,6 +103,14 @@ FLASHJIT_FN u32 cvt_rn_x2(fp16, float low, float high) {
   return r;
 }
 
+FLASHJIT_FN float to_float(bf16 x) {
+  return __uint_as_float(u32{x.bits} << 16);
+}
+FLASHJIT_FN float to_float(fp16 x) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
+  return r;
+}
 FLASHJIT_FN float ex2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -117,6 +145,20 @@ FLASHJIT_FN void st_shared_v2(u32 to, u32 a, u32 b) {
 FLASHJIT_FN void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+// Read once, and by nobody written meanwhile: kept out of the first-level cache.
+FLASHJIT_FN void ld_global_nc_v4(u32 (&r)[4], const void* from) {
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+      : "l"(from));
+}
+FLASHJIT_FN float ld_global_nc(const float* from) {
+  float r;
+  asm("ld.global.nc.f32 %0, [%1];" : "=f"(r) : "l"(from));
+  return r;
+}
+FLASHJIT_FN void st_global_v2(void* to, const u32 (&r)[2]) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(r[0]), "r"(r[1]) : "memory");
 }
 FLASHJIT_FN void st_global_v4(void* to, const u32 (&r)[4]) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]),

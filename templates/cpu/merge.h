@@ -1,0 +1,63 @@
+// Merges partial results of attention over parts of the keys into one, on a CPU: see cuda/merge.cuh.
+#pragma once
+
+#include "cpu/vector.h"
+#include "shared/merge_params.h"
+
+namespace flashjit::device {
+
+template <class Spec>
+struct Merge {
+  using Element = typename Spec::Element;
+  using Part = typename Spec::Part;
+  static constexpr int head_dim = Spec::head_dim_v, vector = 8;
+
+  const MergeParams& p;
+
+  FLASHJIT_FN static i64 offset(const TensorView& t, int batch, i64 position, int head) {
+    return batch * t.batch_stride + position * t.row_stride + head * t.head_stride;
+  }
+
+  FLASHJIT_FN void run(int batch, int position, int head) const {
+    const Part* const parts_o =
+        static_cast<const Part*>(p.parts_o.data) + offset(p.parts_o, batch, position, head);
+    const float* const parts_lse =
+        static_cast<const float*>(p.parts_lse.data) + offset(p.parts_lse, batch, position, head);
+    float maximum = minus_infinity;
+    for (int i = 0; i < p.parts; ++i)
+      if (const float lse = parts_lse[i * p.parts_lse_stride]; lse > maximum) maximum = lse;
+    float sum = 0;
+    Vec8 o[head_dim / vector] = {};
+    for (int i = 0; i < p.parts; ++i) {
+      const float lse = parts_lse[i * p.parts_lse_stride];
+      if (lse == minus_infinity) continue;  // whatever its o holds
+      const float weight = exp2(splat((lse - maximum) * log2_e))[0];
+      sum += weight;
+      const Part* const part = parts_o + i * p.parts_o_stride;
+#pragma unroll
+      for (int c = 0; c < head_dim / vector; ++c)
+        o[c] = __builtin_elementwise_fma(load8(part + c * vector), Vec8{} + weight, o[c]);
+    }
+    const bool empty = sum == 0;
+    const float inverse = empty ? 0.0f : 1 / sum;
+    Element* const to = static_cast<Element*>(p.o.data) + offset(p.o, batch, position, head);
+#pragma unroll
+    for (int c = 0; c < head_dim / vector; ++c) store8(to + c * vector, o[c] * inverse);
+    if constexpr (Spec::lse)
+      static_cast<float*>(p.lse.data)[offset(p.lse, batch, position, head)] =
+          empty ? minus_infinity : maximum + log(splat(sum))[0];
+  }
+};
+
+// Items [begin, end) of batch * seqlen: a position's heads.
+template <class Spec, class Config>
+FLASHJIT_FN void merge(const MergeParams& params, i64 begin, i64 end, void*) {
+  const DenormalsAreZeros mode;
+  const Merge<Spec> rows{params};
+  for (i64 item = begin; item < end; ++item)
+    for (u32 head = 0; head < params.heads; ++head)
+      rows.run(static_cast<int>(item / params.seqlen), static_cast<int>(item % params.seqlen),
+               static_cast<int>(head));
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,118 @@
+// Merges partial results of attention over parts of the keys into one: each part's weight is its share of the
+// sum of exponentials, which its log-sum-exp says (FlashDecoding, Dao et al. 2023). Memory bounds it, so all
+// loads of several parts are under way before the first is used.
+#pragma once
+
+#include "cuda/ptx.cuh"
+#include "shared/merge_params.h"
+
+namespace flashjit::device {
+
+// A block takes block_heads heads, of block_positions positions of the sequence where heads are few.
+struct CudaMergeParams : MergeParams {
+  u32 block_heads, block_positions;
+  u32 heads_inverse;  // r / block_heads is r * heads_inverse >> 16 for r < 256
+};
+
+template <class Spec, class Config>
+struct Merge {
+  using Element = typename Spec::Element;
+  using Part = typename Spec::Part;
+
+  static constexpr int columns = 16 / sizeof(Part);  // of a thread: one load a part
+  static constexpr int parts_at_once = Config::num_stages;
+  static constexpr int row_threads = Spec::head_dim_v / columns;
+
+  FLASHJIT_FN static void run(const CudaMergeParams& p) {
+    const u32 row = tid_x() / row_threads, column = tid_x() % row_threads * columns;
+    const u32 row_position = row * p.heads_inverse >> 16, row_head = row - row_position * p.block_heads;
+    const i64 position = i64{ctaid_x()} * p.block_positions + row_position;
+    if (row_position >= p.block_positions || position >= p.seqlen) return;
+    for (u32 batch = ctaid_z(); batch < p.batch; batch += nctaid_z())
+      for (u32 head = ctaid_y() * p.block_heads + row_head; head < p.heads;
+           head += nctaid_y() * p.block_heads)
+        merge_row(p, batch, position, head, column);
+  }
+
+ private:
+  FLASHJIT_FN static i64 offset(const TensorView& t, u32 batch, i64 position, u32 head) {
+    return batch * t.batch_stride + position * t.row_stride + head * t.head_stride;
+  }
+
+  FLASHJIT_FN static void merge_row(const CudaMergeParams& p, u32 batch, i64 position, u32 head, u32 column) {
+    const Part* const parts_o =
+        static_cast<const Part*>(p.parts_o.data) + offset(p.parts_o, batch, position, head) + column;
+    const float* const parts_lse =
+        static_cast<const float*>(p.parts_lse.data) + offset(p.parts_lse, batch, position, head);
+    float maximum = minus_infinity, sum = 0, o[columns] = {};
+    for (int first = 0; first < p.parts; first += parts_at_once) {
+      u32 values[parts_at_once][4];
+      float lse[parts_at_once];
+#pragma unroll
+      for (int i = 0; i < parts_at_once; ++i) {
+        lse[i] = minus_infinity;
+        if (first + i >= p.parts) continue;
+        lse[i] = ld_global_nc(parts_lse + (first + i) * p.parts_lse_stride);
+        ld_global_nc_v4(values[i], parts_o + (first + i) * p.parts_o_stride);
+      }
+      float top = maximum;
+#pragma unroll
+      for (int i = 0; i < parts_at_once; ++i) top = fmaxf(top, lse[i]);
+      const float reference = top == minus_infinity ? 0 : top;  // -inf - -inf is NaN
+      const float kept = ex2_approx((maximum - reference) * log2_e);
+      maximum = top;
+      sum *= kept;
+#pragma unroll
+      for (int c = 0; c < columns; ++c) o[c] *= kept;
+#pragma unroll
+      for (int i = 0; i < parts_at_once; ++i) {
+        if (lse[i] == minus_infinity) continue;  // whatever its o holds
+        const float weight = ex2_approx((lse[i] - reference) * log2_e);
+        sum += weight;
+#pragma unroll
+        for (int c = 0; c < columns; ++c) o[c] = __fmaf_rn(weight, element(values[i], c), o[c]);
+      }
+    }
+    const bool empty = sum == 0;
+    const float inverse = empty ? 0.f : 1.f / sum;
+#pragma unroll
+    for (int c = 0; c < columns; ++c) o[c] *= inverse;
+    store(static_cast<Element*>(p.o.data) + offset(p.o, batch, position, head) + column, o);
+    if (Spec::lse && column == 0)
+      static_cast<float*>(p.lse.data)[offset(p.lse, batch, position, head)] =
+          empty ? minus_infinity : maximum + lg2_approx(sum) * ln_2;
+  }
+
+  FLASHJIT_FN static float element(const u32 (&words)[4], int c) {
+    if constexpr (sizeof(Part) == 4) {
+      return __uint_as_float(words[c]);
+    } else {
+      return to_float(Part{static_cast<unsigned short>(words[c / 2] >> (c % 2 * 16))});
+    }
+  }
+  FLASHJIT_FN static void store(float* to, const float (&o)[columns]) {
+#pragma unroll
+    for (int c = 0; c < columns; c += 4) {
+      const u32 words[] = {__float_as_uint(o[c]), __float_as_uint(o[c + 1]), __float_as_uint(o[c + 2]),
+                           __float_as_uint(o[c + 3])};
+      st_global_v4(to + c, words);
+    }
+  }
+  template <class Narrow>
+  FLASHJIT_FN static void store(Narrow* to, const float (&o)[columns]) {
+    u32 words[columns / 2];
+#pragma unroll
+    for (int c = 0; c < columns; c += 2) words[c / 2] = cvt_rn_x2(Narrow{}, o[c], o[c + 1]);
+    if constexpr (columns == 4)
+      st_global_v2(to, words);
+    else
+      st_global_v4(to, words);
+  }
+};
+
+template <class Spec, class Config>
+FLASHJIT_FN void merge(const CudaMergeParams& params) {
+  Merge<Spec, Config>::run(params);
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,212 @@
+// Merging partial results against the float64 oracle: any number of parts, empty ones among them, whose o is
+// poison.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/guarded_tensor.hpp"
+#include "tests/support/test_device.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/report.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using Fence = GuardedTensor::Fence;
+
+struct Case {
+  int parts = 2, batch = 1, seqlen = 7, heads = 3, head_dim = 64;
+  DType dtype = DType::bf16, parts_dtype = DType::fp32;
+  bool lse = true, packed = false;
+  int gap = 0;               // elements between rows, a multiple of 8
+  double empty_share = 0.2;  // of parts of a row
+  double lse_spread = 3;
+  unsigned seed = 1;
+
+  std::string str() const {
+    return std::to_string(parts) + " parts " + to_string(parts_dtype) + " -> " + to_string(dtype) +
+           " batch " + std::to_string(batch) + " seqlen " + std::to_string(seqlen) + " heads " +
+           std::to_string(heads) + " head_dim " + std::to_string(head_dim) + (packed ? " packed" : "") +
+           (lse ? "" : " without lse") + " gap " + std::to_string(gap) + " spread " +
+           std::to_string(lse_spread) + " seed " + std::to_string(seed);
+  }
+};
+
+// Row-major, with `gap` elements after each of the last dimension.
+TensorShape strided(const std::vector<std::int64_t>& sizes, int gap) {
+  TensorShape shape{.rank = static_cast<int>(sizes.size())};
+  std::int64_t stride = 1;
+  for (int i = shape.rank - 1; i >= 0; --i) {
+    shape.shape[i] = sizes[i];
+    shape.strides[i] = stride;
+    stride *= sizes[i] + (i == shape.rank - 1 ? gap : 0);
+  }
+  return shape;
+}
+
+class Problem {
+ public:
+  Problem(TestDevice& device, const Case& given)
+      : device_(device),
+        case_(given),
+        parts_o_(device, given.parts_dtype, shape(true, true), Poison::nan, Fence::after),
+        parts_lse_(device, DType::fp32, shape(true, false), Poison::nan, Fence::after),
+        o_(device, given.dtype, shape(false, true), Poison::nan, Fence::after),
+        lse_(device, DType::fp32, shape(false, false), Poison::nan, Fence::before) {
+    fill();
+    args_ = {.o = o_.on_device(), .parts_o = parts_o_.on_device(), .parts_lse = parts_lse_.on_device()};
+    if (given.lse) args_.lse = lse_.on_device();
+  }
+
+  const AttentionArgs& args() const { return args_; }
+  AttentionArgs host_args() const {
+    AttentionArgs args = args_;
+    args.o = o_.on_host();
+    args.parts_o = parts_o_.on_host();
+    args.parts_lse = parts_lse_.on_host();
+    if (args.lse) args.lse = lse_.on_host();
+    return args;
+  }
+  AttentionSpec spec() const {
+    AttentionSpec spec;
+    spec.op = Operation::merge;
+    spec.dtype = case_.dtype;
+    spec.head_dim = case_.head_dim;
+    spec.parts_dtype = case_.parts_dtype;
+    spec.lse = case_.lse;
+    spec.varlen = case_.packed;
+    return spec.validated();
+  }
+
+  testing::AssertionResult check() {
+    o_.download();
+    lse_.download();
+    for (const auto& [tensor, name, written] : {std::tuple{&parts_o_, "parts_o", false},
+                                                {&parts_lse_, "parts_lse", false},
+                                                {&o_, "o", true},
+                                                {&lse_, "lse", case_.lse}}) {
+      if (auto untouched = tensor->was_not_touched(name, written); !untouched)
+        return untouched << case_.str();
+    }
+    const verify::Report report = verify::verify_outputs(spec(), host_args());
+    return (report.ok() ? testing::AssertionSuccess() : testing::AssertionFailure()) << case_.str() << "\n"
+                                                                                     << report.str();
+  }
+  std::vector<std::byte> outputs() {
+    o_.download();
+    return o_.elements();
+  }
+
+ private:
+  TensorShape shape(bool of_parts, bool of_o) const {
+    std::vector<std::int64_t> sizes;
+    if (of_parts) sizes.push_back(case_.parts);
+    if (!case_.packed) sizes.push_back(case_.batch);
+    if (of_o)
+      sizes.insert(sizes.end(), {case_.seqlen, case_.heads, case_.head_dim});
+    else
+      sizes.insert(sizes.end(), {case_.heads, case_.seqlen});
+    return strided(sizes, of_o ? case_.gap : 0);
+  }
+
+  void fill() {
+    std::mt19937 random(case_.seed);
+    std::normal_distribution<float> normal;
+    std::bernoulli_distribution is_empty(case_.empty_share);
+    const Tensor o = parts_o_.on_host(), lse = parts_lse_.on_host();
+    const std::int64_t batch = case_.packed ? 1 : case_.batch;
+    const int first = case_.packed ? 0 : 1;  // the dimension after those of parts and batch
+    for (std::int64_t part = 0; part < case_.parts; ++part)
+      for (std::int64_t b = 0; b < batch; ++b)
+        for (std::int64_t row = 0; row < case_.seqlen; ++row)
+          for (std::int64_t head = 0; head < case_.heads; ++head) {
+            const auto at = [&](const Tensor& t, std::int64_t i, std::int64_t j) {
+              return part * t.strides[0] + (first ? b * t.strides[1] : 0) + i * t.strides[1 + first] +
+                     j * t.strides[2 + first];
+            };
+            // The first row has no part at all.
+            const bool empty = row == 0 || is_empty(random);
+            const auto level = static_cast<float>(case_.lse_spread) * normal(random);
+            static_cast<float*>(lse.data)[at(lse, head, row)] =
+                empty ? -std::numeric_limits<float>::infinity() : level;
+            for (int c = 0; c < case_.head_dim; ++c)
+              verify::store_element(o.data, o.dtype, at(o, row, head) + c,
+                                    empty ? std::numeric_limits<float>::quiet_NaN() : normal(random));
+          }
+    parts_o_.upload();
+    parts_lse_.upload();
+    o_.upload();
+    lse_.upload();
+  }
+
+  TestDevice& device_;
+  const Case case_;
+  GuardedTensor parts_o_, parts_lse_, o_, lse_;
+  AttentionArgs args_;
+};
+
+class Merge : public OnEveryDevice {
+ protected:
+  testing::AssertionResult computes(const Case& given) {
+    Problem problem(on(), given);
+    merge(on().engine(), problem.args());
+    on().synchronize();
+    return problem.check();
+  }
+};
+
+TEST_P(Merge, PartsHeadsAndHeadDims) {
+  for (const int parts : {1, 2, 3, 8, 17})
+    for (const int head_dim : {8, 24, 64, 128, 256})
+      for (const int heads : {1, 5, 32})
+        if (takes_next())
+          EXPECT_TRUE(computes({.parts = parts, .batch = 2, .heads = heads, .head_dim = head_dim}));
+}
+
+TEST_P(Merge, DTypes) {
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const DType parts_dtype : {DType::fp32, dtype})
+      for (const bool lse : {true, false})
+        EXPECT_TRUE(computes({.parts = 3, .dtype = dtype, .parts_dtype = parts_dtype, .lse = lse}));
+}
+
+TEST_P(Merge, PackedSequencesAndGaps) {
+  for (const bool packed : {false, true})
+    for (const int gap : {0, 8, 72})
+      EXPECT_TRUE(computes({.parts = 4, .batch = 3, .seqlen = 33, .packed = packed, .gap = gap}));
+}
+
+TEST_P(Merge, PartsThatDifferInSizeByFarMoreThanExpSpans) {
+  for (const double spread : {100.0, 1e4}) EXPECT_TRUE(computes({.parts = 8, .lse_spread = spread}));
+}
+
+TEST_P(Merge, ManyBatchEntriesAndHeads) {
+  EXPECT_TRUE(computes({.batch = 70'000, .seqlen = 1, .heads = 1, .head_dim = 8}));
+  EXPECT_TRUE(computes({.seqlen = 2, .heads = 300'000, .head_dim = 8}));
+}
+
+TEST_P(Merge, NoRowsAndNoParts) {
+  EXPECT_TRUE(computes({.batch = 0}));
+  EXPECT_TRUE(computes({.seqlen = 0}));
+}
+
+TEST_P(Merge, SameInputsGiveTheSameBits) {
+  Problem problem(on(), {.parts = 8, .seqlen = 100, .heads = 4});
+  std::vector<std::byte> first;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    merge(on().engine(), problem.args());
+    on().synchronize();
+    std::vector<std::byte> bits = problem.outputs();
+    if (first.empty()) first = bits;
+    EXPECT_EQ(bits, first);
+  }
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Merge);
+
+}  // namespace
+}  // namespace flashjit::testing_support

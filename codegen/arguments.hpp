@@ -86,7 +86,7 @@ using Sizes = std::vector<std::int64_t>;
 constexpr unsigned bit(Operation operation) {
   return 1u << static_cast<int>(operation);
 }
-constexpr unsigned forward = bit(Operation::forward);
+constexpr unsigned forward = bit(Operation::forward), merge = bit(Operation::merge);
 constexpr bool required = true, optional = false;
 
 constexpr DType elements(const Spec& s) {
@@ -94,6 +94,9 @@ constexpr DType elements(const Spec& s) {
 }
 constexpr DType fp32(const Spec&) {
   return DType::fp32;
+}
+constexpr DType of_parts(const Spec& s) {
+  return s.parts_dtype.value_or(DType::fp32);
 }
 constexpr DType int32(const Spec&) {
   return DType::int32;
@@ -129,6 +132,16 @@ constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_
                            if (s.varlen) return {z.num_heads_q, total(z.batch, z.seqlen_q, z.total_q)};
                            return {z.batch, z.num_heads_q, z.seqlen_q};
                          }};
+// As a tuner has them: of so many parts.
+inline Sizes parts_of(Sizes sizes) {
+  sizes.insert(sizes.begin(), 4);
+  return sizes;
+}
+constexpr Layout parts_of_o{"[parts, batch, seqlen, heads, head_dim]",
+                            "packed [parts, total, heads, head_dim]",
+                            [](const Spec& s, const Shape& z) { return parts_of(like_o.sizes(s, z)); }};
+constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, heads, total]",
+                              [](const Spec& s, const Shape& z) { return parts_of(of_rows.sizes(s, z)); }};
 constexpr Layout starts{"[batch + 1]",
                         [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
 constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
@@ -148,8 +161,8 @@ inline constexpr Argument all[] = {
     {"q", 1, &Args::q, input, nothing, required, elements, like_q, forward},
     {"k", 2, &Args::k, input, nothing, required, elements, like_k, forward},
     {"v", 3, &Args::v, input, nothing, required, elements, like_v, forward},
-    {"o", 4, &Args::o, output, nothing, required, elements, like_o, forward},
-    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, forward},
+    {"o", 4, &Args::o, output, nothing, required, elements, like_o, forward | merge},
+    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, forward | merge},
     {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, forward},
     {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, varlen, required, int32, starts, forward},
     {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, forward},
@@ -173,6 +186,8 @@ inline constexpr Argument all[] = {
     {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, forward},
     {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor,
      table, dropout, optional, int64, one, forward},
+    {"parts_o", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
+    {"parts_lse", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
 };
 // clang-format on
 

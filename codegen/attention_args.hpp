@@ -98,6 +98,11 @@ struct AttentionArgs {
   std::optional<Tensor> dropout_seed_tensor{};    // instead of dropout_seed
   std::optional<Tensor> dropout_offset_tensor{};  // instead of dropout_offset
 
+  // merge: n partial results, each over keys of its own. What a part with a log-sum-exp of -inf holds counts
+  // as nothing.
+  std::optional<Tensor> parts_o{};    // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim]
+  std::optional<Tensor> parts_lse{};  // float32 [n, batch, heads, seqlen], packed [n, heads, total]
+
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   std::optional<Tensor> workspace{};     // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the
                                       // kernel's device, aligned to 64 bytes, on a GPU to 256; one for each

@@ -5,6 +5,7 @@
 #include <compare>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "error.hpp"
 
@@ -52,10 +53,15 @@ constexpr void for_each_choice(Visit&& visit) {
   visit("pack_gqa", &KernelConfig::pack_gqa, &PinnedConfig::pack_gqa);
 }
 
-// Every choice of `config` pinned.
+// Every choice of `config` pinned, but for sizes of 0: its kernel has no such choice.
 inline PinnedConfig pinned(const KernelConfig& config) {
   PinnedConfig pins;
-  for_each_choice([&](const char*, auto choice, auto pin) { pins.*pin = config.*choice; });
+  for_each_choice([&](const char*, auto choice, auto pin) {
+    if constexpr (std::is_same_v<decltype(choice), int KernelConfig::*>) {
+      if (config.*choice == 0) return;
+    }
+    pins.*pin = config.*choice;
+  });
   return pins;
 }
 

@@ -89,7 +89,7 @@ double distance(const KernelConfig& a, const KernelConfig& b) {
   double sum = 0;
   for_each_choice([&](const char*, auto choice, auto) {
     if constexpr (std::is_same_v<decltype(choice), int KernelConfig::*>) {
-      sum += std::fabs(std::log2(double(a.*choice) / b.*choice));
+      if (a.*choice != b.*choice) sum += std::fabs(std::log2(double(a.*choice) / b.*choice));
     } else {
       sum += a.*choice != b.*choice;
     }

@@ -95,4 +95,27 @@ void require_table(const char* name, const Tensor& t) {
     refuse(name, "'s data pointer is not aligned to ", bytes, " bytes");
 }
 
+void require_alignment(const char* name, const Tensor& t) {
+  const bool cuda = t.device.kind == Device::Kind::cuda;
+  const std::size_t element = size_of(t.dtype);
+  const std::size_t bytes = cuda ? 16 : element;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
+    refuse(name, "'s data pointer is not aligned to ", bytes, " bytes, which ",
+           cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs");
+  if (t.shape[t.rank - 1] > 1 && t.strides[t.rank - 1] != 1)
+    refuse(name, "'s last dimension has stride ", t.strides[t.rank - 1],
+           ", it must be contiguous (stride 1)");
+  if (!cuda) return;
+  const auto elements = static_cast<std::int64_t>(bytes / element);
+  for (int i = 0; i + 1 < t.rank; ++i)
+    if (stride(t, i) % elements)
+      refuse(name, "'s stride ", t.strides[i], " of dimension ", i, " is not a multiple of ", elements,
+             " elements (16 bytes), which GPU kernels need");
+}
+
+device::TensorView view(const Tensor& t) {
+  if (t.rank == 4) return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
+  return {t.data, 0, stride(t, 0), stride(t, 1)};
+}
+
 }  // namespace flashjit

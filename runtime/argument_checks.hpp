@@ -9,6 +9,7 @@
 
 #include "codegen/arguments.hpp"
 #include "runtime/flashjit.hpp"
+#include "templates/shared/tensor_view.h"
 
 namespace flashjit {
 
@@ -50,6 +51,18 @@ void check_shape(const AttentionSpec& spec, const Shape& shape);
 // Row-major without gaps, aligned to its elements: tables of integers. One without elements may have any
 // strides.
 void require_table(const char* name, const Tensor& t);
+
+// Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
+inline std::int64_t stride(const Tensor& t, int dim) {
+  return t.shape[dim] > 1 ? t.strides[dim] : 0;
+}
+
+// The last dimension is contiguous, and addresses of rows are what the device can load from: GPU kernels move
+// 16 bytes at a time.
+void require_alignment(const char* name, const Tensor& t);
+
+// Of [batch, row, head, dim] or packed [row, head, dim].
+device::TensorView view(const Tensor& t);
 
 inline int size(const Tensor& t, int dim) {
   return static_cast<int>(t.shape[dim]);

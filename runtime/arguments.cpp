@@ -17,35 +17,6 @@ namespace {
 
 using device::ForwardParams;
 
-// Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
-std::int64_t stride(const Tensor& t, int dim) {
-  return t.shape[dim] > 1 ? t.strides[dim] : 0;
-}
-
-// GPU kernels move 16 bytes at a time.
-void require_alignment(const char* name, const Tensor& t) {
-  const bool cuda = t.device.kind == Device::Kind::cuda;
-  const std::size_t element = size_of(t.dtype);
-  const std::size_t bytes = cuda ? 16 : element;
-  if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
-    refuse(name, "'s data pointer is not aligned to ", bytes, " bytes, which ",
-           cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs");
-  if (t.shape[t.rank - 1] > 1 && t.strides[t.rank - 1] != 1)
-    refuse(name, "'s last dimension has stride ", t.strides[t.rank - 1],
-           ", it must be contiguous (stride 1)");
-  if (!cuda) return;
-  const auto elements = static_cast<std::int64_t>(bytes / element);
-  for (int i = 0; i + 1 < t.rank; ++i)
-    if (stride(t, i) % elements)
-      refuse(name, "'s stride ", t.strides[i], " of dimension ", i, " is not a multiple of ", elements,
-             " elements (16 bytes), which GPU kernels need");
-}
-
-device::TensorView view(const Tensor& t) {
-  if (t.rank == 4) return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
-  return {t.data, 0, stride(t, 0), stride(t, 1)};
-}
-
 // The longest packed sequence: at most as long as all of them together, and as longest_sequence.
 int longest(const char* name, std::optional<int> given, int total) {
   if (given && *given < 0) refuse(name, " is ", *given, ", it must be at least 0");
@@ -201,6 +172,11 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     check_lengths_and_lists_on(device, spec, p);
   }
 
+  checked.shape = {.batch = p.batch,
+                   .seqlen_q = p.seqlen_q,
+                   .seqlen_k = p.seqlen_k,
+                   .num_heads_q = p.num_heads_q,
+                   .num_heads_kv = p.num_heads_kv};
   checked.empty = p.batch == 0 || num_heads_q == 0 || p.seqlen_q == 0;
   return checked;
 }

@@ -10,6 +10,7 @@ namespace flashjit {
 
 struct CheckedArguments {
   device::ForwardParams params{};
+  Shape shape{};
   bool empty = false;  // no query row: nothing to launch
 };
 

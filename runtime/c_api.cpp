@@ -294,6 +294,10 @@ flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const fla
     created = new flashjit_prepared{kernel_of(kernel).prepare(args_of(args, num_args))};
   });
 }
+flashjit_status flashjit_merge(flashjit_engine* engine, const flashjit_argument* args, size_t num_args,
+                               void* stream) {
+  return guarded([&] { flashjit::merge(require(engine, "engine").engine, args_of(args, num_args), stream); });
+}
 flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream) {
   return guarded([&] { require(prepared, "prepared").launch.launch(stream); });
 }

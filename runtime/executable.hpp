@@ -23,7 +23,7 @@ class Context;
 
 // Blocks of a step on a GPU.
 struct Grid {
-  unsigned x = 0, y = 1;
+  unsigned x = 0, y = 1, z = 1;
 };
 
 struct StepLaunch;

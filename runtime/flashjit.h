@@ -108,7 +108,9 @@ typedef enum {
   FLASHJIT_ARG_DROPOUT_SEED = 24,         /* integer, of which all 64 bits count */
   FLASHJIT_ARG_DROPOUT_OFFSET = 25,       /* integer, of which all 64 bits count */
   FLASHJIT_ARG_DROPOUT_SEED_TENSOR = 26,  /* tensor */
-  FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27 /* tensor */
+  FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27, /* tensor */
+  FLASHJIT_ARG_PARTS_O = 28,              /* tensor */
+  FLASHJIT_ARG_PARTS_LSE = 29             /* tensor */
 } flashjit_argument_id;
 
 typedef struct {
@@ -242,6 +244,10 @@ FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* ker
 FLASHJIT_C_API flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel,
                                                        const flashjit_argument* args, size_t num_args,
                                                        flashjit_prepared** prepared);
+/* Merges partial results: FLASHJIT_ARG_PARTS_O and _PARTS_LSE into _O and, if it is given, _LSE. The first
+   launch of a dtype and head_dim compiles or loads its kernel. */
+FLASHJIT_C_API flashjit_status flashjit_merge(flashjit_engine* engine, const flashjit_argument* args,
+                                              size_t num_args, void* stream);
 FLASHJIT_C_API flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream);
 FLASHJIT_C_API void flashjit_prepared_destroy(flashjit_prepared* prepared);
 

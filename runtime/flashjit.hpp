@@ -173,6 +173,13 @@ class FLASHJIT_API Engine {
   std::unique_ptr<Impl> impl_;
 };
 
+// Merges partial results of attention, each over keys of its own, into the result over all keys: parts_o and
+// parts_lse into o and, if it is given, lse (FlashDecoding, Dao et al. 2023). The number of parts is free,
+// parts without keys (lse -inf) count as nothing, and a merge of merges is a merge. o may have another dtype
+// than parts_o, which is float32 or o's dtype. The same as a launch of the spec {"op": "merge", ...}, which
+// this makes of the tensors: the first launch for a dtype and head_dim compiles or loads its kernel.
+FLASHJIT_API void merge(Engine& engine, const AttentionArgs& args, Stream stream = nullptr);
+
 // For any target, on any machine: compiles (or finds on disk) without loading.
 FLASHJIT_API KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
                                 const std::optional<std::string>& cache_dir = {},

@@ -36,8 +36,8 @@ const OperationRuntime& runtime_of(Operation op);
 void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device);
 
 // Of an operation as its file describes it, a struct with
-//   check(spec, device, args)                   {params, empty}: `params` begin with device::ProblemParams;
-//                                               empty: there is nothing to compute
+//   check(spec, device, args)                   {params, shape, empty}: what its sizes are; empty: there is
+//                                               nothing to compute
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)
 //   plan_cpu(kernel, params, workspace, launch)
@@ -46,15 +46,10 @@ constexpr OperationRuntime operation_runtime = {
     &Operation::workspace_bytes, [](const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch) {
       const auto checked = Operation::check(kernel.spec, kernel.device, args);
       if (checked.empty) return;
-      const auto& p = checked.params;
-      const std::size_t bytes = Operation::workspace_bytes(kernel, {.batch = p.batch,
-                                                                    .seqlen_q = p.seqlen_q,
-                                                                    .seqlen_k = p.seqlen_k,
-                                                                    .num_heads_q = p.num_heads_q,
-                                                                    .num_heads_kv = p.num_heads_kv});
+      const std::size_t bytes = Operation::workspace_bytes(kernel, checked.shape);
       void* const workspace = require_workspace(args.workspace, bytes, kernel.device);
       const auto plan = kernel.target.is_cuda() ? &Operation::plan_cuda : &Operation::plan_cpu;
-      plan(kernel, p, workspace, launch);
+      plan(kernel, checked.params, workspace, launch);
     }};
 
 }  // namespace flashjit

@@ -6,14 +6,12 @@
 
 namespace flashjit {
 
-extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu;
+extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu, merge_cuda, merge_cpu;
 
 namespace {
 
 constexpr const KernelFamily* families[] = {
-    &forward_sm80,
-    &forward_sm90a,
-    &forward_cpu,
+    &forward_sm80, &forward_sm90a, &forward_cpu, &merge_cuda, &merge_cpu,
 };
 
 const KernelFamily* find_family(Operation op, const Target& target) {
@@ -68,11 +66,21 @@ std::string targets_where(Operation op, Test&& test) {
   return listed(std::vector<std::string_view>(names.begin(), names.end()));
 }
 
+// "forward or merge": what there are kernels for.
+std::string operations_with_families() {
+  std::vector<std::string_view> names;
+  for (const KernelFamily* family : families)
+    if (!has(names, to_string(family->op))) names.emplace_back(to_string(family->op));
+  std::string text;
+  for (const std::string_view name : names) (text += text.empty() ? "" : " or ") += name;
+  return text;
+}
+
 // Why that target has no kernels for the operation.
 std::string absent(Operation op, const Target& target) {
   const std::string others = targets_where(op, [](const KernelFamily&) { return true; });
   return std::string("op ") + to_string(op) + " is not supported on " + target.str() + "; " +
-         (others.empty() ? "forward" : others) + " would work";
+         (others.empty() ? "op " + operations_with_families() : others) + " would work";
 }
 
 }  // namespace
@@ -105,7 +113,8 @@ void check_supported(const AttentionSpec& spec, std::span<const SpecField> table
                [&](const KernelFamily* family) { return family->op == spec.op; });
   if (of_op.empty()) {
     throw Error(ErrorCode::unsupported, std::string("op ") + to_string(spec.op) +
-                                            " is not supported by this version; forward would work");
+                                            " is not supported by this version; " +
+                                            operations_with_families() + " would work");
   }
   for (const Feature& feature : features_of(spec, table)) {
     const bool named = std::any_of(of_op.begin(), of_op.end(), [&](const KernelFamily* family) {

@@ -52,7 +52,7 @@ class CudaExecutable final : public Executable {
     cuda::CUlaunchConfig config{};
     config.gridDimX = step.grid.x;
     config.gridDimY = step.grid.y;
-    config.gridDimZ = 1;
+    config.gridDimZ = step.grid.z;
     config.blockDimX = static_cast<unsigned>(loaded.step.threads);
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = static_cast<unsigned>(loaded.step.shared_memory);

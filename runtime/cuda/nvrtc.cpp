@@ -199,9 +199,11 @@ class Nvrtc final : public Compiler {
 
   std::vector<std::string> option_list(const KernelSource& source) const {
     std::vector<std::string> list = {
-        "--gpu-architecture=" + source.target.str(), "--std=c++20",
+        "--gpu-architecture=" + source.target.str(),
+        "--std=c++20",
         "--modify-stack-limit=false",  // the default raises the whole process's stack limit
         "--ptxas-options=-v",          // registers and spills in the log
+        "--diag-suppress=177",         // a Spec may say what its kernel has no need to read
     };
     if (version_ >= 1209) list.push_back("--no-cache");  // flashjit has its own
     list.insert(list.end(), source.options.begin(), source.options.end());

@@ -6,5 +6,6 @@
 namespace flashjit {
 
 extern const OperationRuntime forward_runtime;
+extern const OperationRuntime merge_runtime;
 
 }  // namespace flashjit

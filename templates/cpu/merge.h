@@ -6,23 +6,25 @@
 
 namespace flashjit::device {
 
+// What a rendered Spec has unless it says otherwise.
+struct MergeCpuSpec {
+  using parts_dtype = fp32;
+  static constexpr bool lse = true;
+};
+
 template <class Spec>
 struct Merge {
   using Element = typename Spec::Element;
-  using Part = typename Spec::Part;
+  using Part = typename Spec::parts_dtype;
   static constexpr int head_dim = Spec::head_dim_v, vector = 8;
 
   const MergeParams& p;
 
-  FLASHJIT_FN static i64 offset(const TensorView& t, int batch, i64 position, int head) {
-    return batch * t.batch_stride + position * t.row_stride + head * t.head_stride;
-  }
-
   FLASHJIT_FN void run(int batch, int position, int head) const {
     const Part* const parts_o =
-        static_cast<const Part*>(p.parts_o.data) + offset(p.parts_o, batch, position, head);
+        static_cast<const Part*>(p.parts_o.data) + p.parts_o.offset(batch, position, head);
     const float* const parts_lse =
-        static_cast<const float*>(p.parts_lse.data) + offset(p.parts_lse, batch, position, head);
+        static_cast<const float*>(p.parts_lse.data) + p.parts_lse.offset(batch, position, head);
     float maximum = minus_infinity;
     for (int i = 0; i < p.parts; ++i)
       if (const float lse = parts_lse[i * p.parts_lse_stride]; lse > maximum) maximum = lse;
@@ -40,18 +42,18 @@ struct Merge {
     }
     const bool empty = sum == 0;
     const float inverse = empty ? 0.0f : 1 / sum;
-    Element* const to = static_cast<Element*>(p.o.data) + offset(p.o, batch, position, head);
+    Element* const to = static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head);
 #pragma unroll
     for (int c = 0; c < head_dim / vector; ++c) store8(to + c * vector, o[c] * inverse);
     if constexpr (Spec::lse)
-      static_cast<float*>(p.lse.data)[offset(p.lse, batch, position, head)] =
+      static_cast<float*>(p.lse.data)[p.lse.offset(batch, position, head)] =
           empty ? minus_infinity : maximum + log(splat(sum))[0];
   }
 };
 
 // Items [begin, end) of batch * seqlen: a position's heads.
-template <class Spec, class Config>
-FLASHJIT_FN void merge(const MergeParams& params, i64 begin, i64 end, void*) {
+template <class Spec>
+FLASHJIT_FN void merge(const MergeParams& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
   const Merge<Spec> rows{params};
   for (i64 item = begin; item < end; ++item)

@@ -8,16 +8,16 @@
 
 namespace flashjit::device {
 
-// A block takes block_heads heads, of block_positions positions of the sequence where heads are few.
-struct CudaMergeParams : MergeParams {
-  u32 block_heads, block_positions;
-  u32 heads_inverse;  // r / block_heads is r * heads_inverse >> 16 for r < 256
+// What a rendered Spec has unless it says otherwise.
+struct MergeCudaSpec {
+  using parts_dtype = fp32;
+  static constexpr bool lse = true;
 };
 
 template <class Spec, class Config>
 struct Merge {
   using Element = typename Spec::Element;
-  using Part = typename Spec::Part;
+  using Part = typename Spec::parts_dtype;
 
   static constexpr int columns = 16 / sizeof(Part);  // of a thread: one load a part
   static constexpr int parts_at_once = Config::num_stages;
@@ -35,15 +35,11 @@ struct Merge {
   }
 
  private:
-  FLASHJIT_FN static i64 offset(const TensorView& t, u32 batch, i64 position, u32 head) {
-    return batch * t.batch_stride + position * t.row_stride + head * t.head_stride;
-  }
-
   FLASHJIT_FN static void merge_row(const CudaMergeParams& p, u32 batch, i64 position, u32 head, u32 column) {
     const Part* const parts_o =
-        static_cast<const Part*>(p.parts_o.data) + offset(p.parts_o, batch, position, head) + column;
+        static_cast<const Part*>(p.parts_o.data) + p.parts_o.offset(batch, position, head) + column;
     const float* const parts_lse =
-        static_cast<const float*>(p.parts_lse.data) + offset(p.parts_lse, batch, position, head);
+        static_cast<const float*>(p.parts_lse.data) + p.parts_lse.offset(batch, position, head);
     float maximum = minus_infinity, sum = 0, o[columns] = {};
     for (int first = 0; first < p.parts; first += parts_at_once) {
       u32 values[parts_at_once][4];
@@ -77,9 +73,9 @@ struct Merge {
     const float inverse = empty ? 0.f : 1.f / sum;
 #pragma unroll
     for (int c = 0; c < columns; ++c) o[c] *= inverse;
-    store(static_cast<Element*>(p.o.data) + offset(p.o, batch, position, head) + column, o);
+    store(static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head) + column, o);
     if (Spec::lse && column == 0)
-      static_cast<float*>(p.lse.data)[offset(p.lse, batch, position, head)] =
+      static_cast<float*>(p.lse.data)[p.lse.offset(batch, position, head)] =
           empty ? minus_infinity : maximum + lg2_approx(sum) * ln_2;
   }
 

@@ -1,17 +1,25 @@
 // What a launch of a merge hands to device code.
 #pragma once
 
-#include "shared/params.h"
+#include "shared/tensor_view.h"
 
 namespace flashjit::device {
 
-// Views are those of one part; packed tensors are one batch entry.
+// Packed tensors are one batch entry.
 struct MergeParams {
-  TensorView parts_o, parts_lse, o;
-  TensorView lse;                        // float32; data null where the spec has no lse
-  i64 parts_o_stride, parts_lse_stride;  // elements from one part to the next
-  int parts, seqlen;
+  TensorView parts_o, parts_lse;         // of the first part
+  TensorView o, lse;                     // lse: data null where the spec has none
+  i64 parts_o_stride, parts_lse_stride;  // from one part to the next
+  int parts;
   u32 batch, heads;
+  int seqlen;
+};
+
+// On GPUs. A block takes block_heads heads, and where heads are few block_positions positions of the
+// sequence.
+struct CudaMergeParams : MergeParams {
+  u32 block_heads, block_positions;
+  u32 heads_inverse;  // r / block_heads is r * heads_inverse >> 16 for r < 256
 };
 
 }  // namespace flashjit::device

@@ -4,15 +4,9 @@
 // Internal: layouts may change with any version, since host and device sides are always of the same one.
 #pragma once
 
-#include "shared/platform.h"
+#include "shared/tensor_view.h"
 
 namespace flashjit::device {
-
-// [batch, row, head, dim], strides in elements, dim contiguous. Packed tensors have batch stride 0.
-struct TensorView {
-  void* data;
-  i64 batch_stride, row_stride, head_stride;
-};
 
 // block_sparse: compressed rows. For query block i of `block_m` rows, the key blocks that it may see are
 // blocks[offsets[i]] ... blocks[offsets[i + 1] - 1], ascending. Indices out of range see nothing.

@@ -121,10 +121,11 @@ class NvrtcTest : public testing::Test {
   std::shared_ptr<const Compiler> compiler_;
 };
 
-const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view entry = "flashjit_forward") {
+// The step of that name; without one the kernel's first.
+const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view entry = {}) {
   for (const CompiledStep& step : kernel.steps)
-    if (step.entry == entry) return step;
-  throw std::out_of_range("ptxas said nothing of " + std::string(entry));
+    if (entry.empty() || step.entry == entry) return step;
+  throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(entry));
 }
 
 void expect_sound(const Case& c, const CompiledKernel& kernel) {
@@ -267,6 +268,30 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
       }
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
+// Merging is bound by memory: launch bounds keep as many warps resident as registers allow.
+TEST_F(NvrtcTest, Merge) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const Target& target : cuda_targets()) {
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+      for (const int head_dim : {8, 128, 256}) {
+        AttentionSpec spec = make_spec(dtype, head_dim);
+        spec.op = Operation::merge;
+        for (const bool narrow : {false, true}) {
+          if (narrow) spec.parts_dtype = dtype;
+          for (const KernelConfig& config : search_space(spec.validated(), target))
+            if (has_turn(place++, 8)) cases.push_back({spec.validated(), target, config});
+        }
+      }
+    }
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+    EXPECT_NE(kernel.assembly.find("ld.global.nc.L1::no_allocate.v4"), std::string::npos) << c.name();
     expect_no_spill(c, kernel);
   });
 }

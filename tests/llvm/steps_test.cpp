@@ -39,12 +39,14 @@ constexpr int first_number = 1000;
 struct Reverse {
   struct Checked {
     ReverseParams params{};
+    Shape shape{};
     bool empty = false;
   };
   static Checked check(const AttentionSpec&, Device, const AttentionArgs& args) {
     Checked checked;
     checked.params.batch = static_cast<int>(args.o->shape[0]);
     checked.params.seqlen_q = static_cast<int>(args.o->shape[1]);
+    checked.shape = {.batch = checked.params.batch, .seqlen_q = checked.params.seqlen_q};
     checked.params.out = static_cast<int*>(args.o->data);
     checked.empty = checked.params.batch == 0;
     return checked;

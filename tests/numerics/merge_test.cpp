@@ -18,7 +18,7 @@ namespace {
 
 using Fence = GuardedTensor::Fence;
 
-struct Case {
+struct MergeCase {
   int parts = 2, batch = 1, seqlen = 7, heads = 3, head_dim = 64;
   DType dtype = DType::bf16, parts_dtype = DType::fp32;
   bool lse = true, packed = false;
@@ -37,7 +37,7 @@ struct Case {
 };
 
 // Row-major, with `gap` elements after each of the last dimension.
-TensorShape strided(const std::vector<std::int64_t>& sizes, int gap) {
+TensorShape with_gaps(const std::vector<std::int64_t>& sizes, int gap) {
   TensorShape shape{.rank = static_cast<int>(sizes.size())};
   std::int64_t stride = 1;
   for (int i = shape.rank - 1; i >= 0; --i) {
@@ -48,9 +48,9 @@ TensorShape strided(const std::vector<std::int64_t>& sizes, int gap) {
   return shape;
 }
 
-class Problem {
+class MergeProblem {
  public:
-  Problem(TestDevice& device, const Case& given)
+  MergeProblem(TestDevice& device, const MergeCase& given)
       : device_(device),
         case_(given),
         parts_o_(device, given.parts_dtype, shape(true, true), Poison::nan, Fence::after),
@@ -110,7 +110,7 @@ class Problem {
       sizes.insert(sizes.end(), {case_.seqlen, case_.heads, case_.head_dim});
     else
       sizes.insert(sizes.end(), {case_.heads, case_.seqlen});
-    return strided(sizes, of_o ? case_.gap : 0);
+    return with_gaps(sizes, of_o ? case_.gap : 0);
   }
 
   void fill() {
@@ -144,15 +144,15 @@ class Problem {
   }
 
   TestDevice& device_;
-  const Case case_;
+  const MergeCase case_;
   GuardedTensor parts_o_, parts_lse_, o_, lse_;
   AttentionArgs args_;
 };
 
 class Merge : public OnEveryDevice {
  protected:
-  testing::AssertionResult computes(const Case& given) {
-    Problem problem(on(), given);
+  testing::AssertionResult computes(const MergeCase& given) {
+    MergeProblem problem(on(), given);
     merge(on().engine(), problem.args());
     on().synchronize();
     return problem.check();
@@ -162,9 +162,10 @@ class Merge : public OnEveryDevice {
 TEST_P(Merge, PartsHeadsAndHeadDims) {
   for (const int parts : {1, 2, 3, 8, 17})
     for (const int head_dim : {8, 24, 64, 128, 256})
-      for (const int heads : {1, 5, 32})
-        if (takes_next())
-          EXPECT_TRUE(computes({.parts = parts, .batch = 2, .heads = heads, .head_dim = head_dim}));
+      for (const int heads : {1, 5, 32}) {
+        if (!takes_next()) continue;
+        EXPECT_TRUE(computes({.parts = parts, .batch = 2, .heads = heads, .head_dim = head_dim}));
+      }
 }
 
 TEST_P(Merge, DTypes) {
@@ -195,7 +196,7 @@ TEST_P(Merge, NoRowsAndNoParts) {
 }
 
 TEST_P(Merge, SameInputsGiveTheSameBits) {
-  Problem problem(on(), {.parts = 8, .seqlen = 100, .heads = 4});
+  MergeProblem problem(on(), {.parts = 8, .seqlen = 100, .heads = 4});
   std::vector<std::byte> first;
   for (int repeat = 0; repeat < 3; ++repeat) {
     merge(on().engine(), problem.args());

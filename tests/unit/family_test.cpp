@@ -86,9 +86,10 @@ TEST(Family, RefusalsSayWhatWouldWork) {
       refusal(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
       "x86-64-v4 and x86-64-v4+amx");
-  const AttentionSpec other{.op = Operation::merge, .head_dim = 64};
-  EXPECT_EQ(refusal(other, Target::parse("sm_80")), "op merge is not supported on sm_80; forward would work");
-  expect_error(ErrorCode::unsupported, {"op merge is not supported on sm_80"},
+  const AttentionSpec other{.op = Operation::decode, .head_dim = 64};
+  EXPECT_EQ(refusal(other, Target::parse("sm_80")),
+            "op decode is not supported on sm_80; op forward or merge would work");
+  expect_error(ErrorCode::unsupported, {"op decode is not supported on sm_80"},
                [&] { search_space(other, Target::parse("sm_80")); });
 }
 

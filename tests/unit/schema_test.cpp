@@ -76,14 +76,17 @@ std::set<std::string> words_after(const std::string& message, const std::string&
 
 void check_property(const std::string& name, const Json& property, Place place) {
   SCOPED_TRACE(name);
-  // With some dtype: those of other tensors depend on it.
+  // With some operation and dtype: fields and the dtypes of other tensors depend on them.
   const auto accepts = [&](const Json& value) {
     std::string message;
-    for (const char* dtype : {"fp16", "fp32", "bf16"}) {
-      Json spec = place(Json{{name, value}});
-      if (name != "dtype") spec["dtype"] = dtype;
-      message = refusal(spec);
-      if (message.empty()) break;
+    for (const char* op : {"merge", "forward"}) {
+      for (const char* dtype : {"fp16", "fp32", "bf16"}) {
+        Json spec = place(Json{{name, value}});
+        if (name != "op") spec["op"] = op;
+        if (name != "dtype") spec["dtype"] = dtype;
+        message = refusal(spec);
+        if (message.empty()) return message;
+      }
     }
     return message;
   };

@@ -175,9 +175,10 @@ int run(const RunOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   options.dropout.check({spec});
   const std::vector<Device> devices = parse_devices(options.device.device);
-  Workload work = options.files[&AttentionArgs::q].empty()
-                      ? Workload::generate(spec, options.shape.shape(), options.seed, options.masks)
-                      : Workload::read(spec, options.files, options.masks);
+  const bool reads =
+      !options.files[&AttentionArgs::q].empty() || !options.files[&AttentionArgs::parts_o].empty();
+  Workload work = reads ? Workload::read(spec, options.files, options.masks)
+                        : Workload::generate(spec, options.shape.shape(), options.seed, options.masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
   work.set_dropout(options.dropout);
 
@@ -218,7 +219,15 @@ Verb add_run(const Arguments& parent) {
                                            "varlen: [batch + 1], int32");
   const Argument starts_k = app.add_option("--cu-seqlens-k", options->files[&AttentionArgs::cu_seqlens_k],
                                            "varlen: [batch + 1], int32");
-  for (const Argument& option : {q, k, v, starts_q.needs(q), starts_k.needs(q)}) option.group(own);
+  const Argument parts_o = app.add_option("--parts-o", options->files[&AttentionArgs::parts_o],
+                                          "Of op merge, in place of these: [parts, batch, seqlen, heads, "
+                                          "head_dim]; varlen: [parts, total, ...]");
+  const Argument parts_lse = app.add_option("--parts-lse", options->files[&AttentionArgs::parts_lse],
+                                            "[parts, batch, heads, seqlen]; varlen: [parts, heads, total]");
+  parts_o.needs(parts_lse);
+  parts_lse.needs(parts_o);
+  for (const Argument& option : {q, k, v, starts_q.needs(q), starts_k.needs(q), parts_o, parts_lse})
+    option.group(own);
 
   for (const flashjit::Argument& table : arguments) {
     if (table.role != Role::table || table.dtype({}) != DType::int32) continue;

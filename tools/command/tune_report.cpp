@@ -13,7 +13,7 @@
 #include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/race.hpp"
 #include "tools/command/peak_rates.hpp"
-#include "tools/verify/mask.hpp"
+#include "tools/command/workload.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -249,7 +249,7 @@ Work tuned_work(const AttentionSpec& spec, const Shape& shape) {
     for (const std::int64_t size : sizes) elements *= static_cast<double>(size);
     bytes += elements * static_cast<double>(size_of(argument.dtype(spec)));
   }
-  return {.flops = 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args), .bytes = bytes};
+  return {.flops = customary_flops(spec, args), .bytes = bytes};
 }
 
 std::string to_text(const Shape& s) {

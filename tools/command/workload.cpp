@@ -85,7 +85,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   Workload work(spec);
   work.shape_ = shape;
   Shape sized = shape;
-  if (spec.varlen) {
+  if (has_argument(spec, argument_of(&AttentionArgs::cu_seqlens_q))) {
     HostTensor starts_q = random_lengths(shape.batch, shape.seqlen_q, seed);
     HostTensor starts_k = random_lengths(shape.batch, shape.seqlen_k, seed + 1);
     sized.total_q = static_cast<const std::int32_t*>(starts_q.view().data)[shape.batch];
@@ -114,7 +114,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
 
 Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks) {
   Workload work(spec);
-  if (spec.varlen &&
+  if (has_argument(spec, argument_of(&AttentionArgs::cu_seqlens_q)) &&
       (files[&AttentionArgs::cu_seqlens_q].empty() || files[&AttentionArgs::cu_seqlens_k].empty())) {
     throw Error(
         ErrorCode::invalid_argument,
@@ -123,26 +123,37 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
   }
   for (const flashjit::Argument& argument : arguments)
     if (!files[argument].empty()) work.add(argument, read_tensor(files[argument], argument, spec));
+  for (const flashjit::Argument& argument : arguments)
+    if (argument.role == Role::input && has_argument(spec, argument) && files[argument].empty())
+      throw Error(ErrorCode::invalid_argument, std::string(argument.name) + " is missing: op " +
+                                                   to_string(spec.op) + " takes it, " +
+                                                   argument.layout_of(spec));
   work.host_args_.window_left = masks.window_left;
   work.host_args_.window_right = masks.window_right;
   work.host_args_.num_sinks = masks.num_sinks;
-  const Tensor& q = *work.host_args_.q;
-  const Tensor& k = *work.host_args_.k;
-  const int rank = q.rank;
-  work.shape_.num_heads_q = static_cast<int>(q.shape[rank - 2]);
-  work.shape_.num_heads_kv = static_cast<int>(k.shape[rank - 2]);
-  if (spec.varlen) {
-    work.shape_.batch =
-        static_cast<int>(std::max<std::int64_t>(work.host_args_.cu_seqlens_q->shape[0] - 1, 0));
-    work.shape_.seqlen_q = longest_of(*work.host_args_.cu_seqlens_q);
-    work.shape_.seqlen_k = longest_of(*work.host_args_.cu_seqlens_k);
-  } else {
-    work.shape_.batch = static_cast<int>(q.shape[0]);
-    work.shape_.seqlen_q = static_cast<int>(q.shape[1]);
-    work.shape_.seqlen_k = static_cast<int>(k.shape[1]);
-  }
+  work.shape_ = work.shape_of_inputs();
   work.finish();
   return work;
+}
+
+Shape Workload::shape_of_inputs() const {
+  const AttentionArgs& args = host_args_;
+  const auto size = [](const Tensor& t, int from_end) {
+    return static_cast<int>(t.shape[t.rank - from_end]);
+  };
+  const Tensor& rows = args.q ? *args.q : *args.parts_o;
+  const Tensor& keys = args.k ? *args.k : rows;
+  Shape shape{.batch = spec_.varlen ? 1 : size(rows, 4),
+              .seqlen_q = size(rows, 3),
+              .seqlen_k = size(keys, 3),
+              .num_heads_q = size(rows, 2),
+              .num_heads_kv = size(keys, 2)};
+  if (args.cu_seqlens_q) {
+    shape.batch = static_cast<int>(std::max<std::int64_t>(args.cu_seqlens_q->shape[0] - 1, 0));
+    shape.seqlen_q = longest_of(*args.cu_seqlens_q);
+    shape.seqlen_k = longest_of(*args.cu_seqlens_k);
+  }
+  return shape;
 }
 
 void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
@@ -153,11 +164,11 @@ void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
 // Adds the outputs.
 void Workload::finish() {
   Shape sized = shape_;
-  if (spec_.varlen) sized.total_q = host_args_.q->shape[0];
+  if (spec_.varlen && host_args_.q) sized.total_q = host_args_.q->shape[0];
   for (const flashjit::Argument& argument : arguments)
     if (argument.role == Role::output && has_argument(spec_, argument))
       add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
-  if (spec_.varlen) {
+  if (host_args_.cu_seqlens_q) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
     host_args_.max_seqlen_k = shape_.seqlen_k;
   }
@@ -212,14 +223,21 @@ void Workload::fetch() {
 }
 
 std::int64_t Workload::query_rows() const {
-  const Tensor& q = *host_args_.q;
+  const Tensor& o = *host_args_.o;
   std::int64_t rows = 1;
-  for (int i = 0; i + 1 < q.rank; ++i) rows *= q.shape[i];
+  for (int i = 0; i + 1 < o.rank; ++i) rows *= o.shape[i];
   return rows;
 }
 
+double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
+  if (!args.parts_o) return 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
+  double elements = 1;
+  for (int i = 0; i < args.parts_o->rank; ++i) elements *= static_cast<double>(args.parts_o->shape[i]);
+  return 2 * elements;
+}
+
 double Workload::flops() const {
-  return 2.0 * (spec_.head_dim + spec_.head_dim_v) * verify::kept_pairs(spec_, host_args_);
+  return customary_flops(spec_, host_args_);
 }
 
 void Workload::write_inputs(const std::string& folder) const {

@@ -50,6 +50,10 @@ class TensorFiles {
   std::array<std::string, num_arguments> paths_;
 };
 
+// Floating-point operations as they are customarily counted: 2 (head_dim + head_dim_v) for each query head
+// and pair that the mask keeps; for a merge 2 for each element of the parts.
+double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
+
 class Workload {
  public:
   // Seeded q, k and v, by default with outliers and long rows; with varlen, lengths up to the shape's, the
@@ -78,8 +82,7 @@ class Workload {
 
   const Shape& shape() const { return shape_; }
   std::int64_t query_rows() const;  // of all heads
-  // Of one launch, as is customary: 2 (head_dim + head_dim_v) for each query head and pair that the mask
-  // keeps.
+  // Those of one launch.
   double flops() const;
   void write_inputs(const std::string& folder) const;
 
@@ -93,6 +96,7 @@ class Workload {
 
   explicit Workload(const AttentionSpec& spec) : spec_(spec) {}
   void add(const flashjit::Argument& argument, HostTensor tensor);
+  Shape shape_of_inputs() const;
   void finish();
 
   AttentionSpec spec_;

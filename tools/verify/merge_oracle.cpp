@@ -195,4 +195,46 @@ Oracle merge_oracle(const MergeParts& parts, const Tensor& o, const std::optiona
   return oracle;
 }
 
+Oracle merge_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
+  const auto required = [](const char* name, const std::optional<Tensor>& given, int rank) {
+    if (!given) throw Error(ErrorCode::invalid_argument, std::string(name) + " is missing");
+    if (given->rank != rank)
+      throw Error(
+          ErrorCode::invalid_argument,
+          std::string(name) + " has rank " + std::to_string(given->rank) + ", not " + std::to_string(rank));
+    return *given;
+  };
+  // Packed tensors as one batch entry: a dimension of 1 at `at`.
+  const auto unpacked = [&](Tensor t, int at) {
+    if (!spec.varlen) return t;
+    for (int i = t.rank++; i > at; --i) {
+      t.shape[i] = t.shape[i - 1];
+      t.strides[i] = t.strides[i - 1];
+    }
+    t.shape[at] = 1;
+    t.strides[at] = 0;
+    return t;
+  };
+  const int rank = spec.varlen ? 3 : 4;
+  const Tensor parts_o = unpacked(required("parts_o", args.parts_o, rank + 1), 1);
+  const Tensor parts_lse = unpacked(required("parts_lse", args.parts_lse, rank), 1);
+  const auto strides = [](const Tensor& t) {
+    return std::array{t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+  };
+  const auto size = [&](int dim) { return static_cast<int>(parts_o.shape[dim]); };
+  std::optional<Tensor> lse;
+  if (spec.lse) lse = unpacked(required("lse", args.lse, rank - 1), 0);
+  return merge_oracle({.parts = size(0),
+                       .batch = size(1),
+                       .seqlen_q = size(2),
+                       .heads = size(3),
+                       .head_dim_v = size(4),
+                       .o = parts_o.data,
+                       .o_dtype = parts_o.dtype,
+                       .o_strides = strides(parts_o),
+                       .lse = static_cast<const float*>(parts_lse.data),
+                       .lse_strides = strides(parts_lse)},
+                      unpacked(required("o", args.o, rank), 0), lse, options);
+}
+
 }  // namespace flashjit::verify

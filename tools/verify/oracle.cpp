@@ -1,6 +1,7 @@
 #include "tools/verify/oracle.hpp"
 
 #include "tools/verify/forward_oracle.hpp"
+#include "tools/verify/merge_oracle.hpp"
 
 namespace flashjit::verify {
 namespace {
@@ -10,6 +11,7 @@ constexpr struct {
   Oracle (*make)(const AttentionSpec&, const AttentionArgs&, const OracleOptions&);
 } oracles[] = {
     {Operation::forward, forward_oracle},
+    {Operation::merge, merge_oracle},
 };
 
 }  // namespace

@@ -3,6 +3,9 @@
 
 #include "tests/cuda/emulator/emulator.hpp"
 
+inline unsigned __float_as_uint(float x) {
+  return __builtin_bit_cast(unsigned, x);
+}
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }

@@ -1,0 +1,80 @@
+// Merge on every GPU from sm_80 up: a thread has 16 bytes of each part of a row.
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
+constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
+                                       "deterministic", "parts_dtype", "config"};
+// num_stages: parts whose loads are under way at once.
+constexpr std::string_view choices[] = {"num_stages", "num_warps"};
+
+std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
+  const auto wrong = [](const char* field, int value, const char* rule) {
+    return std::string(field) + " " + std::to_string(value) + " " + rule;
+  };
+  if (config.num_warps != 2 && config.num_warps != 4 && config.num_warps != 8)
+    return wrong("num_warps", config.num_warps, "is not 2, 4 or 8");
+  if (config.num_stages != 2 && config.num_stages != 4)
+    return wrong("num_stages", config.num_stages, "is not 2 or 4");
+  return {};
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {.block_m = {0}, .block_n = {0}, .num_stages = {2, 4}, .num_warps = {4, 8}};
+}
+
+std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return {};
+}
+
+// Measured on an H200: of many rows more threads hide the latency of loads, of few more loads of each do.
+KernelConfig preferred(const AttentionSpec& spec, const Target&, const Shape& shape) {
+  constexpr std::int64_t few = 1 << 20;
+  const auto elements = product_of({shape.batch, shape.seqlen_q, shape.num_heads_q, spec.head_dim_v});
+  return {.num_stages = elements && *elements <= few ? 4 : 2, .num_warps = 4};
+}
+
+// Warps that a multiprocessor shall hold: as many as registers allow without spills, found by compiling.
+int resident_warps(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const bool hopper = target.str().starts_with("sm_90");
+  if (size_of(spec.parts_dtype.value_or(DType::fp32)) == 2) return hopper ? 32 : 16;
+  return config.num_stages == 2 ? (hopper ? 48 : 32) : (hopper ? 32 : 16);
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const int blocks = resident_warps(spec, source.target, source.config) / source.config.num_warps;
+  source.text += include_lines("cuda/merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "MergeCudaSpec", "", choices, source.config, "") +
+                 "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32, " +
+                 std::to_string(blocks) + R"()
+    flashjit_merge(const __grid_constant__ CudaMergeParams params) {
+  merge<Spec, Config>(params);
+}
+)";
+  source.steps.push_back({.entry = "flashjit_merge", .threads = source.config.num_warps * 32});
+}
+
+}  // namespace
+
+extern constinit const KernelFamily merge_cuda = {
+    .op = Operation::merge,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = {},
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

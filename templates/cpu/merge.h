@@ -16,6 +16,7 @@ template <class Spec>
 struct Merge {
   using Element = typename Spec::Element;
   using Part = typename Spec::parts_dtype;
+  static constexpr float log2_e = 1.4426950408889634f;
   static constexpr int head_dim = Spec::head_dim_v, vector = 8;
 
   const MergeParams& p;

@@ -19,6 +19,7 @@ struct Merge {
   using Element = typename Spec::Element;
   using Part = typename Spec::parts_dtype;
 
+  static constexpr float log2_e = 1.4426950408889634f;
   static constexpr int columns = 16 / sizeof(Part);  // of a thread: one load a part
   static constexpr int parts_at_once = Config::num_stages;
   static constexpr int row_threads = Spec::head_dim_v / columns;

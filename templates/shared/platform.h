@@ -49,7 +49,6 @@ FLASHJIT_FN constexpr int round_up(int a, int b) {
   return ceil_div(a, b) * b;
 }
 
-constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
 constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 constexpr float not_a_number = __builtin_bit_cast(float, 0x7fffffffu);

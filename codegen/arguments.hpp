@@ -92,6 +92,9 @@ constexpr bool required = true, optional = false;
 constexpr DType elements(const Spec& s) {
   return s.dtype;
 }
+constexpr DType of_o(const Spec& s) {
+  return s.o_dtype.value_or(s.dtype);
+}
 constexpr DType fp32(const Spec&) {
   return DType::fp32;
 }
@@ -161,7 +164,7 @@ inline constexpr Argument all[] = {
     {"q", 1, &Args::q, input, nothing, required, elements, like_q, forward},
     {"k", 2, &Args::k, input, nothing, required, elements, like_k, forward},
     {"v", 3, &Args::v, input, nothing, required, elements, like_v, forward},
-    {"o", 4, &Args::o, output, nothing, required, elements, like_o, forward | merge},
+    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, forward | merge},
     {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, forward | merge},
     {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, forward},
     {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, varlen, required, int32, starts, forward},

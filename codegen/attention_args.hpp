@@ -59,7 +59,7 @@ struct Tensor {
 // among them, are told exactly; of others it is seen where one has no gaps and the other begins or ends in
 // it.
 struct AttentionArgs {
-  std::optional<Tensor> q{}, k{}, v{}, o{};
+  std::optional<Tensor> q{}, k{}, v{}, o{};  // of the spec's dtype, o of its o_dtype
   std::optional<Tensor> lse{};  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
                                 // natural logarithm; -inf for a row with nothing to attend to, NaN (as o
                                 // is) where a score is NaN or +inf, on GPUs also where the row's largest

@@ -18,7 +18,7 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
-                                       "varlen",     "deterministic", "config"};
+                                       "varlen",     "deterministic", "o_dtype", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",

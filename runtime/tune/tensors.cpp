@@ -229,10 +229,11 @@ std::string described(const char* name, std::size_t row, double off, double boun
          std::to_string(row) + ", where rounding explains " + std::to_string(bound);
 }
 
-std::string difference_of_rows(const char* name, DType dtype, std::size_t dim,
+// Weights are rounded to `inputs`, the spec's dtype, where the output is not.
+std::string difference_of_rows(const char* name, DType dtype, DType inputs, std::size_t dim,
                                const std::vector<char>& output, const std::vector<char>& expected) {
   const std::size_t size = size_of(dtype);
-  const double unit = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::fp16 ? 0x1p-11 : 0x1p-24;
+  const double unit = inputs == DType::bf16 ? 0x1p-8 : inputs == DType::fp16 ? 0x1p-11 : 0x1p-24;
   const double tolerance = 16 * (unit + 0x1p-12);
   const auto difference_in_rows = [&](std::size_t first, std::size_t last) -> std::string {
     for (std::size_t row = first; row < last; ++row) {
@@ -287,9 +288,10 @@ std::string output_difference(const AttentionSpec& spec, const std::vector<TuneT
     const Argument& argument = *expected[i].argument;
     const std::vector<char>&a = outputs[i].elements, &b = expected[i].elements;
     const auto dim = static_cast<std::size_t>(argument.layout.sizes(spec, {}).back());
-    std::string difference = argument.tensor() == &AttentionArgs::lse
-                                 ? difference_of_logarithms(argument.name, a, b)
-                                 : difference_of_rows(argument.name, argument.dtype(spec), dim, a, b);
+    std::string difference =
+        argument.tensor() == &AttentionArgs::lse
+            ? difference_of_logarithms(argument.name, a, b)
+            : difference_of_rows(argument.name, argument.dtype(spec), spec.dtype, dim, a, b);
     if (!difference.empty()) return difference;
   }
   return {};

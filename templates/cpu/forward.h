@@ -14,6 +14,7 @@ namespace flashjit::device {
 // What a Spec says nothing about.
 struct ForwardCpuSpec {
   using Mask = Intersect<Bounds>;
+  using o_dtype = void;
   static constexpr bool lse = true, varlen = false, dropout = false;
 };
 
@@ -22,6 +23,7 @@ struct ForwardTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   using Element = typename Spec::Element;
+  using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
   using Products = typename Config::Products;
   using Operand = typename Products::Operand;
@@ -317,7 +319,7 @@ struct ForwardTile {
   __attribute__((noinline)) void write_rows(const CpuForwardParams& params, const Problem& problem,
                                             Span tile) const {
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
-    Element* const rows = static_cast<Element*>(params.o.data) + problem.q_offset(params.o);
+    OElement* const rows = static_cast<OElement*>(params.o.data) + problem.q_offset(params.o);
     float* const lse = static_cast<float*>(params.lse.data) + problem.q_offset(params.lse);
     const Span valid = valid_rows(params, problem, tile);
     for_each_unit(params, tile, [&](int row, int unit_rows) {
@@ -326,10 +328,10 @@ struct ForwardTile {
       if constexpr (Mask::padding)
         for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
       for (int i = first; i < last; i += lanes) {
-        Element* const unpacked = reinterpret_cast<Element*>(room);
-        unpack<Element, head_dim_v>(o + row * o_row + i - first, unit_rows, scale_o, softmax.sum + i - first,
-                                    unpacked, rows + offset(params, params.o, i + lanes),
-                                    params.packed_heads == 1 ? params.o.row_stride : 0);
+        OElement* const unpacked = reinterpret_cast<OElement*>(room);
+        unpack<OElement, head_dim_v>(o + row * o_row + i - first, unit_rows, scale_o, softmax.sum + i - first,
+                                     unpacked, rows + offset(params, params.o, i + lanes),
+                                     params.packed_heads == 1 ? params.o.row_stride : 0);
         for (int j = i; j < min(i + lanes, last); ++j)
           copy_row(rows + offset(params, params.o, j), unpacked + (j - i) * head_dim_v);
       }
@@ -349,10 +351,10 @@ struct ForwardTile {
     return row_offset(row, params.packed_heads, tensor.row_stride, tensor.head_stride);
   }
   // By whole cache lines, where rows are aligned to them.
-  FLASHJIT_FN static void copy_row(Element* to, const Element* from) {
-    constexpr int line = 64 / sizeof(Element), whole = head_dim_v / line * line;
+  FLASHJIT_FN static void copy_row(OElement* to, const OElement* from) {
+    constexpr int line = 64 / sizeof(OElement), whole = head_dim_v / line * line;
     for (int column = 0; column < whole; column += line) __builtin_memcpy(to + column, from + column, 64);
-    __builtin_memcpy(to + whole, from + whole, sizeof(Element) * (head_dim_v - whole));
+    __builtin_memcpy(to + whole, from + whole, sizeof(OElement) * (head_dim_v - whole));
   }
   FLASHJIT_FN static Span valid_rows(const CpuForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};

@@ -4,6 +4,7 @@
 // K and V arrive while this one's output is being written.
 #pragma once
 
+#include "cuda/accumulator_row.cuh"
 #include "cuda/dropout.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/online_softmax.cuh"
@@ -19,12 +20,14 @@ namespace flashjit::device {
 // What a Spec says nothing about.
 struct ForwardSm90aSpec {
   using Mask = Intersect<Bounds>;
+  using o_dtype = void;
   static constexpr bool lse = true, varlen = false, dropout = false;
 };
 
 template <class Spec, class Config>
 struct ForwardSm90a {
   using Element = typename Spec::Element;
+  using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
@@ -42,6 +45,7 @@ struct ForwardSm90a {
   using Shared = Sm90aShared<Spec, Config>;
   using Ring = typename Shared::Ring;
   static constexpr Sm90aLayout layout = Shared::layout;
+  static constexpr int o_bytes = sizeof(OElement);
 
   // Intervals are a few numbers, with which every consumer walks for itself. Other masks take look-ups, for
   // which consumers have no registers: the producer passes on what it finds with each K.
@@ -353,7 +357,7 @@ struct ForwardSm90a {
     FLASHJIT_FN OutputRows output_rows(const Work& work) const {
       const int first = work.rows.begin + (Config::pack_gqa ? 0 : first_row());
       OutputRows t{
-          static_cast<char*>(p_.o.data) + 2 * (work.problem.q_offset(p_.o) + first * p_.o.row_stride),
+          static_cast<char*>(p_.o.data) + o_bytes * (work.problem.q_offset(p_.o) + first * p_.o.row_stride),
           nullptr, work.rows_end - first, work.rows.end - first};
       if constexpr (Spec::lse)
         t.lse = static_cast<float*>(p_.lse.data) + work.problem.q_offset(p_.lse) + first;
@@ -483,8 +487,8 @@ struct ForwardSm90a {
       }
     }
 
-    // Four lanes hold a row: each takes one of four chunks of 8 columns from all of them, so that it has 16
-    // bytes to write and a warp's store is of 64 contiguous bytes a row.
+    // Four lanes hold a row. Of 16 bits, each takes one of four chunks of 8 columns from all of them, so that
+    // it has 16 bytes to write and a warp's store is of 64 contiguous bytes a row.
     FLASHJIT_FN void write_output(const OutputRows& to, float (&factor)[2], float (&lse)[2]) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
@@ -495,47 +499,38 @@ struct ForwardSm90a {
         if constexpr (Spec::dropout) factor[r] *= p_.dropout.scale;
         if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
-        char* const o = to.o + 2 * o_offset(row) + part * 16;
+        // A row without keys may have met NaN in V, which no factor makes 0: such a row is zeros.
+        if constexpr (o_bytes == 4) {
+          float* const o = reinterpret_cast<float*>(to.o) + o_offset(row);
+          if (row < to.rows) write_floats(o, output_, r, factor[r], part);
+        } else {
+          char* const o = to.o + o_bytes * o_offset(row) + part * 16;
 #pragma unroll
-        for (int g = 0; g < chunks; g += 4) {
-          u32 x[4];
+          for (int g = 0; g < chunks; g += 4) {
+            u32 x[4];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int at = 4 * min(g + i, chunks - 1) + 2 * r;
-            x[i] = cvt_rn_x2(Element{}, output_[at] * factor[r], output_[at + 1] * factor[r]);
+            for (int i = 0; i < 4; ++i) {
+              const int at = 4 * min(g + i, chunks - 1) + 2 * r;
+              x[i] = cvt_rn_x2(Element{}, output_[at] * factor[r], output_[at + 1] * factor[r]);
+            }
+            transpose_quad(x, part);
+            if (row < to.rows && g + part < chunks)
+              *reinterpret_cast<uint4*>(o + g * 16) = uint4{x[0], x[1], x[2], x[3]};
           }
-          transpose_quad(x, part);
-          if (row < to.rows && g + part < chunks)
-            *reinterpret_cast<uint4*>(o + g * 16) = uint4{x[0], x[1], x[2], x[3]};
-        }
-        // A row without keys may have met NaN in V, which no factor makes 0.
-        if (factor[r] == 0 && row < to.rows)
+          if (factor[r] == 0 && row < to.rows)
 #pragma unroll 1
-          for (int g = 0; g + part < chunks; g += 4)
-            *reinterpret_cast<uint4*>(o + g * 16) = uint4{0, 0, 0, 0};
-      }
-    }
-
-    // x[i] of lane j of four and x[j] of lane i change places.
-    static FLASHJIT_FN void transpose_quad(u32 (&x)[4], int lane) {
-      const bool odd = lane & 1, upper = lane & 2;
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(0xffffffff, odd ? x[i] : x[i + 1], 1);
-        (odd ? x[i] : x[i + 1]) = got;
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const u32 got = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i + 2], 2);
-        (upper ? x[i] : x[i + 2]) = got;
+            for (int g = 0; g + part < chunks; g += 4)
+              *reinterpret_cast<uint4*>(o + g * 16) = uint4{0, 0, 0, 0};
+        }
       }
     }
 
     // Rows that attend to nothing.
     FLASHJIT_FN void write_nothing(const OutputRows& to) const {
-      constexpr int chunks = Spec::head_dim_v / 8;
+      constexpr int columns = 16 / o_bytes, chunks = Spec::head_dim_v / columns;
       for (int i = lane_; i < min(to.rows, 16) * chunks; i += 32)
-        *reinterpret_cast<uint4*>(to.o + 2 * (o_offset(i / chunks) + i % chunks * 8)) = uint4{0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(to.o + o_bytes * (o_offset(i / chunks) + i % chunks * columns)) =
+            uint4{0, 0, 0, 0};
       if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lse_offset(lane_)] = minus_infinity;
     }
 

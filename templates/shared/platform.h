@@ -40,6 +40,15 @@ template <class A, class B>
 struct Choose<false, A, B> {
   using type = B;
 };
+// The type of an output's elements: void in a Spec stands for that of the inputs.
+template <class Given, class Element>
+struct OutputElement {
+  using type = Given;
+};
+template <class Element>
+struct OutputElement<void, Element> {
+  using type = Element;
+};
 
 // For a >= 0, b > 0.
 FLASHJIT_FN constexpr int ceil_div(int a, int b) {

@@ -166,6 +166,20 @@ TEST(Arguments, WrongDtype) {
   }
 }
 
+TEST(Arguments, DtypeOfTheOutput) {
+  AttentionSpec spec{
+      .head_dim = GoodArguments::head_dim, .head_dim_v = GoodArguments::head_dim_v, .o_dtype = DType::fp32};
+  const Kernel& k = engine().get(spec, GoodArguments::shape());
+  GoodArguments good;
+  expect_error(ErrorCode::invalid_argument, {"o has dtype bf16, this kernel takes fp32"},
+               [&] { k.launch(good.args); });
+  good.args.o->dtype = DType::fp32;
+  EXPECT_NO_THROW(k.launch(good.args));
+  good.args.o->data = static_cast<char*>(good.args.o->data) + 2;
+  expect_error(ErrorCode::invalid_argument, {"o's data pointer is not aligned to 4 bytes"},
+               [&] { k.launch(good.args); });
+}
+
 TEST(Arguments, OnAnotherDevice) {
   const Device gpu{Device::Kind::cuda, 1};
   for (const Field& f : tensors)

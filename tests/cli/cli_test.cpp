@@ -379,6 +379,16 @@ TEST(Run, PackedSequences) {
   EXPECT_EQ(result["shape"]["seqlen_k"], 80);
 }
 
+TEST(Run, OutputInFloat) {
+  const CommandLine flashjit;
+  const std::string spec = R"({"op": "forward", "dtype": "fp16", "head_dim": 16, "o_dtype": "fp32"})";
+  const std::string out = flashjit.folder() + "/o.npy";
+  const nlohmann::json result =
+      flashjit(std::vector<std::string>{"run", spec, "--out", out, "--verify", "--json"} + tiny).json();
+  EXPECT_TRUE(result["ok"].get<bool>());
+  EXPECT_NE(slurp(out).find("<f4"), std::string::npos);
+}
+
 TEST(Run, SizesOfZero) {
   const CommandLine flashjit;
   for (const char* size : {"--batch", "--seqlen-q", "--seqlen-k"}) {

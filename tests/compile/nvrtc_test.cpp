@@ -335,6 +335,29 @@ TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
   });
 }
 
+// A row in float32 leaves by other stores, at the end, where registers are fullest: usual head dimensions for
+// both targets, and heads packed.
+TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {
+  std::vector<Case> cases;
+  for (const int head_dim : {40, 64, 128, 192, 256})
+    for (const bool causal : {false, true}) {
+      AttentionSpec spec = make_spec(causal ? DType::bf16 : DType::fp16, head_dim);
+      if (causal) spec.mask = {CausalMask{}, PaddingMask{}};
+      spec.o_dtype = DType::fp32;
+      for (const char* target : {"sm_90", "sm_90a"})
+        for (const int seqlen : {64, 4096})
+          if (seqlen == 4096 || test_all())
+            cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
+      const Shape few{.batch = 8, .seqlen_q = 16, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
+      const Target packs = Target::parse("sm_90a");
+      cases.push_back({spec, packs, heuristic_config(spec, packs, few)});
+    }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 // ---- a pairwise sample ----
 
 // A point of the sample: an index into each axis.
@@ -401,6 +424,7 @@ TEST_F(NvrtcTest, PairwiseSample) {
                                   /*lse*/ 2,
                                   /*varlen*/ 2,
                                   /*dropout*/ 2,
+                                  /*o_dtype*/ 2,
                                   /*third of the search space*/ 3};
   std::vector<Case> cases;
   for (int repeat = 0; repeat < (test_all() ? 4 : 1); ++repeat) {
@@ -410,11 +434,12 @@ TEST_F(NvrtcTest, PairwiseSample) {
       spec.lse = p[5];
       spec.varlen = p[6];
       spec.dropout = p[7];
+      if (p[8]) spec.o_dtype = DType::fp32;
       spec = spec.validated();
       const Target target = targets[p[0]];
       const std::vector<KernelConfig> space = search_space(spec, target);
-      const std::size_t begin = space.size() * p[8] / 3;
-      const std::size_t end = std::max(begin + 1, space.size() * (p[8] + 1) / 3);
+      const std::size_t begin = space.size() * p[9] / 3;
+      const std::size_t end = std::max(begin + 1, space.size() * (p[9] + 1) / 3);
       cases.push_back(
           {spec, target, space[std::uniform_int_distribution<std::size_t>(begin, end - 1)(random)]});
     }
@@ -440,14 +465,18 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
       for (const bool causal : {false, true}) {
         for (const bool dropout : {false, true}) {
-          AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
-          if (causal) spec.mask = {CausalMask{}};
-          spec.dropout = dropout;
-          std::vector<KernelConfig> space = search_space(spec, target);
-          std::shuffle(space.begin(), space.end(), random);
-          if (!has_turn(head_dim / 16 + (dtype == DType::fp16) + causal + dropout)) continue;
-          if (!test_all()) space.resize(1);
-          for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+          for (const bool float_output : {false, true}) {
+            AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
+            if (causal) spec.mask = {CausalMask{}};
+            spec.dropout = dropout;
+            if (float_output) spec.o_dtype = DType::fp32;
+            std::vector<KernelConfig> space = search_space(spec, target);
+            std::shuffle(space.begin(), space.end(), random);
+            const int place = head_dim / 16 + (dtype == DType::fp16) + causal + dropout;
+            if (!has_turn(static_cast<std::size_t>(2 * float_output + place), 4)) continue;
+            if (!test_all()) space.resize(1);
+            for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+          }
         }
       }
     }

@@ -30,6 +30,10 @@ template <class Spec>
 struct WithDropout : Spec {
   static constexpr bool dropout = true;
 };
+template <class Spec>
+struct WithFloatOutput : Spec {
+  using o_dtype = float;
+};
 template <int block_m_, int block_n_, bool q_in_registers_, bool pack_gqa_,
           device::TileOrder tile_order_ = device::TileOrder::heads>
 struct ConfigOf {
@@ -95,9 +99,13 @@ class ForwardSm90a : public testing::Test {
   template <class Spec>
   static Case with_spec(Case given, std::vector<Mask> masks) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
-    given.spec = forward_spec(
-        bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
-        {.head_dim_v = Spec::head_dim_v, .lse = Spec::lse, .varlen = Spec::varlen, .dropout = Spec::dropout});
+    const auto o_dtype = std::is_void_v<typename Spec::o_dtype> ? std::nullopt : std::optional(DType::fp32);
+    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+                              {.head_dim_v = Spec::head_dim_v,
+                               .lse = Spec::lse,
+                               .varlen = Spec::varlen,
+                               .dropout = Spec::dropout,
+                               .o_dtype = o_dtype});
     return given;
   }
   template <class Spec, class Config>
@@ -183,6 +191,15 @@ TEST_F(ForwardSm90a, PackedHeadsWithDropout) {
                 ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 13}, 70);
   expect_groups<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true, waves>>(
       {TreeMask{}}, {20}, 60);
+}
+
+TEST_F(ForwardSm90a, FloatOutput) {
+  expect_groups<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>,
+                ConfigOf<64, 32, true, false, waves>>({CausalMask{}, PaddingMask{}}, {1, 70}, 50);
+  expect_groups<WithFloatOutput<WithDropout<SpecOf<Fp16, 72, 16, true>>>,
+                ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
+  expect_groups<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight>>,
+                ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
 }
 
 // Rows of a tile that are nobody's: what their memory held before must not move a bit of the others', whose

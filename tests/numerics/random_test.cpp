@@ -58,6 +58,7 @@ AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
   options.lse = !draw.one_in(4);
   options.varlen = draw.one_in(3);
   options.dropout = draw.one_in(4);
+  if (draw.one_in(4)) options.o_dtype = DType::fp32;
   return forward_spec(dtype, dim, draw_masks(draw), options);
 }
 

@@ -1,6 +1,7 @@
 // Short ways to a spec.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@ struct SpecOptions {
   bool lse = true;
   bool varlen = false;
   bool dropout = false;
+  std::optional<DType> o_dtype = {};
 };
 
 inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},
@@ -25,6 +27,7 @@ inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> m
   spec.lse = options.lse;
   spec.varlen = options.varlen;
   spec.dropout = options.dropout;
+  spec.o_dtype = options.o_dtype;
   return spec.validated();
 }
 

@@ -340,6 +340,17 @@ TEST(OutputDifference, BoundsAndSpecialValues) {
   far[3] = 0x3c40;   // 6%
   EXPECT_EQ(output_difference(s, row(near, 1), row(ones, 1)), "");
   EXPECT_THAT(output_difference(s, row(far, 1), row(ones, 1)), HasSubstr("row 0"));
+
+  // Outputs in float32 differ by the rounding of weights to 16 bits all the same.
+  AttentionSpec wide = s;
+  wide.o_dtype = DType::fp32;
+  const auto wide_row = [&](float third) {
+    std::vector<float> values(8, 1);
+    values[3] = third;
+    return std::vector<TuneTensors::Output>{{&argument_of(&AttentionArgs::o), fp32(std::move(values))}};
+  };
+  EXPECT_EQ(output_difference(wide, wide_row(1.016F), wide_row(1)), "");
+  EXPECT_THAT(output_difference(wide, wide_row(1.06F), wide_row(1)), HasSubstr("row 0"));
 }
 
 }  // namespace

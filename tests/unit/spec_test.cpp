@@ -229,13 +229,19 @@ TEST(Spec, Numbers) {
   expect_invalid(with(R"("config": {"num_warps": 1000})"), {"config.num_warps 1000", "32 would work"});
 }
 
+TEST(Spec, OutputInFloat) {
+  EXPECT_EQ(parse(with(R"("o_dtype": "fp32")")).to_json(),
+            R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "o_dtype": "fp32"})");
+  EXPECT_EQ(parse(R"({"op": "forward", "dtype": "fp32", "head_dim": 64, "o_dtype": "fp32"})").o_dtype,
+            std::nullopt);
+}
+
 TEST(Spec, KnownButUnsupported) {
   for (const std::string op : {"backward", "decode", "append_kv"})
     expect_unsupported(R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": 64})",
                        {"op ", op.c_str(), "is not supported by this version; forward or merge would work"});
   expect_unsupported(with(R"("paged": true)"),
                      {"paged true is not supported by this version; false would work"});
-  expect_unsupported(with(R"("o_dtype": "fp32")"), {"o_dtype \"fp32\"", "leaving it out would work"});
   expect_unsupported(with(R"("parts_dtype": "bf16")"), {"parts_dtype \"bf16\"", "leaving it out would work"});
   expect_invalid(with(R"("o_dtype": "fp16")"),
                  {"o_dtype fp16 is neither fp32 nor the dtype, bf16", "leaving it out would work"});

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -35,6 +36,9 @@ inline EmulatedIndex threadIdx, blockIdx, gridDim;
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
 };
 
 namespace flashjit::emulator {

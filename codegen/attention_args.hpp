@@ -100,7 +100,7 @@ struct AttentionArgs {
 
   // merge: n partial results, each over keys of its own. What a part with a log-sum-exp of -inf holds counts
   // as nothing.
-  std::optional<Tensor> parts_o{};    // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim]
+  std::optional<Tensor> parts_o{};  // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim]
   std::optional<Tensor> parts_lse{};  // float32 [n, batch, heads, seqlen], packed [n, heads, total]
 
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38

@@ -82,35 +82,35 @@ typedef struct {
 
 /* Ids are only ever appended. An id is given at most once; what is not given is absent. */
 typedef enum {
-  FLASHJIT_ARG_Q = 1,                     /* tensor */
-  FLASHJIT_ARG_K = 2,                     /* tensor */
-  FLASHJIT_ARG_V = 3,                     /* tensor */
-  FLASHJIT_ARG_O = 4,                     /* tensor */
-  FLASHJIT_ARG_LSE = 5,                   /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_Q = 6,          /* tensor */
-  FLASHJIT_ARG_CU_SEQLENS_K = 7,          /* tensor */
-  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,          /* integer */
-  FLASHJIT_ARG_MAX_SEQLEN_K = 9,          /* integer */
-  FLASHJIT_ARG_SOFTMAX_SCALE = 10,        /* real */
-  FLASHJIT_ARG_WORKSPACE = 11,            /* tensor */
-  FLASHJIT_ARG_SEQLENS_Q = 12,            /* tensor; with this and all that follow, see flashjit.hpp */
-  FLASHJIT_ARG_SEQLENS_K = 13,            /* tensor */
-  FLASHJIT_ARG_WINDOW_LEFT = 14,          /* integer */
-  FLASHJIT_ARG_WINDOW_RIGHT = 15,         /* integer */
-  FLASHJIT_ARG_NUM_SINKS = 16,            /* integer */
-  FLASHJIT_ARG_BLOCK_OFFSETS = 17,        /* tensor */
-  FLASHJIT_ARG_BLOCK_INDICES = 18,        /* tensor */
-  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19,     /* tensor */
-  FLASHJIT_ARG_BLOCK_BITMASKS = 20,       /* tensor */
-  FLASHJIT_ARG_TREE_BITS = 21,            /* tensor */
-  FLASHJIT_ARG_PREFIX_LENGTHS = 22,       /* tensor */
-  FLASHJIT_ARG_DROPOUT_P = 23,            /* real */
-  FLASHJIT_ARG_DROPOUT_SEED = 24,         /* integer, of which all 64 bits count */
-  FLASHJIT_ARG_DROPOUT_OFFSET = 25,       /* integer, of which all 64 bits count */
-  FLASHJIT_ARG_DROPOUT_SEED_TENSOR = 26,  /* tensor */
+  FLASHJIT_ARG_Q = 1,                      /* tensor */
+  FLASHJIT_ARG_K = 2,                      /* tensor */
+  FLASHJIT_ARG_V = 3,                      /* tensor */
+  FLASHJIT_ARG_O = 4,                      /* tensor */
+  FLASHJIT_ARG_LSE = 5,                    /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_Q = 6,           /* tensor */
+  FLASHJIT_ARG_CU_SEQLENS_K = 7,           /* tensor */
+  FLASHJIT_ARG_MAX_SEQLEN_Q = 8,           /* integer */
+  FLASHJIT_ARG_MAX_SEQLEN_K = 9,           /* integer */
+  FLASHJIT_ARG_SOFTMAX_SCALE = 10,         /* real */
+  FLASHJIT_ARG_WORKSPACE = 11,             /* tensor */
+  FLASHJIT_ARG_SEQLENS_Q = 12,             /* tensor; with this and all that follow, see flashjit.hpp */
+  FLASHJIT_ARG_SEQLENS_K = 13,             /* tensor */
+  FLASHJIT_ARG_WINDOW_LEFT = 14,           /* integer */
+  FLASHJIT_ARG_WINDOW_RIGHT = 15,          /* integer */
+  FLASHJIT_ARG_NUM_SINKS = 16,             /* integer */
+  FLASHJIT_ARG_BLOCK_OFFSETS = 17,         /* tensor */
+  FLASHJIT_ARG_BLOCK_INDICES = 18,         /* tensor */
+  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19,      /* tensor */
+  FLASHJIT_ARG_BLOCK_BITMASKS = 20,        /* tensor */
+  FLASHJIT_ARG_TREE_BITS = 21,             /* tensor */
+  FLASHJIT_ARG_PREFIX_LENGTHS = 22,        /* tensor */
+  FLASHJIT_ARG_DROPOUT_P = 23,             /* real */
+  FLASHJIT_ARG_DROPOUT_SEED = 24,          /* integer, of which all 64 bits count */
+  FLASHJIT_ARG_DROPOUT_OFFSET = 25,        /* integer, of which all 64 bits count */
+  FLASHJIT_ARG_DROPOUT_SEED_TENSOR = 26,   /* tensor */
   FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27, /* tensor */
-  FLASHJIT_ARG_PARTS_O = 28,              /* tensor */
-  FLASHJIT_ARG_PARTS_LSE = 29             /* tensor */
+  FLASHJIT_ARG_PARTS_O = 28,               /* tensor */
+  FLASHJIT_ARG_PARTS_LSE = 29              /* tensor */
 } flashjit_argument_id;
 
 typedef struct {

@@ -126,7 +126,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const int accumulators =
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   const bool tables = reads_tables(spec);
-  if (accumulators > 168 || accumulators <= (tables ? 96 : 80) || (tables && spec.dropout))
+  const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
+  if (large || accumulators <= (tables ? 96 : 80) || (tables && spec.dropout))
     source.options.push_back("--ptxas-options=-O1");
 }
 

@@ -57,8 +57,8 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
 // A row's sum of weights, which are relative to its maximum (scaled, rounded); NaN where that rounding may
 // have taken them out of fp16. `empty`: the row has no maximum.
 FLASHJIT_FN float checked_sum(float sum, float maximum, bool empty) {
-  constexpr u32 largest = __builtin_bit_cast(u32, float{1 << 26});  // integers: floats cost mma.sync spills
-  return empty || (__float_as_uint(maximum) & 0x7fffffff) <= largest ? sum : not_a_number;
+  constexpr float largest = 1 << 26;
+  return empty || fabsf(maximum) <= largest ? sum : not_a_number;
 }
 
 // The running state of a thread's two rows.

@@ -150,20 +150,23 @@ class EveryArgument : public Allocation {
 
   void expect_none(const Workload& work, const AttentionArgs& args) {
     SCOPED_TRACE(work.given().str());
+    expect_none(work.given().spec, work.given().shape(), args);
+  }
+  void expect_none(const AttentionSpec& spec, const Shape& shape, const AttentionArgs& args) {
     if (!engine_) engine_ = on().make_engine({.num_threads = 1});
-    const Kernel& kernel = work.kernel(*engine_);
+    const Kernel& kernel = engine_->get(spec, shape);
     kernel.launch(args);  // scratch
     EXPECT_EQ(of([&] { kernel.launch(args); }), 0);
     std::optional<PreparedLaunch> prepared;
     EXPECT_EQ(of([&] { prepared.emplace(kernel.prepare(args)); }), 1) << "what it returns";
     EXPECT_EQ(of([&] { prepared->launch(); }), 0);
-    EXPECT_EQ(of([&] { kernel.workspace_bytes(work.given().shape()); }), 0);
+    EXPECT_EQ(of([&] { kernel.workspace_bytes(shape); }), 0);
 
     const CArguments c(args);
     for (const flashjit_argument& argument : c.list()) given_.insert(argument.id);
     const flashjit_argument* const list = c.list().data();
     const std::size_t count = c.list().size();
-    const flashjit_kernel* const c_kernel = c_kernel_of(work);
+    const flashjit_kernel* const c_kernel = c_kernel_of(spec, shape);
     flashjit_prepared* c_prepared = nullptr;
     const auto ok = [](flashjit_status status) {
       EXPECT_EQ(status, FLASHJIT_OK) << flashjit_last_error_message();
@@ -179,7 +182,7 @@ class EveryArgument : public Allocation {
   const std::set<std::int32_t>& given() const { return given_; }
 
  private:
-  const flashjit_kernel* c_kernel_of(const Workload& work) {
+  const flashjit_kernel* c_kernel_of(const AttentionSpec& spec, const Shape& sizes) {
     if (!c_engine_) {
       const std::string device = on().device().str();
       flashjit_engine_options options{};
@@ -190,20 +193,19 @@ class EveryArgument : public Allocation {
       options.num_threads = 1;
       EXPECT_EQ(flashjit_engine_create(&options, &c_engine_), FLASHJIT_OK) << flashjit_last_error_message();
     }
-    flashjit_spec* spec = nullptr;
-    const Shape s = work.given().shape();
+    flashjit_spec* c_spec = nullptr;
     flashjit_shape shape{};
     shape.struct_size = sizeof shape;
-    shape.batch = s.batch;
-    shape.seqlen_q = s.seqlen_q;
-    shape.seqlen_k = s.seqlen_k;
-    shape.num_heads_q = s.num_heads_q;
-    shape.num_heads_kv = s.num_heads_kv;
+    shape.batch = sizes.batch;
+    shape.seqlen_q = sizes.seqlen_q;
+    shape.seqlen_k = sizes.seqlen_k;
+    shape.num_heads_q = sizes.num_heads_q;
+    shape.num_heads_kv = sizes.num_heads_kv;
     const flashjit_kernel* kernel = nullptr;
-    EXPECT_EQ(flashjit_spec_create(work.given().spec.to_json().c_str(), &spec), FLASHJIT_OK);
-    EXPECT_EQ(flashjit_engine_get(c_engine_, spec, &shape, &kernel), FLASHJIT_OK)
+    EXPECT_EQ(flashjit_spec_create(spec.to_json().c_str(), &c_spec), FLASHJIT_OK);
+    EXPECT_EQ(flashjit_engine_get(c_engine_, c_spec, &shape, &kernel), FLASHJIT_OK)
         << flashjit_last_error_message();
-    flashjit_spec_destroy(spec);
+    flashjit_spec_destroy(c_spec);
     return kernel;
   }
 
@@ -259,8 +261,24 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   args.dropout_seed_tensor = args.dropout_offset_tensor = number;
   expect_none(drops, args);
 
+  const AttentionSpec merging =
+      AttentionSpec::from_json(R"({"op": "merge", "dtype": "bf16", "head_dim": 64})");
+  const Workload merged(on(),
+                        {.spec = forward_spec(DType::bf16, 64), .batch = 2, .heads_q = 3, .seqlen_q = 5});
+  GuardedTensor parts_o(on(), DType::fp32,
+                        TensorShape{.rank = 5, .shape = {1, 2, 5, 3, 64}, .strides = {1920, 960, 192, 64, 1}},
+                        Poison::nan, GuardedTensor::Fence::before);
+  GuardedTensor parts_lse(on(), DType::fp32,
+                          TensorShape{.rank = 4, .shape = {1, 2, 3, 5}, .strides = {30, 15, 5, 1}},
+                          Poison::nan, GuardedTensor::Fence::before);
+  expect_none(merging, merged.given().shape(),
+              {.o = merged.args().o,
+               .lse = merged.args().lse,
+               .parts_o = parts_o.on_device(),
+               .parts_lse = parts_lse.on_device()});
+
   for (const Argument& argument : arguments) {
-    if (argument.role == Role::workspace) continue;  // a forward has none
+    if (argument.role == Role::workspace) continue;  // neither operation has one
     EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
   }
 }

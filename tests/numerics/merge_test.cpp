@@ -51,8 +51,7 @@ TensorShape with_gaps(const std::vector<std::int64_t>& sizes, int gap) {
 class MergeProblem {
  public:
   MergeProblem(TestDevice& device, const MergeCase& given)
-      : device_(device),
-        case_(given),
+      : case_(given),
         parts_o_(device, given.parts_dtype, shape(true, true), Poison::nan, Fence::after),
         parts_lse_(device, DType::fp32, shape(true, false), Poison::nan, Fence::after),
         o_(device, given.dtype, shape(false, true), Poison::nan, Fence::after),
@@ -143,7 +142,6 @@ class MergeProblem {
     lse_.upload();
   }
 
-  TestDevice& device_;
   const MergeCase case_;
   GuardedTensor parts_o_, parts_lse_, o_, lse_;
   AttentionArgs args_;

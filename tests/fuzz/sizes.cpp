@@ -96,7 +96,8 @@ void check_launch(Numbers& numbers) {
   args.q = q;
   // Elsewhere, row-major: most would overlap otherwise.
   args.o = q;
-  args.o->data = memory + (std::int64_t{1} << 46);
+  args.o->data =
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(memory) + (std::uintptr_t{1} << 46));
   std::uint64_t stride = 1;
   for (int i = 3; i >= 0; --i) {
     args.o->strides[i] = static_cast<std::int64_t>(stride);

@@ -20,7 +20,10 @@ class FloatOutput : public ComputesOnEveryDevice {
     return forward_spec(dtype, head_dim, std::move(mask), options);
   }
   static DType dtype(std::uint64_t i) { return i % 2 ? DType::fp16 : DType::bf16; }
-  void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
+  void expect(const Case& c) {
+    if (!takes_next()) return;
+    EXPECT_TRUE(computes(on(), c));
+  }
 };
 
 // Weights of equal scores are 1, which 16 bits hold, so that little but the output is rounded: sums by as

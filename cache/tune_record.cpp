@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 constexpr Verdict verdicts[] = {Verdict::measured, Verdict::dropped, Verdict::wrong, Verdict::failed};
 
-// What is 0 unless a shape has pages or packed sequences is left out then.
+// Sizes of pages and totals of packed sequences are left out where they are 0.
 ordered_json shape_json(const Shape& s) {
   ordered_json object = {{"batch", s.batch},
                          {"seqlen_q", s.seqlen_q},

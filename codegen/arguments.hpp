@@ -28,10 +28,10 @@ using ArgumentMember =
     std::variant<TensorMember, std::optional<int> AttentionArgs::*, std::optional<float> AttentionArgs::*,
                  std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
 
-// What a spec must have for an argument to mean something.
+// A condition on the spec, without which an argument means nothing.
 enum class Needs { nothing, lse, varlen, dropout, padding, sliding_window, sinks, block_sparse, tree };
 
-// What a tensor's dimensions are.
+// A tensor's dimensions.
 struct Layout {
   using Sizes = std::vector<std::int64_t> (*)(const AttentionSpec& spec, const Shape& shape);
 
@@ -222,7 +222,7 @@ constexpr ArgumentSet bit_of(const Argument& argument) {
 
 ArgumentSet given_arguments(const AttentionArgs& args) noexcept;
 
-// What launches of a spec may be given, and must.
+// Arguments that launches of a spec may be given, and must be given.
 struct ArgumentSets {
   ArgumentSet allowed, required;
 };

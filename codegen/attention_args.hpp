@@ -1,4 +1,4 @@
-// What a launch is given. Plain data, part of the public interface.
+// The arguments of a launch. Plain data, part of the public interface.
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ struct Tensor {
   }
 };
 
-// What one launch computes on. q, k, v, o: [batch, seqlen, heads, head_dim], or with varlen packed
+// Arguments of one launch. q, k, v, o: [batch, seqlen, heads, head_dim], or with varlen packed
 // [total, heads, head_dim]. A sequence has at most longest_sequence (shape.hpp) rows or keys, a launch at
 // most 2^48 query rows over batch and heads. arguments.hpp has them all in a table; later operations add
 // some.

@@ -34,7 +34,7 @@ struct KernelSource {
   std::vector<std::string> options;  // for the compiler, beyond its own
 };
 
-// What the compiler said of one entry (cuda).
+// The compiler's report on one entry (cuda).
 struct CompiledStep {
   std::string entry;
   int registers = 0;             // per thread

@@ -61,7 +61,7 @@ inline std::int64_t stride(const Tensor& t, int dim) {
 // 16 bytes at a time.
 void require_alignment(const char* name, const Tensor& t);
 
-// Of [batch, row, head, dim] or packed [row, head, dim].
+// The view of a tensor [batch, row, head, dim] or packed [row, head, dim].
 device::TensorView view(const Tensor& t);
 
 inline int size(const Tensor& t, int dim) {

@@ -45,7 +45,7 @@ struct Items {
 struct StepLaunch {
   static constexpr std::size_t most_params_bytes = 1024;
 
-  // Of the kernel's own types: its parameter; on a GPU it may have a second one, from `second` on.
+  // The kernel's parameter, of its own type; on a GPU it may have a second one, from `second` on.
   alignas(64) std::array<std::byte, most_params_bytes> params;
   std::size_t second = 0;
   Grid grid;
@@ -104,7 +104,7 @@ class Executable {
   virtual ~Executable() = default;
   // Runs the launch's steps one after the other. There are as many as were loaded, or none.
   virtual void launch(const Launch& launch, Stream stream) const = 0;
-  // What works at a time: multiprocessors of a GPU, threads that work on a CPU is cut for.
+  // Multiprocessors of a GPU; on a CPU the threads that work is cut for.
   virtual int parallelism() const = 0;
   // Null on a CPU.
   virtual const cuda::Context* context() const { return nullptr; }

@@ -1,4 +1,4 @@
-// What the runtime does for an operation: a line in the table of operation.cpp, and a file in operations/.
+// The runtime side of an operation: a line in the table of operation.cpp, and a file in operations/.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct PlannedKernel {
 };
 
 struct OperationRuntime {
-  // What is enough for a shape is enough for all that are smaller.
+  // Bytes that serve a shape serve all smaller ones.
   std::size_t (*workspace_bytes)(const PlannedKernel& kernel, const Shape& shape);
   // Checks the arguments and adds the steps, none where there is nothing to compute. Throws invalid_argument.
   void (*plan)(const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch);
@@ -35,7 +35,7 @@ const OperationRuntime& runtime_of(Operation op);
 // The memory of args.workspace, which must have so many bytes; null for none.
 void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device);
 
-// Of an operation as its file describes it, a struct with
+// The table entry of an operation, which its file describes by a struct with
 //   check(spec, device, args)                   {params, shape, empty}: what its sizes are; empty: there is
 //                                               nothing to compute
 //   workspace_bytes(kernel, shape)

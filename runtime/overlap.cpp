@@ -16,7 +16,7 @@ struct Dimension {
   std::int64_t size;
 };
 
-// Those with more than one index, the innermost first.
+// Dimensions with more than one index, the innermost first.
 struct Dimensions {
   Dimension list[Tensor::max_rank];
   int count = 0;
@@ -144,7 +144,7 @@ bool lies_in_order(const Tensor& t) {
   }
 }
 
-// Of tensors whose ranges meet.
+// For tensors whose ranges meet.
 [[gnu::noinline]] bool share_memory(const Tensor& output, const Tensor& input) {
   if (have_equal_strides(output, input)) return share_elements(output, input);
   const auto gapless = [](const Tensor& t) {

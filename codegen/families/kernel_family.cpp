@@ -24,7 +24,7 @@ bool has(KernelFamily::Names names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// What a spec asks for beyond its operation.
+// One thing that a spec asks for beyond its operation.
 struct Feature {
   KernelFamily::Names KernelFamily::* names;  // where families name it
   std::string_view name;

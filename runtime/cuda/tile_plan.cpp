@@ -24,7 +24,8 @@ struct Tiles {
   std::int64_t all() const { return heads * of_head; }
 };
 
-// Of heads_q heads a batch entry, `rows` positions each. Throws invalid_argument for more than a grid takes.
+// Counts the tiles of heads_q heads a batch entry, `rows` positions each. Throws invalid_argument for more
+// than a grid takes.
 Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int rows) {
   const Tiles tiles = {std::int64_t{p.batch} * heads_q, ceil_div(p.seqlen_q, rows)};
   constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();

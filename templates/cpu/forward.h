@@ -11,7 +11,7 @@
 
 namespace flashjit::device {
 
-// What a Spec says nothing about.
+// Defaults of a rendered Spec.
 struct ForwardCpuSpec {
   using Mask = Intersect<Bounds>;
   using o_dtype = void;

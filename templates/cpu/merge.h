@@ -6,7 +6,7 @@
 
 namespace flashjit::device {
 
-// What a rendered Spec has unless it says otherwise.
+// Defaults of a rendered Spec.
 struct MergeCpuSpec {
   using parts_dtype = fp32;
   static constexpr bool lse = true;

@@ -19,7 +19,7 @@
 
 namespace flashjit::device {
 
-// What a Spec says nothing about.
+// Defaults of a rendered Spec.
 struct ForwardSm80Spec {
   using Mask = Intersect<Bounds>;
   using o_dtype = void;

@@ -17,7 +17,7 @@
 
 namespace flashjit::device {
 
-// What a Spec says nothing about.
+// Defaults of a rendered Spec.
 struct ForwardSm90aSpec {
   using Mask = Intersect<Bounds>;
   using o_dtype = void;

@@ -38,7 +38,7 @@ struct PassedBlock {
   FLASHJIT_FN bool last() const { return word & 1; }
 };
 
-// What the producer announces: a tile, one of whose rows none keeps anything, or that there are no more.
+// The announcement of the producer: a tile; a tile in which no row keeps any key; no more tiles.
 enum class Announced : int { tile, empty_tile, end };
 struct Announcement {
   TileIndex tile;

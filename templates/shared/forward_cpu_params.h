@@ -1,4 +1,4 @@
-// What the CPUs' forward is given.
+// Parameters of the CPUs' forward.
 #pragma once
 
 #include "shared/forward_params.h"

@@ -1,4 +1,4 @@
-// What the forward adds to a problem, on every target.
+// The forward adds its tensors and the scale to a problem, on every target.
 #pragma once
 
 #include "shared/params.h"

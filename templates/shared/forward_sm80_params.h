@@ -1,4 +1,4 @@
-// What the sm_80 family's forward is given.
+// Parameters of the sm_80 family's forward.
 #pragma once
 
 #include "shared/forward_params.h"

@@ -1,4 +1,4 @@
-// What sm_90a's forward is given.
+// Parameters of sm_90a's forward.
 #pragma once
 
 #include "shared/forward_params.h"

@@ -1,4 +1,4 @@
-// What a launch of a merge hands to device code.
+// Parameters of a merge.
 #pragma once
 
 #include "shared/tensor_view.h"

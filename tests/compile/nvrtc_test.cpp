@@ -577,7 +577,7 @@ TEST_F(NvrtcTest, SpillsAreReported) {
       "#pragma unroll\n"
       "  for (int i = 0; i < 64; ++i) p[i * 1024 + threadIdx.x] = v[i];\n"
       "}\n";
-  // What is said of one entry is not said of another.
+  // The report on one entry is not that on another.
   source.text += "extern \"C\" __global__ void g(float* p) { p[0] = 1; }\n";
   const CompiledKernel kernel = compiler_->compile(source);
   EXPECT_GT(step_of(kernel, "f").spill_bytes, 0);

@@ -107,7 +107,7 @@ Error load_error(const std::string& object, const std::string& entry = "flashjit
   return Error(ErrorCode::internal, "it loaded");
 }
 
-// What a launch of so many tiles computes.
+// The output of a launch of so many tiles.
 std::vector<int> tiles_of(const Executable& executable, int count) {
   std::vector<int> tiles(1000, -7);
   device::ForwardParams params{};

@@ -60,7 +60,7 @@ TEST(Spec, EveryField) {
   EXPECT_EQ(spec.config, (PinnedConfig{.block_m = 128, .block_n = 64, .num_stages = 2, .num_warps = 8}));
 }
 
-// What is at its default is in no text, so that a field that comes later changes no key.
+// Fields at their default are in no text, so that a field that comes later changes no key.
 TEST(Spec, CanonicalText) {
   EXPECT_EQ(parse(with(R"("head_dim_v": 128, "mask": [], "dropout": false, "lse": true, "varlen": false,
                           "paged": false, "deterministic": false, "o_dtype": "bf16", "parts_dtype": "fp32",

@@ -82,7 +82,7 @@ class Workload {
 
   const Shape& shape() const { return shape_; }
   std::int64_t query_rows() const;  // of all heads
-  // Those of one launch.
+  // Operations of one launch.
   double flops() const;
   void write_inputs(const std::string& folder) const;
 

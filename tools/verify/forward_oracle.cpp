@@ -40,7 +40,7 @@ Vec absolute(const Vec& v) {
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(v) & std::numeric_limits<std::int64_t>::max());
 }
 
-// What the launch drops; tensors are in host memory here.
+// The elements that the launch drops; tensors are in host memory here.
 Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
   if (!spec.dropout) return {};
   if (!args.dropout_p) refuse("dropout_p is missing");

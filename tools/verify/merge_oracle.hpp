@@ -53,7 +53,7 @@ struct MergeParts {
 Oracle merge_oracle(const MergeParts& parts, const Tensor& o, const std::optional<Tensor>& lse,
                     const OracleOptions& options = {});
 
-// Of the arguments of a launch: parts_o and parts_lse into o and, where the spec has it, lse.
+// From the arguments of a launch: parts_o and parts_lse into o and, where the spec has it, lse.
 Oracle merge_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
 
 }  // namespace flashjit::verify

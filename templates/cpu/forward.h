@@ -8,12 +8,14 @@
 
 #include "cpu/tile.h"
 #include "shared/forward_cpu_params.h"
+#include "shared/score.h"
 
 namespace flashjit::device {
 
 // Defaults of a rendered Spec.
 struct ForwardCpuSpec {
   using Mask = Intersect<Bounds>;
+  using Score = PlainScore;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, dropout = false;
 };
@@ -145,6 +147,7 @@ struct ForwardTile {
       const int row = now.row, unit_rows = now.unit_rows, before = now.block->first + now.first;
       const Span seen = {now.kept.begin - before, now.kept.end - before};  // of the step
       const bool whole = mask.whole(now.positions, now.kept);
+      Spec::Score::modify(unit_rows, now.s + seen.begin * unit_rows, now.rows, now.kept);
       if (!whole)
         apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept, params.packed_heads);
       leave_out(unit_rows, now.s, now.used.begin, seen.begin);

@@ -1,11 +1,8 @@
 // Attention forward with mma.sync, ldmatrix and cp.async: every GPU from sm_80 up.
 //
 // One block of threads computes block_m query rows of one (batch entry, query head); a warp owns block_m /
-// num_warps of them (16 or 32) whole, so that its softmax needs no other warp. Scores, probabilities and
-// output stay in registers. Online softmax (Milakov and Gimelshein 2018, Dao 2023) in base 2: exp(scale * s -
-// m) = ex2(s * scale_log2 - m_log2), one FFMA and one MUFU. The maximum follows only when it grew by more
-// than a factor of 2^8: probabilities stay below that, and most steps rescale nothing. Row sums stay per lane
-// until the end.
+// num_warps of them (16 or 32) whole, so that its softmax needs no other warp. Scores, weights and output
+// stay in registers.
 //
 // q, k, v, o: data and strides are multiples of 16 bytes.
 #pragma once
@@ -16,12 +13,14 @@
 #include "cuda/tile_order.cuh"
 #include "shared/forward_sm80_params.h"
 #include "shared/mask.h"
+#include "shared/score.h"
 
 namespace flashjit::device {
 
 // Defaults of a rendered Spec.
 struct ForwardSm80Spec {
   using Mask = Intersect<Bounds>;
+  using Score = PlainScore;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, dropout = false;
 };
@@ -52,9 +51,6 @@ class ForwardSm80 {
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
                                            Config::num_stages, Spec::dropout));
 
-  // Maximum of a row that has seen no key: finite, so that ex2(-inf - maximum) is 0 and not NaN.
-  static constexpr float lowest = -3.402823466e38f;
-
   // Q stays in registers where enough are left for it: a third of the traffic of the scores less.
   static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
   static constexpr bool q_in_registers = accumulators <= 144 && accumulators + m_tiles * 4 * k_steps <= 184;
@@ -75,7 +71,7 @@ class ForwardSm80 {
         shared_(shared),
         first_row_(first_row),
         seqlen_q_(problem.seqlen_q),
-        scale_log2_(p.scale_log2) {}
+        softmax_(p.scale_log2) {}
 
   FLASHJIT_FN static TileIndex tile_of_block(const Sm80ForwardParams& p) {
     return tile_index(p, static_cast<int>(ctaid_x()), block_m);
@@ -92,18 +88,13 @@ class ForwardSm80 {
   FLASHJIT_FN u32 column_words(int stage) const { return k_tile(Config::num_stages) + stage * words_bytes; }
 
   FLASHJIT_FN void run(const Problem& problem) {
+    softmax_.reset();
 #pragma unroll
-    for (int i = 0; i < m_tiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        max_log2_[i][half] = lowest;
-        sum_[i][half] = 0;
-      }
+    for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
       for (int c = 0; c < o_tiles; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
-    }
 
     const TileCopy<KTile, Spec::head_dim, threads> copy_k(
         static_cast<const Element*>(p_.k.data) + problem.k_offset(p_.k), p_.k.row_stride, threadIdx.x);
@@ -154,7 +145,7 @@ class ForwardSm80 {
         compute_scores(k_tile(0));
         wait_and_sync<0>();
         load_next(0);
-        if (!block.whole) apply_mask(block);
+        modify_and_mask(block);
         accumulate(v_tile(0), column_words(0));
       }
     } else {
@@ -164,7 +155,7 @@ class ForwardSm80 {
         wait_and_sync<0>();
         load_next(stage ^ 1);
         compute_scores(k_tile(stage));
-        if (!block.whole) apply_mask(block);
+        modify_and_mask(block);
         accumulate(v_tile(stage), column_words(stage));
       }
     }
@@ -236,73 +227,28 @@ class ForwardSm80 {
     }
   }
 
-  FLASHJIT_FN void apply_mask(const Block& block) {
-    const int first_key = block.index * block_n;
-    const u32 thread = tid_x(), column = thread % 4 * 2;
-    [[maybe_unused]] typename Mask::Tile tile = mask_.template tile<block_m, block_n>(block.found);
+  FLASHJIT_FN void modify_and_mask(const Block& block) {
+    const u32 thread = tid_x(), lane = thread % 32;
+    const int first = first_row_ + static_cast<int>(accumulator_row(thread, 0, 0));
 #pragma unroll
-    for (int i = 0; i < m_tiles; ++i) {
-      const int row = first_row_ + static_cast<int>(accumulator_row(thread, i, 0));
-      if constexpr (Mask::row_intervals) {
+    for (int i = 0; i < m_tiles; ++i)
+      Spec::Score::modify(s_[i], [&](int row) { return first + i * 16 + row; }, block, lane);
+    if (block.whole) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Span kept = mask_.hull(Keys{}, Span{row + half * 8, row + half * 8 + 1});
-          const u32 from_begin = first_key + static_cast<int>(column) - kept.begin,
-                    size = max(kept.size(), 0);
-#pragma unroll
-          for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (from_begin + n * 8 + e >= size) s_[i][n][half * 2 + e] = minus_infinity;
-        }
-      } else {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          u32 words[words_of<block_n>];
-          tile.template bits<block_n>(row + half * 8, first_key, words);
-#pragma unroll
-          for (u32& word : words) word >>= column;
-#pragma unroll
-          for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (!(words[n / 4] >> (8 * (n % 4) + e) & 1)) s_[i][n][half * 2 + e] = minus_infinity;
-        }
-      }
-    }
+    for (int i = 0; i < m_tiles; ++i)
+      mask_scores<block_m, block_n>(
+          s_[i][0], mask_, [&](int row) { return first + i * 16 + row; }, block, lane);
   }
 
   // Online softmax of s_, then o += p v. Sums are of all weights, dropped or not.
   FLASHJIT_FN void accumulate(u32 v_tile, [[maybe_unused]] u32 column_words) {
-    constexpr float threshold = 8;  // log2
-    float factor[m_tiles][2];
-    bool rescale = false;
+    if (softmax_.template take_max<n_tiles * 4>(s_[0][0])) {
 #pragma unroll
-    for (int i = 0; i < m_tiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float m = s_[i][0][half * 2];
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n) m = fmaxf(m, fmaxf(s_[i][n][half * 2], s_[i][n][half * 2 + 1]));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2)) * scale_log2_;
-        const float growth = m - max_log2_[i][half];
-        const bool grew = growth > threshold;
-        factor[i][half] = grew ? ex2_approx(-growth) : 1.0f;
-        if (grew) max_log2_[i][half] = m;
-        rescale |= grew;
-      }
-    }
-    if (__any_sync(0xffffffffu, rescale)) {
-#pragma unroll
-      for (int i = 0; i < m_tiles; ++i) {
-        sum_[i][0] *= factor[i][0];
-        sum_[i][1] *= factor[i][1];
+      for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
         for (int c = 0; c < o_tiles; ++c)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) o_[i][c][e] *= factor[i][e / 2];
-      }
+          for (int e = 0; e < 4; ++e) o_[i][c][e] *= softmax_.correction(2 * i + e / 2);
     }
 
     // Two 8-key score tiles are, element for element, one 16-key operand. While one operand is multiplied,
@@ -316,10 +262,8 @@ class ForwardSm80 {
 #pragma unroll
       for (int r = begin; r < end; ++r) {
         const int i = r / 4, j = r % 4, half = j % 2;
-        const float* s = s_[i][n + j / 2] + half * 2;
-        float low = ex2_approx(s[0] * scale_log2_ - max_log2_[i][half]);
-        float high = ex2_approx(s[1] * scale_log2_ - max_log2_[i][half]);
-        sum_[i][half] += low + high;
+        float low = s_[i][n + j / 2][half * 2], high = s_[i][n + j / 2][half * 2 + 1];
+        softmax_.exponentiate(2 * i + half, low, high);
         if constexpr (Spec::dropout) {
           if (dropped(row_words_[i][half], columns[j / 2 * 2], p_.dropout.below)) low = 0;
           if (dropped(row_words_[i][half], columns[j / 2 * 2 + 1], p_.dropout.below)) high = 0;
@@ -366,19 +310,17 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float sum = sum_[i][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        sum = checked_sum(sum, max_log2_[i][half], max_log2_[i][half] == lowest);
+        float lse;
+        const float sum = softmax_.sum(2 * i + half, lse);
         const float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);
-        const bool empty = sum == 0 || (Mask::padding && position >= problem.seqlen_q);
-        const bool zero = empty || (Spec::dropout && p_.dropout.scale == 0);
+        const bool unused = Mask::padding && position >= problem.seqlen_q;
+        const bool zero = unused || sum == 0 || (Spec::dropout && p_.dropout.scale == 0);
         if constexpr (Spec::lse) {
           if (thread % 4 == 0 && position < problem.rows) {
             static_cast<float*>(p_.lse.data)[problem.q_offset(p_.lse) + position * p_.lse.row_stride] =
-                empty ? minus_infinity : (max_log2_[i][half] + lg2_approx(sum)) * ln_2;
+                unused ? minus_infinity : lse;
           }
         }
         if constexpr (sizeof(OElement) == 4) {
@@ -418,12 +360,11 @@ class ForwardSm80 {
   const Mask mask_;
   const u32 shared_;
   const int first_row_, seqlen_q_;
-  const float scale_log2_;
   u32 q_address_;
   u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
   float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
-  float max_log2_[m_tiles][2], sum_[m_tiles][2];  // of the row, scaled to base 2; of this lane's share of it
-  RowWords row_words_[m_tiles][2];                // with dropout
+  OnlineSoftmax<m_tiles> softmax_;
+  RowWords row_words_[m_tiles][2];  // with dropout
 };
 
 template <class Spec, class Config>

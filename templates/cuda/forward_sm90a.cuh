@@ -1,7 +1,7 @@
 // FlashAttention-3's forward for sm_90a (Shah et al., 2024). One producer warp keeps TMA copies of K and V in
-// flight; each consumer warpgroup owns 64 query rows and runs softmax on one block of scores while the tensor
-// cores multiply the block before with V. Blocks of the grid stay and take tile after tile: the next one's Q,
-// K and V arrive while this one's output is being written.
+// flight. Each consumer warpgroup owns 64 query rows: it runs softmax on one block of scores while the tensor
+// cores multiply the block before with V. Blocks of the grid are persistent: the next tile's Q, K and V
+// arrive while this tile's output is being written.
 #pragma once
 
 #include "cuda/accumulator_row.cuh"
@@ -14,12 +14,14 @@
 #include "shared/forward_sm90a_params.h"
 #include "shared/layout.h"
 #include "shared/mask.h"
+#include "shared/score.h"
 
 namespace flashjit::device {
 
 // Defaults of a rendered Spec.
 struct ForwardSm90aSpec {
   using Mask = Intersect<Bounds>;
+  using Score = PlainScore;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, dropout = false;
 };
@@ -71,7 +73,7 @@ struct ForwardSm90a {
   static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
   static constexpr int warpgroup_barrier = 4;  // + consumer: of its own four warps
 
-  // What is computed from it is not computed ahead of the loop around, and kept: for want of registers.
+  // Hides a value's origin, so that the compiler does not hoist what follows from it: registers are short.
   static FLASHJIT_FN int not_ahead(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -238,8 +240,7 @@ struct ForwardSm90a {
 
   // A warpgroup: 64 rows of every tile.
   class Consumer {
-    // In place of a stage, while there is none yet: the first block has rows of V past the sequence's end, as
-    // no other can.
+    // Marks that no V stage is pending and that the first block extends past the sequence's end.
     static constexpr int ends_within = -1;
 
     // The blocks of a tile: next() says whether there is another; where it comes with its K, for which the
@@ -253,7 +254,7 @@ struct ForwardSm90a {
       FLASHJIT_FN void take(Block&, const Consumer&) const {}
       FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
                             int lane) const {
-        mask_scores<walked_rows>(scores, mask_, rows, block, lane);
+        mask_scores<walked_rows, block_n>(scores, mask_, rows, block, lane);
       }
     };
     struct Passed {
@@ -272,7 +273,7 @@ struct ForwardSm90a {
       // Made where it is needed: blocks that are not whole are few.
       FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
                             int lane) const {
-        mask_scores<walked_rows>(scores, Mask(p_, Work(p_, tile_).problem), rows, block, lane);
+        mask_scores<walked_rows, block_n>(scores, Mask(p_, Work(p_, tile_).problem), rows, block, lane);
       }
     };
     using Blocks = typename Choose<passes_blocks, Passed, Walked>::type;
@@ -408,8 +409,7 @@ struct ForwardSm90a {
         zero_past_the_end(ring.stage, work.problem.seqlen_k);
     }
 
-    // Rows of V past the end of a sequence are the next one's, or padding: their weights are 0, but 0 * NaN
-    // is NaN.
+    // Rows of V past a sequence's end may hold NaN, which a weight of 0 does not cancel.
     FLASHJIT_FN void zero_past_the_end(int stage, int seqlen_k) const {
       seqlen_k = not_ahead(seqlen_k);
       for (int i = seqlen_k % block_n * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
@@ -474,9 +474,10 @@ struct ForwardSm90a {
     FLASHJIT_FN void weigh(const Blocks& blocks, const Positions& rows, const Block& block, int v_stage) {
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
+      Spec::Score::modify(scores_, rows, block, lane_);
       if (!block.whole) blocks.mask(scores_, rows, block, lane_);
-      const bool rescale = softmax_.take_max(scores_);
-      softmax_.exponentiate(scores_);
+      const bool rescale = softmax_.template take_max<block_n / 2>(scores_);
+      softmax_.template exponentiate<block_n / 2>(scores_);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
       release(shared_.v_empty(v_stage), under_way_);
@@ -542,7 +543,7 @@ struct ForwardSm90a {
     float scores_[block_n / 2];
     u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
-    OnlineSoftmax softmax_;
+    OnlineSoftmax<> softmax_;
     int under_way_;          // a product with V, to which the next one adds
     RowWords row_words_[2];  // with dropout
   };

@@ -1,4 +1,9 @@
-// Softmax over blocks of scores as they come (Milakov and Gimelshein, 2018), in the accumulators of one warp.
+// Masks and online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022) in the accumulators of one warp.
+//
+// Scores come block by block. Each row keeps a reference r, its maximum times the scale, and the sum of its
+// weights exp2(score * scale - r): one multiply-add and one special function. The reference only keeps
+// weights in range, so it follows the maximum when that has grown by more than a factor of 2^8; most blocks
+// rescale nothing.
 //
 // A fragment of 16 rows by n columns: registers 4 i ... 4 i + 3 of a thread hold columns 8 i + 2 (lane % 4) +
 // {0, 1} of row lane / 4, then of row lane / 4 + 8.
@@ -11,10 +16,9 @@ namespace flashjit::device {
 
 // Puts minus infinity where the mask keeps nothing of a block of scores. rows(0) and rows(8) are the
 // positions of the thread's two; the walk was across tiles of `tile_rows`.
-template <int tile_rows, class Mask, class Positions, int registers>
-FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const Positions& rows,
-                             const Block& block, int lane) {
-  constexpr int columns = registers * 2;
+template <int tile_rows, int columns, class Mask, class Positions>
+FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& rows, const Block& block,
+                             int lane) {
   const int first_key = block.index * columns, base = first_key + lane % 4 * 2;
   if constexpr (Mask::row_intervals) {
     // This thread's columns of a row are 0, 1, 8, 9, 16, ... from `base`: the n-th is kept if it lies between
@@ -54,93 +58,104 @@ FLASHJIT_FN void mask_scores(float (&scores)[registers], const Mask& mask, const
   }
 }
 
-// A row's sum of weights, which are relative to its maximum (scaled, rounded); NaN where that rounding may
-// have taken them out of fp16. `empty`: the row has no maximum.
-FLASHJIT_FN float checked_sum(float sum, float maximum, bool empty) {
-  constexpr float largest = 1 << 26;
-  return empty || fabsf(maximum) <= largest ? sum : not_a_number;
-}
-
-// The running state of a thread's two rows.
+// The running state of a thread's rows: two of every fragment.
+template <int fragments = 1>
 class OnlineSoftmax {
+  static constexpr int rows = 2 * fragments;
+  static constexpr float tolerance = 8;  // log2
+  // The reference of a row without keys: finite, so that exp2(-inf - reference) is 0 and not NaN.
+  static constexpr float lowest = -3.402823466e38f;
+  // Beyond it, the rounding of a reference may take weights out of fp16's range.
+  static constexpr float farthest = 1 << 26;
+
  public:
   FLASHJIT_FN explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {}
 
   FLASHJIT_FN void reset() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row_max_[r] = minus_infinity, row_sum_[r] = 0;
+    for (int r = 0; r < rows; ++r) reference_[r] = lowest, row_sum_[r] = 0;
   }
 
-  // Raises the reference maximum where these scores ask for it. True: what was summed so far is to be
-  // multiplied by correction(). The maximum only keeps exponentials in range, so that while no row of the
-  // warp grows by more than a factor of 2^8 the old one serves.
+  // Raises the references if any row of the warp asks for it. True: outputs so far are to be multiplied by
+  // correction(). scores: `registers` of each fragment.
   template <int registers>
-  FLASHJIT_FN bool take_max(const float (&scores)[registers]) {
-    constexpr float tolerance = 8;  // log2
-    float top[2];
+  FLASHJIT_FN bool take_max(const float* scores) {
+    float top[rows];
     bool grows = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float even = scores[2 * r], odd = scores[2 * r + 1];
+    for (int r = 0; r < rows; ++r) {
+      const float* const s = scores + r / 2 * registers + r % 2 * 2;
+      float even = s[0], odd = s[1];
 #pragma unroll
       for (int i = 1; i < registers / 4; ++i) {
-        even = fmaxf(even, scores[4 * i + 2 * r]);
-        odd = fmaxf(odd, scores[4 * i + 2 * r + 1]);
+        even = fmaxf(even, s[4 * i]);
+        odd = fmaxf(odd, s[4 * i + 1]);
       }
       float m = fmaxf(even, odd);
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-      top[r] = fmaxf(row_max_[r], m);
-      grows |= (top[r] - row_max_[r]) * scale_log2_ > tolerance;
+      top[r] = fmaxf(reference_[r], m * scale_log2_);
+      grows |= top[r] - reference_[r] > tolerance;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      correction_[r] = top[r] == minus_infinity ? 1.f : ex2_approx((row_max_[r] - top[r]) * scale_log2_);
-      row_max_[r] = top[r];
+    for (int r = 0; r < rows; ++r) {
+      correction_[r] = ex2_approx(reference_[r] - top[r]);
+      reference_[r] = top[r];
       row_sum_[r] *= correction_[r];
     }
     return true;
   }
 
-  // Scores to weights relative to the reference maximum, and their sum.
+  // Turns scores into weights relative to the references, and adds them up.
   template <int registers>
-  FLASHJIT_FN void exponentiate(float (&scores)[registers]) {
+  FLASHJIT_FN void exponentiate(float* scores) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // A row that had no key yet: exp2(-inf - 0), not of -inf - -inf.
-      const float offset = row_max_[r] == minus_infinity ? 0.f : row_max_[r] * scale_log2_;
+    for (int r = 0; r < rows; ++r) {
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 0; i < registers / 4; ++i) {
-        float* const s = scores + 4 * i + 2 * r;
-        even += s[0] = ex2_approx(__fmaf_rn(s[0], scale_log2_, -offset));
-        odd += s[1] = ex2_approx(__fmaf_rn(s[1], scale_log2_, -offset));
+        float* const s = scores + r / 2 * registers + r % 2 * 2 + 4 * i;
+        even += s[0] = weight(r, s[0]);
+        odd += s[1] = weight(r, s[1]);
       }
       row_sum_[r] += even + odd;
     }
   }
+  // Two scores of row r at a time, between other work.
+  FLASHJIT_FN void exponentiate(int r, float& a, float& b) {
+    a = weight(r, a);
+    b = weight(r, b);
+    row_sum_[r] += a + b;
+  }
 
   FLASHJIT_FN float correction(int r) const { return correction_[r]; }
 
-  // After the last block: the factor that makes an output of row r, and its log-sum-exp. A row that had no
-  // key gets 0 and minus infinity, one whose maximum is too far from 0 NaN.
-  FLASHJIT_FN float normalizer(int r, float& lse) const {
+  // After the last block: a row's sum of weights and its log-sum-exp. A row without keys has 0 and minus
+  // infinity, a row whose reference is too far from 0 has NaN.
+  FLASHJIT_FN float sum(int r, float& lse) const {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    sum = checked_sum(sum, row_max_[r] * scale_log2_, row_max_[r] == minus_infinity);
-    const bool empty = sum == 0;
-    // An explicit fma: dropout of 0 has the bits of none.
-    lse = empty ? minus_infinity : __fmaf_rn(row_max_[r], scale_log2_, lg2_approx(sum)) * ln_2;
-    return empty ? 0.f : 1.f / sum;
+    if (fabsf(reference_[r]) > farthest && reference_[r] != lowest) sum = not_a_number;
+    lse = sum == 0 ? minus_infinity : (reference_[r] + lg2_approx(sum)) * ln_2;
+    return sum;
+  }
+  // The factor that makes an output of row r.
+  FLASHJIT_FN float normalizer(int r, float& lse) const {
+    const float sum = this->sum(r, lse);
+    return sum == 0 ? 0.f : 1.f / sum;
   }
 
  private:
+  FLASHJIT_FN float weight(int r, float score) const {
+    return ex2_approx(__fmaf_rn(score, scale_log2_, -reference_[r]));
+  }
+
   float scale_log2_;
-  float row_max_[2];  // of raw scores
-  float row_sum_[2];  // over this thread's columns
-  float correction_[2];
+  float reference_[rows];
+  float row_sum_[rows];  // over this thread's columns
+  float correction_[rows];
 };
 
 }  // namespace flashjit::device

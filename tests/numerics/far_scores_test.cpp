@@ -1,5 +1,5 @@
 // Scores so far from 0 that float32 has few or no bits left below them: the keys with a row's maximum share
-// it, the others get nothing. Kernels of the sm_80 family say NaN where |score * log2(e)| exceeds 2^26.
+// it, the others get nothing. GPU kernels say NaN where |score * log2(e)| exceeds 2^26.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,10 +33,9 @@ class FarScores : public ComputesOnEveryDevice {
   }
 
   bool gives_up(double score) { return on().is_cuda() && std::abs(score) * std::numbers::log2e > 0x1p26; }
-  // Kernels of the sm_80 family compare scores that are scaled already.
+  // GPU kernels compare scores that are scaled already.
   bool does_not_see(double score) {
-    return on().is_cuda() && !Target::parse(on().target()).arch_specific &&
-           score * std::numbers::log2e < std::numeric_limits<float>::lowest();
+    return on().is_cuda() && score * std::numbers::log2e < std::numeric_limits<float>::lowest();
   }
 
   // Causal: row i sees the keys up to i + seqlen_k - seqlen_q.

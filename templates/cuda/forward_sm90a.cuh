@@ -282,8 +282,8 @@ struct ForwardSm90a {
     FLASHJIT_FN Consumer(const Sm90aForwardParams& p, const Shared& shared)
         : p_(p),
           shared_(shared),
-          warpgroup_(threadIdx.x / 128 - 1),
-          warp_(threadIdx.x / 32 % 4),
+          warpgroup_(__shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1),
+          warp_(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0)),
           lane_(threadIdx.x % 32),
           softmax_(p.scale_log2) {}
 
@@ -537,7 +537,7 @@ struct ForwardSm90a {
 
     const Sm90aForwardParams& p_;
     const Shared& shared_;
-    const int warpgroup_, warp_, lane_;
+    const int warpgroup_, warp_, lane_;  // the first two by shuffle: uniform registers then hold them
     Ring ring_;
     u32 q_[q_in_registers ? layout.qk_steps : 1][4];
     float scores_[block_n / 2];

@@ -76,34 +76,29 @@ class OnlineSoftmax {
     for (int r = 0; r < rows; ++r) reference_[r] = lowest, row_sum_[r] = 0;
   }
 
-  // Raises the references if any row of the warp asks for it. True: outputs so far are to be multiplied by
-  // correction(). scores: `registers` of each fragment.
+  // Raises the references of rows that have grown. True: some row of the warp has, and outputs so far are to
+  // be multiplied by correction(). scores: `registers` of each fragment.
   template <int registers>
   FLASHJIT_FN bool take_max(const float* scores) {
-    float top[rows];
     bool grows = false;
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
       const float* const s = scores + r / 2 * registers + r % 2 * 2;
-      float even = s[0], odd = s[1];
+      float m = fmaxf(s[0], s[1]);
 #pragma unroll
-      for (int i = 1; i < registers / 4; ++i) {
-        even = fmaxf(even, s[4 * i]);
-        odd = fmaxf(odd, s[4 * i + 1]);
-      }
-      float m = fmaxf(even, odd);
+      for (int i = 1; i < registers / 4; ++i) m = fmaxf(m, fmaxf(s[4 * i], s[4 * i + 1]));
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-      top[r] = fmaxf(reference_[r], m * scale_log2_);
-      grows |= top[r] - reference_[r] > tolerance;
+      m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
+      const float growth = m - reference_[r];
+      const bool grew = growth > tolerance;
+      correction_[r] = grew ? ex2_approx(-growth) : 1.f;
+      if (grew) reference_[r] = m;
+      grows |= grew;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
 #pragma unroll
-    for (int r = 0; r < rows; ++r) {
-      correction_[r] = ex2_approx(reference_[r] - top[r]);
-      reference_[r] = top[r];
-      row_sum_[r] *= correction_[r];
-    }
+    for (int r = 0; r < rows; ++r) row_sum_[r] *= correction_[r];
     return true;
   }
 

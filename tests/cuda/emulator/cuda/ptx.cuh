@@ -6,6 +6,9 @@
 inline unsigned __float_as_uint(float x) {
   return __builtin_bit_cast(unsigned, x);
 }
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }

@@ -363,7 +363,7 @@ class ForwardSm80 {
   u32 q_address_;
   u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
   float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
-  OnlineSoftmax<m_tiles> softmax_;
+  OnlineSoftmax<m_tiles, true> softmax_;
   RowWords row_words_[m_tiles][2];  // with dropout
 };
 

@@ -543,7 +543,7 @@ struct ForwardSm90a {
     float scores_[block_n / 2];
     u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
-    OnlineSoftmax<> softmax_;
+    OnlineSoftmax<1, false> softmax_;
     int under_way_;          // a product with V, to which the next one adds
     RowWords row_words_[2];  // with dropout
   };

@@ -58,8 +58,9 @@ FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& r
   }
 }
 
-// The running state of a thread's rows: two of every fragment.
-template <int fragments = 1>
+// The running state of a thread's rows: two of every fragment. at_once: take_max() raises each reference
+// where it finds the row's maximum, not after the vote. Measured: mma.sync is 2% faster so, wgmma 4% slower.
+template <int fragments, bool at_once>
 class OnlineSoftmax {
   static constexpr int rows = 2 * fragments;
   static constexpr float tolerance = 8;  // log2
@@ -76,29 +77,36 @@ class OnlineSoftmax {
     for (int r = 0; r < rows; ++r) reference_[r] = lowest, row_sum_[r] = 0;
   }
 
-  // Raises the references of rows that have grown. True: some row of the warp has, and outputs so far are to
-  // be multiplied by correction(). scores: `registers` of each fragment.
+  // Raises the references if any row of the warp asks for it. True: outputs so far are to be multiplied by
+  // correction(). scores: `registers` of each fragment.
   template <int registers>
   FLASHJIT_FN bool take_max(const float* scores) {
+    float top[rows];
     bool grows = false;
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
       const float* const s = scores + r / 2 * registers + r % 2 * 2;
-      float m = fmaxf(s[0], s[1]);
+      float even = s[0], odd = s[1];
 #pragma unroll
-      for (int i = 1; i < registers / 4; ++i) m = fmaxf(m, fmaxf(s[4 * i], s[4 * i + 1]));
+      for (int i = 1; i < registers / 4; ++i) {
+        even = fmaxf(even, s[4 * i]);
+        odd = fmaxf(odd, s[4 * i + 1]);
+      }
+      float m = fmaxf(even, odd);
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
       m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
-      const float growth = m - reference_[r];
-      const bool grew = growth > tolerance;
-      correction_[r] = grew ? ex2_approx(-growth) : 1.f;
-      if (grew) reference_[r] = m;
+      top[r] = at_once ? m : fmaxf(reference_[r], m);
+      const bool grew = top[r] - reference_[r] > tolerance;
+      if constexpr (at_once) raise(r, grew ? m : reference_[r]);
       grows |= grew;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
 #pragma unroll
-    for (int r = 0; r < rows; ++r) row_sum_[r] *= correction_[r];
+    for (int r = 0; r < rows; ++r) {
+      if constexpr (!at_once) raise(r, top[r]);
+      row_sum_[r] *= correction_[r];
+    }
     return true;
   }
 
@@ -143,6 +151,10 @@ class OnlineSoftmax {
   }
 
  private:
+  FLASHJIT_FN void raise(int r, float to) {
+    correction_[r] = ex2_approx(reference_[r] - to);
+    reference_[r] = to;
+  }
   FLASHJIT_FN float weight(int r, float score) const {
     return ex2_approx(__fmaf_rn(score, scale_log2_, -reference_[r]));
   }

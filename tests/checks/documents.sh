@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 export LC_ALL=C
-git ls-files '*.md' | awk '
+find README.md cache codegen runtime templates tools tests -name '*.md' | awk '
 # The anchor that GitHub makes of a heading.
 function slug(text) {
   text = tolower(text)

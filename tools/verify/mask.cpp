@@ -95,6 +95,12 @@ const Kind* find(const AttentionSpec& spec) {
   return nullptr;
 }
 
+// Whether kept_keys() knows the intervals that the mask keeps; it counts other masks by the element.
+bool has_known_intervals(const Mask& mask) {
+  return std::holds_alternative<CausalMask>(mask) || std::holds_alternative<SlidingWindowMask>(mask) ||
+         std::holds_alternative<PaddingMask>(mask) || std::holds_alternative<BlockSparseMask>(mask);
+}
+
 // What a row keeps, counted by intervals where they say it, by elements where only tables do.
 std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& s, int head,
                        int row) {
@@ -109,9 +115,9 @@ std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, con
   if (const auto* causal = find<CausalMask>(spec)) {
     for (Interval& i : intervals) i = intersect(i, {0, position_of(causal->align, s, row) + 1});
   }
-  const bool tree = find<TreeMask>(spec) != nullptr;
+  const bool known = std::all_of(spec.mask.begin(), spec.mask.end(), has_known_intervals);
   const auto count = [&](Interval i, bool certain) {
-    if (certain && !tree) return i.end - i.begin;
+    if (certain && known) return i.end - i.begin;
     std::int64_t sum = 0;
     for (std::int64_t key = i.begin; key < i.end; ++key)
       sum += sees(spec, args, s, head, row, static_cast<int>(key));

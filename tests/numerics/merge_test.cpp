@@ -212,6 +212,7 @@ TEST_P(Merge, ManyBatchEntriesAndHeads) {
 TEST_P(Merge, NoRowsAndNoParts) {
   EXPECT_TRUE(computes({.batch = 0}));
   EXPECT_TRUE(computes({.seqlen = 0}));
+  EXPECT_TRUE(computes({.parts = 0}));
 }
 
 TEST_P(Merge, SameInputsGiveTheSameBits) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "runtime/flashjit.h"
@@ -108,13 +109,21 @@ TEST(MergeArguments, ByALaunchOfItsSpec) {
       spec, {.batch = batch, .seqlen_q = seqlen, .num_heads_q = heads, .num_heads_kv = heads});
   kernel.launch(given.args);
   given.expect_merged();
-  given.args.q = given.args.o;
-  expect_error(ErrorCode::invalid_argument, {"q was given", "\"op\": \"merge\""},
-               [&] { kernel.launch(given.args); });
+  const auto refused = [&](std::initializer_list<const char*> texts, const auto& spoil) {
+    AttentionArgs bad = given.args;
+    spoil(bad);
+    expect_error(ErrorCode::invalid_argument, texts, [&] { kernel.launch(bad); });
+  };
+  refused({"q was given", "\"op\": \"merge\""}, [](AttentionArgs& a) { a.q = a.o; });
+  refused({"o has shape", "dimension 3 must be 16", "the spec's head_dim_v"},
+          [](AttentionArgs& a) { a.o->shape[3] = a.parts_o->shape[4] = 8; });
+  refused({"o has shape", "at most 1073741824 rows"}, [](AttentionArgs& a) {
+    a.o->shape[1] = a.parts_o->shape[2] = a.parts_lse->shape[3] = a.lse->shape[2] = longest_sequence + 1;
+  });
 }
 
 TEST(MergeArguments, Missing) {
-  expect_no_merge({"o is missing"}, [](AttentionArgs& a) { a.o.reset(); });
+  expect_no_merge({"o is missing: merging writes it"}, [](AttentionArgs& a) { a.o.reset(); });
   expect_no_merge({"parts_o is missing", "[parts, batch, seqlen, heads, head_dim]"},
                   [](AttentionArgs& a) { a.parts_o.reset(); });
   expect_no_merge({"parts_lse is missing"}, [](AttentionArgs& a) { a.parts_lse.reset(); });
@@ -125,6 +134,15 @@ TEST(MergeArguments, SizesThatDiffer) {
                   [](AttentionArgs& a) { a.o->shape[1] = seqlen - 1; });
   expect_no_merge({"parts_lse has shape", "dimension 0 must be 3", "the parts of parts_o"},
                   [](AttentionArgs& a) { a.parts_lse->shape[0] = 2; });
+  expect_no_merge({"parts_lse has shape", "dimension 1 must be 2", "o's batch"},
+                  [](AttentionArgs& a) { a.parts_lse->shape[1] = 1; });
+  expect_no_merge({"lse has shape", "dimension 0 must be 2", "o's batch"},
+                  [](AttentionArgs& a) { a.lse->shape[0] = 1; });
+  expect_no_merge({"parts_lse has shape", "dimension 3 must be 5", "o's rows"},
+                  [](AttentionArgs& a) { a.parts_lse->shape[3] = 4; });
+  for (const std::int64_t rows : {std::int64_t{-1}, std::int64_t{longest_sequence} + 1})
+    expect_no_merge({"o has shape", "between 0 and 1073741824"},
+                    [&](AttentionArgs& a) { a.o->shape[1] = rows; });
   expect_no_merge({"parts_lse has shape", "dimension 2 must be 4", "o's heads"},
                   [](AttentionArgs& a) { a.parts_lse->shape[2] = 3; });
   expect_no_merge({"lse has shape", "dimension 2 must be 5", "o's rows"},
@@ -145,7 +163,22 @@ TEST(MergeArguments, DTypes) {
 TEST(MergeArguments, MemoryThatIsWrittenTwiceOrRead) {
   expect_no_merge({"o is written", "overwrite each other"}, [](AttentionArgs& a) { a.o->strides[1] = 0; });
   expect_no_merge({"o", "parts_o"}, [](AttentionArgs& a) { a.o->data = a.parts_o->data; });
+  expect_no_merge({"lse is written", "overwrite each other"},
+                  [](AttentionArgs& a) { a.lse->strides[1] = seqlen - 1; });
   expect_no_merge({"o's last dimension has stride 2"}, [](AttentionArgs& a) { a.o->strides[3] = 2; });
+  expect_no_merge({"parts_o's last dimension has stride 2"},
+                  [](AttentionArgs& a) { a.parts_o->strides[4] = 2; });
+}
+
+TEST(MergeArguments, MisalignedPointers) {
+  for (const auto& [name, member] : {std::pair{"parts_o", &AttentionArgs::parts_o},
+                                     {"parts_lse", &AttentionArgs::parts_lse},
+                                     {"o", &AttentionArgs::o},
+                                     {"lse", &AttentionArgs::lse}}) {
+    const std::string text = std::string(name) + "'s data pointer is not aligned to 4 bytes";
+    expect_no_merge({text.c_str()},
+                    [&](AttentionArgs& a) { (a.*member)->data = static_cast<char*>((a.*member)->data) + 2; });
+  }
 }
 
 TEST(MergeArguments, TheCInterface) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One fuzz target for FLASHJIT_FUZZ_SECONDS (15; with FLASHJIT_TEST_ALL=1 60), from its seeds and the kept corpus:
+# One fuzz target for FLASHJIT_FUZZ_SECONDS (10; with FLASHJIT_TEST_ALL=1 60), from its seeds and the kept corpus:
 # run.sh BUILD_FOLDER TARGET
 set -eu
 build=$1
@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$build/fuzz-failures"
 case "$target" in spec | manifest | tune_record | entry) set -- "-dict=$here/json.dict" ;; *) set -- ;; esac
 # A failing input is kept, and repeats with: fuzz_TARGET FILE
-seconds=15
+seconds=10
 [ "${FLASHJIT_TEST_ALL-}" != 1 ] || seconds=60
 mkdir "$work/found" "$work/corpus"
 [ ! -e "$here/corpus/$target.tar.gz" ] || tar -xzf "$here/corpus/$target.tar.gz" -C "$work/corpus"

@@ -93,7 +93,7 @@ Case long_case(const AttentionSpec& spec) {
 
 TEST_P(Allocation, LaunchesTakeNoneAfterTheFirst) {
   const auto engine = on().make_engine({.num_threads = 1});
-  for (const DType dtype : on().dtypes()) {
+  for (const DType dtype : own_dtypes()) {
     for (const bool varlen : {false, true}) {
       const AttentionSpec spec = forward_spec(dtype, 64, {CausalMask{}}, {.varlen = varlen});
       Workload small(on(), short_case(spec)), large(on(), long_case(spec));

@@ -47,10 +47,7 @@ class Number {
 
 class DropoutOn : public ComputesOnEveryDevice {
  protected:
-  void expect(const Case& c) {
-    if (!takes_next()) return;
-    EXPECT_TRUE(computes(on(), c));
-  }
+  void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
 
   std::vector<std::byte> run(Workload& workload, const Kernel& kernel, const AttentionArgs& args) {
     workload.reset();
@@ -64,6 +61,8 @@ TEST_P(DropoutOn, EveryDtypeAndHeadDim) {
   for (const DType dtype : on().dtypes()) {
     for (const int head_dim : {8, 40, 64, 80, 128, 192, 256}) {
       const AttentionSpec spec = dropout_spec(dtype, head_dim);
+      seed += 2;
+      if (!takes_next(spec)) continue;
       for (const double p : {0.1, 0.75})
         expect({.spec = spec,
                 .batch = 2,
@@ -72,7 +71,7 @@ TEST_P(DropoutOn, EveryDtypeAndHeadDim) {
                 .seqlen_q = 150,
                 .seqlen_k = 290,
                 .dropout_p = p,
-                .seed = ++seed});
+                .seed = seed + (p > 0.5)});
     }
   }
 }
@@ -94,6 +93,9 @@ TEST_P(DropoutOn, EveryMask) {
                                        BlockSparseMask{64, 64}, TreeMask{}}}) {
     const std::vector<DType> dtypes = on().dtypes();
     const AttentionSpec spec = dropout_spec(dtypes[seed % dtypes.size()], 64, masks);
+    seed += 5;
+    if (!takes_next(spec)) continue;
+    std::uint64_t of_sizes = seed;
     for (const auto& [rows, keys] : {std::pair{1, 300}, {130, 130}, {129, 257}, {200, 70}, {64, 17}})
       expect({.spec = spec,
               .batch = 3,
@@ -103,40 +105,48 @@ TEST_P(DropoutOn, EveryMask) {
               .seqlen_k = keys,
               .layout_kv = MemoryLayout::padded,
               .dropout_p = 0.3,
-              .seed = ++seed});
+              .seed = ++of_sizes});
   }
 }
 
 TEST_P(DropoutOn, PackedSequences) {
   std::uint64_t seed = 200;
   for (const auto& masks : std::vector<std::vector<Mask>>{{}, {CausalMask{}}, {BlockSparseMask{64, 64}}})
-    for (const int head_dim : {64, 128})
-      expect({.spec = dropout_spec(DType::bf16, head_dim, masks, {.varlen = true}),
+    for (const int head_dim : {64, 128}) {
+      const AttentionSpec spec = dropout_spec(DType::bf16, head_dim, masks, {.varlen = true});
+      ++seed;
+      if (!takes_next(spec)) continue;
+      expect({.spec = spec,
               .heads_q = 4,
               .heads_kv = 2,
               .lengths_q = {0, 5, 300, 1, 64, 65, 0},
               .lengths_k = {7, 5, 260, 130, 0, 64, 0},
               .spare_rows = 130,
               .dropout_p = 0.3,
-              .seed = ++seed});
+              .seed = seed});
+    }
 }
 
 TEST_P(DropoutOn, ScoresThatMoveTheMaximum) {
   std::uint64_t seed = 300;
   for (const Data data : {Data::rising, Data::falling, Data::huge_scores, Data::positive_v})
-    for (const int head_dim : {64, 128})
-      expect({.spec = dropout_spec(DType::bf16, head_dim),
+    for (const int head_dim : {64, 128}) {
+      const AttentionSpec spec = dropout_spec(DType::bf16, head_dim);
+      ++seed;
+      if (!takes_next(spec)) continue;
+      expect({.spec = spec,
               .heads_q = 2,
               .heads_kv = 2,
               .seqlen_q = 200,
               .seqlen_k = 700,
               .data = data,
               .dropout_p = 0.5,
-              .seed = ++seed});
+              .seed = seed});
+    }
 }
 
 TEST_P(DropoutOn, CertainDropoutGivesZerosAndTheUndroppedLse) {
-  for (const DType dtype : on().dtypes()) {
+  for (const DType dtype : own_dtypes()) {
     for (const bool varlen : {false, true}) {
       Workload workload(on(), {.spec = dropout_spec(dtype, 64, {CausalMask{}}, {.varlen = varlen}),
                                .batch = 2,
@@ -164,7 +174,8 @@ TEST_P(DropoutOn, ImpossibleDropoutIsNoDropoutBitForBit) {
                                                              {128, {PaddingMask{}, TreeMask{}}, false},
                                                              {256, {}, false}}) {
     for (const DType dtype : on().dtypes()) {
-      AttentionSpec with = dropout_spec(dtype, head_dim, masks, {.varlen = varlen});
+      const AttentionSpec with = dropout_spec(dtype, head_dim, masks, {.varlen = varlen});
+      if (!takes_next(with)) continue;
       Workload workload(on(), {.spec = with,
                                .batch = 2,
                                .heads_q = 4,
@@ -234,6 +245,7 @@ TEST_P(DropoutOn, DropsWhatTheBitFunctionSaysInEveryConfig) {
       ASSERT_GE(space.size(), configs);
       for (std::size_t i = 0; i < configs; ++i) {
         const KernelConfig& config = space[i * (space.size() - 1) / (configs - 1)];
+        if (!takes_next(spec)) continue;
         spec.config = pinned(config);
         Workload workload(on(), {.spec = spec,
                                  .batch = 2,

@@ -89,7 +89,7 @@ class FarScores : public ComputesOnEveryDevice {
 
 TEST_P(FarScores, KeysOfARowsMaximumShareIt) {
   const auto many = on().is_cuda() ? nullptr : on().make_engine({.num_threads = 24});
-  for (const DType dtype : on().dtypes())
+  for (const DType dtype : own_dtypes())
     for (const int dim : {64, 128})
       for (const int rows : {70, 1}) {
         const Case c = {.spec = forward_spec(dtype, dim, {CausalMask{}}),
@@ -115,7 +115,7 @@ TEST_P(FarScores, KeysOfARowsMaximumShareIt) {
 }
 
 TEST_P(FarScores, OfRandomDataToo) {
-  for (const DType dtype : on().dtypes())
+  for (const DType dtype : own_dtypes())
     for (const float scale : {1e3f, 1e6f, 1e10f, 1e30f}) {
       Case c = {
           .spec = forward_spec(dtype, 64, {CausalMask{}}), .heads_q = 2, .seqlen_q = 150, .seqlen_k = 200};
@@ -132,7 +132,7 @@ TEST_P(FarScores, OfRandomDataToo) {
 
 // Beyond float32 there is nothing to say, and nothing is said.
 TEST_P(FarScores, AScoreBeyondFloat32IsNaN) {
-  for (const DType dtype : on().dtypes()) {
+  for (const DType dtype : own_dtypes()) {
     if (dtype == DType::fp16) continue;  // its products never are
     Workload workload(on(),
                       {.spec = forward_spec(dtype, 64), .seqlen_q = 3, .seqlen_k = 100, .data = Data::plain});

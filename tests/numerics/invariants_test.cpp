@@ -39,7 +39,7 @@ class Invariants : public ComputesOnEveryDevice {
 };
 
 TEST_P(Invariants, SameBitsRunAfterRun) {
-  for (const DType dtype : on().dtypes()) {
+  for (const DType dtype : own_dtypes()) {
     for (const bool varlen : {false, true}) {
       Workload workload(on(), medium(dtype, varlen));
       const Kernel& kernel = workload.kernel(on().engine());
@@ -140,7 +140,7 @@ TEST_P(Invariants, ABatchEntryFullOfNaNsStaysWithItself) {
 
 // A sequence without queries may hold anything.
 TEST_P(Invariants, PackedNeighboursFullOfNaNsAreNeverSeen) {
-  for (const DType dtype : on().dtypes()) {
+  for (const DType dtype : own_dtypes()) {
     Workload workload(on(), {.spec = forward_spec(dtype, 64, {}, {.varlen = true}),
                              .heads_q = 2,
                              .heads_kv = 1,
@@ -185,7 +185,7 @@ TEST_P(Invariants, InputsMayBeSharedByTheBatch) {
 
 TEST_P(Invariants, SameBitsOnAnyNumberOfThreads) {
   if (on().is_cuda()) GTEST_SKIP() << "threads are a CPU's";
-  for (const DType dtype : on().dtypes()) {
+  for (const DType dtype : own_dtypes()) {
     Case c = medium(dtype);
     c.heads_q = c.heads_kv = 16;  // rows for all: where keys are split as well, the number of parts shows
     Workload workload(on(), c);

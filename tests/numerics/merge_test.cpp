@@ -24,15 +24,27 @@ struct MergeCase {
   bool lse = true, packed = false;
   int gap = 0;               // elements between rows, a multiple of 8
   double empty_share = 0.2;  // of parts of a row
-  double lse_spread = 3;
+  double lse_level = 0, lse_spread = 3;
+  bool parts_inside = false;  // in memory within a batch entry
   unsigned seed = 1;
 
   std::string str() const {
     return std::to_string(parts) + " parts " + to_string(parts_dtype) + " -> " + to_string(dtype) +
            " batch " + std::to_string(batch) + " seqlen " + std::to_string(seqlen) + " heads " +
            std::to_string(heads) + " head_dim " + std::to_string(head_dim) + (packed ? " packed" : "") +
-           (lse ? "" : " without lse") + " gap " + std::to_string(gap) + " spread " +
-           std::to_string(lse_spread) + " seed " + std::to_string(seed);
+           (lse ? "" : " without lse") + " gap " + std::to_string(gap) + " level " +
+           std::to_string(lse_level) + " spread " + std::to_string(lse_spread) +
+           (parts_inside ? " parts inside" : "") + " seed " + std::to_string(seed);
+  }
+  AttentionSpec spec() const {
+    AttentionSpec spec;
+    spec.op = Operation::merge;
+    spec.dtype = dtype;
+    spec.head_dim = head_dim;
+    spec.parts_dtype = parts_dtype;
+    spec.lse = lse;
+    spec.varlen = packed;
+    return spec.validated();
   }
 };
 
@@ -70,16 +82,6 @@ class MergeProblem {
     if (args.lse) args.lse = lse_.on_host();
     return args;
   }
-  AttentionSpec spec() const {
-    AttentionSpec spec;
-    spec.op = Operation::merge;
-    spec.dtype = case_.dtype;
-    spec.head_dim = case_.head_dim;
-    spec.parts_dtype = case_.parts_dtype;
-    spec.lse = case_.lse;
-    spec.varlen = case_.packed;
-    return spec.validated();
-  }
 
   testing::AssertionResult check() {
     o_.download();
@@ -91,7 +93,7 @@ class MergeProblem {
       if (auto untouched = tensor->was_not_touched(name, written); !untouched)
         return untouched << case_.str();
     }
-    const verify::Report report = verify::verify_outputs(spec(), host_args());
+    const verify::Report report = verify::verify_outputs(case_.spec(), host_args());
     return (report.ok() ? testing::AssertionSuccess() : testing::AssertionFailure()) << case_.str() << "\n"
                                                                                      << report.str();
   }
@@ -109,7 +111,11 @@ class MergeProblem {
       sizes.insert(sizes.end(), {case_.seqlen, case_.heads, case_.head_dim});
     else
       sizes.insert(sizes.end(), {case_.heads, case_.seqlen});
-    return with_gaps(sizes, of_o ? case_.gap : 0);
+    const bool swap = of_parts && case_.parts_inside;
+    if (swap) std::swap(sizes[0], sizes[1]);
+    TensorShape shape = with_gaps(sizes, of_o ? case_.gap : 0);
+    if (swap) std::swap(shape.shape[0], shape.shape[1]), std::swap(shape.strides[0], shape.strides[1]);
+    return shape;
   }
 
   void fill() {
@@ -129,7 +135,8 @@ class MergeProblem {
             };
             // The first row has no part at all.
             const bool empty = row == 0 || is_empty(random);
-            const auto level = static_cast<float>(case_.lse_spread) * normal(random);
+            const float level =
+                static_cast<float>(case_.lse_level) + static_cast<float>(case_.lse_spread) * normal(random);
             static_cast<float*>(lse.data)[at(lse, head, row)] =
                 empty ? -std::numeric_limits<float>::infinity() : level;
             for (int c = 0; c < case_.head_dim; ++c)
@@ -161,8 +168,9 @@ TEST_P(Merge, PartsHeadsAndHeadDims) {
   for (const int parts : {1, 2, 3, 8, 17})
     for (const int head_dim : {8, 24, 64, 128, 256})
       for (const int heads : {1, 5, 32}) {
-        if (!takes_next()) continue;
-        EXPECT_TRUE(computes({.parts = parts, .batch = 2, .heads = heads, .head_dim = head_dim}));
+        const MergeCase c{.parts = parts, .batch = 2, .heads = heads, .head_dim = head_dim};
+        if (!takes_next(c.spec())) continue;
+        EXPECT_TRUE(computes(c));
       }
 }
 
@@ -179,18 +187,32 @@ TEST_P(Merge, PackedSequencesAndGaps) {
       EXPECT_TRUE(computes({.parts = 4, .batch = 3, .seqlen = 33, .packed = packed, .gap = gap}));
 }
 
+TEST_P(Merge, PartsOfABatchEntrySideBySide) {
+  EXPECT_TRUE(computes({.parts = 3, .batch = 4, .gap = 8, .parts_inside = true}));
+}
+
+// As scores of another level have them: the largest of a row counts as 1, wherever it lies.
+TEST_P(Merge, PartsThatAreAllFarFromZero) {
+  for (const double level : {-3e4, -300.0, 300.0, 3e4})
+    EXPECT_TRUE(computes({.parts = 4, .empty_share = 0, .lse_level = level}));
+}
+
 TEST_P(Merge, PartsThatDifferInSizeByFarMoreThanExpSpans) {
   for (const double spread : {100.0, 1e4}) EXPECT_TRUE(computes({.parts = 8, .lse_spread = spread}));
 }
 
 TEST_P(Merge, ManyBatchEntriesAndHeads) {
-  EXPECT_TRUE(computes({.batch = 70'000, .seqlen = 1, .heads = 1, .head_dim = 8}));
-  EXPECT_TRUE(computes({.seqlen = 2, .heads = 300'000, .head_dim = 8}));
+  for (const MergeCase& c : {MergeCase{.batch = 70'000, .seqlen = 1, .heads = 1, .head_dim = 8},
+                             {.seqlen = 2, .heads = 300'000, .head_dim = 8}}) {
+    if (!takes_next(c.spec())) continue;
+    EXPECT_TRUE(computes(c));
+  }
 }
 
 TEST_P(Merge, NoRowsAndNoParts) {
   EXPECT_TRUE(computes({.batch = 0}));
   EXPECT_TRUE(computes({.seqlen = 0}));
+  EXPECT_TRUE(computes({.parts = 0}));
 }
 
 TEST_P(Merge, SameInputsGiveTheSameBits) {

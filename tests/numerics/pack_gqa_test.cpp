@@ -17,7 +17,7 @@ class PackGqa : public ComputesOnEveryDevice {
       GTEST_SKIP() << "of GPUs' kernels only sm_90a's pack heads";
   }
   void expect(Case c, PinnedConfig pins = {}) {
-    if (!takes_next(2)) return;
+    if (!takes_next(c.spec, 3)) return;
     if (on().is_cuda()) pins.pack_gqa = true;
     c.spec.config = pins;
     EXPECT_TRUE(computes(on(), c));
@@ -41,14 +41,18 @@ TEST_P(PackGqa, GroupsAndLengths) {
                                        {65, 65},
                                        {127, 200},
                                        {300, 257},
-                                       {515, 700}})
-        expect({.spec = forward_spec(seed % 2 ? DType::fp16 : DType::bf16, 64, mask),
+                                       {515, 700}}) {
+        ++seed;
+        // Ten tiles of packed rows are enough: the oracle takes most of the time.
+        if (rows * group > 10'000 && !on().is_cuda() && !test_all()) continue;
+        expect({.spec = forward_spec(seed % 2 ? DType::bf16 : DType::fp16, 64, mask),
                 .batch = 2,
                 .heads_q = group * heads_kv,
                 .heads_kv = heads_kv,
                 .seqlen_q = rows,
                 .seqlen_k = keys,
-                .seed = ++seed});
+                .seed = seed});
+      }
 }
 
 TEST_P(PackGqa, Tiles) {
@@ -148,18 +152,19 @@ TEST_P(PackGqa, TheSameBitsWhateverRanBefore) {
       on(), {.spec = spec, .batch = 40, .heads_q = 10, .heads_kv = 2, .seqlen_q = 23, .seqlen_k = 900});
   std::vector<std::vector<std::byte>> outputs;
   for (const Data before : {Data::random, Data::huge_scores, Data::positive_v}) {
-    EXPECT_TRUE(computes(on(), {.spec = forward_spec(DType::bf16, 128),
-                                .batch = 20,
-                                .heads_q = 8,
-                                .heads_kv = 8,
-                                .seqlen_q = 256,
-                                .seqlen_k = 64,
-                                .data = before}));
+    Workload other(on(), {.spec = forward_spec(DType::bf16, 128),
+                          .batch = 20,
+                          .heads_q = 8,
+                          .heads_kv = 8,
+                          .seqlen_q = 256,
+                          .seqlen_k = 64,
+                          .data = before});
+    other.kernel(on().engine()).launch(other.args());
     workload.reset();
     workload.kernel(on().engine()).launch(workload.args());
-    EXPECT_TRUE(workload.check());
     outputs.push_back(workload.outputs());
   }
+  EXPECT_TRUE(workload.check());
   EXPECT_EQ(outputs[0], outputs[1]);
   EXPECT_EQ(outputs[0], outputs[2]);
 }

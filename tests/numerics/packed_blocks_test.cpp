@@ -30,7 +30,7 @@ class PackedBlocks : public ComputesOnEveryDevice {
 
   // Right, and the same bits whatever a thread had packed before.
   void expect(Case c) {
-    if (!takes_next()) return;
+    if (!takes_next(c.spec)) return;
     c.spec.config.block_m = 48;
     c.spec.config.block_n = 80;
     SCOPED_TRACE(c.str());

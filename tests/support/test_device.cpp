@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/memory.hpp"
@@ -48,6 +49,11 @@ std::vector<std::shared_ptr<TestDevice>> find_devices() {
   }
   if (gpus.empty()) devices.push_back(nullptr);
   return devices;
+}
+
+// Whether the device's kernels of that dtype are those of x86-64-v4: AmxKernel.OfOtherDtypesIsThatForAvx512.
+bool repeats_avx512(const TestDevice& device, DType dtype) {
+  return Target::parse(device.target()).amx && dtype != DType::bf16;
 }
 
 }  // namespace
@@ -110,14 +116,27 @@ bool test_all() {
   return value && std::string(value) == "1";
 }
 
-bool OnEveryDevice::takes_next(std::uint64_t one_in) {
+bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) {
   std::vector<const TestDevice*> cpus;
   for (const auto& device : test_devices())
     if (device && !device->is_cuda()) cpus.push_back(device.get());
-  // Not in turns, which a table may have, too.
-  const std::uint64_t drawn = verify::random_bits(0, place_++);
-  return test_all() || on().is_cuda() ||
-         (cpus[drawn % cpus.size()] == &on() && drawn / cpus.size() % one_in == 0);
+  const std::uint64_t place = place_++, size = cpus.size();
+  if (test_all() || on().is_cuda()) return true;
+  // Drawn, not in turns: a table may have turns, too. Not as another test draws.
+  const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::uint64_t seed = std::hash<std::string>{}(name.substr(0, name.find('/')));
+  const std::uint64_t drawn = verify::random_bits(seed, place / size), step = place % size;
+  const TestDevice* taker = cpus[(drawn + (drawn / size % 2 ? step : size - step)) % size];
+  if (repeats_avx512(*taker, spec.dtype))
+    taker = *std::find_if(cpus.begin(), cpus.end(),
+                          [](const TestDevice* cpu) { return cpu->target() == "x86-64-v4"; });
+  return taker == &on() && verify::random_bits(seed + 1, place) % one_in == 0;
+}
+
+std::vector<DType> OnEveryDevice::own_dtypes() {
+  std::vector<DType> dtypes = on().dtypes();
+  if (!test_all()) std::erase_if(dtypes, [&](DType dtype) { return repeats_avx512(on(), dtype); });
+  return dtypes;
 }
 
 void OnEveryDevice::SetUp() {

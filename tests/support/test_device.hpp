@@ -57,10 +57,13 @@ class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>>
  protected:
   void SetUp() override;  // skips where the device is the null one
   TestDevice& on() { return *GetParam(); }
-  // Whether the next case of a long table, by its place, is one for this device. CPU targets are of one text
-  // and share the table out, or one in so many of its cases; GPUs take all of it, and so does everybody with
-  // FLASHJIT_TEST_ALL=1.
-  bool takes_next(std::uint64_t one_in = 1);
+  // Whether the next case of a long table, a kernel of `spec`, is one for this device. CPU targets are of one
+  // text and share the table out, or one in so many of its cases: of as many cases in a row as there are
+  // targets each gets one. GPUs take all of it, and so does everybody with FLASHJIT_TEST_ALL=1.
+  bool takes_next(const AttentionSpec& spec, std::uint64_t one_in = 1);
+  // For tables that every device takes: without dtypes whose kernels are another device's (AMX multiplies
+  // bf16 only), but for FLASHJIT_TEST_ALL=1.
+  std::vector<DType> own_dtypes();
 
  private:
   std::uint64_t place_ = 0;

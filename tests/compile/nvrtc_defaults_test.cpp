@@ -1,0 +1,219 @@
+// Every default CUDA kernel compiles without a spill or a performance warning, and is made of the
+// instructions meant. FLASHJIT_TEST_ALL=1: for every target and head dimension; otherwise FLASHJIT_TEST_SEED
+// says who has a turn. Needs NVRTC, no GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <vector>
+
+#include "tests/compile/nvrtc_test.hpp"
+
+namespace flashjit::nvrtc_testing {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+// 64, 128 and 256 for every target, in both dtypes for sm_90 and sm_90a and in turns for the others; the
+// smallest for every target, and each of the others for one target in one dtype.
+TEST_F(NvrtcTest, DefaultKernels) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  const std::vector<Target> targets = cuda_targets();
+  std::size_t column = 0;  // a target and a dtype
+  for (const Target& target : targets) {
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+        const bool usual = (head_dim == 64 || head_dim == 128 || head_dim == 256) &&
+                           (target.level == 90 || has_turn(head_dim / 64 + column / 2 + column));
+        const bool smallest = dtype == DType::bf16 && head_dim == 8;
+        if (usual || smallest || has_turn(head_dim / 8 + column, 2 * targets.size()))
+          cases.push_back(default_case(make_spec(dtype, head_dim), target));
+      }
+      ++column;
+    }
+  }
+  int most_registers = 0;
+  double slowest = 0;
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+    most_registers = std::max(most_registers, step_of(kernel).registers);
+    slowest = std::max(slowest, kernel.compile_ms);
+  });
+  std::cout << cases.size() << " default kernels: at most " << most_registers
+            << " registers, slowest compile " << slowest << " ms\n";
+}
+
+// Options that change code beside the head dimension, and the heuristic's other branches, do not spill
+// either: causal for both targets, the others in turns for one of the two. The seed says whether top_left is
+// of packed sequences.
+TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  const auto add = [&](int head_dim, const std::vector<Mask>& mask, bool varlen, std::vector<int> seqlens) {
+    AttentionSpec spec = make_spec(DType::bf16, head_dim);
+    spec.mask = mask;
+    spec.varlen = varlen;
+    const bool usual = !varlen && mask == std::vector<Mask>{CausalMask{}};
+    for (std::size_t i = 0; i < seqlens.size(); ++i)
+      for (const bool specific : {false, true})
+        if (usual || has_turn(place + i + specific))
+          cases.push_back(
+              default_case(spec.validated(), Target::parse(specific ? "sm_90a" : "sm_90"), seqlens[i]));
+    ++place;
+  };
+  for (const int head_dim : {64, 128, 256}) {
+    for (const bool varlen : {false, true}) {
+      add(head_dim, {CausalMask{}}, varlen, {64, 4096, 16384});
+      if (varlen == (seed() % 2 == 1) || test_all())
+        add(head_dim, {CausalMask{CausalAlign::top_left}}, varlen, {64, 4096, 16384});
+    }
+    add(head_dim, {CausalMask{}, PaddingMask{}, BlockSparseMask{.per_head = true}}, false, {4096});
+    add(head_dim, {TreeMask{}, SlidingWindowMask{.sinks = true}, PaddingMask{}}, false, {4096});
+  }
+  for (const Mask& mask :
+       {Mask(PaddingMask{}), Mask(SlidingWindowMask{}), Mask(SlidingWindowMask{.sinks = true}),
+        Mask(BlockSparseMask{}), Mask(BlockSparseMask{.block_m = 64, .block_n = 64}), Mask(TreeMask{})}) {
+    add(128, {mask}, false, {64, 4096});
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
+bool is_usual(int head_dim) {
+  return head_dim % 64 == 0 || head_dim == 8 || head_dim == 80 || head_dim == 96;
+}
+
+// Heads packed where each has few rows: usual head dimensions, and what else decides code in turns.
+TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  const auto add = [&](const AttentionSpec& spec, int seqlen_q) {
+    const Shape shape{
+        .batch = 8, .seqlen_q = seqlen_q, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
+    cases.push_back({spec, target, heuristic_config(spec, target, shape)});
+    EXPECT_TRUE(cases.back().config.pack_gqa) << cases.back().name();
+  };
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8)
+    if (is_usual(head_dim) || test_all())
+      add(make_spec(head_dim % 16 ? DType::fp16 : DType::bf16, head_dim), head_dim % 24 ? 64 : 1);
+  for (const std::vector<Mask>& masks :
+       std::vector<std::vector<Mask>>{{CausalMask{}},
+                                      {CausalMask{CausalAlign::top_left}, PaddingMask{}},
+                                      {TreeMask{}},
+                                      {TreeMask{}, PaddingMask{}},
+                                      {SlidingWindowMask{.sinks = true}, PaddingMask{}, BlockSparseMask{}}})
+    for (const int head_dim : {64, 128, 256})
+      for (const int seqlen_q : {1, 64, 256}) {
+        if (head_dim != 128 && seqlen_q != 64 && !test_all()) continue;
+        if (!has_turn(place++)) continue;
+        AttentionSpec spec = make_spec(DType::bf16, head_dim);
+        spec.mask = masks;
+        spec.varlen = seqlen_q == 256 && masks.size() == 1;
+        add(spec.validated(), seqlen_q);
+        spec.dropout = true;
+        if (seqlen_q == 64) add(spec.validated(), seqlen_q);
+      }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
+// Merging is bound by memory: launch bounds keep as many warps resident as registers allow.
+TEST_F(NvrtcTest, Merge) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const Target& target : cuda_targets()) {
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+      for (const int head_dim : {8, 128, 256}) {
+        AttentionSpec spec = make_spec(dtype, head_dim);
+        spec.op = Operation::merge;
+        for (const bool narrow : {false, true}) {
+          if (narrow) spec.parts_dtype = dtype;
+          for (const KernelConfig& config : search_space(spec.validated(), target))
+            if (has_turn(place++, 8)) cases.push_back({spec.validated(), target, config});
+        }
+      }
+    }
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+    EXPECT_NE(kernel.assembly.find("ld.global.nc.L1::no_allocate.v4"), std::string::npos) << c.name();
+    expect_no_spill(c, kernel);
+  });
+}
+
+// Words of dropout take registers and shared memory: usual head dimensions for both targets in bf16, in fp16,
+// the others and masks in turns for one of the two.
+TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  const auto add = [&](AttentionSpec spec, int seqlen) {
+    spec.dropout = true;
+    const bool usual = spec.head_dim == 64 || spec.head_dim == 128 || spec.head_dim == 256;
+    for (const bool specific : {false, true})
+      if ((usual && spec.mask.empty() && spec.dtype == DType::bf16) || has_turn(place + specific))
+        cases.push_back(default_case(spec.validated(), Target::parse(specific ? "sm_90a" : "sm_90"), seqlen));
+    ++place;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+      if (is_usual(head_dim) || test_all()) add(make_spec(dtype, head_dim), 4096);
+    }
+  }
+  for (const int head_dim : {64, 128, 256}) {
+    AttentionSpec spec = make_spec(DType::bf16, head_dim);
+    for (const auto& masks :
+         std::vector<std::vector<Mask>>{{CausalMask{}},
+                                        {CausalMask{}, PaddingMask{}, BlockSparseMask{.per_head = true}},
+                                        {TreeMask{}, SlidingWindowMask{.sinks = true}, PaddingMask{}}}) {
+      spec.mask = masks;
+      for (const int seqlen : {64, 4096, 16384})
+        if (head_dim == 64 || seqlen == 4096 || test_all()) add(spec, seqlen);
+    }
+    spec.mask = {CausalMask{}};
+    spec.varlen = true;
+    add(spec, 4096);
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
+// A row in float32 leaves by other stores, at the end, where registers are fullest: usual head dimensions for
+// both targets, and heads packed.
+TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const int head_dim : {40, 64, 128, 192, 256})
+    for (const bool causal : {false, true}) {
+      AttentionSpec spec = make_spec(causal ? DType::bf16 : DType::fp16, head_dim);
+      if (causal) spec.mask = {CausalMask{}, PaddingMask{}};
+      spec.o_dtype = DType::fp32;
+      for (const char* target : {"sm_90", "sm_90a"})
+        for (const int seqlen : {64, 4096})
+          if ((seqlen == 4096 && has_turn(place++)) || test_all())
+            cases.push_back(default_case(spec.validated(), Target::parse(target), seqlen));
+      const Shape few{.batch = 8, .seqlen_q = 16, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
+      const Target packs = Target::parse("sm_90a");
+      if (has_turn(place++)) cases.push_back({spec, packs, heuristic_config(spec, packs, few)});
+    }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
+}  // namespace
+}  // namespace flashjit::nvrtc_testing

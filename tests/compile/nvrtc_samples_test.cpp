@@ -1,0 +1,146 @@
+// A seeded pairwise sample of specs x configs x targets, and one of sm_90a's search space: all compile, and
+// are made of the instructions meant. FLASHJIT_TEST_ALL=1: larger samples, and the whole search space.
+// FLASHJIT_TEST_SEED: others. Needs NVRTC, no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "tests/compile/nvrtc_test.hpp"
+
+namespace flashjit::nvrtc_testing {
+namespace {
+
+// A point of the sample: an index into each axis.
+using Point = std::vector<int>;
+
+// Points that together show every pair of values of every two axes: greedy, the best of a few random points
+// each time.
+std::vector<Point> pairwise(const std::vector<int>& sizes, std::mt19937& random) {
+  std::set<std::tuple<int, int, int, int>> missing;
+  const int axes = static_cast<int>(sizes.size());
+  for (int a = 0; a < axes; ++a) {
+    for (int b = a + 1; b < axes; ++b) {
+      for (int i = 0; i < sizes[a]; ++i) {
+        for (int j = 0; j < sizes[b]; ++j) missing.insert({a, i, b, j});
+      }
+    }
+  }
+  const auto covered = [&](const Point& p) {
+    std::vector<std::tuple<int, int, int, int>> pairs;
+    for (int a = 0; a < axes; ++a) {
+      for (int b = a + 1; b < axes; ++b) {
+        if (missing.contains({a, p[a], b, p[b]})) pairs.push_back({a, p[a], b, p[b]});
+      }
+    }
+    return pairs;
+  };
+  std::vector<Point> points;
+  while (!missing.empty()) {
+    Point best;
+    std::size_t most = 0;
+    for (int attempt = 0; attempt < 30; ++attempt) {
+      Point p;
+      for (const int size : sizes) p.push_back(std::uniform_int_distribution<>(0, size - 1)(random));
+      const auto& [a, i, b, j] = *missing.begin();  // progress is certain
+      p[a] = i;
+      p[b] = j;
+      if (const std::size_t count = covered(p).size(); count > most) {
+        most = count;
+        best = p;
+      }
+    }
+    for (const auto& pair : covered(best)) missing.erase(pair);
+    points.push_back(best);
+  }
+  return points;
+}
+
+TEST_F(NvrtcTest, PairwiseSample) {
+  std::mt19937 random(seed());
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const std::vector<Target> targets = cuda_targets();
+  const std::vector<int> head_dims = {8, 40, 64, 96, 128, 192, 256};
+  const std::vector<std::vector<Mask>> masks = {{},
+                                                {CausalMask{}},
+                                                {CausalMask{CausalAlign::top_left}},
+                                                {SlidingWindowMask{.sinks = true}},
+                                                {CausalMask{}, BlockSparseMask{}},
+                                                {TreeMask{}}};
+  const std::vector<int> sizes = {static_cast<int>(targets.size()),
+                                  static_cast<int>(head_dims.size()),
+                                  static_cast<int>(head_dims.size()),
+                                  static_cast<int>(masks.size()),
+                                  /*dtype*/ 2,
+                                  /*lse*/ 2,
+                                  /*varlen*/ 2,
+                                  /*dropout*/ 2,
+                                  /*o_dtype*/ 2,
+                                  /*third of the search space*/ 3};
+  std::vector<Case> cases;
+  for (int repeat = 0; repeat < (test_all() ? 4 : 1); ++repeat) {
+    for (const Point& p : pairwise(sizes, random)) {
+      AttentionSpec spec = make_spec(p[4] ? DType::fp16 : DType::bf16, head_dims[p[1]], head_dims[p[2]]);
+      spec.mask = masks[p[3]];
+      spec.lse = p[5];
+      spec.varlen = p[6];
+      spec.dropout = p[7];
+      if (p[8]) spec.o_dtype = DType::fp32;
+      spec = spec.validated();
+      const Target target = targets[p[0]];
+      const std::vector<KernelConfig> space = search_space(spec, target);
+      const std::size_t begin = space.size() * p[9] / 3;
+      const std::size_t end = std::max(begin + 1, space.size() * (p[9] + 1) / 3);
+      cases.push_back(
+          {spec, target, space[std::uniform_int_distribution<std::size_t>(begin, end - 1)(random)]});
+    }
+  }
+  int spilling = 0;
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    if (c.target.arch_specific) expect_no_spill(c, kernel);
+    spilling += step_of(kernel).spill_bytes > 0;  // allowed elsewhere: the tuner measures, and takes another
+  });
+  std::cout << cases.size() << " kernels of the search space, " << spilling << " of them spill\n";
+}
+
+// A sample of sm_90a's search space at the head dimensions that matter most, all of it with
+// FLASHJIT_TEST_ALL=1: its budgets promise that nothing spills.
+TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
+  std::mt19937 random(seed());
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  for (const auto& [head_dim, head_dim_v] :
+       {std::pair{64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}) {
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      for (const bool causal : {false, true}) {
+        for (const bool dropout : {false, true}) {
+          for (const bool float_output : {false, true}) {
+            AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
+            if (causal) spec.mask = {CausalMask{}};
+            spec.dropout = dropout;
+            if (float_output) spec.o_dtype = DType::fp32;
+            std::vector<KernelConfig> space = search_space(spec, target);
+            std::shuffle(space.begin(), space.end(), random);
+            const int place = head_dim / 16 + (dtype == DType::fp16) + causal + dropout;
+            if (!has_turn(static_cast<std::size_t>(2 * float_output + place), 4)) continue;
+            if (!test_all()) space.resize(1);
+            for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+          }
+        }
+      }
+    }
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
+}  // namespace
+}  // namespace flashjit::nvrtc_testing

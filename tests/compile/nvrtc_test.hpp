@@ -1,0 +1,153 @@
+// CUDA kernels through NVRTC, many at a time, and what all of them must be.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "codegen/error.hpp"
+#include "codegen/render.hpp"
+#include "codegen/search_space.hpp"
+#include "runtime/cuda/nvrtc.hpp"
+
+namespace flashjit::nvrtc_testing {
+
+inline bool test_all() {
+  const char* value = std::getenv("FLASHJIT_TEST_ALL");
+  return value && std::string(value) == "1";
+}
+
+inline unsigned seed() {
+  const char* value = std::getenv("FLASHJIT_TEST_SEED");
+  return value ? static_cast<unsigned>(std::strtoul(value, nullptr, 10)) : 20260101u;
+}
+
+// Every n-th place has a turn, and every place with FLASHJIT_TEST_ALL=1; the seed says which is first.
+inline bool has_turn(std::size_t place, std::size_t n = 2) {
+  return test_all() || (place + seed()) % n == 0;
+}
+
+inline std::vector<Target> cuda_targets() {
+  std::vector<Target> targets;
+  for (const Target& target : Target::all()) {
+    if (target.is_cuda()) targets.push_back(target);
+  }
+  return targets;
+}
+
+inline AttentionSpec make_spec(DType dtype, int head_dim, int head_dim_v = 0) {
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.head_dim = head_dim;
+  spec.head_dim_v = head_dim_v;
+  return spec.validated();
+}
+
+struct Case {
+  AttentionSpec spec;
+  Target target;
+  KernelConfig config;
+  std::string name() const { return target.str() + " " + spec.to_json() + " " + to_json(config); }
+};
+
+inline Case default_case(const AttentionSpec& spec, const Target& target, int seqlen = 4096) {
+  const Shape shape{
+      .batch = 2, .seqlen_q = seqlen, .seqlen_k = seqlen, .num_heads_q = 16, .num_heads_kv = 16};
+  return {spec, target, heuristic_config(spec, target, shape)};
+}
+
+class NvrtcTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      compiler_ = nvrtc_compiler();
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.message() << "\n" << error.detail();
+    }
+  }
+
+  CompiledKernel compile(const Case& c) const {
+    return compiler_->compile(render(c.spec, c.target, c.config), /*keep_assembly=*/true);
+  }
+
+  // Compiles what differs, on two threads, as many as the smallest machine that runs this has, and checks
+  // each result in turn.
+  void for_each_compiled(const std::vector<Case>& all,
+                         const std::function<void(const Case&, const CompiledKernel&)>& check) const {
+    std::vector<Case> cases;
+    std::set<std::string> seen;
+    for (const Case& c : all)
+      if (seen.insert(c.name()).second) cases.push_back(c);
+    std::cout << cases.size() << " kernels, " << all.size() - cases.size() << " more are the same\n";
+    std::atomic<std::size_t> next = 0;
+    std::mutex checking;
+    const auto work = [&] {
+      for (std::size_t i; (i = next++) < cases.size();) {
+        try {
+          const CompiledKernel kernel = compile(cases[i]);
+          const std::lock_guard lock(checking);
+          check(cases[i], kernel);
+        } catch (const Error& error) {
+          const std::lock_guard lock(checking);
+          ADD_FAILURE() << cases[i].name() << ": " << error.message() << "\n" << error.detail();
+        }
+      }
+    };
+    std::thread second(work);
+    work();
+    second.join();
+  }
+
+  std::shared_ptr<const Compiler> compiler_;
+};
+
+// The step of that name; without one the kernel's first.
+inline const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view entry = {}) {
+  for (const CompiledStep& step : kernel.steps)
+    if (entry.empty() || step.entry == entry) return step;
+  throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(entry));
+}
+
+inline void expect_sound(const Case& c, const CompiledKernel& kernel) {
+  EXPECT_THAT(kernel.code.substr(0, 4),
+              "\x7f"
+              "ELF")
+      << c.name();
+  EXPECT_THAT(kernel.log, testing::Not(testing::HasSubstr("C75"))) << c.name();
+  EXPECT_THAT(kernel.log, testing::Not(testing::HasSubstr("warning"))) << c.name();
+  EXPECT_GT(step_of(kernel).registers, 0) << c.name();
+  const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
+  std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
+  if (c.target.arch_specific) {
+    instructions.insert(
+        instructions.end(),
+        {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_n) + "k16.f32." + type + "." +
+             type,
+         "cp.async.bulk.tensor.4d.shared", "mbarrier.try_wait", "setmaxnreg.inc", "setmaxnreg.dec"});
+  } else {
+    instructions.insert(
+        instructions.end(),
+        {"mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32",
+         "ldmatrix.sync.aligned.m8n8.x4.shared", ".trans.shared.b16", "cp.async.cg.shared.global"});
+  }
+  for (const std::string& instruction : instructions) {
+    EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
+  }
+}
+
+inline void expect_no_spill(const Case& c, const CompiledKernel& kernel) {
+  EXPECT_EQ(step_of(kernel).spill_bytes, 0) << c.name() << "\n" << kernel.log;
+}
+
+}  // namespace flashjit::nvrtc_testing

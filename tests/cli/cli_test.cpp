@@ -47,8 +47,8 @@ TEST(Help, NamesVerbsAndExitCodes) {
   const CommandLine flashjit;
   const Outcome help = flashjit({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word : {"doctor", "render", "compile", "generate", "run", "bench", "prebuild", "cache",
-                           "Exit codes", "invalid_spec"})
+  for (const char* word : {"doctor", "render", "compile", "generate", "mask", "run", "bench", "tune",
+                           "prebuild", "cache", "Exit codes", "invalid_spec"})
     EXPECT_THAT(help.out, HasSubstr(word));
 }
 
@@ -58,6 +58,7 @@ TEST(Help, ExamplesUseOptionsThatExist) {
                                                                                     {"render"},
                                                                                     {"compile"},
                                                                                     {"generate"},
+                                                                                    {"mask"},
                                                                                     {"run"},
                                                                                     {"bench"},
                                                                                     {"prebuild"},
@@ -74,6 +75,24 @@ TEST(Help, ExamplesUseOptionsThatExist) {
     for (std::sregex_iterator it(text.begin(), text.end(), option), end; it != end; ++it)
       EXPECT_THAT(options, HasSubstr(it->str())) << verb.back();
   }
+}
+
+// The first of them, a run of a spec, is also run.
+TEST(Help, HasThreeExamples) {
+  const CommandLine flashjit;
+  const std::string help = flashjit({"--help"}).out;
+  const std::regex example("\n  flashjit ([a-z]+) ([^\n]*)"), option("--[a-z][a-z-]*");
+  std::vector<std::string> verbs;
+  for (std::sregex_iterator it(help.begin(), help.end(), example), end; it != end; ++it) {
+    verbs.push_back((*it)[1]);
+    const std::string options = flashjit({verbs.back(), "--help"}).out, line = (*it)[2];
+    for (std::sregex_iterator of(line.begin(), line.end(), option); of != end; ++of)
+      EXPECT_THAT(options, HasSubstr(of->str())) << it->str();
+  }
+  EXPECT_THAT(verbs, ::testing::ElementsAre("run", "mask", "bench"));
+  std::smatch spec;
+  ASSERT_TRUE(std::regex_search(help, spec, std::regex("flashjit run '([^']*)' --verify\n")));
+  EXPECT_TRUE(flashjit({"run", spec[1], "--verify", "--json"}).json()["ok"].get<bool>());
 }
 
 TEST(Version, IsPrinted) {
@@ -318,23 +337,6 @@ TEST(Run, EveryMask) {
                 "--tree-bits", in + "tree_bits.npy"})
           .json();
   EXPECT_TRUE(own["ok"].get<bool>());
-}
-
-TEST(Mask, Drawn) {
-  const CommandLine flashjit;
-  const Outcome causal = flashjit({"mask", small_spec, "--seqlen-q", "384", "--heads-q", "1"});
-  EXPECT_EQ(causal.exit_code, 0) << causal.err;
-  EXPECT_THAT(causal.out,
-              AllOf(testing::StartsWith("+..\n#+.\n##+\n"),
-                    HasSubstr("3 skipped (.), 3 partial (+), 3 full (#)"), HasSubstr("50.1% of all pairs")));
-  const std::string svg = flashjit.folder() + "/mask.svg";
-  const nlohmann::json result =
-      flashjit({"mask", small_spec, "--seqlen-q", "384", "--tile-n", "64", "--svg", svg, "--json"}).json();
-  EXPECT_EQ(result["full"], 6);
-  std::ifstream file(svg);
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}),
-              AllOf(HasSubstr("<svg"), HasSubstr("</svg>")));
-  EXPECT_EQ(flashjit({"mask", small_spec, "--head", "99"}).exit_code, 3);
 }
 
 TEST(Run, OnOwnTensors) {

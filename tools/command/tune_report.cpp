@@ -13,6 +13,7 @@
 #include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/race.hpp"
 #include "tools/command/peak_rates.hpp"
+#include "tools/command/svg.hpp"
 #include "tools/command/workload.hpp"
 
 namespace flashjit::command {
@@ -40,29 +41,6 @@ Json shape_json(const Shape& s) {
 // JSON has no infinity.
 Json number_or_null(double value) {
   return std::isfinite(value) ? Json(value) : Json();
-}
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
 }
 
 constexpr char page_head[] = R"(<!DOCTYPE html>

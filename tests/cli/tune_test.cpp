@@ -11,8 +11,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 
 #include "tests/cli/command_line.hpp"
+#include "tests/cli/xml.hpp"
 
 namespace flashjit::cli_test {
 namespace {
@@ -65,6 +67,17 @@ TEST(Tune, ExplainsAndReports) {
   EXPECT_THAT(html, HasSubstr("<svg"));
   EXPECT_THAT(html, HasSubstr("48x512"));
   EXPECT_THAT(html, AllOf(HasSubstr("aria-label=\"roofline\""), HasSubstr("allows (measured")));
+  for (const char* words :
+       {">TFLOP/s</text>", ">arithmetic intensity: FLOP for each byte of the tensors</text>",
+        ">milliseconds a launch (shorter is faster)</text>", ">block_m x block_n</text>"})
+    EXPECT_THAT(html, HasSubstr(words));
+  EXPECT_TRUE(
+      std::regex_search(html, std::regex("<p>(The heuristic config 48x[0-9]+ stays: no other config was "
+                                         "faster beyond noise \\(the closest, 48x[0-9]+, took |48x[0-9]+ "
+                                         "won: it takes [0-9.]+% less time than the heuristic config)")))
+      << html;
+  for (std::size_t begin = 0; (begin = html.find("<svg", begin)) != std::string::npos; ++begin)
+    EXPECT_EQ(xml_error(html.substr(begin, html.find("</svg>", begin) + 6 - begin)), "");
   EXPECT_THAT(html, ::testing::Not(HasSubstr("http")));  // needs nothing else
 }
 

@@ -24,9 +24,11 @@ struct BenchOptions {
   bool processor_time = false;
   bool compile = false;  // measure engine.get instead of kernels
   std::vector<std::string> targets = {"native"};
-  bool start = false;  // measure the way to the first result instead
-  int threads = 16;    // that ask for a kernel in memory at once
-  bool serve = false;  // measure what standard input asks for
+  bool start = false;                  // measure the way to the first result instead
+  int threads = 16;                    // that ask for a kernel in memory at once
+  bool serve = false;                  // measure what standard input asks for
+  std::string svg;                     // a picture of the rows goes to this file
+  std::vector<std::string> baselines;  // files of recorded runs to draw beside this one
   bool json = false;
 };
 

@@ -2,7 +2,6 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
-#include <type_traits>
 
 #include "tools/command/exit_code.hpp"
 #include "tools/command/mask_picture.hpp"
@@ -44,31 +43,6 @@ void require_drawable(const DrawingOptions& options, const Shape& shape) {
   require("tiles", tiles_m * tiles_n, 1 << 22);
 }
 
-// "causal and sliding_window (sinks)": the kinds, and the fields that a reader needs.
-std::string title_of(const AttentionSpec& spec) {
-  std::string title;
-  for (const Mask& mask : spec.mask) {
-    std::string kind, fields;
-    const auto add = [&](const std::string& field) { fields += (fields.empty() ? "" : ", ") + field; };
-    std::visit(
-        [&](const auto& m) {
-          kind = m.kind;
-          m.for_each_field(m, [&]<class Field>(const char* name, const Field& value) {
-            if constexpr (std::is_same_v<Field, int>) {
-              add(name + (" " + std::to_string(value)));
-            } else if constexpr (std::is_same_v<Field, bool>) {
-              if (value) add(name);
-            } else {
-              if (value != Field{}) add(to_string(value));
-            }
-          });
-        },
-        mask);
-    title += (title.empty() ? "" : " and ") + kind + (fields.empty() ? "" : " (" + fields + ")");
-  }
-  return title.empty() ? "no mask" : title;
-}
-
 std::string subtitle_of(const DrawingOptions& options, const Shape& shape, const verify::Sequence& sequence,
                         const AttentionArgs& args) {
   std::string text = std::to_string(shape.seqlen_q) + " query rows x " + std::to_string(shape.seqlen_k) +
@@ -104,7 +78,7 @@ MaskPicture draw(const DrawingOptions& options) {
   data.set_sizes(args);
 
   const verify::Sequence sequence = verify::sequences_of(spec, args)[static_cast<std::size_t>(options.entry)];
-  MaskPicture picture{.title = title_of(spec),
+  MaskPicture picture{.title = mask_text(spec),
                       .subtitle = subtitle_of(options, shape, sequence, args),
                       .tile_m = options.tile_m,
                       .tile_n = options.tile_n,

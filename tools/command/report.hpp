@@ -16,6 +16,8 @@ void print_json(const Json& json);
 
 // "64x128, 2 stages, 4 warps"; on a CPU "64x128".
 std::string to_text(const KernelConfig& config, const Target& target);
+// The spec's masks with the fields that a reader needs: "causal and sliding_window (sinks)"; "no mask".
+std::string mask_text(const AttentionSpec& spec);
 Json config_json(const KernelConfig& config);
 
 // {spec, target, config, key, path, origin, registers, spill_bytes, smem_bytes, ms, ...}

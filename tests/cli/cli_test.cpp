@@ -1,4 +1,4 @@
-// Every verb: what it prints, as text and as JSON.
+// The output of every verb, as text and as JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ std::string slurp(const std::string& path) {
   return text.str();
 }
 
-// "'<f4' (2,48)": type and shape of a .npy file.
+// Type and shape of a .npy file: "'<f4' (2,48)".
 std::string npy_header(const std::string& path) {
   const std::string bytes = slurp(path).substr(0, 128);
   std::smatch found;
@@ -78,7 +78,7 @@ TEST(Help, ExamplesUseOptionsThatExist) {
   }
 }
 
-// The first of them, a run of a spec, is also run.
+// The test also runs the first example, which is a run of a spec.
 TEST(Help, HasThreeExamples) {
   const CommandLine flashjit;
   const std::string help = flashjit({"--help"}).out;
@@ -139,7 +139,7 @@ TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
                     HasSubstr("0 tune records")));
   EXPECT_THAT(found[1]["found"].get<std::string>(), HasSubstr("0 entries, 0 tune records"));
 
-  // With a layer that cannot be used no engine starts.
+  // An engine does not start if a layer cannot be used.
   flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent";
   const Outcome broken = flashjit({"doctor"});
   EXPECT_EQ(broken.exit_code, 4);
@@ -327,7 +327,7 @@ TEST(Run, EveryMask) {
             .json();
     EXPECT_TRUE(generated["ok"].get<bool>()) << masks;
   }
-  // Written, and read again.
+  // generate writes tensors; run reads them.
   const std::string spec =
       R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["padding", "tree"]})";
   const std::string in = flashjit.folder() + "/in/";
@@ -356,11 +356,11 @@ TEST(Run, OnOwnTensors) {
   EXPECT_EQ(npy_header(out), "'<f4' (2,48,4,16)");
   EXPECT_EQ(npy_header(lse), "'<f4' (2,4,48)");
 
-  // Generated from the same seed, it is the same problem.
+  // The same seed generates the same problem.
   const std::string again = flashjit.folder() + "/again.npy";
   flashjit(std::vector<std::string>{"run", small_spec, "--seed", "3", "--out", again} + tiny);
   EXPECT_TRUE(slurp(again) == slurp(out));
-  // Another scale is another result.
+  // Another scale gives another result.
   flashjit(run + std::vector<std::string>{"--softmax-scale", "2", "--out", again});
   EXPECT_FALSE(slurp(again) == slurp(out));
 }
@@ -425,7 +425,7 @@ TEST(Bench, DrawsSpeedOverSeqlenBesideABaseline) {
   const CommandLine flashjit;
   const std::string full = R"({"op": "forward", "dtype": "fp32", "head_dim": 16})";
   const std::string svg = flashjit.folder() + "/speed.svg";
-  // Another config of the same computation, a peer, and a spec that is not drawn.
+  // The baseline has another config of the same computation, a peer, and a spec that is not drawn.
   const std::string before =
       flashjit.file("before.json", R"({"model": "Imaginary <1>", "target": "sm_0", "rows": [
       {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], "lse": false,

@@ -26,7 +26,8 @@
 namespace flashjit::command {
 namespace {
 
-// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps, in place of those of `pins`.
+// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps. They replace those of
+// `pins`.
 PinnedConfig parse_config(const std::string& text, PinnedConfig pins) {
   std::optional<int>* const fields[] = {&pins.block_m, &pins.block_n, &pins.num_stages, &pins.num_warps};
   std::size_t count = 0;
@@ -78,7 +79,7 @@ struct Candidate {
 
 struct Row : Measured {
   std::string spec_name;
-  std::optional<double> fma_share, amx_share;  // CPU; the latter of kernels that use it
+  std::optional<double> fma_share, amx_share;  // on a CPU; amx_share only for kernels that use AMX
 };
 
 class Bench {
@@ -108,7 +109,7 @@ class Bench {
     }
   }
 
-  // Every spec and config at one sequence length, rounds interleaved.
+  // Measures every spec and config at one sequence length; their rounds are interleaved.
   void measure(int seqlen) {
     Shape shape = options_.shape.shape();
     shape.seqlen_q = seqlen;
@@ -228,7 +229,7 @@ class Bench {
   }
 
  private:
-  // Compiles what is not there yet, on all cores.
+  // Compiles the missing kernels on all cores.
   void get_all(const std::vector<AttentionSpec>& specs, const Shape& shape) {
     const Progress progress("compiling for " + engine_.target().str());
     run_jobs(specs.size(), 0, [&](std::size_t i) { engine_.get(specs[i], shape); });
@@ -267,7 +268,7 @@ int bench_kernels(const BenchOptions& options) {
 }  // namespace
 
 int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch) {
-  time(launch);  // touches the memory for the first time
+  time(launch);  // the first launch touches new memory, and is not counted
   constexpr double least_ms = 1;
   return static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(launch), 1e-4)), 1.0, 1000.0));
 }
@@ -314,29 +315,30 @@ Verb add_bench(const Arguments& parent) {
       .at_least(0)
       .capture_default_str();
   app.add_option("--tokens", options->tokens,
-                 "Choose the batch so that it has about so many query rows in all")
+                 "Choose the batch so that it has about this many query rows in all")
       .at_least(0);
   const Argument configs =
       app.add_option("--configs", options->configs,
                      "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
-                     "64x128,128x64x2x4 [the one that would be taken]");
-  app.add_option("--rounds", options->rounds, "Samples of each; candidates take turns")
+                     "64x128,128x64x2x4 [the config that an engine takes]");
+  app.add_option("--rounds", options->rounds, "Samples of each kernel; kernels take turns")
       .at_least(1)
       .capture_default_str();
-  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   app.add_flag("--processor-time", options->processor_time,
                "Measure processor time, blind to other processes; with --num-threads 1 only");
   const Argument compile = app.add_flag("--compile", options->compile,
                                         "Measure engine.get instead: cold, warm and hot, for each --targets");
-  app.add_option("--targets", options->targets, "Of --compile, with commas: sm_80, ..., native")
+  app.add_option("--targets", options->targets, "Targets of --compile, with commas: sm_80, ..., native")
       .delimiter(',')
       .needs(compile)
       .capture_default_str();
   compile.excludes(configs);
-  const Argument start = app.add_flag("--start", options->start,
-                                      "Measure what this process takes to its first result instead, and then "
-                                      "engine.get from disk and from memory");
-  app.add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
+  const Argument start =
+      app.add_flag("--start", options->start,
+                   "Measure this process up to its first result instead, and then engine.get "
+                   "from disk and from memory");
+  app.add_option("--threads", options->threads, "Threads of --start that ask at once for a kernel in memory")
       .between(1, max_num_threads)
       .needs(start)
       .capture_default_str();
@@ -353,16 +355,16 @@ Verb add_bench(const Arguments& parent) {
     serve.excludes(app.get_option(name));
   add_json(app, options->json);
   app.footer(
-      "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
-      "half the\n"
-      "distance between the quartiles. On a CPU the rates of multiply-adds in registers, and of AMX, are "
-      "measured\nin the same rounds.\n\n"
-      "A request of --serve is an entry of a manifest, a spec with its shapes, and may say \"rounds\":\n"
+      "TFLOP/s count 2 (head_dim + head_dim_v) operations for each query head and each pair that the\n"
+      "mask keeps. +-% is half the distance between the quartiles. On a CPU the same rounds measure the\n"
+      "rates of multiply-adds in registers and of AMX.\n\n"
+      "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"
       "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192}], \"rounds\": 40}\n"
-      "The answer has \"rows\", one a shape, or \"error\". Numbers are bell-shaped, without the outliers\n"
-      "of other verbs. On a CPU rounds are samples, as without --serve. On a GPU rounds are milliseconds\n"
-      "in which every launch is a sample: 256 MB are cleared before each, and the host waits only at the\n"
-      "end, so that the GPU is busy throughout. A quarter as many launches warm it up.\n\n"
+      "The answer has \"rows\", one for each shape, or \"error\". The tensors' numbers are bell-shaped,\n"
+      "without the outliers of other verbs. On a CPU a round is a sample, as without --serve. On a GPU\n"
+      "rounds are milliseconds in which every launch is a sample. The GPU clears 256 MB before each launch.\n"
+      "The host waits only at the end, so that the GPU is always busy. A quarter as many launches warm it\n"
+      "up.\n\n"
       "Examples:\n"
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
       "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"

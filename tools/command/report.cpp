@@ -11,13 +11,13 @@ void print_json(const Json& json) {
 }
 
 std::string to_text(const KernelConfig& config, const Target& target) {
-  std::string text;  // sizes of 0: kernels without blocks
+  std::string text;  // kernels without blocks have sizes of 0
   if (config.block_m != 0) text = std::to_string(config.block_m) + "x" + std::to_string(config.block_n);
   if (target.is_cuda()) {
     text += std::string(text.empty() ? "" : ", ") + std::to_string(config.num_stages) + " stages, " +
             std::to_string(config.num_warps) + " warps";
   }
-  // Choices that few kernels have, where they are not at their defaults.
+  // Choices of a few kernels are shown unless they are at their defaults.
   if (config.q_in_registers) text += ", q in registers";
   if (config.ping_pong) text += ", ping-pong";
   if (config.tile_order != TileOrder::heads) text += std::string(", ") + to_string(config.tile_order);

@@ -11,7 +11,7 @@ namespace flashjit::command {
 
 using Json = nlohmann::ordered_json;
 
-// To stdout, indented. Text that is not UTF-8 (a path, a log) is mended, never an error.
+// Prints to stdout, indented. Bytes that are not UTF-8 (in a path or a log) are replaced.
 void print_json(const Json& json);
 
 // "64x128, 2 stages, 4 warps"; on a CPU "64x128".
@@ -22,7 +22,7 @@ Json config_json(const KernelConfig& config);
 
 // {spec, target, config, key, path, origin, registers, spill_bytes, smem_bytes, ms, ...}
 Json kernel_json(const KernelInfo& info);
-// Where the kernel lies on disk, or why it does not.
+// The kernel's path on disk, or the reason why it has none.
 std::string where_cached(const KernelInfo& info);
 
 // A time or a rate with about three digits and no exponent: "1530", "41.6", "0.26".

@@ -291,14 +291,14 @@ std::optional<Peak> peak_of(const Engine& engine, int num_threads) {
     Peak best{.bandwidth = measure_read_bandwidth(threads),
               .source = "measured: float32 multiply-adds in registers and reads of memory, " +
                         std::to_string(threads) + (threads == 1 ? " thread" : " threads")};
-    for (int i = 0; i < 20; ++i) {  // others may be at work
+    for (int i = 0; i < 20; ++i) {  // other processes may disturb some measurements
       best.tflops =
           std::max(best.tflops, measure_fma_tflops(engine.target().vector_bytes(), threads, Clock::wall));
     }
     return best;
   }
-  // Dense, with float32 accumulation; boards of the SXM kind unless the name says otherwise. The first whose
-  // name is part of the device's.
+  // Dense products with float32 accumulation; SXM boards unless the name says otherwise. The first sheet
+  // whose name is part of the device's name counts.
   struct Sheet {
     const char* name;
     double tflops, bandwidth;

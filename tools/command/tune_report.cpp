@@ -14,19 +14,14 @@
 #include "runtime/tune/race.hpp"
 #include "tools/command/peak_rates.hpp"
 #include "tools/command/svg.hpp"
+#include "tools/command/tune_reason.hpp"
 #include "tools/command/workload.hpp"
 
 namespace flashjit::command {
 namespace {
 
-const TuneCandidate* find(const TuneRecord& record, const KernelConfig& config) {
-  const auto it = std::find_if(record.candidates.begin(), record.candidates.end(),
-                               [&](const TuneCandidate& c) { return c.config == config; });
-  return it == record.candidates.end() ? nullptr : &*it;
-}
-
 double ms_of(const TuneRecord& record, const KernelConfig& config) {
-  const TuneCandidate* candidate = find(record, config);
+  const TuneCandidate* candidate = candidate_of(record, config);
   return candidate ? median_ms(*candidate) : std::numeric_limits<double>::infinity();
 }
 
@@ -167,46 +162,6 @@ std::string roofline_chart(const TunedShape& tuned) {
   return svg.str();
 }
 
-// "block_n 512 instead of 64": the sizes in which two configs differ.
-std::string differences(const KernelConfig& to, const KernelConfig& from) {
-  std::string text;
-  const auto add = [&](const char* name, int now, int before) {
-    if (now != before)
-      text += (text.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(now) + " instead of " +
-              std::to_string(before);
-  };
-  add("block_m", to.block_m, from.block_m);
-  add("block_n", to.block_n, from.block_n);
-  add("num_stages", to.num_stages, from.num_stages);
-  add("num_warps", to.num_warps, from.num_warps);
-  if (to.q_in_registers != from.q_in_registers)
-    text += (text.empty() ? "" : ", ") + std::string(to.q_in_registers ? "q" : "no q") + " in registers";
-  if (to.ping_pong != from.ping_pong)
-    text += (text.empty() ? "" : ", ") + std::string(to.ping_pong ? "ping-pong" : "no ping-pong");
-  if (to.tile_order != from.tile_order)
-    text += (text.empty() ? "" : ", ") + std::string("tile order ") + to_string(to.tile_order);
-  if (to.pack_gqa != from.pack_gqa)
-    text += (text.empty() ? "" : ", ") + std::string(to.pack_gqa ? "packed heads" : "heads not packed");
-  return text;
-}
-
-// How many of the rounds after the selection the candidate won against the heuristic config.
-struct Confirmed {
-  std::size_t won = 0, rounds = 0;
-};
-Confirmed confirmed(const TuneCandidate& candidate, const TuneCandidate& heuristic) {
-  Confirmed count;
-  const std::size_t rounds = std::min(candidate.samples_ms.size(), heuristic.samples_ms.size());
-  for (std::size_t r = screen_rounds; r < rounds; ++r, ++count.rounds)
-    count.won += candidate.samples_ms[r] < heuristic.samples_ms[r];
-  return count;
-}
-
-// Key blocks that a tile of query rows visits without a mask.
-int key_blocks(const KernelConfig& config, const Shape& shape) {
-  return config.block_n == 0 ? 0 : (shape.seqlen_k + config.block_n - 1) / config.block_n;
-}
-
 void write_shape(std::ostream& page, const TunedShape& tuned) {
   const TuneRecord& record = tuned.result.record;
   page << "<h2>" << escaped(to_text(record.shape)) << ", " << escaped(tuned.target.str())
@@ -223,7 +178,7 @@ void write_shape(std::ostream& page, const TunedShape& tuned) {
          << "</td><td>" << escaped(to_text(config, tuned.target)) << "</td><td>" << number(ms) << "</td><td>"
          << number(tuned.work.flops / ms * 1e-9) << "</td></tr>\n";
   }
-  page << "</table>\n<p>" << escaped(why_chosen(tuned)) << "</p>\n";
+  page << "</table>\n<p>" << escaped(why_chosen(record, tuned.target)) << "</p>\n";
   if (tuned.peak && tuned.work.flops > 0) page << roofline_chart(tuned);
   page << candidates_chart(tuned);
   for (const TuneCandidate& c : record.candidates) {
@@ -234,41 +189,6 @@ void write_shape(std::ostream& page, const TunedShape& tuned) {
 }
 
 }  // namespace
-
-std::string why_chosen(const TunedShape& tuned) {
-  const TuneRecord& record = tuned.result.record;
-  const std::string chosen = to_text(record.chosen, tuned.target);
-  const std::string early = record.complete ? "" : ", but the race ended early";
-  const TuneCandidate* const heuristic = find(record, record.heuristic);
-  if (!heuristic || heuristic->samples_ms.empty()) return "Nothing was measured.";
-  if (record.chosen == record.heuristic) {
-    const TuneCandidate* second = nullptr;
-    for (const TuneCandidate& c : record.candidates) {
-      if (&c != heuristic && !c.samples_ms.empty() && (!second || median_ms(c) < median_ms(*second)))
-        second = &c;
-    }
-    if (!second)
-      return "The heuristic config " + chosen + " stays: no other config was measured" + early + ".";
-    const double percent = 100 * (median_ms(*second) / median_ms(*heuristic) - 1);
-    return "The heuristic config " + chosen +
-           " stays: no other config was faster beyond noise (the closest, " +
-           to_text(second->config, tuned.target) + ", took " + number(std::abs(percent)) + "% " +
-           (percent < 0 ? "less" : "more") + " time in " + std::to_string(second->samples_ms.size()) +
-           (second->samples_ms.size() == 1 ? " sample)" : " samples)") + early + ".";
-  }
-  const Confirmed rounds = confirmed(*find(record, record.chosen), *heuristic);
-  const int blocks = key_blocks(record.chosen, record.shape),
-            before = key_blocks(record.heuristic, record.shape);
-  return chosen + " won: it takes " + number(tuned.gain_percent()) +
-         "% less time than the heuristic config " + to_text(record.heuristic, tuned.target) +
-         " and was faster in " + std::to_string(rounds.won) + " of " + std::to_string(rounds.rounds) +
-         " rounds after the selection; it has " + differences(record.chosen, record.heuristic) +
-         (blocks == before
-              ? ""
-              : ", so that a query tile visits up to " + std::to_string(blocks) +
-                    (blocks == 1 ? " key block, not " : " key blocks, not ") + std::to_string(before)) +
-         early + ".";
-}
 
 double TunedShape::chosen_ms() const {
   return ms_of(result.record, result.record.chosen);

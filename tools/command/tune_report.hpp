@@ -53,9 +53,6 @@ struct TunedShape {
 // "2 x 4096, heads 32/8": batch, seqlen, heads.
 std::string to_text(const Shape& shape);
 
-// One sentence: which config was chosen, by how much it won, and in what it differs from the heuristic one.
-std::string why_chosen(const TunedShape& tuned);
-
 Json tuned_json(const TunedShape& tuned);
 
 // A page that needs nothing else: for each shape chosen against heuristic, both on the device's roofline

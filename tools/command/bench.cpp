@@ -298,7 +298,7 @@ Verb add_bench(const Arguments& parent) {
   const Arguments app =
       parent.add_subcommand("bench", "Measure kernels over shapes and configs, or the way to them");
   const auto options = std::make_shared<BenchOptions>();
-  const Arguments what = app.add_choice("What to measure");
+  const Arguments what = app.add_choice("Measurement");
   what.add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text");
   const Argument serve = what.add_flag(
       "--serve", options->serve,

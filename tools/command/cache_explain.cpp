@@ -139,7 +139,7 @@ CacheAction add_explain(const Arguments& app) {
       app.add_option("--spec", options->spec,
                      "Show the key that an engine looks up for this spec, and whether the cache has it");
   keys.excludes(spec);
-  app.add_option("--target", options->target, "Of --spec").needs(spec).capture_default_str();
+  app.add_option("--target", options->target, "Target for --spec").needs(spec).capture_default_str();
   options->shape.add(app);
   app.footer(
       "Examples:\n"

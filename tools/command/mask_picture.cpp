@@ -157,7 +157,7 @@ std::string to_svg(const MaskPicture& picture) {
     const std::string square = coordinate(columns[i]);
     svg << "<rect x=\"" << square << "\" y=\"" << coordinate(legend - 13)
         << "\" width=\"16\" height=\"16\" fill=\"" << style.colour << "\" stroke=\"#888\"/>\n";
-    // Of a partial tile the picture shows which pairs are kept.
+    // The picture shows the kept pairs of partial tiles, and so does this square.
     if (style.tile == Tile::partial && !picture.pairs.empty())
       svg << "<path fill=\"" << kept_pair << "\" d=\"M" << square << ' ' << coordinate(legend - 13)
           << "v16h16z\"/>\n";

@@ -1,4 +1,4 @@
-// How facts are printed, for people and as JSON.
+// Output for people and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -240,7 +240,7 @@ Verb add_run(const Arguments& parent) {
   options->shape.add(app);
   options->masks.add(app);
   options->dropout.add(app);
-  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
     app.get_option(name).excludes(q).group(generated);
   }

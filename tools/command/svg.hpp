@@ -1,4 +1,4 @@
-// What the pictures of the command share.
+// Text, numbers and ticks for the command's pictures.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace flashjit::command {
 
-// The text as XML and HTML have it between tags and in quotes.
+// Escapes a text for XML and HTML, between tags and in quotes.
 std::string escaped(const std::string& text);
 
 // A coordinate with at most two decimals, the same on every machine: "12", "12.5".

@@ -23,7 +23,7 @@ struct OracleOptions {
       0;  // 0: every row. Otherwise about so many, spread over all heads, first and last included
   std::uint64_t seed = 0;  // seed of the choice of rows
   int num_threads = 0;     // 0: one for each processor
-  // Of the forward only:
+  // The rest is for the forward only.
   Keep keep;                     // one more mask beside the spec's masks
   bool repeated_scores = false;  // rows hold many equal scores: forward_bound.hpp, 5
   // Times log2(e); NaN is no wrong result of rows whose maximum is beyond: forward_bound.hpp, 9.
@@ -42,12 +42,12 @@ struct Output {
 // value is too and its bound is 0. If the exact result cannot be told, the bound is NaN.
 struct Expected {
   std::size_t output = 0;  // of Oracle::outputs
-  // Where the first element is: by the output's coordinates, of which the last counts on, and in
-  // Output::actual.
+  // The first element's coordinates and its index in Output::actual. The last coordinate counts on from
+  // element to element.
   std::array<std::int64_t, 4> place = {};
   std::int64_t index = 0;
   std::span<const double> values, bounds;
-  // Results that nobody can call wrong, as float32 may not hold what leads to the values.
+  // Results that are excused, because float32 may not hold the terms of the values.
   bool may_be_nan = false;
   std::optional<double> may_be = {};
 };

@@ -1,4 +1,4 @@
-// Every verb: what it prints, as text and as JSON.
+// The output of every verb, as text and as JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "tests/cli/command_line.hpp"
+#include "tests/cli/xml.hpp"
 
 namespace flashjit::cli_test {
 namespace {
@@ -34,7 +35,7 @@ std::string slurp(const std::string& path) {
   return text.str();
 }
 
-// "'<f4' (2,48)": type and shape of a .npy file.
+// Type and shape of a .npy file: "'<f4' (2,48)".
 std::string npy_header(const std::string& path) {
   const std::string bytes = slurp(path).substr(0, 128);
   std::smatch found;
@@ -47,8 +48,8 @@ TEST(Help, NamesVerbsAndExitCodes) {
   const CommandLine flashjit;
   const Outcome help = flashjit({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* word : {"doctor", "render", "compile", "generate", "run", "bench", "prebuild", "cache",
-                           "Exit codes", "invalid_spec"})
+  for (const char* word : {"doctor", "render", "compile", "generate", "mask", "run", "bench", "tune",
+                           "prebuild", "cache", "Exit codes", "invalid_spec"})
     EXPECT_THAT(help.out, HasSubstr(word));
 }
 
@@ -58,6 +59,7 @@ TEST(Help, ExamplesUseOptionsThatExist) {
                                                                                     {"render"},
                                                                                     {"compile"},
                                                                                     {"generate"},
+                                                                                    {"mask"},
                                                                                     {"run"},
                                                                                     {"bench"},
                                                                                     {"prebuild"},
@@ -74,6 +76,24 @@ TEST(Help, ExamplesUseOptionsThatExist) {
     for (std::sregex_iterator it(text.begin(), text.end(), option), end; it != end; ++it)
       EXPECT_THAT(options, HasSubstr(it->str())) << verb.back();
   }
+}
+
+// The test also runs the first example, which is a run of a spec.
+TEST(Help, HasThreeExamples) {
+  const CommandLine flashjit;
+  const std::string help = flashjit({"--help"}).out;
+  const std::regex example("\n  flashjit ([a-z]+) ([^\n]*)"), option("--[a-z][a-z-]*");
+  std::vector<std::string> verbs;
+  for (std::sregex_iterator it(help.begin(), help.end(), example), end; it != end; ++it) {
+    verbs.push_back((*it)[1]);
+    const std::string options = flashjit({verbs.back(), "--help"}).out, line = (*it)[2];
+    for (std::sregex_iterator of(line.begin(), line.end(), option); of != end; ++of)
+      EXPECT_THAT(options, HasSubstr(of->str())) << it->str();
+  }
+  EXPECT_THAT(verbs, ::testing::ElementsAre("run", "mask", "bench"));
+  std::smatch spec;
+  ASSERT_TRUE(std::regex_search(help, spec, std::regex("flashjit run '([^']*)' --verify\n")));
+  EXPECT_TRUE(flashjit({"run", spec[1], "--verify", "--json"}).json()["ok"].get<bool>());
 }
 
 TEST(Version, IsPrinted) {
@@ -119,7 +139,7 @@ TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
                     HasSubstr("0 tune records")));
   EXPECT_THAT(found[1]["found"].get<std::string>(), HasSubstr("0 entries, 0 tune records"));
 
-  // With a layer that cannot be used no engine starts.
+  // An engine does not start if a layer cannot be used.
   flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent";
   const Outcome broken = flashjit({"doctor"});
   EXPECT_EQ(broken.exit_code, 4);
@@ -307,7 +327,7 @@ TEST(Run, EveryMask) {
             .json();
     EXPECT_TRUE(generated["ok"].get<bool>()) << masks;
   }
-  // Written, and read again.
+  // generate writes tensors; run reads them.
   const std::string spec =
       R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["padding", "tree"]})";
   const std::string in = flashjit.folder() + "/in/";
@@ -318,23 +338,6 @@ TEST(Run, EveryMask) {
                 "--tree-bits", in + "tree_bits.npy"})
           .json();
   EXPECT_TRUE(own["ok"].get<bool>());
-}
-
-TEST(Mask, Drawn) {
-  const CommandLine flashjit;
-  const Outcome causal = flashjit({"mask", small_spec, "--seqlen-q", "384", "--heads-q", "1"});
-  EXPECT_EQ(causal.exit_code, 0) << causal.err;
-  EXPECT_THAT(causal.out,
-              AllOf(testing::StartsWith("+..\n#+.\n##+\n"),
-                    HasSubstr("3 skipped (.), 3 partial (+), 3 full (#)"), HasSubstr("50.1% of all pairs")));
-  const std::string svg = flashjit.folder() + "/mask.svg";
-  const nlohmann::json result =
-      flashjit({"mask", small_spec, "--seqlen-q", "384", "--tile-n", "64", "--svg", svg, "--json"}).json();
-  EXPECT_EQ(result["full"], 6);
-  std::ifstream file(svg);
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}),
-              AllOf(HasSubstr("<svg"), HasSubstr("</svg>")));
-  EXPECT_EQ(flashjit({"mask", small_spec, "--head", "99"}).exit_code, 3);
 }
 
 TEST(Run, OnOwnTensors) {
@@ -353,11 +356,11 @@ TEST(Run, OnOwnTensors) {
   EXPECT_EQ(npy_header(out), "'<f4' (2,48,4,16)");
   EXPECT_EQ(npy_header(lse), "'<f4' (2,4,48)");
 
-  // Generated from the same seed, it is the same problem.
+  // The same seed generates the same problem.
   const std::string again = flashjit.folder() + "/again.npy";
   flashjit(std::vector<std::string>{"run", small_spec, "--seed", "3", "--out", again} + tiny);
   EXPECT_TRUE(slurp(again) == slurp(out));
-  // Another scale is another result.
+  // Another scale gives another result.
   flashjit(run + std::vector<std::string>{"--softmax-scale", "2", "--out", again});
   EXPECT_FALSE(slurp(again) == slurp(out));
 }
@@ -416,6 +419,79 @@ TEST(Bench, ComparesConfigs) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   EXPECT_THAT(table.out,
               AllOf(HasSubstr(one), HasSubstr("32 x 32"), HasSubstr("64 x 64"), HasSubstr("of FMA")));
+}
+
+TEST(Bench, DrawsSpeedOverSeqlenBesideABaseline) {
+  const CommandLine flashjit;
+  const std::string full = R"({"op": "forward", "dtype": "fp32", "head_dim": 16})";
+  const std::string svg = flashjit.folder() + "/speed.svg";
+  // The baseline has another config of the same computation, a peer, and a spec that is not drawn.
+  const std::string before =
+      flashjit.file("before.json", R"({"model": "Imaginary <1>", "target": "sm_0", "rows": [
+      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], "lse": false,
+                "config": {"block_m": 48}}, "seqlen_q": 16, "tflops": 200.0},
+      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 64, "tflops": 400},
+      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 64, "tflops": 100},
+      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 32, "tflops": 7,
+       "name": "peer"},
+      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 24}, "seqlen_q": 4096, "tflops": 9999}]})");
+  const std::vector<std::string> bench = {"bench",     small_spec,   full,       "--seqlens", "16,64",
+                                          "--heads-q", "2",          "--rounds", "1",         "--svg",
+                                          svg,         "--baseline", before};
+  const Outcome outcome = flashjit(bench);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("TFLOP/s")) << "the table is still printed";
+  const std::string picture = slurp(svg);
+  EXPECT_EQ(xml_error(picture), "");
+  EXPECT_THAT(picture,
+              AllOf(HasSubstr(">this run ("), HasSubstr(">before (Imaginary &lt;1&gt;, sm_0)</text>"),
+                    HasSubstr(">peer (Imaginary &lt;1&gt;, sm_0)</text>")));
+  EXPECT_THAT(picture, AllOf(HasSubstr(">fp32, head_dim 16, causal</text>"),
+                             HasSubstr(">fp32, head_dim 16, no mask</text>"),
+                             HasSubstr(">seqlen (logarithmic)</text>"), HasSubstr(">TFLOP/s</text>"),
+                             HasSubstr(">16</text>"), HasSubstr(">64</text>"), HasSubstr(">400</text>")));
+  EXPECT_THAT(picture, ::testing::Not(HasSubstr("4096")));
+  EXPECT_THAT(picture, HasSubstr("seqlen 64: 400 TFLOP/s</title>"));
+  EXPECT_THAT(picture, ::testing::Not(HasSubstr("seqlen 64: 100 TFLOP/s</title>")))
+      << "the fastest config counts";
+  // 16, 32 and 64 are equally far apart; 200 is half as high as 400.
+  std::smatch line;
+  ASSERT_TRUE(std::regex_search(
+      picture, line, std::regex("points=\"([0-9.]+),([0-9.]+) ([0-9.]+),([0-9.]+)\"[^>]*#1565c0")));
+  EXPECT_NEAR(std::stod(line[2]) - std::stod(line[4]), 80, 0.1);
+  EXPECT_NEAR(std::stod(line[3]) - std::stod(line[1]), 206, 0.1);
+  EXPECT_THAT(picture, HasSubstr("cx=\"" + std::string("189") + "\""));
+
+  // What bench --json prints is a baseline.
+  const std::string own = flashjit.file(
+      "own.json",
+      flashjit({"bench", full, "--seqlens", "16", "--heads-q", "2", "--rounds", "1", "--json"}).out);
+  EXPECT_EQ(flashjit({"bench", full, "--seqlens", "16", "--heads-q", "2", "--rounds", "1", "--svg", svg,
+                      "--baseline", own})
+                .exit_code,
+            0);
+  EXPECT_THAT(slurp(svg), HasSubstr(">own ("));
+  EXPECT_THAT(slurp(svg), HasSubstr(">GFLOP/s</text>"));
+}
+
+TEST(Bench, RefusesABaselineBeforeItMeasures) {
+  const CommandLine flashjit;
+  const std::string svg = flashjit.folder() + "/speed.svg";
+  const auto refused = [&](const std::string& text) {
+    const Outcome outcome =
+        flashjit({"bench", small_spec, "--svg", svg, "--baseline", flashjit.file("b.json", text)});
+    EXPECT_EQ(outcome.exit_code, 3) << text;
+    EXPECT_FALSE(std::filesystem::exists(svg)) << text;
+    return outcome.err;
+  };
+  EXPECT_THAT(refused("no JSON"), HasSubstr("it has no \"rows\""));
+  EXPECT_THAT(refused("[]"), HasSubstr("'flashjit bench --json' printed would work"));
+  EXPECT_THAT(refused(R"({"rows": [1]})"), HasSubstr("a row has no \"spec\""));
+  EXPECT_THAT(refused(R"({"rows": [{"spec": {}, "seqlen_q": 1.5}]})"),
+              HasSubstr("a row has no \"seqlen_q\""));
+  EXPECT_THAT(refused(R"({"rows": []})"), HasSubstr("has no row of a SPEC"));
+  EXPECT_EQ(flashjit({"bench", small_spec, "--baseline", "b.json"}).exit_code, 64) << "it needs --svg";
+  EXPECT_EQ(flashjit({"bench", small_spec, "--svg", svg, "--compile"}).exit_code, 64);
 }
 
 TEST(Bench, MeasuresTheWayToAKernel) {

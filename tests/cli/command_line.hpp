@@ -12,12 +12,13 @@ struct Outcome {
   int exit_code = -1;  // 128 + n: killed by signal n
   std::string out, err;
 
-  // Of stdout; and the "error" object of stderr. A failed expectation and null if that is not JSON.
+  // The JSON of stdout, and the "error" object of stderr. If the text is not JSON: a failed expectation, and
+  // null.
   nlohmann::json json() const;
   nlohmann::json error() const;
 };
 
-// Private to a test: a folder for files, and a cache inside it that the command uses. Removed at the end.
+// Each object has its own folder for files, with a cache for the command in it. The destructor removes it.
 class CommandLine {
  public:
   CommandLine();
@@ -32,9 +33,9 @@ class CommandLine {
   // Writes a file into the folder and gives its path.
   std::string file(const std::string& name, const std::string& text) const;
 
-  // Where standard output goes instead of a file; Outcome::out is empty then.
+  // If set, the path to which standard output goes; Outcome::out is empty then.
   std::string standard_output;
-  // On top of this process's.
+  // Variables that are added to this process's environment.
   std::map<std::string, std::string> environment;
 
  private:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The installed tree serves programs by find_package and by pkg-config, wherever it is moved to, and the README shows the
-# programs that are built here: installed.sh BUILD_FOLDER
+# The installed tree can be moved and serves programs through find_package and through pkg-config. The README shows the
+# programs that are built here. Usage: installed.sh BUILD_FOLDER
 set -eu
 build=$1
 cd "$(dirname "$0")/../.."

@@ -1,4 +1,4 @@
-// flashjit tune: records that engines then use, a report, reasons, Ctrl-C.
+// flashjit tune: records that engines use, the report, reasons, Ctrl-C.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 
 #include "tests/cli/command_line.hpp"
+#include "tests/cli/xml.hpp"
 
 namespace flashjit::cli_test {
 namespace {
@@ -20,7 +22,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Four candidates.
+// A spec with four candidates.
 const std::string narrow_spec =
     R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], "config": {"block_m": 48}})";
 
@@ -65,6 +67,17 @@ TEST(Tune, ExplainsAndReports) {
   EXPECT_THAT(html, HasSubstr("<svg"));
   EXPECT_THAT(html, HasSubstr("48x512"));
   EXPECT_THAT(html, AllOf(HasSubstr("aria-label=\"roofline\""), HasSubstr("allows (measured")));
+  for (const char* words :
+       {">TFLOP/s</text>", ">arithmetic intensity: FLOP for each byte of the tensors</text>",
+        ">milliseconds a launch (shorter is faster)</text>", ">block_m x block_n</text>"})
+    EXPECT_THAT(html, HasSubstr(words));
+  EXPECT_TRUE(
+      std::regex_search(html, std::regex("<p>(The heuristic config 48x[0-9]+ stays: no other config was "
+                                         "faster beyond noise \\(the closest, 48x[0-9]+, took |48x[0-9]+ "
+                                         "won: it takes [0-9.]+% less time than the heuristic config)")))
+      << html;
+  for (std::size_t begin = 0; (begin = html.find("<svg", begin)) != std::string::npos; ++begin)
+    EXPECT_EQ(xml_error(html.substr(begin, html.find("</svg>", begin) + 6 - begin)), "");
   EXPECT_THAT(html, ::testing::Not(HasSubstr("http")));  // needs nothing else
 }
 
@@ -80,7 +93,7 @@ TEST(Tune, BadCommandLines) {
             3);
 }
 
-// A command whose stderr is a terminal.
+// Runs the command with a terminal as stderr.
 class OnTerminal {
  public:
   OnTerminal(const CommandLine& flashjit, const std::vector<std::string>& arguments, const std::string& out) {
@@ -98,7 +111,7 @@ class OnTerminal {
   OnTerminal& operator=(const OnTerminal&) = delete;
   ~OnTerminal() { ::close(terminal_); }
 
-  // Reads until the text is shown; false where the command ends without.
+  // Reads until the text is shown; false if the command ends before.
   bool wait_for(const std::string& text) {
     while (shown_.find(text) == std::string::npos) {
       char bytes[4096];
@@ -122,8 +135,8 @@ class OnTerminal {
   std::string shown_;
 };
 
-// Stopped in the second round of the second shape; a round takes a tenth of a second or more, and there are
-// five at least.
+// The test stops the command in the second round of the second shape. There are at least five rounds, and
+// each takes a tenth of a second or more.
 TEST(Tune, CtrlCKeepsWhatThereIsAndTheSameCommandGoesOn) {
   const CommandLine flashjit;
   const std::string out = flashjit.folder() + "/out.json";

@@ -1,4 +1,4 @@
-// run --verify on tensors of one's own that hold NaN and infinity.
+// run --verify on the user's tensors that hold NaN and infinity.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ void overwrite_last_float(const std::string& path, float value) {
   file.write(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// V holds NaN: a row that sees it is NaN; a row in which it is dropped or weighs next to nothing cannot be
-// told.
+// V holds NaN. A row that sees the NaN is NaN. A row that drops it, or gives it almost no weight, is
+// undecided.
 TEST(Verification, SaysWhatItCannotTell) {
   const CommandLine flashjit;
   const std::string in = flashjit.folder() + "/in";

@@ -92,6 +92,31 @@ class Case:
         self.samples = options.samples if threads is None else max(2, min(options.samples, int(3e10 * threads / cell.flops())))
 
 
+def spec_of(case, dtype, options):
+    cell = case.cell
+    return {"op": "forward", "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": MASKS[cell.mask], "lse": True,
+            "dropout": options.dropout is not None}
+
+
+def rows_of(cases, visits, options):
+    """Medians of the rounds in the form of `flashjit bench --json`, for `flashjit bench --svg FILE --baseline`: a row for each side, state
+    and case. Only full and causal attention have rows, because Cell counts the operations of no other mask."""
+    times = {}
+    for visit in visits:
+        for side, ms in visit["ms"].items():
+            if ms:
+                times.setdefault((visit["cell"], side, visit["state"]), []).append(ms)
+    rows = []
+    for case in cases:
+        for (name, side, state), of in times.items():
+            if name == case.name and case.cell.mask in ("full", "causal"):
+                dtype = "fp16" if side == "fp16" else case.dtype
+                where = f", {STATES[state].lower()}" if state else f", threads: {case.threads}"
+                rows.append({"name": side + where, "spec": spec_of(case, dtype, options), "batch": case.cell.batch,
+                             "seqlen_q": case.cell.seqlen, "tflops": case.cell.tflops(statistics.median(of))})
+    return rows
+
+
 class Process:
     """One that stays and answers a line of JSON with lines of JSON."""
 
@@ -160,8 +185,7 @@ class Flashjit:
                 command += ["--target", options.target]
             self.processes[case.threads] = Process("flashjit", command)
         process = self.processes[case.threads]
-        spec = {"op": "forward", "dtype": self.dtype or case.dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v,
-                "mask": MASKS[cell.mask], "lse": True, "dropout": options.dropout is not None}
+        spec = spec_of(case, self.dtype or case.dtype, options)
         shape = {"batch": cell.batch, "seqlen_q": cell.seqlen, "num_heads_q": cell.heads_q, "num_heads_kv": cell.heads_kv}
         process.ask({"spec": spec, "shapes": [shape], "rounds": case.samples})
         answer = process.answer()
@@ -292,7 +316,7 @@ def parse(arguments):
                                                     "both sides, fewer of long ones [40; on a CPU 25]")
     parser.add_argument("--dropout", type=float, metavar="P", help="with dropout of that probability on both sides")
     parser.add_argument("--fp16", action="store_true", help="on a GPU measure flashjit in fp16 too, a side more")
-    parser.add_argument("--json", metavar="FILE", help="write every visit there")
+    parser.add_argument("--json", metavar="FILE", help="write every visit there, and the medians as rows that flashjit bench --baseline draws")
     options = parser.parse_args(arguments)
     on_cpu = options.device == "cpu"
     if on_cpu and (options.fp16 or options.states):
@@ -331,7 +355,8 @@ def main(arguments=None):
             open_process.close()
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"model": ours[0].model, "target": ours[0].target, "tokens": options.tokens, "visits": visits}, file, indent=1)
+            json.dump({"model": ours[0].model, "target": ours[0].target, "tokens": options.tokens, "visits": visits,
+                       "rows": rows_of(cases, visits, options)}, file, indent=1)
 
     dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
     problem = f"{peers[0].version}; forward{dropout}, batch * heads 8, milliseconds" if on_cpu else \

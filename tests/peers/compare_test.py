@@ -247,6 +247,16 @@ class CompareTest(unittest.TestCase):
             file.write("import sys; sys.exit(3)")
         self.assertIn("the peers ended with exit code 3", str(self.run_compare("--cells", "128:8192:full").returncode))
 
+    def test_rows_are_those_of_bench(self):
+        done = self.run_compare("--cells", "128:8192:causal", "--peers", "cudnn", "broken", "--minutes", "0", "--states", "rest")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.out) as file:
+            rows = {row["name"]: row for row in json.load(file)["rows"]}
+        self.assertEqual(set(rows), {"flashjit, at rest", "cudnn, at rest"}, "a peer that failed has none")
+        row = rows["cudnn, at rest"]
+        self.assertAlmostEqual(row["tflops"], 2 * 16 * 8192**2 / 2 * 4 * 128 / 3e-3 * 1e-12)
+        self.assertEqual((row["seqlen_q"], row["spec"]["head_dim"], row["spec"]["mask"]), (8192, 128, ["causal"]))
+
     def test_plot(self):
         self.stand_in(PEERS, FLASHJIT.replace("(2, 16, 16, 40)", "(2, 16, 16, 40) or True"))
         cells = ["64:8192:full", "128:512:full", "128:8192:full", "128:8192:causal", "128:2048:full:16"]

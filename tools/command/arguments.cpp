@@ -25,7 +25,7 @@ Argument Argument::at_least(int least) const {
     if (failed == std::errc{} && end == text.data() + text.size() && value >= least) return {};
     return in_quotes(text) + " is not a whole number of " + std::to_string(least) + " or more";
   };
-  return Argument(option_->check(refusal));  // without a description: --help says N only
+  return Argument(option_->check(refusal));  // the check has no description, so that --help says N only
 }
 
 Argument Argument::between(int least, int most) const {
@@ -82,7 +82,7 @@ void Arguments::require_subcommand(int count) const {
 
 namespace {
 
-// CLI11 takes the largest number for those beyond it.
+// CLI11 silently replaces a number beyond 64 bits by the largest one.
 std::string beyond_64_bits(const std::string& text) {
   errno = 0;
   std::strtoull(text.c_str(), nullptr, 0);
@@ -96,7 +96,7 @@ template <class T>
 Argument Arguments::add_option(const std::string& name, T& value, const std::string& description) const {
   CLI::Option* const option = app_->add_option(name, value, description);
   if constexpr (std::is_same_v<T, std::uint64_t> || std::is_same_v<T, std::optional<std::uint64_t>>)
-    option->check(beyond_64_bits);  // without a description, as above
+    option->check(beyond_64_bits);  // the check has no description, as above
   return Argument(option);
 }
 using std::string, std::optional, std::vector;

@@ -1,5 +1,5 @@
-// What verbs take from the command line. CLI11 does the work and lends the names; its header takes longer to
-// compile than all else of a verb, so that arguments.cpp and main.cpp alone include it.
+// The verbs' interface to the command line. CLI11 does the work and lends the names. Only arguments.cpp and
+// main.cpp include its header, which takes longer to compile than the rest of a verb.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,13 @@ class Option;
 
 namespace flashjit::command {
 
-// An option, a flag or a positional; copies are the same one.
+// A handle to an option, a flag or a positional argument. A copy refers to the same one.
 class Argument {
  public:
   explicit Argument(CLI::Option* option) : option_(option) {}
 
   Argument required() const;
-  // Refuses in words what is not a whole number of that size.
+  // Refuses a value that is not a whole number of `least` or more, and says so in words.
   Argument at_least(int least) const;
   Argument between(int least, int most) const;
   Argument between(double least, double most) const;
@@ -35,16 +35,16 @@ class Argument {
   CLI::Option* option_;
 };
 
-// Those of the command, of a verb or of one of its actions; copies are the same ones.
+// The arguments of the command, of a verb or of an action. A copy refers to the same ones.
 class Arguments {
  public:
   explicit Arguments(CLI::App& app) : app_(&app) {}
 
   Arguments add_subcommand(const std::string& name, const std::string& description) const;
-  // A group of options: they exclude each other, and one is required.
+  // A group of options that exclude each other; one of them is required.
   Arguments add_choice(const std::string& name) const;
   void require_subcommand(int count) const;
-  // T: what arguments.cpp instantiates.
+  // T is a type for which arguments.cpp instantiates this.
   template <class T>
   Argument add_option(const std::string& name, T& value, const std::string& description = "") const;
   Argument add_flag(const std::string& name, bool& value, const std::string& description) const;

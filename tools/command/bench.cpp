@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -17,6 +18,7 @@
 #include "tools/command/exit_code.hpp"
 #include "tools/command/peak_rates.hpp"
 #include "tools/command/progress.hpp"
+#include "tools/command/speed_picture.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
 #include "tools/verify/table.hpp"
@@ -24,7 +26,8 @@
 namespace flashjit::command {
 namespace {
 
-// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps, in place of those of `pins`.
+// "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps. They replace those of
+// `pins`.
 PinnedConfig parse_config(const std::string& text, PinnedConfig pins) {
   std::optional<int>* const fields[] = {&pins.block_m, &pins.block_n, &pins.num_stages, &pins.num_warps};
   std::size_t count = 0;
@@ -76,7 +79,7 @@ struct Candidate {
 
 struct Row : Measured {
   std::string spec_name;
-  std::optional<double> fma_share, amx_share;  // CPU; the latter of kernels that use it
+  std::optional<double> fma_share, amx_share;  // on a CPU; amx_share only for kernels that use AMX
 };
 
 class Bench {
@@ -93,9 +96,20 @@ class Bench {
     }
     for (const std::string& argument : options.specs) specs_.push_back(read_spec(argument));
     options.dropout.check(specs_);
+    for (const std::string& path : options.baselines) {
+      const std::vector<SpeedRow> rows = read_speed_rows(path);
+      const auto fits = [&](const SpeedRow& row) {
+        return std::any_of(specs_.begin(), specs_.end(),
+                           [&](const AttentionSpec& spec) { return same_panel(spec, row.spec); });
+      };
+      if (std::none_of(rows.begin(), rows.end(), fits))
+        throw Error(ErrorCode::invalid_argument,
+                    path + " has no row of a SPEC of this command; bench the same specs for both");
+      recorded_.insert(recorded_.end(), rows.begin(), rows.end());
+    }
   }
 
-  // Every spec and config at one sequence length, rounds interleaved.
+  // Measures every spec and config at one sequence length; their rounds are interleaved.
   void measure(int seqlen) {
     Shape shape = options_.shape.shape();
     shape.seqlen_q = seqlen;
@@ -170,6 +184,24 @@ class Bench {
     std::cout << table.str();
   }
 
+  void write_svg(const std::string& path) const {
+    const std::string run =
+        "this run (" + device_model(engine_.device()) + ", " + engine_.target().str() + ")";
+    std::vector<SpeedRow> rows = recorded_;
+    for (const Row& r : rows_) rows.push_back({run, r.kernel.spec, r.shape.seqlen_q, r.tflops});
+    const std::string threads =
+        !on_cpu_ ? "" : std::to_string(num_threads_) + (num_threads_ == 1 ? " thread, " : " threads, ");
+    const Shape shape = options_.shape.shape();
+    std::ofstream file(path);
+    file << speed_svg("Attention speed: " + threads + "heads " + std::to_string(shape.num_heads_q) + "/" +
+                          std::to_string(shape.num_heads_kv) + ", " +
+                          (options_.tokens > 0 ? std::to_string(options_.tokens) + " tokens"
+                                               : "batch " + std::to_string(shape.batch)),
+                      run, rows);
+    if (!file.flush())
+      throw Error(ErrorCode::invalid_argument, "the picture '" + path + "' cannot be written");
+  }
+
   void print_json() {
     Json rows = Json::array();
     for (const Row& r : rows_) {
@@ -197,7 +229,7 @@ class Bench {
   }
 
  private:
-  // Compiles what is not there yet, on all cores.
+  // Compiles the missing kernels on all cores.
   void get_all(const std::vector<AttentionSpec>& specs, const Shape& shape) {
     const Progress progress("compiling for " + engine_.target().str());
     run_jobs(specs.size(), 0, [&](std::size_t i) { engine_.get(specs[i], shape); });
@@ -215,6 +247,7 @@ class Bench {
   std::vector<AttentionSpec> specs_;
   std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
+  std::vector<SpeedRow> recorded_;  // of the baselines
 };
 
 int bench_kernels(const BenchOptions& options) {
@@ -228,13 +261,14 @@ int bench_kernels(const BenchOptions& options) {
   } else {
     bench.print_table();
   }
+  if (!options.svg.empty()) bench.write_svg(options.svg);
   return exit_ok;
 }
 
 }  // namespace
 
 int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch) {
-  time(launch);  // touches the memory for the first time
+  time(launch);  // the first launch touches new memory, and is not counted
   constexpr double least_ms = 1;
   return static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(launch), 1e-4)), 1.0, 1000.0));
 }
@@ -264,7 +298,7 @@ Verb add_bench(const Arguments& parent) {
   const Arguments app =
       parent.add_subcommand("bench", "Measure kernels over shapes and configs, or the way to them");
   const auto options = std::make_shared<BenchOptions>();
-  const Arguments what = app.add_choice("What to measure");
+  const Arguments what = app.add_choice("Measurement");
   what.add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text");
   const Argument serve = what.add_flag(
       "--serve", options->serve,
@@ -281,52 +315,62 @@ Verb add_bench(const Arguments& parent) {
       .at_least(0)
       .capture_default_str();
   app.add_option("--tokens", options->tokens,
-                 "Choose the batch so that it has about so many query rows in all")
+                 "Choose the batch so that it has about this many query rows in all")
       .at_least(0);
   const Argument configs =
       app.add_option("--configs", options->configs,
                      "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
-                     "64x128,128x64x2x4 [the one that would be taken]");
-  app.add_option("--rounds", options->rounds, "Samples of each; candidates take turns")
+                     "64x128,128x64x2x4 [the config that an engine takes]");
+  app.add_option("--rounds", options->rounds, "Samples of each kernel; kernels take turns")
       .at_least(1)
       .capture_default_str();
-  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   app.add_flag("--processor-time", options->processor_time,
                "Measure processor time, blind to other processes; with --num-threads 1 only");
   const Argument compile = app.add_flag("--compile", options->compile,
                                         "Measure engine.get instead: cold, warm and hot, for each --targets");
-  app.add_option("--targets", options->targets, "Of --compile, with commas: sm_80, ..., native")
+  app.add_option("--targets", options->targets, "Targets of --compile, with commas: sm_80, ..., native")
       .delimiter(',')
       .needs(compile)
       .capture_default_str();
   compile.excludes(configs);
-  const Argument start = app.add_flag("--start", options->start,
-                                      "Measure what this process takes to its first result instead, and then "
-                                      "engine.get from disk and from memory");
-  app.add_option("--threads", options->threads, "Of --start: that ask for a kernel in memory at once")
+  const Argument start =
+      app.add_flag("--start", options->start,
+                   "Measure this process up to its first result instead, and then engine.get "
+                   "from disk and from memory");
+  app.add_option("--threads", options->threads, "Threads of --start that ask at once for a kernel in memory")
       .between(1, max_num_threads)
       .needs(start)
       .capture_default_str();
   start.excludes(configs).excludes(compile);
-  for (const char* name : {"--batch", "--seqlen-k", "--heads-q", "--heads-kv", "--seqlens", "--tokens",
-                           "--configs", "--processor-time", "--compile", "--start"})
+  const Argument svg = app.add_option("--svg", options->svg, "Draw speed over seqlen into this file")
+                           .excludes(compile)
+                           .excludes(start);
+  app.add_option("--baseline", options->baselines,
+                 "Draw recorded runs beside this one: files that bench --json printed, with commas")
+      .delimiter(',')
+      .needs(svg);
+  for (const char* name : {"--svg", "--batch", "--seqlen-k", "--heads-q", "--heads-kv", "--seqlens",
+                           "--tokens", "--configs", "--processor-time", "--compile", "--start"})
     serve.excludes(app.get_option(name));
   add_json(app, options->json);
   app.footer(
-      "TFLOP/s count 2 (head_dim + head_dim_v) for each query head and each pair that the mask keeps. +-% is "
-      "half the\n"
-      "distance between the quartiles. On a CPU the rates of multiply-adds in registers, and of AMX, are "
-      "measured\nin the same rounds.\n\n"
-      "A request of --serve is an entry of a manifest, a spec with its shapes, and may say \"rounds\":\n"
+      "TFLOP/s count 2 (head_dim + head_dim_v) operations for each query head and each pair that the\n"
+      "mask keeps. +-% is half the distance between the quartiles. On a CPU the same rounds measure the\n"
+      "rates of multiply-adds in registers and of AMX.\n\n"
+      "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"
       "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192}], \"rounds\": 40}\n"
-      "The answer has \"rows\", one a shape, or \"error\". Numbers are bell-shaped, without the outliers\n"
-      "of other verbs. On a CPU rounds are samples, as without --serve. On a GPU rounds are milliseconds\n"
-      "in which every launch is a sample: 256 MB are cleared before each, and the host waits only at the\n"
-      "end, so that the GPU is busy throughout. A quarter as many launches warm it up.\n\n"
+      "The answer has \"rows\", one for each shape, or \"error\". The tensors' numbers are bell-shaped,\n"
+      "without the outliers of other verbs. On a CPU a round is a sample, as without --serve. On a GPU\n"
+      "rounds are milliseconds in which every launch is a sample. The GPU clears 256 MB before each launch.\n"
+      "The host waits only at the end, so that the GPU is always busy. A quarter as many launches warm it\n"
+      "up.\n\n"
       "Examples:\n"
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
       "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"
       "  flashjit bench spec.json --configs all --seqlens 4096 --json\n"
+      "  flashjit bench spec.json --json > before.json\n"
+      "  flashjit bench spec.json --svg speed.svg --baseline before.json\n"
       "  flashjit bench spec.json --compile --targets native,sm_90\n"
       "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n"
       "  flashjit bench --serve --device cuda:0\n");

@@ -1,4 +1,4 @@
-// What `flashjit bench` was asked for.
+// The options of `flashjit bench`, and the parts that its modes share.
 #pragma once
 
 #include <string>
@@ -17,20 +17,22 @@ struct BenchOptions {
   MaskOptions masks;
   DropoutOptions dropout;
   std::vector<int> seqlens = {512, 1024, 2048, 4096};
-  int tokens = 0;       // 0: shape.batch sequences; otherwise as many as make that many query rows
-  std::string configs;  // "": the one that would be taken; "all"; or a list
+  int tokens = 0;       // query rows in all, from which the batch follows; 0: shape.batch sequences
+  std::string configs;  // "all", or a list; "": the config that an engine would take
   int rounds = 10;
   std::uint64_t seed = 1;
   bool processor_time = false;
   bool compile = false;  // measure engine.get instead of kernels
   std::vector<std::string> targets = {"native"};
-  bool start = false;  // measure the way to the first result instead
-  int threads = 16;    // that ask for a kernel in memory at once
-  bool serve = false;  // measure what standard input asks for
+  bool start = false;                  // measure the way to the first result instead
+  int threads = 16;                    // threads that ask at once for a kernel in memory
+  bool serve = false;                  // measure what standard input asks for
+  std::string svg;                     // a picture of the rows goes to this file
+  std::vector<std::string> baselines;  // files of recorded runs to draw beside this one
   bool json = false;
 };
 
-// Launches that one sample is the mean of, so that clocks cost little of it. Two launches are measured.
+// How many launches one sample averages, so that reading the clock costs little. Measures two launches.
 int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch);
 
 struct Measured {
@@ -39,7 +41,7 @@ struct Measured {
   double ms, spread_percent, tflops;
 };
 
-// Sorts the samples, milliseconds of a launch of so many floating-point operations.
+// Sorts the samples (milliseconds of a launch). `flops` are the floating-point operations of a launch.
 Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops);
 // {spec, batch, ..., config, ms, spread_percent, tflops, registers, ...}
 Json to_json(const Measured& measured);
@@ -47,7 +49,8 @@ Json to_json(const Measured& measured);
 // bench --compile: cold, warm and hot for each target, rounds interleaved.
 int bench_compile(const BenchOptions& options);
 
-// bench --start: what this process takes to its first result, and engine.get from disk and from memory.
+// bench --start: the time from the start of this process to its first result, and of engine.get from disk and
+// from memory.
 int bench_start(const BenchOptions& options);
 
 // bench --serve: answers requests, one JSON value a line, until standard input ends.

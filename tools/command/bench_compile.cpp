@@ -19,7 +19,7 @@ struct CompileCandidate {
   std::string spec_name;
   AttentionSpec spec;
   Target target;
-  bool loads = false;  // on the device: spec to callable. Otherwise spec to machine code
+  bool loads = false;  // true: from spec to callable, on the device; false: from spec to machine code
   std::vector<double> cold_ms, warm_ms, hot_us;
 };
 
@@ -44,16 +44,16 @@ void sample(CompileCandidate& c, const EngineOptions& device, const Shape& shape
 int bench_compile(const BenchOptions& options) {
   const Shape shape = options.shape.shape();
   EngineOptions device = options.device.engine();
-  device.cache_dir = device.cache_path = "";  // each sample has a folder of its own
+  device.cache_dir = device.cache_path = "";  // each sample uses its own folder
   const Target on_device = Engine(device).target();
-  // A context ends with its last user, and making one takes CUDA 0.1 s: none of that is a kernel's.
+  // Keeps a CUDA context alive. CUDA takes 0.1 s to make one, and that time is not the kernel's.
   std::optional<cuda::Context> held;
   if (on_device.is_cuda()) held.emplace(Device::parse(device.device).index);
   std::vector<CompileCandidate> candidates;
   for (const std::string& argument : options.specs) {
     for (const std::string& name : options.targets) {
       const Target target = Target::parse(name);
-      // A CPU runs targets up to its own, a GPU those of its major version.
+      // A CPU runs targets up to its own; a GPU runs targets of its major version.
       const bool loads = target.family == on_device.family && target <= on_device &&
                          (!target.is_cuda() || target.level / 10 == on_device.level / 10);
       candidates.push_back({argument, read_spec(argument), target, loads, {}, {}, {}});

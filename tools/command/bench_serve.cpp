@@ -1,4 +1,5 @@
-// flashjit bench --serve: what other programs ask for, again and again, in turns with what they measure.
+// flashjit bench --serve: answers measurement requests of another program, which measures its own kernels in
+// between.
 #include <algorithm>
 #include <deque>
 #include <iostream>
@@ -21,17 +22,17 @@
 namespace flashjit::command {
 namespace {
 
-// Launches on a GPU as Triton's do_bench makes them: nothing of theirs is in a cache, events around each, and
-// all are queued at once, so that the GPU waits for nobody.
+// Times launches on a GPU as Triton's do_bench does: caches are cleared before each launch, events surround
+// each, and all launches are queued at once, so that the GPU never waits for the host.
 class ColdLaunches {
  public:
   explicit ColdLaunches(const cuda::Context& context)
       : context_(context), stream_(context), other_(context, std::size_t{256} << 20) {}
 
-  // Milliseconds of each launch, as many as take about so long together with what comes before each.
+  // The milliseconds of each launch. Launches and the clearing before them take about `ms` in all.
   std::vector<double> operator()(const PreparedLaunch& launch, double ms) {
     const cuda::ContextScope scope(context_);
-    launch.launch(stream_.get());  // the first of a kernel may load it
+    launch.launch(stream_.get());  // a kernel's first launch may load it
     constexpr int few = 5;
     enqueue(launch, few);
     const double once = elapsed_ms(events_[0], events_[2 * few - 1]) / few;
@@ -57,7 +58,7 @@ class ColdLaunches {
   const cuda::Context& context_;
   cuda::OwnedStream stream_;
   cuda::DeviceBuffer other_;
-  std::deque<cuda::Event> events_;  // two a launch; a deque, since they stay where they are
+  std::deque<cuda::Event> events_;  // two for each launch; a deque, because its elements do not move
 };
 
 struct Problem {
@@ -93,7 +94,7 @@ class Server {
   }
 
  private:
-  // Making tensors takes many times as long as measuring, and a GPU cools meanwhile: they are kept.
+  // Tensors are kept: making them takes many times as long as measuring, and a GPU cools meanwhile.
   std::vector<Problem>& problems(const nlohmann::json& entry) {
     const auto [at, is_new] = problems_.try_emplace(entry.dump());
     if (!is_new) return at->second;
@@ -136,8 +137,8 @@ class Server {
   const BenchOptions& options_;
   Engine engine_;
   std::optional<cuda::Context> context_;
-  std::optional<ColdLaunches> cold_;  // of a GPU
-  LaunchTimer time_;                  // of a CPU
+  std::optional<ColdLaunches> cold_;  // on a GPU
+  LaunchTimer time_;                  // on a CPU
   std::map<std::string, std::vector<Problem>> problems_;
 };
 

@@ -30,8 +30,8 @@ double milliseconds(Time from, Time to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-// Nanoseconds of one engine.get() of a kernel in memory, the mean on each of so many threads that all ask at
-// once; the slowest thread's.
+// Nanoseconds of one engine.get() of a kernel in memory, while `threads` threads ask at once: the mean of the
+// slowest thread.
 double hot_ns(Engine& engine, const AttentionSpec& spec, const Shape& shape, int num_threads) {
   constexpr int times = 1'000'000;
   engine.get(spec, shape);
@@ -56,7 +56,8 @@ struct Start {
   KernelInfo kernel;
 };
 
-// The first of the process. Tensors are in place before the clock starts; CUDA's context is counted apart.
+// Measures the first result of the process. Tensors are in place before the clock starts; CUDA's context is
+// counted apart.
 Start measure_start(const EngineOptions& options, const AttentionSpec& spec, const Shape& shape,
                     std::uint64_t seed, std::optional<cuda::Context>& context) {
   Start start;
@@ -88,7 +89,8 @@ Start measure_start(const EngineOptions& options, const AttentionSpec& spec, con
 
 int bench_start(const BenchOptions& options) {
   if (options.specs.size() != 1)
-    throw Error(ErrorCode::invalid_argument, "bench --start takes one spec: the first of a process counts");
+    throw Error(ErrorCode::invalid_argument,
+                "bench --start takes one spec, because only the first kernel of a process counts");
   const AttentionSpec spec = read_spec(options.specs.front());
   const Shape shape = options.shape.shape();
   const EngineOptions engine_options = options.device.engine();

@@ -1,4 +1,4 @@
-// flashjit cache: what lies on disk, whether it is whole, and how much of it stays.
+// flashjit cache: lists, checks and limits the entries on disk.
 #include "tools/command/cache.hpp"
 
 #include <unistd.h>
@@ -63,7 +63,7 @@ std::string time_text(std::int64_t seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&time, &parts))};
 }
 
-// As other versions of flashjit may have written it: then the text itself.
+// Another version of flashjit may have written the config in another form; the text itself is shown then.
 std::string short_config(const CacheEntry& entry) {
   try {
     const auto metadata = nlohmann::json::parse(entry.metadata);
@@ -145,7 +145,7 @@ int stat(const CacheOptions& options) {
     for (const auto& [target, count] : by_target) std::cout << "  " << target << ": " << count << '\n';
   }
   if (options.json) {
-    // The folder that is written to, and beside it the layers.
+    // Checks the writable folder and the layers.
     Json last = folders.back();
     folders.erase(folders.size() - 1);
     last["layers"] = folders;
@@ -223,14 +223,15 @@ int path(const CacheOptions& options) {
 
 CacheAction add_gc(const Arguments& app) {
   const auto max_bytes = std::make_shared<std::uint64_t>(0);
-  app.add_option("--max-bytes", *max_bytes, "Of all entries [FLASHJIT_CACHE_MAX_BYTES, else 1 GiB]")
+  app.add_option("--max-bytes", *max_bytes,
+                 "Size limit of all entries [FLASHJIT_CACHE_MAX_BYTES, else 1 GiB]")
       .at_least(1)
       .type_name("N");
   app.footer("Examples:\n  flashjit cache gc --max-bytes 100000000\n");
   return [max_bytes](const CacheOptions& options) { return gc(options, *max_bytes); };
 }
 
-// For actions without options of their own.
+// Adds an action that has no options of its own.
 template <int (*run)(const CacheOptions&)>
 CacheAction plain(const Arguments&) {
   return run;
@@ -255,11 +256,11 @@ Verb add_cache(const Arguments& parent) {
   add("stat", "How many entries, how large, for which targets", plain<stat>);
   add("verify", "Read every entry and tune record and check it; exit code 7 if one is damaged",
       plain<verify_all>);
-  add("explain", "What a key is made of, and in which fields it differs from another", add_explain);
-  add("gc", "Remove the entries used least recently, until a size is kept", add_gc);
+  add("explain", "Show a key's fields, and in which of them it differs from another key", add_explain);
+  add("gc", "Remove the least recently used entries until a size limit is kept", add_gc);
   add("export", "Write the entries and tune records into a plain tar", add_export);
-  add("import", "Take entries and tune records out of such a tar", add_import);
-  add("clear", "Remove every entry and everything set aside; tune records stay", plain<clear>);
+  add("import", "Read entries and tune records from such a tar", add_import);
+  add("clear", "Remove every entry and every file set aside; tune records stay", plain<clear>);
   add("path", "Print the folder", plain<path>);
   app.footer(
       "Examples:\n"

@@ -1,4 +1,4 @@
-// What the actions of `flashjit cache` share.
+// The parts that the actions of `flashjit cache` share.
 #pragma once
 
 #include <functional>
@@ -16,19 +16,19 @@ struct CacheOptions {
   std::optional<std::string> folder, layers;
   bool json = false;
 
-  // Throws cache_failed if there is none. A folder given by name has to exist, unless it is to be `made`.
+  // Throws cache_failed if there is no folder. A folder given by name must exist, unless `made` is true.
   DiskCache cache(bool made = false) const;
   // In the order of search: the layers, then cache().
   std::vector<DiskCache> folders() const;
 };
 
-// An action of `flashjit cache`: declared by `add`, which gives back what runs it.
+// An action of `flashjit cache`. `add` declares its options and returns the function that runs it.
 using CacheAction = std::function<int(const CacheOptions&)>;
 CacheAction add_explain(const Arguments& app);
 CacheAction add_export(const Arguments& app);
 CacheAction add_import(const Arguments& app);
 
-// One of the key's fields; empty if it has none of that name.
+// The key's field of that name; empty if there is none.
 std::string field(const Key& key, std::string_view label);
 Json fields_json(const Key& key);
 

@@ -13,7 +13,7 @@
 namespace flashjit::command {
 namespace {
 
-// The file, or standard input or output for "-".
+// Opens the file; "-" means standard input or output.
 File open_archive(const std::string& path, int flags, int standard) {
   File file(path == "-" ? ::fcntl(standard, F_DUPFD_CLOEXEC, 0)
                         : ::open(path.c_str(), flags | O_CLOEXEC, 0644));
@@ -49,7 +49,7 @@ int import_from(const std::string& path, const CacheOptions& options) {
   const File file = open_archive(path, O_RDONLY, STDIN_FILENO);
   const DiskCache cache = options.cache(true);
   const Progress progress("importing " + path);
-  int error = 0;  // of reading; an archive that ends early is none
+  int error = 0;  // errno of a read error; an archive that ends early is no error
   Imported result = import_bundle(cache, [&](char* to, std::size_t size) {
     const bool complete = read_fully(file.get(), to, size);
     if (!complete) error = errno;
@@ -86,7 +86,7 @@ CacheAction add_import(const Arguments& app) {
   app.add_option("ARCHIVE", *path, "The file to read, or '-' for standard input").required();
   app.footer(
       "Examples:\n  flashjit cache import kernels.tar --cache-dir kernels\n\n"
-      "What is damaged, foreign or not a plain file is refused, each with its reason, and the rest "
+      "A member that is damaged, foreign or no plain file is refused with the reason, and the rest "
       "imported;\n"
       "exit code 7 then. Checksums show damage, not who made the kernels: import from those whose code you "
       "run.\n");

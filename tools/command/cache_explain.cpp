@@ -1,4 +1,4 @@
-// flashjit cache explain: what a key is made of, and why something is not found.
+// flashjit cache explain: shows a key's fields, and why a kernel is not found.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -31,7 +31,7 @@ Listings list_all(const CacheOptions& cache) {
   return all;
 }
 
-// The one entry whose digest starts like that.
+// The only entry whose digest starts with the prefix. Throws if there is none, or if there are several.
 Key find_key(const Listings& list, const std::string& prefix) {
   std::optional<Key> found;
   for (const DiskCache::Listing& item : list) {
@@ -48,7 +48,7 @@ Key find_key(const Listings& list, const std::string& prefix) {
   return *found;
 }
 
-// What would be looked up for the spec now: without a compiler only the request can be told.
+// The key that an engine would look up for the spec now. Without a compiler only its request is known.
 Key wanted_key(const CacheExplainOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   const Target target = Target::parse(options.target);
@@ -71,8 +71,8 @@ std::size_t fields_in_common(const Key& a, const Key& b) {
   });
 }
 
-// The entry that build_kernel() would use for that key: of a layer by its request, else of the folder;
-// without a compiler by its request there, too.
+// The entry that build_kernel() would use for that key: first a layer's entry of the same request, then the
+// folder's entry of the same key (without a compiler, of the same request).
 std::optional<std::string> find_entry(const CacheOptions& cache, const Key& wanted) {
   const Key request = request_of(wanted);
   for (const DiskCache& folder : cache.folders()) {
@@ -136,9 +136,10 @@ CacheAction add_explain(const Arguments& app) {
       app.add_option("KEY", options->keys, "One or two entries: digests or their first digits")
           .expected(1, 2);
   const Argument spec =
-      app.add_option("--spec", options->spec, "What would be looked up for this spec, and if it is there");
+      app.add_option("--spec", options->spec,
+                     "Show the key that an engine looks up for this spec, and whether the cache has it");
   keys.excludes(spec);
-  app.add_option("--target", options->target, "Of --spec").needs(spec).capture_default_str();
+  app.add_option("--target", options->target, "Target for --spec").needs(spec).capture_default_str();
   options->shape.add(app);
   app.footer(
       "Examples:\n"

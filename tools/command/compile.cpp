@@ -1,4 +1,4 @@
-// flashjit compile: for any target, on any machine.
+// flashjit compile: compiles a spec's kernel for any target, on any machine.
 #include <iostream>
 #include <memory>
 #include <set>
@@ -26,7 +26,7 @@ int compile_targets(const CompileOptions& options) {
   for (const std::string& name : options.targets) targets.push_back(Target::parse(name));
 
   Json reports = Json::array();
-  std::set<std::string> notes;  // a folder that cannot be written is worth one warning
+  std::set<std::string> notes;  // an unwritable folder gets one warning, not one for each kernel
   verify::Table table(
       {"target", "config", "origin", "ms", "registers", "spill bytes", "shared memory", "key"});
   for (const Target& target : targets) {

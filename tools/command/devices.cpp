@@ -10,7 +10,7 @@ namespace flashjit::command {
 
 namespace {
 
-// Whether kernels can be compiled and run there; if not, says why on stderr.
+// Whether kernels compile and run on the device. If not, stderr says why.
 bool usable(Device device) {
   try {
     Engine engine({.device = device.str(), .cache_dir = ""});

@@ -1,4 +1,4 @@
-// Which devices of this machine are meant.
+// Reads the --device option.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace flashjit::command {
 
-// "cpu", "cuda:0", ...: those of the text, separated by commas. "all": the CPU and every GPU where kernels
-// run; those left out are named on stderr with the reason.
+// The devices that the text names, separated by commas: "cpu", "cuda:0", .... "all" means the CPU and every
+// GPU on which kernels run; stderr names the devices left out, with the reason.
 std::vector<Device> parse_devices(const std::string& text);
 }  // namespace flashjit::command

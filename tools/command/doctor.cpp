@@ -1,4 +1,4 @@
-// flashjit doctor: what was found, what is missing and what to do.
+// flashjit doctor: says which parts were found, which are missing, and how to get them.
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 struct Finding {
   std::string name;  // "cpu", "llvm", "gpu", "nvrtc", "layer" for each, "cache"
   bool ok = false;
-  std::string text;  // what was found; or what is wrong and what helps
+  std::string text;  // the part that was found, or the problem and its remedy
 };
 
 // The result of `find`, or the message of the Error that it throws.
@@ -60,7 +60,7 @@ std::string describe_cache(const DiskCache& cache) {
   if (damaged > 0) text += std::to_string(damaged) + " damaged (see flashjit cache verify), ";
   text += std::to_string(TuneStore(cache.folder()).list().size()) + " tune records";
   if (cache.access() == DiskCache::Access::read_write && ::access(cache.folder().c_str(), W_OK) != 0)
-    text += "; what is compiled is not kept: " + error_text(errno);
+    text += "; compiled kernels are not kept: " + error_text(errno);
   return text;
 }
 
@@ -90,7 +90,7 @@ int examine(const DoctorOptions& options) {
       look("gpu", describe_gpus),
       look("nvrtc", [] { return nvrtc_compiler()->identity(); }),
   };
-  // In the order of search.
+  // Layers come first, as in a search.
   for (const std::string& path : layer_paths(options.cache_path)) {
     findings.push_back(
         look("layer", [&] { return describe_cache(DiskCache(path, DiskCache::Access::read_only)); }));
@@ -100,7 +100,7 @@ int examine(const DoctorOptions& options) {
     return std::any_of(findings.begin(), findings.end(),
                        [&](const Finding& f) { return f.ok && f.name == name; });
   };
-  // Engines refuse to start on folders that were asked for and cannot be used.
+  // An engine does not start if a folder that the user named cannot be used.
   const bool starts = look("", [&] { return open_cache(options.cache_dir, options.cache_path).note; }).ok;
   const bool cpu_works = starts && ok("cpu") && ok("llvm"), gpu_works = starts && ok("gpu") && ok("nvrtc");
 
@@ -131,7 +131,8 @@ int examine(const DoctorOptions& options) {
 }  // namespace
 
 Verb add_doctor(const Arguments& parent) {
-  const Arguments app = parent.add_subcommand("doctor", "Say what was found, what is missing and what to do");
+  const Arguments app = parent.add_subcommand(
+      "doctor", "Check this machine: which parts are found, which are missing, and how to get them");
   const auto options = std::make_shared<DoctorOptions>();
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);

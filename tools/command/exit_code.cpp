@@ -39,10 +39,10 @@ std::string exit_code_help() {
   }
   return text +
          "  20  verification_failed: the result is outside the error bound\n"
-         "  21  verification_undecided: nobody can tell, NaN or infinity decide it\n"
+         "  21  verification_undecided: NaN or infinity hides whether the result is right\n"
          "  64  usage: the command line is wrong\n"
          "  74  output_failed: standard output could not be written\n"
-         " 130  interrupted: Ctrl-C; tune keeps what it has\n";
+         " 130  interrupted: Ctrl-C; tune keeps its samples\n";
 }
 
 Json to_json(const Error& error) {

@@ -32,7 +32,7 @@ Verb add_generate(const Arguments& parent) {
       .capture_default_str();
   options->shape.add(app);
   options->masks.add(app);
-  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   app.footer(
       "The values are bell-shaped, with outliers and long rows. bf16 is written as float32, which holds it "
       "exactly.\n\n"

@@ -19,7 +19,12 @@ int run(int argc, char** argv, bool json) {
   app.require_subcommand(1);
   app.footer(
       "A SPEC is a file, '-' for standard input, or the JSON text itself.\n"
-      "'flashjit VERB --help' shows a verb's options and examples.\n\n" +
+      "'flashjit VERB --help' shows a verb's options and examples.\n\n"
+      "Examples:\n"
+      "  flashjit run '{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 64, \"mask\": [\"causal\"]}' "
+      "--verify\n"
+      "  flashjit mask tools/examples/causal_bf16.json --seqlen-q 2048 --svg mask.svg\n"
+      "  flashjit bench tools/examples/causal_bf16.json --device cuda:0 --seqlens 1024,4096,16384\n\n" +
       exit_code_help());
 
   const Arguments arguments(app);

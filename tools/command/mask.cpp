@@ -1,9 +1,10 @@
-// flashjit mask: what a mask keeps of each tile, as text or as a picture.
+// flashjit mask: draws which tiles a mask keeps, as text or as an SVG picture.
 #include <fstream>
 #include <iostream>
 #include <memory>
 
 #include "tools/command/exit_code.hpp"
+#include "tools/command/mask_picture.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"
@@ -24,26 +25,7 @@ struct DrawingOptions {
   bool json = false;
 };
 
-// The tiles of one batch entry and head.
-struct Drawing {
-  enum Tile : char { skipped = '.', partial = '+', full = '#' };
-  int tile_m, tile_n, rows, keys;
-  std::vector<std::string> tiles;  // a line for every row of tiles
-  std::int64_t kept = 0, counts[3] = {};
-
-  double share() const {
-    const double all = static_cast<double>(rows) * keys;
-    return all > 0 ? static_cast<double>(kept) / all : 0;
-  }
-  std::int64_t count(Tile tile) const { return counts[tile == skipped ? 0 : tile == partial ? 1 : 2]; }
-  // Of all pairs, those in tiles that are not skipped: what a kernel of such tiles computes.
-  double computed() const {
-    const std::int64_t all = counts[0] + counts[1] + counts[2];
-    return all > 0 ? static_cast<double>(counts[1] + counts[2]) / static_cast<double>(all) : 0;
-  }
-};
-
-// Every pair is looked at, some 10 ns each, and every tile is kept.
+// A drawing visits every pair, about 10 ns each, and holds every tile in memory.
 void require_drawable(const DrawingOptions& options, const Shape& shape) {
   const auto require = [](const char* what, std::optional<std::int64_t> size, std::int64_t most) {
     if (size && *size <= most) return;
@@ -61,9 +43,27 @@ void require_drawable(const DrawingOptions& options, const Shape& shape) {
   require("tiles", tiles_m * tiles_n, 1 << 22);
 }
 
-Drawing draw(const DrawingOptions& options) {
+std::string subtitle_of(const DrawingOptions& options, const Shape& shape, const verify::Sequence& sequence,
+                        const AttentionArgs& args) {
+  std::string text = std::to_string(shape.seqlen_q) + " query rows x " + std::to_string(shape.seqlen_k) +
+                     " keys, in tiles of " + std::to_string(options.tile_m) + " x " +
+                     std::to_string(options.tile_n);
+  const auto add = [&](const char* name, std::optional<std::int64_t> value) {
+    if (value) text += std::string("; ") + name + " " + std::to_string(*value);
+  };
+  add("window_left", args.window_left);
+  add("window_right", args.window_right);
+  add("num_sinks", args.num_sinks);
+  if (args.seqlens_q) add("seqlens_q", sequence.seqlen_q);
+  if (args.seqlens_k) add("seqlens_k", sequence.seqlen_k);
+  if (shape.batch > 1) add("batch entry", options.entry);
+  if (options.head > 0) add("query head", options.head);
+  return text;
+}
+
+MaskPicture draw(const DrawingOptions& options) {
   AttentionSpec spec = read_spec(options.spec);
-  spec.varlen = false;  // one sequence, of the lengths given
+  spec.varlen = false;  // the drawing is of one sequence, as long as the options say
   const Shape shape = options.shape.shape();
   require_drawable(options, shape);
   if (options.entry >= shape.batch || options.head >= shape.num_heads_q)
@@ -78,74 +78,68 @@ Drawing draw(const DrawingOptions& options) {
   data.set_sizes(args);
 
   const verify::Sequence sequence = verify::sequences_of(spec, args)[static_cast<std::size_t>(options.entry)];
-  Drawing drawing{options.tile_m, options.tile_n, shape.seqlen_q, shape.seqlen_k, {}};
+  MaskPicture picture{.title = mask_text(spec),
+                      .subtitle = subtitle_of(options, shape, sequence, args),
+                      .tile_m = options.tile_m,
+                      .tile_n = options.tile_n,
+                      .rows = shape.seqlen_q,
+                      .keys = shape.seqlen_k,
+                      .tiles = {}};
+  constexpr int most_with_pairs = 256;
+  if (std::max(shape.seqlen_q, shape.seqlen_k) <= most_with_pairs)
+    picture.pairs.assign(static_cast<std::size_t>(shape.seqlen_q),
+                         std::string(static_cast<std::size_t>(shape.seqlen_k), '.'));
   for (int row = 0; row < shape.seqlen_q; row += options.tile_m) {
     const int rows = std::min(options.tile_m, shape.seqlen_q - row);
-    std::string& line = drawing.tiles.emplace_back();
+    std::string& line = picture.tiles.emplace_back();
     for (int key = 0; key < shape.seqlen_k; key += options.tile_n) {
       const int keys = std::min(options.tile_n, shape.seqlen_k - key);
       std::int64_t kept = 0;
-      for (int i = 0; i < rows; ++i)
-        for (int j = 0; j < keys; ++j)
-          kept += verify::sees(spec, args, sequence, options.head, row + i, key + j);
+      for (int i = row; i < row + rows; ++i) {
+        for (int j = key; j < key + keys; ++j) {
+          if (!verify::sees(spec, args, sequence, options.head, i, j)) continue;
+          ++kept;
+          if (!picture.pairs.empty())
+            picture.pairs[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)] = '#';
+        }
+      }
       const bool all = kept == std::int64_t{rows} * keys;
-      line += static_cast<char>(kept == 0 ? Drawing::skipped : all ? Drawing::full : Drawing::partial);
-      ++drawing.counts[kept == 0 ? 0 : all ? 2 : 1];
-      drawing.kept += kept;
+      line += static_cast<char>(kept == 0 ? MaskPicture::skipped
+                                : all     ? MaskPicture::full
+                                          : MaskPicture::partial);
+      picture.kept += kept;
     }
   }
-  return drawing;
-}
-
-// A square of at most 8 pixels a tile: grey, nothing; dark, all; between, some.
-void write_svg(const Drawing& drawing, const std::string& path) {
-  constexpr int size = 8;
-  std::ofstream file(path);
-  const std::size_t columns = drawing.tiles.empty() ? 0 : drawing.tiles.front().size();
-  file << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << columns * size << "\" height=\""
-       << drawing.tiles.size() * size << "\">\n<rect width=\"100%\" height=\"100%\" fill=\"#eee\"/>\n";
-  for (std::size_t i = 0; i < drawing.tiles.size(); ++i) {
-    for (std::size_t j = 0; j < columns; ++j) {
-      const char tile = drawing.tiles[i][j];
-      if (tile == Drawing::skipped) continue;
-      file << "<rect x=\"" << j * size << "\" y=\"" << i * size << "\" width=\"" << size - 1 << "\" height=\""
-           << size - 1 << "\" fill=\"" << (tile == Drawing::full ? "#246" : "#7ac") << "\"/>\n";
-    }
-  }
-  file << "</svg>\n";
-  if (!file.flush()) throw Error(ErrorCode::invalid_argument, path + " cannot be written");
+  return picture;
 }
 
 int show(const DrawingOptions& options) {
-  const Drawing drawing = draw(options);
-  if (!options.svg.empty()) write_svg(drawing, options.svg);
-  const std::int64_t skipped = drawing.count(Drawing::skipped), partial = drawing.count(Drawing::partial),
-                     full = drawing.count(Drawing::full);
-  if (options.json) {
-    print_json({{"tile_m", drawing.tile_m},
-                {"tile_n", drawing.tile_n},
-                {"skipped", skipped},
-                {"partial", partial},
-                {"full", full},
-                {"kept", drawing.share()},
-                {"computed", drawing.computed()},
-                {"tiles", drawing.tiles}});
-    return exit_ok;
+  const MaskPicture picture = draw(options);
+  if (!options.svg.empty()) {
+    std::ofstream file(options.svg);
+    file << to_svg(picture);
+    if (!file.flush()) throw Error(ErrorCode::invalid_argument, options.svg + " cannot be written");
   }
-  if (options.svg.empty())
-    for (const std::string& line : drawing.tiles) std::cout << line << '\n';
-  std::cout << drawing.rows << " rows x " << drawing.keys << " keys in tiles of " << drawing.tile_m << " x "
-            << drawing.tile_n << ": " << skipped << " skipped (.), " << partial << " partial (+), " << full
-            << " full (#)\n"
-            << number(100 * drawing.share()) << "% of all pairs are kept, "
-            << number(100 * drawing.computed()) << "% of the tiles computed\n";
+  if (options.json) {
+    print_json({{"tile_m", picture.tile_m},
+                {"tile_n", picture.tile_n},
+                {"skipped", picture.count(MaskPicture::skipped)},
+                {"partial", picture.count(MaskPicture::partial)},
+                {"full", picture.count(MaskPicture::full)},
+                {"kept", picture.kept_share()},
+                {"computed", picture.computed_share()},
+                {"tiles", picture.tiles}});
+  } else {
+    std::cout << (options.svg.empty() ? to_text(picture) : summary(picture) + "\n");
+  }
   return exit_ok;
 }
 
 }  // namespace
 
 Verb add_mask(const Arguments& parent) {
-  const Arguments app = parent.add_subcommand("mask", "Draw what a spec's mask keeps");
+  const Arguments app =
+      parent.add_subcommand("mask", "Draw which tiles of the score matrix a spec's mask keeps");
   const auto options = std::make_shared<DrawingOptions>();
   add_spec(app, options->spec);
   options->shape.add(app);
@@ -154,11 +148,15 @@ Verb add_mask(const Arguments& parent) {
   app.add_option("--tile-n", options->tile_n, "Keys of a tile").between(1, 1024).capture_default_str();
   app.add_option("--entry", options->entry, "Batch entry").at_least(0).capture_default_str();
   app.add_option("--head", options->head, "Query head").at_least(0).capture_default_str();
-  app.add_option("--seed", options->seed, "Of generated lengths, lists and trees").capture_default_str();
-  app.add_option("--svg", options->svg, "Write a picture to this file instead");
+  app.add_option("--seed", options->seed, "Seed of the generated lengths, lists and trees")
+      .capture_default_str();
+  app.add_option("--svg", options->svg, "Write an SVG picture to this file instead of text");
   add_json(app, options->json);
   app.footer(
-      "Lengths, block lists and trees are those that run and bench generate for the same options.\n\n"
+      "A kernel skips some tiles, computes others whole, and tests every pair of the rest. Up to 256 rows "
+      "and\n"
+      "keys the SVG picture also shows the kept pairs of the tested tiles.\n"
+      "For the same options, run and bench generate the same lengths, block lists and trees.\n\n"
       "Examples:\n"
       "  flashjit mask '{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 64, \"mask\": [\"causal\", "
       "\"block_sparse\"]}' --seqlen-q 4096\n"

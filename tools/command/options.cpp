@@ -13,7 +13,7 @@
 namespace flashjit::command {
 namespace {
 
-// Standard input may have no end; no spec or manifest is nearly as long.
+// Standard input may have no end; no spec or manifest is longer than this.
 std::string read_all(std::istream& in) {
   constexpr std::size_t most = 16 << 20;
   std::string text;
@@ -25,8 +25,8 @@ std::string read_all(std::istream& in) {
   return text;
 }
 
-// The text that an argument names, given to `parse`: the argument itself if it looks like JSON, standard
-// input, or a file, whose name then begins what goes wrong.
+// Calls `parse` with the text that an argument names: the argument itself if it looks like JSON, standard
+// input, or a file. Errors about a file begin with its name.
 template <class Parse>
 auto read_argument(const std::string& argument, const std::string& what, Parse parse) {
   if (argument == "-") return parse(read_all(std::cin));

@@ -14,12 +14,13 @@ namespace flashjit::command {
 
 // The positional SPEC: a file, '-' for standard input, or the JSON text itself.
 Argument add_spec(const Arguments& app, std::string& argument);
-// Throws invalid_argument for a file that cannot be read, invalid_spec for what it says.
+// Throws invalid_argument if the file cannot be read, and invalid_spec if its text is not a valid spec.
 AttentionSpec read_spec(const std::string& argument);
 
 // The positional MANIFEST: as SPEC, or a spec, or the name of a model.
 Argument add_manifest(const Arguments& app, std::string& argument);
-// Throws invalid_argument for a file that cannot be read and for what it says; invalid_spec likewise.
+// Throws invalid_argument if the file cannot be read or is no manifest, and invalid_spec for a bad spec in
+// it.
 std::vector<ManifestItem> read_manifest(const std::string& argument);
 
 struct ShapeOptions {
@@ -33,24 +34,24 @@ struct ShapeOptions {
   Shape shape() const;
 };
 
-// Of masks whose sizes are given at run time.
+// Run-time arguments of masks, and how block lists are generated.
 struct MaskOptions {
   std::optional<int> window_left, window_right, num_sinks;
-  double density = 0.25, partial = 0.1;  // of generated block lists
-  int document_length = 0;               // 0: random lists; otherwise those of such documents
+  double density = 0.25, partial = 0.1;  // shares in generated block lists
+  int document_length = 0;               // tokens of a document; 0: the lists are random
 
   void add(const Arguments& app);
   // Seeded data for every mask of the spec.
   verify::MaskData generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed) const;
 };
 
-// Of specs with dropout.
+// Run-time arguments of specs with dropout.
 struct DropoutOptions {
   std::optional<double> p;
   std::optional<std::uint64_t> seed, offset;
 
   void add(const Arguments& app);
-  // Throws invalid_argument if some are given and none of the specs has dropout.
+  // Throws invalid_argument if an option is given and no spec has dropout.
   void check(const std::vector<AttentionSpec>& specs) const;
 };
 

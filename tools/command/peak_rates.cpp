@@ -21,7 +21,8 @@ namespace {
 constexpr int chains = 12;
 constexpr int rounds = 4096;
 
-// Each returns the floating-point operations it did. The sums go through `sink`, so that they are computed.
+// Each burst returns how many floating-point operations it did. The sums go to `sink`, so that the compiler
+// keeps them.
 __attribute__((target("avx512f"))) double burst_512(float* sink) {
   __m512 sums[chains];
   for (int i = 0; i < chains; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
@@ -57,7 +58,7 @@ constexpr int amx_steps = 8, amx_tile = 512;
 // 32 x 32 sums from two tiles of each side at a time, amx_steps after each other; `a` and `b` at cache lines.
 __attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_t* a,
                                                               const std::uint16_t* b) {
-  // Static, as GCC's ldtilecfg tells the optimiser of its first bytes only.
+  // Static: GCC's ldtilecfg tells the optimiser only of the first bytes.
   static constexpr struct alignas(64) {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -83,7 +84,7 @@ __attribute__((target("amx-tile,amx-bf16"))) double burst_amx(const std::uint16_
   return 2.0 * 32 * 32 * 32 * rounds;
 }
 
-// TFLOP/s of the calling thread; burst() returns the operations it did.
+// TFLOP/s of the calling thread; burst() returns how many operations it did.
 template <class Burst>
 double rate_of(Burst burst, Clock clock) {
   double flops = 0;
@@ -117,7 +118,7 @@ double amx_of_one_thread(Clock clock) {
   return rate_of([&] { return burst_amx((*sides)[0].numbers.data(), (*sides)[1].numbers.data()); }, clock);
 }
 
-// The sum of what threads that begin together measure, each for itself.
+// Threads begin together and measure each for itself; returns the sum.
 template <class Measure>
 double sum_of_threads(int num_threads, Measure measure) {
   std::vector<double> rates(num_threads);
@@ -130,7 +131,8 @@ double sum_of_threads(int num_threads, Measure measure) {
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-// The sum of what so many threads reach at once; one is the caller, whose processor time is its own.
+// The sum of the rates of `num_threads` threads that run at once. One of them is the caller, whose processor
+// time is its own.
 template <class Measure>
 double rate_of_threads(int num_threads, Measure measure) {
   if (num_threads == 1) return measure();
@@ -163,7 +165,7 @@ double measure_amx_tflops(int num_threads, Clock clock) {
 }
 
 double measure_read_bandwidth(int num_threads) {
-  constexpr int passes = 10;  // others may be at work
+  constexpr int passes = 10;  // other processes may disturb some passes
   const auto last_cache = static_cast<std::size_t>(std::max(::sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
   const std::size_t bytes = std::clamp<std::size_t>(2 * last_cache, 32 << 20, 256 << 20);
   const std::size_t words = bytes / sizeof(std::uint64_t) / static_cast<std::size_t>(num_threads);

@@ -1,4 +1,4 @@
-// flashjit prebuild: every kernel of a manifest into a folder, on any machine.
+// flashjit prebuild: compiles every kernel of a manifest into a folder, on any machine.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Wanted {
 
 struct Plan {
   std::vector<Wanted> kernels;
-  std::vector<TuneRecord> records;  // whose configs are among them
+  std::vector<TuneRecord> records;  // records whose configs are among the kernels
 };
 
 // The records of --records that belong to the item: of its spec and that target, and of its shapes.
@@ -121,7 +121,7 @@ Outcome build(const Wanted& kernel, const OpenedCache& cache) {
   return outcome;
 }
 
-// In parallel; one line on stderr for each as it is done.
+// Compiles in parallel; stderr gets a line for each finished kernel.
 std::vector<Outcome> build_all(const std::vector<Wanted>& kernels, const OpenedCache& cache, int jobs) {
   std::vector<Outcome> outcomes(kernels.size());
   std::size_t done = 0;
@@ -157,11 +157,11 @@ struct Totals {
 
 int prebuild(const PrebuildOptions& options) {
   const Plan plan = make_plan(options);
-  // To be read by whoever runs what it holds; nobody else may write to it.
+  // Every user may read the folder; only its owner may write to it.
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::absolute(options.out, ignored).parent_path(), ignored);
   ::mkdir(options.out.c_str(), 0755);
-  OpenedCache cache;  // without a cap: all that was asked for stays
+  OpenedCache cache;  // has no size cap, so that every requested kernel stays
   cache.disk.emplace(options.out, DiskCache::Access::read_write, std::numeric_limits<std::uint64_t>::max());
   const int jobs = options.jobs > 0 ? options.jobs : available_cpus();
 
@@ -265,8 +265,9 @@ Verb add_prebuild(const Arguments& parent) {
   app.add_option("--jobs", options->jobs, "Kernels compiled at once [as many as there are CPUs]")
       .at_least(1)
       .type_name("N");
-  const Argument check_only = app.add_flag(
-      "--check", options->check, "Compile nothing: list what the cache lacks; exit code 7 if anything");
+  const Argument check_only =
+      app.add_flag("--check", options->check,
+                   "Compile nothing; list the kernels that the cache lacks, exit code 7 if there are some");
   out.excludes(check_only);
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
@@ -276,13 +277,13 @@ Verb add_prebuild(const Arguments& parent) {
       "  flashjit prebuild llama-3-8b --target sm_90a --target sm_80 --target x86-64-v4 -o kernels\n"
       "  flashjit prebuild manifest.json --target sm_90a --records ~/.cache/flashjit -o kernels --jobs 2\n"
       "  flashjit prebuild manifest.json --target sm_90a --check --cache-path kernels\n\n"
-      "FLASHJIT_CACHE_PATH=kernels then serves them, on hosts without a compiler too. A model, and a spec\n"
-      "without shapes, get the kernels of every shape.\n");
+      "FLASHJIT_CACHE_PATH=kernels then serves them, on hosts without a compiler too. A model and a spec\n"
+      "without shapes get the kernels of every shape.\n");
   return {app, [options] {
             if (options->check) return check(*options);
             if (options->out.empty())
               throw Error(ErrorCode::invalid_argument,
-                          "prebuild: -o says into which folder, or --check looks only");
+                          "prebuild: give a folder with -o, or --check to compile nothing");
             return prebuild(*options);
           }};
 }

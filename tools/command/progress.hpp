@@ -1,4 +1,4 @@
-// Says on stderr what is going on once it has taken over a second.
+// Tells on stderr about a step that takes longer than a second.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace flashjit::command {
 
-// From construction to destruction. One line when a second has passed, its end when it is over.
+// The step lasts from construction to destruction. A line begins after one second and ends with the step.
 class Progress {
  public:
   explicit Progress(std::string what);

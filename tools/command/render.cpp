@@ -1,4 +1,4 @@
-// flashjit render: the translation unit that would be compiled.
+// flashjit render: prints the translation unit that an engine would compile.
 #include "codegen/render.hpp"
 
 #include <iostream>

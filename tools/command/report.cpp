@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <iostream>
+#include <type_traits>
+#include <variant>
 
 namespace flashjit::command {
 void print_json(const Json& json) {
@@ -9,18 +11,42 @@ void print_json(const Json& json) {
 }
 
 std::string to_text(const KernelConfig& config, const Target& target) {
-  std::string text;  // sizes of 0: kernels without blocks
+  std::string text;  // kernels without blocks have sizes of 0
   if (config.block_m != 0) text = std::to_string(config.block_m) + "x" + std::to_string(config.block_n);
   if (target.is_cuda()) {
     text += std::string(text.empty() ? "" : ", ") + std::to_string(config.num_stages) + " stages, " +
             std::to_string(config.num_warps) + " warps";
   }
-  // Choices that few kernels have, where they are not at their defaults.
+  // Choices of a few kernels are shown unless they are at their defaults.
   if (config.q_in_registers) text += ", q in registers";
   if (config.ping_pong) text += ", ping-pong";
   if (config.tile_order != TileOrder::heads) text += std::string(", ") + to_string(config.tile_order);
   if (config.pack_gqa) text += ", packed heads";
   return text.empty() ? "-" : text;
+}
+
+std::string mask_text(const AttentionSpec& spec) {
+  std::string title;
+  for (const Mask& mask : spec.mask) {
+    std::string kind, fields;
+    const auto add = [&](const std::string& field) { fields += (fields.empty() ? "" : ", ") + field; };
+    std::visit(
+        [&](const auto& m) {
+          kind = m.kind;
+          m.for_each_field(m, [&]<class Field>(const char* name, const Field& value) {
+            if constexpr (std::is_same_v<Field, int>) {
+              add(name + (" " + std::to_string(value)));
+            } else if constexpr (std::is_same_v<Field, bool>) {
+              if (value) add(name);
+            } else {
+              if (value != Field{}) add(to_string(value));
+            }
+          });
+        },
+        mask);
+    title += (title.empty() ? "" : " and ") + kind + (fields.empty() ? "" : " (" + fields + ")");
+  }
+  return title.empty() ? "no mask" : title;
 }
 
 Json config_json(const KernelConfig& config) {

@@ -1,4 +1,4 @@
-// How facts are printed, for people and as JSON.
+// Output for people and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,16 +11,18 @@ namespace flashjit::command {
 
 using Json = nlohmann::ordered_json;
 
-// To stdout, indented. Text that is not UTF-8 (a path, a log) is mended, never an error.
+// Prints to stdout, indented. Bytes that are not UTF-8 (in a path or a log) are replaced.
 void print_json(const Json& json);
 
 // "64x128, 2 stages, 4 warps"; on a CPU "64x128".
 std::string to_text(const KernelConfig& config, const Target& target);
+// The spec's masks with the fields that a reader needs: "causal and sliding_window (sinks)"; "no mask".
+std::string mask_text(const AttentionSpec& spec);
 Json config_json(const KernelConfig& config);
 
 // {spec, target, config, key, path, origin, registers, spill_bytes, smem_bytes, ms, ...}
 Json kernel_json(const KernelInfo& info);
-// Where the kernel lies on disk, or why it does not.
+// The kernel's path on disk, or the reason why it has none.
 std::string where_cached(const KernelInfo& info);
 
 // A time or a rate with about three digits and no exponent: "1530", "41.6", "0.26".

@@ -1,4 +1,4 @@
-// flashjit run: from a spec to a result, with the times it took and, on request, the proof that it is right.
+// flashjit run: computes a spec's result, measures each step and, on request, verifies the result.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -59,10 +59,10 @@ double measure_launch(const Kernel& kernel, const Workload& work) {
   return median(samples);
 }
 
-// Rows for the oracle: all of them where that takes seconds, else a spread of them.
+// How many rows the oracle checks: all if that takes seconds, else a spread of them.
 std::int64_t rows_to_verify(const RunOptions& options, const Workload& work) {
   if (options.verify_rows >= 0) return options.verify_rows;
-  constexpr double budget = 2e10;  // floating-point operations
+  constexpr double budget = 2e10;  // floating-point operations of the oracle
   const double work_flops = work.flops();
   if (work_flops <= budget) return 0;
   return std::max<std::int64_t>(
@@ -220,7 +220,7 @@ Verb add_run(const Arguments& parent) {
   const Argument starts_k = app.add_option("--cu-seqlens-k", options->files[&AttentionArgs::cu_seqlens_k],
                                            "varlen: [batch + 1], int32");
   const Argument parts_o = app.add_option("--parts-o", options->files[&AttentionArgs::parts_o],
-                                          "Of op merge, in place of these: [parts, batch, seqlen, heads, "
+                                          "Operation merge, instead of these: [parts, batch, seqlen, heads, "
                                           "head_dim]; varlen: [parts, total, ...]");
   const Argument parts_lse = app.add_option("--parts-lse", options->files[&AttentionArgs::parts_lse],
                                             "[parts, batch, heads, seqlen]; varlen: [parts, heads, total]");
@@ -234,13 +234,13 @@ Verb add_run(const Arguments& parent) {
     if (table.needs == Needs::varlen) continue;
     std::string name = std::string("--") + table.name;
     std::replace(name.begin(), name.end(), '_', '-');
-    app.add_option(name, options->files[table], "of the spec's masks, int32").needs(q).group(own);
+    app.add_option(name, options->files[table], "table of the spec's masks, int32").needs(q).group(own);
   }
 
   options->shape.add(app);
   options->masks.add(app);
   options->dropout.add(app);
-  app.add_option("--seed", options->seed, "Of the random numbers").capture_default_str();
+  app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
     app.get_option(name).excludes(q).group(generated);
   }
@@ -248,11 +248,10 @@ Verb add_run(const Arguments& parent) {
   app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
   app.add_option("--out", options->out, "Write the output to this .npy file");
   app.add_option("--lse-out", options->lse_out, "Write the log-sum-exp to this .npy file");
-  app.add_flag(
-      "--verify", options->verify,
-      "Compare with the float64 oracle; exit code 20 if outside the error bound, 21 if that cannot be told");
+  app.add_flag("--verify", options->verify,
+               "Compare with the float64 oracle; exit code 20: outside the error bound, 21: undecided");
   app.add_option("--verify-rows", options->verify_rows,
-                 "Rows to compare; 0: all. Without it all where that takes seconds, else a spread of them")
+                 "Rows to compare; 0: all [all if that takes seconds, else a spread of them]")
       .at_least(0);
   add_json(app, options->json);
   app.footer(

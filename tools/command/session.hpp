@@ -10,7 +10,7 @@
 
 namespace flashjit::command {
 
-// A private folder under the system's temporary one, removed with everything in it.
+// A private folder in the system's temporary folder. The destructor removes it with its contents.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -25,16 +25,16 @@ class TemporaryFolder {
 };
 
 struct GetTimes {
-  std::optional<double> cold_ms;  // nothing cached: rendered, compiled, loaded; none without a compiler
-  std::optional<double> warm_ms;  // a new engine, the kernel on disk; none if there is no usable cache
+  std::optional<double> cold_ms;  // nothing cached: render, compile, load; absent without a compiler
+  std::optional<double> warm_ms;  // a new engine, the kernel on disk; absent without a usable cache
   double hot_us = 0;              // in memory; mean of many
 };
 
-// From spec to launchable, by engines of those options. `first` is an engine's first get of the spec: if that
-// compiled, it is the cold time; otherwise cold is measured in an empty cache of its own.
+// Measures engines of those options from spec to launchable kernel. `first` is an engine's first get of the
+// spec. If it compiled, it gives the cold time; otherwise cold is measured with an empty cache.
 GetTimes measure_get(const EngineOptions& options, const AttentionSpec& spec, const Shape& shape,
                      const KernelInfo& first);
-// Mean microseconds of engine.get() for a kernel that it has.
+// Mean microseconds of engine.get() for a kernel in memory.
 double measure_hot_us(Engine& engine, const AttentionSpec& spec, const Shape& shape);
 
 }  // namespace flashjit::command

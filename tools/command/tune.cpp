@@ -1,4 +1,5 @@
-// flashjit tune: which config is the fastest here, remembered for every engine on the cache folder.
+// flashjit tune: finds the fastest config on this machine and records it for every engine on the cache
+// folder.
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,8 +67,7 @@ class InterruptGuard {
   void (*before_)(int);
 };
 
-// How things stand, on stderr: one line that is written over on a terminal, otherwise a line where something
-// new begins.
+// Progress on stderr. A terminal shows one line that changes; a file gets a line for each new stage.
 class Status {
  public:
   Status(std::string prefix, const Target& target) : prefix_(std::move(prefix)), target_(target) {}
@@ -121,7 +121,7 @@ class Status {
   std::chrono::steady_clock::time_point last_{};
 };
 
-// The sizes given on the command line, else the manifest's, else the usual ones.
+// The command line's sizes, else the manifest's, else the usual ones.
 std::vector<Shape> shapes_of(const ManifestItem& item, const TuneVerbOptions& options) {
   if (options.seqlens.empty() && !item.shapes.empty()) return item.shapes;
   std::vector<Shape> shapes;
@@ -174,7 +174,7 @@ int run(const TuneVerbOptions& options) {
     rejected.push_back(rejections(spec, target));
     const double used = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     TuneOptions tuning{.engine = options.device.engine(), .jobs = options.jobs, .again = options.again};
-    // What is left, shared among the specs to come; at least a moment, so that known records are still shown.
+    // The specs to come share the time that is left. The minimum lets known records still be shown.
     tuning.budget_seconds =
         budget == 0 ? 0 : std::max((budget - used) / static_cast<double>(items.size() - i), 0.1);
     std::vector<TuneResult> results;
@@ -243,8 +243,7 @@ int run(const TuneVerbOptions& options) {
                       options.explain && items.size() == 1 ? rejected.front() : std::vector<Rejection>());
   }
   if (interrupted) {
-    std::cerr
-        << "flashjit: interrupted; what was measured is kept, and the same command goes on from there\n";
+    std::cerr << "flashjit: interrupted; the samples are kept, and the same command goes on from there\n";
     return exit_interrupted;
   }
   return exit_ok;
@@ -254,7 +253,7 @@ int run(const TuneVerbOptions& options) {
 
 Verb add_tune(const Arguments& parent) {
   const Arguments app =
-      parent.add_subcommand("tune", "Measure which configs are the fastest here, and remember them");
+      parent.add_subcommand("tune", "Find the fastest configs on this machine, and record them");
   const auto options = std::make_shared<TuneVerbOptions>();
   add_manifest(app, options->manifest);
   options->device.add(app);
@@ -271,32 +270,25 @@ Verb add_tune(const Arguments& parent) {
   app.add_option("--jobs", options->jobs, "Candidates compiled at once; 0: as many as there are CPUs")
       .at_least(0)
       .capture_default_str();
-  app.add_flag("--again", options->again, "Measure anew what has a record already");
+  app.add_flag("--again", options->again, "Measure again even if a record exists");
   app.add_flag("--explain", options->explain,
                "List the configs that were not tried or did not win, with the reasons");
   app.add_option("--report", options->report, "Write a page with charts to this .html file");
   add_json(app, options->json);
   app.footer(
-      "Candidates are compiled on all cores, checked against the heuristic config's output, and timed in "
-      "interleaved rounds\n"
-      "on inputs that are in no cache; those well behind drop out. Another config is chosen only if it is "
-      "faster "
-      "beyond\n"
-      "noise. The result is a record in the cache folder, for the device's model and the bucket of "
-      "shapes.\n\n"
-      "Ctrl-C keeps what there is: exit code 130, and the same command goes on from there, as it does after "
-      "the "
-      "budget\n"
-      "ran out (\"not finished\", exit code 0).\n\n"
+      "Candidates are compiled on all cores, checked against the heuristic config's output, and timed in\n"
+      "interleaved rounds on inputs that are in no cache. Slow candidates drop out early. Another config is\n"
+      "chosen only if it is faster beyond noise. The result is a record in the cache folder, for the\n"
+      "device's model and the bucket of shapes.\n\n"
+      "Ctrl-C keeps the samples (exit code 130), and the same command goes on from there. So it does after\n"
+      "the budget ran out (\"not finished\", exit code 0).\n\n"
       "Examples:\n"
       "  flashjit tune tools/examples/causal_bf16.json --seqlens 1024,4096 --heads-q 32 --heads-kv 8\n"
       "  flashjit tune llama-3-8b --device cuda:0 --budget 10m --report tune.html\n"
       "  flashjit tune spec.json --explain --json\n\n"
-      "--json prints {device, model, target, peak_tflops, peak_bandwidth, interrupted, shapes: [{spec, "
-      "shape,\n"
-      "bucket, state, complete, chosen, heuristic, chosen_ms, heuristic_ms, gain_percent, tflops, "
-      "intensity,\n"
-      "roof_tflops, peak_share, path, note, candidates}], rejected}.\n");
+      "--json prints {device, model, target, peak_tflops, peak_bandwidth, interrupted, shapes: [{spec,\n"
+      "shape, bucket, state, complete, chosen, heuristic, chosen_ms, heuristic_ms, gain_percent, tflops,\n"
+      "intensity, roof_tflops, peak_share, path, note, candidates}], rejected}.\n");
   return {app, [options] { return run(*options); }};
 }
 

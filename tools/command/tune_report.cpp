@@ -13,19 +13,15 @@
 #include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/race.hpp"
 #include "tools/command/peak_rates.hpp"
+#include "tools/command/svg.hpp"
+#include "tools/command/tune_reason.hpp"
 #include "tools/command/workload.hpp"
 
 namespace flashjit::command {
 namespace {
 
-const TuneCandidate* find(const TuneRecord& record, const KernelConfig& config) {
-  const auto it = std::find_if(record.candidates.begin(), record.candidates.end(),
-                               [&](const TuneCandidate& c) { return c.config == config; });
-  return it == record.candidates.end() ? nullptr : &*it;
-}
-
 double ms_of(const TuneRecord& record, const KernelConfig& config) {
-  const TuneCandidate* candidate = find(record, config);
+  const TuneCandidate* candidate = candidate_of(record, config);
   return candidate ? median_ms(*candidate) : std::numeric_limits<double>::infinity();
 }
 
@@ -42,29 +38,6 @@ Json number_or_null(double value) {
   return std::isfinite(value) ? Json(value) : Json();
 }
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 constexpr char page_head[] = R"(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>flashjit tune</title>
@@ -75,7 +48,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 code { font-size: 0.85em; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } td, th { padding: 0.15rem 0.9rem 0.15rem 0; text-align: left; }
-svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+svg { width: 100%; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
 .key { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.3em; }
 </style></head><body>
 )";
@@ -86,6 +59,17 @@ const char* colour(const TuneRecord& record, const TuneCandidate& candidate) {
   return candidate.verdict == Verdict::measured ? "var(--bar)" : "var(--dropped)";
 }
 
+std::string line(double x1, double y1, double x2, double y2, const std::string& more) {
+  return "<line x1=\"" + coordinate(x1) + "\" y1=\"" + coordinate(y1) + "\" x2=\"" + coordinate(x2) +
+         "\" y2=\"" + coordinate(y2) + "\" " + more + "/>\n";
+}
+std::string label(double x, double y, const std::string& words, const std::string& more = "") {
+  return "<text x=\"" + coordinate(x) + "\" y=\"" + coordinate(y) + "\" " + more + ">" + escaped(words) +
+         "</text>\n";
+}
+constexpr char centred[] = "text-anchor=\"middle\"", at_end[] = "text-anchor=\"end\"";
+constexpr char grid[] = "stroke=\"var(--dropped)\"", pen[] = "stroke=\"currentColor\"";
+
 // A bar for each candidate, fastest first: its median, and a line from its fastest to its slowest sample.
 std::string candidates_chart(const TunedShape& tuned) {
   const TuneRecord& record = tuned.result.record;
@@ -95,36 +79,42 @@ std::string candidates_chart(const TunedShape& tuned) {
   }
   std::sort(measured.begin(), measured.end(),
             [](const TuneCandidate* a, const TuneCandidate* b) { return median_ms(*a) < median_ms(*b); });
-  constexpr int row = 18, width = 900;
-  const int label = tuned.target.is_cuda() ? 330 : 80, bars = width - label - 110;
-  // A candidate that is far slower would leave the others no room.
+  constexpr int row = 20, width = 720, top = 22;
+  const int left = tuned.target.is_cuda() ? 310 : 140, bars = width - left - 90;
+  const int bottom = top + row * static_cast<int>(measured.size());
+  // The axis ends at three times the fastest: one slow candidate would leave the others no room.
   const double longest = std::min(median_ms(*measured.back()), 3 * median_ms(*measured.front())) * 1.05;
-  const auto x = [&](double ms) { return label + std::min(ms / longest, 1.0) * bars; };
+  const auto x = [&](double ms) { return left + std::min(ms / longest, 1.0) * bars; };
   std::ostringstream svg;
-  svg << "<svg viewBox=\"0 0 " << width << ' ' << row * measured.size() + 4
-      << "\" role=\"img\" aria-label=\"milliseconds of each candidate\">\n";
+  svg << "<svg viewBox=\"0 0 " << width << ' ' << bottom + 42
+      << "\" role=\"img\" aria-label=\"milliseconds of each config\">\n"
+      << label(left - 8, 14, tuned.target.is_cuda() ? "config" : "block_m x block_n", at_end);
+  for (const double ms : ticks(longest, 6)) {
+    if (ms > longest) break;
+    svg << line(x(ms), top, x(ms), bottom + 4, grid) << label(x(ms), bottom + 18, tick_label(ms), centred);
+  }
+  svg << label(left + bars / 2.0, bottom + 36, "milliseconds a launch (shorter is faster)", centred);
   for (std::size_t i = 0; i < measured.size(); ++i) {
     const TuneCandidate& c = *measured[i];
-    const double ms = median_ms(c), top = static_cast<double>(i) * row;
+    const double ms = median_ms(c), y = top + static_cast<double>(i) * row;
     const auto [least, most] = std::minmax_element(c.samples_ms.begin(), c.samples_ms.end());
     svg << "<g><title>"
         << escaped(to_text(c.config, tuned.target) + ": " + number(ms) + " ms, " +
                    std::to_string(c.samples_ms.size()) + " samples from " + number(*least) + " to " +
                    number(*most) + " ms; " + to_string(c.verdict) + (c.reason.empty() ? "" : ": " + c.reason))
-        << "</title><text x=\"" << label - 8 << "\" y=\"" << top + 13 << "\" text-anchor=\"end\">"
-        << escaped(to_text(c.config, tuned.target)) << "</text><rect x=\"" << label << "\" y=\"" << top + 3
-        << "\" width=\"" << x(ms) - label << "\" height=\"" << row - 5 << "\" fill=\"" << colour(record, c)
-        << "\"/><line x1=\"" << x(*least) << "\" x2=\"" << x(*most) << "\" y1=\"" << top + 9.5 << "\" y2=\""
-        << top + 9.5 << "\" stroke=\"currentColor\"/><text x=\"" << std::max(x(ms), x(*most)) + 6 << "\" y=\""
-        << top + 13 << "\">" << number(ms) << " ms</text></g>\n";
+        << "</title>" << label(left - 8, y + 13, to_text(c.config, tuned.target), at_end) << "<rect x=\""
+        << left << "\" y=\"" << coordinate(y + 3) << "\" width=\"" << coordinate(x(ms) - left)
+        << "\" height=\"" << row - 5 << "\" fill=\"" << colour(record, c) << "\"/>"
+        << line(x(*least), y + 9.5, x(*most), y + 9.5, pen)
+        << label(std::max(x(ms), x(*most)) + 6, y + 13, number(ms) + " ms") << "</g>\n";
   }
   svg << "</svg>\n";
   return svg.str();
 }
 
-// Both configs under the roof that the device's peak and its memory make, all on logarithmic scales.
+// Both configs under the roof that the device's peak and its memory make; both axes are logarithmic.
 std::string roofline_chart(const TunedShape& tuned) {
-  constexpr double left = 10, right = 890, top = 22, bottom = 150;
+  constexpr double left = 70, right = 710, top = 26, bottom = 190;
   const Peak& peak = *tuned.peak;
   const double intensity = tuned.intensity(), ridge = peak.tflops / peak.bandwidth;
   const auto tflops = [&](double ms) { return tuned.work.flops / ms * 1e-9; };
@@ -139,20 +129,36 @@ std::string roofline_chart(const TunedShape& tuned) {
     return std::max(bottom - std::log(value / least) / std::log(peak.tflops / least) * (bottom - top), 8.0);
   };
   std::ostringstream svg;
-  svg << "<svg viewBox=\"0 0 900 190\" role=\"img\" aria-label=\"roofline\"><polyline points=\"" << x(first)
-      << ',' << y(peak.bandwidth * first) << ' ' << x(ridge) << ',' << y(peak.tflops) << ' ' << x(last) << ','
-      << y(peak.tflops) << "\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\"/><line x1=\""
-      << x(intensity) << "\" x2=\"" << x(intensity) << "\" y1=\"" << y(tuned.roof_tflops()) << "\" y2=\""
-      << bottom << "\" stroke=\"var(--bar)\" stroke-dasharray=\"3 3\"/><circle cx=\"" << x(intensity)
-      << "\" cy=\"" << y(heuristic) << "\" r=\"7\" fill=\"none\" stroke=\"var(--heuristic)\" "
-      << "stroke-width=\"3\"/><circle cx=\"" << x(intensity) << "\" cy=\"" << y(chosen)
-      << "\" r=\"5\" fill=\"var(--chosen)\"/><text x=\"" << right << "\" y=\"" << top - 8
-      << "\" text-anchor=\"end\">" << number(peak.tflops) << " TFLOP/s; " << number(peak.bandwidth)
-      << " TB/s</text><text x=\"" << x(intensity) << "\" y=\"" << bottom + 15 << "\" text-anchor=\"middle\">"
-      << number(intensity) << " FLOP for each byte of the tensors</text><text x=\"" << left << "\" y=\""
-      << bottom + 34 << "\">" << number(chosen) << " TFLOP/s, " << number(100 * chosen / tuned.roof_tflops())
-      << "% of what the device's " << (intensity < ridge ? "memory" : "arithmetic") << " allows ("
-      << escaped(peak.source) << ")</text></svg>\n";
+  svg << "<svg viewBox=\"0 0 720 236\" role=\"img\" aria-label=\"roofline\">\n";
+  for (const double value : powers_of_ten(first, last))
+    svg << line(x(value), top, x(value), bottom + 4, grid)
+        << label(x(value), bottom + 18, tick_label(value), centred);
+  for (const double value : powers_of_ten(least, peak.tflops))
+    svg << line(left - 4, y(value), right, y(value), grid)
+        << label(left - 8, y(value) + 4, tick_label(value), at_end);
+  svg << line(left, bottom, right, bottom, pen) << line(left, top, left, bottom, pen)
+      << label((left + right) / 2, bottom + 38, "arithmetic intensity: FLOP for each byte of the tensors",
+               centred)
+      << label(16, (top + bottom) / 2, "TFLOP/s",
+               std::string(centred) + " transform=\"rotate(-90 16 " + coordinate((top + bottom) / 2) + ")\"")
+      << "<polyline points=\"" << coordinate(x(first)) << ',' << coordinate(y(peak.bandwidth * first)) << ' '
+      << coordinate(x(ridge)) << ',' << coordinate(y(peak.tflops)) << ' ' << coordinate(x(last)) << ','
+      << coordinate(y(peak.tflops)) << "\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\"/>\n"
+      << line(x(intensity), y(tuned.roof_tflops()), x(intensity), bottom,
+              "stroke=\"var(--bar)\" stroke-dasharray=\"3 3\"")
+      << "<circle cx=\"" << coordinate(x(intensity)) << "\" cy=\"" << coordinate(y(heuristic))
+      << "\" r=\"7\" fill=\"none\" stroke=\"var(--heuristic)\" stroke-width=\"3\"/>\n<circle cx=\""
+      << coordinate(x(intensity)) << "\" cy=\"" << coordinate(y(chosen))
+      << "\" r=\"5\" fill=\"var(--chosen)\"/>\n"
+      << label(right, top - 8,
+               "the device's arithmetic: " + number(peak.tflops) +
+                   " TFLOP/s; its memory: " + number(peak.bandwidth) + " TB/s",
+               at_end)
+      << "</svg>\n<p>"
+      << escaped("The chosen config reaches " + number(chosen) + " TFLOP/s at " + number(intensity) +
+                 " FLOP a byte: " + number(100 * chosen / tuned.roof_tflops()) + "% of what the device's " +
+                 (intensity < ridge ? "memory" : "arithmetic") + " allows (" + peak.source + ").")
+      << "</p>\n";
   return svg.str();
 }
 
@@ -172,11 +178,7 @@ void write_shape(std::ostream& page, const TunedShape& tuned) {
          << "</td><td>" << escaped(to_text(config, tuned.target)) << "</td><td>" << number(ms) << "</td><td>"
          << number(tuned.work.flops / ms * 1e-9) << "</td></tr>\n";
   }
-  page << "</table>\n<p>"
-       << (record.chosen == record.heuristic
-               ? std::string("Nobody was faster beyond noise: the heuristic config stays.")
-               : "The chosen config takes " + number(tuned.gain_percent()) + "% less time.")
-       << (record.complete ? "" : " The race was ended early.") << "</p>\n";
+  page << "</table>\n<p>" << escaped(why_chosen(record, tuned.target)) << "</p>\n";
   if (tuned.peak && tuned.work.flops > 0) page << roofline_chart(tuned);
   page << candidates_chart(tuned);
   for (const TuneCandidate& c : record.candidates) {
@@ -209,14 +211,14 @@ std::optional<Peak> peak_of(const Engine& engine, int num_threads) {
     Peak best{.bandwidth = measure_read_bandwidth(threads),
               .source = "measured: float32 multiply-adds in registers and reads of memory, " +
                         std::to_string(threads) + (threads == 1 ? " thread" : " threads")};
-    for (int i = 0; i < 20; ++i) {  // others may be at work
+    for (int i = 0; i < 20; ++i) {  // other processes may disturb some measurements
       best.tflops =
           std::max(best.tflops, measure_fma_tflops(engine.target().vector_bytes(), threads, Clock::wall));
     }
     return best;
   }
-  // Dense, with float32 accumulation; boards of the SXM kind unless the name says otherwise. The first whose
-  // name is part of the device's.
+  // Dense products with float32 accumulation; SXM boards unless the name says otherwise. The first sheet
+  // whose name is part of the device's name counts.
   struct Sheet {
     const char* name;
     double tflops, bandwidth;
@@ -291,10 +293,12 @@ Json tuned_json(const TunedShape& tuned) {
 void write_tune_report(const std::string& file, const std::string& device,
                        const std::vector<TunedShape>& shapes, const std::vector<Rejection>& rejected) {
   std::ofstream page(file);
-  page << page_head << "<h1>flashjit tune</h1>\n<p>" << escaped(device) << "; flashjit " << version()
-       << ". Bars are medians of interleaved samples, the line on each spans all of them; pale candidates "
-          "dropped out early. A config is chosen in place of the heuristic one only if it is faster beyond "
-          "noise, in rounds after the selection.</p>\n";
+  page
+      << page_head << "<h1>flashjit tune</h1>\n<p>" << escaped(device) << "; flashjit " << version()
+      << ". A bar is the median of a config's samples, which take turns; the line on it spans all of them. A "
+         "pale bar is a config that dropped out early. Another config replaces the heuristic one only if it "
+         "is "
+         "faster beyond noise in rounds after the selection.</p>\n";
   for (const TunedShape& shape : shapes) write_shape(page, shape);
   if (!rejected.empty()) {
     page << "<h2>Not tried</h2>\n<table>\n";

@@ -1,4 +1,4 @@
-// What `flashjit tune` found, as rows and as a page.
+// The results of `flashjit tune` as JSON and as an HTML page.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,19 @@
 
 namespace flashjit::command {
 
-// The best that the device does in a spec's dtype, and how fast it reads its memory.
+// The device's peak rate in a spec's dtype, and the rate at which it reads its memory.
 struct Peak {
   double tflops = 0, bandwidth = 0;  // bandwidth: TB/s
   std::string source;                // "measured: ...", "data sheet: ..."
 };
-// Measured on a CPU; a GPU's from its maker's data sheet, for dense products of 16-bit numbers. Nothing for a
-// GPU that is not known.
+// A CPU's peak is measured. A GPU's comes from its maker's data sheet, for dense products of 16-bit numbers;
+// absent for an unknown GPU.
 std::optional<Peak> peak_of(const Engine& engine, int num_threads);
 
-// What a launch has to do at least.
+// The least work of a launch.
 struct Work {
   double flops = 0;
-  double bytes = 0;  // each of the tensors once
+  double bytes = 0;  // of every tensor, once
 };
 // At that shape, on the tensors that the tuner measures with. flops are, as is customary, 2 (head_dim +
 // head_dim_v) for each query head and pair that the mask keeps.
@@ -40,10 +40,10 @@ struct TunedShape {
 
   double chosen_ms() const;  // medians; infinite where nothing was measured
   double heuristic_ms() const;
-  // Of the heuristic config's time, how many per cent the chosen one saves.
+  // The share of the heuristic config's time that the chosen config saves, in per cent.
   double gain_percent() const;
   double tflops() const { return work.flops / chosen_ms() * 1e-9; }
-  // FLOPs for each byte: where the shape is on the roofline. With `peak`: what that allows.
+  // FLOPs for each byte: the shape's place on the roofline. roof_tflops() is the roof there; it needs `peak`.
   double intensity() const { return work.flops / work.bytes; }
   double roof_tflops() const { return std::min(peak->tflops, peak->bandwidth * intensity()); }
   // "chosen", "not finished", "known"

@@ -1,5 +1,5 @@
-// The verbs of the command. Each is one function, in the file of its name, that declares the verb's options
-// and gives back what runs it.
+// The verbs of the command. Each verb has one function, in the file of its name. The function declares the
+// verb's options and returns the function that runs it.
 #pragma once
 
 #include <functional>

@@ -21,8 +21,8 @@ void require_length(int length) {
                                                " are the most");
 }
 
-// Starts of `batch` packed sequences: the first is as long as allowed, the others between a quarter of that
-// and all.
+// Starts of `batch` packed sequences. The first has the greatest length, the others between a quarter of it
+// and all of it.
 HostTensor random_lengths(int batch, int longest, std::uint64_t seed) {
   HostTensor starts(DType::int32, {std::int64_t{batch} + 1});
   auto* at = static_cast<std::int32_t*>(starts.view().data);

@@ -1,4 +1,4 @@
-// Tensors to run a spec on: generated or the user's own, on the host and on the device.
+// The tensors of a problem, generated or the user's own, on the host and on the device.
 #pragma once
 
 #include <array>
@@ -36,7 +36,7 @@ class HostTensor {
   Tensor view_;
 };
 
-// .npy files, one for each argument; empty: generated, or absent.
+// Paths of .npy files, one for each argument; empty: the tensor is generated, or absent.
 class TensorFiles {
  public:
   std::string& operator[](const flashjit::Argument& argument) { return paths_[&argument - arguments]; }
@@ -50,14 +50,14 @@ class TensorFiles {
   std::array<std::string, num_arguments> paths_;
 };
 
-// Floating-point operations as they are customarily counted: 2 (head_dim + head_dim_v) for each query head
-// and pair that the mask keeps; for a merge 2 for each element of the parts.
+// Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
+// that the mask keeps; for a merge, 2 for each element of the parts.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
 
 class Workload {
  public:
-  // Seeded q, k and v, by default with outliers and long rows; with varlen, lengths up to the shape's, the
-  // first of them full; likewise with padding. Block lists and trees are random.
+  // Seeded q, k and v, by default with outliers and long rows. With varlen or padding the first sequence has
+  // the shape's length and the others are shorter. Block lists and trees are random.
   static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                            const MaskOptions& masks = {}, const verify::RandomOptions& numbers = {});
   // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.
@@ -65,17 +65,17 @@ class Workload {
 
   // Default: 1 / sqrt(head_dim).
   void set_softmax_scale(float scale) { host_args_.softmax_scale = device_args_.softmax_scale = scale; }
-  // Without effect where the spec has no dropout.
+  // Has no effect on a spec without dropout.
   void set_dropout(const DropoutOptions& options);
-  // Copies the inputs to a GPU and makes room for the outputs there; on a CPU the host's memory serves.
+  // On a GPU: copies the inputs to its memory and allocates the outputs. On a CPU: uses the host's memory.
   void place(Device device);
   // Null on a CPU.
   const cuda::Context* context() const { return context_.get(); }
-  // What to launch on; after place().
+  // The arguments of a launch, after place().
   const AttentionArgs& args() const { return device_args_; }
-  // The same in host memory. Outputs are of the last fetch().
+  // The same tensors in host memory. Outputs are those of the last fetch().
   const AttentionArgs& host_args() const { return host_args_; }
-  // Fills the outputs with NaN, so that what a kernel does not write shows.
+  // Fills the outputs with NaN, so that an element that a kernel does not write shows.
   void poison();
   // Waits for the device and copies the outputs to the host.
   void fetch();

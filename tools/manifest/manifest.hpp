@@ -1,4 +1,4 @@
-// A manifest: the kernels that somebody will need, to be prebuilt or tuned for.
+// A manifest lists the kernels to prebuild or to tune.
 #pragma once
 
 #include <string>
@@ -12,13 +12,14 @@ namespace flashjit {
 
 struct ManifestItem {
   AttentionSpec spec;         // validated
-  std::vector<Shape> shapes;  // to tune for; and if any_shape is not set, all that will be asked for
-  bool any_shape = false;     // kernels for every shape are wanted
+  std::vector<Shape> shapes;  // shapes to tune; without any_shape, also the only shapes to prebuild
+  bool any_shape = false;     // prebuild the kernels of every shape
 };
 
-// From the JSON form (tools/manifest.schema.json), a spec alone, or the name of a model (models.hpp). A
-// model's kernels are those of every shape, a spec's those of its shapes if it has some. Throws
-// invalid_argument for what is no manifest, saying where and what would work, and what a spec's errors are.
+// Reads the JSON form (tools/manifest.schema.json), a spec alone, or the name of a model (models.hpp). A
+// model asks for the kernels of every shape; a spec asks for those of its shapes, or of every shape if it has
+// none. Throws invalid_argument for a text that is no manifest; the message says where and what would work. A
+// spec in it throws its own errors.
 std::vector<ManifestItem> parse_manifest(std::string_view text);
 
 }  // namespace flashjit

@@ -5,7 +5,7 @@
 namespace flashjit {
 namespace {
 
-// Of one sequence that attends to itself.
+// A shape of one sequence that attends to itself.
 std::vector<Shape> self_attention(int num_heads_q, int num_heads_kv, std::initializer_list<int> seqlens) {
   std::vector<Shape> shapes;
   for (const int n : seqlens) shapes.push_back({1, n, n, num_heads_q, num_heads_kv});

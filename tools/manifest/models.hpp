@@ -1,4 +1,4 @@
-// Well-known models, by what attention kernels need to know of them.
+// Well-known models: the sizes that attention kernels need.
 #pragma once
 
 #include <span>
@@ -14,13 +14,13 @@ struct Model {
   std::string_view name;
   int head_dim, head_dim_v;
   bool causal;
-  std::vector<Shape> shapes;  // typical ones
-  std::string_view source;    // of the figures: repository on huggingface.co, file
+  std::vector<Shape> shapes;  // typical shapes
+  std::string_view source;    // where the figures come from: repository on huggingface.co, file
 };
 
 std::span<const Model> models();
 
-// bf16 and fp16, with fixed lengths and varlen, with and without log-sum-exp.
+// The model's specs: bf16 and fp16, with fixed lengths and varlen, with and without log-sum-exp.
 std::vector<AttentionSpec> specs_of(const Model& model);
 
 }  // namespace flashjit

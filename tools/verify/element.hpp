@@ -1,5 +1,5 @@
-// Reading and writing tensor elements in host memory. Conversions are in software, exact to the last bit:
-// reading is exact, writing rounds to nearest even.
+// Reads and writes tensor elements in host memory. Software does the conversions: reading is exact, writing
+// rounds to nearest even.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ inline float fp16_to_float(std::uint16_t h) {
   const std::uint32_t sign = std::uint32_t{h & 0x8000u} << 16;
   const std::uint32_t magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // The half's bits read as a float are 2^112 too small, subnormals included.
+  // Read as a float, the half's bits give a number that is 2^112 times too small, also for subnormals.
   const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
 }

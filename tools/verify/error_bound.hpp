@@ -1,5 +1,5 @@
-// The parts that the bounds of all operations are made of. How far a correct kernel's output may be from the
-// exact one is derived from them for each operation: forward_bound.hpp, merge_oracle.hpp.
+// The common parts of all operations' error bounds. forward_bound.hpp and merge_oracle.hpp derive from them
+// how far a correct kernel's output may be from the exact one.
 //
 // A. Sums. In float32 (tensor cores cut where others round: the unit is taken as 2^-23, twice float32's) a
 //    sum of n products carries a relative error of gamma(n) = (2 sqrt(n) + 4) 2^-23 of the sum of
@@ -7,23 +7,24 @@
 //    and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019)
 //    with a measured constant below 0.5.
 // B. Weighted means: o_c = sum_j p_j v_jc, where p_j = exp(s_j) / sum_i exp(s_i) and
-//    lse = ln sum_j exp(s_j). Where weight j has a relative error of e_j, and with w = sum_j p_j e_j,
+//    lse = ln sum_j exp(s_j). If weight j has a relative error of e_j, and w = sum_j p_j e_j, then
 //        |lse error| <= ln(1 + w) + 2^-22 (|lse| + 1)
 //        |o_c error| <= (sum_j p_j e_j |v_jc| + w |o_c|) / (1 - w).
 //    This is a worst case over the signs of these errors: all of them are small. (ln sum exp is convex:
 //    weights that are too small by such factors change lse by less than weights that are too large.)
-// C. Wide means have w >= 1/4, and from w = 1 on B says nothing of o. But whatever its errors, a kernel's
-//    weights c_j are the parts of a whole. Where s_j is off by at most D_j,
+// C. Wide means have w >= 1/4, and B gives no bound for o if w >= 1. But a kernel's weights c_j sum to 1,
+// whatever
+//    their errors. If s_j is off by at most D_j,
 //        c_j <= h_j = min(1, exp(s_j + D_j) / sum_i exp(s_i - D_i)),
 //    and since sum_j c_j = 1, the error of o_c is sum_j c_j (v_jc - o_c). Terms with h_j >= 1 / n are the
 //    contenders. The error is at most
 //        B_c = max over contenders |v_jc - o_c| + sum over the others h_j |v_jc - o_c|:
-//    about 0 where one term leads by more than the errors, and never more than the largest and the mean of
+//    about 0 if one term leads by more than the errors, and never more than the largest and the mean of
 //    all |v_jc - o_c| together. The sums add 2 gamma(n), and an operation's rounding of the weights an r:
 //        |o_c error| <= B_c + (2 gamma(n) + r) (B_c + |o_c|),
 //    or what B gives, if that is smaller. For lse, ln(1 + w) is at most ln sum_j exp(s_j + D_j) - lse
-//    + gamma(n), which is finite where w is not.
-// D. Rounding an output is by its own dtype, whatever the inputs have: r |o_c|, or half of the smallest
+//    + gamma(n), which is finite even if w is not.
+// D. Rounding an output depends on the output's dtype, not on the inputs': r |o_c|, or half of the smallest
 //    subnormal. A result too large for its dtype is infinite (report.hpp).
 #pragma once
 

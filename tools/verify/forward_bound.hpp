@@ -4,7 +4,7 @@
 // Exact:   s_j = scale q.k_j,  p_j = exp(s_j) / sum_i exp(s_i),  o_c = sum_j p_j v_jc,
 //          lse = ln sum_j exp(s_j), over the n keys j that the row keeps, from the inputs as stored.
 // Kernel:  scores, exponentials, the running sum and the accumulator in float32, the weights P rounded to
-//          the input's dtype before P V where that is 16 bits wide, o rounded to the output's dtype.
+//          the input's dtype before P V if that has 16 bits, o rounded to the output's dtype.
 //
 // 1. Sums are those of A.
 // 2. Score j is off by d_j <= gamma(head_dim) scale |q||k_j| + 2^-22 (|s_j| + |max s|): the dot product
@@ -17,30 +17,31 @@
 // 5. Rounding P to 16 bits is not small: unit r = 2^-8 (bf16) or 2^-11 (fp16, and f = 2^-25 of the row's
 //    largest weight at least, where fp16 runs out of exponent). These roundings are independent, of mean 0
 //    and of at most r p_j, so sum_j (rounding_j v_jc) stays below 4 sqrt(sum_j (r p_j v_jc)^2): ten
-//    standard deviations of roundings spread evenly. Where many keys have the same score their roundings
-//    are the same as well; such data ask for the worst case sum_j r p_j |v_jc|
+//    standard deviations of roundings spread evenly. Keys with the same score have the same rounding;
+//    data with many such keys need the worst case sum_j r p_j |v_jc|
 //    (OracleOptions::repeated_scores). In the other dtypes float32 runs out of exponent at f = 2^-126 of the
 //    largest.
 // 6. Rounding o is D.
-// 7. Dropout leaves terms out of the sums over v and multiplies what is left, and its errors, by
-//    1 / (1 - p); w is of all weights, as their sum is. Where it drops the large ones, the floors of 5 are
-//    what matters.
-// 8. Wide rows, as scores of 1e10 are off by thousands: C, with D_j = d_j + x. Rounding P adds r c_j, or a
+// 7. Dropout leaves terms out of the sums over v, and multiplies the other terms and their errors by
+//    1 / (1 - p). w and the sum of the weights are over all weights. If dropout drops the large weights, the
+//    floors of 5 matter most.
+// 8. C bounds wide rows, with D_j = d_j + x: scores of 1e10, for example, are off by thousands. Rounding P
+// adds r c_j, or a
 //    floor of min(h_j, f). With F = sum_j min(h_j, f), and with h_j + min(h_j, f) for h_j in the sum over
 //    the others, the rounding of C's weights is r + F. Dropped keys count as keys with v = 0.
 //
-// Two things are no errors of sums:
+// Two cases are no errors of sums:
 //
-// 9. Range. Where max(1, scale log2(e)) |q||k_j| exceeds FLT_MAX for a key of the row, float32 may not hold
-//    the scores or what they are made of. There NaN is no wrong result of that row, any other number beyond
-//    the bound is; where that holds for all its keys and no score is above 0, all may be -infinity (10),
-//    which leaves an empty row. GPU kernels say NaN already where the row's maximum, times log2(e), is beyond
-//    2^26 (OracleOptions::largest_score).
+// 9. Range. If max(1, scale log2(e)) |q||k_j| exceeds FLT_MAX for a key of the row, float32 may not hold the
+//    scores or their terms. NaN is then no wrong result of that row; any other number beyond the bound is
+//    wrong. If this holds for all keys of the row and no score is above 0, all scores may be -infinity (10),
+//    and the row may be empty. GPU kernels give NaN if the row's maximum, times log2(e), is beyond 2^26
+//    (OracleOptions::largest_score).
 // 10. NaN and infinity in the inputs. A score of NaN or +infinity makes the row's o and lse NaN. A score of
-//     -infinity is a weight of 0. Where the row keeps a key whose v_jc is NaN or infinite, o_c is NaN or
+//     -infinity is a weight of 0. If the row keeps a key whose v_jc is NaN or infinite, o_c is NaN or
 //     infinite, as IEEE 754 has it for the sum, and the bound is 0, if each of these keys has a weight that
 //     cannot vanish: p_j (1 - e_j) > 2 f max p_i. If one may vanish, or is dropped, or has a score of
-//     -infinity, then 0 times infinity and nothing at all are both in order, and the bound is NaN.
+//     -infinity, then both 0 times infinity and no term at all are right, and the bound is NaN.
 //
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
@@ -60,7 +61,7 @@ inline double largest_score(const Target& target) {
 }
 
 struct Arithmetic {
-  double exp_error;     // relative, see 3
+  double exp_error;     // relative; see 3
   double weight_unit;   // rounding of P, relative; 0: float32
   double weight_floor;  // the same, absolute, in units of the row's largest weight: f
 };

@@ -17,13 +17,13 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// Rows of one head that share the conversion of K and V, and keys converted at a time.
+// How many rows of a head share the conversion of K and V, and how many keys are converted at a time.
 constexpr int group_rows = 8;
 constexpr int block_keys = 64;
 
 using Vec = double __attribute__((vector_size(16)));
 constexpr int lanes = 2;
-constexpr int column_step = 4;  // columns of V at a time, in registers
+constexpr int column_step = 4;  // columns of V that are in registers at a time
 
 Vec load(const double* from) {
   Vec v;
@@ -40,7 +40,7 @@ Vec absolute(const Vec& v) {
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(v) & std::numeric_limits<std::int64_t>::max());
 }
 
-// The elements that the launch drops; tensors are in host memory here.
+// Which elements the launch drops. The tensors are in host memory.
 Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
   if (!spec.dropout) return {};
   if (!args.dropout_p) refuse("dropout_p is missing");
@@ -59,7 +59,7 @@ double resolved_scale(const AttentionArgs& args, int head_dim) {
                             : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
-// One launch.
+// The oracle of one launch.
 struct Forward {
   AttentionSpec spec;
   AttentionArgs args;
@@ -67,7 +67,7 @@ struct Forward {
   Layout layout;
 };
 
-// The buffers of one thread.
+// Computes rows; each thread has one, with its own buffers.
 class Worker {
  public:
   Worker(const Forward& forward, const Visit& visit)
@@ -105,16 +105,16 @@ class Worker {
   }
 
  private:
-  // The fate of a key in a row.
+  // Whether a row keeps a key, drops it, or does not see it.
   enum Kept : char { unseen, kept, dropped };
 
   struct RowState {
     double norm = 0, max = -infinity, lse = -infinity;
-    double largest = 0;  // weight
+    double largest = 0;  // largest weight
     double weights_error = 0, growth = 0, floors = 0;
-    int keys = 0;            // whose scores are above -infinity
+    int keys = 0;            // keys whose scores are above -infinity
     bool no_number = false;  // a score is NaN or infinite
-    int vanishing = 0;       // of them, those that may be -infinity in float32
+    int vanishing = 0;       // keys whose scores may be -infinity in float32
     bool may_be_nan = false;
     bool wide = false;  // reach_ has the row
   };
@@ -162,7 +162,7 @@ class Worker {
         norm_[begin + j] = std::sqrt(squares);
       }
       for (std::size_t r = 0; r < task.rows.size(); ++r) {
-        constexpr int width = 8;  // vectors at a time, in registers
+        constexpr int width = 8;  // vectors that are in registers at a time
         for (int j = 0; j < block_keys; j += width * lanes) {
           Vec sums[width] = {};
           for (int d = 0; d < dim; ++d) {
@@ -175,7 +175,7 @@ class Worker {
     }
   }
 
-  // weight_ = p, error_ = p e, rounding_ = what rounding P can add, reach_ = h of rows that are wide: see
+  // weight_ = p, error_ = p e, rounding_ = the error that rounding P can add, reach_ = h of wide rows: see
   // forward_bound.hpp.
   void compute_weights(std::size_t r, const Sequence& s) {
     RowState& row = rows_[r];
@@ -193,7 +193,7 @@ class Worker {
       ++row.keys;
     }
     if (row.no_number || row.keys == 0) return;
-    // Just before: the kernel's own maximum is rounded.
+    // The limit is a little lower, because the kernel's own maximum is rounded.
     const double largest = options_.largest_score * (1 - 0x1p-20);
     row.may_be_nan |= std::abs(row.max) * std::numbers::log2e > largest;
     double sum = 0;
@@ -216,7 +216,7 @@ class Worker {
       rounding_[base + key] = options_.repeated_scores ? rounding : rounding * rounding;
     }
     row.growth = std::log1p(row.weights_error);
-    row.wide = !(row.weights_error < wide_weights_error);  // or NaN, of 0 times infinity
+    row.wide = !(row.weights_error < wide_weights_error);  // true also for NaN, from 0 times infinity
     if (row.wide) compute_reach(r, s, weighs);
   }
 
@@ -247,7 +247,7 @@ class Worker {
     }
   }
 
-  // Sums and errors of sums stay those of all weights.
+  // Dropout does not change the sums and their errors: they are over all weights.
   void drop_weights(const RowTask& task) {
     const Sequence& s = layout_.sequences[task.sequence];
     std::vector<std::uint8_t> keep(static_cast<std::size_t>(s.seqlen_k));
@@ -262,7 +262,7 @@ class Worker {
     }
   }
 
-  // V of the block's keys, as far as there are any.
+  // V of the block's keys; the last block may have fewer keys.
   int load_values(const RowTask& task, int begin) {
     const Sequence& s = layout_.sequences[task.sequence];
     const int count = std::min(block_keys, s.seqlen_k - begin);
@@ -294,7 +294,7 @@ class Worker {
             rounding[i] = load(sums + 2 * columns_ + c + i * lanes);
           }
           for (int j = 0; j < count; ++j) {
-            if (!kept_[base + j]) continue;  // what is not seen may hold NaN
+            if (!kept_[base + j]) continue;  // an unseen key may hold NaN
             const double weight = weight_[base + j], error = error_[base + j], round = rounding_[base + j];
             for (int i = 0; i < width; ++i) {
               const Vec value = load(&v_[static_cast<std::size_t>(j) * columns_ + c + i * lanes]);
@@ -345,7 +345,7 @@ class Worker {
     }
   }
 
-  // Whether every key of the row that is no number in this column of V has a weight that cannot vanish.
+  // Whether every key of the row with NaN or infinity in this column of V has a weight that cannot vanish.
   bool surely_no_number(const RowTask& task, std::size_t r, std::size_t column) const {
     const Sequence& s = layout_.sequences[task.sequence];
     for (int key = 0; key < s.seqlen_k; ++key) {
@@ -423,7 +423,7 @@ class Worker {
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;                                 // [row][dim], [dim][key], [key][column]
   std::vector<double> score_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]
-  std::vector<double> reach_;                                     // [row][key]; empty where no row is wide
+  std::vector<double> reach_;                                     // [row][key]; empty if no row is wide
   std::vector<double> sums_, spread_, bounds_;  // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_;
 };

@@ -1,4 +1,4 @@
-// Files that somebody names as input.
+// Opens input files that the user names.
 #pragma once
 
 #include <fstream>
@@ -6,8 +6,8 @@
 
 namespace flashjit::verify {
 
-// The file, open for reading from its start. Throws invalid_argument, which ends with `what_works`, for what
-// cannot be opened and for what is no regular file: a FIFO waits for its writer, a device need not end.
+// Opens the file for reading. Throws invalid_argument if the file cannot be opened or is no regular file: a
+// FIFO waits for its writer, and a device need not end. The message ends with `what_works`.
 std::ifstream open_input(const std::string& path, const std::string& what_works);
 
 }  // namespace flashjit::verify

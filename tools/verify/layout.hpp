@@ -1,4 +1,4 @@
-// A launch's tensors as the oracle walks them.
+// The layout of a launch's tensors, for the oracles.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline const Tensor& need(const std::optional<Tensor>& tensor, const char* name,
   return *tensor;
 }
 
-// The problem's sizes and the way from (sequence, row, head) to an element.
+// The problem's sizes, and the element index of a (sequence, row, head).
 class Layout {
  public:
   Layout(const AttentionSpec& spec, const AttentionArgs& args)
@@ -46,7 +46,7 @@ class Layout {
 
   int rank() const { return packed_ ? 3 : 4; }
   int head_kv(int head_q) const { return head_q / (heads_q / heads_kv); }
-  // Element index of [row, head, 0] of q, k, v or o; `row` counted from the start of the tensor when packed.
+  // Element index of [row, head, 0] of q, k, v or o; In packed tensors `row` counts from the tensor's start.
   std::int64_t index(const Tensor& t, int batch, std::int64_t row, int head) const {
     if (packed_) return row * t.strides[0] + head * t.strides[1];
     return batch * t.strides[0] + row * t.strides[1] + head * t.strides[2];

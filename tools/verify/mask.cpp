@@ -13,7 +13,7 @@ const Tensor& need(const std::optional<Tensor>& tensor, const char* name) {
   return *tensor;
 }
 
-// table[i, j, k] with as many indices as its rank; a size of 1 holds for every index.
+// table[i, j, k], with as many indices as the table's rank. A dimension of size 1 holds for every index.
 std::int32_t at(const std::optional<Tensor>& tensor, const char* name, std::initializer_list<int> index) {
   const Tensor& t = need(tensor, name);
   std::int64_t element = 0;
@@ -47,7 +47,7 @@ struct Element {
            (!args.window_right || distance <= *args.window_right);
   }
 
-  bool seen_by(const PaddingMask&) const { return true; }  // the sequence's lengths say it
+  bool seen_by(const PaddingMask&) const { return true; }  // the sequence's lengths do the masking
 
   bool seen_by(const BlockSparseMask& mask) const {
     const int list = row / mask.block_m;
@@ -101,7 +101,7 @@ bool has_known_intervals(const Mask& mask) {
          std::holds_alternative<PaddingMask>(mask) || std::holds_alternative<BlockSparseMask>(mask);
 }
 
-// What a row keeps, counted by intervals where they say it, by elements where only tables do.
+// How many keys a row keeps: counted by intervals if the masks allow it, else key by key.
 std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& s, int head,
                        int row) {
   std::vector<Interval> intervals = {{0, s.seqlen_k}};

@@ -17,7 +17,7 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double exp_error = 0x1p-21;      // x
 constexpr double weight_floor = 0x1p-126;  // f
 
-// One launch.
+// The oracle of one launch.
 struct Merge {
   MergeParts parts;
   Tensor o;
@@ -34,7 +34,7 @@ struct Merge {
   }
 };
 
-// The buffers of one thread.
+// Computes rows; each thread has one, with its own buffers.
 class Worker {
  public:
   Worker(const Merge& merge, const Visit& visit)
@@ -70,7 +70,7 @@ class Worker {
         n_, [&](int part) { return counts(part) ? lse_[part] + sign * exponent_error(part) : -infinity; });
   }
 
-  // p, p e, w, and h where the merge is wide.
+  // p, p e and w; for a wide merge also h.
   void compute_weights(const RowTask& task, int row) {
     no_number_ = may_be_nan_ = false;
     may_be_empty_ = true;
@@ -111,7 +111,7 @@ class Worker {
       bound_[c] = 0;
       if (no_number_ || empty_) continue;
       double magnitude = n_ * 0x1p-149;
-      bool surely = true;  // what is no number has a weight that cannot vanish
+      bool surely = true;  // every NaN or infinity has a weight that cannot vanish
       for (int i = 0; i < n_; ++i) {
         if (!counts(i)) continue;
         const double value = column_[i] =
@@ -131,7 +131,7 @@ class Worker {
     }
   }
 
-  // B of the column.
+  // The bound B of the column.
   double spread(double o) const {
     double of_contenders = 0, of_others = 0;
     for (int i = 0; i < n_; ++i) {
@@ -169,10 +169,10 @@ class Worker {
   const Merge& merge_;
   const Visit& visit_;
   const int n_;
-  // By part: l, p, p e, h, and the column of o at hand.
+  // For each part: l, p, p e, h, and the current column of o.
   std::vector<double> lse_, weight_, error_, reach_, column_;
-  std::vector<double> o_, bound_;  // by column
-  // The row at hand.
+  std::vector<double> o_, bound_;  // for each column
+  // The current row.
   double merged_lse_ = 0, weights_error_ = 0, growth_ = 0;
   bool empty_ = false, no_number_ = false, may_be_nan_ = false, may_be_empty_ = false, wide_ = false;
 };
@@ -204,7 +204,7 @@ Oracle merge_oracle(const AttentionSpec& spec, const AttentionArgs& args, const 
           std::string(name) + " has rank " + std::to_string(given->rank) + ", not " + std::to_string(rank));
     return *given;
   };
-  // Packed tensors as one batch entry: a dimension of 1 at `at`.
+  // Views packed tensors as one batch entry: inserts a dimension of 1 at `at`.
   const auto unpacked = [&](Tensor t, int at) {
     if (!spec.varlen) return t;
     for (int i = t.rank++; i > at; --i) {

@@ -18,7 +18,7 @@ constexpr std::string_view magic = "\x93NUMPY";
   throw Error(ErrorCode::invalid_argument, path + ": " + what);
 }
 
-// What follows 'key': in the header's Python dictionary.
+// The text after 'key': in the header's Python dictionary.
 std::string_view field(const std::string& path, std::string_view header, std::string_view key) {
   const std::size_t at = header.find(std::string(1, '\'').append(key).append(1, '\''));
   const std::size_t colon = at == std::string_view::npos ? at : header.find(':', at);
@@ -142,7 +142,7 @@ void write_npy(const std::string& path, const Tensor& tensor) {
     count *= tensor.shape[i];
   }
   header += "), }";
-  header.resize((header.size() + 11 + 63) / 64 * 64 - 11, ' ');  // data begin at a multiple of 64
+  header.resize((header.size() + 11 + 63) / 64 * 64 - 11, ' ');  // the data begin at a multiple of 64 bytes
   header += '\n';
   std::string bytes(magic);
   bytes += std::string("\x01\x00", 2);

@@ -16,7 +16,7 @@ struct NpyArray {
   std::vector<std::byte> data;
 };
 
-// Throws invalid_argument, naming the file, for anything but a whole .npy file of one of those types.
+// Throws invalid_argument, with the file's name, unless the file is a whole .npy file of one of these types.
 NpyArray read_npy(const std::string& path);
 
 // The elements as `dtype`, row-major, rounded to nearest even. NumPy has no bf16: give "<f4", which is

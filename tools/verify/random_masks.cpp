@@ -42,7 +42,7 @@ class Maker {
                        [](const Mask& m) { return std::holds_alternative<Kind>(m); });
   }
 
-  // Refuses tables that take gigabytes, or minutes to draw.
+  // Refuses tables that take gigabytes of memory or minutes to draw.
   static void require_moderate(const char* what, std::initializer_list<std::int64_t> sizes) {
     constexpr std::int64_t most = 1 << 28;
     if (const auto count = product_of(sizes); !count || *count > most)
@@ -50,8 +50,8 @@ class Maker {
                                                    " would have to be generated; a smaller shape would work");
   }
 
-  // The first of them as long as allowed, the others between a quarter of that and all; hard ones anything,
-  // 0 included.
+  // The first length is `longest`, the others between a quarter of it and all of it. Hard lengths are
+  // anything, 0 included.
   std::vector<std::int32_t> lengths(int longest) {
     require_moderate("lengths", {shape_.batch});
     std::vector<std::int32_t> values;
@@ -119,8 +119,8 @@ class Maker {
     add(&AttentionArgs::block_bitmasks, {count, mask.block_m, (mask.block_n + 31) / 32}, std::move(bitmasks));
   }
 
-  // A random tree: parents come before their children. With hard ones some entries have a prefix of their
-  // own.
+  // A random tree in which parents come before their children. With `hard`, some batch entries have their own
+  // prefix length.
   void make(const TreeMask&) {
     const int batch = options_.hard && draw_.chance(0.5) ? 1 : shape_.batch;
     const int rows = shape_.seqlen_q, words = device::ceil_div(rows, 32);

@@ -11,7 +11,7 @@
 namespace flashjit::verify {
 namespace {
 
-// An element of a result beside the oracle's.
+// Judges an element of a result by the oracle's value.
 struct Compared {
   double actual, expected, bound;
   DType dtype;
@@ -71,7 +71,7 @@ void check(const Output& output) {
   }
 }
 
-// The elements of one Expected: counted, with the worst of them.
+// Counts the elements of one Expected and keeps the worst.
 struct Counts {
   std::int64_t wrong = 0, undecided = 0;
   Worst worst;

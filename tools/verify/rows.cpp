@@ -18,7 +18,7 @@ std::vector<RowTask> row_tasks(std::span<const int> rows_of, int heads, int grou
       if (sample) {
         const auto share = static_cast<double>(options.max_rows) * of_head / static_cast<double>(all);
         const int count = std::min(of_head, std::max(2, static_cast<int>(share)));
-        for (int i = 0; i < count; ++i) {  // one of every count-th part of the rows, and both ends
+        for (int i = 0; i < count; ++i) {  // one row of each of `count` parts, and both ends
           const std::int64_t begin = static_cast<std::int64_t>(of_head) * i / count;
           const std::int64_t end = static_cast<std::int64_t>(of_head) * (i + 1) / count;
           const auto offset = random_bits(options.seed, draw++) % static_cast<std::uint64_t>(end - begin);

@@ -11,18 +11,18 @@
 
 namespace flashjit::verify {
 
-// Rows of one head.
+// Consecutive rows of one head.
 struct RowTask {
   int sequence, head;
   std::vector<int> rows;
 };
 
-// All rows of all heads, or a spread of them (OracleOptions::max_rows), at most group_rows in a task;
-// sequence i has rows_of[i].
+// Tasks for all rows of all heads, or for a spread of them (OracleOptions::max_rows). A task has at most
+// group_rows rows; sequence i has rows_of[i] rows.
 std::vector<RowTask> row_tasks(std::span<const int> rows_of, int heads, int group_rows,
                                const OracleOptions& options);
 
-// Calls worker.run(task) for every task, with a worker of make_worker() for each thread.
+// Calls worker.run(task) for every task. Each thread has its own worker from make_worker().
 void run_tasks(const std::vector<RowTask>& tasks, const OracleOptions& options, const auto& make_worker) {
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {

@@ -1,4 +1,4 @@
-// Text tables for people: columns as wide as their widest cell, numbers to the right.
+// Text tables for people. A column is as wide as its widest cell; numbers are aligned to the right.
 #pragma once
 
 #include <string>

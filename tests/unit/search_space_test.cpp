@@ -202,12 +202,13 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
   refused("sm_90a", {.block_n = 128, .q_in_registers = true}, {"values in registers", "would work"});
   refused("sm_90a", {.block_m = 64, .ping_pong = true}, {"block_m 64", "ping_pong", "would work"});
   refused("sm_90a", {.num_stages = 8}, {"bytes of shared memory", "would work"});
-  refused("sm_90", {.q_in_registers = true}, {"is no choice of", "but of those of sm_90a", "would work"});
+  refused("sm_90", {.q_in_registers = true}, {"is no choice of", "only of those for sm_90a", "would work"});
   refused("x86-64-v3", {.tile_order = TileOrder::sections},
-          {"is no choice of", "but of those of sm_90a", "would work"});
+          {"is no choice of", "only of those for sm_90a", "would work"});
   refused("x86-64-v4", {.pack_gqa = true},
-          {"pack_gqa is no choice of", "but of those of sm_90a", "would work"});
-  refused("sm_80", {.pack_gqa = true}, {"pack_gqa is no choice of", "but of those of sm_90a", "would work"});
+          {"pack_gqa is no choice of", "only of those for sm_90a", "would work"});
+  refused("sm_80", {.pack_gqa = true},
+          {"pack_gqa is no choice of", "only of those for sm_90a", "would work"});
   refused("sm_80", {.block_m = 80}, {"block_m 80", "rows for each of 4 warps", "would work"});
   refused("sm_80", {.num_warps = 3}, {"num_warps 3", "4 or 8", "would work"});
   refused("sm_80", {.num_stages = 4}, {"num_stages 4", "would work"});

@@ -47,8 +47,8 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
   ByteReader fixed(head);
   if (fixed.take(magic.size()) != magic) return "not a flashjit entry";
   if (const std::uint32_t version = fixed.u32(); version != entry_format_version) {
-    return "format version " + std::to_string(version) + " where " + std::to_string(entry_format_version) +
-           " belongs";
+    return "format version " + std::to_string(version) + " instead of " +
+           std::to_string(entry_format_version);
   }
   const std::uint64_t key_size = fixed.u32(), metadata_size = fixed.u32(), payload_size = fixed.u32();
   const std::string payload_checksum(fixed.take(digest_size));

@@ -7,7 +7,7 @@
 namespace flashjit {
 namespace {
 
-// Far beyond any key, and few enough to compare each label with all before it.
+// Far more than any key has, and few enough to compare each label with all labels before it.
 constexpr std::uint32_t max_fields = 1024;
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace flashjit {
 namespace {
 
-constexpr int max_links = 40;  // as the kernel
+constexpr int max_links = 40;  // the same as Linux
 
 std::string octal(mode_t mode) {
   std::string digits;
@@ -26,7 +26,7 @@ std::string octal(mode_t mode) {
 
 const std::string another_folder = "or set FLASHJIT_CACHE_DIR to a folder of your own";
 
-// Path components, in front of what is still to be walked.
+// Inserts the components of a path before those that are still to be walked.
 void push_components(std::deque<std::string>& todo, const std::string& path) {
   auto position = todo.begin();
   for (const std::filesystem::path& part : std::filesystem::path(path)) {
@@ -60,7 +60,7 @@ std::string prepare_folder(const std::string& folder, bool create) {
 
   std::deque<std::string> todo;
   push_components(todo, absolute);
-  std::string at;  // resolved so far; empty is the root
+  std::string at;  // the path resolved so far; empty: the root
   for (int links = 0; !todo.empty();) {
     struct stat here, next;
     if (::lstat(at.empty() ? "/" : at.c_str(), &here) != 0) {
@@ -79,7 +79,7 @@ std::string prepare_folder(const std::string& folder, bool create) {
     }
     const std::string path = at + "/" + name;
     if (::lstat(path.c_str(), &next) != 0) {
-      // Somebody else making it at the same moment is as good; the next round looks at what they made.
+      // If another process makes the folder at the same moment, the next round checks that one.
       if (errno == ENOENT && create && (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)) continue;
       if (!create) refuse(folder, path + ": " + error_text(errno), "correct FLASHJIT_CACHE_PATH");
       refuse(folder, "cannot make " + path + ": " + error_text(errno),
@@ -110,7 +110,7 @@ std::string prepare_folder(const std::string& folder, bool create) {
   if (::lstat(at.c_str(), &status) != 0) refuse(folder, error_text(errno), "choose another folder");
   if (const std::string reason = distrust(status); !reason.empty()) {
     const bool ours = status.st_uid == ::geteuid();
-    refuse(at, reason + ", and what it holds is machine code that would be run",
+    refuse(at, reason + ", and the machine code in it would be run",
            (ours ? "run chmod go-w on it, " : "let its owner use it, ") + another_folder);
   }
   return at;

@@ -21,7 +21,7 @@ bool is_record_name(std::string_view name) {
          name.find_first_not_of("0123456789abcdef") == digest_size;
 }
 
-// "NVIDIA H200" -> "nvidia-h200". Two devices may share a folder: keys name them in full.
+// "NVIDIA H200" -> "nvidia-h200". Two devices may share a folder, since keys hold the full name.
 std::string slug(std::string_view device) {
   std::string text;
   for (const char c : device.substr(0, 64)) {
@@ -72,7 +72,7 @@ Key cache_key(const TuneKey& key) {
   for (const int size : {b.batch, b.seqlen_q, b.seqlen_k, b.num_heads_q, b.num_heads_kv})
     sizes += std::to_string(size) + " ";
   k.add("bucket", sizes);
-  if (b.page_size) k.add("page_size", std::to_string(b.page_size));  // absent from the keys of other records
+  if (b.page_size) k.add("page_size", std::to_string(b.page_size));  // contiguous kernels' keys lack it
   return k;
 }
 

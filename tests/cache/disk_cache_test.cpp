@@ -98,7 +98,7 @@ TEST_F(Damage, ZeroLengthForeignAndOtherVersion) {
   std::string bytes = good_;
   bytes[8] = 9;
   write_file(path(), bytes);
-  expect_set_aside("format version 9 where 3 belongs");
+  expect_set_aside("format version 9 instead of 3");
   ASSERT_TRUE(cache_.publish(make_entry(2)));
   std::filesystem::rename(cache_.path(make_key(2)), path());
   expect_set_aside("holds another key");

@@ -20,8 +20,8 @@ namespace {
 const std::string store_name = "v" + std::to_string(entry_format_version);
 constexpr std::string_view entry_suffix = ".kernel";
 
-constexpr std::size_t entry_digest_at =
-    digest_size + 1;  // where a file name has the entry's digest: after the request's
+// Where a file name has the entry's digest: after the request's.
+constexpr std::size_t entry_digest_at = digest_size + 1;
 
 std::string entry_name(const Key& key) {
   return request_of(key).digest() + "-" + key.digest() + std::string(entry_suffix);

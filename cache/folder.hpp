@@ -1,5 +1,9 @@
 // Files in a folder that many processes share, such as entries and tune records. A file is read through
 // one descriptor that was checked (trust.hpp), published by rename, and set aside if it is damaged.
+//
+//   FOLDER/NAME          a file; appears by rename, whole or not at all
+//   FOLDER/tmp/          files being written
+//   FOLDER/quarantine/   damaged files, kept for inspection: the newest 16
 #pragma once
 
 #include <sys/stat.h>

@@ -21,7 +21,7 @@ void check_presence(const AttentionSpec& spec, const AttentionArgs& args) {
   for (const Argument& a : arguments) {
     if (given & ~sets.allowed & bit_of(a)) refuse(a.name, " was given, but ", refusal_of(spec, a));
     if (sets.required & ~given & bit_of(a))
-      refuse(a.name, " is missing: this kernel needs it, ", a.layout_of(spec));
+      refuse(a.name, " is missing: this kernel needs it as ", a.layout_of(spec));
   }
 }
 
@@ -48,7 +48,7 @@ const Tensor& require(const Argument& argument, const AttentionSpec& spec, const
                       Device device) {
   const char* const name = argument.name;
   const std::optional<Tensor>& given = args.*argument.tensor();
-  if (!given) refuse(name, " is missing: this kernel needs it, ", argument.layout_of(spec));
+  if (!given) refuse(name, " is missing: this kernel needs it as ", argument.layout_of(spec));
   const Tensor& t = *given;
   const int rank = argument.rank_of(spec);
   const DType dtype = argument.dtype(spec);
@@ -71,7 +71,8 @@ const Tensor& require(const Argument& argument, const AttentionSpec& spec, const
   if (!product_of(std::span(t.shape).first(static_cast<std::size_t>(rank))))
     refuse(name, " has shape ", shape_text(t), ": more elements than 64 bits count");
   if (has_elements && !t.data) refuse(name, " has a null data pointer but shape ", shape_text(t));
-  // Asks the driver where it really is: 40 ns, against a fault that takes the host's context with it.
+  // The driver knows where the memory really is. Asking costs
+  // 40 ns; a fault in a kernel would destroy the host's context.
   if (has_elements && device.kind == Device::Kind::cuda)
     cuda::check_device_pointer(t.data, device.index, name);
   return t;

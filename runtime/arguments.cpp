@@ -17,20 +17,21 @@ namespace {
 
 using device::ForwardParams;
 
-// The longest packed sequence: at most as long as all of them together, and as longest_sequence.
+// A bound on the length of packed sequences: the given one,
+// but at most the sum of all lengths and longest_sequence.
 int longest(const char* name, std::optional<int> given, int total) {
   if (given && *given < 0) refuse(name, " is ", *given, ", it must be at least 0");
   return std::min({given.value_or(total), total, longest_sequence});
 }
 
-// The length of sequences that are not packed.
+// The length of sequences that are not packed; throws if it is beyond longest_sequence.
 int length(const char* name, const Tensor& t) {
   if (t.shape[1] > longest_sequence)
     refuse(name, " has shape ", shape_text(t), ": a sequence has at most ", longest_sequence, " rows");
   return size(t, 1);
 }
 
-// So that sums over tiles of them, and over parts of those, fit 64 bits.
+// With this limit, sums over tiles and over parts of tiles fit 64 bits.
 void require_countable_rows(const ForwardParams& p) {
   constexpr std::int64_t most = std::int64_t{1} << 48;
   if (const auto rows = product_of({p.batch, p.num_heads_q, p.seqlen_q}); !rows || *rows > most)
@@ -59,8 +60,7 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
     refuse("dropout_seed_tensor and dropout_offset_tensor belong together: give both, or neither and values");
   if (!args.dropout_seed_tensor) {
     if (!args.dropout_seed)
-      refuse(
-          "dropout_seed is missing: this kernel needs it, or dropout_seed_tensor and dropout_offset_tensor");
+      refuse("dropout_seed is missing: give it, or both dropout_seed_tensor and dropout_offset_tensor");
     p.seed = *args.dropout_seed;
     p.offset = args.dropout_offset.value_or(0);
     return;
@@ -71,7 +71,7 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
   p.offset_at = number_at<&AttentionArgs::dropout_offset_tensor>(spec, device, args);
 }
 
-// FLASHJIT_CHECK=1: what lies in device memory is validated, too, at the price of waiting for it.
+// FLASHJIT_CHECK=1: tables in device memory are validated, too; that takes waiting for the device.
 bool checks_device_data() {
   static const bool checks = environment_variable("FLASHJIT_CHECK") == "1";
   return checks;
@@ -160,7 +160,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   p.scale_log2 = scale * std::numbers::log2e_v<float>;
-  // CPU kernels take denormal numbers for zeros.
+  // CPU kernels treat denormal numbers as zeros.
   if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(p.scale_log2)))
     refuse("softmax_scale is ", scale, ", it must be between 1.2e-38 and 2.3e38");
 

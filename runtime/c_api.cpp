@@ -45,14 +45,14 @@ flashjit_status fail(ErrorCode code, const char* message, const char* detail = "
   try {
     last_message = message;
     last_detail = detail;
-  } catch (...) {  // no memory for the text: the code must do
+  } catch (...) {  // no memory for the text: only the code is reported
     last_message.clear();
     last_detail.clear();
   }
   return static_cast<flashjit_status>(code);
 }
 
-// Runs what may throw behind a C function.
+// Runs a function that may throw, and converts exceptions to a status.
 template <class Function>
 flashjit_status guarded(Function&& function) noexcept {
   try {
@@ -69,7 +69,7 @@ flashjit_status guarded(Function&& function) noexcept {
   }
 }
 
-// `name`: what refuse() takes, one part or several.
+// `name` is the beginning of the message, in one part or several.
 template <class T, class... Name>
 T& require(T* pointer, const Name&... name) {
   if (!pointer) refuse(name..., " is a null pointer");
@@ -83,8 +83,8 @@ const flashjit_kernel* handle_of(const Kernel& kernel) {
   return reinterpret_cast<const flashjit_kernel*>(&kernel);
 }
 
-// A struct as far as the caller's header knew it; what that did not know is zero. `first_end`: where the
-// field after struct_size ends.
+// The struct as the caller's header knew it; later fields are
+// zero. `first_end`: where the field after struct_size ends.
 template <class Struct>
 Struct known_part(const Struct& given, std::size_t first_end, const char* type) {
   if (given.struct_size < first_end || given.struct_size > sizeof given)
@@ -185,11 +185,11 @@ Ints ints(const std::int32_t* values, std::int64_t count, const char* name) {
   return {&require(values, name), static_cast<std::size_t>(count)};
 }
 
-// Lists of block sizes and lengths that a C caller gave: what builders of tables start from.
+// The block sizes and lengths that a C caller gave, as the builders of tables take them.
 struct BlockLists {
   flashjit::BlockSparseMask mask;
   flashjit::BlockListShape shape;
-  std::int64_t count = 0;  // of lists
+  std::int64_t count = 0;  // number of lists
 
   explicit BlockLists(const flashjit_block_lists* given) {
     const flashjit_block_lists& l = require(given, "lists");
@@ -312,7 +312,7 @@ flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lis
     const auto pairs =
         flashjit::product_of({l.shape.batch, l.shape.heads, l.shape.seqlen_q, l.shape.seqlen_k});
     if (pairs != 0) require(seen, "seen");
-    // Where 64 bits do not count the pairs, the builder says so.
+    // If the number of pairs does not fit 64 bits, the builder says so.
     return flashjit::block_sparse_from_dense(l.mask, l.shape,
                                              {seen, static_cast<std::size_t>(pairs.value_or(0))});
   });
@@ -361,7 +361,7 @@ int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id, 
   const flashjit::Argument* const argument = flashjit::find_argument(argument_id);
   for (const flashjit::MaskTable& table : tables->tables) {
     if (!argument || argument->tensor() != table.argument) continue;
-    // Callers only read it, through a type that does not say so.
+    // Callers only read the table, but the type flashjit_tensor has no const pointer.
     const flashjit::Tensor t = table.view(const_cast<std::int32_t*>(table.values.data()), {});
     *tensor = {.data = t.data,
                .dtype = FLASHJIT_INT32,

@@ -11,9 +11,9 @@ namespace flashjit {
 namespace {
 
 using device::u32;
-constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold of p = 1
+constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold for p = 1
 
-// Column words of the first `keys` keys.
+// The column words of the first `keys` keys.
 std::vector<u32> column_words(const device::Words& key, int batch, std::size_t keys) {
   std::vector<u32> words;
   words.reserve(keys + 3);

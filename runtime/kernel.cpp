@@ -15,9 +15,7 @@ namespace {
 void require_stream(Device device, Stream stream) {
   if (device.kind == Device::Kind::cpu && stream)
     throw Error(ErrorCode::invalid_argument,
-                "a stream was given to a CPU kernel, which runs when it is launched and returns when it is "
-                "done: pass "
-                "none");
+                "a stream was given to a CPU kernel, which has finished when its launch returns: pass none");
 }
 
 }  // namespace

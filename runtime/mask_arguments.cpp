@@ -40,7 +40,8 @@ void check_window(const AttentionArgs& args, ProblemParams& p) {
   p.num_sinks = num_sinks;
 }
 
-// Packed launches take tables that were made for longer sequences: what is fixed while a graph is replayed.
+// Requires so many rows of a table. Packed launches also take tables
+// made for longer sequences, which stay fixed while a graph is replayed.
 void require_rows(const char* name, const Tensor& t, int dim, std::int64_t needed, bool varlen,
                   const char* what) {
   if (!varlen) return require_shape(name, t, dim, needed, what);
@@ -48,7 +49,7 @@ void require_rows(const char* name, const Tensor& t, int dim, std::int64_t neede
     refuse(name, " has shape ", shape_text(t), ": dimension ", dim, " must be at least ", needed, ", ", what);
 }
 
-// The stride of a dimension that is as large as `size`, or 1 for all alike.
+// The stride of a dimension of size `size`; 0 for a dimension of size 1, which all share.
 std::int64_t shared_or_own(const char* name, const Tensor& t, int dim, int size, const char* what) {
   if (t.shape[dim] == 1) return 0;
   require_shape(name, t, dim, size, what);
@@ -75,8 +76,8 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
   p.blocks.num_blocks = size(blocks, 0);
   if (args.block_bitmask_of.has_value() != args.block_bitmasks.has_value())
     refuse(
-        "block_bitmask_of and block_bitmasks belong together: give both, or neither where every "
-        "listed block is seen whole");
+        "block_bitmask_of and block_bitmasks belong together: "
+        "give both, or neither if every listed block is seen whole");
   if (!args.block_bitmask_of) return;
   const Tensor& bitmask_of = require<&AttentionArgs::block_bitmask_of>(spec, args, device);
   require_shape("block_bitmask_of", bitmask_of, 0, p.blocks.num_blocks, "as block_indices");
@@ -125,7 +126,7 @@ void check_lengths(const char* name, const int* given, int batch, int longest, c
       refuse(name, "[", b, "] is ", given[b], ", it must be between 0 and ", longest_name, " = ", longest);
 }
 
-// The rows used of packed sequences.
+// Checks the numbers of used rows of packed sequences.
 void check_used_lengths(const char* name, const int* given, int batch, const int* cu_seqlens) {
   for (int b = 0; given && b < batch; ++b)
     if (const int all = cu_seqlens[b + 1] - cu_seqlens[b]; given[b] < 0 || given[b] > all)
@@ -133,7 +134,7 @@ void check_used_lengths(const char* name, const int* given, int batch, const int
              all);
 }
 
-// The lists of one batch entry and head.
+// Checks the lists of one batch entry and head.
 class ListCheck {
  public:
   ListCheck(const device::BlockLists& lists, int key_blocks, int batch, int head)
@@ -179,7 +180,7 @@ class ListCheck {
 
 void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool varlen) {
   const device::BlockLists& lists = p.blocks;
-  // Lists that were made for longer packed sequences name blocks that no row of these has.
+  // Lists that were made for longer packed sequences may name blocks beyond these sequences.
   const int key_blocks = varlen ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
     for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h) ListCheck(lists, key_blocks, b, h)();
@@ -196,8 +197,8 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
   if (find_mask<PaddingMask>(spec.mask)) {
     if (!args.seqlens_q && !args.seqlens_k)
       refuse(
-          "seqlens_k and seqlens_q are missing: the spec's padding mask needs one or both, int32 "
-          "[batch]");
+          "seqlens_k and seqlens_q are missing: "
+          "the spec's padding mask needs one or both, as int32 [batch]");
     p.seqlens_q = lengths<&AttentionArgs::seqlens_q>(spec, device, args, p);
     p.seqlens_k = lengths<&AttentionArgs::seqlens_k>(spec, device, args, p);
   }

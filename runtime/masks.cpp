@@ -13,7 +13,7 @@
 namespace flashjit {
 namespace {
 
-// The most elements of an int32 table: offsets into it are int32, too.
+// The most elements of an int32 table, since offsets into it are int32, too.
 constexpr std::int64_t most_elements = INT_MAX;
 
 void require_size(const char* name, std::size_t size, std::optional<std::int64_t> expected,
@@ -23,7 +23,7 @@ void require_size(const char* name, std::size_t size, std::optional<std::int64_t
     refuse(name, " has ", size, " elements, it must have ", *expected, ", ", what);
 }
 
-// A length of so many elements of `batch` sequences.
+// The length of each of `batch` sequences that have so many elements together.
 int length_of(const char* name, std::size_t elements, int batch) {
   const std::size_t length = elements / static_cast<std::size_t>(batch);
   if (length > longest_sequence)
@@ -35,7 +35,8 @@ int blocks_of(int length, int size) {
   return device::ceil_div(length, size);
 }
 
-// Lists block after block, in the order of batch entries, heads, query blocks and keys.
+// Makes the tables of block lists, block after block, in the
+// order of batch entries, heads, query blocks and key blocks.
 class Lister {
  public:
   Lister(const BlockSparseMask& mask, const BlockListShape& shape)
@@ -49,7 +50,7 @@ class Lister {
   const std::int64_t lists;
   const int row_blocks, key_blocks;
 
-  // Calls list(batch, head, query block), which adds the list's blocks in ascending order, for every list.
+  // Calls list(batch, head, query block) for every list; it must add the list's blocks in ascending order.
   template <class List>
   MaskTables make(List&& list) {
     for (int b = 0; shape_.heads > 0 && b < shape_.batch; ++b) {
@@ -76,7 +77,7 @@ class Lister {
 
   void add_whole(int block) { list(block, -1); }
 
-  // Not at all, whole or with a bitmask, whichever sees(row, key) makes of it.
+  // Adds a block whole, with a bitmask or not at all, depending on sees(row, key).
   template <class Sees>
   void add(int row_block, int block, Sees&& sees) {
     const int first_row = row_block * mask_.block_m, first_key = block * mask_.block_n;
@@ -113,7 +114,7 @@ class Lister {
   std::vector<std::int32_t> offsets_, indices_, bitmask_of_, bitmasks_;
 };
 
-// Entries of one list, sorted; each is a key block and whether it is seen whole.
+// The blocks of one list, sorted; each is a key block and whether it is seen whole.
 using Entries = std::vector<std::pair<std::int32_t, bool>>;
 
 void append(Entries& entries, std::span<const std::int32_t> blocks, bool whole, const char* name,
@@ -132,7 +133,7 @@ void sort(Entries& entries, std::int64_t list) {
   if (twice != entries.end()) refuse("list ", list, " names block ", twice->first, " twice; once would work");
 }
 
-// The one value of ids[begin, end), if it is only one.
+// The only value of `ids`, if all are equal.
 std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
   const bool same = std::all_of(ids.begin(), ids.end(), [&](std::int32_t id) { return id == ids[0]; });
   return same ? std::optional(ids[0]) : std::nullopt;
@@ -258,7 +259,7 @@ MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32
     const auto rows = only(part(of_rows, i, mask.block_m));
     for (int j = 0; j < lister.key_blocks; ++j) {
       const auto keys = only(part(of_keys, j, mask.block_n));
-      if (rows && keys) {  // most blocks, without a look at every pair
+      if (rows && keys) {  // most blocks; decides them without looking at every pair
         if (*rows == *keys) lister.add_whole(j);
       } else {
         lister.add(i, j, [&](int row, int key) { return of_rows[row] == of_keys[key]; });

@@ -19,8 +19,8 @@ CpuTarget cpu_target(Target native, RequestAmx request) {
   const int refusal = request();
   if (refusal == 0) return {native, ""};
   native.amx = false;
-  std::string note = "AMX is not used: the kernel refuses its tiles (" + error_text(refusal) + ")";
-  if (refusal == ENOSPC) note += ", since a thread has too small an alternate signal stack";
+  std::string note = "AMX is not used: the operating system refuses its tiles (" + error_text(refusal) + ")";
+  if (refusal == ENOSPC) note += ", since a thread's alternate signal stack is too small";
   return {native, note};
 }
 

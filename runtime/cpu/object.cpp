@@ -22,8 +22,8 @@
 namespace flashjit {
 namespace {
 
-// All that a kernel may call: what Clang itself emits calls to, and functions of libm that have no
-// instruction.
+// The functions that a kernel may call: those that Clang itself emits
+// calls to, and functions of libm for which there is no instruction.
 void* callable(std::string_view name) {
   static const std::pair<std::string_view, void*> functions[] = {
       {"memcpy", (void*)&memcpy}, {"memmove", (void*)&memmove}, {"memset", (void*)&memset},
@@ -46,12 +46,12 @@ std::string cannot_load(const std::string& reason) {
   throw BadCode(ErrorCode::device_failed, cannot_load(reason));
 }
 
-// The system would not: says nothing against the object.
+// The operating system failed; the object is not to blame.
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorCode::device_failed, cannot_load(what + ": " + std::strerror(errno)));
 }
 
-// Far beyond any kernel, and far within the reach of 32-bit distances.
+// Far more than any kernel has, and far within the reach of 32-bit distances.
 constexpr std::uint64_t max_size = 64u << 20;
 constexpr std::size_t max_sections = 4096;
 
@@ -59,7 +59,7 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// Bounds-checked reading of the object's bytes, whose alignment is anything.
+// Reads the object's bytes with bounds checks; they may be unaligned.
 class Bytes {
  public:
   explicit Bytes(std::string_view bytes) : bytes_(bytes) {}
@@ -74,7 +74,7 @@ class Bytes {
     std::memcpy(&result, range(offset, sizeof(T)).data(), sizeof(T));
     return result;
   }
-  // The section's array of T.
+  // The section as an array of T.
   template <class T>
   std::vector<T> items(const Elf64_Shdr& section) const {
     const std::string_view data = range(section.sh_offset, section.sh_size);
@@ -108,7 +108,7 @@ std::vector<Elf64_Shdr> read_sections(const Bytes& bytes) {
   return sections;
 }
 
-// Memory of one protection. In this order one after the other, each a whole number of pages.
+// Memory of one protection. The parts follow each other in this order, each a whole number of pages.
 enum Part { code, constants, data, num_parts };
 constexpr int protection[num_parts] = {PROT_READ | PROT_EXEC, PROT_READ, PROT_READ | PROT_WRITE};
 
@@ -117,8 +117,8 @@ Part part_of(const Elf64_Shdr& section) {
   return section.sh_flags & SHF_WRITE ? data : constants;
 }
 
-// For a symbol that is reached through us: a jump for one outside, whose distance may exceed 32 bits, and its
-// address for code that loads it.
+// A symbol's stub. It holds a jump to a symbol outside the object, whose
+// distance may exceed 32 bits, and the symbol's address for code that loads it.
 struct Stub {
   std::array<unsigned char, 6> jump = {0xff, 0x25, 2, 0, 0, 0};  // jmp *2(%rip), which is `address`
   std::array<unsigned char, 2> unused = {0xcc, 0xcc};
@@ -127,10 +127,10 @@ struct Stub {
 static_assert(sizeof(Stub) == 16);
 
 void store(std::byte* place, std::uint64_t value, std::size_t size) {
-  std::memcpy(place, &value, size);  // little-endian, as the machine
+  std::memcpy(place, &value, size);  // little-endian, like the machine
 }
 
-// A 32-bit distance.
+// Stores a 32-bit distance; throws if it does not fit.
 void store_signed_32(std::byte* place, std::int64_t value) {
   if (value != static_cast<std::int32_t>(value)) refuse("a distance exceeds 32 bits");
   store(place, static_cast<std::uint64_t>(value), 4);
@@ -149,10 +149,10 @@ class Loader {
     plan();
   }
 
-  // Bytes to map, whole pages.
+  // Bytes to map; a whole number of pages.
   std::uint64_t size() const { return part_begin_[num_parts]; }
 
-  // Fills `memory`, writable and zeroed, and protects it.
+  // Fills `memory`, which is writable and zeroed, and protects it. Returns the object's functions.
   std::map<std::string, void*, std::less<>> load(std::byte* memory) {
     memory_ = memory;
     for (std::size_t i = 0; i < sections_.size(); ++i) {
@@ -172,7 +172,7 @@ class Loader {
   }
 
  private:
-  // Where each section goes, from the beginning of the memory.
+  // Computes each section's offset from the beginning of the memory.
   void plan() {
     const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
     std::uint64_t end = symbols_.size() * sizeof(Stub);
@@ -197,7 +197,7 @@ class Loader {
     }
   }
 
-  // The address of every symbol that relocations may name, and the stubs.
+  // Computes the address of every symbol that relocations may name, and writes the stubs.
   void resolve() {
     const Elf64_Shdr& names = sections_[symbol_table_->sh_link];
     std::string missing;
@@ -208,7 +208,7 @@ class Loader {
         address = reinterpret_cast<std::uint64_t>(callable(name));
         if (!address) missing += (missing.empty() ? "" : ", ") + in_quotes(name);
       } else if (symbol.st_shndx < sections_.size() && (sections_[symbol.st_shndx].sh_flags & SHF_ALLOC)) {
-        // A label may be a section's end; a function would begin with what lies behind it.
+        // A label may lie at a section's end; a function there would begin with the next section.
         const bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
         const std::uint64_t size = sections_[symbol.st_shndx].sh_size;
         if (symbol.st_value > size || (is_function && symbol.st_value == size))
@@ -270,10 +270,10 @@ class Loader {
   const std::vector<Elf64_Shdr> sections_;
   const Elf64_Shdr* symbol_table_ = nullptr;
   std::vector<Elf64_Sym> symbols_;
-  std::vector<std::uint64_t> places_;                      // of sections
-  std::array<std::uint64_t, num_parts + 1> part_begin_{};  // the stubs begin the code
+  std::vector<std::uint64_t> places_;                      // offsets of sections
+  std::array<std::uint64_t, num_parts + 1> part_begin_{};  // the code part begins with the stubs
   std::byte* memory_ = nullptr;
-  std::vector<std::uint64_t> addresses_;  // of symbols; 0: none
+  std::vector<std::uint64_t> addresses_;  // addresses of symbols; 0: none
   std::map<std::string, void*, std::less<>> functions_;
 };
 

@@ -9,7 +9,7 @@
 namespace flashjit {
 namespace {
 
-// A tensor of parts as one of them.
+// The first part of a tensor of parts.
 Tensor first_part(const Tensor& parts) {
   Tensor part = parts;
   part.rank = parts.rank - 1;
@@ -20,7 +20,7 @@ Tensor first_part(const Tensor& parts) {
   return part;
 }
 
-// [batch, heads, seqlen] or packed [heads, total], as kernels address rows.
+// Kernels' view of [batch, heads, seqlen] or packed [heads, total].
 device::TensorView view_of_lse(const Tensor& t) {
   return {t.data, t.rank == 3 ? stride(t, 0) : 0, stride(t, t.rank - 1), stride(t, t.rank - 2)};
 }
@@ -91,7 +91,7 @@ struct Merge {
 
   static void plan_cuda(const PlannedKernel& kernel, const device::MergeParams& params, void*,
                         Launch& launch) {
-    constexpr unsigned most_blocks = 65535;  // of a grid's second and third dimension
+    constexpr unsigned most_blocks = 65535;  // limit of a grid's second and third dimensions
     const int columns = 16 / static_cast<int>(size_of(kernel.spec.parts_dtype.value_or(DType::fp32)));
     const auto rows =
         static_cast<device::u32>(kernel.config.num_warps * 32 / (kernel.spec.head_dim_v / columns));
@@ -107,12 +107,13 @@ struct Merge {
 
   static void plan_cpu(const PlannedKernel& kernel, const device::MergeParams& params, void*,
                        Launch& launch) {
-    constexpr std::int64_t worthwhile = 1 << 17;  // elements: some 10 us
+    constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
     StepLaunch& step = launch.add_step();
     step.make_params<device::MergeParams>(params);
     const std::int64_t positions = std::int64_t{params.batch} * params.seqlen;
     const std::int64_t elements = std::int64_t{params.heads} * kernel.spec.head_dim_v * (params.parts + 1);
-    const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);  // positions of a piece
+    // The fewest positions of a piece.
+    const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);
     step.items.count = positions;
     step.items.pieces = std::clamp<std::int64_t>(positions / least, 1, 4 * std::int64_t{kernel.parallelism});
   }

@@ -1,4 +1,4 @@
-// Export and import: a plain tar goes out, and nothing comes in that was not verified.
+// Export and import: exports are plain tars, and imports store only verified files.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
@@ -66,7 +66,7 @@ struct Bundle : ::testing::Test {
     export_bundle(source, to(archive));
     return archive;
   }
-  // An archive of that one member.
+  // An archive with this one member.
   std::string with(const std::string& name, const std::string& content, char type = '0') const {
     std::string archive;
     EXPECT_TRUE(write_member(to(archive), name, content));
@@ -74,7 +74,7 @@ struct Bundle : ::testing::Test {
     EXPECT_TRUE(write_archive_end(to(archive)));
     return archive;
   }
-  // Of the first member, with its checksum.
+  // Sets the first member's type and corrects its checksum.
   static void set_type(std::string& archive, char type) {
     archive[156] = type;
     std::fill_n(archive.begin() + 148, 8, ' ');
@@ -125,7 +125,7 @@ TEST_F(Bundle, IsAPlainTar) {
   const std::string unpacked = scratch / "unpacked";
   ::mkdir(unpacked.c_str(), 0700);
   ASSERT_EQ(std::system(("tar xf " + (scratch / "bundle.tar") + " -C " + unpacked).c_str()), 0);
-  // A folder made by tar is a cache; one packed by tar can be imported.
+  // A folder unpacked by tar is a cache; a folder packed by tar can be imported.
   EXPECT_THAT(DiskCache(unpacked).list(true), SizeIs(3));
   ASSERT_EQ(std::system(("tar cf " + (scratch / "ours.tar") + " -C " + unpacked + " v3 tune").c_str()), 0);
   const Imported imported = import(target, read_file(scratch / "ours.tar"));

@@ -1,4 +1,4 @@
-// The keys of kernels, and kernels as entries.
+// The keys of kernels, and kernels stored as entries.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -140,7 +140,8 @@ TEST(KernelEntry, HostileMetadata) {
   const json flat = metadata.flatten();
   for (const auto& [pointer, value] : flat.items()) {
     for (const json& other : wrong) {
-      // A text may be any text, a number of milliseconds any number; a target is parsed.
+      // Any other text is a valid text, and any other number
+      // of milliseconds is valid; only a target is parsed.
       if (value.is_string() && other.is_string() && pointer != "/target") continue;
       if (value.is_number_float() && other.is_number()) continue;
       if (value.is_boolean() && other.is_boolean()) continue;

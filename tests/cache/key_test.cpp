@@ -70,13 +70,13 @@ TEST(Key, ParseRefusesWhatIsNotAKey) {
   std::string twice = good;
   twice[good.find('c')] = 'a';  // the same label again
   EXPECT_FALSE(Key::parse(twice));
-  // Counts and lengths far beyond the bytes: refused without allocating for them.
+  // Counts and lengths far beyond the bytes are refused without allocating for them.
   EXPECT_FALSE(Key::parse("\xff\xff\xff\xff"));
   EXPECT_FALSE(Key::parse(std::string("\1\0\0\0\xff\xff\xff\xff", 8)));
   EXPECT_FALSE(Key::parse(std::string("\1\0\0\0\1\0\0\0a\xff\xff\xff\x7f", 13)));
 }
 
-// Labels are compared with one another: many of them in a file that nobody vouches for must not take long.
+// Parsing compares labels with one another, so many of them in an untrusted file must not take long.
 TEST(Key, ParseRefusesMoreFieldsThanAnyKeyHas) {
   const auto key_of = [](int fields) {
     Key key;

@@ -1,4 +1,4 @@
-// What is wrong is said once, on stderr, with an exit code of its own; nothing is printed on stdout.
+// Bad input is reported once, on stderr, with an exit code of its own; nothing is printed on stdout.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -66,7 +66,7 @@ TEST(BadSpec, File) {
   expect_failure(flashjit, {"run", flashjit.folder()}, invalid_argument, {flashjit.folder()});
 }
 
-// None of these may be waited for or read to its end.
+// The command must neither wait for any of these nor read it to its end.
 TEST(BadInput, ThatIsNoRegularFile) {
   const CommandLine flashjit;
   const std::string fifo = flashjit.folder() + "/fifo", file = flashjit.file("text.npy", "not numpy");
@@ -88,7 +88,7 @@ TEST(BadInput, WithoutAnEnd) {
   EXPECT_THAT(outcome.err, HasSubstr("longer than 16 MiB"));
 }
 
-// A device that takes nothing.
+// The output is a device that accepts nothing.
 TEST(BadOutput, Full) {
   CommandLine flashjit;
   flashjit.standard_output = "/dev/full";
@@ -98,7 +98,7 @@ TEST(BadOutput, Full) {
     EXPECT_EQ(outcome.exit_code, output_failed) << arguments.front();
     EXPECT_THAT(outcome.err, HasSubstr("standard output could not be written")) << arguments.front();
   }
-  // doctor has its own code where no kernel runs.
+  // doctor has an exit code of its own if no kernel runs.
   EXPECT_THAT(flashjit({"doctor"}).exit_code, testing::AnyOf(output_failed, target_unavailable));
   EXPECT_EQ(flashjit({"cache", "path", "--json"}).error()["code"], "output_failed");
   expect_failure(flashjit, {"compute"}, usage, {"--help"});

@@ -1,4 +1,4 @@
-// flashjit cache: layers, size, archives.
+// The verb cache: layers, size and archives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ TEST(CacheLayers, AreShown) {
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_TRUE(rows[0]["layer"].get<bool>());
   EXPECT_FALSE(rows[1]["layer"].get<bool>());
-  // Specs as short as they can be given.
+  // Specs are printed without their defaults.
   EXPECT_THAT(test.flashjit({"cache", "ls"}).out,
               AllOf(HasSubstr(layer + ", read-only"),
                     HasSubstr(R"({"op": "forward", "dtype": "fp32", "head_dim": 24})"),
@@ -80,7 +80,7 @@ TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {
   EXPECT_THAT(wrong.err, AllOf(HasSubstr("FLASHJIT_CACHE_MAX_BYTES"), HasSubstr("1073741824")));
 }
 
-// A wrong name is an error, not an empty folder that looks well.
+// A wrong name is an error, not an empty folder that looks fine.
 TEST(CacheFolder, OneThatIsNotThereIsNotMade) {
   const CommandLine flashjit;
   const std::string typo = flashjit.folder() + "/kernls";
@@ -114,7 +114,7 @@ TEST(Compile, SaysOnceThatNothingIsKept) {
   const Outcome outcome =
       flashjit({"compile", small_spec, "--target", "x86-64-v3,native", "--cache-dir", ""});
   EXPECT_EQ(outcome.exit_code, 0);
-  // Beside what it says of a compile that takes long.
+  // stderr may also say that a compilation takes long.
   const std::string note = "flashjit: cache: there is no cache folder\n";
   const std::size_t first = outcome.err.find(note);
   ASSERT_NE(first, std::string::npos) << outcome.err;

@@ -1,4 +1,4 @@
-// Every verb: what it prints, as text and as JSON.
+// The output of every verb, as text and as JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ std::string slurp(const std::string& path) {
   return text.str();
 }
 
-// "'<f4' (2,48)": type and shape of a .npy file.
+// "'<f4' (2,48)": the type and shape of a .npy file.
 std::string npy_header(const std::string& path) {
   const std::string bytes = slurp(path).substr(0, 128);
   std::smatch found;
@@ -119,7 +119,7 @@ TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
                     HasSubstr("0 tune records")));
   EXPECT_THAT(found[1]["found"].get<std::string>(), HasSubstr("0 entries, 0 tune records"));
 
-  // With a layer that cannot be used no engine starts.
+  // With an unusable layer no engine starts.
   flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent";
   const Outcome broken = flashjit({"doctor"});
   EXPECT_EQ(broken.exit_code, 4);
@@ -200,7 +200,7 @@ TEST(Layers, PrebuiltKernelsNeedNoCompiler) {
   EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v3"));
   EXPECT_THAT(result["kernel"]["path"].get<std::string>(),
               StartsWith(std::filesystem::canonical(builder.cache()).string()));
-  // As the folder that is written to, it serves as well.
+  // The layer also serves as the writable folder.
   flashjit.environment["FLASHJIT_CACHE_PATH"] = "";
   flashjit.environment["FLASHJIT_CACHE_DIR"] = builder.cache();
   EXPECT_EQ(run().json()["origin"], "disk");
@@ -307,7 +307,7 @@ TEST(Run, EveryMask) {
             .json();
     EXPECT_TRUE(generated["ok"].get<bool>()) << masks;
   }
-  // Written, and read again.
+  // Written to files, and read again.
   const std::string spec =
       R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["padding", "tree"]})";
   const std::string in = flashjit.folder() + "/in/";
@@ -353,11 +353,11 @@ TEST(Run, OnOwnTensors) {
   EXPECT_EQ(npy_header(out), "'<f4' (2,48,4,16)");
   EXPECT_EQ(npy_header(lse), "'<f4' (2,4,48)");
 
-  // Generated from the same seed, it is the same problem.
+  // Tensors generated from the same seed are the same problem.
   const std::string again = flashjit.folder() + "/again.npy";
   flashjit(std::vector<std::string>{"run", small_spec, "--seed", "3", "--out", again} + tiny);
   EXPECT_TRUE(slurp(again) == slurp(out));
-  // Another scale is another result.
+  // Another scale gives another result.
   flashjit(run + std::vector<std::string>{"--softmax-scale", "2", "--out", again});
   EXPECT_FALSE(slurp(again) == slurp(out));
 }

@@ -9,15 +9,17 @@
 namespace flashjit::cli_test {
 
 struct Outcome {
-  int exit_code = -1;  // 128 + n: killed by signal n
+  int exit_code = -1;  // 128 + n: signal n killed the process
   std::string out, err;
 
-  // Of stdout; and the "error" object of stderr. A failed expectation and null if that is not JSON.
+  // stdout as JSON, and the "error" object of stderr. If the
+  // text is no JSON, the test fails and the result is null.
   nlohmann::json json() const;
   nlohmann::json error() const;
 };
 
-// Private to a test: a folder for files, and a cache inside it that the command uses. Removed at the end.
+// The command with a private folder for files and a private
+// cache inside it. The folder is removed at the end.
 class CommandLine {
  public:
   CommandLine();
@@ -29,12 +31,12 @@ class CommandLine {
 
   const std::string& folder() const { return folder_; }
   std::string cache() const { return folder_ + "/cache"; }
-  // Writes a file into the folder and gives its path.
+  // Writes a file into the folder and returns its path.
   std::string file(const std::string& name, const std::string& text) const;
 
-  // Where standard output goes instead of a file; Outcome::out is empty then.
+  // The file that standard output goes to, if not empty; Outcome::out is then empty.
   std::string standard_output;
-  // On top of this process's.
+  // Variables set in addition to this process's environment.
   std::map<std::string, std::string> environment;
 
  private:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The installed tree serves programs by find_package and by pkg-config, wherever it is moved to, and the README shows the
-# programs that are built here: installed.sh BUILD_FOLDER
+# installed.sh BUILD_FOLDER: checks that programs can use the installed tree by find_package and by
+# pkg-config, wherever it is moved to, and that the README shows the programs that are built here.
 set -eu
 build=$1
 cd "$(dirname "$0")/../.."

@@ -1,4 +1,4 @@
-// flashjit prebuild: kernels of a manifest into a folder that then serves them without a compiler.
+// The verb prebuild writes a manifest's kernels to a folder, which then serves them without a compiler.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -34,7 +34,7 @@ TEST(Prebuild, ServesEveryShapeWithoutACompiler) {
   ASSERT_EQ(::stat(bundle.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0755u) << "to be read by others";
 
-  // Again, there is nothing left to do.
+  // The second time nothing is left to do.
   const Outcome again = flashjit({"prebuild", file, "--target", "native", "-o", bundle});
   EXPECT_EQ(again.exit_code, 0);
   EXPECT_THAT(again.err, HasSubstr("there already"));
@@ -65,7 +65,7 @@ TEST(Prebuild, CheckSaysWhatIsMissing) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out;
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["missing"].size(), 0u);
   EXPECT_EQ(check("x86-64-v4").exit_code, 7);
-  // One entry less.
+  // One entry is removed.
   const std::filesystem::directory_iterator entries(flashjit.cache() + "/v3");
   const auto entry = std::find_if(begin(entries), end(entries),
                                   [](const auto& item) { return item.path().extension() == ".kernel"; });
@@ -83,7 +83,7 @@ TEST(Prebuild, WhatATargetCannotDoIsSaidBeforeAnythingIsBuilt) {
   EXPECT_FALSE(std::filesystem::exists(flashjit.cache() + "/v3"));
 }
 
-// A tuned config and the record that says so travel with the kernels.
+// A tuned config and its record travel with the kernels.
 TEST(Prebuild, TakesTuningRecordsAlong) {
   CommandLine tuner, flashjit;
   const std::string spec =

@@ -1,4 +1,4 @@
-// flashjit tune: records that engines then use, a report, reasons, Ctrl-C.
+// The verb tune: records that engines then use, a report, reasons, Ctrl-C.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Four candidates.
+// A spec with four candidates.
 const std::string narrow_spec =
     R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], "config": {"block_m": 48}})";
 
@@ -65,7 +65,7 @@ TEST(Tune, ExplainsAndReports) {
   EXPECT_THAT(html, HasSubstr("<svg"));
   EXPECT_THAT(html, HasSubstr("48x512"));
   EXPECT_THAT(html, AllOf(HasSubstr("aria-label=\"roofline\""), HasSubstr("allows (measured")));
-  EXPECT_THAT(html, ::testing::Not(HasSubstr("http")));  // needs nothing else
+  EXPECT_THAT(html, ::testing::Not(HasSubstr("http")));  // the page needs no other file
 }
 
 TEST(Tune, BadCommandLines) {
@@ -80,7 +80,7 @@ TEST(Tune, BadCommandLines) {
             3);
 }
 
-// A command whose stderr is a terminal.
+// Runs a command whose stderr is a terminal.
 class OnTerminal {
  public:
   OnTerminal(const CommandLine& flashjit, const std::vector<std::string>& arguments, const std::string& out) {
@@ -98,7 +98,7 @@ class OnTerminal {
   OnTerminal& operator=(const OnTerminal&) = delete;
   ~OnTerminal() { ::close(terminal_); }
 
-  // Reads until the text is shown; false where the command ends without.
+  // Reads until the text is shown; false if the command ends before.
   bool wait_for(const std::string& text) {
     while (shown_.find(text) == std::string::npos) {
       char bytes[4096];
@@ -122,8 +122,8 @@ class OnTerminal {
   std::string shown_;
 };
 
-// Stopped in the second round of the second shape; a round takes a tenth of a second or more, and there are
-// five at least.
+// The command is stopped in the second round of the second shape. A
+// round takes a tenth of a second or more, and there are at least five.
 TEST(Tune, CtrlCKeepsWhatThereIsAndTheSameCommandGoesOn) {
   const CommandLine flashjit;
   const std::string out = flashjit.folder() + "/out.json";

@@ -1,4 +1,4 @@
-// run --verify on tensors of one's own that hold NaN and infinity.
+// run --verify on the user's own tensors with NaN and infinity.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ void overwrite_last_float(const std::string& path, float value) {
   file.write(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// V holds NaN: a row that sees it is NaN; a row in which it is dropped or weighs next to nothing cannot be
-// told.
+// V holds a NaN. A row that sees it is NaN. A row in which
+// it is dropped, or has next to no weight, cannot be judged.
 TEST(Verification, SaysWhatItCannotTell) {
   const CommandLine flashjit;
   const std::string in = flashjit.folder() + "/in";
@@ -49,7 +49,7 @@ TEST(Verification, SaysWhatItCannotTell) {
   EXPECT_GT(json["verification"]["undecided"].get<int>(), 0);
 }
 
-// A score of +infinity: o and lse of the row are NaN.
+// With a score of +infinity the row's o and lse are NaN.
 TEST(Verification, IsNaNWhereAScoreIsInfinite) {
   const CommandLine flashjit;
   const std::string in = flashjit.folder() + "/in";

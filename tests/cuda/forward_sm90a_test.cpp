@@ -1,5 +1,5 @@
-// The sm_90a forward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
-// oracle: where rows, heads and lengths go, without a GPU.
+// The sm_90a forward's own code on the host, thread by thread (emulator/emulator.hpp), against
+// the float64 oracle. It checks the handling of rows, heads and lengths without a GPU.
 #include <gtest/gtest.h>
 
 #include "codegen/search_space.hpp"
@@ -18,7 +18,7 @@ namespace {
 
 using device::Align;
 
-// A kernel, as render() writes it.
+// Spec and Config of a kernel, like those that render() writes.
 template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
 struct SpecOf : device::ForwardSm90aSpec {
   using Element = Element_;
@@ -89,11 +89,11 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
                            [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
 }
 
-constexpr int not_a_number = 0xff;  // in every byte
+constexpr int not_a_number = 0xff;  // the value of every byte
 
 class ForwardSm90a : public testing::Test {
  protected:
-  // Lends its memory and runs nothing.
+  // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
   template <class Spec>
@@ -115,7 +115,8 @@ class ForwardSm90a : public testing::Test {
     launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number);
     EXPECT_TRUE(workload.check());
   }
-  // Groups of every kind: one head, powers of two, divisors of no tile, more heads than a tile has rows.
+  // Numbers of query heads for each key/value head: one, powers
+  // of two, divisors of no tile, more than a tile has rows.
   template <class Spec, class Config>
   void expect_groups(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
     std::uint64_t seed = 0;
@@ -131,7 +132,7 @@ class ForwardSm90a : public testing::Test {
                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                .seed = seed + 1};
         if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
-        // Half of the groups and lengths, drawn; a thread of the host for one of the GPU takes its time.
+        // A random half of the cases: a host thread takes long for each GPU thread.
         if (test_all() || verify::random_bits(0, seed) % 2 == 0) expect<Spec, Config>(c, masks);
         ++seed;
       }
@@ -202,8 +203,8 @@ TEST_F(ForwardSm90a, FloatOutput) {
                 ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
 }
 
-// Rows of a tile that are nobody's: what their memory held before must not move a bit of the others', whose
-// warp they share.
+// A tile may have rows that belong to no query row. Whatever their memory
+// held must not change a bit of the other rows, which share a warp with them.
 TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
   using Spec = SpecOf<Bf16, 24, 40, false>;
   Workload workload(host,
@@ -237,16 +238,16 @@ TEST(PackedHeads, DivideByMultiplication) {
 TEST(PackedHeads, MakeTheFewestTiles) {
   EXPECT_EQ(cuda::packed_heads(1, 1, 128), 1);
   EXPECT_EQ(cuda::packed_heads(8, 1, 64), 8);
-  EXPECT_EQ(cuda::packed_heads(4, 64, 128), 2);  // two tiles either way
+  EXPECT_EQ(cuda::packed_heads(4, 64, 128), 2);  // two tiles with 2 as with 4
   EXPECT_EQ(cuda::packed_heads(4, 16, 64), 4);
   EXPECT_EQ(cuda::packed_heads(7, 64, 128), 7);
-  EXPECT_EQ(cuda::packed_heads(7, 8192, 128), 1);  // 18 tokens of seven heads leave two rows
+  EXPECT_EQ(cuda::packed_heads(7, 8192, 128), 1);  // 18 tokens of seven heads leave two rows of a tile empty
   EXPECT_EQ(cuda::packed_heads(71, 1, 64), 1);
   EXPECT_EQ(cuda::packed_heads(71, 1, 128), 71);
   EXPECT_EQ(cuda::packed_heads(128, 1, 64), 64);
-  EXPECT_EQ(cuda::packed_heads(4, 1000, 128), 1);  // 32 tiles either way
-  EXPECT_EQ(cuda::packed_heads(4, 520, 128), 2);   // 18, and all four 17, in place of 20
-  EXPECT_EQ(cuda::packed_heads(4, 4097, 128), 1);  // 129 in place of 132
+  EXPECT_EQ(cuda::packed_heads(4, 1000, 128), 1);  // 32 tiles with any number
+  EXPECT_EQ(cuda::packed_heads(4, 520, 128), 2);   // 18 tiles instead of 20; all four heads make 17
+  EXPECT_EQ(cuda::packed_heads(4, 4097, 128), 1);  // 132 tiles; packing would make 129
   EXPECT_EQ(cuda::packed_heads(4, 2147483647, 128), 1);
 }
 

@@ -1,4 +1,4 @@
-// A launch of several steps, from arguments to outputs: an operation made up for it, on the CPU.
+// A launch of several steps from arguments to outputs, on the CPU, of an operation made up for this test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct ReverseParams : device::ProblemParams {
   int *numbers, *out;
 };
 
-// The first step writes a number for each row of a batch entry, the second takes each from the other end.
+// The first step writes a number for each row of a batch entry; the second reverses their order.
 constexpr const char* text = R"(
 #include "shared/params.h"
 struct ReverseParams : flashjit::device::ProblemParams {

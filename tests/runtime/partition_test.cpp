@@ -76,7 +76,7 @@ TEST(Partition, OfAnySizes) {
           EXPECT_EQ(cut.tiles, std::int64_t{2} * ((std::int64_t{rows} + cut.tile_rows - 1) / cut.tile_rows));
           EXPECT_GE(cut.pieces, 1);
           EXPECT_LE(cut.pieces, cut.tiles * cut.key_parts);
-          // Many heads of one: 2^31 rows of a tile's heads are more than positions count.
+          // Many query heads of one key/value head: 2^31 rows in a tile would be beyond an int.
           p = sizes(1, rows, 1, 100, rows);
           cut = partition(p, spec, target, config, threads);
           EXPECT_EQ(cut.packed_heads, 1);
@@ -110,7 +110,7 @@ TEST(Partition, BlocksStayPackedForAThreadsNextTiles) {
 
 TEST(Partition, LargeTilesForFewThreads) {
   const Partition one = cut_of(sizes(1, 8, 8, 4096, 4096), spec_with(), 1);
-  EXPECT_EQ(one.tiles, 8 * 11);  // of at most 384 rows
+  EXPECT_EQ(one.tiles, 8 * 11);  // tiles of at most 384 rows
   const Partition two = cut_of(sizes(1, 8, 8, 128, 128), spec_with(), 2);
   EXPECT_EQ(two.tile_rows, 128);
   EXPECT_EQ(two.tiles, 8);

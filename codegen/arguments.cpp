@@ -77,7 +77,7 @@ ArgumentSets arguments_of(const AttentionSpec& spec) noexcept {
   return {sets.allowed & of_operation, sets.required & of_operation};
 }
 
-std::string refusal_of(const AttentionSpec& spec, const Argument& argument) {
+std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument) {
   if (!(argument.operations & argument_table::bit(spec.op)))
     return std::string("the spec has \"op\": \"") + to_string(spec.op) +
            "\", which has no such argument: leave it out";

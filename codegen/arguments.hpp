@@ -228,7 +228,7 @@ struct ArgumentSets {
 };
 ArgumentSets arguments_of(const AttentionSpec& spec) noexcept;
 // Why a launch of the spec may not have the argument: "the spec has ...".
-std::string refusal_of(const AttentionSpec& spec, const Argument& argument);
+std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument);
 inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {
   return (arguments_of(spec).allowed & bit_of(argument)) != 0;
 }

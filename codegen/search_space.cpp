@@ -98,13 +98,13 @@ double distance(const KernelConfig& a, const KernelConfig& b) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const std::string refused = refusal(spec, target);
+  const std::string refused = why_unsupported(spec, target);
   return refused.empty() ? unfit(spec, target, config) : refused;
 }
 
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target) {
   const KernelFamily& family = family_of(spec.op, target);
-  if (const std::string refused = refusal(spec, target); !refused.empty())
+  if (const std::string refused = why_unsupported(spec, target); !refused.empty())
     throw Error(ErrorCode::unsupported, refused);
   std::vector<KernelConfig> fitting, worth;
   const std::vector<KernelConfig> all = candidates(spec, target);

@@ -16,7 +16,7 @@ namespace flashjit {
 // Throws invalid_argument with the message made of the parts, texts and
 // numbers. The text is made only here, so that valid arguments cost no text.
 template <class... Parts>
-[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_argument(const Parts&... parts) {
   std::string message;
   const auto add = [&](const auto& part) {
     if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(part)>>) {

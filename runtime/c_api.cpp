@@ -17,7 +17,7 @@ using flashjit::AttentionSpec;
 using flashjit::Error;
 using flashjit::ErrorCode;
 using flashjit::Kernel;
-using flashjit::refuse;
+using flashjit::refuse_argument;
 
 struct flashjit_engine {
   flashjit::Engine engine;
@@ -72,7 +72,7 @@ flashjit_status guarded(Function&& function) noexcept {
 // `name` is the beginning of the message, in one part or several.
 template <class T, class... Name>
 T& require(T* pointer, const Name&... name) {
-  if (!pointer) refuse(name..., " is a null pointer");
+  if (!pointer) refuse_argument(name..., " is a null pointer");
   return *pointer;
 }
 
@@ -88,8 +88,8 @@ const flashjit_kernel* handle_of(const Kernel& kernel) {
 template <class Struct>
 Struct known_part(const Struct& given, std::size_t first_end, const char* type) {
   if (given.struct_size < first_end || given.struct_size > sizeof given)
-    refuse(type, "'s struct_size is ", given.struct_size, ", it must be sizeof(", type, "), which is ",
-           sizeof given, " in flashjit ", flashjit::version());
+    refuse_argument(type, "'s struct_size is ", given.struct_size, ", it must be sizeof(", type,
+                    "), which is ", sizeof given, " in flashjit ", flashjit::version());
   Struct known{};
   std::memcpy(&known, &given, given.struct_size);
   return known;
@@ -105,7 +105,7 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
   const char* const name = "the tensor of argument id ";
   const flashjit_tensor& t = require(arg.value.tensor, name, arg.id);
   const auto wrong = [&](const char* field, int value, const char* allowed) {
-    refuse(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
+    refuse_argument(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
   };
   if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT64) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
@@ -125,7 +125,8 @@ void set(std::optional<flashjit::Tensor>& member, const flashjit_argument& arg) 
 }
 void set(std::optional<int>& member, const flashjit_argument& arg) {
   if (arg.value.integer < 0 || arg.value.integer > std::numeric_limits<int>::max())
-    refuse("argument id ", arg.id, " is ", arg.value.integer, ", it must be between 0 and 2147483647");
+    refuse_argument("argument id ", arg.id, " is ", arg.value.integer,
+                    ", it must be between 0 and 2147483647");
   member = static_cast<int>(arg.value.integer);
 }
 void set(std::optional<float>& member, const flashjit_argument& arg) {
@@ -146,10 +147,11 @@ AttentionArgs args_of(const flashjit_argument* args, size_t count) {
     const flashjit_argument& arg = args[i];
     const flashjit::Argument* const known = flashjit::find_argument(arg.id);
     if (!known)
-      refuse("argument id ", arg.id, " at position ", i, " is not known to flashjit ", flashjit::version(),
-             ": ids are those of flashjit_argument_id");
+      refuse_argument("argument id ", arg.id, " at position ", i, " is not known to flashjit ",
+                      flashjit::version(), ": ids are those of flashjit_argument_id");
     if (given & bit_of(*known))
-      refuse("argument id ", arg.id, " at position ", i, " was given before: give ", known->name, " once");
+      refuse_argument("argument id ", arg.id, " at position ", i, " was given before: give ", known->name,
+                      " once");
     given |= bit_of(*known);
     std::visit([&](auto member) { set(a.*member, arg); }, known->member);
   }
@@ -168,7 +170,7 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   options.cache_max_bytes = o.cache_max_bytes;
   options.num_threads = o.num_threads;
   if (o.policy < FLASHJIT_POLICY_HEURISTIC || o.policy > FLASHJIT_POLICY_REQUIRE_PREBUILT)
-    refuse("policy is ", o.policy, ", which is not a flashjit_policy");
+    refuse_argument("policy is ", o.policy, ", which is not a flashjit_policy");
   options.policy = static_cast<flashjit::Policy>(o.policy);
   if (o.tune_seconds != 0) options.tune_seconds = o.tune_seconds;
   if (o.parallel_for)

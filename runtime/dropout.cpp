@@ -33,7 +33,7 @@ void keep_row(const device::RowWords& row, const std::vector<u32>& columns, std:
 }  // namespace
 
 std::uint64_t dropout_threshold(double p) {
-  if (!(p >= 0 && p <= 1)) refuse("dropout_p is ", p, ", it must be between 0 and 1");
+  if (!(p >= 0 && p <= 1)) refuse_argument("dropout_p is ", p, ", it must be between 0 and 1");
   return static_cast<std::uint64_t>(std::llround(p * static_cast<double>(certain)));
 }
 
@@ -44,7 +44,7 @@ double dropout_scale(double p) {
 
 void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep) {
   if (keep.size() > longest_sequence)
-    refuse("keep has ", keep.size(), " keys, a row has at most ", longest_sequence);
+    refuse_argument("keep has ", keep.size(), " keys, a row has at most ", longest_sequence);
   const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
   keep_row(device::dropout_row_words(key, row, head, batch), column_words(key, batch, keep.size()),
            dropout_threshold(dropout.p), keep);
@@ -52,22 +52,23 @@ void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span
 
 std::size_t dropout_mask_size(const Shape& shape) {
   for (const int size : {shape.batch, shape.num_heads_q, shape.seqlen_q, shape.seqlen_k})
-    if (size < 0) refuse("shape has a size of ", size, ", it must be at least 0");
+    if (size < 0) refuse_argument("shape has a size of ", size, ", it must be at least 0");
   for (const int length : {shape.seqlen_q, shape.seqlen_k})
     if (length > longest_sequence)
-      refuse("shape has a length of ", length, ", a sequence has at most ", longest_sequence, " rows");
+      refuse_argument("shape has a length of ", length, ", a sequence has at most ", longest_sequence,
+                      " rows");
   const auto elements = product_of({shape.batch, shape.num_heads_q, shape.seqlen_q, shape.seqlen_k});
   if (!elements)
-    refuse("a mask of batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
-           shape.seqlen_q, " x seqlen_k ", shape.seqlen_k,
-           " has more elements than 64 bits count; split the batch, or take dropout_row()");
+    refuse_argument("a mask of batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
+                    shape.seqlen_q, " x seqlen_k ", shape.seqlen_k,
+                    " has more elements than 64 bits count; split the batch, or take dropout_row()");
   return static_cast<std::size_t>(*elements);
 }
 
 void dropout_mask(const Dropout& dropout, const Shape& shape, std::span<std::uint8_t> keep) {
   if (keep.size() != dropout_mask_size(shape))
-    refuse("keep has ", keep.size(), " elements, the shape's mask has ", dropout_mask_size(shape),
-           ": batch * num_heads_q * seqlen_q * seqlen_k");
+    refuse_argument("keep has ", keep.size(), " elements, the shape's mask has ", dropout_mask_size(shape),
+                    ": batch * num_heads_q * seqlen_q * seqlen_k");
   const std::uint64_t threshold = dropout_threshold(dropout.p);
   const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
   const auto keys = static_cast<std::size_t>(shape.seqlen_k);

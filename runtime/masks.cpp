@@ -18,16 +18,16 @@ constexpr std::int64_t most_elements = INT_MAX;
 
 void require_size(const char* name, std::size_t size, std::optional<std::int64_t> expected,
                   const char* what) {
-  if (!expected) refuse(name, " would have more elements than 64 bits count: ", what);
+  if (!expected) refuse_argument(name, " would have more elements than 64 bits count: ", what);
   if (size != static_cast<std::size_t>(*expected))
-    refuse(name, " has ", size, " elements, it must have ", *expected, ", ", what);
+    refuse_argument(name, " has ", size, " elements, it must have ", *expected, ", ", what);
 }
 
 // The length of each of `batch` sequences that have so many elements together.
 int length_of(const char* name, std::size_t elements, int batch) {
   const std::size_t length = elements / static_cast<std::size_t>(batch);
   if (length > longest_sequence)
-    refuse(name, " are of ", length, " tokens, a sequence has at most ", longest_sequence);
+    refuse_argument(name, " are of ", length, " tokens, a sequence has at most ", longest_sequence);
   return static_cast<int>(length);
 }
 
@@ -101,8 +101,8 @@ class Lister {
  private:
   void list(int block, std::int32_t bitmask) {
     if (indices_.size() == most_elements)
-      refuse("the lists name more than ", most_elements,
-             " blocks; larger blocks, or a part of the batch, would work");
+      refuse_argument("the lists name more than ", most_elements,
+                      " blocks; larger blocks, or a part of the batch, would work");
     indices_.push_back(block);
     bitmask_of_.push_back(bitmask);
   }
@@ -121,7 +121,8 @@ void append(Entries& entries, std::span<const std::int32_t> blocks, bool whole, 
             std::int64_t list, int key_blocks) {
   for (const std::int32_t block : blocks) {
     if (block < 0 || block >= key_blocks)
-      refuse(name, " names block ", block, " in list ", list, "; key blocks are 0 to ", key_blocks - 1);
+      refuse_argument(name, " names block ", block, " in list ", list, "; key blocks are 0 to ",
+                      key_blocks - 1);
     entries.emplace_back(block, whole);
   }
 }
@@ -130,7 +131,8 @@ void sort(Entries& entries, std::int64_t list) {
   std::sort(entries.begin(), entries.end());
   const auto twice = std::adjacent_find(entries.begin(), entries.end(),
                                         [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice != entries.end()) refuse("list ", list, " names block ", twice->first, " twice; once would work");
+  if (twice != entries.end())
+    refuse_argument("list ", list, " names block ", twice->first, " twice; once would work");
 }
 
 // The only value of `ids`, if all are equal.
@@ -144,20 +146,20 @@ std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
 std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape) {
   check_masks({mask});
   if (shape.batch < 0 || shape.heads < 0 || shape.seqlen_q < 0 || shape.seqlen_k < 0)
-    refuse("the shape of a block list has a negative size");
+    refuse_argument("the shape of a block list has a negative size");
   if (shape.heads != 1 && !mask.per_head)
-    refuse("the shape has ", shape.heads,
-           " heads, but the mask has per_head false: 1 head, or per_head true, would work");
+    refuse_argument("the shape has ", shape.heads,
+                    " heads, but the mask has per_head false: 1 head, or per_head true, would work");
   for (const int length : {shape.seqlen_q, shape.seqlen_k})
     if (length > longest_sequence)
-      refuse("the shape of a block list has a length of ", length, ", a sequence has at most ",
-             longest_sequence, " rows");
+      refuse_argument("the shape of a block list has a length of ", length, ", a sequence has at most ",
+                      longest_sequence, " rows");
   const std::int64_t of_head = blocks_of(shape.seqlen_q, mask.block_m);
   const auto offsets = product_of({shape.batch, shape.heads, of_head + 1});
   if (!offsets || *offsets > most_elements)
-    refuse("batch ", shape.batch, " x heads ", shape.heads, " x ", of_head,
-           " query blocks and one: more than ", most_elements,
-           " offsets; larger blocks, or a part of the batch, would work");
+    refuse_argument("batch ", shape.batch, " x heads ", shape.heads, " x ", of_head,
+                    " query blocks and one: more than ", most_elements,
+                    " offsets; larger blocks, or a part of the batch, would work");
   return *offsets - std::int64_t{shape.batch} * shape.heads;
 }
 
@@ -185,8 +187,8 @@ MaskTables block_sparse_from_csr(const BlockSparseMask& mask, const BlockListSha
   return lister.make([&](int, int, int) {
     const std::int32_t begin = offsets[list], end = offsets[list + 1];
     if (begin < 0 || end < begin || end > static_cast<std::int64_t>(columns.size()))
-      refuse("offsets: list ", list, " goes from ", begin, " to ", end, "; they ascend from 0 to the ",
-             columns.size(), " columns");
+      refuse_argument("offsets: list ", list, " goes from ", begin, " to ", end,
+                      "; they ascend from 0 to the ", columns.size(), " columns");
     entries.clear();
     append(entries, columns.subspan(begin, end - begin), true, "columns", list, lister.key_blocks);
     sort(entries, list);
@@ -204,8 +206,8 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
     require_size(counts_name, counts.size(), lists, "batch x heads x query blocks");
     if (lists == 0) return 0;
     if (static_cast<std::int64_t>(indices.size()) % lists != 0)
-      refuse(indices_name, " has ", indices.size(), " elements, which is no multiple of the ", lists,
-             " lists");
+      refuse_argument(indices_name, " has ", indices.size(), " elements, which is no multiple of the ", lists,
+                      " lists");
     return static_cast<std::int64_t>(indices.size()) / lists;
   };
   const std::int64_t columns = check("kv_num_blocks", blocks.kv_num_blocks, "kv_indices", blocks.kv_indices);
@@ -218,7 +220,7 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
   const auto take = [&](std::span<const std::int32_t> counts, std::span<const std::int32_t> indices,
                         std::int64_t width, bool whole, const char* name) {
     if (counts[list] < 0 || counts[list] > width)
-      refuse(name, ": list ", list, " has ", counts[list], " blocks; there is room for ", width);
+      refuse_argument(name, ": list ", list, " has ", counts[list], " blocks; there is room for ", width);
     append(entries, indices.subspan(list * width, counts[list]), whole, name, list, lister.key_blocks);
   };
   return lister.make([&](int b, int h, int i) {
@@ -240,10 +242,10 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
 
 MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32_t> segment_ids_q,
                          std::span<const std::int32_t> segment_ids_k, int batch) {
-  if (batch < 1) refuse("batch is ", batch, ", it must be at least 1");
+  if (batch < 1) refuse_argument("batch is ", batch, ", it must be at least 1");
   if (segment_ids_q.size() % batch != 0 || segment_ids_k.size() % batch != 0)
-    refuse("segment ids are [batch, seqlen]: ", segment_ids_q.size(), " and ", segment_ids_k.size(),
-           " of them are no multiples of batch ", batch);
+    refuse_argument("segment ids are [batch, seqlen]: ", segment_ids_q.size(), " and ", segment_ids_k.size(),
+                    " of them are no multiples of batch ", batch);
   const BlockListShape shape{.batch = batch,
                              .heads = 1,
                              .seqlen_q = length_of("segment_ids_q", segment_ids_q.size(), batch),
@@ -270,23 +272,24 @@ MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32
 
 MaskTables tree_from_parents(std::span<const std::int32_t> parents, int batch) {
   if (batch < 1 || parents.size() % batch != 0)
-    refuse("parents are [batch, tokens]: ", parents.size(), " of them are no multiple of batch ", batch);
+    refuse_argument("parents are [batch, tokens]: ", parents.size(), " of them are no multiple of batch ",
+                    batch);
   const int tokens = length_of("parents", parents.size(), batch), words = device::ceil_div(tokens, 32);
   const auto elements = product_of({batch, tokens, words});
   if (!elements || *elements > most_elements)
-    refuse("batch ", batch, " x ", tokens, " tokens with ", words, " words of bits each: more than ",
-           most_elements, " words; smaller trees, or a part of the batch, would work");
+    refuse_argument("batch ", batch, " x ", tokens, " tokens with ", words, " words of bits each: more than ",
+                    most_elements, " words; smaller trees, or a part of the batch, would work");
   std::vector<std::int32_t> bits(static_cast<std::size_t>(*elements));
   for (int b = 0; tokens > 0 && b < batch; ++b) {
     std::int32_t* const tree = bits.data() + std::size_t(b) * tokens * words;
     for (int i = 0; i < tokens; ++i) {
       const std::int32_t parent = parents[std::size_t(b) * tokens + i];
       if (parent < -1 || parent >= i)
-        refuse("parents[", b, ", ", i, "] is ", parent,
-               (parent >= tokens || parent < -1 ? ", which is no token"
-                : parent == i                   ? ", the token itself"
-                                                : ", a token after it"),
-               ": a parent comes before its children, and a root's is -1");
+        refuse_argument("parents[", b, ", ", i, "] is ", parent,
+                        (parent >= tokens || parent < -1 ? ", which is no token"
+                         : parent == i                   ? ", the token itself"
+                                                         : ", a token after it"),
+                        ": a parent comes before its children, and a root's is -1");
       std::int32_t* const row = tree + std::size_t(i) * words;
       if (parent >= 0) std::copy_n(tree + std::size_t(parent) * words, words, row);
       row[i / 32] |= static_cast<std::int32_t>(1u << i % 32);

@@ -139,9 +139,9 @@ bool lies_in_order(const Tensor& t) {
   for (int i = 0; i < dimensions.count; ++i) {
     const Dimension& d = dimensions.list[i];
     if (d.stride < inner)
-      refuse(name, " is written, but its dimension of size ", d.size, " has stride ",
-             static_cast<std::int64_t>(d.stride),
-             ", less than what lies within: rows would overwrite each other");
+      refuse_argument(name, " is written, but its dimension of size ", d.size, " has stride ",
+                      static_cast<std::int64_t>(d.stride),
+                      ", less than what lies within: rows would overwrite each other");
     inner += d.stride * (d.size - 1);
   }
 }
@@ -172,8 +172,8 @@ void require_apart(const char* name, const Tensor& output,
   for (const auto& [input_name, input] : inputs) {
     const Range of_input = range_of(*input);
     if (of_output.begin < of_input.end && of_input.begin < of_output.end && share_memory(output, *input))
-      refuse(name, " and ", input_name, " share memory: ", name,
-             " is written while others still read; give it memory of its own");
+      refuse_argument(name, " and ", input_name, " share memory: ", name,
+                      " is written while others still read; give it memory of its own");
   }
 }
 

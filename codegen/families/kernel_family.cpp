@@ -94,7 +94,8 @@ const KernelFamily& family_of(Operation op, const Target& target) {
   throw Error(ErrorCode::unsupported, absent(op, target));
 }
 
-std::string refusal(const AttentionSpec& spec, const Target& target, std::span<const SpecField> table) {
+std::string why_unsupported(const AttentionSpec& spec, const Target& target,
+                            std::span<const SpecField> table) {
   const KernelFamily* const family = find_family(spec.op, target);
   if (!family) return absent(spec.op, target);
   for (const Feature& feature : features_of(spec, table)) {

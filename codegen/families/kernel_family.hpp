@@ -66,8 +66,8 @@ const KernelFamily& family_of(Operation op, const Target& target);
 
 // Why the target has no kernel that computes the spec;
 // empty if it has one. `table` holds all optional fields.
-std::string refusal(const AttentionSpec& spec, const Target& target,
-                    std::span<const SpecField> table = spec_fields);
+std::string why_unsupported(const AttentionSpec& spec, const Target& target,
+                            std::span<const SpecField> table = spec_fields);
 
 // Throws unsupported if no target's family computes a feature of the spec.
 void check_supported(const AttentionSpec& spec, std::span<const SpecField> table = spec_fields);

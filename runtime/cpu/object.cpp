@@ -42,7 +42,7 @@ std::string cannot_load(const std::string& reason) {
   return "the CPU kernel's object cannot be loaded: " + reason;
 }
 
-[[noreturn]] void refuse(const std::string& reason) {
+[[noreturn]] void refuse_object(const std::string& reason) {
   throw BadCode(ErrorCode::device_failed, cannot_load(reason));
 }
 
@@ -65,7 +65,7 @@ class Bytes {
   explicit Bytes(std::string_view bytes) : bytes_(bytes) {}
 
   std::string_view range(std::uint64_t offset, std::uint64_t size) const {
-    if (offset > bytes_.size() || size > bytes_.size() - offset) refuse("it ends early");
+    if (offset > bytes_.size() || size > bytes_.size() - offset) refuse_object("it ends early");
     return bytes_.substr(offset, size);
   }
   template <class T>
@@ -78,7 +78,8 @@ class Bytes {
   template <class T>
   std::vector<T> items(const Elf64_Shdr& section) const {
     const std::string_view data = range(section.sh_offset, section.sh_size);
-    if (section.sh_entsize != sizeof(T) || data.size() % sizeof(T) != 0) refuse("a table is malformed");
+    if (section.sh_entsize != sizeof(T) || data.size() % sizeof(T) != 0)
+      refuse_object("a table is malformed");
     std::vector<T> result(data.size() / sizeof(T));
     if (!result.empty()) std::memcpy(result.data(), data.data(), data.size());
     return result;
@@ -87,7 +88,7 @@ class Bytes {
   std::string_view text(const Elf64_Shdr& strings, std::uint32_t offset) const {
     const std::string_view data = range(strings.sh_offset, strings.sh_size);
     const std::size_t end = data.find('\0', offset);
-    if (end == std::string_view::npos) refuse("a name is malformed");
+    if (end == std::string_view::npos) refuse_object("a name is malformed");
     return data.substr(offset, end - offset);
   }
 
@@ -100,8 +101,8 @@ std::vector<Elf64_Shdr> read_sections(const Bytes& bytes) {
   if (memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
       header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_REL || header.e_machine != EM_X86_64 ||
       header.e_shentsize != sizeof(Elf64_Shdr))
-    refuse("it is not a relocatable ELF object for x86-64");
-  if (header.e_shnum > max_sections) refuse("it has too many sections");
+    refuse_object("it is not a relocatable ELF object for x86-64");
+  if (header.e_shnum > max_sections) refuse_object("it has too many sections");
   std::vector<Elf64_Shdr> sections;
   for (std::uint64_t i = 0; i < header.e_shnum; ++i)
     sections.push_back(bytes.item<Elf64_Shdr>(header.e_shoff + i * sizeof(Elf64_Shdr)));
@@ -132,7 +133,7 @@ void store(std::byte* place, std::uint64_t value, std::size_t size) {
 
 // Stores a 32-bit distance; throws if it does not fit.
 void store_signed_32(std::byte* place, std::int64_t value) {
-  if (value != static_cast<std::int32_t>(value)) refuse("a distance exceeds 32 bits");
+  if (value != static_cast<std::int32_t>(value)) refuse_object("a distance exceeds 32 bits");
   store(place, static_cast<std::uint64_t>(value), 4);
 }
 
@@ -141,10 +142,11 @@ class Loader {
   explicit Loader(std::string_view object) : bytes_(object), sections_(read_sections(bytes_)) {
     for (const Elf64_Shdr& section : sections_) {
       if (section.sh_type != SHT_SYMTAB) continue;
-      if (symbol_table_ || section.sh_link >= sections_.size()) refuse("its symbol table is malformed");
+      if (symbol_table_ || section.sh_link >= sections_.size())
+        refuse_object("its symbol table is malformed");
       symbol_table_ = &section;
     }
-    if (!symbol_table_) refuse("it has no symbols");
+    if (!symbol_table_) refuse_object("it has no symbols");
     symbols_ = bytes_.items<Elf64_Sym>(*symbol_table_);
     plan();
   }
@@ -181,18 +183,18 @@ class Loader {
       for (std::size_t i = 0; i < sections_.size(); ++i) {
         const Elf64_Shdr& section = sections_[i];
         if (!(section.sh_flags & SHF_ALLOC) || part_of(section) != part) continue;
-        if (section.sh_flags & SHF_TLS) refuse("kernels may not have thread-local variables");
+        if (section.sh_flags & SHF_TLS) refuse_object("kernels may not have thread-local variables");
         const bool initialises = section.sh_type == SHT_INIT_ARRAY || section.sh_type == SHT_PREINIT_ARRAY;
-        if (initialises) refuse("kernels may not have static initialisers");
+        if (initialises) refuse_object("kernels may not have static initialisers");
         const std::uint64_t alignment = section.sh_addralign ? section.sh_addralign : 1;
-        if (!std::has_single_bit(alignment) || alignment > page) refuse("an alignment is impossible");
+        if (!std::has_single_bit(alignment) || alignment > page) refuse_object("an alignment is impossible");
         places_[i] = round_up(end, alignment);
         if (section.sh_size > max_size || places_[i] + section.sh_size > max_size)
-          refuse("it is larger than any kernel");
+          refuse_object("it is larger than any kernel");
         end = places_[i] + section.sh_size;
       }
       end = round_up(end, page);
-      if (end > max_size) refuse("it is larger than any kernel");
+      if (end > max_size) refuse_object("it is larger than any kernel");
       part_begin_[part + 1] = end;
     }
   }
@@ -212,7 +214,7 @@ class Loader {
         const bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
         const std::uint64_t size = sections_[symbol.st_shndx].sh_size;
         if (symbol.st_value > size || (is_function && symbol.st_value == size))
-          refuse("a symbol lies outside its section");
+          refuse_object("a symbol lies outside its section");
         address = reinterpret_cast<std::uint64_t>(memory_) + places_[symbol.st_shndx] + symbol.st_value;
         if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && is_function &&
             part_of(sections_[symbol.st_shndx]) == code)
@@ -223,22 +225,22 @@ class Loader {
       std::memcpy(memory_ + addresses_.size() * sizeof(Stub), &stub, sizeof stub);
       addresses_.push_back(address);
     }
-    if (!missing.empty()) refuse("kernels may not refer to: " + missing);
+    if (!missing.empty()) refuse_object("kernels may not refer to: " + missing);
   }
 
   void relocate(const Elf64_Shdr& relocations) {
-    if (relocations.sh_type == SHT_REL) refuse("its relocations are of another machine");
+    if (relocations.sh_type == SHT_REL) refuse_object("its relocations are of another machine");
     if (relocations.sh_type != SHT_RELA) return;
-    if (relocations.sh_info >= sections_.size()) refuse("its relocations are malformed");
+    if (relocations.sh_info >= sections_.size()) refuse_object("its relocations are malformed");
     const Elf64_Shdr& section = sections_[relocations.sh_info];
     if (!(section.sh_flags & SHF_ALLOC)) return;
     for (const auto& item : bytes_.items<Elf64_Rela>(relocations)) {
       const std::uint64_t index = ELF64_R_SYM(item.r_info);
-      if (index >= addresses_.size() || !addresses_[index]) refuse("a relocation names no symbol");
+      if (index >= addresses_.size() || !addresses_[index]) refuse_object("a relocation names no symbol");
       const std::uint32_t type = ELF64_R_TYPE(item.r_info);
       const std::size_t width = type == R_X86_64_64 || type == R_X86_64_PC64 ? 8 : 4;
       if (section.sh_size < width || item.r_offset > section.sh_size - width)
-        refuse("a relocation lies outside its section");
+        refuse_object("a relocation lies outside its section");
       std::byte* const place = memory_ + places_[relocations.sh_info] + item.r_offset;
       const auto here = reinterpret_cast<std::uint64_t>(place);
       const auto addend = static_cast<std::uint64_t>(item.r_addend);
@@ -261,7 +263,7 @@ class Loader {
           store_signed_32(place, static_cast<std::int64_t>(stub + offsetof(Stub, address) + addend - here));
           break;
         default:
-          refuse("relocations of type " + std::to_string(type) + " are not those of a kernel");
+          refuse_object("relocations of type " + std::to_string(type) + " are not those of a kernel");
       }
     }
   }
@@ -300,7 +302,7 @@ LoadedObject::~LoadedObject() {
 
 void* LoadedObject::function(std::string_view name) const {
   const auto found = functions_.find(name);
-  if (found == functions_.end()) refuse("the object has no function " + std::string(name));
+  if (found == functions_.end()) refuse_object("the object has no function " + std::string(name));
   return found->second;
 }
 

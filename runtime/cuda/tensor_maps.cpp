@@ -42,11 +42,12 @@ class Encoder {
                                     shape.sizes.data(), shape.strides.data(), shape.box.data(), steps,
                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) refuse(name, tensor, result);
+    if (result != CUDA_SUCCESS) refuse_strides(name, tensor, result);
   }
 
  private:
-  [[noreturn]] static void refuse(const char* name, const device::TensorView& tensor, CUresult result) {
+  [[noreturn]] static void refuse_strides(const char* name, const device::TensorView& tensor,
+                                          CUresult result) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + " with strides " + std::to_string(tensor.batch_stride) + " (batch), " +
                     std::to_string(tensor.row_stride) + " (rows) and " + std::to_string(tensor.head_stride) +

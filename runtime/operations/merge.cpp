@@ -27,7 +27,7 @@ device::TensorView view_of_lse(const Tensor& t) {
 
 void require_floats(const char* name, const Tensor& t) {
   if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
-    refuse(name, "'s data pointer is not aligned to 4 bytes");
+    refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
 }
 
 struct Merge {
@@ -55,7 +55,7 @@ struct Merge {
     };
     require_rows_of_o("parts_lse", parts_lse, 1);
     if (o.shape[rows] > longest_sequence)
-      refuse("o has shape ", shape_text(o), ": a sequence has at most ", longest_sequence, " rows");
+      refuse_argument("o has shape ", shape_text(o), ": a sequence has at most ", longest_sequence, " rows");
     require_alignment("parts_o", parts_o);
     require_alignment("o", o);
     require_distinct_rows("o", o);
@@ -124,11 +124,12 @@ struct Merge {
 const OperationRuntime merge_runtime = operation_runtime<Merge>;
 
 void merge(Engine& engine, const AttentionArgs& args, Stream stream) {
-  if (!args.o) refuse("o is missing: merging writes it, ", argument_of(&AttentionArgs::o).layout.text);
+  if (!args.o)
+    refuse_argument("o is missing: merging writes it, ", argument_of(&AttentionArgs::o).layout.text);
   const Tensor& o = *args.o;
   if (o.rank != 3 && o.rank != 4)
-    refuse("o has rank ", o.rank,
-           ", it must be [batch, seqlen, heads, head_dim] or packed [total, heads, head_dim]");
+    refuse_argument("o has rank ", o.rank,
+                    ", it must be [batch, seqlen, heads, head_dim] or packed [total, heads, head_dim]");
   AttentionSpec spec;
   spec.op = Operation::merge;
   spec.dtype = o.dtype;
@@ -137,7 +138,7 @@ void merge(Engine& engine, const AttentionArgs& args, Stream stream) {
   if (args.parts_o && args.parts_o->dtype != DType::fp32) spec.parts_dtype = args.parts_o->dtype;
   for (int i = 0; i < o.rank; ++i)
     if (o.shape[i] < 0 || o.shape[i] > longest_sequence)
-      refuse("o has shape ", shape_text(o), ": every size must be between 0 and ", longest_sequence);
+      refuse_argument("o has shape ", shape_text(o), ": every size must be between 0 and ", longest_sequence);
   spec.head_dim = spec.head_dim_v = size(o, o.rank - 1);
   const int rows = o.rank - 3, heads = std::max(size(o, o.rank - 2), 1);
   engine

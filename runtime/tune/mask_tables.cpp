@@ -35,8 +35,8 @@ Lengths starts_of(const Lengths& lengths) {
   Lengths starts = {0};
   for (const std::int32_t length : lengths) {
     if (starts.back() > 0x7fffffff - length)
-      refuse(lengths.size(),
-             " packed sequences have more than 2147483647 rows in all; a smaller batch would work");
+      refuse_argument(lengths.size(),
+                      " packed sequences have more than 2147483647 rows in all; a smaller batch would work");
     starts.push_back(starts.back() + length);
   }
   return starts;

@@ -132,8 +132,8 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   }
   for (const int length : {shape.seqlen_q, shape.seqlen_k})
     if (length > longest_sequence)
-      refuse("seqlen ", length, " is longer than any sequence, which has at most ", longest_sequence,
-             " rows");
+      refuse_argument("seqlen ", length, " is longer than any sequence, which has at most ", longest_sequence,
+                      " rows");
   const auto elements = product_of({shape.batch, std::max(shape.seqlen_q, shape.seqlen_k), shape.num_heads_q,
                                     std::max(spec.head_dim, spec.head_dim_v)});
   if (!elements || *elements >> 56 != 0) throw std::bad_alloc();  // beyond any address space

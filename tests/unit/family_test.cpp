@@ -51,13 +51,14 @@ TEST(SpecFields, AreAllMembers) {
 
 TEST(Family, ForwardsAreDeterministic) {
   const AttentionSpec spec{.head_dim = 64, .deterministic = true};
-  for (const Target& target : Target::all()) EXPECT_EQ(refusal(spec.validated(), target), "") << target.str();
+  for (const Target& target : Target::all())
+    EXPECT_EQ(why_unsupported(spec.validated(), target), "") << target.str();
 }
 
 TEST(Family, FieldThatNoFamilyNamesIsRefused) {
   const AttentionSpec spec{.head_dim = 64, .deterministic = true};
   for (const Target& target : Target::all())
-    EXPECT_EQ(refusal(spec, target, later_fields()),
+    EXPECT_EQ(why_unsupported(spec, target, later_fields()),
               "made_up true is not supported on " + target.str() + "; false would work there");
   expect_error(ErrorCode::unsupported, {"made_up true is not supported by this version; false would work"},
                [&] { check_supported(spec, later_fields()); });
@@ -74,7 +75,7 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
   for (const char* json : specs) {
     const AttentionSpec spec = AttentionSpec::from_json(json);
     EXPECT_EQ(canonical_text(spec, later_fields()), spec.to_json());
-    for (const Target& target : Target::all()) EXPECT_EQ(refusal(spec, target, later_fields()), "");
+    for (const Target& target : Target::all()) EXPECT_EQ(why_unsupported(spec, target, later_fields()), "");
     AttentionSpec given = spec;
     given.deterministic = true;
     EXPECT_THAT(canonical_text(given, later_fields()), HasSubstr(R"(, "made_up": true, )"));
@@ -84,11 +85,11 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
 TEST(Family, RefusalsSayWhatWouldWork) {
   const AttentionSpec wide{.dtype = DType::fp32, .head_dim = 64};
   EXPECT_EQ(
-      refusal(wide, Target::parse("sm_90a")),
+      why_unsupported(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
       "x86-64-v4 and x86-64-v4+amx");
   const AttentionSpec other{.op = Operation::decode, .head_dim = 64};
-  EXPECT_EQ(refusal(other, Target::parse("sm_80")),
+  EXPECT_EQ(why_unsupported(other, Target::parse("sm_80")),
             "op decode is not supported on sm_80; op forward or merge would work");
   expect_error(ErrorCode::unsupported, {"op decode is not supported on sm_80"},
                [&] { search_space(other, Target::parse("sm_80")); });

@@ -12,14 +12,14 @@ using nlohmann::json;
 CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const KernelSource& source) {
   json steps = json::array();
   for (const Step& step : source.steps) {
-    steps.push_back({{"entry", step.entry},
+    steps.push_back({{"entry", step.function},
                      {"threads", step.threads},
                      {"shared_memory", step.shared_memory},
                      {"scratch", step.scratch}});
   }
   json compiled_steps = json::array();
   for (const CompiledStep& step : compiled.steps) {
-    compiled_steps.push_back({{"entry", step.entry},
+    compiled_steps.push_back({{"entry", step.function},
                               {"registers", step.registers},
                               {"spill_bytes", step.spill_bytes},
                               {"static_shared_memory", step.static_shared_memory}});

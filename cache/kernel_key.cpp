@@ -21,7 +21,7 @@ Key request_key(const AttentionSpec& spec, const KernelSource& source) {
   std::string steps;
   for (const Step& step : source.steps) {
     if (!steps.empty()) steps += "; ";
-    steps += step.entry + " threads=" + std::to_string(step.threads) +
+    steps += step.function + " threads=" + std::to_string(step.threads) +
              " shared_memory=" + std::to_string(step.shared_memory) +
              " scratch=" + std::to_string(step.scratch);
   }

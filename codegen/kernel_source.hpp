@@ -19,7 +19,7 @@ struct EmbeddedHeader {
 
 // One kernel launch of a plan.
 struct Step {
-  std::string entry;      // extern "C" name
+  std::string function;   // extern "C" name
   int threads = 0;        // cuda: threads of a block
   int shared_memory = 0;  // cuda: dynamic bytes of a block
   int scratch = 0;        // cpu: bytes that each thread lends to a call, with room for one packed block
@@ -37,7 +37,7 @@ struct KernelSource {
 
 // The compiler's report on one step (cuda).
 struct CompiledStep {
-  std::string entry;
+  std::string function;
   int registers = 0;             // per thread
   int spill_bytes = 0;           // per thread, stores and loads
   int static_shared_memory = 0;  // of a block

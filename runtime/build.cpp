@@ -39,9 +39,9 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
 
 void add_steps(KernelInfo& info, const std::vector<Step>& steps, const std::vector<CompiledStep>& compiled) {
   for (const Step& step : steps) {
-    StepInfo added{.entry = step.entry, .shared_memory = step.shared_memory};
+    StepInfo added{.function = step.function, .shared_memory = step.shared_memory};
     for (const CompiledStep& found : compiled) {
-      if (found.entry != step.entry) continue;
+      if (found.function != step.function) continue;
       added.registers = found.registers;
       added.spill_bytes = found.spill_bytes;
       added.shared_memory += found.static_shared_memory;

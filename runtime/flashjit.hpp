@@ -54,7 +54,7 @@ FLASHJIT_API const char* to_string(ConfigSource) noexcept;
 
 // One step of a launch: a device function. The numbers are those of GPU kernels; 0 on a CPU.
 struct StepInfo {
-  std::string entry;      // symbol of the function
+  std::string function;   // extern "C" name
   int registers = 0;      // per thread
   int spill_bytes = 0;    // per thread, stores plus loads
   int shared_memory = 0;  // bytes per block, static plus dynamic

@@ -23,7 +23,7 @@ void require_stream(Device device, Stream stream) {
 std::string to_json(const KernelInfo& info) {
   auto steps = nlohmann::ordered_json::array();
   for (const StepInfo& step : info.steps)
-    steps.push_back({{"entry", step.entry},
+    steps.push_back({{"entry", step.function},
                      {"registers", step.registers},
                      {"spill_bytes", step.spill_bytes},
                      {"shared_memory", step.shared_memory}});

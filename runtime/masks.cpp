@@ -115,23 +115,23 @@ class Lister {
 };
 
 // The blocks of one list, sorted; each is a key block and whether it is seen whole.
-using Entries = std::vector<std::pair<std::int32_t, bool>>;
+using ListedBlocks = std::vector<std::pair<std::int32_t, bool>>;
 
-void append(Entries& entries, std::span<const std::int32_t> blocks, bool whole, const char* name,
+void append(ListedBlocks& listed, std::span<const std::int32_t> blocks, bool whole, const char* name,
             std::int64_t list, int key_blocks) {
   for (const std::int32_t block : blocks) {
     if (block < 0 || block >= key_blocks)
       refuse_argument(name, " names block ", block, " in list ", list, "; key blocks are 0 to ",
                       key_blocks - 1);
-    entries.emplace_back(block, whole);
+    listed.emplace_back(block, whole);
   }
 }
 
-void sort(Entries& entries, std::int64_t list) {
-  std::sort(entries.begin(), entries.end());
-  const auto twice = std::adjacent_find(entries.begin(), entries.end(),
+void sort(ListedBlocks& listed, std::int64_t list) {
+  std::sort(listed.begin(), listed.end());
+  const auto twice = std::adjacent_find(listed.begin(), listed.end(),
                                         [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice != entries.end())
+  if (twice != listed.end())
     refuse_argument("list ", list, " names block ", twice->first, " twice; once would work");
 }
 
@@ -183,16 +183,16 @@ MaskTables block_sparse_from_csr(const BlockSparseMask& mask, const BlockListSha
   Lister lister(mask, shape);
   require_size("offsets", offsets.size(), lister.lists + 1, "one more than the lists");
   std::int64_t list = 0;
-  Entries entries;
+  ListedBlocks listed;
   return lister.make([&](int, int, int) {
     const std::int32_t begin = offsets[list], end = offsets[list + 1];
     if (begin < 0 || end < begin || end > static_cast<std::int64_t>(columns.size()))
       refuse_argument("offsets: list ", list, " goes from ", begin, " to ", end,
                       "; they ascend from 0 to the ", columns.size(), " columns");
-    entries.clear();
-    append(entries, columns.subspan(begin, end - begin), true, "columns", list, lister.key_blocks);
-    sort(entries, list);
-    for (const auto& [block, whole] : entries) lister.add_whole(block);
+    listed.clear();
+    append(listed, columns.subspan(begin, end - begin), true, "columns", list, lister.key_blocks);
+    sort(listed, list);
+    for (const auto& [block, whole] : listed) lister.add_whole(block);
     ++list;
   });
 }
@@ -216,20 +216,20 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
                                                      "full_kv_indices", blocks.full_kv_indices)
                                              : 0;
   std::int64_t list = 0;
-  Entries entries;
+  ListedBlocks listed;
   const auto take = [&](std::span<const std::int32_t> counts, std::span<const std::int32_t> indices,
                         std::int64_t width, bool whole, const char* name) {
     if (counts[list] < 0 || counts[list] > width)
       refuse_argument(name, ": list ", list, " has ", counts[list], " blocks; there is room for ", width);
-    append(entries, indices.subspan(list * width, counts[list]), whole, name, list, lister.key_blocks);
+    append(listed, indices.subspan(list * width, counts[list]), whole, name, list, lister.key_blocks);
   };
   return lister.make([&](int b, int h, int i) {
-    entries.clear();
+    listed.clear();
     take(blocks.kv_num_blocks, blocks.kv_indices, columns, !sees, "kv_indices");
     if (has_full)
       take(blocks.full_kv_num_blocks, blocks.full_kv_indices, full_columns, true, "full_kv_indices");
-    sort(entries, list);
-    for (const auto& [block, whole] : entries) {
+    sort(listed, list);
+    for (const auto& [block, whole] : listed) {
       if (whole) {
         lister.add_whole(block);
       } else {

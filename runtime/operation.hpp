@@ -36,7 +36,7 @@ const OperationRuntime& runtime_of(Operation op);
 // The memory of args.workspace, checked to have so many bytes; null if bytes is 0.
 void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device);
 
-// The table entry of an operation. The operation's file describes it by a struct with these static functions:
+// The table row of an operation. The operation's file describes it by a struct with these static functions:
 //   check(spec, device, args)     returns {params, shape, empty}; empty: there is nothing to compute
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)

@@ -100,7 +100,7 @@ Products products_of(const AttentionSpec& spec, const Target& target) {
   return {"VectorProducts", "cpu/vector_products.h"};
 }
 
-constexpr char entry_text[] =
+constexpr char function_text[] =
     R"(extern "C" void flashjit_forward(const CpuForwardParams* params, i64 begin, i64 end, void* scratch) {
   forward<Spec, Config>(*params, begin, end, scratch);
 }
@@ -111,9 +111,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cpu/forward.h", spec) + "#include \"" + products.header + "\"\n\n" +
                  structs(spec, "ForwardCpuSpec", "", choices, source.config,
                          std::string(products.type) + "<Spec, Config>") +
-                 entry_text;
+                 function_text;
   source.steps.push_back(
-      {.entry = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
+      {.function = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return candidates.back();
 }
 
-constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+constexpr char function_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
     flashjit_forward(const __grid_constant__ Sm80ForwardParams params) {
   forward_sm80<Spec, Config>(params);
 }
@@ -118,8 +118,8 @@ constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Co
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text += include_lines("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "ForwardSm80Spec", "", choices, config, "") + entry_text;
-  source.steps.push_back({.entry = "flashjit_forward",
+                 structs(spec, "ForwardSm80Spec", "", choices, config, "") + function_text;
+  source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});
   // At its default level ptxas loads operands early until the registers overflow, or squeezes small

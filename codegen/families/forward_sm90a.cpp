@@ -221,7 +221,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
-constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
+constexpr char function_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
@@ -232,8 +232,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.text +=
       include_lines("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" +
       structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), choices, config, "WgmmaProducts") +
-      entry_text;
-  source.steps.push_back({.entry = "flashjit_forward",
+      function_text;
+  source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});
 }

@@ -60,7 +60,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   merge<Spec, Config>(params);
 }
 )";
-  source.steps.push_back({.entry = "flashjit_merge", .threads = source.config.num_warps * 32});
+  source.steps.push_back({.function = "flashjit_merge", .threads = source.config.num_warps * 32});
 }
 
 }  // namespace

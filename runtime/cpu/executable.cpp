@@ -17,7 +17,7 @@ namespace flashjit {
 namespace {
 
 // The rendered function: computes items [begin, end). Only the calling thread uses `scratch` during the call.
-using Entry = void (*)(const void* params, long long begin, long long end, void* scratch);
+using StepFunction = void (*)(const void* params, long long begin, long long end, void* scratch);
 
 // Aligned memory that grows, and is kept until its thread ends.
 class Buffer {
@@ -57,8 +57,8 @@ class CpuExecutable final : public Executable {
                 const std::vector<Step>& steps)
       : object_(code), parallel_for_(parallel_for), num_threads_(num_threads) {
     for (const Step& step : steps)
-      steps_.push_back(
-          {reinterpret_cast<Entry>(object_.function(step.entry)), static_cast<std::size_t>(step.scratch)});
+      steps_.push_back({reinterpret_cast<StepFunction>(object_.function(step.function)),
+                        static_cast<std::size_t>(step.scratch)});
   }
 
   int parallelism() const override { return num_threads_; }
@@ -76,11 +76,11 @@ class CpuExecutable final : public Executable {
 
  private:
   struct LoadedStep {
-    Entry entry;
+    StepFunction function;
     std::size_t scratch;
   };
   struct Work {
-    Entry entry;
+    StepFunction function;
     const StepLaunch& step;
     const std::uint64_t number;  // unique
     const std::size_t scratch;   // bytes per thread
@@ -98,7 +98,7 @@ class CpuExecutable final : public Executable {
 
   void run(const LoadedStep& loaded, const StepLaunch& step) const {
     const std::size_t scratch = loaded.scratch + step.items.more_scratch;
-    Work work{.entry = loaded.entry,
+    Work work{.function = loaded.function,
               .step = step,
               .number = next_step.fetch_add(1, std::memory_order_relaxed),
               .scratch = std::max(scratch, step.items.scratch_head.size())};
@@ -127,7 +127,7 @@ class CpuExecutable final : public Executable {
     const auto item = [&](std::int64_t piece) {
       return items.count / items.pieces * piece + std::min(piece, items.count % items.pieces);
     };
-    work.entry(work.step.params.data(), item(begin), item(end), scratch);
+    work.function(work.step.params.data(), item(begin), item(end), scratch);
   }
 
   const LoadedObject object_;

@@ -74,12 +74,12 @@ class CudaExecutable final : public Executable {
                       ", this kernel's device, or not to its primary context; "
                       "pass null or a stream that the runtime API made on that device");
     }
-    check(result, loaded.step.entry.c_str());
+    check(result, loaded.step.function.c_str());
   }
 
   cuda::CUfunction load(const Step& step) const {
     cuda::CUkernel kernel = nullptr;
-    check_code(driver().LibraryGetKernel(&kernel, library_, step.entry.c_str()), step.entry);
+    check_code(driver().LibraryGetKernel(&kernel, library_, step.function.c_str()), step.function);
     if (step.shared_memory > default_shared_memory) {
       check(driver().KernelSetAttribute(cuda::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                         step.shared_memory, kernel, context_.device()),
@@ -88,7 +88,7 @@ class CudaExecutable final : public Executable {
     // Loads the code onto the device now. Otherwise the first
     // launch would load it, which a stream capture does not allow.
     cuda::CUfunction function = nullptr;
-    check_code(driver().KernelGetFunction(&function, kernel), step.entry);
+    check_code(driver().KernelGetFunction(&function, kernel), step.function);
     return function;
   }
 

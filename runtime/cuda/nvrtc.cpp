@@ -83,7 +83,7 @@ std::vector<CompiledStep> read_ptxas_report(std::string_view log) {
     constexpr std::string_view compiling = "Compiling entry function '";
     if (const std::size_t at = line.find(compiling); at != std::string_view::npos) {
       const std::string_view name = line.substr(at + compiling.size());
-      steps.push_back({.entry = std::string(name.substr(0, name.find('\'')))});
+      steps.push_back({.function = std::string(name.substr(0, name.find('\'')))});
     }
     if (steps.empty()) continue;
     CompiledStep& step = steps.back();

@@ -65,10 +65,10 @@ const flashjit_llvm_plugin_api& open_plugin() {
   std::string why;
   void* const library = open_library(file.name, &why);
   if (library == nullptr) unavailable(file.path + ": " + why);
-  using Entry = const flashjit_llvm_plugin_api* (*)(uint32_t);
-  const auto entry = reinterpret_cast<Entry>(dlsym(library, "flashjit_llvm_plugin"));
-  if (entry == nullptr) unavailable(file.path + ": is not a flashjit plugin");
-  const flashjit_llvm_plugin_api* const api = entry(FLASHJIT_LLVM_PLUGIN_ABI);
+  using GetApi = const flashjit_llvm_plugin_api* (*)(uint32_t);
+  const auto get_api = reinterpret_cast<GetApi>(dlsym(library, "flashjit_llvm_plugin"));
+  if (get_api == nullptr) unavailable(file.path + ": is not a flashjit plugin");
+  const flashjit_llvm_plugin_api* const api = get_api(FLASHJIT_LLVM_PLUGIN_ABI);
   if (api == nullptr) unavailable(file.path + ": belongs to another version of flashjit");
   if (api->identity == nullptr) unavailable(file.path + ": ran out of memory when it started");
   // Cache keys were made with the file's build ID.

@@ -20,7 +20,7 @@ CacheEntry kernel_entry(int n) {
   KernelSource source;
   source.target = Target::parse("x86-64-v3");
   source.config = {.block_m = 48, .block_n = 64, .num_stages = 1, .num_warps = 1};
-  source.steps = {{.entry = "flashjit_forward", .threads = 0, .shared_memory = 0, .scratch = 64}};
+  source.steps = {{.function = "flashjit_forward", .threads = 0, .shared_memory = 0, .scratch = 64}};
   CompiledKernel compiled;
   compiled.code = make_entry(n, 700).payload;
   return pack_kernel(make_key(n), compiled, source);

@@ -73,7 +73,7 @@ TEST(KernelKey, EveryInputChangesTheDigest) {
       digest_after([](S&, K& k) { k.headers[1].name = "c.h"; }),
       digest_after([](S&, K& k) { k.headers.pop_back(); }),
       digest_after([](S&, K& k) { std::swap(k.headers[0].text, k.headers[1].text); }),
-      digest_after([](S&, K& k) { k.steps[0].entry = "other"; }),
+      digest_after([](S&, K& k) { k.steps[0].function = "other"; }),
       digest_after([](S&, K& k) { k.steps[0].threads = 256; }),
       digest_after([](S&, K& k) { k.steps[0].shared_memory = 1; }),
       digest_after([](S&, K& k) { k.steps[0].scratch = 1; }),

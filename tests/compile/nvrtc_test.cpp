@@ -82,7 +82,7 @@ TEST_F(NvrtcTest, StaticSharedMemoryIsReported) {
       "}\n";
   const CompiledKernel kernel = compiler_->compile(source);
   ASSERT_EQ(kernel.steps.size(), 1u);
-  EXPECT_EQ(kernel.steps[0].entry, "f");
+  EXPECT_EQ(kernel.steps[0].function, "f");
   EXPECT_EQ(kernel.steps[0].static_shared_memory, 400);
   EXPECT_EQ(kernel.steps[0].spill_bytes, 0);
   EXPECT_TRUE(kernel.assembly.empty());

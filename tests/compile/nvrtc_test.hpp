@@ -113,10 +113,10 @@ class NvrtcTest : public testing::Test {
 };
 
 // The step of that name; without one the kernel's first.
-inline const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view entry = {}) {
+inline const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view function = {}) {
   for (const CompiledStep& step : kernel.steps)
-    if (entry.empty() || step.entry == entry) return step;
-  throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(entry));
+    if (function.empty() || step.function == function) return step;
+  throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(function));
 }
 
 inline void expect_sound(const Case& c, const CompiledKernel& kernel) {

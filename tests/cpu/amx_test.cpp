@@ -83,7 +83,7 @@ class EmulatedKernel {
     *reinterpret_cast<device::PackedHead*>(scratch.get()) = {.head = -1, .blocks = packed_blocks};
     const auto entry =
         reinterpret_cast<void (*)(const device::CpuForwardParams*, long long, long long, void*)>(
-            object_.function(source_.steps.front().entry));
+            object_.function(source_.steps.front().function));
     const long long tiles = cut.tiles * cut.key_parts;
     for (long long tile = 0; tile < tiles; tile += 3) {  // several calls
       entry(&p, tile, std::min(tile + 3, tiles), scratch.get());
@@ -362,7 +362,7 @@ TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
       for (const char* instruction : {"ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"})
         EXPECT_THAT(kernel.assembly, testing::HasSubstr(instruction));
       // Loading would fail for a function that does not exist.
-      EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().entry));
+      EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().function));
     }
 }
 TEST(AmxKernel, OfOtherDtypesIsThatForAvx512) {

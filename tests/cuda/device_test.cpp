@@ -56,7 +56,7 @@ std::string probe(const Target& target) {
 }
 
 std::unique_ptr<Executable> load(const std::string& code) {
-  return load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}});
+  return load_cuda(0, code, {{.function = "probe", .threads = 96, .shared_memory = shared_bytes}});
 }
 
 class CudaDeviceTest : public testing::Test {
@@ -201,7 +201,7 @@ TEST_F(CudaDeviceTest, StepsRunOneAfterTheOther) {
       "  static_cast<int*>(p.o.data)[blockIdx.x] = static_cast<volatile int*>(p.q.data)[from];\n"
       "}\n";
   const auto kernel = load_cuda(0, nvrtc_compiler()->compile(source).code,
-                                {{.entry = "first", .threads = 1}, {.entry = "second", .threads = 1}});
+                                {{.function = "first", .threads = 1}, {.function = "second", .threads = 1}});
   for (const bool dependent : {false, true}) {
     const DeviceBuffer out = buffer(), between = buffer();
     device::ForwardParams p{};
@@ -272,13 +272,13 @@ TEST_F(CudaDeviceTest, DamagedCodeIsRefused) {
 
 TEST_F(CudaDeviceTest, CodeWithoutTheEntryIsRefused) {
   const std::string code = probe(target_);
-  EXPECT_THROW(load_cuda(0, code, {{.entry = "another", .threads = 96}}), BadCode);
+  EXPECT_THROW(load_cuda(0, code, {{.function = "another", .threads = 96}}), BadCode);
 }
 
 TEST_F(CudaDeviceTest, TooMuchSharedMemoryIsRefused) {
   const std::string code = probe(target_);
-  const Error error =
-      error_of([&] { load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
+  const Error error = error_of(
+      [&] { load_cuda(0, code, {{.function = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
   EXPECT_EQ(error.code(), ErrorCode::device_failed);
   EXPECT_THAT(error.message(), HasSubstr("10000000"));
 }

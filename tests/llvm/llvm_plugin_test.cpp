@@ -65,7 +65,7 @@ KernelSource source_of(std::string text, int level = 3) {
   source.headers.assign(embedded_headers().begin(), embedded_headers().end());
   source.headers.push_back({"cpu/doubled.h", doubled_header});
   source.headers.push_back({"shared/twice.h", twice_header});
-  source.steps = {{.entry = "flashjit_forward", .scratch = 4096}};
+  source.steps = {{.function = "flashjit_forward", .scratch = 4096}};
   return source;
 }
 
@@ -93,14 +93,15 @@ void serial(std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),
   for (std::int64_t i = 0; i < count; i += 3) body(context, i, std::min(i + 3, count));
 }
 
-std::unique_ptr<Executable> loaded(const std::string& object, const std::string& entry = "flashjit_forward") {
-  return load_cpu(serial, 1, object, {{.entry = entry, .scratch = 4096}});
+std::unique_ptr<Executable> loaded(const std::string& object,
+                                   const std::string& function = "flashjit_forward") {
+  return load_cpu(serial, 1, object, {{.function = function, .scratch = 4096}});
 }
 
 // The error that loading throws.
-Error load_error(const std::string& object, const std::string& entry = "flashjit_forward") {
+Error load_error(const std::string& object, const std::string& function = "flashjit_forward") {
   try {
-    loaded(object, entry);
+    loaded(object, function);
   } catch (const Error& e) {
     return e;
   }

@@ -40,7 +40,7 @@ extern "C" void flashjit_forward(const flashjit::device::ForwardParams* params, 
 }
 )";
   source.headers.assign(embedded_headers().begin(), embedded_headers().end());
-  source.steps = {{.entry = "flashjit_forward", .scratch = 4096}};
+  source.steps = {{.function = "flashjit_forward", .scratch = 4096}};
   return source;
 }
 

@@ -76,7 +76,7 @@ class Steps : public testing::Test {
     source.target = target_;
     source.text = text;
     source.headers.assign(embedded_headers().begin(), embedded_headers().end());
-    source.steps = {{.entry = "make_numbers"}, {.entry = "reverse_numbers"}};
+    source.steps = {{.function = "make_numbers"}, {.function = "reverse_numbers"}};
     const ParallelFor threads = [](std::int64_t pieces, auto* body, void* context) {
       std::vector<std::jthread> workers;
       for (std::int64_t i = 0; i < pieces; ++i) workers.emplace_back([=] { body(context, i, i + 1); });

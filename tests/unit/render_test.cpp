@@ -134,12 +134,12 @@ TEST(Render, Steps) {
   const std::vector<Step> cuda = render(goldens[0]).steps;
   ASSERT_EQ(cuda.size(), 1u);
   EXPECT_EQ(cuda[0],
-            (Step{.entry = "flashjit_forward",
+            (Step{.function = "flashjit_forward",
                   .threads = 128,
                   .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2, false)}));
   const std::vector<Step> hopper = render(goldens[2]).steps;
   ASSERT_EQ(hopper.size(), 1u);
-  EXPECT_EQ(hopper[0], (Step{.entry = "flashjit_forward",
+  EXPECT_EQ(hopper[0], (Step{.function = "flashjit_forward",
                              .threads = 384,
                              .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2, false).end}));
   const std::vector<Step> dropout = render(goldens[3]).steps;
@@ -149,7 +149,7 @@ TEST(Render, Steps) {
   EXPECT_GE(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, false).end + 16 + 4 * 96 * 4);
   const std::vector<Step> cpu = render(goldens[6]).steps;
   ASSERT_EQ(cpu.size(), 1u);
-  EXPECT_EQ(cpu[0], (Step{.entry = "flashjit_forward",
+  EXPECT_EQ(cpu[0], (Step{.function = "flashjit_forward",
                           .scratch = device::cpu_forward_scratch(80, 80, 48, 64, false) +
                                      device::cpu_packed_block(80, 80, 64)}));
 }

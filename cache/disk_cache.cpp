@@ -23,7 +23,7 @@ constexpr std::string_view entry_suffix = ".kernel";
 // Where a file name has the entry's digest: after the request's.
 constexpr std::size_t entry_digest_at = digest_size + 1;
 
-std::string entry_name(const Key& key) {
+std::string entry_name(const CacheKey& key) {
   return request_of(key).digest() + "-" + key.digest() + std::string(entry_suffix);
 }
 
@@ -128,7 +128,7 @@ DiskCache::DiskCache(const std::string& folder, Access access, std::uint64_t max
   if (access == Access::read_write) max_bytes_ = max_bytes ? max_bytes : default_max_bytes();
 }
 
-std::string DiskCache::path(const Key& key) const {
+std::string DiskCache::path(const CacheKey& key) const {
   return folder_ + "/" + store_name + "/" + entry_name(key);
 }
 
@@ -147,7 +147,8 @@ std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
   return entry;
 }
 
-std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why, const EntryUse& use) const {
+std::optional<CacheEntry> DiskCache::lookup(const CacheKey& key, std::string* why,
+                                            const EntryUse& use) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
   if (!store) return std::nullopt;
@@ -159,7 +160,7 @@ std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why, co
   return read(store.get(), entry_name(key), check, why, use);
 }
 
-std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::string* why,
+std::optional<CacheEntry> DiskCache::lookup_request(const CacheKey& request, std::string* why,
                                                     const EntryUse& use) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
@@ -191,7 +192,7 @@ std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::str
   return std::nullopt;
 }
 
-KeyLock DiskCache::lock(const Key& key, std::chrono::milliseconds patience, std::string* why) const {
+KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience, std::string* why) const {
   using namespace std::chrono;
   KeyLock lock;
   const File store = open_store(folder_, true, why);

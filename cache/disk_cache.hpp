@@ -80,25 +80,25 @@ class DiskCache {
   // Absolute, free of symbolic links.
   const std::string& folder() const { return folder_; }
   // The path where the key's entry is or would be.
-  std::string path(const Key& key) const;
+  std::string path(const CacheKey& key) const;
 
   // The entry with exactly these key fields, if an undamaged one is there. A partial,
   // corrupt or foreign file is set aside and counts as missing, and so does an entry
   // that `use` finds damaged. An entry that `use` merely cannot use stays. *why is
   // empty on a plain miss; otherwise it says why an existing file was not used.
-  std::optional<CacheEntry> lookup(const Key& key, std::string* why = nullptr,
+  std::optional<CacheEntry> lookup(const CacheKey& key, std::string* why = nullptr,
                                    const EntryUse& use = {}) const;
 
   // The newest undamaged entry for the request (kernel_key.hpp)
   // that `use` accepts, whichever compiler made it.
-  std::optional<CacheEntry> lookup_request(const Key& request, std::string* why = nullptr,
+  std::optional<CacheEntry> lookup_request(const CacheKey& request, std::string* why = nullptr,
                                            const EntryUse& use = {}) const;
 
   // Waits for every other holder of the key, but not longer than `patience`, so that a
   // stopped process stops no others. If patience runs out, or the folder cannot hold
   // locks (read-only, a file system without locks), the lock is not held and *why has the
   // reason. The caller may still build and publish: publish() is safe without the lock.
-  KeyLock lock(const Key& key, std::chrono::milliseconds patience = std::chrono::minutes(1),
+  KeyLock lock(const CacheKey& key, std::chrono::milliseconds patience = std::chrono::minutes(1),
                std::string* why = nullptr) const;
 
   // Writes the entry to a private file, flushes and renames it. If the limit is reached, the least

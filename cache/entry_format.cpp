@@ -63,7 +63,7 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
     return "ends early";
   }
   if (digest(head) != checksum) return "the checksum of header, key and metadata does not match";
-  std::optional<Key> key = Key::parse(std::string_view(head).substr(fixed_size, key_size));
+  std::optional<CacheKey> key = CacheKey::parse(std::string_view(head).substr(fixed_size, key_size));
   if (!key) return "malformed key";
   entry.key = std::move(*key);
   entry.metadata = head.substr(fixed_size + key_size);

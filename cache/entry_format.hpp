@@ -6,7 +6,7 @@
 //   version  = u32                     entry_format_version, which also names the folder
 //   *_size   = u32                     bytes; the parts together are exactly the size of the file
 //   checksum = 32 octets               digest() of the named part: 128-bit XXH3, hexadecimal
-//   key      = key_size octets         Key::serialized()
+//   key      = key_size octets         CacheKey::serialized()
 //   metadata = metadata_size octets    JSON text
 //   payload  = payload_size octets     machine code
 //
@@ -27,7 +27,7 @@ namespace flashjit {
 inline constexpr std::uint32_t entry_format_version = 3;
 
 struct CacheEntry {
-  Key key;
+  CacheKey key;
   std::string metadata;  // JSON text, for people and for `cache ls`
   std::string payload;   // machine code
 };

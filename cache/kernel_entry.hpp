@@ -18,7 +18,7 @@ struct StoredKernel {
   std::vector<Step> steps;
 };
 
-CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const KernelSource& source);
+CacheEntry pack_kernel(const CacheKey& key, const CompiledKernel& compiled, const KernelSource& source);
 // Nothing if pack_kernel() would not write such metadata.
 std::optional<StoredKernel> unpack_kernel(CacheEntry entry);
 // For lookups: moves an entry's kernel into `kernel`; an entry that describes no kernel is damaged.

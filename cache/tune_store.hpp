@@ -20,7 +20,7 @@ inline constexpr int tune_format_version = 1;
 
 // The cache key of a record: its digest names the record's file,
 // and it is locked while a process tunes (DiskCache::lock).
-Key cache_key(const TuneKey& key);
+CacheKey cache_key(const TuneKey& key);
 
 // Reads a record from untrusted bytes. Returns nothing, with the reason in
 // `why`, unless they are exactly the text that to_json() writes for some record.

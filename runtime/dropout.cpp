@@ -14,11 +14,11 @@ using device::u32;
 constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold for p = 1
 
 // The column words of the first `keys` keys.
-std::vector<u32> column_words(const device::Words& key, int batch, std::size_t keys) {
+std::vector<u32> column_words(const device::Words& philox_key, int batch, std::size_t keys) {
   std::vector<u32> words;
   words.reserve(keys + 3);
   for (int group = 0; words.size() < keys; ++group) {
-    const device::Words four = device::dropout_column_words(key, group, batch);
+    const device::Words four = device::dropout_column_words(philox_key, group, batch);
     words.insert(words.end(), std::begin(four.x), std::end(four.x));
   }
   return words;
@@ -45,9 +45,9 @@ double dropout_scale(double p) {
 void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep) {
   if (keep.size() > longest_sequence)
     refuse_argument("keep has ", keep.size(), " keys, a row has at most ", longest_sequence);
-  const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
-  keep_row(device::dropout_row_words(key, row, head, batch), column_words(key, batch, keep.size()),
-           dropout_threshold(dropout.p), keep);
+  const device::Words philox_key = device::dropout_key(dropout.seed, dropout.offset);
+  keep_row(device::dropout_row_words(philox_key, row, head, batch),
+           column_words(philox_key, batch, keep.size()), dropout_threshold(dropout.p), keep);
 }
 
 std::size_t dropout_mask_size(const Shape& shape) {
@@ -70,14 +70,15 @@ void dropout_mask(const Dropout& dropout, const Shape& shape, std::span<std::uin
     refuse_argument("keep has ", keep.size(), " elements, the shape's mask has ", dropout_mask_size(shape),
                     ": batch * num_heads_q * seqlen_q * seqlen_k");
   const std::uint64_t threshold = dropout_threshold(dropout.p);
-  const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
+  const device::Words philox_key = device::dropout_key(dropout.seed, dropout.offset);
   const auto keys = static_cast<std::size_t>(shape.seqlen_k);
   if (keep.empty()) return;
   for (int batch = 0; batch < shape.batch; ++batch) {
-    const std::vector<u32> columns = column_words(key, batch, keys);
+    const std::vector<u32> columns = column_words(philox_key, batch, keys);
     for (int head = 0; head < shape.num_heads_q; ++head)
       for (int row = 0; row < shape.seqlen_q; ++row, keep = keep.subspan(keys))
-        keep_row(device::dropout_row_words(key, row, head, batch), columns, threshold, keep.first(keys));
+        keep_row(device::dropout_row_words(philox_key, row, head, batch), columns, threshold,
+                 keep.first(keys));
   }
 }
 

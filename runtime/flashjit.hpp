@@ -64,7 +64,7 @@ struct KernelInfo {
   AttentionSpec spec;
   Target target;
   KernelConfig config;
-  std::string key;         // digest of the cache entry's key, 32 hexadecimal digits
+  std::string cache_key;   // digest of the cache entry's key, 32 hexadecimal digits
   std::string path;        // the entry's file; empty if it is not on disk
   std::string cache_note;  // why it is not on disk, or why an existing file was not used; empty: neither
   std::string compiler;    // name, version and build of the compiler

@@ -32,7 +32,7 @@ std::string to_json(const KernelInfo& info) {
                                 {"config", nlohmann::ordered_json::parse(to_json(info.config))},
                                 {"config_source", to_string(info.config_source)},
                                 {"config_note", info.config_note},
-                                {"key", info.key},
+                                {"key", info.cache_key},
                                 {"path", info.path},
                                 {"cache_note", info.cache_note},
                                 {"origin", to_string(info.origin)},

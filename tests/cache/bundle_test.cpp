@@ -84,7 +84,9 @@ struct Bundle : ::testing::Test {
     std::snprintf(text, sizeof text, "%06o", sum);
     archive.replace(148, 7, text, 7);
   }
-  std::string name_of(const Key& key) const { return source.path(key).substr(source.folder().size() + 1); }
+  std::string name_of(const CacheKey& key) const {
+    return source.path(key).substr(source.folder().size() + 1);
+  }
   void expect_refused(const std::string& archive, const std::string& reason) {
     const Imported result = import(target, archive);
     EXPECT_EQ(result.entries + result.records, 0u) << reason;

@@ -16,13 +16,13 @@ using ::testing::IsEmpty;
 // Entry n as this compiler would make it.
 CacheEntry made_by(int n, const std::string& compiler) {
   CacheEntry entry = make_entry(n);
-  Key request;
+  CacheKey request;
   request.add("spec", "spec " + std::to_string(n));
   entry.key = entry_key(request, "-O2", compiler);
   return entry;
 }
 
-Key request(int n) {
+CacheKey request(int n) {
   return request_of(make_key(n));
 }
 

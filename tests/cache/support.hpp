@@ -63,8 +63,8 @@ inline std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-inline Key make_key(int n) {
-  Key key;
+inline CacheKey make_key(int n) {
+  CacheKey key;
   key.add("spec", "spec " + std::to_string(n)).add("compiler", "test 1.0");
   return key;
 }
@@ -84,7 +84,7 @@ struct Obtained {
 };
 
 // Gets an entry as an engine does.
-inline Obtained get_or_build(const DiskCache& cache, const Key& key,
+inline Obtained get_or_build(const DiskCache& cache, const CacheKey& key,
                              const std::function<CacheEntry()>& build) {
   std::string why;
   if (auto entry = cache.lookup(key, &why)) return {std::move(*entry), true, true, why};

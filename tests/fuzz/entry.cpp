@@ -28,9 +28,9 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::string why;
   if (decode(bytes, entry).empty()) FUZZ_CHECK(encode_entry(entry, why) == bytes);
 
-  if (const auto key = Key::parse(bytes)) FUZZ_CHECK(key->serialized() == bytes);
+  if (const auto key = CacheKey::parse(bytes)) FUZZ_CHECK(key->serialized() == bytes);
   // The last quarter is the payload, so that a seed of metadata can be followed by one.
-  const CacheEntry made{Key().add("spec", "s"), std::string(bytes.substr(0, size - size / 4)),
+  const CacheEntry made{CacheKey().add("spec", "s"), std::string(bytes.substr(0, size - size / 4)),
                         std::string(bytes.substr(size - size / 4))};
   const auto file = encode_entry(made, why);
   FUZZ_CHECK(file && decode(*file, entry).empty() && entry.metadata == made.metadata);

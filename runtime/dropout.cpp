@@ -13,12 +13,12 @@ namespace {
 using device::u32;
 constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold for p = 1
 
-// The column words of the first `keys` keys.
+// The column words of the first `keys` keys. A call of dropout_column_words() returns those of four.
 std::vector<u32> column_words(const device::Words& philox_key, int batch, std::size_t keys) {
   std::vector<u32> words;
   words.reserve(keys + 3);
-  for (int group = 0; words.size() < keys; ++group) {
-    const device::Words four = device::dropout_column_words(philox_key, group, batch);
+  for (int quad = 0; words.size() < keys; ++quad) {
+    const device::Words four = device::dropout_column_words(philox_key, quad, batch);
     words.insert(words.end(), std::begin(four.x), std::end(four.x));
   }
   return words;

@@ -24,7 +24,7 @@ constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind,
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
-constexpr int warps_of_a_group = 4;
+constexpr int warps_per_warpgroup = 4;
 
 int consumers(const KernelConfig& config) {
   return config.block_m / device::Sm90aLayout::warpgroup_rows;
@@ -84,7 +84,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   };
   if (config.block_m != 64 && config.block_m != 128 && config.block_m != 192)
     return wrong("block_m", config.block_m, "is not 64, 128 or 192");
-  if (const int warps = warps_of_a_group * (consumers(config) + 1); config.num_warps != warps) {
+  if (const int warps = warps_per_warpgroup * (consumers(config) + 1); config.num_warps != warps) {
     return wrong("num_warps", config.num_warps,
                  "is not " + std::to_string(warps) + ": 4 that copy, and 4 for every 64 of block_m " +
                      std::to_string(config.block_m));
@@ -95,10 +95,10 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("num_stages", config.num_stages, "is not 2 to 8");
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
-                 "is not 128 or 192, as ping_pong takes several groups of 64 rows");
+                 "is not 128 or 192, as ping_pong takes several warpgroups of 64 rows");
   if (config.pack_gqa && !packable(spec)) {
-    return "pack_gqa puts the query heads of a group into one tile, and block_sparse with per_head lists "
-           "blocks for each of them";
+    return "pack_gqa puts query heads of one key/value head into one tile, "
+           "and block_sparse with per_head lists blocks for each of them";
   }
   if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::waves) {
     return std::string("tile_order ") + to_string(config.tile_order) +
@@ -178,8 +178,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
   KernelConfig config{.block_m = 128, .num_stages = 2, .tile_order = tile_order(spec)};
   config.pack_gqa = packing_pays(shape) && packable(spec);
-  const int group = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
-  if (shape.seqlen_q <= 64 / group) {
+  const int heads_per_tile = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
+  if (shape.seqlen_q <= 64 / heads_per_tile) {
     config.block_m = 64;
   } else if (widest <= 80 && shape.seqlen_q > (config.tile_order == TileOrder::sections ? 4096 : 1024)) {
     // Narrow heads spend as much time on exponentials as on products. A third warpgroup, and turns
@@ -187,7 +187,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     config.block_m = 192;
     config.ping_pong = true;
   }
-  config.num_warps = warps_of_a_group * (consumers(config) + 1);
+  config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
   if (config.tile_order == TileOrder::sections) {
     config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && shape.seqlen_k <= 1024;
   }
@@ -196,7 +196,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     KernelConfig within = config;
     within.ping_pong = false;
     for (within.block_m = 128; within.block_m >= 64; within.block_m -= 64) {
-      within.num_warps = warps_of_a_group * (consumers(within) + 1);
+      within.num_warps = warps_per_warpgroup * (consumers(within) + 1);
       for (within.block_n = 128; within.block_n >= 32; within.block_n -= 16) {
         for (const bool q_in_registers : {true, false}) {
           within.q_in_registers = q_in_registers;

@@ -64,10 +64,10 @@ bool lists_per_head(const AttentionSpec& spec) {
 
 Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                     const KernelConfig& config, int num_threads) {
-  const int block_m = config.block_m, group = params.num_heads_q / params.num_heads_kv;
-  const bool packs =
-      group > 1 && group <= most_packed_heads && params.seqlen_q < block_m && !lists_per_head(spec);
-  Partition best{.packed_heads = packs ? group : 1,
+  const int block_m = config.block_m, heads_per_kv_head = params.num_heads_q / params.num_heads_kv;
+  const bool packs = heads_per_kv_head > 1 && heads_per_kv_head <= most_packed_heads &&
+                     params.seqlen_q < block_m && !lists_per_head(spec);
+  Partition best{.packed_heads = packs ? heads_per_kv_head : 1,
                  .tile_rows = 0,
                  .key_parts = 1,
                  .packed_blocks = 1,

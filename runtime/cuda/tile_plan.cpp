@@ -49,14 +49,16 @@ TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams&
 
 }  // namespace
 
-int packed_heads(int group, int seqlen_q, int block_m) {
-  const auto tiles = [&](int heads) { return group / heads * ceil_div(seqlen_q, block_m / heads); };
-  const int most = std::min(group, block_m);
+int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
+  const auto tiles = [&](int heads) {
+    return heads_per_kv_head / heads * ceil_div(seqlen_q, block_m / heads);
+  };
+  const int most = std::min(heads_per_kv_head, block_m);
   std::int64_t fewest = tiles(1);
   for (int heads = 2; heads <= most; ++heads)
-    if (group % heads == 0) fewest = std::min(fewest, tiles(heads));
+    if (heads_per_kv_head % heads == 0) fewest = std::min(fewest, tiles(heads));
   int heads = 1;
-  while (group % heads != 0 || 16 * tiles(heads) > 17 * fewest) ++heads;
+  while (heads_per_kv_head % heads != 0 || 16 * tiles(heads) > 17 * fewest) ++heads;
   return heads;
 }
 

@@ -10,10 +10,10 @@
 namespace flashjit::cuda {
 
 // How many query heads of one key/value head share a tile with pack_gqa
-// (templates/cuda/tile_rows.cuh): the smallest divisor of `group` that gives about the
+// (templates/cuda/tile_rows.cuh): the smallest divisor of heads_per_kv_head that gives about the
 // fewest tiles, and so the fewest reads of keys, for seqlen_q rows a head. Up to a sixteenth
 // more tiles are accepted, so that long sequences stay unpacked. All arguments are positive.
-int packed_heads(int group, int seqlen_q, int block_m);
+int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m);
 
 // Returns the blocks of the grid, and sets in `params` what the device needs
 // to know about tiles. Throws invalid_argument if there are too many tiles.

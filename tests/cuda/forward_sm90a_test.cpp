@@ -118,13 +118,13 @@ class ForwardSm90a : public testing::Test {
   // Numbers of query heads for each key/value head: one, powers
   // of two, divisors of no tile, more than a tile has rows.
   template <class Spec, class Config>
-  void expect_groups(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
+  void expect_gqa(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
     std::uint64_t seed = 0;
-    for (const auto& [group, heads_kv] :
+    for (const auto& [heads_per_kv_head, heads_kv] :
          {std::pair{1, 3}, {2, 2}, {3, 2}, {4, 2}, {5, 1}, {6, 1}, {7, 2}, {8, 1}, {16, 1}, {71, 1}})
       for (const int rows : seqlens_q) {
         Case c{.batch = 2,
-               .heads_q = group * heads_kv,
+               .heads_q = heads_per_kv_head * heads_kv,
                .heads_kv = heads_kv,
                .seqlen_q = rows,
                .seqlen_k = seqlen_k,
@@ -148,59 +148,58 @@ using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
 
 TEST_F(ForwardSm90a, HeadsApart) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
+  expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
       {CausalMask{}}, {1, 70}, 50);
-  expect_groups<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
+  expect_gqa<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
 }
 
 TEST_F(ForwardSm90a, PackedHeads) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, true, sections>>(
+  expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, true, sections>>(
       {CausalMask{}}, {1, 3, 13, 37, 65}, 50);
 }
 TEST_F(ForwardSm90a, PackedHeadsInLargerTiles) {
-  expect_groups<SpecOf<Fp16, 72, 16, false, TopLeft>, ConfigOf<128, 48, false, true, sections>>(
+  expect_gqa<SpecOf<Fp16, 72, 16, false, TopLeft>, ConfigOf<128, 48, false, true, sections>>(
       {CausalMask{top_left}}, {5, 40}, 60);
-  expect_groups<SpecOf<Bf16, 16, 24, false>, ConfigOf<192, 32, true, true>>({}, {5, 50}, 40);
+  expect_gqa<SpecOf<Bf16, 16, 24, false>, ConfigOf<192, 32, true, true>>({}, {5, 50}, 40);
 }
 TEST_F(ForwardSm90a, PackedHeadsOfPackedSequences) {
-  expect_groups<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true, waves>>(
-      {CausalMask{}}, {1, 21, 50}, 70);
+  expect_gqa<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true, waves>>({CausalMask{}},
+                                                                                           {1, 21, 50}, 70);
 }
 TEST_F(ForwardSm90a, PackedHeadsUnderATree) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, device::Tree>, ConfigOf<64, 32, true, true>>({TreeMask{}},
-                                                                                         {1, 30}, 70);
+  expect_gqa<SpecOf<Bf16, 24, 40, false, device::Tree>, ConfigOf<64, 32, true, true>>({TreeMask{}}, {1, 30},
+                                                                                      70);
 }
 TEST_F(ForwardSm90a, PackedHeadsWithPadding) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindow<Align::bottom_right>, device::Padding>,
-                ConfigOf<64, 32, true, true, waves>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
+  expect_gqa<SpecOf<Bf16, 24, 40, false, device::SlidingWindow<Align::bottom_right>, device::Padding>,
+             ConfigOf<64, 32, true, true, waves>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
 }
 TEST_F(ForwardSm90a, PackedHeadsUnderLists) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>,
-                       device::BlockSparse<16, 32, false>>,
-                ConfigOf<64, 32, true, true, waves>>(
+  expect_gqa<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>,
+                    device::BlockSparse<16, 32, false>>,
+             ConfigOf<64, 32, true, true, waves>>(
       {SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 32}}, {1, 45}, 90);
 }
 
 TEST_F(ForwardSm90a, HeadsApartWithDropout) {
-  expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
-                ConfigOf<64, 32, true, false, sections>>({CausalMask{}}, {1, 70}, 70);
-  expect_groups<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false, waves>>({}, {30},
-                                                                                                 100);
+  expect_gqa<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>, ConfigOf<64, 32, true, false, sections>>(
+      {CausalMask{}}, {1, 70}, 70);
+  expect_gqa<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false, waves>>({}, {30}, 100);
 }
 TEST_F(ForwardSm90a, PackedHeadsWithDropout) {
-  expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
-                ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 13}, 70);
-  expect_groups<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true, waves>>(
+  expect_gqa<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>, ConfigOf<64, 32, true, true, sections>>(
+      {CausalMask{}}, {1, 13}, 70);
+  expect_gqa<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true, waves>>(
       {TreeMask{}}, {20}, 60);
 }
 
 TEST_F(ForwardSm90a, FloatOutput) {
-  expect_groups<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>,
-                ConfigOf<64, 32, true, false, waves>>({CausalMask{}, PaddingMask{}}, {1, 70}, 50);
-  expect_groups<WithFloatOutput<WithDropout<SpecOf<Fp16, 72, 16, true>>>,
-                ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
-  expect_groups<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight>>,
-                ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
+  expect_gqa<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>,
+             ConfigOf<64, 32, true, false, waves>>({CausalMask{}, PaddingMask{}}, {1, 70}, 50);
+  expect_gqa<WithFloatOutput<WithDropout<SpecOf<Fp16, 72, 16, true>>>,
+             ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
+  expect_gqa<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight>>,
+             ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
 }
 
 // A tile may have rows that belong to no query row. Whatever their memory
@@ -222,16 +221,16 @@ TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
 }
 
 TEST(PackedHeads, DivideByMultiplication) {
-  for (int group = 1; group <= 192; ++group) {
+  for (int heads = 1; heads <= 192; ++heads) {
     device::Sm90aForwardParams p{};
     p.batch = 1;
-    p.num_heads_q = group;
+    p.num_heads_q = heads;
     p.num_heads_kv = 1;
     p.seqlen_q = 1;
     cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, {.block_m = 192, .pack_gqa = true}, 132, p);
-    ASSERT_EQ(p.packed_heads, group);
+    ASSERT_EQ(p.packed_heads, heads);
     for (device::u32 r = 0; r < 256; ++r)
-      ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(group));
+      ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(heads));
   }
 }
 

@@ -41,12 +41,12 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
   const std::vector<Mask> masks[] = {
       {}, {CausalMask{}}, {BlockSparseMask{64, 64}}, {BlockSparseMask{256, 16, true}}};
   for (int i = 0; i < 5000; ++i) {
-    const int group = upto(9), heads_kv = upto(9), threads = upto(i % 2 ? 4 : 200);
+    const int heads_per_kv_head = upto(9), heads_kv = upto(9), threads = upto(i % 2 ? 4 : 200);
     const KernelConfig c{.block_m = 16 * upto(24), .block_n = 16 * upto(32), .num_stages = 1, .num_warps = 1};
-    const device::ForwardParams p =
-        sizes(upto(3), group * heads_kv, heads_kv, upto(i % 3 ? 500 : 20000), upto(i % 5 ? 5000 : 10));
+    const device::ForwardParams p = sizes(upto(3), heads_per_kv_head * heads_kv, heads_kv,
+                                          upto(i % 3 ? 500 : 20000), upto(i % 5 ? 5000 : 10));
     const Partition cut = partition(p, spec_with(masks[i % 4]), i % 7 ? vectors : amx, c, threads);
-    ASSERT_TRUE(cut.packed_heads == 1 || cut.packed_heads == group);
+    ASSERT_TRUE(cut.packed_heads == 1 || cut.packed_heads == heads_per_kv_head);
     ASSERT_GT(cut.tile_rows, 0);
     ASSERT_LE(cut.tile_rows, c.block_m);
     ASSERT_EQ(cut.tile_rows % 16, 0);

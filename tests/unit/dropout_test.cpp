@@ -253,13 +253,13 @@ TEST(DropoutStatistics, MasksOfOtherHeadsBatchesSeedsAndOffsets) {
 // The values' first, middle and last bytes are uniform, not only the bits that a usual p looks at.
 TEST(DropoutStatistics, ValuesAreUniform) {
   for (const std::uint64_t seed : seeds) {
-    const device::Words key = device::dropout_key(seed, 0);
+    const device::Words philox_key = device::dropout_key(seed, 0);
     for (const int shift : {0, 12, 24}) {
       std::array<double, 256> counts{};
       for (int row = 0; row < rows; ++row) {
-        const device::RowWords words = device::dropout_row_words(key, row, 1, 0);
-        for (int group = 0; group < keys / 4; ++group) {
-          const device::Words columns = device::dropout_column_words(key, group, 0);
+        const device::RowWords words = device::dropout_row_words(philox_key, row, 1, 0);
+        for (int quad = 0; quad < keys / 4; ++quad) {
+          const device::Words columns = device::dropout_column_words(philox_key, quad, 0);
           for (const u32 b : columns.x) ++counts[(words.multiplier * b + words.addend) >> shift & 0xff];
         }
       }

@@ -217,17 +217,17 @@ TEST(Mask, LongSequences) {
 // a position. A packed tile asks for the positions that it covers.
 TEST(Mask, PackedRows) {
   using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
-  for (int group : {1, 2, 3, 8}) {
+  for (int packed_heads : {1, 2, 3, 8}) {
     for (int seqlen_q = 1; seqlen_q <= 9; ++seqlen_q) {
       for (int seqlen_k = 0; seqlen_k <= longest; ++seqlen_k) {
         const Problem p = problem(seqlen_q, seqlen_k);
         const Mask mask(ProblemParams{}, p);
         const Kept kept = causal(p, Align::bottom_right);
-        const Kept packed_kept = [&](int row, int key) { return kept(row / group, key); };
-        const int packed_rows = seqlen_q * group, size_m = 4, size_n = 3;
+        const Kept packed_kept = [&](int row, int key) { return kept(row / packed_heads, key); };
+        const int packed_rows = seqlen_q * packed_heads, size_m = 4, size_n = 3;
         for (int begin = 0; begin < packed_rows; begin += size_m) {
           const Span packed = {begin, min(begin + size_m, packed_rows)};
-          const Span across = {packed.begin / group, ceil_div(packed.end, group)};
+          const Span across = {packed.begin / packed_heads, ceil_div(packed.end, packed_heads)};
           std::vector<bool> visited(ceil_div(longest, size_n) + 1);
           for (const Visit& visit : walk<Keys>(mask, across, size_n, {0, 0x7fffffff})) {
             visited[visit.index] = true;

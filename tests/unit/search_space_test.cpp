@@ -363,13 +363,13 @@ TEST(Bucket, OfItselfIsItself) {
   for (const int batch : {0, 1, 3, 64, 100000}) {
     for (const int seqlen : {0, 1, 17, 4096, 1 << 20, 2147483647}) {
       for (const int heads_kv : {0, 1, 5, 128}) {
-        for (const int group : {1, 7, 64}) {
+        for (const int heads_per_kv_head : {1, 7, 64}) {
           const Shape b = bucket({.batch = batch,
                                   .seqlen_q = seqlen,
                                   .seqlen_k = seqlen,
-                                  .num_heads_q = heads_kv * group,
+                                  .num_heads_q = heads_kv * heads_per_kv_head,
                                   .num_heads_kv = heads_kv});
-          EXPECT_EQ(bucket(b), b) << batch << " " << seqlen << " " << heads_kv << " " << group;
+          EXPECT_EQ(bucket(b), b) << batch << " " << seqlen << " " << heads_kv << " " << heads_per_kv_head;
           EXPECT_GE(b.batch, 1);
           EXPECT_GE(b.num_heads_q, 1);
           EXPECT_EQ(b.num_heads_kv, 1);

@@ -20,7 +20,7 @@ namespace {
 const std::string store_name = "v" + std::to_string(entry_format_version);
 constexpr std::string_view entry_suffix = ".kernel";
 
-// Where a file name has the entry's digest: after the request's.
+// The position of the entry's digest in a file name, after the request's digest.
 constexpr std::size_t entry_digest_at = digest_size + 1;
 
 std::string entry_name(const CacheKey& key) {

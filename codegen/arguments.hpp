@@ -28,7 +28,7 @@ using ArgumentMember =
     std::variant<TensorMember, std::optional<int> AttentionArgs::*, std::optional<float> AttentionArgs::*,
                  std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
 
-// What a spec must have before the argument means something.
+// The part of a spec without which the argument has no meaning.
 enum class Needs { nothing, lse, varlen, dropout, padding, sliding_window, sinks, block_sparse, tree };
 
 // A tensor's dimensions.

@@ -60,7 +60,7 @@ struct Tensor {
 // does. The proof is exact for tensors of equal strides, such as slices of one buffer. For other
 // strides an overlap is found if one tensor has no gaps and the other begins or ends inside it.
 struct AttentionArgs {
-  // Of the spec's dtype; o is of its o_dtype.
+  // q, k and v are of the spec's dtype, o is of its o_dtype.
   std::optional<Tensor> q{}, k{}, v{}, o{};
   // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q]: the natural logarithm
   // of each row's softmax sum. A row with nothing to attend to has -inf. A row with a score of

@@ -1,4 +1,4 @@
-// Where a kernel runs: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx".
+// The hardware that a kernel runs on: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx".
 #pragma once
 
 #include <compare>

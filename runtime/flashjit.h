@@ -141,7 +141,7 @@ typedef struct flashjit_prepared flashjit_prepared;
 typedef void (*flashjit_parallel_for)(void* user, int64_t count,
                                       void (*body)(void* context, int64_t begin, int64_t end), void* context);
 
-/* What an engine does when it is asked for a spec and sizes for the first time. */
+/* An engine's behaviour when it is asked for a spec and sizes for the first time. */
 typedef enum {
   FLASHJIT_POLICY_HEURISTIC = 0,         /* a tune record's config, else the heuristic one */
   FLASHJIT_POLICY_TUNE_ON_FIRST_USE = 1, /* tunes if there is no record made here */

@@ -43,7 +43,7 @@ using ParallelFor = std::function<void(
 enum class Origin { memory, disk, compiled };
 FLASHJIT_API const char* to_string(Origin) noexcept;
 
-// Where a kernel's config came from.
+// The source of a kernel's config.
 enum class ConfigSource {
   heuristic,    // the default; there is no tune record for the spec, the device and the shape's bucket()
   record,       // a tune record
@@ -130,7 +130,7 @@ class FLASHJIT_API Kernel {
   std::unique_ptr<Impl> impl_;
 };
 
-// What an engine does when it is asked for a (spec, shape bucket) for the first time.
+// An engine's behaviour when it is asked for a (spec, shape bucket) for the first time.
 enum class Policy {
   heuristic,  // takes a tune record's config, else the heuristic one; never measures
   // Tunes first if there is no record made here, which takes seconds. One of all

@@ -78,6 +78,7 @@ struct AttentionArgs {
   // int32, contiguous and on the kernel's device; bit i of a word stands for its i-th row or key,
   // the lowest bit first. With varlen, a table may be made for a larger max_seqlen than the launch
   // has: its further query blocks and rows are not read, its further key blocks are not seen.
+
   // padding: [batch], the true length of each batch entry; with varlen, the used rows of
   // each packed sequence. One of the two may be absent: all rows, or all keys, are used.
   std::optional<Tensor> seqlens_q{};

@@ -10,9 +10,10 @@ namespace flashjit {
 namespace {
 
 constexpr std::size_t block_size = 512;
-constexpr std::uint64_t max_member_size = std::uint64_t{1} << 33;  // what 11 octal digits hold
+constexpr std::uint64_t max_member_size = std::uint64_t{1} << 33;  // the limit of 11 octal digits
 
-// IEEE Std 1003.1, pax: ustar header block. Texts end at a zero or fill their field; numbers are octal.
+// The ustar header block of IEEE Std 1003.1 (pax). A text
+// ends at a zero byte or fills its field; numbers are octal.
 struct Header {
   char name[100];
   char mode[8], uid[8], gid[8], size[12], mtime[12], checksum[8];
@@ -36,7 +37,7 @@ void put_octal(char (&field)[n], std::uint64_t value) {
   for (std::size_t i = n - 1; i-- > 0; value >>= 3) field[i] = static_cast<char>('0' + (value & 7));
 }
 
-// Digits up to a space, a zero or the field's end.
+// The octal number of a field; its digits end at a space, a zero byte or the field's end.
 template <std::size_t n>
 std::optional<std::uint64_t> octal(const char (&field)[n]) {
   std::uint64_t value = 0;
@@ -49,7 +50,7 @@ std::optional<std::uint64_t> octal(const char (&field)[n]) {
   return value;
 }
 
-// Of all octets, with spaces in place of the checksum.
+// The sum of all octets, with spaces in place of the checksum.
 std::uint64_t checksum(Header header) {
   std::memset(header.checksum, ' ', sizeof header.checksum);
   std::array<unsigned char, block_size> octets;

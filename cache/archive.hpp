@@ -1,4 +1,4 @@
-// Plain tar archives (POSIX ustar): what `tar tf` lists.
+// Plain tar archives (POSIX ustar), which `tar tf` can list.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace flashjit {
 
-// Takes bytes; false where they could not be written.
+// Takes bytes; returns false if they could not be written.
 using ByteSink = std::function<bool(const char* from, std::size_t size)>;
 
-// Appends a regular file. The same members in the same order give the same bytes: no times, no owners.
-// False for a name that the format cannot hold (100 octets, or 155 of folders before them), or if the sink
-// fails.
+// Appends a regular file. The same members in the same order give the same
+// bytes: times and owners are left out. Returns false if the sink fails or the
+// format cannot hold the name (100 octets, after up to 155 octets of folders).
 bool write_member(const ByteSink& sink, std::string_view name, std::string_view content);
 bool write_archive_end(const ByteSink& sink);
 
@@ -25,8 +25,8 @@ struct ArchiveMember {
   std::uint64_t size = 0;
 };
 
-// Reads an archive that nobody vouches for, front to back, and gives each member to `visit`, with a source of
-// its content that ends where it does. Returns what is wrong with the archive, or nothing.
+// Reads an untrusted archive front to back. Calls `visit` for each member with a source that ends
+// where the member's content ends. Returns what is wrong with the archive; empty if nothing is.
 std::string read_archive(
     const ByteSource& read,
     const std::function<void(const ArchiveMember& member, const ByteSource& content)>& visit);

@@ -16,8 +16,8 @@ std::string relative(const std::string& path, const std::string& folder) {
   return path.substr(folder.size() + 1);
 }
 
-// Why no file of that name and kind is looked at; empty if it may be.
-std::string refusal(const ArchiveMember& member) {
+// Why a member of this name and type is not read; empty if it may be.
+std::string why_not_read(const ArchiveMember& member) {
   if (member.type == '1' || member.type == '2') return "a link";
   if (member.type != '0') return "not a regular file";
   if (member.name.starts_with('/')) return "an absolute path";
@@ -86,9 +86,9 @@ Imported import_bundle(const DiskCache& cache, const ByteSource& read) {
   Imported result;
   const TuneStore store(cache.folder());
   result.damage = read_archive(read, [&](const ArchiveMember& member, const ByteSource& content) {
-    // Folders, and what pax-writing tars say about times and owners.
+    // Skips folders, and the records in which pax archives keep times and owners.
     if (member.type == '5' || member.type == 'x' || member.type == 'g') return;
-    std::string reason = refusal(member);
+    std::string reason = why_not_read(member);
     const bool is_record = member.name.starts_with("tune/");
     if (reason.empty()) {
       reason = is_record ? import_record(store, cache.folder(), member, content)

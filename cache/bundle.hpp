@@ -1,4 +1,5 @@
-// A cache as one file: entries and tune records in a plain tar, by the names that they have in a folder.
+// A cache as one file: a plain tar of entries and tune
+// records under the names that they have in a cache folder.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +14,19 @@ namespace flashjit {
 
 struct Exported {
   std::size_t entries = 0, records = 0;
-  std::vector<std::string> left_out;  // damaged files: "path: reason"
+  std::vector<std::string> left_out;  // damaged files, as "path: reason"
 };
-// Every whole entry and record. Throws cache_failed, with errno's reason, if the sink fails.
+// Writes every undamaged entry and record. Throws cache_failed, with errno's reason, if the sink fails.
 Exported export_bundle(const DiskCache& cache, const ByteSink& sink);
 
 struct Imported {
   std::size_t entries = 0, records = 0;
-  std::vector<std::string> refused;  // "name: reason"
-  std::string damage;                // what ended the reading early; empty: all was read
+  std::vector<std::string> refused;  // members, as "name: reason"
+  std::string damage;                // why reading ended early; empty if everything was read
 };
-// Publishes what it has verified: members that carry the name, the format version, the checksums and the
-// content of an entry or record. Anything else is refused by name: links, devices, absolute and climbing
-// paths, foreign and damaged files. Nothing is unpacked by its name.
+// Publishes the members whose name, format version, checksums and content are those of an entry
+// or record. All other members are refused by name: links, devices, absolute and climbing
+// paths, foreign and damaged files. No member is ever unpacked to the path that it names.
 Imported import_bundle(const DiskCache& cache, const ByteSource& read);
 
 }  // namespace flashjit

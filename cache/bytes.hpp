@@ -17,8 +17,8 @@ inline void put_text(std::string& out, std::string_view text) {
   out += text;
 }
 
-// Reads untrusted bytes front to back. After the first read beyond the end, ok() is false and every read
-// gives nothing.
+// Reads untrusted bytes front to back. After a read beyond
+// the end, ok() is false and every read returns nothing.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : rest_(bytes) {}

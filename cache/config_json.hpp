@@ -1,4 +1,4 @@
-// A config in JSON that nobody vouches for.
+// Reads a config from untrusted JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,12 +8,12 @@
 
 namespace flashjit {
 
-// Every choice, as to_json(KernelConfig) writes it; further fields are ignored. Throws json::exception or
-// Error where one is missing or of the wrong type.
+// Reads every choice, as to_json(KernelConfig) writes it; ignores further fields.
+// Throws json::exception or Error if a choice is missing or has the wrong type.
 KernelConfig config_from_json(const nlohmann::json& json);
-// A whole number of at least 0 that an int holds; throws likewise.
+// Reads a non-negative whole number that fits an int; throws likewise.
 int count_from_json(const nlohmann::json& json, const char* name);
-// A string; throws likewise.
+// Reads a string; throws likewise.
 std::string text_from_json(const nlohmann::json& json, const char* name);
 
 }  // namespace flashjit

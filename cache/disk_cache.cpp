@@ -20,9 +20,10 @@ namespace {
 const std::string store_name = "v" + std::to_string(entry_format_version);
 constexpr std::string_view entry_suffix = ".kernel";
 
-constexpr std::size_t entry_digest_at = digest_size + 1;  // in a name, after the request's
+// The position of the entry's digest in a file name, after the request's digest.
+constexpr std::size_t entry_digest_at = digest_size + 1;
 
-std::string entry_name(const Key& key) {
+std::string entry_name(const CacheKey& key) {
   return request_of(key).digest() + "-" + key.digest() + std::string(entry_suffix);
 }
 
@@ -34,7 +35,7 @@ bool is_entry_name(std::string_view name) {
          name[digest_size] == '-' && is_digest(entry_digest_at) && name.ends_with(entry_suffix);
 }
 
-// Where the entries are: FOLDER/v3.
+// Opens the folder of the entries, FOLDER/v3.
 File open_store(const std::string& folder_path, bool create, std::string* why) {
   const File folder = open_cache_folder(folder_path, create, why);
   return folder ? open_folder(folder.get(), store_name, create, why) : File();
@@ -53,13 +54,14 @@ Finding read_entry(int file, const struct stat& status, bool with_payload, Cache
   return {damage, !damage.empty()};
 }
 
-// 63 bits of the digest. Two keys that share them wait for each other in vain, once in 10^18 pairs.
+// The lock's offset: 63 bits of the digest. Two keys with the same
+// offset would only wait for each other; one in 10^18 pairs has it.
 std::int64_t lock_offset(const std::string& digest) {
   return static_cast<std::int64_t>(std::stoull(digest.substr(0, 16), nullptr, 16) >> 1);
 }
 
-// Open file description locks: they exclude threads as well as processes, and unlike POSIX record locks
-// survive somebody else in the process closing the same file.
+// Open file description locks exclude threads as well as processes. Unlike POSIX
+// record locks, they survive when another part of the process closes the same file.
 struct flock byte_range(short type, std::int64_t offset) {
   struct flock range{};
   range.l_type = type;
@@ -72,7 +74,7 @@ bool set_lock(int file, short type, std::int64_t offset) {
   struct flock range = byte_range(type, offset);
   return ::fcntl(file, F_OFD_SETLK, &range) == 0;
 }
-// By another open file.
+// Whether another open file holds the lock.
 bool is_locked(int file, std::int64_t offset) {
   struct flock range = byte_range(F_WRLCK, offset);
   return ::fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
@@ -88,13 +90,14 @@ KeyLock& KeyLock::operator=(KeyLock&& other) noexcept {
 }
 
 KeyLock::~KeyLock() {
-  // Closing is not enough: a child forked meanwhile shares the lock. And that child must not end it for us.
+  // Unlocks explicitly: a child forked meanwhile shares the lock, so closing would
+  // not release it. Such a child must not release it for us, hence the process check.
   if (file_ && process_ == ::getpid()) set_lock(file_.get(), F_UNLCK, offset_);
 }
 
 std::string DiskCache::default_folder() {
   if (std::string folder = environment_variable("FLASHJIT_CACHE_DIR"); !folder.empty()) return folder;
-  // Relative ones are to be ignored, says the XDG base directory specification.
+  // The XDG base directory specification says to ignore relative paths.
   if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/'))
     return folder + "/flashjit";
   if (const std::string folder = environment_variable("HOME"); !folder.empty())
@@ -125,7 +128,7 @@ DiskCache::DiskCache(const std::string& folder, Access access, std::uint64_t max
   if (access == Access::read_write) max_bytes_ = max_bytes ? max_bytes : default_max_bytes();
 }
 
-std::string DiskCache::path(const Key& key) const {
+std::string DiskCache::path(const CacheKey& key) const {
   return folder_ + "/" + store_name + "/" + entry_name(key);
 }
 
@@ -144,7 +147,8 @@ std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
   return entry;
 }
 
-std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why, const EntryUse& use) const {
+std::optional<CacheEntry> DiskCache::lookup(const CacheKey& key, std::string* why,
+                                            const EntryUse& use) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
   if (!store) return std::nullopt;
@@ -156,13 +160,13 @@ std::optional<CacheEntry> DiskCache::lookup(const Key& key, std::string* why, co
   return read(store.get(), entry_name(key), check, why, use);
 }
 
-std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::string* why,
+std::optional<CacheEntry> DiskCache::lookup_request(const CacheKey& request, std::string* why,
                                                     const EntryUse& use) const {
   tell(why, {});
   const File store = open_store(folder_, false, why);
   if (!store) return std::nullopt;
   const std::string wanted = request.digest() + "-";
-  std::vector<std::pair<std::int64_t, std::string>> found;  // by the time of writing
+  std::vector<std::pair<std::int64_t, std::string>> found;  // with the time of writing
   for_each_name(store.get(), [&](std::string_view item) {
     if (!item.starts_with(wanted) || !is_entry_name(item)) return;
     std::string name(item);
@@ -171,7 +175,7 @@ std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::str
       found.emplace_back(status.st_mtime, std::move(name));
   });
   std::sort(found.rbegin(), found.rend());
-  std::string damage;  // of the first that was not used; a good one after it does not unsay that
+  std::string damage;  // of the first entry that was not used, reported even if a later one is used
   for (const auto& [time, name] : found) {
     const auto check = [&](const CacheEntry& entry) -> Finding {
       if (request_of(entry.key) == request && entry_name(entry.key) == name) return {};
@@ -188,12 +192,12 @@ std::optional<CacheEntry> DiskCache::lookup_request(const Key& request, std::str
   return std::nullopt;
 }
 
-KeyLock DiskCache::lock(const Key& key, std::chrono::milliseconds patience, std::string* why) const {
+KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience, std::string* why) const {
   using namespace std::chrono;
   KeyLock lock;
   const File store = open_store(folder_, true, why);
   if (!store) return lock;
-  // Private, since whoever can open it could hold others up.
+  // Private: a process that can open the file could make others wait.
   File file(::openat(store.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) {
     tell(why, "cannot lock: " + error_text(errno));
@@ -201,8 +205,8 @@ KeyLock DiskCache::lock(const Key& key, std::chrono::milliseconds patience, std:
   }
   lock.offset_ = lock_offset(key.digest());
   lock.process_ = ::getpid();
-  // Asking again rather than sleeping in the kernel: that could not give up, and NFS clients ask at long
-  // intervals. We notice the release at most a sixteenth of the time waited too late.
+  // Polls instead of blocking: a blocked wait cannot give up, and NFS clients ask only at long
+  // intervals. Polling notices the release late by at most a sixteenth of the time waited.
   for (const auto start = steady_clock::now(); !set_lock(file.get(), F_WRLCK, lock.offset_);) {
     const auto waited = duration_cast<microseconds>(steady_clock::now() - start);
     if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
@@ -211,7 +215,7 @@ KeyLock DiskCache::lock(const Key& key, std::chrono::milliseconds patience, std:
     }
     if (waited >= patience) {
       tell(why,
-           "another process has been building it for " + std::to_string(patience.count()) + " ms and more");
+           "another process has been building it for more than " + std::to_string(patience.count()) + " ms");
       return lock;
     }
     std::this_thread::sleep_for(std::clamp<microseconds>(waited / 16, microseconds(200), milliseconds(20)));
@@ -228,7 +232,7 @@ bool DiskCache::publish(const CacheEntry& entry, std::string* why) const {
     const auto size = static_cast<std::int64_t>(bytes->size());
     if (room_->fetch_sub(size) < size) {
       const std::uint64_t left = gc(max_bytes_).left_bytes;
-      // Others publish, too: so we look again before it is all ours.
+      // Other processes publish, too, so the folder's size is looked at again before all of the room is used.
       *room_ =
           static_cast<std::int64_t>(left < max_bytes_ ? std::min(max_bytes_ - left, max_bytes_ / 16) : 0);
     }

@@ -47,8 +47,8 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
   ByteReader fixed(head);
   if (fixed.take(magic.size()) != magic) return "not a flashjit entry";
   if (const std::uint32_t version = fixed.u32(); version != entry_format_version) {
-    return "format version " + std::to_string(version) + " where " + std::to_string(entry_format_version) +
-           " belongs";
+    return "format version " + std::to_string(version) + " instead of " +
+           std::to_string(entry_format_version);
   }
   const std::uint64_t key_size = fixed.u32(), metadata_size = fixed.u32(), payload_size = fixed.u32();
   const std::string payload_checksum(fixed.take(digest_size));
@@ -63,7 +63,7 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
     return "ends early";
   }
   if (digest(head) != checksum) return "the checksum of header, key and metadata does not match";
-  std::optional<Key> key = Key::parse(std::string_view(head).substr(fixed_size, key_size));
+  std::optional<CacheKey> key = CacheKey::parse(std::string_view(head).substr(fixed_size, key_size));
   if (!key) return "malformed key";
   entry.key = std::move(*key);
   entry.metadata = head.substr(fixed_size + key_size);

@@ -41,7 +41,7 @@ Eviction evict(int folder, const std::vector<std::string>& names, std::uint64_t 
     if (::fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
     StoredFile file{name, static_cast<std::uint64_t>(status.st_size), status.st_mtim};
     if (file.used.tv_sec > now + moment) {
-      // Beyond the last moment: others may have to be kept as well.
+      // The file counts as used a moment ago, and no more recently: other files may have to stay as well.
       file.used = {now - moment, 0};
       const timespec times[] = {{0, UTIME_OMIT}, file.used};
       ::utimensat(folder, name.c_str(), times, AT_SYMLINK_NOFOLLOW);

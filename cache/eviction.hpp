@@ -1,4 +1,4 @@
-// A size cap for the files of a folder: those that were used least recently go first.
+// A size limit for the files of a folder: the least recently used are removed first.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,19 @@
 namespace flashjit {
 
 struct Eviction {
-  std::size_t removed = 0;  // files
+  std::size_t removed = 0;  // number of files
   std::uint64_t removed_bytes = 0;
-  std::uint64_t left_bytes = 0;  // of the named files
+  std::uint64_t left_bytes = 0;  // total size of the remaining files
 };
 
-// Notes in the file's modification time that it is in use; at most once a minute, and only if we may.
+// Records in the file's modification time that the file is
+// used now; at most once a minute, and only if permitted.
 void mark_used(int file, std::int64_t modified);
 
-// Removes some of the named files, if they are larger than max_bytes together, until nine tenths of that are
-// left. A file that was used within the last minute or of which in_use() is true stays. Whoever has opened a
-// file keeps it. Times from the future, of a clock that went wrong, count as now and are corrected, so that
-// they keep nothing for ever.
+// If the named files together are larger than max_bytes, removes the least recently used until nine
+// tenths of max_bytes are left. A file that was used within the last minute, or for which in_use() is
+// true, stays. A process that has opened a removed file keeps its content. A time in the future, from a
+// clock that went wrong, counts as now and is corrected, so that it does not protect a file for ever.
 Eviction evict(int folder, const std::vector<std::string>& names, std::uint64_t max_bytes,
                const std::function<bool(const std::string& name)>& in_use);
 

@@ -35,7 +35,8 @@ inline std::string error_text(int error) {
   return std::generic_category().message(error);
 }
 
-// True when all `size` bytes were read; at the end of the file false with errno 0.
+// Returns true if all `size` bytes were read; false with errno
+// 0 at the end of the file, with another errno otherwise.
 inline bool read_fully(int descriptor, char* to, std::size_t size) {
   while (size > 0) {
     const ssize_t count = ::read(descriptor, to, size);
@@ -50,7 +51,7 @@ inline bool read_fully(int descriptor, char* to, std::size_t size) {
   return true;
 }
 
-// False with errno where not everything could be written.
+// Returns false with errno if not everything could be written.
 inline bool write_fully(int descriptor, const char* from, std::size_t size) {
   while (size > 0) {
     const ssize_t count = ::write(descriptor, from, size);

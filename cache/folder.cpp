@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t max_quarantine = 16;
 
-// Renames a damaged file out of the way. False where it stays, and stays a miss: in a folder that cannot be
-// written, and where somebody has put a good file in its place.
+// Moves a damaged file to quarantine/. Returns false if the file stays, which remains a
+// miss: the folder cannot be written, or another process has put a good file in its place.
 bool set_aside(int folder, const std::string& name, const struct stat& damaged) {
   const File quarantine = open_folder(folder, "quarantine", true, nullptr);
   struct stat now;
@@ -27,7 +27,7 @@ bool set_aside(int folder, const std::string& name, const struct stat& damaged) 
       now.st_ino != damaged.st_ino)
     return false;
 
-  std::vector<std::pair<std::int64_t, std::string>> kept;  // by time of arrival
+  std::vector<std::pair<std::int64_t, std::string>> kept;  // with the time of arrival
   for (const std::string& other : names_in(quarantine.get())) {
     struct stat status;
     if (::fstatat(quarantine.get(), other.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -42,8 +42,8 @@ bool set_aside(int folder, const std::string& name, const struct stat& damaged) 
   return ::renameat(folder, name.c_str(), quarantine.get(), there.c_str()) == 0;
 }
 
-// A file being written in tmp/, locked for as long as its writer lives, removed unless it was moved to its
-// place.
+// A file that is being written in tmp/. It is locked while its
+// writer lives, and removed unless it was moved to its place.
 class Temporary {
  public:
   explicit Temporary(int folder) : folder_(folder) {
@@ -55,9 +55,9 @@ class Temporary {
           File(::openat(folder_, name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
       if (!file_ && errno == EEXIST) continue;
       if (!file_) return;
-      // Where locks are not supported, nobody's are, and nothing is taken for stale.
+      // On a file system without locks no file is ever locked, and remove_stale() takes none for stale.
       ::flock(file_.get(), LOCK_EX);
-      // A cleaner may have come between creation and lock.
+      // Another process's remove_stale() may have removed the file between creation and lock.
       struct stat status;
       if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 0) return;
       file_ = File();
@@ -72,17 +72,17 @@ class Temporary {
 
   explicit operator bool() const { return static_cast<bool>(file_); }
 
-  // False with errno.
+  // Returns false with errno.
   bool write(const std::string& bytes) {
-    // Going over this limit would raise SIGXFSZ, which ends the host process.
+    // Writing beyond this limit would raise SIGXFSZ, which ends the host process.
     rlimit limit{};
     if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes.size() > limit.rlim_cur) {
       errno = EFBIG;
       return false;
     }
-    // Flushed because file systems report a full disk or quota as late as here. The folder is not: losing the
-    // rename in a power cut loses an entry, nothing else, and whatever else a power cut leaves fails its
-    // checksum.
+    // The file is flushed because file systems may report a full disk or quota only
+    // then. The folder is not flushed: a power cut may lose the rename, and so an
+    // entry, but nothing else; any other damage by a power cut fails a checksum.
     return write_fully(file_.get(), bytes.data(), bytes.size()) && ::fdatasync(file_.get()) == 0;
   }
   bool move_to(int folder, const std::string& name) {
@@ -91,7 +91,7 @@ class Temporary {
     return true;
   }
 
-  // Removes what dead writers left; returns how many files.
+  // Removes the files of dead writers; returns how many.
   static std::size_t remove_stale(int folder) {
     std::size_t removed = 0;
     for (const std::string& name : names_in(folder)) {
@@ -163,14 +163,15 @@ std::optional<Finding> inspect_file(int folder, const std::string& name, const F
                                     struct stat* found) {
   struct stat status;
   if (!found) found = &status;
-  // Never waits for a FIFO, never follows a link.
+  // O_NONBLOCK: never waits for a FIFO. O_NOFOLLOW: never follows a link.
   if (const File file{::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)}) {
     if (::fstat(file.get(), found) != 0) return Finding{error_text(errno), false};
     if (!S_ISREG(found->st_mode)) return Finding{"not a regular file", true};
     if (std::string reason = distrust(*found); !reason.empty()) return Finding{std::move(reason), true};
     return read(file.get(), *found);
   }
-  // A symbolic link (ELOOP) or a socket (ENXIO) in a file's place; anything else is not the file's fault.
+  // A symbolic link (ELOOP) or a socket (ENXIO) in the file's place
+  // is reported as damage; any other error is not the file's fault.
   const int error = errno;
   if (error == ENOENT) return std::nullopt;
   if ((error == ELOOP || error == ENXIO) && ::fstatat(folder, name.c_str(), found, AT_SYMLINK_NOFOLLOW) == 0)

@@ -1,5 +1,5 @@
-// Files in a folder that many processes share, as entries and tune records are kept: read through one
-// descriptor that was checked (trust.hpp), published by rename, set aside when damaged.
+// Files in a folder that many processes share, such as entries and tune records. A file is read through
+// one descriptor that was checked (trust.hpp), published by rename, and set aside if it is damaged.
 //
 //   FOLDER/NAME          a file; appears by rename, whole or not at all
 //   FOLDER/tmp/          files being written
@@ -18,19 +18,20 @@
 
 namespace flashjit {
 
-// The folder `name` in `parent` (AT_FDCWD: a path), made like its parent if it is missing and `create` is
-// set. None, with the reason in *why where there is one, if others could write to it; without a reason it is
-// just not there.
+// Opens the folder `name` in `parent` (AT_FDCWD: a path). If it is missing and `create`
+// is set, it is made with its parent's permissions. Returns none if others could write
+// to it, with the reason in *why; without a reason the folder is merely missing.
 File open_folder(int parent, const std::string& name, bool create, std::string* why);
 
-// The folder at `path`, as prepare_folder() gave it; made again if it was removed and `create` is set.
+// Opens the folder at `path`, as prepare_folder() returned
+// it; makes it again if it was removed and `create` is set.
 File open_cache_folder(const std::string& path, bool create, std::string* why);
 
-// Names in a folder, but "." and "..".
+// The names in a folder, except "." and "..".
 void for_each_name(int folder, const std::function<void(std::string_view name)>& visit);
 std::vector<std::string> names_in(int folder);
 
-// What reading a file found. `damaged`: its bytes are wrong, as opposed to not being readable.
+// The result of reading a file. `damaged`: its bytes are wrong, as opposed to unreadable.
 struct Finding {
   std::string reason;  // empty: all is well
   bool damaged = false;
@@ -38,19 +39,21 @@ struct Finding {
 
 using FileReader = std::function<Finding(int file, const struct stat& status)>;
 
-// What `read` finds in the open file `name`, or why it was not given to it; none where there is no such file.
+// Opens the file `name` and returns the finding of `read`, or
+// why `read` was not called; none if there is no such file.
 std::optional<Finding> inspect_file(int folder, const std::string& name, const FileReader& read,
                                     struct stat* found = nullptr);
 
-// The same for use: true if nothing is wrong with the file. Otherwise *why says which and what, or is empty
-// where there is no such file. What is damaged, or something else in a file's place, is moved to quarantine/
-// if `may_move` is set.
+// Like inspect_file(), for use: returns true if nothing is wrong with the file. Otherwise
+// *why names the file and the problem; it is empty if there is no such file. A damaged
+// file, or something else in a file's place, is moved to quarantine/ if `may_move` is set.
 bool read_file(int folder, const std::string& name, bool may_move, const FileReader& read, std::string* why);
 
-// Written to tmp/, flushed, renamed. False with the reason in *why; then nothing is left behind.
+// Writes the file to tmp/, flushes and renames it. On failure
+// returns false with the reason in *why and leaves nothing behind.
 bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why);
 
-// Removes what dead writers left in a folder's tmp/; returns how many files.
+// Removes the files of dead writers in a folder's tmp/; returns how many.
 std::size_t remove_unfinished(int folder, std::string* why);
 
 inline void tell(std::string* why, std::string reason) {

@@ -9,17 +9,17 @@
 namespace flashjit {
 using nlohmann::json;
 
-CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const KernelSource& source) {
+CacheEntry pack_kernel(const CacheKey& key, const CompiledKernel& compiled, const KernelSource& source) {
   json steps = json::array();
   for (const Step& step : source.steps) {
-    steps.push_back({{"entry", step.entry},
+    steps.push_back({{"entry", step.function},
                      {"threads", step.threads},
                      {"shared_memory", step.shared_memory},
                      {"scratch", step.scratch}});
   }
   json compiled_steps = json::array();
   for (const CompiledStep& step : compiled.steps) {
-    compiled_steps.push_back({{"entry", step.entry},
+    compiled_steps.push_back({{"entry", step.function},
                               {"registers", step.registers},
                               {"spill_bytes", step.spill_bytes},
                               {"static_shared_memory", step.static_shared_memory}});
@@ -63,7 +63,7 @@ std::optional<StoredKernel> unpack_kernel(CacheEntry entry) try {
 
 EntryUse unpack_into(std::optional<StoredKernel>& kernel) {
   return [&kernel](CacheEntry& entry) -> Finding {
-    kernel = unpack_kernel({Key(), std::move(entry.metadata), std::move(entry.payload)});
+    kernel = unpack_kernel({CacheKey(), std::move(entry.metadata), std::move(entry.payload)});
     if (kernel) return {};
     return {"its metadata does not describe a kernel", true};
   };

@@ -1,4 +1,4 @@
-// A compiled kernel as a cache entry, and back.
+// Converts a compiled kernel to a cache entry, and back.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace flashjit {
 
-// Everything that a kernel found on disk needs to be loaded and described.
+// Everything that is needed to load and describe a kernel found on disk.
 struct StoredKernel {
   CompiledKernel compiled;  // without assembly
   Target target;
@@ -18,10 +18,10 @@ struct StoredKernel {
   std::vector<Step> steps;
 };
 
-CacheEntry pack_kernel(const Key& key, const CompiledKernel& compiled, const KernelSource& source);
-// Nothing if the metadata is not what pack_kernel writes.
+CacheEntry pack_kernel(const CacheKey& key, const CompiledKernel& compiled, const KernelSource& source);
+// Nothing if pack_kernel() would not write such metadata.
 std::optional<StoredKernel> unpack_kernel(CacheEntry entry);
-// For lookups: takes an entry's kernel into `kernel`, and finds an entry damaged that describes none.
+// For lookups: moves an entry's kernel into `kernel`; an entry that describes no kernel is damaged.
 EntryUse unpack_into(std::optional<StoredKernel>& kernel);
 
 }  // namespace flashjit

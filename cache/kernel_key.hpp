@@ -1,4 +1,4 @@
-// The keys of a kernel.
+// The cache keys of a kernel.
 #pragma once
 
 #include <string_view>
@@ -9,16 +9,16 @@
 
 namespace flashjit {
 
-// What was asked for and the source that answers it: spec, target, config, steps, and the digests of the
-// rendered text and of each header it reaches. Needs no compiler. `spec` is validated; its pins are left out,
-// since the config says what came of them.
-Key request_key(const AttentionSpec& spec, const KernelSource& source);
+// The key of a request: the spec, the target, the config, the steps, and the digests
+// of the rendered text and of each header that it reaches. Needs no compiler. `spec`
+// is validated; its pins are left out, since the config holds their effect.
+CacheKey request_key(const AttentionSpec& spec, const KernelSource& source);
 
-// The request, and everything else that decides the machine code and how it is stored: compile options, the
-// compiler's identity, the entry format's version.
-Key entry_key(const Key& request, std::string_view options, std::string_view compiler_identity);
+// The key of an entry: the request and everything else that decides the machine code
+// and its file: compile options, the compiler's identity, the entry format's version.
+CacheKey entry_key(const CacheKey& request, std::string_view options, std::string_view compiler_identity);
 
-// The request in an entry's key.
-Key request_of(const Key& entry);
+// The request that an entry's key contains.
+CacheKey request_of(const CacheKey& key);
 
 }  // namespace flashjit

@@ -7,12 +7,12 @@
 namespace flashjit {
 namespace {
 
-// Far beyond any key, and few enough to compare each label with all before it.
+// Far more than any key has, and few enough to compare each label with all labels before it.
 constexpr std::uint32_t max_fields = 1024;
 
 }  // namespace
 
-Key& Key::add(std::string_view label, std::string_view value) {
+CacheKey& CacheKey::add(std::string_view label, std::string_view value) {
   if (find(label)) {
     throw Error(ErrorCode::internal, "cache key: field '" + std::string(label) + "' was given twice");
   }
@@ -20,29 +20,29 @@ Key& Key::add(std::string_view label, std::string_view value) {
   return *this;
 }
 
-const std::string* Key::find(std::string_view label) const {
-  for (const KeyField& field : fields_) {
+const std::string* CacheKey::find(std::string_view label) const {
+  for (const CacheKeyField& field : fields_) {
     if (field.label == label) return &field.value;
   }
   return nullptr;
 }
 
-std::string Key::digest() const {
+std::string CacheKey::digest() const {
   return flashjit::digest(serialized());
 }
 
-std::string Key::serialized() const {
+std::string CacheKey::serialized() const {
   std::string bytes;
   put_u32(bytes, static_cast<std::uint32_t>(fields_.size()));
-  for (const KeyField& field : fields_) {
+  for (const CacheKeyField& field : fields_) {
     put_text(bytes, field.label);
     put_text(bytes, field.value);
   }
   return bytes;
 }
 
-std::optional<Key> Key::parse(std::string_view bytes) {
-  Key key;
+std::optional<CacheKey> CacheKey::parse(std::string_view bytes) {
+  CacheKey key;
   ByteReader reader(bytes);
   const std::uint32_t count = reader.u32();
   if (count > max_fields) return std::nullopt;
@@ -56,16 +56,16 @@ std::optional<Key> Key::parse(std::string_view bytes) {
   return key;
 }
 
-std::string explain_difference(const Key& a, const Key& b) {
+std::string explain_difference(const CacheKey& a, const CacheKey& b) {
   std::string lines;
   const auto line = [&lines](const std::string& label, const std::string* left, const std::string* right) {
     lines += label + ": " + (left ? *left : "(absent)") + " | " + (right ? *right : "(absent)") + "\n";
   };
-  for (const KeyField& field : a.fields()) {
+  for (const CacheKeyField& field : a.fields()) {
     const std::string* other = b.find(field.label);
     if (!other || *other != field.value) line(field.label, &field.value, other);
   }
-  for (const KeyField& field : b.fields()) {
+  for (const CacheKeyField& field : b.fields()) {
     if (!a.find(field.label)) line(field.label, nullptr, &field.value);
   }
   if (lines.empty() && a != b) lines = "the same fields in another order\n";

@@ -1,4 +1,4 @@
-// What identifies an entry: labelled, length-prefixed fields and the digest of them all.
+// The identity of an entry: labelled, length-prefixed fields, and the digest of all of them.
 #pragma once
 
 #include <optional>
@@ -8,35 +8,35 @@
 
 namespace flashjit {
 
-struct KeyField {
+struct CacheKeyField {
   std::string label, value;
-  bool operator==(const KeyField&) const = default;
+  bool operator==(const CacheKeyField&) const = default;
 };
 
-class Key {
+class CacheKey {
  public:
-  // Labels are unique within a key: throws internal when one is given twice.
-  Key& add(std::string_view label, std::string_view value);
-  const std::vector<KeyField>& fields() const { return fields_; }
-  // The value of that field; null if there is none.
+  // Labels are unique within a key: throws internal if one is given twice.
+  CacheKey& add(std::string_view label, std::string_view value);
+  const std::vector<CacheKeyField>& fields() const { return fields_; }
+  // The value of the field; null if there is none.
   const std::string* find(std::string_view label) const;
   // 32 hexadecimal digits over labels, values and their lengths.
   std::string digest() const;
 
-  // The form that is hashed and stored: number of fields, then for each the label and the value, each
-  // preceded by its length; all numbers 32-bit little-endian. No two keys share it.
+  // The bytes that are hashed and stored: the number of fields, then for each field the label and the value,
+  // each after its length. All numbers are 32-bit little-endian. Different keys have different bytes.
   std::string serialized() const;
-  // Nothing if the bytes are not exactly what serialized() gives for some key of up to 1024 fields.
-  static std::optional<Key> parse(std::string_view bytes);
+  // Nothing unless the bytes are exactly those that serialized() returns for some key of up to 1024 fields.
+  static std::optional<CacheKey> parse(std::string_view bytes);
 
-  bool operator==(const Key&) const = default;
+  bool operator==(const CacheKey&) const = default;
 
  private:
-  std::vector<KeyField> fields_;
+  std::vector<CacheKeyField> fields_;
 };
 
 // The fields in which two keys differ, one line each ("compiler: nvrtc 13.0 | nvrtc 12.9"); empty for equal
 // keys.
-std::string explain_difference(const Key& a, const Key& b);
+std::string explain_difference(const CacheKey& a, const CacheKey& b);
 
 }  // namespace flashjit

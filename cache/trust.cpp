@@ -12,7 +12,7 @@
 namespace flashjit {
 namespace {
 
-constexpr int max_links = 40;  // as the kernel
+constexpr int max_links = 40;  // the same as Linux
 
 std::string octal(mode_t mode) {
   std::string digits;
@@ -20,13 +20,14 @@ std::string octal(mode_t mode) {
   return digits;
 }
 
-[[noreturn]] void refuse(const std::string& folder, const std::string& reason, const std::string& remedy) {
+[[noreturn]] void refuse_folder(const std::string& folder, const std::string& reason,
+                                const std::string& remedy) {
   throw Error(ErrorCode::cache_failed, "cache folder " + folder + ": " + reason + "; " + remedy);
 }
 
 const std::string another_folder = "or set FLASHJIT_CACHE_DIR to a folder of your own";
 
-// Path components, in front of what is still to be walked.
+// Inserts the components of a path before those that are still to be walked.
 void push_components(std::deque<std::string>& todo, const std::string& path) {
   auto position = todo.begin();
   for (const std::filesystem::path& part : std::filesystem::path(path)) {
@@ -56,20 +57,21 @@ std::string prepare_folder(const std::string& folder, bool create) {
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(folder, failed).string();
   if (failed || folder.empty())
-    refuse("'" + folder + "'", "not a path", "set FLASHJIT_CACHE_DIR to a folder of your own");
+    refuse_folder("'" + folder + "'", "not a path", "set FLASHJIT_CACHE_DIR to a folder of your own");
 
   std::deque<std::string> todo;
   push_components(todo, absolute);
-  std::string at;  // resolved so far; empty is the root
+  std::string at;  // the path resolved so far; empty: the root
   for (int links = 0; !todo.empty();) {
     struct stat here, next;
     if (::lstat(at.empty() ? "/" : at.c_str(), &here) != 0) {
-      refuse(folder, at + ": " + error_text(errno), "choose a folder that can be reached, " + another_folder);
+      refuse_folder(folder, at + ": " + error_text(errno),
+                    "choose a folder that can be reached, " + another_folder);
     }
     const bool shared = here.st_mode & S_IWOTH;
     if (shared && !(here.st_mode & S_ISVTX)) {
-      refuse(folder, "everybody may rename what is in " + at + " (mode " + octal(here.st_mode) + ")",
-             "run chmod o-w on it, " + another_folder);
+      refuse_folder(folder, "everybody may rename what is in " + at + " (mode " + octal(here.st_mode) + ")",
+                    "run chmod o-w on it, " + another_folder);
     }
     const std::string name = todo.front();
     if (name == "..") {
@@ -79,39 +81,41 @@ std::string prepare_folder(const std::string& folder, bool create) {
     }
     const std::string path = at + "/" + name;
     if (::lstat(path.c_str(), &next) != 0) {
-      // Somebody else making it at the same moment is as good; the next round looks at what they made.
+      // If another process makes the folder at the same moment, the next round checks that one.
       if (errno == ENOENT && create && (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)) continue;
-      if (!create) refuse(folder, path + ": " + error_text(errno), "correct FLASHJIT_CACHE_PATH");
-      refuse(folder, "cannot make " + path + ": " + error_text(errno),
-             "choose a folder that can be written, " + another_folder);
+      if (!create) refuse_folder(folder, path + ": " + error_text(errno), "correct FLASHJIT_CACHE_PATH");
+      refuse_folder(folder, "cannot make " + path + ": " + error_text(errno),
+                    "choose a folder that can be written, " + another_folder);
     }
     todo.pop_front();
     if (S_ISLNK(next.st_mode)) {
       if (shared && next.st_uid != ::geteuid() && next.st_uid != 0 && next.st_uid != here.st_uid) {
-        refuse(folder, path + " is a symbolic link of another user in a folder that everybody may write to",
-               "remove the link, " + another_folder);
+        refuse_folder(folder,
+                      path + " is a symbolic link of another user in a folder that everybody may write to",
+                      "remove the link, " + another_folder);
       }
       char target[PATH_MAX];
       const ssize_t size = ::readlink(path.c_str(), target, sizeof target);
       if (size <= 0 || size == sizeof target || ++links > max_links) {
-        refuse(folder, "cannot follow the symbolic link " + path, "remove the link, " + another_folder);
+        refuse_folder(folder, "cannot follow the symbolic link " + path,
+                      "remove the link, " + another_folder);
       }
       if (target[0] == '/') at.clear();
       push_components(todo, std::string(target, static_cast<std::size_t>(size)));
     } else if (S_ISDIR(next.st_mode)) {
       at = path;
     } else {
-      refuse(folder, path + " is not a folder", "remove it, " + another_folder);
+      refuse_folder(folder, path + " is not a folder", "remove it, " + another_folder);
     }
   }
 
   struct stat status;
   if (at.empty()) at = "/";
-  if (::lstat(at.c_str(), &status) != 0) refuse(folder, error_text(errno), "choose another folder");
+  if (::lstat(at.c_str(), &status) != 0) refuse_folder(folder, error_text(errno), "choose another folder");
   if (const std::string reason = distrust(status); !reason.empty()) {
     const bool ours = status.st_uid == ::geteuid();
-    refuse(at, reason + ", and what it holds is machine code that would be run",
-           (ours ? "run chmod go-w on it, " : "let its owner use it, ") + another_folder);
+    refuse_folder(at, reason + ", and the machine code in it would be run",
+                  (ours ? "run chmod go-w on it, " : "let its owner use it, ") + another_folder);
   }
   return at;
 }

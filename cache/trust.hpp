@@ -1,10 +1,9 @@
-// Who could change what we are about to run.
+// Whether another user could change the machine code that this process is about to run.
 //
-// A cache holds machine code, so what decides is checked on the open descriptor at every use: a folder or
-// file must belong to this process's user or to root, and nobody else may write to it (the group bits also
-// show what POSIX ACLs allow). Whoever swaps a folder on the way to it can then at worst lead us to another
-// folder that only we can write to. The walk at the start says early, and in words, what is wrong with a
-// path. The environment is another user's where a set-user-id program runs.
+// Every use of a cache checks the open descriptor: a folder or file must belong to this process's user or
+// to root, and nobody else may write to it. (The group bits also show the rights that POSIX ACLs give.) A
+// user who swaps a folder on the way to it can then at worst lead us to another folder that only we can
+// write to. The walk along a path at the start serves to say early, and in words, what is wrong with it.
 #pragma once
 
 #include <sys/stat.h>
@@ -12,18 +11,18 @@
 
 namespace flashjit {
 
-// A variable of the environment; empty where there is none, and in set-user-id programs, whose environment is
-// their caller's.
+// A variable of the environment; empty if it is not set, and in
+// set-user-id programs, where the caller controls the environment.
 std::string environment_variable(const char* name);
 
-// Why another user could change what `status` describes; empty if none could. Mode bits in `tolerated` do not
-// count.
+// Why another user could change the file or folder that `status` describes;
+// empty if none could. Write permissions in `tolerated` do not count.
 std::string distrust(const struct stat& status, mode_t tolerated = 0);
 
-// The absolute path of the folder without symbolic links. Folders that are missing are made (0700) if
-// `create` is set. Throws cache_failed where one is missing or cannot be made; where the folder itself is not
-// to be trusted; where a folder on the way, also through symbolic links, may be written by everybody and is
-// not sticky; and at another user's symbolic link in a sticky one.
+// The folder's absolute path without symbolic links. Missing folders are made (0700) if `create`
+// is set. Throws cache_failed in these cases: a folder is missing or cannot be made; the folder
+// itself is not trusted; a folder on the way, also through symbolic links, may be written by
+// everybody and is not sticky; a sticky folder on the way holds another user's symbolic link.
 std::string prepare_folder(const std::string& folder, bool create = true);
 
 }  // namespace flashjit

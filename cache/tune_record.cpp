@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 constexpr Verdict verdicts[] = {Verdict::measured, Verdict::dropped, Verdict::wrong, Verdict::failed};
 
-// Sizes of pages and totals of packed sequences are left out where they are 0.
+// The page size and the totals of packed sequences are left out if they are 0.
 ordered_json shape_json(const Shape& s) {
   ordered_json object = {{"batch", s.batch},
                          {"seqlen_q", s.seqlen_q},
@@ -149,12 +149,12 @@ std::optional<TuneRecord> parse_tune_record(std::string_view text, std::string& 
   }
   const json object = json::parse(text.begin(), text.end());
   if (const int version = count_from_json(object, "format"); version != tune_format_version) {
-    why = "format version " + std::to_string(version) + " where " + std::to_string(tune_format_version) +
-          " belongs";
+    why = "format version " + std::to_string(version) + " instead of " + std::to_string(tune_format_version);
     return std::nullopt;
   }
   TuneRecord record = record_from_json(object);
-  // Holds the checksum, field names, their order and number, and every value to what we would write.
+  // Compares the checksum, the field names, their order and
+  // number, and every value with the text that we would write.
   if (to_json(record) != text) {
     why = "its checksum or its form is not that of a tune record";
     return std::nullopt;

@@ -21,7 +21,7 @@ bool is_record_name(std::string_view name) {
          name.find_first_not_of("0123456789abcdef") == digest_size;
 }
 
-// "NVIDIA H200" -> "nvidia-h200". Two devices may share a folder: keys name them in full.
+// "NVIDIA H200" -> "nvidia-h200". Two devices may share a folder, since keys hold the full name.
 std::string slug(std::string_view device) {
   std::string text;
   for (const char c : device.substr(0, 64)) {
@@ -63,17 +63,17 @@ Finding read_record(int file, const struct stat& status, std::optional<TuneRecor
 
 }  // namespace
 
-Key cache_key(const TuneKey& key) {
+CacheKey cache_key(const TuneKey& key) {
   const Shape& b = key.bucket;
-  Key k;
-  k.add("tune", std::to_string(tune_format_version));
-  k.add("spec", key.spec).add("target", key.target).add("device", key.device);
+  CacheKey result;
+  result.add("tune", std::to_string(tune_format_version));
+  result.add("spec", key.spec).add("target", key.target).add("device", key.device);
   std::string sizes;
   for (const int size : {b.batch, b.seqlen_q, b.seqlen_k, b.num_heads_q, b.num_heads_kv})
     sizes += std::to_string(size) + " ";
-  k.add("bucket", sizes);
-  if (b.page_size) k.add("page_size", std::to_string(b.page_size));  // absent from the keys of other records
-  return k;
+  result.add("bucket", sizes);
+  if (b.page_size) result.add("page_size", std::to_string(b.page_size));  // contiguous kernels' keys lack it
+  return result;
 }
 
 std::optional<TuneStore::Found> TuneStore::lookup(const TuneKey& key, const TuneEnvironment& here,

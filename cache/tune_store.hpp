@@ -2,8 +2,8 @@
 //
 //   FOLDER/tune/DEVICE/DIGEST.json   a record: to_json() of it and nothing else
 //
-// DEVICE is the device's name in lower case with dashes, DIGEST that of the key. Files appear and are set
-// aside as entries are (folder.hpp).
+// DEVICE is the device's name in lower case with dashes; DIGEST is the digest
+// of the key. Files are published and set aside like entries (folder.hpp).
 #pragma once
 
 #include <optional>
@@ -18,47 +18,50 @@ namespace flashjit {
 
 inline constexpr int tune_format_version = 1;
 
-// The key whose digest names the record's file, and which is locked while somebody tunes (DiskCache::lock).
-Key cache_key(const TuneKey& key);
+// The cache key of a record: its digest names the record's file,
+// and it is locked while a process tunes (DiskCache::lock).
+CacheKey cache_key(const TuneKey& key);
 
-// Reads a record out of bytes that nobody vouches for: nothing, with the reason in `why`, unless they are
-// exactly what to_json() gives for some record.
+// Reads a record from untrusted bytes. Returns nothing, with the reason in
+// `why`, unless they are exactly the text that to_json() writes for some record.
 std::optional<TuneRecord> parse_tune_record(std::string_view text, std::string& why);
 
 class TuneStore {
  public:
-  // Folders as prepare_folder() gives them. Of `layers` nothing is ever written or moved; they come first.
-  // `folder` may be empty: then nothing is kept.
+  // Folders as prepare_folder() returns them. `layers` are searched
+  // first and never changed. If `folder` is empty, no record is kept.
   explicit TuneStore(std::string folder, std::vector<std::string> layers = {})
       : folder_(std::move(folder)), layers_(std::move(layers)) {}
 
   struct Found {
     TuneRecord record;
     std::string path;
-    bool bundled = false;       // from a layer
-    std::string first_guess{};  // in what `here` differs from where it was measured; empty: it is exact
+    bool bundled = false;  // from a layer
+    std::string
+        first_guess{};  // how `here` differs from the environment of the measurement; empty: not at all
 
-    // A measurement here would not be of something else: a bundle's wins anyway, ours was made here.
+    // Whether measuring again would be pointless: a bundle's
+    // record wins anyway, and one of our own was made here.
     bool is_current() const { return bundled || first_guess.empty(); }
   };
-  // The record of the first folder that has one: a bundle's choices win, wherever they were made, so that
-  // what was prebuilt is what is asked for. A damaged file is a miss, and set aside. *why: empty on a plain
-  // miss.
+  // The record of the first folder that has one. A bundle's record wins
+  // wherever it was made, so that its kernels are the ones asked for. A
+  // damaged file is a miss, and is set aside. *why is empty on a plain miss.
   std::optional<Found> lookup(const TuneKey& key, const TuneEnvironment& here,
                               std::string* why = nullptr) const;
 
-  // Where that key's record in `folder` is or would be.
+  // The path where the key's record in `folder` is or would be.
   std::string path(const TuneKey& key) const;
-  // Into `folder`, in place of what is there. False with the reason in *why.
+  // Writes the record to `folder`, in place of an older one. Returns false with the reason in *why.
   bool publish(const TuneRecord& record, std::string* why = nullptr) const;
 
   struct Listing {
     std::string path;
     bool bundled = false;
-    std::optional<TuneRecord> record;  // absent when damaged
-    std::string damage;                // why, when absent
+    std::optional<TuneRecord> record;  // absent if damaged
+    std::string damage;                // why the record is absent
   };
-  // Of all folders, in order of lookup, then of path. Moves nothing.
+  // Lists the records of all folders, in order of lookup, then of path. Moves nothing.
   std::vector<Listing> list() const;
 
  private:

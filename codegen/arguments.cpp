@@ -39,7 +39,7 @@ constexpr std::array<ArgumentSets, num_needs> sets_of_needs() {
   return sets;
 }
 
-// A set for each bit of Argument::operations.
+// One set for each bit of Argument::operations.
 constexpr std::array<ArgumentSet, 8> sets_of_operations() {
   std::array<ArgumentSet, 8> sets{};
   for (const Argument& argument : arguments)
@@ -77,7 +77,7 @@ ArgumentSets arguments_of(const AttentionSpec& spec) noexcept {
   return {sets.allowed & of_operation, sets.required & of_operation};
 }
 
-std::string refusal_of(const AttentionSpec& spec, const Argument& argument) {
+std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument) {
   if (!(argument.operations & argument_table::bit(spec.op)))
     return std::string("the spec has \"op\": \"") + to_string(spec.op) +
            "\", which has no such argument: leave it out";
@@ -95,8 +95,8 @@ std::string refusal_of(const AttentionSpec& spec, const Argument& argument) {
     case Needs::sliding_window:
       return without_mask("sliding_window");
     case Needs::sinks:
-      return "the spec has no sliding_window mask with \"sinks\": true: ask for one, or leave the argument "
-             "out";
+      return "the spec has no sliding_window mask with \"sinks\": true: "
+             "ask for one, or leave the argument out";
     case Needs::block_sparse:
       return without_mask("block_sparse");
     case Needs::tree:

@@ -1,5 +1,5 @@
-// Every argument of a launch, a line each. Checks, the C interface, the tuner, the command's files and tests
-// walk this table.
+// The table of a launch's arguments, one line for each. The checks, the
+// C interface, the tuner, the command's files and the tests iterate it.
 #pragma once
 
 #include <cstddef>
@@ -17,25 +17,25 @@ namespace flashjit {
 enum class Role {
   input,      // elements
   output,     // written
-  table,      // integers in memory, which say what is computed
+  table,      // integers in memory that say what to compute
   number,     // by value
-  workspace,  // the caller's memory, which holds nothing before and after
+  workspace,  // scratch memory of the caller; its contents do not outlast a launch
 };
 
 using TensorMember = std::optional<Tensor> AttentionArgs::*;
-// Which member of AttentionArgs, and with it which type.
+// The member of AttentionArgs that holds the argument; its type is the argument's type.
 using ArgumentMember =
     std::variant<TensorMember, std::optional<int> AttentionArgs::*, std::optional<float> AttentionArgs::*,
                  std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
 
-// A condition on the spec, without which an argument means nothing.
+// The part of a spec without which the argument has no meaning.
 enum class Needs { nothing, lse, varlen, dropout, padding, sliding_window, sinks, block_sparse, tree };
 
 // A tensor's dimensions.
 struct Layout {
   using Sizes = std::vector<std::int64_t> (*)(const AttentionSpec& spec, const Shape& shape);
 
-  // Packed: with varlen. `sizes_of`: null where the data decide.
+  // `packed_dims`: the dimensions with varlen. `sizes_of`: null if the data decide the sizes.
   constexpr Layout(const char* dims, const char* packed_dims, Sizes sizes_of)
       : text(dims),
         packed(packed_dims),
@@ -63,10 +63,10 @@ struct Argument {
   ArgumentMember member;
   Role role;
   Needs needs;
-  bool required;                         // where the spec has what it needs
+  bool required;                         // if the spec has what it needs
   DType (*dtype)(const AttentionSpec&);  // null for a number
-  Layout layout;                         // of a number: what it is
-  unsigned operations;                   // that have it: a bit for each Operation
+  Layout layout;                         // a number's text says what it means
+  unsigned operations;                   // that have the argument; one bit for each Operation
 
   // Null for a number.
   constexpr TensorMember tensor() const {
@@ -135,7 +135,7 @@ constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_
                            if (s.varlen) return {z.num_heads_q, total(z.batch, z.seqlen_q, z.total_q)};
                            return {z.batch, z.num_heads_q, z.seqlen_q};
                          }};
-// As a tuner has them: of so many parts.
+// The tuner measures with so many parts.
 inline Sizes parts_of(Sizes sizes) {
   sizes.insert(sizes.begin(), 4);
   return sizes;
@@ -199,21 +199,21 @@ inline constexpr Argument all[] = {
 inline constexpr auto& arguments = argument_table::all;
 inline constexpr std::size_t num_arguments = std::size(arguments);
 
-// The line of a member.
+// The table's line for a member.
 constexpr const Argument& argument_of(ArgumentMember member) {
   for (const Argument& argument : arguments)
     if (argument.member == member) return argument;
   throw Error(ErrorCode::internal, "no argument has that member");
 }
 
-// The line of a C id; null if there is none.
+// The table's line for a C id; null if there is none.
 constexpr const Argument* find_argument(std::int32_t id) {
   if (id >= 1 && static_cast<std::size_t>(id) <= num_arguments && arguments[id - 1].id == id)
     return &arguments[id - 1];
   return nullptr;
 }
 
-// Bit i: arguments[i].
+// A set of arguments: bit i stands for arguments[i].
 using ArgumentSet = std::uint64_t;
 static_assert(num_arguments <= 64);
 constexpr ArgumentSet bit_of(const Argument& argument) {
@@ -222,13 +222,13 @@ constexpr ArgumentSet bit_of(const Argument& argument) {
 
 ArgumentSet given_arguments(const AttentionArgs& args) noexcept;
 
-// Arguments that launches of a spec may be given, and must be given.
+// The arguments that a launch of the spec may have, and those that it must have.
 struct ArgumentSets {
   ArgumentSet allowed, required;
 };
 ArgumentSets arguments_of(const AttentionSpec& spec) noexcept;
-// Why an argument that it may not have is refused: "the spec has ...".
-std::string refusal_of(const AttentionSpec& spec, const Argument& argument);
+// Why a launch of the spec may not have the argument: "the spec has ...".
+std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument);
 inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {
   return (arguments_of(spec).allowed & bit_of(argument)) != 0;
 }

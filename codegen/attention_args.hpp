@@ -21,7 +21,7 @@ struct Device {
 
   // "cpu" or "cuda:N" ("cuda" is "cuda:0").
   static FLASHJIT_API Device parse(std::string_view text);
-  // "cpu:N" for an index that no CPU has.
+  // "cpu", "cuda:N"; "cpu:N" for an index that no CPU has.
   std::string str() const {
     if (kind == Kind::cpu && index == 0) return "cpu";
     return (kind == Kind::cpu ? "cpu:" : "cuda:") + std::to_string(index);
@@ -29,7 +29,8 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// Borrowed memory. Strides in elements; the last dimension of q, k, v, o must be contiguous.
+// Memory that the caller owns. Strides count elements;
+// the last dimension of q, k, v and o must be contiguous.
 struct Tensor {
   static constexpr int max_rank = 6;
   void* data = nullptr;
@@ -39,7 +40,7 @@ struct Tensor {
   std::array<std::int64_t, max_rank> shape{};
   std::array<std::int64_t, max_rank> strides{};
 
-  // Row-major tensor of that shape.
+  // A row-major tensor of this shape.
   static FLASHJIT_API Tensor contiguous(void* data, DType dtype, Device device,
                                         std::span<const std::int64_t> shape);
   static Tensor contiguous(void* data, DType dtype, Device device,
@@ -48,65 +49,78 @@ struct Tensor {
   }
 };
 
-// Arguments of one launch. q, k, v, o: [batch, seqlen, heads, head_dim], or with varlen packed
-// [total, heads, head_dim]. A sequence has at most longest_sequence (shape.hpp) rows or keys, a launch at
-// most 2^48 query rows over batch and heads. arguments.hpp has them all in a table; later operations add
-// some.
+// Arguments of one launch; arguments.hpp has them in a table. q, k, v and o are
+// [batch, seqlen, heads, head_dim], with varlen packed [total, heads, head_dim]. A
+// sequence has at most longest_sequence (shape.hpp) rows or keys. A launch has at
+// most 2^48 query rows, counted over batch and heads. Later operations add arguments.
 //
-// Rows of an output may not overlap: each dimension's stride must be beyond all that lies within it, in
-// whatever order the dimensions lie; other strides are refused. Memory that o shares with q, k or v is
-// refused where that is certain from strides and addresses: tensors of equal strides, slices of one buffer
-// among them, are told exactly; of others it is seen where one has no gaps and the other begins or ends in
-// it.
+// Rows of an output must not overlap: in some order of the dimensions, each dimension's stride
+// must reach beyond everything that the dimensions inside it span; other strides are refused. o
+// must not share memory with q, k or v. A launch is refused if strides and addresses prove that it
+// does. The proof is exact for tensors of equal strides, such as slices of one buffer. For other
+// strides an overlap is found if one tensor has no gaps and the other begins or ends inside it.
 struct AttentionArgs {
-  std::optional<Tensor> q{}, k{}, v{}, o{};  // of the spec's dtype, o of its o_dtype
-  std::optional<Tensor> lse{};  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q];
-                                // natural logarithm; -inf for a row with nothing to attend to, NaN (as o
-                                // is) where a score is NaN or +inf, on GPUs also where the row's largest
-                                // score, times log2(e), is beyond 2^26 either way; a score that float32
-                                // rounds to -inf is an unseen key
-  std::optional<Tensor> cu_seqlens_q{};  // int32 [batch + 1], on the kernel's device; varlen only
-  std::optional<Tensor> cu_seqlens_k{};  // int32 [batch + 1]
-  // varlen: no sequence is longer; absent: as long as all rows together, at most longest_sequence.
+  // q, k and v are of the spec's dtype, o is of its o_dtype.
+  std::optional<Tensor> q{}, k{}, v{}, o{};
+  // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q]: the natural logarithm
+  // of each row's softmax sum. A row with nothing to attend to has -inf. A row with a score of
+  // NaN or +inf has NaN, and so has its o; on GPUs so has a row whose largest score, times
+  // log2(e), is beyond 2^26 either way. A score that float32 rounds to -inf is an unseen key.
+  std::optional<Tensor> lse{};
+  // varlen: where each sequence begins in the packed tensors. int32 [batch + 1], on the kernel's device.
+  std::optional<Tensor> cu_seqlens_q{};
+  std::optional<Tensor> cu_seqlens_k{};
+  // varlen: a bound on the length of each sequence. Absent:
+  // the total of all rows or keys, at most longest_sequence.
   std::optional<int> max_seqlen_q{}, max_seqlen_k{};
 
-  // For masks of the spec, each with its kind only. Integer tables are int32, contiguous and on the kernel's
-  // device; bits are the 32 of a word, the lowest first. With varlen, tables may be made for a larger
-  // max_seqlen than the launch has: query blocks and rows beyond it are not read, key blocks beyond not seen.
-  std::optional<Tensor> seqlens_q{};  // padding: [batch], true lengths, with varlen the rows used of each
-                                      // packed sequence; one of the two may be absent: all rows
+  // Arguments of masks; each is given only if the spec has its kind of mask. Integer tables are
+  // int32, contiguous and on the kernel's device; bit i of a word stands for its i-th row or key,
+  // the lowest bit first. With varlen, a table may be made for a larger max_seqlen than the launch
+  // has: its further query blocks and rows are not read, its further key blocks are not seen.
+
+  // padding: [batch], the true length of each batch entry; with varlen, the used rows of
+  // each packed sequence. One of the two may be absent: all rows, or all keys, are used.
+  std::optional<Tensor> seqlens_q{};
   std::optional<Tensor> seqlens_k{};
   std::optional<int> window_left{};   // sliding_window: keys before a row's own; absent: all
-  std::optional<int> window_right{};  // keys after it
-  std::optional<int> num_sinks{};     // with sinks: the first keys, which every row sees; absent: 0
-  // block_sparse: query block i of batch entry b and head h sees the key blocks block_indices[e] for e from
-  // block_offsets[b, h, i] to block_offsets[b, h, i + 1], ascending. A size of 1 is shared by all.
-  std::optional<Tensor> block_offsets{};     // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
-  std::optional<Tensor> block_indices{};     // [listed blocks]
-  std::optional<Tensor> block_bitmask_of{};  // [listed blocks]: -1, seen whole, or which bitmask; absent: -1
-  std::optional<Tensor> block_bitmasks{};    // [bitmasks, block_m, ceil(block_n / 32)]
-  std::optional<Tensor> tree_bits{};         // tree: [batch or 1, seqlen_q, words]: new keys that a row sees
-  std::optional<Tensor> prefix_lengths{};    // [batch]: keys before the new ones; absent: seqlen_k - seqlen_q
+  std::optional<int> window_right{};  // keys after a row's own; absent: all
+  std::optional<int> num_sinks{};     // with sinks: how many first keys every row sees; absent: 0
+  // block_sparse: query block i of batch entry b and head h sees the key blocks block_indices[e]
+  // for e from block_offsets[b, h, i] up to, but not including, block_offsets[b, h, i + 1], in
+  // ascending order. A dimension of size 1 is shared by all batch entries or heads.
+  std::optional<Tensor> block_offsets{};  // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
+  std::optional<Tensor> block_indices{};  // [listed blocks]
+  // [listed blocks]: the index of each block's bitmask, or -1: the block is seen whole; absent: all -1
+  std::optional<Tensor> block_bitmask_of{};
+  std::optional<Tensor> block_bitmasks{};  // [bitmasks, block_m, ceil(block_n / 32)]
+  // tree: [batch or 1, seqlen_q, words of 32 new keys], the new keys that each row sees.
+  std::optional<Tensor> tree_bits{};
+  // tree: [batch], how many keys come before the new ones; absent: seqlen_k - seqlen_q.
+  std::optional<Tensor> prefix_lengths{};
 
-  // dropout: the probability that a weight is dropped, rounded to a multiple of 2^-32; the others are
-  // multiplied by 1 / (1 - p). What drops is a function of seed and offset and of the element's place
-  // (dropout.hpp): never use the same two for two calls that are to differ. As values or, for CUDA graphs
-  // whose replays are to differ, both as int64 tensors [1] on the kernel's device, read when the kernel runs.
+  // dropout: the probability that a weight is dropped, rounded to a multiple of 2^-32; the
+  // other weights are multiplied by 1 / (1 - p). Seed, offset and the element's place decide
+  // which weights drop (dropout.hpp): two calls that are to differ must not use the same seed
+  // and offset. Both are given as values or, for CUDA graphs whose replays are to differ, as
+  // int64 tensors [1] on the kernel's device, which are read when the kernel runs.
   std::optional<double> dropout_p{};              // 0 to 1
   std::optional<std::uint64_t> dropout_seed{};    // any number
   std::optional<std::uint64_t> dropout_offset{};  // any number; absent: 0
   std::optional<Tensor> dropout_seed_tensor{};    // instead of dropout_seed
   std::optional<Tensor> dropout_offset_tensor{};  // instead of dropout_offset
 
-  // merge: n partial results, each over keys of its own. What a part with a log-sum-exp of -inf holds counts
-  // as nothing.
-  std::optional<Tensor> parts_o{};  // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim]
-  std::optional<Tensor> parts_lse{};  // float32 [n, batch, heads, seqlen], packed [n, heads, total]
+  // merge: n partial results, each over keys of its own. A part whose
+  // log-sum-exp is -inf counts as nothing, whatever its parts_o holds.
+  // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim].
+  std::optional<Tensor> parts_o{};
+  // float32 [n, batch, heads, seqlen], packed [n, heads, total].
+  std::optional<Tensor> parts_lse{};
 
-  std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
-  std::optional<Tensor> workspace{};     // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the
-                                      // kernel's device, aligned to 64 bytes, on a GPU to 256; one for each
-                                      // launch in flight; contents undefined before and after
+  std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
+  // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,
+  // on a GPU to 256. Each launch in flight needs its own. Its contents are undefined before and after.
+  std::optional<Tensor> workspace{};
 };
 
 }  // namespace flashjit

@@ -11,8 +11,8 @@
 
 namespace flashjit {
 
-// In which order the blocks of a persistent grid take a launch's tiles; device code has the same names
-// (templates/cuda/tile_schedule.cuh).
+// The order in which the blocks of a persistent grid take a launch's tiles;
+// device code has the same names (templates/cuda/tile_schedule.cuh).
 enum class TileOrder { heads, sections, waves };
 
 struct KernelConfig {
@@ -20,16 +20,16 @@ struct KernelConfig {
   int block_n = 0;     // keys of one step
   int num_stages = 1;  // K/V buffers in flight (cuda); 1 on a CPU
   int num_warps = 4;   // warps of one block (cuda); 1 on a CPU
-  // sm_90a only; elsewhere what they are here.
+  // sm_90a only; other targets keep these values.
   bool q_in_registers = false;  // Q as wgmma's register operand; else read from shared memory
   bool ping_pong = false;       // consumers take turns at the tensor cores
   TileOrder tile_order = TileOrder::heads;
-  bool pack_gqa = false;  // query heads of a group may share a tile, where rows are few
+  bool pack_gqa = false;  // query heads of one key/value head may share a tile if rows are few
 
   auto operator<=>(const KernelConfig&) const = default;
 };
 
-// The fields of a spec's "config"; what is absent is the tuner's choice.
+// The fields of a spec's "config"; the tuner chooses the absent ones.
 struct PinnedConfig {
   std::optional<int> block_m = {}, block_n = {}, num_stages = {}, num_warps = {};
   std::optional<bool> q_in_registers = {}, ping_pong = {};
@@ -40,7 +40,8 @@ struct PinnedConfig {
   bool operator==(const PinnedConfig&) const = default;
 };
 
-// Calls visit(name, member of KernelConfig, member of PinnedConfig) for every choice, in order.
+// Calls visit(name, member of KernelConfig, member of
+// PinnedConfig) for every choice, in the order of the fields.
 template <class Visit>
 constexpr void for_each_choice(Visit&& visit) {
   visit("block_m", &KernelConfig::block_m, &PinnedConfig::block_m);
@@ -53,7 +54,7 @@ constexpr void for_each_choice(Visit&& visit) {
   visit("pack_gqa", &KernelConfig::pack_gqa, &PinnedConfig::pack_gqa);
 }
 
-// Every choice of `config` pinned, but for sizes of 0: its kernel has no such choice.
+// Pins every choice of `config`, except a size of 0: the config's kernel has no such choice.
 inline PinnedConfig pinned(const KernelConfig& config) {
   PinnedConfig pins;
   for_each_choice([&](const char*, auto choice, auto pin) {
@@ -67,13 +68,13 @@ inline PinnedConfig pinned(const KernelConfig& config) {
 
 inline constexpr std::array tile_orders = {TileOrder::heads, TileOrder::sections, TileOrder::waves};
 FLASHJIT_API const char* to_string(TileOrder) noexcept;
-// {"block_m": 128, ...}, without what is not pinned.
+// {"block_m": 128, ...}: the pinned choices only.
 FLASHJIT_API std::string to_json(const PinnedConfig&);
 inline std::string to_json(const KernelConfig& config) {
   return to_json(pinned(config));
 }
 
-// A choice's value as text: 128, true, pairs.
+// A choice's value as text: 128, true, heads.
 inline std::string choice_text(int value) {
   return std::to_string(value);
 }

@@ -1,4 +1,4 @@
-// Which products a CPU kernel is made of, and the memory that follows from it.
+// The matrix products that a CPU kernel is made of, and the memory that they need.
 #pragma once
 
 #include <algorithm>
@@ -10,30 +10,30 @@
 
 namespace flashjit {
 
-// AMX multiplies bf16 only; other dtypes take vectors on every target.
+// AMX multiplies bf16 only; the other dtypes use vector instructions on every target.
 inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
   return target.amx && spec.dtype == DType::bf16;
 }
 
-// Products that keep one side's tiles in registers.
+// Whether the kernel's products keep the tiles of one operand in registers.
 inline bool keeps_amx_tiles(const AttentionSpec& spec, const Target& target) {
   return uses_amx(spec, target) && device::amx_keeps(spec.head_dim, spec.head_dim_v);
 }
 
-// Keys that a kernel's steps take; parts of a tile's keys are whole ones.
+// How many keys a kernel processes at once. A tile's keys are divided into parts at multiples of this number.
 inline int cpu_step(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (!uses_amx(spec, target)) return config.block_n;
   const int keys = device::round_up(config.block_n, device::amx_unit);
   return keeps_amx_tiles(spec, target) ? std::min(keys, device::amx_kept_keys) : keys;
 }
 
-// Of packed K and V, bytes.
+// Bytes of one packed block of K and V.
 inline int cpu_packed_block(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto bytes = uses_amx(spec, target) ? device::amx_packed_block : device::cpu_packed_block;
   return bytes(spec.head_dim, spec.head_dim_v, config.block_n);
 }
 
-// What one thread lends to the kernel, bytes: with room for one packed block.
+// Bytes of scratch that one thread lends to the kernel, with room for one packed block.
 inline int cpu_scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto bytes = uses_amx(spec, target) ? device::amx_forward_scratch : device::cpu_forward_scratch;
   return bytes(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n, spec.dropout) +

@@ -1,4 +1,4 @@
-# Writes OUTPUT, a C++ file that holds each of NAMES, headers relative to TEMPLATES, as a raw string.
+# Writes OUTPUT, a C++ file that holds each header of NAMES as a raw string. NAMES are relative to TEMPLATES.
 # cmake -DTEMPLATES=folder -DNAMES=a.h;b/c.cuh -DOUTPUT=file -P embed_headers.cmake
 cmake_minimum_required(VERSION 3.25)
 

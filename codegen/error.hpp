@@ -20,17 +20,18 @@ enum class ErrorCode : int {
   invalid_argument = 3,      // a tensor, length, pointer or option that does not fit the request
   target_unavailable = 4,    // this machine cannot run the target
   compiler_unavailable = 5,  // NVRTC or the LLVM plugin was not found
-  compile_failed = 6,        // the compiler refused the source; its log is the detail
+  compile_failed = 6,        // the compiler rejected the source; detail() is its log
   cache_failed = 7,          // a cache folder is unusable or refused
   device_failed = 8,         // the CUDA driver or the operating system reported a failure
   internal = 9,              // a defect of flashjit itself
-  not_prebuilt = 10,         // an engine that must not compile was asked for what no cache folder holds
+  not_prebuilt = 10,         // a require_prebuilt engine found the kernel in no cache folder
 };
 
 // "invalid_spec", "unsupported", ...
 FLASHJIT_API const char* to_string(ErrorCode code) noexcept;
 
-// what() and message(): what was asked, what is wrong, what would work. detail(): logs, may be empty.
+// what() and message() say what was asked, what is wrong and
+// what would work. detail() holds logs and may be empty.
 class FLASHJIT_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, std::string detail = {})

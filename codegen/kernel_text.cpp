@@ -5,7 +5,7 @@
 namespace flashjit {
 namespace {
 
-// A mask's functor and the header that has it; `tables`: its test looks things up in memory.
+// A mask's functor type and the header that defines it. `tables`: the mask's test reads tables in memory.
 struct Functor {
   std::string type;
   const char* header;
@@ -59,7 +59,7 @@ std::string member(const char*, const std::vector<Mask>& masks) {
   for (const Mask& mask : masks) type += ", " + functor_of(mask).type;
   return line(type + ">");
 }
-// head_dim_v stands beside head_dim, and what came of pins in Config.
+// spec_struct() writes head_dim_v beside head_dim; the effect of pins stands in Config.
 std::string member(const char*, int) {
   return {};
 }

@@ -1,4 +1,4 @@
-// The pieces of rendered text that kernels of all families have.
+// The pieces of rendered text that the kernels of all families share.
 #pragma once
 
 #include <string>
@@ -7,16 +7,17 @@
 
 namespace flashjit {
 
-// Includes of the kernel's header and of its masks'.
+// The #include lines of the kernel's header and of its masks' headers.
 std::string include_lines(const char* kernel, const AttentionSpec& spec);
 
-// In an unnamed namespace, so that kernels of different specs can be loaded side by side: Spec, with what
-// differs from `defaults`, a struct of the kernel's header; `between`; and Config with the named choices
-// and `products`, the type that it takes from elsewhere, if any.
+// The structs of the rendered text, in an unnamed namespace so that kernels of
+// different specs can be loaded side by side. Spec holds everything that differs from
+// `defaults`, a struct of the kernel's header. Then comes the text `between`. Config
+// holds the named choices and, if `products` is not empty, that type as Products.
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,
                     KernelFamily::Names choices, const KernelConfig& config, const std::string& products);
 
-// Whether a mask's test looks things up in memory.
+// Whether a mask's test reads tables in memory.
 bool reads_tables(const AttentionSpec& spec);
 
 }  // namespace flashjit

@@ -1,5 +1,5 @@
-// The masks that a spec may name. What varies from launch to launch (sizes of windows, lengths, lists, trees)
-// is not here: runtime/flashjit.hpp has the arguments.
+// The masks that a spec may name. Values that change from launch to launch (window sizes,
+// lengths, lists, trees) are not here but among the arguments (attention_args.hpp).
 #pragma once
 
 #include <compare>
@@ -11,8 +11,8 @@ namespace flashjit {
 
 enum class CausalAlign { bottom_right, top_left };
 
-// Every mask is plain data with a `kind` and visit(name, field) for each of its fields: JSON, canonical text,
-// hash and order follow.
+// Every mask is plain data with a `kind` and visit(name, field) for each
+// of its fields. JSON, canonical text, hash and order follow from these.
 
 // Row i sees key j iff j <= i + seqlen_k - seqlen_q (bottom_right) or j <= i (top_left).
 struct CausalMask {
@@ -41,9 +41,9 @@ struct SlidingWindowMask {
   auto operator<=>(const SlidingWindowMask&) const = default;
 };
 
-// Batch entries have lengths of their own, which all other masks of the spec go by. Keys from seqlens_k on
-// are not seen, whatever they hold; rows from seqlens_q on see nothing. Of packed sequences these are the
-// rows and keys that are used, the first ones of each.
+// Each batch entry has its own lengths, seqlens_q and seqlens_k, and all other masks of the spec use
+// them. Keys beyond seqlens_k are not seen, whatever they hold; rows beyond seqlens_q see nothing. With
+// packed sequences, the lengths count the used rows and keys, which are the first ones of each sequence.
 struct PaddingMask {
   static constexpr char kind[] = "padding";
 
@@ -52,12 +52,12 @@ struct PaddingMask {
   auto operator<=>(const PaddingMask&) const = default;
 };
 
-// Lists say which blocks of block_m rows x block_n keys are seen, whole or by a bitmask. Block sizes are
-// multiples of 16 up to 256, and need not be those of any tile.
+// Lists say which blocks of block_m rows x block_n keys are seen, whole or by a bitmask.
+// Block sizes are multiples of 16 up to 256; they need not be the sizes of a kernel's tiles.
 struct BlockSparseMask {
   static constexpr char kind[] = "block_sparse";
   int block_m = 128, block_n = 128;
-  bool per_head = false;  // query heads have lists of their own
+  bool per_head = false;  // each query head has its own lists
 
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
@@ -68,8 +68,8 @@ struct BlockSparseMask {
   auto operator<=>(const BlockSparseMask&) const = default;
 };
 
-// Draft tokens of speculative decoding: rows see every key of the prefix, and of the new keys those that
-// their bitmask names.
+// Draft tokens of speculative decoding: a row sees every key
+// of the prefix, and the new keys that its bitmask names.
 struct TreeMask {
   static constexpr char kind[] = "tree";
 

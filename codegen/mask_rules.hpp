@@ -1,4 +1,4 @@
-// What a list of masks means together.
+// Rules for the list of masks of a spec.
 #pragma once
 
 #include <string>
@@ -8,24 +8,24 @@
 
 namespace flashjit {
 
-// Refuses a spec, with the reason and what would work.
+// Throws invalid_spec. The message says what is wrong and what would work.
 [[noreturn]] void invalid(const std::string& message);
 
-// Masks are an intersection: their order and repetition do not count.
+// The masks in canonical order, each once: they are an intersection, so order and repetition do not count.
 std::vector<Mask> canonical(std::vector<Mask> masks);
 
-// Throws invalid_spec, with the reason and what would work, for masks that contradict each other, that one
-// launch has no arguments for, or whose fields are out of range. `masks` are canonical.
+// Throws invalid_spec if masks contradict each other, if one launch has no
+// arguments for them, or if a field is out of range. `masks` are canonical.
 void check_masks(const std::vector<Mask>& masks);
 
-// Whether only the device knows how much a tile has to do: tiles are then handed out one by one, to whichever
-// multiprocessor is free.
+// Whether only the device knows how much work a tile has. Tiles
+// are then handed out one by one to multiprocessors that are free.
 bool uneven_on_device(const std::vector<Mask>& masks, bool varlen);
 
-// "causal", or {"kind": "causal", "align": "top_left"} where a field is not at its default.
+// "causal", or {"kind": "causal", "align": "top_left"} if a field is not at its default.
 std::string to_json(const Mask& mask);
 
-// The list's mask of that kind; null if there is none.
+// The list's mask of this kind; null if there is none.
 template <class Kind>
 const Kind* find_mask(const std::vector<Mask>& masks) {
   for (const Mask& mask : masks)

@@ -67,7 +67,8 @@ void fold(std::string_view text, std::vector<EmbeddedHeader>& folded, std::strin
 KernelSource render(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   KernelSource source{
       .target = target, .config = config, .text = {}, .headers = {}, .steps = {}, .options = {}};
-  // Without its pins: what came of them stands in Config, and a kernel is the same whoever chose it.
+  // The text shows the spec without its pins: Config shows their
+  // effect, and a kernel is the same whoever chose its config.
   AttentionSpec unpinned = spec;
   unpinned.config = {};
   source.text = std::string("// flashjit ") + to_string(spec.op) + " for " + target.str() + "\n// " +

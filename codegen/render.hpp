@@ -8,8 +8,8 @@
 
 namespace flashjit {
 
-// Includes, Spec with the composed mask, Config and one entry a step; for sm_90a its products. `spec` is
-// validated and `config` complete and fitting (see search_space.hpp).
+// The rendered text: includes, Spec with the composed mask, Config, one function a step; for
+// sm_90a also its products. `spec` is validated; `config` is complete and fits (search_space.hpp).
 KernelSource render(const AttentionSpec& spec, const Target& target, const KernelConfig& config);
 
 // The same translation unit with every header folded in, for reading and for nvcc.

@@ -10,7 +10,7 @@
 namespace flashjit {
 namespace {
 
-// The choices that the family has.
+// The choices that the family has, as text.
 std::string str(const KernelConfig& config, const KernelFamily& family) {
   std::string text;
   for_each_choice([&](const char* name, auto choice, auto) {
@@ -33,7 +33,7 @@ KernelConfig with_pins(KernelConfig config, const PinnedConfig& pins) {
   return config;
 }
 
-// The product of the axes with pins in place of their axis, in ascending order.
+// The product of the axes, with each pin in place of its axis, in ascending order.
 std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& target) {
   const ConfigAxes axes = family_of(spec.op, target).axes(spec, target);
   std::vector<KernelConfig> configs = {{}};
@@ -65,7 +65,7 @@ std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& ta
   AttentionSpec unpinned = spec;
   unpinned.config = {};
   const KernelConfig works = nearest(search_space(unpinned, target), with_pins(misfits.front(), spec.config));
-  // The reason against the least wrong candidate says more than that against the first.
+  // The reason against the nearest candidate says more than the reason against the first.
   const KernelConfig& tried = nearest(misfits, works);
   throw Error(ErrorCode::invalid_spec, "config cannot be honoured on " + target.str() + ": " +
                                            misfit(spec, target, tried) + "; " +
@@ -77,8 +77,8 @@ std::string unfit(const AttentionSpec& spec, const Target& target, const KernelC
   std::string foreign;
   for_each_choice([&](const char* name, auto choice, auto) {
     if (!foreign.empty() || config.*choice == KernelConfig{}.*choice || family.has_choice(name)) return;
-    foreign = std::string(name) + " is no choice of " + target.str() + "'s kernels, but of those of " +
-              targets_with_choice(spec.op, name);
+    foreign = std::string(name) + " is no choice of the kernels for " + target.str() +
+              ", only of those for " + targets_with_choice(spec.op, name);
   });
   return foreign.empty() ? family.misfit(spec, target, config) : foreign;
 }
@@ -98,13 +98,13 @@ double distance(const KernelConfig& a, const KernelConfig& b) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const std::string refused = refusal(spec, target);
+  const std::string refused = why_unsupported(spec, target);
   return refused.empty() ? unfit(spec, target, config) : refused;
 }
 
 std::vector<KernelConfig> search_space(const AttentionSpec& spec, const Target& target) {
   const KernelFamily& family = family_of(spec.op, target);
-  if (const std::string refused = refusal(spec, target); !refused.empty())
+  if (const std::string refused = why_unsupported(spec, target); !refused.empty())
     throw Error(ErrorCode::unsupported, refused);
   std::vector<KernelConfig> fitting, worth;
   const std::vector<KernelConfig> all = candidates(spec, target);
@@ -146,7 +146,7 @@ KernelConfig heuristic_config(const AttentionSpec& spec, const Target& target, c
 }
 
 std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Target& target) {
-  // Lengths and heads change the choice up to some power of two only.
+  // Beyond some power of two, lengths and heads no longer change the choice.
   constexpr int max_seqlen_log2 = 20, max_heads_log2 = 10;
   std::set<KernelConfig> preferred;
   for (int q = 0; q <= max_seqlen_log2; ++q) {

@@ -8,11 +8,11 @@
 
 namespace flashjit {
 
-// Rows, or keys, of a sequence are at most so many: sums of two positions and a block are ints then, and
-// kernels compute with these.
+// The most rows or keys of a sequence. With this limit the sum of
+// two positions and a block fits an int, which kernels compute with.
 constexpr int longest_sequence = 1 << 30;
 
-// The product of sizes that are not negative; nothing if 64 bits do not hold it.
+// The product of non-negative sizes; nothing if it does not fit 64 bits.
 template <class Sizes = std::initializer_list<std::int64_t>>
 constexpr std::optional<std::int64_t> product_of(const Sizes& sizes) {
   std::int64_t product = 1;
@@ -24,7 +24,7 @@ constexpr std::optional<std::int64_t> product_of(const Sizes& sizes) {
   return zero ? std::optional<std::int64_t>(0) : fits ? std::optional(product) : std::nullopt;
 }
 
-// The sizes of one problem, as far as they matter to the choice of a config.
+// The sizes of one problem that matter to the choice of a config.
 struct Shape {
   int batch = 1;
   int seqlen_q = 1, seqlen_k = 1;  // the longest of the batch
@@ -35,15 +35,17 @@ struct Shape {
 };
 
 // Shapes of one bucket get the same config and share a tune record. A bucket is named by its largest shape:
-// - seqlen_q and seqlen_k are rounded up to powers of two (0 counts as 1, longest_sequence is the most).
-// - Batch entries and query heads are independent problems alike, so only their product counts: rounded up to
-//   a power of two, and to no more than make 2^20 query rows. Thousands of tiles keep any device busy; more
-//   of them only repeat the same.
-// - Query heads that share a key head decide what stays in a cache: num_heads_q is their number, rounded up
-//   likewise, num_heads_kv is 1, and batch is the rest of the product.
-// - Packed sequences are seldom all as long as the longest. With both totals they count as so many of the
-//   longest as have their rows, or their keys if that is more; a bucket has no totals of its own.
-// - Pages of another size are another bucket.
+// - seqlen_q and seqlen_k are rounded up to powers of two;
+//   0 counts as 1, and longest_sequence is the maximum.
+// - Batch entries and query heads are both independent problems, so only their product
+//   counts. The product is rounded up to a power of two, but not beyond 2^20 query rows:
+//   thousands of tiles keep any device busy, and more tiles only repeat the same work.
+// - The number of query heads that share a key/value head decides how much stays in a cache. num_heads_q
+//   is this number, rounded up to a power of two; num_heads_kv is 1; batch is the rest of the product.
+// - Packed sequences are seldom all as long as the longest. If both totals
+//   are given, the batch counts as the number of longest sequences that hold
+//   as many rows, or as many keys if that is more. A bucket has no totals.
+// - Each page size is a bucket of its own.
 inline Shape bucket(const Shape& s) {
   constexpr std::int64_t enough_rows = 1 << 20;
   const auto up = [](std::int64_t n) {

@@ -43,7 +43,7 @@ class Hasher {
     state_ = (state_ ^ value) * 0x9e3779b97f4a7c15u;
     state_ ^= state_ >> 32;
   }
-  // Small values share a word: most fields are such, and the hash is on the way of every get().
+  // Small values share a word: most fields are small, and every get() computes the hash.
   void add_small(unsigned value) noexcept { small_ = std::rotl(small_, 4) ^ value; }
 
   void add_field(bool value) noexcept { add_small(value); }

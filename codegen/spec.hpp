@@ -1,4 +1,4 @@
-// What a kernel computes. Plain data: knows no device, holds no run-time value.
+// The spec: what a kernel computes. Plain data that knows no device and holds no run-time value.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +14,31 @@
 namespace flashjit {
 
 enum class Operation { forward, backward, decode, merge, append_kv };
-enum class DType { fp32, fp16, bf16, int32, int64 };  // int32: lengths and offsets only; int64: seeds
+enum class DType { fp32, fp16, bf16, int32, int64 };  // int32: lengths and offsets only; int64: seeds only
 
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
   DType dtype = DType::bf16;
   int head_dim = 0;
-  int head_dim_v = 0;           // 0: as head_dim
+  int head_dim_v = 0;           // 0: the same as head_dim
   std::vector<Mask> mask = {};  // intersection; empty: every key is seen
-  bool dropout = false;         // drops weights of the softmax with a probability given at run time
+  bool dropout = false;         // drop softmax weights with a probability given at run time
   bool lse = true;              // write the log-sum-exp of every row
   bool varlen = false;          // packed [total, heads, head_dim] with cu_seqlens
   bool paged = false;
   bool deterministic = false;
   std::optional<DType> o_dtype = {};      // absent: dtype
-  std::optional<DType> parts_dtype = {};  // merge: of partial results; absent: fp32
+  std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
   PinnedConfig config = {};
 
-  // Reads the JSON form (tools/spec.schema.json) and validates it. Errors name the field, the value, the rule
-  // and the nearest choice that works.
+  // Reads the JSON form (tools/spec.schema.json) and validates it. Throws invalid_spec or
+  // unsupported; the message names the field, the value, the rule and the nearest choice that works.
   static AttentionSpec from_json(std::string_view text);
-  // The fields that are not at their default, canonical order, one line: equal specs give equal text, and a
-  // field that comes later changes none.
+  // The fields that are not at their default, in canonical order, on one line. Equal
+  // specs give equal text, and a field added to flashjit later changes no text.
   std::string to_json() const;
-  // Throws invalid_spec or unsupported; otherwise the spec as equal specs have it: head_dim_v filled in, no
-  // dtype that is the default, masks in canonical order.
+  // The canonical form, the same for all equal specs: head_dim_v is filled in, dtypes at their
+  // default are absent, masks are in canonical order. Throws invalid_spec or unsupported.
   AttentionSpec validated() const;
 
   std::size_t hash() const noexcept;

@@ -1,5 +1,5 @@
-// The optional fields of a spec, once. Canonical text, JSON, hash, rendered text and what families refuse
-// follow from this table.
+// The table of a spec's optional fields. Canonical text, JSON,
+// hash, rendered text and the features of families follow from it.
 #pragma once
 
 #include <optional>
@@ -34,8 +34,8 @@ inline constexpr SpecField spec_fields[] = {
     {"config", &AttentionSpec::config},
 };
 
-// The spec with masks in canonical order, and without what says a default in other words: the value of
-// head_dim as head_dim_v, say. Fields at their default then equal those of AttentionSpec{}.
+// The spec with masks in canonical order, and without values that only spell out a default, such
+// as a head_dim_v equal to head_dim. Fields at their default then equal those of AttentionSpec{}.
 AttentionSpec without_defaults(AttentionSpec spec);
 
 // A field's value as JSON.
@@ -47,7 +47,7 @@ struct GivenField {
 std::vector<GivenField> given_fields(const AttentionSpec& spec,
                                      std::span<const SpecField> table = spec_fields);
 
-// AttentionSpec::to_json() where the table's are the fields that there are.
+// AttentionSpec::to_json() for a spec whose optional fields are those of the table.
 std::string canonical_text(const AttentionSpec& spec, std::span<const SpecField> table = spec_fields);
 
 }  // namespace flashjit

@@ -1,5 +1,4 @@
-// AttentionSpec::from_json: strict, and every message names the field, the value, the rule and what would
-// work.
+// AttentionSpec::from_json: strict. Every message names the field, the value, the rule and what would work.
 #include <array>
 #include <climits>
 #include <cmath>
@@ -67,7 +66,7 @@ std::string did_you_mean(std::string_view word, Names known) {
   return near.empty() ? "" : "; did you mean " + std::string(near) + "?";
 }
 
-// One JSON object whose fields are all known. `path` precedes field names in messages: "config.".
+// One JSON object whose fields are all known. `path`, such as "config.", precedes field names in messages.
 class Object {
  public:
   Object(const Json& json, std::string path, Names known) : json_(json), path_(std::move(path)) {
@@ -105,7 +104,7 @@ class Object {
     read(name, out.emplace(), values...);
   }
 
-  // Values in the order of an enumeration whose to_string gives their names.
+  // The enumerator of `values` whose to_string() is the field's text.
   template <class Enum, std::size_t n>
   void read(const char* name, Enum& out, const std::array<Enum, n>& values) const {
     const Json* value = find(name);
@@ -150,7 +149,7 @@ void read_field(const Object& fields, const char* name, T& out) {
 template <class Kind>
 Kind read_fields(const Json& json, const std::string& path) {
   Kind mask;
-  if (!json.is_object()) return mask;  // the bare name
+  if (!json.is_object()) return mask;  // only the mask's name
   std::vector<std::string_view> known = {"kind"};
   mask.for_each_field(mask, [&](const char* name, auto&) { known.emplace_back(name); });
   const Object fields(json, path + ".", known);
@@ -224,8 +223,8 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
     std::visit([&](auto member) { read_field(fields, field.name, spec.*member); }, field.member);
   if (fields.find("head_dim_v") != nullptr && spec.head_dim_v == 0) {
     invalid(
-        "head_dim_v 0 is not a multiple of 8 between 8 and 256; 8 would work, or no head_dim_v for "
-        "head_dim's");
+        "head_dim_v 0 is not a multiple of 8 between 8 and 256; "
+        "8 would work, or leaving it out, which means head_dim");
   }
   return spec.validated();
 }

@@ -11,7 +11,7 @@ namespace flashjit {
 
 nlohmann::json parse_strict_json(std::string_view text, std::string_view what, ErrorCode code) {
   using Json = nlohmann::json;
-  constexpr int max_depth = 64;  // beyond some thousands, printing a value would overflow the stack
+  constexpr int max_depth = 64;  // some thousands of levels would overflow the stack when printed
   std::vector<std::set<std::string, std::less<>>> open;
   const auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth > max_depth)

@@ -1,4 +1,4 @@
-// JSON that nobody vouches for.
+// Parsing of untrusted JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,8 +8,8 @@
 
 namespace flashjit {
 
-// Throws Error(code) where the text, called `what` in messages, is not JSON, gives a field twice (which the
-// JSON library would let pass) or nests deeper than anything of ours.
+// Parses the text; messages call it `what`. Throws Error(code) if it is not JSON, gives a
+// field twice (the JSON library would accept that) or nests deeper than any JSON of flashjit.
 nlohmann::json parse_strict_json(std::string_view text, std::string_view what, ErrorCode code);
 
 }  // namespace flashjit

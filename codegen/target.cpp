@@ -11,8 +11,8 @@ namespace {
 struct KnownTarget {
   std::string_view name;
   Target target;
-  int shared_memory_kb;  // cuda: what one block may opt in to, CUDA programming guide, technical
-                         // specifications
+  // cuda: the most that one block may opt in to (CUDA programming guide, technical specifications).
+  int shared_memory_kb;
 };
 
 using enum Target::Family;
@@ -31,7 +31,7 @@ constexpr auto known_names = [] {
   return names;
 }();
 
-// Names that exist, for which this version has no kernels, and what to ask for instead.
+// Names of real targets that this version has no kernels for, and what to ask for instead.
 struct UnsupportedTarget {
   std::string_view name, why, instead;
 };
@@ -46,7 +46,7 @@ const KnownTarget* find(const Target& target) {
   return it == std::end(known_targets) ? nullptr : it;
 }
 
-// The best known cuda target whose code a device of that capability runs.
+// The best known cuda target whose code runs on a device of this capability.
 const KnownTarget* find_compatible(int capability) {
   const KnownTarget* best = nullptr;
   for (const KnownTarget& known : known_targets) {
@@ -55,7 +55,7 @@ const KnownTarget* find_compatible(int capability) {
   return best;
 }
 
-// The NN of "sm_NN" with an optional one-letter suffix; -1 if it is not of that form.
+// The NN of "sm_NN" with an optional one-letter suffix; -1 for any other text.
 int capability_of(std::string_view text) {
   if (!text.starts_with("sm_")) return -1;
   text.remove_prefix(3);

@@ -1,4 +1,4 @@
-// Where a kernel runs: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx".
+// The hardware that a kernel runs on: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx".
 #pragma once
 
 #include <compare>
@@ -15,16 +15,16 @@ struct FLASHJIT_API Target {
   Family family = Family::cpu;
   // cuda: compute capability as the two digits of sm_NN (80, 86, ..., 120). cpu: level of x86-64-vN (3 or 4).
   int level = 3;
-  // cuda: uses what only this compute capability has, the "a" of sm_90a.
+  // cuda: uses instructions that only this compute capability has: the "a" of sm_90a.
   bool arch_specific = false;
   // cpu: has AMX for bf16.
   bool amx = false;
 
-  // Throws invalid_argument, or unsupported for names such as x86-64-v2, with the closest known target.
-  // "native" is this machine's CPU.
+  // Reads a target's name; "native" is this machine's CPU. Throws invalid_argument
+  // with the closest known target, or unsupported for names such as x86-64-v2.
   static Target parse(std::string_view text);
-  // The best CPU target whose instructions this machine has; throws target_unavailable below x86-64-v3. AMX
-  // takes the kernel's permission too (runtime/cpu/amx.hpp).
+  // The best CPU target whose instructions this machine has; throws target_unavailable below
+  // x86-64-v3. AMX also needs the operating system's permission (runtime/cpu/amx.hpp).
   static Target native();
   // The best CUDA target for a device of compute capability major.minor; throws target_unavailable.
   static Target for_compute_capability(int major, int minor);
@@ -32,9 +32,9 @@ struct FLASHJIT_API Target {
 
   std::string str() const;
   bool is_cuda() const { return family == Family::cuda; }
-  // Whether code for this target runs on a GPU of that compute capability.
+  // Whether code for this target runs on a GPU of this compute capability.
   bool runs_on(int major, int minor) const;
-  // cpu: whether a CPU of this target runs code for the other.
+  // cpu: whether a CPU of this target runs code for `other`.
   bool runs(const Target& other) const {
     return !is_cuda() && !other.is_cuda() && level >= other.level && amx >= other.amx;
   }

@@ -11,12 +11,12 @@ std::string list(int count, Item item) {
   for (int i = 0; i < count; ++i) text += (i ? ", " : "") + item(i);
   return text;
 }
-// Operands of the statement, from `first` on.
+// The operands of the asm statement from `first` on: {%3, %4, ...}.
 std::string registers(int first, int count) {
   return "{" + list(count, [&](int i) { return "%" + std::to_string(first + i); }) + "}";
 }
-// A descriptor's words are two operands, of which the first, the lower word, has the address; `to` is theirs,
-// `bytes` on.
+// Code that sets the descriptor `to` to the operand's descriptor, advanced by `bytes`. A
+// descriptor takes two operands, its low and its high word; the low word holds the address.
 std::string advance(const std::string& to, int operand, int bytes) {
   return "\"add.u32 low, %" + std::to_string(operand) + ", " + std::to_string(bytes >> 4) + "; mov.b64 " +
          to + ", {low, %" + std::to_string(operand + 1) + "};\\n\"\n";
@@ -27,16 +27,17 @@ std::string words(const std::string& descriptor) {
 
 struct Product {
   const char* name;
-  const char* type;  // of a and b
+  const char* type;  // dtype of a and b
   int n, steps;
   bool a_in_registers, b_n_major;
-  bool accumulates;  // where the caller says so; else overwrites
+  bool accumulates;  // if the caller says so; else overwrites d
 
-  // a_step, b_step: bytes from the operand's begin to a step's part of it.
+  // a_step, b_step: bytes from the operand's beginning to the part that a step reads.
   template <class AStep, class BStep>
   std::string text(AStep a_step, BStep b_step) const {
     const auto number = [](int i) { return std::to_string(i); };
-    const int a = n / 2, b = a + (a_in_registers ? 4 * steps : 2), last = b + 2;  // operands
+    // The operands where a and b begin, and `accumulate`.
+    const int a = n / 2, b = a + (a_in_registers ? 4 * steps : 2), last = b + 2;
     const std::string indent = "        ";
     const char* const first = accumulates ? "p" : "0";  // whether the first step adds to d
     std::string text = std::string("  static FLASHJIT_FN void ") + name + "(float (&d)[" + number(n / 2) +

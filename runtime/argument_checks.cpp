@@ -19,9 +19,10 @@ void check_presence(const AttentionSpec& spec, const AttentionArgs& args) {
   const ArgumentSets sets = arguments_of(spec);
   if (!(given & ~sets.allowed) && !(sets.required & ~given)) return;
   for (const Argument& a : arguments) {
-    if (given & ~sets.allowed & bit_of(a)) refuse(a.name, " was given, but ", refusal_of(spec, a));
+    if (given & ~sets.allowed & bit_of(a))
+      refuse_argument(a.name, " was given, but ", why_not_allowed(spec, a));
     if (sets.required & ~given & bit_of(a))
-      refuse(a.name, " is missing: this kernel needs it, ", a.layout_of(spec));
+      refuse_argument(a.name, " is missing: this kernel needs it as ", a.layout_of(spec));
   }
 }
 
@@ -32,46 +33,48 @@ void check_shape(const AttentionSpec& spec, const Shape& s) {
       (s.page_size == 0 || spec.paged))
     return;
   if (s.num_heads_q < 1 || s.num_heads_kv < 1 || s.num_heads_q % s.num_heads_kv)
-    refuse("the shape has num_heads_q ", s.num_heads_q, " and num_heads_kv ", s.num_heads_kv,
-           ": both must be at least 1, and the first a multiple of the second");
+    refuse_argument("the shape has num_heads_q ", s.num_heads_q, " and num_heads_kv ", s.num_heads_kv,
+                    ": both must be at least 1, and the first a multiple of the second");
   if (countable)
-    refuse("the shape has page_size ", s.page_size,
-           ", but the spec has \"paged\": false: leave it 0, or ask for a kernel with \"paged\": true");
+    refuse_argument(
+        "the shape has page_size ", s.page_size,
+        ", but the spec has \"paged\": false: leave it 0, or ask for a kernel with \"paged\": true");
   const std::pair<const char*, std::int64_t> sizes[] = {{"batch", s.batch},       {"seqlen_q", s.seqlen_q},
                                                         {"seqlen_k", s.seqlen_k}, {"page_size", s.page_size},
                                                         {"total_q", s.total_q},   {"total_k", s.total_k}};
   for (const auto& [name, size] : sizes)
-    if (size < 0) refuse("the shape has ", name, " ", size, ": it must be at least 0");
+    if (size < 0) refuse_argument("the shape has ", name, " ", size, ": it must be at least 0");
 }
 
 const Tensor& require(const Argument& argument, const AttentionSpec& spec, const AttentionArgs& args,
                       Device device) {
   const char* const name = argument.name;
   const std::optional<Tensor>& given = args.*argument.tensor();
-  if (!given) refuse(name, " is missing: this kernel needs it, ", argument.layout_of(spec));
+  if (!given) refuse_argument(name, " is missing: this kernel needs it as ", argument.layout_of(spec));
   const Tensor& t = *given;
   const int rank = argument.rank_of(spec);
   const DType dtype = argument.dtype(spec);
   if (t.rank != rank)
-    refuse(name, " has rank ", t.rank, ", this kernel takes ", rank, " dimensions, ",
-           argument.layout_of(spec));
+    refuse_argument(name, " has rank ", t.rank, ", this kernel takes ", rank, " dimensions, ",
+                    argument.layout_of(spec));
   if (t.dtype != dtype)
-    refuse(name, " has dtype ", to_string(t.dtype), ", this kernel takes ", to_string(dtype));
+    refuse_argument(name, " has dtype ", to_string(t.dtype), ", this kernel takes ", to_string(dtype));
   if (t.device != device)
-    refuse(name, " is on ", t.device.str(), ", this kernel runs on ", device.str(),
-           t.device.kind == Device::Kind::cpu && device.kind == Device::Kind::cpu
-               ? ": a CPU's index is 0"
-               : ": copy the tensor there");
+    refuse_argument(name, " is on ", t.device.str(), ", this kernel runs on ", device.str(),
+                    t.device.kind == Device::Kind::cpu && device.kind == Device::Kind::cpu
+                        ? ": a CPU's index is 0"
+                        : ": copy the tensor there");
   bool has_elements = true;
   for (int i = 0; i < rank; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
-      refuse(name, " has shape ", shape_text(t), ": every size must be between 0 and 2147483647");
+      refuse_argument(name, " has shape ", shape_text(t), ": every size must be between 0 and 2147483647");
     has_elements = has_elements && t.shape[i] > 0;
   }
   if (!product_of(std::span(t.shape).first(static_cast<std::size_t>(rank))))
-    refuse(name, " has shape ", shape_text(t), ": more elements than 64 bits count");
-  if (has_elements && !t.data) refuse(name, " has a null data pointer but shape ", shape_text(t));
-  // Asks the driver where it really is: 40 ns, against a fault that takes the host's context with it.
+    refuse_argument(name, " has shape ", shape_text(t), ": more elements than 64 bits count");
+  if (has_elements && !t.data) refuse_argument(name, " has a null data pointer but shape ", shape_text(t));
+  // The driver knows where the memory really is. Asking costs
+  // 40 ns; a fault in a kernel would destroy the host's context.
   if (has_elements && device.kind == Device::Kind::cuda)
     cuda::check_device_pointer(t.data, device.index, name);
   return t;
@@ -79,7 +82,8 @@ const Tensor& require(const Argument& argument, const AttentionSpec& spec, const
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what) {
   if (t.shape[dim] != expected)
-    refuse(name, " has shape ", shape_text(t), ": dimension ", dim, " must be ", expected, ", ", what);
+    refuse_argument(name, " has shape ", shape_text(t), ": dimension ", dim, " must be ", expected, ", ",
+                    what);
 }
 
 void require_table(const char* name, const Tensor& t) {
@@ -89,10 +93,10 @@ void require_table(const char* name, const Tensor& t) {
     contiguous = contiguous && (t.shape[i] <= 1 || t.strides[i] == stride);
     stride *= t.shape[i];
   }
-  if (!contiguous && stride != 0) refuse(name, " must be contiguous");
+  if (!contiguous && stride != 0) refuse_argument(name, " must be contiguous");
   const std::size_t bytes = size_of(t.dtype);
   if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
-    refuse(name, "'s data pointer is not aligned to ", bytes, " bytes");
+    refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes");
 }
 
 void require_alignment(const char* name, const Tensor& t) {
@@ -100,17 +104,17 @@ void require_alignment(const char* name, const Tensor& t) {
   const std::size_t element = size_of(t.dtype);
   const std::size_t bytes = cuda ? 16 : element;
   if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
-    refuse(name, "'s data pointer is not aligned to ", bytes, " bytes, which ",
-           cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs");
+    refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes, which ",
+                    cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs");
   if (t.shape[t.rank - 1] > 1 && t.strides[t.rank - 1] != 1)
-    refuse(name, "'s last dimension has stride ", t.strides[t.rank - 1],
-           ", it must be contiguous (stride 1)");
+    refuse_argument(name, "'s last dimension has stride ", t.strides[t.rank - 1],
+                    ", it must be contiguous (stride 1)");
   if (!cuda) return;
   const auto elements = static_cast<std::int64_t>(bytes / element);
   for (int i = 0; i + 1 < t.rank; ++i)
     if (stride(t, i) % elements)
-      refuse(name, "'s stride ", t.strides[i], " of dimension ", i, " is not a multiple of ", elements,
-             " elements (16 bytes), which GPU kernels need");
+      refuse_argument(name, "'s stride ", t.strides[i], " of dimension ", i, " is not a multiple of ",
+                      elements, " elements (16 bytes), which GPU kernels need");
 }
 
 device::TensorView view(const Tensor& t) {

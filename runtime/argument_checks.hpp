@@ -1,4 +1,4 @@
-// What every check of an argument needs: refusals that name it.
+// Building blocks of argument checks. Every message names the argument.
 #pragma once
 
 #include <charconv>
@@ -13,10 +13,10 @@
 
 namespace flashjit {
 
-// Throws invalid_argument. The message is the parts, texts and numbers, one after another: it is made here
-// and nowhere before, so that arguments that are right cost no text.
+// Throws invalid_argument with the message made of the parts, texts and
+// numbers. The text is made only here, so that valid arguments cost no text.
 template <class... Parts>
-[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_argument(const Parts&... parts) {
   std::string message;
   const auto add = [&](const auto& part) {
     if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(part)>>) {
@@ -30,11 +30,11 @@ template <class... Parts>
   throw Error(ErrorCode::invalid_argument, message);
 }
 
-// Throws for the first argument that the spec needs and has not, or has no use for.
+// Throws for the first argument that the spec needs and lacks, or has no use for.
 void check_presence(const AttentionSpec& spec, const AttentionArgs& args);
 
-// What every tensor argument must satisfy before its shape is compared with others': is there, rank, dtype,
-// device, sizes, memory that the device can reach.
+// Checks a tensor argument by itself, before its shape is compared with others:
+// presence, rank, dtype, device, sizes, and that the device can reach its memory.
 const Tensor& require(const Argument& argument, const AttentionSpec& spec, const AttentionArgs& args,
                       Device device);
 template <TensorMember member>
@@ -45,23 +45,25 @@ const Tensor& require(const AttentionSpec& spec, const AttentionArgs& args, Devi
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what);
 
-// Sizes that no kernel can be asked for: negative ones, no heads, query heads that are no multiple of others.
+// Throws for sizes that no kernel can have: negative sizes,
+// no heads, num_heads_q that is no multiple of num_heads_kv.
 void check_shape(const AttentionSpec& spec, const Shape& shape);
 
-// Row-major without gaps, aligned to its elements: tables of integers. One without elements may have any
-// strides.
+// Requires a table of integers to be row-major without gaps and aligned
+// to its elements. A table without elements may have any strides.
 void require_table(const char* name, const Tensor& t);
 
-// Strides of dimensions that are never stepped along are of no matter: 0 keeps them out of every check.
+// The stride of a dimension; 0 if the dimension has at most one
+// index, so that a stride that is never used passes every check.
 inline std::int64_t stride(const Tensor& t, int dim) {
   return t.shape[dim] > 1 ? t.strides[dim] : 0;
 }
 
-// The last dimension is contiguous, and addresses of rows are what the device can load from: GPU kernels move
-// 16 bytes at a time.
+// Requires a contiguous last dimension, and rows at addresses that
+// the device can load from: GPU kernels load 16 bytes at a time.
 void require_alignment(const char* name, const Tensor& t);
 
-// The view of a tensor [batch, row, head, dim] or packed [row, head, dim].
+// Kernels' view of a tensor [batch, row, head, dim] or packed [row, head, dim].
 device::TensorView view(const Tensor& t);
 
 inline int size(const Tensor& t, int dim) {

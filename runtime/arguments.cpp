@@ -17,25 +17,28 @@ namespace {
 
 using device::ForwardParams;
 
-// The longest packed sequence: at most as long as all of them together, and as longest_sequence.
+// A bound on the length of packed sequences: the given one,
+// but at most the sum of all lengths and longest_sequence.
 int longest(const char* name, std::optional<int> given, int total) {
-  if (given && *given < 0) refuse(name, " is ", *given, ", it must be at least 0");
+  if (given && *given < 0) refuse_argument(name, " is ", *given, ", it must be at least 0");
   return std::min({given.value_or(total), total, longest_sequence});
 }
 
-// The length of sequences that are not packed.
+// The length of sequences that are not packed; throws if it is beyond longest_sequence.
 int length(const char* name, const Tensor& t) {
   if (t.shape[1] > longest_sequence)
-    refuse(name, " has shape ", shape_text(t), ": a sequence has at most ", longest_sequence, " rows");
+    refuse_argument(name, " has shape ", shape_text(t), ": a sequence has at most ", longest_sequence,
+                    " rows");
   return size(t, 1);
 }
 
-// So that sums over tiles of them, and over parts of those, fit 64 bits.
+// With this limit, sums over tiles and over parts of tiles fit 64 bits.
 void require_countable_rows(const ForwardParams& p) {
   constexpr std::int64_t most = std::int64_t{1} << 48;
   if (const auto rows = product_of({p.batch, p.num_heads_q, p.seqlen_q}); !rows || *rows > most)
-    refuse("batch ", p.batch, " x num_heads_q ", p.num_heads_q, " x seqlen_q ", p.seqlen_q,
-           ": a launch has at most 2^48 query rows; split the batch, or give a smaller max_seqlen_q");
+    refuse_argument(
+        "batch ", p.batch, " x num_heads_q ", p.num_heads_q, " x seqlen_q ", p.seqlen_q,
+        ": a launch has at most 2^48 query rows; split the batch, or give a smaller max_seqlen_q");
 }
 
 template <TensorMember member>
@@ -56,22 +59,24 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
   p.scale = static_cast<float>(dropout_scale(*args.dropout_p));
 
   if (args.dropout_seed_tensor.has_value() != args.dropout_offset_tensor.has_value())
-    refuse("dropout_seed_tensor and dropout_offset_tensor belong together: give both, or neither and values");
+    refuse_argument(
+        "dropout_seed_tensor and dropout_offset_tensor belong together: give both, or neither and values");
   if (!args.dropout_seed_tensor) {
     if (!args.dropout_seed)
-      refuse(
-          "dropout_seed is missing: this kernel needs it, or dropout_seed_tensor and dropout_offset_tensor");
+      refuse_argument(
+          "dropout_seed is missing: give it, or both dropout_seed_tensor and dropout_offset_tensor");
     p.seed = *args.dropout_seed;
     p.offset = args.dropout_offset.value_or(0);
     return;
   }
   if (args.dropout_seed || args.dropout_offset)
-    refuse("dropout's seed and offset were given twice, as values and as tensors: leave one pair out");
+    refuse_argument(
+        "dropout's seed and offset were given twice, as values and as tensors: leave one pair out");
   p.seed_at = number_at<&AttentionArgs::dropout_seed_tensor>(spec, device, args);
   p.offset_at = number_at<&AttentionArgs::dropout_offset_tensor>(spec, device, args);
 }
 
-// FLASHJIT_CHECK=1: what lies in device memory is validated, too, at the price of waiting for it.
+// FLASHJIT_CHECK=1: tables in device memory are validated, too; that takes waiting for the device.
 bool checks_device_data() {
   static const bool checks = environment_variable("FLASHJIT_CHECK") == "1";
   return checks;
@@ -104,8 +109,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   }
   const int num_heads_q = size(q, heads), num_heads_kv = size(k, heads);
   if (num_heads_q > 0 && (num_heads_kv == 0 || num_heads_q % num_heads_kv))
-    refuse("q has ", num_heads_q, " heads and k has ", num_heads_kv,
-           ": the number of query heads must be a multiple of the number of key/value heads");
+    refuse_argument("q has ", num_heads_q, " heads and k has ", num_heads_kv,
+                    ": the number of query heads must be a multiple of the number of key/value heads");
   require_alignment("q", q);
   require_alignment("k", k);
   require_alignment("v", v);
@@ -124,7 +129,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     const Tensor& cq = require<&AttentionArgs::cu_seqlens_q>(spec, args, device);
     const Tensor& ck = require<&AttentionArgs::cu_seqlens_k>(spec, args, device);
     if (cq.shape[0] < 1)
-      refuse("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
+      refuse_argument("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
     require_shape("cu_seqlens_k", ck, 0, cq.shape[0], "as cu_seqlens_q");
     require_table("cu_seqlens_q", cq);
     require_table("cu_seqlens_k", ck);
@@ -148,9 +153,10 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     require_shape("lse", lse, rank - 3, num_heads_q, "q's heads");
     require_shape("lse", lse, rank - 2, q.shape[rows], "q's rows");
     if (lse.shape[rank - 2] > 1 && lse.strides[rank - 2] != 1)
-      refuse("lse's last dimension has stride ", lse.strides[rank - 2], ", it must be contiguous (stride 1)");
+      refuse_argument("lse's last dimension has stride ", lse.strides[rank - 2],
+                      ", it must be contiguous (stride 1)");
     if (reinterpret_cast<std::uintptr_t>(lse.data) % sizeof(float))
-      refuse("lse's data pointer is not aligned to 4 bytes");
+      refuse_argument("lse's data pointer is not aligned to 4 bytes");
     require_distinct_rows("lse", lse);
     p.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
   }
@@ -160,9 +166,9 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   p.scale_log2 = scale * std::numbers::log2e_v<float>;
-  // CPU kernels take denormal numbers for zeros.
+  // CPU kernels treat denormal numbers as zeros.
   if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(p.scale_log2)))
-    refuse("softmax_scale is ", scale, ", it must be between 1.2e-38 and 2.3e38");
+    refuse_argument("softmax_scale is ", scale, ", it must be between 1.2e-38 and 2.3e38");
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);

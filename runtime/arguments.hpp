@@ -1,4 +1,4 @@
-// AttentionArgs -> the params that device code sees, or a clear refusal.
+// Checks AttentionArgs and converts them to the params that device code reads.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace flashjit {
 struct CheckedArguments {
   device::ForwardParams params{};
   Shape shape{};
-  bool empty = false;  // no query row: nothing to launch
+  bool empty = false;  // no query rows: nothing to launch
 };
 
-// Throws invalid_argument naming the argument. Touches no tensor memory but that of lengths and lists: on a
-// CPU, and where FLASHJIT_CHECK=1 asks for it.
+// Throws invalid_argument; the message names the argument. Reads no tensor memory,
+// except tables of lengths and lists: always on a CPU, on a GPU if FLASHJIT_CHECK=1.
 CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args);
 
 }  // namespace flashjit

@@ -39,9 +39,9 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
 
 void add_steps(KernelInfo& info, const std::vector<Step>& steps, const std::vector<CompiledStep>& compiled) {
   for (const Step& step : steps) {
-    StepInfo added{.entry = step.entry, .shared_memory = step.shared_memory};
+    StepInfo added{.function = step.function, .shared_memory = step.shared_memory};
     for (const CompiledStep& found : compiled) {
-      if (found.entry != step.entry) continue;
+      if (found.function != step.function) continue;
       added.registers = found.registers;
       added.spill_bytes = found.spill_bytes;
       added.shared_memory += found.static_shared_memory;
@@ -88,7 +88,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
                          const OpenedCache& cache, bool may_compile, const CodeLoader& load) {
   const auto start = std::chrono::steady_clock::now();
   const KernelSource source = render(spec, target, config);
-  const Key request = request_key(spec, source);
+  const CacheKey request = request_key(spec, source);
 
   BuiltKernel built;
   KernelInfo& info = built.info;
@@ -113,7 +113,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     compiled = std::move(stored->compiled);
     if (const std::string* identity = entry.key.find("compiler")) built.compiler_identity = *identity;
     info.origin = Origin::disk;
-    info.key = entry.key.digest();
+    info.cache_key = entry.key.digest();
     info.path = folder.path(entry.key);
     return {};
   };
@@ -141,8 +141,8 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     }
   }
   if (!compiled) {
-    const Key key = entry_key(request, compiler->options(source), compiler->identity());
-    info.key = key.digest();
+    const CacheKey key = entry_key(request, compiler->options(source), compiler->identity());
+    info.cache_key = key.digest();
     std::string why;
     const auto find_key = [&] {
       if (!cache.disk || compiled) return;
@@ -181,7 +181,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
 std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                           const std::vector<DiskCache>& folders) {
   if (folders.empty()) return {};
-  const Key request = request_key(spec, render(spec, target, config));
+  const CacheKey request = request_key(spec, render(spec, target, config));
   for (const DiskCache& folder : folders) {
     std::optional<StoredKernel> kernel;
     if (const auto entry = folder.lookup_request(request, nullptr, unpack_into(kernel)))

@@ -1,4 +1,5 @@
-// Spec, target and config to machine code: rendered, then found on disk or compiled and published.
+// From spec, target and config to machine code: the source is
+// rendered, then the code is found on disk, or compiled and published.
 #pragma once
 
 #include <cstdint>
@@ -15,44 +16,46 @@ namespace flashjit {
 
 struct BuiltKernel {
   KernelInfo info;
-  std::string compiler_identity;  // of the compiler that made it
+  std::string compiler_identity;  // identity of the compiler that made the code
 };
 
 struct OpenedCache {
   std::vector<DiskCache> layers;  // read-only, in the order of search
-  std::optional<DiskCache> disk;  // searched after them, and what is built goes there
-  std::string note;               // why there is none
+  std::optional<DiskCache> disk;  // searched after the layers; new kernels are written here
+  std::string note;               // why `disk` is absent
 };
 
-// What `layers`, else FLASHJIT_CACHE_PATH, lists.
+// The folders that `layers` lists; FLASHJIT_CACHE_PATH if it is absent.
 std::vector<std::string> layer_paths(const std::optional<std::string>& layers);
 
-// The cache that `folder` and `layers` name (see EngineOptions). What was asked for, here or in the
-// environment, and cannot be used is an error; without the default folder kernels are compiled anew by every
-// process.
+// Opens the cache that `folder` and `layers` name (see EngineOptions). Throws cache_failed
+// if a folder named here or in the environment cannot be used. If the default folder
+// cannot be used, there is no disk cache and every process compiles its kernels.
 OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
                        std::uint64_t max_bytes = 0);
 
-// Throws BadCode (executable.hpp) where the code is to blame.
+// Loads the code. Throws BadCode (executable.hpp) if the code is to blame for a failure.
 using CodeLoader = std::function<void(const std::string& code, const std::vector<Step>& steps)>;
 
-// `spec` is validated. Of many callers with one key, in any number of processes that share the folder, one
-// compiles.
+// Builds or finds a kernel; `spec` is validated. If many callers want the same
+// key, in any number of processes that share the folder, one of them compiles.
 //
-// A layer holds what somebody prebuilt to be used: it is found by its request, whichever compiler made it and
-// whether or not one is here. In the folder, code counts if the compiler at hand would make it. Where there
-// is no compiler, any that answers the request does. Throws compiler_unavailable if there is none.
+// A layer holds kernels that somebody prebuilt to be used. They are found by their request,
+// whichever compiler made them and whether or not this host has a compiler. In the writable
+// folder, with a compiler, only code counts that this compiler would make; without a compiler, any
+// code for the request counts. Throws compiler_unavailable if a compiler is needed and missing.
 //
-// Not `may_compile`: as if there were no compiler. Throws not_prebuilt, with the command that helps.
+// `may_compile` false: the same as without a compiler, but throws not_prebuilt with the command that helps.
 //
-// With `load`, what is returned was loaded. An entry whose code is to blame for not loading is passed over;
-// in the folder it is set aside, and built anew, where there is a compiler. (Without one it stays: it may be
-// that only this host's driver is too old for it.) Whatever else `load` throws ends the build.
+// `load`, if given, has loaded the returned code. An entry whose code is to blame for failing to load is
+// passed over. In the writable folder, with a compiler, it is also set aside and built anew. (Without a
+// compiler it stays: perhaps only this host's driver is too old for it.) Any other exception of `load` ends
+// the build.
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                          const OpenedCache& cache, bool may_compile = true, const CodeLoader& load = {});
 
-// The path of an entry for that request in the first of the folders that has one, whichever compiler made it;
-// empty if none has. `spec` is validated.
+// The path of the first folder's entry for the request, whichever
+// compiler made it; empty if no folder has one. `spec` is validated.
 std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                           const std::vector<DiskCache>& folders);
 

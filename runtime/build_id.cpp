@@ -14,7 +14,7 @@
 namespace flashjit {
 namespace {
 
-// Nothing where the file ends before.
+// Reads `count` items; returns none if the file ends before.
 template <class T>
 std::vector<T> read_at(const File& file, std::uint64_t offset, std::size_t count) {
   std::vector<T> items(count);
@@ -26,8 +26,8 @@ std::vector<T> read_at(const File& file, std::uint64_t offset, std::size_t count
 
 }  // namespace
 
-// Sections rather than segments: PyPI's wheels are edited after linking, which moves the section and leaves
-// the segment empty.
+// Reads sections, not segments: PyPI's wheels are edited after
+// linking, which moves the section and leaves the segment empty.
 std::string build_id(const std::string& path) {
   const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   const auto headers = read_at<ElfW(Ehdr)>(file, 0, 1);

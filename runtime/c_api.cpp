@@ -17,7 +17,7 @@ using flashjit::AttentionSpec;
 using flashjit::Error;
 using flashjit::ErrorCode;
 using flashjit::Kernel;
-using flashjit::refuse;
+using flashjit::refuse_argument;
 
 struct flashjit_engine {
   flashjit::Engine engine;
@@ -45,14 +45,14 @@ flashjit_status fail(ErrorCode code, const char* message, const char* detail = "
   try {
     last_message = message;
     last_detail = detail;
-  } catch (...) {  // no memory for the text: the code must do
+  } catch (...) {  // no memory for the text: only the code is reported
     last_message.clear();
     last_detail.clear();
   }
   return static_cast<flashjit_status>(code);
 }
 
-// Runs what may throw behind a C function.
+// Runs a function that may throw, and converts exceptions to a status.
 template <class Function>
 flashjit_status guarded(Function&& function) noexcept {
   try {
@@ -69,10 +69,10 @@ flashjit_status guarded(Function&& function) noexcept {
   }
 }
 
-// `name`: what refuse() takes, one part or several.
+// `name` is the beginning of the message, in one part or several.
 template <class T, class... Name>
 T& require(T* pointer, const Name&... name) {
-  if (!pointer) refuse(name..., " is a null pointer");
+  if (!pointer) refuse_argument(name..., " is a null pointer");
   return *pointer;
 }
 
@@ -83,13 +83,13 @@ const flashjit_kernel* handle_of(const Kernel& kernel) {
   return reinterpret_cast<const flashjit_kernel*>(&kernel);
 }
 
-// A struct as far as the caller's header knew it; what that did not know is zero. `first_end`: where the
-// field after struct_size ends.
+// The struct as the caller's header knew it; later fields are
+// zero. `first_end`: where the field after struct_size ends.
 template <class Struct>
 Struct known_part(const Struct& given, std::size_t first_end, const char* type) {
   if (given.struct_size < first_end || given.struct_size > sizeof given)
-    refuse(type, "'s struct_size is ", given.struct_size, ", it must be sizeof(", type, "), which is ",
-           sizeof given, " in flashjit ", flashjit::version());
+    refuse_argument(type, "'s struct_size is ", given.struct_size, ", it must be sizeof(", type,
+                    "), which is ", sizeof given, " in flashjit ", flashjit::version());
   Struct known{};
   std::memcpy(&known, &given, given.struct_size);
   return known;
@@ -105,7 +105,7 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
   const char* const name = "the tensor of argument id ";
   const flashjit_tensor& t = require(arg.value.tensor, name, arg.id);
   const auto wrong = [&](const char* field, int value, const char* allowed) {
-    refuse(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
+    refuse_argument(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
   };
   if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT64) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
@@ -125,7 +125,8 @@ void set(std::optional<flashjit::Tensor>& member, const flashjit_argument& arg) 
 }
 void set(std::optional<int>& member, const flashjit_argument& arg) {
   if (arg.value.integer < 0 || arg.value.integer > std::numeric_limits<int>::max())
-    refuse("argument id ", arg.id, " is ", arg.value.integer, ", it must be between 0 and 2147483647");
+    refuse_argument("argument id ", arg.id, " is ", arg.value.integer,
+                    ", it must be between 0 and 2147483647");
   member = static_cast<int>(arg.value.integer);
 }
 void set(std::optional<float>& member, const flashjit_argument& arg) {
@@ -146,10 +147,11 @@ AttentionArgs args_of(const flashjit_argument* args, size_t count) {
     const flashjit_argument& arg = args[i];
     const flashjit::Argument* const known = flashjit::find_argument(arg.id);
     if (!known)
-      refuse("argument id ", arg.id, " at position ", i, " is not known to flashjit ", flashjit::version(),
-             ": ids are those of flashjit_argument_id");
+      refuse_argument("argument id ", arg.id, " at position ", i, " is not known to flashjit ",
+                      flashjit::version(), ": ids are those of flashjit_argument_id");
     if (given & bit_of(*known))
-      refuse("argument id ", arg.id, " at position ", i, " was given before: give ", known->name, " once");
+      refuse_argument("argument id ", arg.id, " at position ", i, " was given before: give ", known->name,
+                      " once");
     given |= bit_of(*known);
     std::visit([&](auto member) { set(a.*member, arg); }, known->member);
   }
@@ -168,7 +170,7 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   options.cache_max_bytes = o.cache_max_bytes;
   options.num_threads = o.num_threads;
   if (o.policy < FLASHJIT_POLICY_HEURISTIC || o.policy > FLASHJIT_POLICY_REQUIRE_PREBUILT)
-    refuse("policy is ", o.policy, ", which is not a flashjit_policy");
+    refuse_argument("policy is ", o.policy, ", which is not a flashjit_policy");
   options.policy = static_cast<flashjit::Policy>(o.policy);
   if (o.tune_seconds != 0) options.tune_seconds = o.tune_seconds;
   if (o.parallel_for)
@@ -185,11 +187,11 @@ Ints ints(const std::int32_t* values, std::int64_t count, const char* name) {
   return {&require(values, name), static_cast<std::size_t>(count)};
 }
 
-// Lists of block sizes and lengths that a C caller gave: what builders of tables start from.
+// The block sizes and lengths that a C caller gave, as the builders of tables take them.
 struct BlockLists {
   flashjit::BlockSparseMask mask;
   flashjit::BlockListShape shape;
-  std::int64_t count = 0;  // of lists
+  std::int64_t count = 0;  // number of lists
 
   explicit BlockLists(const flashjit_block_lists* given) {
     const flashjit_block_lists& l = require(given, "lists");
@@ -312,7 +314,7 @@ flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lis
     const auto pairs =
         flashjit::product_of({l.shape.batch, l.shape.heads, l.shape.seqlen_q, l.shape.seqlen_k});
     if (pairs != 0) require(seen, "seen");
-    // Where 64 bits do not count the pairs, the builder says so.
+    // If the number of pairs does not fit 64 bits, the builder says so.
     return flashjit::block_sparse_from_dense(l.mask, l.shape,
                                              {seen, static_cast<std::size_t>(pairs.value_or(0))});
   });
@@ -361,7 +363,7 @@ int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id, 
   const flashjit::Argument* const argument = flashjit::find_argument(argument_id);
   for (const flashjit::MaskTable& table : tables->tables) {
     if (!argument || argument->tensor() != table.argument) continue;
-    // Callers only read it, through a type that does not say so.
+    // Callers only read the table, but the type flashjit_tensor has no const pointer.
     const flashjit::Tensor t = table.view(const_cast<std::int32_t*>(table.values.data()), {});
     *tensor = {.data = t.data,
                .dtype = FLASHJIT_INT32,

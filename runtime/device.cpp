@@ -24,7 +24,7 @@ Device Device::parse(std::string_view text) {
 
 std::string device_model(Device device) {
   if (device.kind == Device::Kind::cuda) return cuda_device(device.index).name;
-  // The brand string: 48 characters in three leaves, padded with blanks or zeros.
+  // The CPU's brand string: 48 characters in three leaves, padded with blanks or zeros.
   char brand[49] = {};
   for (unsigned leaf = 0; leaf < 3; ++leaf) {
     unsigned registers[4];

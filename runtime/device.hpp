@@ -1,4 +1,4 @@
-// What a device is.
+// The model of a device.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace flashjit {
 
-// What its maker calls it: "Intel(R) Xeon(R) ...", "NVIDIA H200". Throws target_unavailable for a GPU that is
-// not there.
+// The product name: "Intel(R) Xeon(R) ...", "NVIDIA H200".
+// Throws target_unavailable for a GPU that is not there.
 std::string device_model(Device device);
 
 }  // namespace flashjit

@@ -11,14 +11,14 @@ namespace flashjit {
 namespace {
 
 using device::u32;
-constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold of p = 1
+constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold for p = 1
 
-// Column words of the first `keys` keys.
-std::vector<u32> column_words(const device::Words& key, int batch, std::size_t keys) {
+// The column words of the first `keys` keys. A call of dropout_column_words() returns those of four.
+std::vector<u32> column_words(const device::Words& philox_key, int batch, std::size_t keys) {
   std::vector<u32> words;
   words.reserve(keys + 3);
-  for (int group = 0; words.size() < keys; ++group) {
-    const device::Words four = device::dropout_column_words(key, group, batch);
+  for (int quad = 0; words.size() < keys; ++quad) {
+    const device::Words four = device::dropout_column_words(philox_key, quad, batch);
     words.insert(words.end(), std::begin(four.x), std::end(four.x));
   }
   return words;
@@ -33,7 +33,7 @@ void keep_row(const device::RowWords& row, const std::vector<u32>& columns, std:
 }  // namespace
 
 std::uint64_t dropout_threshold(double p) {
-  if (!(p >= 0 && p <= 1)) refuse("dropout_p is ", p, ", it must be between 0 and 1");
+  if (!(p >= 0 && p <= 1)) refuse_argument("dropout_p is ", p, ", it must be between 0 and 1");
   return static_cast<std::uint64_t>(std::llround(p * static_cast<double>(certain)));
 }
 
@@ -44,39 +44,41 @@ double dropout_scale(double p) {
 
 void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep) {
   if (keep.size() > longest_sequence)
-    refuse("keep has ", keep.size(), " keys, a row has at most ", longest_sequence);
-  const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
-  keep_row(device::dropout_row_words(key, row, head, batch), column_words(key, batch, keep.size()),
-           dropout_threshold(dropout.p), keep);
+    refuse_argument("keep has ", keep.size(), " keys, a row has at most ", longest_sequence);
+  const device::Words philox_key = device::dropout_key(dropout.seed, dropout.offset);
+  keep_row(device::dropout_row_words(philox_key, row, head, batch),
+           column_words(philox_key, batch, keep.size()), dropout_threshold(dropout.p), keep);
 }
 
 std::size_t dropout_mask_size(const Shape& shape) {
   for (const int size : {shape.batch, shape.num_heads_q, shape.seqlen_q, shape.seqlen_k})
-    if (size < 0) refuse("shape has a size of ", size, ", it must be at least 0");
+    if (size < 0) refuse_argument("shape has a size of ", size, ", it must be at least 0");
   for (const int length : {shape.seqlen_q, shape.seqlen_k})
     if (length > longest_sequence)
-      refuse("shape has a length of ", length, ", a sequence has at most ", longest_sequence, " rows");
+      refuse_argument("shape has a length of ", length, ", a sequence has at most ", longest_sequence,
+                      " rows");
   const auto elements = product_of({shape.batch, shape.num_heads_q, shape.seqlen_q, shape.seqlen_k});
   if (!elements)
-    refuse("a mask of batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
-           shape.seqlen_q, " x seqlen_k ", shape.seqlen_k,
-           " has more elements than 64 bits count; split the batch, or take dropout_row()");
+    refuse_argument("a mask of batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
+                    shape.seqlen_q, " x seqlen_k ", shape.seqlen_k,
+                    " has more elements than 64 bits count; split the batch, or take dropout_row()");
   return static_cast<std::size_t>(*elements);
 }
 
 void dropout_mask(const Dropout& dropout, const Shape& shape, std::span<std::uint8_t> keep) {
   if (keep.size() != dropout_mask_size(shape))
-    refuse("keep has ", keep.size(), " elements, the shape's mask has ", dropout_mask_size(shape),
-           ": batch * num_heads_q * seqlen_q * seqlen_k");
+    refuse_argument("keep has ", keep.size(), " elements, the shape's mask has ", dropout_mask_size(shape),
+                    ": batch * num_heads_q * seqlen_q * seqlen_k");
   const std::uint64_t threshold = dropout_threshold(dropout.p);
-  const device::Words key = device::dropout_key(dropout.seed, dropout.offset);
+  const device::Words philox_key = device::dropout_key(dropout.seed, dropout.offset);
   const auto keys = static_cast<std::size_t>(shape.seqlen_k);
   if (keep.empty()) return;
   for (int batch = 0; batch < shape.batch; ++batch) {
-    const std::vector<u32> columns = column_words(key, batch, keys);
+    const std::vector<u32> columns = column_words(philox_key, batch, keys);
     for (int head = 0; head < shape.num_heads_q; ++head)
       for (int row = 0; row < shape.seqlen_q; ++row, keep = keep.subspan(keys))
-        keep_row(device::dropout_row_words(key, row, head, batch), columns, threshold, keep.first(keys));
+        keep_row(device::dropout_row_words(philox_key, row, head, batch), columns, threshold,
+                 keep.first(keys));
   }
 }
 

@@ -26,10 +26,9 @@ Target choose_target(Device device, const std::string& wanted) {
     if (wanted.empty() || wanted == "native") return native;
     const Target target = Target::parse(wanted);
     if (target.is_cuda())
-      throw Error(ErrorCode::target_unavailable, "target " + target.str() +
-                                                     " does not run on the device cpu: ask for device "
-                                                     "\"cuda:N\", or for target " +
-                                                     native.str());
+      throw Error(ErrorCode::target_unavailable,
+                  "target " + target.str() + " does not run on device \"cpu\": " +
+                      "ask for device \"cuda:N\", or for target " + native.str());
     if (!native.runs(target)) {
       const std::string why =
           note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note;
@@ -56,7 +55,7 @@ struct ConfigChoice {
   KernelConfig config;
   ConfigSource source = ConfigSource::heuristic;
   std::string note{};
-  std::string compiler{};  // of a record: with which it was measured
+  std::string compiler{};  // the compiler that a record was measured with
 };
 
 struct Engine::Impl {
@@ -66,18 +65,19 @@ struct Engine::Impl {
   const OpenedCache cache;
   const TuneStore records;
   const TuneEnvironment environment;
-  std::unique_ptr<ThreadPool> pool;  // null on a GPU and where the host brings its own threads
+  std::unique_ptr<ThreadPool> pool;  // null on a GPU, and if the host brings its own threads
   ParallelFor parallel_for;
-  int num_threads = 0;  // of parallel_for; a host's own are taken to be as many as it could have
+  int num_threads = 0;  // threads of parallel_for; a host's are taken to be as many as it could have
 
   KernelTable table;
-  // Every (spec, config) that was ever asked for; the future of one being built is shared by all who ask.
+  // Every (spec, config) that was ever asked for. All callers
+  // share the future of a kernel that is being built.
   using KernelFuture = std::shared_future<const Kernel*>;
   std::mutex mutex;
   std::map<std::tuple<std::string, KernelConfig, ConfigSource>, KernelFuture> builds;
   std::vector<std::unique_ptr<Kernel>> kernels;
-  std::vector<KernelFuture> pending;  // asked for by get_async
-  std::mutex tuning;                  // one at a time: they share the device
+  std::vector<KernelFuture> pending;  // kernels asked for by get_async
+  std::mutex tuning;                  // held by the one tuning under way: tunings share the device
 
   explicit Impl(EngineOptions given)
       : options(std::move(given)),
@@ -128,7 +128,7 @@ struct Engine::Impl {
     const TuneKey key = tune_key(spec, target, device, shape);
     std::optional<TuneStore::Found> found = records.lookup(key, environment, &choice.note);
     const bool may_tune = options.policy == Policy::tune_on_first_use && !(found && found->is_current());
-    // What a layer holds is what is asked for: where it has no record, its choice is the heuristic one.
+    // A prebuilt kernel is to be used: a layer without a record has chosen the heuristic config.
     if ((may_tune || found) && !(found && found->bundled)) {
       if (const std::string path = find_prebuilt(spec, target, choice.config, cache.layers); !path.empty()) {
         choice.note = path + " is prebuilt";
@@ -187,7 +187,7 @@ struct Engine::Impl {
     } catch (...) {
       {
         const std::lock_guard lock(mutex);
-        builds.erase(name);  // what failed may work the next time
+        builds.erase(name);  // the next attempt may succeed
       }
       promise.set_exception(std::current_exception());
       throw;
@@ -207,7 +207,7 @@ struct Engine::Impl {
         build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt, load);
     built.info.config_source = choice.source;
     built.info.config_note = choice.note;
-    // Only now is it known whose code a record's config means here.
+    // The compiler that made the code is known only now. A record made with another one is a first guess.
     if (const std::string differs =
             difference({.compiler = choice.compiler}, {.compiler = built.compiler_identity});
         !differs.empty()) {
@@ -242,8 +242,8 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
   } catch (const std::system_error& error) {
     throw Error(ErrorCode::device_failed,
                 std::string("get_async: the system gives no more threads (") + error.what() +
-                    "): call get, which works on the caller's, or allow more (ulimit -u, or the container's "
-                    "limit of processes)");
+                    "): call get, which uses the caller's thread, "
+                    "or allow more (ulimit -u, or the container's limit of processes)");
   }
   const std::lock_guard lock(impl_->mutex);
   std::erase_if(impl_->pending, [](const Impl::KernelFuture& f) {

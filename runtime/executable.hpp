@@ -1,5 +1,5 @@
-// Machine code loaded on a device, and what a launch hands to it. Neither knows an operation: which steps a
-// launch has is planned in operations/.
+// Machine code loaded on a device, and the data that a launch passes to
+// it. Neither knows an operation: operations/ plans the steps of a launch.
 #pragma once
 
 #include <array>
@@ -21,40 +21,41 @@ namespace cuda {
 class Context;
 }
 
-// Blocks of a step on a GPU.
+// The grid of a step on a GPU: numbers of blocks.
 struct Grid {
   unsigned x = 0, y = 1, z = 1;
 };
 
 struct StepLaunch;
 
-// Items of a step on a CPU, which threads take in pieces of consecutive ones, as evenly many as can be.
+// The items of a step on a CPU. Threads take pieces of consecutive items, as evenly divided as possible.
 struct Items {
   std::int64_t count = 0, pieces = 0;
-  // Bytes of each thread's scratch beyond what the step's source asks for, and what it begins with when the
-  // thread comes to the step.
+  // Bytes of each thread's scratch beyond those of the step's source, and
+  // the bytes that the scratch begins with when a thread begins the step.
   std::size_t more_scratch = 0;
   std::array<std::byte, 64> scratch_head{};
-  // Memory for all items together, which the launching thread lends. `lend` puts it into the step's params;
-  // null where there is none, which the step must do without.
+  // Memory for all items together, which the launching thread lends. `lend` puts it into
+  // the step's params. It gets null if there is no memory; the step must do without.
   std::size_t lent_bytes = 0;
   void (*lend)(StepLaunch& step, void* memory) = nullptr;
 };
 
-// One step of a launch, for the kernel of the same place in KernelSource::steps.
+// One step of a launch: the data for the kernel at the same place in KernelSource::steps.
 struct StepLaunch {
   static constexpr std::size_t most_params_bytes = 1024;
 
-  // The kernel's parameter, of its own type; on a GPU it may have a second one, from `second` on.
+  // The kernel's parameter, of the kernel's own type. On a GPU a
+  // kernel may have a second one, which begins at byte `second`.
   alignas(64) std::array<std::byte, most_params_bytes> params;
   std::size_t second = 0;
   Grid grid;
-  // On a GPU: may begin before the step before it has ended. Its kernel waits for that one's results
-  // (griddepcontrol.wait).
+  // On a GPU: the step may begin before the previous step has ended.
+  // Its kernel waits for that step's results (griddepcontrol.wait).
   bool dependent = false;
   Items items;
 
-  // Zeros but for what they are derived from.
+  // Makes the params from `base`; all other members are zero.
   template <class Params, class Base>
   Params& make_params(const Base& base) {
     static_assert(sizeof(Params) <= most_params_bytes && alignof(Params) <= 64 &&
@@ -63,7 +64,7 @@ struct StepLaunch {
     static_cast<Base&>(made) = base;
     return made;
   }
-  // The second parameter of a kernel whose first is of type First. Not initialised.
+  // Makes the second parameter of a kernel whose first is of type First. It is not initialised.
   template <class First, class Second>
   Second& make_second() {
     constexpr std::size_t at = (sizeof(First) + 63) / 64 * 64;
@@ -78,18 +79,18 @@ struct StepLaunch {
   }
 };
 
-// All that one launch hands to the machine code, as often as wanted.
+// Everything that one launch passes to the machine code. It may be launched many times.
 class Launch {
  public:
   static constexpr std::size_t most_steps = 4;
 
-  // After this launch's last one.
+  // Adds a step after the last one. Its params are not initialised.
   StepLaunch& add_step() { return *new (&steps_[size_++].step) StepLaunch; }
   std::size_t size() const { return size_; }
   const StepLaunch& operator[](std::size_t i) const { return steps_[i].step; }
 
  private:
-  // Steps that a launch does not have cost it nothing.
+  // A union: steps that a launch does not have are not initialised, and so cost nothing.
   union Room {
     Room() {}
     StepLaunch step;
@@ -98,30 +99,32 @@ class Launch {
   std::size_t size_ = 0;
 };
 
-// Thread-safe. A launch allocates nothing, once the threads of a CPU have its scratch.
+// Loaded machine code. Thread-safe. A launch allocates
+// nothing, except scratch that a CPU thread allocates once.
 class Executable {
  public:
   virtual ~Executable() = default;
-  // Runs the launch's steps one after the other. There are as many as were loaded, or none.
+  // Runs the launch's steps one after the other. A launch has as many steps as were loaded, or none.
   virtual void launch(const Launch& launch, Stream stream) const = 0;
-  // Multiprocessors of a GPU; on a CPU the threads that work is cut for.
+  // The multiprocessors of a GPU, or the CPU threads that work is divided for.
   virtual int parallelism() const = 0;
   // Null on a CPU.
   virtual const cuda::Context* context() const { return nullptr; }
 };
 
-// Code that cannot be loaded whatever else is tried: damaged, or of another kind of machine. Every other
-// failure to load (no memory, no context, pages that may not be executable) says nothing against the code.
+// Thrown for code that cannot be loaded in any circumstances: it is damaged,
+// or for another kind of machine. Every other failure to load (no memory, no
+// context, pages that may not be executable) does not blame the code.
 class BadCode : public Error {
  public:
   using Error::Error;
 };
 
-// `code` is what a Compiler made of a source with these steps. Throw device_failed or target_unavailable, as
-// BadCode where the code is to blame.
+// `code` is the code that a Compiler made from a source with these steps. Both functions
+// throw device_failed or target_unavailable, as BadCode if the code is to blame.
 std::unique_ptr<Executable> load_cuda(int device_index, const std::string& code,
                                       const std::vector<Step>& steps);
-// num_threads: those of parallel_for that work is cut for.
+// `num_threads`: the threads of `parallel_for` that work is divided for.
 std::unique_ptr<Executable> load_cpu(const ParallelFor& parallel_for, int num_threads,
                                      const std::string& code, const std::vector<Step>& steps);
 

@@ -1,5 +1,5 @@
-/* flashjit: attention kernels from specs, at run time. The C interface, for any other language; flashjit.hpp
-   is the C++ one, and says more on shapes and meaning.
+/* flashjit: attention kernels from specs, at run time. This is the C interface, for use from any language.
+   flashjit.hpp is the C++ interface; codegen/attention_args.hpp says more about each argument.
 
      flashjit_engine* engine;
      flashjit_spec* spec;
@@ -13,9 +13,9 @@
      flashjit_kernel_launch(kernel, args, 5, stream);
 
    Every function that can fail returns FLASHJIT_OK or an error code; flashjit_last_error_message() and
-   flashjit_last_error_detail() then say more, on the thread that called. Outputs are written only on success.
-   All functions may be called from several threads at once; destroying what another thread uses, or an engine
-   whose kernels are used afterwards, is the caller's error. */
+   flashjit_last_error_detail() then say more on the calling thread. Outputs are written only on success.
+   All functions may be called from several threads at once. The caller must not destroy an object that
+   another thread is using, and must not use an engine's kernels after the engine is destroyed. */
 #ifndef FLASHJIT_H
 #define FLASHJIT_H
 
@@ -32,8 +32,7 @@
 extern "C" {
 #endif
 
-/* Changes only if a program built against an older header would break; compare with flashjit_abi_version().
- */
+/* Changes only if a program built against an older header would break; see flashjit_abi_version(). */
 #define FLASHJIT_ABI_VERSION 2
 FLASHJIT_C_API int32_t flashjit_abi_version(void);
 /* "major.minor.patch" */
@@ -54,7 +53,7 @@ enum {
   FLASHJIT_NOT_PREBUILT = 10
 };
 
-/* Of this thread's last failed call; valid until its next one. Empty before any. */
+/* Describe this thread's last failed call. Valid until its next failed call; empty before any. */
 FLASHJIT_C_API const char* flashjit_last_error_message(void);
 FLASHJIT_C_API const char* flashjit_last_error_detail(void);
 
@@ -69,7 +68,7 @@ typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
 
 #define FLASHJIT_MAX_RANK 6
 
-/* Borrowed memory; strides in elements. A sequence has at most 2^30 rows or keys. */
+/* A tensor in the caller's memory. Strides count elements. A sequence has at most 2^30 rows or keys. */
 typedef struct {
   void* data;
   int32_t dtype;       /* flashjit_dtype */
@@ -80,7 +79,8 @@ typedef struct {
   int64_t strides[FLASHJIT_MAX_RANK];
 } flashjit_tensor;
 
-/* Ids are only ever appended. An id is given at most once; what is not given is absent. */
+/* The arguments of a launch; codegen/attention_args.hpp has their shapes and meaning. Later versions append
+   ids. A launch gives each id at most once. */
 typedef enum {
   FLASHJIT_ARG_Q = 1,                      /* tensor */
   FLASHJIT_ARG_K = 2,                      /* tensor */
@@ -93,7 +93,7 @@ typedef enum {
   FLASHJIT_ARG_MAX_SEQLEN_K = 9,           /* integer */
   FLASHJIT_ARG_SOFTMAX_SCALE = 10,         /* real */
   FLASHJIT_ARG_WORKSPACE = 11,             /* tensor */
-  FLASHJIT_ARG_SEQLENS_Q = 12,             /* tensor; with this and all that follow, see flashjit.hpp */
+  FLASHJIT_ARG_SEQLENS_Q = 12,             /* tensor */
   FLASHJIT_ARG_SEQLENS_K = 13,             /* tensor */
   FLASHJIT_ARG_WINDOW_LEFT = 14,           /* integer */
   FLASHJIT_ARG_WINDOW_RIGHT = 15,          /* integer */
@@ -105,8 +105,8 @@ typedef enum {
   FLASHJIT_ARG_TREE_BITS = 21,             /* tensor */
   FLASHJIT_ARG_PREFIX_LENGTHS = 22,        /* tensor */
   FLASHJIT_ARG_DROPOUT_P = 23,             /* real */
-  FLASHJIT_ARG_DROPOUT_SEED = 24,          /* integer, of which all 64 bits count */
-  FLASHJIT_ARG_DROPOUT_OFFSET = 25,        /* integer, of which all 64 bits count */
+  FLASHJIT_ARG_DROPOUT_SEED = 24,          /* integer; all 64 bits are used */
+  FLASHJIT_ARG_DROPOUT_OFFSET = 25,        /* integer; all 64 bits are used */
   FLASHJIT_ARG_DROPOUT_SEED_TENSOR = 26,   /* tensor */
   FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27, /* tensor */
   FLASHJIT_ARG_PARTS_O = 28,               /* tensor */
@@ -122,8 +122,8 @@ typedef struct {
   } value;
 } flashjit_argument;
 
-/* The sizes of a problem: at least 0, and query heads a multiple of key heads, of which there is at least
-   one. Later sizes are appended; what is 0 has its default. */
+/* The sizes of a problem, all at least 0. num_heads_kv is at least 1 and num_heads_q a multiple of it. Later
+   versions append sizes; a later size of 0 means its default. */
 typedef struct {
   size_t struct_size; /* sizeof(flashjit_shape) */
   int32_t batch, seqlen_q, seqlen_k, num_heads_q, num_heads_kv;
@@ -141,46 +141,47 @@ typedef struct flashjit_prepared flashjit_prepared;
 typedef void (*flashjit_parallel_for)(void* user, int64_t count,
                                       void (*body)(void* context, int64_t begin, int64_t end), void* context);
 
-/* What an engine does for a spec and sizes that it has not been asked for before. */
+/* An engine's behaviour when it is asked for a spec and sizes for the first time. */
 typedef enum {
   FLASHJIT_POLICY_HEURISTIC = 0,         /* a tune record's config, else the heuristic one */
-  FLASHJIT_POLICY_TUNE_ON_FIRST_USE = 1, /* tunes where there is no record made here */
+  FLASHJIT_POLICY_TUNE_ON_FIRST_USE = 1, /* tunes if there is no record made here */
   FLASHJIT_POLICY_REQUIRE_PREBUILT = 2   /* never compiles: FLASHJIT_NOT_PREBUILT */
 } flashjit_policy;
 
-/* What is zero or null has its default. */
+/* A member that is zero or null has its default. */
 typedef struct {
   size_t struct_size;    /* sizeof(flashjit_engine_options) */
   const char* device;    /* "cpu" (default) or "cuda:N" */
   const char* target;    /* default: the device's best */
   const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
-  int32_t num_threads;   /* CPU kernels; default: as many as this process may use; at most 8192 */
-  flashjit_parallel_for
-      parallel_for; /* CPU kernels run on it, work cut for num_threads, not on the engine's threads */
-  void* parallel_for_user;
+  int32_t num_threads;   /* for CPU kernels; default: as many as this process may use; at most 8192 */
+  /* CPU kernels run on it instead of the engine's threads, with work divided for num_threads */
+  flashjit_parallel_for parallel_for;
+  void* parallel_for_user;  /* the first argument of parallel_for */
   const char* cache_path;   /* read-only folders of prebuilt kernels, searched before cache_dir, separated by
                                colons; default: FLASHJIT_CACHE_PATH; "": none */
-  uint64_t cache_max_bytes; /* of cache_dir; default: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB */
+  uint64_t cache_max_bytes; /* limit of cache_dir; default: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB */
   int32_t policy;           /* flashjit_policy */
-  double tune_seconds;      /* of tune_on_first_use: the most that tuning may take; default: 30 */
+  double tune_seconds;      /* the most that tune_on_first_use may take for a kernel; default: 30 */
 } flashjit_engine_options;
 
-/* options may be null. */
+/* `options` may be null. */
 FLASHJIT_C_API flashjit_status flashjit_engine_create(const flashjit_engine_options* options,
                                                       flashjit_engine** engine);
 FLASHJIT_C_API void flashjit_engine_destroy(flashjit_engine* engine);
 
-/* From the JSON form of a spec. */
+/* Reads the JSON form of a spec. */
 FLASHJIT_C_API flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec);
 FLASHJIT_C_API void flashjit_spec_destroy(flashjit_spec* spec);
 
-/* Compiles or loads on first use; afterwards takes no lock and allocates nothing. */
+/* The kernel for the spec at these sizes. The first call compiles or loads it; later calls take no lock and
+   allocate nothing. */
 FLASHJIT_C_API flashjit_status flashjit_engine_get(flashjit_engine* engine, const flashjit_spec* spec,
                                                    const flashjit_shape* shape,
                                                    const flashjit_kernel** kernel);
 
-/* The same in the background. Destroying a request does not cancel it; destroying the engine waits for it.
-   FLASHJIT_DEVICE_FAILED where the system gives no thread. */
+/* flashjit_engine_get() in the background. Destroying a request does not cancel it; destroying the engine
+   waits for it. Fails with FLASHJIT_DEVICE_FAILED if the system gives no thread. */
 FLASHJIT_C_API flashjit_status flashjit_engine_get_async(flashjit_engine* engine, const flashjit_spec* spec,
                                                          const flashjit_shape* shape,
                                                          flashjit_request** request);
@@ -189,63 +190,65 @@ FLASHJIT_C_API flashjit_status flashjit_request_wait(const flashjit_request* req
                                                      const flashjit_kernel** kernel);
 FLASHJIT_C_API void flashjit_request_destroy(flashjit_request* request);
 
-/* Tables for masks in host memory, made from what applications have (runtime/masks.hpp says more). */
+/* Mask tables in host memory, made from the formats that applications use (runtime/masks.hpp says more). */
 typedef struct flashjit_tables flashjit_tables;
 typedef struct {
   int32_t block_m, block_n, per_head; /* the spec's block_sparse */
   int32_t batch, heads;               /* heads: 1 unless per_head */
   int32_t seqlen_q, seqlen_k;
 } flashjit_block_lists;
-/* seen: [batch, heads, seqlen_q, seqlen_k] bytes; not 0: seen. */
+/* `seen`: [batch, heads, seqlen_q, seqlen_k] bytes, nonzero if the row sees the key. */
 FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lists,
                                                                 const uint8_t* seen,
                                                                 flashjit_tables** tables);
-/* offsets: one for each list, [batch, heads, query blocks], and the end; columns: key blocks, seen whole. */
+/* `offsets`: where each list of [batch, heads, query blocks] begins in `columns`, and the end of the last
+   one. `columns`: key blocks, which are seen whole. */
 FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_csr(const flashjit_block_lists* lists,
                                                               const int32_t* offsets, const int32_t* columns,
                                                               flashjit_tables** tables);
-/* FlexAttention's BlockMask: counts [batch, heads, query blocks], indices [..., columns]. Other masks of the
-   spec decide within the blocks of kv_indices. The full ones may be null. */
+/* FlexAttention's BlockMask: counts are [batch, heads, query blocks], indices [batch, heads, query blocks,
+   columns]. Within the blocks of kv_indices the spec's other masks decide. The full_ arrays may be null. */
 FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_flex(const flashjit_block_lists* lists,
                                                                int32_t columns, const int32_t* kv_num_blocks,
                                                                const int32_t* kv_indices,
                                                                const int32_t* full_kv_num_blocks,
                                                                const int32_t* full_kv_indices,
                                                                flashjit_tables** tables);
-/* Rows see the keys of their own segment: ids [batch, seqlen_q] and [batch, seqlen_k]. */
+/* Rows see the keys of their own segment. The ids are [batch, seqlen_q] and [batch, seqlen_k]. */
 FLASHJIT_C_API flashjit_status flashjit_document_mask(const flashjit_block_lists* lists,
                                                       const int32_t* segment_ids_q,
                                                       const int32_t* segment_ids_k, flashjit_tables** tables);
-/* parents: [batch, tokens]; -1 for a root, else a token before. */
+/* `parents`: [batch, tokens], the index of an earlier token; -1 for a root. */
 FLASHJIT_C_API flashjit_status flashjit_tree_from_parents(const int32_t* parents, int32_t batch,
                                                           int32_t tokens, flashjit_tables** tables);
-/* The table for that argument, in memory of `tables`. 1 if there is one, else 0: leave the argument out. */
+/* Returns 1 and the argument's table, in memory of `tables`; returns 0 if the argument is to be left out. */
 FLASHJIT_C_API int32_t flashjit_tables_get(const flashjit_tables* tables, int32_t argument_id,
                                            flashjit_tensor* tensor);
 FLASHJIT_C_API void flashjit_tables_destroy(flashjit_tables* tables);
 
-/* Which weights a kernel with dropout keeps (runtime/dropout.hpp says more): keep is [batch, num_heads_q,
-   seqlen_q, seqlen_k] bytes in host memory, 1 for kept and 0 for dropped. */
+/* Computes which weights a kernel with dropout keeps (runtime/dropout.hpp says more). `keep`: [batch,
+   num_heads_q, seqlen_q, seqlen_k] bytes in host memory, set to 1 for kept and 0 for dropped. */
 FLASHJIT_C_API flashjit_status flashjit_dropout_mask(double p, uint64_t seed, uint64_t offset,
                                                      const flashjit_shape* shape, uint8_t* keep);
 
-/* JSON text: target, config, key, origin, registers, times ... Valid as long as the kernel. */
+/* Facts about the kernel as JSON text: target, config, key, origin, registers, times and more. The text is
+   valid as long as the kernel. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);
-/* Bytes that FLASHJIT_ARG_WORKSPACE must hold: what serves the largest batch, seqlen_q and seqlen_k serves
-   every smaller launch. */
+/* The bytes that FLASHJIT_ARG_WORKSPACE must have. The size for the largest batch, seqlen_q and seqlen_k
+   serves every smaller launch, too. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel,
                                                          const flashjit_shape* shape, size_t* bytes);
-/* stream: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. Allocates nothing,
-   once the threads of a CPU have the kernel's scratch: each takes it the first time and keeps it. */
+/* `stream`: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. Allocates nothing,
+   except that each CPU thread allocates the kernel's scratch once and keeps it. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel,
                                                       const flashjit_argument* args, size_t num_args,
                                                       void* stream);
-/* Checks and encodes the arguments once for many launches. */
+/* Checks and encodes the arguments once, for many launches. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel,
                                                        const flashjit_argument* args, size_t num_args,
                                                        flashjit_prepared** prepared);
-/* Merges partial results: FLASHJIT_ARG_PARTS_O and _PARTS_LSE into _O and, if it is given, _LSE. The first
-   launch of a dtype and head_dim compiles or loads its kernel. */
+/* Merges the partial results FLASHJIT_ARG_PARTS_O and _PARTS_LSE into _O and, if it is given, _LSE. The first
+   merge of a dtype and head_dim compiles or loads its kernel. */
 FLASHJIT_C_API flashjit_status flashjit_merge(flashjit_engine* engine, const flashjit_argument* args,
                                               size_t num_args, void* stream);
 FLASHJIT_C_API flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream);

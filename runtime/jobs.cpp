@@ -55,7 +55,9 @@ std::size_t run_jobs(std::size_t count, int num_threads, const std::function<voi
       }
     }
   }
-  std::size_t told = 0;  // to go_on; what is done meanwhile is told next, after the last thread's end, too
+  // The number of finished jobs that go_on() was told. Jobs that finish during a
+  // call of go_on() are told by the next call, even after the last thread has ended.
+  std::size_t told = 0;
   while (running > 0 || (go_on && told < done)) {
     if (!go_on || told == done) changed.wait_for(lock, std::chrono::milliseconds(100));
     if (!go_on) continue;

@@ -15,9 +15,7 @@ namespace {
 void require_stream(Device device, Stream stream) {
   if (device.kind == Device::Kind::cpu && stream)
     throw Error(ErrorCode::invalid_argument,
-                "a stream was given to a CPU kernel, which runs when it is launched and returns when it is "
-                "done: pass "
-                "none");
+                "a stream was given to a CPU kernel, which has finished when its launch returns: pass none");
 }
 
 }  // namespace
@@ -25,7 +23,7 @@ void require_stream(Device device, Stream stream) {
 std::string to_json(const KernelInfo& info) {
   auto steps = nlohmann::ordered_json::array();
   for (const StepInfo& step : info.steps)
-    steps.push_back({{"entry", step.entry},
+    steps.push_back({{"entry", step.function},
                      {"registers", step.registers},
                      {"spill_bytes", step.spill_bytes},
                      {"shared_memory", step.shared_memory}});
@@ -34,7 +32,7 @@ std::string to_json(const KernelInfo& info) {
                                 {"config", nlohmann::ordered_json::parse(to_json(info.config))},
                                 {"config_source", to_string(info.config_source)},
                                 {"config_note", info.config_note},
-                                {"key", info.key},
+                                {"key", info.cache_key},
                                 {"path", info.path},
                                 {"cache_note", info.cache_note},
                                 {"origin", to_string(info.origin)},

@@ -1,4 +1,5 @@
-// (spec, shape bucket) -> kernel, read without locks: the path of a get() that has been asked before.
+// A table from (spec, shape bucket) to the kernel, read
+// without locks: the path of a get() that was asked before.
 #pragma once
 
 #include <atomic>
@@ -13,14 +14,14 @@ namespace flashjit {
 
 class Kernel;
 
-// Open addressing, power-of-two slots. Entries are never removed nor moved; a full table is replaced by a
-// larger one and kept until the end, since readers may still be in it (the sizes double, so all of them
-// together are small).
+// A hash table with open addressing and a power of two of slots. Nodes are never
+// removed or moved. A full slot array is replaced by one of twice the size and kept
+// until the end, since readers may still use it; all arrays together are small.
 class KernelTable {
  public:
   KernelTable() { grow(); }
 
-  // Null if it is not there.
+  // The kernel; null if there is none.
   const Kernel* find(const AttentionSpec& spec, const Shape& bucket) const noexcept {
     const std::size_t h = hash(spec, bucket);
     const Slots& slots = *current_.load(std::memory_order_acquire);
@@ -31,7 +32,7 @@ class KernelTable {
     }
   }
 
-  // The first kernel inserted for a key stays.
+  // Inserts a kernel. The first kernel inserted for a (spec, bucket) stays.
   void insert(const AttentionSpec& spec, const Shape& bucket, const Kernel* kernel) {
     const std::lock_guard lock(mutex_);
     if (find(spec, bucket)) return;

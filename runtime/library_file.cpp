@@ -31,7 +31,7 @@ OwnFile own_file() {
   if (dladdr1(reinterpret_cast<const void*>(&own_folder), &info, reinterpret_cast<void**>(&map),
               RTLD_DL_LINKMAP) == 0)
     return own;
-  // A program has no name in the link map, and the one it was started by need not be a path.
+  // A program has no name in the link map, and the name that it was started by need not be a path.
   const char* const name = map->l_name != nullptr && *map->l_name != 0 ? map->l_name : "/proc/self/exe";
   std::error_code error;
   own.path = fs::canonical(name, error);
@@ -43,19 +43,20 @@ bool leads_to(const fs::path& folder, const fs::path& file) {
   return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
 }
 
-// Whether all who may write as the group are the owner, as far as numbers tell. Entries of a POSIX ACL are
-// shown as the group's rights.
+// Whether only the owner can write as the group, as far as user and group numbers
+// tell. (The group's permission bits also show the entries of a POSIX ACL.)
 bool is_private_group(const fs::path& path, const struct stat& status) {
   return status.st_gid == status.st_uid &&
          ::lgetxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) < 0;
 }
 
-// Why another user could change what is there; empty if none could.
+// Why another user could change the file or folder; empty if none could.
 std::string distrust_at(const fs::path& path, bool on_the_way, const OwnFile& own) {
   struct stat status;
   if (::lstat(path.c_str(), &status) != 0) return error_text(errno);
   const bool own_group = own.known && own.status.st_mode & S_IWGRP && own.status.st_gid == status.st_gid;
-  const bool sticky = S_ISDIR(status.st_mode) && status.st_mode & S_ISVTX;  // nobody renames what is others'
+  // In a sticky folder users may rename only their own files.
+  const bool sticky = S_ISDIR(status.st_mode) && status.st_mode & S_ISVTX;
   mode_t tolerated = 0;
   if (on_the_way || sticky || own_group || is_private_group(path, status)) tolerated |= S_IWGRP;
   if (sticky) tolerated |= S_IWOTH;
@@ -86,7 +87,7 @@ std::string trusted_library(const std::string& path, std::string* why) {
   for (fs::path at = file;; at = at.parent_path()) {
     if (!leads_to(at, own.path)) {
       if (const std::string reason = distrust_at(at, at != file && at != folder, own); !reason.empty()) {
-        *why = "refused, for its code would be run: " + (at == file ? "" : "folder " + at.string() + ": ") +
+        *why = "refused, since its code would be run: " + (at == file ? "" : "folder " + at.string() + ": ") +
                reason + "; let it belong to this user or to root, and run chmod go-w on it";
         return {};
       }

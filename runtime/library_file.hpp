@@ -1,13 +1,15 @@
-// Shared libraries that are opened at run time, and whether their code may run in this process.
+// Opens shared libraries at run time, if their code may run in this process.
 //
-// The rule of cache/trust.hpp decides: the file and its folder belong to this process's user or to root,
-// and nobody else may write to them; the folders above belong to the same, and not everybody may rename what
-// is in them. Two things differ from a cache, whose files flashjit makes itself, with modes of its own:
-// - Whoever can change the library or program that holds this code is trusted with other code, too: its
-//   owner, a group that may write to it, the folders that lead to it. So what a software account installs, or
-//   a checkout holds, works for those who run it from there.
-// - A group of its owner's own number is the owner's private group, for which the default umask is 002: its
-//   right to write counts as the owner's.
+// The rule of cache/trust.hpp decides: the file and its folder must belong to this
+// process's user or to root, and nobody else may write to them. The folders above must
+// belong to the same users, and must not let everybody rename their content. Two
+// exceptions differ from a cache, whose files flashjit makes itself with modes of its own:
+// - Users who can change the library or program that holds this code are trusted with
+//   other code, too. These are its owner, a group that may write to it, and those who
+//   can change the folders that lead to it. So code that a software account installs,
+//   or that a checkout holds, works for the users who run it from there.
+// - A group with the same number as the owner is the owner's private group, for
+//   which the default umask is 002. Its right to write counts as the owner's.
 #pragma once
 
 #include <filesystem>
@@ -15,18 +17,17 @@
 
 namespace flashjit {
 
-// The folder of the library or program that holds this code, without symbolic links; empty if it cannot be
-// told.
+// The folder of the library or program that holds this code, without symbolic links; empty if it is unknown.
 std::filesystem::path own_folder();
 
-// The library's path without symbolic links, so that the path checked is the path opened. Empty, with the
-// reason in *why, where there is no such file or it is not to be trusted.
+// The library's path without symbolic links, so that the checked path is the opened
+// path. Empty, with the reason in *why, if there is no such file or it is not trusted.
 std::string trusted_library(const std::string& path, std::string* why);
 
-// dlopen of a library that stays open. Null with the reason in *why where that fails or trusted_library
-// refuses the path; its code has not run then. Where a name without a slash leads only the loader knows: to
-// folders that root names, and to those of LD_LIBRARY_PATH, which serve this process's other libraries as
-// well and which the loader ignores in set-user-id programs.
+// Opens a library with dlopen; it stays open. Null, with the reason in *why, if that fails or
+// trusted_library refuses the path; then none of its code has run. Only the loader knows where a
+// name without a slash leads: to folders that root configured, and to those of LD_LIBRARY_PATH,
+// which serve this process's other libraries as well and are ignored in set-user-id programs.
 void* open_library(const std::string& name, std::string* why);
 
 // The path that an open library was loaded from.

@@ -27,8 +27,8 @@ const int* lengths(const AttentionSpec& spec, Device device, const AttentionArgs
 
 int window_size(const char* name, const std::optional<int>& given) {
   if (given && *given < 0)
-    refuse(name, " is ", *given,
-           ", it must be at least 0; without the argument the window has no end on that side");
+    refuse_argument(name, " is ", *given,
+                    ", it must be at least 0; without the argument the window has no end on that side");
   return given.value_or(INT_MAX);
 }
 
@@ -36,19 +36,21 @@ void check_window(const AttentionArgs& args, ProblemParams& p) {
   p.window_left = window_size("window_left", args.window_left);
   p.window_right = window_size("window_right", args.window_right);
   const int num_sinks = args.num_sinks.value_or(0);
-  if (num_sinks < 0) refuse("num_sinks is ", num_sinks, ", it must be at least 0");
+  if (num_sinks < 0) refuse_argument("num_sinks is ", num_sinks, ", it must be at least 0");
   p.num_sinks = num_sinks;
 }
 
-// Packed launches take tables that were made for longer sequences: what is fixed while a graph is replayed.
+// Requires so many rows of a table. Packed launches also take tables
+// made for longer sequences, which stay fixed while a graph is replayed.
 void require_rows(const char* name, const Tensor& t, int dim, std::int64_t needed, bool varlen,
                   const char* what) {
   if (!varlen) return require_shape(name, t, dim, needed, what);
   if (t.shape[dim] < needed)
-    refuse(name, " has shape ", shape_text(t), ": dimension ", dim, " must be at least ", needed, ", ", what);
+    refuse_argument(name, " has shape ", shape_text(t), ": dimension ", dim, " must be at least ", needed,
+                    ", ", what);
 }
 
-// The stride of a dimension that is as large as `size`, or 1 for all alike.
+// The stride of a dimension of size `size`; 0 for a dimension of size 1, which all share.
 std::int64_t shared_or_own(const char* name, const Tensor& t, int dim, int size, const char* what) {
   if (t.shape[dim] == 1) return 0;
   require_shape(name, t, dim, size, what);
@@ -74,9 +76,9 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
   p.blocks.blocks = static_cast<const int*>(blocks.data);
   p.blocks.num_blocks = size(blocks, 0);
   if (args.block_bitmask_of.has_value() != args.block_bitmasks.has_value())
-    refuse(
-        "block_bitmask_of and block_bitmasks belong together: give both, or neither where every "
-        "listed block is seen whole");
+    refuse_argument(
+        "block_bitmask_of and block_bitmasks belong together: "
+        "give both, or neither if every listed block is seen whole");
   if (!args.block_bitmask_of) return;
   const Tensor& bitmask_of = require<&AttentionArgs::block_bitmask_of>(spec, args, device);
   require_shape("block_bitmask_of", bitmask_of, 0, p.blocks.num_blocks, "as block_indices");
@@ -105,35 +107,37 @@ void check_tree(const AttentionSpec& spec, const AttentionArgs& args, Device dev
 
 void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
                           const char* max_name) {
-  if (cu_seqlens[0] != 0) refuse(name, "[0] is ", cu_seqlens[0], ", it must be 0");
+  if (cu_seqlens[0] != 0) refuse_argument(name, "[0] is ", cu_seqlens[0], ", it must be 0");
   for (int b = 0; b < batch; ++b) {
     const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
     if (length < 0)
-      refuse(name, " decreases at entry ", b + 1, " (", cu_seqlens[b], " to ", cu_seqlens[b + 1],
-             "): it holds running totals of the lengths");
+      refuse_argument(name, " decreases at entry ", b + 1, " (", cu_seqlens[b], " to ", cu_seqlens[b + 1],
+                      "): it holds running totals of the lengths");
     if (length > max_seqlen)
-      refuse(name, " gives sequence ", b, " a length of ", length, ", longer than ", max_name, " = ",
-             max_seqlen);
+      refuse_argument(name, " gives sequence ", b, " a length of ", length, ", longer than ", max_name, " = ",
+                      max_seqlen);
   }
   if (cu_seqlens[batch] > total)
-    refuse(name, " ends at ", cu_seqlens[batch], ", beyond the ", total, " packed rows of the tensor");
+    refuse_argument(name, " ends at ", cu_seqlens[batch], ", beyond the ", total,
+                    " packed rows of the tensor");
 }
 
 void check_lengths(const char* name, const int* given, int batch, int longest, const char* longest_name) {
   for (int b = 0; given && b < batch; ++b)
     if (given[b] < 0 || given[b] > longest)
-      refuse(name, "[", b, "] is ", given[b], ", it must be between 0 and ", longest_name, " = ", longest);
+      refuse_argument(name, "[", b, "] is ", given[b], ", it must be between 0 and ", longest_name, " = ",
+                      longest);
 }
 
-// The rows used of packed sequences.
+// Checks the numbers of used rows of packed sequences.
 void check_used_lengths(const char* name, const int* given, int batch, const int* cu_seqlens) {
   for (int b = 0; given && b < batch; ++b)
     if (const int all = cu_seqlens[b + 1] - cu_seqlens[b]; given[b] < 0 || given[b] > all)
-      refuse(name, "[", b, "] is ", given[b], ", it must be between 0 and the packed sequence's length, ",
-             all);
+      refuse_argument(name, "[", b, "] is ", given[b],
+                      ", it must be between 0 and the packed sequence's length, ", all);
 }
 
-// The lists of one batch entry and head.
+// Checks the lists of one batch entry and head.
 class ListCheck {
  public:
   ListCheck(const device::BlockLists& lists, int key_blocks, int batch, int head)
@@ -147,8 +151,8 @@ class ListCheck {
     for (int i = 0; i < lists_.row_blocks; ++i) {
       const int begin = offsets_[i], end = offsets_[i + 1];
       if (begin < 0 || end < begin || end > lists_.num_blocks)
-        refuse("block_offsets: ", list(i), " goes from ", begin, " to ", end,
-               "; offsets ascend from 0 to the ", lists_.num_blocks, " of block_indices");
+        refuse_argument("block_offsets: ", list(i), " goes from ", begin, " to ", end,
+                        "; offsets ascend from 0 to the ", lists_.num_blocks, " of block_indices");
       int before = -1;
       for (int e = begin; e < end; ++e) {
         const int block = lists_.blocks[e];
@@ -166,10 +170,10 @@ class ListCheck {
   [[noreturn]] void refuse_block(int i, int e) const {
     const int block = lists_.blocks[e];
     if (block < 0 || block >= key_blocks_)
-      refuse("block_indices[", e, "] in ", list(i), " is ", block, ", it must be between 0 and ",
-             key_blocks_ - 1, ", the last key block");
-    refuse("block_indices[", e, "] in ", list(i), " is ", block, " after ", lists_.blocks[e - 1],
-           "; a list ascends and names no block twice");
+      refuse_argument("block_indices[", e, "] in ", list(i), " is ", block, ", it must be between 0 and ",
+                      key_blocks_ - 1, ", the last key block");
+    refuse_argument("block_indices[", e, "] in ", list(i), " is ", block, " after ", lists_.blocks[e - 1],
+                    "; a list ascends and names no block twice");
   }
 
   const device::BlockLists& lists_;
@@ -179,14 +183,14 @@ class ListCheck {
 
 void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool varlen) {
   const device::BlockLists& lists = p.blocks;
-  // Lists that were made for longer packed sequences name blocks that no row of these has.
+  // Lists that were made for longer packed sequences may name blocks beyond these sequences.
   const int key_blocks = varlen ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
     for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h) ListCheck(lists, key_blocks, b, h)();
   for (int e = 0; lists.bitmask_of && e < lists.num_blocks; ++e)
     if (lists.bitmask_of[e] < -1 || lists.bitmask_of[e] >= lists.num_bitmasks)
-      refuse("block_bitmask_of[", e, "] is ", lists.bitmask_of[e],
-             ", it must be -1 or the index of one of the ", lists.num_bitmasks, " block_bitmasks");
+      refuse_argument("block_bitmask_of[", e, "] is ", lists.bitmask_of[e],
+                      ", it must be -1 or the index of one of the ", lists.num_bitmasks, " block_bitmasks");
 }
 
 }  // namespace
@@ -195,9 +199,9 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
                           ProblemParams& p) {
   if (find_mask<PaddingMask>(spec.mask)) {
     if (!args.seqlens_q && !args.seqlens_k)
-      refuse(
-          "seqlens_k and seqlens_q are missing: the spec's padding mask needs one or both, int32 "
-          "[batch]");
+      refuse_argument(
+          "seqlens_k and seqlens_q are missing: "
+          "the spec's padding mask needs one or both, as int32 [batch]");
     p.seqlens_q = lengths<&AttentionArgs::seqlens_q>(spec, device, args, p);
     p.seqlens_k = lengths<&AttentionArgs::seqlens_k>(spec, device, args, p);
   }

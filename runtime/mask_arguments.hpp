@@ -1,4 +1,4 @@
-// The run-time data of a spec's masks: checked as far as the host sees it, and made into params.
+// Checks the arguments of a spec's masks as far as the host sees them, and converts them to params.
 #pragma once
 
 #include "runtime/flashjit.hpp"
@@ -6,16 +6,16 @@
 
 namespace flashjit {
 
-// Fills the masks' part of `params`, whose sizes are known. Throws invalid_argument for what is missing, does
-// not fit, or belongs to a mask that the spec has not. Touches no tensor memory.
+// Fills the masks' part of `params`, whose sizes are set already. Throws invalid_argument for an argument
+// that is missing, does not fit, or belongs to a mask that the spec does not have. Reads no tensor memory.
 void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                           device::ProblemParams& params);
 
-// What lies in the tensors of lengths, lists and prefixes: throws invalid_argument for the first wrong number
-// with its place. All pointers of `params` are the host's.
+// Checks the contents of the tensors of lengths, lists and prefixes. Throws invalid_argument
+// for the first wrong number, with its place. All pointers of `params` are to host memory.
 void check_lengths_and_lists(const AttentionSpec& spec, const device::ProblemParams& params);
 
-// The same for pointers to the memory of a GPU: waits for it and copies what is to be checked.
+// check_lengths_and_lists() for pointers to GPU memory: waits for the GPU and copies the tables.
 void check_lengths_and_lists_on(Device device, const AttentionSpec& spec,
                                 const device::ProblemParams& params);
 

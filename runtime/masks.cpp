@@ -13,21 +13,21 @@
 namespace flashjit {
 namespace {
 
-// The most elements of an int32 table: offsets into it are int32, too.
+// The most elements of an int32 table, since offsets into it are int32, too.
 constexpr std::int64_t most_elements = INT_MAX;
 
 void require_size(const char* name, std::size_t size, std::optional<std::int64_t> expected,
                   const char* what) {
-  if (!expected) refuse(name, " would have more elements than 64 bits count: ", what);
+  if (!expected) refuse_argument(name, " would have more elements than 64 bits count: ", what);
   if (size != static_cast<std::size_t>(*expected))
-    refuse(name, " has ", size, " elements, it must have ", *expected, ", ", what);
+    refuse_argument(name, " has ", size, " elements, it must have ", *expected, ", ", what);
 }
 
-// A length of so many elements of `batch` sequences.
+// The length of each of `batch` sequences that have so many elements together.
 int length_of(const char* name, std::size_t elements, int batch) {
   const std::size_t length = elements / static_cast<std::size_t>(batch);
   if (length > longest_sequence)
-    refuse(name, " are of ", length, " tokens, a sequence has at most ", longest_sequence);
+    refuse_argument(name, " are of ", length, " tokens, a sequence has at most ", longest_sequence);
   return static_cast<int>(length);
 }
 
@@ -35,7 +35,8 @@ int blocks_of(int length, int size) {
   return device::ceil_div(length, size);
 }
 
-// Lists block after block, in the order of batch entries, heads, query blocks and keys.
+// Makes the tables of block lists, block after block, in the
+// order of batch entries, heads, query blocks and key blocks.
 class Lister {
  public:
   Lister(const BlockSparseMask& mask, const BlockListShape& shape)
@@ -49,7 +50,7 @@ class Lister {
   const std::int64_t lists;
   const int row_blocks, key_blocks;
 
-  // Calls list(batch, head, query block), which adds the list's blocks in ascending order, for every list.
+  // Calls list(batch, head, query block) for every list; it must add the list's blocks in ascending order.
   template <class List>
   MaskTables make(List&& list) {
     for (int b = 0; shape_.heads > 0 && b < shape_.batch; ++b) {
@@ -76,7 +77,7 @@ class Lister {
 
   void add_whole(int block) { list(block, -1); }
 
-  // Not at all, whole or with a bitmask, whichever sees(row, key) makes of it.
+  // Adds a block whole, with a bitmask or not at all, depending on sees(row, key).
   template <class Sees>
   void add(int row_block, int block, Sees&& sees) {
     const int first_row = row_block * mask_.block_m, first_key = block * mask_.block_n;
@@ -100,8 +101,8 @@ class Lister {
  private:
   void list(int block, std::int32_t bitmask) {
     if (indices_.size() == most_elements)
-      refuse("the lists name more than ", most_elements,
-             " blocks; larger blocks, or a part of the batch, would work");
+      refuse_argument("the lists name more than ", most_elements,
+                      " blocks; larger blocks, or a part of the batch, would work");
     indices_.push_back(block);
     bitmask_of_.push_back(bitmask);
   }
@@ -113,26 +114,28 @@ class Lister {
   std::vector<std::int32_t> offsets_, indices_, bitmask_of_, bitmasks_;
 };
 
-// Entries of one list, sorted; each is a key block and whether it is seen whole.
-using Entries = std::vector<std::pair<std::int32_t, bool>>;
+// The blocks of one list, sorted; each is a key block and whether it is seen whole.
+using ListedBlocks = std::vector<std::pair<std::int32_t, bool>>;
 
-void append(Entries& entries, std::span<const std::int32_t> blocks, bool whole, const char* name,
+void append(ListedBlocks& listed, std::span<const std::int32_t> blocks, bool whole, const char* name,
             std::int64_t list, int key_blocks) {
   for (const std::int32_t block : blocks) {
     if (block < 0 || block >= key_blocks)
-      refuse(name, " names block ", block, " in list ", list, "; key blocks are 0 to ", key_blocks - 1);
-    entries.emplace_back(block, whole);
+      refuse_argument(name, " names block ", block, " in list ", list, "; key blocks are 0 to ",
+                      key_blocks - 1);
+    listed.emplace_back(block, whole);
   }
 }
 
-void sort(Entries& entries, std::int64_t list) {
-  std::sort(entries.begin(), entries.end());
-  const auto twice = std::adjacent_find(entries.begin(), entries.end(),
+void sort(ListedBlocks& listed, std::int64_t list) {
+  std::sort(listed.begin(), listed.end());
+  const auto twice = std::adjacent_find(listed.begin(), listed.end(),
                                         [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice != entries.end()) refuse("list ", list, " names block ", twice->first, " twice; once would work");
+  if (twice != listed.end())
+    refuse_argument("list ", list, " names block ", twice->first, " twice; once would work");
 }
 
-// The one value of ids[begin, end), if it is only one.
+// The only value of `ids`, if all are equal.
 std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
   const bool same = std::all_of(ids.begin(), ids.end(), [&](std::int32_t id) { return id == ids[0]; });
   return same ? std::optional(ids[0]) : std::nullopt;
@@ -143,20 +146,20 @@ std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
 std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape) {
   check_masks({mask});
   if (shape.batch < 0 || shape.heads < 0 || shape.seqlen_q < 0 || shape.seqlen_k < 0)
-    refuse("the shape of a block list has a negative size");
+    refuse_argument("the shape of a block list has a negative size");
   if (shape.heads != 1 && !mask.per_head)
-    refuse("the shape has ", shape.heads,
-           " heads, but the mask has per_head false: 1 head, or per_head true, would work");
+    refuse_argument("the shape has ", shape.heads,
+                    " heads, but the mask has per_head false: 1 head, or per_head true, would work");
   for (const int length : {shape.seqlen_q, shape.seqlen_k})
     if (length > longest_sequence)
-      refuse("the shape of a block list has a length of ", length, ", a sequence has at most ",
-             longest_sequence, " rows");
+      refuse_argument("the shape of a block list has a length of ", length, ", a sequence has at most ",
+                      longest_sequence, " rows");
   const std::int64_t of_head = blocks_of(shape.seqlen_q, mask.block_m);
   const auto offsets = product_of({shape.batch, shape.heads, of_head + 1});
   if (!offsets || *offsets > most_elements)
-    refuse("batch ", shape.batch, " x heads ", shape.heads, " x ", of_head,
-           " query blocks and one: more than ", most_elements,
-           " offsets; larger blocks, or a part of the batch, would work");
+    refuse_argument("batch ", shape.batch, " x heads ", shape.heads, " x ", of_head,
+                    " query blocks and one: more than ", most_elements,
+                    " offsets; larger blocks, or a part of the batch, would work");
   return *offsets - std::int64_t{shape.batch} * shape.heads;
 }
 
@@ -180,16 +183,16 @@ MaskTables block_sparse_from_csr(const BlockSparseMask& mask, const BlockListSha
   Lister lister(mask, shape);
   require_size("offsets", offsets.size(), lister.lists + 1, "one more than the lists");
   std::int64_t list = 0;
-  Entries entries;
+  ListedBlocks listed;
   return lister.make([&](int, int, int) {
     const std::int32_t begin = offsets[list], end = offsets[list + 1];
     if (begin < 0 || end < begin || end > static_cast<std::int64_t>(columns.size()))
-      refuse("offsets: list ", list, " goes from ", begin, " to ", end, "; they ascend from 0 to the ",
-             columns.size(), " columns");
-    entries.clear();
-    append(entries, columns.subspan(begin, end - begin), true, "columns", list, lister.key_blocks);
-    sort(entries, list);
-    for (const auto& [block, whole] : entries) lister.add_whole(block);
+      refuse_argument("offsets: list ", list, " goes from ", begin, " to ", end,
+                      "; they ascend from 0 to the ", columns.size(), " columns");
+    listed.clear();
+    append(listed, columns.subspan(begin, end - begin), true, "columns", list, lister.key_blocks);
+    sort(listed, list);
+    for (const auto& [block, whole] : listed) lister.add_whole(block);
     ++list;
   });
 }
@@ -203,8 +206,8 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
     require_size(counts_name, counts.size(), lists, "batch x heads x query blocks");
     if (lists == 0) return 0;
     if (static_cast<std::int64_t>(indices.size()) % lists != 0)
-      refuse(indices_name, " has ", indices.size(), " elements, which is no multiple of the ", lists,
-             " lists");
+      refuse_argument(indices_name, " has ", indices.size(), " elements, which is no multiple of the ", lists,
+                      " lists");
     return static_cast<std::int64_t>(indices.size()) / lists;
   };
   const std::int64_t columns = check("kv_num_blocks", blocks.kv_num_blocks, "kv_indices", blocks.kv_indices);
@@ -213,20 +216,20 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
                                                      "full_kv_indices", blocks.full_kv_indices)
                                              : 0;
   std::int64_t list = 0;
-  Entries entries;
+  ListedBlocks listed;
   const auto take = [&](std::span<const std::int32_t> counts, std::span<const std::int32_t> indices,
                         std::int64_t width, bool whole, const char* name) {
     if (counts[list] < 0 || counts[list] > width)
-      refuse(name, ": list ", list, " has ", counts[list], " blocks; there is room for ", width);
-    append(entries, indices.subspan(list * width, counts[list]), whole, name, list, lister.key_blocks);
+      refuse_argument(name, ": list ", list, " has ", counts[list], " blocks; there is room for ", width);
+    append(listed, indices.subspan(list * width, counts[list]), whole, name, list, lister.key_blocks);
   };
   return lister.make([&](int b, int h, int i) {
-    entries.clear();
+    listed.clear();
     take(blocks.kv_num_blocks, blocks.kv_indices, columns, !sees, "kv_indices");
     if (has_full)
       take(blocks.full_kv_num_blocks, blocks.full_kv_indices, full_columns, true, "full_kv_indices");
-    sort(entries, list);
-    for (const auto& [block, whole] : entries) {
+    sort(listed, list);
+    for (const auto& [block, whole] : listed) {
       if (whole) {
         lister.add_whole(block);
       } else {
@@ -239,10 +242,10 @@ MaskTables block_sparse_from_flex(const BlockSparseMask& mask, const BlockListSh
 
 MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32_t> segment_ids_q,
                          std::span<const std::int32_t> segment_ids_k, int batch) {
-  if (batch < 1) refuse("batch is ", batch, ", it must be at least 1");
+  if (batch < 1) refuse_argument("batch is ", batch, ", it must be at least 1");
   if (segment_ids_q.size() % batch != 0 || segment_ids_k.size() % batch != 0)
-    refuse("segment ids are [batch, seqlen]: ", segment_ids_q.size(), " and ", segment_ids_k.size(),
-           " of them are no multiples of batch ", batch);
+    refuse_argument("segment ids are [batch, seqlen]: ", segment_ids_q.size(), " and ", segment_ids_k.size(),
+                    " of them are no multiples of batch ", batch);
   const BlockListShape shape{.batch = batch,
                              .heads = 1,
                              .seqlen_q = length_of("segment_ids_q", segment_ids_q.size(), batch),
@@ -258,7 +261,7 @@ MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32
     const auto rows = only(part(of_rows, i, mask.block_m));
     for (int j = 0; j < lister.key_blocks; ++j) {
       const auto keys = only(part(of_keys, j, mask.block_n));
-      if (rows && keys) {  // most blocks, without a look at every pair
+      if (rows && keys) {  // most blocks; decides them without looking at every pair
         if (*rows == *keys) lister.add_whole(j);
       } else {
         lister.add(i, j, [&](int row, int key) { return of_rows[row] == of_keys[key]; });
@@ -269,23 +272,24 @@ MaskTables document_mask(const BlockSparseMask& mask, std::span<const std::int32
 
 MaskTables tree_from_parents(std::span<const std::int32_t> parents, int batch) {
   if (batch < 1 || parents.size() % batch != 0)
-    refuse("parents are [batch, tokens]: ", parents.size(), " of them are no multiple of batch ", batch);
+    refuse_argument("parents are [batch, tokens]: ", parents.size(), " of them are no multiple of batch ",
+                    batch);
   const int tokens = length_of("parents", parents.size(), batch), words = device::ceil_div(tokens, 32);
   const auto elements = product_of({batch, tokens, words});
   if (!elements || *elements > most_elements)
-    refuse("batch ", batch, " x ", tokens, " tokens with ", words, " words of bits each: more than ",
-           most_elements, " words; smaller trees, or a part of the batch, would work");
+    refuse_argument("batch ", batch, " x ", tokens, " tokens with ", words, " words of bits each: more than ",
+                    most_elements, " words; smaller trees, or a part of the batch, would work");
   std::vector<std::int32_t> bits(static_cast<std::size_t>(*elements));
   for (int b = 0; tokens > 0 && b < batch; ++b) {
     std::int32_t* const tree = bits.data() + std::size_t(b) * tokens * words;
     for (int i = 0; i < tokens; ++i) {
       const std::int32_t parent = parents[std::size_t(b) * tokens + i];
       if (parent < -1 || parent >= i)
-        refuse("parents[", b, ", ", i, "] is ", parent,
-               (parent >= tokens || parent < -1 ? ", which is no token"
-                : parent == i                   ? ", the token itself"
-                                                : ", a token after it"),
-               ": a parent comes before its children, and a root's is -1");
+        refuse_argument("parents[", b, ", ", i, "] is ", parent,
+                        (parent >= tokens || parent < -1 ? ", which is no token"
+                         : parent == i                   ? ", the token itself"
+                                                         : ", a token after it"),
+                        ": a parent comes before its children, and a root's is -1");
       std::int32_t* const row = tree + std::size_t(i) * words;
       if (parent >= 0) std::copy_n(tree + std::size_t(parent) * words, words, row);
       row[i / 32] |= static_cast<std::int32_t>(1u << i % 32);

@@ -1,4 +1,4 @@
-// The runtime side of an operation: a line in the table of operation.cpp, and a file in operations/.
+// The runtime side of an operation: a line in the table of operation.cpp and a file in operations/.
 #pragma once
 
 #include <cstddef>
@@ -13,31 +13,31 @@
 
 namespace flashjit {
 
-// A kernel, as far as plans of its launches depend on it.
+// The facts of a kernel that the plan of a launch depends on.
 struct PlannedKernel {
   const AttentionSpec& spec;
   const Target& target;
   const KernelConfig& config;
   Device device{};
   int parallelism = 1;                     // Executable::parallelism
-  const cuda::Context* context = nullptr;  // of a GPU
+  const cuda::Context* context = nullptr;  // null on a CPU
 };
 
 struct OperationRuntime {
-  // Bytes that serve a shape serve all smaller ones.
+  // The bytes that a shape needs; they serve all smaller shapes.
   std::size_t (*workspace_bytes)(const PlannedKernel& kernel, const Shape& shape);
-  // Checks the arguments and adds the steps, none where there is nothing to compute. Throws invalid_argument.
+  // Checks the arguments and adds the launch's steps, none
+  // if there is nothing to compute. Throws invalid_argument.
   void (*plan)(const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch);
 };
 
 const OperationRuntime& runtime_of(Operation op);
 
-// The memory of args.workspace, which must have so many bytes; null for none.
+// The memory of args.workspace, checked to have so many bytes; null if bytes is 0.
 void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device);
 
-// The table entry of an operation, which its file describes by a struct with
-//   check(spec, device, args)                   {params, shape, empty}: what its sizes are; empty: there is
-//                                               nothing to compute
+// The table row of an operation. The operation's file describes it by a struct with these static functions:
+//   check(spec, device, args)     returns {params, shape, empty}; empty: there is nothing to compute
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)
 //   plan_cpu(kernel, params, workspace, launch)

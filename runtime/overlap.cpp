@@ -16,7 +16,7 @@ struct Dimension {
   std::int64_t size;
 };
 
-// Dimensions with more than one index, the innermost first.
+// A tensor's dimensions with more than one index, innermost first.
 struct Dimensions {
   Dimension list[Tensor::max_rank];
   int count = 0;
@@ -29,7 +29,7 @@ struct Dimensions {
     }
   }
 
-  // Elements from the first to the last in memory.
+  // The number of elements from the first to the last one in memory, with gaps.
   Wide extent() const {
     Wide last = 0;
     for (int i = 0; i < count; ++i) last += list[i].stride * (list[i].size - 1);
@@ -49,7 +49,8 @@ struct Dimensions {
   }
 };
 
-// Addresses from the first byte to beyond the last; empty where 64 bits do not hold them, as no memory does.
+// A tensor's addresses, from its first byte to just beyond its last.
+// Empty if 64 bits do not hold them, which no real memory reaches.
 struct Range {
   std::int64_t begin, end;
   bool has(std::int64_t address) const { return begin <= address && address < end; }
@@ -74,12 +75,13 @@ Range range_of(const Tensor& t) {
   return range;
 }
 
-// Whether indices of both meet at a distance of so many elements: `sizes` of the two along dimensions that
-// lie within one another, so that the larger of those that are left decides all but one step.
+// A dimension of two tensors with equal strides.
 struct Axis {
   Wide stride;
-  std::int64_t most, least;  // by how many steps along it elements of the two may differ
+  std::int64_t most, least;  // bounds on the steps along it between an element of each
 };
+// Whether steps along the axes, innermost first, add up to `distance` elements. Each axis lies within
+// the next one, so there are only two numbers of steps to try along the outermost axis.
 bool meet(const Axis* axes, int count, Wide distance) {
   if (count == 0) return distance == 0;
   const Axis& outer = axes[count - 1];
@@ -99,7 +101,7 @@ bool have_equal_strides(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// Both have equal strides, and those of the output lie within one another.
+// Whether two tensors of equal strides share an element. The output's dimensions lie within one another.
 bool share_elements(const Tensor& output, const Tensor& input) {
   Axis axes[Tensor::max_rank];
   int count = 0;
@@ -115,8 +117,8 @@ bool share_elements(const Tensor& output, const Tensor& input) {
   return bytes % element == 0 && meet(axes, count, bytes / element);
 }
 
-// Whether each dimension's stride is beyond all that lies in the dimensions after it: a row-major tensor,
-// with gaps or without. What is not certain in 64 bits is not said.
+// Whether each dimension's stride is beyond everything that the dimensions after
+// it span: a row-major tensor, with gaps or without. False if 64 bits cannot tell.
 bool lies_in_order(const Tensor& t) {
   std::int64_t inner = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
@@ -133,25 +135,26 @@ bool lies_in_order(const Tensor& t) {
 [[gnu::noinline]] void require_distinct_in_any_order(const char* name, const Tensor& t) {
   const Dimensions dimensions(t);
   if (dimensions.empty) return;
-  Wide inner = 1;  // elements from the first to the last of the dimensions before
+  Wide inner = 1;  // elements that the dimensions before span
   for (int i = 0; i < dimensions.count; ++i) {
     const Dimension& d = dimensions.list[i];
     if (d.stride < inner)
-      refuse(name, " is written, but its dimension of size ", d.size, " has stride ",
-             static_cast<std::int64_t>(d.stride),
-             ", less than what lies within: rows would overwrite each other");
+      refuse_argument(name, " is written, but its dimension of size ", d.size, " has stride ",
+                      static_cast<std::int64_t>(d.stride),
+                      ", less than what lies within: rows would overwrite each other");
     inner += d.stride * (d.size - 1);
   }
 }
 
-// For tensors whose ranges meet.
+// Whether two tensors whose address ranges overlap certainly share memory.
 [[gnu::noinline]] bool share_memory(const Tensor& output, const Tensor& input) {
   if (have_equal_strides(output, input)) return share_elements(output, input);
   const auto gapless = [](const Tensor& t) {
     const Dimensions dimensions(t);
     return dimensions.extent() == dimensions.elements();
   };
-  // A tensor has elements at both ends of its range.
+  // A tensor has elements at both ends of its range, so a
+  // tensor without gaps contains them if it contains the ends.
   const Range a = range_of(output), b = range_of(input);
   return (gapless(output) && (a.has(b.begin) || a.has(b.end - 1))) ||
          (gapless(input) && (b.has(a.begin) || b.has(a.end - 1)));
@@ -169,8 +172,8 @@ void require_apart(const char* name, const Tensor& output,
   for (const auto& [input_name, input] : inputs) {
     const Range of_input = range_of(*input);
     if (of_output.begin < of_input.end && of_input.begin < of_output.end && share_memory(output, *input))
-      refuse(name, " and ", input_name, " share memory: ", name,
-             " is written while others still read; give it memory of its own");
+      refuse_argument(name, " and ", input_name, " share memory: ", name,
+                      " is written while others still read; give it memory of its own");
   }
 }
 

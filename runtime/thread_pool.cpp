@@ -10,7 +10,7 @@
 namespace flashjit {
 namespace {
 
-// Sleeping and being woken takes some 50 us.
+// Going to sleep and being woken takes some 50 us.
 constexpr std::chrono::microseconds patience{100};
 constexpr int pauses_between_yields = 500;  // some 10 us
 
@@ -27,7 +27,8 @@ bool soon(Condition condition) {
   return condition();
 }
 
-// It is held for nanoseconds, and sleeping until it is free takes a thousand times as long.
+// Spins first: the lock is held for nanoseconds, and
+// sleeping until it is free takes a thousand times as long.
 void lock_soon(std::unique_lock<std::mutex>& lock) {
   for (int i = 0; i < 100; ++i) {
     if (lock.try_lock()) return;
@@ -42,7 +43,7 @@ int available_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());  // more CPUs than a cpu_set_t holds
+  return std::max(1u, std::thread::hardware_concurrency());  // there are more CPUs than a cpu_set_t holds
 }
 
 SignalsBlocked::SignalsBlocked() {
@@ -60,7 +61,7 @@ ThreadPool::ThreadPool(int num_threads) : most_callers_(available_cpus() - std::
     try {
       Worker& worker = workers_.emplace_back();
       worker.thread = std::thread([this, &worker] { work(worker); });
-    } catch (const std::exception&) {  // no more threads or memory: run with those that there are
+    } catch (const std::exception&) {  // no more threads or memory: the pool has those that it got
       if (!workers_.empty() && !workers_.back().thread.joinable()) workers_.pop_back();
       break;
     }
@@ -84,7 +85,7 @@ void ThreadPool::Worker::keep_off(int cpu) {
   const pthread_t self = thread.native_handle();
   cpu_set_t now;
   if (pthread_getaffinity_np(self, sizeof now, &now) != 0) return;
-  if (avoided < 0 || !CPU_EQUAL(&now, &given)) allowed = now;  // as the host wants it
+  if (avoided < 0 || !CPU_EQUAL(&now, &given)) allowed = now;  // the affinity that the host gave the thread
   avoided = cpu;
   given = allowed;
   CPU_CLR(cpu, &given);
@@ -132,7 +133,7 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
   const bool keep_off = cpu_for_each();
   while (called) {
     Worker& worker = *called;
-    called = worker.next_idle;  // it may be idle again as soon as it is called
+    called = worker.next_idle;  // read first: the worker may be idle again once it is called
     call(worker, keep_off ? job.cpu : worker.avoided);
   }
   work_on(job);
@@ -141,8 +142,8 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
     lock_soon(lock);
     unlink(job);
   }
-  // What workers are still at is a piece at most, often over before this thread would be asleep and awake
-  // again.
+  // Workers still have at most one piece each, which often
+  // ends before this thread could go to sleep and wake again.
   const auto done = [&] { return job.workers.load(std::memory_order_acquire) == 0; };
   if (!done() && !(cpu_for_each() && soon(done))) {
     std::unique_lock lock(mutex_);
@@ -151,7 +152,7 @@ void ThreadPool::run(std::int64_t count, Body body, void* context) {
   callers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Wakes `worker` if it sleeps, to run on another CPU.
+// Gives work to `worker`, and wakes it on another CPU if it sleeps.
 void ThreadPool::call(Worker& worker, int cpu_of_caller) {
   if (worker.state.load(std::memory_order_relaxed) == Worker::asleep && worker.avoided != cpu_of_caller)
     worker.keep_off(cpu_of_caller);
@@ -159,7 +160,7 @@ void ThreadPool::call(Worker& worker, int cpu_of_caller) {
     worker.state.notify_one();
 }
 
-// Until it is called.
+// Waits until the worker is called.
 void ThreadPool::be_idle(Worker& self, std::unique_lock<std::mutex>& lock) {
   self.next_idle = idle_;
   idle_ = &self;
@@ -187,8 +188,8 @@ void ThreadPool::work(Worker& self) {
     if (sched_getcpu() == job.cpu && cpu_for_each()) self.keep_off(job.cpu);
     work_on(job);
     lock_soon(lock);
-    unlink(job);  // nothing is left of it
-    // The caller may return at once and `job` is gone. It sleeps under the lock only.
+    unlink(job);  // all its items have been taken
+    // The caller may now return, and `job` is gone. (A caller that sleeps does so under the lock.)
     if (job.workers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
   }
 }

@@ -1,4 +1,4 @@
-// How long a launch takes, and what many samples of that say. For the tuner and the command.
+// Measures launches, and the statistics of samples; for the tuner and the command.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,10 @@ enum class Clock {
 
 class LaunchTimer {
  public:
-  // `context` is null on a CPU and outlives this.
+  // `context` is null on a CPU and must outlive the timer.
   LaunchTimer(const cuda::Context* context, Clock clock);
-  // Milliseconds of one launch, the mean of so many in a row, in turn of those given; waits for their end.
+  // Milliseconds of one launch: the mean of `times` launches in a
+  // row, which take the given ones in turn. Waits for their end.
   double operator()(std::span<const PreparedLaunch> launches, int times);
   double operator()(const PreparedLaunch& launch, int times = 1) {
     return (*this)(std::span(&launch, 1), times);
@@ -31,12 +32,12 @@ class LaunchTimer {
   std::unique_ptr<cuda::Event> start_, stop_;
 };
 
-// Of the clock, in milliseconds from some beginning.
+// The clock's time in milliseconds from some beginning.
 double now_ms(Clock clock);
 
-// Sorted in place.
+// The median; sorts the samples in place.
 double median(std::vector<double>& samples);
-// Half the distance between the quartiles, in per cent of the median. Of sorted samples.
+// Half the distance between the quartiles of sorted samples, in per cent of the median.
 double spread_percent(const std::vector<double>& sorted);
 
 }  // namespace flashjit

@@ -20,7 +20,7 @@ constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
-constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
+constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto wrong = [](const char* field, int value, const std::string& rule) {
@@ -44,15 +44,17 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-// With AMX converting K and V costs as much as four times the rows do without; narrow heads take their scores
-// of few keys at a time, whatever the block, others those of a whole one.
+// AMX kernels have four times the rows: converting a K/V block costs them four times as much,
+// relative to the products. AMX kernels of narrow heads compute the scores of few keys at a
+// time whatever block_n is; those of wider heads compute the scores of a whole block at once.
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = {
       .block_m = {96, 192, 384}, .block_n = {64, 128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
   if (uses_amx(spec, target)) axes.block_m = {256, 512, 1024};
   if (uses_amx(spec, target) && !keeps_amx_tiles(spec, target)) axes.block_n = {64, 128, 192, 256};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
-    // Of whole lists, and larger: a tile converts what any of its lists keeps, for few of them.
+    // A tile spans whole lists, and more rows than usual: it converts every
+    // block that any of its lists keeps, and few of them share each block.
     axes.block_m = {192, 384, 768};
     for (int& rows : axes.block_m) rows = std::max(rows / blocks->block_m, 1) * blocks->block_m;
     axes.block_m.erase(std::unique(axes.block_m.begin(), axes.block_m.end()), axes.block_m.end());
@@ -66,12 +68,12 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
   return {};
 }
 
-// Rows of a tile share the conversion of each K/V block, which is worth a fifth of the time at 48 rows and a
-// fortieth at 192 (with AMX as much at four times the rows, which are to leave half of the second-level cache
-// to what passes through); a launch with fewer rows, or too few tiles for its threads, cuts smaller ones
-// (runtime/cpu/partition.hpp). block_n matters within the noise only, except with AMX: wide heads' sums go
-// through memory once a block, whose scores fill the first-level cache; narrow ones' O stays in that cache
-// for a block.
+// block_m: the rows of a tile share the conversion of each K/V block. The conversion takes a fifth
+// of the time at 48 rows and a fortieth at 192; with AMX it takes as much at four times these rows,
+// and scratch is to leave half of the second-level cache to the data that pass through. A launch
+// with fewer rows, or too few tiles for its threads, uses smaller tiles (runtime/cpu/partition.hpp).
+// block_n matters only within the noise, except with AMX. Wide heads' sums go through memory once a block,
+// and a block's scores fill the first-level cache. Narrow heads' O stays in that cache for a block.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
   const bool amx = uses_amx(spec, target);
   const int usual = keeps_amx_tiles(spec, target) ? 512 : amx && spec.head_dim <= 128 ? 192 : 128;
@@ -98,7 +100,7 @@ Products products_of(const AttentionSpec& spec, const Target& target) {
   return {"VectorProducts", "cpu/vector_products.h"};
 }
 
-constexpr char entry_text[] =
+constexpr char function_text[] =
     R"(extern "C" void flashjit_forward(const CpuForwardParams* params, i64 begin, i64 end, void* scratch) {
   forward<Spec, Config>(*params, begin, end, scratch);
 }
@@ -109,9 +111,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cpu/forward.h", spec) + "#include \"" + products.header + "\"\n\n" +
                  structs(spec, "ForwardCpuSpec", "", choices, source.config,
                          std::string(products.type) + "<Spec, Config>") +
-                 entry_text;
+                 function_text;
   source.steps.push_back(
-      {.entry = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
+      {.function = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
 }
 
 }  // namespace

@@ -61,8 +61,8 @@ ConfigAxes axes(const AttentionSpec&, const Target&) {
           .num_warps = {4, 8}};
 }
 
-// Warps that shared memory lets a multiprocessor hold; it has 1 KB more than a block may ask for, and keeps 1
-// KB a block.
+// Warps that a multiprocessor's shared memory has room for. It has 1
+// KB more than a block may ask for, and reserves 1 KB for each block.
 int resident_warps(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const int blocks = (target.max_shared_memory() + 1024) / (shared_memory(spec, config) + 1024);
   return blocks * config.num_warps;
@@ -73,22 +73,22 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   const int accumulators =
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   if (accumulators > most_accumulators) {
-    return "a thread accumulates " + std::to_string(accumulators) + " values; of 255 registers, more than " +
-           std::to_string(most_accumulators) + " leave too few for the rest";
+    return "a thread would hold " + std::to_string(accumulators) + " sums in its 255 registers; more than " +
+           std::to_string(most_accumulators) + " leave too few registers for everything else";
   }
   if (const int warps = resident_warps(spec, target, config); warps < least_warps) {
     return "shared memory lets a multiprocessor hold " + std::to_string(warps) +
-           " warps; registers allow eight, and with fewer there is nothing to switch to while one waits";
+           " warps, fewer than the eight that registers allow; too few warps hide no latency";
   }
   if (config.num_warps == 8 && config.block_m < 256 && spec.head_dim_v <= 128) {
-    return "eight warps of 16 rows read K and V from shared memory twice as often as of 32, for which there "
-           "are "
-           "registers up to head_dim_v 128";
+    return "eight warps of 16 rows read K and V from shared memory twice as often as warps of 32 rows; "
+           "up to head_dim_v 128 there are registers for 32 rows";
   }
   return {};
 }
 
-// Measured on an H200 (tests/bench/README.md); elsewhere the first that keeps eight warps resident.
+// Measured on an H200 (tests/bench/README.md). The other targets
+// take the first config of the list that keeps eight warps resident.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   constexpr KernelConfig short_sequences[] = {{64, 64, 2, 4}, {64, 64, 1, 4}, {64, 32, 1, 4}};
   constexpr KernelConfig small_heads[] = {{128, 64, 2, 4}, {128, 64, 1, 4}, {128, 32, 1, 4}};
@@ -98,7 +98,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     candidates.insert(candidates.end(), std::begin(configs), std::end(configs));
   };
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
-  // Tiles of more rows than a list's blocks compute for all what any asks for.
+  // A tile that spans several query blocks of a list computes,
+  // for all its rows, every key block that any of them lists.
   if (shape.seqlen_q <= 64 || (blocks && blocks->block_m % 128 != 0)) add(short_sequences);
   if (spec.head_dim_v <= 128) add(small_heads);
   add(others);
@@ -108,7 +109,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return candidates.back();
 }
 
-constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+constexpr char function_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
     flashjit_forward(const __grid_constant__ Sm80ForwardParams params) {
   forward_sm80<Spec, Config>(params);
 }
@@ -117,12 +118,12 @@ constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Co
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text += include_lines("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "ForwardSm80Spec", "", choices, config, "") + entry_text;
-  source.steps.push_back({.entry = "flashjit_forward",
+                 structs(spec, "ForwardSm80Spec", "", choices, config, "") + function_text;
+  source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});
-  // At its default level ptxas loads operands ahead until what else is live no longer fits, or squeezes small
-  // kernels into fewer registers than they need: both spill, and the former is slower.
+  // At its default level ptxas loads operands early until the registers overflow, or squeezes small
+  // kernels into fewer registers than they need. Both cause spills, and the former is slower.
   const int accumulators =
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   const bool tables = reads_tables(spec);

@@ -24,7 +24,7 @@ constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind,
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
-constexpr int warps_of_a_group = 4;
+constexpr int warps_per_warpgroup = 4;
 
 int consumers(const KernelConfig& config) {
   return config.block_m / device::Sm90aLayout::warpgroup_rows;
@@ -36,30 +36,33 @@ int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
       .end;
 }
 
-// Masks that the producer looks up for the consumers, and these where a block is not whole.
+// Whether the mask has tables or sinks: the producer looks them up for the
+// consumers, and the consumers look them up for blocks that are not seen whole.
 bool looks_up(const AttentionSpec& spec) {
   const auto* window = find_mask<SlidingWindowMask>(spec.mask);
   return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) || (window && window->sinks);
 }
 
-// Dropout's words of a thread's rows; what ptxas takes beside them where three consumers have an odd number
-// of steps of 16 keys a block, and where the rows of an only consumer are of several heads.
+// Registers for dropout: the words of a thread's rows, and the registers that
+// ptxas takes beyond them in two cases. Three consumers have an odd number of
+// steps of 16 keys a block; the rows of an only consumer belong to several heads.
 int dropout_registers(const KernelConfig& config) {
   const bool odd_steps = consumers(config) == 3 && config.block_n % 32 != 0;
   const bool several_heads = consumers(config) == 1 && config.pack_gqa;
   return 4 + (odd_steps ? 2 : 0) + (several_heads ? 12 : 0);
 }
 
-// Registers of a consumer's thread that hold scores, weights, output and Q, what masks look up, and what
-// dropout needs.
+// Registers of a consumer thread that hold scores, weights,
+// output and Q, and those that mask tables and dropout need.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
          (spec.dropout ? dropout_registers(config) : 0);
 }
 
-// How many of them leave enough for the rest, of the 255, 240 or 160 that a thread of 1, 2 or 3 consumers
-// has, less what dropout takes. Found by compiling; tests/compile holds every config to no spills.
+// The most such registers that leave enough for the rest. A thread has 255,
+// 240 or 160 registers with 1, 2 or 3 consumers, less those that dropout
+// takes. Found by compiling; tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
   return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1] -
@@ -69,7 +72,7 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
                        : 0);
 }
 
-// Whether the query heads of a group see the same keys.
+// Whether the query heads of one key/value head see the same keys.
 bool packable(const AttentionSpec& spec) {
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   return !blocks || !blocks->per_head;
@@ -81,7 +84,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   };
   if (config.block_m != 64 && config.block_m != 128 && config.block_m != 192)
     return wrong("block_m", config.block_m, "is not 64, 128 or 192");
-  if (const int warps = warps_of_a_group * (consumers(config) + 1); config.num_warps != warps) {
+  if (const int warps = warps_per_warpgroup * (consumers(config) + 1); config.num_warps != warps) {
     return wrong("num_warps", config.num_warps,
                  "is not " + std::to_string(warps) + ": 4 that copy, and 4 for every 64 of block_m " +
                      std::to_string(config.block_m));
@@ -92,10 +95,10 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("num_stages", config.num_stages, "is not 2 to 8");
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
-                 "is not 128 or 192, as ping_pong takes several groups of 64 rows");
+                 "is not 128 or 192, as ping_pong takes several warpgroups of 64 rows");
   if (config.pack_gqa && !packable(spec)) {
-    return "pack_gqa puts the query heads of a group into one tile, and block_sparse with per_head lists "
-           "blocks for each of them";
+    return "pack_gqa puts query heads of one key/value head into one tile, "
+           "and block_sparse with per_head lists blocks for each of them";
   }
   if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::waves) {
     return std::string("tile_order ") + to_string(config.tile_order) +
@@ -123,8 +126,8 @@ TileOrder tile_order(const AttentionSpec& spec) {
                                                   : TileOrder::heads;
 }
 
-// Whether a tile lies within the blocks of a list. One that spans several computes for all of them what any
-// asks for.
+// Whether a tile lies within one block of the list. A tile that spans
+// several blocks computes all of them as soon as one is listed.
 bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
   return blocks.block_m % config.block_m == 0 && blocks.block_n % config.block_n == 0;
 }
@@ -143,7 +146,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
       if (blocks->block_n % block_n == 0) axes.block_n.push_back(block_n);
     std::sort(axes.block_n.begin(), axes.block_n.end());
   } else if (looks_up(spec) && spec.dropout) {
-    axes.block_n.insert(axes.block_n.begin(), 48);  // what the widest heads leave registers for
+    axes.block_n.insert(axes.block_n.begin(), 48);  // the widest heads leave registers for no more
   }
   return axes;
 }
@@ -151,7 +154,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
 // Measured (tests/bench/README.md).
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (config.pack_gqa && config.block_m == 192)
-    return "tiles of 192 rows are for long sequences, of which packed heads save none";
+    return "tiles of 192 rows are for long sequences, where packing heads saves no tile";
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     return fits_blocks(*blocks, config) ? "" : "a tile would span several blocks of the list";
   }
@@ -161,12 +164,12 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   with_q.q_in_registers = true;
   if (config.block_n < wide && misfit(spec, target, wider).empty()) {
     return "a block_n of " + std::to_string(config.block_n) +
-           " only repeats what blocks cost beside their products, and wider ones fit";
+           " pays the fixed cost of a block more often, and wider blocks fit";
   }
   if (!config.q_in_registers && misfit(spec, target, with_q).empty())
-    return "Q fits in registers as well, which saves reading it from shared memory for every block";
+    return "Q fits in registers, too, and is then not read from shared memory for every block";
   if (config.num_stages > 2 && config.block_m == 192)
-    return "groups that take turns keep two stages of K and V full";
+    return "with three consumer warpgroups two stages of K and V stay full, so a third saves nothing";
   return {};
 }
 
@@ -175,25 +178,25 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
   KernelConfig config{.block_m = 128, .num_stages = 2, .tile_order = tile_order(spec)};
   config.pack_gqa = packing_pays(shape) && packable(spec);
-  const int group = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
-  if (shape.seqlen_q <= 64 / group) {
+  const int heads_per_tile = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
+  if (shape.seqlen_q <= 64 / heads_per_tile) {
     config.block_m = 64;
   } else if (widest <= 80 && shape.seqlen_q > (config.tile_order == TileOrder::sections ? 4096 : 1024)) {
-    // With narrow heads exponentials take as long as products: a third group, and turns at the tensor cores,
-    // keep both units busy. Its rows have to fill long sequences.
+    // Narrow heads spend as much time on exponentials as on products. A third warpgroup, and turns
+    // at the tensor cores, keep both units busy. Sequences must be long enough to fill its rows.
     config.block_m = 192;
     config.ping_pong = true;
   }
-  config.num_warps = warps_of_a_group * (consumers(config) + 1);
+  config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
   if (config.tile_order == TileOrder::sections) {
     config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && shape.seqlen_k <= 1024;
   }
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
-    // The largest tile within a block.
+    // The largest tile within a block of the list.
     KernelConfig within = config;
     within.ping_pong = false;
     for (within.block_m = 128; within.block_m >= 64; within.block_m -= 64) {
-      within.num_warps = warps_of_a_group * (consumers(within) + 1);
+      within.num_warps = warps_per_warpgroup * (consumers(within) + 1);
       for (within.block_n = 128; within.block_n >= 32; within.block_n -= 16) {
         for (const bool q_in_registers : {true, false}) {
           within.q_in_registers = q_in_registers;
@@ -203,7 +206,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
       }
     }
   }
-  // The widest block, with Q in registers unless that makes it narrow.
+  // The widest block that fits. Q is in registers unless that makes the block narrower than 96.
   for (const int least : {96, 16}) {
     for (const bool q_in_registers : {true, false}) {
       config.q_in_registers = q_in_registers;
@@ -218,7 +221,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
-constexpr char entry_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
+constexpr char function_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
@@ -229,8 +232,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.text +=
       include_lines("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" +
       structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), choices, config, "WgmmaProducts") +
-      entry_text;
-  source.steps.push_back({.entry = "flashjit_forward",
+      function_text;
+  source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});
 }

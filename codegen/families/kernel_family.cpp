@@ -24,12 +24,12 @@ bool has(KernelFamily::Names names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// One thing that a spec asks for beyond its operation.
+// One feature that a spec asks for beyond its operation.
 struct Feature {
-  KernelFamily::Names KernelFamily::* names;  // where families name it
+  KernelFamily::Names KernelFamily::* names;  // the list in which families name the feature
   std::string_view name;
-  std::string text;     // of the spec: "paged true"
-  std::string instead;  // empty: what a family names in its place
+  std::string text;     // as messages show it: "paged true"
+  std::string instead;  // what would work; empty: the names in the family's list
 };
 
 std::vector<Feature> features_of(const AttentionSpec& spec, std::span<const SpecField> table) {
@@ -55,7 +55,7 @@ std::string alternatives(const Feature& feature, const KernelFamily& family) {
   return text;
 }
 
-// "sm_90a and x86-64-v4": the targets whose family for the operation passes.
+// "sm_90a and x86-64-v4": the targets whose family for the operation passes the test.
 template <class Test>
 std::string targets_where(Operation op, Test&& test) {
   std::vector<std::string> names;
@@ -66,7 +66,7 @@ std::string targets_where(Operation op, Test&& test) {
   return listed(std::vector<std::string_view>(names.begin(), names.end()));
 }
 
-// "forward or merge": what there are kernels for.
+// "forward or merge": the operations that have kernels.
 std::string operations_with_families() {
   std::vector<std::string_view> names;
   for (const KernelFamily* family : families)
@@ -76,7 +76,7 @@ std::string operations_with_families() {
   return text;
 }
 
-// Why that target has no kernels for the operation.
+// Why the target has no kernels for the operation.
 std::string absent(Operation op, const Target& target) {
   const std::string others = targets_where(op, [](const KernelFamily&) { return true; });
   return std::string("op ") + to_string(op) + " is not supported on " + target.str() + "; " +
@@ -94,7 +94,8 @@ const KernelFamily& family_of(Operation op, const Target& target) {
   throw Error(ErrorCode::unsupported, absent(op, target));
 }
 
-std::string refusal(const AttentionSpec& spec, const Target& target, std::span<const SpecField> table) {
+std::string why_unsupported(const AttentionSpec& spec, const Target& target,
+                            std::span<const SpecField> table) {
   const KernelFamily* const family = find_family(spec.op, target);
   if (!family) return absent(spec.op, target);
   for (const Feature& feature : features_of(spec, table)) {

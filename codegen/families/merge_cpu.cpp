@@ -34,7 +34,7 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
   return {.num_stages = 1, .num_warps = 1};
 }
 
-constexpr char entry_text[] =
+constexpr char function_text[] =
     R"(extern "C" void flashjit_merge(const MergeParams* params, i64 begin, i64 end, void*) {
   merge<Spec>(*params, begin, end);
 }
@@ -42,8 +42,8 @@ constexpr char entry_text[] =
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cpu/merge.h", spec) + "\n" +
-                 structs(spec, "MergeCpuSpec", "", choices, source.config, "") + entry_text;
-  source.steps.push_back({.entry = "flashjit_merge"});
+                 structs(spec, "MergeCpuSpec", "", choices, source.config, "") + function_text;
+  source.steps.push_back({.function = "flashjit_merge"});
 }
 
 }  // namespace

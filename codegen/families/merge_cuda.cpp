@@ -12,7 +12,7 @@ bool serves(const Target& target) {
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
                                        "deterministic", "parts_dtype", "config"};
-// num_stages: parts whose loads are under way at once.
+// num_stages: the number of parts whose loads are in flight at once.
 constexpr std::string_view choices[] = {"num_stages", "num_warps"};
 
 std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
@@ -34,14 +34,16 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
   return {};
 }
 
-// Measured on an H200: of many rows more threads hide the latency of loads, of few more loads of each do.
+// Measured on an H200. With many rows, more threads hide the
+// latency of loads; with few rows, more loads in each thread do.
 KernelConfig preferred(const AttentionSpec& spec, const Target&, const Shape& shape) {
   constexpr std::int64_t few = 1 << 20;
   const auto elements = product_of({shape.batch, shape.seqlen_q, shape.num_heads_q, spec.head_dim_v});
   return {.num_stages = elements && *elements <= few ? 4 : 2, .num_warps = 4};
 }
 
-// Warps that a multiprocessor shall hold: as many as registers allow without spills, found by compiling.
+// The number of warps that a multiprocessor is to hold: as
+// many as registers allow without spills, found by compiling.
 int resident_warps(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const bool hopper = target.str().starts_with("sm_90");
   if (size_of(spec.parts_dtype.value_or(DType::fp32)) == 2) return hopper ? 32 : 16;
@@ -58,7 +60,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   merge<Spec, Config>(params);
 }
 )";
-  source.steps.push_back({.entry = "flashjit_merge", .threads = source.config.num_warps * 32});
+  source.steps.push_back({.function = "flashjit_merge", .threads = source.config.num_warps * 32});
 }
 
 }  // namespace

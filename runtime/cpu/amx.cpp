@@ -16,11 +16,11 @@ int request_amx() {
 
 CpuTarget cpu_target(Target native, RequestAmx request) {
   if (!native.amx) return {native, ""};
-  const int refusal = request();
-  if (refusal == 0) return {native, ""};
+  const int error = request();
+  if (error == 0) return {native, ""};
   native.amx = false;
-  std::string note = "AMX is not used: the kernel refuses its tiles (" + error_text(refusal) + ")";
-  if (refusal == ENOSPC) note += ", since a thread has too small an alternate signal stack";
+  std::string note = "AMX is not used: the operating system refuses its tiles (" + error_text(error) + ")";
+  if (error == ENOSPC) note += ", since a thread's alternate signal stack is too small";
   return {native, note};
 }
 

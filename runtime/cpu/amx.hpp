@@ -1,4 +1,4 @@
-// What this machine's CPU and the kernel together let us run.
+// The CPU target that this machine's CPU and its operating system allow.
 #pragma once
 
 #include <string>
@@ -7,17 +7,18 @@
 
 namespace flashjit {
 
-// Asks the kernel, for this process, for the state of AMX's tiles. 0, or the errno of its refusal.
+// Asks the operating system to let this process use AMX's tiles. Returns 0, or the errno of its refusal.
 using RequestAmx = int (*)();
 int request_amx();
 
 struct CpuTarget {
   Target target;
-  std::string note;  // why AMX, which the CPU has, is left out
+  std::string note;  // why AMX is not used although the CPU has it
 };
 
-// The best target of this CPU; that without AMX where it is refused. Asks anew each time: a refusal may pass.
-// A grant does not, and asks more of signal stacks that are set up later. Throws as Target::native().
+// The best target of this CPU, without AMX if the operating system refuses it. Asks
+// again at each call: a refusal may pass. A grant is permanent, and makes signal
+// stacks that are set up later need more room. Throws like Target::native().
 CpuTarget cpu_target(Target native = Target::native(), RequestAmx request = request_amx);
 
 }  // namespace flashjit

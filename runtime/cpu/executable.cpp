@@ -1,4 +1,4 @@
-// An object in memory, driven over the caller's threads.
+// load_cpu: a loaded object, run on the caller's threads.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -16,10 +16,10 @@
 namespace flashjit {
 namespace {
 
-// The rendered entry: computes items [begin, end); scratch is this thread's alone during the call.
-using Entry = void (*)(const void* params, long long begin, long long end, void* scratch);
+// The rendered function: computes items [begin, end). Only the calling thread uses `scratch` during the call.
+using StepFunction = void (*)(const void* params, long long begin, long long end, void* scratch);
 
-// Aligned memory that grows, and stays until its thread ends.
+// Aligned memory that grows, and is kept until its thread ends.
 class Buffer {
  public:
   // Null if there is no memory.
@@ -27,7 +27,7 @@ class Buffer {
     constexpr std::size_t alignment = 64;
     if (data_ == nullptr || bytes_ < bytes) {
       bytes = (bytes + alignment - 1) / alignment * alignment;
-      data_.reset();  // before there are two
+      data_.reset();  // frees the old memory first
       data_.reset(std::aligned_alloc(alignment, bytes));
       bytes_ = data_ ? bytes : 0;
     }
@@ -42,10 +42,11 @@ class Buffer {
   std::size_t bytes_ = 0;
 };
 
-// What one thread lends to the kernels it runs, and for a launch of its own to all of them together.
+// The memory that a thread lends: its scratch to the kernels that
+// it runs, and `launch` to all threads of a launch that it makes.
 thread_local struct {
   Buffer scratch, launch;
-  std::uint64_t step_of_scratch = 0;  // whose head it begins with
+  std::uint64_t step_of_scratch = 0;  // the step whose head the scratch begins with
 } lent;
 
 std::atomic<std::uint64_t> next_step{1};
@@ -56,8 +57,8 @@ class CpuExecutable final : public Executable {
                 const std::vector<Step>& steps)
       : object_(code), parallel_for_(parallel_for), num_threads_(num_threads) {
     for (const Step& step : steps)
-      steps_.push_back(
-          {reinterpret_cast<Entry>(object_.function(step.entry)), static_cast<std::size_t>(step.scratch)});
+      steps_.push_back({reinterpret_cast<StepFunction>(object_.function(step.function)),
+                        static_cast<std::size_t>(step.scratch)});
   }
 
   int parallelism() const override { return num_threads_; }
@@ -75,19 +76,19 @@ class CpuExecutable final : public Executable {
 
  private:
   struct LoadedStep {
-    Entry entry;
+    StepFunction function;
     std::size_t scratch;
   };
   struct Work {
-    Entry entry;
+    StepFunction function;
     const StepLaunch& step;
-    const std::uint64_t number;  // no other's
-    const std::size_t scratch;   // bytes of each thread
+    const std::uint64_t number;  // unique
+    const std::size_t scratch;   // bytes per thread
     std::atomic<bool> out_of_memory = false;
   };
 
-  // The memory is taken for as long as it is needed: a host's parallel-for may run another launch on this
-  // thread meanwhile. A prepared launch may be launched by several threads at once, so the step is copied.
+  // The memory is moved out of `lent` while it is in use: meanwhile a host's parallel-for may run another
+  // launch on this thread. The step is copied, since several threads may launch a prepared launch at once.
   void run_with_memory(const LoadedStep& loaded, StepLaunch step) const {
     Buffer memory = std::move(lent.launch);
     step.items.lend(step, memory.at_least(step.items.lent_bytes));
@@ -97,7 +98,7 @@ class CpuExecutable final : public Executable {
 
   void run(const LoadedStep& loaded, const StepLaunch& step) const {
     const std::size_t scratch = loaded.scratch + step.items.more_scratch;
-    Work work{.entry = loaded.entry,
+    Work work{.function = loaded.function,
               .step = step,
               .number = next_step.fetch_add(1, std::memory_order_relaxed),
               .scratch = std::max(scratch, step.items.scratch_head.size())};
@@ -108,7 +109,7 @@ class CpuExecutable final : public Executable {
                                                 " bytes of scratch for the CPU kernel");
   }
 
-  // Called by threads that may belong to the host: lets no exception out.
+  // Runs on threads that may belong to the host, so it throws nothing.
   static void run_pieces(void* context, std::int64_t begin, std::int64_t end) {
     Work& work = *static_cast<Work*>(context);
     const Items& items = work.step.items;
@@ -122,11 +123,11 @@ class CpuExecutable final : public Executable {
       std::memcpy(scratch, items.scratch_head.data(), items.scratch_head.size());
       lent.step_of_scratch = work.number;
     }
-    const auto item =
-        [&](std::int64_t piece) {  // the first of it; items that do not divide go to the first ones
-          return items.count / items.pieces * piece + std::min(piece, items.count % items.pieces);
-        };
-    work.entry(work.step.params.data(), item(begin), item(end), scratch);
+    // The first item of a piece. The first pieces have one more if the items do not divide evenly.
+    const auto item = [&](std::int64_t piece) {
+      return items.count / items.pieces * piece + std::min(piece, items.count % items.pieces);
+    };
+    work.function(work.step.params.data(), item(begin), item(end), scratch);
   }
 
   const LoadedObject object_;

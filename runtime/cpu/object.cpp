@@ -22,8 +22,8 @@
 namespace flashjit {
 namespace {
 
-// All that a kernel may call: what Clang itself emits calls to, and functions of libm that have no
-// instruction.
+// The functions that a kernel may call: those that Clang itself emits
+// calls to, and functions of libm for which there is no instruction.
 void* callable(std::string_view name) {
   static const std::pair<std::string_view, void*> functions[] = {
       {"memcpy", (void*)&memcpy}, {"memmove", (void*)&memmove}, {"memset", (void*)&memset},
@@ -42,16 +42,16 @@ std::string cannot_load(const std::string& reason) {
   return "the CPU kernel's object cannot be loaded: " + reason;
 }
 
-[[noreturn]] void refuse(const std::string& reason) {
+[[noreturn]] void refuse_object(const std::string& reason) {
   throw BadCode(ErrorCode::device_failed, cannot_load(reason));
 }
 
-// The system would not: says nothing against the object.
+// The operating system failed; the object is not to blame.
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorCode::device_failed, cannot_load(what + ": " + std::strerror(errno)));
 }
 
-// Far beyond any kernel, and far within the reach of 32-bit distances.
+// Far more than any kernel has, and far within the reach of 32-bit distances.
 constexpr std::uint64_t max_size = 64u << 20;
 constexpr std::size_t max_sections = 4096;
 
@@ -59,13 +59,13 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// Bounds-checked reading of the object's bytes, whose alignment is anything.
+// Reads the object's bytes with bounds checks; they may be unaligned.
 class Bytes {
  public:
   explicit Bytes(std::string_view bytes) : bytes_(bytes) {}
 
   std::string_view range(std::uint64_t offset, std::uint64_t size) const {
-    if (offset > bytes_.size() || size > bytes_.size() - offset) refuse("it ends early");
+    if (offset > bytes_.size() || size > bytes_.size() - offset) refuse_object("it ends early");
     return bytes_.substr(offset, size);
   }
   template <class T>
@@ -74,11 +74,12 @@ class Bytes {
     std::memcpy(&result, range(offset, sizeof(T)).data(), sizeof(T));
     return result;
   }
-  // The section's array of T.
+  // The section as an array of T.
   template <class T>
   std::vector<T> items(const Elf64_Shdr& section) const {
     const std::string_view data = range(section.sh_offset, section.sh_size);
-    if (section.sh_entsize != sizeof(T) || data.size() % sizeof(T) != 0) refuse("a table is malformed");
+    if (section.sh_entsize != sizeof(T) || data.size() % sizeof(T) != 0)
+      refuse_object("a table is malformed");
     std::vector<T> result(data.size() / sizeof(T));
     if (!result.empty()) std::memcpy(result.data(), data.data(), data.size());
     return result;
@@ -87,7 +88,7 @@ class Bytes {
   std::string_view text(const Elf64_Shdr& strings, std::uint32_t offset) const {
     const std::string_view data = range(strings.sh_offset, strings.sh_size);
     const std::size_t end = data.find('\0', offset);
-    if (end == std::string_view::npos) refuse("a name is malformed");
+    if (end == std::string_view::npos) refuse_object("a name is malformed");
     return data.substr(offset, end - offset);
   }
 
@@ -100,15 +101,15 @@ std::vector<Elf64_Shdr> read_sections(const Bytes& bytes) {
   if (memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
       header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_REL || header.e_machine != EM_X86_64 ||
       header.e_shentsize != sizeof(Elf64_Shdr))
-    refuse("it is not a relocatable ELF object for x86-64");
-  if (header.e_shnum > max_sections) refuse("it has too many sections");
+    refuse_object("it is not a relocatable ELF object for x86-64");
+  if (header.e_shnum > max_sections) refuse_object("it has too many sections");
   std::vector<Elf64_Shdr> sections;
   for (std::uint64_t i = 0; i < header.e_shnum; ++i)
     sections.push_back(bytes.item<Elf64_Shdr>(header.e_shoff + i * sizeof(Elf64_Shdr)));
   return sections;
 }
 
-// Memory of one protection. In this order one after the other, each a whole number of pages.
+// Memory of one protection. The parts follow each other in this order, each a whole number of pages.
 enum Part { code, constants, data, num_parts };
 constexpr int protection[num_parts] = {PROT_READ | PROT_EXEC, PROT_READ, PROT_READ | PROT_WRITE};
 
@@ -117,8 +118,8 @@ Part part_of(const Elf64_Shdr& section) {
   return section.sh_flags & SHF_WRITE ? data : constants;
 }
 
-// For a symbol that is reached through us: a jump for one outside, whose distance may exceed 32 bits, and its
-// address for code that loads it.
+// A symbol's stub. It holds a jump to a symbol outside the object, whose
+// distance may exceed 32 bits, and the symbol's address for code that loads it.
 struct Stub {
   std::array<unsigned char, 6> jump = {0xff, 0x25, 2, 0, 0, 0};  // jmp *2(%rip), which is `address`
   std::array<unsigned char, 2> unused = {0xcc, 0xcc};
@@ -127,12 +128,12 @@ struct Stub {
 static_assert(sizeof(Stub) == 16);
 
 void store(std::byte* place, std::uint64_t value, std::size_t size) {
-  std::memcpy(place, &value, size);  // little-endian, as the machine
+  std::memcpy(place, &value, size);  // little-endian, like the machine
 }
 
-// A 32-bit distance.
+// Stores a 32-bit distance; throws if it does not fit.
 void store_signed_32(std::byte* place, std::int64_t value) {
-  if (value != static_cast<std::int32_t>(value)) refuse("a distance exceeds 32 bits");
+  if (value != static_cast<std::int32_t>(value)) refuse_object("a distance exceeds 32 bits");
   store(place, static_cast<std::uint64_t>(value), 4);
 }
 
@@ -141,18 +142,19 @@ class Loader {
   explicit Loader(std::string_view object) : bytes_(object), sections_(read_sections(bytes_)) {
     for (const Elf64_Shdr& section : sections_) {
       if (section.sh_type != SHT_SYMTAB) continue;
-      if (symbol_table_ || section.sh_link >= sections_.size()) refuse("its symbol table is malformed");
+      if (symbol_table_ || section.sh_link >= sections_.size())
+        refuse_object("its symbol table is malformed");
       symbol_table_ = &section;
     }
-    if (!symbol_table_) refuse("it has no symbols");
+    if (!symbol_table_) refuse_object("it has no symbols");
     symbols_ = bytes_.items<Elf64_Sym>(*symbol_table_);
     plan();
   }
 
-  // Bytes to map, whole pages.
+  // Bytes to map; a whole number of pages.
   std::uint64_t size() const { return part_begin_[num_parts]; }
 
-  // Fills `memory`, writable and zeroed, and protects it.
+  // Fills `memory`, which is writable and zeroed, and protects it. Returns the object's functions.
   std::map<std::string, void*, std::less<>> load(std::byte* memory) {
     memory_ = memory;
     for (std::size_t i = 0; i < sections_.size(); ++i) {
@@ -172,7 +174,7 @@ class Loader {
   }
 
  private:
-  // Where each section goes, from the beginning of the memory.
+  // Computes each section's offset from the beginning of the memory.
   void plan() {
     const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
     std::uint64_t end = symbols_.size() * sizeof(Stub);
@@ -181,23 +183,23 @@ class Loader {
       for (std::size_t i = 0; i < sections_.size(); ++i) {
         const Elf64_Shdr& section = sections_[i];
         if (!(section.sh_flags & SHF_ALLOC) || part_of(section) != part) continue;
-        if (section.sh_flags & SHF_TLS) refuse("kernels may not have thread-local variables");
+        if (section.sh_flags & SHF_TLS) refuse_object("kernels may not have thread-local variables");
         const bool initialises = section.sh_type == SHT_INIT_ARRAY || section.sh_type == SHT_PREINIT_ARRAY;
-        if (initialises) refuse("kernels may not have static initialisers");
+        if (initialises) refuse_object("kernels may not have static initialisers");
         const std::uint64_t alignment = section.sh_addralign ? section.sh_addralign : 1;
-        if (!std::has_single_bit(alignment) || alignment > page) refuse("an alignment is impossible");
+        if (!std::has_single_bit(alignment) || alignment > page) refuse_object("an alignment is impossible");
         places_[i] = round_up(end, alignment);
         if (section.sh_size > max_size || places_[i] + section.sh_size > max_size)
-          refuse("it is larger than any kernel");
+          refuse_object("it is larger than any kernel");
         end = places_[i] + section.sh_size;
       }
       end = round_up(end, page);
-      if (end > max_size) refuse("it is larger than any kernel");
+      if (end > max_size) refuse_object("it is larger than any kernel");
       part_begin_[part + 1] = end;
     }
   }
 
-  // The address of every symbol that relocations may name, and the stubs.
+  // Computes the address of every symbol that relocations may name, and writes the stubs.
   void resolve() {
     const Elf64_Shdr& names = sections_[symbol_table_->sh_link];
     std::string missing;
@@ -208,11 +210,11 @@ class Loader {
         address = reinterpret_cast<std::uint64_t>(callable(name));
         if (!address) missing += (missing.empty() ? "" : ", ") + in_quotes(name);
       } else if (symbol.st_shndx < sections_.size() && (sections_[symbol.st_shndx].sh_flags & SHF_ALLOC)) {
-        // A label may be a section's end; a function would begin with what lies behind it.
+        // A label may lie at a section's end; a function there would begin with the next section.
         const bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
         const std::uint64_t size = sections_[symbol.st_shndx].sh_size;
         if (symbol.st_value > size || (is_function && symbol.st_value == size))
-          refuse("a symbol lies outside its section");
+          refuse_object("a symbol lies outside its section");
         address = reinterpret_cast<std::uint64_t>(memory_) + places_[symbol.st_shndx] + symbol.st_value;
         if (ELF64_ST_BIND(symbol.st_info) != STB_LOCAL && is_function &&
             part_of(sections_[symbol.st_shndx]) == code)
@@ -223,22 +225,22 @@ class Loader {
       std::memcpy(memory_ + addresses_.size() * sizeof(Stub), &stub, sizeof stub);
       addresses_.push_back(address);
     }
-    if (!missing.empty()) refuse("kernels may not refer to: " + missing);
+    if (!missing.empty()) refuse_object("kernels may not refer to: " + missing);
   }
 
   void relocate(const Elf64_Shdr& relocations) {
-    if (relocations.sh_type == SHT_REL) refuse("its relocations are of another machine");
+    if (relocations.sh_type == SHT_REL) refuse_object("its relocations are of another machine");
     if (relocations.sh_type != SHT_RELA) return;
-    if (relocations.sh_info >= sections_.size()) refuse("its relocations are malformed");
+    if (relocations.sh_info >= sections_.size()) refuse_object("its relocations are malformed");
     const Elf64_Shdr& section = sections_[relocations.sh_info];
     if (!(section.sh_flags & SHF_ALLOC)) return;
     for (const auto& item : bytes_.items<Elf64_Rela>(relocations)) {
       const std::uint64_t index = ELF64_R_SYM(item.r_info);
-      if (index >= addresses_.size() || !addresses_[index]) refuse("a relocation names no symbol");
+      if (index >= addresses_.size() || !addresses_[index]) refuse_object("a relocation names no symbol");
       const std::uint32_t type = ELF64_R_TYPE(item.r_info);
       const std::size_t width = type == R_X86_64_64 || type == R_X86_64_PC64 ? 8 : 4;
       if (section.sh_size < width || item.r_offset > section.sh_size - width)
-        refuse("a relocation lies outside its section");
+        refuse_object("a relocation lies outside its section");
       std::byte* const place = memory_ + places_[relocations.sh_info] + item.r_offset;
       const auto here = reinterpret_cast<std::uint64_t>(place);
       const auto addend = static_cast<std::uint64_t>(item.r_addend);
@@ -261,7 +263,7 @@ class Loader {
           store_signed_32(place, static_cast<std::int64_t>(stub + offsetof(Stub, address) + addend - here));
           break;
         default:
-          refuse("relocations of type " + std::to_string(type) + " are not those of a kernel");
+          refuse_object("relocations of type " + std::to_string(type) + " are not those of a kernel");
       }
     }
   }
@@ -270,10 +272,10 @@ class Loader {
   const std::vector<Elf64_Shdr> sections_;
   const Elf64_Shdr* symbol_table_ = nullptr;
   std::vector<Elf64_Sym> symbols_;
-  std::vector<std::uint64_t> places_;                      // of sections
-  std::array<std::uint64_t, num_parts + 1> part_begin_{};  // the stubs begin the code
+  std::vector<std::uint64_t> places_;                      // offsets of sections
+  std::array<std::uint64_t, num_parts + 1> part_begin_{};  // the code part begins with the stubs
   std::byte* memory_ = nullptr;
-  std::vector<std::uint64_t> addresses_;  // of symbols; 0: none
+  std::vector<std::uint64_t> addresses_;  // addresses of symbols; 0: none
   std::map<std::string, void*, std::less<>> functions_;
 };
 
@@ -300,7 +302,7 @@ LoadedObject::~LoadedObject() {
 
 void* LoadedObject::function(std::string_view name) const {
   const auto found = functions_.find(name);
-  if (found == functions_.end()) refuse("the object has no function " + std::string(name));
+  if (found == functions_.end()) refuse_object("the object has no function " + std::string(name));
   return found->second;
 }
 

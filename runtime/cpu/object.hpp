@@ -1,5 +1,5 @@
-// Machine code of a CPU kernel, as Clang made it, in this process's memory. Takes no compiler and no linker:
-// a host with prebuilt kernels needs neither.
+// A CPU kernel's machine code, as Clang made it, loaded into this process. Needs
+// neither compiler nor linker, so a host with prebuilt kernels needs neither.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,21 @@
 
 namespace flashjit {
 
-// One relocatable ELF object for x86-64 (System V ABI, AMD64 supplement), laid out and relocated. Code is
-// mapped read and execute only, constants read only, data without execute; the destructor frees it all. It
-// may call what object.cpp lists and nothing else of the process.
+// One relocatable ELF object for x86-64 (System V ABI, AMD64 supplement), laid out and
+// relocated. Code is mapped read and execute only, constants read only, data without execute;
+// the destructor frees everything. The object may call only the functions that object.cpp lists.
 class LoadedObject {
  public:
-  // Reads bytes that nobody vouches for. Throws device_failed with what is wrong: as BadCode if it is not
-  // such an object, damaged, or has unknown functions, static initialisers, thread-local variables,
-  // relocations beyond those of position independent code; else no memory, or none that may be executable.
+  // Loads untrusted bytes. Throws device_failed with the reason. The error is BadCode if
+  // the bytes are damaged, are no such object, refer to unknown functions, or have static
+  // initialisers, thread-local variables or relocations that position-independent code has
+  // not. Any other error means that there is no memory, or none that may be executable.
   explicit LoadedObject(std::string_view object);
   LoadedObject(const LoadedObject&) = delete;
   LoadedObject& operator=(const LoadedObject&) = delete;
   ~LoadedObject();
 
-  // The address of that global function. Throws BadCode (device_failed) if there is none.
+  // The address of the global function. Throws BadCode (device_failed) if there is none.
   void* function(std::string_view name) const;
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// As in templates/shared/platform.h, of any lengths.
+// The functions of templates/shared/platform.h, for lengths of 64 bits.
 constexpr i64 ceil_div(i64 a, i64 b) {
   return (a + b - 1) / b;
 }
@@ -18,9 +18,10 @@ constexpr i64 round_up(i64 a, i64 b) {
   return ceil_div(a, b) * b;
 }
 
-// Costs as if they were rows or keys more, measured: what a tile takes to convert K and V, and what writing
-// and adding up a part's output takes. And operations that take some 10 us: with fewer for each, a thread's
-// waking takes longer than its work. With AMX estimates.
+// Costs of a tile, measured with vectors, estimated for AMX. conversion_rows: converting K
+// and V costs as much as computing so many more rows. merge_keys: writing and adding up a
+// part's output costs as much as computing so many more keys. worthwhile_flops: the
+// operations of some 10 us; a thread with less work would take longer to wake than to work.
 struct Costs {
   int conversion_rows, merge_keys;
   double worthwhile_flops;
@@ -29,21 +30,22 @@ constexpr Costs of_vectors = {10, 8, 1e6}, of_amx = {40, 32, 1e7};
 
 constexpr int most_parts = 64;
 
-// Query heads that share tiles, at most: positions of their rows are ints, up to a list's end.
+// The most query heads that share a tile: positions of their rows are ints, up to a list's end.
 constexpr int most_packed_heads = 1 << 16;
 
-// Large tiles of lists convert fewer blocks, small ones find more of their Q and O in near caches: with AMX
-// that counts for more, once blocks stay packed. Rows of a tile then, measured.
+// The rows of a tile of block lists with AMX whose packed blocks stay packed,
+// measured. Large tiles convert fewer blocks; small tiles find more of their
+// Q and O in near caches, which matters more once blocks stay packed.
 constexpr int rows_near = 128;
 
-// Rows of a list are to be whole tiles, if they fit.
+// Tiles have whole lists of rows if those fit.
 int row_unit(const AttentionSpec& spec, int packed_heads, int block_m, int step) {
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   const int rows = blocks ? blocks->block_m * packed_heads : step;
   return rows <= block_m ? rows : step;
 }
 
-// All that tiles of a head have in common, if a thread has several of them and room; otherwise one.
+// All blocks of a head, if a thread has several tiles of the head and room for the blocks; otherwise one.
 int packed_blocks(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                   const KernelConfig& config, const Partition& cut, i64 threads) {
   const i64 tiles_of_head = cut.tiles / params.batch / params.num_heads_kv;
@@ -62,17 +64,17 @@ bool lists_per_head(const AttentionSpec& spec) {
 
 Partition partition(const device::ForwardParams& params, const AttentionSpec& spec, const Target& target,
                     const KernelConfig& config, int num_threads) {
-  const int block_m = config.block_m, group = params.num_heads_q / params.num_heads_kv;
-  const bool packs =
-      group > 1 && group <= most_packed_heads && params.seqlen_q < block_m && !lists_per_head(spec);
-  Partition best{.packed_heads = packs ? group : 1,
+  const int block_m = config.block_m, heads_per_kv_head = params.num_heads_q / params.num_heads_kv;
+  const bool packs = heads_per_kv_head > 1 && heads_per_kv_head <= most_packed_heads &&
+                     params.seqlen_q < block_m && !lists_per_head(spec);
+  Partition best{.packed_heads = packs ? heads_per_kv_head : 1,
                  .tile_rows = 0,
                  .key_parts = 1,
                  .packed_blocks = 1,
                  .tiles = 0,
                  .pieces = 0};
   const i64 rows = i64{params.seqlen_q} * best.packed_heads;
-  // Of units: tiles begin with one.
+  // Rows of a unit; every tile begins with a whole unit.
   const bool amx = uses_amx(spec, target);
   const int step = std::min(amx ? device::amx_unit : 16, block_m);
   const Costs& costs = amx ? of_amx : of_vectors;
@@ -81,8 +83,9 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
                        params.seqlen_k * (spec.head_dim + spec.head_dim_v);
   const i64 threads = static_cast<i64>(std::clamp(flops / costs.worthwhile_flops, 1.0, double(num_threads)));
 
-  // The shortest time, where all tiles are as long as each other, until threads have several each. Where they
-  // may differ, some thread may begin one when all others are done.
+  // Looks for the shortest time, until each thread has several tiles. If all
+  // tiles take equally long, the time is a whole number of rounds. If they
+  // may differ, some thread may begin a tile when all other threads are done.
   const bool even = spec.mask.empty() && !spec.varlen;
   const int unit = row_unit(spec, best.packed_heads, block_m, step), largest = block_m / unit * unit;
   const i64 key_blocks = std::max<i64>(1, ceil_div(params.seqlen_k, cpu_step(spec, target, config)));
@@ -115,7 +118,7 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
     near.packed_blocks = packed_blocks(params, spec, target, config, near, threads);
     if (near.packed_blocks > 1) best = near;
   }
-  // Small ones go to a thread by the several.
+  // A thread takes several small items at once.
   const i64 items = best.tiles * best.key_parts;
   const i64 worthwhile = static_cast<i64>(std::min(flops / costs.worthwhile_flops, double(items)));
   best.pieces = threads == 1 ? 1 : std::min(items, std::max(threads, worthwhile));

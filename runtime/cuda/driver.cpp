@@ -25,9 +25,8 @@ DriverApi load() {
   void* const library = open_library(library_name, &why);
   if (!library) {
     unavailable("no NVIDIA driver, " + why,
-                "install the NVIDIA driver (in a container, start it with the NVIDIA runtime: docker --gpus "
-                "all) or use "
-                "device cpu");
+                "install the NVIDIA driver or use device cpu "
+                "(a container must be started with the NVIDIA runtime: docker --gpus all)");
   }
   DriverApi api;
   std::string missing;
@@ -105,7 +104,7 @@ void require_device(int index) {
 }  // namespace
 
 const DriverApi& driver() {
-  static const DriverApi api = load();  // if it throws, the next call tries again
+  static const DriverApi api = load();  // after an exception the next call tries again
   return api;
 }
 
@@ -122,7 +121,7 @@ bool blames_code(CUresult result) {
   switch (result) {
     case CUDA_ERROR_INVALID_IMAGE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
-    // The driver takes for PTX what is no cubin, and we hand it cubins only.
+    // The driver takes anything that is no cubin for PTX; we pass cubins only.
     case CUDA_ERROR_INVALID_PTX:
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
     case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
@@ -130,7 +129,7 @@ bool blames_code(CUresult result) {
     case CUDA_ERROR_INVALID_SOURCE:
     case CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND:
     case CUDA_ERROR_SHARED_OBJECT_INIT_FAILED:
-    case CUDA_ERROR_NOT_FOUND:  // it has no such entry
+    case CUDA_ERROR_NOT_FOUND:  // the code has no such function
       return true;
     default:
       return false;
@@ -149,7 +148,8 @@ Context::Context(int device_index) : index_(device_index) {
   check(driver().DevicePrimaryCtxRetain(&handle_, device_), "cuDevicePrimaryCtxRetain");
 }
 
-// At process exit the driver may be gone already: it then says so, and there is nothing left to release.
+// At process exit the driver may be gone already. It then
+// returns an error, and there is nothing left to release.
 Context::~Context() {
   driver().DevicePrimaryCtxRelease(device_);
 }

@@ -1,6 +1,6 @@
-// The CUDA driver: opened at run time, initialised on first use, never closed. What devices there are, and
-// the context of one. The host may use the runtime or driver API beside us: its current context is what it
-// was after every call.
+// The CUDA driver, opened at run time, initialised on first use and never closed;
+// the devices that it sees; and the context of a device. The host may use the
+// runtime or driver API beside us: every call leaves its current context unchanged.
 #pragma once
 
 #include <cstddef>
@@ -21,26 +21,26 @@ struct CudaDevice {
   int max_shared_memory = 0;  // bytes that a block may ask for
 };
 
-// Every device that CUDA_VISIBLE_DEVICES leaves. None: empty, and `reason` says why and what helps.
+// All devices that CUDA_VISIBLE_DEVICES leaves visible. If there are none, `reason` says why and what helps.
 std::vector<CudaDevice> cuda_devices(std::string* reason = nullptr);
-// Throws target_unavailable (no driver, no such device).
+// Throws target_unavailable if there is no driver or no such device.
 CudaDevice cuda_device(int index);
-// "13.0": the newest CUDA version that the driver knows. Throws target_unavailable.
+// "13.0": the newest CUDA version that the driver supports. Throws target_unavailable.
 std::string cuda_driver_version();
 
 namespace cuda {
 
-// Throws target_unavailable: no driver, one that is too old, no device.
+// Throws target_unavailable if there is no driver, no device, or the driver is too old.
 const DriverApi& driver();
 
 // "CUDA_ERROR_INVALID_VALUE (invalid argument)".
 std::string error_text(CUresult result);
-// Whether that answer to loading code says that the code is to blame, and not the device or its memory.
+// Whether this result of loading code blames the code, and not the device or its memory.
 bool blames_code(CUresult result);
 // Throws device_failed: "<what>: <error_text>".
 void check(CUresult result, const char* what);
 
-// A retained primary context, the one that the runtime API uses too.
+// A retained primary context: the context that the runtime API uses, too.
 class Context {
  public:
   explicit Context(int device_index);  // throws target_unavailable, device_failed
@@ -58,7 +58,7 @@ class Context {
   CUcontext handle_ = nullptr;
 };
 
-// Makes a context current on this thread for a scope. Costs nothing but a query where it is already.
+// Makes a context current on this thread for a scope. Costs only a query if it is current already.
 class ContextScope {
  public:
   explicit ContextScope(const Context& context);

@@ -1,6 +1,6 @@
-// The part of the CUDA driver interface that we call, written from its documentation so that building needs
-// no CUDA toolkit. Names, values and layouts are the driver's ABI; tests/cuda/abi_test.cpp compares them
-// with <cuda.h> where that is installed.
+// The part of the CUDA driver interface that we call, written from its documentation,
+// so that building needs no CUDA toolkit. Names, values and layouts are the driver's
+// ABI; tests/cuda/abi_test.cpp compares them with <cuda.h> if it is installed.
 #pragma once
 
 #include <cstddef>
@@ -93,8 +93,8 @@ struct CUlaunchConfig {
   unsigned numAttrs;
 };
 
-// X(name without its prefix, exported symbol, type). Version suffixes are the ones that <cuda.h> of CUDA 12
-// picks.
+// X(name without its prefix, exported symbol, type). The
+// version suffixes are those that <cuda.h> of CUDA 12 chooses.
 #define FLASHJIT_CUDA_DRIVER_FUNCTIONS(X)                                                                 \
   X(GetErrorName, "cuGetErrorName", CUresult(CUresult, const char**))                                     \
   X(GetErrorString, "cuGetErrorString", CUresult(CUresult, const char**))                                 \

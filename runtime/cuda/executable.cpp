@@ -13,7 +13,7 @@ namespace {
 using cuda::check;
 using cuda::driver;
 
-// Static and dynamic bytes that a block may use without asking for more.
+// Bytes of static and dynamic shared memory that a block may use without opting in to more.
 constexpr int default_shared_memory = 48 * 1024;
 
 class CudaExecutable final : public Executable {
@@ -31,7 +31,7 @@ class CudaExecutable final : public Executable {
     }
   }
 
-  // At process exit the driver or the context may be gone already, and the code with it.
+  // At process exit the driver or the context may be gone already, and the code with them.
   ~CudaExecutable() override { driver().LibraryUnload(library_); }
 
   int parallelism() const override { return device_.multiprocessors; }
@@ -57,41 +57,42 @@ class CudaExecutable final : public Executable {
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = static_cast<unsigned>(loaded.step.shared_memory);
     config.hStream = static_cast<cuda::CUstream>(stream);
-    // Devices before sm_90 have no such launches: there a step begins when the one before has ended.
+    // Devices before sm_90 have no dependent launches: a step begins when the previous step has ended.
     cuda::CUlaunchAttribute dependent{};
     dependent.id = cuda::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     dependent.value.programmaticStreamSerializationAllowed = 1;
     config.attrs = &dependent;
     config.numAttrs = step.dependent && device_.major >= 9 ? 1 : 0;
 
-    // The driver reads as many as the kernel has.
+    // The driver reads as many of these as the kernel has parameters.
     auto* const params = const_cast<std::byte*>(step.params.data());
     void* arguments[] = {params, params + step.second};
     const cuda::CUresult result = driver().LaunchKernelEx(&config, loaded.function, arguments, nullptr);
     if (result == cuda::CUDA_ERROR_INVALID_HANDLE) {
-      throw Error(ErrorCode::invalid_argument, "stream: not of cuda:" + std::to_string(context_.index()) +
-                                                   ", this kernel's device, or not of its primary context; "
-                                                   "pass a stream made there by the runtime API, or null");
+      throw Error(ErrorCode::invalid_argument,
+                  "the stream does not belong to cuda:" + std::to_string(context_.index()) +
+                      ", this kernel's device, or not to its primary context; "
+                      "pass null or a stream that the runtime API made on that device");
     }
-    check(result, loaded.step.entry.c_str());
+    check(result, loaded.step.function.c_str());
   }
 
   cuda::CUfunction load(const Step& step) const {
     cuda::CUkernel kernel = nullptr;
-    check_code(driver().LibraryGetKernel(&kernel, library_, step.entry.c_str()), step.entry);
+    check_code(driver().LibraryGetKernel(&kernel, library_, step.function.c_str()), step.function);
     if (step.shared_memory > default_shared_memory) {
       check(driver().KernelSetAttribute(cuda::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                         step.shared_memory, kernel, context_.device()),
             ("a block of " + std::to_string(step.shared_memory) + " bytes of shared memory").c_str());
     }
-    // Puts the code on the device now: lazily, the first launch would load it, which a capture does not
-    // allow.
+    // Loads the code onto the device now. Otherwise the first
+    // launch would load it, which a stream capture does not allow.
     cuda::CUfunction function = nullptr;
-    check_code(driver().KernelGetFunction(&function, kernel), step.entry);
+    check_code(driver().KernelGetFunction(&function, kernel), step.function);
     return function;
   }
 
-  // Any of the calls that load code may be the one that reads it.
+  // Any of the calls that load code may be the first to read it.
   void check_code(cuda::CUresult result, const std::string& what) const {
     if (cuda::blames_code(result)) {
       throw BadCode(ErrorCode::target_unavailable,

@@ -79,7 +79,7 @@ DeviceBuffer::DeviceBuffer(const Context& context, std::size_t bytes) : context_
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  // A destructor: whatever fails here (a context that is gone with its memory) is not reported.
+  // A destructor reports no failure, such as a context that is gone with its memory.
   if (pointer_ == 0 || driver().CtxPushCurrent(context_->handle()) != CUDA_SUCCESS) return;
   driver().MemFree(pointer_);
   CUcontext popped;

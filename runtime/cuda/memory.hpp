@@ -1,6 +1,6 @@
-// Device memory, streams, events and graphs for the command, the tuner and the tests. Kernels themselves own
-// none. Each object borrows the Context that it was made with. Copies and fills are in stream order and
-// asynchronous to the host only where the driver can make them so; synchronize() before host memory is read.
+// Device memory, streams, events and graphs for the command, the tuner and the tests; kernels own none.
+// Each object borrows the Context that it was made with. Copies and fills are in stream order, and
+// asynchronous to the host only if the driver can make them so: synchronize() before reading host memory.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@
 
 namespace flashjit::cuda {
 
-// Throws invalid_argument unless kernels on the device can read and write at `pointer`: memory of that
-// device, managed memory, mapped pinned memory, or any host memory where the device walks the host's page
-// tables. `argument` names it.
+// Throws invalid_argument unless kernels on the device can read and write at `pointer`. They
+// can if it is memory of that device, managed memory, mapped pinned memory, or any host
+// memory if the device uses the host's page tables. `argument` is the name in the message.
 void check_device_pointer(const void* pointer, int device_index, const char* argument);
 
-// Bytes nobody has allocated.
+// Bytes of free device memory.
 std::size_t free_memory(const Context& context);
-// Waits for everything in the context.
+// Waits for all work in the context.
 void synchronize(const Context& context);
 
-// Waits until `bytes` of device memory are in host memory.
+// Copies `bytes` of device memory to host memory and waits until they are there.
 void copy_to_host(const Context& context, void* host, const void* device, std::size_t bytes);
 
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  // Throws device_failed with the bytes asked for and those free. Zero bytes: data() is null.
+  // Throws device_failed with the requested and the free bytes. For zero bytes data() is null.
   DeviceBuffer(const Context& context, std::size_t bytes);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
@@ -55,7 +55,7 @@ class DeviceBuffer {
   std::size_t size_ = 0;
 };
 
-// Does not wait for the legacy default stream.
+// A stream that does not wait for the legacy default stream.
 class OwnedStream {
  public:
   explicit OwnedStream(const Context& context);
@@ -88,7 +88,7 @@ class Event {
   CUevent handle_ = nullptr;
 };
 
-// What `body` enqueues on a stream of the graph's own, to be launched many times.
+// The work that `body` enqueues on a stream of the graph's own, to be launched many times.
 class Graph {
  public:
   Graph(const Context& context, const std::function<void(Stream)>& body);

@@ -48,7 +48,7 @@ struct NvrtcApi {
 #undef FLASHJIT_MEMBER
 };
 
-constexpr int oldest_version = 1204;  // before: __builtin_bit_cast is missing
+constexpr int oldest_version = 1204;  // older versions lack __builtin_bit_cast
 constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 // ---- identity ----
@@ -60,7 +60,7 @@ std::string build_of(const std::string& path) {
   return digest(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
-// ---- what ptxas says ----
+// ---- the report of ptxas ----
 
 // The number right before `unit`, or 0.
 int number_before(std::string_view line, std::string_view unit) {
@@ -73,8 +73,8 @@ int number_before(std::string_view line, std::string_view unit) {
   return value;
 }
 
-// Entries with their registers, spills and static shared memory. What is said of functions that were not
-// inlined counts for the entry before them.
+// The kernel functions with their registers, spills and static shared memory. Reports
+// of functions that were not inlined count for the kernel function before them.
 std::vector<CompiledStep> read_ptxas_report(std::string_view log) {
   std::vector<CompiledStep> steps;
   while (!log.empty()) {
@@ -83,7 +83,7 @@ std::vector<CompiledStep> read_ptxas_report(std::string_view log) {
     constexpr std::string_view compiling = "Compiling entry function '";
     if (const std::size_t at = line.find(compiling); at != std::string_view::npos) {
       const std::string_view name = line.substr(at + compiling.size());
-      steps.push_back({.entry = std::string(name.substr(0, name.find('\'')))});
+      steps.push_back({.function = std::string(name.substr(0, name.find('\'')))});
     }
     if (steps.empty()) continue;
     CompiledStep& step = steps.back();
@@ -152,7 +152,7 @@ class Nvrtc final : public Compiler {
  private:
   struct Program {
     Program(const NvrtcApi& nvrtc, const KernelSource& source) : api(nvrtc) {
-      // NVRTC wants terminated strings; the embedded texts are views.
+      // NVRTC takes zero-terminated strings; the embedded texts are views.
       std::vector<std::string> names, texts;
       for (const EmbeddedHeader& header : source.headers) {
         names.emplace_back(header.name);
@@ -190,7 +190,7 @@ class Nvrtc final : public Compiler {
     return result;
   }
 
-  // NVRTC counts the terminator of a text.
+  // NVRTC's sizes count the terminator of a text.
   static std::string text(nvrtcProgram program, SizeOf size_of, Get get) {
     std::string result = bytes(program, size_of, get);
     while (!result.empty() && result.back() == '\0') result.pop_back();
@@ -203,9 +203,9 @@ class Nvrtc final : public Compiler {
         "--std=c++20",
         "--modify-stack-limit=false",  // the default raises the whole process's stack limit
         "--ptxas-options=-v",          // registers and spills in the log
-        "--diag-suppress=177",         // a Spec may say what its kernel has no need to read
+        "--diag-suppress=177",         // a Spec may have constants that its kernel does not read
     };
-    if (version_ >= 1209) list.push_back("--no-cache");  // flashjit has its own
+    if (version_ >= 1209) list.push_back("--no-cache");  // flashjit has its own cache
     list.insert(list.end(), source.options.begin(), source.options.end());
     return list;
   }
@@ -230,9 +230,10 @@ class Nvrtc final : public Compiler {
 
 // ---- opening ----
 
-// NVRTC opens its other half by name only, which fails for both halves in a folder that the loader does not
-// search, as in a wheel. The loader finds by name what is open already. False, with the reason in *why, where
-// it is there and cannot be opened: NVRTC is not to try.
+// Opens NVRTC's second library, libnvrtc-builtins, before NVRTC does. NVRTC opens it by
+// its bare name, which fails if both are in a folder that the loader does not search,
+// such as a Python wheel's; the loader finds an open library by name. Returns false, with
+// the reason in *why, if the file is there but cannot be opened; then NVRTC must not try.
 bool load_builtins(const std::string& nvrtc, int major, int minor, std::string* why) {
   const fs::path file = fs::path(nvrtc).parent_path() /
                         ("libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor));
@@ -262,7 +263,8 @@ std::shared_ptr<const Compiler> open_one(const std::string& name, std::string& w
   if (!why_not.empty()) return nullptr;
   const std::string path = path_of(library);
   std::string problem;
-  const bool found_by_loader = name.find('/') == std::string::npos;  // which finds the other half as well
+  // The loader then finds libnvrtc-builtins as well.
+  const bool found_by_loader = name.find('/') == std::string::npos;
   if (!load_builtins(path, major, minor, &problem) && !found_by_loader) {
     why_not = problem;
     return nullptr;
@@ -293,7 +295,7 @@ std::vector<std::string> nvrtc_candidates() {
   for (const char* name : sonames) candidates.push_back(name);
   if (const fs::path own = own_folder(); !own.empty()) {
     add_folder(own / "nvrtc");
-    add_folder(own.parent_path() / "lib" / "nvrtc");  // of a program in bin/ that holds the library
+    add_folder(own.parent_path() / "lib" / "nvrtc");  // for a program in bin/ that holds the library
   }
   add_folder("/usr/local/cuda/lib64");
   return candidates;
@@ -309,16 +311,15 @@ std::shared_ptr<const Compiler> open_nvrtc(const std::vector<std::string>& candi
   throw Error(ErrorCode::compiler_unavailable,
               "NVRTC, the CUDA run-time compiler, was not found in " + std::to_string(candidates.size()) +
                   " places (see the detail); install the package cuda-nvrtc-13-0 (NVIDIA's apt repository), "
-                  "run tools/quickstart "
-                  "which fetches it from PyPI, or set FLASHJIT_NVRTC to a libnvrtc.so.12 or .13 or its "
-                  "folder. Kernels "
-                  "that are cached or prebuilt need no compiler",
+                  "run tools/quickstart, which fetches NVRTC from PyPI, "
+                  "or set FLASHJIT_NVRTC to a libnvrtc.so.12 or .13 or its folder. "
+                  "Kernels that are cached or prebuilt need no compiler",
               tried);
 }
 
 std::shared_ptr<const Compiler> nvrtc_compiler() {
-  static const std::shared_ptr<const Compiler> compiler =
-      open_nvrtc(nvrtc_candidates());  // throws: tried again
+  // After an exception the next call tries again.
+  static const std::shared_ptr<const Compiler> compiler = open_nvrtc(nvrtc_candidates());
   return compiler;
 }
 

@@ -1,5 +1,4 @@
-// NVRTC behind the Compiler interface: opened at run time, headers handed over in memory, nothing searched on
-// disk.
+// NVRTC as a Compiler: opened at run time. Headers are handed over in memory; nothing is searched on disk.
 #pragma once
 
 #include <memory>
@@ -10,13 +9,13 @@
 
 namespace flashjit {
 
-// Where nvrtc_compiler() looks, in order: paths of libraries, or names that the loader resolves.
-// FLASHJIT_NVRTC (a file or a folder) alone if it is set; else CUDA_HOME and CUDA_PATH, the loader's own
-// places, a folder `nvrtc` beside flashjit, /usr/local/cuda.
+// The places where nvrtc_compiler() looks, in order: paths of libraries, or names that the
+// loader resolves. If FLASHJIT_NVRTC (a file or a folder) is set, only that; else CUDA_HOME
+// and CUDA_PATH, the loader's own places, a folder `nvrtc` beside flashjit, /usr/local/cuda.
 std::vector<std::string> nvrtc_candidates();
 
-// The first candidate that opens and is new enough. Throws compiler_unavailable; the detail has a line a
-// candidate.
+// Opens the first candidate that can be opened and is new enough. Throws
+// compiler_unavailable; the detail has one line for each candidate.
 std::shared_ptr<const Compiler> open_nvrtc(const std::vector<std::string>& candidates);
 
 }  // namespace flashjit

@@ -18,7 +18,7 @@ constexpr int element_bytes = 2;
 TensorMapShape shape_of(const device::TensorView& tensor, int batch, int heads, int rows, int dim,
                         int box_rows) {
   using Size = unsigned long long;
-  // Where there is nothing to step to, the view's stride is 0: any other is as good, and legal.
+  // The view's stride is 0 in a dimension with one index, where any stride would do; 16 is a legal one.
   const auto bytes = [](int size, std::int64_t stride) {
     return size > 1 ? static_cast<Size>(stride) * element_bytes : Size{16};
   };
@@ -42,15 +42,17 @@ class Encoder {
                                     shape.sizes.data(), shape.strides.data(), shape.box.data(), steps,
                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) refuse(name, tensor, result);
+    if (result != CUDA_SUCCESS) refuse_strides(name, tensor, result);
   }
 
  private:
-  [[noreturn]] static void refuse(const char* name, const device::TensorView& tensor, CUresult result) {
+  [[noreturn]] static void refuse_strides(const char* name, const device::TensorView& tensor,
+                                          CUresult result) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + " with strides " + std::to_string(tensor.batch_stride) + " (batch), " +
                     std::to_string(tensor.row_stride) + " (rows) and " + std::to_string(tensor.head_stride) +
-                    " (heads) is not what sm_90a's copy engine takes, strides from 0 to 2^39 elements: " +
+                    " (heads) cannot be copied by sm_90a's copy engine, which takes strides from 0 to 2^39 "
+                    "elements: " +
                     error_text(result) + "; copy the tensor, or ask for target sm_90");
   }
 
@@ -81,7 +83,7 @@ void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
   const Encoder encode(spec.dtype);
   const TensorMapShapes shapes = tensor_map_shapes(spec, config, p);
   encode("q", p.q, shapes.q, maps.q);
-  if (shapes.k.sizes[1] == 0) {  // no tile has a block of keys, but every map is prefetched
+  if (shapes.k.sizes[1] == 0) {  // no tile has a block of keys, but kernels prefetch every map
     maps.k = maps.v = maps.q;
     return;
   }

@@ -1,4 +1,4 @@
-// The tensors of a launch as Hopper's copy engine (TMA) wants them described.
+// Descriptions of a launch's tensors for Hopper's copy engine (TMA).
 #pragma once
 
 #include <array>
@@ -9,24 +9,24 @@
 
 namespace flashjit::cuda {
 
-// The elements of a tensor, and the box of them that one copy takes; the contiguous dimension comes first.
+// The sizes of a tensor, and the box of elements that one copy takes. The contiguous dimension comes first.
 struct TensorMapShape {
   std::array<unsigned long long, 4> sizes;
-  std::array<unsigned long long, 3> strides;  // bytes, of all but the first
+  std::array<unsigned long long, 3> strides;  // bytes; of all dimensions but the first
   std::array<unsigned, 4> box;
 };
 
-// 4-D [batch, heads, rows, dim] in boxes of one 64-element panel: a tile's rows of q, a block's of k and v.
-// Where heads are packed q is [batch, rows, heads, dim], so that a box holds a token's heads together. Packed
-// tensors are one batch entry.
+// Tensors are [batch, heads, rows, dim], in boxes of one 64-element panel: a tile's rows
+// of q, a block's keys of k and v. If heads are packed, q is [batch, rows, heads, dim],
+// so that a box holds a token's heads together. Packed sequences are one batch entry.
 struct TensorMapShapes {
   TensorMapShape q, k, v;
 };
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
                                   const device::Sm90aForwardParams& params);
 
-// A context must be current. What lies past a tensor's
-// end reads as zeros. Throws invalid_argument for strides that the engine does not take.
+// Encodes the maps; a context must be current. Elements past a tensor's end read as
+// zeros. Throws invalid_argument for strides that the copy engine does not take.
 void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
                         const device::Sm90aForwardParams& params, device::ForwardMaps& maps);
 

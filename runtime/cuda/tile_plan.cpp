@@ -11,8 +11,8 @@
 namespace flashjit::cuda {
 namespace {
 
-// What K and V of a section may take of the L2: of 50 MB, most of which others' on their way through leave
-// alone, and of an A100's 40, which are two halves.
+// Bytes of the L2 cache that a section's K and V may take. An H100 has 50 MB, and most of
+// the other data that pass through leave K and V alone. An A100 has 40 MB in two halves.
 constexpr std::int64_t l2_of_h100 = 32 << 20, l2_of_others = 16 << 20;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -24,8 +24,8 @@ struct Tiles {
   std::int64_t all() const { return heads * of_head; }
 };
 
-// Counts the tiles of heads_q heads a batch entry, `rows` positions each. Throws invalid_argument for more
-// than a grid takes.
+// Counts the tiles of `heads_q` heads per batch entry, each of `rows`
+// positions. Throws invalid_argument if there are more than a grid takes.
 Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int rows) {
   const Tiles tiles = {std::int64_t{p.batch} * heads_q, ceil_div(p.seqlen_q, rows)};
   constexpr std::int64_t max_grid = std::numeric_limits<std::int32_t>::max();
@@ -49,14 +49,16 @@ TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams&
 
 }  // namespace
 
-int packed_heads(int group, int seqlen_q, int block_m) {
-  const auto tiles = [&](int heads) { return group / heads * ceil_div(seqlen_q, block_m / heads); };
-  const int most = std::min(group, block_m);
+int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
+  const auto tiles = [&](int heads) {
+    return heads_per_kv_head / heads * ceil_div(seqlen_q, block_m / heads);
+  };
+  const int most = std::min(heads_per_kv_head, block_m);
   std::int64_t fewest = tiles(1);
   for (int heads = 2; heads <= most; ++heads)
-    if (group % heads == 0) fewest = std::min(fewest, tiles(heads));
+    if (heads_per_kv_head % heads == 0) fewest = std::min(fewest, tiles(heads));
   int heads = 1;
-  while (group % heads != 0 || 16 * tiles(heads) > 17 * fewest) ++heads;
+  while (heads_per_kv_head % heads != 0 || 16 * tiles(heads) > 17 * fewest) ++heads;
   return heads;
 }
 
@@ -72,14 +74,14 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
   p.packed_heads =
       config.pack_gqa ? packed_heads(p.num_heads_q / p.num_heads_kv, p.seqlen_q, config.block_m) : 1;
   p.packed_heads_inverse = static_cast<device::u32>(ceil_div(1 << 16, p.packed_heads));
-  const int heads_q = p.num_heads_q / p.packed_heads;  // those of a tile are one
+  const int heads_q = p.num_heads_q / p.packed_heads;  // the heads that share a tile count as one
   const Tiles tiles = count_tiles(p, heads_q, config.block_m, config.block_m / p.packed_heads);
   if (config.tile_order == TileOrder::sections) {
     const TileSections sections = sections_of(spec, p, tiles, heads_q, multiprocessors, l2_of_h100);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }
-  // Persistent: a block for every multiprocessor as far as there is work.
+  // A persistent grid: one block for each multiprocessor, but no more than there are tiles.
   const std::int64_t blocks = std::min<std::int64_t>(tiles.all(), multiprocessors);
   const unsigned rows = config.tile_order == TileOrder::waves
                             ? device::count_waves(static_cast<device::u32>(ceil_div(tiles.all(), blocks)))

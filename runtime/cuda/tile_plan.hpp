@@ -1,4 +1,4 @@
-// How a launch is cut into tiles.
+// How a launch on a GPU is divided into tiles.
 #pragma once
 
 #include "codegen/config.hpp"
@@ -9,14 +9,14 @@
 
 namespace flashjit::cuda {
 
-// pack_gqa (templates/cuda/tile_rows.cuh): how many of a group's query heads share a tile. Of the divisors of
-// the group the smallest with which block_m rows a tile make about the fewest tiles, and so the fewest reads
-// of keys, for seqlen_q rows a head: a sixteenth more are as good, so that long sequences stay as they are.
-// All are positive.
-int packed_heads(int group, int seqlen_q, int block_m);
+// How many query heads of one key/value head share a tile with pack_gqa
+// (templates/cuda/tile_rows.cuh): the smallest divisor of heads_per_kv_head that gives about the
+// fewest tiles, and so the fewest reads of keys, for seqlen_q rows a head. Up to a sixteenth
+// more tiles are accepted, so that long sequences stay unpacked. All arguments are positive.
+int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m);
 
-// The blocks of the grid. Sets in params what the device needs to know about tiles. Throws invalid_argument
-// if there are too many.
+// Returns the blocks of the grid, and sets in `params` what the device needs
+// to know about tiles. Throws invalid_argument if there are too many tiles.
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& params);
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,

@@ -9,8 +9,8 @@ std::int64_t rounded_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Sections of one size leave no block with more to do than others: looks for a number of them, near what fits
-// the cache, that divides the heads.
+// The heads of a section. Sections of equal size give every block equal work, so this looks
+// for a number of sections that divides the heads, near the number that fits the cache.
 int section_heads(std::int64_t heads, int fitting) {
   if (fitting >= heads) return static_cast<int>(heads);
   constexpr int tries = 64;
@@ -30,7 +30,7 @@ TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_
   const int fitting = static_cast<int>(
       std::min<std::int64_t>(std::max<std::int64_t>(cached, rounded_up(blocks, tiles)), heads));
   TileSections sections{section_heads(heads, fitting), 0};
-  // A round that only a tenth of the blocks would sit out is taken with the rest.
+  // A last round that leaves at most a tenth of the blocks idle is added to the others.
   sections.rounds =
       static_cast<int>((std::int64_t{sections.heads} * tiles + blocks / 10) / std::max(blocks, 1));
   return sections;

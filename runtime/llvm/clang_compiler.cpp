@@ -1,4 +1,4 @@
-// KernelSource -> object with Clang, through the LLVM plugin.
+// Compiles a KernelSource to an object with Clang, through the LLVM plugin.
 #include <chrono>
 #include <string>
 #include <vector>
@@ -10,32 +10,32 @@
 namespace flashjit {
 namespace {
 
-// Clang's cc1 options. The instruction set comes from the target alone, never from this machine's
-// CPU: an object in the cache runs wherever its target does.
+// Clang's cc1 options. The instruction set comes only from the target, never from
+// this machine's CPU, so that a cached object runs on every machine of its target.
 std::vector<std::string> clang_options(const Target& target) {
   std::vector<std::string> options = {
       "-triple", "x86_64-unknown-linux-gnu", "-target-cpu", "x86-64-v" + std::to_string(target.level),
-      // For the code generator; the optimiser's passes are below.
+      // -O2 is for the code generator; `passes` below are the optimiser's.
       "-O2",
-      // Kernels state their own order of operations, not their fused multiply-adds.
+      // Kernels write out the order of operations, but not fused multiply-adds.
       "-ffp-contract=fast", "-x", "c++", "-std=c++20", "-ffreestanding", "-fno-rtti", "-nostdsysteminc",
       "-nobuiltininc", "-I", "templates",
-      // One object is linked anywhere in the address space, and never unwound.
+      // An object may be loaded at any address, and is never unwound.
       "-mrelocation-model", "pic", "-pic-level", "2", "-mframe-pointer=none", "-fno-threadsafe-statics",
-      // Templates are our own and tested: no verification between passes, no names of values.
+      // The templates are our own and tested, so passes are not verified and values have no names.
       "-disable-llvm-verifier", "-discard-value-names", "-disable-lifetime-markers", "-ferror-limit", "20",
-      // Clang 22 allows nesting that overflows its stack.
+      // Clang 22 by default allows nesting that overflows its stack.
       "-fbracket-depth", "256"};
-  // The generic AVX-512 level would split 512-bit vectors to spare old CPUs their clock.
+  // The generic AVX-512 level would split 512-bit vectors to spare old CPUs a lower clock.
   if (target.level >= 4) options.push_back("-mprefer-vector-width=512");
   if (target.amx)
     options.insert(options.end(), {"-target-feature", "+amx-tile", "-target-feature", "+amx-bf16"});
   return options;
 }
 
-// The optimiser's passes. Kernels are blocked and vectorised in their source and say what is inlined and
-// unrolled, so that simplifying around both and moving what is invariant out of loops is all they need: the
-// speed of -O2's code for six tenths of its work, measured in instructions of the compiler.
+// The optimiser's passes. Kernels are blocked and vectorised in their source, and say what is inlined
+// and unrolled. They only need simplification around both, and invariant code moved out of loops. The
+// result is as fast as -O2's code for six tenths of its work, measured in instructions of the compiler.
 constexpr const char* passes =
     "function(lower-expect,sroa,simplifycfg),always-inline,globaldce,"
     "function(sroa,early-cse,simplifycfg,loop(loop-rotate),loop(loop-unroll-full),"
@@ -48,14 +48,16 @@ std::string failure(const KernelSource& source, int status) {
            "; free some, or raise the limit (ulimit -v, ulimit -u)";
   if (status == FLASHJIT_LLVM_EXHAUSTED)
     return "Clang could not compile " + kernel +
-           ": it ran out of memory, now or before, and compiles nothing more in this process; cached and "
-           "prebuilt kernels work as before, a new process with more memory (ulimit -v) can compile";
-  return "Clang could not compile " + kernel + "; the detail is what it said";
+           ": it ran out of memory, now or before, and compiles nothing more in this process; "
+           "cached and prebuilt kernels work as before, and a new process with more memory (ulimit -v) "
+           "can compile";
+  return "Clang could not compile " + kernel + "; its messages are in the detail";
 }
 
 class ClangCompiler final : public Compiler {
  public:
-  // The build tells Clang's version too. Opening the plugin waits until there is something to compile.
+  // The plugin's build ID also identifies Clang's version. The
+  // plugin is opened only when there is something to compile.
   ClangCompiler() : identity_("LLVM plugin, build " + llvm_plugin_file().build_id) {}
 
   const std::string& identity() const override { return identity_; }

@@ -1,4 +1,4 @@
-// The exported function of libflashjit-llvm.so: a table of C functions over compile().
+// The exported function of libflashjit-llvm.so; it returns a table of C functions around compile().
 #include "runtime/llvm/plugin.h"
 
 #include <elf.h>
@@ -22,13 +22,13 @@
 
 #include "runtime/llvm/plugin_parts.hpp"
 
-// The linker puts this at the file's first byte.
+// The linker defines this symbol at the file's first byte.
 extern "C" const Elf64_Ehdr __ehdr_start __attribute__((visibility("hidden")));
 
 namespace flashjit::llvm_plugin {
 namespace {
 
-// The linker's build ID: differs whenever the plugin or the LLVM linked into it does.
+// The linker's build ID. It differs whenever the plugin or the LLVM linked into it differs.
 std::string build_id() {
   const char* const base = reinterpret_cast<const char*>(&__ehdr_start);
   const auto* segments = reinterpret_cast<const Elf64_Phdr*>(base + __ehdr_start.e_phoff);
@@ -54,7 +54,7 @@ std::string build_id() {
   return "unknown";
 }
 
-// Without data where there is no memory for it.
+// A text of both parts; without data if there is no memory for it.
 flashjit_llvm_text to_text(llvm::StringRef first, llvm::StringRef second = {}) {
   const std::size_t size = first.size() + second.size();
   flashjit_llvm_text text{static_cast<char*>(try_malloc(size + 1)), size};
@@ -65,7 +65,7 @@ flashjit_llvm_text to_text(llvm::StringRef first, llvm::StringRef second = {}) {
   return text;
 }
 
-// Lays things out one after another; without memory to lay them in it counts their bytes.
+// Copies items into memory one after another; with a null pointer for memory it only counts their bytes.
 class Packer {
  public:
   explicit Packer(char* memory) : memory_(memory) {}
@@ -77,7 +77,7 @@ class Packer {
              alignof(std::max_align_t);
     return place;
   }
-  // With its terminator.
+  // Adds a text with its terminator.
   const char* add(const char* text) { return text != nullptr ? add(text, std::strlen(text) + 1) : nullptr; }
   std::size_t size() const { return size_; }
 
@@ -86,7 +86,7 @@ class Packer {
   std::size_t size_ = 0;
 };
 
-// `source` and all that it points to, in `memory`.
+// Copies `source` and everything that it points to into `memory`. Returns the number of bytes.
 std::size_t pack(flashjit_llvm_source source, char* memory) {
   Packer packer(memory);
   auto* const packed = packer.add(&source, 1);
@@ -110,7 +110,7 @@ class Compile final : public Call {
  public:
   ~Compile() override { std::free(memory_); }
 
-  // Null without memory.
+  // A call that holds a copy of the source; null if there is no memory.
   static Compile* of(const flashjit_llvm_source& source) {
     auto* const call = new Compile;
     if (call == nullptr) return nullptr;
@@ -170,7 +170,7 @@ class Start final : public Call {
 }  // namespace
 }  // namespace flashjit::llvm_plugin
 
-// Debian's Clang libraries refer to Polly, which is a package of its own and of no use here.
+// Debian's Clang libraries refer to Polly, which is a package of its own and not needed here.
 llvm::PassPluginLibraryInfo getPollyPluginInfo() {
   return {LLVM_PLUGIN_API_VERSION, "none", "", [](llvm::PassBuilder&) {}};
 }

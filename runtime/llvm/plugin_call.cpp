@@ -1,4 +1,4 @@
-// Calls into LLVM: their threads, and what becomes of them without memory.
+// Calls into LLVM: their threads, and their end if memory runs out.
 #include <llvm/Support/ErrorHandling.h>
 #include <unistd.h>
 
@@ -14,20 +14,21 @@
 namespace flashjit::llvm_plugin {
 namespace {
 
-// Clang counts on 8 MiB of stack (clang/Basic/Stack.h).
+// Clang expects 8 MiB of stack (clang/Basic/Stack.h).
 constexpr std::size_t stack_bytes = 8u << 20;
 constexpr std::size_t reserve_bytes = 64u << 10;
 
-// Not semaphores: thread sanitizers know these even in code that they did not compile.
+// A mutex and a condition variable instead of semaphores: thread
+// sanitizers know these even in code that they did not compile.
 std::mutex mutex;
 std::condition_variable changed;
-// An allocation has failed. Its thread sleeps, perhaps with locks of LLVM that other calls wait for, so those
-// in flight end with it, and none begins.
+// Set when an allocation has failed. Its thread sleeps, perhaps holding locks of LLVM
+// that other calls wait for. So all calls in flight end with it, and no new ones begin.
 bool exhausted = false;
 
 thread_local Call* this_call = nullptr;  // also null on threads that Clang starts for deep recursion
 
-// Not inlined: its thread-local storage is not to be touched before it is called.
+// Not inlined: the thread-local storage must not be touched before the function is called.
 [[gnu::noinline]] void set_this_call(Call* call) {
   this_call = call;
 }
@@ -52,7 +53,8 @@ void exhaust() {
 
 void Call::on_fatal_error(void*, const char* reason, bool) {
   Call* const call = this_call;
-  // A call waits for Clang's own threads for ever; what is fatal on them is that one more cannot be started.
+  // Without a call this is one of Clang's own threads, for which a call waits
+  // for ever. Their only fatal error is that another thread cannot be started.
   if (call == nullptr) exhaust();
   std::snprintf(call->fatal_, sizeof(call->fatal_), "%s", reason != nullptr ? reason : "unknown");
   call->finish(FLASHJIT_LLVM_FAILED);
@@ -62,8 +64,8 @@ void Call::on_fatal_error(void*, const char* reason, bool) {
 void Call::install_handlers() {
   llvm::install_fatal_error_handler(on_fatal_error);
   llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { exhaust(); });
-  // This sets the handler of the plugin's own C++ runtime. No exception finds a handler here: this comes
-  // before any frame is left.
+  // Sets the handler of the plugin's own C++ runtime. No frame here
+  // catches exceptions, so the handler runs before any frame is left.
   std::set_terminate(exhaust);
 }
 
@@ -78,7 +80,8 @@ void Call::finish(int result) {
 
 void* Call::thread_main(void* argument) {
   Call& call = *static_cast<Call*>(argument);
-  // glibc ends the process where a thread's first touch of thread-local storage finds no memory.
+  // glibc ends the process if a thread's first access to thread-local
+  // storage finds no memory, so this checks for room first.
   void* volatile room = try_malloc(reserve_bytes);
   if (room == nullptr) {
     call.finish(FLASHJIT_LLVM_NO_MEMORY);
@@ -123,7 +126,7 @@ int Call::execute(Call* call) {
 }
 
 void Call::release(Call* call) {
-  // A thread that sleeps keeps its call.
+  // A sleeping thread keeps its call.
   if (*call->fatal_ != 0) {
     pthread_detach(call->thread_);
     return;

@@ -46,7 +46,7 @@ LlvmPluginFile find_file() {
     std::string why;
     if (place.find('/') != std::string::npos) {
       file.name = file.path = trusted_library(place, &why);
-    } else if (void* const library = open_library(place, &why)) {  // only the loader can tell where that is
+    } else if (void* const library = open_library(place, &why)) {  // only the loader knows where that is
       file.name = place;
       file.path = path_of(library);
     }
@@ -65,13 +65,13 @@ const flashjit_llvm_plugin_api& open_plugin() {
   std::string why;
   void* const library = open_library(file.name, &why);
   if (library == nullptr) unavailable(file.path + ": " + why);
-  using Entry = const flashjit_llvm_plugin_api* (*)(uint32_t);
-  const auto entry = reinterpret_cast<Entry>(dlsym(library, "flashjit_llvm_plugin"));
-  if (entry == nullptr) unavailable(file.path + ": is not a flashjit plugin");
-  const flashjit_llvm_plugin_api* const api = entry(FLASHJIT_LLVM_PLUGIN_ABI);
+  using GetApi = const flashjit_llvm_plugin_api* (*)(uint32_t);
+  const auto get_api = reinterpret_cast<GetApi>(dlsym(library, "flashjit_llvm_plugin"));
+  if (get_api == nullptr) unavailable(file.path + ": is not a flashjit plugin");
+  const flashjit_llvm_plugin_api* const api = get_api(FLASHJIT_LLVM_PLUGIN_ABI);
   if (api == nullptr) unavailable(file.path + ": belongs to another version of flashjit");
   if (api->identity == nullptr) unavailable(file.path + ": ran out of memory when it started");
-  // Keys were made of the file's.
+  // Cache keys were made with the file's build ID.
   if (!std::string_view(api->identity).ends_with(file.build_id))
     unavailable(file.path + ": was replaced while this process ran");
   return *api;

@@ -1,5 +1,5 @@
-// C++ to machine code with Clang in process. Reads and writes memory only: the compiler's file system holds
-// the given files and nothing else.
+// Compiles C++ to machine code with Clang in this process. It reads and
+// writes only memory: the compiler's file system holds only the given files.
 #include <clang/CodeGen/CodeGenAction.h>
 #include <clang/Frontend/CompilerInstance.h>
 #include <clang/Frontend/CompilerInvocation.h>
@@ -21,13 +21,13 @@ using FileSystem = llvm::IntrusiveRefCntPtr<llvm::vfs::FileSystem>;
 FileSystem file_system(const flashjit_llvm_source& source) {
   auto files = llvm::makeIntrusiveRefCnt<llvm::vfs::InMemoryFileSystem>();
   for (const flashjit_llvm_file& file : llvm::ArrayRef(source.files, source.num_files)) {
-    // A copy, since the lexer wants a zero after the last byte.
+    // The lexer needs a zero after the last byte, hence a copy.
     files->addFile(file.name, 0, llvm::MemoryBuffer::getMemBufferCopy({file.data, file.size}, file.name));
   }
   return files;
 }
 
-// What the versions of Clang call differently: diagnostics to `said`, by the options parsed so far.
+// The versions of Clang differ here. Makes the diagnostics write to `said`, by the options parsed so far.
 void create_diagnostics(clang::CompilerInstance& compiler, [[maybe_unused]] const FileSystem& files,
                         llvm::raw_ostream& said) {
 #if LLVM_VERSION_MAJOR >= 22
@@ -48,7 +48,7 @@ void create_file_manager(clang::CompilerInstance& compiler, [[maybe_unused]] con
 #endif
 }
 
-// Ends a pipeline: what comes after it is skipped where it may be.
+// A pass that ends a pipeline: optional passes after it are skipped.
 struct Finish : llvm::PassInfoMixin<Finish> {
   std::shared_ptr<bool> finished;
   llvm::PreservedAnalyses run(llvm::Module&, llvm::ModuleAnalysisManager&) {
@@ -57,7 +57,7 @@ struct Finish : llvm::PassInfoMixin<Finish> {
   }
 };
 
-// Puts `passes` in the place of the pipeline of -O. `error` gets what is wrong with their text.
+// Replaces the pipeline of -O by `passes`. `error` gets what is wrong with their text.
 void replace_passes(llvm::PassBuilder& builder, llvm::StringRef passes, std::string& error) {
   const auto finished = std::make_shared<bool>(false);
   builder.getPassInstrumentationCallbacks()->registerShouldRunOptionalPassCallback(

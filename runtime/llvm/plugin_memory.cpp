@@ -1,6 +1,6 @@
-// Where this library's memory comes from: LLVM, Clang and the C++ runtime, which are linked into it, allocate
-// here and nowhere else (the linker's --wrap leads their malloc and its kin here), and are never given a null
-// pointer: many of them do not look.
+// The memory of this library. LLVM, Clang and the C++ runtime are linked into it and
+// allocate only here: the linker's --wrap redirects their malloc, calloc, realloc
+// and free. They never get a null pointer, since many of them do not check for one.
 #include <malloc.h>
 
 #include <algorithm>
@@ -16,9 +16,9 @@
 namespace flashjit::llvm_plugin {
 namespace {
 
-// For static constructors (they want 250 KB) where malloc has nothing left: they run on the host's thread,
-// under the loader's lock, and could only end the process. Nothing is given back, so all of it is zero when
-// it is taken.
+// Memory for static constructors (they need 250 KB) if malloc has none. They
+// run on the host's thread, under the loader's lock, and could only end the
+// process. None of it is given back, so all of it is zero when it is taken.
 constexpr std::size_t early_alignment = 64;
 alignas(early_alignment) char early[1u << 20];
 std::size_t early_used = 0;
@@ -29,7 +29,7 @@ bool is_early(const void* memory) {
          std::less<>()(memory, static_cast<void*>(std::end(early)));
 }
 
-// Where malloc gives nothing.
+// Memory if malloc has none.
 void* take_early(std::size_t size, std::size_t alignment = 1) {
   if (constructed || size > sizeof(early) - early_used || alignment > early_alignment) exhaust();
   void* const memory = early + early_used;
@@ -79,8 +79,8 @@ void* __wrap_realloc(void* memory, std::size_t size) {
   return moved;
 }
 
-// Nothing of this library is destroyed when the process exits: sleeping threads hold what they were using,
-// and others may still compile.
+// No object of this library is destroyed when the process exits: sleeping
+// threads hold objects that they used, and other threads may still compile.
 int __cxa_atexit(void (*)(void*), void*, void*) {
   return 0;
 }

@@ -1,4 +1,4 @@
-// What is behind the plugin's C table. Inside libflashjit-llvm.so only.
+// The parts of the plugin behind its C interface. For use inside libflashjit-llvm.so only.
 #pragma once
 
 #include <llvm/ADT/SmallVector.h>
@@ -12,48 +12,49 @@
 
 namespace flashjit::llvm_plugin {
 
-// C++ text to a relocatable ELF object (or to assembly if the options say -S). False on errors; `log` gets
-// the diagnostics either way. Wants 8 MiB of stack.
+// Compiles C++ text to a relocatable ELF object, or to assembly if the options say -S.
+// Returns false on errors; `log` gets the diagnostics either way. Needs 8 MiB of stack.
 bool compile(const flashjit_llvm_source& source, llvm::SmallVectorImpl<char>& code, std::string& log);
 
-// Static constructors are through: from now on the lack of memory can be told to somebody.
+// Says that static constructors have ended: from now on a call can report that memory ran out.
 void end_of_construction();
 
-// Ends all calls for lack of memory; see Call. malloc, operator new and their kin do so in this library.
+// Ends all calls for lack of memory; see Call. This library's malloc and operator new do so.
 [[noreturn]] void exhaust();
 
-// malloc that may fail, for a caller's own thread.
+// A malloc that may return null, for callers' own threads.
 void* try_malloc(std::size_t size);
 
-// One call into LLVM, to be run on a thread of its own: LLVM wants more stack than a caller may have, and a
-// thread can be left where LLVM cannot go on.
+// One call into LLVM, which runs on a thread of its own. LLVM needs more stack
+// than a caller may have, and a thread can be abandoned when LLVM cannot go on.
 //
-// Neither a fatal error of LLVM nor an allocation without memory returns or throws: Clang's destructors do
-// not survive an exception, and LLVM keeps global lists of objects that live on its stacks. Both hand the
-// caller its result and put the thread to sleep for ever, with its stack and what it allocated. A caller's
-// own thread must not sleep, so it allocates by try_malloc.
+// After a fatal error of LLVM or a failed allocation, the call neither returns nor throws:
+// Clang's destructors do not survive an exception, and LLVM keeps global lists of objects
+// on its stacks. The caller gets its result, and the thread sleeps for ever with its stack
+// and its memory. A caller's own thread must not sleep, so it allocates by try_malloc.
 class Call {
  public:
   Call() = default;
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   virtual ~Call() { std::free(reserve_); }
-  // Null without memory.
+  // Returns null if there is no memory.
   static void* operator new(std::size_t size) noexcept { return try_malloc(size); }
   static void operator delete(void* call) { std::free(call); }
 
-  // Runs `call`, null being one without memory, and gives what flashjit_llvm_plugin_api::compile does. After
-  // FLASHJIT_LLVM_OK and _FAILED the call's results may be read until it is released; else it is gone.
+  // Runs `call` and returns a result of flashjit_llvm_plugin_api::compile; a null `call`
+  // means that there was no memory for it. After FLASHJIT_LLVM_OK and _FAILED the call's
+  // results may be read until release(); after any other result the call is gone.
   static int execute(Call* call);
   static void release(Call* call);
-  // LLVM's words where it could not go on.
+  // LLVM's message if it could not go on.
   const char* fatal() const { return fatal_; }
 
-  // Makes LLVM's fatal errors end calls rather than the process. To be called by the first call.
+  // Makes LLVM's fatal errors end calls instead of the process. The first call must call it.
   static void install_handlers();
 
  protected:
-  // The work. It reads nothing of the caller's, who may be gone before it ends.
+  // The work. It must not read the caller's memory: the caller may be gone before it ends.
   virtual bool run() = 0;
 
  private:
@@ -63,9 +64,9 @@ class Call {
 
   static constexpr int unfinished = -1;
   int result_ = unfinished;
-  bool abandoned_ = false;  // by its caller; its thread deletes it if it ever ends
+  bool abandoned_ = false;  // the caller has gone; the thread deletes the call if it ever ends
   char fatal_[1024] = {};
-  void* reserve_ = nullptr;  // for the caller's words about the lack of memory
+  void* reserve_ = nullptr;  // freed when memory runs out, so that the caller can report it
   pthread_t thread_ = {};
 };
 

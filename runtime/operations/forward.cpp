@@ -12,7 +12,8 @@
 namespace flashjit {
 namespace {
 
-// Room for parts' results, or none: then no tile is worked on in parts. Counters come first.
+// Puts the memory for the results of parts into the step's
+// params, counters first. Without memory each tile is one part.
 void lend_partials(StepLaunch& step, void* memory) {
   auto& p = step.params_as<device::CpuForwardParams>();
   Items& items = step.items;
@@ -34,7 +35,7 @@ struct Forward {
     return check_arguments(spec, device, args);
   }
 
-  // On a GPU everything stays on chip; on a CPU threads lend what they need.
+  // Needs none: GPU kernels keep everything on chip, and CPU threads lend their own memory.
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
   static void plan_cuda(const PlannedKernel& kernel, const device::ForwardParams& params, void*,
@@ -63,12 +64,12 @@ struct Forward {
     Items& items = step.items;
     items.count = cut.tiles * cut.key_parts;
     items.pieces = std::min(cut.pieces, items.count);
-    items.more_scratch = packed_room;  // as much for any lengths
+    items.more_scratch = packed_room;  // the same for any lengths
     const device::PackedHead head = {.head = -1, .blocks = cut.packed_blocks};
     static_assert(sizeof head == sizeof items.scratch_head);
     std::memcpy(items.scratch_head.data(), &head, sizeof head);
     if (cut.key_parts == 1) return;
-    // Room for the most that any launch of this kernel needs.
+    // Bytes for the most items that any launch of this kernel may have.
     const auto most = static_cast<std::size_t>(most_items_in_parts(kernel.parallelism));
     const auto part =
         static_cast<std::size_t>(device::cpu_part(kernel.config.block_m, kernel.spec.head_dim_v));

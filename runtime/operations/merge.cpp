@@ -9,7 +9,7 @@
 namespace flashjit {
 namespace {
 
-// A tensor of parts as one of them.
+// The first part of a tensor of parts.
 Tensor first_part(const Tensor& parts) {
   Tensor part = parts;
   part.rank = parts.rank - 1;
@@ -20,14 +20,14 @@ Tensor first_part(const Tensor& parts) {
   return part;
 }
 
-// [batch, heads, seqlen] or packed [heads, total], as kernels address rows.
+// Kernels' view of [batch, heads, seqlen] or packed [heads, total].
 device::TensorView view_of_lse(const Tensor& t) {
   return {t.data, t.rank == 3 ? stride(t, 0) : 0, stride(t, t.rank - 1), stride(t, t.rank - 2)};
 }
 
 void require_floats(const char* name, const Tensor& t) {
   if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
-    refuse(name, "'s data pointer is not aligned to 4 bytes");
+    refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
 }
 
 struct Merge {
@@ -55,7 +55,7 @@ struct Merge {
     };
     require_rows_of_o("parts_lse", parts_lse, 1);
     if (o.shape[rows] > longest_sequence)
-      refuse("o has shape ", shape_text(o), ": a sequence has at most ", longest_sequence, " rows");
+      refuse_argument("o has shape ", shape_text(o), ": a sequence has at most ", longest_sequence, " rows");
     require_alignment("parts_o", parts_o);
     require_alignment("o", o);
     require_distinct_rows("o", o);
@@ -91,7 +91,7 @@ struct Merge {
 
   static void plan_cuda(const PlannedKernel& kernel, const device::MergeParams& params, void*,
                         Launch& launch) {
-    constexpr unsigned most_blocks = 65535;  // of a grid's second and third dimension
+    constexpr unsigned most_blocks = 65535;  // limit of a grid's second and third dimensions
     const int columns = 16 / static_cast<int>(size_of(kernel.spec.parts_dtype.value_or(DType::fp32)));
     const auto rows =
         static_cast<device::u32>(kernel.config.num_warps * 32 / (kernel.spec.head_dim_v / columns));
@@ -107,12 +107,13 @@ struct Merge {
 
   static void plan_cpu(const PlannedKernel& kernel, const device::MergeParams& params, void*,
                        Launch& launch) {
-    constexpr std::int64_t worthwhile = 1 << 17;  // elements: some 10 us
+    constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
     StepLaunch& step = launch.add_step();
     step.make_params<device::MergeParams>(params);
     const std::int64_t positions = std::int64_t{params.batch} * params.seqlen;
     const std::int64_t elements = std::int64_t{params.heads} * kernel.spec.head_dim_v * (params.parts + 1);
-    const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);  // positions of a piece
+    // The fewest positions of a piece.
+    const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);
     step.items.count = positions;
     step.items.pieces = std::clamp<std::int64_t>(positions / least, 1, 4 * std::int64_t{kernel.parallelism});
   }
@@ -123,11 +124,12 @@ struct Merge {
 const OperationRuntime merge_runtime = operation_runtime<Merge>;
 
 void merge(Engine& engine, const AttentionArgs& args, Stream stream) {
-  if (!args.o) refuse("o is missing: merging writes it, ", argument_of(&AttentionArgs::o).layout.text);
+  if (!args.o)
+    refuse_argument("o is missing: merging writes it, ", argument_of(&AttentionArgs::o).layout.text);
   const Tensor& o = *args.o;
   if (o.rank != 3 && o.rank != 4)
-    refuse("o has rank ", o.rank,
-           ", it must be [batch, seqlen, heads, head_dim] or packed [total, heads, head_dim]");
+    refuse_argument("o has rank ", o.rank,
+                    ", it must be [batch, seqlen, heads, head_dim] or packed [total, heads, head_dim]");
   AttentionSpec spec;
   spec.op = Operation::merge;
   spec.dtype = o.dtype;
@@ -136,7 +138,7 @@ void merge(Engine& engine, const AttentionArgs& args, Stream stream) {
   if (args.parts_o && args.parts_o->dtype != DType::fp32) spec.parts_dtype = args.parts_o->dtype;
   for (int i = 0; i < o.rank; ++i)
     if (o.shape[i] < 0 || o.shape[i] > longest_sequence)
-      refuse("o has shape ", shape_text(o), ": every size must be between 0 and ", longest_sequence);
+      refuse_argument("o has shape ", shape_text(o), ": every size must be between 0 and ", longest_sequence);
   spec.head_dim = spec.head_dim_v = size(o, o.rank - 1);
   const int rows = o.rank - 3, heads = std::max(size(o, o.rank - 2), 1);
   engine

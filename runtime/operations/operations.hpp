@@ -1,4 +1,4 @@
-// The operations that there are.
+// The runtime of every operation.
 #pragma once
 
 #include "runtime/operation.hpp"

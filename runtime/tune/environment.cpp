@@ -17,7 +17,7 @@ TuneEnvironment tune_environment(const EngineOptions& options) {
   TuneEnvironment environment{.flashjit = version()};
   if (Device::parse(options.device).kind == Device::Kind::cuda) {
     environment.driver = cuda_driver_version();
-  } else if (!options.parallel_for) {  // how many threads a host's own has, nobody tells
+  } else if (!options.parallel_for) {  // the number of a host's own threads is unknown
     environment.num_threads = options.num_threads > 0 ? options.num_threads : available_cpus();
   }
   return environment;

@@ -1,4 +1,4 @@
-// By what this machine's tune records are found and judged.
+// The key and environment by which tune records are found and judged on this machine.
 #pragma once
 
 #include "cache/tune_store.hpp"
@@ -10,7 +10,7 @@ namespace flashjit {
 // `spec` is validated.
 TuneKey tune_key(const AttentionSpec& spec, const Target& target, Device device, const Shape& shape);
 
-// Without the compiler, which a process may never open.
+// The environment without the compiler, which a process may never open.
 TuneEnvironment tune_environment(const EngineOptions& options);
 
 TuneStore tune_store(const OpenedCache& cache);

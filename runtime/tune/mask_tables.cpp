@@ -13,8 +13,8 @@ namespace {
 
 using Lengths = std::vector<std::int32_t>;
 
-// The first is the longest, the others are between a quarter of that and all; with a total they share what is
-// left of it.
+// Lengths of sequences: the first is `longest`, the others lie between a quarter of
+// it and all of it. If `total` is not 0, the others share the rest of it instead.
 Lengths typical_lengths(int batch, int longest, std::int64_t total, unsigned seed) {
   std::minstd_rand random(seed);
   std::uniform_int_distribution<std::int32_t> length(longest / 4, longest);
@@ -30,13 +30,13 @@ Lengths typical_lengths(int batch, int longest, std::int64_t total, unsigned see
   return lengths;
 }
 
-// Where packed sequences start.
+// The starts of packed sequences.
 Lengths starts_of(const Lengths& lengths) {
   Lengths starts = {0};
   for (const std::int32_t length : lengths) {
     if (starts.back() > 0x7fffffff - length)
-      refuse(lengths.size(),
-             " packed sequences have more than 2147483647 rows in all; a smaller batch would work");
+      refuse_argument(lengths.size(),
+                      " packed sequences have more than 2147483647 rows in all; a smaller batch would work");
     starts.push_back(starts.back() + length);
   }
   return starts;
@@ -82,7 +82,7 @@ class Tables {
     add(&AttentionArgs::block_indices, {listed}, std::move(indices));
   }
 
-  // Every row sees those before it, which is the most that a tree can show.
+  // Every row sees all rows before it, the most that a tree allows.
   void operator()(const TreeMask&) {
     const int rows = shape_.seqlen_q, words = (rows - 1) / 32 + 1;
     std::vector<std::int32_t> bits(static_cast<std::size_t>(rows) * static_cast<std::size_t>(words));

@@ -1,5 +1,4 @@
-// Run-time data that a spec's launches need beside their tensors, as an application might give them: what a
-// tuner measures with.
+// Typical mask tables and numbers for a spec, like those of an application; the tuner measures with them.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +8,16 @@
 
 namespace flashjit {
 
-// Where sequences are packed or padded, lengths between a quarter of the longest and all, or as many rows as
-// the shape's totals say; lists of a quarter of the blocks, chains as trees. Throws invalid_argument where
-// packed sequences have more rows than an int32 counts.
+// Packed or padded sequences have lengths between a quarter of the longest and all of it,
+// or as many rows as the shape's totals say. Lists have a quarter of the blocks; trees are
+// chains. Throws invalid_argument if packed sequences have more rows than an int32 counts.
 MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape);
 
-// The shape with the totals of packed sequences, as the tables have them.
+// The shape with the tables' totals of packed sequences.
 Shape with_totals(Shape shape, const MaskTables& tables);
 
-// A window of a quarter of the keys before each row, four sinks where there are some; dropout.
+// Sets a window of a quarter of the keys before each row, four sinks if the mask
+// has sinks, a dropout of 0.1, and the longest lengths of packed sequences.
 void set_typical_numbers(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args);
 
 }  // namespace flashjit

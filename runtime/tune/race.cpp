@@ -13,7 +13,7 @@ namespace {
 
 constexpr double least_gain = 0.01;
 constexpr std::size_t finalists = 3;
-// How far behind the best of so many rounds a candidate may be.
+// How far behind the best median a candidate may be after 1, 2, ... rounds.
 constexpr double tolerances[screen_rounds] = {1.5, 1.25, 1.15, 1.1, 1.1};
 
 std::size_t rounds_of(const TuneCandidate& candidate) {
@@ -32,7 +32,7 @@ void drop(TuneCandidate& candidate, double best) {
                      (rounds_of(candidate) == 1 ? " round" : " rounds");
 }
 
-// After `rounds` of screening.
+// Drops slow candidates after so many rounds of screening.
 void drop_slow(std::vector<TuneCandidate>& candidates, std::size_t rounds) {
   std::vector<double> medians;
   for (const TuneCandidate& c : candidates) {
@@ -47,8 +47,9 @@ void drop_slow(std::vector<TuneCandidate>& candidates, std::size_t rounds) {
   }
 }
 
-// Each round in another order, so that what returns periodically, as a scheduler's turns do, does not always
-// hit the same candidate. The same for a race that goes on as for one that was not stopped.
+// The order of the candidates in a round. It differs between rounds, so that a
+// periodic disturbance, such as a scheduler's turns, does not always hit the
+// same candidate. A resumed race has the same orders as an uninterrupted one.
 std::vector<TuneCandidate*> order_of_round(std::vector<TuneCandidate>& candidates, std::size_t round) {
   std::vector<TuneCandidate*> order;
   for (TuneCandidate& c : candidates) {
@@ -58,7 +59,7 @@ std::vector<TuneCandidate*> order_of_round(std::vector<TuneCandidate>& candidate
   return order;
 }
 
-// Nobody is ahead of the first by as much as would count.
+// Whether no candidate is ahead of the first by enough to win.
 bool is_decided(const std::vector<TuneCandidate>& candidates) {
   const double enough = (1 - least_gain) * median_ms(candidates.front());
   return std::none_of(candidates.begin() + 1, candidates.end(),
@@ -74,8 +75,8 @@ double median_ms(const TuneCandidate& candidate) {
 
 double upper_bound_of_median(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
-  // The k-th smallest of n is below the median if at least k fall below it: the upper tail of Binomial(n,
-  // 1/2).
+  // The k-th smallest of n samples is below the median only if at
+  // least k samples fall below it: the upper tail of Binomial(n, 1/2).
   const std::size_t n = samples.size();
   double tail = 0, term = std::pow(0.5, static_cast<double>(n));  // C(n, k) / 2^n, for k = n downwards
   double bound = std::numeric_limits<double>::infinity();
@@ -111,7 +112,8 @@ std::size_t winner(const std::vector<TuneCandidate>& candidates) {
   for (std::size_t i = 1; i < candidates.size(); ++i) {
     const TuneCandidate& candidate = candidates[i];
     if (!is_in(candidate)) continue;
-    // Only rounds after the screening, which chose for speed, and would flatter whom it chose.
+    // Only the rounds after the screening count: the screening chose
+    // candidates for their speed, so its rounds would flatter them.
     std::vector<double> ratios;
     for (std::size_t r = screen_rounds; r < std::min(rounds_of(candidate), rounds_of(first)); ++r) {
       ratios.push_back(candidate.samples_ms[r] / first.samples_ms[r]);

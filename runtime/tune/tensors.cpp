@@ -32,7 +32,7 @@ class Random {
   std::uint64_t state_;
 };
 
-// The bits of n / 64 for n = -128 ... 127, which every dtype holds exactly.
+// The bits of n / 64 for n = -128 ... 127; every dtype holds these exactly.
 template <class Bits>
 std::array<Bits, 256> element_table(DType dtype) {
   std::array<Bits, 256> table;
@@ -40,7 +40,7 @@ std::array<Bits, 256> element_table(DType dtype) {
     const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(i - 128) / 64);
     std::uint32_t element = bits;
     if (dtype == DType::bf16) element = bits >> 16;
-    // Sign, the exponent with 15 as its middle instead of 127, and ten bits.
+    // The sign, the exponent with bias 15 instead of 127, and ten bits of the fraction.
     if (dtype == DType::fp16)
       element = i == 128 ? 0 : (bits >> 16 & 0x8000) | ((bits >> 13 & 0x3ffff) - (112 << 10));
     table[i] = static_cast<Bits>(element);
@@ -68,12 +68,13 @@ std::vector<char> random_elements(DType dtype, std::size_t count, std::uint64_t 
 }
 
 struct Caches {
-  std::size_t last_level, memory;  // bytes: of the last cache, and that we may take
+  std::size_t last_level, memory;  // bytes of the last-level cache, and bytes that we may take
 };
 
 Caches caches_of(Device device, const cuda::Context* context) {
   if (context) return {cuda_device(device.index).l2_cache, cuda::free_memory(*context) / 2};
-  // On machines with very large caches, or whose share of them nobody tells, a bound keeps start-up short.
+  // The bounds keep start-up short on machines with very large
+  // caches, and where a machine's share of them is unknown.
   const long size = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   const auto cache = static_cast<std::size_t>(std::clamp(size, 8L << 20, 64L << 20));
   const auto pages = static_cast<std::size_t>(std::max(::sysconf(_SC_AVPHYS_PAGES), 0L));
@@ -89,7 +90,7 @@ float element(DType dtype, const char* at) {
   std::uint16_t bits;
   std::memcpy(&bits, at, sizeof bits);
   if (dtype == DType::bf16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
-  // fp16: the exponent moved up by 112; numbers below 2^-14 come out right by scaling with 2^112 instead.
+  // fp16: scaling by 2^112 corrects the exponent's bias, also for numbers below 2^-14.
   const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, rest = std::uint32_t{bits & 0x7fffu} << 13;
   const bool special = (bits & 0x7c00) == 0x7c00;
   const float magnitude =
@@ -131,11 +132,11 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   }
   for (const int length : {shape.seqlen_q, shape.seqlen_k})
     if (length > longest_sequence)
-      refuse("seqlen ", length, " is longer than any sequence, which has at most ", longest_sequence,
-             " rows");
+      refuse_argument("seqlen ", length, " is longer than any sequence, which has at most ", longest_sequence,
+                      " rows");
   const auto elements = product_of({shape.batch, std::max(shape.seqlen_q, shape.seqlen_k), shape.num_heads_q,
                                     std::max(spec.head_dim, spec.head_dim_v)});
-  if (!elements || *elements >> 56 != 0) throw std::bad_alloc();  // beyond any address
+  if (!elements || *elements >> 56 != 0) throw std::bad_alloc();  // beyond any address space
   if (device.kind == Device::Kind::cuda) context_ = std::make_unique<cuda::Context>(device.index);
 
   const MaskTables tables = typical_tables(spec, shape);
@@ -143,7 +144,7 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   struct Part {
     const Argument& argument;
     Tensor view;
-    std::vector<char> values{};  // none: an output
+    std::vector<char> values{};  // empty for an output
   };
   std::vector<Part> parts;
   std::uint64_t seed = 3;
@@ -229,7 +230,8 @@ std::string described(const char* name, std::size_t row, double off, double boun
          std::to_string(row) + ", where rounding explains " + std::to_string(bound);
 }
 
-// Weights are rounded to `inputs`, the spec's dtype, where the output is not.
+// The rows' difference. `inputs` is the spec's dtype, to which
+// weights are rounded even if the output has another dtype.
 std::string difference_of_rows(const char* name, DType dtype, DType inputs, std::size_t dim,
                                const std::vector<char>& output, const std::vector<char>& expected) {
   const std::size_t size = size_of(dtype);
@@ -245,14 +247,14 @@ std::string difference_of_rows(const char* name, DType dtype, DType inputs, std:
         off += (x - y) * (x - y);
         norm += y * y;
       }
-      // Not true for NaN either.
+      // The comparison is false for NaN, too.
       if (!(std::sqrt(off) <= tolerance * std::sqrt(norm)))
         return described(name, row, std::sqrt(off), tolerance * std::sqrt(norm));
     }
     return {};
   };
   const std::size_t rows = expected.size() / (dim * size);
-  // A thread for each 2^18 elements, which take a millisecond.
+  // One thread for each 2^18 elements, which take a millisecond.
   const std::size_t chunks =
       std::clamp<std::size_t>(rows * dim >> 18, 1, static_cast<std::size_t>(available_cpus()));
   std::vector<std::string> differences(chunks);

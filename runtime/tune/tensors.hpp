@@ -1,4 +1,4 @@
-// What candidates run on while they are measured, and how their outputs are compared.
+// The tensors that candidates run on while they are measured, and the comparison of their outputs.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace flashjit {
 
-// Several sets of tensors with the same random values: launches that take them in turn find little of theirs
-// in a cache, as in an application that computes other things in between. Inputs of all sets together are
-// twice as large as the device's last cache, as far as memory allows, and at most 64 sets.
+// Several sets of tensors with the same random values. Launches that take them in turn find little of their
+// data in a cache, as in an application that computes other things in between. The inputs of all sets
+// together are twice as large as the device's last-level cache, as far as memory allows, in at most 64 sets.
 class TuneTensors {
  public:
-  // Throws invalid_argument for a shape with nothing to compute, device_failed where memory is short.
+  // Throws invalid_argument for a shape with nothing to compute, device_failed if memory is short.
   TuneTensors(const AttentionSpec& spec, const Shape& shape, Device device);
 
   // Null on a CPU.
@@ -53,8 +53,8 @@ class TuneTensors {
   std::vector<OutputBuffer> outputs_;  // of the first set
 };
 
-// How `output` differs from `expected`, both of kernels of the same spec on the same inputs: "o[3, 5]: ..."
-// by rows of o; empty if no more than rounding explains. Bounds:
+// How `outputs` differ from `expected`, both from kernels of the same spec on the same
+// inputs: "o differs ... in row 3 ..."; empty if rounding explains the difference. Bounds:
 //   rows of o:  |a - b| <= 16 (u + 2^-12) |b| in the Euclidean norm, where u is the unit roundoff of the
 //               dtype, 2^-8 for bf16 and 2^-11 for fp16. Both round the weights P and o to it: their errors
 //               are independent and stay near 2 u of the row. 2^-12 covers exponentials and sums in float32.

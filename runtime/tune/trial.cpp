@@ -6,7 +6,7 @@
 namespace flashjit {
 namespace {
 
-// A sample takes at least so long, so that clocks and launches cost little of it.
+// The least duration of a sample, so that clocks and launches take little of it.
 constexpr double least_ms = 2;
 constexpr double most_launches = 1000;
 
@@ -36,7 +36,8 @@ std::string DeviceTrial::check(const KernelConfig& config) {
   tensors_.poison();
   run(config, candidate.launches.front());
   const std::vector<TuneTensors::Output> outputs = tensors_.fetch();
-  if (expected_.empty()) expected_ = outputs;  // compared with itself: NaN never passes
+  // The first outputs are compared with themselves: NaN never passes.
+  if (expected_.empty()) expected_ = outputs;
   std::string difference = output_difference(spec_, outputs, expected_);
   if (difference.empty()) {
     const double once = time_(candidate.launches, 1), again = time_(candidate.launches, 1);

@@ -1,4 +1,4 @@
-// One spec at one shape on a device: where candidates are built, checked and timed.
+// A trial builds, checks and times candidates for one spec at one shape on a device.
 #pragma once
 
 #include <functional>
@@ -17,18 +17,18 @@ namespace flashjit {
 class Trial {
  public:
   virtual ~Trial() = default;
-  // Compiles and loads it. Thread-safe.
+  // Compiles and loads the config's kernel. Thread-safe.
   virtual void build(const KernelConfig& config) = 0;
-  // Runs it on poisoned outputs. How they differ from those of the first config that was checked; empty if no
-  // more than rounding explains. After build().
+  // Runs the config's kernel on poisoned outputs, after build(). Returns how the outputs differ
+  // from those of the first config that was checked; empty if rounding explains the difference.
   virtual std::string check(const KernelConfig& config) = 0;
-  // Milliseconds of one launch. After check().
+  // Milliseconds of one launch, after check().
   virtual double sample_ms(const KernelConfig& config) = 0;
 };
 
 class DeviceTrial : public Trial {
  public:
-  // `engine` outlives this, and keeps every kernel that was built.
+  // `engine` must outlive the trial; it keeps every kernel that was built.
   DeviceTrial(Engine& engine, const AttentionSpec& spec, const Shape& shape);
 
   void build(const KernelConfig& config) override;
@@ -36,14 +36,14 @@ class DeviceTrial : public Trial {
   double sample_ms(const KernelConfig& config) override;
 
  protected:
-  // A launch on the first set of tensors; tests break its results.
+  // Launches on the first set of tensors; tests override it to break results.
   virtual void run(const KernelConfig& config, const PreparedLaunch& launch);
   const AttentionArgs& first_set() const { return tensors_.sets().front(); }
 
  private:
   struct Candidate {
     const Kernel* kernel = nullptr;
-    std::vector<PreparedLaunch> launches;  // one for each set
+    std::vector<PreparedLaunch> launches;  // one for each set of tensors
     int times = 1;                         // launches of one sample
   };
 
@@ -53,14 +53,14 @@ class DeviceTrial : public Trial {
   TuneTensors tensors_;
   LaunchTimer time_;
   std::vector<TuneTensors::Output> expected_;
-  std::mutex mutex_;  // of the map; its elements are used by one thread at a time
+  std::mutex mutex_;  // guards the map; each element is used by one thread at a time
   std::map<KernelConfig, Candidate> candidates_;
 };
 
 using TrialFactory =
     std::function<std::unique_ptr<Trial>(Engine& engine, const AttentionSpec& spec, const Shape& shape)>;
 
-// tune() with trials of the caller's making.
+// tune() with trials that the caller makes.
 std::vector<TuneResult> tune_with(const TrialFactory& make_trial, const AttentionSpec& spec,
                                   const std::vector<Shape>& shapes, const TuneOptions& options,
                                   const TuneCallback& progress);

@@ -1,5 +1,5 @@
-// tune(): for each shape candidates are built on all cores, checked against the heuristic config, raced, and
-// the result is kept as a record.
+// tune(). For each shape, candidates are built on all cores, checked
+// against the heuristic config and raced; the result is kept as a record.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using Seconds = std::chrono::duration<double>;
 using std::chrono::steady_clock;
 
-// Time and the user's patience. Only the thread that made it calls the user.
+// The time budget and the user's callback, which is called only on the thread that made the budget.
 class Budget {
  public:
   Budget(double seconds, const TuneCallback& callback)
@@ -35,7 +35,7 @@ class Budget {
     if (end_ == steady_clock::time_point::max()) return std::numeric_limits<double>::infinity();
     return Seconds(end_ - steady_clock::now()).count();
   }
-  // Of what is left, so much is for the shape that comes now.
+  // Gives the next shape this share of the time that is left.
   void set_share(double share) {
     if (std::isfinite(seconds_left())) stop_at_ = seconds_left() * (1 - share);
   }
@@ -44,13 +44,13 @@ class Budget {
     if (std::isfinite(seconds_left())) end_ += by;
   }
   bool cancelled() const { return cancelled_; }
-  // False when the user has cancelled.
+  // False if the user has cancelled.
   bool ask(TuneProgress& progress) {
     progress.seconds_left = std::max(seconds_left(), 0.0);
     if (!cancelled_ && callback_) cancelled_ = !callback_(progress);
     return !cancelled_;
   }
-  // False as well when the share is used up.
+  // False if the user has cancelled or the share is used up.
   bool go_on(TuneProgress& progress) { return ask(progress) && share_left() > 0; }
 
  private:
@@ -64,13 +64,13 @@ TuneEnvironment environment_with_compiler(const EngineOptions& options, const Ta
   TuneEnvironment environment = tune_environment(options);
   try {
     environment.compiler = compiler_for(target)->identity();
-  } catch (const Error& error) {  // candidates may be prebuilt
+  } catch (const Error& error) {  // all candidates may be prebuilt
     if (error.code() != ErrorCode::compiler_unavailable) throw;
   }
   return environment;
 }
 
-// Candidates are compiled whatever the policy of engines to come.
+// Candidates are compiled whatever the policy of later engines.
 EngineOptions untuned(EngineOptions options) {
   options.policy = Policy::heuristic;
   return options;
@@ -107,7 +107,7 @@ class Tuner {
     }
     result.measured = true;
     result.record = measure(key, shape, found && !options_.again ? &found->record : nullptr);
-    if (result.record.candidates.front().samples_ms.empty()) return result;  // nothing to keep
+    if (result.record.candidates.front().samples_ms.empty()) return result;  // there is nothing to keep
     if (store_.publish(result.record, &result.note)) result.path = store_.path(key);
     if (found && found->bundled) result.note = "a bundle's record is used instead: " + found->path;
     return result;
@@ -116,8 +116,9 @@ class Tuner {
   bool cancelled() const { return budget_.cancelled(); }
 
  private:
-  // Whoever else tunes this may take as long as we may; what is waited is not of our budget. A stopped
-  // process stops nobody for good.
+  // Waits until no other process tunes this key. The other process may take
+  // as long as we may; our waiting does not count against the budget. The
+  // wait is limited, so that a stopped process does not stop others for good.
   KeyLock wait_for_lock(const TuneKey& key) {
     if (!cache_.disk) return {};
     progress_.stage = TuneStage::waiting;
@@ -126,7 +127,7 @@ class Tuner {
       const auto asked = steady_clock::now();
       KeyLock lock = cache_.disk->lock(cache_key(key), 200ms);
       const auto now = steady_clock::now();
-      // A folder without locks answers at once.
+      // lock() returns at once if the folder has no locks.
       if (lock.held() || now - asked < 200ms || now - start > patience || !budget_.ask(progress_)) {
         budget_.extend(now - start);
         return lock;
@@ -145,7 +146,7 @@ class Tuner {
     if (before && resumes(*before, record)) {
       record.candidates = before->candidates;
     } else {
-      // The nearest to the heuristic config, which comes first, are the likeliest to win.
+      // Candidates nearest to the heuristic config, which is the first, are the likeliest to win.
       std::vector<KernelConfig> space = search_space(spec_, engine_.target(), shape);
       const auto rank = [&](const KernelConfig& config) {
         return std::pair(distance(config, record.heuristic), config);
@@ -162,7 +163,7 @@ class Tuner {
     return record;
   }
 
-  // Whether the samples of an unfinished record can be gone on with.
+  // Whether measuring can continue from the samples of an unfinished record.
   bool resumes(const TuneRecord& before, const TuneRecord& record) const {
     return !before.complete && before.shape == record.shape && before.heuristic == record.heuristic &&
            difference(before.environment, environment_).empty() && !before.candidates.empty() &&
@@ -171,8 +172,8 @@ class Tuner {
            before.candidates.size() == search_space(spec_, engine_.target(), record.shape).size();
   }
 
-  // False if some were left out because half of the time was gone, or the user cancelled; the nearest to the
-  // heuristic config came first.
+  // Builds the candidates, those nearest to the heuristic config first. Returns false
+  // if some were left out because half of the time was used or the user cancelled.
   bool build(Trial& trial, std::vector<TuneCandidate>& candidates) {
     std::vector<TuneCandidate*> todo;
     for (TuneCandidate& c : candidates) {
@@ -184,7 +185,7 @@ class Tuner {
     const auto build_one = [&](std::size_t i) {
       try {
         trial.build(todo[i]->config);
-      } catch (const std::exception& error) {  // one that cannot be built does not win
+      } catch (const std::exception& error) {  // a candidate that cannot be built does not win
         todo[i]->verdict = Verdict::failed;
         todo[i]->reason = error.what();
       }
@@ -192,7 +193,7 @@ class Tuner {
     const std::size_t begun = run_jobs(todo.size(), options_.jobs, build_one, [&](std::size_t built) {
       progress_.done = static_cast<int>(built);
       const bool more = budget_.go_on(progress_) && budget_.share_left() > enough_left;
-      return more || built == 0;  // the heuristic config at least
+      return more || built == 0;  // builds at least the heuristic config
     });
     if (candidates.front().verdict == Verdict::failed) trial.build(candidates.front().config);  // throws
     if (begun == todo.size()) return true;
@@ -203,7 +204,7 @@ class Tuner {
     return false;
   }
 
-  // False if time was up before all were checked.
+  // Checks the candidates. Returns false if the time was used up before all were checked.
   bool check(Trial& trial, std::vector<TuneCandidate>& candidates) {
     progress_.stage = TuneStage::checking;
     progress_.done = 0;

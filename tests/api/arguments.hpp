@@ -1,4 +1,4 @@
-// A forward whose arguments are right, for tests that make one of them wrong.
+// Valid arguments of a forward, for tests that make one of them wrong.
 #pragma once
 
 #include <algorithm>
@@ -44,13 +44,13 @@ struct GoodArguments {
 
  private:
   Tensor make(DType dtype, std::initializer_list<std::int64_t> shape) {
-    memory_.emplace_back(4096);  // 16 kB, more than any of them
+    memory_.emplace_back(4096);  // 16 kB, more than any tensor here
     return Tensor::contiguous(memory_.back().data(), dtype, {}, shape);
   }
   std::vector<std::vector<std::int32_t>> memory_;
 };
 
-// The same for C.
+// The tensor as the C interface takes it.
 inline flashjit_tensor c_tensor(const Tensor& t) {
   flashjit_tensor c{t.data,
                     static_cast<std::int32_t>(t.dtype),

@@ -1,5 +1,5 @@
-// Bad input through the C++ interface: refused with the argument's name, and the next launch works as if
-// nothing had happened.
+// Bad input through the C++ interface is refused with the argument's
+// name, and the next launch works as if nothing had happened.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ const Kernel& kernel(bool varlen = false, bool lse = true) {
 
 using Spoil = std::function<void(AttentionArgs&)>;
 
-// Every way to hand arguments over refuses what `spoil` makes of good ones.
+// Makes valid arguments wrong by `spoil`, and expects launch() and prepare() to refuse them.
 void expect_refusal(std::initializer_list<const char*> parts, const Spoil& spoil, bool varlen = false,
                     bool lse = true) {
   GoodArguments good(varlen, lse);
@@ -55,7 +55,7 @@ constexpr Field tensors[] = {{"q", &AttentionArgs::q},
 constexpr Field lengths[] = {{"cu_seqlens_q", &AttentionArgs::cu_seqlens_q},
                              {"cu_seqlens_k", &AttentionArgs::cu_seqlens_k}};
 
-// Rows of k and v that are all the same one, in as many as are asked for.
+// Gives k and v so many rows, all of them the same one.
 void repeat_keys(AttentionArgs& args, int dim, std::int64_t rows) {
   for (std::optional<Tensor>* t : {&args.k, &args.v}) {
     (*t)->shape[dim] = rows;
@@ -99,7 +99,7 @@ TEST(Arguments, PackedTotalsNear31Bits) {
       good.args.max_seqlen_k = max_seqlen;
       EXPECT_NO_THROW(kernel(true, false).launch(good.args)) << rows << ", " << max_seqlen.value_or(-1);
       good.args.q->shape[0] = good.args.o->shape[0] = rows;
-      // With gaps: so large, one would hold the others for certain.
+      // With gaps between rows: without gaps, a tensor so large would certainly contain the others.
       good.args.q->strides[0] += 8;
       good.args.o->strides[0] += 8;
       EXPECT_NO_THROW(kernel(true, false).prepare(good.args)) << rows << ", " << max_seqlen.value_or(-1);
@@ -192,7 +192,7 @@ TEST(Arguments, OnAnotherDevice) {
 TEST(Arguments, WrongShape) {
   for (const Field& f : tensors) {
     for (int dim = 0; dim < (f.member == &AttentionArgs::lse ? 3 : 4); ++dim) {
-      // q's batch, heads and rows are what the others are measured against, and k's rows what v's are.
+      // Other tensors are compared with q's batch, heads and rows, and v with k's rows and heads.
       const bool defines =
           f.member == &AttentionArgs::q ? dim < 3 : f.member == &AttentionArgs::k && (dim == 1 || dim == 2);
       if (defines) {
@@ -232,8 +232,8 @@ TEST(Arguments, OutputsThatOverwriteThemselves) {
   }
 }
 
-// Rows that share elements though no stride is 0; any order of dimensions that lie within one another is
-// fine.
+// Rows may share elements although no stride is 0. Any order
+// of dimensions that lie within one another is accepted.
 TEST(Arguments, OutputsWhoseRowsOverlap) {
   constexpr std::int64_t dim = GoodArguments::head_dim_v, heads = GoodArguments::heads_q,
                          rows = GoodArguments::seqlen_q;
@@ -269,7 +269,7 @@ TEST(Arguments, OutputOverAnInput) {
   }
 }
 
-// q, k, v and o side by side in each row or each head of one buffer, in any of which they may be moved.
+// q, k, v and o lie side by side in each row or each head of one buffer; any of them may be moved there.
 TEST(Arguments, SlicesOfOneBuffer) {
   AttentionSpec spec;
   spec.head_dim = GoodArguments::head_dim;
@@ -286,7 +286,7 @@ TEST(Arguments, SlicesOfOneBuffer) {
       first += slice;
     }
     EXPECT_NO_THROW(even.launch(good.args));
-    good.args.k->shape[1] = good.args.v->shape[1] = 3;  // fewer keys, in the same rows
+    good.args.k->shape[1] = good.args.v->shape[1] = 3;  // fewer keys in the same rows
     EXPECT_NO_THROW(even.launch(good.args));
     Tensor& o = *good.args.o;
     o.data = buffer.data() + 2 * slice + 1;
@@ -341,7 +341,7 @@ TEST(Arguments, LengthsThatContradict) {
   const auto set = [](std::optional<Tensor> AttentionArgs::* member, int index, int value) {
     return [=](AttentionArgs& a) { GoodArguments::starts(a.*member)[index] = value; };
   };
-  // The memory is shared with the good arguments: put it back.
+  // Each case needs arguments of its own: `spoil` changes the tables that the tensors point to.
   const auto refused = [&](std::initializer_list<const char*> parts, const Spoil& spoil) {
     GoodArguments good(true);
     spoil(good.args);
@@ -366,7 +366,7 @@ TEST(Arguments, LengthsThatContradict) {
 TEST(Arguments, SoftmaxScales) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(),
                   infinity = std::numeric_limits<float>::infinity();
-  // The last but one is denormal; with the last scale * log2(e) is no float.
+  // The last but one is denormal; the last one times log2(e) is beyond float.
   for (const float scale : {0.0f, -0.125f, nan, infinity, -infinity, 1e-38f, 2.4e38f}) {
     expect_refusal({"softmax_scale", "1.2e-38"}, [&](AttentionArgs& a) { a.softmax_scale = scale; });
   }
@@ -422,7 +422,7 @@ TEST(Engines, ThreadCounts) {
   EXPECT_NO_THROW(Engine({.num_threads = max_num_threads, .parallel_for = serial}));
 }
 
-// While it lives a thread asks for a stack larger than any address space: the system gives none.
+// While it lives, new threads ask for a stack larger than any address space, so the system gives none.
 class NoMoreThreads {
  public:
   NoMoreThreads() {
@@ -480,7 +480,7 @@ TEST(Engines, FailuresArriveThroughTheFutureToo) {
   expect_error(ErrorCode::invalid_spec, {"head_dim", "12"}, [&] { future.get(); });
 }
 
-// A shape is a hint: kernels compute any size that they are launched on. What no launch can have is refused.
+// A shape is a hint: kernels compute launches of any size. Sizes that no launch can have are refused.
 TEST(Engines, ShapesOfAnyKind) {
   AttentionSpec spec;
   spec.head_dim = GoodArguments::head_dim;

@@ -1,4 +1,5 @@
-// The C interface: the same answers, the same refusals, as codes and text of the calling thread.
+// The C interface gives the same results and refusals as the
+// C++ interface, as codes and texts of the calling thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -227,7 +228,7 @@ TEST_F(CApi, BadShapes) {
   EXPECT_EQ(flashjit_engine_get(engine.get(), spec.get(), &older, &kernel), FLASHJIT_OK);
 }
 
-// Ids and types of the table are those that C programs are compiled with.
+// The ids and types in the table of arguments are those of the C header.
 TEST(CHeader, SaysOfArgumentsWhatTheTableSays) {
   std::ifstream file(FLASHJIT_SOURCE_DIR "/runtime/flashjit.h");
   const std::string header(std::istreambuf_iterator<char>(file), {});
@@ -326,7 +327,7 @@ TEST_F(CApi, BadArguments) {
   arguments[5] = arguments[2];
   expect(FLASHJIT_INVALID_ARGUMENT, {"id 3 at position 5", "give v once"}, launch(6));
   arguments[5].id = FLASHJIT_ARG_SOFTMAX_SCALE;
-  arguments[5].value.real = 1e300;  // beyond float32
+  arguments[5].value.real = 1e300;  // beyond a float32
   expect(FLASHJIT_INVALID_ARGUMENT, {"softmax_scale"}, launch(6));
   arguments[5].id = FLASHJIT_ARG_MAX_SEQLEN_Q;
   arguments[5].value.integer = std::int64_t{1} << 40;
@@ -346,7 +347,8 @@ TEST_F(CApi, ErrorsBelongToTheirThread) {
   EXPECT_EQ(flashjit_last_error_message(), mine) << "success keeps the last failure's text";
 }
 
-// From parents to a launch, all in C's types; the rest of the builders are the C++ ones behind the same skin.
+// Tables made from parents and lists through the C interface.
+// The other builders call the C++ functions directly.
 TEST_F(CApi, TablesOfMasks) {
   flashjit_tables* tables = nullptr;
   const std::int32_t cycle[] = {-1, 2, 1};

@@ -1,5 +1,5 @@
-// Arguments of dropout through both interfaces: what is missing, out of range or contradicts itself is
-// refused by name, and nothing that a kernel without dropout would not read is accepted.
+// Dropout's arguments through both interfaces. Arguments that are missing, out of range or
+// contradictory are refused by name, and a kernel without dropout accepts none of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -133,7 +133,7 @@ TEST_F(DropoutArguments, ToAKernelWithoutDropout) {
   }
 }
 
-// The shape alone is refused; the memory is never touched.
+// The shape alone is refused; the memory is never accessed.
 TEST(DropoutMask, OfMoreThanCanBeCounted) {
   constexpr int largest = std::numeric_limits<int>::max();
   const auto refused = [](std::initializer_list<const char*> parts, const Shape& shape) {
@@ -151,7 +151,7 @@ TEST(DropoutMask, OfMoreThanCanBeCounted) {
   refused({"2147483647", "1073741824"}, {1, 1, largest, 1});
   EXPECT_EQ(dropout_mask_size({largest, 1, longest_sequence, 1}), std::size_t{largest} << 30);
   EXPECT_EQ(dropout_mask_size({largest, longest_sequence, 0, largest}), 0u);
-  dropout_mask({.p = 0.5}, {largest, longest_sequence, 0, largest}, {});  // at once
+  dropout_mask({.p = 0.5}, {largest, longest_sequence, 0, largest}, {});  // returns at once
   std::uint8_t byte = 0;
   expect_error(ErrorCode::invalid_argument, {"2147483648 keys", "1073741824"},
                [&] { dropout_row({.p = 0.5}, 0, 0, 0, {&byte, std::size_t{1} << 31}); });

@@ -1,5 +1,5 @@
-// Run-time data of masks: what is missing, does not fit or contradicts itself is refused by name, and
-// nothing that a spec's masks do not read is accepted.
+// The masks' arguments. Arguments that are missing, do not fit or are contradictory
+// are refused by name, and so are those that the spec's masks do not read.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int seqlen_q = GoodArguments::seqlen_q, seqlen_k = GoodArguments::seqlen_k;
 
-// Good arguments with the data of every mask of `masks`.
+// Valid arguments for a kernel with these masks; tests add the masks' tables.
 class MaskArguments {
  public:
   explicit MaskArguments(std::vector<Mask> masks, bool varlen = false) : good_(varlen) {
@@ -85,7 +85,8 @@ TEST(MaskArguments, WindowSizes) {
   sinks.expect_refusal({"num_sinks is -2"});
 }
 
-// 5 rows of 7 keys in blocks of 16: one list with room for one block; more of both come from a longer shape.
+// 5 rows of 7 keys in blocks of 16 make one list with room for
+// one block. More lists or blocks would belong to a longer shape.
 TEST(MaskArguments, BlockLists) {
   MaskArguments m({BlockSparseMask{.block_m = 16, .block_n = 16}});
   m.expect_refusal({"block_offsets", "missing"});
@@ -138,7 +139,7 @@ TEST(MaskArguments, Trees) {
   m.expect_refusal({"tree_bits", "seqlen_q"});
 }
 
-// Packed launches take tables that were made for longer sequences, and compute the same.
+// Packed launches take tables made for longer sequences, and compute the same result.
 TEST(MaskArguments, PackedWithTablesOfLongerSequences) {
   for (const bool tree : {false, true}) {
     const auto mask = [&]() -> Mask {
@@ -150,7 +151,7 @@ TEST(MaskArguments, PackedWithTablesOfLongerSequences) {
         m.table(&AttentionArgs::tree_bits, {1, blocks * seqlen_q, 1}, bits);
         return;
       }
-      // Every query block sees key blocks 0 to blocks - 1, most of which are of no sequence.
+      // Every query block lists key blocks 0 to blocks - 1, most of which lie beyond every sequence.
       std::vector<std::int32_t> offsets = {0}, indices;
       for (int i = 0; i < blocks; ++i) {
         for (int j = 0; j < blocks; ++j) indices.push_back(j);
@@ -179,7 +180,7 @@ TEST(MaskArguments, PackedWithTablesOfLongerSequences) {
   few.table(&AttentionArgs::tree_bits, {1, seqlen_q - 1, 1}, std::vector<std::int32_t>(seqlen_q));
   few.args().max_seqlen_q = seqlen_q;
   few.expect_refusal({"tree_bits", "at least 5"});
-  MaskArguments padded({TreeMask{}});  // not packed: the table is of these rows
+  MaskArguments padded({TreeMask{}});  // not packed: the table must fit exactly
   padded.table(&AttentionArgs::tree_bits, {1, seqlen_q + 1, 1}, std::vector<std::int32_t>(seqlen_q + 1));
   padded.expect_refusal({"tree_bits", "must be 5"});
 }

@@ -1,4 +1,5 @@
-// Tables of masks built from what applications have: what they say, pair by pair, and what is refused.
+// Mask tables built from the formats of applications: the
+// pairs that they show, and the input that is refused.
 #include "runtime/masks.hpp"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ AttentionArgs arguments(MaskTables& tables, const BlockListShape& shape, int hea
   return args;
 }
 
-// Every pair, and no bitmask that says nothing or everything.
+// Compares every pair of row and key with `expected`.
 void expect_sees(MaskTables tables, const Mask& kind, const BlockListShape& shape, const SeesPair& expected) {
   AttentionSpec spec{.head_dim = 8, .mask = {kind}};
   const AttentionArgs args = arguments(tables, shape, std::max(shape.heads, 1));
@@ -50,7 +51,7 @@ TEST(Masks, FromDense) {
     const auto at = [&](int b, int h, int row, int key) {
       return ((std::size_t(b) * shape.heads + h) * shape.seqlen_q + row) * shape.seqlen_k + key;
     };
-    // Some of the blocks nothing, some all.
+    // Some blocks see nothing, some everything.
     for (int b = 0; b < shape.batch; ++b)
       for (int h = 0; h < shape.heads; ++h)
         for (int row = 0; row < shape.seqlen_q; ++row)
@@ -136,7 +137,7 @@ TEST(Masks, Documents) {
   for (int i = 0; i < 260; ++i) k.push_back(i % 130 / 40 + 10 * (i / 130));
   expect_sees(document_mask(mask, q, k, 2), mask, shape,
               [&](int b, int, int row, int key) { return q[b * 100 + row] == k[b * 130 + key]; });
-  for (int i = 0; i < 200; ++i) q[i] = i % 3;  // scattered
+  for (int i = 0; i < 200; ++i) q[i] = i % 3;  // scattered segments
   for (int i = 0; i < 260; ++i) k[i] = i % 5;
   expect_sees(document_mask(mask, q, k, 2), mask, shape,
               [&](int b, int, int row, int key) { return q[b * 100 + row] == k[b * 130 + key]; });
@@ -144,7 +145,7 @@ TEST(Masks, Documents) {
                [&] { document_mask(mask, q, k, 3); });
 }
 
-// The memory is never read.
+// The memory behind these sizes is never read.
 TEST(Masks, OfMoreThanCanBeCounted) {
   constexpr int largest = std::numeric_limits<int>::max(), longest = longest_sequence;
   const std::vector<std::uint8_t> bytes(1);
@@ -157,7 +158,7 @@ TEST(Masks, OfMoreThanCanBeCounted) {
     refused({"2147483647", "1073741824"}, [&] { block_sparse_from_csr(mask, shape, words, words); });
     refused({"2147483647", "1073741824"}, [&] { block_sparse_from_flex(mask, shape, {words, words}); });
   }
-  // Tables of lists, and dense masks of 2^60 and 2^64 pairs: the product of the sizes wraps to 0.
+  // Tables of lists, and dense masks of 2^60 and 2^64 pairs, whose product wraps to 0.
   refused({"offsets"}, [&] { block_sparse_from_csr(mask, {largest, 1, longest, 1}, words, words); });
   refused({"offsets"}, [&] { block_sparse_from_csr(mask_of_heads, {largest, largest, 0, 0}, {}, {}); });
   refused({"the dense mask has 1", "1152921504606846976"},
@@ -190,7 +191,7 @@ TEST(Masks, OfMoreThanCanBeCounted) {
 }
 
 TEST(Masks, Trees) {
-  // The design's worked example, and a chain with a root of its own behind it.
+  // A worked example with nine tokens, and a chain followed by a second root.
   const std::vector<std::int32_t> parents = {-1, 0, 1, 1, 2, 2, 3, 3, 4, -1, 0, 1, 2, 3, 4, 5, 6, -1};
   MaskTables tables = tree_from_parents(parents, 2);
   const AttentionSpec spec{.head_dim = 8, .mask = {TreeMask{}}};

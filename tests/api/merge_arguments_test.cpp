@@ -1,4 +1,4 @@
-// merge() through both interfaces: what it computes, and bad input, refused with the argument's name.
+// merge() through both interfaces: its results, and bad input refused with the argument's name.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,7 @@ Engine& merging_engine() {
   return instance;
 }
 
-// Part i of every row is 1 + i, with a weight of 2^i; the second part is empty, and its o is NaN.
+// Part i of every row is 1 + i with a weight of 2^i. The second part is empty, and its o is NaN.
 struct GoodParts {
   std::vector<float> parts_o, parts_lse, o, lse;
   AttentionArgs args;

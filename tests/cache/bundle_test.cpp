@@ -1,4 +1,4 @@
-// Export and import: a plain tar goes out, and nothing comes in that was not verified.
+// Export and import: exports are plain tars, and imports store only verified files.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
@@ -20,7 +20,7 @@ CacheEntry kernel_entry(int n) {
   KernelSource source;
   source.target = Target::parse("x86-64-v3");
   source.config = {.block_m = 48, .block_n = 64, .num_stages = 1, .num_warps = 1};
-  source.steps = {{.entry = "flashjit_forward", .threads = 0, .shared_memory = 0, .scratch = 64}};
+  source.steps = {{.function = "flashjit_forward", .threads = 0, .shared_memory = 0, .scratch = 64}};
   CompiledKernel compiled;
   compiled.code = make_entry(n, 700).payload;
   return pack_kernel(make_key(n), compiled, source);
@@ -66,7 +66,7 @@ struct Bundle : ::testing::Test {
     export_bundle(source, to(archive));
     return archive;
   }
-  // An archive of that one member.
+  // An archive with this one member.
   std::string with(const std::string& name, const std::string& content, char type = '0') const {
     std::string archive;
     EXPECT_TRUE(write_member(to(archive), name, content));
@@ -74,7 +74,7 @@ struct Bundle : ::testing::Test {
     EXPECT_TRUE(write_archive_end(to(archive)));
     return archive;
   }
-  // Of the first member, with its checksum.
+  // Sets the first member's type and corrects its checksum.
   static void set_type(std::string& archive, char type) {
     archive[156] = type;
     std::fill_n(archive.begin() + 148, 8, ' ');
@@ -84,7 +84,9 @@ struct Bundle : ::testing::Test {
     std::snprintf(text, sizeof text, "%06o", sum);
     archive.replace(148, 7, text, 7);
   }
-  std::string name_of(const Key& key) const { return source.path(key).substr(source.folder().size() + 1); }
+  std::string name_of(const CacheKey& key) const {
+    return source.path(key).substr(source.folder().size() + 1);
+  }
   void expect_refused(const std::string& archive, const std::string& reason) {
     const Imported result = import(target, archive);
     EXPECT_EQ(result.entries + result.records, 0u) << reason;
@@ -125,7 +127,7 @@ TEST_F(Bundle, IsAPlainTar) {
   const std::string unpacked = scratch / "unpacked";
   ::mkdir(unpacked.c_str(), 0700);
   ASSERT_EQ(std::system(("tar xf " + (scratch / "bundle.tar") + " -C " + unpacked).c_str()), 0);
-  // A folder made by tar is a cache; one packed by tar can be imported.
+  // A folder unpacked by tar is a cache; a folder packed by tar can be imported.
   EXPECT_THAT(DiskCache(unpacked).list(true), SizeIs(3));
   ASSERT_EQ(std::system(("tar cf " + (scratch / "ours.tar") + " -C " + unpacked + " v3 tune").c_str()), 0);
   const Imported imported = import(target, read_file(scratch / "ours.tar"));

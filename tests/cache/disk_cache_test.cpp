@@ -41,7 +41,7 @@ TEST(DiskCache, EmptyPartsAndLatestWins) {
   EXPECT_TRUE(same(cache.lookup(nothing.key).value(), make_entry(1)));
 }
 
-// An entry's file is replaced by something that is not that entry.
+// Tests that replace an entry's file by something that is not that entry.
 class Damage : public ::testing::Test {
  protected:
   Damage() : cache_(scratch_.path()), entry_(make_entry(1)) {
@@ -50,7 +50,7 @@ class Damage : public ::testing::Test {
   }
   std::string path() const { return cache_.path(entry_.key); }
 
-  // It is a miss, with a reason, is gone from its place, and can be built anew.
+  // The file is a miss with a reason, is gone from its place, and the entry can be built anew.
   void expect_set_aside(const std::string& reason) {
     std::string why;
     EXPECT_FALSE(cache_.lookup(entry_.key, &why)) << reason;
@@ -98,7 +98,7 @@ TEST_F(Damage, ZeroLengthForeignAndOtherVersion) {
   std::string bytes = good_;
   bytes[8] = 9;
   write_file(path(), bytes);
-  expect_set_aside("format version 9 where 3 belongs");
+  expect_set_aside("format version 9 instead of 3");
   ASSERT_TRUE(cache_.publish(make_entry(2)));
   std::filesystem::rename(cache_.path(make_key(2)), path());
   expect_set_aside("holds another key");
@@ -109,7 +109,7 @@ TEST_F(Damage, NotARegularFile) {
   write_file(scratch_ / "elsewhere", good_);
   std::filesystem::create_symlink(scratch_ / "elsewhere", path());
   expect_set_aside("not a regular file");
-  EXPECT_EQ(read_file(scratch_ / "elsewhere"), good_);  // the link was moved, not what it leads to
+  EXPECT_EQ(read_file(scratch_ / "elsewhere"), good_);  // the link was moved, not its target
 
   ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
   expect_set_aside("not a regular file");
@@ -132,10 +132,11 @@ TEST_F(Damage, HugeSizesAllocateNothing) {
   if (::truncate(path().c_str(), off_t{1} << 40) == 0) expect_set_aside("do not add up");
 }
 
-// Whoever finds an entry damaged while another process already puts a good one in its place must leave that
-// one alone.
+// A reader that finds an entry damaged must leave a good file
+// alone that another process has meanwhile put in its place.
 TEST_F(Damage, ReplacedWhileBeingRead) {
-  // Large enough to be still being read when we come: its last byte is not what the checksum was taken of.
+  // The file is so large that it is still being read when this
+  // thread acts. Its last byte does not match the checksum.
   CacheEntry large{entry_.key, "", std::string(std::size_t{32} << 20, '\0')};
   large.payload.back() = 1;
   std::string why;
@@ -242,7 +243,7 @@ TEST(DiskCache, GetOrBuild) {
   EXPECT_THAT(third.why, HasSubstr("set aside"));
   EXPECT_EQ(builds, 2);
 
-  // A build that fails frees the key.
+  // A failed build frees the key.
   EXPECT_THROW(
       get_or_build(cache, make_key(2), []() -> CacheEntry { throw Error(ErrorCode::compile_failed, "no"); }),
       Error);

@@ -1,4 +1,4 @@
-// The size cap: what goes, what stays, whatever the clock does.
+// The size limit: which entries are removed and which stay, whatever the clock does.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
@@ -15,14 +15,14 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t payload = 10'000;
 
-// In seconds. Not ::time(), which may be a tick behind the clock that the cache reads.
+// The time in seconds. ::time() would not do: it may be a tick behind the clock that the cache reads.
 std::time_t now() {
   return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
 }
 
 class Eviction : public ::testing::Test {
  protected:
-  // Entry n, used so long ago.
+  // Publishes entry n, used so long ago.
   void publish(int n, std::int64_t seconds_ago) {
     ASSERT_TRUE(cache_.publish(make_entry(n, payload)));
     set_used(n, seconds_ago);
@@ -83,7 +83,7 @@ TEST_F(Eviction, WhoHasOpenedAnEntryKeepsIt) {
   EXPECT_EQ(bytes, *encode_entry(make_entry(1, payload), why));
 }
 
-// The clock was a year ahead for a while: what was used then does not crowd out all that comes after.
+// The clock was a year ahead for a while. Entries used then do not crowd out all later ones.
 TEST_F(Eviction, TimesFromTheFutureAreCorrected) {
   constexpr std::int64_t year = 365 * 86400;
   for (int n = 1; n <= 3; ++n) publish(n, -year);
@@ -108,7 +108,7 @@ TEST_F(Eviction, TimesFromTheFutureAreCorrected) {
   EXPECT_LE(status.st_mtime, now());
 }
 
-// The clock jumps ahead between publishing and the next sweep: everything looks old, nothing breaks.
+// The clock jumps ahead between publishing and the next sweep: every entry looks old, and nothing breaks.
 TEST_F(Eviction, AfterAJumpAheadTheNewestStillGoesLast) {
   for (int n = 1; n <= 4; ++n) publish(n, 1'000'000 - n);
   cache_.gc(2 * one_ + one_ / 2);
@@ -120,7 +120,7 @@ TEST_F(Eviction, PublishingKeepsToTheCap) {
   const DiskCache small(scratch_.path(), DiskCache::Access::read_write, 10 * one_);
   for (int n = 0; n < 60; ++n) {
     ASSERT_TRUE(small.publish(make_entry(n, payload)));
-    set_used(n, 10'000 - n);  // nothing was used in the last moment
+    set_used(n, 10'000 - n);  // no entry was used within the last minute
     EXPECT_LE(bytes(), 10 * one_ + one_) << n;
   }
   EXPECT_TRUE(small.lookup(make_key(59)));
@@ -133,8 +133,7 @@ TEST_F(Eviction, OthersFilesAreNotCounted) {
   EXPECT_EQ(cache_.gc(one_).removed, 0u);
 }
 
-// Processes and threads that publish, look up and sweep over a cap far too small: everyone gets what they
-// asked for.
+// Processes publish, look up and sweep with a limit far too small; each gets the entries that it asked for.
 TEST_F(Eviction, UnderRace) {
   std::vector<pid_t> children;
   for (int process = 0; process < 4; ++process) {
@@ -145,7 +144,7 @@ TEST_F(Eviction, UnderRace) {
         const int n = static_cast<int>(random() % 12);
         const auto got = get_or_build(small, make_key(n), [&] { return make_entry(n, payload); });
         FLASHJIT_CHECK(same(got.entry, make_entry(n, payload)));
-        const timespec times[] = {{1000, 0}, {1000, 0}};  // make it a candidate
+        const timespec times[] = {{1000, 0}, {1000, 0}};  // old enough to be removed
         ::utimensat(AT_FDCWD, small.path(make_key(n)).c_str(), times, 0);
         small.gc(3 * one_);
       }

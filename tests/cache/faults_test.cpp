@@ -1,4 +1,5 @@
-// Caches that cannot be written: kernels still come, nothing is left behind, nobody dies.
+// Caches that cannot be written: callers still get their
+// kernels, nothing is left behind, and no process dies.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
@@ -15,8 +16,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// An empty file system of that size on a private mount point, for this process only. False where that is not
-// permitted.
+// Mounts an empty file system of this size for this process only. False if that is not permitted.
 bool mount_scratch(const std::string& at, const std::string& size) {
   const uid_t user = ::geteuid();
   const gid_t group = ::getegid();
@@ -32,7 +32,7 @@ bool mount_scratch(const std::string& at, const std::string& size) {
          ::mount("flashjit", at.c_str(), "tmpfs", 0, ("mode=0700,size=" + size).c_str()) == 0;
 }
 
-// Runs `body` in a child on a file system of that size; skips where none can be mounted.
+// Runs `body` in a child on a file system of this size; skips the test if none can be mounted.
 #define FLASHJIT_RUN_MOUNTED(scratch, size, body)                                                       \
   do {                                                                                                  \
     if (!child_succeeded(start_child([&] { return mount_scratch((scratch).path(), size); }))) {         \
@@ -42,7 +42,7 @@ bool mount_scratch(const std::string& at, const std::string& size) {
         child_succeeded(start_child([&] { return mount_scratch((scratch).path(), size) && body(); }))); \
   } while (false)
 
-// What any cache does that can be read and not written. It holds entry 1.
+// Checks a cache that can be read and not written, and that holds entry 1.
 bool works_without_writing(const DiskCache& cache, const std::string& reason) {
   const auto found = cache.lookup(make_key(1));
   FLASHJIT_CHECK(found && same(*found, make_entry(1)));
@@ -76,7 +76,7 @@ TEST(Faults, FolderWithoutWritePermission) {
     for (const std::string folder : {"v3/tmp", "v3", ""})
       ::chmod((scratch / "cache/" + folder).c_str(), 0500);
     const bool good = works_without_writing(DiskCache(scratch / "cache"), "Permission denied");
-    // A damaged file stays where it is, and stays a miss.
+    // A damaged file stays in its place and remains a miss.
     ::chmod(cache.path(make_key(1)).c_str(), 0600);
     write_file(cache.path(make_key(1)), "broken");
     std::string why;
@@ -146,7 +146,7 @@ TEST(Faults, FullDisk) {
     const auto built = get_or_build(cache, make_key(1), [] { return make_entry(1, 200'000); });
     FLASHJIT_CHECK(same(built.entry, make_entry(1, 200'000)) && !built.on_disk);
 
-    // Until it is full to the last block: what was stored stays whole.
+    // Publishes until the disk is full to the last block: stored entries stay undamaged.
     int stored = 0;
     while (cache.publish(make_entry(stored, 5'000))) ++stored;
     FLASHJIT_CHECK(stored > 2 && stored < 64);
@@ -165,8 +165,8 @@ TEST(Faults, FileSizeLimit) {
     const Scratch scratch;
     const DiskCache cache(scratch.path());
     const rlimit limit = {4096, 4096};
-    FLASHJIT_CHECK(::setrlimit(RLIMIT_FSIZE, &limit) ==
-                   0);  // SIGXFSZ is left at its default, which ends the process
+    // SIGXFSZ keeps its default, which ends the process.
+    FLASHJIT_CHECK(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
     std::string why;
     FLASHJIT_CHECK(!cache.publish(make_entry(1, 200'000), &why));
     FLASHJIT_CHECK(contains(why, "File too large"));
@@ -185,7 +185,7 @@ TEST(Faults, NoFileDescriptorsLeft) {
     FLASHJIT_CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
     std::vector<int> taken;
     for (int file; (file = ::open("/dev/null", O_RDONLY)) >= 0;) taken.push_back(file);
-    // With none to a few left, every operation fails somewhere else, and none throws or leaks.
+    // With no or few descriptors left, each operation fails somewhere else; none throws or leaks.
     for (; !taken.empty(); taken.pop_back()) {
       const auto result = get_or_build(cache, make_key(1), [] { return make_entry(1); });
       FLASHJIT_CHECK(same(result.entry, make_entry(1)));

@@ -1,4 +1,4 @@
-// The keys of kernels, and kernels as entries.
+// The keys of kernels, and kernels stored as entries.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -73,7 +73,7 @@ TEST(KernelKey, EveryInputChangesTheDigest) {
       digest_after([](S&, K& k) { k.headers[1].name = "c.h"; }),
       digest_after([](S&, K& k) { k.headers.pop_back(); }),
       digest_after([](S&, K& k) { std::swap(k.headers[0].text, k.headers[1].text); }),
-      digest_after([](S&, K& k) { k.steps[0].entry = "other"; }),
+      digest_after([](S&, K& k) { k.steps[0].function = "other"; }),
       digest_after([](S&, K& k) { k.steps[0].threads = 256; }),
       digest_after([](S&, K& k) { k.steps[0].shared_memory = 1; }),
       digest_after([](S&, K& k) { k.steps[0].scratch = 1; }),
@@ -84,15 +84,15 @@ TEST(KernelKey, EveryInputChangesTheDigest) {
 
 TEST(KernelKey, PinsAreNotPartOfIt) {
   Request request = make_request();
-  const Key unpinned = request_key(request.spec, request.source);
+  const CacheKey unpinned = request_key(request.spec, request.source);
   request.spec.config.block_m = 64;
   EXPECT_EQ(request_key(request.spec, request.source), unpinned);
 }
 
 TEST(KernelKey, EntryAddsCompilerOptionsAndFormat) {
   const Request request = make_request();
-  const Key asked = request_key(request.spec, request.source);
-  const Key entry = entry_key(asked, "-O3", "nvrtc 13.0");
+  const CacheKey asked = request_key(request.spec, request.source);
+  const CacheKey entry = entry_key(asked, "-O3", "nvrtc 13.0");
   EXPECT_EQ(explain_difference(asked, entry),
             "options: (absent) | -O3\ncompiler: (absent) | nvrtc 13.0\nformat: (absent) | 3\n");
   EXPECT_EQ(request_of(entry), asked);
@@ -103,7 +103,7 @@ TEST(KernelKey, EntryAddsCompilerOptionsAndFormat) {
 TEST(KernelEntry, RoundTrip) {
   const Request request = make_request();
   const CompiledKernel compiled = make_compiled();
-  const auto kernel = unpack_kernel(pack_kernel(Key(), compiled, request.source));
+  const auto kernel = unpack_kernel(pack_kernel(CacheKey(), compiled, request.source));
   ASSERT_TRUE(kernel);
   EXPECT_EQ(kernel->target, request.source.target);
   EXPECT_EQ(kernel->config, request.source.config);
@@ -118,13 +118,13 @@ TEST(KernelEntry, RoundTrip) {
 TEST(KernelEntry, LogNeedNotBeUtf8) {
   CompiledKernel compiled = make_compiled();
   compiled.log = "caf\xe9: warning";
-  const auto kernel = unpack_kernel(pack_kernel(Key(), compiled, make_request().source));
+  const auto kernel = unpack_kernel(pack_kernel(CacheKey(), compiled, make_request().source));
   ASSERT_TRUE(kernel);
   EXPECT_NE(kernel->compiled.log.find(": warning"), std::string::npos);
 }
 
 TEST(KernelEntry, HostileMetadata) {
-  const CacheEntry good = pack_kernel(Key(), make_compiled(), make_request().source);
+  const CacheEntry good = pack_kernel(CacheKey(), make_compiled(), make_request().source);
   const auto refused = [&good](const std::string& metadata) {
     CacheEntry entry = good;
     entry.metadata = metadata;
@@ -140,7 +140,8 @@ TEST(KernelEntry, HostileMetadata) {
   const json flat = metadata.flatten();
   for (const auto& [pointer, value] : flat.items()) {
     for (const json& other : wrong) {
-      // A text may be any text, a number of milliseconds any number; a target is parsed.
+      // Any other text is a valid text, and any other number
+      // of milliseconds is valid; only a target is parsed.
       if (value.is_string() && other.is_string() && pointer != "/target") continue;
       if (value.is_number_float() && other.is_number()) continue;
       if (value.is_boolean() && other.is_boolean()) continue;

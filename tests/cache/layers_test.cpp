@@ -1,4 +1,4 @@
-// What was prebuilt: found by its request, in folders that nobody writes to.
+// Prebuilt kernels are found by their request, in folders that are never written to.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <map>
@@ -13,16 +13,16 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Entry n as made by that compiler.
+// Entry n as this compiler would make it.
 CacheEntry made_by(int n, const std::string& compiler) {
   CacheEntry entry = make_entry(n);
-  Key request;
+  CacheKey request;
   request.add("spec", "spec " + std::to_string(n));
   entry.key = entry_key(request, "-O2", compiler);
   return entry;
 }
 
-Key request(int n) {
+CacheKey request(int n) {
   return request_of(make_key(n));
 }
 
@@ -56,7 +56,7 @@ TEST(Request, DamageFallsBackToTheNextOne) {
   EXPECT_EQ(cache.lookup_request(request(1), &why)->key, made_by(1, "a").key);
   EXPECT_THAT(why, HasSubstr("was set aside")) << "said, although another was found";
   EXPECT_FALSE(std::filesystem::exists(cache.path(made_by(1, "b").key)));
-  // A good entry under the name of another.
+  // An undamaged entry under another entry's name.
   std::filesystem::rename(cache.path(made_by(1, "a").key), cache.path(made_by(1, "c").key));
   EXPECT_FALSE(cache.lookup_request(request(1), &why));
   EXPECT_THAT(why, HasSubstr("another key"));
@@ -105,7 +105,7 @@ TEST(Layer, IsRefusedWhereItIsMissingOrOthersCanWrite) {
   EXPECT_THAT(refusal(scratch / "open"), HasSubstr("others may write"));
   ::chmod((scratch / "open").c_str(), 0755);
   EXPECT_THAT(refusal(scratch / "open"), IsEmpty());
-  // What was made safe at the start is looked at again at every use.
+  // A folder that was safe at the start is checked again at every use.
   const DiskCache cache(scratch / "open");
   ASSERT_TRUE(cache.publish(make_entry(1)));
   const DiskCache layer(scratch / "open", DiskCache::Access::read_only);

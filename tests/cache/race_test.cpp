@@ -1,4 +1,5 @@
-// Many processes and threads on one folder: built once, always right, and whoever dies holds nobody up.
+// Many processes and threads on one folder: each key is built once,
+// results are always right, and a process that dies blocks no other.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/file.h>
@@ -27,7 +28,7 @@ CacheEntry expected(int n) {
   return make_entry(n, 1000 + 3000 * static_cast<std::size_t>(n));
 }
 
-// Every thread of every process asks for every key, each in its own order.
+// Every thread of every process asks for every key, each in an order of its own.
 void race(const DiskCache& cache, unsigned seed, Counts& builds) {
   expected(0);
   std::vector<pid_t> children;
@@ -142,7 +143,7 @@ TEST(Lock, WaitsForItsHolderEvenUnderSignals) {
   })));
 }
 
-// A process that forks while it holds a lock: the child neither ends it nor prolongs it beyond its release.
+// A process forks while it holds a lock: the child neither ends the lock nor prolongs it beyond its release.
 TEST(Lock, Fork) {
   const Scratch scratch;
   const DiskCache cache(scratch.path());
@@ -191,7 +192,7 @@ TEST(Lock, DiesWithAKilledBuilder) {
   ::close(pipe[1]);
 }
 
-// A holder that is alive but does not go on stops nobody for longer than their patience.
+// A holder that is alive but stopped delays others no longer than their patience.
 TEST(Lock, StoppedHolder) {
   const Scratch scratch;
   const DiskCache cache(scratch.path());

@@ -24,7 +24,7 @@
 
 namespace flashjit::testing {
 
-// A folder of our own (0700), removed with everything in it.
+// A folder of our own (0700), which is removed with everything in it.
 class Scratch {
  public:
   Scratch() {
@@ -63,13 +63,13 @@ inline std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-inline Key make_key(int n) {
-  Key key;
+inline CacheKey make_key(int n) {
+  CacheKey key;
   key.add("spec", "spec " + std::to_string(n)).add("compiler", "test 1.0");
   return key;
 }
 
-// What building that key gives; the payload is some function of the key and of some size.
+// The entry that building key n gives. The payload is a function of n and of the size.
 inline CacheEntry make_entry(int n, std::size_t payload_size = 200) {
   CacheEntry entry{make_key(n), "{\"n\": " + std::to_string(n) + "}", std::string(payload_size, '\0')};
   std::minstd_rand random(static_cast<unsigned>(n) + 1);
@@ -80,11 +80,11 @@ inline CacheEntry make_entry(int n, std::size_t payload_size = 200) {
 struct Obtained {
   CacheEntry entry;
   bool from_disk = false, on_disk = false;
-  std::string why;  // why what was there was not used, or what was built is not stored
+  std::string why;  // why an existing entry was not used, or the built one is not stored
 };
 
-// As an engine does it.
-inline Obtained get_or_build(const DiskCache& cache, const Key& key,
+// Gets an entry as an engine does.
+inline Obtained get_or_build(const DiskCache& cache, const CacheKey& key,
                              const std::function<CacheEntry()>& build) {
   std::string why;
   if (auto entry = cache.lookup(key, &why)) return {std::move(*entry), true, true, why};
@@ -99,7 +99,7 @@ inline bool same(const CacheEntry& a, const CacheEntry& b) {
   return a.key == b.key && a.metadata == b.metadata && a.payload == b.payload;
 }
 
-// A seed that differs from run to run, printed; FLASHJIT_SEED repeats a run.
+// A seed that differs from run to run; it is printed, and FLASHJIT_SEED repeats a run.
 inline unsigned test_seed() {
   const char* fixed = std::getenv("FLASHJIT_SEED");
   const unsigned seed = fixed ? static_cast<unsigned>(std::atoi(fixed)) : std::random_device()();
@@ -107,7 +107,8 @@ inline unsigned test_seed() {
   return seed;
 }
 
-// Runs `body` in a child, which ends with its result (false as well for an exception). No gtest macros in it.
+// Runs `body` in a child process, which exits with its result; an
+// exception counts as false. `body` must not use gtest macros.
 inline pid_t start_child(const std::function<bool()>& body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -145,7 +146,7 @@ class Shared {
   T* value_;
 };
 
-// For children: says which check failed.
+// For children: prints the check that failed.
 #define FLASHJIT_CHECK(condition)                                                  \
   do {                                                                             \
     if (!(condition)) {                                                            \
@@ -154,7 +155,7 @@ class Shared {
     }                                                                              \
   } while (false)
 
-// Root may write everywhere, so that permissions can be tested only as somebody else.
+// Becomes an ordinary user: root may write everywhere, so permissions can only be tested as another user.
 inline bool become_ordinary_user() {
   constexpr uid_t nobody = 65534;
   if (::geteuid() != 0) return true;

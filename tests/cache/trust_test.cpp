@@ -1,4 +1,4 @@
-// Folders that others could write to are refused, however the path leads there.
+// Folders that others could write to are refused, however a path leads there.
 #include "cache/trust.hpp"
 
 #include <gmock/gmock.h>
@@ -11,14 +11,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Why a cache in that folder is refused; empty if it is not.
+// Why a cache in this folder is refused; empty if it is not.
 std::string refusal(const std::string& folder) {
   try {
     const DiskCache cache(folder);
     return {};
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::cache_failed);
-    EXPECT_THAT(error.message(), HasSubstr("FLASHJIT_CACHE_DIR"));  // what would work
+    EXPECT_THAT(error.message(), HasSubstr("FLASHJIT_CACHE_DIR"));  // the message says what would work
     return error.message();
   }
 }
@@ -46,9 +46,9 @@ TEST(Trust, FoldersOnTheWay) {
   EXPECT_THAT(refusal(scratch / "all/new"), HasSubstr("everybody may rename what is in"));
   EXPECT_FALSE(std::filesystem::exists(scratch / "all/new"));
   EXPECT_THAT(refusal(scratch / "all/../cache"), HasSubstr("everybody may rename what is in"));
-  make_folder(scratch / "all", 01777);  // as /tmp
+  make_folder(scratch / "all", 01777);  // like /tmp
   EXPECT_EQ(refusal(scratch / "all/cache"), "");
-  make_folder(scratch / "all", 0775);  // of a group, as umask 002 makes them
+  make_folder(scratch / "all", 0775);  // writable by a group, as umask 002 makes them
   EXPECT_EQ(refusal(scratch / "all/cache"), "");
 }
 
@@ -82,7 +82,7 @@ TEST(Trust, OtherOwners) {
   ASSERT_EQ(::lchown((scratch / "shared/link").c_str(), 65534, 65534), 0);
   EXPECT_THAT(refusal(scratch / "shared/link"), HasSubstr("symbolic link of another user"));
 
-  // An entry of somebody else in a folder of ours.
+  // An entry of another user in a folder of ours.
   const DiskCache cache(scratch / "good");
   ASSERT_TRUE(cache.publish(make_entry(1)));
   ASSERT_EQ(::chown(cache.path(make_key(1)).c_str(), 65534, 65534), 0);
@@ -110,7 +110,7 @@ TEST(Trust, RelativePaths) {
   EXPECT_TRUE(std::filesystem::exists(scratch / "here/v3"));
 }
 
-// What was fine at the start is checked again at every use.
+// A folder that was safe at the start is checked again at every use.
 TEST(Trust, ChangesWhileInUse) {
   const Scratch scratch;
   const DiskCache cache(scratch / "cache");
@@ -132,7 +132,7 @@ TEST(Trust, ChangesWhileInUse) {
   make_folder(scratch / "cache/v3", 0700);
   EXPECT_TRUE(cache.lookup(make_key(1)));
 
-  // Entries reached through a link out of the cache.
+  // Entries that are reached through a link out of the cache.
   std::filesystem::rename(scratch / "cache/v3", scratch / "outside");
   std::filesystem::create_symlink(scratch / "outside", scratch / "cache/v3");
   expect_refused("Not a directory");

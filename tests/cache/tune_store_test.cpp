@@ -1,4 +1,5 @@
-// Tune records: whole or a miss, the first folder's wins, and what was measured elsewhere says so.
+// Tune records: a damaged one is a miss, the first folder's
+// record wins, and a record measured elsewhere is marked.
 #include "cache/tune_store.hpp"
 
 #include <gmock/gmock.h>
@@ -72,7 +73,7 @@ TEST(TuneStore, EveryPartOfTheKeyCounts) {
   key.target = "sm_90";
   EXPECT_FALSE(store.lookup(key, {}));
   key = record.key;
-  key.device = "NVIDIA  H200";  // the same folder
+  key.device = "NVIDIA  H200";  // has the same folder
   EXPECT_FALSE(store.lookup(key, {}));
   key = record.key;
   key.bucket.seqlen_k *= 2;
@@ -99,7 +100,7 @@ TEST(TuneStore, MeasuredElsewhereIsAFirstGuess) {
   here = record.environment;
   here.num_threads = 8;
   EXPECT_EQ(first_guess(here), "num_threads 4, here 8");
-  here = {};  // nothing known
+  here = {};  // nothing is known
   EXPECT_EQ(first_guess(here), "");
 }
 
@@ -116,10 +117,10 @@ TEST(TuneStore, LayersComeFirst) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->record, from_first);
   EXPECT_TRUE(found->bundled);
-  EXPECT_THAT(found->first_guess, HasSubstr("driver"));  // marked, and yet it wins
+  EXPECT_THAT(found->first_guess, HasSubstr("driver"));  // marked, but it wins
   EXPECT_EQ(store.list().size(), 3u);
 
-  // A damaged one is passed over, and stays where it is.
+  // A damaged record in a layer is passed over and stays.
   write_file(found->path, "{}");
   std::string why;
   const std::string damaged = found->path;
@@ -240,7 +241,7 @@ TEST(TuneStore, FailuresSayWhy) {
   EXPECT_THAT(why, HasSubstr("tune"));
 }
 
-// Whoever reads meanwhile sees one of the records, whole.
+// A concurrent reader sees one of the records, undamaged.
 TEST(TuneStore, ConcurrentWriters) {
   const Scratch scratch;
   constexpr int writers = 4, times = 50;

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Everything compiles file by file: no file needs what another of its unit includes, or hides its names. In build/files.
+# Compiles everything file by file, in build/files: no file may
+# need an include of another file of its unit, or hide its names.
 set -eu
 cd "$(dirname "$0")/../.."
 cmake --preset release -B build/files -DCMAKE_BUILD_TYPE=Debug -DFLASHJIT_TESTS=ON -DFLASHJIT_LADDER=OFF -DFLASHJIT_UNITY=OFF \

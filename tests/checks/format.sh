@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every source is as .clang-format says. To mend: tests/checks/format.sh --fix
+# Checks that every source is formatted by .clang-format; format.sh --fix formats them.
 set -eu
 cd "$(dirname "$0")/../.."
 case "${1-}" in

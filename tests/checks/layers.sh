@@ -1,5 +1,5 @@
 #!/bin/sh
-# Dependencies point one way: templates <- codegen <- cache <- runtime <- tools <- tests.
+# Checks that includes point one way: templates <- codegen <- cache <- runtime <- tools <- tests.
 set -eu
 cd "$(dirname "$0")/../.."
 status=0

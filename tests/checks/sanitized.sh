@@ -1,11 +1,11 @@
 #!/bin/sh
-# The labels unit, cache and numerics in a build with sanitizers: sanitized.sh BUILD_FOLDER. Not, but for FLASHJIT_TEST_ALL=1,
-# tests that go the same ways many times over:
-#   numerics on more than one CPU target, and the 20 launches after a first, as the host's code is one for all of them
+# sanitized.sh BUILD_FOLDER: runs the labels unit, cache and numerics in a build with sanitizers.
+# Unless FLASHJIT_TEST_ALL=1, it leaves out tests that take the same paths many times over:
+#   numerics on more than one CPU target, and the 20 launches after a first: the host's code is the same for all
 #   the oracle and its bounds in more than one dtype
 #   tables of all masks, configs and models, statistics
 #   specs at random, which the fuzz target `spec` reads under the same sanitizers
-#   many compiles, most of whose work is the plugin's: no sanitizer sees that
+#   many compiles, which work mostly in the plugin, where no sanitizer looks
 set -eu
 often='cpu_x86_64_v4|^All/Invariants\.SameBitsRunAfterRun'
 often="$often|^Dtypes/.*/(fp16|fp32|bf16_into_bf16|fp16_into_fp16|fp32_into_fp32|bf16_into_fp32)( |\$)"

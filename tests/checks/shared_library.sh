@@ -1,6 +1,6 @@
 #!/bin/sh
-# libflashjit.so needs only the C and C++ run-time libraries and exports only the public interface:
-# shared_library.sh LIBRARY
+# shared_library.sh LIBRARY: checks that libflashjit.so needs only the
+# C and C++ run-time libraries and exports only the public interface.
 set -eu
 needed=$(readelf --dynamic --wide "$1" | sed -nE 's/.*\(NEEDED\).*\[(.*)\]/\1/p')
 for name in $needed; do

@@ -1,4 +1,4 @@
-// flashjit bench --serve: an answer for every line, whatever the line says.
+// bench --serve answers every line, whatever it says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -93,7 +93,7 @@ TEST(BenchServe, MasksAndDropoutAreThoseOfTheCommandLine) {
     const nlohmann::json& row = answer["rows"].at(0);
     return row["tflops"].get<double>() * row["ms"].get<double>() * 1e9;
   };
-  // 2 * (16 + 16) operations for each pair of row and key.
+  // Each pair of row and key takes 2 * (16 + 16) operations.
   const std::vector<nlohmann::json> narrow =
       serve(flashjit, requests, {"--window-left", "0", "--dropout-p", "0.5"});
   ASSERT_EQ(narrow.size(), 2u);

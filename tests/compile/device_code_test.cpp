@@ -1,5 +1,4 @@
-// What `flashjit render --standalone` prints needs no file of ours: nvcc, or Clang for a CPU, compiles it
-// alone.
+// The text of `flashjit render --standalone` needs no other file: nvcc compiles it alone, or Clang for a CPU.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +21,7 @@ struct Case {
   const char* target;
 };
 
-// Runs the compiler in an empty folder of its own and shows what it says if it fails.
+// Runs the compiler in an empty folder and shows its messages if it fails.
 void compile(const std::string& command, const std::string& file, const std::string& text) {
   const fs::path folder = fs::path(testing::TempDir()) / ("flashjit_compile_" + std::to_string(getpid()));
   fs::create_directories(folder);

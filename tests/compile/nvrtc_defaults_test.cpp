@@ -1,6 +1,6 @@
-// Every default CUDA kernel compiles without a spill or a performance warning, and is made of the
-// instructions meant. FLASHJIT_TEST_ALL=1: for every target and head dimension; otherwise FLASHJIT_TEST_SEED
-// says who has a turn. Needs NVRTC, no GPU.
+// Every default CUDA kernel compiles without a spill or a performance warning, and has the
+// intended instructions. FLASHJIT_TEST_ALL=1 takes every target and head dimension; otherwise
+// FLASHJIT_TEST_SEED decides which of them have a turn. Needs NVRTC, but no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,13 +16,14 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// 64, 128 and 256 for every target, in both dtypes for sm_90 and sm_90a and in turns for the others; the
-// smallest for every target, and each of the others for one target in one dtype.
+// Head dimensions 64, 128 and 256 for every target, in both dtypes for sm_90 and sm_90a and
+// in turns for the other targets. The smallest head dimension for every target, and each of
+// the others for one target in one dtype.
 TEST_F(NvrtcTest, DefaultKernels) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   const std::vector<Target> targets = cuda_targets();
-  std::size_t column = 0;  // a target and a dtype
+  std::size_t column = 0;  // counts pairs of target and dtype
   for (const Target& target : targets) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
       for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
@@ -47,9 +48,9 @@ TEST_F(NvrtcTest, DefaultKernels) {
             << " registers, slowest compile " << slowest << " ms\n";
 }
 
-// Options that change code beside the head dimension, and the heuristic's other branches, do not spill
-// either: causal for both targets, the others in turns for one of the two. The seed says whether top_left is
-// of packed sequences.
+// The options that change code besides the head dimension, and the heuristic's other
+// branches, cause no spills either. Causal is tried for both targets, the others in turns
+// for one of the two. The seed decides whether top_left is tried with packed sequences.
 TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
@@ -90,7 +91,8 @@ bool is_usual(int head_dim) {
   return head_dim % 64 == 0 || head_dim == 8 || head_dim == 80 || head_dim == 96;
 }
 
-// Heads packed where each has few rows: usual head dimensions, and what else decides code in turns.
+// Kernels that pack heads because each has few rows: the usual
+// head dimensions, and other options that change code in turns.
 TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
@@ -128,7 +130,7 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
   });
 }
 
-// Merging is bound by memory: launch bounds keep as many warps resident as registers allow.
+// Merging is bound by memory, so launch bounds keep as many warps resident as registers allow.
 TEST_F(NvrtcTest, Merge) {
   std::vector<Case> cases;
   std::size_t place = 0;
@@ -152,8 +154,8 @@ TEST_F(NvrtcTest, Merge) {
   });
 }
 
-// Words of dropout take registers and shared memory: usual head dimensions for both targets in bf16, in fp16,
-// the others and masks in turns for one of the two.
+// Dropout's words take registers and shared memory: the usual head dimensions in bf16
+// for both targets; fp16, other head dimensions and masks in turns for one of the two.
 TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
@@ -191,8 +193,8 @@ TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
   });
 }
 
-// A row in float32 leaves by other stores, at the end, where registers are fullest: usual head dimensions for
-// both targets, and heads packed.
+// A float32 row is written by other stores, at the end, where registers are
+// fullest: the usual head dimensions for both targets, and packed heads.
 TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {
   std::vector<Case> cases;
   std::size_t place = 0;

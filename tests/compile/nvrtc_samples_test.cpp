@@ -1,6 +1,6 @@
-// A seeded pairwise sample of specs x configs x targets, and one of sm_90a's search space: all compile, and
-// are made of the instructions meant. FLASHJIT_TEST_ALL=1: larger samples, and the whole search space.
-// FLASHJIT_TEST_SEED: others. Needs NVRTC, no GPU.
+// A seeded pairwise sample of specs x configs x targets, and a sample of sm_90a's search space: all
+// kernels compile and have the intended instructions. FLASHJIT_TEST_ALL=1 takes larger samples and the
+// whole search space; FLASHJIT_TEST_SEED takes other samples. Needs NVRTC, but no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace {
 // A point of the sample: an index into each axis.
 using Point = std::vector<int>;
 
-// Points that together show every pair of values of every two axes: greedy, the best of a few random points
-// each time.
+// Points that together contain every pair of values of every two axes. The
+// search is greedy: each time it takes the best of a few random points.
 std::vector<Point> pairwise(const std::vector<int>& sizes, std::mt19937& random) {
   std::set<std::tuple<int, int, int, int>> missing;
   const int axes = static_cast<int>(sizes.size());
@@ -46,7 +46,7 @@ std::vector<Point> pairwise(const std::vector<int>& sizes, std::mt19937& random)
     for (int attempt = 0; attempt < 30; ++attempt) {
       Point p;
       for (const int size : sizes) p.push_back(std::uniform_int_distribution<>(0, size - 1)(random));
-      const auto& [a, i, b, j] = *missing.begin();  // progress is certain
+      const auto& [a, i, b, j] = *missing.begin();  // guarantees progress
       p[a] = i;
       p[b] = j;
       if (const std::size_t count = covered(p).size(); count > most) {
@@ -103,13 +103,14 @@ TEST_F(NvrtcTest, PairwiseSample) {
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);
     if (c.target.arch_specific) expect_no_spill(c, kernel);
-    spilling += step_of(kernel).spill_bytes > 0;  // allowed elsewhere: the tuner measures, and takes another
+    // Other targets may spill: the tuner measures, and takes another config.
+    spilling += step_of(kernel).spill_bytes > 0;
   });
   std::cout << cases.size() << " kernels of the search space, " << spilling << " of them spill\n";
 }
 
-// A sample of sm_90a's search space at the head dimensions that matter most, all of it with
-// FLASHJIT_TEST_ALL=1: its budgets promise that nothing spills.
+// A sample of sm_90a's search space at the most important head dimensions, or all
+// of it with FLASHJIT_TEST_ALL=1. The register budgets promise that nothing spills.
 TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
   std::mt19937 random(seed());
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";

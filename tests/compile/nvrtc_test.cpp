@@ -1,4 +1,4 @@
-// NVRTC itself: identity, options, reports, refusals, and where it is looked for.
+// NVRTC itself: its identity, options, reports and refusals, and the places where it is looked for.
 #include "runtime/cuda/nvrtc.hpp"
 
 #include <gmock/gmock.h>
@@ -82,7 +82,7 @@ TEST_F(NvrtcTest, StaticSharedMemoryIsReported) {
       "}\n";
   const CompiledKernel kernel = compiler_->compile(source);
   ASSERT_EQ(kernel.steps.size(), 1u);
-  EXPECT_EQ(kernel.steps[0].entry, "f");
+  EXPECT_EQ(kernel.steps[0].function, "f");
   EXPECT_EQ(kernel.steps[0].static_shared_memory, 400);
   EXPECT_EQ(kernel.steps[0].spill_bytes, 0);
   EXPECT_TRUE(kernel.assembly.empty());
@@ -103,7 +103,7 @@ TEST_F(NvrtcTest, SpillsAreReported) {
       "#pragma unroll\n"
       "  for (int i = 0; i < 64; ++i) p[i * 1024 + threadIdx.x] = v[i];\n"
       "}\n";
-  // The report on one entry is not that on another.
+  // The report on one kernel function is not that on another.
   source.text += "extern \"C\" __global__ void g(float* p) { p[0] = 1; }\n";
   const CompiledKernel kernel = compiler_->compile(source);
   EXPECT_GT(step_of(kernel, "f").spill_bytes, 0);
@@ -111,7 +111,7 @@ TEST_F(NvrtcTest, SpillsAreReported) {
   EXPECT_LT(step_of(kernel, "g").registers, step_of(kernel, "f").registers);
 }
 
-// ---- where it is looked for ----
+// ---- the places where NVRTC is looked for ----
 
 TEST(NvrtcSearch, NowhereToBeFound) {
   try {

@@ -1,4 +1,4 @@
-// CUDA kernels through NVRTC, many at a time, and what all of them must be.
+// Compiles many CUDA kernels with NVRTC, and holds the expectations that all of them must meet.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -33,7 +33,8 @@ inline unsigned seed() {
   return value ? static_cast<unsigned>(std::strtoul(value, nullptr, 10)) : 20260101u;
 }
 
-// Every n-th place has a turn, and every place with FLASHJIT_TEST_ALL=1; the seed says which is first.
+// Whether a place has a turn: every n-th place has, and every place
+// with FLASHJIT_TEST_ALL=1. The seed decides which place is the first.
 inline bool has_turn(std::size_t place, std::size_t n = 2) {
   return test_all() || (place + seed()) % n == 0;
 }
@@ -81,8 +82,8 @@ class NvrtcTest : public testing::Test {
     return compiler_->compile(render(c.spec, c.target, c.config), /*keep_assembly=*/true);
   }
 
-  // Compiles what differs, on two threads, as many as the smallest machine that runs this has, and checks
-  // each result in turn.
+  // Compiles each different case once and checks the results one at a time. It
+  // uses two threads, as many as the smallest machine that runs this test has.
   void for_each_compiled(const std::vector<Case>& all,
                          const std::function<void(const Case&, const CompiledKernel&)>& check) const {
     std::vector<Case> cases;
@@ -112,11 +113,11 @@ class NvrtcTest : public testing::Test {
   std::shared_ptr<const Compiler> compiler_;
 };
 
-// The step of that name; without one the kernel's first.
-inline const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view entry = {}) {
+// The step of this function; without a function the kernel's first step.
+inline const CompiledStep& step_of(const CompiledKernel& kernel, std::string_view function = {}) {
   for (const CompiledStep& step : kernel.steps)
-    if (entry.empty() || step.entry == entry) return step;
-  throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(entry));
+    if (function.empty() || step.function == function) return step;
+  throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(function));
 }
 
 inline void expect_sound(const Case& c, const CompiledKernel& kernel) {

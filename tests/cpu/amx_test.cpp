@@ -1,6 +1,6 @@
-// The forward for AMX, its products for narrow heads and for others. Its own code on any CPU, with tile
-// registers that emulator/ keeps in memory, against the float64 oracle; what the compiler makes of it for a
-// CPU that has them; and who may use them.
+// The forward for AMX, with the products for narrow and for wide heads. The first tests run its
+// own code on any CPU, with tile registers that emulator/ keeps in memory, against the float64
+// oracle. Others check the compiler's output for a CPU with AMX, and the permission to use AMX.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,13 +47,13 @@ const std::string& emulator() {
   return text;
 }
 
-// A kernel for AMX whose instructions are emulated.
+// A kernel for AMX with emulated instructions.
 class EmulatedKernel {
  public:
   EmulatedKernel(const AttentionSpec& spec, const KernelConfig& config, int threads = 1)
       : config_(config), threads_(threads), source_(render(spec, amx, config)), object_(compile()) {}
 
-  // Keeps no more than so many packed blocks.
+  // Launches the kernel; it keeps at most `most_blocks` packed blocks.
   void launch(const AttentionSpec& spec, const AttentionArgs& args,
               int most_blocks = std::numeric_limits<int>::max()) const {
     const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
@@ -79,13 +79,13 @@ class EmulatedKernel {
     constexpr std::size_t canary = 4096;
     const std::unique_ptr<std::byte, void (*)(void*)> scratch(
         static_cast<std::byte*>(std::aligned_alloc(64, bytes + canary)), std::free);
-    std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every type
+    std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every dtype
     *reinterpret_cast<device::PackedHead*>(scratch.get()) = {.head = -1, .blocks = packed_blocks};
     const auto entry =
         reinterpret_cast<void (*)(const device::CpuForwardParams*, long long, long long, void*)>(
-            object_.function(source_.steps.front().entry));
+            object_.function(source_.steps.front().function));
     const long long tiles = cut.tiles * cut.key_parts;
-    for (long long tile = 0; tile < tiles; tile += 3) {  // several batches
+    for (long long tile = 0; tile < tiles; tile += 3) {  // several calls
       entry(&p, tile, std::min(tile + 3, tiles), scratch.get());
       ASSERT_FALSE(asked("emulated_tiles_configured"));
     }
@@ -93,7 +93,7 @@ class EmulatedKernel {
     for (std::size_t i = 0; i < canary; ++i) ASSERT_EQ(scratch.get()[bytes + i], std::byte{0xff});
   }
 
-  mutable int key_parts = 0, packed_blocks = 0;  // of the last launch
+  mutable int key_parts = 0, packed_blocks = 0;  // values of the last launch
 
  private:
   std::string compile() {
@@ -105,14 +105,14 @@ class EmulatedKernel {
   bool asked(const char* name) const { return reinterpret_cast<int (*)()>(object_.function(name))() != 0; }
 
   KernelConfig config_;
-  int threads_;  // that work is cut for
+  int threads_;  // threads that work is divided for
   KernelSource source_;
   LoadedObject object_;
 };
 
 class EmulatedAmx : public testing::Test {
  protected:
-  // Lends its memory and runs nothing.
+  // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
   void SetUp() override {
@@ -128,7 +128,7 @@ class EmulatedAmx : public testing::Test {
     kernel.launch(c.spec, workload.args());
     EXPECT_TRUE(workload.check());
   }
-  // The same, and what stays packed for other tiles changes no bit.
+  // expect(), and keeping packed blocks for other tiles changes no bit.
   void expect_kept(const Case& c, const EmulatedKernel& kernel) {
     Workload workload(host, c);
     workload.reset();
@@ -297,7 +297,7 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
   }
 }
 
-// Where a row leaves a key out, a NaN or infinity of V there stays away from it.
+// A NaN or infinity in V at a key that a row does not see stays out of the row.
 TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
   for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
     for (const auto& [dim, value] : {std::pair{40, std::numeric_limits<float>::quiet_NaN()},
@@ -317,7 +317,7 @@ TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
       const auto sees = [&](int head, int row, int key) {
         return verify::sees(spec, clean.host_args(), sequence, head, row, key);
       };
-      int key = c.seqlen_k;  // the last that any row sees
+      int key = c.seqlen_k;  // the last key that any row sees
       for (bool seen = false; !seen && key > 0;) {
         --key;
         for (int row = 0; row < c.seqlen_q; ++row) seen |= sees(0, row, key);
@@ -351,7 +351,7 @@ TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
     }
 }
 
-// What the compiler makes for a CPU with AMX.
+// The compiler's output for a CPU with AMX.
 TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
   for (const bool dropout : {false, true})
     for (const int dim : {40, 64, 128, 256}) {
@@ -361,8 +361,8 @@ TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
       EXPECT_EQ(kernel.log, "");
       for (const char* instruction : {"ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"})
         EXPECT_THAT(kernel.assembly, testing::HasSubstr(instruction));
-      // Loading refuses what is not there.
-      EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().entry));
+      // Loading would fail for a function that does not exist.
+      EXPECT_NO_THROW(LoadedObject(kernel.code).function(source.steps.front().function));
     }
 }
 TEST(AmxKernel, OfOtherDtypesIsThatForAvx512) {
@@ -398,7 +398,7 @@ TEST(AmxPermission, RefusedMeansAvx512) {
   EXPECT_THAT(old_kernel.note, testing::HasSubstr("Invalid argument"));
 }
 
-// State of the tiles that this thread would carry along: XINUSE, bits 17 and 18.
+// Whether this thread carries the state of tiles along: XINUSE, bits 17 and 18.
 __attribute__((target("xsave"))) bool tiles_in_use() {
   return (__builtin_ia32_xgetbv(1) & (3 << 17)) != 0;
 }

@@ -1,4 +1,4 @@
-// Our declarations of the CUDA driver against the toolkit's own <cuda.h> and stub library.
+// Compares our declarations of the CUDA driver with the toolkit's own <cuda.h> and stub library.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -79,9 +79,10 @@ static_assert(sizeof(cuda::CUlaunchAttribute) == sizeof(::CUlaunchAttribute));
 static_assert(alignof(cuda::CUlaunchAttribute) == alignof(::CUlaunchAttribute));
 static_assert(offsetof(cuda::CUlaunchAttribute, value) == offsetof(::CUlaunchAttribute, value));
 
-// ---- functions: as many parameters, of the same sizes ----
+// ---- functions: the number and sizes of their parameters ----
 
-// What a calling convention distinguishes: integers and pointers by size, nothing else among these functions.
+// Compares what the calling convention distinguishes: among
+// these functions, only integers from pointers, by size.
 template <class Ours, class Theirs>
 struct SameCall : std::false_type {};
 template <class R1, class... P1, class R2, class... P2>
@@ -95,7 +96,7 @@ struct SameCall<R1 (*)(P1...), R2 (*)(P2...)> {
   }
   static constexpr bool value = check();
 };
-// <cuda.h> maps cuName to the versioned symbol before the two are joined with ::.
+// <cuda.h> maps cuName to the versioned symbol before the name is joined with ::.
 #define SAME_CALL(name, symbol, ...) \
   static_assert(SameCall<decltype(DriverApi::name), decltype(&::cu##name)>::value, symbol);
 FLASHJIT_CUDA_DRIVER_FUNCTIONS(SAME_CALL)

@@ -1,4 +1,5 @@
-// load_cuda and what it stands on, with a probe kernel, on the first GPU. Skipped where there is none.
+// load_cuda and the driver functions below it, with a probe
+// kernel on the first GPU. Skipped if there is no GPU.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int shared_bytes = 64 * 1024;  // more than a block gets unasked
+constexpr int shared_bytes = 64 * 1024;  // more than a block gets without opting in
 
 template <class Body>
 Error error_of(const Body& body) {
@@ -35,7 +36,7 @@ Error error_of(const Body& body) {
   return Error(ErrorCode::internal, "");
 }
 
-// o[block] = block + total_q, by way of the last word of the dynamic shared memory.
+// Computes o[block] = block + total_q through the last word of the dynamic shared memory.
 std::string probe(const Target& target) {
   KernelSource source;
   source.target = target;
@@ -55,7 +56,7 @@ std::string probe(const Target& target) {
 }
 
 std::unique_ptr<Executable> load(const std::string& code) {
-  return load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = shared_bytes}});
+  return load_cuda(0, code, {{.function = "probe", .threads = 96, .shared_memory = shared_bytes}});
 }
 
 class CudaDeviceTest : public testing::Test {
@@ -133,7 +134,7 @@ TEST_F(CudaDeviceTest, LeavesTheCurrentContextAlone) {
   const auto kernel = load(probe(target_));
   const DeviceBuffer out = buffer();
   const OwnedStream stream(*context_);
-  // On a new thread nothing is current.
+  // On a new thread no context is current.
   std::thread([&] {
     ASSERT_EQ(current_context(), nullptr);
     launch(*kernel, out, 1, nullptr);
@@ -180,7 +181,7 @@ TEST_F(CudaDeviceTest, ManyThreadsAndStreams) {
   for (int i = 0; i < threads; ++i) expect_result(outs[i], i * 1000 + launches);
 }
 
-// The second step turns round what the first leaves; launched dependent, it waits for that itself.
+// The second step reverses the output of the first. In a dependent launch it waits for that output itself.
 TEST_F(CudaDeviceTest, StepsRunOneAfterTheOther) {
   KernelSource source;
   source.target = target_;
@@ -200,7 +201,7 @@ TEST_F(CudaDeviceTest, StepsRunOneAfterTheOther) {
       "  static_cast<int*>(p.o.data)[blockIdx.x] = static_cast<volatile int*>(p.q.data)[from];\n"
       "}\n";
   const auto kernel = load_cuda(0, nvrtc_compiler()->compile(source).code,
-                                {{.entry = "first", .threads = 1}, {.entry = "second", .threads = 1}});
+                                {{.function = "first", .threads = 1}, {.function = "second", .threads = 1}});
   for (const bool dependent : {false, true}) {
     const DeviceBuffer out = buffer(), between = buffer();
     device::ForwardParams p{};
@@ -230,7 +231,7 @@ TEST_F(CudaDeviceTest, LaunchesAllocateNothing) {
   EXPECT_EQ(free_memory(*context_), before);
 }
 
-// A driver function that flashjit itself has no use for.
+// A driver function that flashjit itself does not use.
 template <class Function>
 Function* driver_function(const char* symbol) {
   return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), symbol));
@@ -248,7 +249,7 @@ TEST_F(CudaDeviceTest, StreamOfAnotherContextIsRefused) {
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_THAT(error.message(), HasSubstr("stream"));
   EXPECT_EQ(current_context(), other);
-  launch(*kernel, out, 2, nullptr);  // the primary context's default stream, whatever is current
+  launch(*kernel, out, 2, nullptr);  // the primary context's default stream, whichever context is current
   expect_result(out, 2);
   driver_function<CUresult(CUcontext)>("cuCtxDestroy_v2")(other);
 }
@@ -271,13 +272,13 @@ TEST_F(CudaDeviceTest, DamagedCodeIsRefused) {
 
 TEST_F(CudaDeviceTest, CodeWithoutTheEntryIsRefused) {
   const std::string code = probe(target_);
-  EXPECT_THROW(load_cuda(0, code, {{.entry = "another", .threads = 96}}), BadCode);
+  EXPECT_THROW(load_cuda(0, code, {{.function = "another", .threads = 96}}), BadCode);
 }
 
 TEST_F(CudaDeviceTest, TooMuchSharedMemoryIsRefused) {
   const std::string code = probe(target_);
-  const Error error =
-      error_of([&] { load_cuda(0, code, {{.entry = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
+  const Error error = error_of(
+      [&] { load_cuda(0, code, {{.function = "probe", .threads = 96, .shared_memory = 10'000'000}}); });
   EXPECT_EQ(error.code(), ErrorCode::device_failed);
   EXPECT_THAT(error.message(), HasSubstr("10000000"));
 }
@@ -316,7 +317,7 @@ TEST_F(CudaDeviceTest, TooLargeABufferSaysHowMuchIsFree) {
   EXPECT_THAT(error.message(), HasSubstr("1125899906842624"));
 }
 
-// ---- endings: in a process of their own ----
+// ---- process exits, each in a process of its own ----
 
 class CudaExitTest : public CudaDeviceTest {
  protected:
@@ -326,7 +327,7 @@ class CudaExitTest : public CudaDeviceTest {
   }
 };
 
-// Made before the driver is opened, so destroyed after the driver's own state.
+// Constructed before the driver is opened, so destroyed after the driver's own state.
 std::unique_ptr<Executable> kept;
 
 TEST_F(CudaExitTest, KernelsMayOutliveMain) {

@@ -1,5 +1,5 @@
-// The sm_90a forward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
-// oracle: where rows, heads and lengths go, without a GPU.
+// The sm_90a forward's own code on the host, thread by thread (emulator/emulator.hpp), against
+// the float64 oracle. It checks the handling of rows, heads and lengths without a GPU.
 #include <gtest/gtest.h>
 
 #include "codegen/search_space.hpp"
@@ -18,7 +18,7 @@ namespace {
 
 using device::Align;
 
-// A kernel, as render() writes it.
+// Spec and Config of a kernel, like those that render() writes.
 template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
 struct SpecOf : device::ForwardSm90aSpec {
   using Element = Element_;
@@ -89,11 +89,11 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
                            [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
 }
 
-constexpr int not_a_number = 0xff;  // in every byte
+constexpr int not_a_number = 0xff;  // the value of every byte
 
 class ForwardSm90a : public testing::Test {
  protected:
-  // Lends its memory and runs nothing.
+  // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
   template <class Spec>
@@ -115,15 +115,16 @@ class ForwardSm90a : public testing::Test {
     launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number);
     EXPECT_TRUE(workload.check());
   }
-  // Groups of every kind: one head, powers of two, divisors of no tile, more heads than a tile has rows.
+  // Numbers of query heads for each key/value head: one, powers
+  // of two, divisors of no tile, more than a tile has rows.
   template <class Spec, class Config>
-  void expect_groups(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
+  void expect_gqa(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
     std::uint64_t seed = 0;
-    for (const auto& [group, heads_kv] :
+    for (const auto& [heads_per_kv_head, heads_kv] :
          {std::pair{1, 3}, {2, 2}, {3, 2}, {4, 2}, {5, 1}, {6, 1}, {7, 2}, {8, 1}, {16, 1}, {71, 1}})
       for (const int rows : seqlens_q) {
         Case c{.batch = 2,
-               .heads_q = group * heads_kv,
+               .heads_q = heads_per_kv_head * heads_kv,
                .heads_kv = heads_kv,
                .seqlen_q = rows,
                .seqlen_k = seqlen_k,
@@ -131,7 +132,7 @@ class ForwardSm90a : public testing::Test {
                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                .seed = seed + 1};
         if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
-        // Half of the groups and lengths, drawn; a thread of the host for one of the GPU takes its time.
+        // A random half of the cases: a host thread takes long for each GPU thread.
         if (test_all() || verify::random_bits(0, seed) % 2 == 0) expect<Spec, Config>(c, masks);
         ++seed;
       }
@@ -147,63 +148,62 @@ using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
 
 TEST_F(ForwardSm90a, HeadsApart) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
+  expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
       {CausalMask{}}, {1, 70}, 50);
-  expect_groups<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
+  expect_gqa<SpecOf<Fp16, 72, 16, true>, ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
 }
 
 TEST_F(ForwardSm90a, PackedHeads) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, true, sections>>(
+  expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, true, sections>>(
       {CausalMask{}}, {1, 3, 13, 37, 65}, 50);
 }
 TEST_F(ForwardSm90a, PackedHeadsInLargerTiles) {
-  expect_groups<SpecOf<Fp16, 72, 16, false, TopLeft>, ConfigOf<128, 48, false, true, sections>>(
+  expect_gqa<SpecOf<Fp16, 72, 16, false, TopLeft>, ConfigOf<128, 48, false, true, sections>>(
       {CausalMask{top_left}}, {5, 40}, 60);
-  expect_groups<SpecOf<Bf16, 16, 24, false>, ConfigOf<192, 32, true, true>>({}, {5, 50}, 40);
+  expect_gqa<SpecOf<Bf16, 16, 24, false>, ConfigOf<192, 32, true, true>>({}, {5, 50}, 40);
 }
 TEST_F(ForwardSm90a, PackedHeadsOfPackedSequences) {
-  expect_groups<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true, waves>>(
-      {CausalMask{}}, {1, 21, 50}, 70);
+  expect_gqa<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<64, 32, true, true, waves>>({CausalMask{}},
+                                                                                           {1, 21, 50}, 70);
 }
 TEST_F(ForwardSm90a, PackedHeadsUnderATree) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, device::Tree>, ConfigOf<64, 32, true, true>>({TreeMask{}},
-                                                                                         {1, 30}, 70);
+  expect_gqa<SpecOf<Bf16, 24, 40, false, device::Tree>, ConfigOf<64, 32, true, true>>({TreeMask{}}, {1, 30},
+                                                                                      70);
 }
 TEST_F(ForwardSm90a, PackedHeadsWithPadding) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindow<Align::bottom_right>, device::Padding>,
-                ConfigOf<64, 32, true, true, waves>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
+  expect_gqa<SpecOf<Bf16, 24, 40, false, device::SlidingWindow<Align::bottom_right>, device::Padding>,
+             ConfigOf<64, 32, true, true, waves>>({SlidingWindowMask{}, PaddingMask{}}, {1, 37}, 80);
 }
 TEST_F(ForwardSm90a, PackedHeadsUnderLists) {
-  expect_groups<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>,
-                       device::BlockSparse<16, 32, false>>,
-                ConfigOf<64, 32, true, true, waves>>(
+  expect_gqa<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>,
+                    device::BlockSparse<16, 32, false>>,
+             ConfigOf<64, 32, true, true, waves>>(
       {SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 32}}, {1, 45}, 90);
 }
 
 TEST_F(ForwardSm90a, HeadsApartWithDropout) {
-  expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
-                ConfigOf<64, 32, true, false, sections>>({CausalMask{}}, {1, 70}, 70);
-  expect_groups<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false, waves>>({}, {30},
-                                                                                                 100);
+  expect_gqa<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>, ConfigOf<64, 32, true, false, sections>>(
+      {CausalMask{}}, {1, 70}, 70);
+  expect_gqa<WithDropout<SpecOf<Fp16, 72, 16, true>>, ConfigOf<128, 48, false, false, waves>>({}, {30}, 100);
 }
 TEST_F(ForwardSm90a, PackedHeadsWithDropout) {
-  expect_groups<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>,
-                ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 13}, 70);
-  expect_groups<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true, waves>>(
+  expect_gqa<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>, ConfigOf<64, 32, true, true, sections>>(
+      {CausalMask{}}, {1, 13}, 70);
+  expect_gqa<WithDropout<SpecOf<Fp16, 24, 40, true, device::Tree>>, ConfigOf<128, 48, true, true, waves>>(
       {TreeMask{}}, {20}, 60);
 }
 
 TEST_F(ForwardSm90a, FloatOutput) {
-  expect_groups<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>,
-                ConfigOf<64, 32, true, false, waves>>({CausalMask{}, PaddingMask{}}, {1, 70}, 50);
-  expect_groups<WithFloatOutput<WithDropout<SpecOf<Fp16, 72, 16, true>>>,
-                ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
-  expect_groups<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight>>,
-                ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
+  expect_gqa<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>,
+             ConfigOf<64, 32, true, false, waves>>({CausalMask{}, PaddingMask{}}, {1, 70}, 50);
+  expect_gqa<WithFloatOutput<WithDropout<SpecOf<Fp16, 72, 16, true>>>,
+             ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
+  expect_gqa<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight>>,
+             ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
 }
 
-// Rows of a tile that are nobody's: what their memory held before must not move a bit of the others', whose
-// warp they share.
+// A tile may have rows that belong to no query row. Whatever their memory
+// held must not change a bit of the other rows, which share a warp with them.
 TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
   using Spec = SpecOf<Bf16, 24, 40, false>;
   Workload workload(host,
@@ -221,32 +221,32 @@ TEST_F(ForwardSm90a, RowsOfNobodyDecideNothing) {
 }
 
 TEST(PackedHeads, DivideByMultiplication) {
-  for (int group = 1; group <= 192; ++group) {
+  for (int heads = 1; heads <= 192; ++heads) {
     device::Sm90aForwardParams p{};
     p.batch = 1;
-    p.num_heads_q = group;
+    p.num_heads_q = heads;
     p.num_heads_kv = 1;
     p.seqlen_q = 1;
     cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, {.block_m = 192, .pack_gqa = true}, 132, p);
-    ASSERT_EQ(p.packed_heads, group);
+    ASSERT_EQ(p.packed_heads, heads);
     for (device::u32 r = 0; r < 256; ++r)
-      ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(group));
+      ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(heads));
   }
 }
 
 TEST(PackedHeads, MakeTheFewestTiles) {
   EXPECT_EQ(cuda::packed_heads(1, 1, 128), 1);
   EXPECT_EQ(cuda::packed_heads(8, 1, 64), 8);
-  EXPECT_EQ(cuda::packed_heads(4, 64, 128), 2);  // two tiles either way
+  EXPECT_EQ(cuda::packed_heads(4, 64, 128), 2);  // two tiles with 2 as with 4
   EXPECT_EQ(cuda::packed_heads(4, 16, 64), 4);
   EXPECT_EQ(cuda::packed_heads(7, 64, 128), 7);
-  EXPECT_EQ(cuda::packed_heads(7, 8192, 128), 1);  // 18 tokens of seven heads leave two rows
+  EXPECT_EQ(cuda::packed_heads(7, 8192, 128), 1);  // 18 tokens of seven heads leave two rows of a tile empty
   EXPECT_EQ(cuda::packed_heads(71, 1, 64), 1);
   EXPECT_EQ(cuda::packed_heads(71, 1, 128), 71);
   EXPECT_EQ(cuda::packed_heads(128, 1, 64), 64);
-  EXPECT_EQ(cuda::packed_heads(4, 1000, 128), 1);  // 32 tiles either way
-  EXPECT_EQ(cuda::packed_heads(4, 520, 128), 2);   // 18, and all four 17, in place of 20
-  EXPECT_EQ(cuda::packed_heads(4, 4097, 128), 1);  // 129 in place of 132
+  EXPECT_EQ(cuda::packed_heads(4, 1000, 128), 1);  // 32 tiles with any number
+  EXPECT_EQ(cuda::packed_heads(4, 520, 128), 2);   // 18 tiles instead of 20; all four heads make 17
+  EXPECT_EQ(cuda::packed_heads(4, 4097, 128), 1);  // 132 tiles; packing would make 129
   EXPECT_EQ(cuda::packed_heads(4, 2147483647, 128), 1);
 }
 

@@ -1,5 +1,5 @@
-// Every tile of a launch is some block's, and only its; no block has much more to do than others. Runs the
-// device code of the schedule on the host.
+// Every tile of a launch belongs to exactly one block, and no block has much
+// more work than the others. Runs the device code of the schedule on the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,8 +44,8 @@ cuda::TileSections sections_of(const Launch& launch) {
                              launch.bytes_per_head, cache_bytes);
 }
 
-// How many key blocks each block of the grid computes under a causal mask; fails where a tile is missing or
-// comes twice.
+// The number of key blocks that each block of the grid computes
+// under a causal mask. Fails if a tile is missing or comes twice.
 template <device::TileOrder order>
 std::vector<int> loads(const Launch& launch) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
@@ -80,7 +80,8 @@ std::vector<int> loads(const Launch& launch) {
   return load;
 }
 
-// sm_80's order: a block a tile, sections one after another, the longest tiles of each first.
+// sm_80's order: one block for each tile, sections one
+// after another, the longest tiles of each section first.
 void expect_tiles_in_sections(const Launch& launch) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
   device::Sm80ForwardParams params{};
@@ -124,8 +125,8 @@ TEST(TileSchedule, EveryTileOnce) {
   }
 }
 
-// Sequences of 4,096 to 16,384 tokens, 16,384 in all, on an H200: the busiest block has at most 4% more to do
-// than all on average.
+// Sequences of 4,096 to 16,384 tokens, 16,384 in all, on an H200:
+// the busiest block has at most 4% more work than the average.
 TEST(TileSchedule, SectionsAreEven) {
   for (const int head_dim : {64, 128, 192, 256}) {
     for (const int seqlen : {4096, 8192, 16384}) {
@@ -138,8 +139,8 @@ TEST(TileSchedule, SectionsAreEven) {
   }
 }
 
-// Tiles of 1 to 30 units at random, 31 for each of 132 multiprocessors: blocks that come where others have
-// ended even them out, which as many tiles for each would not.
+// Random tiles of 1 to 30 units, 31 for each of 132 multiprocessors. Blocks that start where others
+// have ended even out the load, which an equal number of tiles for each multiprocessor would not.
 TEST(TileSchedule, WavesEvenOutWhatNobodyKnew) {
   const unsigned seed = std::random_device{}();
   std::cout << "seed " << seed << "\n";
@@ -162,7 +163,8 @@ TEST(TileSchedule, WavesEvenOutWhatNobodyKnew) {
     }
     longer += *std::max_element(ends.begin(), ends.end()) - work / static_cast<int>(multiprocessors);
   }
-  EXPECT_LE(longer, 25 * draws);  // 19 to 21 each; waves of two thirds 36 to 45, one wave 120 to 130
+  // The excess is 19 to 21; with waves of two thirds 36 to 45, with one wave 120 to 130.
+  EXPECT_LE(longer, 25 * draws);
   EXPECT_LE(waves, 5u);
 }
 
@@ -180,7 +182,7 @@ TEST(TileSections, OfAnySizes) {
   }
 }
 
-// 2^30 keys of 2^24 heads are 2^64 bytes, of which each head has 2^40: no two of them share the cache.
+// 2^30 keys of 2^24 heads take 2^64 bytes, 2^40 for each head, so no two heads share the cache.
 TEST(TilePlan, BytesOfAnyLengths) {
   device::Sm80ForwardParams p{};
   p.batch = 1;
@@ -198,11 +200,11 @@ TEST(TilePlan, BytesOfAnyLengths) {
 
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {
   EXPECT_EQ(cuda::tile_sections(32, 64, 132, 4 << 20, cache_bytes).heads, 8);  // 32 MB
-  EXPECT_EQ(cuda::tile_sections(4, 64, 132, 4 << 20, cache_bytes).heads, 4);   // all there are
-  EXPECT_EQ(cuda::tile_sections(34, 64, 132, 4 << 20, cache_bytes).heads,
-            17 / 2);  // 2 x 17 has no such divisor
-  EXPECT_EQ(cuda::tile_sections(7, 1, 7, std::int64_t{1} << 40, cache_bytes).heads,
-            7);  // as many as a round takes
+  EXPECT_EQ(cuda::tile_sections(4, 64, 132, 4 << 20, cache_bytes).heads, 4);   // all heads
+  // 34 = 2 x 17 has no divisor near 8.
+  EXPECT_EQ(cuda::tile_sections(34, 64, 132, 4 << 20, cache_bytes).heads, 17 / 2);
+  // As many as a round takes.
+  EXPECT_EQ(cuda::tile_sections(7, 1, 7, std::int64_t{1} << 40, cache_bytes).heads, 7);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Archives: as they are, and with the checksums of their headers set right, so that what is behind is
-// reached.
+// Fuzzes archives as they are, and with the checksums of their headers
+// corrected, so that the code behind the checksums is reached.
 #include "cache/archive.hpp"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Entry files: as they are; and behind the checksums, which no mutation gets past, keys and metadata.
+// Fuzzes entry files as they are. No mutation passes their
+// checksums, so keys and metadata are fuzzed separately.
 #include <cstring>
 
 #include "cache/kernel_entry.hpp"
@@ -27,9 +28,9 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::string why;
   if (decode(bytes, entry).empty()) FUZZ_CHECK(encode_entry(entry, why) == bytes);
 
-  if (const auto key = Key::parse(bytes)) FUZZ_CHECK(key->serialized() == bytes);
-  // Halves, so that a seed of metadata can be followed by a payload.
-  const CacheEntry made{Key().add("spec", "s"), std::string(bytes.substr(0, size - size / 4)),
+  if (const auto key = CacheKey::parse(bytes)) FUZZ_CHECK(key->serialized() == bytes);
+  // The last quarter is the payload, so that a seed of metadata can be followed by one.
+  const CacheEntry made{CacheKey().add("spec", "s"), std::string(bytes.substr(0, size - size / 4)),
                         std::string(bytes.substr(size - size / 4))};
   const auto file = encode_entry(made, why);
   FUZZ_CHECK(file && decode(*file, entry).empty() && entry.metadata == made.metadata);

@@ -1,4 +1,4 @@
-// What fuzz targets share.
+// Helpers of the fuzz targets.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@
 
 #include "codegen/error.hpp"
 
-// Called by libFuzzer with any bytes: no crash, no hang, no sanitizer report, no failed FUZZ_CHECK.
+// libFuzzer calls this with any bytes. There must be no crash,
+// no hang, no sanitizer report and no failed FUZZ_CHECK.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 #define FUZZ_CHECK(condition)                                                      \
@@ -26,8 +27,8 @@ inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// Runs the body. An Error is the answer to bad input, and says something; any other exception ends the
-// program.
+// Runs the body. An Error is the valid answer to bad input and
+// must have a message; any other exception ends the program.
 template <class Body>
 bool accepted(Body body) {
   try {

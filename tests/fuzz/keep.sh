@@ -1,5 +1,6 @@
 #!/bin/sh
-# A target's kept corpus made anew, from all that so many seconds find beside it: keep.sh BUILD_FOLDER TARGET SECONDS
+# keep.sh BUILD_FOLDER TARGET SECONDS: makes a target's kept corpus anew,
+# from the old one and everything that so many seconds of fuzzing find.
 set -eu
 build=$1
 target=$2

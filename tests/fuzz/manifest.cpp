@@ -1,4 +1,4 @@
-// Manifests: accepted with something in them, or refused.
+// Fuzzes manifests: each is refused, or accepted and not empty.
 #include "tools/manifest/manifest.hpp"
 
 #include "tests/fuzz/fuzz.hpp"

@@ -1,4 +1,4 @@
-// Objects of CPU kernels: loaded or refused. Nothing is called.
+// Fuzzes objects of CPU kernels: each is loaded or refused. No function is called.
 #include "runtime/cpu/object.hpp"
 
 #include "tests/fuzz/fuzz.hpp"

@@ -1,5 +1,5 @@
-// Compiled to the object that fuzzing of objects begins with: calls, constants, data and a table of
-// addresses.
+// Compiled to the object that the fuzzing of objects begins
+// with. It has calls, constants, data and a table of addresses.
 extern "C" float exp2f(float);
 extern "C" void* memset(void*, int, unsigned long);
 

@@ -1,4 +1,4 @@
-// Writes what fuzzing begins with: seeds FOLDER EXAMPLES... makes FOLDER/TARGET/*.
+// seeds FOLDER OBJECT EXAMPLES...: writes the seeds that fuzzing begins with to FOLDER/TARGET/*.
 #include <filesystem>
 #include <fstream>
 #include <iostream>

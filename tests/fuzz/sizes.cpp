@@ -1,4 +1,5 @@
-// Sizes of any magnitude: refused, or what follows from them is whole. Memory is never read.
+// Fuzzes sizes of any magnitude: each is refused, or the numbers
+// computed from it are consistent. Memory is never read.
 #include <algorithm>
 #include <limits>
 
@@ -94,7 +95,7 @@ void check_launch(Numbers& numbers) {
   k.shape[1] = numbers.any();
   k.shape[2] = kind % 3 ? numbers.any() : q.shape[2];
   args.q = q;
-  // Elsewhere, row-major: most would overlap otherwise.
+  // The output is row-major and elsewhere: most others would overlap an input.
   args.o = q;
   args.o->data =
       reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(memory) + (std::uintptr_t{1} << 46));
@@ -121,7 +122,7 @@ void check_launch(Numbers& numbers) {
 
 void check_tables(Numbers& numbers) {
   static std::int32_t words[64];
-  constexpr std::size_t enough = 1 << 10;  // to build them
+  constexpr std::size_t enough = 1 << 10;  // few enough to build the tables
   const BlockSparseMask mask{.block_m = 16, .block_n = 32, .per_head = numbers.any() % 2 == 0};
   const BlockListShape shape{numbers.size(), numbers.size(), numbers.size(), numbers.size()};
   const auto some = [&] { return static_cast<std::size_t>(std::max(0, numbers.size())); };
@@ -134,7 +135,7 @@ void check_tables(Numbers& numbers) {
       block_sparse_from_csr(mask, shape, many, many);
   });
   const int batch = numbers.size();
-  constexpr std::size_t too_many = 1 << 19;  // tokens of a tree: refused unread
+  constexpr std::size_t too_many = 1 << 19;  // tokens of a tree that is refused unread
   if (many.size() > std::size(words) && many.size() / static_cast<std::size_t>(std::max(batch, 1)) < too_many)
     return;
   fuzz::accepted([&] { tree_from_parents(many, batch); });

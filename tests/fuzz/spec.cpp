@@ -1,4 +1,4 @@
-// Specs: what is accepted survives a round trip, and can be rendered or is refused by every target.
+// Fuzzes specs: an accepted spec survives a round trip, and every target renders or refuses it.
 #include "codegen/spec.hpp"
 
 #include "codegen/render.hpp"

@@ -1,4 +1,4 @@
-// Tune records: accepted only if they are exactly what we would write.
+// Fuzzes tune records: only the exact text that we would write is accepted.
 #include "cache/tune_store.hpp"
 #include "tests/fuzz/fuzz.hpp"
 

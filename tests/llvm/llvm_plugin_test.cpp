@@ -1,5 +1,5 @@
-// The LLVM plugin through the core library's eyes: compiling, loading, and above all what must not happen to
-// the host.
+// The LLVM plugin as the core library uses it: compiling, loading,
+// and above all the things that must not happen to the host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -32,14 +32,14 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// Code that a wider vector register changes.
+// Code that differs with wider vector registers.
 constexpr const char* vectors = R"(
 typedef float Vec __attribute__((vector_size(64)));
 extern "C" void flashjit_forward(Vec* data, long long, long long, void*) { data[0] = data[1] * data[2] + data[3]; }
 )";
 
-// Writes the number of the tile, doubled by a header's function, to o[tile]; scratch must be usable and
-// aligned.
+// Writes the tile's number, doubled by a header's function,
+// to o[tile]. The scratch must be usable and aligned.
 constexpr const char* doubling = R"(
 #include "cpu/doubled.h"
 #include "shared/forward_params.h"
@@ -65,11 +65,11 @@ KernelSource source_of(std::string text, int level = 3) {
   source.headers.assign(embedded_headers().begin(), embedded_headers().end());
   source.headers.push_back({"cpu/doubled.h", doubled_header});
   source.headers.push_back({"shared/twice.h", twice_header});
-  source.steps = {{.entry = "flashjit_forward", .scratch = 4096}};
+  source.steps = {{.function = "flashjit_forward", .scratch = 4096}};
   return source;
 }
 
-// `declarations`, then an entry with the body.
+// A kernel of `declarations` and a function with this body.
 std::string kernel(const std::string& declarations, const std::string& body) {
   return declarations + "\nextern \"C\" void flashjit_forward(void* params, long long, long long, void*) {" +
          body + "}\n";
@@ -79,7 +79,7 @@ CompiledKernel compiled(const KernelSource& source) {
   return clang_compiler()->compile(source);
 }
 
-// What compiling throws.
+// The error that compiling throws.
 Error compile_error(const std::string& text) {
   try {
     compiled(source_of(text));
@@ -93,21 +93,22 @@ void serial(std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),
   for (std::int64_t i = 0; i < count; i += 3) body(context, i, std::min(i + 3, count));
 }
 
-std::unique_ptr<Executable> loaded(const std::string& object, const std::string& entry = "flashjit_forward") {
-  return load_cpu(serial, 1, object, {{.entry = entry, .scratch = 4096}});
+std::unique_ptr<Executable> loaded(const std::string& object,
+                                   const std::string& function = "flashjit_forward") {
+  return load_cpu(serial, 1, object, {{.function = function, .scratch = 4096}});
 }
 
-// What loading throws.
-Error load_error(const std::string& object, const std::string& entry = "flashjit_forward") {
+// The error that loading throws.
+Error load_error(const std::string& object, const std::string& function = "flashjit_forward") {
   try {
-    loaded(object, entry);
+    loaded(object, function);
   } catch (const Error& e) {
     return e;
   }
   return Error(ErrorCode::internal, "it loaded");
 }
 
-// The output of a launch of so many tiles.
+// The output of a launch of `count` tiles.
 std::vector<int> tiles_of(const Executable& executable, int count) {
   std::vector<int> tiles(1000, -7);
   device::ForwardParams params{};
@@ -120,7 +121,7 @@ std::vector<int> tiles_of(const Executable& executable, int count) {
   return tiles;
 }
 
-// Address space of this process, in pages.
+// The address space of this process, in pages.
 long mapped_pages() {
   long pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -192,7 +193,7 @@ TEST(LlvmPlugin, HeadersOnDiskDoNotExist) {
 }
 
 TEST(LlvmPlugin, FatalErrorsOfTheBackEndAreErrors) {
-  // LLVM ends the process for this one unless it is stopped.
+  // Without our handler LLVM would end the process for this error.
   const std::string fatal =
       kernel("register unsigned long frame asm(\"rbp\");", "*(unsigned long*)params = frame;");
   for (int i = 0; i < 3; ++i) {
@@ -250,7 +251,7 @@ TEST(LlvmPlugin, ObjectsThatCannotRunAreRefused) {
             ErrorCode::device_failed);
 }
 
-// Whatever the bytes, loading ends in a kernel or in an error.
+// Loading any bytes ends in a kernel or in an error.
 TEST(LlvmPlugin, DamagedObjectsEndInErrors) {
   const std::string good = compiled(source_of(doubling)).code;
   for (std::size_t size = 0; size < good.size(); size += 7)
@@ -287,7 +288,7 @@ TEST(LlvmPlugin, UnloadingFreesTheMemory) {
   const std::string object = compiled(source_of(doubling)).code;
   for (int i = 0; i < 50; ++i) loaded(object);
   const long pages = mapped_pages();
-  const auto heap = static_cast<long>(mallinfo2().uordblks);  // 0 where a sanitizer has its own heap
+  const auto heap = static_cast<long>(mallinfo2().uordblks);  // 0 if a sanitizer has its own heap
   for (int i = 0; i < 1000; ++i) loaded(object);
   EXPECT_LT(mapped_pages() - pages, 500);
   EXPECT_LT(static_cast<long>(mallinfo2().uordblks) - heap, 50'000) << "bytes";
@@ -316,7 +317,7 @@ TEST(LlvmPlugin, LeavesTheHostAsItWas) {
   EXPECT_EQ(locale, std::setlocale(LC_ALL, nullptr));
 }
 
-// Prints what compiling throws; for a process that has not opened the plugin yet.
+// Prints the error that compiling throws, in a process that has not opened the plugin yet.
 [[noreturn]] void report_unavailable(const char* file) {
   setenv("FLASHJIT_LLVM_PLUGIN", file, 1);
   try {

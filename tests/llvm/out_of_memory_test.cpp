@@ -1,4 +1,4 @@
-// Compiling with too little memory is an error, wherever the memory ends: the host lives on.
+// Compiling with too little memory is an error, wherever the memory ends, and the host survives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -40,7 +40,7 @@ extern "C" void flashjit_forward(const flashjit::device::ForwardParams* params, 
 }
 )";
   source.headers.assign(embedded_headers().begin(), embedded_headers().end());
-  source.steps = {{.entry = "flashjit_forward", .scratch = 4096}};
+  source.steps = {{.function = "flashjit_forward", .scratch = 4096}};
   return source;
 }
 
@@ -49,7 +49,7 @@ void load(const std::string& object) {
   load_cpu(serial, 1, object, source().steps);
 }
 
-// Address space of this process.
+// The address space of this process.
 std::size_t mapped_bytes() {
   std::size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -63,7 +63,7 @@ void limit_memory(rlim_t bytes) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-// Memory that children write and the test reads.
+// Memory that children write and this process reads.
 struct Board {
   std::size_t object_size = 0;
   std::array<char, mebibyte> object{};
@@ -72,7 +72,7 @@ struct Board {
 
 class OutOfMemory : public testing::Test {
  protected:
-  // The plugin must be new to every child, so that this process never opens it.
+  // Every child must open the plugin for the first time, so this process never opens it.
   void SetUp() override {
     void* const shared =
         mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -88,12 +88,12 @@ class OutOfMemory : public testing::Test {
   }
   void TearDown() override { munmap(board_, sizeof(Board)); }
 
-  // How a child ends that runs `body`: 0 if it returned true and the process could exit.
+  // The exit status of a child that runs `body`: 0 if it returned true and the process could exit.
   static int status_of(const std::function<bool()>& body) {
     std::fflush(nullptr);
     const pid_t child = fork();
     if (child == 0) {
-      alarm(120);  // should it hang
+      alarm(120);  // in case it hangs
       bool good = false;
       try {
         good = body();
@@ -107,7 +107,7 @@ class OutOfMemory : public testing::Test {
     return status;
   }
 
-  // One thread's compile. Its errors are those that are promised; the loader words its own.
+  // One thread's compilation. Only the promised errors may occur; the loader words its own.
   bool compile(const Compiler& compiler) const {
     try {
       compiler.compile(source());
@@ -120,13 +120,13 @@ class OutOfMemory : public testing::Test {
       }
       ++board_->refused;
       return error.code() == ErrorCode::compiler_unavailable;
-    } catch (const std::bad_alloc&) {  // there was none for what Clang is to be given
+    } catch (const std::bad_alloc&) {  // there was no memory for the data that Clang is to get
       ++board_->refused;
       return true;
     }
   }
 
-  // A host that has that much memory left, and later more. What it does before is `prepare`.
+  // Runs `prepare`, then a host that has so many bytes left, and later more.
   bool host(std::size_t bytes, int num_threads, void (*prepare)()) const {
     const std::string object(board_->object.data(), board_->object_size);
     const auto compiler = clang_compiler();
@@ -144,7 +144,7 @@ class OutOfMemory : public testing::Test {
       good = compile(*compiler) && good;
     }
     limit_memory(RLIM_INFINITY);
-    load(object);  // as if cached
+    load(object);  // as if it had been cached
     return compile(*compiler) && good;
   }
 
@@ -152,7 +152,7 @@ class OutOfMemory : public testing::Test {
     constexpr int limits = 24;
     for (int i = 1; i <= limits; ++i) {
       const std::size_t bytes = most / limits * i;
-      // All threads are to be told, whichever comes to the end first.
+      // All threads must get an error, whichever runs out of memory first.
       const int num_threads = i % 3 == 0 ? 3 : 1;
       EXPECT_EQ(status_of([&] { return host(bytes, num_threads, prepare); }), 0)
           << bytes << " bytes, " << num_threads << " threads; 14: it hung; below 128: killed by that signal";

@@ -1,4 +1,4 @@
-// A launch of several steps, from arguments to outputs: an operation made up for it, on the CPU.
+// A launch of several steps from arguments to outputs, on the CPU, of an operation made up for this test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct ReverseParams : device::ProblemParams {
   int *numbers, *out;
 };
 
-// The first step writes a number for each row of a batch entry, the second takes each from the other end.
+// The first step writes a number for each row of a batch entry; the second reverses their order.
 constexpr const char* text = R"(
 #include "shared/params.h"
 struct ReverseParams : flashjit::device::ProblemParams {
@@ -76,7 +76,7 @@ class Steps : public testing::Test {
     source.target = target_;
     source.text = text;
     source.headers.assign(embedded_headers().begin(), embedded_headers().end());
-    source.steps = {{.entry = "make_numbers"}, {.entry = "reverse_numbers"}};
+    source.steps = {{.function = "make_numbers"}, {.function = "reverse_numbers"}};
     const ParallelFor threads = [](std::int64_t pieces, auto* body, void* context) {
       std::vector<std::jthread> workers;
       for (std::int64_t i = 0; i < pieces; ++i) workers.emplace_back([=] { body(context, i, i + 1); });

@@ -1,5 +1,5 @@
-// Errors of outputs against those of FlashAttention's arithmetic, computed here: what a kernel adds of its
-// own is at most a fifth. The bound of the other tests is a worst case; this holds the usual one.
+// Compares outputs' errors with those of FlashAttention's arithmetic, computed here: a kernel may
+// add at most a fifth. The bound of the other tests is a worst case; this test holds the usual one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,21 +23,21 @@ float rounded(DType dtype, float value) {
                               : verify::fp16_to_float(verify::float_to_fp16(value));
 }
 
-// Sizes of a case whose tensors are contiguous.
+// The sizes of a case with contiguous tensors.
 struct Sizes {
-  std::size_t rows, heads, dim;  // of o, batch entries one after another
+  std::size_t rows, heads, dim;  // sizes of o; rows of all batch entries
   std::size_t at(int batch, int seqlen, int row, int head) const {
     return ((static_cast<std::size_t>(batch) * seqlen + row) * heads + head) * dim;
   }
 };
 
-// Weights as an algorithm multiplies them with V, from exact ones.
+// Converts an exact weight to the weight that an algorithm multiplies with V.
 using Weight = std::function<float(float)>;
 
-// The algorithm in float32: blocks of keys, an online softmax, weights that meet V as `weight` leaves them,
-// one division at the end, rounded to the dtype. Weights are relative to a maximum that is raised once scores
-// exceed it by more than `tolerance`: at 0 the largest weight of all is exactly 1 and rounds to itself, which
-// is worth a third of the error where a few keys outweigh all others.
+// The algorithm in float32: blocks of keys, an online softmax, weights changed by `weight` before they
+// meet V, one division at the end, rounded to the dtype. Weights are relative to a maximum that is
+// raised once scores exceed it by more than `tolerance`. At tolerance 0 the largest weight is exactly
+// 1 and rounds to itself, which is worth a third of the error if a few keys outweigh all others.
 std::vector<float> flash_attention(const Case& c, const AttentionArgs& args, const Sizes& sizes,
                                    float tolerance, const Weight& weight) {
   constexpr int block_n = 64;
@@ -94,10 +94,10 @@ std::vector<float> flash_attention(const Case& c, const AttentionArgs& args, con
   return o;
 }
 
-// Two norms, both means over thousands of roundings, so that another order of the same operations moves them
-// by a percent or two. (The largest error of all is one rounding's luck: among algorithms that are equally
-// good it differs by tens of percent.) The root mean square lets rows of large values decide; in the mean
-// over rows of the largest error in a row, in units of the row's own values, all count alike.
+// Two norms of the error. Both are means over thousands of roundings, so that another order of the same
+// operations changes them by a percent or two. (The largest single error is one rounding's luck: it differs
+// by tens of percent among equally good algorithms.) In the root mean square, rows of large values decide.
+// of_rows is the mean over rows of a row's largest error relative to its own values, so all rows count alike.
 struct Errors {
   double rms = 0, of_rows = 0;
 };
@@ -113,14 +113,14 @@ Errors errors_of(const std::vector<float>& o, const std::vector<double>& exact, 
       largest = std::max(largest, error);
       squares += exact[i] * exact[i];
     }
-    if (squares == 0) continue;  // sees no key
+    if (squares == 0) continue;  // the row sees no key
     e.of_rows += largest / std::sqrt(squares / static_cast<double>(dim));
     ++rows;
   }
   return {std::sqrt(e.rms / static_cast<double>(o.size())), e.of_rows / static_cast<double>(rows)};
 }
 
-// What a case's kernel computed, and what there is to compare it with.
+// The output of a case's kernel, and the outputs to compare it with.
 class Measured {
  public:
   Measured(TestDevice& device, const Case& c)
@@ -183,8 +183,8 @@ std::vector<Case> cases() {
 class Accuracy : public ComputesOnEveryDevice {};
 
 TEST_P(Accuracy, IsThatOfFlashAttention) {
-  // Where products are those of tensor cores or AMX, kernels rescale, as FlashAttention-4 does, only when a
-  // maximum grows by more than 2^8.
+  // Kernels whose products use tensor cores or AMX rescale only when
+  // a maximum grows by more than 2^8, as FlashAttention-4 does.
   const Target target = Target::parse(on().target());
   const auto tolerance_of = [&](const AttentionSpec& spec) {
     return target.is_cuda() || uses_amx(spec, target) ? 8 * std::log(2.0f) : 0.0f;
@@ -216,9 +216,9 @@ TEST_P(Accuracy, IsThatOfFlashAttention) {
 
 FLASHJIT_ON_EVERY_DEVICE(Accuracy);
 
-// What the norms see: weights rounded a second time on their way, cut off instead of rounded, and
-// exponentials by too short a polynomial are all beyond what is allowed. (Where one key of a row outweighs
-// all others, as under long rows, errors of weights cancel in their sum.)
+// The norms detect worse arithmetic. Weights rounded a second time, cut off instead of
+// rounded, and exponentials by too short a polynomial all exceed the limit. (If one key of
+// a row outweighs all others, as under long rows, errors of weights cancel in their sum.)
 TEST(AccuracyNorms, SeeWorseArithmetic) {
   TestDevice host({Device::Kind::cpu, 0}, "x86-64-v3");
   for (const DType dtype : {DType::bf16, DType::fp16}) {

@@ -1,6 +1,6 @@
-// A launch allocates nothing, whatever its spec, arguments and lengths, through either interface: every way
-// to the heap is counted. Scratch, where a thread of a CPU takes some at a kernel's first launch, is the same
-// for short and long sequences.
+// A launch allocates nothing, whatever its spec, arguments and lengths, through either
+// interface: every allocator function is counted. Scratch, which a CPU thread allocates
+// at a kernel's first launch, has the same size for short and long sequences.
 #include <gtest/gtest.h>
 
 #include <malloc.h>
@@ -26,7 +26,8 @@ void count() {
 
 }  // namespace
 
-// The C library's own allocator under its internal names, so that everything in the process is counted.
+// The C library's own allocator under its internal names. The functions
+// below replace it, so that every allocation in the process is counted.
 extern "C" {
 void* __libc_malloc(std::size_t);
 void* __libc_calloc(std::size_t, std::size_t);
@@ -110,7 +111,7 @@ TEST_P(Allocation, LaunchesTakeNoneAfterTheFirst) {
   }
 }
 
-// The same arguments for C, by the ids that are given.
+// The given arguments as a list for the C interface.
 class CArguments {
  public:
   explicit CArguments(const AttentionArgs& given) {
@@ -140,7 +141,7 @@ class CArguments {
   std::vector<flashjit_argument> list_;
 };
 
-// Launches through both interfaces, at once and prepared.
+// Launches through both interfaces, directly and prepared.
 class EveryArgument : public Allocation {
  protected:
   void TearDown() override {
@@ -155,7 +156,7 @@ class EveryArgument : public Allocation {
   void expect_none(const AttentionSpec& spec, const Shape& shape, const AttentionArgs& args) {
     if (!engine_) engine_ = on().make_engine({.num_threads = 1});
     const Kernel& kernel = engine_->get(spec, shape);
-    kernel.launch(args);  // scratch
+    kernel.launch(args);  // allocates scratch
     EXPECT_EQ(of([&] { kernel.launch(args); }), 0);
     std::optional<PreparedLaunch> prepared;
     EXPECT_EQ(of([&] { prepared.emplace(kernel.prepare(args)); }), 1) << "what it returns";
@@ -225,7 +226,7 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
       {CausalMask{}, SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{.block_m = 32, .block_n = 64}},
       {PaddingMask{}, BlockSparseMask{.block_m = 64, .block_n = 32}, TreeMask{}}};
   for (const std::vector<Mask>& mask : masks) {
-    // Hard ones leave some arguments out, or not, as the seed has it.
+    // Hard masks leave some arguments out, depending on the seed.
     for (const std::uint64_t seed : {0, 1, 2, 3}) {
       const Workload work(on(), {.spec = forward_spec(DType::bf16, 64, mask),
                                  .batch = 2,
@@ -278,7 +279,7 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                .parts_lse = parts_lse.on_device()});
 
   for (const Argument& argument : arguments) {
-    if (argument.role == Role::workspace) continue;  // neither operation has one
+    if (argument.role == Role::workspace) continue;  // neither operation takes one
     EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
   }
 }
@@ -317,7 +318,7 @@ TEST_P(Allocation, EveryThreadTakesItsScratchOnce) {
   EXPECT_LE(of([&] {
               for (int i = 0; i < 50; ++i) kernel.launch((i % 2 ? large : small).args());
             }),
-            2 * threads);  // the buffer, and the C++ library's note to free it when the thread ends
+            2 * threads);  // the buffer, and the C++ library's record to free it when the thread ends
 }
 
 TEST_P(Allocation, AKernelInMemoryIsFoundWithoutAny) {

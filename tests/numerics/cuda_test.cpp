@@ -1,4 +1,4 @@
-// What only a GPU has: streams, graphs, its own memory.
+// Features that only GPUs have: streams, graphs, memory of their own.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -69,8 +69,8 @@ TEST_P(Cuda, OnSeveralStreamsAndThreads) {
   for (const auto& workload : workloads) EXPECT_TRUE(workload->check());
 }
 
-// The method's O(N) memory: the kernel takes nothing from the device while it runs, at a length whose scores
-// would not fit.
+// The kernel needs O(N) memory: it allocates no device memory
+// while it runs, at a length whose scores would not fit.
 TEST_P(Cuda, TakesNoDeviceMemory) {
   Workload small(on(), medium());
   small.kernel(on().engine()).launch(small.args());  // loads the code
@@ -105,7 +105,7 @@ TEST_P(Cuda, LeavesTheCallersContextCurrent) {
   EXPECT_TRUE(workload.check());
 }
 
-// Lengths on a GPU are not read by the host: wrong ones may give wrong numbers, never an access outside.
+// The host does not read lengths on a GPU: wrong ones may give wrong numbers, but never an access outside.
 TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
   Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true}),
                            .heads_q = 2,
@@ -127,7 +127,8 @@ TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
   EXPECT_TRUE(workload.check());
 }
 
-// The same for what masks read: lengths, lists and prefixes of any numbers (compute-sanitizer watches).
+// Wrong lengths, lists and prefixes of masks never cause
+// an access outside either (compute-sanitizer watches).
 TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
   std::mt19937 random(20250712);
   for (const auto& masks : std::vector<std::vector<Mask>>{{PaddingMask{}},
@@ -164,7 +165,8 @@ TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
   }
 }
 
-// FLASHJIT_CHECK=1 refuses them; it is read once a process, so this needs one that has it.
+// FLASHJIT_CHECK=1 makes wrong tables an error. A process
+// reads it once, so this test needs a process that has it.
 TEST_P(Cuda, CheckModeRefusesWrongTables) {
   const char* mode = std::getenv("FLASHJIT_CHECK");
   if (!mode || std::string_view(mode) != "1") GTEST_SKIP() << "FLASHJIT_CHECK is not 1";

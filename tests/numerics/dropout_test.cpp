@@ -1,5 +1,5 @@
-// Dropout on every device: right under every mask, and dropping exactly what the bit function says, whatever
-// the config.
+// Dropout on every device: results are right under every mask, and exactly
+// the weights drop that the bit function names, whatever the config.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ AttentionSpec dropout_spec(DType dtype, int head_dim, std::vector<Mask> masks = 
   return forward_spec(dtype, head_dim, std::move(masks), options);
 }
 
-// An int64 where kernels of the device read it.
+// An int64 in memory that the device's kernels can read.
 class Number {
  public:
   Number(TestDevice& device, std::uint64_t value) : device_(device) {
@@ -200,8 +200,8 @@ TEST_P(DropoutOn, ImpossibleDropoutIsNoDropoutBitForBit) {
   }
 }
 
-// Q is 0, so that every visible key has the same weight; V is a unit matrix for head_dim_v keys at a time.
-// Then o is not 0 exactly where the weight was kept.
+// Q is 0, so every visible key has the same weight. V is a unit matrix for head_dim_v
+// keys at a time, so an element of o is nonzero exactly if the weight was kept.
 std::vector<std::uint8_t> mask_of_kernel(TestDevice& device, Workload& workload, const Kernel& kernel) {
   const Case& c = workload.given();
   const Tensor q = workload.q().on_host(), v = workload.v().on_host();
@@ -259,7 +259,7 @@ TEST_P(DropoutOn, DropsWhatTheBitFunctionSaysInEveryConfig) {
         std::vector<std::uint8_t> expected(dropout_mask_size(workload.given().shape()));
         dropout_mask({.p = *args.dropout_p, .seed = *args.dropout_seed, .offset = *args.dropout_offset},
                      workload.given().shape(), expected);
-        if (causal)  // bottom right
+        if (causal)  // aligned bottom_right
           for (std::size_t at = 0; at < expected.size(); ++at)
             if (at % 277 > at / 277 % 203 + (277 - 203)) expected[at] = 0;
         EXPECT_EQ(mask_of_kernel(on(), workload, workload.kernel(on().engine())), expected)
@@ -335,12 +335,12 @@ TEST_P(DropoutOn, SeedsOfAnotherDeviceAreRefused) {
   args.dropout_offset_tensor->device = {on().is_cuda() ? Device::Kind::cpu : Device::Kind::cuda, 0};
   refused({"dropout_offset_tensor"});
   if (!on().is_cuda()) return;
-  // Says it is on the GPU, and is not.
+  // The tensor claims to be on the GPU, and is not.
   std::uint64_t on_host = 3;
   args.dropout_offset_tensor = Tensor::contiguous(&on_host, DType::int64, on().device(), {1});
   try {
     kernel.launch(args);
-    on().synchronize();  // the device walks the host's page tables
+    on().synchronize();  // works if the device uses the host's page tables
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     EXPECT_NE(error.message().find("dropout_offset_tensor"), std::string::npos);

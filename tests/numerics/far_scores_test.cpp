@@ -1,5 +1,6 @@
-// Scores so far from 0 that float32 has few or no bits left below them: the keys with a row's maximum share
-// it, the others get nothing. GPU kernels say NaN where |score * log2(e)| exceeds 2^26.
+// Scores so far from 0 that float32 has few or no bits left below them. The
+// keys with a row's maximum share its weight, and the others get none.
+// GPU kernels return NaN if |score * log2(e)| exceeds 2^26.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,7 +34,7 @@ class FarScores : public ComputesOnEveryDevice {
   }
 
   bool gives_up(double score) { return on().is_cuda() && std::abs(score) * std::numbers::log2e > 0x1p26; }
-  // GPU kernels compare scores that are scaled already.
+  // GPU kernels compare scores that are already scaled.
   bool does_not_see(double score) {
     return on().is_cuda() && score * std::numbers::log2e < std::numeric_limits<float>::lowest();
   }
@@ -98,14 +99,15 @@ TEST_P(FarScores, KeysOfARowsMaximumShareIt) {
                         .seqlen_k = rows == 1 ? 2000 : 330,
                         .data = Data::plain};
         for (const double sign : {1.0, -1.0})
-          // Even a rounded offset serves the first scale; the last one's lse is beyond float32.
+          // At the first scale even a rounded offset gives the
+          // right result; at the last one, lse is beyond float32.
           for (const double scale : {0x1p-8, 0x1p-4, 0x1p0, 0x1p11, 0x1p60, 0x1p120}) {
             Case scaled = c;
             scaled.softmax_scale = static_cast<float>(scale);
             SCOPED_TRACE(scaled.str() + " sign " + std::to_string(sign));
             Workload workload(on(), scaled);
             set_scores(workload, sign);
-            // With many threads a row's keys are worked on in parts.
+            // With many threads a row's keys are processed in parts.
             Engine& engine = rows == 1 && many ? *many : on().engine();
             workload.reset();
             workload.kernel(engine).launch(workload.args());
@@ -130,10 +132,10 @@ TEST_P(FarScores, OfRandomDataToo) {
     }
 }
 
-// Beyond float32 there is nothing to say, and nothing is said.
+// For a score beyond float32 the result is NaN.
 TEST_P(FarScores, AScoreBeyondFloat32IsNaN) {
   for (const DType dtype : own_dtypes()) {
-    if (dtype == DType::fp16) continue;  // its products never are
+    if (dtype == DType::fp16) continue;  // products of fp16 are never beyond float32
     Workload workload(on(),
                       {.spec = forward_spec(dtype, 64), .seqlen_q = 3, .seqlen_k = 100, .data = Data::plain});
     for (GuardedTensor* tensor : {&workload.q(), &workload.k()}) {

@@ -1,4 +1,4 @@
-// The hard cases of "what every kernel means", against the float64 oracle.
+// The hard cases of a forward, against the float64 oracle.
 #include <gtest/gtest.h>
 
 #include "codegen/search_space.hpp"
@@ -136,9 +136,9 @@ TEST_P(Forward, MemoryLayouts) {
         for (const MemoryLayout layout : {contiguous, heads_first, batch_inside, padded, sliced_heads, odd}) {
           if ((layout == odd && on().is_cuda()) || !takes_next(spec)) continue;
           for (const MemoryLayout layout_kv : {layout, contiguous, padded}) {
-            if (o_dtype && layout_kv != layout) continue;  // its inputs are read as the others are
+            if (o_dtype && layout_kv != layout) continue;  // o_dtype does not change how inputs are read
             for (const Poison poison : {Poison::nan, Poison::infinity}) {
-              for (const std::uint64_t seed : {1, 2}) {  // either side of the fence
+              for (const std::uint64_t seed : {1, 2}) {  // a guard page after and before the tensor
                 expect({.spec = spec,
                         .batch = 3,
                         .heads_q = 4,
@@ -278,7 +278,7 @@ TEST_P(Forward, MoreHeadsThanAGridDimensionHolds) {
   }
 }
 
-// Every config that the tuner may choose computes the same thing, and so do pins that it would not choose.
+// Every config that the tuner may choose computes the same result, and so do pins that it would not choose.
 TEST_P(Forward, PinnedTiles) {
   const Target target = on().engine().target();
   for (const DType dtype : on().dtypes()) {

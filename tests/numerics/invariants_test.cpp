@@ -1,5 +1,5 @@
-// What must hold between launches: the same bits however they are run, and nothing of one sequence in
-// another.
+// Invariants across launches: the same bits however a kernel
+// is run, and no influence of one sequence on another.
 #include <gtest/gtest.h>
 #include <xmmintrin.h>
 
@@ -101,7 +101,8 @@ TEST_P(Invariants, LaunchesFromSeveralThreadsAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Instructions that met them would take many times as long; what the host asked for is its own.
+// Denormal numbers would slow instructions down many times.
+// The host's own floating-point mode is unchanged afterwards.
 TEST_P(Invariants, DenormalNumbersAreZerosOnACpuWhileAKernelRuns) {
   if (on().device().kind != Device::Kind::cpu) GTEST_SKIP() << "not a CPU";
   for (const DType dtype : {DType::fp32, DType::bf16}) {
@@ -138,7 +139,7 @@ TEST_P(Invariants, ABatchEntryFullOfNaNsStaysWithItself) {
   EXPECT_NE(before, after);
 }
 
-// A sequence without queries may hold anything.
+// The keys of a sequence without queries may hold anything.
 TEST_P(Invariants, PackedNeighboursFullOfNaNsAreNeverSeen) {
   for (const DType dtype : own_dtypes()) {
     Workload workload(on(), {.spec = forward_spec(dtype, 64, {}, {.varlen = true}),
@@ -165,10 +166,11 @@ TEST_P(Invariants, InputsMayBeSharedByTheBatch) {
   c.spec = forward_spec(DType::bf16, 64, causal, {.lse = false});
   c.batch = 1;
   Workload one(on(), c);
-  const auto engine = on().make_engine({.num_threads = 1});  // a half may not be split over keys alone
+  // With more threads, a half alone could be split over its keys.
+  const auto engine = on().make_engine({.num_threads = 1});
   const auto bits = run(one, one.kernel(*engine));
   c.batch = 2;
-  Workload two(on(), c);  // for its output
+  Workload two(on(), c);  // only its output is used
   AttentionArgs args = two.args();
   for (const auto& [to, from] : {std::pair{&args.q, &one.args().q}, std::pair{&args.k, &one.args().k},
                                  std::pair{&args.v, &one.args().v}}) {
@@ -187,7 +189,8 @@ TEST_P(Invariants, SameBitsOnAnyNumberOfThreads) {
   if (on().is_cuda()) GTEST_SKIP() << "threads are a CPU's";
   for (const DType dtype : own_dtypes()) {
     Case c = medium(dtype);
-    c.heads_q = c.heads_kv = 16;  // rows for all: where keys are split as well, the number of parts shows
+    // There are enough rows for all threads: if keys were split as well, the number of parts would show.
+    c.heads_q = c.heads_kv = 16;
     Workload workload(on(), c);
     const auto one = on().make_engine({.num_threads = 1});
     const auto bits = run(workload, workload.kernel(*one));

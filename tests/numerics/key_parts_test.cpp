@@ -1,4 +1,4 @@
-// Tiles whose keys are worked on in parts, because rows do not give every thread something to do (CPU).
+// Tiles whose keys are processed in parts, because there are too few rows to occupy every thread (CPU).
 #include <gtest/gtest.h>
 
 #include "tests/numerics/specs.hpp"
@@ -29,7 +29,7 @@ class KeyParts : public ComputesOnEveryDevice {
     engines_.push_back(on().make_engine({.num_threads = threads}));
   }
 
-  // Right, and the same bits whoever of a tile ends last.
+  // The result is right, and has the same bits whichever part of a tile ends last.
   void expect(const Case& c) {
     if (!takes_next(c.spec)) return;
     SCOPED_TRACE(c.str());
@@ -117,7 +117,7 @@ TEST_P(KeyParts, PackedSequences) {
           .lengths_k = {2000, 700, 0, 1999}});
 }
 
-// Scores that rise, fall or are all the same: parts whose maxima are far from each other, and equal ones.
+// Scores that rise, fall or are all equal: the maxima of parts are far apart, or equal.
 TEST_P(KeyParts, Maxima) {
   std::uint64_t seed = 0;
   for (const Data data : {Data::rising, Data::falling, Data::equal_scores, Data::huge_scores})

@@ -1,4 +1,4 @@
-// Every mask and every composition that makes sense, against the float64 oracle's own definition of them.
+// Every mask and every sensible composition, against the float64 oracle's own definition of the masks.
 #include <gtest/gtest.h>
 
 #include "tests/numerics/specs.hpp"
@@ -13,8 +13,8 @@ class Masks : public ComputesOnEveryDevice {
  protected:
   void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
 
-  // Lengths around the edges of tiles and blocks, both ways; every seed draws other lengths, sizes, lists and
-  // trees.
+  // Lengths on both sides of the edges of tiles and blocks;
+  // every seed draws other lengths, sizes, lists and trees.
   void expect_everywhere(const std::vector<Mask>& masks, bool per_head = false) {
     std::uint64_t seed = 1;
     for (const DType dtype : on().dtypes()) {

@@ -1,5 +1,5 @@
-// Merging partial results against the float64 oracle: any number of parts, empty ones among them, whose o is
-// poison.
+// Merging partial results, against the float64 oracle: any
+// number of parts, among them empty ones whose o is poison.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,9 +23,9 @@ struct MergeCase {
   DType dtype = DType::bf16, parts_dtype = DType::fp32;
   bool lse = true, packed = false;
   int gap = 0;               // elements between rows, a multiple of 8
-  double empty_share = 0.2;  // of parts of a row
+  double empty_share = 0.2;  // share of a row's parts that are empty
   double lse_level = 0, lse_spread = 3;
-  bool parts_inside = false;  // in memory within a batch entry
+  bool parts_inside = false;  // the parts lie inside a batch entry in memory
   unsigned seed = 1;
 
   std::string str() const {
@@ -48,7 +48,7 @@ struct MergeCase {
   }
 };
 
-// Row-major, with `gap` elements after each of the last dimension.
+// A row-major shape with `gap` elements after each row of the last dimension.
 TensorShape with_gaps(const std::vector<std::int64_t>& sizes, int gap) {
   TensorShape shape{.rank = static_cast<int>(sizes.size())};
   std::int64_t stride = 1;
@@ -124,7 +124,7 @@ class MergeProblem {
     std::bernoulli_distribution is_empty(case_.empty_share);
     const Tensor o = parts_o_.on_host(), lse = parts_lse_.on_host();
     const std::int64_t batch = case_.packed ? 1 : case_.batch;
-    const int first = case_.packed ? 0 : 1;  // the dimension after those of parts and batch
+    const int first = case_.packed ? 0 : 1;  // 1 if there is a batch dimension after that of parts
     for (std::int64_t part = 0; part < case_.parts; ++part)
       for (std::int64_t b = 0; b < batch; ++b)
         for (std::int64_t row = 0; row < case_.seqlen; ++row)
@@ -133,7 +133,7 @@ class MergeProblem {
               return part * t.strides[0] + (first ? b * t.strides[1] : 0) + i * t.strides[1 + first] +
                      j * t.strides[2 + first];
             };
-            // The first row has no part at all.
+            // All parts of the first row are empty.
             const bool empty = row == 0 || is_empty(random);
             const float level =
                 static_cast<float>(case_.lse_level) + static_cast<float>(case_.lse_spread) * normal(random);

@@ -1,4 +1,4 @@
-// NaN and infinity in K and V: how far they reach.
+// How far NaN and infinity in K and V reach.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,8 +33,9 @@ class NonFinite : public ComputesOnEveryDevice {
   }
 };
 
-// On a CPU rows that do not see such a key are what they would be without. On a GPU, where 0 * NaN is NaN in
-// a product with V, that holds for tiles none of whose rows sees a key of the same block; of K for all rows.
+// On a CPU, rows that do not see such a key have the result that they have without it. On
+// a GPU, 0 * NaN is NaN in a product with V. There this holds for all rows if the key's K
+// is bad; for a bad V, it holds for tiles in which no row sees a key of the same block.
 TEST_P(NonFinite, KeysReachTheRowsThatSeeThem) {
   const std::vector<std::vector<Mask>> masks = {
       {CausalMask{}},
@@ -59,7 +60,7 @@ TEST_P(NonFinite, KeysReachTheRowsThatSeeThem) {
         SCOPED_TRACE(workload.given().str() + (in_v ? " V" : " K"));
         run(workload);
         const std::vector<double> clean = values(*workload.host_args().o);
-        // Five keys all over the blocks are changed, in every third column.
+        // Five keys spread over the blocks are changed, in every third column.
         const int keys[] = {3, 70, 131, 206, 290};
         GuardedTensor& tensor = in_v ? workload.v() : workload.k();
         const Tensor t = tensor.on_host();

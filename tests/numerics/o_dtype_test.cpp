@@ -1,5 +1,5 @@
-// Outputs in float32 of 16-bit inputs: partial results that lose nothing. Their head dims and layouts are in
-// forward_test.cpp.
+// float32 outputs of 16-bit inputs: partial results that lose no precision.
+// forward_test.cpp tests their head dims and layouts.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,8 +25,8 @@ class FloatOutput : public ComputesOnEveryDevice {
   }
 };
 
-// Weights of equal scores are 1, which 16 bits hold, so that little but the output is rounded: sums by as
-// much as float32 rounds a score, and with AMX exp2 by 2^-13.
+// Equal scores have weights of 1, which 16 bits hold exactly. So hardly anything but the
+// output is rounded: sums as much as float32 rounds a score, and with AMX exp2 by 2^-13.
 TEST_P(FloatOutput, IsRoundedToFloat) {
   const double unit = on().target().ends_with("amx") ? 0x1p-12 : 0x1p-16;
   for (const DType dtype : {DType::bf16, DType::fp16}) {

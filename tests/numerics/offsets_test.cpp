@@ -1,5 +1,5 @@
-// Tensors whose elements lie more than 2^31 apart, in address space that costs nothing but what is touched.
-// Runs on a GPU too where its memory can hold them.
+// Tensors whose elements lie more than 2^31 apart, in address space that costs
+// only the touched pages. Also runs on a GPU if its memory can hold them.
 #include <gtest/gtest.h>
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::int64_t far = (std::int64_t{1} << 31) + 64;  // elements
 
-// A tensor of host memory that is zero, and nowhere until touched, and the same on a GPU.
+// A tensor of zeros in host memory, whose pages exist only once touched; on a GPU also a copy in its memory.
 class FarTensor {
  public:
   FarTensor(TestDevice& device, DType dtype, const std::vector<std::int64_t>& shape,
@@ -95,7 +95,7 @@ class FarTensor {
 
 class Offsets : public OnEveryDevice {
  protected:
-  // q and o [batch, seqlen_q, heads, 64], k and v with the same strides.
+  // q and o are [batch, seqlen_q, heads, 64]; k and v have the same strides.
   void expect(const std::vector<std::int64_t>& shape_q, const std::vector<std::int64_t>& shape_k,
               const std::vector<std::int64_t>& strides) {
     const AttentionSpec spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.lse = shape_q.size() == 4});
@@ -134,12 +134,12 @@ TEST_P(Offsets, BetweenHeads) {
   expect({1, 20, 2, 64}, {1, 33, 2, 64}, {0, 64, far, 1});
 }
 TEST_P(Offsets, BetweenRows) {
-  // Rows of 2^24 elements: the 128th, where a second tile or block may begin, lies 2^31 from the first.
+  // Rows lie 2^24 elements apart. Row 128, where a second tile or block may begin, lies 2^31 from the first.
   expect({1, 300, 1, 64}, {1, 300, 1, 64}, {0, std::int64_t{1} << 24, 64, 1});
 }
 
-// The longest keys that are taken: one row of zeros, over and over, so that lse tells how many of them each
-// row saw.
+// The longest allowed sequence of keys: one row of zeros,
+// repeated, so that lse tells how many keys each row saw.
 class LongestKeys : public OnEveryDevice {
  protected:
   template <class T>
@@ -155,7 +155,7 @@ class LongestKeys : public OnEveryDevice {
     return t;
   }
 
-  // Compares the lse of rows 0 and 1.
+  // Checks that rows 0 and 1 see so many keys, by their lse.
   void expect_kept(std::vector<Mask> mask, AttentionArgs args, double first, double second) {
     const AttentionSpec spec = forward_spec(DType::bf16, dim, std::move(mask));
     args.q = place(DType::bf16, {1, 2, 1, dim}, std::vector<std::uint16_t>(2 * dim, 0x3f80));

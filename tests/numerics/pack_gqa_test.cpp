@@ -1,4 +1,4 @@
-// Query heads of a group in one tile (sm_90a, and CPUs where rows are few), whatever their number.
+// Query heads of one key/value head in one tile (sm_90a, and CPUs with few rows), whatever their number.
 #include <gtest/gtest.h>
 
 #include "tests/numerics/specs.hpp"
@@ -22,7 +22,7 @@ class PackGqa : public ComputesOnEveryDevice {
     c.spec.config = pins;
     EXPECT_TRUE(computes(on(), c));
   }
-  // Query heads a key/value head, and key/value heads.
+  // Query heads for each key/value head, and key/value heads.
   static constexpr std::pair<int, int> groups[] = {{1, 3}, {2, 2}, {3, 2}, {4, 2},  {5, 2},
                                                    {6, 1}, {7, 2}, {8, 2}, {16, 1}, {71, 1}};
 };
@@ -114,7 +114,7 @@ TEST_P(PackGqa, Masks) {
                 .seed = ++seed});
 }
 
-// Words of dropout are of a row's own head.
+// Dropout's words are those of a row's own head.
 TEST_P(PackGqa, Dropout) {
   std::uint64_t seed = 0;
   for (const auto& mask : std::vector<std::vector<Mask>>{{}, {CausalMask{}}, {TreeMask{}}})
@@ -143,7 +143,7 @@ TEST_P(PackGqa, PackedSequences) {
               .seed = ++seed});
 }
 
-// Rows of a tile that are nobody's hold what was in shared memory before.
+// Tile rows that belong to no query row hold the previous content of shared memory.
 TEST_P(PackGqa, TheSameBitsWhateverRanBefore) {
   AttentionSpec spec = forward_spec(DType::bf16, 64);
   spec.config.block_m = 64;

@@ -1,4 +1,4 @@
-// K and V that a thread packed for one tile and keeps for the next ones of their head (CPU).
+// Packed blocks of K and V that a thread keeps for the next tiles of their head (CPU).
 #include <gtest/gtest.h>
 
 #include "tests/numerics/specs.hpp"
@@ -16,7 +16,7 @@ class PackedBlocks : public ComputesOnEveryDevice {
   void SetUp() override {
     ComputesOnEveryDevice::SetUp();
     if (GetParam() && on().is_cuda()) GTEST_SKIP() << "GPUs pack nothing";
-    // On one thread, in another order: every fifth piece, so that heads take turns.
+    // On one thread, in another order: every fifth piece, so that the heads alternate.
     const auto in_turns = [](std::int64_t count, Body body, void* context) {
       for (std::int64_t first = 0; first < 5; ++first)
         for (std::int64_t i = first; i < count; i += 5) body(context, i, i + 1);
@@ -25,10 +25,10 @@ class PackedBlocks : public ComputesOnEveryDevice {
     engines_.push_back(on().make_engine({.num_threads = 1}));
     engines_.push_back(on().make_engine({.num_threads = 3}));
     engines_.push_back(on().make_engine({.num_threads = 2, .parallel_for = in_turns}));
-    engines_.push_back(on().make_engine({.num_threads = 24}));  // too many to keep any
+    engines_.push_back(on().make_engine({.num_threads = 24}));  // too many threads to keep any block
   }
 
-  // Right, and the same bits whatever a thread had packed before.
+  // The result is right, and has the same bits whatever a thread had packed before.
   void expect(Case c) {
     if (!takes_next(c.spec)) return;
     c.spec.config.block_m = 48;

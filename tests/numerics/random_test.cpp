@@ -1,4 +1,5 @@
-// Random specs, sizes, layouts and data. FLASHJIT_TEST_SEED and FLASHJIT_TEST_CASES choose others and more.
+// Random specs, sizes, layouts and data. FLASHJIT_TEST_SEED
+// chooses other cases, FLASHJIT_TEST_CASES their number.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : seed_(seed) {}
-  // In [first, last].
+  // A number in [first, last].
   int between(int first, int last) {
     return first + static_cast<int>(verify::random_bits(seed_, count_++) %
                                     static_cast<std::uint64_t>(last - first + 1));
@@ -30,7 +31,7 @@ class Draw {
   T of(const std::vector<T>& choices) {
     return choices[static_cast<std::size_t>(between(0, static_cast<int>(choices.size()) - 1))];
   }
-  // Mostly short, sometimes 0, a few long.
+  // A length: mostly short, sometimes 0, seldom long.
   int length(int longest) { return std::min(longest, one_in(12) ? 0 : between(1, 1 << between(0, 11))); }
 
  private:
@@ -65,7 +66,7 @@ AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
 Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   using enum MemoryLayout;
   Case c{.spec = spec};
-  const std::int64_t budget = std::int64_t{150} << 20;  // multiply-adds of the whole case
+  const std::int64_t budget = std::int64_t{150} << 20;  // multiply-adds of a whole case
   c.heads_kv = draw.between(1, 3);
   c.heads_q = c.heads_kv * draw.between(1, 4);
   c.batch = draw.one_in(16) ? 0 : draw.between(1, 4);
@@ -111,7 +112,7 @@ TEST_P(Random, SpecsAndShapes) {
   Draw draw(seed);
   AttentionSpec spec;
   for (std::uint64_t i = 0; i < cases; ++i) {
-    if (i % 4 == 0) spec = draw_spec(draw, own_dtypes());  // compiling is most of a case's time
+    if (i % 4 == 0) spec = draw_spec(draw, own_dtypes());  // compiling takes most of a case's time
     EXPECT_TRUE(computes(on(), draw_case(draw, spec, on().is_cuda()))) << "case " << i;
   }
 }

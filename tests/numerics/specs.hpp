@@ -1,4 +1,4 @@
-// Short ways to a spec.
+// Short ways to make a spec.
 #pragma once
 
 #include <optional>

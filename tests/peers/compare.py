@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
-"""Measures flashjit and other attention kernels in turns, in one job on one device, and prints the ratios.
+"""Measures flashjit and other attention kernels in turns, in one job on one device, and prints the ratios of their
+speeds.
 
-    compare.py PEERS [--flashjit build/release/bin/flashjit] [--peers cudnn fa3] [--cells grid | 128:8192:full ...] [--states rest sustained]
+    compare.py PEERS [--flashjit build/release/bin/flashjit] [--peers cudnn fa3]
+               [--cells grid | 128:8192:full ...] [--states rest sustained]
     compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks]
 
-PEERS is a script that answers JSON requests, one a line on standard input, with one JSON row per peer and mode:
+PEERS is a script that reads JSON requests from standard input, one a line, and answers with one JSON row for each peer
+and mode:
     {"d": 128, "dv": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa3"], "modes": ["fwd"]}
        (with "p": 0.1 for dropout; on a CPU with "dtype": "bf16", "mask": "window", "threads": 2, "samples": 25)
     -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
-It and `flashjit bench --serve` stay, since a card cools while a process starts. A first visit of every cell, which compiles and makes
-plans, is not counted.
+PEERS and `flashjit bench --serve` keep running, since a card cools while a process starts. The first visit of every
+cell compiles and makes plans; it is not counted.
 
-A visit is one request: some 10 ms of launches, then about 40 ms whose median counts; PEERS measures as Triton's do_bench does, and so
-does flashjit on a GPU. A card at its power limit slows whatever follows a hotter kernel, so
-  - rounds take every order of flashjit and its peers in turn, the next cell the next order, and a ratio is of two visits of one round;
-  - a GPU is in one of two states: at rest, it idles 0.2 s before every visit; sustained, visits follow each other at once.
-Tables have the medians of the rounds, and ratios with their range. Above 1: flashjit is faster. The best peer of a cell in a state is the
-one with the lowest median time there. Needs Python's standard library only (PEERS may need more).
+A visit is one request: some 10 ms of launches, then about 40 ms whose median counts. PEERS measures like Triton's
+do_bench, and so does flashjit on a GPU. A card at its power limit slows down after a hotter kernel. Therefore
+  - rounds take every order of flashjit and its peers in turn, each cell the next order, and a ratio compares two visits
+    of one round;
+  - a GPU is measured in two states: at rest, it idles 0.2 s before every visit; sustained, visits follow each other at
+    once.
+Tables show the medians of the rounds, and the ratios with their range. A ratio above 1 means that flashjit is faster.
+The best peer of a cell in a state is the peer with the lowest median time there. Needs only Python's standard library
+(PEERS may need more).
 """
 import argparse
 import contextlib
@@ -31,8 +37,8 @@ import time
 
 REST_SECONDS = 0.2
 STATES = {"rest": "At rest", "sustained": "Sustained"}
-HEATING = 5  # visits of all sides before the sustained ones of a round, about a second that is not counted
-MASKS = {  # of a spec; the last three on a CPU: PyTorch has no flag for them
+HEATING = 5  # uncounted visits of all sides before the sustained ones of a round: about a second
+MASKS = {  # a spec's masks; the last three only on a CPU: PyTorch has no flag for them
     "full": [],
     "causal": ["causal"],
     "padding": ["padding"],
@@ -52,8 +58,8 @@ CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
 
 
 class Cell:
-    """HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]. Heads are 2048 / head_dim unless given; on a CPU, where `tokens` is
-    None, batch * heads is 8."""
+    """A problem: HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]. There are 2048 / head_dim heads unless given.
+    On a CPU `tokens` is None and batch * heads is 8."""
 
     def __init__(self, text, tokens):
         cpu = tokens is None
@@ -65,7 +71,7 @@ class Cell:
                 raise ValueError
             self.batch = 1 if cpu else max(1, tokens // self.seqlen)
             self.heads_q = self.heads_kv = 8 if cpu else max(1, 2048 // self.dim)
-            if cpu and self.mask == "padding":  # of different lengths
+            if cpu and self.mask == "padding":  # sequences of different lengths
                 self.batch, self.heads_q, self.heads_kv = 4, 2, 2
             if heads:
                 self.heads_q, self.heads_kv = [int(x) for x in (heads[0].split("/") * 2)[:2]]
@@ -83,12 +89,12 @@ class Cell:
 
 
 class Case:
-    """A cell in one dtype on so many threads."""
+    """A cell in one dtype on a number of threads."""
 
     def __init__(self, cell, dtype, threads, options):
         self.cell, self.dtype, self.threads = cell, dtype, threads
         self.name = cell.name if threads is None else f"{dtype} on {threads}: {cell.name}"
-        # On a CPU not much longer than half a second a round.
+        # On a CPU a round takes not much longer than half a second.
         self.samples = options.samples if threads is None else max(2, min(options.samples, int(3e10 * threads / cell.flops())))
 
 
@@ -118,13 +124,13 @@ def rows_of(cases, visits, options):
 
 
 class Process:
-    """One that stays and answers a line of JSON with lines of JSON."""
+    """A process that keeps running and answers a line of JSON with lines of JSON."""
 
     def __init__(self, what, command):
         self.what, self.process = what, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, request):
-        with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
+        with contextlib.suppress(BrokenPipeError):  # answer() reports how it ended
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
 
@@ -144,10 +150,10 @@ class Process:
 class Peer:
     def __init__(self, name, process, options):
         self.name, self.process, self.dropout, self.version = name, process, options.dropout, ""
-        self.failed = set()  # cells of which it was said
+        self.failed = set()  # cells whose failure was printed
 
     def visit(self, case):
-        """Milliseconds of a launch; None if the peer has none."""
+        """Milliseconds of a launch; None if the peer cannot run the case."""
         cell = case.cell
         request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, causal=cell.causal, b=cell.batch, hq=cell.heads_q,
                        hk=cell.heads_kv, peers=[self.name], modes=["fwd"])
@@ -200,8 +206,8 @@ class Flashjit:
 
 
 def measure(cases, sides, states, rounds, minutes):
-    """A visit of each side in every case, state and round: {round, state, cell, order, ms: {side: milliseconds or None}}. Whole rounds
-    only, one at least, and those that `minutes` have time for."""
+    """Visits each side in every case, state and round. Returns {round, state, cell, order, ms: {side: milliseconds or
+    None}} for each visit. Runs whole rounds only: at least one, and as many as fit `minutes`."""
     started = time.monotonic()
     orders = list(itertools.permutations(sides))
 
@@ -245,7 +251,7 @@ def spread(values):
 
 
 class Table:
-    """A row a case, of the visits in one state."""
+    """A table of the visits in one state, with a row for each case."""
 
     def __init__(self, options, visits):
         self.options, self.ratios = options, {}

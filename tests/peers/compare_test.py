@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs compare.py and plot.py against stand-ins for flashjit and for the peers."""
+"""Runs compare.py and plot.py against stand-ins for flashjit and the peers."""
 import collections
 import contextlib
 import io
@@ -19,7 +19,8 @@ COMPARE, PLOT = os.path.join(FOLDER, "compare.py"), os.path.join(FOLDER, "plot.p
 sys.path.insert(0, FOLDER)
 import compare
 
-# Both tell TURNS, a file, that they were asked. "broken" fails always, "moody" every second time; fa3 is slower without a rest.
+# Both stand-ins write to the file TURNS that they were asked. "broken"
+# always fails, "moody" every second time; fa3 is slower without a rest.
 PEERS = """
 import json, os, sys
 print(json.dumps({"section": "env", "torch": "none"}), flush=True)
@@ -101,7 +102,7 @@ class CompareTest(unittest.TestCase):
         os.chmod(self.flashjit, stat.S_IRWXU)
 
     def run_compare(self, *more):
-        """Its exit code, stdout and stderr. A rest takes no time, and is a turn."""
+        """Returns the exit code, stdout and stderr of compare.py. A rest takes no time and is recorded as a turn."""
         self.rests = []
 
         def rest(seconds):
@@ -129,7 +130,7 @@ class CompareTest(unittest.TestCase):
         done = self.run_compare("--cells", "128:8192:full", "128:8192:causal", "--states", "sustained")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("Imaginary, sm_90; bf16 forward, 16384 tokens or one sequence; medians of 6 rounds in 6 orders", done.stdout)
-        # 4 * 2 * 16 * 8192^2 * 128 operations in 4 ms are 275 TFLOP/s; cudnn takes 6 ms, fa3 4.8.
+        # 4 * 2 * 16 * 8192^2 * 128 operations in 4 ms are 275 TFLOP/s. cudnn takes 6 ms, fa3 4.8.
         self.assertIn("| 128:8192:full | 275 | 183 | 1.50 (1.50-1.50) | 229 | 1.20 (1.20-1.20) | 1.200 fa3 |\n", done.stdout)
         self.assertIn("| 128:8192:causal | 275 | 183 | 1.50 (1.50-1.50) | 367 | 0.75 (0.75-0.75) | 0.750 fa3 |\n", done.stdout)
         self.assertIn("2 cells against cudnn: geometric mean 1.500, worst 1.500\n", done.stdout)
@@ -141,7 +142,7 @@ class CompareTest(unittest.TestCase):
         options = compare.parse(["peers.py"])
         case = compare.Case(compare.Cell("128:8192:full", 16384), "bf16", None, options)
         row = compare.Table(options, [{"cell": case.name, "ms": ms} for ms in times]).row(case)
-        # A round's best peer in turn would give 1.00.
+        # Choosing the best peer in each round would give 1.00.
         self.assertEqual([row[3], row[5], row[6]], ["1.10 (1.00-3.00)", "1.10 (1.00-1.90)", "1.100 fa3"])
 
     def test_every_order_in_every_state(self):
@@ -196,7 +197,7 @@ class CompareTest(unittest.TestCase):
         done = self.run_compare("--cells", "128:8192:full", "--dropout", "0.1", "--states", "rest")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("with dropout 0.1", done.stdout)
-        # 4.4 ms against 12; FlashAttention-3 has none and is no peer unless asked for.
+        # flashjit takes 4.4 ms, the peers 12. FlashAttention-3 has no dropout, so it is no peer unless asked for.
         self.assertIn("| cudnn TFLOP/s | flashjit / cudnn | fa2 TFLOP/s |", done.stdout)
         self.assertIn("| 128:8192:full | 250 | 92 | 2.73 (2.73-2.73) | 92 | 2.73 (2.73-2.73) |", done.stdout)
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""PyTorch's scaled_dot_product_attention on a CPU, as a peer of compare.py (which has the protocol).
+"""PyTorch's scaled_dot_product_attention on a CPU, as a peer for compare.py, which describes the protocol.
 
-Tensors are [batch, seqlen, heads, head_dim], seen as PyTorch wants them. Masks that it has no flag for are boolean attn_masks: padding
-[batch, 1, 1, seqlen], others [1, 1, seqlen, seqlen]. Needs PyTorch 2.5 or newer and nothing else.
+Tensors are [batch, seqlen, heads, head_dim] in memory, transposed for PyTorch. Masks without a flag in PyTorch are
+boolean attn_masks: padding is [batch, 1, 1, seqlen], the others are [1, 1, seqlen, seqlen]. Needs only PyTorch 2.5 or
+newer.
 """
 import json
 import statistics
@@ -16,7 +17,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def attn_mask(kind, batch, seqlen):
-    """As `flashjit bench` makes them: lengths from a quarter of seqlen on, a causal window of 1,024 keys, 0.2 of the blocks of 128."""
+    """A mask like those of `flashjit bench`: lengths from a quarter of seqlen on, a causal window of 1,024 keys, or a
+    share of 0.2 of the blocks of 128."""
     if kind in ("full", "causal"):
         return None
     if kind == "padding":
@@ -29,7 +31,7 @@ def attn_mask(kind, batch, seqlen):
     if kind == "blocks":
         size = -(-seqlen // 128)
         kept = torch.rand(size, size) < 0.2
-        kept[:, 0] = True  # rows that see nothing would be NaN
+        kept[:, 0] = True  # PyTorch returns NaN for rows that see nothing
         return kept[row // 128, key // 128][None, None]
     raise ValueError(f"mask {kind!r} is not full, causal, padding, window or blocks")
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Draws what `compare.py --cells grid --json FILE` measured: flashjit beside the peers, a panel for each head_dim and mask.
+"""Plots the speeds that `compare.py --cells grid --json FILE` measured: flashjit beside the peers, a panel for each
+head_dim and mask.
 
     plot.py FILE.json OUT.svg
 
-Lines are medians of the rounds: broken ones at rest, whole ones sustained.
+Lines show the medians of the rounds: dashed lines at rest, solid lines sustained.
 """
 import json
 import statistics
@@ -38,12 +39,12 @@ def panel(x, y, title, seqlens, lines, top):
 def main(measured_file, svg_file):
     with open(measured_file) as file:
         measured = json.load(file)
-    times = {}  # of (cell, side, state), one a round
+    times = {}  # (cell, side, state): milliseconds, one of each round
     for visit in measured["visits"]:
         for side, ms in visit["ms"].items():
             if visit["cell"] in GPU_CELLS["grid"] and side in SIDES and ms:
                 times.setdefault((visit["cell"], side, visit["state"]), []).append(ms)
-    panels = {}  # of (head_dim, causal): lines of (side, state): points
+    panels = {}  # (head_dim, causal): {(side, state): points}
     for (name, side, state), of in times.items():
         cell = Cell(name, measured["tokens"])
         lines = panels.setdefault((cell.dim, cell.causal), {})

@@ -1,5 +1,5 @@
-// Entries that are whole and hold no code that loads, as where it was damaged before its checksum was made:
-// they cost a build where there is a compiler, and an error that says so where there is none.
+// Entries with valid checksums whose code cannot be loaded, for example because it was damaged before the
+// checksum was made. With a compiler they cost another build; without one they cause an error that says so.
 #include <elf.h>
 #include <gmock/gmock.h>
 #include <linux/filter.h>
@@ -42,8 +42,7 @@ class BadEntries : public ::testing::Test {
   }
   static void other_metadata(CacheEntry& entry) { entry.metadata = R"({"target": "of another version"})"; }
 
-  // Replaces the only entry of that folder by what `spoil` makes of it, with checksums that are right; says
-  // where.
+  // Changes the folder's only entry by `spoil`, with valid checksums; returns its path.
   static std::string spoil(const std::string& folder, Spoil spoil) {
     const DiskCache cache(folder);
     const std::vector<DiskCache::Listing> list = cache.list(false);
@@ -53,7 +52,7 @@ class BadEntries : public ::testing::Test {
     if (!cache.publish(*entry)) throw std::runtime_error("cannot publish");
     return list[0].path;
   }
-  // The folder with one such entry, compiled by another process.
+  // Fills the folder with one such entry, compiled by another process.
   void fill(const std::string& folder, Spoil how) const {
     ASSERT_TRUE(child_succeeded(start_child([&] {
       compile(spec, Target::native(), shape, folder, "");
@@ -103,7 +102,7 @@ TEST_F(BadEntries, OfALayerArePassedOver) {
     EXPECT_TRUE(set_aside(prebuilt.path()).empty());
     EXPECT_EQ(DiskCache(prebuilt.path()).list(true).size(), 1u);
   }
-  // An older one of another compiler does instead.
+  // An older entry of another compiler is used instead.
   fill(layer.path(),
        [](CacheEntry& entry) { entry.key = entry_key(request_of(entry.key), "-O2", "another compiler"); });
   const DiskCache prebuilt(layer.path());
@@ -153,7 +152,7 @@ TEST_F(BadEntries, AreAnErrorWhereNothingMayBeCompiled) {
   EXPECT_EQ(set_aside(user.path()).size(), 1u);
 }
 
-// In a process that has not opened the compiler before.
+// Runs in a process that has not opened the compiler before.
 TEST_F(BadEntries, AreAnErrorWhereThereIsNoCompiler) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   fill(user.path(), garbage);
@@ -191,7 +190,7 @@ TEST_F(BadEntries, MetByManyProcessesAtOnce) {
   EXPECT_EQ(after.cache_note, "");
 }
 
-// From now on this process may make no memory executable, as some SELinux policies have it.
+// From now on this process may not make memory executable, as under some SELinux policies.
 bool forbid_executable_memory() {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

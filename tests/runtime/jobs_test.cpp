@@ -36,7 +36,7 @@ TEST(Jobs, AreDoneAtOnce) {
   std::atomic<int> here = 0;
   run_jobs(3, 3, [&](std::size_t) {
     ++here;
-    while (here < 3) std::this_thread::yield();  // for ever, if one waited for another
+    while (here < 3) std::this_thread::yield();  // never ends if one waits for another
   });
 }
 

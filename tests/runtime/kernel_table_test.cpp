@@ -8,7 +8,7 @@
 namespace flashjit {
 namespace {
 
-// The table compares and returns addresses, and looks at no kernel.
+// The table only compares and returns addresses; it never looks into a kernel.
 const Kernel* fake_kernel(std::uintptr_t n) {
   return reinterpret_cast<const Kernel*>(n * 64 + 64);
 }

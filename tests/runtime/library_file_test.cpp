@@ -1,4 +1,4 @@
-// Whose code is run: libraries that others could have changed are refused before they are opened.
+// Libraries that others could have changed are refused before they are opened.
 #include "runtime/library_file.hpp"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using ::testing::Not;
 class LibraryFile : public ::testing::Test {
  protected:
   LibraryFile() {
-    if (::geteuid() == 0) ::chmod(scratch_.path().c_str(), 0755);  // other users are to come in
+    if (::geteuid() == 0) ::chmod(scratch_.path().c_str(), 0755);  // other users must be able to enter
     ::setenv("FLASHJIT_TEST_MARK", mark().c_str(), 1);
   }
   ~LibraryFile() override {
@@ -47,7 +47,7 @@ class LibraryFile : public ::testing::Test {
     return why;
   }
 
-  // Message and detail of the error that it throws.
+  // The message and detail of the error that the function throws.
   template <class Function>
   static std::string failure(Function function) {
     try {
@@ -88,7 +88,7 @@ TEST_F(LibraryFile, NvrtcThatOthersMayWriteIsNotRun) {
   EXPECT_TRUE(code_has_run());
 }
 
-// NVRTC would open it by itself.
+// NVRTC would open its second library by itself.
 TEST_F(LibraryFile, NvrtcIsRefusedWithItsOtherHalf) {
   ::setenv("FLASHJIT_NVRTC", library("libnvrtc.so.13", 0755).c_str(), 1);
   const std::string builtins = library("libnvrtc-builtins.so.13.0", 0757);
@@ -107,7 +107,7 @@ TEST_F(LibraryFile, FoldersCountToo) {
   ASSERT_EQ(refusal(path), "");
   ASSERT_EQ(::chmod((scratch_ / "folder").c_str(), 0777), 0);
   EXPECT_THAT(refusal(path), HasSubstr("others may write to it (mode 0777)"));
-  ASSERT_EQ(::chmod((scratch_ / "folder").c_str(), 01777), 0);  // as /tmp
+  ASSERT_EQ(::chmod((scratch_ / "folder").c_str(), 01777), 0);  // like /tmp
   EXPECT_EQ(refusal(path), "");
 
   const std::string below = library("all/below/library.so", 0755);
@@ -139,7 +139,7 @@ TEST_F(LibraryFile, OwnersAndGroups) {
   EXPECT_THAT(refusal(path), HasSubstr("others may write to it (mode 0775)"));
   ASSERT_EQ(::chown(path.c_str(), 0, 0), 0);  // the owner's private group, as umask 002 leaves it
   EXPECT_EQ(refusal(path), "");
-  // An ACL for one more user looks the same.
+  // An ACL for one more user shows the same mode.
   constexpr unsigned char acl[] = {2,  0, 0, 0,                           // version
                                    1,  0, 7, 0, 0xff, 0xff, 0xff, 0xff,   // user::rwx
                                    2,  0, 6, 0, 0xfe, 0xff, 0,    0,      // user:65534:rw-
@@ -151,7 +151,7 @@ TEST_F(LibraryFile, OwnersAndGroups) {
   }
 }
 
-// The program's owner trusts no variable of its caller.
+// A set-user-id program trusts no variable of its caller.
 TEST_F(LibraryFile, SetUserIdProgramsIgnoreTheirCallersEnvironment) {
   if (::geteuid() != 0) GTEST_SKIP() << "giving a program to another user takes root";
   constexpr uid_t owner = 65534, caller = 12345;
@@ -160,7 +160,7 @@ TEST_F(LibraryFile, SetUserIdProgramsIgnoreTheirCallersEnvironment) {
   fs::copy_file(FLASHJIT_OPEN_LIBRARIES, program);
   ASSERT_EQ(::chown(program.c_str(), owner, owner), 0);
 
-  // Everybody may leave marks.
+  // Every user may leave marks.
   ASSERT_EQ(::mkdir((scratch_ / "marks").c_str(), 0), 0);
   ASSERT_EQ(::chmod((scratch_ / "marks").c_str(), 0777), 0);
   const std::string made = scratch_ / "marks/mark";

@@ -1,5 +1,5 @@
-/* A library that leaves a mark when its code runs: the file named by FLASHJIT_TEST_MARK. It has the functions
-   of an NVRTC 13.0 that compiles nothing. */
+/* A library that creates the file FLASHJIT_TEST_MARK when its code runs. It
+   has the functions of an NVRTC 13.0 that compiles nothing. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Objects in memory, from ELF files made by hand: which symbols are refused, and what may be written to.
+// Loads objects from ELF files made by hand: which symbols are refused, and which memory may be written to.
 #include "runtime/cpu/object.hpp"
 
 #include <elf.h>
@@ -24,7 +24,7 @@ std::string_view bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// An object with that code and one global symbol, "answer".
+// An object with `code` and one global symbol, "answer".
 std::string object(std::uint64_t value, unsigned char type = STT_FUNC) {
   const Elf64_Sym table[] = {{},
                              {.st_name = 1,
@@ -60,7 +60,7 @@ std::string object(std::uint64_t value, unsigned char type = STT_FUNC) {
   return file.append(bytes_of(sections));
 }
 
-// "r-xp", or whatever the page of that address may be used for.
+// The protection of the address's page, such as "r-xp".
 std::string protection_at(const void* address) {
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
   std::ifstream maps("/proc/self/maps");
@@ -91,7 +91,7 @@ TEST(Object, SymbolsLieWithinTheirSection) {
   for (const std::uint64_t beyond : {code.size(), code.size() + 1, std::size_t{4096}, SIZE_MAX}) {
     EXPECT_THROW(LoadedObject{object(beyond)}, BadCode) << beyond;
   }
-  // A label may be the end.
+  // A label may lie at the section's end.
   EXPECT_NO_THROW(LoadedObject(object(code.size(), STT_NOTYPE)));
   EXPECT_THROW(LoadedObject{object(code.size() + 1, STT_NOTYPE)}, BadCode);
 }

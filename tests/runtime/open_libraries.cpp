@@ -1,5 +1,5 @@
-// Opens the plugin and NVRTC wherever they are looked for, and says where caches would be: the program that
-// library_file_test.cpp runs with a set-user-id bit.
+// Opens the plugin and NVRTC wherever they are looked for, and prints the cache
+// folders. library_file_test.cpp runs this program with a set-user-id bit.
 #include <sys/auxv.h>
 #include <unistd.h>
 #include <cstdio>
@@ -25,5 +25,5 @@ int main() {
     std::printf("nvrtc %s\n%s\n", error.what(), error.detail().c_str());
   }
   std::fflush(stdout);
-  _exit(0);  // leak checkers cannot look into such a process
+  _exit(0);  // leak checkers cannot inspect such a process
 }

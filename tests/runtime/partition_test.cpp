@@ -41,12 +41,12 @@ TEST(Partition, CoversEveryRowWithinTheConfig) {
   const std::vector<Mask> masks[] = {
       {}, {CausalMask{}}, {BlockSparseMask{64, 64}}, {BlockSparseMask{256, 16, true}}};
   for (int i = 0; i < 5000; ++i) {
-    const int group = upto(9), heads_kv = upto(9), threads = upto(i % 2 ? 4 : 200);
+    const int heads_per_kv_head = upto(9), heads_kv = upto(9), threads = upto(i % 2 ? 4 : 200);
     const KernelConfig c{.block_m = 16 * upto(24), .block_n = 16 * upto(32), .num_stages = 1, .num_warps = 1};
-    const device::ForwardParams p =
-        sizes(upto(3), group * heads_kv, heads_kv, upto(i % 3 ? 500 : 20000), upto(i % 5 ? 5000 : 10));
+    const device::ForwardParams p = sizes(upto(3), heads_per_kv_head * heads_kv, heads_kv,
+                                          upto(i % 3 ? 500 : 20000), upto(i % 5 ? 5000 : 10));
     const Partition cut = partition(p, spec_with(masks[i % 4]), i % 7 ? vectors : amx, c, threads);
-    ASSERT_TRUE(cut.packed_heads == 1 || cut.packed_heads == group);
+    ASSERT_TRUE(cut.packed_heads == 1 || cut.packed_heads == heads_per_kv_head);
     ASSERT_GT(cut.tile_rows, 0);
     ASSERT_LE(cut.tile_rows, c.block_m);
     ASSERT_EQ(cut.tile_rows % 16, 0);
@@ -76,7 +76,7 @@ TEST(Partition, OfAnySizes) {
           EXPECT_EQ(cut.tiles, std::int64_t{2} * ((std::int64_t{rows} + cut.tile_rows - 1) / cut.tile_rows));
           EXPECT_GE(cut.pieces, 1);
           EXPECT_LE(cut.pieces, cut.tiles * cut.key_parts);
-          // Many heads of one: 2^31 rows of a tile's heads are more than positions count.
+          // Many query heads of one key/value head: 2^31 rows in a tile would be beyond an int.
           p = sizes(1, rows, 1, 100, rows);
           cut = partition(p, spec, target, config, threads);
           EXPECT_EQ(cut.packed_heads, 1);
@@ -110,7 +110,7 @@ TEST(Partition, BlocksStayPackedForAThreadsNextTiles) {
 
 TEST(Partition, LargeTilesForFewThreads) {
   const Partition one = cut_of(sizes(1, 8, 8, 4096, 4096), spec_with(), 1);
-  EXPECT_EQ(one.tiles, 8 * 11);  // of at most 384 rows
+  EXPECT_EQ(one.tiles, 8 * 11);  // tiles of at most 384 rows
   const Partition two = cut_of(sizes(1, 8, 8, 128, 128), spec_with(), 2);
   EXPECT_EQ(two.tile_rows, 128);
   EXPECT_EQ(two.tiles, 8);

@@ -1,4 +1,4 @@
-// Where an engine's configs come from, and what it does where there is no record or no kernel.
+// The source of an engine's configs, and its behaviour without a record or a kernel.
 #include <gmock/gmock.h>
 
 #include "cache/tune_store.hpp"
@@ -18,7 +18,7 @@ class PolicyTest : public ::testing::Test {
     return AttentionSpec{.dtype = DType::fp32, .head_dim = 16}.validated();
   }
 
-  // As if somebody had tuned here, with that result.
+  // A record like that of tuning on this machine with this result.
   TuneRecord record(const KernelConfig& chosen) const {
     TuneRecord r{.key = tune_key(spec, Target::native(), {}, shape),
                  .chosen = chosen,
@@ -48,7 +48,7 @@ TEST_F(PolicyTest, WithoutARecordItIsTheHeuristic) {
   EXPECT_EQ(info.config, heuristic);
   EXPECT_EQ(info.config_source, ConfigSource::heuristic);
   EXPECT_EQ(info.config_note, "");
-  EXPECT_TRUE(TuneStore(user.path()).list().empty());  // nothing is tuned behind anybody's back
+  EXPECT_TRUE(TuneStore(user.path()).list().empty());  // nothing is tuned unasked
 }
 
 TEST_F(PolicyTest, ARecordIsUsed) {
@@ -60,7 +60,7 @@ TEST_F(PolicyTest, ARecordIsUsed) {
   EXPECT_EQ(kernel.info().config_note, TuneStore(user.path()).path(record(other).key));
   EXPECT_THAT(kernel.info_json(), HasSubstr(R"("config_source":"record")"));
   EXPECT_EQ(&engine.get(spec, shape), &kernel);
-  // Of other buckets it says nothing.
+  // The record says nothing about other buckets.
   Shape longer = shape;
   longer.seqlen_k = 1000;
   EXPECT_EQ(engine.get(spec, longer).info().config_source, ConfigSource::heuristic);
@@ -120,7 +120,7 @@ TEST_F(PolicyTest, WhatALayerHoldsWins) {
     EXPECT_EQ(info.origin, Origin::disk);
     EXPECT_THAT(info.config_note, HasSubstr("is prebuilt"));
   }
-  // Its own records come before that.
+  // The layer's own records come first.
   ASSERT_TRUE(TuneStore(layer.path()).publish(record(other)));
   EXPECT_EQ(get(options()).config, other);
   with_layer.policy = Policy::heuristic;
@@ -134,7 +134,7 @@ TEST_F(PolicyTest, PinsWin) {
   Engine engine(options());
   EXPECT_EQ(engine.get(all, shape).info().config_source, ConfigSource::pinned);
   EXPECT_EQ(engine.get(all, shape).info().config.block_n, 256);
-  AttentionSpec some = spec;  // a spec of its own, with records of its own
+  AttentionSpec some = spec;  // a spec with records of its own
   some.config.block_n = 256;
   EXPECT_EQ(engine.get(some, shape).info().config_source, ConfigSource::heuristic);
 }
@@ -169,10 +169,10 @@ TEST_F(PolicyTest, RequirePrebuiltNeitherCompilesNorTunes) {
     EXPECT_THAT(error.message(), HasSubstr(layer.path() + ", " + user.path()));
   }
   EXPECT_TRUE(DiskCache(user.path()).list(false).empty());
-  get(options());  // what was asked for, built by somebody else
+  get(options());  // another engine builds the kernel
   const KernelInfo info = get(strict);
   EXPECT_EQ(info.origin, Origin::disk);
-  // A record asks for another kernel.
+  // A record chooses another kernel.
   ASSERT_TRUE(TuneStore(user.path()).publish(record(other)));
   EXPECT_THROW(get(strict), Error);
   compile(
@@ -200,14 +200,15 @@ TEST_F(PolicyTest, TuneOnFirstUse) {
   ASSERT_TRUE(listed[0].record);
   EXPECT_EQ(listed[0].path, first.config_note);
   EXPECT_EQ(listed[0].record->chosen, first.config);
-  // Known from now on, to engines that do not tune as well.
+  // The record is known from now on, also to engines that do not tune.
   const std::string before = read_file(listed[0].path);
   EXPECT_EQ(get(options(Policy::tune_on_first_use)).config_source, ConfigSource::record);
   EXPECT_EQ(get(options()).config, first.config);
   EXPECT_EQ(read_file(listed[0].path), before);
 }
 
-// What a budget ended early is an answer like any: were the next engine to go on, it might get another.
+// A record whose budget ended early is an answer like any other:
+// if the next engine continued it, it might get another config.
 TEST_F(PolicyTest, FirstUseDoesNotGoOnWithWhatEndedEarly) {
   TuneRecord early = record(other);
   early.complete = false;
@@ -217,7 +218,7 @@ TEST_F(PolicyTest, FirstUseDoesNotGoOnWithWhatEndedEarly) {
   EXPECT_EQ(to_json(*TuneStore(user.path()).list()[0].record), to_json(early));
 }
 
-// As the ranks of a job do it.
+// Processes of one job share a folder like this.
 TEST_F(PolicyTest, ProcessesThatShareAFolderGetTheSameConfig) {
   constexpr int ranks = 3;
   std::vector<pid_t> children;

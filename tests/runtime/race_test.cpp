@@ -1,4 +1,4 @@
-// The race between candidates, with a clock that the test makes up.
+// The race between candidates, with made-up times.
 #include "runtime/tune/race.hpp"
 
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 namespace flashjit {
 namespace {
 
-// Candidate i is of block_m i + 1 and takes times[i], times whatever slows the machine down at the moment.
+// Candidate i has block_m i + 1 and takes times[i], multiplied by the machine's current slowdown.
 class FakeClock {
  public:
   FakeClock(std::vector<double> times, double noise, unsigned seed)
@@ -52,13 +52,13 @@ TEST(Race, WhoIsNoFasterThanNoiseDoesNotWin) {
     ASSERT_TRUE(clock.run());
     replaced += winner(clock.candidates) != 0;
   }
-  EXPECT_LE(replaced, 10);              // of 200: 2% for each of two rivals
-  FakeClock clock({1.0, 0.995}, 0, 1);  // faster for sure, but not by enough
+  EXPECT_LE(replaced, 10);              // 2% of 200 races, for each of two rivals
+  FakeClock clock({1.0, 0.995}, 0, 1);  // certainly faster, but not by enough
   ASSERT_TRUE(clock.run());
   EXPECT_EQ(winner(clock.candidates), 0u);
 }
 
-// In every round, so that noise has no part in it.
+// The same in every round, so that noise plays no part.
 TEST(Race, AWinnerIsFasterByOnePercentAtLeast) {
   const auto winner_of = [](double ms) {
     const std::vector<double> first(race_rounds, 1.0), other(race_rounds, ms);
@@ -105,13 +105,15 @@ TEST(Race, SlowdownsOfTheMachineHitAllAlike) {
   EXPECT_EQ(winner(clock.candidates), 1u);
 }
 
-// As a scheduler's turns are. In a fixed order they would always hit the same candidate.
+// A periodic slowdown, such as a scheduler's turns, would
+// always hit the same candidate if the order were fixed.
 TEST(Race, WhatReturnsPeriodicallyDecidesNothing) {
   for (int num_candidates = 2; num_candidates <= 6; ++num_candidates) {
     for (int phase = 0; phase < 4; ++phase) {
       std::vector<TuneCandidate> candidates;
       for (int i = 0; i < num_candidates; ++i) candidates.push_back({.config = {.block_m = i + 1}});
-      const int period = std::min(num_candidates, 4);  // of the last rounds: the finalists and the first
+      // As many candidates run in the last rounds: the finalists and the first.
+      const int period = std::min(num_candidates, 4);
       int taken = phase;
       const auto sample = [&](const KernelConfig&) { return taken++ % period == 0 ? 1.15 : 1.0; };
       ASSERT_TRUE(race(candidates, {.sample_ms = sample, .go_on = [] { return true; }}));
@@ -145,8 +147,9 @@ TEST(Race, NothingMeasuredLeavesTheHeuristic) {
 }
 
 TEST(Race, UpperBoundOfTheMedian) {
-  EXPECT_TRUE(std::isinf(upper_bound_of_median({1, 2, 3, 4, 5, 6})));  // all below: 1 in 64
-  EXPECT_EQ(upper_bound_of_median({3, 1, 2, 6, 5, 4, 7}), 7);          // 1 in 128
+  // All 6 samples are below the median with a chance of 1 in 64, all 7 with a chance of 1 in 128.
+  EXPECT_TRUE(std::isinf(upper_bound_of_median({1, 2, 3, 4, 5, 6})));
+  EXPECT_EQ(upper_bound_of_median({3, 1, 2, 6, 5, 4, 7}), 7);
   EXPECT_EQ(upper_bound_of_median({11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1}), 10);
 }
 

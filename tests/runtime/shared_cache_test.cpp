@@ -1,5 +1,5 @@
-// Engines of many processes on one cache folder, with kernels compiled for real: each compiled once, all
-// right, whoever dies and whatever happens to the files.
+// Engines of many processes on one cache folder, with real kernels: each is compiled once
+// and all results are right, whichever process dies and whatever happens to the files.
 #include <gmock/gmock.h>
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 constexpr int num_processes = 16;
 constexpr int num_kernels = 20;
 
-// Small ones, quick to compile, each another.
+// Small specs, quick to compile, all different.
 AttentionSpec spec(int n) {
   AttentionSpec spec{.dtype = DType::fp32, .head_dim = 8 * (n % 5 + 1)};
   if (n / 5 % 2) spec.mask = {CausalMask{}};
@@ -34,7 +34,7 @@ EngineOptions options_for(const std::string& folder) {
   return options;
 }
 
-// Gets and runs it. Every query attends to equal values, so that the output is that value.
+// Gets the spec's kernel and runs it. All values are equal, so the output must be that value.
 const KernelInfo& run(Engine& engine, const AttentionSpec& spec) {
   constexpr int rows = 20;
   const Kernel& kernel = engine.get(spec, {1, rows, rows, 1, 1});
@@ -56,7 +56,7 @@ const KernelInfo& run(Engine& engine, const AttentionSpec& spec) {
   return kernel.info();
 }
 
-// Two architectures at once: half of the processes are of the older.
+// Two architectures at once: half of the processes use the older one.
 TEST(SharedCache, SixteenProcessesCompileEachKernelOnce) {
   const Scratch scratch;
   const std::vector<std::string> targets = {"x86-64-v3", Target::native().str()};
@@ -117,8 +117,8 @@ TEST(SharedCache, KilledCompilersLeaveNothingBehind) {
   })));
 }
 
-// Between publish and open anything may happen to the file: who compiled uses its own bytes, and who finds
-// rubbish compiles.
+// Between publish and open anything may happen to a file. A process that
+// compiled uses its own bytes; a process that finds a damaged file compiles.
 TEST(SharedCache, FilesThatVanishAndSpoil) {
   const Scratch scratch;
   const std::string store = scratch / "cache/v3";
@@ -176,7 +176,7 @@ TEST(SharedCache, AFolderThatCannotBeWrittenCostsNothingButTime) {
   EXPECT_TRUE(child_succeeded(start_child([&] {
     ::mkdir((scratch / "cache").c_str(), 0755);
     FLASHJIT_CHECK(become_ordinary_user());
-    // Of root, or of ourselves and closed: to be read and not to be written.
+    // The folder belongs to root, or to us without write permission: it can be read, not written.
     ::chmod((scratch / "cache").c_str(), 0555);
     Engine engine(options_for(scratch / "cache"));
     const KernelInfo& info = run(engine, spec(0));

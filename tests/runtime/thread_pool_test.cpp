@@ -28,13 +28,13 @@ struct Counts {
   }
 };
 
-// Each item waits until `threads` are being worked on: with fewer threads it would never end.
+// Each item waits until `threads` items are in work, so with fewer threads the job never ends.
 struct Meeting {
   explicit Meeting(int of) : threads(of) {}
   const int threads;
   const pid_t caller = gettid();
   std::atomic<int> here{0};
-  std::atomic<pid_t> worker{0};  // one of them
+  std::atomic<pid_t> worker{0};  // one of the workers
   static void body(void* context, std::int64_t, std::int64_t) {
     auto& self = *static_cast<Meeting*>(context);
     if (gettid() != self.caller) self.worker = gettid();
@@ -55,7 +55,7 @@ std::string status_of(pid_t thread, const std::string& field) {
   return "";
 }
 
-// False after half a minute.
+// Waits until the thread sleeps; false after half a minute.
 bool falls_asleep(pid_t thread) {
   for (int i = 0; i < 30'000; ++i) {
     if (status_of(thread, "State").starts_with("S")) return true;
@@ -78,12 +78,12 @@ cpu_set_t affinity_of(pid_t thread) {
   return set;
 }
 
-// This thread's affinity, put back at the end.
+// This thread's affinity, restored at the end.
 class Affinity {
  public:
   ~Affinity() { sched_setaffinity(0, sizeof before, &before); }
   const cpu_set_t before = affinity_of(0);
-  // The n-th of the CPUs that there were.
+  // The n-th CPU of the original affinity.
   int cpu(int n) const {
     int cpu = 0;
     while (!CPU_ISSET(cpu, &before) || n-- > 0) ++cpu;
@@ -126,7 +126,7 @@ TEST(ThreadPool, UsesItsWorkers) {
   EXPECT_NE(Meeting::of(pool), 0);
 }
 
-// With pauses as long as an idle worker looks for work, and shorter and longer ones.
+// The pauses are as long as an idle worker looks for work, shorter and longer.
 TEST(ThreadPool, FindsItsWorkersLookingFallingAsleepAndAsleep) {
   for (const int threads : {2, 4}) {
     ThreadPool pool(threads);
@@ -152,7 +152,7 @@ TEST(ThreadPool, IdleWorkersSleep) {
     ThreadPool pool(threads);
     const pid_t worker = Meeting::of(pool);
     ASSERT_TRUE(falls_asleep(worker));
-    // One that polled would have waked up meanwhile.
+    // A polling worker would have woken up meanwhile.
     const std::string switches = status_of(worker, "voluntary_ctxt_switches");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_NE(switches, "");
@@ -188,7 +188,7 @@ TEST(ThreadPool, WorkersStayWhereTheHostPutsThem) {
     ASSERT_TRUE(falls_asleep(worker));
     EXPECT_EQ(Meeting::of(pool), worker);
   };
-  call_from(1);  // of two CPUs the pool gives it the other
+  call_from(1);  // with two CPUs the pool gives it the other one
   ASSERT_TRUE(falls_asleep(worker));
   const cpu_set_t chosen = only(affinity.cpu(1));
   ASSERT_EQ(sched_setaffinity(worker, sizeof chosen, &chosen), 0);
@@ -205,7 +205,7 @@ TEST(ThreadPool, LeavesSignalsToTheHost) {
   ThreadPool pool(2);
   pthread_sigmask(SIG_SETMASK, nullptr, &after);
   for (int s = 1; s < 32; ++s) EXPECT_EQ(sigismember(&before, s), sigismember(&after, s)) << s;
-  // A worker that took the signal would not have it blocked.
+  // A worker that took signals would not have them blocked.
   struct Masks {
     std::thread::id host = std::this_thread::get_id();
     std::atomic<int> seen{0}, unblocked{0};

@@ -1,4 +1,4 @@
-// The tuner as a whole: with trials whose times are made up, and on this machine's CPU.
+// The whole tuner, with trials of made-up times and on this machine's CPU.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 const AttentionSpec spec = AttentionSpec{.dtype = DType::fp32, .head_dim = 16}.validated();
 const Shape shape{.batch = 2, .seqlen_q = 100, .seqlen_k = 130, .num_heads_q = 4, .num_heads_kv = 2};
 
-// What the trials of a test do, and how often.
+// The behaviour of a test's trials, and counters of their calls.
 struct Script {
   std::function<double(const KernelConfig&)> ms = [](const KernelConfig& c) { return 1000.0 / c.block_n; };
   std::function<std::string(const KernelConfig&)> wrong = [](const KernelConfig&) { return ""; };
@@ -91,7 +91,7 @@ TEST_F(Tune, WhatIsKnownIsNotMeasuredAgain) {
   EXPECT_EQ(second.path, first.path);
   EXPECT_EQ(script.trials, 1);
   Shape neighbour = shape;
-  neighbour.seqlen_q -= 10;  // of the same bucket
+  neighbour.seqlen_q -= 10;  // in the same bucket
   EXPECT_FALSE(run(std::vector{neighbour}).at(0).measured);
   options.again = true;
   const TuneResult third = run();
@@ -190,8 +190,8 @@ TEST_F(Tune, TheBudgetIsSharedAmongShapes) {
     EXPECT_FALSE(r.record.complete);
     EXPECT_EQ(r.record.chosen, r.record.heuristic);
   }
-  EXPECT_LE(script.samples, 60);  // of 2 x 16 x 5
-  // Time for builds that never end is half of what there is; those that came through are measured.
+  EXPECT_LE(script.samples, 60);  // of 2 shapes x 16 rounds x 5 candidates
+  // Builds that take too long get half of the time; the candidates that were built are measured.
   options.budget_seconds = 1;
   options.jobs = 1;
   options.again = true;
@@ -226,14 +226,14 @@ TEST_F(Tune, WorksWithoutAFolder) {
   EXPECT_THAT(result.note, HasSubstr("no cache folder"));
 }
 
-// On the device: four candidates.
+// Four candidates, measured on the device.
 class TuneOnCpu : public Tune {
  protected:
   TuneOnCpu() { narrow.config.block_m = 48; }
   AttentionSpec narrow = spec;
 };
 
-// The outputs of one config are changed as if its kernel were wrong, and its clock makes it the fastest.
+// Changes the outputs of one config as if its kernel were wrong, and makes it the fastest.
 class CorruptingTrial : public DeviceTrial {
  public:
   using DeviceTrial::DeviceTrial;
@@ -306,7 +306,7 @@ TEST_F(TuneOnCpu, NothingToMeasure) {
   EXPECT_THROW(tune(narrow, {{.num_heads_q = 3, .num_heads_kv = 2}}, options), Error);
 }
 
-// NaN where a kernel wrote nothing, -inf in rows that see no key.
+// NaN stands for elements that a kernel did not write, -inf for rows that see no key.
 TEST(OutputDifference, BoundsAndSpecialValues) {
   const AttentionSpec s = AttentionSpec{.dtype = DType::fp16, .head_dim = 8}.validated();
   const auto fp16 = [](std::vector<std::uint16_t> bits) {
@@ -336,12 +336,12 @@ TEST(OutputDifference, BoundsAndSpecialValues) {
   EXPECT_THAT(output_difference(s, row(ones, 1.01F), row(ones, 1)), HasSubstr("lse differs"));
   EXPECT_THAT(output_difference(s, row(ones, -infinity), row(ones, 1)), HasSubstr("lse differs"));
   auto near = ones, far = ones;
-  near[3] = 0x3c10;  // 1.6%, of one in eight
+  near[3] = 0x3c10;  // 1.6% in one of eight elements
   far[3] = 0x3c40;   // 6%
   EXPECT_EQ(output_difference(s, row(near, 1), row(ones, 1)), "");
   EXPECT_THAT(output_difference(s, row(far, 1), row(ones, 1)), HasSubstr("row 0"));
 
-  // Outputs in float32 differ by the rounding of weights to 16 bits all the same.
+  // Outputs in float32 still differ by the rounding of weights to 16 bits.
   AttentionSpec wide = s;
   wide.o_dtype = DType::fp32;
   const auto wide_row = [&](float third) {

@@ -1,6 +1,6 @@
-// Every constant of the error bound: the bound is derived here a second time, from the words of
-// error_bound.hpp and forward_bound.hpp and with literal numbers, and a result one step of its dtype beyond
-// it is wrong, one within it is right.
+// Tests every constant of the error bound. The bound is derived here a second time, from
+// the descriptions in error_bound.hpp and forward_bound.hpp, with literal numbers. A result
+// one step of its dtype beyond the bound is wrong; a result one step within it is right.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,12 +50,12 @@ struct Row {
   void set_v(int key, int c, double value) {
     store_element(v.data(), dtype, key * columns + c, static_cast<float>(value));
   }
-  // In all columns; the further ones have larger values, for other places of the same bound among the numbers
-  // of the dtype.
+  // Sets all columns. Later columns have larger values, so that the
+  // bound falls at other places among the numbers of the dtype.
   void set_values(int key, double value) {
     for (int c = 0; c < columns; ++c) set_v(key, c, value * (16 + c) / 16);
   }
-  // Scores as given; rows of Q and K at right angles otherwise, whose lengths only matter for errors.
+  // Sets the scores. The rows of Q and K are otherwise at right angles; their lengths matter only for errors.
   void set_scores(const std::vector<double>& scores, double length_q, double length_k) {
     set_q(0, 1), set_q(1, length_q);
     for (int key = 0; key < keys; ++key) set_k(key, 0, scores[key]), set_k(key, 2, length_k);
@@ -81,7 +81,7 @@ struct Row {
   }
 };
 
-// A row's results, and how far off they may be.
+// A row's results and the allowed errors.
 struct Allowed {
   std::vector<Real> o, o_bound;
   Real lse, lse_bound;
@@ -184,7 +184,7 @@ Allowed allowed(const Row& row) {
   return result;
 }
 
-// Numbers of a dtype in their order, the zeros being one.
+// The numbers of a dtype in their order; both zeros have one place.
 float number_at(DType dtype, std::int64_t place) {
   const std::uint64_t magnitude = static_cast<std::uint64_t>(std::abs(place));
   const float value = dtype == DType::bf16   ? bf16_to_float(static_cast<std::uint16_t>(magnitude))
@@ -192,9 +192,9 @@ float number_at(DType dtype, std::int64_t place) {
                                              : std::bit_cast<float>(static_cast<std::uint32_t>(magnitude));
   return place < 0 ? -value : value;
 }
-// The largest that is not above the limit.
+// The place of the largest number that is not above the limit.
 std::int64_t place_below(DType dtype, Real limit) {
-  std::int64_t low = -0x7bff, high = 0x7bff;  // of fp16
+  std::int64_t low = -0x7bff, high = 0x7bff;  // the range of fp16
   if (dtype == DType::bf16) low = -0x7f7f, high = 0x7f7f;
   if (dtype == DType::fp32) low = -0x7f7fffff, high = 0x7f7fffff;
   while (low < high) {
@@ -208,7 +208,8 @@ std::int64_t place_below(DType dtype, Real limit) {
   return low;
 }
 
-// Every column and lse as far from the exact results as they may be, on either side, then one step further.
+// Sets every column and lse as far from the exact results
+// as allowed, on either side, and then one step further.
 void expect_that_the_bound_is_derived(Row row) {
   const Allowed exact = allowed(row);
   for (const int side : {1, -1}) {
@@ -246,7 +247,7 @@ TEST_P(BoundOf, OneKey) {
   }
 }
 
-// Rounding is by the output's dtype, not by the inputs'.
+// Rounding depends on the output's dtype, not on the inputs'.
 TEST_P(BoundOf, AnOutputOfFloat32) {
   for (const int keys : {1, 16}) {
     Row many = row(keys);
@@ -308,7 +309,7 @@ TEST_P(BoundOf, Dropout) {
   expect_that_the_bound_is_derived(many);
 }
 
-// By lengths that make errors of scores about 0.1, 0.4, 1 and 10.
+// The lengths make scores' errors about 0.1, 0.4, 1 and 10.
 TEST_P(BoundOf, WideRows) {
   for (const double length : {200.0, 400.0, 600.0, 2000.0}) {
     for (const bool equal_values : {false, true}) {
@@ -325,7 +326,7 @@ TEST_P(BoundOf, WideRows) {
       }
     }
   }
-  Row contenders = row(64);  // of which the last is far off
+  Row contenders = row(64);  // the last of them is far off
   std::vector<double> scores(64);
   for (int key = 0; key < 64; ++key)
     scores[key] = -key / 16.0, contenders.set_values(key, key % 2 ? key : -key);
@@ -337,7 +338,7 @@ TEST_P(BoundOf, WideRows) {
   expect_that_the_bound_is_derived(floors);
 }
 
-// Float32 products times 1e10 have no digit left below 1; the largest still decides.
+// float32 products times 1e10 have no digit left below 1, but the largest still decides.
 TEST_P(BoundOf, ScoresOfTenBillion) {
   Row leads = row(16);
   leads.scale = 1e10f;
@@ -366,7 +367,7 @@ TEST_P(BoundOf, ScoresOfTenBillion) {
   }
 }
 
-// Products beyond float32: the result is told all the same, and NaN is no wrong answer.
+// Products beyond float32: the result is still known, and NaN is no wrong answer.
 TEST_P(BoundOf, ScoresBeyondFloat32) {
   Row row = this->row(2);
   row.scale = 1e38f;
@@ -393,13 +394,13 @@ TEST_P(BoundOf, ScoresBeyondFloat32) {
   EXPECT_THAT(report.str(), testing::HasSubstr("15 elements that cannot be told"));
 }
 
-// If float32 has no score of a row above -infinity, the row is as good as empty.
+// If float32 has no score of a row above -infinity, the row may count as empty.
 TEST_P(BoundOf, ScoresBelowFloat32) {
   Row row = this->row(2);
   row.scale = 1e38f;
   row.set_values(0, 2), row.set_values(1, 2);
   row.lse = -infinity;
-  for (const double other : {-200., -1e-3}) {  // a score of -1e35 is one
+  for (const double other : {-200., -1e-3}) {  // float32 holds a score of -1e35
     row.set_scores({-100, other}, 0, 0);
     for (int c = 0; c < row.columns; ++c) store_element(row.o.data(), row.o_dtype, c, 0);
     EXPECT_EQ(row.report().verdict(), other == -200 ? Verdict::undecided : Verdict::wrong);
@@ -408,7 +409,7 @@ TEST_P(BoundOf, ScoresBelowFloat32) {
   }
 }
 
-// Beyond the kernel's promise NaN is excused; within it NaN is wrong.
+// NaN is excused beyond the scores that the kernel promises to handle, and wrong within them.
 TEST_P(BoundOf, ScoresBeyondTheKernels) {
   for (const float scale : {0.99f, 1.01f}) {
     Row row = this->row(1);
@@ -466,7 +467,7 @@ TEST_P(BoundOf, NaNAndInfinityOfVStayInTheirColumns) {
   store_element(row.o.data(), row.o_dtype, 2, nan);
   store_element(row.o.data(), row.o_dtype, 3, infinity);
   EXPECT_EQ(row.report().wrong, 3);
-  // A weight that may have become 0, and one that was dropped.
+  // A weight that may have become 0.
   row.set_k(2, 0, -200), row.set_q(0, 1);
   row.lse = std::log(2.0f);
   store_element(row.o.data(), row.o_dtype, 1, infinity),
@@ -493,7 +494,7 @@ TEST_P(BoundOf, AnInfinityOfVThatIsDroppedDecidesNothing) {
   EXPECT_EQ(report.undecided, 1) << report.str();
 }
 
-// Twice the largest number, by dropout.
+// Dropout makes the result twice the dtype's largest number.
 TEST_P(BoundOf, AResultBeyondItsDtypeIsInfinite) {
   Row row = this->row(1);
   std::vector<std::uint8_t> keep(1);

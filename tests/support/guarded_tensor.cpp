@@ -13,7 +13,7 @@ namespace flashjit::testing_support {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t guard = 512;  // poisoned bytes on both sides of the elements on a GPU
+constexpr std::size_t guard = 512;  // poisoned bytes on either side of the elements on a GPU
 
 void fill_poison(std::byte* begin, std::size_t bytes, DType dtype, Poison poison) {
   const float value = poison == Poison::nan ? std::numeric_limits<float>::quiet_NaN()

@@ -1,6 +1,6 @@
-// Tensors with traps around them: memory before, after and between the elements is poisoned (NaN or infinity)
-// and must be as it was after a launch. On a CPU an unmapped page follows the last element or precedes the
-// first, so that a single byte read outside ends the test.
+// Tensors with traps around them. Memory before, after and between the elements is poisoned
+// (NaN or infinity) and must be unchanged after a launch. On a CPU an unmapped page follows
+// the last element or precedes the first, so that reading a single byte outside ends the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,14 +23,14 @@ struct TensorShape {
   std::array<std::int64_t, Tensor::max_rank> shape{}, strides{};
 };
 
-// How the elements of [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim], lie in memory.
+// The layout of [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim], in memory.
 enum class MemoryLayout {
   contiguous,
-  heads_first,   // [batch, heads, seqlen, head_dim] underneath
-  batch_inside,  // [seqlen, batch, heads, head_dim] underneath
+  heads_first,   // in memory [batch, heads, seqlen, head_dim]
+  batch_inside,  // in memory [seqlen, batch, heads, head_dim]
   padded,        // gaps after every head, row and batch entry
   sliced_heads,  // every other head of a tensor with twice as many
-  odd,           // strides that are multiples of nothing; for CPUs
+  odd,           // strides that are no multiples of anything; only for CPUs
 };
 TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape);
 
@@ -38,34 +38,34 @@ class GuardedTensor {
  public:
   enum class Fence { before, after };
 
-  // Poisoned throughout.
+  // All memory is poisoned.
   GuardedTensor(TestDevice& device, DType dtype, const TensorShape& shape, Poison poison, Fence fence);
   ~GuardedTensor();
   GuardedTensor(const GuardedTensor&) = delete;
   GuardedTensor& operator=(const GuardedTensor&) = delete;
 
-  // What belongs to the elements, if it is less than the tensor: the others are surroundings.
+  // Limits the elements to a part of the tensor; the rest counts as surroundings.
   void limit_elements(const TensorShape& shape) { elements_ = shape; }
 
-  // To fill, and to look at after download().
+  // The tensor on the host: to be filled, and read after download().
   Tensor on_host() const;
-  // What the kernel gets. On a CPU the same memory.
+  // The tensor that the kernel gets. On a CPU it is the same memory.
   Tensor on_device() const;
 
-  // Host to device; what was_not_touched compares with.
+  // Copies the tensor to the device; was_not_touched() compares with this state.
   void upload();
   void download();
-  // Poisons the elements again, on the device too.
+  // Poisons the elements again, also on the device.
   void poison_elements();
 
-  // No byte differs from the last upload; `but_elements`: except those of the elements.
+  // Whether all bytes are those of the last upload. `but_elements`: bytes of the elements may differ.
   testing::AssertionResult was_not_touched(const char* name, bool but_elements) const;
   // The elements' bytes, row by row.
   std::vector<std::byte> elements() const;
 
  private:
   template <class F>
-  void for_each_row(F&& body) const;  // body(byte offset of the row in storage, bytes)
+  void for_each_row(F&& body) const;  // calls body(byte offset of the row in storage, bytes)
 
   TestDevice& device_;
   DType dtype_;
@@ -74,8 +74,8 @@ class GuardedTensor {
   std::byte* mapping_ = nullptr;  // fence, storage, fence
   std::size_t mapped_ = 0;
   std::byte* storage_ = nullptr;
-  std::size_t size_ = 0;    // of the storage
-  std::size_t offset_ = 0;  // of the first element in it
+  std::size_t size_ = 0;    // bytes of the storage
+  std::size_t offset_ = 0;  // of the first element in the storage
   std::vector<std::byte> before_;
   cuda::DeviceBuffer buffer_;
 };

@@ -1,5 +1,5 @@
-// The oracle of merging: by hand, against merges in float32 in several orders, and with planted defects that
-// its bound must catch.
+// Tests the oracle of merging: by hand, against float32 merges in
+// several orders, and with planted defects that its bound must catch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float log2_e = std::numbers::log2e_v<float>, ln_2 = std::numbers::ln2_v<float>;
 
-// A row of a part, or of what parts are merged to.
+// A row of a part, or of the merged result.
 struct Partial {
   float lse = -infinity;
   std::vector<float> o;
@@ -33,7 +33,7 @@ struct Partial {
 using Parts = std::vector<Partial>;
 using MergeRow = std::function<Partial(const Parts&)>;
 
-// Two into one, both normalised.
+// Merges two normalised rows into one.
 Partial merge_two(const Partial& a, const Partial& b) {
   if (b.lse == -infinity) return a;
   if (a.lse == -infinity) return b;
@@ -61,11 +61,11 @@ Partial pairs_into_pairs(const Parts& parts) {
   return level[0];
 }
 
-// A merge of all parts against their maximum may have these.
+// The defects that a merge of all parts against their maximum may have.
 struct Defect {
-  float exponent = 1, first_weight = 1;  // factors
+  float exponent = 1, first_weight = 1;  // factors on exponents and on the first weight
   bool unguarded = false;                // empty parts are multiplied by 0
-  bool by_lse = false;                   // weights are exp(l - lse), not divided by their sum: no defect
+  bool by_lse = false;  // weights are exp(l - lse) instead of divided by their sum: this is no defect
 };
 
 Partial all_at_once(const Parts& parts, const Defect& defect) {
@@ -94,7 +94,7 @@ Partial without_the_last(const Parts& parts) {
   return all_at_once({parts.begin(), parts.end() - 1}, {});
 }
 
-// Parts, and what a merge in float32 made of them. Part 1 of every third row is empty and holds NaN.
+// Parts, and the result of a float32 merge. Part 1 of every third row is empty and holds NaN.
 struct Problem {
   DType parts_dtype, o_dtype;
   int parts, batch = 2, seqlen_q = 9, heads = 2, head_dim_v = 16;
@@ -116,7 +116,7 @@ struct Problem {
   }
 
   std::size_t rows() const { return lse.size(); }
-  // `row` counts [batch, head, row], as lse does.
+  // `row` counts in the order of lse: [batch, head, row].
   std::int64_t o_row(std::size_t row) const {
     const std::size_t of_batch = static_cast<std::size_t>(heads) * seqlen_q;
     return static_cast<std::int64_t>(
@@ -259,7 +259,7 @@ TEST_P(MergeOracle, NaNAndInfinityOfAPartStayInTheirColumns) {
   EXPECT_EQ(of.report().undecided, 1);
 }
 
-// Float32 has no digit below 1024 there: the larger decides, of equal ones either may.
+// Here float32 has no digit below 1024: the larger lse decides; with equal ones either part may win.
 TEST_P(MergeOracle, LseOfTenBillion) {
   Problem of = problem(2);
   for (std::size_t row = 0; row < of.rows(); ++row) {
@@ -303,15 +303,15 @@ TEST_P(MergeOracle, SampledRows) {
   EXPECT_EQ(of.report(true, options).rows, 8);
 }
 
-// The constants, a second time from merge_oracle.hpp's words: row 1 of n parts with an lse of 3, half of
-// which hold 1.5 and half -0.25.
+// Derives the bound a second time, from the description in merge_oracle.hpp.
+// Row 1 of n parts has an lse of 3; half of the parts hold 1.5 and half -0.25.
 TEST_P(MergeOracle, BoundOfEqualParts) {
   for (const int n : {2, 6}) {
     Problem of = problem(n);
     for (int part = 0; part < n; ++part)
       of.part_lse(part, 1) = 3, of.set_o(part, 1, 0, part % 2 ? 1.5f : -0.25f);
     of.report_of(with({}));
-    const bool exact_dtype = of.o_dtype == DType::fp32;  // the steps of others are larger than its error
+    const bool exact_dtype = of.o_dtype == DType::fp32;  // other dtypes' steps are larger than the error
     const double lse = 3 + std::log(n), of_sums = (2 * std::sqrt(n) + 4) / 8388608;
     const double e = std::exp(n * (1 / 2097152. + (3 + lse + 1) / 4194304)) - 1 + of_sums;
     const double error = ((1.5 + 0.25) / 2 * e + e * 0.625) / (1 - e);

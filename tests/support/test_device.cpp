@@ -40,7 +40,7 @@ std::vector<std::shared_ptr<TestDevice>> find_devices() {
   }
   const std::vector<CudaDevice> gpus = cuda_devices(&why_no_cuda);
   for (const CudaDevice& gpu : gpus) {
-    // Of two targets for the same GPU, sm_90 and sm_90a, both.
+    // A GPU may have two targets, such as sm_90 and sm_90a; both are tested.
     const int level = Target::for_compute_capability(gpu.major, gpu.minor).level;
     for (const Target& target : Target::all()) {
       if (target.is_cuda() && target.level == level)
@@ -102,7 +102,7 @@ void TestDevice::synchronize() {
 }
 
 const std::vector<std::shared_ptr<TestDevice>>& test_devices() {
-  cache_folder();  // outlives the engines
+  cache_folder();  // constructed first, so that the folder outlives the engines
   static const std::vector<std::shared_ptr<TestDevice>> devices = find_devices();
   return devices;
 }
@@ -122,7 +122,7 @@ bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) 
     if (device && !device->is_cuda()) cpus.push_back(device.get());
   const std::uint64_t place = place_++, size = cpus.size();
   if (test_all() || on().is_cuda()) return true;
-  // Drawn, not in turns: a table may have turns, too. Not as another test draws.
+  // Draws at random instead of in turns: the table may have a period of its own. Each test draws differently.
   const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
   const std::uint64_t seed = std::hash<std::string>{}(name.substr(0, name.find('/')));
   const std::uint64_t drawn = verify::random_bits(seed, place / size), step = place % size;

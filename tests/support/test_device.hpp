@@ -1,4 +1,4 @@
-// Where a numerics test runs: a CPU target that this machine can run, or a GPU and a target for it.
+// The device of a numerics test: a CPU target that this machine can run, or a GPU and a target for it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,10 +18,10 @@ class TestDevice {
  public:
   TestDevice(Device device, std::string target);
 
-  // Of this process, made on first use. Its cache is FLASHJIT_CACHE_DIR, else a folder that dies with the
-  // process.
+  // This process's engine, made on first use. Its cache is
+  // FLASHJIT_CACHE_DIR, else a folder that is removed at the process's end.
   Engine& engine();
-  // One more engine on the same device.
+  // Another engine on the same device.
   std::unique_ptr<Engine> make_engine(EngineOptions options = {}) const;
 
   const Device& device() const { return device_; }
@@ -35,34 +35,35 @@ class TestDevice {
  private:
   Device device_;
   std::string target_;
-  std::unique_ptr<cuda::Context> context_;  // before the engine: dies after it
+  std::unique_ptr<cuda::Context> context_;  // before the engine, so destroyed after it
   std::unique_ptr<Engine> engine_;
 };
 
-// Every CPU target of this machine and every GPU with its targets; a single null in place of the GPUs where
-// there are none.
+// Every CPU target of this machine and every GPU with its
+// targets. A single null stands for the GPUs if there are none.
 const std::vector<std::shared_ptr<TestDevice>>& test_devices();
-// The folder of disk caches described above.
+// The cache folder that TestDevice::engine() uses.
 const std::string& cache_folder();
 std::string describe(const std::shared_ptr<TestDevice>& device);
 inline void PrintTo(const std::shared_ptr<TestDevice>& device, std::ostream* out) {
   *out << describe(device);
 }
 
-// FLASHJIT_TEST_ALL=1: what other runs take a sample of is run whole.
+// Whether FLASHJIT_TEST_ALL=1: tests that otherwise take a sample run whole.
 bool test_all();
 
-// A suite whose cases run once a device.
+// A suite whose cases run once on every device.
 class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>> {
  protected:
-  void SetUp() override;  // skips where the device is the null one
+  void SetUp() override;  // skips the test if the device is null
   TestDevice& on() { return *GetParam(); }
-  // Whether the next case of a long table, a kernel of `spec`, is one for this device. CPU targets are of one
-  // text and share the table out, or one in so many of its cases: of as many cases in a row as there are
-  // targets each gets one. GPUs take all of it, and so does everybody with FLASHJIT_TEST_ALL=1.
+  // Whether this device takes the next case of a long table, a kernel of `spec`. CPU targets share the
+  // host's code, so each takes a share of the table's cases, or a `one_in`th of its share: of as many
+  // consecutive cases as there are targets, each target takes one. GPUs take every case, and so do all
+  // devices with FLASHJIT_TEST_ALL=1.
   bool takes_next(const AttentionSpec& spec, std::uint64_t one_in = 1);
-  // For tables that every device takes: without dtypes whose kernels are another device's (AMX multiplies
-  // bf16 only), but for FLASHJIT_TEST_ALL=1.
+  // The dtypes for tables that every device takes. Unless FLASHJIT_TEST_ALL=1, dtypes whose
+  // kernels are the same as another device's are left out (AMX multiplies only bf16).
   std::vector<DType> own_dtypes();
 
  private:

@@ -1,5 +1,5 @@
-// The oracle itself: published examples by hand, its conversions against every half there is, and planted
-// defects that its bound must catch.
+// Tests the oracle itself: published examples by hand, its conversions
+// for every 16-bit number, and planted defects that its bound must catch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ Tensor tensor_of(void* data, DType dtype, std::initializer_list<std::int64_t> sh
   return t;
 }
 
-// One head of attention in fp32, row-major; the oracle's rows in order.
+// One head of attention in fp32, row-major. rows() returns the oracle's rows in order.
 struct Example {
   int seqlen_q, seqlen_k, head_dim, head_dim_v;
   std::vector<float> q, k, v;
@@ -75,8 +75,8 @@ std::vector<float> identity(int n) {
 }
 
 TEST(Oracle, StreamingSoftmaxOfFourScores) {
-  // With V the identity the output is the softmax itself; the running sums are those of its prefixes,
-  // relative to their maximum.
+  // With the identity as V the output is the softmax itself. The
+  // running sums are those of its prefixes, relative to their maximum.
   const std::vector<float> scores = {2, 5, 1, 4};
   const std::vector<double> sums = {1.0, 1.0498, 1.0681, 1.4360};
   for (int n = 1; n <= 4; ++n) {
@@ -159,7 +159,7 @@ TEST(Oracle, WhatIsNotKeptMayBeAnything) {
 }
 
 TEST(Oracle, DropoutByHand) {
-  // Equal weights, V the identity: what is kept shows, with its factor; lse knows nothing of it.
+  // Equal weights and the identity as V: the kept weights show with their factor; lse is unaffected.
   constexpr int n = 40;
   Example example{2, n, 1, n, std::vector<float>(2, 0), std::vector<float>(n, 0), identity(n)};
   example.spec.dropout = true;
@@ -176,8 +176,8 @@ TEST(Oracle, DropoutByHand) {
   }
 }
 
-// A batch of heads in any dtype, an output computed in float64 with a planted defect and rounded as a kernel
-// would.
+// A batch of heads in any dtype, with an output computed in
+// float64 with a planted defect and rounded like a kernel's.
 struct Problem {
   DType dtype;
   int batch, seqlen, heads_q, heads_kv, head_dim;
@@ -204,7 +204,7 @@ struct Problem {
     args.lse = tensor_of(lse.data(), DType::fp32, {b, hq, n});
   }
 
-  // Writes the reference under a defect of the spec's meaning.
+  // Writes the reference result with a defect: another scale, or other kept pairs.
   void compute(double scale_factor, const Keep& keep) {
     AttentionArgs defective = args;
     defective.softmax_scale = static_cast<float>(scale_factor / std::sqrt(head_dim));
@@ -335,7 +335,7 @@ TEST(Element, EveryHalfSurvivesARoundTrip) {
 }
 
 TEST(Element, RoundsToNearestEven) {
-  for (std::uint32_t h = 0; h < 0x7bff; ++h) {  // between each finite half and the next
+  for (std::uint32_t h = 0; h < 0x7bff; ++h) {  // between each finite fp16 number and the next
     const float below = fp16_to_float(static_cast<std::uint16_t>(h)),
                 above = fp16_to_float(static_cast<std::uint16_t>(h + 1));
     const float middle = (below + above) / 2;
@@ -478,7 +478,7 @@ TEST(Table, AlignsNumbersRightAndTextLeft) {
             "long  100\n");
 }
 
-// Counted by intervals and lists as element by element.
+// kept_pairs() counts by intervals and lists; the test counts pair by pair.
 TEST(Mask, KeptPairs) {
   using enum CausalAlign;
   const std::vector<std::vector<Mask>> lists = {

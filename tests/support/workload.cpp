@@ -32,7 +32,7 @@ std::string list_of(const std::vector<int>& values) {
   return "[" + text + "]";
 }
 
-// Applies f(element's index in the last dimension, row in the sequence dimension, value) -> value.
+// Replaces each value by f(index in the last dimension, row, value).
 template <class F>
 void transform(const Tensor& t, F&& f) {
   const int heads = t.rank - 2, rows = t.rank - 3;
@@ -92,7 +92,7 @@ std::string Case::str() const {
 
 Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std::move(given)) {
   const AttentionSpec& spec = case_.spec;
-  Shape all = case_.shape(), used = all;  // with the rows beyond the last sequence, and without
+  Shape all = case_.shape(), used = all;  // with and without the rows beyond the last sequence
   MaskTables tables;
   if (spec.varlen) {
     used.total_q = std::accumulate(case_.lengths_q.begin(), case_.lengths_q.end(), 0);
@@ -108,7 +108,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     add_starts(&AttentionArgs::cu_seqlens_k, case_.lengths_k);
   }
   Shape longest = case_.shape();
-  if (spec.varlen) {  // as the arguments below say it
+  if (spec.varlen) {  // the lengths that the arguments below give
     longest.seqlen_q = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_q, 1), all.total_q));
     longest.seqlen_k = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_k, 1), all.total_k));
   }
@@ -185,7 +185,7 @@ std::unique_ptr<GuardedTensor> Workload::make(DType dtype, const TensorShape& sh
 }
 
 void Workload::fill() {
-  // What lies beyond the last sequence stays poisoned.
+  // Memory beyond the last sequence stays poisoned.
   const auto used = [&](GuardedTensor& tensor) {
     Tensor t = tensor.on_host();
     if (case_.spec.varlen) t.shape[0] -= case_.spare_rows;
@@ -212,7 +212,7 @@ void Workload::fill() {
       break;
     case Data::rising:
     case Data::falling:
-      // Products of 3 and small multiples of 1/4: exact in every dtype.
+      // Products of 3 and small multiples of 1/4 are exact in every dtype.
       transform(q, [](std::int64_t c, std::int64_t, float) { return c < 8 ? 3.0f : 0.0f; });
       transform(k, [&](std::int64_t c, std::int64_t row, float) {
         const auto steps = static_cast<float>(row % 400) - 200.0f;
@@ -230,7 +230,7 @@ void Workload::fill() {
       std::int64_t first = 0;
       for (std::size_t b = 0; b < table.values.size(); ++b) {
         const std::int64_t rows = spec.varlen ? lengths[b] : t.shape[1];
-        const int at = spec.varlen ? 0 : 1;  // the rows' dimension
+        const int at = spec.varlen ? 0 : 1;  // the dimension of rows
         for (std::int64_t row = table.values[b]; row < rows; ++row)
           for (std::int64_t h = 0; h < t.shape[at + 1]; ++h)
             for (std::int64_t c = 0; c < t.shape[at + 2]; ++c)

@@ -1,4 +1,4 @@
-// One forward of any spec and size on one device: data, launch, check.
+// A forward of any spec and size on one device: its data, launch and check.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,32 +21,34 @@ namespace flashjit::testing_support {
 
 enum class Data {
   random,        // with outliers and long rows
-  equal_scores,  // all keys of a head the same
-  rising,  // scores rise from key to key, by more than exp can span, so that the maximum moves in every block
-  falling,      // the other way
+  equal_scores,  // all keys of a head are equal
+  // Scores rise from key to key by more than exp can span, so that the maximum moves in every block.
+  rising,
+  falling,      // scores fall
   huge_scores,  // random, 30 times as large
   positive_v,   // random, V around 3
-  plain,        // bell-shaped; the same with outliers, or with long rows
+  plain,        // bell-shaped; the next two add outliers, or long rows
   outliers,
   long_rows,
 };
 
-// Plain data; str() says all of it.
+// A test case; plain data. str() describes it completely.
 struct Case {
   AttentionSpec spec{};
   int batch = 1;
   int heads_q = 1, heads_kv = 1;
-  int seqlen_q = 1, seqlen_k = 1;             // of every batch entry
-  std::vector<int> lengths_q{}, lengths_k{};  // varlen: of each; batch and seqlens follow from them
-  int spare_rows = 0;                         // varlen: rows of the packed tensors beyond the last sequence
-  std::optional<int> max_seqlen_q{}, max_seqlen_k{};  // as AttentionArgs has them
+  int seqlen_q = 1, seqlen_k = 1;  // lengths of every batch entry
+  std::vector<int> lengths_q{},
+      lengths_k{};     // varlen: the lengths of each sequence; batch and seqlens follow from them
+  int spare_rows = 0;  // varlen: rows of the packed tensors beyond the last sequence
+  std::optional<int> max_seqlen_q{}, max_seqlen_k{};  // the values of AttentionArgs
   MemoryLayout layout = MemoryLayout::contiguous;     // q, o
   MemoryLayout layout_kv = MemoryLayout::contiguous;  // k, v
-  std::optional<verify::MaskDataOptions> masks{};     // default: hard ones
+  std::optional<verify::MaskDataOptions> masks{};     // absent: hard ones
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
-  double dropout_p = 0.2;  // of specs with dropout; their seed and offset follow from the next
+  double dropout_p = 0.2;  // for specs with dropout; dropout's seed and offset follow from `seed`
   std::uint64_t seed = 1;
 
   Shape shape() const;
@@ -59,17 +61,17 @@ class Workload {
 
   const Case& given() const { return case_; }
   const AttentionArgs& args() const { return device_args_; }
-  // The same tensors on the host; outputs as fetch() has brought them.
+  // args() on the host; fetch() updates the outputs.
   const AttentionArgs& host_args() const { return host_args_; }
   const Kernel& kernel(Engine& engine) const { return engine.get(case_.spec, case_.shape()); }
 
   // Poisons the outputs; call before each launch.
   void reset();
-  // After a launch: brings everything back; inputs and surroundings of outputs are as they were.
+  // After a launch: downloads everything, and checks that inputs and the outputs' surroundings are unchanged.
   testing::AssertionResult fetch();
-  // The oracle's report on the outputs that fetch() has brought.
+  // The oracle's report on the downloaded outputs.
   verify::Report report() const;
-  // fetch(), and every output element is within its bound.
+  // fetch(), and checks that every output element is within its bound.
   testing::AssertionResult check();
   // The bits of all outputs.
   std::vector<std::byte> outputs();
@@ -83,25 +85,25 @@ class Workload {
  private:
   GuardedTensor& tensor(TensorMember member) { return *tensors_[&argument_of(member) - arguments]; }
   std::unique_ptr<GuardedTensor> make(DType dtype, const TensorShape& shape);
-  // Of lse: contiguous rows, with gaps between them where q has some.
+  // The layout of lse: contiguous rows, with gaps between them if q has gaps.
   TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;
   void fill();
 
   TestDevice& device_;
   Case case_;
   int next_ = 0;
-  std::array<std::unique_ptr<GuardedTensor>, num_arguments> tensors_;  // null: the spec has it not
+  std::array<std::unique_ptr<GuardedTensor>, num_arguments> tensors_;  // null: the spec has no such argument
   verify::MaskData masks_;
   AttentionArgs host_args_, device_args_;
 };
 
-// Launches once on the device's engine and checks.
+// Launches once on the device's engine and checks the result.
 testing::AssertionResult computes(TestDevice& device, const Case& given);
 
-// The largest error, as a share of its bound, that check() has seen since the last call.
+// The largest error since the last call, as a share of its bound, over all check() calls.
 double take_share_of_bound();
 
-// OnEveryDevice, whose cases print how much of the bound they used.
+// OnEveryDevice whose cases print the largest share of the bound that they used.
 class ComputesOnEveryDevice : public OnEveryDevice {
  protected:
   void TearDown() override;

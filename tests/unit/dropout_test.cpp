@@ -1,5 +1,5 @@
-// The bit function of dropout: published answers of its generator, golden vectors that fix it for good, and
-// whether what it drops looks random, along every axis.
+// Dropout's bit function: published answers of its generator, golden vectors
+// that fix it for good, and whether the drops look random along every axis.
 #include "runtime/dropout.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ u32 value(std::uint64_t seed, std::uint64_t offset, int batch, int head, int row
   return of_row.multiplier * device::dropout_column_words(words, key / 4, batch).x[key % 4] + of_row.addend;
 }
 
-TEST(Dropout, PhiloxKnownAnswers) {  // of the authors' Random123, ten rounds
+TEST(Dropout, PhiloxKnownAnswers) {  // from the authors' Random123, ten rounds
   const auto expect = [](u32 key0, u32 key1, device::Words counter, std::array<u32, 4> answer) {
     const device::Words words = device::philox(key0, key1, counter);
     for (int i = 0; i < 4; ++i) EXPECT_EQ(words.x[i], answer[i]) << i;
@@ -37,7 +37,7 @@ TEST(Dropout, PhiloxKnownAnswers) {  // of the authors' Random123, ten rounds
          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-// Never to be changed: a training that continues with another version must drop the same.
+// These must never change: training that continues with another version must drop the same weights.
 TEST(Dropout, GoldenVectors) {
   struct Golden {
     std::uint64_t seed, offset;
@@ -63,7 +63,7 @@ TEST(Dropout, GoldenVectors) {
   for (const Golden& g : goldens) {
     EXPECT_EQ(value(g.seed, g.offset, g.batch, g.head, g.row, g.key), g.value);
     if (g.key > 10000) continue;
-    // The public function, just before and just after that value is dropped.
+    // The public function, with thresholds just below and just above this value.
     std::vector<std::uint8_t> keep(static_cast<std::size_t>(g.key) + 1);
     const auto is_kept = [&](double threshold) {
       dropout_row({.p = threshold * 0x1p-32, .seed = g.seed, .offset = g.offset}, g.batch, g.head, g.row,
@@ -122,8 +122,7 @@ TEST(Dropout, BadInput) {
 }
 
 // ---- statistics ----
-// Fixed seeds, so that nothing is left to chance; limits are five standard deviations of what independent
-// elements would give.
+// Seeds are fixed, so results do not vary. Limits are five standard deviations of independent elements.
 
 constexpr std::uint64_t seeds[] = {1, 0x9e3779b97f4a7c15, 20261121};
 constexpr int rows = 256, keys = 512;
@@ -139,7 +138,7 @@ Mask mask_of(const Dropout& dropout, int batch = 0, int head = 0, int first_row 
   return mask;
 }
 
-// Indicators with mean 0 and variance 1.
+// Converts a kept flag to a value with mean 0 and variance 1.
 struct Standard {
   double p;
   double operator()(std::uint8_t kept) const { return (kept - (1 - p)) / std::sqrt(p * (1 - p)); }
@@ -149,7 +148,7 @@ void expect_small(double sum, double terms, const std::string& what) {
   EXPECT_LT(std::abs(sum) / std::sqrt(terms), limit) << what;
 }
 
-// Elements of two masks in the same place have nothing to do with each other.
+// Expects that elements at the same place in two masks are independent.
 void expect_independent(const Mask& a, const Mask& b, double p, const std::string& what) {
   const Standard standard{p};
   double sum = 0;
@@ -182,7 +181,7 @@ TEST(DropoutStatistics, RatesOfAllOfRowsAndOfColumns) {
       }
     }
     expect_small(all, double{rows} * keys, "rate");
-    // Chi-square with as many degrees of freedom as sums: mean n, variance 2 n.
+    // Chi-square with one degree of freedom for each sum: mean n, variance 2 n.
     const auto expect_alike = [](const std::vector<double>& sums, double terms, const char* what) {
       double chi = 0;
       for (const double sum : sums) chi += sum * sum / terms - 1;
@@ -251,16 +250,16 @@ TEST(DropoutStatistics, MasksOfOtherHeadsBatchesSeedsAndOffsets) {
   });
 }
 
-// Not only where a usual p cuts them: the values' first and last bytes.
+// The values' first, middle and last bytes are uniform, not only the bits that a usual p looks at.
 TEST(DropoutStatistics, ValuesAreUniform) {
   for (const std::uint64_t seed : seeds) {
-    const device::Words key = device::dropout_key(seed, 0);
+    const device::Words philox_key = device::dropout_key(seed, 0);
     for (const int shift : {0, 12, 24}) {
       std::array<double, 256> counts{};
       for (int row = 0; row < rows; ++row) {
-        const device::RowWords words = device::dropout_row_words(key, row, 1, 0);
-        for (int group = 0; group < keys / 4; ++group) {
-          const device::Words columns = device::dropout_column_words(key, group, 0);
+        const device::RowWords words = device::dropout_row_words(philox_key, row, 1, 0);
+        for (int quad = 0; quad < keys / 4; ++quad) {
+          const device::Words columns = device::dropout_column_words(philox_key, quad, 0);
           for (const u32 b : columns.x) ++counts[(words.multiplier * b + words.addend) >> shift & 0xff];
         }
       }

@@ -1,4 +1,4 @@
-// Expects body() to throw a flashjit::Error of that code whose message holds every part.
+// Expects body() to throw a flashjit::Error with this code and a message that contains every part.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// Families name what they compute; what none names is refused, and what nobody asks for leaves no trace.
+// Families name the features that they compute. A feature that no family names
+// is refused, and a feature that a spec does not ask for leaves no trace.
 #include "codegen/families/kernel_family.hpp"
 
 #include <gmock/gmock.h>
@@ -16,14 +17,14 @@ namespace {
 using testing::HasSubstr;
 using testing::IsSupersetOf;
 
-// The fields of a later version, with one that no family knows of. It takes a member that forwards accept.
+// The fields of a later version, with one that no family knows. It uses a member that forwards accept.
 std::vector<SpecField> later_fields() {
   std::vector<SpecField> fields(std::begin(spec_fields), std::end(spec_fields));
   fields.insert(fields.begin() + 3, {"made_up", &AttentionSpec::deterministic});
   return fields;
 }
 
-// A name that is misspelt would refuse what the family computes.
+// A misspelt name would refuse a feature that the family computes.
 TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
   std::set<std::string_view> fields, masks, choices;
   for (const SpecField& field : spec_fields) fields.insert(field.name);
@@ -40,8 +41,8 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
   }
 }
 
-// A member of AttentionSpec that is not in the table would be in no text and refused by nobody. One more
-// member, and this does not compile.
+// A member of AttentionSpec outside the table would be in no text
+// and never be refused. With another member this does not compile.
 TEST(SpecFields, AreAllMembers) {
   const AttentionSpec spec;
   [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10] = spec;
@@ -50,20 +51,21 @@ TEST(SpecFields, AreAllMembers) {
 
 TEST(Family, ForwardsAreDeterministic) {
   const AttentionSpec spec{.head_dim = 64, .deterministic = true};
-  for (const Target& target : Target::all()) EXPECT_EQ(refusal(spec.validated(), target), "") << target.str();
+  for (const Target& target : Target::all())
+    EXPECT_EQ(why_unsupported(spec.validated(), target), "") << target.str();
 }
 
 TEST(Family, FieldThatNoFamilyNamesIsRefused) {
   const AttentionSpec spec{.head_dim = 64, .deterministic = true};
   for (const Target& target : Target::all())
-    EXPECT_EQ(refusal(spec, target, later_fields()),
+    EXPECT_EQ(why_unsupported(spec, target, later_fields()),
               "made_up true is not supported on " + target.str() + "; false would work there");
   expect_error(ErrorCode::unsupported, {"made_up true is not supported by this version; false would work"},
                [&] { check_supported(spec, later_fields()); });
 }
 
-// Then no key changes and no tune record is orphaned: both are made of this text, and of rendered text, which
-// holds the same fields.
+// So no key changes and no tune record is orphaned: keys are made
+// of this text, and of rendered text, which has the same fields.
 TEST(Family, FieldAtItsDefaultChangesNoText) {
   const char* specs[] = {
       R"({"op": "forward", "dtype": "bf16", "head_dim": 64})",
@@ -73,7 +75,7 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
   for (const char* json : specs) {
     const AttentionSpec spec = AttentionSpec::from_json(json);
     EXPECT_EQ(canonical_text(spec, later_fields()), spec.to_json());
-    for (const Target& target : Target::all()) EXPECT_EQ(refusal(spec, target, later_fields()), "");
+    for (const Target& target : Target::all()) EXPECT_EQ(why_unsupported(spec, target, later_fields()), "");
     AttentionSpec given = spec;
     given.deterministic = true;
     EXPECT_THAT(canonical_text(given, later_fields()), HasSubstr(R"(, "made_up": true, )"));
@@ -83,11 +85,11 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
 TEST(Family, RefusalsSayWhatWouldWork) {
   const AttentionSpec wide{.dtype = DType::fp32, .head_dim = 64};
   EXPECT_EQ(
-      refusal(wide, Target::parse("sm_90a")),
+      why_unsupported(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
       "x86-64-v4 and x86-64-v4+amx");
   const AttentionSpec other{.op = Operation::decode, .head_dim = 64};
-  EXPECT_EQ(refusal(other, Target::parse("sm_80")),
+  EXPECT_EQ(why_unsupported(other, Target::parse("sm_80")),
             "op decode is not supported on sm_80; op forward or merge would work");
   expect_error(ErrorCode::unsupported, {"op decode is not supported on sm_80"},
                [&] { search_space(other, Target::parse("sm_80")); });

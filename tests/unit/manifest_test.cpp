@@ -1,4 +1,4 @@
-// Manifests: what they ask for, what is refused, and that their schema says the same.
+// Manifests: the kernels that they ask for, the errors, and that their schema agrees.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
               HasSubstr("not a multiple of num_heads_kv"));
 }
 
-// The schema's words are the parser's.
+// The schema has the parser's words.
 TEST(Manifest, Schema) {
   std::ifstream file(FLASHJIT_SOURCE_DIR "/tools/manifest.schema.json");
   const Json schema = Json::parse(file);
@@ -110,7 +110,7 @@ TEST(Manifest, Schema) {
         << name;
 }
 
-// What any_shape promises: whatever is asked for later, its config is among those that were prebuilt.
+// any_shape promises that the config for every later shape is among the prebuilt ones.
 TEST(Manifest, HeuristicConfigsAreThoseOfEveryShape) {
   const unsigned seed = std::random_device()();
   std::printf("seed %u\n", seed);

@@ -1,4 +1,4 @@
-// The mask walks of templates/shared/mask.h against brute force, in both directions.
+// Compares the mask walks of templates/shared/mask.h with brute force, in both directions.
 #include "shared/mask.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ bool all(Span rows, Span keys, const Kept& kept) {
   return !any(rows, keys, [&](int i, int j) { return !kept(i, j); });
 }
 
-// What `tile` says of row i's keys that lie in `within`, asked `n` at a time.
+// Checks the bits of `tile` for row i's keys within `within`, `n` keys at a time.
 template <int n, class Tile>
 void check_bits(Tile tile, int i, Span within, const Kept& kept) {
   for (int j = within.begin / n * n; j < within.end; j += n) {
@@ -75,10 +75,9 @@ void check_bits(Tile tile, int i, Span within, const Kept& kept) {
   }
 }
 
-// Predicates answer for any pair, outside the sequences too (false). `certain` implies `kept`: where it holds
-// for all pairs of a block, and only there, the walk claims the block whole. Every mask of `masks` may
-// justify a visit on its own: the interface allows a visit where each has something, though not at the same
-// pair.
+// Predicates answer for every pair; they are false outside the sequences. `certain` implies `kept`: the walk
+// claims a block whole exactly if `certain` holds for all its pairs. Every mask of `masks` may justify a
+// visit by itself: the interface allows a visit in which each mask keeps something, though not the same pair.
 template <class Axis, class Mask>
 void check_walk(const Mask& mask, int seqlen_q, Span across, int size, int blocks, Span share,
                 const Kept& kept, const Kept& certain, const std::vector<Kept>& masks) {
@@ -115,7 +114,7 @@ void check_walk(const Mask& mask, int seqlen_q, Span across, int size, int block
   ASSERT_EQ(at, visits.size()) << "visits out of order, twice or outside the share";
 }
 
-// All tiles across the axis, and for each the whole walk and every share of it.
+// Checks all tiles across the axis; for each the whole walk and every share of it.
 template <class Axis, class Mask>
 void check_axis(const Mask& mask, int seqlen_q, int seqlen_across, int seqlen_along, int size_across,
                 int size_along, const Kept& kept, const Kept& certain, const std::vector<Kept>& masks) {
@@ -195,7 +194,7 @@ TEST(Mask, BothCausal) {
       [](const Problem& p) { return both(causal(p, Align::bottom_right), causal(p, Align::top_left)); });
 }
 
-// Lengths near the end of int: nothing overflows, and what is visited is what is due.
+// Lengths near the end of int: nothing overflows, and exactly the needed blocks are visited.
 TEST(Mask, LongSequences) {
   const int long_q = 0x40000000, long_k = 0x7fffff00, size = 128;
   const Problem p = problem(long_q, long_k);
@@ -214,20 +213,21 @@ TEST(Mask, LongSequences) {
             (std::vector<Visit>{{long_q / size - 1, false, not_found}}));
 }
 
-// Rows of a GQA group packed head by head within a position: a packed tile asks for the positions it covers.
+// Query heads of one key/value head are packed head by head within
+// a position. A packed tile asks for the positions that it covers.
 TEST(Mask, PackedRows) {
   using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
-  for (int group : {1, 2, 3, 8}) {
+  for (int packed_heads : {1, 2, 3, 8}) {
     for (int seqlen_q = 1; seqlen_q <= 9; ++seqlen_q) {
       for (int seqlen_k = 0; seqlen_k <= longest; ++seqlen_k) {
         const Problem p = problem(seqlen_q, seqlen_k);
         const Mask mask(ProblemParams{}, p);
         const Kept kept = causal(p, Align::bottom_right);
-        const Kept packed_kept = [&](int row, int key) { return kept(row / group, key); };
-        const int packed_rows = seqlen_q * group, size_m = 4, size_n = 3;
+        const Kept packed_kept = [&](int row, int key) { return kept(row / packed_heads, key); };
+        const int packed_rows = seqlen_q * packed_heads, size_m = 4, size_n = 3;
         for (int begin = 0; begin < packed_rows; begin += size_m) {
           const Span packed = {begin, min(begin + size_m, packed_rows)};
-          const Span across = {packed.begin / group, ceil_div(packed.end, group)};
+          const Span across = {packed.begin / packed_heads, ceil_div(packed.end, packed_heads)};
           std::vector<bool> visited(ceil_div(longest, size_n) + 1);
           for (const Visit& visit : walk<Keys>(mask, across, size_n, {0, 0x7fffffff})) {
             visited[visit.index] = true;
@@ -291,7 +291,7 @@ TEST(Mask, SlidingWindowTopLeft) {
   check_windows<Align::top_left>();
 }
 
-// Random blocks: none, all of their pairs, or some.
+// Random blocks that keep none, all or some of their pairs.
 template <int size_m, int size_n>
 class RandomBlocks {
  public:
@@ -350,8 +350,8 @@ class RandomBlocks {
   std::vector<u32> bitmasks_;
 };
 
-// Tiles smaller than, equal to and larger than the listed blocks, so that a walk covers part of a list, one
-// and several.
+// Tiles are smaller than, equal to and larger than the listed blocks,
+// so that a walk covers part of a list, one list and several.
 template <class... Others, class MakeKept>
 void check_block_lists(MakeKept make_kept) {
   constexpr int size_m = 16, size_n = 48;
@@ -385,13 +385,13 @@ TEST(Mask, BlockSparseAndCausal) {
   check_block_lists<Causal<Align::bottom_right>>(
       [](const Problem& p) { return causal(p, Align::bottom_right); });
 }
-// Two masks of which neither's hull says what the other skips.
+// Two masks whose hulls do not show the blocks that the other one skips.
 TEST(Mask, BlockSparseAndSlidingWindowWithSinks) {
   check_block_lists<SlidingWindowWithSinks<Align::bottom_right>>(
       [](const Problem& p) { return window(p, Align::bottom_right, 40, 0, 20); });
 }
 
-// A cursor reads each list entry once over a walk, however many blocks the walk visits.
+// A cursor reads each block of a list once over a walk, however many blocks the walk visits.
 TEST(Mask, CursorKeepsItsPlace) {
   const Problem p = problem(16, 512);
   std::mt19937 random(1);
@@ -405,8 +405,8 @@ TEST(Mask, CursorKeepsItsPlace) {
   }
 }
 
-// Lists that nobody checked: whatever they hold, nothing outside of them is read (sanitizers watch), walks
-// end, and what they visit lies in the sequence.
+// Unchecked lists: whatever they hold, no memory outside them is read
+// (sanitizers watch), walks end, and visited blocks lie in the sequence.
 TEST(Mask, BlockListsOfAnything) {
   const unsigned seed = 20250611;
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -439,7 +439,7 @@ TEST(Mask, BlockListsOfAnything) {
   }
 }
 
-// The design's worked example, after a prefix that ends where no word does.
+// A worked example with nine tokens, after a prefix that does not end at a word.
 TEST(Mask, TreeOfNine) {
   const int parents[] = {-1, 0, 1, 1, 2, 2, 3, 3, 4};
   u32 words[9] = {};
@@ -466,7 +466,7 @@ TEST(Mask, TreeOfNine) {
     const Kept kept = [&](int i, int j) {
       return inside(p)(i, j) && (j < prefix || (words[i] >> (j - prefix) & 1));
     };
-    // The hull is all that a walk knows: new keys are visited whoever sees them.
+    // A walk only knows the hull, so it visits all new keys.
     const Kept certain = [&](int i, int j) { return inside(p)(i, j) && j < prefix; };
     for (const int size : {4, 16}) {
       check_both_ways(mask, p, size, size, kept, certain, {});
@@ -475,7 +475,7 @@ TEST(Mask, TreeOfNine) {
   }
 }
 
-// More new keys than bits, fewer rows than queries, prefixes of their own: what has no bit is not seen.
+// More new keys than bits, fewer rows than queries, explicit prefixes: keys without a bit are not seen.
 TEST(Mask, TreesThatDoNotFit) {
   const std::vector<u32> words(5 * 2, ~0u);
   for (const int prefix : {-7, 0, 30, 500}) {

@@ -84,7 +84,6 @@ KernelSource render(const Golden& golden) {
   return render(AttentionSpec::from_json(golden.spec), Target::parse(golden.target), golden.config);
 }
 
-// To take over what render() gives now: FLASHJIT_UPDATE_GOLDEN=1, then review the diff.
 TEST(Render, PinsChangeNothingButTheConfig) {
   const Target target = Target::parse("sm_80");
   AttentionSpec spec = AttentionSpec{.head_dim = 64}.validated();
@@ -94,6 +93,7 @@ TEST(Render, PinsChangeNothingButTheConfig) {
   EXPECT_EQ(render(spec, target, config).text, text);
 }
 
+// To accept changed output of render(): run with FLASHJIT_UPDATE_GOLDEN=1, then review the diff.
 TEST(Render, Golden) {
   for (const Golden& golden : goldens) {
     const fs::path path = source_dir / "tests/golden" / golden.file;
@@ -134,22 +134,22 @@ TEST(Render, Steps) {
   const std::vector<Step> cuda = render(goldens[0]).steps;
   ASSERT_EQ(cuda.size(), 1u);
   EXPECT_EQ(cuda[0],
-            (Step{.entry = "flashjit_forward",
+            (Step{.function = "flashjit_forward",
                   .threads = 128,
                   .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2, false)}));
   const std::vector<Step> hopper = render(goldens[2]).steps;
   ASSERT_EQ(hopper.size(), 1u);
-  EXPECT_EQ(hopper[0], (Step{.entry = "flashjit_forward",
+  EXPECT_EQ(hopper[0], (Step{.function = "flashjit_forward",
                              .threads = 384,
                              .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2, false).end}));
   const std::vector<Step> dropout = render(goldens[3]).steps;
   ASSERT_EQ(dropout.size(), 1u);
   EXPECT_EQ(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, true).end);
-  // A key, and words of the columns of four blocks.
+  // Dropout adds its key, and the words of the columns of four blocks.
   EXPECT_GE(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, false).end + 16 + 4 * 96 * 4);
   const std::vector<Step> cpu = render(goldens[6]).steps;
   ASSERT_EQ(cpu.size(), 1u);
-  EXPECT_EQ(cpu[0], (Step{.entry = "flashjit_forward",
+  EXPECT_EQ(cpu[0], (Step{.function = "flashjit_forward",
                           .scratch = device::cpu_forward_scratch(80, 80, 48, 64, false) +
                                      device::cpu_packed_block(80, 80, 64)}));
 }
@@ -184,7 +184,7 @@ TEST(Render, StandaloneHoldsEveryHeaderOnce) {
       const std::string mark = "// ---- " + std::string(header.name) + "\n";
       EXPECT_THAT(text, HasSubstr(mark));
       EXPECT_EQ(text.find(mark), text.rfind(mark));
-      // Its longest line stands for the rest.
+      // Its longest line stands for the whole header.
       std::string longest;
       std::istringstream lines{std::string(header.text)};
       for (std::string line; std::getline(lines, line);)
@@ -195,8 +195,8 @@ TEST(Render, StandaloneHoldsEveryHeaderOnce) {
   }
 }
 
-// What render.cpp relies on to find includes and to fold them: one spelling, unconditional, no header of a
-// system.
+// render.cpp relies on this to find includes and to fold
+// them: one spelling, no conditions, no system headers.
 TEST(EmbeddedHeaders, IncludeEachOtherPlainly) {
   for (const EmbeddedHeader& header : embedded_headers()) {
     int depth = 0;

@@ -1,6 +1,5 @@
-// tools/spec.schema.json says exactly what AttentionSpec::from_json accepts: every field, word and limit of
-// the schema is tried on the parser, and every word that the parser's messages list is looked up in the
-// schema.
+// tools/spec.schema.json agrees exactly with AttentionSpec::from_json. The test tries every field, word
+// and limit of the schema on the parser, and looks up every word of the parser's messages in the schema.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -32,8 +31,7 @@ std::string refusal(const Json& spec) {
   }
 }
 
-// A spec with `value` at `field` of the object that `place` makes of it: the spec itself, its config, its
-// only mask.
+// Makes a spec from an object's fields: they belong to the spec itself, its config or its only mask.
 using Place = Json (*)(const Json& object);
 Json smallest() {
   return {{"op", "forward"}, {"dtype", "bf16"}, {"head_dim", 64}};
@@ -76,7 +74,7 @@ std::set<std::string> words_after(const std::string& message, const std::string&
 
 void check_property(const std::string& name, const Json& property, Place place) {
   SCOPED_TRACE(name);
-  // With some operation and dtype: fields and the dtypes of other tensors depend on them.
+  // Tries several operations and dtypes: fields, and the dtypes of other tensors, depend on them.
   const auto accepts = [&](const Json& value) {
     std::string message;
     for (const char* op : {"merge", "forward"}) {

@@ -21,7 +21,7 @@ bool holds(const std::vector<KernelConfig>& configs, const KernelConfig& config)
   return std::find(configs.begin(), configs.end(), config) != configs.end();
 }
 
-// Every spec that any kernel depends on for its config.
+// Calls body for every spec that a config may depend on.
 template <class Body>
 void for_each_spec(const Target& target, Body body) {
   for (DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
@@ -53,8 +53,8 @@ TEST(SearchSpace, HoldsFittingConfigsAndTheHeuristicOne) {
   }
 }
 
-// One line for all configs that differ in block_n alone: "block_m 64, num_stages 2: block_n 64 80 96".
-// Choices that are off, and one stage or warp, are left out.
+// One line for all configs that differ only in block_n: "block_m 64, num_stages
+// 2: block_n 64 80 96". Disabled choices, and one stage or warp, are left out.
 std::string text_of(const std::vector<KernelConfig>& space) {
   std::map<KernelConfig, std::string> lines;
   for (KernelConfig config : space) {
@@ -75,9 +75,9 @@ std::string text_of(const std::vector<KernelConfig>& space) {
   return text;
 }
 
-// The spaces of all targets for that spec; targets with the same one share it.
+// The search spaces of all targets for the spec. Targets with the same space share it.
 std::string spaces_of(const AttentionSpec& spec) {
-  std::vector<std::pair<std::string, std::string>> spaces;  // and whose they are
+  std::vector<std::pair<std::string, std::string>> spaces;  // each with its targets
   for (const Target& target : Target::all()) {
     if (target.is_cuda() && spec.dtype == DType::fp32) continue;
     const std::vector<KernelConfig> space = search_space(spec, target);
@@ -95,8 +95,9 @@ std::string spaces_of(const AttentionSpec& spec) {
   return text;
 }
 
-// The search space changes on purpose only: each config of some specs, and the number of configs of every
-// head_dim. To accept a change: FLASHJIT_UPDATE_GOLDEN=1, and review the diff.
+// The search space must not change by accident: the golden file has every
+// config of some specs, and the number of configs of every head_dim. To
+// accept a change: run with FLASHJIT_UPDATE_GOLDEN=1, then review the diff.
 TEST(SearchSpace, Golden) {
   std::string text;
   for (const char* json :
@@ -148,7 +149,8 @@ TEST(SearchSpace, EveryRejectionHasAReason) {
   }
 }
 
-// Rows enough to share packed K and V, and no more scratch than leaves the second-level cache to others.
+// Tiles have enough rows to share packed K and V, and little enough
+// scratch to leave half of the second-level cache to other data.
 TEST(SearchSpace, DefaultsWithAmx) {
   struct Default {
     int head_dim, rows, keys;
@@ -177,7 +179,7 @@ TEST(SearchSpace, HonoursPins) {
   }
 }
 
-// A value between those that the tuner tries is honoured all the same.
+// A pinned value between those that the tuner tries is honoured, too.
 TEST(SearchSpace, HonoursPinsOffTheAxes) {
   const AttentionSpec spec =
       AttentionSpec{.head_dim = 64, .config = {.block_m = 80, .block_n = 176}}.validated();
@@ -202,12 +204,13 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
   refused("sm_90a", {.block_n = 128, .q_in_registers = true}, {"values in registers", "would work"});
   refused("sm_90a", {.block_m = 64, .ping_pong = true}, {"block_m 64", "ping_pong", "would work"});
   refused("sm_90a", {.num_stages = 8}, {"bytes of shared memory", "would work"});
-  refused("sm_90", {.q_in_registers = true}, {"is no choice of", "but of those of sm_90a", "would work"});
+  refused("sm_90", {.q_in_registers = true}, {"is no choice of", "only of those for sm_90a", "would work"});
   refused("x86-64-v3", {.tile_order = TileOrder::sections},
-          {"is no choice of", "but of those of sm_90a", "would work"});
+          {"is no choice of", "only of those for sm_90a", "would work"});
   refused("x86-64-v4", {.pack_gqa = true},
-          {"pack_gqa is no choice of", "but of those of sm_90a", "would work"});
-  refused("sm_80", {.pack_gqa = true}, {"pack_gqa is no choice of", "but of those of sm_90a", "would work"});
+          {"pack_gqa is no choice of", "only of those for sm_90a", "would work"});
+  refused("sm_80", {.pack_gqa = true},
+          {"pack_gqa is no choice of", "only of those for sm_90a", "would work"});
   refused("sm_80", {.block_m = 80}, {"block_m 80", "rows for each of 4 warps", "would work"});
   refused("sm_80", {.num_warps = 3}, {"num_warps 3", "4 or 8", "would work"});
   refused("sm_80", {.num_stages = 4}, {"num_stages 4", "would work"});
@@ -216,7 +219,7 @@ TEST(SearchSpace, RefusesPinsThatCannotFit) {
   refused("x86-64-v4", {.block_m = 512, .block_n = 1024}, {"bytes of scratch", "2097152", "would work"});
 }
 
-// Query heads share tiles where each has few rows, and where one walk serves them all.
+// Query heads share tiles if each has few rows and one walk serves all of them.
 TEST(SearchSpace, PackedHeads) {
   const Target target = Target::parse("sm_90a");
   const AttentionSpec spec = AttentionSpec{.head_dim = 128, .mask = {TreeMask{}}}.validated();
@@ -262,9 +265,7 @@ TEST(SearchSpace, PackedHeads) {
   EXPECT_FALSE(heuristic_config(pinned, target, few).pack_gqa);
 }
 
-// Every block size of a list has a config on every target; those of the usual sizes are tiles within a block,
-// or units of rows within one.
-// A tune record may say anything: so many that the sum of their bytes would overflow.
+// A tune record may hold any numbers, such as so many stages that the sum of their bytes would overflow.
 TEST(SearchSpace, MisfitTakesAnyConfig) {
   const AttentionSpec spec = AttentionSpec{.head_dim = 128}.validated();
   const Target target = Target::parse("sm_90a");
@@ -273,6 +274,8 @@ TEST(SearchSpace, MisfitTakesAnyConfig) {
   EXPECT_EQ(misfit(spec, target, config), "num_stages 1073741824 is not 2 to 8");
 }
 
+// Every block size of a list has a config on every target. For the usual sizes,
+// a tile, or a unit of its rows, lies within one block.
 TEST(SearchSpace, BlockSparse) {
   for (const Target& target : Target::all()) {
     for (const int head_dim : {64, 128, 256}) {
@@ -282,7 +285,7 @@ TEST(SearchSpace, BlockSparse) {
         const KernelConfig config =
             heuristic_config(spec, target, {.batch = 4, .seqlen_q = 8192, .seqlen_k = 8192});
         EXPECT_EQ(misfit(spec, target, config), "");
-        // Wide heads leave a 99 KB multiprocessor one shape of tile.
+        // With wide heads a multiprocessor of 99 KB has room for only one shape of tile.
         const bool usual =
             (size == 64 || size == 128 || size == 256) && (head_dim < 256 || !target.is_cuda());
         if (!usual) continue;
@@ -295,7 +298,7 @@ TEST(SearchSpace, BlockSparse) {
   }
 }
 
-// What a refusal proposes is itself accepted.
+// The config that an error proposes is itself accepted.
 TEST(SearchSpace, ProposesWhatWorks) {
   AttentionSpec spec = AttentionSpec{.head_dim = 128, .config = {.block_m = 96, .num_warps = 4}}.validated();
   try {
@@ -326,16 +329,16 @@ TEST(SearchSpace, Fp32NeedsACpu) {
 TEST(Bucket, IsItsLargestShapeAndKeepsTheWork) {
   EXPECT_EQ(bucket({.batch = 3, .seqlen_q = 1000, .seqlen_k = 1025, .num_heads_q = 32, .num_heads_kv = 8}),
             (Shape{.batch = 32, .seqlen_q = 1024, .seqlen_k = 2048, .num_heads_q = 4, .num_heads_kv = 1}));
-  // Batch entries are as good as heads.
+  // Batch entries count like heads.
   const Shape one{.batch = 1, .seqlen_q = 512, .seqlen_k = 512, .num_heads_q = 32, .num_heads_kv = 32};
   const Shape many{.batch = 32, .seqlen_q = 512, .seqlen_k = 512};
   EXPECT_EQ(bucket(one), bucket(many));
-  // Groups of heads are not.
+  // The number of query heads per key/value head matters.
   const Shape grouped{.batch = 1, .seqlen_q = 512, .seqlen_k = 512, .num_heads_q = 32, .num_heads_kv = 4};
   EXPECT_NE(bucket(one), bucket(grouped));
 }
 
-// Records of shapes without totals stay what they are: only what is given counts.
+// Shapes without totals keep their buckets: totals count only if they are given.
 TEST(Bucket, PackedSequencesCountByTheirRows) {
   const Shape longest{.batch = 64, .seqlen_q = 1024, .seqlen_k = 1024, .num_heads_q = 4};
   const auto with = [&](std::int64_t total_q, std::int64_t total_k) {
@@ -360,13 +363,13 @@ TEST(Bucket, OfItselfIsItself) {
   for (const int batch : {0, 1, 3, 64, 100000}) {
     for (const int seqlen : {0, 1, 17, 4096, 1 << 20, 2147483647}) {
       for (const int heads_kv : {0, 1, 5, 128}) {
-        for (const int group : {1, 7, 64}) {
+        for (const int heads_per_kv_head : {1, 7, 64}) {
           const Shape b = bucket({.batch = batch,
                                   .seqlen_q = seqlen,
                                   .seqlen_k = seqlen,
-                                  .num_heads_q = heads_kv * group,
+                                  .num_heads_q = heads_kv * heads_per_kv_head,
                                   .num_heads_kv = heads_kv});
-          EXPECT_EQ(bucket(b), b) << batch << " " << seqlen << " " << heads_kv << " " << group;
+          EXPECT_EQ(bucket(b), b) << batch << " " << seqlen << " " << heads_kv << " " << heads_per_kv_head;
           EXPECT_GE(b.batch, 1);
           EXPECT_GE(b.num_heads_q, 1);
           EXPECT_EQ(b.num_heads_kv, 1);

@@ -14,7 +14,7 @@ AttentionSpec parse(const std::string& text) {
   return AttentionSpec::from_json(text);
 }
 
-// The required fields, then more.
+// A spec of the required fields and `more`.
 std::string with(const std::string& more) {
   return R"({"op": "forward", "dtype": "bf16", "head_dim": 128)" + (more.empty() ? "" : ", " + more) + "}";
 }
@@ -60,7 +60,7 @@ TEST(Spec, EveryField) {
   EXPECT_EQ(spec.config, (PinnedConfig{.block_m = 128, .block_n = 64, .num_stages = 2, .num_warps = 8}));
 }
 
-// Fields at their default are in no text, so that a field that comes later changes no key.
+// Fields at their default are in no text, so a field added later changes no key.
 TEST(Spec, CanonicalText) {
   EXPECT_EQ(parse(with(R"("head_dim_v": 128, "mask": [], "dropout": false, "lse": true, "varlen": false,
                           "paged": false, "deterministic": false, "o_dtype": "bf16", "parts_dtype": "fp32",
@@ -137,7 +137,7 @@ TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
   }
 }
 
-// Plain data built in C++ is held to the same rules.
+// Specs built in C++ follow the same rules.
 TEST(Spec, Validated) {
   const AttentionSpec spec{.head_dim = 64, .mask = {PaddingMask{}, CausalMask{}, CausalMask{}}};
   const AttentionSpec valid = spec.validated();
@@ -270,7 +270,7 @@ TEST(Spec, MasksThatContradict) {
                  {"mask[0].keys", "the fields are kind"});
 }
 
-// Whatever the text, the answer is an error or a spec whose own text gives the same spec again.
+// Any text gives an error, or a spec whose own text gives the same spec again.
 TEST(Spec, AnyText) {
   const unsigned seed = 20261121;
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -43,14 +43,14 @@ std::vector<DiskCache> CacheOptions::folders() const {
   return all;
 }
 
-std::string field(const Key& key, std::string_view label) {
+std::string field(const CacheKey& key, std::string_view label) {
   const std::string* value = key.find(label);
   return value ? *value : std::string();
 }
 
-Json fields_json(const Key& key) {
+Json fields_json(const CacheKey& key) {
   Json fields = Json::object();
-  for (const KeyField& f : key.fields()) fields[f.label] = f.value;
+  for (const CacheKeyField& f : key.fields()) fields[f.label] = f.value;
   return fields;
 }
 
@@ -93,7 +93,7 @@ int ls(const CacheOptions& options) {
                   {"used", item.used},
                   {"damage", item.damage}};
       if (item.entry) {
-        const Key& key = item.entry->key;
+        const CacheKey& key = item.entry->key;
         row["key"] = key.digest();
         row["fields"] = fields_json(key);
         row["metadata"] = Json::parse(item.entry->metadata, nullptr, false);

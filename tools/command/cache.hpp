@@ -29,7 +29,7 @@ CacheAction add_export(const Arguments& app);
 CacheAction add_import(const Arguments& app);
 
 // The key's field of that name; empty if there is none.
-std::string field(const Key& key, std::string_view label);
-Json fields_json(const Key& key);
+std::string field(const CacheKey& key, std::string_view label);
+Json fields_json(const CacheKey& key);
 
 }  // namespace flashjit::command

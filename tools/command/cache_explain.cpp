@@ -32,8 +32,8 @@ Listings list_all(const CacheOptions& cache) {
 }
 
 // The only entry whose digest starts with the prefix. Throws if there is none, or if there are several.
-Key find_key(const Listings& list, const std::string& prefix) {
-  std::optional<Key> found;
+CacheKey find_key(const Listings& list, const std::string& prefix) {
+  std::optional<CacheKey> found;
   for (const DiskCache::Listing& item : list) {
     if (!item.entry || !item.entry->key.digest().starts_with(prefix)) continue;
     if (found && *found != item.entry->key)
@@ -49,12 +49,12 @@ Key find_key(const Listings& list, const std::string& prefix) {
 }
 
 // The key that an engine would look up for the spec now. Without a compiler only its request is known.
-Key wanted_key(const CacheExplainOptions& options) {
+CacheKey wanted_key(const CacheExplainOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   const Target target = Target::parse(options.target);
   const KernelSource source =
       render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
-  const Key request = request_key(spec, source);
+  const CacheKey request = request_key(spec, source);
   try {
     const std::shared_ptr<const Compiler> compiler = compiler_for(target);
     return entry_key(request, compiler->options(source), compiler->identity());
@@ -64,8 +64,8 @@ Key wanted_key(const CacheExplainOptions& options) {
   }
 }
 
-std::size_t fields_in_common(const Key& a, const Key& b) {
-  return std::count_if(a.fields().begin(), a.fields().end(), [&](const KeyField& f) {
+std::size_t fields_in_common(const CacheKey& a, const CacheKey& b) {
+  return std::count_if(a.fields().begin(), a.fields().end(), [&](const CacheKeyField& f) {
     const std::string* other = b.find(f.label);
     return other && *other == f.value;
   });
@@ -73,8 +73,8 @@ std::size_t fields_in_common(const Key& a, const Key& b) {
 
 // The entry that build_kernel() would use for that key: first a layer's entry of the same request, then the
 // folder's entry of the same key (without a compiler, of the same request).
-std::optional<std::string> find_entry(const CacheOptions& cache, const Key& wanted) {
-  const Key request = request_of(wanted);
+std::optional<std::string> find_entry(const CacheOptions& cache, const CacheKey& wanted) {
+  const CacheKey request = request_of(wanted);
   for (const DiskCache& folder : cache.folders()) {
     const bool by_request = folder.access() == DiskCache::Access::read_only || wanted == request;
     std::optional<StoredKernel> kernel;
@@ -88,8 +88,8 @@ std::optional<std::string> find_entry(const CacheOptions& cache, const Key& want
 
 int explain(const CacheOptions& cache, const CacheExplainOptions& options) {
   const Listings list = list_all(cache);
-  const Key key = options.spec.empty() ? find_key(list, options.keys.front()) : wanted_key(options);
-  std::optional<Key> other;
+  const CacheKey key = options.spec.empty() ? find_key(list, options.keys.front()) : wanted_key(options);
+  std::optional<CacheKey> other;
   std::optional<std::string> hit;
   if (options.spec.empty()) {
     if (options.keys.size() > 1) other = find_key(list, options.keys[1]);
@@ -115,7 +115,7 @@ int explain(const CacheOptions& cache, const CacheExplainOptions& options) {
     return exit_ok;
   }
   std::cout << key.digest() << '\n';
-  for (const KeyField& f : key.fields()) std::cout << "  " << f.label << ": " << f.value << '\n';
+  for (const CacheKeyField& f : key.fields()) std::cout << "  " << f.label << ": " << f.value << '\n';
   if (hit) {
     std::cout << "is in the cache: " << *hit << '\n';
   } else if (other) {

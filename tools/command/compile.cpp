@@ -36,7 +36,7 @@ int compile_targets(const CompileOptions& options) {
     reports.push_back(kernel_json(info));
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
     table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),
-               on_gpu(info.registers), on_gpu(info.spill_bytes), on_gpu(info.shared_memory), info.key});
+               on_gpu(info.registers), on_gpu(info.spill_bytes), on_gpu(info.shared_memory), info.cache_key});
     if (!info.cache_note.empty() && notes.insert(info.cache_note).second)
       std::cerr << "flashjit: cache: " << info.cache_note << '\n';
   }

@@ -191,7 +191,7 @@ int prebuild(const PrebuildOptions& options) {
       row["error"] = outcome.error->message();
       row["detail"] = outcome.error->detail();
     } else {
-      row["key"] = outcome.info.key;
+      row["key"] = outcome.info.cache_key;
       row["origin"] = to_string(outcome.info.origin);
       row["compile_ms"] = outcome.info.compile_ms;
       row["bytes"] = outcome.bytes;

@@ -32,7 +32,7 @@ int render_source(const RenderOptions& options) {
   for (const EmbeddedHeader& header : source.headers) headers.push_back(header.name);
   Json steps = Json::array();
   for (const Step& step : source.steps) {
-    steps.push_back({{"entry", step.entry},
+    steps.push_back({{"entry", step.function},
                      {"threads", step.threads},
                      {"shared_memory", step.shared_memory},
                      {"scratch", step.scratch}});

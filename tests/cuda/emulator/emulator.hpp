@@ -1,7 +1,7 @@
-// One block of a GPU kernel on the host: every thread is a fiber, and where one would wait, the next goes on.
-// The instructions of templates/cuda/ptx*.cuh that the sm_90a kernels use are functions of the same names
-// here, in the headers of cuda/, which come first in the include path. Copies and products are done at once:
-// what this shows is that every element goes where it belongs, not that every access waits for its turn.
+// Runs one block of a GPU kernel on the host. Every thread is a fiber; when one would wait, the next one
+// runs. The instructions of templates/cuda/ptx*.cuh that the sm_90a kernels use are functions of the same
+// names in the headers of cuda/, which come first in the include path. Copies and products happen at
+// once. So tests show that every element goes to its place, but not that every access waits for its turn.
 #pragma once
 
 #include <ucontext.h>
@@ -47,7 +47,7 @@ using device::i64;
 using device::u32;
 using device::u64;
 
-// What a TensorMap holds here.
+// The emulated content of a TensorMap.
 struct TensorMap {
   const void* data;
   const cuda::TensorMapShape* shape;
@@ -55,8 +55,8 @@ struct TensorMap {
 
 class Block {
  public:
-  // Runs body() as so many threads, in shared memory that holds `garbage`. Throws where all of them wait for
-  // each other.
+  // Runs body() on so many threads, with shared memory that
+  // holds `garbage`. Throws if all threads wait for each other.
   static void run(int threads, int shared_bytes, int garbage, const std::function<void()>& body) {
     Block block(threads, shared_bytes, body);
     std::memset(device::dynamic_shared, garbage, sizeof device::dynamic_shared);
@@ -86,7 +86,7 @@ class Block {
   void store(u32 address, const T& value) {
     std::memcpy(shared(address, sizeof value), &value, sizeof value);
   }
-  // Of panels with a swizzle of 128 bytes.
+  // The address within panels with a swizzle of 128 bytes.
   static u32 swizzled(u32 address) { return address ^ (address >> 3 & 0x70); }
 
   // ---- barriers
@@ -124,7 +124,7 @@ class Block {
   }
   int threads() const { return static_cast<int>(fibers_.size()); }
 
-  // What every lane of the warp gives, in the order of lanes.
+  // The values of all lanes of the warp, in the order of lanes.
   template <class T>
   std::array<T, 32> all_lanes(const T& mine) {
     static_assert(sizeof(T) <= 16);
@@ -214,7 +214,7 @@ class Block {
   std::vector<std::array<char, 16>> slots_;
   ucontext_t scheduler_;
   std::size_t running_ = 0;
-  i64 progress_ = 0;  // counts what may end a wait
+  i64 progress_ = 0;  // counts events that may end a wait
   std::exception_ptr error_;
 };
 
@@ -235,10 +235,11 @@ inline u32 from_float(device::fp16, float value) {
   return verify::float_to_fp16(value);
 }
 
-// One row.
+// One row of an operand.
 using Operand = std::array<float, 16>;
 
-// d[m, n] (+)= a[m, k] b[k, n] for this thread's elements: rows lane / 4 and lane / 4 + 8 of its warp's 16.
+// d[m, n] = a[m, k] b[k, n], or d[m, n] += a[m, k] b[k, n], for this
+// thread's elements: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 template <int N, class B>
 void multiply(float (&d)[N / 2], const Operand (&a)[2], const B& b, int accumulate) {
   for (int i = 0; i < N / 8; ++i) {

@@ -1,6 +1,6 @@
-// templates/cpu/instructions.h as a CPU with AVX-512 and AMX would have it, for one that has neither: vectors
-// of its length, and tile registers in memory. In place of that header when a kernel is compiled for
-// x86-64-v3.
+// templates/cpu/instructions.h for a CPU with AVX-512 and AMX, emulated on
+// a CPU that has neither: vectors of the same length, and tile registers in
+// memory. It replaces that header when a kernel is compiled for x86-64-v3.
 #pragma once
 
 #include "shared/platform.h"
@@ -42,7 +42,7 @@ FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
 inline WordVec tiles[8][16];
 inline bool configured, misused;
 
-// What the test asks: whether tiles are configured, whether they were used when they were not.
+// Asked by the test: whether tiles are configured, and whether they were used while they were not.
 extern "C" __attribute__((used)) inline int emulated_tiles_configured() {
   return configured;
 }
@@ -54,7 +54,7 @@ inline void configure_tiles() {
   misused |= configured;
   configured = true;
   for (auto& tile : tiles)
-    for (WordVec& row : tile) row = 0x7fc07fc0 - WordVec{};  // zeros on a CPU, but nobody counts on it
+    for (WordVec& row : tile) row = 0x7fc07fc0 - WordVec{};  // a CPU sets zeros, but no code may rely on that
 }
 inline void release_tiles() {
   misused |= !configured;
@@ -78,13 +78,13 @@ void store_tile(void* rows, i64 stride) {
     __builtin_memcpy(static_cast<char*>(rows) + i * stride, &tiles[tile][i], sizeof(WordVec));
 }
 
-// Denormals are zero, before and after.
+// Denormal inputs and results are zeros.
 inline Vec flushed(Vec x) {
   const Vec magnitude = reinterpret_cast<Vec>(reinterpret_cast<WordVec>(x) & 0x7fffffffu);
   return magnitude < 0x1p-126f ? Vec{} : x;
 }
-// As TDPBF16PS computes (Intel SDM): sums of even and of odd terms, fused and rounded to nearest, which then
-// meet.
+// Computes like TDPBF16PS (Intel SDM): sums of the even and of the
+// odd terms, fused and rounded to nearest, are added at the end.
 template <int c, int a, int b>
 void add_product() {
   misused |= !configured;

@@ -1,4 +1,4 @@
-// templates/cuda/ptx.cuh on the host, as far as the sm_90a kernels use it.
+// The part of templates/cuda/ptx.cuh that the sm_90a kernels use, on the host.
 #pragma once
 
 #include "tests/cuda/emulator/emulator.hpp"

@@ -66,14 +66,13 @@ inline void wgmma_fence() {}
 inline void wgmma_commit_group() {}
 template <int pending>
 void wgmma_wait_group() {
-  emulator::block().warp_sync();  // all lanes have read what is released now
+  emulator::block().warp_sync();  // all lanes have read the operands that are released now
 }
 inline u64 wgmma_descriptor(u32 address, u32 leading) {
   return u64{leading} << 32 | address;
 }
 
-// Element (row, column) of an operand of 16 columns, or, with N contiguous, of 16 rows in panels of 64
-// columns.
+// Element (row, column) of an operand of 16 columns; with N contiguous, of 16 rows in panels of 64 columns.
 template <class T>
 float operand_element(u32 base, u32 row, u32 column) {
   return emulator::to_float(
@@ -87,7 +86,7 @@ float operand_b(u64 descriptor, int k, int n) {
                  : operand_element<T>(base, un, uk);
 }
 
-// d (+)= a * b of 16 columns of a and b, or 16 rows of b.
+// d = a * b, or d += a * b, over 16 columns of a and b, or 16 rows of b.
 template <class T, int N>
 void wgmma_ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
   emulator::Operand rows[2];
@@ -108,7 +107,7 @@ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
   emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, b_n_major>(b, k, n); }, accumulate);
 }
 
-// As codegen/wgmma_products.hpp renders them.
+// The products that codegen/wgmma_products.hpp renders, emulated.
 template <class Spec, class Config>
 struct EmulatedProducts {
   using Element = typename Spec::Element;

@@ -87,7 +87,7 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   return {};
 }
 
-// Measured on an H200 (tests/bench/README.md). The other targets
+// Measured on an H200 (tests/bench/gpu_forward.md). The other targets
 // take the first config of the list that keeps eight warps resident.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   constexpr KernelConfig short_sequences[] = {{64, 64, 2, 4}, {64, 64, 1, 4}, {64, 32, 1, 4}};

@@ -151,7 +151,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
   return axes;
 }
 
-// Measured (tests/bench/README.md).
+// Measured (tests/bench/gpu_forward.md).
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (config.pack_gqa && config.block_m == 192)
     return "tiles of 192 rows are for long sequences, where packing heads saves no tile";
@@ -173,7 +173,7 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   return {};
 }
 
-// Measured on an H200 (tests/bench/README.md).
+// Measured on an H200 (tests/bench/gpu_forward.md).
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
   KernelConfig config{.block_m = 128, .num_stages = 2, .tile_order = tile_order(spec)};

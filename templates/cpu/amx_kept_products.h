@@ -1,8 +1,8 @@
-// The products of blocked attention by AMX, for heads of at most 64 columns: all tiles of b stay in registers
-// while those of a pass by, and two sums are computed at a time. A step has as few keys as fill those
-// registers, so that its scores, the unit's O and what passes by of K and V share a first-level cache: a sum
-// that is stored elsewhere takes four times as long. Nothing is computed beside the softmax, for which there
-// would have to be more of them.
+// Matrix products of blocked attention by AMX, for heads of at most 64 columns. All tiles of b stay in tile
+// registers while the tiles of a are loaded one after the other; two sums are computed at a time. A step has
+// just the keys that fill these registers. Its scores, the unit's O and its tiles of K and V then share the
+// first-level cache: storing a sum elsewhere takes four times as long. No product runs beside the softmax: a
+// step would need more keys for that.
 #pragma once
 
 #include "cpu/amx_operands.h"
@@ -43,8 +43,8 @@ struct AmxKeptProducts : AmxOperands<Spec, Config> {
   using Operands::bytes;
   static constexpr i64 row = 4 * unit_rows;  // bytes
 
-  // out = a b or out += a b, 16 rows of each of `groups` times; b in tile registers 4 to 7. Tiles of a: the
-  // next 16 rows and the next 32 terms are so many bytes further.
+  // out = a b, or out += a b if `add`, for `groups` times 16 rows. Tile registers 4 to 7 hold b. Tiles of a:
+  // `next` is the bytes to the next 16 rows, `next_terms` the bytes to the next 32 terms of the sum.
   template <int terms>
   FLASHJIT_FN static void multiply(const char* a, int next, int next_terms, bool add, float* out,
                                    int groups) {

@@ -1,11 +1,11 @@
-// What AMX multiplies, for all products with it: bf16 in tiles of 1 kB, each as one load takes it, zeros
-// beyond head_dim; sums are float32.
+// Operands of AMX, for both structs of products that use it: bf16 in tiles of 1 kB, each in the layout of a
+// tile register, padded with zeros beyond head_dim. Sums are float32.
 //
 //   K     a of S^T = K Q^T       16 keys x 32 columns
-//   Q     b                      32 columns x 16 query rows, two columns to a row of the tile
+//   Q     b                      32 columns x 16 query rows; a row of the tile holds two columns
 //   V^T   a of O^T += V^T P^T    16 columns x 32 keys
-//   P     b                      32 keys x 16 query rows, two keys to a row: one word in place of two scores,
-//                                as many to a row as the unit has
+//   P     b                      32 keys x 16 query rows; a row of the tile holds two keys. A word of P takes
+//                                the place of two scores; a row of P has one word for each query row
 #pragma once
 
 #include "cpu/tile.h"
@@ -14,7 +14,7 @@ namespace flashjit::device {
 
 using HalfVec = unsigned short __attribute__((vector_size(4 * lanes)));
 
-// Rows of a tensor; zeros in place of those from `count` on.
+// Pointers to rows of a tensor; rows from `count` on are zeros.
 template <int rows>
 struct RowPointers {
   static constexpr bf16 zeros[256] = {};
@@ -40,7 +40,7 @@ struct AmxOperands {
   static constexpr int row_step = unit_rows, most_rows = unit_rows, only_rows = unit_rows;
   FLASHJIT_FN static int next_unit_rows(int) { return unit_rows; }
   using Operand = bf16;
-  static constexpr int tile = 512;  // Operands
+  static constexpr int tile = 512;  // Operands in a tile
   static constexpr int k_tiles = ceil_div(head_dim, 32), v_tiles = round_up(ceil_div(head_dim_v, 16), 2);
   static constexpr int keys_whole = amx_unit, keys = round_up(Config::block_n, keys_whole);
   static constexpr int q_row = k_tiles * 32, o_rows = v_tiles * 16;
@@ -50,13 +50,14 @@ struct AmxOperands {
   FLASHJIT_FN AmxOperands() { configure_tiles(); }
   FLASHJIT_FN ~AmxOperands() { release_tiles(); }
 
-  // Weights may exceed 1: bf16 has the exponents of the sums, which overflow only where V exceeds 2^96 over
-  // the number of keys. The largest is then rounded as the others are, where it would be 1.
+  // A row's maximum follows only when it has grown by more than 2^growth, so weights may exceed 1. bf16 has
+  // the exponent range of the sums, which overflow only if V exceeds 2^96 over the number of keys. The
+  // largest weight is rounded like the others; relative to the true maximum it would be exactly 1.
   static constexpr float growth = 32;
   static constexpr int maxima = 4, keys_together = 2;
   FLASHJIT_FN static Vec exp2(Vec x) { return exp2_to_bf16(x); }
   FLASHJIT_FN static void store_weights(float* p, const Vec (&weights)[2]) {
-    constexpr u32 half = 0x8000;  // of the last place that is kept
+    constexpr u32 half = 0x8000;  // half a unit in the last place of bf16
     const WordVec low = reinterpret_cast<WordVec>(weights[0]) + half;
     const WordVec high = reinterpret_cast<WordVec>(weights[1]) + half;
     store(p, reinterpret_cast<Vec>(upper_halves(low, high)));
@@ -100,11 +101,11 @@ struct AmxOperands {
   }
   // v: [keys / 32][v_tiles] tiles, with zeros for keys from `count` on.
   __attribute__((noinline)) static bool pack_v(const bf16* rows, i64 stride, int count, bf16* v) {
-    HalfVec largest{};  // exponent and fraction, which order as the magnitudes do
+    HalfVec largest{};  // exponent and fraction bits, which order as magnitudes do
     for (; count > 0; count -= 32, rows += 32 * stride, v += v_tiles * tile) {
       const RowPointers<32> row(rows, stride, count);
       for (int column = 0; column < v_tiles * 16; column += 8) {
-        WordVec even[4] = {}, odd[4] = {};  // columns; of keys 2 j and 2 j + 1
+        WordVec even[4] = {}, odd[4] = {};  // columns of keys 2 j and 2 j + 1
         if (column < head_dim_v) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -150,7 +151,8 @@ struct AmxOperands {
  protected:
   FLASHJIT_FN static const char* bytes(const void* p) { return static_cast<const char*>(p); }
 
-  // Before a product with so many keys is added to O, or written over it if alpha is null.
+  // Prepares O for the product of `keys`: multiplies O by alpha, unless every alpha is 1. If alpha is null,
+  // the product overwrites O; without keys there is no product, so O is cleared.
   __attribute__((noinline)) static void rescale(const float* alpha, float* o, Span keys) {
     if (!alpha) {
       if (keys.empty()) clear(o, o_rows * unit_rows);

@@ -1,19 +1,20 @@
-// The products of blocked attention by AMX, for wide heads: a queue that the softmax works off on its way.
+// Matrix products of blocked attention by AMX, for heads of more than 64 columns. Products wait in a queue;
+// the softmax executes them in steps between its own instructions.
 #pragma once
 
 #include "cpu/amx_operands.h"
 
 namespace flashjit::device {
 
-// Where tiles lie: that of the next 16 rows (a) or query rows (b) so many bytes further, likewise that of the
-// next 32 terms of the sum, and the next row of each.
+// Tiles of an operand. `next`: bytes to the tile of the next 16 rows (of a) or query rows (of b);
+// `next_terms`: bytes to the tile of the next 32 terms of the sum; `row`: bytes to the next row of a tile.
 struct Tiles {
   const char* data;
   i64 next, next_terms, row;
 };
 
-// out = a b, or out += a b, of `groups` times 32 rows and 32 query rows: a group's sums stay in tile
-// registers 0 to 3, and each tile of a and b, in 4 to 7, is loaded for two products.
+// out = a b, or out += a b if `add`, for `groups` times 32 rows and for 32 query rows. A group's sums stay in
+// tile registers 0 to 3. Registers 4 to 7 hold tiles of a and b, each loaded once for two products.
 struct Multiplication {
   Tiles a, b;
   char* out;
@@ -22,8 +23,8 @@ struct Multiplication {
   bool add;
 };
 
-// Multiplications, one after the other, in steps of four products of tiles: what is waiting for is done
-// beside vector instructions.
+// A queue of multiplications, executed one after the other. A step is four products of tiles. Vector
+// instructions between two steps run beside the products.
 class TileQueue {
  public:
   FLASHJIT_FN void add(const Multiplication& m) {
@@ -81,7 +82,8 @@ class TileQueue {
     term_ = 0;
     load(now_.a.data, now_.b.data);
   }
-  // Loads do not overtake stores: those of what comes next are first.
+  // Loads do not overtake stores, so the tiles of the next group are loaded before this group's sums are
+  // stored.
   FLASHJIT_FN void end_group() {
     char* const out = now_.out;
     const i64 row = now_.out_row;
@@ -99,8 +101,8 @@ class TileQueue {
   }
 
   Multiplication now_, next_;
-  int size_ = 0;  // of those two
-  int term_ = 0;  // of the group that is computed
+  int size_ = 0;  // multiplications in the queue: now_, then next_
+  int term_ = 0;  // the next 32 terms of the present group
 };
 
 template <class Spec, class Config>
@@ -111,7 +113,8 @@ struct AmxProducts : AmxOperands<Spec, Config> {
   static constexpr int step_n = Operands::keys;
   static constexpr int score_blocks = 3;
   static constexpr bool ahead = true;
-  // A step for so many keys of a vector of rows fills the time of a softmax with the products of two units.
+  // The softmax calls advance() every `step_keys` keys of a vector of rows. Each call takes a step of the
+  // queue. The products of two units then take as long as the softmax.
   static constexpr int step_keys = 64 / (k_tiles + v_tiles / 2) / 2 * 2;
 
   FLASHJIT_FN void scores(int, const bf16* k, const bf16* q, float* s, Span keys) {

@@ -1,9 +1,9 @@
-// Forward attention on a CPU: flash attention (Dao et al. 2022: online softmax over key blocks) for tiles of
-// at most block_m query rows, of one head or of some that share their keys. A tile packs each block of K and
-// V once, for all its rows, into scratch, where it may stay for the head's next tiles; each unit of rows then
-// takes scores, softmax and the product with V in turn (see tile.h). Where rows make too few tiles for the
-// threads, each tile is worked on in parts of its keys, and whoever ends last adds them up (as in
-// Flash-Decoding, Dao et al. 2023).
+// Forward attention on a CPU: flash attention (Dao et al. 2022: online softmax over key blocks). A tile is at
+// most block_m query rows of one head, or of several heads that share K and V. A tile packs each block of K
+// and V into scratch once, for all its rows; the block may stay there for the head's next tiles. Each unit of
+// rows then computes scores, softmax and the product with V in turn (see tile.h). If there are too few tiles
+// for the threads, the keys of each tile are divided into parts. The thread that finishes a tile's last part
+// adds up all of them (as in Flash-Decoding, Dao et al. 2023).
 #pragma once
 
 #include "cpu/tile.h"
@@ -35,15 +35,15 @@ struct ForwardTile {
   static constexpr int step_n = min(Products::step_n, round_up(block_n, keys_whole));
   static constexpr int s_block = step_n * Products::most_rows;
 
-  // Scratch, in this order. What belongs to rows lies unit after unit.
+  // Scratch, in this order. Arrays over rows hold one unit after the other.
   PackedHead* head;
-  Operand* q;                // [q_row][unit_rows], as the products want it
+  Operand* q;                // [q_row][unit_rows], in the layout of the products
   float* o;                  // [o_row][unit_rows]
   float* state;              // RowState
   float* s;                  // [score_blocks][step_n][unit_rows]
   float* alpha;              // [unit_rows]
-  u32 *multiplier, *addend;  // of rows; these and the next with dropout only
-  u32* column;               // [block_n], in whole groups
+  u32 *multiplier, *addend;  // one for each row; with dropout only
+  u32* column;               // [block_n], rounded up to whole groups; with dropout only
   float* room;               // [cpu_room()]
   char* blocks;              // [head->blocks]: PackedBlock, K [k_block], V [v_block]
 
@@ -67,15 +67,15 @@ struct ForwardTile {
   FLASHJIT_FN static Operand* k_of(PackedBlock& block) { return reinterpret_cast<Operand*>(&block + 1); }
   FLASHJIT_FN static Operand* v_of(PackedBlock& block) { return k_of(block) + Products::k_block; }
 
-  // Of what the blocks hold nothing counts that is another head's.
+  // Discards packed blocks that belong to another head.
   FLASHJIT_FN void keep_blocks_of(const CpuForwardParams& params, const Problem& problem) const {
     const i64 number = static_cast<i64>(problem.batch) * params.num_heads_kv + problem.head_kv;
     if (head->head == number) return;
     head->head = number;
     for (int i = 0; i < head->blocks; ++i) packed_block(i).index = -1;
   }
-  // Packs what is not there yet of the groups that hold any of `keys`, which are of one block. Says whether V
-  // is finite in them; not in others, or it would depend on which tiles came before.
+  // Packs the block's groups that hold any of `keys`, unless they are packed already. Returns whether V is
+  // finite in these groups. Other groups do not count: otherwise the result would depend on earlier tiles.
   __attribute__((noinline)) bool pack(const CpuForwardParams& params, const Problem& problem, Span keys,
                                       PackedBlock& block) const {
     const int first = block.index * block_n;
@@ -97,8 +97,8 @@ struct ForwardTile {
     return !(block.nonfinite & wanted);
   }
 
-  // `rows`, at most block_m, are of one problem; some or all of them may be padding. Of the keys that they
-  // see, one of params.key_parts.
+  // Computes attention of `rows` over part `part` of their keys, of params.key_parts parts. `rows` are at
+  // most block_m rows of one problem; some or all of them may be padding.
   FLASHJIT_FN void run(const CpuForwardParams& params, const Problem& problem, Span rows, int part) const {
     const Mask mask(params, problem);
     const Span valid = valid_rows(params, problem, rows), across = positions(params, valid);
@@ -112,7 +112,7 @@ struct ForwardTile {
 
     BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
     OpenBlock open[2];
-    const auto open_block = [&](ScoreBlock& scores) {  // the next one of which the mask keeps anything
+    const auto open_block = [&](ScoreBlock& scores) {  // opens the next block that has kept keys
       for (Block block; scores.kept.empty() && walk.next(block);) {
         const Span keys = intersect(within, block_span(block.index, block_n));
         if (keys.empty()) continue;
@@ -126,8 +126,9 @@ struct ForwardTile {
         find_scores(params, mask, rows, valid, scores);
       }
     };
-    // Scores of the next step are taken while the softmax of one is, where that is of use; those of the next
-    // block where it does not take the place of this one.
+    // With Products::ahead the scores of the next step are computed during the softmax of this step. At the
+    // end of a block these are scores of the next block, unless that block takes the place of this block in
+    // scratch.
     const bool opens_ahead = Products::ahead && head->blocks > 1;
     ScoreBlock scores[2] = {{.block = open, .s = s}, {}};
     open_block(scores[0]);
@@ -135,7 +136,7 @@ struct ForwardTile {
     products.finish();
     int words_of = -1;
     for (int index = 0; !scores[index].kept.empty(); index ^= 1) {
-      // In place: a copy of what was just written would wait for all stores before it.
+      // A reference: a copy of values that were just written would wait for all stores before it.
       const ScoreBlock& now = scores[index];
       ScoreBlock& next = scores[index ^ 1];
       next = now;
@@ -145,7 +146,7 @@ struct ForwardTile {
       if (opens_ahead) open_block(next);
       if (Products::ahead) take_scores(products, next);
       const int row = now.row, unit_rows = now.unit_rows, before = now.block->first + now.first;
-      const Span seen = {now.kept.begin - before, now.kept.end - before};  // of the step
+      const Span seen = {now.kept.begin - before, now.kept.end - before};  // kept, from the step's first key
       const bool whole = mask.whole(now.positions, now.kept);
       Spec::Score::modify(unit_rows, now.s + seen.begin * unit_rows, now.rows, now.kept);
       if (!whole)
@@ -184,27 +185,27 @@ struct ForwardTile {
     products.finish();
   }
 
-  // A packed block, and which of its keys the tile's rows may see. Two are in use at a time.
+  // A packed block and its keys that the tile's rows may see. Two are in use at a time.
   struct OpenBlock {
     Span keys;
-    int first;    // of all its keys
-    bool finite;  // V, as pack() says
+    int first;    // the block's first key
+    bool finite;  // V, as returned by pack()
     const Operand *k, *v;
   };
-  // A unit of the tile's rows and at most step_n of a block's keys.
+  // A step: a unit of the tile's rows and at most step_n of a block's keys.
   struct ScoreBlock {
     OpenBlock* block;
-    int row, unit_rows;          // of the tile; unit_rows 0: not looked at yet
-    Span rows, positions, hull;  // of the unit: those of its rows that are valid, and the keys they may see
-    int list;                    // of the mask, whose rows the unit's are
-    u32 touched;                 // bit i: those rows may see keys of the block's step i
-    int first;                   // of its keys, counted from the block's
-    Span kept, used;             // used: kept, in whole groups, counted from the step's first key
+    int row, unit_rows;          // the unit's first row in the tile, its rows; unit_rows 0: not looked up
+    Span rows, positions, hull;  // the unit's valid rows, their positions, the keys they may see
+    int list;                    // the mask's list that the unit's rows share
+    u32 touched;                 // bit i: these rows may see keys of the block's step i
+    int first;                   // the step's first key, from the block's first
+    Span kept, used;             // the step's keys that the rows may see; in whole groups, from its first key
     float* s;
   };
-  // Moves on to scores of the same block of which the mask keeps anything, if this one is none: all of a
-  // unit's before the next one's, as its O stays in the first-level cache meanwhile. Nothing kept: there are
-  // no more.
+  // Moves `scores` on to the next step of its block that has kept keys, or leaves it there if the present
+  // step has some. scores.kept is empty if no such step is left. A unit takes all its steps before the next
+  // unit begins, so that its O stays in the first-level cache.
   __attribute__((noinline)) void find_scores(const CpuForwardParams& params, const Mask& mask, Span tile,
                                              Span valid, ScoreBlock& scores) const {
     const Span keys = scores.block->keys;
@@ -231,7 +232,7 @@ struct ForwardTile {
     }
     scores.kept = {};
   }
-  // Which steps a unit's rows may see; those of one list are looked up once.
+  // Finds the steps that a unit's rows may see. The steps of a list are looked up once.
   FLASHJIT_FN static void touch(const CpuForwardParams& params, const Mask& mask, Span valid, Span keys,
                                 ScoreBlock& scores) {
     Span rows = scores.positions;
@@ -251,8 +252,8 @@ struct ForwardTile {
                     q + scores.row * q_row, scores.s, scores.used);
   }
 
-  // Q^T, by way of `room`, and the state of the softmax. Lanes beyond the tile's last row hold whatever was
-  // packed before, and nothing of theirs is written; O holds nothing until a unit's first product.
+  // Packs Q^T, by way of `room`, and resets the state of the softmax. Lanes beyond the tile's last row keep
+  // the data of an earlier tile; their results are not written. O is undefined until a unit's first product.
   __attribute__((noinline)) void load_rows(const CpuForwardParams& params, const Problem& problem,
                                            Span tile) const {
     const Element* const rows = static_cast<const Element*>(params.q.data) + problem.q_offset(params.q);
@@ -280,7 +281,8 @@ struct ForwardTile {
       addend[i] = words.addend;
     }
   }
-  // Where they lie in their block: groups of four that hold any of `keys`.
+  // Makes the words of each group of four keys that holds any of `keys`. A word's place is its key's place in
+  // the block.
   __attribute__((noinline)) void make_column_words(const CpuForwardParams& params, const Problem& problem,
                                                    Span keys) const {
     const Words key = dropout_key(params.dropout);
@@ -290,8 +292,8 @@ struct ForwardTile {
     }
   }
 
-  // Leaves what this part gave beside the others of its tile. True if they are all there now; then their sum
-  // is here, always added up in the same order.
+  // Stores this part's result beside the results of the tile's other parts. Returns true if all parts are
+  // stored now: O and the state then hold the sum of all parts, which is always added up in the same order.
   __attribute__((noinline)) bool collect(const CpuForwardParams& params, Span tile, i64 index,
                                          int part) const {
     const int size = cpu_part(params.tile_rows, head_dim_v),
@@ -318,7 +320,7 @@ struct ForwardTile {
     return true;
   }
 
-  // O, by way of `room`, and lse.
+  // Writes O, by way of `room`, and lse.
   __attribute__((noinline)) void write_rows(const CpuForwardParams& params, const Problem& problem,
                                             Span tile) const {
     const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
@@ -353,7 +355,7 @@ struct ForwardTile {
   FLASHJIT_FN static i64 offset(const CpuForwardParams& params, const TensorView& tensor, int row) {
     return row_offset(row, params.packed_heads, tensor.row_stride, tensor.head_stride);
   }
-  // By whole cache lines, where rows are aligned to them.
+  // Copies 64 bytes at a time: whole cache lines if the rows are aligned to them.
   FLASHJIT_FN static void copy_row(OElement* to, const OElement* from) {
     constexpr int line = 64 / sizeof(OElement), whole = head_dim_v / line * line;
     for (int column = 0; column < whole; column += line) __builtin_memcpy(to + column, from + column, 64);
@@ -362,16 +364,16 @@ struct ForwardTile {
   FLASHJIT_FN static Span valid_rows(const CpuForwardParams& params, const Problem& problem, Span rows) {
     return {rows.begin, min(rows.end, problem.seqlen_q * params.packed_heads)};
   }
-  // No unit lies across two lists of the mask, where that can be: what one of them sees would be computed for
-  // the other.
+  // Whether units end where the mask's lists end. A unit across two lists would compute the keys of both
+  // lists for all its rows.
   static constexpr bool whole_lists = Mask::list_rows > 0 && Mask::list_rows % Products::row_step == 0;
-  // Of the unit that begins with that row.
+  // Rows of the unit that begins at `row`.
   FLASHJIT_FN static int rows_of_unit(const CpuForwardParams& params, Span tile, int row) {
     const int end =
         whole_lists ? min(tile.end, round_up(row + 1, Mask::list_rows * params.packed_heads)) : tile.end;
     return Products::next_unit_rows(end - row);
   }
-  // Calls body(row of the tile, unit_rows) for its units.
+  // Calls body(first row of the unit within the tile, unit_rows) for each unit of the tile.
   template <class Body>
   FLASHJIT_FN static void for_each_unit(const CpuForwardParams& params, Span tile, Body body) {
     for (int row = tile.begin, unit_rows; row < tile.end; row += unit_rows) {
@@ -382,7 +384,7 @@ struct ForwardTile {
   FLASHJIT_FN static RowState row_state(float* states, int row, int unit_rows) {
     return {states + row * cpu_row_state, states + row * cpu_row_state + unit_rows};
   }
-  // Whole steps, dealt out evenly.
+  // Part `part` of `keys`. Parts are whole steps, divided evenly.
   FLASHJIT_FN static Span part_of(Span keys, int part, int parts) {
     if (keys.empty()) return keys;
     const int first = max(keys.begin, 0) / step_n;
@@ -392,9 +394,9 @@ struct ForwardTile {
   }
 };
 
-// Items [begin, end) of batch * heads (packed ones count as one) * tiles of a head * key_parts: heads
-// outermost, for their K and V to stay in shared caches, and within a head the last rows first, which causal
-// masks make the longest.
+// Computes items [begin, end) of batch * heads * tiles of a head * key_parts. Packed heads count as one head.
+// Heads are outermost, so that their K and V stay in shared caches. Within a head the last rows come first:
+// causal masks make their tiles the longest.
 template <class Spec, class Config>
 FLASHJIT_FN void forward(const CpuForwardParams& params, i64 begin, i64 end, void* scratch) {
   const DenormalsAreZeros mode;

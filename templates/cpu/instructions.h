@@ -1,6 +1,7 @@
-// What each instruction set does its own way, behind one set of names: AVX-512 (x86-64-v4) where the compiler
+// Operations that differ between instruction sets, under the same names: AVX-512 (x86-64-v4) if the compiler
 // targets it, else AVX2 with FMA and F16C (x86-64-v3); AMX on top of AVX-512. All builtins and inline
-// assembly are here: parsing <immintrin.h> alone would take longer than compiling a kernel.
+// assembly are in this file. It does not include <immintrin.h>: parsing that header alone would take longer
+// than compiling a kernel.
 #pragma once
 
 #include "shared/platform.h"
@@ -19,7 +20,8 @@ using Vec = float __attribute__((vector_size(4 * lanes)));
 using IntVec = int __attribute__((vector_size(4 * lanes)));
 using WordVec = u32 __attribute__((vector_size(4 * lanes)));
 
-// For exp2: x within what the next two take; x - floor(x), which is zero for -inf; p * 2^floor(x).
+// Parts of exp2. representable(x): x, limited to the range of the other two. fraction(x): x - floor(x), zero
+// for -inf. times_power(p, x): p * 2^floor(x).
 #if defined(__AVX512F__)
 FLASHJIT_FN Vec representable(Vec x) {
   return x;
@@ -44,17 +46,17 @@ FLASHJIT_FN Vec times_power(Vec p, Vec x) {
 }
 #endif
 
-// The upper halves of two words as one: `low`'s, then `high`'s. The shift is assembly because Clang would
-// make a slower permutation of all of it.
+// The upper halves of two words as one word: low's half below, high's half above. The shift is inline
+// assembly: otherwise Clang would make a slower permutation of the whole expression.
 FLASHJIT_FN WordVec upper_halves(WordVec low, WordVec high) {
   WordVec shifted;
   asm("vpsrld $16, %1, %0" : "=v"(shifted) : "v"(low));
   return (high & 0xffff0000u) | shifted;
 }
 
-// While one lives, numbers below 2^-126 are zeros, before and after each operation, as AMX always has them:
-// Intel's processors take many times as long with any other, and weights of keys far below a row's maximum
-// would be such.
+// While an object of this class lives, numbers below 2^-126 are zeros as operands and as results of each
+// operation; with AMX they always are. Intel's processors take many times as long for operations with such
+// numbers. Weights of keys far below a row's maximum would be such numbers.
 class DenormalsAreZeros {
  public:
   FLASHJIT_FN DenormalsAreZeros() { __builtin_ia32_ldmxcsr(before_ | flush_results | flush_operands); }
@@ -66,7 +68,7 @@ class DenormalsAreZeros {
 };
 
 #if defined(__AMX_BF16__)
-// Eight tile registers of 16 rows of 64 bytes, from configure_tiles() to release_tiles().
+// Eight tile registers of 16 rows of 64 bytes exist from configure_tiles() to release_tiles().
 FLASHJIT_FN void configure_tiles() {
   static constexpr struct {
     unsigned char palette, start_row, reserved[14];
@@ -82,7 +84,7 @@ template <int tile>
 FLASHJIT_FN void zero_tile() {
   __builtin_ia32_tilezero(tile);
 }
-// From and to rows that are `stride` bytes apart.
+// load_tile, store_tile: the rows are `stride` bytes apart in memory.
 template <int tile>
 FLASHJIT_FN void load_tile(const void* rows, i64 stride) {
   __builtin_ia32_tileloadd64(tile, rows, stride);
@@ -91,8 +93,8 @@ template <int tile>
 FLASHJIT_FN void store_tile(void* rows, i64 stride) {
   __builtin_ia32_tilestored64(tile, rows, stride);
 }
-// c += a b: a of 16 x 32 bf16; b of 32 x 16, whose rows 2 i and 2 i + 1 alternate in row i of its tile; c of
-// 16 x 16 float32.
+// c += a b. a: 16 x 32 bf16. b: 32 x 16 bf16; the elements of rows 2 i and 2 i + 1 alternate in row i of the
+// tile. c: 16 x 16 float32.
 template <int c, int a, int b>
 FLASHJIT_FN void add_product() {
   __builtin_ia32_tdpbf16ps(c, a, b);

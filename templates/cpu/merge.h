@@ -1,4 +1,5 @@
-// Merges partial results of attention over parts of the keys into one, on a CPU: see cuda/merge.cuh.
+// Merges partial results of attention, each over a part of the keys, into one, on a CPU. cuda/merge.cuh says
+// more.
 #pragma once
 
 #include "cpu/vector.h"
@@ -33,7 +34,7 @@ struct Merge {
     Vec8 o[head_dim / vector] = {};
     for (int i = 0; i < p.parts; ++i) {
       const float lse = parts_lse[i * p.parts_lse_stride];
-      if (lse == minus_infinity) continue;  // whatever its o holds
+      if (lse == minus_infinity) continue;  // its o may hold anything
       const float weight = exp2(splat((lse - maximum) * log2_e))[0];
       sum += weight;
       const Part* const part = parts_o + i * p.parts_o_stride;
@@ -52,7 +53,7 @@ struct Merge {
   }
 };
 
-// Items [begin, end) of batch * seqlen: a position's heads.
+// Merges items [begin, end) of batch * seqlen. An item is all heads of a position.
 template <class Spec>
 FLASHJIT_FN void merge(const MergeParams& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;

@@ -1,34 +1,39 @@
 // The parts of blocked attention that are the same for every instruction set. Scores and outputs are held
-// transposed, query rows in the lanes of vectors:
+// transposed: query rows are the lanes of vectors.
 //
 //   S^T = K Q^T      keys x rows        the softmax over keys is lane by lane, with no horizontal operation
 //   O^T += V^T P^T   columns x rows     P^T takes the place of S^T
 //
-// A unit is the rows that the products take at a time; its S^T stays in the first-level cache. Products are
-// of a struct (VectorProducts in vector_products.h, AmxProducts in amx_products.h, AmxKeptProducts in
-// amx_kept_products.h) with
-//   next_unit_rows(left)         of the next unit where so many rows are left; a multiple of row_step, at
-//   most
-//                                most_rows; where it is always the same, only_rows is that, else 0
-//   Operand                      packed Q, K and V are made of
-//   q_row, k_block, v_block      Operands of a row's Q, of a block's K and V
-//   k_key, v_key                 of one key's K and V to the next one's
+// A unit is the rows that the products compute at a time; its S^T stays in the first-level cache. A struct
+// computes the products: VectorProducts (vector_products.h), AmxProducts (amx_products.h) or AmxKeptProducts
+// (amx_kept_products.h). It has
+//   next_unit_rows(left)         rows of the next unit if `left` rows are left: a multiple of row_step, at
+//                                most most_rows
+//   only_rows                    rows of every unit if they are always the same, else 0
+//   Operand                      element type of packed Q, K and V
+//   q_row, k_block, v_block      Operands of a row of Q, of a block of K, of a block of V
+//   k_key, v_key                 Operands from one key's K or V to the next key's
 //   o_rows                       rows of O^T in memory
-//   step_n                       keys whose scores a unit takes at a time, in whole groups
-//   keys_whole                   weights are of whole groups of so many keys, counted from the block's first
-//   pack_q(unit_rows, rows, room, q)         a unit's rows of Q, by way of cpu_room()
-//   pack_k(rows, stride, count, k)           rows of K, V; pack_v says whether all of V is finite. At most
-//                                            packed_group: AMX's V comes in whole ones, filled with zeros
-//   pack_v(rows, stride, count, v)
+//   step_n                       keys whose scores a unit computes at a time, in whole groups
+//   keys_whole                   keys in a group of weights; groups are counted from the block's first key
+//   score_blocks                 steps whose scores are held at a time
+//   ahead                        true: the scores of the next step are computed during the softmax
+//   pack_q(unit_rows, rows, room, q)         packs a unit's rows of Q, by way of cpu_room() floats
+//   pack_k(rows, stride, count, k)           packs `count` rows of K, at most packed_group
+//   pack_v(rows, stride, count, v)           the same for V; returns whether all of it is finite. AMX fills
+//                                            the group up with zeros
 //   scores(unit_rows, k, q, s, keys)         S^T of a unit and keys of the block
 //   add_product(unit_rows, v, p, alpha, o, keys)    O^T = O^T * alpha + V^T P^T; alpha null: O^T = V^T P^T
 //   add_weighted(unit_rows, v, p, o, keys)          O^T += V^T P^T without terms of weight zero: a NaN or
-//                                                   infinity in V then stays with the rows it is for
+//                                                   infinity in V reaches only rows that give it a weight
+//   advance(), finish()          execute one step of the queued products; execute all of them
 // and for the softmax
-//   growth                       of a row's maximum, in powers of two, below which it stays what it was
-//   maxima, keys_together        keys whose maxima are found, whose weights are stored at a time
-//   exp2(x)                      as exactly as weights are kept
-//   store_weights(p, weights)    of keys_together keys and a vector of rows
+//   growth                       log2 of the growth up to which a row's maximum stays as it is
+//   maxima                       keys whose maxima are found at a time
+//   keys_together                keys whose weights are stored at a time
+//   step_keys                    keys between two calls of advance(); 0: one call after all keys
+//   exp2(x)                      2^x, as exact as stored weights are
+//   store_weights(p, weights)    stores the weights of keys_together keys and a vector of rows
 #pragma once
 
 #include "cpu/vector.h"
@@ -58,12 +63,13 @@ FLASHJIT_FN void store(float* p, const Rows<vectors>& r) {
 }
 
 // Running softmax of a unit's rows, base 2 with the scale folded in: maximum[unit_rows] of the scores, -inf
-// before the first key, then sum[unit_rows] of exp2(scale * (score - maximum)).
+// before the first key, and sum[unit_rows] of exp2(scale * (score - maximum)).
 struct RowState {
   float *maximum, *sum;
 };
 
-// What becomes of weights on their way from the sum to the product with V: nothing, or some are dropped.
+// Dropout of weights, after they are summed and before the product with V. KeepAll keeps all of them, Drop
+// drops some.
 struct KeepAll {
   struct Rows {
     FLASHJIT_FN Vec operator()(Vec weight, int) const { return weight; }
@@ -71,8 +77,8 @@ struct KeepAll {
   FLASHJIT_FN Rows rows(int) const { return {}; }
 };
 struct Drop {
-  const u32 *multiplier, *addend;  // of the unit's rows
-  const u32* column;               // of the keys
+  const u32 *multiplier, *addend;  // one for each row of the unit
+  const u32* column;               // one for each key
   u32 below;
   struct Rows {
     WordVec multiplier, addend;
@@ -85,8 +91,8 @@ struct Drop {
   FLASHJIT_FN Rows rows(int i) const { return {load(multiplier + i), load(addend + i), column, below}; }
 };
 
-// Rows of a tile are those of so many heads in turn: row r is position r / heads. One head is the usual case,
-// and divisions for each row would be felt.
+// A tile's rows belong to `heads` heads in turn: row r is position r / heads of head r % heads. One head is
+// the usual case and skips the division, whose time for each row would be noticeable.
 FLASHJIT_FN int position_of(int row, int heads) {
   return heads == 1 ? row : row / heads;
 }
@@ -95,7 +101,7 @@ FLASHJIT_FN i64 row_offset(int row, int heads, i64 row_stride, i64 head_stride) 
   return position * row_stride + (row - position * heads) * head_stride;
 }
 
-// Rows of a tensor that a unit takes: `count` from `first` on, those of `heads` heads in turn.
+// A unit's rows of a tensor: `count` rows from `first` on, of `heads` heads in turn.
 template <class Element>
 struct UnitRows {
   const Element* data;
@@ -106,14 +112,15 @@ struct UnitRows {
   }
 };
 
-// Exponents are scale * score - offset in one operation, where offset is scale * maximum, rounded. Its
-// rounding is a common factor of a row's weights, but at 2^31 one beyond exp2. Where an offset is beyond
-// this, scores become differences from the maximum first.
+// The exponent of a weight is scale * score - offset, in one operation; offset is scale * maximum, rounded.
+// The rounding multiplies all weights of a row by the same factor, but at an offset of 2^31 that factor is
+// beyond the range of exp2. If an offset exceeds far_offset, scores become differences from the maximum
+// first.
 constexpr float far_offset = 65536;
 
-// Replaces S^T by P^T = exp2(scale * (S^T - maximum)), updates the state, and writes what earlier sums and
-// outputs are to be multiplied by. A row that has seen nothing yet keeps maximum -inf and gets zeros. Sums
-// are of all weights, dropped or not. count: a multiple of `keys_together`. False if no row had seen anything
+// Replaces S^T by P^T = exp2(scale * (S^T - maximum)), updates the state, and writes alpha, the factors for
+// earlier sums and outputs. A row that has seen no key yet keeps maximum -inf and gets weights 0. Sums
+// include dropped weights. `count` is a multiple of keys_together. Returns false if no row had seen a key
 // before.
 template <class Products, class Dropout>
 __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, RowState state, float* alpha,
@@ -124,7 +131,7 @@ __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, Ro
   IntVec seen{};
 #pragma nounroll
   for (int i = 0; i < unit_rows; i += lanes) {
-    Vec top[maxima];  // several, not to wait for each other
+    Vec top[maxima];  // several, which do not wait for each other
 #pragma unroll
     for (int j = 0; j < maxima; ++j) top[j] = splat(minus_infinity);
     const float* p = s + i;
@@ -177,12 +184,12 @@ __attribute__((noinline)) bool softmax(int given_rows, float* s, float scale, Ro
   return __builtin_reduce_or(seen);
 }
 
-// Scores of keys [begin, end) of the block are those of nobody.
+// Sets the scores of the step's keys [begin, end) to -inf: no row sees these keys.
 FLASHJIT_FN void leave_out(int unit_rows, float* s, int begin, int end) {
   for (int i = begin * unit_rows; i < end * unit_rows; i += lanes) store(s + i, splat(minus_infinity));
 }
 
-// Scores that the mask leaves out become -inf. s: [key][unit_rows] for `keys`; lanes past `rows` do not
+// Sets scores that the mask excludes to -inf. s: [key][unit_rows] for `keys`. Lanes past `rows` do not
 // matter.
 template <class Mask>
 __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float* s, Span rows, Span keys,
@@ -202,7 +209,7 @@ __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float
         for (int key = some.begin; key < some.end; ++key, p += unit_rows)
           store(p, select((first <= key) & (last > key), load(p), splat(minus_infinity)));
       };
-      // Every row keeps what is between.
+      // Every row keeps the keys in between.
       const int middle = min(max(__builtin_reduce_max(first), keys.begin), keys.end);
       mask_keys({keys.begin, middle});
       mask_keys({max(__builtin_reduce_min(last), middle), keys.end});
@@ -225,9 +232,10 @@ __attribute__((noinline)) void apply_mask(int unit_rows, const Mask& mask, float
   }
 }
 
-// Rows of O as they are stored, [lanes][columns], scaled and divided by their sums; a scale of 0 makes zeros
-// of anything. o: [columns][unit_rows] and sum: [unit_rows], from the first of those rows on. Fetches `next`,
-// where the rows after them are to be stored.
+// Converts `lanes` rows of O to [lanes][columns] elements as they are stored, scaled and divided by their
+// sums. A scale of 0 gives zeros, whatever O holds. o: [columns][unit_rows] and sum: [unit_rows], both from
+// the first of these rows on. Meanwhile `next`, the destination of the rows after these, is fetched into the
+// cache.
 template <class Element, int columns>
 __attribute__((noinline)) void unpack(const float* o, int unit_rows, float scale, const float* sum,
                                       Element* rows, const Element* next, i64 next_stride) {
@@ -252,7 +260,7 @@ __attribute__((noinline)) void unpack(const float* o, int unit_rows, float scale
   }
 }
 
-// Adds what the same rows of a unit got from other keys. o, other_o: [columns][unit_rows].
+// Adds the result of the same rows for other keys. o, other_o: [columns][unit_rows].
 __attribute__((noinline)) inline void merge(int unit_rows, float scale, RowState state, float* o,
                                             RowState other, const float* other_o, int columns) {
   for (int i = 0; i < unit_rows; i += lanes) {
@@ -272,7 +280,7 @@ FLASHJIT_FN bool saw_nothing(int unit_rows, RowState state) {
   return !__builtin_reduce_or(seen);
 }
 
-// Of whole vectors.
+// Whole vectors: `count` is rounded up.
 FLASHJIT_FN void clear(float* p, int count) {
   for (int i = 0; i < count; i += lanes) store(p + i, Vec{});
 }
@@ -280,7 +288,7 @@ FLASHJIT_FN void copy(float* to, const float* from, int count) {
   for (int i = 0; i < count; i += lanes) store(to + i, load(from + i));
 }
 
-// Natural-log lse of a unit's rows, in place of their maxima; -inf for a row that attended to nothing.
+// Replaces the maxima of a unit's rows by their lse, in natural logarithm; -inf for a row without keys.
 __attribute__((noinline)) inline void make_lse(int unit_rows, float scale, RowState state) {
   for (int i = 0; i < unit_rows; i += lanes) {
     const Vec sum = load(state.sum + i);

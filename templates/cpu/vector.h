@@ -1,5 +1,5 @@
-// The few operations that the CPU kernels are written in, on vectors of whatever length instructions.h gives
-// them: Clang's vector extensions.
+// Operations on vectors for the CPU kernels, by Clang's vector extensions. instructions.h sets the vectors'
+// length.
 #pragma once
 
 #include "cpu/instructions.h"
@@ -38,14 +38,14 @@ FLASHJIT_FN Vec fma(Vec a, Vec b, Vec c) {
 FLASHJIT_FN Vec select(IntVec condition, Vec a, Vec b) {
   return condition ? a : b;
 }
-// One instruction, unlike fmax: a NaN in `a` gives b.
+// The larger of a and b in one instruction, unlike fmax. A NaN in `a` gives b.
 FLASHJIT_FN Vec larger(Vec a, Vec b) {
   return a > b ? a : b;
 }
 
-// 2^x for x <= 127, relative error 2e-7, of exp2_to_bf16 9e-5; 0 below -127, for -inf too; NaN for NaN. The
-// polynomials are minimax fits of relative error on [0, 1) whose constant is 1 exactly: 2^0 = 1, so rescaling
-// by an unchanged maximum changes nothing.
+// 2^x for x <= 127; 0 below -127 and for -inf; NaN for NaN. The relative error of exp2 is 2e-7, of
+// exp2_to_bf16 9e-5. The polynomials are minimax fits of relative error on [0, 1) whose constant is exactly
+// 1. So 2^0 = 1, and rescaling by an unchanged maximum changes nothing.
 FLASHJIT_FN Vec exp2(Vec x) {
   x = representable(x);
   const Vec f = fraction(x);
@@ -67,8 +67,8 @@ FLASHJIT_FN Vec exp2_to_bf16(Vec x) {
   return times_power(p, x);
 }
 
-// Natural logarithm of a positive normal number, relative error 2e-7: m * 2^e with m in [sqrt(1/2), sqrt(2)),
-// then the series of atanh. NaN gives NaN.
+// Natural logarithm of a positive normal number, NaN for NaN; relative error 2e-7. x is m * 2^e with m in
+// [sqrt(1/2), sqrt(2)); the series of atanh gives log(m).
 FLASHJIT_FN Vec log(Vec x) {
   const IntVec bits = reinterpret_cast<IntVec>(x);
   const IntVec e = (bits - 0x3f3504f3) >> 23;
@@ -83,7 +83,7 @@ FLASHJIT_FN Vec log(Vec x) {
   return fma(__builtin_convertvector(e, Vec), splat(ln_2), z * series) + (x - x);
 }
 
-// Elements of any storage type: eight of a row as floats; from floats rounded to nearest even, overflowing to
+// load8 reads eight elements of a row as floats. store8 rounds floats to nearest even; overflow gives
 // infinity.
 using Half8 = _Float16 __attribute__((vector_size(16)));
 using Short8 = unsigned short __attribute__((vector_size(16)));
@@ -118,13 +118,13 @@ FLASHJIT_FN void store8(bf16* p, Vec8 v) {
   __builtin_memcpy(p, &rounded, sizeof rounded);
 }
 
-// Where rows of a tensor are apart no hardware foresees the next ones; a power of two apart they would share
-// sets of the first-level cache, so they are fetched into the second.
+// Fetches a cache line into the second-level cache. Hardware does not foresee the next row of a tensor if
+// rows lie apart. In the first-level cache, rows a power of two apart would share sets.
 FLASHJIT_FN void fetch(const void* line) {
   __builtin_prefetch(line, 0, 2);
 }
-// For a loop over the columns of so many rows, `step` columns at a time: fetches as many others from `next`
-// on, some lines each time.
+// For a loop over the columns of `rows` rows, `step` columns at a time. Each call fetches some cache lines of
+// another `rows` rows, which begin at `next`.
 template <int rows, int step, class Element>
 FLASHJIT_FN void fetch_rows(int column, const Element* next, i64 stride) {
   constexpr int line = 64 / sizeof(Element), lines = rows * step / line;
@@ -133,7 +133,8 @@ FLASHJIT_FN void fetch_rows(int column, const Element* next, i64 stride) {
     fetch(next + (column % line / step * lines + i) * stride + column / line * line);
 }
 
-// A word of each of `lanes` rows in memory: elements of one column or of two.
+// One word of each of `lanes` rows in memory: the element of one column (fp32) or the elements of two
+// columns.
 template <class Element>
 FLASHJIT_FN WordVec row_words(const Vec (&columns)[4 / sizeof(Element)]);
 template <>
@@ -164,7 +165,7 @@ FLASHJIT_FN WordVec row_words<bf16>(const Vec (&columns)[2]) {
   return upper_halves(words[0], words[1]);
 }
 
-// A vector is of quarters (AVX-512) or halves (AVX2) of four words.
+// A quarter is four words of a vector. A vector has four quarters (AVX-512) or two (AVX2).
 using Words4 = u32 __attribute__((vector_size(16)));
 template <int count>
 FLASHJIT_FN WordVec join(const Words4 (&w)[count]) {
@@ -176,7 +177,7 @@ FLASHJIT_FN WordVec join(const Words4 (&w)[count]) {
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   }
 }
-// Of each quarter the lower two words of a and b in turn, or the higher two.
+// low_words and high_words interleave the lower or the higher two words of a and b, in each quarter.
 template <class V>
 FLASHJIT_FN V low_words(V a, V b) {
   if constexpr (sizeof(V) == 32)
@@ -191,7 +192,7 @@ FLASHJIT_FN V high_words(V a, V b) {
   else
     return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
 }
-// Of each quarter the lower half of a, then that of b, or the higher halves.
+// low_pairs and high_pairs put the lower or the higher half of b after the same half of a, in each quarter.
 template <class V>
 FLASHJIT_FN V low_pairs(V a, V b) {
   if constexpr (sizeof(V) == 32)
@@ -206,7 +207,7 @@ FLASHJIT_FN V high_pairs(V a, V b) {
   else
     return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
 }
-// Four words at row(i) as the i-th quarter. `row` is to be always_inline: the compiler inlines nothing else.
+// Quarter i is the four words at row(i). `row` must be always_inline: the compiler inlines nothing else.
 template <class Row>
 FLASHJIT_FN WordVec gather_words(Row row) {
   Words4 quarters[lanes / 4];

@@ -1,5 +1,5 @@
-// The products of blocked attention by vectors of float32: values broadcast from K or V times vectors of
-// rows, the same routine for both.
+// Matrix products of blocked attention by vectors of float32. One routine computes both: it multiplies values
+// broadcast from K or V by vectors of query rows.
 #pragma once
 
 #include "cpu/tile.h"
@@ -10,21 +10,22 @@ namespace flashjit::device {
 // divides every head_dim.
 constexpr int step = vector_registers / 4;
 
-// Of the next unit where so many rows are left: three, or two where the last one would be alone otherwise.
+// Vectors of the next unit if `rows` rows are left: three, or two if the last vector would be alone
+// otherwise.
 FLASHJIT_FN constexpr int unit_vectors(int rows) {
   const int left = ceil_div(rows, lanes);
   return left == 4 ? 2 : min(left, 3);
 }
 static_assert(cpu_unit_rows % (3 * lanes) == 0);
 
-// Element (i, k) at data[i * i_stride + k * k_stride].
+// Element (i, k) lies at data[i * i_stride + k * k_stride].
 struct Matrix {
   const float* data;
   i64 i_stride, k_stride;
 };
 
-// out[i] = out[i] * scale + sum over k < depth of m(i, k) * rows[k] for i < count, rounded up to whole steps;
-// without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
+// out[i] = out[i] * scale + sum over k < depth of m(i, k) * rows[k], for i < count rounded up to whole steps.
+// Without a scale, out is only written. rows: [depth][unit_rows], out: [count][unit_rows], scale:
 // [unit_rows].
 template <int vectors>
 FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* scale, float* out, int count) {
@@ -64,8 +65,8 @@ __attribute__((noinline)) inline void multiply(int unit_rows, Matrix m, const fl
   multiply<1>(m, rows, depth, scale, out, count);
 }
 
-// The same sum onto out, leaving out terms of weight zero: a NaN or infinity in m then stays with the rows it
-// is for.
+// Adds the same sum to out without terms of weight zero: a NaN or infinity in m reaches only rows that give
+// it a weight.
 __attribute__((noinline)) inline void add_weighted(int unit_rows, Matrix m, const float* rows, int depth,
                                                    float* out, int count) {
   for (int k = 0; k < depth; ++k, rows += unit_rows)
@@ -77,14 +78,15 @@ __attribute__((noinline)) inline void add_weighted(int unit_rows, Matrix m, cons
       }
 }
 
-// `count` rows of a tensor as floats, [count][packed_stride]. False if any is NaN or infinite.
+// Converts `count` rows of a tensor to floats, [count][packed_stride]. Returns false if any element is NaN or
+// infinite.
 template <class Element>
 __attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, int columns, float* packed,
                                     int packed_stride) {
-  Int8 largest{};  // exponent and fraction, which order as the magnitudes do
+  Int8 largest{};  // exponent and fraction bits, which order as magnitudes do
   constexpr int rows_ahead = 8, line = 64 / sizeof(Element);
   for (; count > 0; --count, rows += stride, packed += packed_stride) {
-    for (int column = 0; column < columns; column += line)  // others mostly follow the last
+    for (int column = 0; column < columns; column += line)  // rows past the last are mostly the next call's
       fetch(rows + rows_ahead * stride + column);
     for (int column = 0; column < columns; column += 8) {
       const Vec8 v = load8(rows + column);

@@ -1,12 +1,12 @@
-// A row of a wgmma accumulator on its way to memory. Four lanes hold it, each two columns of every eight:
-// `part` says which.
+// Writes rows of a wgmma accumulator to memory. Four lanes hold a row. Lane `part` of the four holds columns
+// 2 * part and 2 * part + 1 of every eight.
 #pragma once
 
 #include "cuda/ptx.cuh"
 
 namespace flashjit::device {
 
-// x[i] of lane j of four and x[j] of lane i change places.
+// Transposes x among four lanes: x[i] of lane j and x[j] of lane i change places.
 FLASHJIT_FN void transpose_quad(u32 (&x)[4], int lane) {
   const bool odd = lane & 1, upper = lane & 2;
 #pragma unroll
@@ -21,8 +21,8 @@ FLASHJIT_FN void transpose_quad(u32 (&x)[4], int lane) {
   }
 }
 
-// The lane's columns of the first (index 0) or second of its two rows, times the factor: the four lanes of a
-// row write 32 contiguous bytes at a time. A factor of 0 makes zeros of NaN, too.
+// Writes the lane's columns of its first row (index 0) or of its second, times `factor`. The four lanes of a
+// row write 32 contiguous bytes at a time. A factor of 0 gives zeros, also for NaN.
 template <int size>
 FLASHJIT_FN void write_floats(float* to, const float (&accumulator)[size], int index, float factor,
                               int part) {

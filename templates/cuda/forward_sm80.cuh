@@ -1,10 +1,10 @@
 // Attention forward with mma.sync, ldmatrix and cp.async: every GPU from sm_80 up.
 //
-// One block of threads computes block_m query rows of one (batch entry, query head); a warp owns block_m /
-// num_warps of them (16 or 32) whole, so that its softmax needs no other warp. Scores, weights and output
-// stay in registers.
+// One block of threads computes block_m query rows of one (batch entry, query head). A warp owns 16 or 32
+// whole rows, block_m / num_warps, so its softmax needs no other warp. Scores, weights and output stay in
+// registers.
 //
-// q, k, v, o: data and strides are multiples of 16 bytes.
+// Data and strides of q, k, v and o are multiples of 16 bytes.
 #pragma once
 
 #include "cuda/dropout.cuh"
@@ -51,7 +51,8 @@ class ForwardSm80 {
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
                                            Config::num_stages, Spec::dropout));
 
-  // Q stays in registers where enough are left for it: a third of the traffic of the scores less.
+  // Q stays in registers if it leaves enough of them for the rest. The scores then read a third less from
+  // shared memory.
   static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
   static constexpr bool q_in_registers = accumulators <= 144 && accumulators + m_tiles * 4 * k_steps <= 184;
 
@@ -78,7 +79,7 @@ class ForwardSm80 {
   }
 
   FLASHJIT_FN Span rows() const { return {first_row_, min(first_row_ + block_m, seqlen_q_)}; }
-  // The row, within this block, of elements 2 * half and 2 * half + 1 of accumulator tile i.
+  // The row, within the block's tile, of elements 2 * half and 2 * half + 1 of accumulator tile i.
   FLASHJIT_FN static u32 accumulator_row(u32 thread, int i, int half) {
     return thread / 32 * warp_rows + i * 16 + half * 8 + thread % 32 / 4;
   }
@@ -108,7 +109,7 @@ class ForwardSm80 {
       key = dropout_key(p_.dropout);
       make_row_words(key, problem);
     }
-    // The words of its columns come with V.
+    // Copies V and makes the words of its columns.
     const auto load_v = [&](int stage, int first_key) {
       copy_v(v_tile(stage), first_key, seqlen_k);
       if constexpr (Spec::dropout) {
@@ -121,7 +122,7 @@ class ForwardSm80 {
 
     BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
     Block block;
-    // Starts copies of what the walk visits next: a copy of the walk goes ahead.
+    // Starts the copies for the next block. A copy of the walk looks that block up.
     const auto load_next = [&](int stage) {
       BlockWalk<Keys, Mask> ahead = walk;
       Block next;
@@ -137,7 +138,7 @@ class ForwardSm80 {
     load_q();
 
     if constexpr (Config::num_stages == 1) {
-      // V arrives while the scores are computed, the next K during softmax and output.
+      // V arrives during the scores, the next K during softmax and output.
       while (walk.next(block)) {
         wait_and_sync<0>();
         load_v(0, block.index * block_n);
@@ -149,8 +150,8 @@ class ForwardSm80 {
         accumulate(v_tile(0), column_words(0));
       }
     } else {
-      // The next K and V arrive during a whole step; one barrier says both "arrived" and "the other stage is
-      // free".
+      // The next K and V arrive during a whole step. One barrier means both "this stage is full" and "the
+      // other stage is free".
       for (int stage = 0; walk.next(block); stage ^= 1) {
         wait_and_sync<0>();
         load_next(stage ^ 1);
@@ -169,7 +170,7 @@ class ForwardSm80 {
     __syncthreads();
   }
 
-  // Each lane those of one of the warp's rows, of which it then takes its own.
+  // Each lane makes the words of one of the warp's rows, then gets the words of its own rows.
   FLASHJIT_FN void make_row_words(const Words& key, const Problem& problem) {
     const u32 thread = threadIdx.x;
     const int row = first_row_ + static_cast<int>(thread / 32 * warp_rows + thread % warp_rows);
@@ -195,7 +196,8 @@ class ForwardSm80 {
     for (int i = 0; i < m_tiles; ++i) ldmatrix_x4(q[i], QTile::at(q_address_, i * 16, step * 2));
   }
 
-  // s = q k^T. Operands are loaded `ahead` products before their use: ldmatrix takes longer than one of them.
+  // s = q k^T. Operands are loaded `ahead` products before their use, since ldmatrix takes longer than one
+  // product.
   FLASHJIT_FN void compute_scores(u32 k_tile) {
     constexpr int pairs = n_tiles / 2, count = k_steps * pairs, ahead = min(3, pairs);
     const u32 k_address = k_tile + KTile::lane_offset_b(threadIdx.x % 32);
@@ -240,7 +242,7 @@ class ForwardSm80 {
           s_[i][0], mask_, [&](int row) { return first + i * 16 + row; }, block, lane);
   }
 
-  // Online softmax of s_, then o += p v. Sums are of all weights, dropped or not.
+  // Online softmax of s_, then o += p v. Sums include dropped weights.
   FLASHJIT_FN void accumulate(u32 v_tile, [[maybe_unused]] u32 column_words) {
     if (softmax_.template take_max<n_tiles * 4>(s_[0][0])) {
 #pragma unroll
@@ -251,8 +253,8 @@ class ForwardSm80 {
           for (int e = 0; e < 4; ++e) o_[i][c][e] *= softmax_.correction(2 * i + e / 2);
     }
 
-    // Two 8-key score tiles are, element for element, one 16-key operand. While one operand is multiplied,
-    // the next is exponentiated: the tensor cores and the special function unit work side by side.
+    // Two score tiles of 8 keys are, element for element, one operand of 16 keys. One operand is multiplied
+    // while the next is exponentiated: the tensor cores and the special function unit work side by side.
     constexpr int pairs = ceil_div(o_tiles, 2), count = n_tiles / 2 * pairs, ahead = min(4, count);
     constexpr int registers = m_tiles * 4;
     u32 p[2][m_tiles][4], v[ahead + 1][4];
@@ -299,10 +301,11 @@ class ForwardSm80 {
     }
   }
 
-  // Normalises, writes lse, and o: float32 directly, the columns that a lane has, 32 bytes of a row by four
-  // of them; 16 bits through shared memory (which nothing else uses any more) in 16-byte stores.
+  // Normalises o, and writes it and lse. float32 goes directly to memory: four lanes hold a row, and write 32
+  // contiguous bytes of it at a time. 16 bits go through shared memory, which nothing else uses any more, for
+  // stores of 16 bytes.
   FLASHJIT_FN void finish() {
-    const TileIndex tile = tile_of_block(p_);  // again: cheaper than registers held through the loop
+    const TileIndex tile = tile_of_block(p_);  // again: costs less than registers held through the loop
     const Problem problem = make_problem<Spec::varlen, Mask::padding>(p_, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
     const u32 o_tile = shared_, thread = tid_x();

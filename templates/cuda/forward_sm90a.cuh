@@ -1,7 +1,7 @@
 // FlashAttention-3's forward for sm_90a (Shah et al., 2024). One producer warp keeps TMA copies of K and V in
-// flight. Each consumer warpgroup owns 64 query rows: it runs softmax on one block of scores while the tensor
-// cores multiply the block before with V. Blocks of the grid are persistent: the next tile's Q, K and V
-// arrive while this tile's output is being written.
+// flight. Each consumer warpgroup owns 64 query rows: it runs softmax on a block's scores while the tensor
+// cores multiply the previous block's weights with V. Blocks of the grid are persistent: the next tile's Q, K
+// and V arrive while this tile's output is being written.
 #pragma once
 
 #include "cuda/accumulator_row.cuh"
@@ -49,11 +49,11 @@ struct ForwardSm90a {
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int o_bytes = sizeof(OElement);
 
-  // Intervals are a few numbers, with which every consumer walks for itself. Other masks take look-ups, for
-  // which consumers have no registers: the producer passes on what it finds with each K.
+  // Each consumer walks a mask of intervals itself: an interval is a few numbers. Other masks need look-ups,
+  // for which consumers have no registers. The producer makes them and passes each block on with its K.
   static constexpr bool passes_blocks = !Mask::row_intervals;
 
-  // setmaxnreg: the 64 Ki registers of a multiprocessor, most of them to those that hold tiles.
+  // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
   static constexpr int for_words =
       Spec::dropout
           ? Sm90aLayout::registers_for_words(consumers, max(Spec::head_dim, Spec::head_dim_v),
@@ -65,15 +65,15 @@ struct ForwardSm90a {
                                             consumers * for_words;
   static constexpr int consumer_registers = (consumers == 3 ? 160 : consumers == 2 ? 240 : 256) - for_words;
 
-  // While a tile's last product runs. Measured: consumers of wider heads then lose their step, up to 3.5% of
-  // the time of long sequences.
+  // Whether normalizers are computed while a tile's last product runs. Measured: consumers of wider heads
+  // then get out of step, which costs up to 3.5% of the time of long sequences.
   static constexpr bool normalizes_early = Spec::head_dim_v <= 128;
 
-  // Named barriers beside __syncthreads's 0.
+  // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
-  static constexpr int warpgroup_barrier = 4;  // + consumer: of its own four warps
+  static constexpr int warpgroup_barrier = 4;  // + consumer: its own four warps
 
-  // Hides a value's origin, so that the compiler does not hoist what follows from it: registers are short.
+  // Hides a value's origin, so that the compiler hoists nothing that depends on it: registers are short.
   static FLASHJIT_FN int not_ahead(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -84,7 +84,7 @@ struct ForwardSm90a {
     Problem problem;
     int m_block;
     Span rows;     // without padding
-    int rows_end;  // with it
+    int rows_end;  // with padding
     FLASHJIT_FN Work(const Sm90aForwardParams& p, const TileIndex& t)
         : Work(p, make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q), t.m_block) {}
     FLASHJIT_FN Work(const Sm90aForwardParams& p, const Problem& of, int block)
@@ -94,7 +94,7 @@ struct ForwardSm90a {
           rows_end(min((block + 1) * Rows(p).tokens, problem.rows)) {}
   };
 
-  // One thread: everything that comes from global memory.
+  // One thread: it copies everything that comes from global memory.
   class Producer {
    public:
     FLASHJIT_FN Producer(const Sm90aForwardParams& p, const ForwardMaps& maps, const Shared& shared)
@@ -106,7 +106,7 @@ struct ForwardSm90a {
         const Work work(p_, tile);
         const Mask mask(p_, work.problem);
         BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-        // Looked up while the last V of the tile before waits for its place.
+        // The look-ups come before load_last_v(), which waits for a free buffer.
         PassedBlock block, next;
         const bool empty = !look_up(walk, block);
         bool more = look_up(walk, next);
@@ -118,7 +118,7 @@ struct ForwardSm90a {
         locate(work, tile);
         load_k(block, !more);
         load_q(tile);
-        // K is a block ahead of V, as the consumers take them.
+        // K is loaded a block ahead of V: consumers use them in that order.
 #pragma unroll 1
         while (more) {
           const int index = block.index();
@@ -144,7 +144,7 @@ struct ForwardSm90a {
       found = {block.index << 2 | (block.whole ? 2 : 0), block.found};
       return true;
     }
-    // Where the tile lies in the tensor maps: packed tensors are one batch entry.
+    // Sets the tile's coordinates in the tensor maps. Packed tensors are one batch entry.
     FLASHJIT_FN void locate(const Work& work, const TileIndex& tile) {
       head_q_ = tile.head_q;
       head_kv_ = work.problem.head_kv;
@@ -157,7 +157,7 @@ struct ForwardSm90a {
         k_row_ = work.problem.first_k;
       }
     }
-    // Tells the consumers what comes next, once they are done with the Q before; `bytes` of Q will follow.
+    // Announces a tile or the end, once consumers have released Q; `bytes` of Q follow.
     FLASHJIT_FN void announce(const Announcement& a, int bytes) {
       mbarrier_wait(shared_.q_empty(), q_parity_ ^= 1);
       st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block,
@@ -183,12 +183,12 @@ struct ForwardSm90a {
            k_row_ + block.index() * block_n, head_kv_);
       ring_.advance();
     }
-    // Of a block's columns, for the K that comes next.
+    // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
     FLASHJIT_FN void ask_for_words(int index) {
       st_shared_v2(shared_.asked(ring_.stage), index, sequence_);
       mbarrier_arrive(shared_.words_asked(ring_.stage));
     }
-    // `behind` blocks of K were asked for from the V's own on.
+    // Loads V into the stage of its own K, which was loaded `behind` blocks ago.
     FLASHJIT_FN void load_v(int index, int behind) {
       Ring ring = ring_;
       ring.retreat(behind);
@@ -201,7 +201,7 @@ struct ForwardSm90a {
       if (last_v_ >= 0) load_v(last_v_, 1);
       last_v_ = -1;
     }
-    // From `second` and `third` of the map's dimensions on.
+    // Copies panels. `second` and `third`: coordinates in the map's second and third dimension.
     FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int second,
                           int third) const {
 #pragma unroll
@@ -215,12 +215,12 @@ struct ForwardSm90a {
     const Shared& shared_;
     Ring ring_;
     u32 q_parity_ = 0;
-    int last_v_ = -1;  // block of the located tile whose V is not asked for yet
+    int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
     int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
   };
 
-  // With dropout, a warp beside the producer: makes the words of a block's columns while its K is on the way,
-  // which is full only with them. They have twice as many slots as K, since weights drop after K's release.
+  // With dropout a second warp makes the words of a block's columns while its K arrives; K is full only with
+  // them. Words have twice as many slots as K: weights are dropped after K's release.
   static FLASHJIT_FN void make_column_words(const Shared& shared) {
     constexpr int parts = block_n / 4;  // of four columns
     const int lane = threadIdx.x % 32;
@@ -229,7 +229,7 @@ struct ForwardSm90a {
       int index, sequence;
       ld_shared_v2(index, sequence, shared.asked(ring.stage));
       if (index < 0) return;
-      const Words key = shared.dropout_key();  // each time: its ten rounds would be kept in registers
+      const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
       for (int part = lane; part < parts; part += 32)
         st_column_words(shared.column_words(ring), part,
                         dropout_column_words(key, index * parts + part, sequence));
@@ -238,13 +238,13 @@ struct ForwardSm90a {
     }
   }
 
-  // A warpgroup: 64 rows of every tile.
+  // A warpgroup: it computes 64 rows of every tile.
   class Consumer {
     // Marks that no V stage is pending and that the first block extends past the sequence's end.
     static constexpr int ends_within = -1;
 
-    // The blocks of a tile: next() says whether there is another; where it comes with its K, for which the
-    // consumer waits, take() says which, once the tensor cores have their work.
+    // The blocks of a tile. next() returns whether there is another. A passed block comes with its K, for
+    // which the consumer waits: take() reads it once the tensor cores have their work.
     struct Walked {
       const Mask& mask_;
       BlockWalk<Keys, Mask> walk_;
@@ -268,9 +268,9 @@ struct ForwardSm90a {
         const PassedBlock passed = consumer.shared_.passed_block(consumer.ring_.stage);
         block = {passed.index(), passed.whole(), passed.found};
         last_ = passed.last();
-        __syncwarp();  // all lanes have read it when the first releases the stage
+        __syncwarp();  // all lanes have read it before lane 0 releases the stage
       }
-      // Made where it is needed: blocks that are not whole are few.
+      // The mask is made here, where it is needed: few blocks are not whole.
       FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
                             int lane) const {
         mask_scores<walked_rows, block_n>(scores, Mask(p_, Work(p_, tile_).problem), rows, block, lane);
@@ -288,7 +288,7 @@ struct ForwardSm90a {
           softmax_(p.scale_log2) {}
 
     FLASHJIT_FN void run() {
-      if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first one begins
+      if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first consumer begins
       for (u32 parity = 0;; parity ^= 1) {
         const auto [tile, what] = announcement(parity);
         if (what == Announced::end) break;
@@ -307,12 +307,12 @@ struct ForwardSm90a {
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
-        wgmma_commit_group();  // in the place of the product with V that weigh() finds under way
+        wgmma_commit_group();  // empty: stands for the product with V that weigh() waits for
         blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         softmax_.reset();
         under_way_ = 0;
-        int v_stage =  // of that product
+        int v_stage =  // of the product with V that is under way
             block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
         for (;;) {
           weigh(blocks, rows, block, v_stage);
@@ -342,16 +342,16 @@ struct ForwardSm90a {
         ring_.advance();
         write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), factor, lse);
       }
-      if (ping_pong && warpgroup_ == 0) take_turn();  // the last that was passed
+      if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
     }
 
    private:
-    // Where a warp's rows of a tile go. Unpacked, pointers are to its own first row; packed, to the tile's.
+    // The destination of a warp's rows. Pointers are to the warp's first row; with pack_gqa, to the tile's.
     struct OutputRows {
       char* o;
       float* lse;
-      int rows;   // of 16; may be none
-      int valid;  // those that are not padding
+      int rows;   // their number from the warp's first row to the tile's end; may be negative
+      int valid;  // the same without padding
     };
 
     FLASHJIT_FN int first_row() const { return warpgroup_ * Sm90aLayout::warpgroup_rows + warp_ * 16; }
@@ -368,7 +368,7 @@ struct ForwardSm90a {
       }
       return t;
     }
-    // Elements from that pointer to row i of a warp's 16.
+    // Elements from OutputRows::o to row i of the warp's 16; likewise for lse.
     FLASHJIT_FN i64 o_offset(int i) const {
       if constexpr (Config::pack_gqa) return Rows(p_).offset(p_.o, first_row() + i);
       return i * p_.o.row_stride;
@@ -389,7 +389,7 @@ struct ForwardSm90a {
     FLASHJIT_FN Announcement announcement(u32 parity) const {
       mbarrier_wait(shared_.q_full(), parity);
       const auto announced = *reinterpret_cast<const Announcement*>(shared_.memory + layout.announced);
-      __syncwarp();  // all lanes have read it when the first releases it
+      __syncwarp();  // all lanes have read it before lane 0 releases it
       return announced;
     }
     FLASHJIT_FN void take_q() {
@@ -431,7 +431,7 @@ struct ForwardSm90a {
       wgmma_commit_group();
     }
 
-    // output += weights V, or = where none is under way
+    // output += weights V; without a product under way, output = weights V
     FLASHJIT_FN void issue_pv(const Ring& ring) {
       const u64 v = wgmma_descriptor(shared_.v(ring.stage), layout.kv_panel);
       wgmma_fence();
@@ -439,7 +439,7 @@ struct ForwardSm90a {
       wgmma_commit_group();
     }
 
-    // Each lane those of one of the warp's rows, of which it then takes its two.
+    // Each lane makes the words of one of the warp's rows, then gets the words of its own two rows.
     FLASHJIT_FN void make_row_words(const Work& work) {
       const Rows rows(p_);
       const int row = first_row() + lane_ % 16;
@@ -448,7 +448,7 @@ struct ForwardSm90a {
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_words_[r] = row_words_of(words, lane_ / 4 + 8 * r);
     }
-    // Of weights that are summed already.
+    // Drops weights that are summed already.
     FLASHJIT_FN void drop_weights() {
       const u32 from = shared_.column_words(ring_);
 #pragma unroll
@@ -462,15 +462,15 @@ struct ForwardSm90a {
       }
     }
 
-    // An accumulator's columns are those of the same thread's part of operand A.
+    // A thread holds the same columns of an accumulator and of operand A.
     FLASHJIT_FN void pack_weights() {
 #pragma unroll
       for (int i = 0; i < block_n / 4; ++i)
         weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, scores_[2 * i], scores_[2 * i + 1]);
     }
 
-    // Scores to weights, while those of the block before meet V. One body for the first block and the others,
-    // masked and whole: each more costs a tenth of the compile time.
+    // Turns scores into weights beside the product of the previous weights and V. One body serves all blocks,
+    // first and later, masked and whole: each further body would cost a tenth of the compile time.
     FLASHJIT_FN void weigh(const Blocks& blocks, const Positions& rows, const Block& block, int v_stage) {
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
@@ -488,8 +488,8 @@ struct ForwardSm90a {
       }
     }
 
-    // Four lanes hold a row. Of 16 bits, each takes one of four chunks of 8 columns from all of them, so that
-    // it has 16 bytes to write and a warp's store is of 64 contiguous bytes a row.
+    // Four lanes hold a row. With 16-bit output each lane collects one of four chunks of 8 columns: it then
+    // writes 16 bytes, and a warp's store writes 64 contiguous bytes of each row.
     FLASHJIT_FN void write_output(const OutputRows& to, float (&factor)[2], float (&lse)[2]) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
@@ -500,7 +500,7 @@ struct ForwardSm90a {
         if constexpr (Spec::dropout) factor[r] *= p_.dropout.scale;
         if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
-        // A row without keys may have met NaN in V, which no factor makes 0: such a row is zeros.
+        // A row without keys may have met NaN in V, which no factor makes 0: such a row is written as zeros.
         if constexpr (o_bytes == 4) {
           float* const o = reinterpret_cast<float*>(to.o) + o_offset(row);
           if (row < to.rows) write_floats(o, output_, r, factor[r], part);
@@ -526,7 +526,7 @@ struct ForwardSm90a {
       }
     }
 
-    // Rows that attend to nothing.
+    // Writes rows without keys.
     FLASHJIT_FN void write_nothing(const OutputRows& to) const {
       constexpr int columns = 16 / o_bytes, chunks = Spec::head_dim_v / columns;
       for (int i = lane_; i < min(to.rows, 16) * chunks; i += 32)
@@ -537,18 +537,18 @@ struct ForwardSm90a {
 
     const Sm90aForwardParams& p_;
     const Shared& shared_;
-    const int warpgroup_, warp_, lane_;  // the first two by shuffle: uniform registers then hold them
+    const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
     Ring ring_;
     u32 q_[q_in_registers ? layout.qk_steps : 1][4];
     float scores_[block_n / 2];
     u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax<1, false> softmax_;
-    int under_way_;          // a product with V, to which the next one adds
+    int under_way_;          // 1: a product with V is under way, to which the next one adds
     RowWords row_words_[2];  // with dropout
   };
 
-  // Rows of Q's buffer that no copy fills: what lies there would take part in a warp's votes.
+  // Zeros the rows of Q's buffer that no copy fills: old data there would take part in a warp's votes.
   static FLASHJIT_FN void zero_unused_rows(const Sm90aForwardParams& p, const Shared& shared) {
     for (int i = Rows(p).used() * 8 + threadIdx.x; i < block_m * 8; i += Config::num_warps * 32)
       for (int panel = 0; panel < qk_panels; ++panel)

@@ -1,5 +1,5 @@
-// What the producer and the consumers of sm_90a's forward share: rings of buffers, where they and their
-// mbarriers lie, and the messages that go with them.
+// Shared by the producer and the consumers of sm_90a's forward: rings of buffers, the addresses of buffers
+// and mbarriers, and messages.
 #pragma once
 
 #include "cuda/tile_index.cuh"
@@ -8,7 +8,8 @@
 
 namespace flashjit::device {
 
-// The stages of K and V as one side sees them: block after block, whichever tile it belongs to.
+// The position of one side, producer or consumer, in the stages of K and V. It advances by a block at a time,
+// through all tiles.
 template <int stages>
 struct Sm90aRing {
   int stage = 0;
@@ -28,10 +29,11 @@ struct Sm90aRing {
   }
 };
 
-// What the producer passes on with a block's K. It and announcements are read as ordinary memory: of an asm
-// the compiler does not know that all threads get the same, and computes descriptors in every one of them.
+// The producer's message about a block, sent with its K. Consumers read messages and announcements as
+// ordinary memory. If inline assembly read them, the compiler would not know that all threads get the same
+// value, and would compute descriptors in each thread.
 struct PassedBlock {
-  int word;  // its index, whether it is whole, and whether it is the tile's last
+  int word;  // index << 2 | whole << 1 | last of the tile
   int found;
   FLASHJIT_FN int index() const { return word >> 2; }
   FLASHJIT_FN bool whole() const { return word & 2; }
@@ -46,8 +48,8 @@ struct Announcement {
 };
 static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 
-// Addresses in shared memory. Each buffer has an mbarrier for "full", one arrival and the bytes copied, and
-// one for "empty", an arrival from every consumer warp.
+// Addresses in shared memory. Each buffer has two mbarriers: "full" expects one arrival and the copied bytes,
+// "empty" an arrival from every consumer warp.
 template <class Spec, class Config>
 struct Sm90aShared {
   static constexpr int stages = Config::num_stages;
@@ -71,7 +73,7 @@ struct Sm90aShared {
   FLASHJIT_FN PassedBlock passed_block(int stage) const {
     return reinterpret_cast<const PassedBlock*>(memory + layout.passed)[stage];
   }
-  // With dropout: which block's words the producer wants, an mbarrier that says so, and the words.
+  // With dropout: the producer's request for a block's words, the mbarrier of requests, and the words.
   FLASHJIT_FN u32 asked(int stage) const { return start + layout.dropout_asked + 16 * stage; }
   FLASHJIT_FN u32 words_asked(int stage) const { return asked(stage) + 8; }
   FLASHJIT_FN u32 column_words(const Ring& ring) const {

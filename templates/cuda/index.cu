@@ -1,4 +1,4 @@
-// A few kernels as nvcc and clangd see them; what the library compiles is rendered (codegen/families/).
+// A few kernels for nvcc and clangd. The library compiles rendered kernels instead (codegen/families/).
 #include "cuda/forward_sm80.cuh"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"

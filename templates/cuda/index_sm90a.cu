@@ -1,4 +1,4 @@
-// A few sm_90a kernels as nvcc (-arch=sm_90a) and clangd see them; what the library compiles is rendered
+// A few sm_90a kernels for nvcc (-arch=sm_90a) and clangd. The library compiles rendered kernels instead
 // (codegen/families/).
 #include "cuda/forward_sm90a.cuh"
 #include "shared/tree.h"
@@ -14,7 +14,7 @@ struct Spec : ForwardSm90aSpec {
   using Mask = Intersect<Bounds, Masks...>;
 };
 
-// Products are rendered for each kernel (codegen/wgmma_products.hpp).
+// A stand-in: products are rendered for each kernel (codegen/wgmma_products.hpp).
 struct NoProducts {
   template <class... Operands>
   static FLASHJIT_FN void qk(const Operands&...) {}

@@ -1,6 +1,6 @@
-// Merges partial results of attention over parts of the keys into one: each part's weight is its share of the
-// sum of exponentials, which its log-sum-exp says (FlashDecoding, Dao et al. 2023). Memory bounds it, so all
-// loads of several parts are under way before the first is used.
+// Merges partial results of attention, each over a part of the keys, into one (FlashDecoding, Dao et al.
+// 2023). The weight of a part is its share of the sum of exponentials, computed from its log-sum-exp. Memory
+// bandwidth limits a merge, so all loads of several parts are issued before the first is used.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -20,7 +20,7 @@ struct Merge {
   using Part = typename Spec::parts_dtype;
 
   static constexpr float log2_e = 1.4426950408889634f;
-  static constexpr int columns = 16 / sizeof(Part);  // of a thread: one load a part
+  static constexpr int columns = 16 / sizeof(Part);  // of a thread: one load for each part
   static constexpr int parts_at_once = Config::num_stages;
   static constexpr int row_threads = Spec::head_dim_v / columns;
 
@@ -63,7 +63,7 @@ struct Merge {
       for (int c = 0; c < columns; ++c) o[c] *= kept;
 #pragma unroll
       for (int i = 0; i < parts_at_once; ++i) {
-        if (lse[i] == minus_infinity) continue;  // whatever its o holds
+        if (lse[i] == minus_infinity) continue;  // its o may hold anything
         const float weight = ex2_approx((lse[i] - reference) * log2_e);
         sum += weight;
 #pragma unroll

@@ -1,12 +1,12 @@
 // Masks and online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022) in the accumulators of one warp.
 //
 // Scores come block by block. Each row keeps a reference r, its maximum times the scale, and the sum of its
-// weights exp2(score * scale - r): one multiply-add and one special function. The reference only keeps
-// weights in range, so it follows the maximum when that has grown by more than a factor of 2^8; most blocks
-// rescale nothing.
+// weights exp2(score * scale - r). A weight takes one multiply-add and one special function. The reference
+// only keeps weights in range: it follows the maximum when that maximum has grown by more than a factor of
+// 2^8, so most blocks rescale nothing.
 //
-// A fragment of 16 rows by n columns: registers 4 i ... 4 i + 3 of a thread hold columns 8 i + 2 (lane % 4) +
-// {0, 1} of row lane / 4, then of row lane / 4 + 8.
+// A fragment has 16 rows and n columns. Registers 4 i ... 4 i + 3 of a thread hold columns 8 i + 2 (lane % 4)
+// and the next one: first of row lane / 4, then of row lane / 4 + 8.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -14,15 +14,16 @@
 
 namespace flashjit::device {
 
-// Puts minus infinity where the mask keeps nothing of a block of scores. rows(0) and rows(8) are the
-// positions of the thread's two; the walk was across tiles of `tile_rows`.
+// Sets the scores of a block that the mask excludes to minus infinity. rows(0) and rows(8) are the positions
+// of the thread's two rows. `tile_rows` is the number of rows that the walk was across.
 template <int tile_rows, int columns, class Mask, class Positions>
 FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& rows, const Block& block,
                              int lane) {
   const int first_key = block.index * columns, base = first_key + lane % 4 * 2;
   if constexpr (Mask::row_intervals) {
-    // This thread's columns of a row are 0, 1, 8, 9, 16, ... from `base`: the n-th is kept if it lies between
-    // how many come before the interval's begin and before its end.
+    // This thread's columns of a row are 0, 1, 8, 9, 16, ... from `base`. before(limit) counts the columns
+    // before `limit`. A row keeps the n-th of them if before(begin) <= n < before(end) for the row's
+    // interval.
     const auto before = [&](int limit) {
       const int n = min(max(limit - base, 0), columns);
       return n / 8 * 2 + min(n % 8, 2);
@@ -58,15 +59,16 @@ FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& r
   }
 }
 
-// The running state of a thread's rows: two of every fragment. at_once: take_max() raises each reference
-// where it finds the row's maximum, not after the vote. Measured: mma.sync is 2% faster so, wgmma 4% slower.
+// The running state of a thread's rows, two of every fragment. at_once: take_max() raises a reference as soon
+// as it has the row's maximum, not after the vote. Measured: at_once makes mma.sync 2% faster and wgmma 4%
+// slower.
 template <int fragments, bool at_once>
 class OnlineSoftmax {
   static constexpr int rows = 2 * fragments;
   static constexpr float tolerance = 8;  // log2
   // The reference of a row without keys: finite, so that exp2(-inf - reference) is 0 and not NaN.
   static constexpr float lowest = -3.402823466e38f;
-  // Beyond it, the rounding of a reference may take weights out of fp16's range.
+  // The rounding of a larger reference may take weights out of fp16's range.
   static constexpr float farthest = 1 << 26;
 
  public:
@@ -77,8 +79,8 @@ class OnlineSoftmax {
     for (int r = 0; r < rows; ++r) reference_[r] = lowest, row_sum_[r] = 0;
   }
 
-  // Raises the references if any row of the warp asks for it. True: outputs so far are to be multiplied by
-  // correction(). scores: `registers` of each fragment.
+  // Raises the references if the maximum of any row of the warp has grown by more than `tolerance`. Returns
+  // true if outputs must be multiplied by correction(). scores: `registers` of each fragment.
   template <int registers>
   FLASHJIT_FN bool take_max(const float* scores) {
     float top[rows];
@@ -110,7 +112,7 @@ class OnlineSoftmax {
     return true;
   }
 
-  // Turns scores into weights relative to the references, and adds them up.
+  // Turns scores into weights relative to the references and adds the weights up.
   template <int registers>
   FLASHJIT_FN void exponentiate(float* scores) {
 #pragma unroll
@@ -125,7 +127,7 @@ class OnlineSoftmax {
       row_sum_[r] += even + odd;
     }
   }
-  // Two scores of row r at a time, between other work.
+  // The same for two scores of row r, for calls between other work.
   FLASHJIT_FN void exponentiate(int r, float& a, float& b) {
     a = weight(r, a);
     b = weight(r, b);
@@ -134,8 +136,8 @@ class OnlineSoftmax {
 
   FLASHJIT_FN float correction(int r) const { return correction_[r]; }
 
-  // After the last block: a row's sum of weights and its log-sum-exp. A row without keys has 0 and minus
-  // infinity, a row whose reference is too far from 0 has NaN.
+  // Returns a row's sum of weights, after the last block, and sets its log-sum-exp. They are 0 and minus
+  // infinity for a row without keys, NaN for a row whose reference is too far from 0.
   FLASHJIT_FN float sum(int r, float& lse) const {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
@@ -144,7 +146,7 @@ class OnlineSoftmax {
     lse = sum == 0 ? minus_infinity : (reference_[r] + lg2_approx(sum)) * ln_2;
     return sum;
   }
-  // The factor that makes an output of row r.
+  // The factor that normalises the output of row r.
   FLASHJIT_FN float normalizer(int r, float& lse) const {
     const float sum = this->sum(r, lse);
     return sum == 0 ? 0.f : 1.f / sum;
@@ -161,7 +163,7 @@ class OnlineSoftmax {
 
   float scale_log2_;
   float reference_[rows];
-  float row_sum_[rows];  // over this thread's columns
+  float row_sum_[rows];  // of this thread's columns
   float correction_[rows];
 };
 

@@ -1,13 +1,13 @@
-// Every PTX instruction of the sm_80 family, one wrapper each, named after its instruction. sm_80 and newer.
-// Instructions that touch shared memory are volatile and keep their order among each other; arithmetic is
-// free to move.
+// Wrappers of all PTX instructions of the sm_80 family, for sm_80 and newer. Each is named after its
+// instruction. Instructions that access shared memory are volatile and keep their order among each other;
+// arithmetic may move.
 #pragma once
 
 #include "shared/platform.h"
 
 namespace flashjit::device {
 
-// Volatile: what follows from a second reading is computed again, not held in registers meanwhile.
+// Volatile: values that depend on a second reading are computed again, not held in registers since the first.
 FLASHJIT_FN u32 ctaid_x() {
   u32 r;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r));
@@ -43,7 +43,7 @@ FLASHJIT_FN u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes to shared memory, of which the first `valid` (0 or 16) are read and the rest are zeros.
+// Copies 16 bytes to shared memory. The first `valid` bytes (0 or 16) are read, the others are zeros.
 FLASHJIT_FN void cp_async_cg(u32 to, const void* from, int valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
                : "memory");
@@ -51,13 +51,13 @@ FLASHJIT_FN void cp_async_cg(u32 to, const void* from, int valid) {
 FLASHJIT_FN void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until at most `pending` of this thread's latest groups are in flight.
+// Waits until at most `pending` of this thread's latest groups are in flight.
 template <int pending>
 FLASHJIT_FN void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8.
 FLASHJIT_FN void ldmatrix_x4(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -77,7 +77,7 @@ FLASHJIT_FN void ldmatrix_x2_trans(u32& r0, u32& r1, u32 from) {
                : "memory");
 }
 
-// d += a * b, a 16x16 row-major, b 16x8 column-major, float32 accumulation.
+// d += a * b; a is 16x16 row-major, b is 16x8 column-major, d is float32.
 FLASHJIT_FN void mma_m16n8k16(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -91,7 +91,7 @@ FLASHJIT_FN void mma_m16n8k16(fp16, float (&d)[4], const u32 (&a)[4], u32 b0, u3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats as one register of 16-bit elements, `low` in the low half.
+// Rounds two floats to 16-bit elements in one register, `low` in the low half.
 FLASHJIT_FN u32 cvt_rn_x2(bf16, float low, float high) {
   u32 r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -146,7 +146,7 @@ FLASHJIT_FN void st_shared_v4(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
-// Read once, and by nobody written meanwhile: kept out of the first-level cache.
+// For data that are read once and not written by anyone meanwhile. They stay out of the first-level cache.
 FLASHJIT_FN void ld_global_nc_v4(u32 (&r)[4], const void* from) {
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,4 +1,5 @@
-// What sm_90a adds to ptx.cuh, each wrapper named after its instruction (PTX ISA 8.0 and later).
+// Wrappers of the PTX instructions that sm_90a adds to ptx.cuh (PTX ISA 8.0 and later). Each is named after
+// its instruction.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -17,7 +18,7 @@ FLASHJIT_FN void fence_mbarrier_init() {
 FLASHJIT_FN void mbarrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-// The address is computed in any case: ptxas else takes a vote on whether to.
+// The address is computed in any case: otherwise ptxas adds a vote on whether to compute it.
 FLASHJIT_FN void mbarrier_arrive_if(int condition, u32 bar) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar),
                "r"(condition)
@@ -26,7 +27,8 @@ FLASHJIT_FN void mbarrier_arrive_if(int condition, u32 bar) {
 FLASHJIT_FN void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// One statement, loop included: fewer blocks for the compiler, which takes long over each.
+// The loop is part of the statement: this makes fewer blocks for the compiler, which takes long over each
+// block.
 FLASHJIT_FN void mbarrier_wait(u32 bar, u32 parity) {
   asm volatile(
       "{.reg .pred p;\n"
@@ -36,7 +38,7 @@ FLASHJIT_FN void mbarrier_wait(u32 bar, u32 parity) {
       : "memory");
 }
 
-// --- named barriers, register redistribution, election
+// --- named barriers, register redistribution
 
 FLASHJIT_FN void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -66,7 +68,7 @@ FLASHJIT_FN void cp_async_bulk_tensor_4d(u32 to, const TensorMap& map, u32 bar, 
       "l"(&map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// Orders this thread's ordinary accesses to shared memory before later ones of wgmma and of bulk copies.
+// Orders this thread's ordinary accesses to shared memory before later accesses by wgmma and by bulk copies.
 FLASHJIT_FN void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -84,8 +86,8 @@ FLASHJIT_FN void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Shared-memory operand with 128-byte swizzle. leading: bytes between 128-byte wide panels (only read where
-// the operand is not K-major); rows are 128 bytes, in groups of 8.
+// Descriptor of a shared-memory operand with 128-byte swizzle: rows of 128 bytes, in groups of 8. leading:
+// bytes between panels of 128-byte rows, read only if the operand is not K-major.
 FLASHJIT_FN u64 wgmma_descriptor(u32 address, u32 leading) {
   return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{leading >> 4} << 16) | ((address & 0x3ffff) >> 4);
 }

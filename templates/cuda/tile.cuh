@@ -1,5 +1,5 @@
-// Matrices in shared memory: rows of 16-byte chunks (8 elements), swizzled so that ldmatrix and row-wise
-// 16-byte accesses meet no bank conflict whatever the row's length.
+// Matrices in shared memory. Rows consist of 16-byte chunks (8 elements), swizzled so that ldmatrix and
+// row-wise 16-byte accesses have no bank conflicts for any row length.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -7,10 +7,10 @@
 
 namespace flashjit::device {
 
-// `chunks` per row. Eight chunks fill all banks once. With g = gcd(chunks, 8), rows r and r + 8/g start in
-// the same bank: exclusive-or with (r / (8/g)) % g moves a chunk within its aligned group of g, and any eight
-// consecutive rows (aligned at 8) hold their chunk c in eight different places. An odd `chunks` needs
-// nothing.
+// A row has `chunks` chunks; eight chunks fill all banks once. With g = gcd(chunks, 8), rows r and r + 8/g
+// start in the same bank. Exclusive-or with (r / (8/g)) % g moves a chunk within its aligned group of g. Then
+// any eight consecutive rows, aligned at 8, hold their chunk c in eight different places. An odd `chunks`
+// needs no swizzle.
 template <int rows_, int chunks_>
 struct SharedTile {
   static constexpr int rows = rows_, chunks = chunks_;
@@ -23,20 +23,21 @@ struct SharedTile {
     return row * row_bytes + (chunk ^ row / (8 / group) % group) * 16;
   }
 
-  // What lane l adds to reach its row of the four 8x8 matrices of one ldmatrix, so that the registers come
-  // out in the order that mma wants: rows of A and, transposed, columns of B at rows {0, 8, 0, 8}, chunks {0,
-  // 0, 1, 1}; columns of B that lie in memory as rows at rows {0, 0, 8, 8}, chunks {0, 1, 0, 1}.
+  // The offset from a matrix's first element to lane l's row of the four 8x8 matrices of one ldmatrix. The
+  // registers then are in mma's order. lane_offset: rows {0, 8, 0, 8} and chunks {0, 0, 1, 1}, for rows of A
+  // and, transposed, columns of B. lane_offset_b: rows {0, 0, 8, 8} and chunks {0, 1, 0, 1}, for columns of B
+  // that lie in memory as rows.
   FLASHJIT_FN static u32 lane_offset(u32 lane) { return offset(lane % 16, lane / 16); }
   FLASHJIT_FN static u32 lane_offset_b(u32 lane) { return offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
-  // From an address of lane_offset() to the same matrices at (row + rows of a multiple of 8, chunk + even
-  // chunks).
+  // Moves an address made by lane_offset() or lane_offset_b() on by `row` rows, a multiple of 8, and by
+  // `chunk` chunks, an even number.
   FLASHJIT_FN static u32 at(u32 lane_address, u32 row, u32 chunk) {
     return (lane_address ^ (chunk % group * 16)) + (chunk / group * group * 16 + row * row_bytes);
   }
 };
 
-// The threads of a block copying rows of a matrix in global memory into a SharedTile, asynchronously.
-// Consecutive threads take consecutive chunks of a row; `columns` beyond head_dim (the padding of k to 16)
+// Copies rows of a matrix in global memory into a SharedTile, asynchronously, by all threads of a block.
+// Consecutive threads copy consecutive chunks of a row. Columns beyond head_dim (the padding of k to 16)
 // become zeros.
 template <class Tile, int head_dim, int threads>
 class TileCopy {
@@ -47,13 +48,13 @@ class TileCopy {
   static constexpr bool padded = Tile::chunks * 8 != head_dim;
 
  public:
-  // `matrix`: element (0, 0); strides in elements of 2 bytes.
+  // `matrix` is the address of element (0, 0); `row_stride` counts elements of 2 bytes.
   FLASHJIT_FN TileCopy(const void* matrix, i64 row_stride, u32 thread)
       : row_(thread / Tile::chunks), chunk_(thread % Tile::chunks), row_bytes_(row_stride * 2) {
     source_ = static_cast<const char*>(matrix) + chunk_ * 16;
   }
 
-  // Rows [first, first + Tile::rows); those from `end` on are not read and become zeros.
+  // Copies rows [first, first + Tile::rows). Rows from `end` on are not read and become zeros.
   FLASHJIT_FN void operator()(u32 tile, int first, int end) const {
     if (!all_threads && row_ >= rows_per_pass) return;
     const int row = static_cast<int>(row_);

@@ -4,7 +4,7 @@
 namespace flashjit::device {
 
 struct TileIndex {
-  int batch, head_q, m_block;  // of packed heads the first one
+  int batch, head_q, m_block;  // head_q: the first of packed heads
 };
 
 }  // namespace flashjit::device

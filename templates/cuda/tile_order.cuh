@@ -1,4 +1,4 @@
-// Which tile a block of the grid computes.
+// The tile that a block of the grid computes.
 #pragma once
 
 #include "cuda/tile_index.cuh"
@@ -6,8 +6,8 @@
 
 namespace flashjit::device {
 
-// Heads come in sections whose K and V together stay in L2. Within a section the last rows go first, since
-// with a causal mask they are the longest, and the heads of a section take turns.
+// Heads come in sections whose K and V together stay in L2. The heads of a section take turns. Within a
+// section the last rows come first: with a causal mask they are the longest.
 template <class Params>
 FLASHJIT_FN TileIndex tile_index(const Params& p, int tile, int block_m) {
   const int m_blocks = ceil_div(p.seqlen_q, block_m);

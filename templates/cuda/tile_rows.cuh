@@ -1,29 +1,29 @@
-// Which query rows a tile holds.
+// The query rows of a tile.
 #pragma once
 
 #include "shared/params.h"
 
 namespace flashjit::device {
 
-// Of one head.
+// Rows of one head.
 template <int block_m, bool packed>
 struct TileRows {
   static constexpr int heads = 1, tokens = block_m;
   template <class Params>
   FLASHJIT_FN explicit TileRows(const Params&) {}
 
-  // Of rows r + i, i of 0 and 8, where the tile's first is at `begin` of its sequence.
+  // Positions of rows r + i, for i = 0 and i = 8. `begin` is the position of the tile's first row.
   struct Positions {
     int first;
     FLASHJIT_FN int operator()(int i) const { return first + i; }
   };
   FLASHJIT_FN Positions positions(int begin, int r) const { return {begin + r}; }
-  // Of row r, beyond the tile's first.
+  // The head of row r, counted from the tile's first head.
   FLASHJIT_FN int head(int) const { return 0; }
 };
 
-// Of the query heads that share a key/value head: all heads of a token, then the next token's. Where their
-// number does not divide block_m, the last rows are nobody's.
+// Rows of query heads that share a key/value head: all heads of a token, then all heads of the next token. If
+// the number of heads does not divide block_m, the last rows are unused.
 template <int block_m>
 struct TileRows<block_m, true> {
   int heads, tokens;
@@ -49,7 +49,7 @@ struct TileRows<block_m, true> {
   }
 
  private:
-  // r / heads, without the registers of a division.
+  // r / heads, without the registers that a division takes.
   static FLASHJIT_FN int quotient(u32 r, u32 inverse) { return static_cast<int>(r * inverse >> 16); }
 };
 

@@ -1,4 +1,4 @@
-// Which tiles a block of a persistent grid computes, and when.
+// The tiles of a block of a persistent grid, and their order.
 #pragma once
 
 #include "cuda/tile_index.cuh"
@@ -7,11 +7,11 @@
 namespace flashjit::device {
 
 enum class TileOrder {
-  heads,     // all rows of a head, the last first, then the next head's
-  sections,  // for a diagonal: the longest tiles first, in sections of heads whose K and V stay in L2
-             // together; at the end what is left of all sections, the shortest tiles
-  waves,     // as heads, where nobody knows which tiles are long: the blocks of each row of the grid take
-             // fewer of them than those of the row before
+  heads,     // all rows of a head, the last rows first, then the next head
+  sections,  // for masks with a diagonal: the longest tiles first, in sections of heads whose K and V
+             // stay in L2 together; at the end the remaining tiles of all sections, the shortest
+  waves,     // as `heads`, for tiles of unknown length: the blocks of each row of the grid compute fewer
+             // tiles than the blocks of the row before
 };
 
 // The tiles of this block of the grid, one after the other.
@@ -38,7 +38,7 @@ class TileSchedule {
     }
   }
 
-  // False: there are no more.
+  // Returns false if no tiles are left.
   FLASHJIT_FN bool next(TileIndex& tile) {
     if constexpr (order == TileOrder::sections) return next_in_sections(tile);
     if (next_ >= end_) return false;
@@ -48,13 +48,13 @@ class TileSchedule {
   }
 
  private:
-  // In some of the last rounds of a section there may be nothing left for a block.
+  // A block may have no tile in some of the last rounds of a section.
   FLASHJIT_FN bool next_in_sections(TileIndex& tile) {
     while (next_ < end_) {
       const u32 round = next_++;
-      // There and back again, so that the same blocks do not always get the longer tiles.
+      // Every second round is reversed, so that the same blocks do not always get the longer tiles.
       const u32 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-      u32 section, index;  // of a section's tiles, the longest first
+      u32 section, index;  // index: among the section's tiles, the longest first
       if (round < first_left()) {
         section = round / section_rounds_;
         index = round % section_rounds_ * gridDim.x + place;
@@ -70,8 +70,7 @@ class TileSchedule {
     }
     return false;
   }
-  // How often `size` fits, begun ones too. Counts of tiles are at most 2^31 - 1, and so is the grid: sums fit
-  // 32 bits.
+  // n / size, rounded up. Numbers of tiles and of blocks are at most 2^31 - 1 each, so sums fit 32 bits.
   static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
@@ -81,9 +80,9 @@ class TileSchedule {
   }
 
   Rows rows_;
-  u32 heads_q_, heads_;  // as many as tiles have: those packed into one count once
+  u32 heads_q_, heads_;  // heads packed into one tile count as one
   u32 m_blocks_, section_heads_, section_rounds_;
-  u32 next_, end_;  // rounds of a persistent grid in sections; else tiles
+  u32 next_, end_;  // rounds of the grid with TileOrder::sections, else tiles
 };
 
 }  // namespace flashjit::device

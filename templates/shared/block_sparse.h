@@ -1,5 +1,5 @@
-// Block-sparse masks: lists of the key blocks that each query block sees, whole or by a bitmask. The blocks'
-// sizes are the mask's own, whatever the tiles of a kernel.
+// Block-sparse masks. Each query block has a list of the key blocks that it sees, whole or by a bitmask. The
+// mask's block sizes are its own; a kernel's tiles may have other sizes.
 #pragma once
 
 #include "shared/mask.h"
@@ -23,7 +23,7 @@ struct BlockSparse {
         offsets(lists.offsets + p.batch * lists.batch_stride +
                 (per_head ? p.head_q * lists.head_stride : 0)) {}
 
-  // The walk's place in the list, if one query block is all it has.
+  // The walk's place in the list, if the walk is across one query block only.
   template <class Axis>
   struct Cursor {
     int begin = -1, end = 0;
@@ -58,8 +58,8 @@ struct BlockSparse {
   struct Tile {
     const BlockSparse& mask;
     int found;
-    bool fixed;          // it holds for whatever will be asked
-    int m = -1, n = -1;  // what was looked up last
+    bool fixed;          // `found` holds for all bits that will be asked for
+    int m = -1, n = -1;  // the block that was looked up last
 
     template <int keys>
     FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) {
@@ -78,7 +78,7 @@ struct BlockSparse {
         }
       }
     }
-    // Of 16 keys, which no block's edge divides.
+    // The bits of 16 keys. No edge of a block lies between them.
     FLASHJIT_FN u32 half(int row, int key) {
       const int bitmask = look_up(row, key), column = key % block_n;
       if (bitmask < 0) return bitmask == everywhere ? 0xffff : 0;
@@ -123,7 +123,7 @@ struct BlockSparse {
     }
     return last;
   }
-  // There are no lists this way: query blocks are asked one by one.
+  // There are no lists of query blocks, so query blocks are looked up one by one.
   FLASHJIT_FN int previous(Queries, Span keys, int bound, Cursor<Queries>&) const {
     const Span n = covering(keys, block_n);
     for (int i = min((bound - 1) / block_m, lists.row_blocks - 1); i >= 0 && bound > 0; --i) {
@@ -136,7 +136,7 @@ struct BlockSparse {
 
  private:
   FLASHJIT_FN static Span covering(Span s, int size) { return {s.begin / size, (s.end - 1) / size + 1}; }
-  // Of a block whose index may be anything.
+  // The first key of a block. `block` may be any number.
   FLASHJIT_FN static int first_key(int block) {
     return min(max(block, 0), 0x7fffffff / block_n - 1) * block_n;
   }
@@ -147,7 +147,7 @@ struct BlockSparse {
     const int begin = min(max(offsets[i], 0), lists.num_blocks);
     return {begin, min(max(offsets[i + 1], begin), lists.num_blocks)};
   }
-  // The list's first entry whose block is n or later.
+  // The list's first entry with a block of index n or later.
   FLASHJIT_FN int lower_bound(Span list, int n) const {
     while (list.begin < list.end) {
       const int middle = list.begin + list.size() / 2;
@@ -166,7 +166,7 @@ struct BlockSparse {
   FLASHJIT_FN const u32* words_of_row(int bitmask, int row) const {
     return lists.bitmasks + (static_cast<i64>(bitmask) * block_m + row % block_m) * words_per_row;
   }
-  // The bitmask of block (m, n), everywhere or nowhere.
+  // The number of the bitmask of block (m, n), or `everywhere`, or `nowhere`.
   FLASHJIT_FN int find(int m, int n) const {
     const Span list = list_of(m);
     const int entry = lower_bound(list, n);

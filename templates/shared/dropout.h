@@ -1,16 +1,19 @@
-// Which weights dropout drops: a function of (seed, offset) and the element's batch entry, query head, row
-// and key within its sequence, the same on every target, for any tiles and any pass.
+// Decides which weights dropout drops. The decision depends only on (seed, offset) and on the element's batch
+// entry, query head, row and key within its sequence. It is the same on every target, for any tiles and any
+// pass.
 //
 //   row words of (row, head, batch)   a odd, c
 //   column word of (key, batch)       b
 //   dropped                           a * b + c mod 2^32 < below       below = p * 2^32, rounded
 //
-// Words come from Philox4x32-10 (Salmon et al., 2011), elements from one multiply-add and a comparison: rows
-// and columns are made apart, once each, so whoever owns an element pays no more, in whichever order it owns
-// them: fragments of mma and wgmma, rows packed over a group of heads (columns know no head), a backward
-// whose scores are transposed, vectors with rows in their lanes. Elements of different rows are independent;
-// within a row any two are, as a and c are drawn (Dietzfelbinger, 1996, but for the power of two that divides
-// the difference of their b). Fixed for good: tests/unit/dropout_test.cpp has golden vectors.
+// Words come from Philox4x32-10 (Salmon et al., 2011), once for each row and once for each column. An element
+// takes one multiply-add and a comparison. The cost does not depend on the order in which a kernel holds
+// elements: fragments of mma and wgmma, rows packed over a group of heads (column words do not depend on the
+// head), a backward with transposed scores, vectors with rows in their lanes.
+//
+// Elements of different rows are independent. So are any two elements of a row, except for the power of two
+// that divides the difference of their b: a and c are random (Dietzfelbinger, 1996). The scheme is fixed for
+// good: tests/unit/dropout_test.cpp has golden vectors.
 #pragma once
 
 #include "shared/params.h"
@@ -35,7 +38,7 @@ FLASHJIT_FN Words philox(u32 key0, u32 key1, Words counter) {
   return counter;
 }
 
-// Of one launch.
+// The keys of one launch: two words for row words, two for column words.
 FLASHJIT_FN Words dropout_key(u64 seed, u64 offset) {
   return philox(static_cast<u32>(seed), static_cast<u32>(seed >> 32),
                 {static_cast<u32>(offset), static_cast<u32>(offset >> 32), 0, 0});
@@ -53,7 +56,7 @@ FLASHJIT_FN RowWords dropout_row_words(const Words& key, int row, int head_q, in
   return {w.x[0] | 1, w.x[1]};
 }
 
-// Of keys [4 * group, 4 * group + 4).
+// The column words of keys [4 * group, 4 * group + 4).
 FLASHJIT_FN Words dropout_column_words(const Words& key, int group, int batch) {
   return philox(key.x[2], key.x[3], {static_cast<u32>(group), 0, static_cast<u32>(batch), 1});
 }

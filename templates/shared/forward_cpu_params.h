@@ -1,4 +1,4 @@
-// Parameters of the CPUs' forward.
+// Parameters of the forward on CPUs.
 #pragma once
 
 #include "shared/forward_params.h"
@@ -6,11 +6,12 @@
 namespace flashjit::device {
 
 struct CpuForwardParams : ForwardParams {
-  // Query heads of one key/value head whose rows share tiles, a divisor of their number.
+  // Number of query heads of one key/value head whose rows share tiles. It divides num_heads_q /
+  // num_heads_kv.
   int packed_heads;
-  // Rows of a tile, a multiple of 16 up to block_m; parts that a tile's keys are worked on in. With more than
-  // one of these room for what they give, and how many of each tile have.
+  // Rows of a tile, a multiple of 16 up to block_m; parts into which a tile's keys are divided.
   int tile_rows, key_parts;
+  // If key_parts > 1: the partial results, and how many parts of each tile are finished.
   float* partials;  // [tiles, key_parts, cpu_part()], 64-byte aligned
   u32* arrived;     // [tiles]
 };

@@ -1,4 +1,4 @@
-// Parameters of the sm_80 family's forward.
+// Parameters of the forward of the sm_80 family.
 #pragma once
 
 #include "shared/forward_params.h"
@@ -6,7 +6,7 @@
 namespace flashjit::device {
 
 struct Sm80ForwardParams : ForwardParams {
-  int section_heads;  // heads whose tiles are worked on together
+  int section_heads;  // heads of a section (cuda/tile_order.cuh)
 };
 
 }  // namespace flashjit::device

@@ -1,4 +1,4 @@
-// Parameters of sm_90a's forward.
+// Parameters of the forward of sm_90a.
 #pragma once
 
 #include "shared/forward_params.h"
@@ -7,17 +7,18 @@
 namespace flashjit::device {
 
 struct Sm90aForwardParams : ForwardParams {
-  // TileOrder::sections: heads whose tiles are worked on together, and complete rounds of a persistent grid
-  // in them.
+  // With TileOrder::sections: the heads of a section, and the complete rounds of the persistent grid in each
+  // section.
   int section_heads, section_rounds;
-  // Query heads of one key/value head whose rows share tiles, a divisor of their number; 1 without pack_gqa.
-  // r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
+  // Number of query heads of one key/value head whose rows share tiles; 1 without pack_gqa. It divides
+  // num_heads_q / num_heads_kv. r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
   int packed_heads;
   u32 packed_heads_inverse;
 };
 
-// The kernel's second parameter: asm that is given a map's address counts as reading and writing all that
-// lies beside it. 4-D [batch, heads, rows, dim], where heads are packed q as [batch, rows, heads, dim].
+// The kernel's second parameter. Maps are a parameter of their own because inline assembly that gets a map's
+// address counts as reading and writing everything beside the map. Maps are 4-D, [batch, heads, rows, dim]; q
+// with packed heads is [batch, rows, heads, dim].
 struct ForwardMaps {
   TensorMap q, k, v;
 };

@@ -1,14 +1,14 @@
-// Memory budgets that the host (to refuse what cannot fit, to size launches) and device code (to lay it out)
-// share.
+// Memory budgets, shared by host and device code. The host refuses configs that do not fit and sizes launches
+// by them. Device code lays memory out by them.
 #pragma once
 
 #include "shared/platform.h"
 
 namespace flashjit::device {
 
-// Dynamic shared memory of one block of the sm_80 forward, bytes: Q, then num_stages buffers of K and of V,
-// then with dropout as many of column words; at the end O in the same place. Rows of Q and K are padded to a
-// multiple of 16 elements.
+// Bytes of dynamic shared memory of one block of the sm_80 forward: Q, then num_stages buffers of K and of V,
+// then with dropout num_stages buffers of column words. At the end O takes the same place. Rows of Q and K
+// are padded to a multiple of 16 elements.
 FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n,
                                                      int num_stages, bool dropout) {
   const int padded = round_up(head_dim, 16);
@@ -17,31 +17,33 @@ FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_
   return max(2 * inputs + 4 * words, 2 * block_m * head_dim_v);
 }
 
-// Its registers for scores and output, a thread.
+// Registers of a thread of the sm_80 forward for scores and output.
 FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m, int block_n, int num_warps) {
   return block_m * (block_n + head_dim_v) / (num_warps * 32);
 }
 
-// Where the tiles of the sm_90a forward lie in shared memory, bytes from a start aligned to 1024.
+// The sm_90a forward's layout of shared memory: offsets in bytes from a start that is aligned to 1024.
 struct Sm90aLayout {
-  // Columns that lie together, in rows of 128 bytes: the widest that TMA swizzles.
+  // Columns of a panel. Its rows are 128 bytes, the widest that TMA swizzles.
   static constexpr int panel = 64;
   static constexpr int warpgroup_rows = 64;  // query rows of a consumer warpgroup
   static constexpr int announcement_bytes = 16;
 
-  // What each consumer leaves to the group of the producer where that makes dropout's words too. Of two
-  // consumers it needs more where it looks up lengths or tables, and where consumers of narrow heads have it
-  // to spare. (Beside a second role ptxas keeps less of the producer's walk in uniform registers.)
+  // Registers that each consumer leaves to the producer's group if that group makes dropout's words, too. Two
+  // consumers leave more if the group looks up lengths or tables, or if heads are narrow and so consumers
+  // have registers to spare. (Beside a second role ptxas keeps less of the producer's walk in uniform
+  // registers.)
   FLASHJIT_FN static constexpr int registers_for_words(int consumers, int widest_head, bool looks_up) {
     return consumers == 1 ? 0 : consumers == 2 && (looks_up || widest_head <= panel) ? 16 : 8;
   }
 
-  int qk_steps, pv_steps;         // of one wgmma each, 16 columns of Q and K or 16 keys
-  int q_panel, kv_panel;          // one panel of a tile of Q, of a block of K or V
-  int q_bytes, k_bytes, v_bytes;  // all panels
-  int q, k, v, barriers;          // k, v: num_stages blocks each
+  int qk_steps, pv_steps;         // wgmmas of Q K^T, each for 16 columns; of weights V, each for 16 keys
+  int q_panel, kv_panel;          // bytes of one panel of a tile of Q, of a block of K or V
+  int q_bytes, k_bytes, v_bytes;  // bytes of all panels
+  int q, k, v, barriers;          // offsets; k, v: num_stages blocks each
   int announced, passed;          // passed: 8 bytes a stage
-  // With dropout: 16 bytes; 16 bytes a stage; the column words of 2 * num_stages blocks.
+  // With dropout: dropout_key has 16 bytes, dropout_asked 16 bytes a stage, dropout_words the column words of
+  // 2 * num_stages blocks.
   int dropout_key, dropout_asked, dropout_words, end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
@@ -64,58 +66,58 @@ struct Sm90aLayout {
         dropout_words(dropout_asked + num_stages * 16),
         end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 8) {}
 
-  // Bytes from an operand's begin to its part in a step.
+  // Bytes from an operand's start to its part in a step.
   FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }
   FLASHJIT_FN constexpr int k_step(int step) const { return step / 4 * kv_panel + step % 4 * 32; }
   FLASHJIT_FN constexpr int v_step(int step) const { return step * 16 * 128; }
 };
 
-// The most query rows that a CPU kernel's register tiles take at a time, for every vector length.
+// The most query rows of a unit with any vector length.
 constexpr int cpu_unit_rows = 48;
 // Floats of a row's softmax state.
 constexpr int cpu_row_state = 2;
 
-// Floats from one packed row of K or V to the next: rows of a power of two would share cache sets.
+// Floats from one packed row of K or V to the next. Rows a power of two apart would share cache sets.
 FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
   return columns + 16;
 }
 
-// What a CPU worker lends to the forward, 64-byte aligned: a PackedHead; Q, O and the state of the tile's
-// rows; a unit's scores and its rescaling; with dropout two words a row and one a key; rows on their way
-// in or out; then packed blocks, one or more.
+// Scratch of a CPU worker for the forward, 64-byte aligned: a PackedHead; Q, O and the softmax state of the
+// tile's rows; a unit's scores and their rescaling; with dropout two words for each row and one for each key;
+// room for rows on their way in or out; then one or more packed blocks.
 //
-// Packed blocks are kept for later tiles of their head, in this call or another one of the same launch,
-// before which the caller sets this.
+// A worker keeps packed blocks for later tiles of the same head, in this call or in another call of the same
+// launch. Before a launch the caller initialises every PackedHead.
 struct alignas(64) PackedHead {
-  i64 head;    // of all key/value heads; -1: none
-  int blocks;  // 1, or as many as the longest sequence has
+  i64 head;    // index among all key/value heads of the batch; -1: none
+  int blocks;  // places for packed blocks: 1, or all blocks of the longest sequence
 };
-// This, K, V.
+// The start of a packed block; its K and V follow.
 struct alignas(64) PackedBlock {
   int index;
-  u32 packed, nonfinite;  // bit i: of the block's i-th group of keys; nonfinite: in V
+  u32 packed, nonfinite;  // bit i: the block's i-th group of keys is packed; has NaN or infinity in V
 };
 inline constexpr int packed_group = 32;
 static_assert(sizeof(PackedHead) == 64 && sizeof(PackedBlock) == 64);
 
-// Floats of as many rows as a vector has lanes at most.
+// Floats of the room for rows on their way in or out: 16 rows, as many as a vector has lanes at most.
 FLASHJIT_FN constexpr int cpu_room(int head_dim, int head_dim_v) {
   return 16 * cpu_packed_row(max(head_dim, head_dim_v));
 }
 FLASHJIT_FN constexpr int cpu_packed_block(int head_dim, int head_dim_v, int block_n) {
   return 64 + 4 * block_n * (cpu_packed_row(head_dim) + cpu_packed_row(head_dim_v));
 }
-// Bytes without packed blocks. block_m is a multiple of 16.
+// Bytes of the scratch without packed blocks. block_m is a multiple of 16.
 FLASHJIT_FN constexpr int cpu_forward_scratch(int head_dim, int head_dim_v, int block_m, int block_n,
                                               bool dropout) {
   return 64 + 4 * (block_m * (head_dim + head_dim_v + cpu_row_state) + (block_n + 1) * cpu_unit_rows +
                    (dropout ? 2 * block_m + block_n : 0) + cpu_room(head_dim, head_dim_v));
 }
 
-// The same with AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a group as many keys.
+// With AMX: operands are bf16, in tiles of 16 rows of 32; a unit has 32 rows, a group has 32 keys.
 constexpr int amx_unit = 32;
-// Narrow heads take the scores of fewer keys at a time (cpu/amx_kept_products.h), others those of three
-// blocks.
+// Scratch has room for the scores of at most this many keys with narrow heads (cpu/amx_kept_products.h), and
+// of three blocks with wider heads.
 constexpr int amx_kept_keys = 64;
 FLASHJIT_FN constexpr bool amx_keeps(int head_dim, int head_dim_v) {
   return head_dim <= 64 && head_dim_v <= 64;
@@ -133,7 +135,8 @@ FLASHJIT_FN constexpr int amx_forward_scratch(int head_dim, int head_dim_v, int 
               cpu_room(head_dim, head_dim_v));
 }
 
-// What one part of a tile's keys leaves to be added up, floats: O, and after so many of them the rows' state.
+// Floats of the result for one part of a tile's keys: cpu_part_o() of O, then the state of the tile's rows;
+// cpu_part() in all.
 FLASHJIT_FN constexpr int cpu_part_o(int tile_rows, int head_dim_v) {
   return round_up(tile_rows, amx_unit) * round_up(head_dim_v, 32);
 }

@@ -1,5 +1,5 @@
 // Masks, for GPU and CPU alike, in both directions: key blocks for given query rows (forward, decode) and
-// query blocks for given keys (backward). Rows and keys are positions within one (batch entry, query head); a
+// query blocks for given keys (backward). Rows and keys are positions within one (batch entry, query head). A
 // kernel that packs the heads of a GQA group into its rows maps a packed row to its position before it asks.
 //
 // A mask is a struct M with
@@ -9,28 +9,29 @@
 //   static constexpr bool per_head       differs between query heads of one KV head (forbids GQA packing)
 //   static constexpr bool padding        gives batch entries lengths of their own (see problem.h)
 //   static constexpr int list_rows       rows [i * list_rows, (i + 1) * list_rows) share a list of key
-//   blocks;
-//                                        0: there are no lists
-//   Span hull(Keys, Span rows)           an interval of keys outside which none of the rows keeps anything
-//   Span hull(Queries, Span keys)        the same, the other way
+//                                        blocks; 0: there are no lists
+//   Span hull(Keys, Span rows)           an interval of keys; the rows keep no key outside it
+//   Span hull(Queries, Span keys)        an interval of rows; rows outside it keep none of the keys
 //   bool whole(Span rows, Span keys, int found)
 //                                        true only if every pair is kept
 //   bool keep(int row, int key)          the per-element test
-//   Tile tile()                          the same test for kernels: bits<n>(row, key, words) are those of n
-//                                        keys from `key` on, a multiple of n, which is one of 16; lowest
-//                                        first. It remembers what it looked up last: ask for neighbours in
-//                                        turn. Only bits of positions within the sequences count.
-//   Tile tile<rows, keys>(int found)     of a block of `keys` keys of a walk across `rows` rows, both from
-//                                        multiples of their size on
-//   Cursor<Keys>, Cursor<Queries>        what a walk remembers between calls of previous()
+//   Tile tile()                          the same test for kernels. bits<n>(row, key, words) sets the bits of
+//                                        the n keys from `key` on, lowest first; n is a multiple of 16, `key`
+//                                        of n. Only bits of positions within the sequences count. A tile
+//                                        remembers its last look-up: ask for neighbours in turn
+//   Tile tile<rows, keys>(int found)     the tile of a block of `keys` keys, from a walk across `rows` rows;
+//                                        both begin at multiples of their size
+//   Cursor<Keys>, Cursor<Queries>        the memory of a walk between calls of previous()
 //   int previous(Axis, Span across, int bound, Cursor&)
 //                                        the largest position < bound along Axis that `across` may keep, or
 //                                        negative; bounds of successive calls never increase
 //   int found(const Cursor<Keys>&, Span keys)
-//                                        what previous() has met in `keys`, around the position that it
-//                                        returned last, and would be looked up again; or not_found
-// To add one: derive from Interval if its hull says all, write the functor here or in a header of its own,
-// name it in the tables of codegen (codegen/README.md).
+//                                        the look-up of previous() for `keys`, which whole() and tile() need
+//                                        not repeat; or not_found. `keys` holds the position that previous()
+//                                        returned last
+//
+// To add a mask: derive it from Interval if its hull says all, write the functor here or in a header of its
+// own, name it in the tables of codegen (codegen/README.md).
 #pragma once
 
 #include "shared/problem.h"
@@ -50,14 +51,14 @@ FLASHJIT_FN constexpr Span intersect(Span a, Span b) {
   return {max(a.begin, b.begin), min(a.end, b.end)};
 }
 
-// For `rows` below: some, known at run time only.
+// A number of rows that is known at run time only, for `rows` of tile().
 inline constexpr int unknown_size = 0x7fffffff;
 
 // The axis that a walk moves along.
 struct Keys {};
 struct Queries {};
 
-// What a walk found for whole() and tile(): a bitmask's number, or one of these.
+// The result of a walk's look-up, for whole() and tile(): the number of a bitmask, or one of these.
 inline constexpr int not_found = -3;  // nothing: look it up
 inline constexpr int nowhere = -2, everywhere = -1;
 
@@ -75,7 +76,7 @@ FLASHJIT_FN constexpr u32 interval_bits(Span kept, int key) {
   return low_bits(kept.end - key) & ~low_bits(kept.begin - key);
 }
 
-// Base of masks whose hull is all there is to know about skipping.
+// Base of masks whose hull alone decides which blocks are skipped.
 template <class Derived>
 struct Interval {
   static constexpr bool row_intervals = true;
@@ -123,7 +124,7 @@ struct Bounds : Interval<Bounds> {
   FLASHJIT_FN bool keep(int row, int key) const { return row < seqlen_q && key < seqlen_k; }
 };
 
-// Lengths of each batch entry: the problem has them, and Bounds keeps to them.
+// Lengths of each batch entry. The problem has them and Bounds applies them, so this mask keeps all.
 struct Padding : Interval<Padding> {
   static constexpr bool padding = true;
   template <class Params>
@@ -201,7 +202,7 @@ struct Both {
   FLASHJIT_FN Tile tile(int found) const {
     return {a.template tile<rows, keys>(found), b.template tile<rows, keys>(found)};
   }
-  // Only one mask of an intersection finds anything.
+  // At most one mask of an intersection finds anything.
   FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const {
     const int of_a = a.found(cursor.a, keys);
     return of_a != not_found ? of_a : b.found(cursor.b, keys);
@@ -250,17 +251,17 @@ FLASHJIT_FN constexpr Span block_span(int index, int size) {
   return {index * size, (index + 1) * size};
 }
 
-// Visits, last to first, the blocks of `size` positions along Axis that may hold anything which `across`
-// keeps and that touch `within` (a split's share, or the whole sequence). `across` holds
-// valid positions only. No kept pair is missed; a block without one is visited only where an intersection's
-// masks each keep something there, or where a hull is wider than what is kept. Two walks built from equal
-// arguments visit the same list: producer and consumers each own one.
+// Visits blocks of `size` positions along Axis, last to first. A block is visited if `across` may keep
+// anything in it and if it touches `within` (a split's share, or the whole sequence). `across` holds valid
+// positions only. No kept pair is missed. A block without a kept pair is visited only if each mask of an
+// intersection keeps something there, or if a hull is wider than the kept positions. Two walks built from
+// equal arguments visit the same blocks: producer and consumers each own one.
 template <class Axis, class Mask>
 class BlockWalk {
  public:
   FLASHJIT_FN BlockWalk(const Mask& mask, Span across, int size, Span within = {0, 0x7fffffff})
       : mask_(mask), across_(across), size_(size) {
-    // Where a hull is not all there is to know, previous() knows it too.
+    // Without row intervals, previous() takes the hull into account.
     const Span h = Mask::row_intervals ? intersect(mask.hull(Axis{}, across), within) : within;
     const bool empty = h.empty() || across.empty();
     first_ = empty ? 0 : max(h.begin, 0) / size;
@@ -271,7 +272,7 @@ class BlockWalk {
   FLASHJIT_FN bool next(Block& block) {
     if constexpr (!Mask::row_intervals) {
       if (next_ >= first_) {
-        // Not beyond the largest int.
+        // Avoids (next_ + 1) * size_ beyond the largest int.
         const int bound = next_ >= end_ / size_ ? end_ : (next_ + 1) * size_;
         const int position = mask_.previous(Axis{}, across_, bound, cursor_);
         next_ = position < 0 ? -1 : position / size_;

@@ -1,4 +1,5 @@
-// What differs between the compilers that read templates/: NVRTC and nvcc, Clang in process, the host's own.
+// Types and functions for every compiler that reads templates/: NVRTC, nvcc, Clang in process, the host's
+// compiler.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -13,7 +14,7 @@ using i64 = long long;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Storage types of tensor elements; arithmetic is the kernels' own.
+// Storage types of tensor elements. Kernels compute in types of their own.
 struct bf16 {
   unsigned short bits;
 };
@@ -40,7 +41,7 @@ template <class A, class B>
 struct Choose<false, A, B> {
   using type = B;
 };
-// The type of an output's elements: void in a Spec stands for that of the inputs.
+// The element type of an output. void in a Spec stands for the element type of the inputs.
 template <class Given, class Element>
 struct OutputElement {
   using type = Given;

@@ -1,4 +1,4 @@
-// One (batch entry, query head) of a launch: its true lengths and where its rows start.
+// One (batch entry, query head) of a launch: its true lengths and the first of its rows.
 #pragma once
 
 #include "shared/params.h"
@@ -8,10 +8,11 @@ namespace flashjit::device {
 struct Problem {
   int batch, head_q, head_kv;
   int seqlen_q, seqlen_k;
-  int rows;              // of the tensors: those from seqlen_q on are padding, whose output is 0 and lse -inf
-  int first_q, first_k;  // row of the tensors where its own begin: 0 unless packed
+  int rows;              // of q and o; rows from seqlen_q on are padding: output 0, lse -inf
+  int first_q, first_k;  // the problem's first row in packed tensors; else 0
 
-  // Elements from the data of q, o or lse, or of k or v, to its first row.
+  // Elements from a tensor's data to the problem's first row: q_offset() for q, o and lse, k_offset() for k
+  // and v.
   FLASHJIT_FN i64 q_offset(const TensorView& t) const {
     return batch * t.batch_stride + first_q * t.row_stride + head_q * t.head_stride;
   }
@@ -20,8 +21,8 @@ struct Problem {
   }
 };
 
-// Lengths and offsets of packed sequences are clamped to the tensor: a wrong cu_seqlens gives wrong numbers,
-// never an access outside.
+// A range of packed sequences, clamped to the tensor: wrong cu_seqlens give wrong numbers, never an access
+// outside.
 struct PackedRange {
   int begin, length;
 };
@@ -31,7 +32,7 @@ FLASHJIT_FN PackedRange packed_range(const int* cu_seqlens, int batch, int total
   return {begin, min(end - begin, longest)};
 }
 
-// A length that a padding mask gives, clamped likewise.
+// A length of a padding mask, clamped likewise.
 FLASHJIT_FN int padded_length(const int* lengths, int batch, int longest) {
   return lengths ? min(max(lengths[batch], 0), longest) : longest;
 }
@@ -41,7 +42,7 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   Problem r;
   r.batch = batch;
   r.head_q = head_q;
-  // Unsigned: without the registers that signs take.
+  // Unsigned division needs no registers for signs.
   r.head_kv = static_cast<int>(static_cast<u32>(head_q) /
                                (static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv)));
   r.seqlen_q = p.seqlen_q;

@@ -1,5 +1,5 @@
-// The hook for formulas on scores: a kernel calls Spec::Score::modify for each block of scores, before its
-// masks. Each target passes the scores in its own form, and the rows and keys that they belong to.
+// The hook for formulas on scores. A kernel calls Spec::Score::modify for each block of scores, before its
+// masks. Each target passes scores in its own form, with their rows and keys.
 #pragma once
 
 #include "shared/platform.h"

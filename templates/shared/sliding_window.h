@@ -5,8 +5,8 @@
 
 namespace flashjit::device {
 
-// Row i, aligned with key a = i + shift, keeps keys a - left <= j <= a + right. Sizes and positions may come
-// near the end of int: bounds are taken before sums, which then cannot overflow.
+// Row i is aligned with key a = i + shift and keeps keys a - left <= j <= a + right. Sizes and positions may
+// be near the largest int: they are bounded before they are added, so that sums cannot overflow.
 template <Align align>
 struct SlidingWindow : Interval<SlidingWindow<align>> {
   int shift, left, right, seqlen_q, seqlen_k;
@@ -21,7 +21,7 @@ struct SlidingWindow : Interval<SlidingWindow<align>> {
 
   FLASHJIT_FN Span hull(Keys, Span rows) const { return {begin_of(rows.begin), end_of(rows.end - 1)}; }
   FLASHJIT_FN Span hull(Queries, Span keys) const {
-    // Row i is kept from key j on if i + shift + right >= j, up to i + shift - left <= j.
+    // Row i keeps key j if i + shift + right >= j and i + shift - left <= j.
     const int first = keys.begin - shift, last = keys.end - 1 - shift;
     return {max(first, right) - right, min(last, seqlen_q - 1 - left) + left + 1};
   }
@@ -35,7 +35,7 @@ struct SlidingWindow : Interval<SlidingWindow<align>> {
   FLASHJIT_FN int end_of(int row) const { return min(row + shift, seqlen_k - 1 - right) + right + 1; }
 };
 
-// The same, and the first num_sinks keys ("attention sinks", Xiao et al. 2023).
+// A sliding window and the first num_sinks keys ("attention sinks", Xiao et al. 2023).
 template <Align align>
 struct SlidingWindowWithSinks {
   static constexpr bool row_intervals = false;
@@ -60,7 +60,7 @@ struct SlidingWindowWithSinks {
     return keys.begin < num_sinks ? Span{0, window.seqlen_q} : window.hull(axis, keys);
   }
   FLASHJIT_FN bool whole(Span rows, Span keys, int = not_found) const {
-    // Keys after the sinks are the window's alone.
+    // The window alone decides on keys after the sinks.
     return keys.end <= num_sinks || window.whole(rows, {max(keys.begin, num_sinks), keys.end});
   }
   FLASHJIT_FN bool keep(int row, int key) const { return key < num_sinks || window.keep(row, key); }

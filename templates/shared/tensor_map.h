@@ -1,4 +1,4 @@
-// A CUtensorMap of the CUDA driver: a tensor as the copy engine (TMA) wants it described.
+// A CUtensorMap of the CUDA driver: it describes a tensor to the copy engine (TMA).
 #pragma once
 
 #include "shared/platform.h"

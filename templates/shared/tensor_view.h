@@ -1,4 +1,4 @@
-// Where a tensor's elements lie.
+// The address and the strides of a tensor.
 #pragma once
 
 #include "shared/platform.h"

@@ -1,14 +1,13 @@
-// How a grid takes rounds of tiles of unknown length: guided self-scheduling (Polychronopoulos and Kuck,
-// 1987). The hardware starts the next block wherever one ends, so that blocks which met long tiles are
-// followed by fewer; and shares shrink, for all to end together, though few blocks are started for many
-// tiles.
+// Waves of a grid over rounds of tiles of unknown length: guided self-scheduling (Polychronopoulos and Kuck,
+// 1987). The hardware starts the next block where one ends, so fewer blocks follow a block that met long
+// tiles. Waves shrink, so that all blocks end together, although few blocks are started for many tiles.
 #pragma once
 
 #include "shared/platform.h"
 
 namespace flashjit::device {
 
-// What the blocks of a wave compute: a tile each in each of these rounds.
+// A wave. Each of its blocks computes one tile in each of these rounds.
 struct TileWave {
   u32 first_round, rounds;
 };

@@ -1,5 +1,5 @@
-// Trees of draft tokens (speculative decoding, Miao et al. 2023): every row sees the prefix, and of the new
-// keys those that its bitmask names, its ancestors and itself.
+// Trees of draft tokens (speculative decoding, Miao et al. 2023). Every row sees the prefix and the new keys
+// in its bitmask: its ancestors and itself.
 #pragma once
 
 #include "shared/mask.h"
@@ -38,7 +38,7 @@ struct Tree {
     template <int keys>
     FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) const {
       for (int i = 0; i < words_of<keys>; ++i) {
-        // Where the prefix ends need not be where a word begins.
+        // The prefix may end within a word.
         const int column = key + i * word_keys - mask.prefix;
         words[i] = column >= 0            ? mask.bits_from(row, column)
                    : column <= -word_keys ? all_bits
@@ -59,7 +59,7 @@ struct Tree {
   }
 
  private:
-  // Of new keys [column, column + 32); those that the row has no words for are 0.
+  // The bits of new keys [column, column + 32). Keys for which the row has no words have bit 0.
   FLASHJIT_FN u32 bits_from(int row, int column) const {
     if (row >= tree.rows) return 0;
     const u32* const of_row = words + row * tree.row_stride;

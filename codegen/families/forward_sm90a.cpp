@@ -44,12 +44,16 @@ bool looks_up(const AttentionSpec& spec) {
 }
 
 // Registers for dropout: the words of a thread's rows, and the registers that
-// ptxas takes beyond them in two cases. Three consumers have an odd number of
-// steps of 16 keys a block; the rows of an only consumer belong to several heads.
-int dropout_registers(const KernelConfig& config) {
+// ptxas takes beyond them in three cases. Three consumers have an odd number of
+// steps of 16 keys a block; the rows of an only consumer belong to several
+// heads; two consumers hold Q, and their rows belong to several heads or end in
+// half a step of 16 columns.
+int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool odd_steps = consumers(config) == 3 && config.block_n % 32 != 0;
   const bool several_heads = consumers(config) == 1 && config.pack_gqa;
-  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 12 : 0);
+  const bool beside_q =
+      consumers(config) == 2 && config.q_in_registers && (config.pack_gqa || spec.head_dim_v % 16 != 0);
+  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 12 : 0) + (beside_q ? 16 : 0);
 }
 
 // Registers of a consumer thread that hold scores, weights,
@@ -57,7 +61,7 @@ int dropout_registers(const KernelConfig& config) {
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
-         (spec.dropout ? dropout_registers(config) : 0);
+         (spec.dropout ? dropout_registers(spec, config) : 0);
 }
 
 // The most such registers that leave enough for the rest. A thread has 255,

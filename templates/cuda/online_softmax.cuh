@@ -99,8 +99,12 @@ class OnlineSoftmax {
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
       m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
       top[r] = at_once ? m : fmaxf(reference_[r], m);
-      const bool grew = top[r] - reference_[r] > tolerance;
-      if constexpr (at_once) raise(r, grew ? m : reference_[r]);
+      const float growth = top[r] - reference_[r];
+      const bool grew = growth > tolerance;
+      if constexpr (at_once) {
+        correction_[r] = grew ? ex2_approx(-growth) : 1.f;
+        if (grew) reference_[r] = m;
+      }
       grows |= grew;
     }
     if (!__any_sync(0xffffffff, grows)) return false;

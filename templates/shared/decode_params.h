@@ -1,12 +1,12 @@
 // A decode's parameters: a few query rows of each batch entry against a long cache of keys and values.
 #pragma once
 
-#include "shared/params.h"
+#include "shared/problem.h"
 
 namespace flashjit::device {
 
-// Where a cache's rows lie. Contiguous: of batch entry b from b * batch_stride on. Paged: row r of entry b is row
-// r % page_size of page table[b * table_stride + r / page_size].
+// Where a cache's rows lie. Contiguous: of batch entry b from b * batch_stride on. Paged: row r of entry b is
+// row r % page_size of page table[b * table_stride + r / page_size].
 struct PageTable {
   const int* table;  // null: contiguous
   i64 table_stride;
@@ -21,12 +21,36 @@ struct DecodeParams : ProblemParams {
   PageTable pages;
 };
 
-// On CPUs. An item is one of `parts` of the keys of one (batch entry, key/value head), for all query heads of that
-// group. Whoever ends a tile's last part merges them.
+// On CPUs. An item is one of `parts` of the keys of one batch entry and heads_at_once key/value heads, for
+// all query heads of their groups. Whoever ends the last part of a tile merges them.
 struct CpuDecodeParams : DecodeParams {
   int parts;
-  float* partials;  // [batch * num_heads_kv, parts, rows of a group * (head_dim_v + 2)], 64-byte aligned
-  u32* arrived;     // [batch * num_heads_kv]
+  // Key/value heads and query positions that share a walk of the keys: heads_at_once *
+  // round_up(positions_at_once * query heads of a key/value head, decode_rows_at_once) is at most block_m.
+  int heads_at_once, positions_at_once;
+  float* partials;  // [batch, head tiles, parts, heads_at_once, seqlen_q * group * (head_dim_v + 2)], 64-byte
+                    // aligned
+  u32* arrived;     // [batch, head tiles]
 };
+
+// seqlens_k, where given, counts all keys that a batch entry has; with varlen q is packed by cu_seqlens_q.
+template <bool varlen, class Params>
+FLASHJIT_FN Problem decode_problem(const Params& p, int batch, int head_q) {
+  Problem r;
+  r.batch = batch;
+  r.head_q = head_q;
+  r.head_kv = static_cast<int>(static_cast<u32>(head_q) /
+                               (static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv)));
+  r.seqlen_q = p.seqlen_q;
+  r.first_q = r.first_k = 0;
+  if constexpr (varlen) {
+    const PackedRange q = packed_range(p.cu_seqlens_q, batch, p.total_q, p.seqlen_q);
+    r.first_q = q.begin;
+    r.seqlen_q = q.length;
+  }
+  r.rows = r.seqlen_q;
+  r.seqlen_k = padded_length(p.seqlens_k, batch, p.seqlen_k);
+  return r;
+}
 
 }  // namespace flashjit::device

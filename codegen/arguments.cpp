@@ -18,9 +18,11 @@ unsigned met_by(const AttentionSpec& spec) {
   unsigned met = bit(Needs::nothing);
   if (spec.lse) met |= bit(Needs::lse);
   if (spec.varlen) met |= bit(Needs::varlen);
+  if (spec.paged) met |= bit(Needs::paged);
+  if (spec.paged || spec.op == Operation::decode) met |= bit(Needs::key_lengths);
   if (spec.dropout) met |= bit(Needs::dropout);
   for (const Mask& mask : spec.mask) {
-    if (std::holds_alternative<PaddingMask>(mask)) met |= bit(Needs::padding);
+    if (std::holds_alternative<PaddingMask>(mask)) met |= bit(Needs::padding) | bit(Needs::key_lengths);
     if (const auto* window = std::get_if<SlidingWindowMask>(&mask))
       met |= bit(Needs::sliding_window) | (window->sinks ? bit(Needs::sinks) : 0);
     if (std::holds_alternative<BlockSparseMask>(mask)) met |= bit(Needs::block_sparse);
@@ -88,9 +90,12 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       return "the spec has \"lse\": false: nothing would be written to it";
     case Needs::varlen:
       return "the spec has \"varlen\": false: ask for a kernel with \"varlen\": true";
+    case Needs::paged:
+      return "the spec has \"paged\": false: ask for a kernel with \"paged\": true";
     case Needs::dropout:
       return "the spec has \"dropout\": false: ask for a kernel with \"dropout\": true";
     case Needs::padding:
+    case Needs::key_lengths:
       return without_mask("padding");
     case Needs::sliding_window:
       return without_mask("sliding_window");

@@ -29,7 +29,26 @@ using ArgumentMember =
                  std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
 
 // The part of a spec without which the argument has no meaning.
-enum class Needs { nothing, lse, varlen, dropout, padding, sliding_window, sinks, block_sparse, tree };
+enum class Needs {
+  nothing,
+  lse,
+  varlen,
+  paged,
+  dropout,
+  padding,
+  key_lengths,
+  sliding_window,
+  sinks,
+  block_sparse,
+  tree,
+};
+
+// How the tensors k and v hold keys: a slot for each batch entry, packed sequences, or pages.
+enum class KeyLayout { batched, packed, paged };
+constexpr KeyLayout key_layout(const AttentionSpec& spec) {
+  if (spec.paged) return KeyLayout::paged;
+  return spec.varlen && spec.op != Operation::decode ? KeyLayout::packed : KeyLayout::batched;
+}
 
 // A tensor's dimensions.
 struct Layout {
@@ -37,24 +56,29 @@ struct Layout {
 
   // `packed_dims`: the dimensions with varlen. `sizes_of`: null if the data decide the sizes.
   constexpr Layout(const char* dims, const char* packed_dims, Sizes sizes_of)
-      : text(dims),
-        packed(packed_dims),
-        rank(dimensions(dims)),
-        packed_rank(dimensions(packed_dims)),
-        sizes(sizes_of) {}
+      : text(dims), packed(packed_dims), sizes(sizes_of) {}
   constexpr Layout(const char* dims, Sizes sizes_of) : Layout(dims, dims, sizes_of) {}
+  // Of k and v: by KeyLayout.
+  constexpr Layout(const char* dims, const char* packed_dims, const char* paged_dims, Sizes sizes_of)
+      : text(dims), packed(packed_dims), paged(paged_dims), of_keys(true), sizes(sizes_of) {}
 
-  const char* text;
-  const char* packed;
-  int rank, packed_rank;
-  Sizes sizes;
-
- private:
-  static constexpr int dimensions(const char* dims) {
-    int count = 1;
-    for (; *dims; ++dims) count += *dims == ',';
-    return count;
+  struct Form {
+    const char* text = nullptr;
+    int rank = 0;
+    constexpr Form() = default;
+    constexpr Form(const char* dims) : text(dims), rank(1) {
+      for (; *dims; ++dims) rank += *dims == ',';
+    }
+  };
+  constexpr const Form& of(const AttentionSpec& spec) const {
+    if (!of_keys) return spec.varlen ? packed : text;
+    const KeyLayout keys = key_layout(spec);
+    return keys == KeyLayout::paged ? paged : keys == KeyLayout::packed ? packed : text;
   }
+
+  Form text, packed, paged{};
+  bool of_keys = false;
+  Sizes sizes;
 };
 
 struct Argument {
@@ -73,8 +97,8 @@ struct Argument {
     const TensorMember* found = std::get_if<TensorMember>(&member);
     return found ? *found : nullptr;
   }
-  const char* layout_of(const AttentionSpec& spec) const { return spec.varlen ? layout.packed : layout.text; }
-  int rank_of(const AttentionSpec& spec) const { return spec.varlen ? layout.packed_rank : layout.rank; }
+  const char* layout_of(const AttentionSpec& spec) const { return layout.of(spec).text; }
+  int rank_of(const AttentionSpec& spec) const { return layout.of(spec).rank; }
 };
 
 namespace argument_table {
@@ -86,7 +110,9 @@ using Sizes = std::vector<std::int64_t>;
 constexpr unsigned bit(Operation operation) {
   return 1u << static_cast<int>(operation);
 }
-constexpr unsigned forward = bit(Operation::forward), merge = bit(Operation::merge);
+constexpr unsigned forward = bit(Operation::forward), decode = bit(Operation::decode),
+                   merge = bit(Operation::merge);
+constexpr unsigned attention = forward | decode;
 constexpr bool required = true, optional = false;
 
 constexpr DType elements(const Spec& s) {
@@ -115,20 +141,33 @@ inline Sizes q_sizes(const Spec& s, const Shape& z, int dim) {
   if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q), z.num_heads_q, dim};
   return {z.batch, z.seqlen_q, z.num_heads_q, dim};
 }
+// Where a shape does not say the page size.
+constexpr int usual_page_size = 16;
+constexpr int page_size_of(const Shape& z) {
+  return z.page_size ? z.page_size : usual_page_size;
+}
+// Pages of the longest sequence.
+constexpr std::int64_t pages_of(const Shape& z) {
+  return (std::int64_t{z.seqlen_k} + page_size_of(z) - 1) / page_size_of(z);
+}
 inline Sizes k_sizes(const Spec& s, const Shape& z, int dim) {
-  if (s.varlen) return {total(z.batch, z.seqlen_k, z.total_k), z.num_heads_kv, dim};
+  if (key_layout(s) == KeyLayout::paged)
+    return {std::int64_t{z.batch} * pages_of(z), page_size_of(z), z.num_heads_kv, dim};
+  if (key_layout(s) == KeyLayout::packed) return {total(z.batch, z.seqlen_k, z.total_k), z.num_heads_kv, dim};
   return {z.batch, z.seqlen_k, z.num_heads_kv, dim};
 }
 inline int dim_v(const Spec& s) {
   return s.head_dim_v ? s.head_dim_v : s.head_dim;
 }
 
-constexpr char rows[] = "[batch, seqlen, heads, head_dim]", packed[] = "packed [total, heads, head_dim]";
+constexpr char rows[] = "[batch, seqlen, heads, head_dim]", packed[] = "packed [total, heads, head_dim]",
+               pages[] = "pages [num_pages, page_size, heads_kv, head_dim]";
 constexpr Layout like_q{rows, packed,
                         [](const Spec& s, const Shape& z) { return q_sizes(s, z, s.head_dim); }};
-constexpr Layout like_k{rows, packed,
+constexpr Layout like_k{rows, packed, pages,
                         [](const Spec& s, const Shape& z) { return k_sizes(s, z, s.head_dim); }};
-constexpr Layout like_v{rows, packed, [](const Spec& s, const Shape& z) { return k_sizes(s, z, dim_v(s)); }};
+constexpr Layout like_v{rows, packed, pages,
+                        [](const Spec& s, const Shape& z) { return k_sizes(s, z, dim_v(s)); }};
 constexpr Layout like_o{rows, packed, [](const Spec& s, const Shape& z) { return q_sizes(s, z, dim_v(s)); }};
 constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_q]",
                          [](const Spec& s, const Shape& z) -> Sizes {
@@ -148,6 +187,8 @@ constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, h
 constexpr Layout starts{"[batch + 1]",
                         [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
 constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
+constexpr Layout page_lists{"[batch, max_pages]",
+                            [](const Spec&, const Shape& z) -> Sizes { return {z.batch, pages_of(z)}; }};
 constexpr Layout one{"[1]", [](const Spec&, const Shape&) -> Sizes { return {1}; }};
 constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", nullptr};
 constexpr Layout listed{"[listed blocks]", nullptr};
@@ -161,28 +202,28 @@ using enum Role;
 using enum Needs;
 // clang-format off
 inline constexpr Argument all[] = {
-    {"q", 1, &Args::q, input, nothing, required, elements, like_q, forward},
-    {"k", 2, &Args::k, input, nothing, required, elements, like_k, forward},
-    {"v", 3, &Args::v, input, nothing, required, elements, like_v, forward},
-    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, forward | merge},
-    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, forward | merge},
-    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, forward},
+    {"q", 1, &Args::q, input, nothing, required, elements, like_q, attention},
+    {"k", 2, &Args::k, input, nothing, required, elements, like_k, attention},
+    {"v", 3, &Args::v, input, nothing, required, elements, like_v, attention},
+    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge},
+    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge},
+    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention},
     {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, varlen, required, int32, starts, forward},
-    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, forward},
+    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention},
     {"max_seqlen_k", 9, &Args::max_seqlen_k, number, varlen, optional, nullptr, value, forward},
-    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, forward},
-    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, forward},
+    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention},
+    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention},
     {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, forward},
-    {"seqlens_k", 13, &Args::seqlens_k, table, padding, optional, int32, lengths, forward},
-    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, forward},
-    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, forward},
-    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, forward},
+    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention},
+    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention},
+    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention},
+    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention},
     {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, forward},
     {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, forward},
     {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, forward},
     {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, forward},
-    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, forward},
-    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, forward},
+    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention},
+    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention},
     {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, forward},
     {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, forward},
     {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, forward},
@@ -191,6 +232,7 @@ inline constexpr Argument all[] = {
      table, dropout, optional, int64, one, forward},
     {"parts_o", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
     {"parts_lse", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
+    {"page_table", 30, &Args::page_table, table, paged, required, int32, page_lists, attention},
 };
 // clang-format on
 

@@ -50,7 +50,8 @@ struct Tensor {
 };
 
 // Arguments of one launch; arguments.hpp has them in a table. q, k, v and o are
-// [batch, seqlen, heads, head_dim], with varlen packed [total, heads, head_dim]. A
+// [batch, seqlen, heads, head_dim], with varlen packed [total, heads, head_dim]; in decode varlen packs
+// q and o only. With paged, k and v are [num_pages, page_size, heads_kv, head_dim]. A
 // sequence has at most longest_sequence (shape.hpp) rows or keys. A launch has at
 // most 2^48 query rows, counted over batch and heads. Later operations add arguments.
 //
@@ -68,6 +69,7 @@ struct AttentionArgs {
   // log2(e), is beyond 2^26 either way. A score that float32 rounds to -inf is an unseen key.
   std::optional<Tensor> lse{};
   // varlen: where each sequence begins in the packed tensors. int32 [batch + 1], on the kernel's device.
+  // cu_seqlens_k is not for decode.
   std::optional<Tensor> cu_seqlens_q{};
   std::optional<Tensor> cu_seqlens_k{};
   // varlen: a bound on the length of each sequence. Absent:
@@ -82,6 +84,7 @@ struct AttentionArgs {
   // padding: [batch], the true length of each batch entry; with varlen, the used rows of
   // each packed sequence. One of the two may be absent: all rows, or all keys, are used.
   std::optional<Tensor> seqlens_q{};
+  // Decode and paged take seqlens_k without padding: it counts the new tokens, too.
   std::optional<Tensor> seqlens_k{};
   std::optional<int> window_left{};   // sliding_window: keys before a row's own; absent: all
   std::optional<int> window_right{};  // keys after a row's own; absent: all
@@ -109,6 +112,11 @@ struct AttentionArgs {
   std::optional<std::uint64_t> dropout_offset{};  // any number; absent: 0
   std::optional<Tensor> dropout_seed_tensor{};    // instead of dropout_seed
   std::optional<Tensor> dropout_offset_tensor{};  // instead of dropout_offset
+
+  // paged: int32 [batch, max_pages]; its rows may be apart. Key j of batch entry b is row j % page_size of
+  // page page_table[b, j / page_size]. page_size is a power of two up to 256 or a multiple of 16. Keys beyond
+  // a length, or before every row's window, are never read, and the page ids of such keys may be anything.
+  std::optional<Tensor> page_table{};
 
   // merge: n partial results, each over keys of its own. A part whose
   // log-sum-exp is -inf counts as nothing, whatever its parts_o holds.

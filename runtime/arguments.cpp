@@ -33,7 +33,7 @@ int length(const char* name, const Tensor& t) {
 }
 
 // With this limit, sums over tiles and over parts of tiles fit 64 bits.
-void require_countable_rows(const ForwardParams& p) {
+void require_countable_rows(const device::ProblemParams& p) {
   constexpr std::int64_t most = std::int64_t{1} << 48;
   if (const auto rows = product_of({p.batch, p.num_heads_q, p.seqlen_q}); !rows || *rows > most)
     refuse_argument(
@@ -84,8 +84,10 @@ bool checks_device_data() {
 
 }  // namespace
 
-CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+CheckedAttention check_attention(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                                 int most_rows, device::ProblemParams& p) {
   const bool varlen = spec.varlen;
+  const KeyLayout keys = key_layout(spec);
   check_presence(spec, args);
   const Tensor& q = require<&AttentionArgs::q>(spec, args, device);
   const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
@@ -94,20 +96,22 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
 
   const int rank = q.rank;
   const int rows = varlen ? 0 : 1, heads = rank - 2, dim = rank - 1;
+  const int key_rows = k.rank - 3, key_heads = k.rank - 2, key_dim = k.rank - 1;
   require_shape("q", q, dim, spec.head_dim, "the spec's head_dim");
-  require_shape("k", k, dim, spec.head_dim, "the spec's head_dim");
-  require_shape("v", v, dim, spec.head_dim_v, "the spec's head_dim_v");
+  require_shape("k", k, key_dim, spec.head_dim, "the spec's head_dim");
+  require_shape("v", v, key_dim, spec.head_dim_v, "the spec's head_dim_v");
   require_shape("o", o, dim, spec.head_dim_v, "the spec's head_dim_v");
   require_shape("o", o, rows, q.shape[rows], "as q");
   require_shape("o", o, heads, q.shape[heads], "as q");
-  require_shape("v", v, rows, k.shape[rows], "as k");
-  require_shape("v", v, heads, k.shape[heads], "as k");
-  if (!varlen) {
+  require_shape("v", v, key_rows, k.shape[key_rows], "as k");
+  require_shape("v", v, key_heads, k.shape[key_heads], "as k");
+  if (!varlen) require_shape("o", o, 0, q.shape[0], "q's batch");
+  if (keys == KeyLayout::paged) require_shape("v", v, 0, k.shape[0], "k's pages");
+  if (keys == KeyLayout::batched && !varlen) {
     require_shape("k", k, 0, q.shape[0], "q's batch");
     require_shape("v", v, 0, q.shape[0], "q's batch");
-    require_shape("o", o, 0, q.shape[0], "q's batch");
   }
-  const int num_heads_q = size(q, heads), num_heads_kv = size(k, heads);
+  const int num_heads_q = size(q, heads), num_heads_kv = size(k, key_heads);
   if (num_heads_q > 0 && (num_heads_kv == 0 || num_heads_q % num_heads_kv))
     refuse_argument("q has ", num_heads_q, " heads and k has ", num_heads_kv,
                     ": the number of query heads must be a multiple of the number of key/value heads");
@@ -116,34 +120,43 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   require_alignment("v", v);
   require_alignment("o", o);
 
-  CheckedArguments checked;
-  ForwardParams& p = checked.params;
-  p.q = view(q);
-  p.k = view(k);
-  p.v = view(v);
-  p.o = view(o);
+  CheckedAttention checked{.q = view(q), .k = view(k), .v = view(v), .o = view(o)};
   p.num_heads_q = num_heads_q;
   p.num_heads_kv = num_heads_kv;
 
   if (varlen) {
     const Tensor& cq = require<&AttentionArgs::cu_seqlens_q>(spec, args, device);
-    const Tensor& ck = require<&AttentionArgs::cu_seqlens_k>(spec, args, device);
     if (cq.shape[0] < 1)
       refuse_argument("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
-    require_shape("cu_seqlens_k", ck, 0, cq.shape[0], "as cu_seqlens_q");
     require_table("cu_seqlens_q", cq);
-    require_table("cu_seqlens_k", ck);
     p.cu_seqlens_q = static_cast<const int*>(cq.data);
-    p.cu_seqlens_k = static_cast<const int*>(ck.data);
     p.batch = size(cq, 0) - 1;
     p.total_q = size(q, 0);
-    p.total_k = size(k, 0);
-    p.seqlen_q = longest("max_seqlen_q", args.max_seqlen_q, p.total_q);
-    p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
+    p.seqlen_q = std::min(longest("max_seqlen_q", args.max_seqlen_q, p.total_q), most_rows);
   } else {
     p.batch = size(q, 0);
     p.seqlen_q = length("q", q);
-    p.seqlen_k = length("k", k);
+  }
+  switch (keys) {
+    case KeyLayout::packed: {
+      const Tensor& ck = require<&AttentionArgs::cu_seqlens_k>(spec, args, device);
+      require_shape("cu_seqlens_k", ck, 0, p.batch + 1, "as cu_seqlens_q");
+      require_table("cu_seqlens_k", ck);
+      p.cu_seqlens_k = static_cast<const int*>(ck.data);
+      p.total_k = size(k, 0);
+      p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
+      break;
+    }
+    case KeyLayout::batched:
+      if (varlen) {
+        require_shape("k", k, 0, p.batch, "the batch of cu_seqlens_q");
+        require_shape("v", v, 0, p.batch, "the batch of cu_seqlens_q");
+      }
+      p.seqlen_k = length("k", k);
+      break;
+    case KeyLayout::paged:
+      checked.pages = check_pages(spec, device, args, p.batch);
+      p.seqlen_k = checked.pages.longest;
   }
   require_countable_rows(p);
 
@@ -158,32 +171,54 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
     if (reinterpret_cast<std::uintptr_t>(lse.data) % sizeof(float))
       refuse_argument("lse's data pointer is not aligned to 4 bytes");
     require_distinct_rows("lse", lse);
-    p.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
+    checked.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
   }
 
   require_distinct_rows("o", o);
   require_apart("o", o, {{"q", &q}, {"k", &k}, {"v", &v}});
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
-  p.scale_log2 = scale * std::numbers::log2e_v<float>;
+  checked.scale_log2 = scale * std::numbers::log2e_v<float>;
   // CPU kernels treat denormal numbers as zeros.
-  if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(p.scale_log2)))
+  if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(checked.scale_log2)))
     refuse_argument("softmax_scale is ", scale, ", it must be between 1.2e-38 and 2.3e38");
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);
-  if (device.kind == Device::Kind::cpu) {
-    check_lengths_and_lists(spec, p);
-  } else if (checks_device_data()) {
-    check_lengths_and_lists_on(device, spec, p);
-  }
 
   checked.shape = {.batch = p.batch,
                    .seqlen_q = p.seqlen_q,
                    .seqlen_k = p.seqlen_k,
                    .num_heads_q = p.num_heads_q,
-                   .num_heads_kv = p.num_heads_kv};
+                   .num_heads_kv = p.num_heads_kv,
+                   .page_size = checked.pages.table.page_size};
   checked.empty = p.batch == 0 || num_heads_q == 0 || p.seqlen_q == 0;
+  return checked;
+}
+
+void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& p,
+                const device::PageTable& pages) {
+  if (device.kind == Device::Kind::cpu) {
+    check_lengths_and_lists(spec, p);
+    if (spec.paged) check_page_ids(spec, p, pages);
+  } else if (checks_device_data()) {
+    check_lengths_and_lists_on(device, spec, p);
+  }
+}
+
+CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+  CheckedArguments checked;
+  ForwardParams& p = checked.params;
+  const CheckedAttention attention = check_attention(spec, device, args, longest_sequence, p);
+  p.scale_log2 = attention.scale_log2;
+  p.q = attention.q;
+  p.k = attention.k;
+  p.v = attention.v;
+  p.o = attention.o;
+  p.lse = attention.lse;
+  check_data(spec, device, p, attention.pages.table);
+  checked.shape = attention.shape;
+  checked.empty = attention.empty;
   return checked;
 }
 

@@ -4,10 +4,30 @@
 #include <cstdint>
 
 #include "runtime/flashjit.hpp"
+#include "runtime/page_arguments.hpp"
 #include "templates/shared/forward_params.h"
 
 namespace flashjit {
 
+// What launches of all operations that compute attention have beside their problem.
+struct CheckedAttention {
+  device::TensorView q{}, k{}, v{}, o{};
+  device::TensorView lse{};  // data null where the spec has no lse
+  CheckedPages pages{};      // with paged
+  float scale_log2 = 0;
+  Shape shape{};
+  bool empty = false;  // no query row
+};
+// Fills the problem. Packed sequences count as at most most_rows long. Throws invalid_argument naming the
+// argument. Touches no tensor memory.
+CheckedAttention check_attention(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                                 int most_rows, device::ProblemParams& problem);
+// Throws invalid_argument for wrong lengths, lists and page ids: on a CPU, and where FLASHJIT_CHECK=1 asks
+// for it.
+void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& problem,
+                const device::PageTable& pages);
+
+// Of a forward.
 struct CheckedArguments {
   device::ForwardParams params{};
   Shape shape{};

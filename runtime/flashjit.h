@@ -110,7 +110,8 @@ typedef enum {
   FLASHJIT_ARG_DROPOUT_SEED_TENSOR = 26,   /* tensor */
   FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27, /* tensor */
   FLASHJIT_ARG_PARTS_O = 28,               /* tensor */
-  FLASHJIT_ARG_PARTS_LSE = 29              /* tensor */
+  FLASHJIT_ARG_PARTS_LSE = 29,             /* tensor */
+  FLASHJIT_ARG_PAGE_TABLE = 30             /* tensor */
 } flashjit_argument_id;
 
 typedef struct {

@@ -197,14 +197,12 @@ void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool
 
 void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                           ProblemParams& p) {
-  if (find_mask<PaddingMask>(spec.mask)) {
-    if (!args.seqlens_q && !args.seqlens_k)
-      refuse_argument(
-          "seqlens_k and seqlens_q are missing: "
-          "the spec's padding mask needs one or both, as int32 [batch]");
-    p.seqlens_q = lengths<&AttentionArgs::seqlens_q>(spec, device, args, p);
-    p.seqlens_k = lengths<&AttentionArgs::seqlens_k>(spec, device, args, p);
-  }
+  if (!args.seqlens_q && !args.seqlens_k && find_mask<PaddingMask>(spec.mask))
+    refuse_argument(
+        "seqlens_k and seqlens_q are missing: "
+        "the spec's padding mask needs one or both, as int32 [batch]");
+  p.seqlens_q = lengths<&AttentionArgs::seqlens_q>(spec, device, args, p);
+  p.seqlens_k = lengths<&AttentionArgs::seqlens_k>(spec, device, args, p);
   if (find_mask<SlidingWindowMask>(spec.mask)) check_window(args, p);
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask))
     check_blocks(*blocks, spec, args, device, p);
@@ -214,12 +212,16 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
 void check_lengths_and_lists(const AttentionSpec& spec, const ProblemParams& p) {
   if (spec.varlen) {
     check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
-    check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
     check_used_lengths("seqlens_q", p.seqlens_q, p.batch, p.cu_seqlens_q);
-    check_used_lengths("seqlens_k", p.seqlens_k, p.batch, p.cu_seqlens_k);
   } else {
     check_lengths("seqlens_q", p.seqlens_q, p.batch, p.seqlen_q, "seqlen_q");
-    check_lengths("seqlens_k", p.seqlens_k, p.batch, p.seqlen_k, "seqlen_k");
+  }
+  if (p.cu_seqlens_k) {
+    check_packed_lengths("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k, "max_seqlen_k");
+    check_used_lengths("seqlens_k", p.seqlens_k, p.batch, p.cu_seqlens_k);
+  } else {
+    check_lengths("seqlens_k", p.seqlens_k, p.batch, p.seqlen_k,
+                  spec.paged ? "page_table's max_pages x page_size" : "seqlen_k");
   }
   check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p, spec.varlen);

@@ -3,6 +3,7 @@
 
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/partition.hpp"
+#include "runtime/cpu/parts.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/tensor_maps.hpp"
 #include "runtime/cuda/tile_plan.hpp"
@@ -11,24 +12,6 @@
 
 namespace flashjit {
 namespace {
-
-// Puts the memory for the results of parts into the step's
-// params, counters first. Without memory each tile is one part.
-void lend_partials(StepLaunch& step, void* memory) {
-  auto& p = step.params_as<device::CpuForwardParams>();
-  Items& items = step.items;
-  const std::int64_t tiles = items.count / p.key_parts;
-  if (memory == nullptr) {
-    p.key_parts = 1;
-    items.count = tiles;
-    items.pieces = std::min(items.pieces, tiles);
-    return;
-  }
-  const std::size_t counters = sizeof(device::u32) * static_cast<std::size_t>(tiles);
-  p.arrived = static_cast<device::u32*>(memory);
-  std::memset(p.arrived, 0, counters);
-  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(memory) + (counters + 63) / 64 * 64);
-}
 
 struct Forward {
   static CheckedArguments check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
@@ -73,8 +56,11 @@ struct Forward {
     const auto most = static_cast<std::size_t>(most_items_in_parts(kernel.parallelism));
     const auto part =
         static_cast<std::size_t>(device::cpu_part(kernel.config.block_m, kernel.spec.head_dim_v));
-    items.lent_bytes = most * (sizeof(float) * part + sizeof(device::u32)) + 64;
-    items.lend = &lend_partials;
+    items.lent_bytes = partials_bytes(most, 1, sizeof(float) * part);
+    items.lend = [](StepLaunch& lent, void* memory) {
+      auto& to = lent.params_as<device::CpuForwardParams>();
+      lend_partials(lent.items, memory, to.key_parts, to.arrived, to.partials);
+    };
   }
 };
 

@@ -125,7 +125,7 @@ const OperationRuntime merge_runtime = operation_runtime<Merge>;
 
 void merge(Engine& engine, const AttentionArgs& args, Stream stream) {
   if (!args.o)
-    refuse_argument("o is missing: merging writes it, ", argument_of(&AttentionArgs::o).layout.text);
+    refuse_argument("o is missing: merging writes it, ", argument_of(&AttentionArgs::o).layout.text.text);
   const Tensor& o = *args.o;
   if (o.rank != 3 && o.rank != 4)
     refuse_argument("o has rank ", o.rank,

@@ -6,6 +6,7 @@
 namespace flashjit {
 
 extern const OperationRuntime forward_runtime;
+extern const OperationRuntime decode_runtime;
 extern const OperationRuntime merge_runtime;
 
 }  // namespace flashjit

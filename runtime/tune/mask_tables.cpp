@@ -1,6 +1,7 @@
 #include "runtime/tune/mask_tables.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <variant>
@@ -48,10 +49,12 @@ class Tables {
       : shape_(shape),
         lengths_q_(typical_lengths(shape.batch, shape.seqlen_q, shape.total_q, 1)),
         lengths_k_(typical_lengths(shape.batch, shape.seqlen_k, shape.total_k, 2)) {
+    if (spec.paged) add_pages();
     if (!spec.varlen) return;
     const std::int64_t starts = std::int64_t{shape.batch} + 1;
     add(&AttentionArgs::cu_seqlens_q, {starts}, starts_of(lengths_q_));
-    add(&AttentionArgs::cu_seqlens_k, {starts}, starts_of(lengths_k_));
+    if (key_layout(spec) == KeyLayout::packed)
+      add(&AttentionArgs::cu_seqlens_k, {starts}, starts_of(lengths_k_));
   }
 
   void operator()(const CausalMask&) {}
@@ -98,6 +101,15 @@ class Tables {
   MaskTables take() { return std::move(tables_); }
 
  private:
+  // In random order, as a cache has them that has been in use for some time.
+  void add_pages() {
+    const std::int64_t of_entry = argument_table::pages_of(shape_);
+    Lengths pages(static_cast<std::size_t>(shape_.batch * of_entry));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), std::minstd_rand(4));
+    add(&AttentionArgs::page_table, {shape_.batch, of_entry}, std::move(pages));
+  }
+
   void add(TensorMember argument, std::vector<std::int64_t> sizes, std::vector<std::int32_t> values) {
     tables_.push_back({argument, std::move(sizes), std::move(values)});
   }
@@ -126,7 +138,7 @@ Shape with_totals(Shape shape, const MaskTables& tables) {
 void set_typical_numbers(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args) {
   if (spec.varlen) {
     args.max_seqlen_q = shape.seqlen_q;
-    args.max_seqlen_k = shape.seqlen_k;
+    if (key_layout(spec) == KeyLayout::packed) args.max_seqlen_k = shape.seqlen_k;
   }
   if (spec.dropout) {
     args.dropout_p = 0.1;

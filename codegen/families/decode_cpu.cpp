@@ -1,0 +1,86 @@
+// Decode on CPUs: a tile is at most block_m query rows against block_n keys in one thread's scratch.
+#include <algorithm>
+
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return !target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "lse",     "varlen",
+                                       "paged",      "deterministic", "o_dtype", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
+
+constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
+
+int scratch_of(const AttentionSpec& spec, const KernelConfig& config) {
+  return device::cpu_decode_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n);
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (config.num_warps != 1 || config.num_stages != 1) {
+    return "num_warps " + std::to_string(config.num_warps) + " and num_stages " +
+           std::to_string(config.num_stages) + " are not 1, as they must be on a CPU";
+  }
+  for (const auto& [name, value] : {std::pair{"block_m", config.block_m}, {"block_n", config.block_n}})
+    if (value <= 0 || value % 16 != 0 || value > 1024)
+      return std::string(name) + " " + std::to_string(value) + " is not a multiple of 16 up to 1024";
+  const int bytes = scratch_of(spec, config);
+  if (bytes > largest_scratch) {
+    return "block_m " + std::to_string(config.block_m) + " and block_n " + std::to_string(config.block_n) +
+           " need " + std::to_string(bytes) + " bytes of scratch, more than the " +
+           std::to_string(largest_scratch) + " of a thread on " + target.str();
+  }
+  return {};
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {.block_m = {64, 256}, .block_n = {32, 64, 128, 256}, .num_stages = {1}, .num_warps = {1}};
+}
+
+std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return {};
+}
+
+// A tile holds all query heads of a key/value head.
+KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) {
+  const int group = shape.num_heads_q / std::max(shape.num_heads_kv, 1);
+  return {.block_m = group <= 64 ? 64 : 256, .block_n = 64, .num_stages = 1, .num_warps = 1};
+}
+
+constexpr char function_text[] =
+    R"(extern "C" void flashjit_decode(const CpuDecodeParams* params, i64 begin, i64 end, void* scratch) {
+  decode<Spec, Config>(*params, begin, end, scratch);
+}
+)";
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  source.text += include_lines("cpu/decode.h", spec) + "\n" +
+                 structs(spec, "DecodeCpuSpec", "", choices, source.config, "") + function_text;
+  source.steps.push_back({.function = "flashjit_decode", .scratch = scratch_of(spec, source.config)});
+}
+
+}  // namespace
+
+extern constinit const KernelFamily decode_cpu = {
+    .op = Operation::decode,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

@@ -1,0 +1,76 @@
+#include "runtime/page_arguments.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "codegen/mask_rules.hpp"
+#include "runtime/argument_checks.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr int largest_power = 256, page_step = 16;
+
+void require_page_size(const Tensor& k) {
+  const int page_size = size(k, 1);
+  const bool is_power = page_size > 0 && std::has_single_bit(static_cast<unsigned>(page_size));
+  if ((is_power && page_size <= largest_power) || (page_size > 0 && page_size % page_step == 0)) return;
+  const int below = page_size > page_step
+                        ? page_size / page_step * page_step
+                        : static_cast<int>(std::bit_floor(static_cast<unsigned>(std::max(page_size, 1))));
+  refuse_argument("k has shape ", shape_text(k), ": pages of ", page_size,
+                  " keys; a page size is a power of two up to ", largest_power, " or a multiple of ",
+                  page_step, "; ", below, " would work");
+}
+
+}  // namespace
+
+CheckedPages check_pages(const AttentionSpec& spec, Device device, const AttentionArgs& args, int batch) {
+  const Tensor& k = *args.k;
+  const Tensor& table = require<&AttentionArgs::page_table>(spec, args, device);
+  require_page_size(k);
+  require_shape("page_table", table, 0, batch, "the batch");
+  if (table.shape[1] > 1 && table.strides[1] != 1)
+    refuse_argument("page_table's last dimension has stride ", table.strides[1],
+                    ", it must be contiguous (stride 1)");
+  if (reinterpret_cast<std::uintptr_t>(table.data) % sizeof(int))
+    refuse_argument("page_table's data pointer is not aligned to 4 bytes");
+
+  CheckedPages checked{.table = {.table = static_cast<const int*>(table.data),
+                                 .table_stride = stride(table, 0),
+                                 .page_size = size(k, 1),
+                                 .num_pages = size(k, 0)}};
+  const std::int64_t room = table.shape[1] * k.shape[1];
+  if (k.shape[0] == 0 && batch > 0 && room > 0 && !args.seqlens_k)
+    refuse_argument("k has no pages, but without seqlens_k all ", room,
+                    " keys of each row of page_table are seen: give pages, or lengths of 0");
+  if (k.shape[0] > 0) checked.longest = static_cast<int>(std::min<std::int64_t>(room, longest_sequence));
+  return checked;
+}
+
+void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p,
+                    const device::PageTable& pages) {
+  const auto* window = find_mask<SlidingWindowMask>(spec.mask);
+  const std::int64_t page_size = pages.page_size;
+  for (int b = 0; b < p.batch; ++b) {
+    const int rows = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.seqlen_q;
+    if (rows == 0) continue;
+    const int length = p.seqlens_k ? p.seqlens_k[b] : p.seqlen_k;
+    std::int64_t sinks_end = 0, window_begin = 0;  // keys between the two are not read
+    if (window) {
+      const std::int64_t first_row = window->align == CausalAlign::bottom_right ? length - rows : 0;
+      window_begin = std::max<std::int64_t>(first_row - p.window_left, 0);
+      sinks_end = p.num_sinks;
+    }
+    const int* const of_entry = pages.table + b * pages.table_stride;
+    for (std::int64_t page = 0; page * page_size < length; ++page) {
+      if (page * page_size >= sinks_end && (page + 1) * page_size <= window_begin) continue;
+      if (of_entry[page] >= 0 && of_entry[page] < pages.num_pages) continue;
+      refuse_argument("page_table[", b, ", ", page, "] is ", of_entry[page], ", it must be between 0 and ",
+                      pages.num_pages - 1, ", the last page of k: batch entry ", b, " has ", length, " keys");
+    }
+  }
+}
+
+}  // namespace flashjit

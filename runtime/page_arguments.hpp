@@ -1,0 +1,22 @@
+// Pages of keys and values: checked as far as the host sees them, and made into params.
+#pragma once
+
+#include "runtime/flashjit.hpp"
+#include "templates/shared/decode_params.h"
+
+namespace flashjit {
+
+struct CheckedPages {
+  device::PageTable table{};
+  int longest = 0;  // keys that a row of the table has room for
+};
+
+// k has been checked but for its sizes of pages. Throws invalid_argument. Touches no tensor memory.
+CheckedPages check_pages(const AttentionSpec& spec, Device device, const AttentionArgs& args, int batch);
+
+// Throws invalid_argument for the first page id out of range among those that a launch reads, with its place.
+// All pointers are the host's; lengths have been checked.
+void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& params,
+                    const device::PageTable& pages);
+
+}  // namespace flashjit

@@ -8,6 +8,7 @@
 
 #include "tools/verify/element.hpp"
 #include "tools/verify/forward_bound.hpp"
+#include "tools/verify/mask.hpp"
 #include "tools/verify/random_tensor.hpp"
 #include "tools/verify/table.hpp"
 
@@ -64,25 +65,27 @@ Shape Case::shape() const {
   const auto longest = [](const std::vector<int>& lengths) {
     return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   };
-  Shape shape{batch, seqlen_q, seqlen_k, heads_q, heads_kv};
+  Shape shape{batch, seqlen_q, seqlen_k, heads_q, heads_kv, page_size};
   if (spec.varlen) {
     shape.batch = static_cast<int>(lengths_q.size());
     shape.seqlen_q = longest(lengths_q);
-    shape.seqlen_k = longest(lengths_k);
   }
+  if (key_layout(spec) == KeyLayout::packed) shape.seqlen_k = longest(lengths_k);
   return shape;
 }
 
 std::string Case::str() const {
   std::string text = spec.to_json() + " heads " + std::to_string(heads_q) + "/" + std::to_string(heads_kv);
   if (spec.varlen) {
-    text += " lengths " + list_of(lengths_q) + " on " + list_of(lengths_k) + " spare " +
-            std::to_string(spare_rows) + " max " + std::to_string(max_seqlen_q.value_or(-1)) + "," +
-            std::to_string(max_seqlen_k.value_or(-1));
+    text += " lengths " + list_of(lengths_q) + " on " + list_of(lengths_k) + " of " +
+            std::to_string(seqlen_k) + " spare " + std::to_string(spare_rows) + " max " +
+            std::to_string(max_seqlen_q.value_or(-1)) + "," + std::to_string(max_seqlen_k.value_or(-1));
   } else {
     text += " batch " + std::to_string(batch) + " seqlens " + std::to_string(seqlen_q) + " on " +
             std::to_string(seqlen_k);
+    if (!lengths_k.empty()) text += " lengths " + list_of(lengths_k);
   }
+  if (spec.paged) text += " pages of " + std::to_string(page_size);
   text += std::string(" ") + name_of(layout) + "/" + name_of(layout_kv) + " " + name_of(data) +
           (poison == Poison::nan ? " nan" : " infinity");
   if (softmax_scale) text += " scale " + std::to_string(*softmax_scale);
@@ -96,25 +99,31 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
   MaskTables tables;
   if (spec.varlen) {
     used.total_q = std::accumulate(case_.lengths_q.begin(), case_.lengths_q.end(), 0);
-    used.total_k = std::accumulate(case_.lengths_k.begin(), case_.lengths_k.end(), 0);
     all.total_q = used.total_q + case_.spare_rows;
-    all.total_k = used.total_k + case_.spare_rows;
+    if (packed_keys()) {
+      used.total_k = std::accumulate(case_.lengths_k.begin(), case_.lengths_k.end(), 0);
+      all.total_k = used.total_k + case_.spare_rows;
+    }
     const auto add_starts = [&](TensorMember argument, const std::vector<int>& lengths) {
       std::vector<std::int32_t> values(lengths.size() + 1);
       std::partial_sum(lengths.begin(), lengths.end(), values.begin() + 1);
       tables.push_back({argument, {static_cast<std::int64_t>(values.size())}, std::move(values)});
     };
     add_starts(&AttentionArgs::cu_seqlens_q, case_.lengths_q);
-    add_starts(&AttentionArgs::cu_seqlens_k, case_.lengths_k);
+    if (packed_keys()) add_starts(&AttentionArgs::cu_seqlens_k, case_.lengths_k);
   }
   Shape longest = case_.shape();
   if (spec.varlen) {  // the lengths that the arguments below give
     longest.seqlen_q = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_q, 1), all.total_q));
-    longest.seqlen_k = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_k, 1), all.total_k));
+    if (packed_keys())
+      longest.seqlen_k = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_k, 1), all.total_k));
   }
-  masks_ = verify::random_mask_data(spec, longest, case_.seed,
-                                    case_.masks.value_or(verify::MaskDataOptions{.hard = true}));
-  if (spec.varlen) masks_.limit_lengths({.cu_seqlens_q = tables[0].view(), .cu_seqlens_k = tables[1].view()});
+  verify::MaskDataOptions mask_options = case_.masks.value_or(verify::MaskDataOptions{.hard = true});
+  if (spec.op == Operation::decode)
+    mask_options.lengths_k.assign(case_.lengths_k.begin(), case_.lengths_k.end());
+  masks_ = verify::random_mask_data(spec, longest, case_.seed, mask_options);
+  if (packed_keys())
+    masks_.limit_lengths({.cu_seqlens_q = tables[0].view(), .cu_seqlens_k = tables[1].view()});
   tables.insert(tables.end(), masks_.tables.begin(), masks_.tables.end());
 
   for (std::size_t i = 0; i < num_arguments; ++i) {
@@ -139,9 +148,15 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     for (MaskTable& table : tables) {
       if (table.argument != argument.tensor()) continue;
       const Tensor like = table.view();
-      tensors_[i] = make(DType::int32, {.rank = like.rank, .shape = like.shape, .strides = like.strides});
-      std::copy(table.values.begin(), table.values.end(),
-                static_cast<std::int32_t*>(tensors_[i]->on_host().data));
+      TensorShape shape{.rank = like.rank, .shape = like.shape, .strides = like.strides};
+      const std::int64_t gap = argument.tensor() == &AttentionArgs::page_table ? 3 : 0;  // between its rows
+      if (gap) shape.strides[0] += gap;
+      tensors_[i] = make(DType::int32, shape);
+      auto* to = static_cast<std::int32_t*>(tensors_[i]->on_host().data);
+      const std::int64_t row = gap ? like.shape[1] : static_cast<std::int64_t>(table.values.size());
+      for (std::size_t at = 0; at < table.values.size(); ++at)
+        to[at + (row ? at / static_cast<std::size_t>(row) * static_cast<std::size_t>(gap) : 0)] =
+            table.values[at];
     }
   }
   fill();
@@ -160,8 +175,8 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       args->dropout_offset = case_.seed;
     }
     masks_.set_sizes(*args);
-    if (spec.varlen && !masks_.tables.empty())
-      args->max_seqlen_q = longest.seqlen_q, args->max_seqlen_k = longest.seqlen_k;
+    if (spec.varlen && !masks_.tables.empty()) args->max_seqlen_q = longest.seqlen_q;
+    if (packed_keys() && !masks_.tables.empty()) args->max_seqlen_k = longest.seqlen_k;
   }
 }
 
@@ -186,12 +201,13 @@ std::unique_ptr<GuardedTensor> Workload::make(DType dtype, const TensorShape& sh
 
 void Workload::fill() {
   // Memory beyond the last sequence stays poisoned.
-  const auto used = [&](GuardedTensor& tensor) {
+  const auto used = [&](GuardedTensor& tensor, bool is_packed) {
     Tensor t = tensor.on_host();
-    if (case_.spec.varlen) t.shape[0] -= case_.spare_rows;
+    if (is_packed) t.shape[0] -= case_.spare_rows;
     return t;
   };
-  const Tensor q = used(this->q()), k = used(this->k()), v = used(this->v());
+  const Tensor q = used(this->q(), case_.spec.varlen), k = used(this->k(), packed_keys()),
+               v = used(this->v(), packed_keys());
   verify::RandomOptions options;
   if (case_.data == Data::huge_scores) options.scale = 30;
   if (case_.data == Data::plain || case_.data == Data::long_rows) options.outlier_every = 0;
@@ -226,25 +242,55 @@ void Workload::fill() {
                                                    : std::numeric_limits<float>::infinity();
   const AttentionSpec& spec = case_.spec;
   for (const MaskTable& table : masks_.tables) {
-    const auto fill_padding = [&](const Tensor& t, const std::vector<int>& lengths) {
+    const auto fill_padding = [&](const Tensor& t, bool is_packed, const std::vector<int>& lengths) {
       std::int64_t first = 0;
       for (std::size_t b = 0; b < table.values.size(); ++b) {
-        const std::int64_t rows = spec.varlen ? lengths[b] : t.shape[1];
-        const int at = spec.varlen ? 0 : 1;  // the dimension of rows
+        const std::int64_t rows = is_packed ? lengths[b] : t.shape[1];
+        const int at = is_packed ? 0 : 1;  // the dimension of rows
         for (std::int64_t row = table.values[b]; row < rows; ++row)
           for (std::int64_t h = 0; h < t.shape[at + 1]; ++h)
             for (std::int64_t c = 0; c < t.shape[at + 2]; ++c)
               verify::store_element(t.data, t.dtype,
-                                    (spec.varlen ? 0 : static_cast<std::int64_t>(b) * t.strides[0]) +
+                                    (is_packed ? 0 : static_cast<std::int64_t>(b) * t.strides[0]) +
                                         (first + row) * t.strides[at] + h * t.strides[at + 1] + c,
                                     poison);
-        if (spec.varlen) first += rows;
+        if (is_packed) first += rows;
       }
     };
-    if (table.argument == &AttentionArgs::seqlens_q) fill_padding(q, case_.lengths_q);
-    if (table.argument == &AttentionArgs::seqlens_k)
-      fill_padding(k, case_.lengths_k), fill_padding(v, case_.lengths_k);
+    if (table.argument == &AttentionArgs::seqlens_q) fill_padding(q, spec.varlen, case_.lengths_q);
+    if (table.argument == &AttentionArgs::seqlens_k && !spec.paged)
+      fill_padding(k, packed_keys(), case_.lengths_k), fill_padding(v, packed_keys(), case_.lengths_k);
   }
+  if (spec.paged) poison_stale_slots(poison);
+}
+
+AttentionArgs Workload::lengths_of_host() const {
+  AttentionArgs args;
+  for (std::size_t i = 0; i < num_arguments; ++i)
+    if (tensors_[i]) args.*arguments[i].tensor() = tensors_[i]->on_host();
+  return args;
+}
+
+// Keys that no sequence has hold poison.
+void Workload::poison_stale_slots(float poison) {
+  const Tensor k = this->k().on_host(), v = this->v().on_host();
+  const Tensor pages = tensor(&AttentionArgs::page_table).on_host();
+  std::vector<char> has_key(static_cast<std::size_t>(k.shape[0] * k.shape[1]));
+  for (const verify::Sequence& s : verify::sequences_of(case_.spec, lengths_of_host()))
+    for (std::int64_t key = 0; key < s.seqlen_k; ++key) {
+      const std::int64_t entry = s.batch * pages.strides[0] + key / k.shape[1];
+      const std::int32_t page = static_cast<const std::int32_t*>(pages.data)[entry];
+      if (page >= 0 && page < k.shape[0])
+        has_key[static_cast<std::size_t>(page * k.shape[1] + key % k.shape[1])] = 1;
+    }
+  for (const Tensor& t : {k, v})
+    for (std::int64_t slot = 0; slot < t.shape[0] * t.shape[1]; ++slot)
+      for (std::int64_t h = 0; h < t.shape[2] && !has_key[static_cast<std::size_t>(slot)]; ++h)
+        for (std::int64_t c = 0; c < t.shape[3]; ++c)
+          verify::store_element(
+              t.data, t.dtype,
+              slot / t.shape[1] * t.strides[0] + slot % t.shape[1] * t.strides[1] + h * t.strides[2] + c,
+              poison);
 }
 
 void Workload::reset() {

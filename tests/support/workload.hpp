@@ -38,8 +38,10 @@ struct Case {
   int batch = 1;
   int heads_q = 1, heads_kv = 1;
   int seqlen_q = 1, seqlen_k = 1;  // lengths of every batch entry
-  std::vector<int> lengths_q{},
-      lengths_k{};     // varlen: the lengths of each sequence; batch and seqlens follow from them
+  // varlen: the lengths of each sequence; batch and seqlens follow from them. Decode: lengths_k
+  // are seqlens_k, of caches with room for seqlen_k; empty: random ones, or none.
+  std::vector<int> lengths_q{}, lengths_k{};
+  int page_size = 0;   // paged: keys of a page
   int spare_rows = 0;  // varlen: rows of the packed tensors beyond the last sequence
   std::optional<int> max_seqlen_q{}, max_seqlen_k{};  // the values of AttentionArgs
   MemoryLayout layout = MemoryLayout::contiguous;     // q, o
@@ -81,6 +83,8 @@ class Workload {
   GuardedTensor& q() { return tensor(&AttentionArgs::q); }
   GuardedTensor& k() { return tensor(&AttentionArgs::k); }
   GuardedTensor& v() { return tensor(&AttentionArgs::v); }
+  // After a change of seqlens_k on the host.
+  void upload_lengths() { tensor(&AttentionArgs::seqlens_k).upload(); }
 
  private:
   GuardedTensor& tensor(TensorMember member) { return *tensors_[&argument_of(member) - arguments]; }
@@ -88,6 +92,10 @@ class Workload {
   // The layout of lse: contiguous rows, with gaps between them if q has gaps.
   TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;
   void fill();
+  void poison_stale_slots(float poison);
+  bool packed_keys() const { return key_layout(case_.spec) == KeyLayout::packed; }
+  // Tensors on the host, before all of them are arguments.
+  AttentionArgs lengths_of_host() const;
 
   TestDevice& device_;
   Case case_;

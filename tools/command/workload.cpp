@@ -87,10 +87,12 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   Shape sized = shape;
   if (has_argument(spec, argument_of(&AttentionArgs::cu_seqlens_q))) {
     HostTensor starts_q = random_lengths(shape.batch, shape.seqlen_q, seed);
-    HostTensor starts_k = random_lengths(shape.batch, shape.seqlen_k, seed + 1);
     sized.total_q = static_cast<const std::int32_t*>(starts_q.view().data)[shape.batch];
-    sized.total_k = static_cast<const std::int32_t*>(starts_k.view().data)[shape.batch];
     work.add(argument_of(&AttentionArgs::cu_seqlens_q), std::move(starts_q));
+  }
+  if (has_argument(spec, argument_of(&AttentionArgs::cu_seqlens_k))) {
+    HostTensor starts_k = random_lengths(shape.batch, shape.seqlen_k, seed + 1);
+    sized.total_k = static_cast<const std::int32_t*>(starts_k.view().data)[shape.batch];
     work.add(argument_of(&AttentionArgs::cu_seqlens_k), std::move(starts_k));
   }
   std::uint64_t own_seed = 3 * seed;
@@ -114,12 +116,14 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
 
 Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks) {
   Workload work(spec);
-  if (has_argument(spec, argument_of(&AttentionArgs::cu_seqlens_q)) &&
-      (files[&AttentionArgs::cu_seqlens_q].empty() || files[&AttentionArgs::cu_seqlens_k].empty())) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "the spec is varlen: its tensors are packed, and --cu-seqlens-q and --cu-seqlens-k must say where "
-        "each sequence starts");
+  const auto lacks = [&](TensorMember starts) {
+    return has_argument(spec, argument_of(starts)) && files[starts].empty();
+  };
+  if (lacks(&AttentionArgs::cu_seqlens_q) || lacks(&AttentionArgs::cu_seqlens_k)) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string("the spec is varlen: its tensors are packed, and --cu-seqlens-q") +
+                    (key_layout(spec) == KeyLayout::packed ? " and --cu-seqlens-k" : "") +
+                    " must say where each sequence starts");
   }
   for (const flashjit::Argument& argument : arguments)
     if (!files[argument].empty()) work.add(argument, read_tensor(files[argument], argument, spec));
@@ -143,15 +147,17 @@ Shape Workload::shape_of_inputs() const {
   };
   const Tensor& rows = args.q ? *args.q : *args.parts_o;
   const Tensor& keys = args.k ? *args.k : rows;
+  const int page_size = args.page_table ? size(keys, 3) : 0;
   Shape shape{.batch = spec_.varlen ? 1 : size(rows, 4),
               .seqlen_q = size(rows, 3),
-              .seqlen_k = size(keys, 3),
+              .seqlen_k = args.page_table ? size(*args.page_table, 1) * page_size : size(keys, 3),
               .num_heads_q = size(rows, 2),
-              .num_heads_kv = size(keys, 2)};
+              .num_heads_kv = size(keys, 2),
+              .page_size = page_size};
   if (args.cu_seqlens_q) {
     shape.batch = static_cast<int>(std::max<std::int64_t>(args.cu_seqlens_q->shape[0] - 1, 0));
     shape.seqlen_q = longest_of(*args.cu_seqlens_q);
-    shape.seqlen_k = longest_of(*args.cu_seqlens_k);
+    if (args.cu_seqlens_k) shape.seqlen_k = longest_of(*args.cu_seqlens_k);
   }
   return shape;
 }
@@ -170,7 +176,7 @@ void Workload::finish() {
       add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
   if (host_args_.cu_seqlens_q) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
-    host_args_.max_seqlen_k = shape_.seqlen_k;
+    if (host_args_.cu_seqlens_k) host_args_.max_seqlen_k = shape_.seqlen_k;
   }
   device_args_ = host_args_;
   set_dropout({});

@@ -123,13 +123,14 @@ class Worker {
     const Sequence& s = layout_.sequences[task.sequence];
     kept_.assign(task.rows.size() * keys_, 0);
     block_kept_.assign(keys_ / block_keys, 0);
+    key_kept_.assign(keys_, 0);
     for (std::size_t r = 0; r < task.rows.size(); ++r) {
       rows_[r] = {};
       for (int key = 0; key < s.seqlen_k; ++key) {
         if (options_.keep && !options_.keep(s.batch, task.head, task.rows[r], key)) continue;
         if (!sees(spec_, args_, s, task.head, task.rows[r], key)) continue;
         kept_[r * keys_ + key] = kept;
-        block_kept_[key / block_keys] = 1;
+        block_kept_[key / block_keys] = key_kept_[key] = 1;
       }
     }
   }
@@ -152,7 +153,8 @@ class Worker {
       const int count = std::min(block_keys, s.seqlen_k - begin);
       std::fill(k_.begin(), k_.end(), 0.0);
       for (int j = 0; j < count; ++j) {
-        const auto at = layout_.index(layout_.k, s.batch, s.k_begin + begin + j, layout_.head_kv(task.head));
+        if (!key_kept_[begin + j]) continue;  // may lie in no page
+        const auto at = layout_.key_index(layout_.k, s, begin + j, task.head);
         double squares = 0;
         for (int d = 0; d < dim; ++d) {
           const double value = load_element(layout_.k.data, layout_.k.dtype, at + d);
@@ -267,7 +269,8 @@ class Worker {
     const Sequence& s = layout_.sequences[task.sequence];
     const int count = std::min(block_keys, s.seqlen_k - begin);
     for (int j = 0; j < count; ++j) {
-      const auto at = layout_.index(layout_.v, s.batch, s.k_begin + begin + j, layout_.head_kv(task.head));
+      if (!key_kept_[begin + j]) continue;
+      const auto at = layout_.key_index(layout_.v, s, begin + j, task.head);
       for (int c = 0; c < layout_.head_dim_v; ++c) {
         v_[static_cast<std::size_t>(j) * columns_ + c] =
             load_element(layout_.v.data, layout_.v.dtype, at + c);
@@ -351,8 +354,8 @@ class Worker {
     for (int key = 0; key < s.seqlen_k; ++key) {
       const std::size_t at = r * keys_ + key;
       if (!kept_[at]) continue;
-      const auto value_at = layout_.index(layout_.v, s.batch, s.k_begin + key, layout_.head_kv(task.head)) +
-                            static_cast<std::int64_t>(column);
+      const auto value_at =
+          layout_.key_index(layout_.v, s, key, task.head) + static_cast<std::int64_t>(column);
       if (std::isfinite(load_element(layout_.v.data, layout_.v.dtype, value_at))) continue;
       if (!(weight_[at] - error_[at] > 2 * arithmetic_.weight_floor * rows_[r].largest)) return false;
     }
@@ -424,8 +427,8 @@ class Worker {
   std::vector<double> q_, k_, v_;                                 // [row][dim], [dim][key], [key][column]
   std::vector<double> score_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]
   std::vector<double> reach_;                                     // [row][key]; empty if no row is wide
-  std::vector<double> sums_, spread_, bounds_;  // [row][3][column], [row][2][column], [column]
-  std::vector<char> kept_, block_kept_;
+  std::vector<double> sums_, spread_, bounds_;      // [row][3][column], [row][2][column], [column]
+  std::vector<char> kept_, block_kept_, key_kept_;  // the last two: by any row
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "codegen/arguments.hpp"
 #include "tools/verify/element.hpp"
 
 namespace flashjit::verify {
@@ -152,16 +153,20 @@ std::vector<Sequence> sequences_of(const AttentionSpec& spec, const AttentionArg
     struct Range {
       int begin, length;
     };
-    const auto range = [&](const std::optional<Tensor>& starts, const char* name, const Tensor& t) -> Range {
-      if (!spec.varlen) return {0, static_cast<int>(t.shape[1])};
+    const auto range = [&](const std::optional<Tensor>& starts, const char* name, const Tensor& t,
+                           bool packed) -> Range {
+      if (!packed) return {0, static_cast<int>(t.shape[1])};
       const auto* at = static_cast<const std::int32_t*>(need(starts, name).data);
       return {at[b], at[b + 1] - at[b]};
     };
     const auto used = [&](const std::optional<Tensor>& given, const char* name, int all) {
       return given ? at(given, name, {b}) : all;
     };
-    const Range rows = range(args.cu_seqlens_q, "cu_seqlens_q", q);
-    const Range keys = range(args.cu_seqlens_k, "cu_seqlens_k", k);
+    const Range rows = range(args.cu_seqlens_q, "cu_seqlens_q", q, spec.varlen);
+    const KeyLayout layout = key_layout(spec);
+    Range keys = range(args.cu_seqlens_k, "cu_seqlens_k", k, layout == KeyLayout::packed);
+    if (layout == KeyLayout::paged)
+      keys.length *= static_cast<int>(need(args.page_table, "page_table").shape[1]);
     sequences.push_back({.batch = b,
                          .seqlen_q = used(args.seqlens_q, "seqlens_q", rows.length),
                          .seqlen_k = used(args.seqlens_k, "seqlens_k", keys.length),

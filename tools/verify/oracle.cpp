@@ -11,6 +11,7 @@ constexpr struct {
   Oracle (*make)(const AttentionSpec&, const AttentionArgs&, const OracleOptions&);
 } oracles[] = {
     {Operation::forward, forward_oracle},
+    {Operation::decode, forward_oracle},
     {Operation::merge, merge_oracle},
 };
 

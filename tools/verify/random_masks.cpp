@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <numeric>
 #include <string>
 #include <utility>
 
+#include "codegen/arguments.hpp"
 #include "templates/shared/platform.h"
 #include "tools/verify/random_tensor.hpp"
 
@@ -32,6 +34,8 @@ class Maker {
   Maker(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed, const MaskDataOptions& options)
       : shape_(shape), options_(options), draw_(seed ^ 0x6d61736b), has_padding_(has<PaddingMask>(spec)) {
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
+    if (spec.op == Operation::decode) make_key_lengths();
+    if (spec.paged) make_pages(spec);
   }
   MaskData take() { return std::move(data_); }
 
@@ -138,6 +142,42 @@ class Maker {
     add(&AttentionArgs::tree_bits, {batch, rows, words}, std::move(bits));
     if (options_.hard && !has_padding_ && draw_.chance(0.5))
       add(&AttentionArgs::prefix_lengths, {shape_.batch}, lengths(shape_.seqlen_k));
+  }
+
+  // Without hard ones all keys are used.
+  void make_key_lengths() {
+    std::vector<std::int32_t> values = options_.lengths_k;
+    if (values.empty() && options_.hard && draw_.chance(0.8)) values = lengths(shape_.seqlen_k);
+    if (!values.empty()) add(&AttentionArgs::seqlens_k, {shape_.batch}, std::move(values));
+  }
+
+  // Pages in random order. Hard ones: entries that nobody may read hold anything.
+  void make_pages(const AttentionSpec& spec) {
+    const std::int64_t of_entry = argument_table::pages_of(shape_),
+                       page_size = argument_table::page_size_of(shape_);
+    require_moderate("pages", {shape_.batch, of_entry});
+    std::vector<std::int32_t> pages(static_cast<std::size_t>(shape_.batch * of_entry));
+    std::iota(pages.begin(), pages.end(), 0);
+    for (std::size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[draw_.bits() % i]);
+    const std::vector<std::int32_t>* lengths_k = nullptr;
+    for (const MaskTable& table : data_.tables)
+      if (table.argument == &AttentionArgs::seqlens_k) lengths_k = &table.values;
+    for (std::int64_t b = 0; options_.hard && b < shape_.batch; ++b) {
+      const std::int64_t length = lengths_k ? (*lengths_k)[static_cast<std::size_t>(b)] : shape_.seqlen_k;
+      std::int64_t first = 0, sinks = 0;  // keys in [sinks, first) are before every row's window
+      for (const Mask& mask : spec.mask) {
+        const auto* window = std::get_if<SlidingWindowMask>(&mask);
+        if (!window || window->align != CausalAlign::bottom_right || !data_.window_left) continue;
+        first = length - shape_.seqlen_q - *data_.window_left;
+        sinks = data_.num_sinks.value_or(0);
+      }
+      for (std::int64_t page = 0; page < of_entry; ++page) {
+        const std::int64_t begin = page * page_size, end = begin + page_size;
+        if (begin < length && (end > first || begin < sinks)) continue;
+        pages[static_cast<std::size_t>(b * of_entry + page)] = draw_.chance(0.3) ? -1 : draw_.word();
+      }
+    }
+    add(&AttentionArgs::page_table, {shape_.batch, of_entry}, std::move(pages));
   }
 
   void add(std::optional<Tensor> AttentionArgs::* argument, std::vector<std::int64_t> shape,

@@ -1,4 +1,5 @@
-// Seeded run-time data for every mask of a spec: lengths, windows, block lists, trees.
+// Seeded run-time data for every mask of a spec: lengths, windows, block lists, trees; lengths and pages of a
+// cache.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct MaskDataOptions {
   double density = 0.25;                             // block_sparse: share of the blocks that are listed
   double partial = 0.1;                              // share of the listed blocks that have a bitmask
   std::optional<int> window_left{}, window_right{};  // default: a quarter of seqlen_k, 0
+  std::vector<std::int32_t> lengths_k{};             // seqlens_k of decode; empty: drawn, or all keys
   bool hard = false;  // lengths and sizes at their limits, empty lists, prefixes of their own: for tests
 };
 

@@ -78,6 +78,11 @@ const Golden goldens[] = {
      R"({"op": "forward", "dtype": "bf16", "head_dim": 80, "mask": [{"kind": "causal", "align": "top_left"}]})",
      "x86-64-v3",
      {48, 64, 1, 1}},
+    {"bf16_d128_decode_paged.cpp",
+     R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "mask": [{"kind": "sliding_window", "sinks": true}],
+         "varlen": true, "paged": true})",
+     "x86-64-v4",
+     {64, 64, 1, 1}},
 };
 
 KernelSource render(const Golden& golden) {

@@ -77,7 +77,7 @@ void check_property(const std::string& name, const Json& property, Place place) 
   // Tries several operations and dtypes: fields, and the dtypes of other tensors, depend on them.
   const auto accepts = [&](const Json& value) {
     std::string message;
-    for (const char* op : {"merge", "forward"}) {
+    for (const char* op : {"merge", "decode", "forward"}) {
       for (const char* dtype : {"fp16", "fp32", "bf16"}) {
         Json spec = place(Json{{name, value}});
         if (name != "op") spec["op"] = op;

@@ -237,15 +237,33 @@ TEST(Spec, OutputInFloat) {
 }
 
 TEST(Spec, KnownButUnsupported) {
-  for (const std::string op : {"backward", "decode", "append_kv"})
-    expect_unsupported(R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": 64})",
-                       {"op ", op.c_str(), "is not supported by this version; forward or merge would work"});
+  for (const std::string op : {"backward", "append_kv"})
+    expect_unsupported(
+        R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": 64})",
+        {"op ", op.c_str(), "is not supported by this version; forward or decode or merge would work"});
   expect_unsupported(with(R"("paged": true)"),
                      {"paged true is not supported by this version; false would work"});
   expect_unsupported(with(R"("parts_dtype": "bf16")"), {"parts_dtype \"bf16\"", "leaving it out would work"});
   expect_invalid(with(R"("o_dtype": "fp16")"),
                  {"o_dtype fp16 is neither fp32 nor the dtype, bf16", "leaving it out would work"});
   expect_invalid(with(R"("parts_dtype": "int32")"), {"parts_dtype \"int32\"", "bf16, fp16 and fp32"});
+}
+
+TEST(Spec, Decode) {
+  const auto decode = [](const std::string& rest) {
+    return R"({"op": "decode", "dtype": "bf16", "head_dim": 128)" + rest + "}";
+  };
+  EXPECT_TRUE(parse(decode(R"(, "paged": true)")).paged);
+  EXPECT_EQ(parse(decode(R"(, "paged": false)")).to_json(), decode(""));
+  EXPECT_EQ(parse(decode(R"(, "mask": ["tree", {"kind": "sliding_window", "sinks": true}], "lse": false,
+                            "varlen": true, "paged": true, "o_dtype": "fp32")"))
+                .to_json(),
+            decode(R"(, "mask": [{"kind": "sliding_window", "sinks": true}, "tree"], "lse": false, )"
+                   R"("varlen": true, "paged": true, "o_dtype": "fp32")"));
+  expect_unsupported(decode(R"(, "mask": ["padding"])"), {"mask padding", "leaving it out would work"});
+  expect_unsupported(decode(R"(, "mask": ["block_sparse"])"), {"mask block_sparse", "leaving it out"});
+  expect_unsupported(decode(R"(, "dropout": true)"), {"dropout true", "false would work"});
+  expect_unsupported(decode(R"(, "parts_dtype": "bf16")"), {"parts_dtype", "leaving it out would work"});
 }
 
 TEST(Spec, MasksThatContradict) {

@@ -10,9 +10,9 @@
 
 namespace flashjit {
 
-// AMX multiplies bf16 only; the other dtypes use vector instructions on every target.
+// The forward multiplies bf16 by AMX; other dtypes and operations use vector instructions on every target.
 inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
-  return target.amx && spec.dtype == DType::bf16;
+  return target.amx && spec.op == Operation::forward && spec.dtype == DType::bf16;
 }
 
 // Whether the kernel's products keep the tiles of one operand in registers.

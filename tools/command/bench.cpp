@@ -96,6 +96,10 @@ class Bench {
     }
     for (const std::string& argument : options.specs) specs_.push_back(read_spec(argument));
     options.dropout.check(specs_);
+    for (const AttentionSpec& spec : specs_) {
+      any_paged_ |= spec.paged;
+      any_decode_ |= spec.op == Operation::decode;
+    }
     for (const std::string& path : options.baselines) {
       const std::vector<SpeedRow> rows = read_speed_rows(path);
       const auto fits = [&](const SpeedRow& row) {
@@ -119,6 +123,7 @@ class Bench {
     std::vector<std::unique_ptr<Workload>> works;
     std::vector<Candidate> candidates;
     for (std::size_t i = 0; i < specs_.size(); ++i) {
+      shape.page_size = specs_[i].paged || !any_paged_ ? options_.shape.page_size : 0;
       works.push_back(
           std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, options_.masks)));
       works.back()->set_dropout(options_.dropout);
@@ -133,6 +138,8 @@ class Bench {
       }
     }
     if (candidates.empty()) return;
+    if (on_cpu_ && any_decode_ && read_gb_per_s_ == 0)
+      read_gb_per_s_ = 1e3 * measure_read_bandwidth(num_threads_);
 
     LaunchTimer time(works.front()->context(), clock_);
     for (Candidate& c : candidates) {
@@ -149,7 +156,10 @@ class Bench {
     fma_.insert(fma_.end(), fma.begin(), fma.end());
     amx_.insert(amx_.end(), amx.begin(), amx.end());
     for (Candidate& c : candidates) {
-      Row row{measured(shape, *c.kernel, c.samples, c.work->flops()), c.spec_name, {}, {}};
+      Row row{measured(c.work->shape(), *c.kernel, c.samples, c.work->flops(), c.work->decoded_bytes()),
+              c.spec_name,
+              {},
+              {}};
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
       if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
       rows_.push_back(std::move(row));
@@ -163,10 +173,12 @@ class Bench {
                 << number(median(fma_)) << " TFLOP/s of float32 multiply-adds in registers";
       if (!amx_.empty()) std::cout << ", " << number(median(amx_)) << " of bf16 products by AMX";
     }
+    if (read_gb_per_s_ > 0) std::cout << ", " << number(read_gb_per_s_) << " GB/s of plain reads";
     std::cout << "; " << clock_name() << "; medians of " << options_.rounds << " rounds\n\n";
     std::vector<std::string> columns = {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s"};
     columns.push_back(on_cpu_ ? "of FMA" : "registers");
     if (!amx_.empty()) columns.push_back("of AMX");
+    if (any_decode_) columns.push_back("K, V GB/s");
     verify::Table table(columns);
     for (const Row& r : rows_) {
       std::vector<std::string> cells = {
@@ -179,6 +191,7 @@ class Bench {
           number(r.tflops),
           r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)};
       if (!amx_.empty()) cells.push_back(r.amx_share ? number(*r.amx_share) : "");
+      if (any_decode_) cells.push_back(r.decoded_gb_per_s > 0 ? number(r.decoded_gb_per_s) : "");
       table.add(cells);
     }
     std::cout << table.str();
@@ -225,6 +238,7 @@ class Bench {
       json["fma_tflops"] = median(fma_);
     }
     if (!amx_.empty()) json["amx_tflops"] = median(amx_);
+    if (read_gb_per_s_ > 0) json["read_gb_per_s"] = read_gb_per_s_;
     command::print_json(json);
   }
 
@@ -245,6 +259,8 @@ class Bench {
   const Clock clock_;
   const int num_threads_;
   std::vector<AttentionSpec> specs_;
+  bool any_paged_ = false, any_decode_ = false;
+  double read_gb_per_s_ = 0;       // of a CPU's memory, for decode
   std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
   std::vector<SpeedRow> recorded_;  // of the baselines
@@ -273,25 +289,28 @@ int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch) {
   return static_cast<int>(std::clamp(std::ceil(least_ms / std::max(time(launch), 1e-4)), 1.0, 1000.0));
 }
 
-Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops) {
+Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops,
+                  double decoded_bytes) {
   const double ms = median(samples);
-  return {shape, kernel.info(), ms, spread_percent(samples), flops / ms * 1e-9};
+  return {shape, kernel.info(), ms, spread_percent(samples), flops / ms * 1e-9, decoded_bytes / ms * 1e-6};
 }
 
 Json to_json(const Measured& m) {
-  return {{"spec", Json::parse(m.kernel.spec.to_json())},
-          {"batch", m.shape.batch},
-          {"seqlen_q", m.shape.seqlen_q},
-          {"seqlen_k", m.shape.seqlen_k},
-          {"heads_q", m.shape.num_heads_q},
-          {"heads_kv", m.shape.num_heads_kv},
-          {"config", config_json(m.kernel.config)},
-          {"ms", m.ms},
-          {"spread_percent", m.spread_percent},
-          {"tflops", m.tflops},
-          {"registers", m.kernel.registers},
-          {"spill_bytes", m.kernel.spill_bytes},
-          {"smem_bytes", m.kernel.shared_memory}};
+  Json json = {{"spec", Json::parse(m.kernel.spec.to_json())},
+               {"batch", m.shape.batch},
+               {"seqlen_q", m.shape.seqlen_q},
+               {"seqlen_k", m.shape.seqlen_k},
+               {"heads_q", m.shape.num_heads_q},
+               {"heads_kv", m.shape.num_heads_kv},
+               {"config", config_json(m.kernel.config)},
+               {"ms", m.ms},
+               {"spread_percent", m.spread_percent},
+               {"tflops", m.tflops},
+               {"registers", m.kernel.registers},
+               {"spill_bytes", m.kernel.spill_bytes},
+               {"smem_bytes", m.kernel.shared_memory}};
+  if (m.kernel.spec.op == Operation::decode) json["decoded_gb_per_s"] = m.decoded_gb_per_s;
+  return json;
 }
 
 Verb add_bench(const Arguments& parent) {
@@ -357,7 +376,8 @@ Verb add_bench(const Arguments& parent) {
   app.footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) operations for each query head and each pair that the\n"
       "mask keeps. +-% is half the distance between the quartiles. On a CPU the same rounds measure the\n"
-      "rates of multiply-adds in registers and of AMX.\n\n"
+      "rates of multiply-adds in registers and of AMX.\n"
+      "K, V GB/s count each key that the rows of a decode see, once for each key/value head.\n\n"
       "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"
       "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192}], \"rounds\": 40}\n"
       "The answer has \"rows\", one for each shape, or \"error\". The tensors' numbers are bell-shaped,\n"
@@ -371,6 +391,7 @@ Verb add_bench(const Arguments& parent) {
       "  flashjit bench spec.json --configs all --seqlens 4096 --json\n"
       "  flashjit bench spec.json --json > before.json\n"
       "  flashjit bench spec.json --svg speed.svg --baseline before.json\n"
+      "  flashjit bench decode.json --seqlens 1 --seqlen-k 8192 --batch 16 --heads-q 32 --heads-kv 8\n"
       "  flashjit bench spec.json --compile --targets native,sm_90\n"
       "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n"
       "  flashjit bench --serve --device cuda:0\n");

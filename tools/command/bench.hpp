@@ -39,10 +39,13 @@ struct Measured {
   Shape shape;
   KernelInfo kernel;
   double ms, spread_percent, tflops;
+  double decoded_gb_per_s;  // of K and V in decode; otherwise 0
 };
 
-// Sorts the samples (milliseconds of a launch). `flops` are the floating-point operations of a launch.
-Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops);
+// Sorts the samples (milliseconds of a launch). `flops` are the floating-point operations of a launch,
+// `decoded_bytes` those of K and V in decode.
+Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops,
+                  double decoded_bytes);
 // {spec, batch, ..., config, ms, spread_percent, tflops, registers, ...}
 Json to_json(const Measured& measured);
 

@@ -65,7 +65,7 @@ struct Problem {
   Workload work;
   const Kernel* kernel;
   PreparedLaunch launch;
-  double flops;
+  double flops, decoded_bytes;
 };
 
 class Server {
@@ -88,7 +88,8 @@ class Server {
     Json rows = Json::array();
     for (Problem& problem : problems(entry)) {
       std::vector<double> samples = measure(problem.launch, rounds);
-      rows.push_back(to_json(measured(problem.work.shape(), *problem.kernel, samples, problem.flops)));
+      rows.push_back(to_json(
+          measured(problem.work.shape(), *problem.kernel, samples, problem.flops, problem.decoded_bytes)));
     }
     return {{"model", device_model(engine_.device())}, {"target", engine_.target().str()}, {"rows", rows}};
   }
@@ -120,8 +121,8 @@ class Server {
         work.place(engine_.device());
         const Kernel& kernel = engine_.get(item.spec, shape);
         PreparedLaunch launch = kernel.prepare(work.args());
-        const double flops = work.flops();
-        problems.push_back({std::move(work), &kernel, std::move(launch), flops});
+        const double flops = work.flops(), decoded_bytes = work.decoded_bytes();
+        problems.push_back({std::move(work), &kernel, std::move(launch), flops, decoded_bytes});
       }
     }
   }

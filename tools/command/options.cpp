@@ -85,6 +85,9 @@ void ShapeOptions::add(const Arguments& app) {
   app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]").at_least(0).type_name("N");
   app.add_option("--heads-q", heads_q, "Query heads").at_least(0).type_name("N").capture_default_str();
   app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]").at_least(0).type_name("N");
+  app.add_option("--page-size", page_size, "Specs with \"paged\": keys of a page [16]")
+      .at_least(1)
+      .type_name("N");
 }
 
 Shape ShapeOptions::shape() const {
@@ -92,7 +95,8 @@ Shape ShapeOptions::shape() const {
           .seqlen_q = seqlen_q,
           .seqlen_k = seqlen_k.value_or(seqlen_q),
           .num_heads_q = heads_q,
-          .num_heads_kv = heads_kv.value_or(heads_q)};
+          .num_heads_kv = heads_kv.value_or(heads_q),
+          .page_size = page_size};
 }
 
 void MaskOptions::add(const Arguments& app) {

@@ -29,6 +29,7 @@ struct ShapeOptions {
   std::optional<int> seqlen_k;  // seqlen_q
   int heads_q = 8;
   std::optional<int> heads_kv;  // heads_q
+  int page_size = 0;            // 0: contiguous, or 16 where the spec is paged
 
   void add(const Arguments& app);
   Shape shape() const;

@@ -241,7 +241,8 @@ Verb add_run(const Arguments& parent) {
   options->masks.add(app);
   options->dropout.add(app);
   app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
-  for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--seed"}) {
+  for (const char* name :
+       {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--page-size", "--seed"}) {
     app.get_option(name).excludes(q).group(generated);
   }
 

@@ -242,6 +242,16 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
   return 2 * elements;
 }
 
+double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {
+  const auto of_key =
+      static_cast<double>(spec.head_dim + spec.head_dim_v) * static_cast<double>(size_of(spec.dtype));
+  return verify::read_keys(spec, args) * of_key;
+}
+
+double Workload::decoded_bytes() const {
+  return spec_.op == Operation::decode ? bytes_of_keys(spec_, host_args_) : 0;
+}
+
 double Workload::flops() const {
   return customary_flops(spec_, host_args_);
 }

@@ -33,7 +33,8 @@ void require_fields(const std::string& where, const Json& object, Words known) {
 }
 
 Shape read_shape(const std::string& where, const Json& json) {
-  constexpr std::string_view fields[] = {"batch", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_kv"};
+  constexpr std::string_view fields[] = {"batch",       "seqlen_q",     "seqlen_k",
+                                         "num_heads_q", "num_heads_kv", "page_size"};
   require_fields(where, json, fields);
   const auto size = [&](const char* name, int absent) {
     if (!json.contains(name)) return absent;
@@ -47,6 +48,7 @@ Shape read_shape(const std::string& where, const Json& json) {
   shape.seqlen_k = size("seqlen_k", shape.seqlen_q);
   shape.num_heads_q = size("num_heads_q", 1);
   shape.num_heads_kv = size("num_heads_kv", shape.num_heads_q);
+  shape.page_size = size("page_size", 0);
   if (shape.num_heads_q % shape.num_heads_kv != 0)
     refuse(where + ".num_heads_q", "is not a multiple of num_heads_kv");
   return shape;

@@ -190,6 +190,19 @@ double kept_pairs(const AttentionSpec& spec, const AttentionArgs& args) {
   return different == 0 ? 0 : sum * heads / different;
 }
 
+double read_keys(const AttentionSpec& spec, const AttentionArgs& args) {
+  const Tensor& k = need(args.k, "k");
+  double keys = 0;
+  for (const Sequence& s : sequences_of(spec, args)) {
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      bool read = false;
+      for (int row = s.seqlen_q; row-- > 0 && !read;) read = sees(spec, args, s, 0, row, key);
+      keys += read;
+    }
+  }
+  return keys * static_cast<double>(k.shape[k.rank - 2]);
+}
+
 bool sees(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& sequence, int head, int row,
           int key) {
   if (row >= sequence.seqlen_q || key >= sequence.seqlen_k) return false;

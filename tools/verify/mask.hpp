@@ -28,4 +28,7 @@ bool sees(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& 
 // How many pairs of a query row and a key a launch keeps, over all query heads.
 double kept_pairs(const AttentionSpec& spec, const AttentionArgs& args);
 
+// How many keys some row sees, over all key/value heads. For masks that are alike in all heads.
+double read_keys(const AttentionSpec& spec, const AttentionArgs& args);
+
 }  // namespace flashjit::verify

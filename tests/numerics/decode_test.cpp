@@ -11,21 +11,6 @@ namespace {
 
 using enum CausalAlign;
 
-AttentionSpec decode_spec(DType dtype, int head_dim, std::vector<Mask> mask = {}, SpecOptions options = {},
-                          bool paged = false) {
-  AttentionSpec spec;
-  spec.op = Operation::decode;
-  spec.dtype = dtype;
-  spec.head_dim = head_dim;
-  spec.head_dim_v = options.head_dim_v;
-  spec.mask = std::move(mask);
-  spec.lse = options.lse;
-  spec.varlen = options.varlen;
-  spec.o_dtype = options.o_dtype;
-  spec.paged = paged;
-  return spec.validated();
-}
-
 class Decode : public ComputesOnEveryDevice {
  protected:
   void SetUp() override {
@@ -39,7 +24,7 @@ TEST_P(Decode, NewTokensAndGroups) {
   std::uint64_t seed = 0;
   for (const bool paged : {false, true}) {
     for (const DType dtype : on().dtypes()) {
-      const AttentionSpec spec = decode_spec(dtype, 64, {CausalMask{}}, {}, paged);
+      const AttentionSpec spec = decode_spec(dtype, 64, {CausalMask{}}, {.paged = paged});
       if (!takes_next(spec)) continue;
       for (const int rows : {1, 2, 5, 16, 63, 64})
         for (const auto& [heads_q, heads_kv] : {std::pair{3, 3}, {4, 1}, {16, 2}, {15, 3}, {11, 1}, {64, 1}})
@@ -79,7 +64,8 @@ TEST_P(Decode, HeadDims) {
                                      {256, 256},
                                      {8, 16}}) {
       const bool paged = seed % 2;
-      const AttentionSpec spec = decode_spec(dtype, dim, {}, {.head_dim_v = dim_v, .lse = dim != 96}, paged);
+      const AttentionSpec spec =
+          decode_spec(dtype, dim, {}, {.head_dim_v = dim_v, .lse = dim != 96, .paged = paged});
       seed += 3;
       if (!takes_next(spec)) continue;
       expect({.spec = spec,
@@ -96,7 +82,7 @@ TEST_P(Decode, HeadDims) {
 TEST_P(Decode, PageSizesAndLayouts) {
   std::uint64_t seed = 200;
   for (const DType dtype : on().dtypes()) {
-    const AttentionSpec spec = decode_spec(dtype, 64, {CausalMask{}}, {}, true);
+    const AttentionSpec spec = decode_spec(dtype, 64, {CausalMask{}}, {.paged = true});
     if (!takes_next(spec)) continue;
     for (const int page_size : {1, 2, 16, 48, 64, 256, 512})
       for (const MemoryLayout layout :
@@ -119,7 +105,7 @@ TEST_P(Decode, LengthsThatDiffer) {
   std::uint64_t seed = 300;
   for (const bool paged : {false, true})
     for (const DType dtype : on().dtypes()) {
-      const AttentionSpec spec = decode_spec(dtype, 128, {CausalMask{}}, {}, paged);
+      const AttentionSpec spec = decode_spec(dtype, 128, {CausalMask{}}, {.paged = paged});
       if (!takes_next(spec)) continue;
       for (const int rows : {1, 4})
         expect({.spec = spec,
@@ -151,7 +137,7 @@ TEST_P(Decode, Masks) {
   for (const auto& masks : lists)
     for (const bool paged : {false, true}) {
       const std::vector<DType> dtypes = on().dtypes();
-      const AttentionSpec spec = decode_spec(dtypes[seed++ % dtypes.size()], 64, masks, {}, paged);
+      const AttentionSpec spec = decode_spec(dtypes[seed++ % dtypes.size()], 64, masks, {.paged = paged});
       if (!takes_next(spec)) continue;
       std::uint64_t of_sizes = 10 * seed;
       for (const auto& [rows, keys] : {std::pair{1, 300}, {5, 700}, {64, 130}, {33, 1100}})
@@ -173,7 +159,7 @@ TEST_P(Decode, PackedRows) {
   for (const auto& masks : std::vector<std::vector<Mask>>{
            {}, {CausalMask{}}, {SlidingWindowMask{bottom_right, true}}, {TreeMask{}}})
     for (const bool paged : {false, true}) {
-      const AttentionSpec spec = decode_spec(DType::bf16, 64, masks, {.varlen = true}, paged);
+      const AttentionSpec spec = decode_spec(DType::bf16, 64, masks, {.varlen = true, .paged = paged});
       seed += 4;
       if (!takes_next(spec)) continue;
       std::uint64_t of_lengths = seed;
@@ -193,7 +179,7 @@ TEST_P(Decode, PackedRows) {
 
 TEST_P(Decode, NothingToDo) {
   for (const bool paged : {false, true}) {
-    const AttentionSpec spec = decode_spec(DType::bf16, 64, {}, {}, paged);
+    const AttentionSpec spec = decode_spec(DType::bf16, 64, {}, {.paged = paged});
     const int page_size = paged ? 16 : 0;
     expect({.spec = spec, .batch = 0, .seqlen_q = 1, .seqlen_k = 40, .page_size = page_size});
     expect({.spec = spec, .batch = 2, .seqlen_q = 0, .seqlen_k = 40, .page_size = page_size});
@@ -251,7 +237,7 @@ TEST_P(Decode, ManyThreadsAndFew) {
   };
   std::uint64_t seed = 700;
   for (const bool paged : {false, true}) {
-    const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {}, paged);
+    const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = paged});
     if (!takes_next(spec)) continue;
     for (const int threads : {1, 3, 24}) {
       const std::unique_ptr<Engine> engines[] = {
@@ -284,7 +270,7 @@ TEST_P(Decode, ManyThreadsAndFew) {
 
 // A prepared launch reads the lengths when it runs.
 TEST_P(Decode, LengthsThatChangeBetweenLaunchesOfAPreparedOne) {
-  const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {}, true);
+  const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = true});
   const Case c{.spec = spec,
                .batch = 3,
                .heads_q = 4,

@@ -63,6 +63,17 @@ AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
   return forward_spec(dtype, dim, draw_masks(draw), options);
 }
 
+AttentionSpec draw_decode_spec(Draw& draw, const std::vector<DType>& dtypes) {
+  AttentionSpec spec = draw_spec(draw, dtypes);
+  spec.op = Operation::decode;
+  spec.dropout = false;
+  spec.paged = draw.one_in(2);
+  std::erase_if(spec.mask, [](const Mask& mask) {
+    return std::holds_alternative<PaddingMask>(mask) || std::holds_alternative<BlockSparseMask>(mask);
+  });
+  return spec.validated();
+}
+
 Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   using enum MemoryLayout;
   Case c{.spec = spec};
@@ -102,6 +113,18 @@ Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   return c;
 }
 
+Case draw_decode_case(Draw& draw, const AttentionSpec& spec) {
+  constexpr int most_rows = 64;
+  Case c = draw_case(draw, spec, false);
+  c.heads_q *= draw.one_in(3) ? 4 : 1;
+  c.seqlen_q = std::min(c.seqlen_q, most_rows);
+  for (int& rows : c.lengths_q) rows = std::min(rows, most_rows);
+  if (c.max_seqlen_q) c.max_seqlen_q = c.shape().seqlen_q;
+  c.max_seqlen_k.reset();
+  if (spec.paged) c.page_size = draw.of<int>({1, 2, 4, 16, 48, 64, 80, 256});
+  return c;
+}
+
 class Random : public ComputesOnEveryDevice {};
 
 TEST_P(Random, SpecsAndShapes) {
@@ -114,6 +137,20 @@ TEST_P(Random, SpecsAndShapes) {
   for (std::uint64_t i = 0; i < cases; ++i) {
     if (i % 4 == 0) spec = draw_spec(draw, own_dtypes());  // compiling takes most of a case's time
     EXPECT_TRUE(computes(on(), draw_case(draw, spec, on().is_cuda()))) << "case " << i;
+  }
+}
+
+TEST_P(Random, DecodeSpecsAndShapes) {
+  if (on().is_cuda()) GTEST_SKIP() << "op decode has no kernel for GPUs";
+  const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),
+                      cases = from_environment("FLASHJIT_TEST_CASES", 80);
+  std::cout << "FLASHJIT_TEST_SEED=" << seed << " FLASHJIT_TEST_CASES=" << cases << std::endl;
+  RecordProperty("seed", std::to_string(seed));
+  Draw draw(seed);
+  AttentionSpec spec;
+  for (std::uint64_t i = 0; i < cases; ++i) {
+    if (i % 4 == 0) spec = draw_decode_spec(draw, own_dtypes());
+    EXPECT_TRUE(computes(on(), draw_decode_case(draw, spec))) << "case " << i;
   }
 }
 

@@ -15,20 +15,31 @@ struct SpecOptions {
   bool varlen = false;
   bool dropout = false;
   std::optional<DType> o_dtype = {};
+  bool paged = false;
 };
 
-inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},
-                                  SpecOptions options = {}) {
+inline AttentionSpec attention_spec(Operation op, DType dtype, int head_dim, std::vector<Mask> mask,
+                                    const SpecOptions& options) {
   AttentionSpec spec;
+  spec.op = op;
   spec.dtype = dtype;
   spec.head_dim = head_dim;
   spec.head_dim_v = options.head_dim_v;
   spec.mask = std::move(mask);
   spec.lse = options.lse;
   spec.varlen = options.varlen;
+  spec.paged = options.paged;
   spec.dropout = options.dropout;
   spec.o_dtype = options.o_dtype;
   return spec.validated();
+}
+inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},
+                                  const SpecOptions& options = {}) {
+  return attention_spec(Operation::forward, dtype, head_dim, std::move(mask), options);
+}
+inline AttentionSpec decode_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},
+                                 const SpecOptions& options = {}) {
+  return attention_spec(Operation::decode, dtype, head_dim, std::move(mask), options);
 }
 
 }  // namespace flashjit::testing_support

@@ -382,6 +382,28 @@ TEST(Run, PackedSequences) {
   EXPECT_EQ(result["shape"]["seqlen_k"], 80);
 }
 
+TEST(Run, PagedDecode) {
+  const CommandLine flashjit;
+  const std::string spec =
+      R"({"op": "decode", "dtype": "fp16", "head_dim": 16, "mask": ["causal"], "paged": true, "varlen": true})";
+  const std::string in = flashjit.folder() + "/in";
+  ASSERT_EQ(flashjit(std::vector<std::string>{"generate", spec, "--out", in, "--seqlen-k", "80",
+                                              "--page-size", "32"} +
+                     tiny)
+                .exit_code,
+            0);
+  const std::vector<std::string> files = {
+      "run", spec,          "--q",          in + "/q.npy",          "--k",      in + "/k.npy",
+      "--v", in + "/v.npy", "--page-table", in + "/page_table.npy", "--verify", "--json"};
+  const nlohmann::json result =
+      flashjit(files + std::vector<std::string>{"--cu-seqlens-q", in + "/cu_seqlens_q.npy"}).json();
+  EXPECT_TRUE(result["ok"].get<bool>());
+  EXPECT_EQ(result["shape"]["seqlen_k"], 96);
+  const auto refused = flashjit(files);
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_NE(refused.err.find("--cu-seqlens-q must say"), std::string::npos) << refused.err;
+}
+
 TEST(Run, OutputInFloat) {
   const CommandLine flashjit;
   const std::string spec = R"({"op": "forward", "dtype": "fp16", "head_dim": 16, "o_dtype": "fp32"})";
@@ -419,6 +441,26 @@ TEST(Bench, ComparesConfigs) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   EXPECT_THAT(table.out,
               AllOf(HasSubstr(one), HasSubstr("32 x 32"), HasSubstr("64 x 64"), HasSubstr("of FMA")));
+}
+
+// A rate of K and V: 2 heads of 200 keys, 2 x 16 elements of 4 bytes; with a window of the last 50 and one
+// row.
+TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
+  const CommandLine flashjit;
+  const auto row = [&](const std::string& mask, const std::vector<std::string>& more) {
+    const std::string spec = R"({"op": "decode", "dtype": "fp32", "head_dim": 16, "mask": [)" + mask + "]}";
+    const std::vector<std::string> bench = {"bench",    spec,        "--seqlens", "1",          "--seqlen-k",
+                                            "200",      "--heads-q", "4",         "--heads-kv", "2",
+                                            "--rounds", "3",         "--json"};
+    const nlohmann::json json = flashjit(bench + more).json();
+    EXPECT_GT(json["read_gb_per_s"].get<double>(), 0);
+    return json["rows"][0];
+  };
+  const auto expect_bytes = [](const nlohmann::json& row, double bytes) {
+    EXPECT_NEAR(row["decoded_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6, bytes, 1e-6 * bytes);
+  };
+  expect_bytes(row("", {}), 2 * 200 * 128);
+  expect_bytes(row("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
 }
 
 TEST(Bench, DrawsSpeedOverSeqlenBesideABaseline) {

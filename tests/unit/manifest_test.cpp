@@ -37,13 +37,13 @@ TEST(Manifest, ModelsSpecsAndShapes) {
   const auto items =
       parse_manifest(R"({"kernels": [{"model": "llama-3-70b"}, {"spec": )" + small_spec +
                      R"(, "shapes": [{"seqlen_q": 7}, {"batch": 2, "seqlen_q": 64, "seqlen_k": 128,
-                                        "num_heads_q": 8, "num_heads_kv": 2}]}, {"spec": )" +
+                                        "num_heads_q": 8, "num_heads_kv": 2, "page_size": 32}]}, {"spec": )" +
                      small_spec + "}]}");
   ASSERT_EQ(items.size(), 8u + 2u);
   EXPECT_TRUE(items[0].any_shape);
   EXPECT_EQ(items[0].shapes.front(), (Shape{1, 512, 512, 64, 8}));
   EXPECT_FALSE(items[8].any_shape);
-  EXPECT_EQ(items[8].shapes, (std::vector<Shape>{{1, 7, 7, 1, 1}, {2, 64, 128, 8, 2}}));
+  EXPECT_EQ(items[8].shapes, (std::vector<Shape>{{1, 7, 7, 1, 1}, {2, 64, 128, 8, 2, 32}}));
   EXPECT_TRUE(items[9].any_shape);
   EXPECT_EQ(items[8].spec, AttentionSpec::from_json(small_spec));
   EXPECT_EQ(parse_manifest(small_spec).size(), 1u);

@@ -3,7 +3,7 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
-#include "shared/layout.h"
+#include "shared/decode_layout.h"
 
 namespace flashjit {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "templates/shared/layout.h"
+#include "templates/shared/decode_layout.h"
 
 namespace flashjit {
 namespace {

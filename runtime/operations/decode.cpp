@@ -7,7 +7,7 @@
 #include "runtime/cpu/decode_partition.hpp"
 #include "runtime/cpu/parts.hpp"
 #include "runtime/operations/operations.hpp"
-#include "templates/shared/layout.h"
+#include "templates/shared/decode_layout.h"
 
 namespace flashjit {
 namespace {

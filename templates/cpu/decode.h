@@ -6,8 +6,8 @@
 #pragma once
 
 #include "cpu/vector.h"
+#include "shared/decode_layout.h"
 #include "shared/decode_params.h"
-#include "shared/layout.h"
 #include "shared/mask.h"
 #include "shared/score.h"
 

@@ -58,7 +58,7 @@ struct Layout {
   constexpr Layout(const char* dims, const char* packed_dims, Sizes sizes_of)
       : text(dims), packed(packed_dims), sizes(sizes_of) {}
   constexpr Layout(const char* dims, Sizes sizes_of) : Layout(dims, dims, sizes_of) {}
-  // Of k and v: by KeyLayout.
+  // For k and v, whose dimensions depend on KeyLayout.
   constexpr Layout(const char* dims, const char* packed_dims, const char* paged_dims, Sizes sizes_of)
       : text(dims), packed(packed_dims), paged(paged_dims), of_keys(true), sizes(sizes_of) {}
 
@@ -141,7 +141,7 @@ inline Sizes q_sizes(const Spec& s, const Shape& z, int dim) {
   if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q), z.num_heads_q, dim};
   return {z.batch, z.seqlen_q, z.num_heads_q, dim};
 }
-// Where a shape does not say the page size.
+// The page size of shapes that leave it 0.
 constexpr int usual_page_size = 16;
 constexpr int page_size_of(const Shape& z) {
   return z.page_size ? z.page_size : usual_page_size;

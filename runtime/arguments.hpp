@@ -9,7 +9,7 @@
 
 namespace flashjit {
 
-// What launches of all operations that compute attention have beside their problem.
+// Checked arguments that every attention operation has beside its problem.
 struct CheckedAttention {
   device::TensorView q{}, k{}, v{}, o{};
   device::TensorView lse{};  // data null where the spec has no lse
@@ -22,12 +22,12 @@ struct CheckedAttention {
 // argument. Touches no tensor memory.
 CheckedAttention check_attention(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                                  int most_rows, device::ProblemParams& problem);
-// Throws invalid_argument for wrong lengths, lists and page ids: on a CPU, and where FLASHJIT_CHECK=1 asks
-// for it.
+// Throws invalid_argument for wrong lengths, lists and page ids: always on a CPU, on a GPU with
+// FLASHJIT_CHECK=1.
 void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& problem,
                 const device::PageTable& pages);
 
-// Of a forward.
+// Checked arguments of a forward.
 struct CheckedArguments {
   device::ForwardParams params{};
   Shape shape{};

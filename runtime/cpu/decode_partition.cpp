@@ -10,7 +10,7 @@ namespace {
 using i64 = std::int64_t;
 
 constexpr i64 least_keys_of_part = 512;
-// Where lengths differ, items are a thread's share of the keys over this.
+// If lengths differ, each thread gets about so many items.
 constexpr i64 items_of_thread = 4;
 constexpr i64 worthwhile_bytes = 1 << 17;  // of K and V: some 10 us
 constexpr i64 most_partial_bytes = 1 << 26;

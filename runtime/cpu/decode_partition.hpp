@@ -1,4 +1,4 @@
-// How a decode on a CPU is cut into items for the threads that there are.
+// Cuts a decode on a CPU into items for its threads.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@ struct DecodePartition {
   std::size_t part_bytes;                // of a part's results
 };
 
-// There are query rows, and block_m has room for a group's heads. Reads the lengths: parts are so many that
-// no item is much longer than a thread's share of all keys. Depends on sizes, lengths, spec, config and the
-// number of threads alone.
+// Requires query rows, and room for a group's heads in block_m. Reads the lengths: no item is much longer than
+// a thread's share of all keys. The result depends only on sizes, lengths, spec, config and the number of
+// threads.
 DecodePartition decode_partition(const device::DecodeParams& params, const AttentionSpec& spec,
                                  const KernelConfig& config, int num_threads);
 

@@ -1,8 +1,8 @@
-// Decode on a CPU: a few query rows of each batch entry against a long cache, as fast as memory is read
-// (split-KV: FlashDecoding, Dao et al. 2023). An item is a part of the keys of one key/value head; all query
-// heads of that head share it, so K and V are read once. Keys are not packed: scores are dot products of rows
-// as they lie in memory. Keys of a block are walked twice, for the scores and for the product with V; each
-// walk fetches what the next block needs, since no hardware foresees rows that are apart.
+// Decode on a CPU: a few query rows of each batch entry against a long cache (split-KV: FlashDecoding, Dao et
+// al. 2023). Memory bounds it. An item is a part of a batch entry's keys, for some key/value heads and all
+// query heads of their groups, so K and V are read once. Keys are not packed: scores are dot products of rows
+// as they lie in memory. A block's keys are walked twice, for the scores and for the product with V. Each
+// walk fetches the next block's rows, because the hardware does not foresee rows that are apart.
 #pragma once
 
 #include "cpu/vector.h"
@@ -33,7 +33,7 @@ FLASHJIT_FN Vec load_row(const bf16* p) {
   using Shorts = unsigned short __attribute__((vector_size(2 * lanes)));
   return reinterpret_cast<Vec>(__builtin_convertvector(load_unaligned<Shorts>(p), WordVec) << 16);
 }
-// The columns of a row from `c` on; zeros from `columns` on, which is a multiple of 8.
+// A vector of a row's columns, from column `c` on. Columns from `columns` on, a multiple of 8, are zeros.
 template <int columns, class Element>
 FLASHJIT_FN Vec load_columns(const Element* row, int c) {
   if constexpr (lanes == 8 || columns % lanes == 0) {
@@ -45,7 +45,7 @@ FLASHJIT_FN Vec load_columns(const Element* row, int c) {
   }
 }
 
-// Of each pair of quarters the sums: those of a, then those of b.
+// Adds the two quarters of each half: the results of a, then those of b.
 template <class V>
 FLASHJIT_FN V pair_sums(V a, V b) {
   if constexpr (sizeof(V) == 32)
@@ -83,19 +83,18 @@ class DecodeTile {
   // Rows and keys whose scores are computed at a time: a sum for each in a register, and one vector of
   // results.
   static constexpr int rows_at_once = decode_rows_at_once, keys_at_once = lanes / rows_at_once;
-  // Vectors of V's columns whose sums stay in registers.
+  // Vectors of output columns that stay in registers.
   static constexpr int columns_at_once = vector_registers / 8;
   static constexpr int vectors_k = ceil_div(head_dim, lanes), vectors_v = ceil_div(head_dim_v, lanes);
   static constexpr int q_row = vectors_k * lanes, o_row = vectors_v * lanes;
 
-  // Rows of K or V of a block, of some heads: where the first head's lie.
+  // A block's rows of K or V: pointers to the first head's; other heads lie head_stride apart.
   struct Rows {
     const Element** key;  // [block_n]
     int count;
     i64 head_stride;
   };
-  // Brings a block's rows into the second-level cache in the order in which they lie in memory, some each
-  // time.
+  // Prefetches a block's rows into the second-level cache, some at each call, in the order of memory.
   template <int columns>
   struct Fetch {
     const Rows& rows;
@@ -139,7 +138,7 @@ class DecodeTile {
     pointers_ = reinterpret_cast<const Element**>(alpha_ + block_m);
   }
 
-  // Of the keys that the rows see, those in `keys`.
+  // Computes the rows' sums over the keys that they see in `keys`.
   FLASHJIT_FN void run(Span keys) {
     load_rows();
     const Mask mask(p_, problem_);
@@ -180,8 +179,7 @@ class DecodeTile {
     }
   }
 
-  // Leaves the rows' sums where a part's are expected: O, then the maxima, then the sums, [head][row of the
-  // group].
+  // Stores the rows' partial results: for each head O, maxima and sums of the group's rows.
   FLASHJIT_FN void leave(float* part, i64 part_of_head, int group_rows) const {
     each_row([&](int i, int head, int row) __attribute__((always_inline)) {
       float* const to = part + head * part_of_head;
@@ -190,7 +188,7 @@ class DecodeTile {
       to[group_rows * (head_dim_v + 1) + row] = sum_[i];
     });
   }
-  // Takes up what a part left: the first in place of what is here, others beside it.
+  // Adds a part's partial results. The first part replaces the rows' state.
   FLASHJIT_FN void merge(const float* part, i64 part_of_head, int group_rows, bool first) const {
     const float scale = p_.scale_log2;
     each_row([&](int i, int head, int row) __attribute__((always_inline)) {
@@ -236,7 +234,7 @@ class DecodeTile {
   FLASHJIT_FN void load_rows() const {
     for (int head = 0; head < heads_; ++head)
       for (int i = 0; i < padded_; ++i) {
-        const int row = positions_.begin * group_ + min(i, rows_ - 1);  // beyond the last: that one again
+        const int row = positions_.begin * group_ + min(i, rows_ - 1);  // padding repeats the last row
         const int at = head * padded_ + i;
         const Element* const from = static_cast<const Element*>(p_.q.data) + problem_.q_offset(p_.q) +
                                     row / group_ * p_.q.row_stride +
@@ -248,7 +246,7 @@ class DecodeTile {
       }
   }
 
-  // Where the rows of keys lie, of the tile's first head.
+  // Finds the rows of K and V of the tile's first head.
   FLASHJIT_FN void find_rows(Span keys, const Rows& k_rows, const Rows& v_rows) const {
     const Element* const k = static_cast<const Element*>(p_.k.data) + problem_.head_kv * p_.k.head_stride;
     const Element* const v = static_cast<const Element*>(p_.v.data) + problem_.head_kv * p_.v.head_stride;
@@ -390,7 +388,7 @@ class DecodeTile {
       for (int c = 0; c < count; ++c) store(o + r * o_row + c * lanes, sums[r][c]);
     if constexpr (first + count < vectors_v) add_columns<first + count>(row, false, offset, rows, fetch_v);
   }
-  // The same without terms of weight 0: NaN in V stays with the rows that see it.
+  // The same without terms of weight 0, so that NaN in V reaches only rows that see it.
   __attribute__((noinline)) void add_seen_values(int first_row, int head, const Rows& rows) const {
     for (int i = first_row; i < first_row + rows_; ++i) {
       float* const o = o_ + i * o_row;
@@ -426,7 +424,7 @@ FLASHJIT_FN void decode(const CpuDecodeParams& p, i64 begin, i64 end, void* scra
     const Problem problem =
         decode_problem<Spec::varlen>(p, static_cast<int>(index / head_tiles), head_kv * group);
     const int group_rows = problem.rows * group;
-    // Of one part and head: O, maxima, sums.
+    // Floats of one part and head: O, maxima, sums.
     const i64 floats = i64{p.seqlen_q} * group * (Spec::head_dim_v + 2);
     float* const parts = p.partials + index * p.parts * p.heads_at_once * floats;
     const Span keys = decode_part(problem.seqlen_k, Config::block_n, part, p.parts);

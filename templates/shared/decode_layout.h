@@ -5,10 +5,10 @@
 
 namespace flashjit::device {
 
-// Query rows whose scores a CPU's decode computes at a time.
+// Query rows whose scores are computed at a time.
 constexpr int decode_rows_at_once = 4;
-// What a CPU worker lends to decode: Q, O, scores and the state of block_m rows; where a block's rows of K
-// and V lie, and the next one's. block_m is a multiple of decode_rows_at_once, block_n one of 16.
+// Bytes of scratch of one thread: Q, O, scores and state of block_m rows; pointers to the rows of K and V of
+// two blocks. block_m is a multiple of decode_rows_at_once, block_n one of 16.
 FLASHJIT_FN constexpr int cpu_decode_scratch(int head_dim, int head_dim_v, int block_m, int block_n) {
   return 4 * (block_m * (round_up(head_dim, 16) + round_up(head_dim_v, 16) + block_n) +
               3 * round_up(block_m, 16)) +

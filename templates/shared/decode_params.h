@@ -5,8 +5,8 @@
 
 namespace flashjit::device {
 
-// Where a cache's rows lie. Contiguous: of batch entry b from b * batch_stride on. Paged: row r of entry b is
-// row r % page_size of page table[b * table_stride + r / page_size].
+// The place of a cache's rows. A contiguous cache has the rows of batch entry b from b * batch_stride on. In
+// a paged one row r of entry b is row r % page_size of page table[b * table_stride + r / page_size].
 struct PageTable {
   const int* table;  // null: contiguous
   i64 table_stride;
@@ -22,7 +22,7 @@ struct DecodeParams : ProblemParams {
 };
 
 // On CPUs. An item is one of `parts` of the keys of one batch entry and heads_at_once key/value heads, for
-// all query heads of their groups. Whoever ends the last part of a tile merges them.
+// all query heads of their groups. The thread that ends a tile's last part merges all its parts.
 struct CpuDecodeParams : DecodeParams {
   int parts;
   // Key/value heads and query positions that share a walk of the keys: heads_at_once *

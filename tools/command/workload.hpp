@@ -53,7 +53,7 @@ class TensorFiles {
 // Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
 // that the mask keeps; for a merge, 2 for each element of the parts.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
-// Of K and V, read once for each key/value head: what bounds a decode.
+// Bytes of K and V, each read once for a key/value head. Reading them bounds a decode.
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);
 
 class Workload {
@@ -86,7 +86,7 @@ class Workload {
   std::int64_t query_rows() const;  // of all heads
   // Operations of one launch.
   double flops() const;
-  // Of K and V in decode; otherwise 0.
+  // Bytes of K and V in decode; otherwise 0.
   double decoded_bytes() const;
   void write_inputs(const std::string& folder) const;
 

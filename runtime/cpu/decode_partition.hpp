@@ -18,9 +18,9 @@ struct DecodePartition {
   std::size_t part_bytes;                // of a part's results
 };
 
-// Requires query rows, and room for a group's heads in block_m. Reads the lengths: no item is much longer than
-// a thread's share of all keys. The result depends only on sizes, lengths, spec, config and the number of
-// threads.
+// Requires query rows, and room for a group's heads in block_m. Reads the lengths: no item is much longer
+// than a thread's share of all keys. The result depends only on sizes, lengths, spec, config and the number
+// of threads.
 DecodePartition decode_partition(const device::DecodeParams& params, const AttentionSpec& spec,
                                  const KernelConfig& config, int num_threads);
 

@@ -53,7 +53,7 @@ int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool several_heads = consumers(config) == 1 && config.pack_gqa;
   const bool beside_q = consumers(config) == 2 && config.q_in_registers;
   const int beside = !beside_q ? 0 : config.pack_gqa ? 24 : spec.head_dim_v % 16 != 0 ? 16 : 0;
-  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 12 : 0) + beside;
+  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + beside;
 }
 
 // Registers of a consumer thread that hold scores, weights,

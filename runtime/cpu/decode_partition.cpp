@@ -19,17 +19,17 @@ i64 ceil_of(i64 a, i64 b) {
   return (a + b - 1) / b;
 }
 
-struct Lengths {
+struct KeyCounts {
   i64 longest = 0, total = 0;
 };
-Lengths lengths_of(const device::DecodeParams& p) {
-  if (!p.seqlens_k) return {p.seqlen_k, i64{p.batch} * p.seqlen_k};
-  Lengths lengths;
+KeyCounts key_counts_of(const device::DecodeParams& p) {
+  if (!p.seqlens_k) return {.longest = p.seqlen_k, .total = i64{p.batch} * p.seqlen_k};
+  KeyCounts counts;
   for (int b = 0; b < p.batch; ++b) {
-    lengths.longest = std::max<i64>(lengths.longest, p.seqlens_k[b]);
-    lengths.total += p.seqlens_k[b];
+    counts.longest = std::max<i64>(counts.longest, p.seqlens_k[b]);
+    counts.total += p.seqlens_k[b];
   }
-  return lengths;
+  return counts;
 }
 
 }  // namespace
@@ -45,8 +45,8 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
   while (rows_of(cut.positions_at_once) > config.block_m) --cut.positions_at_once;
   cut.heads_at_once = std::clamp(config.block_m / rows_of(cut.positions_at_once), 1, p.num_heads_kv);
 
-  const Lengths lengths = lengths_of(p);
-  const i64 most_parts = std::max<i64>(lengths.longest / least_keys_of_part, 1);
+  const KeyCounts counts = key_counts_of(p);
+  const i64 most_parts = std::max<i64>(counts.longest / least_keys_of_part, 1);
   const auto tiles_of = [&](int heads) { return p.batch * ceil_of(p.num_heads_kv, heads); };
   // Heads of one walk read their keys' rows one after the other, as memory likes it; threads without work
   // cost more.
@@ -55,17 +55,16 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
     cut.heads_at_once = (cut.heads_at_once + 1) / 2;
   cut.tiles = tiles_of(cut.heads_at_once);
 
-  // Lengths times tiles of an entry.
-  const i64 all_keys = std::max<i64>(lengths.total, 1) * (cut.tiles / p.batch);
-  const i64 wanted =
-      num_threads == 1 ? 1 : ceil_of(lengths.longest * items_of_thread * num_threads, all_keys);
+  // Keys times tiles of an entry.
+  const i64 all_keys = std::max<i64>(counts.total, 1) * (cut.tiles / p.batch);
+  const i64 wanted = num_threads == 1 ? 1 : ceil_of(counts.longest * items_of_thread * num_threads, all_keys);
   cut.part_bytes = sizeof(float) * static_cast<std::size_t>(cut.heads_at_once) *
                    static_cast<std::size_t>(p.seqlen_q) * static_cast<std::size_t>(group) *
                    static_cast<std::size_t>(spec.head_dim_v + 2);
   const i64 affordable = most_partial_bytes / static_cast<i64>(cut.part_bytes) / std::max<i64>(cut.tiles, 1);
   cut.parts = static_cast<int>(std::clamp<i64>(std::min(wanted, affordable), 1, most_parts));
 
-  const i64 bytes = lengths.total * p.num_heads_kv * (spec.head_dim + spec.head_dim_v) *
+  const i64 bytes = counts.total * p.num_heads_kv * (spec.head_dim + spec.head_dim_v) *
                     static_cast<i64>(size_of(spec.dtype));
   const i64 items = cut.tiles * cut.parts;
   cut.pieces = num_threads == 1 ? 1 : std::clamp<i64>(bytes / worthwhile_bytes, 1, items);

@@ -278,8 +278,23 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                .parts_o = parts_o.on_device(),
                .parts_lse = parts_lse.on_device()});
 
+  for (const bool varlen : {false, true}) {
+    const AttentionSpec decoding =
+        decode_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = varlen, .paged = true});
+    const Workload decoded(on(), {.spec = decoding,
+                                  .batch = 2,
+                                  .heads_q = 4,
+                                  .heads_kv = 2,
+                                  .seqlen_q = 3,
+                                  .seqlen_k = 700,
+                                  .lengths_q = varlen ? std::vector{3, 1} : std::vector<int>{},
+                                  .lengths_k = {700, 20},
+                                  .page_size = 16});
+    expect_none(decoded, decoded.args());
+  }
+
   for (const Argument& argument : arguments) {
-    if (argument.role == Role::workspace) continue;  // neither operation takes one
+    if (argument.role == Role::workspace) continue;  // no operation takes one on a CPU
     EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
   }
 }

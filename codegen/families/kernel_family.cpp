@@ -6,12 +6,13 @@
 
 namespace flashjit {
 
-extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu, decode_cpu, merge_cuda, merge_cpu;
+extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu, decode_cuda, decode_cpu, merge_cuda,
+    merge_cpu;
 
 namespace {
 
 constexpr const KernelFamily* families[] = {
-    &forward_sm80, &forward_sm90a, &forward_cpu, &decode_cpu, &merge_cuda, &merge_cpu,
+    &forward_sm80, &forward_sm90a, &forward_cpu, &decode_cuda, &decode_cpu, &merge_cuda, &merge_cpu,
 };
 
 const KernelFamily* find_family(Operation op, const Target& target) {

@@ -7,6 +7,8 @@
 #include "runtime/cpu/decode_partition.hpp"
 #include "runtime/cpu/parts.hpp"
 #include "runtime/operations/operations.hpp"
+#include "templates/shared/decode_cuda_layout.h"
+#include "templates/shared/decode_cuda_params.h"
 #include "templates/shared/decode_layout.h"
 
 namespace flashjit {
@@ -41,11 +43,36 @@ struct Decode {
     return checked;
   }
 
-  static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
+  // On a GPU: partial results of the grid's blocks. The grid is the same for all shapes.
+  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape&) {
+    return kernel.target.is_cuda() ? CudaWorkspace(kernel).bytes : 0;
+  }
 
-  // No GPU has the operation yet: its kernels are refused before they are planned.
-  static void plan_cuda(const PlannedKernel& kernel, const device::DecodeParams&, void*, Launch&) {
-    throw Error(ErrorCode::unsupported, "op decode is not supported on " + kernel.target.str());
+  static void plan_cuda(const PlannedKernel& kernel, const device::DecodeParams& params, void* workspace,
+                        Launch& launch) {
+    const CudaWorkspace room(kernel);
+    const int block_m = kernel.config.block_m, group = params.num_heads_q / params.num_heads_kv;
+    auto* const memory = static_cast<std::byte*>(workspace);
+    StepLaunch& step = launch.add_step();
+    auto& p = step.make_params<device::CudaDecodeParams>(params);
+    p.head_tiles = device::ceil_div(group, block_m);
+    p.tile_heads = device::ceil_div(group, p.head_tiles);
+    p.tile_positions = block_m / p.tile_heads;
+    p.heads_inverse = static_cast<device::u32>(device::ceil_div(1 << 16, p.tile_heads));
+    p.parts_o = reinterpret_cast<float*>(memory);
+    p.parts_lse = reinterpret_cast<float*>(memory + room.parts_lse);
+    p.split = reinterpret_cast<device::SplitTile*>(memory + room.split);
+    step.grid = {.x = room.blocks};
+
+    constexpr int columns_of_a_thread = 4, merge_threads = 128;
+    constexpr unsigned most_blocks_of_a_tile = 4;
+    const int rows = merge_threads / (kernel.spec.head_dim_v / columns_of_a_thread);
+    StepLaunch& merge = launch.add_step();
+    merge.make_params<device::CudaDecodeParams>(p);
+    merge.grid = {
+        .x = room.blocks,
+        .y = std::min(static_cast<unsigned>(device::ceil_div(block_m, rows)), most_blocks_of_a_tile)};
+    merge.dependent = true;
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const device::DecodeParams& params, void*,
@@ -74,6 +101,25 @@ struct Decode {
   }
 
  private:
+  // Offsets in the workspace of a GPU's launch.
+  struct CudaWorkspace {
+    unsigned blocks;  // of the grid
+    std::size_t parts_lse, split, bytes;
+
+    explicit CudaWorkspace(const PlannedKernel& kernel) {
+      const KernelConfig& config = kernel.config;
+      const device::CudaDecodeLayout layout(kernel.spec.head_dim, kernel.spec.head_dim_v, config.block_m,
+                                            config.block_n, config.num_stages, config.num_warps);
+      blocks = static_cast<unsigned>(kernel.parallelism *
+                                     layout.resident_blocks(kernel.target.max_shared_memory()));
+      const std::size_t rows = std::size_t{2} * blocks * static_cast<std::size_t>(config.block_m);
+      const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
+      parts_lse = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
+      split = after(parts_lse, rows * sizeof(float));
+      bytes = split + blocks * sizeof(device::SplitTile);
+    }
+  };
+
   static constexpr char too_many_rows[] =
       ": decode takes 1 to 64 query rows of a sequence; op forward takes more";
 };

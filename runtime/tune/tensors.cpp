@@ -121,7 +121,7 @@ void TuneTensors::write(Buffer& buffer, const void* from) {
   }
 }
 
-TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device device) {
+TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device device) : device_(device) {
   if (shape.batch < 1 || shape.seqlen_q < 1 || shape.seqlen_k < 1 || shape.num_heads_q < 1 ||
       shape.num_heads_kv < 1 || shape.num_heads_q % shape.num_heads_kv != 0) {
     throw Error(ErrorCode::invalid_argument,
@@ -192,6 +192,19 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
     set_typical_numbers(spec, shape, args);
     sets_.push_back(args);
   }
+}
+
+AttentionArgs TuneTensors::with_workspace(const AttentionArgs& set, std::size_t bytes) {
+  const auto words = static_cast<std::int64_t>((bytes + 3) / 4);
+  if (words > 0 && (!workspace_ || workspace_->shape[0] < words)) {
+    buffers_.push_back(allocate(static_cast<std::size_t>(words) * 4));
+    workspace_ = Tensor{.data = buffers_.back().data(), .dtype = DType::int32, .device = device_, .rank = 1};
+    workspace_->shape[0] = words;
+    workspace_->strides[0] = 1;
+  }
+  AttentionArgs args = set;
+  if (words > 0) args.workspace = workspace_;
+  return args;
 }
 
 void TuneTensors::poison() {

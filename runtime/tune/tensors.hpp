@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ class TuneTensors {
   // Null on a CPU.
   const cuda::Context* context() const { return context_.get(); }
   const std::vector<AttentionArgs>& sets() const { return sets_; }
+
+  // A set's arguments with a workspace of so many bytes. All sets share one; launches in turn may.
+  AttentionArgs with_workspace(const AttentionArgs& set, std::size_t bytes);
 
   struct Output {
     const Argument* argument;
@@ -46,6 +50,8 @@ class TuneTensors {
   std::unique_ptr<cuda::Context> context_;
   std::vector<Buffer> buffers_;
   std::vector<AttentionArgs> sets_;
+  Device device_;
+  std::optional<Tensor> workspace_;  // the largest
   struct OutputBuffer {
     const Argument* argument;
     std::size_t index;  // among the buffers

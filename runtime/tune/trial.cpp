@@ -31,7 +31,8 @@ std::string DeviceTrial::check(const KernelConfig& config) {
   Candidate& candidate = candidates_.at(config);
   candidate.launches.clear();
   for (const AttentionArgs& args : tensors_.sets()) {
-    candidate.launches.push_back(candidate.kernel->prepare(args));
+    candidate.launches.push_back(
+        candidate.kernel->prepare(tensors_.with_workspace(args, candidate.kernel->workspace_bytes(shape_))));
   }
   tensors_.poison();
   run(config, candidate.launches.front());

@@ -1,4 +1,5 @@
 // A few kernels for nvcc and clangd. The library compiles rendered kernels instead (codegen/families/).
+#include "cuda/decode.cuh"
 #include "cuda/forward_sm80.cuh"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
@@ -40,6 +41,19 @@ template __global__ void
 forward<Spec<bf16, 64, 64, false, false, Padding, SlidingWindowWithSinks<Align::bottom_right>,
              BlockSparse<128, 64, true>, Tree>,
         Config<128, 64, 2, 4>>(const __grid_constant__ Sm80ForwardParams);
+
+struct PagedDecodeSpec : DecodeCudaSpec {
+  using Element = bf16;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>>;
+  static constexpr int head_dim = 128, head_dim_v = 128;
+  static constexpr bool varlen = true, paged = true;
+};
+__global__ void __launch_bounds__(384, 1) paged_decode(const __grid_constant__ CudaDecodeParams params) {
+  decode<PagedDecodeSpec, Config<16, 16, 2, 12>>(params);
+}
+__global__ void __launch_bounds__(128) paged_decode_merge(const __grid_constant__ CudaDecodeParams params) {
+  decode_merge<PagedDecodeSpec, Config<16, 16, 2, 12>>(params);
+}
 
 }  // namespace
 }  // namespace flashjit::device

@@ -140,6 +140,21 @@ class OnlineSoftmax {
 
   FLASHJIT_FN float correction(int r) const { return correction_[r]; }
 
+  // The state of row r, for merge() by the same lane of another warp that has other keys of the same rows.
+  FLASHJIT_FN void state(int r, float& reference, float& row_sum) const {
+    reference = reference_[r];
+    row_sum = row_sum_[r];
+  }
+  // Adds another warp's state of row r. Sets the factors that bring both warps' outputs to a common
+  // reference.
+  FLASHJIT_FN void merge(int r, float reference, float row_sum, float& mine, float& theirs) {
+    const float top = fmaxf(reference_[r], reference);
+    mine = ex2_approx(reference_[r] - top);
+    theirs = ex2_approx(reference - top);
+    reference_[r] = top;
+    row_sum_[r] = row_sum_[r] * mine + row_sum * theirs;
+  }
+
   // Returns a row's sum of weights, after the last block, and sets its log-sum-exp. They are 0 and minus
   // infinity for a row without keys, NaN for a row whose reference is too far from 0.
   FLASHJIT_FN float sum(int r, float& lse) const {

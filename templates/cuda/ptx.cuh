@@ -23,6 +23,11 @@ FLASHJIT_FN u32 ctaid_z() {
   asm("mov.u32 %0, %%ctaid.z;" : "=r"(r));
   return r;
 }
+FLASHJIT_FN u32 nctaid_x() {
+  u32 r;
+  asm("mov.u32 %0, %%nctaid.x;" : "=r"(r));
+  return r;
+}
 FLASHJIT_FN u32 nctaid_y() {
   u32 r;
   asm("mov.u32 %0, %%nctaid.y;" : "=r"(r));
@@ -156,6 +161,21 @@ FLASHJIT_FN float ld_global_nc(const float* from) {
   float r;
   asm("ld.global.nc.f32 %0, [%1];" : "=f"(r) : "l"(from));
   return r;
+}
+// Past the first-level cache, which may hold what another kernel has overwritten since.
+FLASHJIT_FN void ld_global_cg_v4(u32 (&r)[4], const void* from) {
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "l"(from)
+               : "memory");
+}
+FLASHJIT_FN float ld_global_cg(const float* from) {
+  float r;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(r) : "l"(from) : "memory");
+  return r;
+}
+FLASHJIT_FN void st_global(void* to, u32 value) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 FLASHJIT_FN void st_global_v2(void* to, const u32 (&r)[2]) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(r[0]), "r"(r[1]) : "memory");

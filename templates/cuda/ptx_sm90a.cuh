@@ -1,22 +1,16 @@
-// Wrappers of the PTX instructions that sm_90a adds to ptx.cuh (PTX ISA 8.0 and later). Each is named after
+// Wrappers of the PTX instructions that sm_90a adds (PTX ISA 8.0 and later). Each is named after
 // its instruction.
 #pragma once
 
-#include "cuda/ptx.cuh"
+#include "cuda/ptx_sync.cuh"
 #include "shared/tensor_map.h"
 
 namespace flashjit::device {
 
 // --- mbarrier
 
-FLASHJIT_FN void mbarrier_init(u32 bar, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
 FLASHJIT_FN void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-FLASHJIT_FN void mbarrier_arrive(u32 bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 // The address is computed in any case: otherwise ptxas adds a vote on whether to compute it.
 FLASHJIT_FN void mbarrier_arrive_if(int condition, u32 bar) {
@@ -27,22 +21,9 @@ FLASHJIT_FN void mbarrier_arrive_if(int condition, u32 bar) {
 FLASHJIT_FN void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// The loop is part of the statement: this makes fewer blocks for the compiler, which takes long over each
-// block.
-FLASHJIT_FN void mbarrier_wait(u32 bar, u32 parity) {
-  asm volatile(
-      "{.reg .pred p;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-      "@!p bra again;}" ::"r"(bar),
-      "r"(parity)
-      : "memory");
-}
 
 // --- named barriers, register redistribution
 
-FLASHJIT_FN void bar_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 FLASHJIT_FN void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

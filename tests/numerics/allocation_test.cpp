@@ -149,13 +149,14 @@ class EveryArgument : public Allocation {
     engine_.reset();
   }
 
-  void expect_none(const Workload& work, const AttentionArgs& args) {
+  // args: the workload's, or a copy of them.
+  void expect_none(Workload& work, const AttentionArgs& args) {
     SCOPED_TRACE(work.given().str());
+    work.kernel(engine());  // lends its workspace
     expect_none(work.given().spec, work.given().shape(), args);
   }
   void expect_none(const AttentionSpec& spec, const Shape& shape, const AttentionArgs& args) {
-    if (!engine_) engine_ = on().make_engine({.num_threads = 1});
-    const Kernel& kernel = engine_->get(spec, shape);
+    const Kernel& kernel = engine().get(spec, shape);
     kernel.launch(args);  // allocates scratch
     EXPECT_EQ(of([&] { kernel.launch(args); }), 0);
     std::optional<PreparedLaunch> prepared;
@@ -183,6 +184,10 @@ class EveryArgument : public Allocation {
   const std::set<std::int32_t>& given() const { return given_; }
 
  private:
+  Engine& engine() {
+    if (!engine_) engine_ = on().make_engine({.num_threads = 1});
+    return *engine_;
+  }
   const flashjit_kernel* c_kernel_of(const AttentionSpec& spec, const Shape& sizes) {
     if (!c_engine_) {
       const std::string device = on().device().str();
@@ -228,26 +233,26 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   for (const std::vector<Mask>& mask : masks) {
     // Hard masks leave some arguments out, depending on the seed.
     for (const std::uint64_t seed : {0, 1, 2, 3}) {
-      const Workload work(on(), {.spec = forward_spec(DType::bf16, 64, mask),
-                                 .batch = 2,
-                                 .heads_q = 4,
-                                 .heads_kv = 2,
-                                 .seqlen_q = 130,
-                                 .seqlen_k = 260,
-                                 .masks = verify::MaskDataOptions{.hard = seed > 0},
-                                 .softmax_scale = 0.1f,
-                                 .seed = seed});
+      Workload work(on(), {.spec = forward_spec(DType::bf16, 64, mask),
+                           .batch = 2,
+                           .heads_q = 4,
+                           .heads_kv = 2,
+                           .seqlen_q = 130,
+                           .seqlen_k = 260,
+                           .masks = verify::MaskDataOptions{.hard = seed > 0},
+                           .softmax_scale = 0.1f,
+                           .seed = seed});
       expect_none(work, work.args());
     }
   }
-  const Workload packed(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true}),
-                               .lengths_q = {7, 0, 100},
-                               .lengths_k = {9, 20, 30},
-                               .max_seqlen_q = 100,
-                               .max_seqlen_k = 30});
+  Workload packed(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true}),
+                         .lengths_q = {7, 0, 100},
+                         .lengths_k = {9, 20, 30},
+                         .max_seqlen_q = 100,
+                         .max_seqlen_k = 30});
   expect_none(packed, packed.args());
 
-  const Workload drops(
+  Workload drops(
       on(), {.spec = forward_spec(DType::bf16, 64, {}, {.dropout = true}), .seqlen_q = 20, .seqlen_k = 20});
   expect_none(drops, drops.args());
   AttentionArgs args = drops.args();
@@ -264,8 +269,7 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
 
   const AttentionSpec merging =
       AttentionSpec::from_json(R"({"op": "merge", "dtype": "bf16", "head_dim": 64})");
-  const Workload merged(on(),
-                        {.spec = forward_spec(DType::bf16, 64), .batch = 2, .heads_q = 3, .seqlen_q = 5});
+  Workload merged(on(), {.spec = forward_spec(DType::bf16, 64), .batch = 2, .heads_q = 3, .seqlen_q = 5});
   GuardedTensor parts_o(on(), DType::fp32,
                         TensorShape{.rank = 5, .shape = {1, 2, 5, 3, 64}, .strides = {1920, 960, 192, 64, 1}},
                         Poison::nan, GuardedTensor::Fence::before);
@@ -281,15 +285,15 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   for (const bool varlen : {false, true}) {
     const AttentionSpec decoding =
         decode_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = varlen, .paged = true});
-    const Workload decoded(on(), {.spec = decoding,
-                                  .batch = 2,
-                                  .heads_q = 4,
-                                  .heads_kv = 2,
-                                  .seqlen_q = 3,
-                                  .seqlen_k = 700,
-                                  .lengths_q = varlen ? std::vector{3, 1} : std::vector<int>{},
-                                  .lengths_k = {700, 20},
-                                  .page_size = 16});
+    Workload decoded(on(), {.spec = decoding,
+                            .batch = 2,
+                            .heads_q = 4,
+                            .heads_kv = 2,
+                            .seqlen_q = 3,
+                            .seqlen_k = 700,
+                            .lengths_q = varlen ? std::vector{3, 1} : std::vector<int>{},
+                            .lengths_k = {700, 20},
+                            .page_size = 16});
     expect_none(decoded, decoded.args());
   }
 
@@ -317,7 +321,7 @@ TEST_P(Allocation, PartsOfKeysTakeNoMoreForMore) {
                           body(context, 0, count);
                         }});
   const AttentionSpec spec = forward_spec(DType::fp32, 64);
-  const Workload small(on(), {.spec = spec, .seqlen_k = 4096}),
+  Workload small(on(), {.spec = spec, .seqlen_k = 4096}),
       large(on(), {.spec = spec, .seqlen_q = 64, .seqlen_k = 8192});
   const Kernel& kernel = small.kernel(*engine);
   kernel.launch(small.args());

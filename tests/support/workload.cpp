@@ -293,6 +293,18 @@ void Workload::poison_stale_slots(float poison) {
               poison);
 }
 
+const Kernel& Workload::kernel(Engine& engine) {
+  const Kernel& kernel = engine.get(case_.spec, case_.shape());
+  const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(case_.shape()) + 3) / 4);
+  std::optional<Tensor>& workspace = device_args_.workspace;
+  if (words > 0 && (!workspace || workspace->shape[0] < words)) {
+    workspaces_.push_back(make(DType::int32, {.rank = 1, .shape = {words}, .strides = {1}}));
+    workspaces_.back()->upload();
+    workspace = workspaces_.back()->on_device();
+  }
+  return kernel;
+}
+
 void Workload::reset() {
   for (std::size_t i = 0; i < num_arguments; ++i)
     if (tensors_[i] && arguments[i].role == Role::output) tensors_[i]->poison_elements();
@@ -305,6 +317,11 @@ testing::AssertionResult Workload::fetch() {
     if (!tensors_[i]) continue;
     tensors_[i]->download();
     const auto untouched = tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role == Role::output);
+    if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
+  }
+  for (const auto& workspace : workspaces_) {
+    workspace->download();
+    const auto untouched = workspace->was_not_touched("workspace", true);
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   return testing::AssertionSuccess();

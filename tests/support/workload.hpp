@@ -65,7 +65,8 @@ class Workload {
   const AttentionArgs& args() const { return device_args_; }
   // args() on the host; fetch() updates the outputs.
   const AttentionArgs& host_args() const { return host_args_; }
-  const Kernel& kernel(Engine& engine) const { return engine.get(case_.spec, case_.shape()); }
+  // The kernel of this engine. args() get the workspace that it needs.
+  const Kernel& kernel(Engine& engine);
 
   // Poisons the outputs; call before each launch.
   void reset();
@@ -103,6 +104,7 @@ class Workload {
   std::array<std::unique_ptr<GuardedTensor>, num_arguments> tensors_;  // null: the spec has no such argument
   verify::MaskData masks_;
   AttentionArgs host_args_, device_args_;
+  std::vector<std::unique_ptr<GuardedTensor>> workspaces_;  // prepared launches may use all of them
 };
 
 // Launches once on the device's engine and checks the result.

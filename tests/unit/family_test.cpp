@@ -35,7 +35,6 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
   for_each_choice([&](const char* name, auto, auto) { choices.insert(name); });
   for (const Target& target : Target::all()) {
     for (const Operation op : {Operation::forward, Operation::decode, Operation::merge}) {
-      if (op == Operation::decode && target.is_cuda()) continue;
       const KernelFamily& family = family_of(op, target);
       EXPECT_THAT(fields, IsSupersetOf(family.fields)) << target.str();
       EXPECT_THAT(masks, IsSupersetOf(family.masks)) << target.str();
@@ -91,10 +90,10 @@ TEST(Family, RefusalsSayWhatWouldWork) {
       why_unsupported(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
       "x86-64-v4 and x86-64-v4+amx");
-  const AttentionSpec other{.op = Operation::decode, .head_dim = 64};
+  const AttentionSpec other{.op = Operation::backward, .head_dim = 64};
   EXPECT_EQ(why_unsupported(other, Target::parse("sm_80")),
-            "op decode is not supported on sm_80; x86-64-v3, x86-64-v4 and x86-64-v4+amx would work");
-  expect_error(ErrorCode::unsupported, {"op decode is not supported on sm_80"},
+            "op backward is not supported on sm_80; op forward or decode or merge would work");
+  expect_error(ErrorCode::unsupported, {"op backward is not supported on sm_80"},
                [&] { search_space(other, Target::parse("sm_80")); });
 }
 

@@ -133,8 +133,12 @@ class Bench {
       get_all(specs, shape);
       for (const AttentionSpec& spec : specs) {
         const Kernel& kernel = engine_.get(spec, shape);
-        candidates.push_back(
-            {options_.specs[i], &kernel, works.back().get(), kernel.prepare(works.back()->args()), 1, {}});
+        candidates.push_back({options_.specs[i],
+                              &kernel,
+                              works.back().get(),
+                              kernel.prepare(works.back()->args_for(kernel)),
+                              1,
+                              {}});
       }
     }
     if (candidates.empty()) return;

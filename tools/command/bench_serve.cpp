@@ -120,7 +120,7 @@ class Server {
         work.set_dropout(options_.dropout);
         work.place(engine_.device());
         const Kernel& kernel = engine_.get(item.spec, shape);
-        PreparedLaunch launch = kernel.prepare(work.args());
+        PreparedLaunch launch = kernel.prepare(work.args_for(kernel));
         const double flops = work.flops(), decoded_bytes = work.decoded_bytes();
         problems.push_back({std::move(work), &kernel, std::move(launch), flops, decoded_bytes});
       }

@@ -75,7 +75,7 @@ Start measure_start(const EngineOptions& options, const AttentionSpec& spec, con
   const Time at_get = now();
   const Kernel& kernel = engine.get(spec, shape);
   const Time at_launch = now();
-  kernel.launch(workload.args());
+  kernel.launch(workload.args_for(kernel));
   if (context) cuda::synchronize(*context);
   const Time end = now();
   start.engine_ms = milliseconds(at_engine, at_get);

@@ -48,8 +48,8 @@ struct Result {
 };
 
 // Median milliseconds of launches for about half a second.
-double measure_launch(const Kernel& kernel, const Workload& work) {
-  const PreparedLaunch launch = kernel.prepare(work.args());
+double measure_launch(const Kernel& kernel, Workload& work) {
+  const PreparedLaunch launch = kernel.prepare(work.args_for(kernel));
   LaunchTimer time(work.context(), Clock::wall);
   std::vector<double> samples;
   const double end = now_ms(Clock::wall) + 500;
@@ -86,7 +86,7 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Ru
     result.kernel = kernel->info();
     work.place(device);
     work.poison();
-    kernel->launch(work.args());
+    kernel->launch(work.args_for(*kernel));
     work.fetch();
     if (!options.out.empty()) verify::write_npy(options.out, *work.host_args().o);
     if (!options.lse_out.empty() && spec.lse) verify::write_npy(options.lse_out, *work.host_args().lse);

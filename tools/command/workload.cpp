@@ -208,6 +208,22 @@ void Workload::place(Device device) {
   cuda::synchronize(*context_);
 }
 
+const AttentionArgs& Workload::args_for(const Kernel& kernel) {
+  const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(shape_) + 3) / 4);
+  std::optional<Tensor>& workspace = device_args_.workspace;
+  if (words == 0 || (workspace && workspace->shape[0] >= words)) return device_args_;
+  HostTensor made(DType::int32, {words});
+  workspace = made.view();
+  if (context_) {
+    workspaces_.emplace_back(*context_, made.bytes());
+    workspace->data = workspaces_.back().data();
+    workspace->device = {Device::Kind::cuda, context_->index()};
+  } else {
+    host_workspaces_.push_back(std::move(made));
+  }
+  return device_args_;
+}
+
 void Workload::poison() {
   for (Placed& tensor : tensors_) {
     if (!tensor.output()) continue;

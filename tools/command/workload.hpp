@@ -73,8 +73,8 @@ class Workload {
   void place(Device device);
   // Null on a CPU.
   const cuda::Context* context() const { return context_.get(); }
-  // The arguments of a launch, after place().
-  const AttentionArgs& args() const { return device_args_; }
+  // The arguments of a launch of the kernel, after place(), with the workspace that it needs.
+  const AttentionArgs& args_for(const Kernel& kernel);
   // The same tensors in host memory. Outputs are those of the last fetch().
   const AttentionArgs& host_args() const { return host_args_; }
   // Fills the outputs with NaN, so that an element that a kernel does not write shows.
@@ -107,6 +107,8 @@ class Workload {
   Shape shape_;
   std::unique_ptr<cuda::Context> context_;
   std::vector<Placed> tensors_;
+  std::vector<cuda::DeviceBuffer> workspaces_;  // earlier launches may use all of them
+  std::vector<HostTensor> host_workspaces_;
   AttentionArgs host_args_, device_args_;
 };
 

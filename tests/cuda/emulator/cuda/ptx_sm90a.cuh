@@ -1,28 +1,16 @@
 // templates/cuda/ptx_sm90a.cuh on the host.
 #pragma once
 
-#include "cuda/ptx.cuh"
+#include "cuda/ptx_sync.cuh"
 #include "shared/layout.h"
 
 namespace flashjit::device {
 
-inline void mbarrier_init(u32 bar, u32 count) {
-  emulator::block().init(bar, count);
-}
-inline void mbarrier_arrive(u32 bar) {
-  emulator::block().arrive(bar, 0);
-}
 inline void mbarrier_arrive_if(int condition, u32 bar) {
   if (condition) mbarrier_arrive(bar);
 }
 inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   emulator::block().arrive(bar, bytes);
-}
-inline void mbarrier_wait(u32 bar, u32 parity) {
-  emulator::block().wait_mbarrier(bar, parity);
-}
-inline void bar_sync(int id, int threads) {
-  emulator::block().named_sync(id, threads);
 }
 inline void bar_arrive(int id, int threads) {
   emulator::block().named_arrive(id, threads);

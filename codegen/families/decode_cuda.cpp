@@ -1,0 +1,144 @@
+// Decode by mma.sync on every GPU from sm_80 up: block_m query rows of one key/value head against the keys of
+// a block's share, then a merge of the tiles that several blocks share.
+#include <algorithm>
+
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "shared/decode_cuda_layout.h"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "lse",     "varlen",
+                                       "paged",      "deterministic", "o_dtype", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
+// num_stages: buffers of K and V for each group of warps that works on keys of its own.
+constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
+
+constexpr int merge_threads = 128;
+
+device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig& config) {
+  return {spec.head_dim,  spec.head_dim_v,   config.block_m,
+          config.block_n, config.num_stages, config.num_warps};
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto wrong = [](const char* field, int value, const char* rule) {
+    return std::string(field) + " " + std::to_string(value) + " " + rule;
+  };
+  if (config.num_warps != 4 && config.num_warps != 8 && config.num_warps != 12)
+    return wrong("num_warps", config.num_warps, "is not 4, 8 or 12");
+  if (config.num_stages < 1 || config.num_stages > 4)
+    return wrong("num_stages", config.num_stages, "is not 1 to 4");
+  if (config.block_m != 16 && config.block_m != 32 && config.block_m != 64)
+    return wrong("block_m", config.block_m, "is not 16, 32 or 64");
+  if (config.block_n != 16 && config.block_n != 32)
+    return wrong("block_n", config.block_n, "is not 16 or 32");
+  const device::CudaDecodeLayout layout = layout_of(spec, config);
+  if (layout.consumers % layout.row_warps != 0) {
+    return "block_m " + std::to_string(config.block_m) + " takes " + std::to_string(layout.row_warps) +
+           " computing warps, num_warps " + std::to_string(config.num_warps) + " has " +
+           std::to_string(layout.consumers);
+  }
+  if (layout.end > target.max_shared_memory()) {
+    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
+           ", num_stages " + std::to_string(config.num_stages) + " and num_warps " +
+           std::to_string(config.num_warps) + " need " + std::to_string(layout.end) +
+           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
+           " of a block on " + target.str();
+  }
+  return {};
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {.block_m = {16, 32, 64}, .block_n = {16, 32}, .num_stages = {1, 2, 3}, .num_warps = {4, 8, 12}};
+}
+
+// A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
+int registers_of(int warps) {
+  return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
+}
+
+// Found by compiling: a thread has no registers for more.
+std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  constexpr int others = 64;  // registers for everything but scores, output and Q
+  const device::CudaDecodeLayout layout = layout_of(spec, config);
+  const int held = layout.accumulators(spec.head_dim_v) + layout.m_tiles * config.block_n / 2 +
+                   layout.q_registers(spec.head_dim, spec.head_dim_v);
+  const int registers = registers_of(layout.resident_blocks(target.max_shared_memory()) * config.num_warps);
+  if (held + others > registers) {
+    return "a thread would hold " + std::to_string(held) + " numbers and have " + std::to_string(registers) +
+           " registers; too few are left for everything else";
+  }
+  if (config.block_n == 32 && std::max(spec.head_dim, spec.head_dim_v) > 128)
+    return "with blocks of 32 keys and a head dimension above 128 the compiler runs out of registers";
+  return {};
+}
+
+// The smallest tile that has all rows, and among its configs the first one that fits.
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  const std::int64_t rows =
+      std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
+  constexpr KernelConfig few_rows[] = {
+      {16, 16, 2, 12}, {16, 16, 2, 8}, {16, 16, 1, 8}, {16, 16, 2, 4}, {16, 16, 1, 4}};
+  constexpr KernelConfig some_rows[] = {
+      {32, 16, 2, 12}, {32, 32, 2, 8}, {32, 16, 2, 8}, {32, 16, 1, 8}, {32, 16, 1, 4}};
+  constexpr KernelConfig many_rows[] = {{64, 32, 2, 8}, {64, 16, 2, 8}, {64, 16, 1, 8}};
+  const auto first_of = [&](const auto& configs) {
+    for (const KernelConfig& config : configs)
+      if (misfit(spec, target, config).empty() && futility(spec, target, config).empty()) return config;
+    return std::end(configs)[-1];
+  };
+  return rows <= 16 ? first_of(few_rows) : rows <= 32 ? first_of(some_rows) : first_of(many_rows);
+}
+
+std::string function_text(int threads, int blocks) {
+  return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
+         std::to_string(blocks) + R"()
+    flashjit_decode(const __grid_constant__ CudaDecodeParams params) {
+  decode<Spec, Config>(params);
+}
+
+extern "C" __global__ void __launch_bounds__()" +
+         std::to_string(merge_threads) + R"()
+    flashjit_decode_merge(const __grid_constant__ CudaDecodeParams params) {
+  decode_merge<Spec, Config>(params);
+}
+)";
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const KernelConfig& config = source.config;
+  const device::CudaDecodeLayout layout = layout_of(spec, config);
+  const int threads = config.num_warps * 32;
+  source.text += include_lines("cuda/decode.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "DecodeCudaSpec", "", choices, config, "") +
+                 function_text(threads, layout.resident_blocks(source.target.max_shared_memory()));
+  source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});
+  source.steps.push_back({.function = "flashjit_decode_merge", .threads = merge_threads});
+  // At its default level ptxas loads operands early until the registers overflow.
+  source.options.push_back("--ptxas-options=-O1");
+}
+
+}  // namespace
+
+extern constinit const KernelFamily decode_cuda = {
+    .op = Operation::decode,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

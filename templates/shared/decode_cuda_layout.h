@@ -1,0 +1,64 @@
+// Shared memory of the GPU decode: the host sizes launches by it, the kernel lays it out by it.
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+// Offsets in bytes. Four warps of a block copy, two of a block of four; the others compute. `row_warps` warps
+// hold the rows of a tile and work on the same keys; each such group has num_stages buffers of block_n keys.
+struct CudaDecodeLayout {
+  static constexpr int message_bytes = 32;  // what a producer tells consumers of a segment
+
+  int producers, consumers;  // warps
+  int m_tiles;               // 16-row tiles of a warp
+  int row_warps, groups;
+  int slots;  // buffers of K and V
+  // Producers that copy keys. They take turns at the slots. More of them than slots could wait for a slot at
+  // once, and the phase of its barrier, one bit, would not tell them apart.
+  int copiers;
+  int q_bytes, k_bytes, v_bytes;                   // of one buffer
+  int exchange_bytes;                              // of one warp
+  int q, ring, exchange, barriers, messages, end;  // two of q and messages: of this segment and the next one
+  int q_full, q_empty, ring_full, ring_empty;      // 8 bytes for each buffer
+
+  FLASHJIT_FN constexpr CudaDecodeLayout(int head_dim, int head_dim_v, int block_m, int block_n,
+                                         int num_stages, int num_warps)
+      : producers(num_warps == 4 ? 2 : 4),
+        consumers(num_warps - producers),
+        m_tiles(block_m >= 32 && head_dim_v <= 128 && num_warps <= 8 ? 2 : 1),
+        row_warps(block_m / (16 * m_tiles)),
+        groups(consumers / row_warps),
+        slots(num_stages * groups),
+        copiers(min(producers, slots)),
+        q_bytes(block_m * round_up(head_dim, 16) * 2),
+        k_bytes(block_n * round_up(head_dim, 16) * 2),
+        v_bytes(block_n * head_dim_v * 2),
+        exchange_bytes(m_tiles * (head_dim_v / 8 + 1) * 512),
+        q(0),
+        ring(2 * q_bytes),
+        exchange(ring + slots * (k_bytes + v_bytes)),
+        barriers(exchange + groups / 2 * row_warps * exchange_bytes),
+        messages(barriers + (4 + 2 * slots) * 8),
+        end(messages + 2 * message_bytes),
+        q_full(barriers),
+        q_empty(barriers + 16),
+        ring_full(barriers + 32),
+        ring_empty(barriers + 32 + slots * 8) {}
+
+  // Blocks of the kernel that a multiprocessor holds: of at most 12 warps together, which leaves a thread 168
+  // registers. A multiprocessor has 1 KB of shared memory more than a block may ask for, and reserves 1 KB
+  // for each block.
+  FLASHJIT_FN constexpr int resident_blocks(int max_shared_memory) const {
+    constexpr int most_warps = 12;
+    return max(min((max_shared_memory + 1024) / (end + 1024), most_warps / (producers + consumers)), 1);
+  }
+  // Registers of a thread for Q, and for the output's sums. Q stays in registers if it leaves enough of them.
+  FLASHJIT_FN constexpr int q_registers(int head_dim, int head_dim_v) const {
+    const int all = m_tiles * 4 * ceil_div(head_dim, 16);
+    return all + accumulators(head_dim_v) <= 96 ? all : m_tiles * 8;
+  }
+  FLASHJIT_FN constexpr int accumulators(int head_dim_v) const { return m_tiles * head_dim_v / 2; }
+};
+
+}  // namespace flashjit::device

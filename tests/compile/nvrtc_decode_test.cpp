@@ -1,0 +1,112 @@
+// Decode's kernels compile without a spill or a warning, and have the intended instructions.
+#include "tests/compile/nvrtc_test.hpp"
+
+namespace flashjit::nvrtc_testing {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+AttentionSpec decode_spec(DType dtype, int head_dim, int head_dim_v = 0, std::vector<Mask> masks = {}) {
+  AttentionSpec spec;
+  spec.op = Operation::decode;
+  spec.dtype = dtype;
+  spec.head_dim = head_dim;
+  spec.head_dim_v = head_dim_v;
+  spec.mask = std::move(masks);
+  return spec.validated();
+}
+
+// The default for so many query rows of four heads for each key/value head.
+Case case_for_rows(const AttentionSpec& spec, const Target& target, int seqlen_q) {
+  const Shape shape{
+      .batch = 16, .seqlen_q = seqlen_q, .seqlen_k = 8192, .num_heads_q = 32, .num_heads_kv = 8};
+  return {spec, target, heuristic_config(spec, target, shape)};
+}
+
+void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
+  EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
+  EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+  const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
+  std::vector<std::string> instructions = {
+      "mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32",
+      "ldmatrix.sync.aligned.m8n8.x4.shared",
+      ".trans.shared.b16",
+      "cp.async.cg.shared.global",
+      "cp.async.mbarrier.arrive.noinc",
+      "ex2.approx.ftz.f32"};
+  if (c.target.level >= 90)
+    instructions.insert(instructions.end(),
+                        {"mbarrier.try_wait", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
+  for (const std::string& instruction : instructions)
+    EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
+  EXPECT_EQ(kernel.steps.size(), 2u) << c.name();
+  for (const CompiledStep& step : kernel.steps)
+    EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
+}
+
+// The usual head dimensions for sm_90a, others and other targets in turns.
+TEST_F(NvrtcTest, DefaultKernelsOfDecode) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const Target& target : cuda_targets())
+    for (const int seqlen_q : {1, 8, 64})
+      for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+        const bool usual = head_dim == 64 || head_dim == 128 || head_dim == 256;
+        ++place;
+        if ((usual && target.arch_specific) || has_turn(place, usual ? 4 : 97))
+          cases.push_back(case_for_rows(
+              decode_spec(place % 3 ? DType::bf16 : DType::fp16, head_dim, place % 5 ? 0 : 264 - head_dim),
+              target, seqlen_q));
+      }
+  for_each_compiled(cases, expect_sound_decode);
+}
+
+TEST_F(NvrtcTest, DefaultKernelsOfEveryOptionOfDecode) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const std::vector<std::vector<Mask>> lists = {
+      {},
+      {CausalMask{}},
+      {SlidingWindowMask{}},
+      {SlidingWindowMask{.sinks = true}},
+      {TreeMask{}},
+      {CausalMask{}, SlidingWindowMask{.sinks = true}, TreeMask{}},
+  };
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const auto& masks : lists)
+    for (const bool paged : {false, true})
+      for (const bool varlen : {false, true})
+        for (const int head_dim : {64, 128, 256})
+          for (const int seqlen_q : {1, 8, 64})
+            for (const char* target : {"sm_90a", "sm_80", "sm_89"}) {
+              if (!has_turn(place++, 41)) continue;
+              AttentionSpec spec = decode_spec(DType::bf16, head_dim, 0, masks);
+              spec.paged = paged;
+              spec.varlen = varlen;
+              if (place % 3 == 0) spec.o_dtype = DType::fp32;
+              cases.push_back(case_for_rows(spec.validated(), Target::parse(target), seqlen_q));
+            }
+  for_each_compiled(cases, expect_sound_decode);
+}
+
+// The tuner's other choices.
+TEST_F(NvrtcTest, SearchSpaceOfDecode) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const char* name : {"sm_90a", "sm_86"})
+    for (const int head_dim : {64, 128, 256})
+      for (const bool paged : {false, true}) {
+        AttentionSpec spec = decode_spec(DType::bf16, head_dim, 0, {CausalMask{}});
+        spec.paged = paged;
+        const Target target = Target::parse(name);
+        for (const KernelConfig& config : search_space(spec.validated(), target))
+          if (has_turn(place++, 23)) cases.push_back({spec.validated(), target, config});
+      }
+  for_each_compiled(cases, expect_sound_decode);
+}
+
+}  // namespace
+}  // namespace flashjit::nvrtc_testing

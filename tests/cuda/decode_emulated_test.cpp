@@ -1,0 +1,309 @@
+// The GPU decode's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
+// oracle: the division of work, pages, heads and positions of a tile, parts and their merge. And the division
+// of work alone, for many lengths.
+#include <gtest/gtest.h>
+
+#include "codegen/search_space.hpp"
+#include "cuda/decode.cuh"
+#include "runtime/operation.hpp"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using device::Align;
+using device::i64;
+
+// Spec and Config of a kernel, like those that render() writes.
+template <class Element_, int head_dim_, int head_dim_v_, bool paged_, bool varlen_, class... Masks>
+struct SpecOf : device::DecodeCudaSpec {
+  using Element = Element_;
+  using Mask = device::Intersect<device::Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool paged = paged_, varlen = varlen_;
+};
+template <class Spec>
+struct WithFloatOutput : Spec {
+  using o_dtype = float;
+};
+template <int block_m_, int block_n_, int num_stages_, int num_warps_>
+struct ConfigOf {
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = num_stages_,
+                       num_warps = num_warps_;
+};
+
+using Bf16 = device::bf16;
+using Fp16 = device::fp16;
+using enum CausalAlign;
+using BottomRight = device::Causal<Align::bottom_right>;
+using Window = device::SlidingWindow<Align::bottom_right>;
+using WindowWithSinks = device::SlidingWindowWithSinks<Align::bottom_right>;
+
+template <class Step>
+void run_grid(const Grid& grid, int threads, int shared_bytes, const Step& step) {
+  gridDim.x = grid.x;
+  gridDim.y = grid.y;
+  constexpr int not_a_number = 0xff;  // the value of every byte
+  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+      emulator::Block::run(threads, shared_bytes, not_a_number, step);
+}
+
+class DecodeOnGpu : public testing::Test {
+ protected:
+  // Only lends its memory.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  template <class Spec, class Config>
+  void expect(Case given, std::vector<Mask> masks, int multiprocessors = 5) {
+    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
+    const auto o_dtype = std::is_void_v<typename Spec::o_dtype> ? std::nullopt : std::optional(DType::fp32);
+    given.spec = decode_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+                             {.head_dim_v = Spec::head_dim_v,
+                              .lse = Spec::lse,
+                              .varlen = Spec::varlen,
+                              .o_dtype = o_dtype,
+                              .paged = Spec::paged});
+    if (Spec::paged && given.page_size == 0) given.page_size = 16;
+    Workload workload(host, given);
+    workload.reset();
+    launch<Spec, Config>(workload.given(), workload.args(), multiprocessors);
+    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
+                                  << Config::num_warps << " warps";
+  }
+
+ private:
+  template <class Spec, class Config>
+  void launch(const Case& given, AttentionArgs args, int multiprocessors) {
+    const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
+    const Target target = Target::parse("sm_90a");
+    ASSERT_EQ(misfit(given.spec, target, config), "");
+    const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, multiprocessors, nullptr};
+    const OperationRuntime& operation = runtime_of(Operation::decode);
+    const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
+    // It may hold anything.
+    std::vector<std::uint32_t> memory(static_cast<std::size_t>(bytes / 4 + 64), 0x7fc12345);
+    const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 255) / 256 * 256;
+    args.workspace = Tensor{.data = reinterpret_cast<void*>(address),
+                            .dtype = DType::int32,
+                            .device = {Device::Kind::cpu, 0},
+                            .rank = 1,
+                            .shape = {bytes / 4},
+                            .strides = {1}};
+    Launch launch;
+    operation.plan(kernel, args, launch);
+    if (launch.size() == 0) return;
+    ASSERT_EQ(launch.size(), 2u);
+    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<device::CudaDecodeParams>();
+    run_grid(launch[0].grid, Config::num_warps * 32, device::Decode<Spec, Config>::layout.end,
+             [&] { device::decode<Spec, Config>(p); });
+    run_grid(launch[1].grid, 128, 0, [&] { device::decode_merge<Spec, Config>(p); });
+  }
+};
+
+// Numbers of query heads for each key/value head: one, powers of two, divisors of no tile, more than a tile
+// has rows. One launch has parts of tiles, whole tiles and several tiles of one block.
+TEST_F(DecodeOnGpu, GroupsAndNewTokens) {
+  std::uint64_t seed = 0;
+  for (const auto& [heads_per_kv_head, heads_kv] :
+       {std::pair{1, 3}, {2, 2}, {3, 2}, {4, 2}, {7, 1}, {16, 1}, {37, 1}})
+    for (const int rows : {1, 3, 9}) {
+      const Case c{.batch = 2,
+                   .heads_q = heads_per_kv_head * heads_kv,
+                   .heads_kv = heads_kv,
+                   .seqlen_q = rows,
+                   .seqlen_k = 300,
+                   .layout = static_cast<MemoryLayout>(seed % 5),
+                   .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
+                   .seed = ++seed};
+      if (seed % 2)
+        expect<SpecOf<Bf16, 24, 40, false, false, BottomRight>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}});
+      else
+        expect<SpecOf<Fp16, 72, 16, true, false, BottomRight>, ConfigOf<16, 32, 1, 8>>(c, {CausalMask{}});
+    }
+}
+
+// Tiles of more rows: two accumulator tiles of a warp, two and four warps for the rows of a tile.
+TEST_F(DecodeOnGpu, LargerTiles) {
+  std::uint64_t seed = 50;
+  for (const auto& [heads_q, rows] : {std::pair{4, 8}, {5, 6}, {1, 64}, {8, 5}}) {
+    const Case c{
+        .batch = 2, .heads_q = heads_q, .heads_kv = 1, .seqlen_q = rows, .seqlen_k = 260, .seed = ++seed};
+    using Spec = SpecOf<Bf16, 16, 24, true, false, BottomRight>;
+    expect<Spec, ConfigOf<32, 16, 2, 4>>(c, {CausalMask{}});
+    expect<Spec, ConfigOf<64, 32, 2, 8>>(c, {CausalMask{}});
+    expect<Spec, ConfigOf<64, 16, 1, 12>>(c, {CausalMask{}});
+    expect<Spec, ConfigOf<32, 16, 1, 12>>(c, {CausalMask{}});
+  }
+  expect<SpecOf<Fp16, 136, 144, false, false>, ConfigOf<64, 16, 1, 8>>(
+      {.heads_q = 4, .heads_kv = 2, .seqlen_q = 20, .seqlen_k = 150, .seed = 60}, {});
+}
+
+TEST_F(DecodeOnGpu, PageSizesAndLayouts) {
+  std::uint64_t seed = 100;
+  for (const int page_size : {1, 2, 16, 48, 64, 256})
+    expect<SpecOf<Bf16, 24, 40, true, false, BottomRight>, ConfigOf<16, 16, 2, 8>>(
+        {.batch = 3,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .seqlen_q = 3,
+         .seqlen_k = 400,
+         .page_size = page_size,
+         .layout = static_cast<MemoryLayout>(seed % 5),
+         .layout_kv = static_cast<MemoryLayout>(seed % 5),
+         .poison = seed % 2 ? Poison::nan : Poison::infinity,
+         .seed = ++seed},
+        {CausalMask{}});
+}
+
+// A grid of one block, of more blocks than there are steps, and of some that share each long sequence.
+TEST_F(DecodeOnGpu, LengthsThatDiffer) {
+  std::uint64_t seed = 200;
+  for (const int multiprocessors : {1, 4, 40})
+    for (const std::vector<int>& lengths : std::vector<std::vector<int>>{
+             {0, 900, 1, 3, 0, 65, 500}, {0, 0}, {1}, {1500, 20, 20, 20}, {64, 64, 64}}) {
+      const Case c{.batch = static_cast<int>(lengths.size()),
+                   .heads_q = 4,
+                   .heads_kv = 2,
+                   .seqlen_q = 2,
+                   .seqlen_k = 1500,
+                   .lengths_k = lengths,
+                   .seed = ++seed};
+      expect<SpecOf<Bf16, 16, 16, true, false, BottomRight>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}},
+                                                                                     multiprocessors);
+    }
+}
+
+// More batch entries than a warp has lanes.
+TEST_F(DecodeOnGpu, ManyEntries) {
+  Case c{.batch = 70, .heads_q = 2, .heads_kv = 1, .seqlen_q = 1, .seqlen_k = 100, .seed = 300};
+  for (int i = 0; i < c.batch; ++i) c.lengths_k.push_back(i * 37 % 101);
+  expect<SpecOf<Fp16, 16, 16, true, false>, ConfigOf<16, 16, 2, 4>>(c, {});
+}
+
+TEST_F(DecodeOnGpu, Masks) {
+  using Config = ConfigOf<16, 16, 2, 4>;
+  std::uint64_t seed = 400;
+  for (const auto& [rows, keys] : {std::pair{1, 300}, {5, 700}, {17, 130}}) {
+    const Case c{.batch = 3,
+                 .heads_q = 4,
+                 .heads_kv = 2,
+                 .seqlen_q = rows,
+                 .seqlen_k = keys,
+                 .poison = seed % 2 ? Poison::infinity : Poison::nan,
+                 .seed = ++seed};
+    expect<SpecOf<Bf16, 16, 16, true, false, Window>, Config>(c, {SlidingWindowMask{}});
+    expect<SpecOf<Bf16, 16, 16, true, false, WindowWithSinks>, Config>(
+        c, {SlidingWindowMask{bottom_right, true}});
+    expect<SpecOf<Bf16, 16, 16, false, false, device::Tree>, Config>(c, {TreeMask{}});
+    expect<SpecOf<Bf16, 16, 16, true, false, BottomRight, WindowWithSinks, device::Tree>, Config>(
+        c, {CausalMask{}, SlidingWindowMask{bottom_right, true}, TreeMask{}});
+  }
+}
+
+TEST_F(DecodeOnGpu, PackedRows) {
+  std::uint64_t seed = 500;
+  for (const bool few : {false, true}) {
+    const Case c{.heads_q = 4,
+                 .heads_kv = 2,
+                 .seqlen_k = 300,
+                 .lengths_q = few ? std::vector{1, 0, 2} : std::vector{0, 5, 33, 1, 1, 17, 0},
+                 .lengths_k = few ? std::vector{300, 7, 0} : std::vector{7, 5, 300, 130, 0, 64, 0},
+                 .seed = ++seed};
+    expect<SpecOf<Bf16, 16, 16, true, true, BottomRight>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}});
+    expect<WithFloatOutput<SpecOf<Fp16, 16, 16, false, true>>, ConfigOf<32, 16, 2, 8>>(c, {});
+  }
+}
+
+// Walks of all blocks of a grid cover every step of every tile once, in order.
+TEST(DecodeWork, IsSharedEvenly) {
+  constexpr int step_keys = 64;
+  using Mask = device::Intersect<device::Bounds>;
+  using Walk = device::DecodeWalk<Mask, false>;
+  for (const int blocks : {1, 3, 132, 264})
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+      std::vector<int> lengths(1 + verify::random_bits(seed, 0) % 70);
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        const std::uint64_t bits = verify::random_bits(seed, i + 1);
+        lengths[i] = static_cast<int>(bits % 8 == 0 ? 0 : bits % 8 == 1 ? bits / 8 % 100000 : bits / 8 % 700);
+      }
+      device::CudaDecodeParams p{};
+      p.batch = static_cast<int>(lengths.size());
+      p.num_heads_q = 8;
+      p.num_heads_kv = 4;
+      p.seqlen_q = static_cast<int>(1 + seed % 20);
+      p.seqlen_k = 100000;
+      p.seqlens_k = lengths.data();
+      p.tile_heads = 2;
+      p.tile_positions = 8;
+      p.head_tiles = 1;
+      i64 units = 0;
+      const auto entry_of = [&](int batch) {
+        return device::DecodeEntry::make<Mask, false>(p, batch, step_keys);
+      };
+      for (int b = 0; b < p.batch; ++b) units += entry_of(b).units();
+      const device::DecodeShares shares(units, blocks);
+      int batch = 0, tile = 0, step = 0;  // expected next
+      i64 before = 0;                     // units of entries before `at`
+      int at = 0;
+      i64 most = 0, least = units;
+      for (int block = 0; block < shares.used; ++block) {
+        const i64 begin = shares.begin(block), end = shares.begin(block + 1);
+        most = std::max(most, end - begin);
+        least = std::min(least, end - begin);
+        while (before + entry_of(at).units() <= begin) before += entry_of(at++).units();
+        Walk walk(p, step_keys, begin, end, at, begin - before);
+        device::DecodeSegment s;
+        i64 taken = 0;
+        while (walk.next(s)) {
+          while (tile == entry_of(batch).tiles) ++batch, tile = 0;
+          ASSERT_EQ(walk.batch(), batch);
+          ASSERT_EQ(s.tile, tile);
+          ASSERT_EQ(s.begin, step);
+          const int steps = entry_of(batch).steps.count;
+          ASSERT_TRUE(!s.starts || s.begin == 0);
+          taken += s.end - s.begin;
+          step = s.end;
+          if (s.starts && !s.finishes) {
+            const int last = shares.block_of(walk.tile_end() - 1);
+            ASSERT_GT(last, block);
+            ASSERT_LE(shares.begin(last), walk.tile_end() - 1);
+            ASSERT_GT(shares.begin(last + 1), walk.tile_end() - 1);
+          }
+          if (s.finishes) {
+            ASSERT_EQ(s.end, steps);
+            ++tile;
+            step = 0;
+          }
+        }
+        ASSERT_LE(taken, end - begin);
+      }
+      while (batch < p.batch && tile == entry_of(batch).tiles) ++batch, tile = 0;
+      EXPECT_EQ(batch, p.batch) << "seed " << seed;
+      EXPECT_LE(most - least, 1);
+    }
+}
+
+// Steps leave out those that no row sees, and no others.
+TEST(DecodeWork, LeavesOutKeysBetweenSinksAndWindow) {
+  for (const device::Span hull : {device::Span{0, 1000}, {37, 999}, {0, 1}, {0, 0}})
+    for (const device::Span gap : {device::Span{0, 0}, {40, 900}, {64, 128}, {63, 129}, {100, 120}, {4, 3}}) {
+      const device::KeySteps steps = device::key_steps(hull, gap, 64);
+      std::vector<int> wanted, found;
+      for (int step = 0; step < 20; ++step) {
+        bool any = false;
+        for (int key = step * 64; key < step * 64 + 64; ++key)
+          any |= hull.contains(key) && !gap.contains(key);
+        if (any) wanted.push_back(step);
+      }
+      for (int i = 0; i < steps.count; ++i) found.push_back(steps.at(i));
+      EXPECT_EQ(found, wanted) << hull.begin << " " << hull.end << ", " << gap.begin << " " << gap.end;
+    }
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

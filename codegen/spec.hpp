@@ -27,6 +27,8 @@ struct FLASHJIT_API AttentionSpec {
   bool varlen = false;          // packed [total, heads, head_dim] with cu_seqlens
   bool paged = false;
   bool deterministic = false;
+  // The bits of a row depend on its own query, keys and target only, not on the rest of the batch.
+  bool batch_invariant = false;
   std::optional<DType> o_dtype = {};      // absent: dtype
   std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
   PinnedConfig config = {};

@@ -29,6 +29,7 @@ inline constexpr SpecField spec_fields[] = {
     {"varlen", &AttentionSpec::varlen},
     {"paged", &AttentionSpec::paged},
     {"deterministic", &AttentionSpec::deterministic},
+    {"batch_invariant", &AttentionSpec::batch_invariant},
     {"o_dtype", &AttentionSpec::o_dtype},
     {"parts_dtype", &AttentionSpec::parts_dtype},
     {"config", &AttentionSpec::config},

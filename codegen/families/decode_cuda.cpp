@@ -1,6 +1,8 @@
 // Decode by mma.sync on every GPU from sm_80 up: block_m query rows of one key/value head against the keys of
 // a block's share, then a merge of the tiles that several blocks share.
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
@@ -14,13 +16,16 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "lse",     "varlen",
-                                       "paged",      "deterministic", "o_dtype", "config"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "mask", "lse", "varlen", "paged", "deterministic", "batch_invariant", "o_dtype", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
 // num_stages: buffers of K and V for each group of warps that works on keys of its own.
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int merge_threads = 128;
+
+// With batch_invariant: two groups, which tiles of any number of rows can have.
+constexpr int invariant_groups = 2, invariant_block_n = 16;
 
 device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig& config) {
   return {spec.head_dim,  spec.head_dim_v,   config.block_m,
@@ -44,6 +49,13 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return "block_m " + std::to_string(config.block_m) + " takes " + std::to_string(layout.row_warps) +
            " computing warps, num_warps " + std::to_string(config.num_warps) + " has " +
            std::to_string(layout.consumers);
+  }
+  if (spec.batch_invariant && (layout.groups != invariant_groups || config.block_n != invariant_block_n)) {
+    return "batch_invariant fixes the order of sums: " + std::to_string(invariant_groups) +
+           " groups of warps take turns at blocks of " + std::to_string(invariant_block_n) +
+           " keys; block_m " + std::to_string(config.block_m) + ", block_n " +
+           std::to_string(config.block_n) + " and num_warps " + std::to_string(config.num_warps) + " make " +
+           std::to_string(layout.groups) + " groups";
   }
   if (layout.end > target.max_shared_memory()) {
     return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
@@ -80,21 +92,30 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   return {};
 }
 
-// The smallest tile that has all rows, and among its configs the first one that fits.
+// The smallest tile that has all rows, else the largest one; of each the first config that fits.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  struct Rest {
+    int block_n, num_stages, num_warps;
+  };
+  constexpr Rest few_rows[] = {{16, 2, 12}, {16, 2, 8}, {16, 1, 8}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
+  constexpr Rest many_rows[] = {{32, 2, 8}, {16, 2, 8}, {16, 1, 8}, {16, 2, 12},
+                                {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
+  constexpr int sizes[] = {16, 32, 64};
   const std::int64_t rows =
       std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
-  constexpr KernelConfig few_rows[] = {
-      {16, 16, 2, 12}, {16, 16, 2, 8}, {16, 16, 1, 8}, {16, 16, 2, 4}, {16, 16, 1, 4}};
-  constexpr KernelConfig some_rows[] = {
-      {32, 16, 2, 12}, {32, 32, 2, 8}, {32, 16, 2, 8}, {32, 16, 1, 8}, {32, 16, 1, 4}};
-  constexpr KernelConfig many_rows[] = {{64, 32, 2, 8}, {64, 16, 2, 8}, {64, 16, 1, 8}};
-  const auto first_of = [&](const auto& configs) {
-    for (const KernelConfig& config : configs)
+  std::vector<int> candidates;
+  for (const int block_m : sizes)
+    if (block_m >= rows) candidates.push_back(block_m);
+  for (const int block_m : {64, 32, 16})
+    if (block_m < rows) candidates.push_back(block_m);
+  for (const int block_m : candidates) {
+    for (const Rest& rest :
+         block_m == 16 ? std::span<const Rest>(few_rows) : std::span<const Rest>(many_rows)) {
+      const KernelConfig config{block_m, rest.block_n, rest.num_stages, rest.num_warps};
       if (misfit(spec, target, config).empty() && futility(spec, target, config).empty()) return config;
-    return std::end(configs)[-1];
-  };
-  return rows <= 16 ? first_of(few_rows) : rows <= 32 ? first_of(some_rows) : first_of(many_rows);
+    }
+  }
+  return {16, 16, 1, 4};
 }
 
 std::string function_text(int threads, int blocks) {

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "runtime/argument_checks.hpp"
@@ -43,26 +45,32 @@ struct Decode {
     return checked;
   }
 
-  // On a GPU: partial results of the grid's blocks. The grid is the same for all shapes.
-  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape&) {
-    return kernel.target.is_cuda() ? CudaWorkspace(kernel).bytes : 0;
+  // On a GPU: partial results of the grid's blocks, or with batch_invariant of all parts.
+  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
+    return kernel.target.is_cuda() ? CudaPlan(kernel, shape).bytes : 0;
   }
 
   static void plan_cuda(const PlannedKernel& kernel, const device::DecodeParams& params, void* workspace,
                         Launch& launch) {
-    const CudaWorkspace room(kernel);
-    const int block_m = kernel.config.block_m, group = params.num_heads_q / params.num_heads_kv;
+    const CudaPlan plan(kernel, {.batch = params.batch,
+                                 .seqlen_q = params.seqlen_q,
+                                 .seqlen_k = params.seqlen_k,
+                                 .num_heads_q = params.num_heads_q,
+                                 .num_heads_kv = params.num_heads_kv});
     auto* const memory = static_cast<std::byte*>(workspace);
     StepLaunch& step = launch.add_step();
     auto& p = step.make_params<device::CudaDecodeParams>(params);
-    p.head_tiles = device::ceil_div(group, block_m);
-    p.tile_heads = device::ceil_div(group, p.head_tiles);
-    p.tile_positions = block_m / p.tile_heads;
-    p.heads_inverse = static_cast<device::u32>(device::ceil_div(1 << 16, p.tile_heads));
+    p.tile_heads = plan.tile_heads;
+    p.tile_positions = plan.tile_positions;
+    p.head_tiles = plan.head_tiles;
+    p.heads_inverse = static_cast<device::u32>(device::ceil_div(1 << 16, plan.tile_heads));
+    p.most_tiles = plan.most_tiles;
+    p.most_parts = plan.most_parts;
     p.parts_o = reinterpret_cast<float*>(memory);
-    p.parts_lse = reinterpret_cast<float*>(memory + room.parts_lse);
-    p.split = reinterpret_cast<device::SplitTile*>(memory + room.split);
-    step.grid = {.x = room.blocks};
+    p.parts_lse = reinterpret_cast<float*>(memory + plan.parts_lse);
+    p.split =
+        kernel.spec.batch_invariant ? nullptr : reinterpret_cast<device::SplitTile*>(memory + plan.split);
+    step.grid = {.x = plan.blocks};
 
     constexpr int columns_of_a_thread = 4, merge_threads = 128;
     constexpr unsigned most_blocks_of_a_tile = 4;
@@ -70,8 +78,9 @@ struct Decode {
     StepLaunch& merge = launch.add_step();
     merge.make_params<device::CudaDecodeParams>(p);
     merge.grid = {
-        .x = room.blocks,
-        .y = std::min(static_cast<unsigned>(device::ceil_div(block_m, rows)), most_blocks_of_a_tile)};
+        .x =
+            kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles) : plan.blocks,
+        .y = std::min(static_cast<unsigned>(device::ceil_div(p.tile_rows(), rows)), most_blocks_of_a_tile)};
     merge.dependent = true;
   }
 
@@ -101,22 +110,38 @@ struct Decode {
   }
 
  private:
-  // Offsets in the workspace of a GPU's launch.
-  struct CudaWorkspace {
-    unsigned blocks;  // of the grid
-    std::size_t parts_lse, split, bytes;
+  // Tiles, grid and workspace of a GPU's launch.
+  struct CudaPlan {
+    int tile_heads, tile_positions, head_tiles;
+    int most_tiles = 0, most_parts = 0;   // of a batch entry, of a tile
+    unsigned blocks;                      // of the grid
+    std::size_t parts_lse, split, bytes;  // offsets in the workspace, and its size
 
-    explicit CudaWorkspace(const PlannedKernel& kernel) {
+    CudaPlan(const PlannedKernel& kernel, const Shape& shape) {
       const KernelConfig& config = kernel.config;
       const device::CudaDecodeLayout layout(kernel.spec.head_dim, kernel.spec.head_dim_v, config.block_m,
                                             config.block_n, config.num_stages, config.num_warps);
+      const int heads_kv = std::max(shape.num_heads_kv, 1), group = std::max(shape.num_heads_q / heads_kv, 1);
+      head_tiles = device::ceil_div(group, config.block_m);
+      tile_heads = device::ceil_div(group, head_tiles);
+      tile_positions = std::clamp(shape.seqlen_q, 1, config.block_m / tile_heads);
       blocks = static_cast<unsigned>(kernel.parallelism *
                                      layout.resident_blocks(kernel.target.max_shared_memory()));
-      const std::size_t rows = std::size_t{2} * blocks * static_cast<std::size_t>(config.block_m);
+      std::size_t slots = std::size_t{2} * blocks, rows = static_cast<std::size_t>(config.block_m);
+      if (kernel.spec.batch_invariant) {
+        most_tiles = device::ceil_div(std::max(shape.seqlen_q, 1), tile_positions) * heads_kv * head_tiles;
+        most_parts = std::max(device::ceil_div(shape.seqlen_k, device::fixed_part_keys), 1);
+        slots = static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(most_tiles) *
+                static_cast<std::size_t>(most_parts);
+        rows = static_cast<std::size_t>(tile_heads * tile_positions);
+        if (std::int64_t{shape.batch} * most_tiles > std::numeric_limits<std::int32_t>::max())
+          refuse_argument("batch ", shape.batch, " x ", most_tiles,
+                          " tiles: a launch has at most 2147483647 blocks; split the batch");
+      }
       const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
-      parts_lse = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
-      split = after(parts_lse, rows * sizeof(float));
-      bytes = split + blocks * sizeof(device::SplitTile);
+      parts_lse = after(0, slots * rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
+      split = after(parts_lse, slots * rows * sizeof(float));
+      bytes = split + (kernel.spec.batch_invariant ? 0 : blocks * sizeof(device::SplitTile));
     }
   };
 

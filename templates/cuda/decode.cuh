@@ -21,7 +21,7 @@ struct DecodeCudaSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using o_dtype = void;
-  static constexpr bool lse = true, varlen = false, paged = false;
+  static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
 
 template <class Spec, class Config>
@@ -29,12 +29,12 @@ struct Decode {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
-  using Walk = DecodeWalk<Mask, Spec::varlen>;
-
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr CudaDecodeLayout layout{Spec::head_dim, Spec::head_dim_v,   block_m,
                                            block_n,        Config::num_stages, Config::num_warps};
   static constexpr int step_keys = block_n * layout.groups;
+  using Entry = DecodeEntry<Spec, step_keys>;
+  using Walk = DecodeWalk<Entry>;
   static constexpr int m_tiles = layout.m_tiles;
   static constexpr int n_tiles = block_n / 8;  // 8-key tiles of a block
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16);
@@ -111,7 +111,7 @@ struct Decode {
   // --- the block's share, found by each producer for itself
 
   FLASHJIT_FN static i64 units_of(const CudaDecodeParams& p, int batch) {
-    return batch < p.batch ? DecodeEntry::make<Mask, Spec::varlen>(p, batch, step_keys).units() : 0;
+    return batch < p.batch ? Entry(p, batch).all_units() : 0;
   }
   FLASHJIT_FN static i64 all_units(const CudaDecodeParams& p, int lane) {
     i64 sum = 0;
@@ -122,7 +122,7 @@ struct Decode {
   }
   FLASHJIT_FN static Walk walk_of(const CudaDecodeParams& p, const DecodeShares& shares, int block,
                                   int lane) {
-    if (block >= shares.used || shares.total == 0) return Walk(p, step_keys, 0, 0, 0, 0);
+    if (block >= shares.used || shares.total == 0) return Walk(p, 0, 0, 0, 0);
     const i64 begin = shares.begin(block), end = shares.begin(block + 1);
     i64 before = 0;  // units of all entries before `first`
     for (int first = 0;; first += 32) {
@@ -137,7 +137,7 @@ struct Decode {
       if (after_begin) {
         const int found = __ffs(static_cast<int>(after_begin)) - 1;
         const i64 skipped = begin - before - __shfl_sync(all_lanes, sum - own, found);
-        return Walk(p, step_keys, begin, end, first + found, skipped);
+        return Walk(p, begin, end, first + found, skipped);
       }
       before += __shfl_sync(all_lanes, sum, 31);
     }
@@ -153,16 +153,17 @@ struct Decode {
     FLASHJIT_FN void run() {
       if (index_ >= layout.copiers) return;
       const int block = static_cast<int>(ctaid_x());
-      const DecodeShares shares(all_units(p_, lane_), static_cast<int>(nctaid_x()));
+      constexpr int least_units = Entry::fixed_parts ? 1 : 2;  // of a block
+      const DecodeShares shares(all_units(p_, lane_), static_cast<int>(nctaid_x()), least_units);
       Walk walk = walk_of(p_, shares, block, lane_);
       DecodeSegment segment;
       int count = 0;
       for (; walk.next(segment); ++count) {
-        const DecodeEntry& entry = walk.entry();
-        const DecodeTile tile = decode_tile(p_, entry, segment.tile);
+        const Entry& entry = walk.entry();
+        const DecodeTile tile(p_, entry, segment.tile);
         if (index_ == 0) {
           wait_for_consumers(count);
-          const bool split = segment.starts && !segment.finishes;
+          const bool split = !Entry::fixed_parts && segment.starts && !segment.finishes;
           send(count,
                {entry.problem.batch, segment, split ? shares.block_of(walk.tile_end() - 1) - block + 1 : 0});
           copy_q(entry, tile, count);
@@ -188,7 +189,7 @@ struct Decode {
       message.send(shared_.message(count % 2));
       mbarrier_arrive(shared_.q_full(count % 2));
     }
-    FLASHJIT_FN void copy_q(const DecodeEntry& entry, const DecodeTile& tile, int count) const {
+    FLASHJIT_FN void copy_q(const Entry& entry, const DecodeTile& tile, int count) const {
       const Element* const q = static_cast<const Element*>(p_.q.data) + entry.problem.q_offset(p_.q) +
                                tile.first_position * p_.q.row_stride + tile.first_head * p_.q.head_stride;
       for (u32 i = lane_; i < block_m * QTile::chunks; i += 32) {
@@ -209,12 +210,11 @@ struct Decode {
       i64 k, v;  // if the cache is paged
     };
 
-    FLASHJIT_FN void copy_keys(const DecodeEntry& entry, const DecodeTile& tile,
-                               const DecodeSegment& segment) {
+    FLASHJIT_FN void copy_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
       const i64 batch = Spec::paged ? 0 : entry.problem.batch;
       const Element* const k = static_cast<const Element*>(p_.k.data) + p_.k.offset(batch, 0, tile.head_kv);
       const Element* const v = static_cast<const Element*>(p_.v.data) + p_.v.offset(batch, 0, tile.head_kv);
-      const int blocks = (segment.end - segment.begin) * layout.groups;
+      const int blocks = entry.steps(segment.begin, segment.end) * layout.groups;
       // Producers take turns through all segments. Page ids are looked up one block ahead.
       const int first =
           static_cast<int>((index_ + layout.copiers - count_ % layout.copiers) % layout.copiers);
@@ -232,11 +232,11 @@ struct Decode {
       count_ += blocks;
     }
 
-    FLASHJIT_FN static bool seen(const DecodeEntry& entry, int key) {
+    FLASHJIT_FN static bool seen(const Entry& entry, int key) {
       return entry.keys.contains(key) && !entry.gap.contains(key);
     }
-    FLASHJIT_FN Rows rows_of(const DecodeEntry& entry, const DecodeSegment& segment, int i) const {
-      const int step = entry.steps.at(segment.begin + i / layout.groups);
+    FLASHJIT_FN Rows rows_of(const Entry& entry, const DecodeSegment& segment, int i) const {
+      const int step = entry.step(segment.begin, i / layout.groups);
       Rows rows;
       rows.first_key = step * step_keys + i % layout.groups * block_n;
       if constexpr (Spec::paged) {
@@ -255,8 +255,8 @@ struct Decode {
     }
 
     template <class Tile, int head_dim>
-    FLASHJIT_FN void copy(u32 to, const Element* from, i64 row_stride, const DecodeEntry& entry,
-                          const Rows& rows, i64 paged_offset) const {
+    FLASHJIT_FN void copy(u32 to, const Element* from, i64 row_stride, const Entry& entry, const Rows& rows,
+                          i64 paged_offset) const {
       constexpr int chunks = block_n * Tile::chunks;
 #pragma unroll
       for (int first = 0; first < chunks; first += 32) {
@@ -303,8 +303,8 @@ struct Decode {
         const Message message = Message::receive(shared_.message(count % 2));
         if (message.batch < 0) break;
         const DecodeSegment& segment = message.segment;
-        const DecodeEntry entry = DecodeEntry::make<Mask, Spec::varlen>(p_, message.batch, step_keys);
-        const DecodeTile tile = decode_tile(p_, entry, segment.tile);
+        const Entry entry(p_, message.batch);
+        const DecodeTile tile(p_, entry, segment.tile);
         begin_rows(tile, count);
         add_keys(entry, tile, segment);
         if (!q_in_registers) release(shared_.q_empty(count % 2));
@@ -313,11 +313,13 @@ struct Decode {
           if (segment.starts && segment.finishes)
             write_rows(entry.problem, tile);
           else
-            write_part(tile, 2 * block + segment.starts);
+            write_part(tile, Entry::fixed_parts
+                                 ? p_.fixed_slot(message.batch, segment.tile, entry.units.at(segment.begin))
+                                 : 2 * block + segment.starts);
         }
         if (message.parts > 0) split = {message.batch, segment.tile, message.parts};
       }
-      if (tid_x() == 0) p_.split[block] = split;
+      if (!Entry::fixed_parts && tid_x() == 0) p_.split[block] = split;
     }
 
    private:
@@ -361,14 +363,14 @@ struct Decode {
       for (int i = 0; i < m_tiles; ++i) ldmatrix_x4(q[i], QTile::at(q_address_, i * 16, step * 2));
     }
 
-    FLASHJIT_FN void add_keys(const DecodeEntry& entry, const DecodeTile& tile,
-                              const DecodeSegment& segment) {
+    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
       const Mask mask(p_, entry.problem);
       const Span positions = {tile.first_position, tile.first_position + tile.positions};
-      for (int step = segment.begin; step < segment.end; ++step) {
+      const int steps = entry.steps(segment.begin, segment.end);
+      for (int i = 0; i < steps; ++i) {
         const int slot = stage_ * layout.groups + group_;
         Block block;
-        block.index = entry.steps.at(step) * layout.groups + group_;
+        block.index = entry.step(segment.begin, i) * layout.groups + group_;
         const Span keys = block_span(block.index, block_n);
         block.whole = mask.whole(positions, keys);
         block.found = not_found;
@@ -545,9 +547,9 @@ struct Decode {
                                            head * p_.lse.head_stride] = lse;
       });
     }
-    FLASHJIT_FN void write_part(const DecodeTile& tile, int slot) const {
+    FLASHJIT_FN void write_part(const DecodeTile& tile, i64 slot) const {
       each_row(tile, [&](int i, int half, int row, int, int, float factor, float lse) {
-        const i64 place = i64{slot} * block_m + row;
+        const i64 place = slot * p_.tile_rows() + row;
         float* const to = p_.parts_o + place * Spec::head_dim_v + lane_ % 4 * 2;
 #pragma unroll
         for (int c = 0; c < o_tiles; ++c)
@@ -575,24 +577,38 @@ FLASHJIT_FN void decode(const CudaDecodeParams& params) {
   Decode<Spec, Config>::run(params, shared_address(dynamic_shared));
 }
 
-// Merges the parts of tiles: block x of the grid those of the tile that block x of the first kernel began and
-// a later one ended.
+// Merges the parts of tiles. Block x of the grid merges the tile that block x of the first kernel began and a
+// later one ended; with batch_invariant, block x merges tile x % most_tiles of batch entry x / most_tiles.
 template <class Spec, class Config>
 struct DecodeMerge {
   using D = Decode<Spec, Config>;
-  using Row = MergedRow<fp32, 4, FreshParts>;
+  using Entry = typename D::Entry;
+  using Row = MergedRow<fp32, 4, FreshParts, Entry::fixed_parts>;
   static constexpr int threads = 128;
   static constexpr int row_threads = Spec::head_dim_v / Row::columns, block_rows = threads / row_threads;
 
   FLASHJIT_FN static void run(const CudaDecodeParams& p) {
     griddepcontrol_wait();
-    const int first = static_cast<int>(ctaid_x());
-    const volatile SplitTile& at = p.split[first];
-    const SplitTile split{at.batch, at.tile, at.parts};
-    if (split.parts == 0) return;
-    const DecodeEntry entry =
-        DecodeEntry::make<typename Spec::Mask, Spec::varlen>(p, split.batch, D::step_keys);
-    const DecodeTile tile = decode_tile(p, entry, split.tile);
+    const int x = static_cast<int>(ctaid_x());
+    if constexpr (Entry::fixed_parts) {
+      const int batch = x / p.most_tiles, tile = x % p.most_tiles;
+      const Entry entry(p, batch);
+      const int parts = entry.units.count;
+      if (tile >= entry.tiles || parts < 2) return;
+      merge_tile(p, entry, tile, parts, [&](int i) { return p.fixed_slot(batch, tile, entry.units.at(i)); });
+    } else {
+      const volatile SplitTile& split = p.split[x];
+      const int parts = split.parts, tile = split.tile;
+      if (parts == 0) return;
+      merge_tile(p, Entry(p, split.batch), tile, parts, [&](int i) { return p.shared_slot(x, i); });
+    }
+  }
+
+ private:
+  template <class Slot>
+  FLASHJIT_FN static void merge_tile(const CudaDecodeParams& p, const Entry& entry, int index, int parts,
+                                     const Slot& slot) {
+    const DecodeTile tile(p, entry, index);
     const int thread = static_cast<int>(tid_x()), column = thread % row_threads * Row::columns;
     const int rows = tile.positions * p.tile_heads;
     for (int row = static_cast<int>(ctaid_y()) * block_rows + thread / row_threads; row < rows;
@@ -600,9 +616,9 @@ struct DecodeMerge {
       const int position = static_cast<int>(row * p.heads_inverse >> 16),
                 head = row - position * p.tile_heads;
       if (thread >= block_rows * row_threads || head >= tile.heads) continue;
-      const auto place = [&](int i) { return i64{part_slot(first, i)} * D::block_m + row; };
+      const auto place = [&](int i) { return slot(i) * p.tile_rows() + row; };
       const Row merged(
-          split.parts, [&](int i) { return p.parts_o + place(i) * Spec::head_dim_v + column; },
+          parts, [&](int i) { return p.parts_o + place(i) * Spec::head_dim_v + column; },
           [&](int i) { return p.parts_lse + place(i); });
       const auto offset = [&](const TensorView& t) {
         return entry.problem.q_offset(t) + (tile.first_position + position) * t.row_stride +

@@ -18,7 +18,8 @@ struct FreshParts {
 };
 
 // Memory bandwidth limits a merge, so the loads of `parts_at_once` parts are issued before the first is used.
-template <class Part, int parts_at_once, class Reader>
+// one_by_one: each part is added by itself, so that empty parts anywhere change no bit.
+template <class Part, int parts_at_once, class Reader, bool one_by_one = false>
 struct MergedRow {
   static constexpr float log2_e = 1.4426950408889634f;
   static constexpr int columns = 16 / sizeof(Part);
@@ -40,22 +41,26 @@ struct MergedRow {
         part_lse[i] = Reader::load(lse_of(first + i));
         Reader::load(values[i], o_of(first + i));
       }
-      float top = maximum;
+      constexpr int together = one_by_one ? 1 : parts_at_once;
 #pragma unroll
-      for (int i = 0; i < parts_at_once; ++i) top = fmaxf(top, part_lse[i]);
-      const float reference = top == minus_infinity ? 0 : top;  // -inf - -inf is NaN
-      const float kept = ex2_approx((maximum - reference) * log2_e);
-      maximum = top;
-      sum *= kept;
+      for (int begin = 0; begin < parts_at_once; begin += together) {
+        float top = maximum;
 #pragma unroll
-      for (int c = 0; c < columns; ++c) o[c] *= kept;
+        for (int i = begin; i < begin + together; ++i) top = fmaxf(top, part_lse[i]);
+        const float reference = top == minus_infinity ? 0 : top;  // -inf - -inf is NaN
+        const float kept = ex2_approx((maximum - reference) * log2_e);
+        maximum = top;
+        sum *= kept;
 #pragma unroll
-      for (int i = 0; i < parts_at_once; ++i) {
-        if (part_lse[i] == minus_infinity) continue;  // its o may hold anything
-        const float weight = ex2_approx((part_lse[i] - reference) * log2_e);
-        sum += weight;
+        for (int c = 0; c < columns; ++c) o[c] *= kept;
 #pragma unroll
-        for (int c = 0; c < columns; ++c) o[c] = __fmaf_rn(weight, element(values[i], c), o[c]);
+        for (int i = begin; i < begin + together; ++i) {
+          if (part_lse[i] == minus_infinity) continue;  // its o may hold anything
+          const float weight = ex2_approx((part_lse[i] - reference) * log2_e);
+          sum += weight;
+#pragma unroll
+          for (int c = 0; c < columns; ++c) o[c] = __fmaf_rn(weight, element(values[i], c), o[c]);
+        }
       }
     }
     const bool empty = sum == 0;

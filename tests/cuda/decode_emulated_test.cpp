@@ -9,6 +9,7 @@
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
 
@@ -29,6 +30,10 @@ struct SpecOf : device::DecodeCudaSpec {
 template <class Spec>
 struct WithFloatOutput : Spec {
   using o_dtype = float;
+};
+template <class Spec>
+struct Invariant : Spec {
+  static constexpr bool batch_invariant = true;
 };
 template <int block_m_, int block_n_, int num_stages_, int num_warps_>
 struct ConfigOf {
@@ -58,8 +63,8 @@ class DecodeOnGpu : public testing::Test {
   // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
-  template <class Spec, class Config>
-  void expect(Case given, std::vector<Mask> masks, int multiprocessors = 5) {
+  template <class Spec>
+  static Case with_spec(Case given, std::vector<Mask> masks) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
     const auto o_dtype = std::is_void_v<typename Spec::o_dtype> ? std::nullopt : std::optional(DType::fp32);
     given.spec = decode_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
@@ -67,16 +72,20 @@ class DecodeOnGpu : public testing::Test {
                               .lse = Spec::lse,
                               .varlen = Spec::varlen,
                               .o_dtype = o_dtype,
-                              .paged = Spec::paged});
+                              .paged = Spec::paged,
+                              .batch_invariant = Spec::batch_invariant});
     if (Spec::paged && given.page_size == 0) given.page_size = 16;
-    Workload workload(host, given);
+    return given;
+  }
+  template <class Spec, class Config>
+  void expect(const Case& given, std::vector<Mask> masks, int multiprocessors = 5) {
+    Workload workload(host, with_spec<Spec>(given, std::move(masks)));
     workload.reset();
     launch<Spec, Config>(workload.given(), workload.args(), multiprocessors);
     EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
                                   << Config::num_warps << " warps";
   }
 
- private:
   template <class Spec, class Config>
   void launch(const Case& given, AttentionArgs args, int multiprocessors) {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
@@ -219,11 +228,76 @@ TEST_F(DecodeOnGpu, PackedRows) {
   }
 }
 
-// Walks of all blocks of a grid cover every step of every tile once, in order.
+TEST_F(DecodeOnGpu, FixedParts) {
+  const Case c{.batch = 4,
+               .heads_q = 4,
+               .heads_kv = 2,
+               .seqlen_q = 3,
+               .seqlen_k = 1600,
+               .lengths_k = {0, 1600, 512, 700},
+               .seed = 601};
+  using Spec = Invariant<SpecOf<Bf16, 16, 16, true, false, BottomRight>>;
+  expect<Spec, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 1);
+  expect<Spec, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 30);
+  expect<Spec, ConfigOf<64, 16, 1, 8>>(c, {CausalMask{}});
+  expect<Invariant<SpecOf<Fp16, 16, 16, false, true, WindowWithSinks>>, ConfigOf<32, 16, 2, 4>>(
+      {.heads_q = 6,
+       .heads_kv = 2,
+       .seqlen_k = 1600,
+       .lengths_q = {5, 0, 1, 13},
+       .lengths_k = {1600, 7, 1, 1100},
+       .seed = 602},
+      {SlidingWindowMask{bottom_right, true}});
+}
+
+// A row alone, and among other rows and sequences, on other grids and in other tiles.
+TEST_F(DecodeOnGpu, FixedPartsGiveTheSameBits) {
+  using Spec = Invariant<WithFloatOutput<SpecOf<Bf16, 16, 16, true, false, Window>>>;
+  const std::vector<Mask> masks = {SlidingWindowMask{}};
+  std::vector<std::byte> expected;
+  const auto compare = [&](auto config, Case given, int multiprocessors) {
+    given.heads_q = 6;
+    given.heads_kv = 1;
+    given.seqlen_k = 3200;
+    Workload workload(host, with_spec<Spec>(given, masks));
+    std::vector<std::uint64_t> names;
+    int entry = 0;
+    for (int b = 0; b < given.batch; ++b) {
+      const int length = given.lengths_k[static_cast<std::size_t>(b)];
+      const bool it = length > 3000;
+      if (it) entry = b;
+      names.push_back(it ? 1000 : static_cast<std::uint64_t>(b));
+    }
+    fill_by_position(workload, names);
+    // The row at position 3100.
+    const int row = 3100 - (given.lengths_k[static_cast<std::size_t>(entry)] - given.seqlen_q);
+    AttentionArgs args = workload.args();
+    args.window_left = 2070;  // the rows before it see a part more
+    args.window_right = 0;
+    workload.reset();
+    launch<Spec, decltype(config)>(workload.given(), args, multiprocessors);
+    ASSERT_TRUE(workload.fetch());
+    const std::vector<std::byte> bits = bits_of_row(workload, entry, row);
+    if (expected.empty()) expected = bits;
+    EXPECT_EQ(bits, expected) << given.str() << " on " << multiprocessors;
+  };
+  using Small = ConfigOf<16, 16, 2, 4>;
+  compare(Small{}, {.batch = 1, .seqlen_q = 1, .lengths_k = {3101}, .page_size = 16}, 1);
+  compare(Small{}, {.batch = 1, .seqlen_q = 1, .lengths_k = {3101}, .page_size = 64}, 30);
+  compare(Small{}, {.batch = 4, .seqlen_q = 1, .lengths_k = {5, 900, 3101, 0}, .page_size = 1}, 7);
+  for (const int new_tokens : {3, 20})
+    for (const int later : {0, 1})
+      compare(ConfigOf<64, 16, 1, 8>{},
+              {.batch = 2,
+               .seqlen_q = new_tokens,
+               .lengths_k = {3101 + later * (new_tokens - 1), 100},
+               .page_size = 48},
+              3);
+}
+
+// Walks of all blocks of a grid cover every unit of every tile once, in order.
 TEST(DecodeWork, IsSharedEvenly) {
-  constexpr int step_keys = 64;
-  using Mask = device::Intersect<device::Bounds>;
-  using Walk = device::DecodeWalk<Mask, false>;
+  using Entry = device::DecodeEntry<device::DecodeCudaSpec, 64>;
   for (const int blocks : {1, 3, 132, 264})
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
       std::vector<int> lengths(1 + verify::random_bits(seed, 0) % 70);
@@ -242,11 +316,9 @@ TEST(DecodeWork, IsSharedEvenly) {
       p.tile_positions = 8;
       p.head_tiles = 1;
       i64 units = 0;
-      const auto entry_of = [&](int batch) {
-        return device::DecodeEntry::make<Mask, false>(p, batch, step_keys);
-      };
-      for (int b = 0; b < p.batch; ++b) units += entry_of(b).units();
-      const device::DecodeShares shares(units, blocks);
+      const auto entry_of = [&](int batch) { return Entry(p, batch); };
+      for (int b = 0; b < p.batch; ++b) units += entry_of(b).all_units();
+      const device::DecodeShares shares(units, blocks, 2);
       int batch = 0, tile = 0, step = 0;  // expected next
       i64 before = 0;                     // units of entries before `at`
       int at = 0;
@@ -255,8 +327,8 @@ TEST(DecodeWork, IsSharedEvenly) {
         const i64 begin = shares.begin(block), end = shares.begin(block + 1);
         most = std::max(most, end - begin);
         least = std::min(least, end - begin);
-        while (before + entry_of(at).units() <= begin) before += entry_of(at++).units();
-        Walk walk(p, step_keys, begin, end, at, begin - before);
+        while (before + entry_of(at).all_units() <= begin) before += entry_of(at++).all_units();
+        device::DecodeWalk<Entry> walk(p, begin, end, at, begin - before);
         device::DecodeSegment s;
         i64 taken = 0;
         while (walk.next(s)) {
@@ -264,7 +336,7 @@ TEST(DecodeWork, IsSharedEvenly) {
           ASSERT_EQ(walk.batch(), batch);
           ASSERT_EQ(s.tile, tile);
           ASSERT_EQ(s.begin, step);
-          const int steps = entry_of(batch).steps.count;
+          const int steps = entry_of(batch).units.count;
           ASSERT_TRUE(!s.starts || s.begin == 0);
           taken += s.end - s.begin;
           step = s.end;
@@ -292,7 +364,7 @@ TEST(DecodeWork, IsSharedEvenly) {
 TEST(DecodeWork, LeavesOutKeysBetweenSinksAndWindow) {
   for (const device::Span hull : {device::Span{0, 1000}, {37, 999}, {0, 1}, {0, 0}})
     for (const device::Span gap : {device::Span{0, 0}, {40, 900}, {64, 128}, {63, 129}, {100, 120}, {4, 3}}) {
-      const device::KeySteps steps = device::key_steps(hull, gap, 64);
+      const device::KeyUnits steps = device::key_units(hull, gap, 64);
       std::vector<int> wanted, found;
       for (int step = 0; step < 20; ++step) {
         bool any = false;

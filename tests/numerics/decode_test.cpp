@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/numerics/specs.hpp"
+#include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
 
 namespace flashjit::testing_support {
@@ -286,6 +287,56 @@ TEST_P(Decode, LengthsThatChangeBetweenLaunchesOfAPreparedOne) {
     workload.reset();
     launch.launch();
     EXPECT_TRUE(workload.check());
+  }
+}
+
+// A row alone, and among other rows and sequences, in pages of other sizes: the same bits with
+// batch_invariant.
+TEST_P(Decode, RowsDoNotDependOnTheRestOfTheBatch) {
+  if (!on().is_cuda()) GTEST_SKIP() << "batch_invariant has no kernel for CPUs";
+  constexpr int position = 3100;  // of the row
+  for (const DType dtype : on().dtypes()) {
+    const AttentionSpec spec =
+        decode_spec(dtype, 64, {SlidingWindowMask{}},
+                    {.varlen = true, .o_dtype = DType::fp32, .paged = true, .batch_invariant = true});
+    if (!takes_next(spec)) continue;
+    std::vector<std::byte> expected;
+    for (const auto& [lengths_q, later_keys, page_size, others] :
+         std::vector<std::tuple<std::vector<int>, int, int, std::vector<int>>>{
+             {{1}, 0, 16, {}},
+             {{1}, 0, 256, {}},
+             {{1, 2, 1, 0}, 0, 48, {5, 900, 0}},
+             {{3}, 0, 1, {}},
+             {{3, 1}, 2, 16, {4000}},
+             {{20}, 0, 16, {}},
+             {{64, 64}, 63, 64, {100}},
+             {{40, 1, 1, 1, 1, 1}, 7, 16, {70, 3000, 1, 513, 512}}}) {
+      std::vector<int> lengths_k = {position + 1 + later_keys};
+      lengths_k.insert(lengths_k.end(), others.begin(), others.end());
+      for (const int threads : {1, 5}) {
+        Workload workload(on(), {.spec = spec,
+                                 .heads_q = 6,
+                                 .heads_kv = 2,
+                                 .seqlen_k = 4096,
+                                 .lengths_q = lengths_q,
+                                 .lengths_k = lengths_k,
+                                 .page_size = page_size});
+        std::vector<std::uint64_t> names = {1000};
+        for (std::size_t b = 1; b < lengths_q.size(); ++b) names.push_back(b);
+        fill_by_position(workload, names);
+        const std::unique_ptr<Engine> engine = on().make_engine({.num_threads = threads});
+        const Kernel& kernel = workload.kernel(*engine);
+        AttentionArgs args = workload.args();
+        args.window_left = 2070;  // the rows before it see a part more
+        args.window_right = 0;
+        workload.reset();
+        kernel.launch(args);
+        ASSERT_TRUE(workload.fetch());
+        const std::vector<std::byte> bits = bits_of_row(workload, 0, lengths_q[0] - 1 - later_keys);
+        if (expected.empty()) expected = bits;
+        EXPECT_EQ(bits, expected) << workload.given().str() << ", " << threads << " threads";
+      }
+    }
   }
 }
 

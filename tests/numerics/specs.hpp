@@ -16,6 +16,7 @@ struct SpecOptions {
   bool dropout = false;
   std::optional<DType> o_dtype = {};
   bool paged = false;
+  bool batch_invariant = false;
 };
 
 inline AttentionSpec attention_spec(Operation op, DType dtype, int head_dim, std::vector<Mask> mask,
@@ -29,6 +30,7 @@ inline AttentionSpec attention_spec(Operation op, DType dtype, int head_dim, std
   spec.lse = options.lse;
   spec.varlen = options.varlen;
   spec.paged = options.paged;
+  spec.batch_invariant = options.batch_invariant;
   spec.dropout = options.dropout;
   spec.o_dtype = options.o_dtype;
   return spec.validated();

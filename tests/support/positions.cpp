@@ -1,0 +1,68 @@
+#include "tests/support/positions.hpp"
+
+#include "tools/verify/element.hpp"
+#include "tools/verify/layout.hpp"
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+// A bell-shaped number of a place.
+float number(std::uint64_t name, int tensor, std::int64_t position, int head, int dim) {
+  const std::uint64_t bits =
+      verify::random_bits(name * 4 + static_cast<std::uint64_t>(tensor),
+                          (static_cast<std::uint64_t>(position) << 20) +
+                              (static_cast<std::uint64_t>(head) << 10) + static_cast<std::uint64_t>(dim));
+  float sum = 0;
+  for (int i = 0; i < 4; ++i) sum += static_cast<float>(bits >> 16 * i & 0xffff) / 32768.0f - 1.0f;
+  return sum;
+}
+
+}  // namespace
+
+void fill_by_position(Workload& workload, const std::vector<std::uint64_t>& names) {
+  const verify::Layout layout(workload.given().spec, workload.host_args());
+  const AttentionArgs& args = workload.host_args();
+  for (const verify::Sequence& s : layout.sequences) {
+    const std::uint64_t name = names[static_cast<std::size_t>(s.batch)];
+    for (int head = 0; head < layout.heads_q; ++head)
+      for (std::int64_t row = 0; row < s.seqlen_q; ++row)
+        for (int c = 0; c < layout.head_dim; ++c)
+          verify::store_element(args.q->data, args.q->dtype,
+                                layout.index(*args.q, s.batch, s.q_begin + row, head) + c,
+                                number(name, 0, s.seqlen_k - s.seqlen_q + row, head, c));
+    for (int head = 0; head < layout.heads_kv; ++head) {
+      const int head_q = head * (layout.heads_q / layout.heads_kv);
+      for (std::int64_t key = 0; key < s.seqlen_k; ++key) {
+        for (int c = 0; c < layout.head_dim; ++c)
+          verify::store_element(args.k->data, args.k->dtype, layout.key_index(*args.k, s, key, head_q) + c,
+                                number(name, 1, key, head, c));
+        for (int c = 0; c < layout.head_dim_v; ++c)
+          verify::store_element(args.v->data, args.v->dtype, layout.key_index(*args.v, s, key, head_q) + c,
+                                number(name, 2, key, head, c));
+      }
+    }
+  }
+  for (GuardedTensor* tensor : {&workload.q(), &workload.k(), &workload.v()}) tensor->upload();
+}
+
+std::vector<std::byte> bits_of_row(const Workload& workload, int batch, int row) {
+  const AttentionArgs& args = workload.host_args();
+  const verify::Layout layout(workload.given().spec, args);
+  std::vector<std::byte> bits;
+  const auto add = [&](const Tensor& t, std::int64_t index, int count) {
+    const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+    const auto* from = static_cast<const std::byte*>(t.data) + index * size;
+    bits.insert(bits.end(), from, from + count * size);
+  };
+  for (const verify::Sequence& s : layout.sequences) {
+    if (s.batch != batch) continue;
+    for (int head = 0; head < layout.heads_q; ++head) {
+      add(*args.o, layout.index(*args.o, batch, s.q_begin + row, head), layout.head_dim_v);
+      add(*args.lse, layout.lse_index(*args.lse, batch, s.q_begin + row, head), 1);
+    }
+  }
+  return bits;
+}
+
+}  // namespace flashjit::testing_support

@@ -1,0 +1,19 @@
+// Data that follow from a sequence's name and positions in it alone, so that a row can be compared between
+// launches of different batches, page sizes and numbers of new tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+
+// Fills q, k and v. Batch entry b is the sequence names[b]; its last row is at its last key's position.
+void fill_by_position(Workload& workload, const std::vector<std::uint64_t>& names);
+
+// The bits of o and lse of all heads of a row, after fetch().
+std::vector<std::byte> bits_of_row(const Workload& workload, int batch, int row);
+
+}  // namespace flashjit::testing_support

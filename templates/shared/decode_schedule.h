@@ -45,7 +45,7 @@ struct DecodeEntry {
   KeyUnits units;   // of each tile
   int position_tiles, tiles;
 
-  FLASHJIT_FN DecodeEntry() = default;
+  DecodeEntry() = default;
   FLASHJIT_FN DecodeEntry(const CudaDecodeParams& p, int batch)
       : problem(decode_problem<Spec::varlen>(p, batch, 0)) {
     const Span rows = {0, problem.seqlen_q};

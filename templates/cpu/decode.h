@@ -21,27 +21,73 @@ struct DecodeCpuSpec {
   static constexpr bool lse = true, varlen = false, paged = false;
 };
 
-// As many elements of a row as a vector has.
-FLASHJIT_FN Vec load_row(const fp32* p) {
+// Columns of a row of Q, K or V, in one load: for bf16 the even ones, then the odd ones, because a word holds
+// two.
+template <class Element>
+constexpr int vectors_of_load = 1;
+template <>
+constexpr int vectors_of_load<bf16> = 2;
+template <class Element>
+constexpr int columns_of_load = vectors_of_load<Element> * lanes;
+
+// Loads columns from `c` on. Columns from `columns` on, a multiple of 8, are zeros.
+FLASHJIT_FN Vec load_vector(const fp32* p) {
   return load_unaligned<Vec>(p);
 }
-FLASHJIT_FN Vec load_row(const fp16* p) {
+FLASHJIT_FN Vec load_vector(const fp16* p) {
   using Halves = _Float16 __attribute__((vector_size(2 * lanes)));
   return __builtin_convertvector(load_unaligned<Halves>(p), Vec);
 }
-FLASHJIT_FN Vec load_row(const bf16* p) {
-  using Shorts = unsigned short __attribute__((vector_size(2 * lanes)));
-  return reinterpret_cast<Vec>(__builtin_convertvector(load_unaligned<Shorts>(p), WordVec) << 16);
-}
-// A vector of a row's columns, from column `c` on. Columns from `columns` on, a multiple of 8, are zeros.
 template <int columns, class Element>
-FLASHJIT_FN Vec load_columns(const Element* row, int c) {
+FLASHJIT_FN void load_columns(const Element* row, int c, Vec (&to)[1]) {
   if constexpr (lanes == 8 || columns % lanes == 0) {
-    return load_row(row + c);
+    to[0] = load_vector(row + c);
   } else {
-    if (c + lanes <= columns) return load_row(row + c);
-    return __builtin_shufflevector(load8(row + c), Vec8{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
-                                   15);
+    if (c + lanes <= columns) {
+      to[0] = load_vector(row + c);
+    } else {
+      to[0] = __builtin_shufflevector(load8(row + c), Vec8{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
+                                      14, 15);
+    }
+  }
+}
+template <int columns>
+FLASHJIT_FN void load_columns(const bf16* row, int c, Vec (&to)[2]) {
+  WordVec words;
+  if (c + 2 * lanes <= columns) {
+    words = load_unaligned<WordVec>(row + c);
+  } else {
+    Words4 quarters[lanes / 4] = {};
+#pragma unroll
+    for (int i = 0; i < lanes / 4; ++i)
+      if (c + 8 * i < columns) quarters[i] = load_unaligned<Words4>(row + c + 8 * i);
+    words = join(quarters);
+  }
+  to[0] = reinterpret_cast<Vec>(words << 16);
+  to[1] = reinterpret_cast<Vec>(words & 0xffff0000u);
+}
+// Interleave the lower or the higher halves of a and b.
+template <class V>
+FLASHJIT_FN V interleave_low(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  else
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+template <class V>
+FLASHJIT_FN V interleave_high(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  else
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+// Puts the columns of a load, which lie at `p`, in order.
+template <class Element>
+FLASHJIT_FN void order_columns(float* p) {
+  if constexpr (vectors_of_load<Element> == 2) {
+    const Vec even = load(p), odd = load(p + lanes);
+    store(p, interleave_low(even, odd));
+    store(p + lanes, interleave_high(even, odd));
   }
 }
 
@@ -83,31 +129,15 @@ class DecodeTile {
   // Rows and keys whose scores are computed at a time: a sum for each in a register, and one vector of
   // results.
   static constexpr int rows_at_once = decode_rows_at_once, keys_at_once = lanes / rows_at_once;
-  // Vectors of output columns that stay in registers.
-  static constexpr int columns_at_once = vector_registers / 8;
-  static constexpr int vectors_k = ceil_div(head_dim, lanes), vectors_v = ceil_div(head_dim_v, lanes);
-  static constexpr int q_row = vectors_k * lanes, o_row = vectors_v * lanes;
-
-  // A block's rows of K or V: pointers to the first head's; other heads lie head_stride apart.
-  struct Rows {
-    const Element** key;  // [block_n]
-    int count;
-    i64 head_stride;
-  };
-  // Prefetches a block's rows into the second-level cache, some at each call, in the order of memory.
-  template <int columns>
-  struct Fetch {
-    const Rows& rows;
-    int heads, key = 0, head = 0;
-    FLASHJIT_FN void some(int count) {
-      for (; count > 0 && key < rows.count; --count) {
-        const Element* const row = rows.key[key] + head * rows.head_stride;
-#pragma unroll
-        for (int c = 0; c < columns; c += 64 / sizeof(Element)) fetch(row + c);
-        if (++head == heads) head = 0, ++key;
-      }
-    }
-  };
+  // Vectors of output columns that stay in registers, while as many keys pass by if the tile has several
+  // heads.
+  static constexpr int columns_at_once = vector_registers / 8, values_at_once = 16;
+  // Loads of a row, and the floats that they make.
+  static constexpr int load_vectors = vectors_of_load<Element>, load_columns_ = columns_of_load<Element>;
+  static constexpr int loads_k = ceil_div(head_dim, load_columns_),
+                       loads_v = ceil_div(head_dim_v, load_columns_);
+  static constexpr int fetched_bytes = 32768;
+  static constexpr int q_row = loads_k * load_columns_, o_row = loads_v * load_columns_;
 
   const CpuDecodeParams& p_;
   const Problem& problem_;  // of the first head
@@ -116,8 +146,11 @@ class DecodeTile {
   const Span positions_;    // of the tile
   const int rows_;    // of each key/value head: row r is position r / group_ of its query head r % group_
   const int padded_;  // in whole rows_at_once
-  float *q_, *o_, *s_, *maximum_, *sum_, *alpha_;  // of heads_ * padded_ rows
-  const Element** pointers_;                       // [4][block_n]
+  const int ahead_;   // rows of K and V are fetched so many keys ahead
+  float *q_, *o_, *s_, *maximum_, *sums_;  // of heads_ * padded_ rows; a row has `lanes` sums
+  // The first head's rows of K and V of this block, then of the next one, [4][block_n], in the order in which
+  // they are walked. The last row stands in for keys beyond a block's end.
+  const Element** rows_of_;
 
  public:
   FLASHJIT_FN DecodeTile(const CpuDecodeParams& p, const Problem& problem, int heads, Span positions,
@@ -128,14 +161,15 @@ class DecodeTile {
         heads_(heads),
         positions_(positions),
         rows_(positions.size() * group_),
-        padded_(round_up(rows_, rows_at_once)) {
+        padded_(round_up(rows_, rows_at_once)),
+        ahead_(max(values_at_once,
+                   min(fetched_bytes / static_cast<int>(heads * head_dim * sizeof(Element)), block_n))) {
     q_ = static_cast<float*>(scratch);
     o_ = q_ + block_m * q_row;
     s_ = o_ + block_m * o_row;
     maximum_ = s_ + block_m * block_n;
-    sum_ = maximum_ + block_m;
-    alpha_ = sum_ + block_m;
-    pointers_ = reinterpret_cast<const Element**>(alpha_ + block_m);
+    sums_ = maximum_ + round_up(block_m, 16);
+    rows_of_ = reinterpret_cast<const Element**>(sums_ + block_m * 16);
   }
 
   // Computes the rows' sums over the keys that they see in `keys`.
@@ -144,38 +178,36 @@ class DecodeTile {
     const Mask mask(p_, problem_);
     const Span within = intersect(keys, mask.hull(Keys{}, positions_));
     BlockWalk<Keys, Mask> walk(mask, positions_, block_n, keys);
-    Rows k[2], v[2];
     Block block, next;
-    const auto look_at = [&](const Block& b, int side) __attribute__((always_inline)) {
-      const Span here = intersect(within, block_span(b.index, block_n));
-      k[side] = {pointers_ + 2 * side * block_n, max(here.size(), 0), p_.k.head_stride};
-      v[side] = {pointers_ + (2 * side + 1) * block_n, max(here.size(), 0), p_.v.head_stride};
-      find_rows(here, k[side], v[side]);
+    const auto keys_of = [&](const Block& b) __attribute__((always_inline)) {
+      return intersect(within, block_span(b.index, block_n));
     };
     bool more = walk.next(block);
-    if (more) look_at(block, 0);
-    for (int side = 0; more; side ^= 1) {
-      const Span here = intersect(within, block_span(block.index, block_n));
+    if (more) find_rows(keys_of(block), rows_of_);
+    while (more) {
+      const Span here = keys_of(block);
       more = walk.next(next);
-      k[side ^ 1].count = v[side ^ 1].count = 0;
-      if (more) look_at(next, side ^ 1);
-      const bool whole = mask.whole(positions_, here);
-      Fetch<head_dim> fetch_k{k[side ^ 1], heads_};
-      Fetch<head_dim_v> fetch_v{v[side ^ 1], heads_};
+      find_rows(more ? keys_of(next) : Span{here.end - 1, here.end}, rows_of_ + 2 * block_n);
       if (!here.empty()) {
+        const bool whole = mask.whole(positions_, here);
+        take_scores(here.size());
         for (int head = 0; head < heads_; ++head) {
-          const int row = head * padded_;
-          take_scores(row, head, k[side], fetch_k);
-          Spec::Score::modify(s_ + row * block_n, positions_, here, head);
-          if (!whole) apply_mask(mask, s_ + row * block_n, here);
-          softmax(row, here.size());
-          if (whole)
-            add_values(row, head, v[side], fetch_v);
-          else
-            add_seen_values(row, head, v[side]);
+          float* const scores = s_ + head * padded_ * block_n;
+          Spec::Score::modify(scores, positions_, here, head);
+          if (!whole) apply_mask(mask, scores, here);
+          softmax(head * padded_, here.size());
         }
+        if (whole)
+          add_values(here.size());
+        else
+          add_seen_values(here.size());
       }
+      __builtin_memcpy(rows_of_, rows_of_ + 2 * block_n, 2 * block_n * sizeof *rows_of_);
       block = next;
+    }
+    for (int row = 0; row < heads_ * padded_; ++row) {
+      for (int c = 0; c < o_row; c += load_columns_) order_columns<Element>(o_ + row * o_row + c);
+      for (int lane = 1; lane < lanes; ++lane) sum_of(row) += sums_[row * lanes + lane];
     }
   }
 
@@ -185,7 +217,7 @@ class DecodeTile {
       float* const to = part + head * part_of_head;
       for (int c = 0; c < head_dim_v; ++c) to[row * head_dim_v + c] = o_[i * o_row + c];
       to[group_rows * head_dim_v + row] = maximum_[i];
-      to[group_rows * (head_dim_v + 1) + row] = sum_[i];
+      to[group_rows * (head_dim_v + 1) + row] = sum_of(i);
     });
   }
   // Adds a part's partial results. The first part replaces the rows' state.
@@ -199,7 +231,7 @@ class DecodeTile {
       const float reference = top == minus_infinity ? 0 : top;
       const float by = exp2(splat((here - reference) * scale))[0];
       const float by_there = exp2(splat((there - reference) * scale))[0];
-      sum_[i] = (first ? 0 : sum_[i] * by) + from[group_rows * (head_dim_v + 1) + row] * by_there;
+      sum_of(i) = (first ? 0 : sum_of(i) * by) + from[group_rows * (head_dim_v + 1) + row] * by_there;
       maximum_[i] = top;
       for (int c = 0; c < head_dim_v; ++c) {
         const float other = there == minus_infinity ? 0 : from[row * head_dim_v + c] * by_there;
@@ -212,18 +244,21 @@ class DecodeTile {
       const int position = row / group_, head_q = head * group_ + row % group_;
       OElement* const to = static_cast<OElement*>(p_.o.data) + problem_.q_offset(p_.o) +
                            position * p_.o.row_stride + head_q * p_.o.head_stride;
-      const bool empty = sum_[i] == 0;
-      const float inverse = empty ? 0 : 1 / sum_[i];
+      const bool empty = sum_of(i) == 0;
+      const float inverse = empty ? 0 : 1 / sum_of(i);
       for (int c = 0; c < head_dim_v; c += 8)
         store8(to + c, empty ? Vec8{} : load_unaligned<Vec8>(o_ + i * o_row + c) * inverse);
       if constexpr (Spec::lse)
         static_cast<float*>(p_.lse.data)[problem_.q_offset(p_.lse) + position * p_.lse.row_stride +
                                          head_q * p_.lse.head_stride] =
-            empty ? minus_infinity : maximum_[i] * (p_.scale_log2 * ln_2) + log(splat(sum_[i]))[0];
+            empty ? minus_infinity : maximum_[i] * (p_.scale_log2 * ln_2) + log(splat(sum_of(i)))[0];
     });
   }
 
  private:
+  // A row's sum after run().
+  FLASHJIT_FN float& sum_of(int row) const { return sums_[row * lanes]; }
+
   // body(row of the tile, its key/value head, its row of that head's group)
   template <class Body>
   FLASHJIT_FN void each_row(Body body) const {
@@ -239,69 +274,87 @@ class DecodeTile {
         const Element* const from = static_cast<const Element*>(p_.q.data) + problem_.q_offset(p_.q) +
                                     row / group_ * p_.q.row_stride +
                                     (head * group_ + row % group_) * p_.q.head_stride;
-        for (int c = 0; c < q_row; c += lanes) store(q_ + at * q_row + c, load_columns<head_dim>(from, c));
+        for (int c = 0; c < q_row; c += load_columns_) {
+          Vec columns[load_vectors];
+          load_columns<head_dim>(from, c, columns);
+          for (int i = 0; i < load_vectors; ++i) store(q_ + at * q_row + c + i * lanes, columns[i]);
+        }
         for (int c = 0; c < o_row; c += lanes) store(o_ + at * o_row + c, Vec{});
         maximum_[at] = minus_infinity;
-        sum_[at] = 0;
+        store(sums_ + at * lanes, Vec{});
       }
   }
 
-  // Finds the rows of K and V of the tile's first head.
-  FLASHJIT_FN void find_rows(Span keys, const Rows& k_rows, const Rows& v_rows) const {
+  // rows[0, block_n) get the first head's rows of K of `keys`, rows[block_n, 2 * block_n) those of V.
+  FLASHJIT_FN void find_rows(Span keys, const Element** rows) const {
     const Element* const k = static_cast<const Element*>(p_.k.data) + problem_.head_kv * p_.k.head_stride;
     const Element* const v = static_cast<const Element*>(p_.v.data) + problem_.head_kv * p_.v.head_stride;
     const auto set = [&](int i, i64 page, int row) __attribute__((always_inline)) {
-      k_rows.key[i] = k + page * p_.k.batch_stride + row * p_.k.row_stride;
-      v_rows.key[i] = v + page * p_.v.batch_stride + row * p_.v.row_stride;
+      rows[i] = k + page * p_.k.batch_stride + row * p_.k.row_stride;
+      rows[block_n + i] = v + page * p_.v.batch_stride + row * p_.v.row_stride;
     };
+    int count = 0;
     if constexpr (Spec::paged) {
       const int size = p_.pages.page_size;
       const int* const table = p_.pages.table + problem_.batch * p_.pages.table_stride;
       for (int key = keys.begin; key < keys.end;) {
         const i64 page = min(max(table[key / size], 0), p_.pages.num_pages - 1);
-        for (int row = key % size; row < size && key < keys.end; ++row, ++key)
-          set(key - keys.begin, page, row);
+        for (int row = key % size; row < size && key < keys.end; ++row, ++key) set(count++, page, row);
       }
     } else {
-      for (int key = keys.begin; key < keys.end; ++key) set(key - keys.begin, problem_.batch, key);
+      for (int key = keys.begin; key < keys.end; ++key) set(count++, problem_.batch, key);
+    }
+    for (int i = count; count > 0 && i < block_n; ++i) {
+      rows[i] = rows[count - 1];
+      rows[block_n + i] = rows[block_n + count - 1];
     }
   }
 
-  // S = Q K^T: s_[row][key].
-  template <class FetchK>
-  __attribute__((noinline)) void take_scores(int first_row, int head, const Rows& rows,
-                                             FetchK& fetch_k) const {
-    for (int key = 0; key < rows.count; key += keys_at_once) {
-      const Element* k[keys_at_once];
-#pragma unroll
-      for (int j = 0; j < keys_at_once; ++j)
-        k[j] = rows.key[min(key + j, rows.count - 1)] + head * rows.head_stride;
-      fetch_k.some(keys_at_once);
-      for (int row = first_row; row < first_row + padded_; row += rows_at_once) {
-        const float* const q = q_ + row * q_row;
-        Vec sums[lanes] = {};
-#pragma unroll
-        for (int c = 0; c < vectors_k; ++c) {
-          Vec columns[keys_at_once];
-#pragma unroll
-          for (int j = 0; j < keys_at_once; ++j) columns[j] = load_columns<head_dim>(k[j], c * lanes);
-#pragma unroll
-          for (int r = 0; r < rows_at_once; ++r) {
-            const Vec of_q = load(q + r * q_row + c * lanes);
-#pragma unroll
-            for (int j = 0; j < keys_at_once; ++j)
-              sums[r * keys_at_once + j] = fma(of_q, columns[j], sums[r * keys_at_once + j]);
-          }
-        }
-        const Vec scores = sums_of(sums);
-#pragma unroll
-        for (int r = 0; r < rows_at_once; ++r)
-          __builtin_memcpy(s_ + (row + r) * block_n + key,
-                           reinterpret_cast<const char*>(&scores) + r * keys_at_once * sizeof(float),
-                           keys_at_once * sizeof(float));
+  // S = Q K^T: s_[row][key]. Heads take turns, because their rows of a key lie side by side in memory.
+  __attribute__((noinline)) void take_scores(int keys) const {
+    for (int key = 0; key < keys; key += keys_at_once)
+      for (int head = 0; head < heads_; ++head) {
+        const int row = head * padded_;
+        scores_of<true>(row, key, head * p_.k.head_stride);
+        for (int i = rows_at_once; i < padded_; i += rows_at_once)
+          scores_of<false>(row + i, key, head * p_.k.head_stride);
       }
-    }
   }
+  template <bool fetches>
+  FLASHJIT_FN void scores_of(int row, int key, i64 offset) const {
+    const Element *k[keys_at_once], *next[keys_at_once];
+#pragma unroll
+    for (int j = 0; j < keys_at_once; ++j) {
+      k[j] = rows_of_[key + j] + offset;
+      next[j] = rows_of_[key + j + ahead_] + offset;
+    }
+    const float* const q = q_ + row * q_row;
+    Vec sums[lanes] = {};
+#pragma unroll
+    for (int c = 0; c < q_row; c += load_columns_) {
+      Vec columns[keys_at_once][load_vectors];
+#pragma unroll
+      for (int j = 0; j < keys_at_once; ++j) load_columns<head_dim>(k[j], c, columns[j]);
+#pragma unroll
+      for (int i = 0; i < load_vectors; ++i)
+#pragma unroll
+        for (int r = 0; r < rows_at_once; ++r) {
+          if (fetches && i == 0 && r < keys_at_once && begins_line(c)) fetch(next[r] + c);
+          const Vec of_q = load(q + r * q_row + c + i * lanes);
+#pragma unroll
+          for (int j = 0; j < keys_at_once; ++j)
+            sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
+        }
+    }
+    const Vec scores = sums_of(sums);
+#pragma unroll
+    for (int r = 0; r < rows_at_once; ++r)
+      __builtin_memcpy(s_ + (row + r) * block_n + key,
+                       reinterpret_cast<const char*>(&scores) + r * keys_at_once * sizeof(float),
+                       keys_at_once * sizeof(float));
+  }
+  // Whether a load from column `c` on is the first of a cache line.
+  static constexpr bool begins_line(int c) { return c * sizeof(Element) % 64 == 0; }
 
   __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys) const {
     [[maybe_unused]] auto tile = mask.tile();
@@ -323,84 +376,105 @@ class DecodeTile {
     }
   }
 
-  // Scores to weights, with the rows' state as in cpu/tile.h.
+  // Scores to weights, with the rows' state as in cpu/tile.h. O is rescaled where a row's maximum grows.
   __attribute__((noinline)) void softmax(int first_row, int keys) const {
     const float scale = p_.scale_log2;
     for (int i = first_row; i < first_row + rows_; ++i) {
       float* const s = s_ + i * block_n;
+      float* const sums = sums_ + i * lanes;
       for (int key = keys; key < round_up(keys, lanes); ++key) s[key] = minus_infinity;
       Vec tops = load(s);
       for (int key = lanes; key < keys; key += lanes) tops = larger(load(s + key), tops);
-      const float top = __builtin_reduce_max(tops), before = maximum_[i];
-      const float maximum = top > before ? top : before;
-      const float reference = maximum == minus_infinity ? 0 : maximum;
-      alpha_[i] = before == maximum ? 1 : exp2(splat((before - reference) * scale))[0];
-      const float offset = reference * scale;
-      // As in cpu/tile.h: rounded, a far offset may take weights beyond exp2.
-      const bool far = __builtin_fabsf(offset) > 65536;
-      Vec sums{};
-      for (int key = 0; key < keys; key += lanes) {
-        const Vec score = load(s + key);
-        const Vec weight = exp2(far ? (score - reference) * scale : fma(score, splat(scale), splat(-offset)));
-        store(s + key, weight);
-        sums += weight;
+      if (__builtin_reduce_or(tops > splat(maximum_[i]))) {
+        const float before = maximum_[i], maximum = __builtin_reduce_max(tops);
+        const float alpha = exp2(splat((before - maximum) * scale))[0];
+        for (float* o = o_ + i * o_row; o < o_ + (i + 1) * o_row; o += lanes) store(o, load(o) * alpha);
+        store(sums, load(sums) * alpha);
+        maximum_[i] = maximum;
       }
-      float sum = sum_[i] * alpha_[i];
-      for (int lane = 0; lane < lanes; ++lane) sum += sums[lane];
-      sum_[i] = sum;
-      maximum_[i] = maximum;
+      const float reference = maximum_[i] == minus_infinity ? 0 : maximum_[i];
+      const Vec offset = splat(-reference * scale);
+      // As in cpu/tile.h: rounded, a far offset may take weights beyond exp2.
+      const auto weigh = [&](auto exponent) __attribute__((always_inline)) {
+        Vec sum = load(sums);
+        for (int key = 0; key < keys; key += lanes) {
+          const Vec weight = exp2(exponent(load(s + key)));
+          store(s + key, weight);
+          sum += weight;
+        }
+        store(sums, sum);
+      };
+      if (__builtin_fabsf(reference * scale) > 65536)
+        weigh([&](Vec score) __attribute__((always_inline)) { return (score - reference) * scale; });
+      else
+        weigh([&](Vec score) __attribute__((always_inline)) { return fma(score, splat(scale), offset); });
     }
   }
 
-  // O = O * alpha + P V.
-  template <class FetchV>
-  __attribute__((noinline)) void add_values(int first_row, int head, const Rows& rows,
-                                            FetchV& fetch_v) const {
-    for (int row = first_row; row < first_row + padded_; row += rows_at_once)
-      add_columns<0>(row, row == first_row, head * rows.head_stride, rows, fetch_v);
+  // O += P V. Several heads take turns, as they do for the scores.
+  __attribute__((noinline)) void add_values(int keys) const {
+    const int step = heads_ > 1 ? values_at_once : block_n;
+    for (int key = 0; key < keys; key += step)
+      for (int head = 0; head < heads_; ++head) {
+        const Span some{key, min(key + step, keys)};
+        const int row = head * padded_;
+        add_columns<0, true>(row, some, head * p_.v.head_stride);
+        for (int i = rows_at_once; i < padded_; i += rows_at_once)
+          add_columns<0, false>(row + i, some, head * p_.v.head_stride);
+      }
   }
-  template <int first, class FetchV>
-  FLASHJIT_FN void add_columns(int row, bool fetches, i64 offset, const Rows& rows, FetchV& fetch_v) const {
-    constexpr int count = min(columns_at_once, vectors_v - first);
-    float* const o = o_ + row * o_row + first * lanes;
+  template <int first, bool fetches>
+  FLASHJIT_FN void add_columns(int row, Span keys, i64 offset) const {
+    constexpr int count = min(columns_at_once * lanes, o_row - first);
+    float* const o = o_ + row * o_row + first;
     const float* const p = s_ + row * block_n;
-    Vec sums[rows_at_once][count];
+    Vec sums[rows_at_once][count / lanes];
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
 #pragma unroll
-      for (int c = 0; c < count; ++c) sums[r][c] = load(o + r * o_row + c * lanes) * alpha_[row + r];
-    for (int key = 0; key < rows.count; ++key) {
-      if (first == 0 && fetches) fetch_v.some(1);
-      const Element* const row_of_v = rows.key[key] + offset;
-      Vec v[count];
+      for (int c = 0; c < count; c += lanes) sums[r][c / lanes] = load(o + r * o_row + c);
+    for (int key = keys.begin; key < keys.end; ++key) {
+      const Element* const v = rows_of_[block_n + key] + offset;
+      const Element* const next = rows_of_[block_n + key + ahead_] + offset;
+      Vec columns[count / load_columns_][load_vectors];
 #pragma unroll
-      for (int c = 0; c < count; ++c) v[c] = load_columns<head_dim_v>(row_of_v, (first + c) * lanes);
+      for (int c = 0; c < count; c += load_columns_)
+        load_columns<head_dim_v>(v, first + c, columns[c / load_columns_]);
 #pragma unroll
       for (int r = 0; r < rows_at_once; ++r) {
+        const int to_fetch = first + r * load_columns_;
+        if (fetches && to_fetch < first + count && begins_line(to_fetch)) fetch(next + to_fetch);
         const Vec weight = splat(p[r * block_n + key]);
 #pragma unroll
-        for (int c = 0; c < count; ++c) sums[r][c] = fma(weight, v[c], sums[r][c]);
+        for (int c = 0; c < count / lanes; ++c)
+          sums[r][c] = fma(weight, columns[c / load_vectors][c % load_vectors], sums[r][c]);
       }
     }
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
 #pragma unroll
-      for (int c = 0; c < count; ++c) store(o + r * o_row + c * lanes, sums[r][c]);
-    if constexpr (first + count < vectors_v) add_columns<first + count>(row, false, offset, rows, fetch_v);
+      for (int c = 0; c < count; c += lanes) store(o + r * o_row + c, sums[r][c / lanes]);
+    if constexpr (first + count < o_row) add_columns<first + count, fetches>(row, keys, offset);
   }
   // The same without terms of weight 0, so that NaN in V reaches only rows that see it.
-  __attribute__((noinline)) void add_seen_values(int first_row, int head, const Rows& rows) const {
-    for (int i = first_row; i < first_row + rows_; ++i) {
-      float* const o = o_ + i * o_row;
-      for (int c = 0; c < o_row; c += lanes) store(o + c, load(o + c) * alpha_[i]);
-      for (int key = 0; key < rows.count; ++key) {
-        const float weight = s_[i * block_n + key];
-        if (weight == 0) continue;
-        const Element* const v = rows.key[key] + head * rows.head_stride;
-        for (int c = 0; c < o_row; c += lanes)
-          store(o + c, fma(splat(weight), load_columns<head_dim_v>(v, c), load(o + c)));
+  __attribute__((noinline)) void add_seen_values(int keys) const {
+    for (int head = 0; head < heads_; ++head)
+      for (int i = head * padded_; i < head * padded_ + rows_; ++i) {
+        float* const o = o_ + i * o_row;
+        for (int key = 0; key < keys; ++key) {
+          const float weight = s_[i * block_n + key];
+          if (weight == 0) continue;
+          const Element* const v = rows_of_[block_n + key] + head * p_.v.head_stride;
+          for (int c = 0; c < o_row; c += load_columns_) {
+            Vec columns[load_vectors];
+            load_columns<head_dim_v>(v, c, columns);
+            for (int j = 0; j < load_vectors; ++j) {
+              float* const to = o + c + j * lanes;
+              store(to, fma(splat(weight), columns[j], load(to)));
+            }
+          }
+        }
       }
-    }
   }
 };
 

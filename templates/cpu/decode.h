@@ -24,11 +24,9 @@ struct DecodeCpuSpec {
 // Columns of a row of Q, K or V, in one load: for bf16 the even ones, then the odd ones, because a word holds
 // two.
 template <class Element>
-constexpr int vectors_of_load = 1;
-template <>
-constexpr int vectors_of_load<bf16> = 2;
+inline constexpr int vectors_of_load = __is_same(Element, bf16) ? 2 : 1;
 template <class Element>
-constexpr int columns_of_load = vectors_of_load<Element> * lanes;
+inline constexpr int columns_of_load = vectors_of_load<Element> * lanes;
 
 // Loads columns from `c` on. Columns from `columns` on, a multiple of 8, are zeros.
 FLASHJIT_FN Vec load_vector(const fp32* p) {
@@ -354,7 +352,7 @@ class DecodeTile {
                        keys_at_once * sizeof(float));
   }
   // Whether a load from column `c` on is the first of a cache line.
-  static constexpr bool begins_line(int c) { return c * sizeof(Element) % 64 == 0; }
+  FLASHJIT_FN static constexpr bool begins_line(int c) { return c * sizeof(Element) % 64 == 0; }
 
   __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys) const {
     [[maybe_unused]] auto tile = mask.tile();

@@ -318,8 +318,13 @@ class DecodeTile {
           scores_of<false>(row + i, key, head * p_.k.head_stride);
       }
   }
+  // The next rows' cache lines are fetched one by one between the multiply-adds: a few at once would make
+  // them wait.
   template <bool fetches>
   FLASHJIT_FN void scores_of(int row, int key, i64 offset) const {
+    constexpr int line = 64 / sizeof(Element), lines_k = ceil_div(head_dim, line);
+    constexpr int fetches_k = keys_at_once * lines_k,
+                  steps_of_fetch = q_row / lanes * rows_at_once / fetches_k;
     const Element *k[keys_at_once], *next[keys_at_once];
 #pragma unroll
     for (int j = 0; j < keys_at_once; ++j) {
@@ -337,7 +342,11 @@ class DecodeTile {
       for (int i = 0; i < load_vectors; ++i)
 #pragma unroll
         for (int r = 0; r < rows_at_once; ++r) {
-          if (fetches && i == 0 && r < keys_at_once && begins_line(c)) fetch(next[r] + c);
+          const int step = (c / lanes + i) * rows_at_once + r;
+          if (fetches && step % steps_of_fetch == 0) {
+            const int of_fetch = step / steps_of_fetch;
+            if (of_fetch < fetches_k) fetch(next[of_fetch / lines_k] + of_fetch % lines_k * line);
+          }
           const Vec of_q = load(q + r * q_row + c + i * lanes);
 #pragma unroll
           for (int j = 0; j < keys_at_once; ++j)

@@ -135,6 +135,8 @@ class DecodeTile {
   static constexpr int loads_k = ceil_div(head_dim, load_columns_),
                        loads_v = ceil_div(head_dim_v, load_columns_);
   static constexpr int fetched_bytes = 32768;
+  static constexpr int line = 64 / sizeof(Element);  // columns of a cache line
+  static constexpr int steps_of_fetch = load_vectors * rows_at_once / keys_at_once;
   static constexpr int q_row = loads_k * load_columns_, o_row = loads_v * load_columns_;
 
   const CpuDecodeParams& p_;
@@ -311,30 +313,22 @@ class DecodeTile {
   // S = Q K^T: s_[row][key]. Heads take turns, because their rows of a key lie side by side in memory.
   __attribute__((noinline)) void take_scores(int keys) const {
     for (int key = 0; key < keys; key += keys_at_once)
-      for (int head = 0; head < heads_; ++head) {
-        const int row = head * padded_;
-        scores_of<true>(row, key, head * p_.k.head_stride);
-        for (int i = rows_at_once; i < padded_; i += rows_at_once)
-          scores_of<false>(row + i, key, head * p_.k.head_stride);
-      }
+      for (int head = 0; head < heads_; ++head)
+        for (int i = 0; i < padded_; i += rows_at_once)
+          scores_of(head * padded_ + i, key, i == 0 ? ahead_ : 0, head * p_.k.head_stride);
   }
-  // The next rows' cache lines are fetched one by one between the multiply-adds: a few at once would make
-  // them wait.
-  template <bool fetches>
-  FLASHJIT_FN void scores_of(int row, int key, i64 offset) const {
-    constexpr int line = 64 / sizeof(Element), lines_k = ceil_div(head_dim, line);
-    constexpr int fetches_k = keys_at_once * lines_k,
-                  steps_of_fetch = q_row / lanes * rows_at_once / fetches_k;
+  // Fetches the rows `ahead` keys on, a cache line between some multiply-adds. The loop over the columns is
+  // not unrolled: otherwise the compiler gathers the fetches, and multiply-adds wait for them.
+  FLASHJIT_FN void scores_of(int row, int key, int ahead, i64 offset) const {
     const Element *k[keys_at_once], *next[keys_at_once];
 #pragma unroll
     for (int j = 0; j < keys_at_once; ++j) {
       k[j] = rows_of_[key + j] + offset;
-      next[j] = rows_of_[key + j + ahead_] + offset;
+      next[j] = rows_of_[key + j + ahead] + offset;
     }
     const float* const q = q_ + row * q_row;
     Vec sums[lanes] = {};
-#pragma unroll
-    for (int c = 0; c < q_row; c += load_columns_) {
+    const auto add_products = [&](int c) __attribute__((always_inline)) {
       Vec columns[keys_at_once][load_vectors];
 #pragma unroll
       for (int j = 0; j < keys_at_once; ++j) load_columns<head_dim>(k[j], c, columns[j]);
@@ -342,17 +336,18 @@ class DecodeTile {
       for (int i = 0; i < load_vectors; ++i)
 #pragma unroll
         for (int r = 0; r < rows_at_once; ++r) {
-          const int step = (c / lanes + i) * rows_at_once + r;
-          if (fetches && step % steps_of_fetch == 0) {
-            const int of_fetch = step / steps_of_fetch;
-            if (of_fetch < fetches_k) fetch(next[of_fetch / lines_k] + of_fetch % lines_k * line);
-          }
+          const int step = i * rows_at_once + r;
+          if (step % steps_of_fetch == 0) fetch(next[step / steps_of_fetch] + c);
           const Vec of_q = load(q + r * q_row + c + i * lanes);
 #pragma unroll
           for (int j = 0; j < keys_at_once; ++j)
             sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
         }
-    }
+    };
+    constexpr int whole = head_dim / load_columns_ * load_columns_;
+#pragma nounroll
+    for (int c = 0; c < whole; c += load_columns_) add_products(c);
+    if constexpr (whole < head_dim) add_products(whole);
     const Vec scores = sums_of(sums);
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
@@ -360,8 +355,6 @@ class DecodeTile {
                        reinterpret_cast<const char*>(&scores) + r * keys_at_once * sizeof(float),
                        keys_at_once * sizeof(float));
   }
-  // Whether a load from column `c` on is the first of a cache line.
-  FLASHJIT_FN static constexpr bool begins_line(int c) { return c * sizeof(Element) % 64 == 0; }
 
   __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys) const {
     [[maybe_unused]] auto tile = mask.tile();
@@ -422,16 +415,13 @@ class DecodeTile {
   __attribute__((noinline)) void add_values(int keys) const {
     const int step = heads_ > 1 ? values_at_once : block_n;
     for (int key = 0; key < keys; key += step)
-      for (int head = 0; head < heads_; ++head) {
-        const Span some{key, min(key + step, keys)};
-        const int row = head * padded_;
-        add_columns<0, true>(row, some, head * p_.v.head_stride);
-        for (int i = rows_at_once; i < padded_; i += rows_at_once)
-          add_columns<0, false>(row + i, some, head * p_.v.head_stride);
-      }
+      for (int head = 0; head < heads_; ++head)
+        for (int i = 0; i < padded_; i += rows_at_once)
+          add_columns<0>(head * padded_ + i, {key, min(key + step, keys)}, i == 0 ? ahead_ : 0,
+                         head * p_.v.head_stride);
   }
-  template <int first, bool fetches>
-  FLASHJIT_FN void add_columns(int row, Span keys, i64 offset) const {
+  template <int first>
+  FLASHJIT_FN void add_columns(int row, Span keys, int ahead, i64 offset) const {
     constexpr int count = min(columns_at_once * lanes, o_row - first);
     float* const o = o_ + row * o_row + first;
     const float* const p = s_ + row * block_n;
@@ -441,16 +431,15 @@ class DecodeTile {
 #pragma unroll
       for (int c = 0; c < count; c += lanes) sums[r][c / lanes] = load(o + r * o_row + c);
     for (int key = keys.begin; key < keys.end; ++key) {
-      const Element* const v = rows_of_[block_n + key] + offset;
-      const Element* const next = rows_of_[block_n + key + ahead_] + offset;
+      const Element* const v = rows_of_[block_n + key] + offset + first;
+      const Element* const next = rows_of_[block_n + key + ahead] + offset + first;
       Vec columns[count / load_columns_][load_vectors];
 #pragma unroll
       for (int c = 0; c < count; c += load_columns_)
-        load_columns<head_dim_v>(v, first + c, columns[c / load_columns_]);
+        load_columns<head_dim_v - first>(v, c, columns[c / load_columns_]);
 #pragma unroll
       for (int r = 0; r < rows_at_once; ++r) {
-        const int to_fetch = first + r * load_columns_;
-        if (fetches && to_fetch < first + count && begins_line(to_fetch)) fetch(next + to_fetch);
+        if (r * line < count) fetch(next + r * line);
         const Vec weight = splat(p[r * block_n + key]);
 #pragma unroll
         for (int c = 0; c < count / lanes; ++c)
@@ -461,7 +450,7 @@ class DecodeTile {
     for (int r = 0; r < rows_at_once; ++r)
 #pragma unroll
       for (int c = 0; c < count; c += lanes) store(o + r * o_row + c, sums[r][c / lanes]);
-    if constexpr (first + count < o_row) add_columns<first + count, fetches>(row, keys, offset);
+    if constexpr (first + count < o_row) add_columns<first + count>(row, keys, ahead, offset);
   }
   // The same without terms of weight 0, so that NaN in V reaches only rows that see it.
   __attribute__((noinline)) void add_seen_values(int keys) const {

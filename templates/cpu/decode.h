@@ -1,8 +1,9 @@
 // Decode on a CPU: a few query rows of each batch entry against a long cache (split-KV: FlashDecoding, Dao et
 // al. 2023). Memory bounds it. An item is a part of a batch entry's keys, for some key/value heads and all
 // query heads of their groups, so K and V are read once. Keys are not packed: scores are dot products of rows
-// as they lie in memory. A block's keys are walked twice, for the scores and for the product with V. Each
-// walk fetches the next block's rows, because the hardware does not foresee rows that are apart.
+// as they lie in memory. A block's keys are walked twice, for the scores and for the product with V. Both
+// walks fetch rows some keys ahead, a cache line at a time between multiply-adds: the processor then computes
+// while memory works.
 #pragma once
 
 #include "cpu/vector.h"
@@ -21,12 +22,10 @@ struct DecodeCpuSpec {
   static constexpr bool lse = true, varlen = false, paged = false;
 };
 
-// Columns of a row of Q, K or V, in one load: for bf16 the even ones, then the odd ones, because a word holds
-// two.
+// Vectors that one load of a row of Q, K or V makes. A word of memory holds two columns of bf16: the first
+// vector gets the even columns, the second the odd ones.
 template <class Element>
 inline constexpr int vectors_of_load = __is_same(Element, bf16) ? 2 : 1;
-template <class Element>
-inline constexpr int columns_of_load = vectors_of_load<Element> * lanes;
 
 // Loads columns from `c` on. Columns from `columns` on, a multiple of 8, are zeros.
 FLASHJIT_FN Vec load_vector(const fp32* p) {
@@ -79,7 +78,7 @@ FLASHJIT_FN V interleave_high(V a, V b) {
   else
     return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
-// Puts the columns of a load, which lie at `p`, in order.
+// Puts the columns of a load in order, at `p`.
 template <class Element>
 FLASHJIT_FN void order_columns(float* p) {
   if constexpr (vectors_of_load<Element> == 2) {
@@ -127,17 +126,15 @@ class DecodeTile {
   // Rows and keys whose scores are computed at a time: a sum for each in a register, and one vector of
   // results.
   static constexpr int rows_at_once = decode_rows_at_once, keys_at_once = lanes / rows_at_once;
-  // Vectors of output columns that stay in registers, while as many keys pass by if the tile has several
-  // heads.
+  // Vectors of output columns that stay in registers, and keys that pass them before the next head's turn.
   static constexpr int columns_at_once = vector_registers / 8, values_at_once = 16;
-  // Loads of a row, and the floats that they make.
-  static constexpr int load_vectors = vectors_of_load<Element>, load_columns_ = columns_of_load<Element>;
-  static constexpr int loads_k = ceil_div(head_dim, load_columns_),
-                       loads_v = ceil_div(head_dim_v, load_columns_);
-  static constexpr int fetched_bytes = 32768;
+  static constexpr int load_vectors = vectors_of_load<Element>, load_width = load_vectors * lanes;
+  static constexpr int q_row = round_up(head_dim, load_width), o_row = round_up(head_dim_v, load_width);
+
   static constexpr int line = 64 / sizeof(Element);  // columns of a cache line
-  static constexpr int steps_of_fetch = load_vectors * rows_at_once / keys_at_once;
-  static constexpr int q_row = loads_k * load_columns_, o_row = loads_v * load_columns_;
+  // Scores: one line is fetched for so many vectors of q.
+  static constexpr int vectors_of_fetch = line / lanes * rows_at_once / keys_at_once;
+  static constexpr int fetched_bytes = 32768;  // of K or V on their way
 
   const CpuDecodeParams& p_;
   const Problem& problem_;  // of the first head
@@ -187,7 +184,9 @@ class DecodeTile {
     while (more) {
       const Span here = keys_of(block);
       more = walk.next(next);
-      find_rows(more ? keys_of(next) : Span{here.end - 1, here.end}, rows_of_ + 2 * block_n);
+      Span coming = more ? keys_of(next) : Span{};
+      if (coming.empty()) coming = {max(here.begin, here.end - 1), here.end};
+      find_rows(coming, rows_of_ + 2 * block_n);
       if (!here.empty()) {
         const bool whole = mask.whole(positions_, here);
         take_scores(here.size());
@@ -206,7 +205,7 @@ class DecodeTile {
       block = next;
     }
     for (int row = 0; row < heads_ * padded_; ++row) {
-      for (int c = 0; c < o_row; c += load_columns_) order_columns<Element>(o_ + row * o_row + c);
+      for (int c = 0; c < o_row; c += load_width) order_columns<Element>(o_ + row * o_row + c);
       for (int lane = 1; lane < lanes; ++lane) sum_of(row) += sums_[row * lanes + lane];
     }
   }
@@ -274,7 +273,7 @@ class DecodeTile {
         const Element* const from = static_cast<const Element*>(p_.q.data) + problem_.q_offset(p_.q) +
                                     row / group_ * p_.q.row_stride +
                                     (head * group_ + row % group_) * p_.q.head_stride;
-        for (int c = 0; c < q_row; c += load_columns_) {
+        for (int c = 0; c < q_row; c += load_width) {
           Vec columns[load_vectors];
           load_columns<head_dim>(from, c, columns);
           for (int i = 0; i < load_vectors; ++i) store(q_ + at * q_row + c + i * lanes, columns[i]);
@@ -328,26 +327,29 @@ class DecodeTile {
     }
     const float* const q = q_ + row * q_row;
     Vec sums[lanes] = {};
-    const auto add_products = [&](int c) __attribute__((always_inline)) {
-      Vec columns[keys_at_once][load_vectors];
+    const auto add_products = [&](int begin, int end) __attribute__((always_inline)) {
 #pragma unroll
-      for (int j = 0; j < keys_at_once; ++j) load_columns<head_dim>(k[j], c, columns[j]);
+      for (int c = 0; c < end - begin; c += load_width) {
+        Vec columns[keys_at_once][load_vectors];
 #pragma unroll
-      for (int i = 0; i < load_vectors; ++i)
+        for (int j = 0; j < keys_at_once; ++j) load_columns<head_dim>(k[j], begin + c, columns[j]);
 #pragma unroll
-        for (int r = 0; r < rows_at_once; ++r) {
-          const int step = i * rows_at_once + r;
-          if (step % steps_of_fetch == 0) fetch(next[step / steps_of_fetch] + c);
-          const Vec of_q = load(q + r * q_row + c + i * lanes);
+        for (int i = 0; i < load_vectors; ++i)
 #pragma unroll
-          for (int j = 0; j < keys_at_once; ++j)
-            sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
-        }
+          for (int r = 0; r < rows_at_once; ++r) {
+            const int step = (c / lanes + i) * rows_at_once + r;
+            if (step % vectors_of_fetch == 0) fetch(next[step / vectors_of_fetch] + begin);
+            const Vec of_q = load(q + r * q_row + begin + c + i * lanes);
+#pragma unroll
+            for (int j = 0; j < keys_at_once; ++j)
+              sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
+          }
+      }
     };
-    constexpr int whole = head_dim / load_columns_ * load_columns_;
+    constexpr int whole_lines = head_dim / line * line;
 #pragma nounroll
-    for (int c = 0; c < whole; c += load_columns_) add_products(c);
-    if constexpr (whole < head_dim) add_products(whole);
+    for (int c = 0; c < whole_lines; c += line) add_products(c, c + line);
+    if constexpr (whole_lines < head_dim) add_products(whole_lines, head_dim);
     const Vec scores = sums_of(sums);
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
@@ -415,13 +417,15 @@ class DecodeTile {
   __attribute__((noinline)) void add_values(int keys) const {
     const int step = heads_ > 1 ? values_at_once : block_n;
     for (int key = 0; key < keys; key += step)
-      for (int head = 0; head < heads_; ++head)
-        for (int i = 0; i < padded_; i += rows_at_once)
-          add_columns<0>(head * padded_ + i, {key, min(key + step, keys)}, i == 0 ? ahead_ : 0,
-                         head * p_.v.head_stride);
+      for (int head = 0; head < heads_; ++head) {
+        const Span some{key, min(key + step, keys)};
+        add_columns<0, true>(head * padded_, some, head * p_.v.head_stride);
+        for (int i = rows_at_once; i < padded_; i += rows_at_once)
+          add_columns<0, false>(head * padded_ + i, some, head * p_.v.head_stride);
+      }
   }
-  template <int first>
-  FLASHJIT_FN void add_columns(int row, Span keys, int ahead, i64 offset) const {
+  template <int first, bool fetches>
+  FLASHJIT_FN void add_columns(int row, Span keys, i64 offset) const {
     constexpr int count = min(columns_at_once * lanes, o_row - first);
     float* const o = o_ + row * o_row + first;
     const float* const p = s_ + row * block_n;
@@ -432,14 +436,14 @@ class DecodeTile {
       for (int c = 0; c < count; c += lanes) sums[r][c / lanes] = load(o + r * o_row + c);
     for (int key = keys.begin; key < keys.end; ++key) {
       const Element* const v = rows_of_[block_n + key] + offset + first;
-      const Element* const next = rows_of_[block_n + key + ahead] + offset + first;
-      Vec columns[count / load_columns_][load_vectors];
+      const Element* const next = rows_of_[block_n + key + ahead_] + offset + first;
+      Vec columns[count / load_width][load_vectors];
 #pragma unroll
-      for (int c = 0; c < count; c += load_columns_)
-        load_columns<head_dim_v - first>(v, c, columns[c / load_columns_]);
+      for (int c = 0; c < count; c += load_width)
+        load_columns<head_dim_v - first>(v, c, columns[c / load_width]);
 #pragma unroll
       for (int r = 0; r < rows_at_once; ++r) {
-        if (r * line < count) fetch(next + r * line);
+        if (fetches && first % line == 0 && r * line < count) fetch(next + r * line);
         const Vec weight = splat(p[r * block_n + key]);
 #pragma unroll
         for (int c = 0; c < count / lanes; ++c)
@@ -450,7 +454,7 @@ class DecodeTile {
     for (int r = 0; r < rows_at_once; ++r)
 #pragma unroll
       for (int c = 0; c < count; c += lanes) store(o + r * o_row + c, sums[r][c / lanes]);
-    if constexpr (first + count < o_row) add_columns<first + count>(row, keys, ahead, offset);
+    if constexpr (first + count < o_row) add_columns<first + count, fetches>(row, keys, offset);
   }
   // The same without terms of weight 0, so that NaN in V reaches only rows that see it.
   __attribute__((noinline)) void add_seen_values(int keys) const {
@@ -461,7 +465,7 @@ class DecodeTile {
           const float weight = s_[i * block_n + key];
           if (weight == 0) continue;
           const Element* const v = rows_of_[block_n + key] + head * p_.v.head_stride;
-          for (int c = 0; c < o_row; c += load_columns_) {
+          for (int c = 0; c < o_row; c += load_width) {
             Vec columns[load_vectors];
             load_columns<head_dim_v>(v, c, columns);
             for (int j = 0; j < load_vectors; ++j) {

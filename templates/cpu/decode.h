@@ -327,35 +327,40 @@ class DecodeTile {
     }
     const float* const q = q_ + row * q_row;
     Vec sums[lanes] = {};
-    const auto add_products = [&](int begin, int end) __attribute__((always_inline)) {
-#pragma unroll
-      for (int c = 0; c < end - begin; c += load_width) {
-        Vec columns[keys_at_once][load_vectors];
-#pragma unroll
-        for (int j = 0; j < keys_at_once; ++j) load_columns<head_dim>(k[j], begin + c, columns[j]);
-#pragma unroll
-        for (int i = 0; i < load_vectors; ++i)
-#pragma unroll
-          for (int r = 0; r < rows_at_once; ++r) {
-            const int step = (c / lanes + i) * rows_at_once + r;
-            if (step % vectors_of_fetch == 0) fetch(next[step / vectors_of_fetch] + begin);
-            const Vec of_q = load(q + r * q_row + begin + c + i * lanes);
-#pragma unroll
-            for (int j = 0; j < keys_at_once; ++j)
-              sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
-          }
-      }
-    };
     constexpr int whole_lines = head_dim / line * line;
 #pragma nounroll
-    for (int c = 0; c < whole_lines; c += line) add_products(c, c + line);
-    if constexpr (whole_lines < head_dim) add_products(whole_lines, head_dim);
+    for (int c = 0; c < whole_lines; c += line) add_products<line>(q, k, next, c, sums);
+    if constexpr (whole_lines < head_dim) add_products<head_dim - whole_lines>(q, k, next, whole_lines, sums);
     const Vec scores = sums_of(sums);
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
       __builtin_memcpy(s_ + (row + r) * block_n + key,
                        reinterpret_cast<const char*>(&scores) + r * keys_at_once * sizeof(float),
                        keys_at_once * sizeof(float));
+  }
+
+  // sums[row * keys_at_once + key] += q k over columns [begin, begin + width), at most a cache line.
+  template <int width>
+  FLASHJIT_FN static void add_products(const float* q, const Element* const (&k)[keys_at_once],
+                                       const Element* const (&next)[keys_at_once], int begin,
+                                       Vec (&sums)[lanes]) {
+#pragma unroll
+    for (int c = 0; c < width; c += load_width) {
+      Vec columns[keys_at_once][load_vectors];
+#pragma unroll
+      for (int j = 0; j < keys_at_once; ++j) load_columns<width>(k[j] + begin, c, columns[j]);
+#pragma unroll
+      for (int i = 0; i < load_vectors; ++i)
+#pragma unroll
+        for (int r = 0; r < rows_at_once; ++r) {
+          const int vector = (c / lanes + i) * rows_at_once + r;
+          if (vector % vectors_of_fetch == 0) fetch(next[vector / vectors_of_fetch] + begin);
+          const Vec of_q = load(q + r * q_row + begin + c + i * lanes);
+#pragma unroll
+          for (int j = 0; j < keys_at_once; ++j)
+            sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
+        }
+    }
   }
 
   __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys) const {

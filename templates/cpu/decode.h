@@ -424,42 +424,48 @@ class DecodeTile {
     for (int key = 0; key < keys; key += step)
       for (int head = 0; head < heads_; ++head) {
         const Span some{key, min(key + step, keys)};
-        add_columns<0, true>(head * padded_, some, head * p_.v.head_stride);
+        add_values_of<true>(head * padded_, some, head * p_.v.head_stride);
         for (int i = rows_at_once; i < padded_; i += rows_at_once)
-          add_columns<0, false>(head * padded_ + i, some, head * p_.v.head_stride);
+          add_values_of<false>(head * padded_ + i, some, head * p_.v.head_stride);
       }
   }
-  template <int first, bool fetches>
-  FLASHJIT_FN void add_columns(int row, Span keys, i64 offset) const {
-    constexpr int count = min(columns_at_once * lanes, o_row - first);
-    float* const o = o_ + row * o_row + first;
+  template <bool fetches>
+  FLASHJIT_FN void add_values_of(int row, Span keys, i64 offset) const {
+    constexpr int width = columns_at_once * lanes, whole = head_dim_v / width * width;
+#pragma nounroll
+    for (int c = 0; c < whole; c += width) add_columns<width, fetches>(row, keys, offset, c);
+    if constexpr (whole < head_dim_v) add_columns<head_dim_v - whole, fetches>(row, keys, offset, whole);
+  }
+  // Columns [begin, begin + width).
+  template <int width, bool fetches>
+  FLASHJIT_FN void add_columns(int row, Span keys, i64 offset, int begin) const {
+    constexpr int vectors = round_up(width, load_width) / lanes;
+    float* const o = o_ + row * o_row + begin;
     const float* const p = s_ + row * block_n;
-    Vec sums[rows_at_once][count / lanes];
+    Vec sums[rows_at_once][vectors];
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
 #pragma unroll
-      for (int c = 0; c < count; c += lanes) sums[r][c / lanes] = load(o + r * o_row + c);
+      for (int c = 0; c < vectors; ++c) sums[r][c] = load(o + r * o_row + c * lanes);
     for (int key = keys.begin; key < keys.end; ++key) {
-      const Element* const v = rows_of_[block_n + key] + offset + first;
-      const Element* const next = rows_of_[block_n + key + ahead_] + offset + first;
-      Vec columns[count / load_width][load_vectors];
+      const Element* const v = rows_of_[block_n + key] + offset + begin;
+      const Element* const next = rows_of_[block_n + key + ahead_] + offset + begin;
+      Vec columns[vectors / load_vectors][load_vectors];
 #pragma unroll
-      for (int c = 0; c < count; c += load_width)
-        load_columns<head_dim_v - first>(v, c, columns[c / load_width]);
+      for (int c = 0; c < width; c += load_width) load_columns<width>(v, c, columns[c / load_width]);
 #pragma unroll
       for (int r = 0; r < rows_at_once; ++r) {
-        if (fetches && first % line == 0 && r * line < count) fetch(next + r * line);
+        if (fetches && r * line < width) fetch(next + r * line);
         const Vec weight = splat(p[r * block_n + key]);
 #pragma unroll
-        for (int c = 0; c < count / lanes; ++c)
+        for (int c = 0; c < vectors; ++c)
           sums[r][c] = fma(weight, columns[c / load_vectors][c % load_vectors], sums[r][c]);
       }
     }
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
 #pragma unroll
-      for (int c = 0; c < count; c += lanes) store(o + r * o_row + c, sums[r][c / lanes]);
-    if constexpr (first + count < o_row) add_columns<first + count, fetches>(row, keys, offset);
+      for (int c = 0; c < vectors; ++c) store(o + r * o_row + c * lanes, sums[r][c]);
   }
   // The same without terms of weight 0, so that NaN in V reaches only rows that see it.
   __attribute__((noinline)) void add_seen_values(int keys) const {

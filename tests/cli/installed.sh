@@ -23,6 +23,7 @@ cmake --build "$work/examples" >"$work/build.log" || { cat "$work/build.log" && 
 "$work/examples/attention_cpp" | tee "$work/first.txt"
 "$work/examples/attention_c"
 grep -q 'compiled: o\[0\] = 0.100' "$work/first.txt"
+"$work/examples/cascade" cpu 5 96
 
 echo '== pkg-config'
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name flashjit.pc)")

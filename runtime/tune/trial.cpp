@@ -9,6 +9,8 @@ namespace {
 // The least duration of a sample, so that clocks and launches take little of it.
 constexpr double least_ms = 2;
 constexpr double most_launches = 1000;
+// A sample of cold launches is the median of so many.
+constexpr double least_cold = 5, most_cold = 25;
 
 }  // namespace
 
@@ -17,7 +19,12 @@ DeviceTrial::DeviceTrial(Engine& engine, const AttentionSpec& spec, const Shape&
       spec_(spec),
       shape_(shape),
       tensors_(spec, shape, engine.device()),
-      time_(tensors_.context(), Clock::wall) {}
+      time_(tensors_.context(), Clock::wall) {
+  const cuda::Context* const context = tensors_.context();
+  if (!context || spec.op != Operation::decode) return;
+  read_ = std::make_unique<cuda::PlainRead>(*context);
+  cold_ = std::make_unique<cuda::ColdLaunches>(*context, read_.get(), cuda::ColdLaunches::Before::read);
+}
 
 void DeviceTrial::build(const KernelConfig& config) {
   AttentionSpec pinned_spec = spec_;
@@ -43,14 +50,20 @@ std::string DeviceTrial::check(const KernelConfig& config) {
   if (difference.empty()) {
     const double once = time_(candidate.launches, 1), again = time_(candidate.launches, 1);
     const double ms = std::max(std::min(once, again), 1e-6);
-    candidate.times = static_cast<int>(std::clamp(std::ceil(least_ms / ms), 1.0, most_launches));
+    candidate.times = static_cast<int>(
+        std::clamp(std::ceil(least_ms / ms), cold_ ? least_cold : 1.0, cold_ ? most_cold : most_launches));
   }
   return difference;
 }
 
 double DeviceTrial::sample_ms(const KernelConfig& config) {
   const Candidate& candidate = candidates_.at(config);
-  return time_(candidate.launches, candidate.times);
+  if (!cold_) return time_(candidate.launches, candidate.times);
+  std::size_t next = 0;
+  std::vector<double> samples =
+      (*cold_)([&](Stream stream) { candidate.launches[next++ % candidate.launches.size()].launch(stream); },
+               candidate.times);
+  return median(samples);
 }
 
 void DeviceTrial::run(const KernelConfig&, const PreparedLaunch& launch) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cuda/cold_launches.hpp"
 #include "runtime/flashjit.hpp"
 #include "runtime/timing.hpp"
 #include "runtime/tune/tensors.hpp"
@@ -52,6 +53,9 @@ class DeviceTrial : public Trial {
   const Shape shape_;
   TuneTensors tensors_;
   LaunchTimer time_;
+  // On a GPU for decode, which memory bounds: 256 MB are read before every launch.
+  std::unique_ptr<cuda::PlainRead> read_;
+  std::unique_ptr<cuda::ColdLaunches> cold_;
   std::vector<TuneTensors::Output> expected_;
   std::mutex mutex_;  // guards the map; each element is used by one thread at a time
   std::map<KernelConfig, Candidate> candidates_;

@@ -453,14 +453,71 @@ TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
                                             "200",      "--heads-q", "4",         "--heads-kv", "2",
                                             "--rounds", "3",         "--json"};
     const nlohmann::json json = flashjit(bench + more).json();
-    EXPECT_GT(json["read_gb_per_s"].get<double>(), 0);
     return json["rows"][0];
   };
   const auto expect_bytes = [](const nlohmann::json& row, double bytes) {
-    EXPECT_NEAR(row["decoded_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6, bytes, 1e-6 * bytes);
+    const auto rate = row["decoded_gb_per_s"].get<double>(), read = row["read_gb_per_s"].get<double>();
+    EXPECT_NEAR(rate * row["ms"].get<double>() * 1e6, bytes, 1e-6 * bytes);
+    EXPECT_GT(read, 0);
+    EXPECT_DOUBLE_EQ(row["read_share"].get<double>(), rate / read);
   };
   expect_bytes(row("", {}), 2 * 200 * 128);
   expect_bytes(row("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
+}
+
+// Sequences of 3, 3 and 200 keys, 256 bytes for each, in pages of 16: 15 of them and not 39, as sequences of
+// 200 keys would take.
+TEST(Bench, LengthsOfACache) {
+  const CommandLine flashjit;
+  const std::string spec = R"({"op": "decode", "dtype": "fp32", "head_dim": 16, "paged": true})";
+  const auto with = [&](const std::string& verb, const std::vector<std::string>& more) {
+    return flashjit(std::vector<std::string>{verb, spec, "--heads-q", "4", "--heads-kv", "2"} + more);
+  };
+  const std::string file = flashjit.file("lengths", "3 3\n200\n");
+  for (const std::string& lengths : {std::string("2x3,200"), file}) {
+    const nlohmann::json row =
+        with("bench", {"--seqlens", "1", "--rounds", "2", "--json", "--lengths-k", lengths})
+            .json()["rows"][0];
+    EXPECT_EQ(row["batch"], 3);
+    EXPECT_EQ(row["seqlen_k"], 200);
+    EXPECT_NEAR(row["decoded_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6, 206 * 256, 1);
+    const nlohmann::json run =
+        with("run", {"--seqlen-q", "2", "--verify", "--json", "--lengths-k", lengths}).json();
+    EXPECT_EQ(run["shape"]["batch"], 3);
+    EXPECT_EQ(run["verification"]["rows"], 3 * 2 * 4) << run;
+  }
+  const std::string out = flashjit.folder() + "/lengths_out";
+  EXPECT_EQ(with("generate", {"--seqlen-q", "1", "--lengths-k", "2x3,200", "--out", out}).exit_code, 0);
+  std::stringstream k;
+  k << std::ifstream(out + "/k.npy").rdbuf();
+  EXPECT_THAT(k.str().substr(0, 128), HasSubstr("(15,16,2,16,)"));
+  for (const char* wrong : {"1x2x3", "x3", "5x,3", "0x5", "3x-1", "/nonexistent", ","}) {
+    const Outcome outcome = with("bench", {"--seqlens", "1", "--lengths-k", wrong});
+    EXPECT_EQ(outcome.exit_code, 3) << wrong;
+    EXPECT_THAT(outcome.err, HasSubstr("1x100000,63x500")) << wrong;
+  }
+  EXPECT_EQ(with("bench", {"--lengths-k", "5", "--batch", "3"}).exit_code, 64);
+  const Outcome forward = flashjit({"bench", small_spec, "--seqlens", "5", "--lengths-k", "5"});
+  EXPECT_EQ(forward.exit_code, 3);
+  EXPECT_THAT(forward.err, HasSubstr("neither of op decode nor paged"));
+}
+
+// A plain read of as many bytes is a row of its own.
+TEST(Bench, DecodeOnAGpu) {
+  const CommandLine flashjit;
+  const std::vector<std::string> bench = {
+      "bench",       R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "paged": true})",
+      "--device",    "cuda:0",
+      "--seqlens",   "1",
+      "--lengths-k", "2000,100",
+      "--heads-q",   "8",
+      "--heads-kv",  "2"};
+  const Outcome table = flashjit(bench);
+  if (table.exit_code != 0) GTEST_SKIP() << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("of read"), HasSubstr("\nread ")));
+  const nlohmann::json row = flashjit(bench + std::vector<std::string>{"--json"}).json()["rows"].at(0);
+  EXPECT_GT(row["read_gb_per_s"].get<double>(), 0);
+  EXPECT_GT(row["read_share"].get<double>(), 0);
 }
 
 TEST(Bench, DrawsSpeedOverSeqlenBesideABaseline) {

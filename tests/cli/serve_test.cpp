@@ -53,6 +53,25 @@ TEST(BenchServe, AnswersEveryRequestByALine) {
   EXPECT_EQ(answers[2]["rows"][0]["config"], answers[0]["rows"][0]["config"]);
 }
 
+TEST(BenchServe, LengthsOfACache) {
+  const CommandLine flashjit;
+  const auto paged = [](const std::string& lengths) {
+    return request(R"({"op": "decode", "dtype": "fp32", "head_dim": 16, "paged": true})",
+                   R"({"seqlen_q": 1, "num_heads_q": 2, "page_size": 8})", R"(, "lengths_k": )" + lengths);
+  };
+  const std::vector<nlohmann::json> answers =
+      serve(flashjit, paged("[3, 40]") + paged("[]") + paged("[3, -1]") + paged("3"));
+  ASSERT_EQ(answers.size(), 4u);
+  const nlohmann::json& row = answers[0]["rows"][0];
+  EXPECT_EQ(row["batch"], 2);
+  EXPECT_EQ(row["seqlen_k"], 40);
+  EXPECT_NEAR(row["decoded_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6, 43 * 2 * 128, 1);
+  for (int i = 1; i < 4; ++i) {
+    const auto message = answers[static_cast<std::size_t>(i)]["error"]["message"].get<std::string>();
+    EXPECT_THAT(message, HasSubstr("lengths_k is not a list"));
+  }
+}
+
 TEST(BenchServe, GoesOnAfterAnError) {
   const CommandLine flashjit;
   const std::string shape = R"({"seqlen_q": 16})";

@@ -1,5 +1,6 @@
 // NVRTC itself: its identity, options, reports and refusals, and the places where it is looked for.
 #include "runtime/cuda/nvrtc.hpp"
+#include "runtime/cuda/cold_launches.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,6 +68,19 @@ TEST_F(NvrtcTest, UnknownArchitectureNamesTheKnownOnes) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::compiler_unavailable);
     EXPECT_THAT(error.message(), HasSubstr("sm_90"));
+  }
+}
+
+// Eight loads of 16 bytes are in flight, in as many threads as a multiprocessor of sm_80 has.
+TEST_F(NvrtcTest, PlainReadLoadsWideAndDoesNotSpill) {
+  for (const Target& target : cuda_targets()) {
+    if (target.level % 10 != 0 && !test_all()) continue;
+    const CompiledKernel kernel = compiler_->compile(cuda::plain_read_source(target), true);
+    EXPECT_EQ(step_of(kernel).spill_bytes, 0) << target.str();
+    std::size_t loads = 0;
+    for (std::size_t at = 0; (at = kernel.assembly.find("ld.global.nc.v4", at)) != std::string::npos; ++at)
+      ++loads;
+    EXPECT_EQ(loads, 8u) << target.str();
   }
 }
 

@@ -13,6 +13,7 @@
 #include "codegen/embedded_headers.hpp"
 #include "codegen/error.hpp"
 #include "runtime/compiler.hpp"
+#include "runtime/cuda/cold_launches.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/executable.hpp"
@@ -217,6 +218,38 @@ TEST_F(CudaDeviceTest, StepsRunOneAfterTheOther) {
     }
     kernel->launch(launch, nullptr);
     expect_result(out, 500);
+  }
+}
+
+TEST_F(CudaDeviceTest, PlainReadReadsEveryWord) {
+  const PlainRead read(*context_);
+  for (const std::size_t words : {std::size_t{4}, std::size_t{1'000'004}, std::size_t{40'000'000}}) {
+    std::vector<std::uint32_t> numbers(words);
+    std::uint32_t sum = 0, state = 1;
+    for (std::uint32_t& number : numbers) {
+      number = state = state * 1664525u + 1013904223u;
+      sum += number;
+    }
+    DeviceBuffer memory(*context_, 4 * words);
+    memory.copy_from(numbers.data(), 4 * words);
+    read.launch(memory.data(), 4 * words, nullptr);
+    EXPECT_EQ(read.sum(), sum) << words;
+  }
+}
+
+TEST_F(CudaDeviceTest, ColdLaunchesAreMeasuredOneByOne) {
+  const PlainRead read(*context_);
+  const auto kernel = load(probe(target_));
+  const DeviceBuffer out = buffer();
+  for (const auto before : {ColdLaunches::Before::read, ColdLaunches::Before::clear}) {
+    ColdLaunches cold(*context_, &read, before);
+    int launches = 0;
+    const std::vector<double> ms = cold([&](Stream stream) { launch(*kernel, out, ++launches, stream); }, 3);
+    EXPECT_EQ(launches, 3);
+    EXPECT_THAT(ms, testing::SizeIs(3));
+    EXPECT_THAT(ms, testing::Each(testing::Gt(0.0)));
+    EXPECT_GT(cold.ms_with_preparation(), 0);
+    expect_result(out, 3);
   }
 }
 

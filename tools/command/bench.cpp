@@ -11,6 +11,7 @@
 
 #include "codegen/cpu_products.hpp"
 #include "codegen/search_space.hpp"
+#include "runtime/cuda/cold_launches.hpp"
 #include "runtime/device.hpp"
 #include "runtime/jobs.hpp"
 #include "runtime/thread_pool.hpp"
@@ -80,6 +81,71 @@ struct Candidate {
 struct Row : Measured {
   std::string spec_name;
   std::optional<double> fma_share, amx_share;  // on a CPU; amx_share only for kernels that use AMX
+  double read_gb_per_s = 0;                    // of a plain read, beside a decode
+  double read_share() const { return decoded_gb_per_s / read_gb_per_s; }
+};
+
+// A plain read of a GPU's memory, of as many bytes as a decode reads.
+struct PlainReadRow {
+  Shape shape;
+  double bytes = 0, ms = 0, spread_percent = 0;
+  double gb_per_s() const { return bytes / ms * 1e-6; }
+};
+
+// Samples of decodes, each after 256 MB were read, and of plain reads of as many bytes, which are the
+// yardstick. Launches of a sample are queued at once.
+class ColdDecodes {
+ public:
+  // Both must outlive this.
+  ColdDecodes(const cuda::Context& context, const std::vector<std::unique_ptr<Workload>>& works)
+      : read_(context), launches_(context, &read_, cuda::ColdLaunches::Before::read) {
+    double most = 0;
+    for (const auto& work : works) {
+      const double bytes = work->decoded_bytes();
+      most = std::max(most, bytes);
+      const bool is_new =
+          std::none_of(reads_.begin(), reads_.end(), [&](const PlainReadRow& r) { return r.bytes == bytes; });
+      if (bytes > 0 && is_new) reads_.push_back({work->shape(), bytes});
+    }
+    samples_.resize(reads_.size());
+    memory_ = cuda::DeviceBuffer(context, static_cast<std::size_t>(most));
+    memory_.fill(1, launches_.stream().get());
+  }
+
+  void sample(const PreparedLaunch& launch, std::vector<double>& samples) {
+    add(samples, [&](Stream stream) { launch.launch(stream); });
+  }
+  void sample_reads() {
+    for (std::size_t i = 0; i < reads_.size(); ++i)
+      add(samples_[i], [&](Stream stream) {
+        read_.launch(memory_.data(), static_cast<std::size_t>(reads_[i].bytes), stream);
+      });
+  }
+
+  const std::vector<PlainReadRow>& reads() {
+    for (std::size_t i = 0; i < reads_.size(); ++i) {
+      reads_[i].ms = median(samples_[i]);
+      reads_[i].spread_percent = spread_percent(samples_[i]);
+    }
+    return reads_;
+  }
+  const PlainReadRow& read_of(const Workload& work) {
+    return *std::find_if(reads().begin(), reads().end(),
+                         [&](const PlainReadRow& r) { return r.bytes == work.decoded_bytes(); });
+  }
+
+ private:
+  void add(std::vector<double>& samples, const std::function<void(Stream)>& launch) {
+    constexpr int launches = 5;
+    const std::vector<double> more = launches_(launch, launches);
+    samples.insert(samples.end(), more.begin(), more.end());
+  }
+
+  cuda::PlainRead read_;
+  cuda::ColdLaunches launches_;
+  cuda::DeviceBuffer memory_;
+  std::vector<PlainReadRow> reads_;
+  std::vector<std::vector<double>> samples_;  // of each
 };
 
 class Bench {
@@ -117,15 +183,18 @@ class Bench {
   void measure(int seqlen) {
     Shape shape = options_.shape.shape();
     shape.seqlen_q = seqlen;
-    shape.seqlen_k = options_.shape.seqlen_k.value_or(seqlen);
-    if (options_.tokens > 0) shape.batch = std::max(1, options_.tokens / std::max(1, seqlen));
+    MaskOptions masks = options_.masks;
+    masks.lengths_k = options_.shape.lengths();
+    if (masks.lengths_k.empty()) {
+      shape.seqlen_k = options_.shape.seqlen_k.value_or(seqlen);
+      if (options_.tokens > 0) shape.batch = std::max(1, options_.tokens / std::max(1, seqlen));
+    }
 
     std::vector<std::unique_ptr<Workload>> works;
     std::vector<Candidate> candidates;
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       shape.page_size = specs_[i].paged || !any_paged_ ? options_.shape.page_size : 0;
-      works.push_back(
-          std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, options_.masks)));
+      works.push_back(std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, masks)));
       works.back()->set_dropout(options_.dropout);
       works.back()->place(engine_.device());
       const std::vector<AttentionSpec> specs =
@@ -145,16 +214,25 @@ class Bench {
     if (on_cpu_ && any_decode_ && read_gb_per_s_ == 0)
       read_gb_per_s_ = 1e3 * measure_read_bandwidth(num_threads_);
 
-    LaunchTimer time(works.front()->context(), clock_);
+    const cuda::Context* const context = works.front()->context();
+    LaunchTimer time(context, clock_);
     for (Candidate& c : candidates) {
       c.times = launches_of_a_sample(time, c.launch);
     }
+    const std::unique_ptr<ColdDecodes> cold =
+        context && any_decode_ ? std::make_unique<ColdDecodes>(*context, works) : nullptr;
     const Target& target = engine_.target();
     std::vector<double> fma, amx;
     for (int round = 0; round < options_.rounds; ++round) {
       if (on_cpu_) fma.push_back(measure_fma_tflops(target.vector_bytes(), num_threads_, clock_));
       if (target.amx) amx.push_back(measure_amx_tflops(num_threads_, clock_));
-      for (Candidate& c : candidates) c.samples.push_back(time(c.launch, c.times));
+      for (Candidate& c : candidates) {
+        if (cold && c.work->decoded_bytes() > 0)
+          cold->sample(c.launch, c.samples);
+        else
+          c.samples.push_back(time(c.launch, c.times));
+      }
+      if (cold) cold->sample_reads();
     }
     const double fma_tflops = on_cpu_ ? median(fma) : 0, amx_tflops = target.amx ? median(amx) : 0;
     fma_.insert(fma_.end(), fma.begin(), fma.end());
@@ -164,10 +242,13 @@ class Bench {
               c.spec_name,
               {},
               {}};
+      if (row.decoded_gb_per_s > 0)
+        row.read_gb_per_s = cold ? cold->read_of(*c.work).gb_per_s() : read_gb_per_s_;
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
       if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
       rows_.push_back(std::move(row));
     }
+    if (cold) reads_.insert(reads_.end(), cold->reads().begin(), cold->reads().end());
   }
 
   void print_table() {
@@ -182,7 +263,7 @@ class Bench {
     std::vector<std::string> columns = {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s"};
     columns.push_back(on_cpu_ ? "of FMA" : "registers");
     if (!amx_.empty()) columns.push_back("of AMX");
-    if (any_decode_) columns.push_back("K, V GB/s");
+    if (any_decode_) columns.insert(columns.end(), {"K, V GB/s", "of read"});
     verify::Table table(columns);
     for (const Row& r : rows_) {
       std::vector<std::string> cells = {
@@ -195,8 +276,15 @@ class Bench {
           number(r.tflops),
           r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)};
       if (!amx_.empty()) cells.push_back(r.amx_share ? number(*r.amx_share) : "");
-      if (any_decode_) cells.push_back(r.decoded_gb_per_s > 0 ? number(r.decoded_gb_per_s) : "");
+      if (any_decode_ && r.decoded_gb_per_s > 0)
+        cells.insert(cells.end(), {number(r.decoded_gb_per_s), number(r.read_share())});
+      cells.resize(columns.size());
       table.add(cells);
+    }
+    for (const PlainReadRow& r : reads_) {
+      table.add({"read", std::to_string(r.shape.batch),
+                 std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k), "",
+                 number(r.ms), number(r.spread_percent), "", "", number(r.gb_per_s()), number(1)});
     }
     std::cout << table.str();
   }
@@ -226,6 +314,10 @@ class Bench {
       row["spec_name"] = r.spec_name;
       row["fma_share"] = r.fma_share ? Json(*r.fma_share) : Json();
       row["amx_share"] = r.amx_share ? Json(*r.amx_share) : Json();
+      if (r.read_gb_per_s > 0) {
+        row["read_gb_per_s"] = r.read_gb_per_s;
+        row["read_share"] = r.read_share();
+      }
       rows.push_back(row);
     }
     Json json = {{"device", engine_.device().str()},
@@ -242,7 +334,6 @@ class Bench {
       json["fma_tflops"] = median(fma_);
     }
     if (!amx_.empty()) json["amx_tflops"] = median(amx_);
-    if (read_gb_per_s_ > 0) json["read_gb_per_s"] = read_gb_per_s_;
     command::print_json(json);
   }
 
@@ -267,6 +358,7 @@ class Bench {
   double read_gb_per_s_ = 0;       // of a CPU's memory, for decode
   std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
+  std::vector<PlainReadRow> reads_;
   std::vector<SpeedRow> recorded_;  // of the baselines
 };
 
@@ -328,6 +420,7 @@ Verb add_bench(const Arguments& parent) {
       "Answer requests on standard input, one JSON value a line, by a line each; kernels and tensors stay");
   options->device.add(app);
   options->shape.add(app);
+  options->shape.add_lengths(app);
   options->masks.add(app);
   options->dropout.add(app);
   app.remove_option("--seqlen-q");
@@ -373,21 +466,28 @@ Verb add_bench(const Arguments& parent) {
                  "Draw recorded runs beside this one: files that bench --json printed, with commas")
       .delimiter(',')
       .needs(svg);
-  for (const char* name : {"--svg", "--batch", "--seqlen-k", "--heads-q", "--heads-kv", "--seqlens",
-                           "--tokens", "--configs", "--processor-time", "--compile", "--start"})
+  for (const char* name : {"--svg", "--batch", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv",
+                           "--seqlens", "--tokens", "--configs", "--processor-time", "--compile", "--start"})
     serve.excludes(app.get_option(name));
   add_json(app, options->json);
   app.footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) operations for each query head and each pair that the\n"
       "mask keeps. +-% is half the distance between the quartiles. On a CPU the same rounds measure the\n"
       "rates of multiply-adds in registers and of AMX.\n"
-      "K, V GB/s count each key that the rows of a decode see, once for each key/value head.\n\n"
+      "K, V GB/s count each key that the rows of a decode see, once for each key/value head. \"of read\" is\n"
+      "their share of a plain read's rate: on a CPU of memory beyond its caches, on a GPU of as many bytes. "
+      "On a\n"
+      "GPU 256 MB are read before each launch of a decode and before each plain read, whose row is "
+      "\"read\".\n"
+      "Pages are in random order.\n\n"
       "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"
       "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192}], \"rounds\": 40}\n"
       "The answer has \"rows\", one for each shape, or \"error\". The tensors' numbers are bell-shaped,\n"
       "without the outliers of other verbs. On a CPU a round is a sample, as without --serve. On a GPU\n"
-      "rounds are milliseconds in which every launch is a sample. The GPU clears 256 MB before each launch.\n"
-      "The host waits only at the end, so that the GPU is always busy. A quarter as many launches warm it\n"
+      "rounds are milliseconds in which every launch is a sample. The GPU clears 256 MB before each launch, "
+      "or\n"
+      "reads them before a decode. A decode may have \"lengths_k\": [100000, 500], its sequences' keys. The "
+      "host waits only at the end, so that the GPU is always busy. A quarter as many launches warm it\n"
       "up.\n\n"
       "Examples:\n"
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
@@ -396,6 +496,8 @@ Verb add_bench(const Arguments& parent) {
       "  flashjit bench spec.json --json > before.json\n"
       "  flashjit bench spec.json --svg speed.svg --baseline before.json\n"
       "  flashjit bench decode.json --seqlens 1 --seqlen-k 8192 --batch 16 --heads-q 32 --heads-kv 8\n"
+      "  flashjit bench paged.json --seqlens 1 --lengths-k 1x100000,63x500 --page-size 16 --heads-q 32 "
+      "--heads-kv 8\n"
       "  flashjit bench spec.json --compile --targets native,sm_90\n"
       "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n"
       "  flashjit bench --serve --device cuda:0\n");

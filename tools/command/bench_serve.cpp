@@ -1,7 +1,6 @@
 // flashjit bench --serve: answers measurement requests of another program, which measures its own kernels in
 // between.
 #include <algorithm>
-#include <deque>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -10,8 +9,8 @@
 #include <vector>
 
 #include "codegen/strict_json.hpp"
+#include "runtime/cuda/cold_launches.hpp"
 #include "runtime/cuda/driver.hpp"
-#include "runtime/cuda/memory.hpp"
 #include "runtime/device.hpp"
 #include "runtime/timing.hpp"
 #include "tools/command/bench.hpp"
@@ -21,45 +20,6 @@
 
 namespace flashjit::command {
 namespace {
-
-// Times launches on a GPU as Triton's do_bench does: caches are cleared before each launch, events surround
-// each, and all launches are queued at once, so that the GPU never waits for the host.
-class ColdLaunches {
- public:
-  explicit ColdLaunches(const cuda::Context& context)
-      : context_(context), stream_(context), other_(context, std::size_t{256} << 20) {}
-
-  // The milliseconds of each launch. Launches and the clearing before them take about `ms` in all.
-  std::vector<double> operator()(const PreparedLaunch& launch, double ms) {
-    const cuda::ContextScope scope(context_);
-    launch.launch(stream_.get());  // a kernel's first launch may load it
-    constexpr int few = 5;
-    enqueue(launch, few);
-    const double once = elapsed_ms(events_[0], events_[2 * few - 1]) / few;
-    const int count = static_cast<int>(std::clamp(ms / std::max(once, 1e-4), 1.0, 100'000.0));
-    for (int i = 0; i < std::max(count / 4, 1); ++i) launch.launch(stream_.get());
-    enqueue(launch, count);
-    std::vector<double> samples;
-    for (int i = 0; i < count; ++i) samples.push_back(elapsed_ms(events_[2 * i], events_[2 * i + 1]));
-    return samples;
-  }
-
- private:
-  void enqueue(const PreparedLaunch& launch, int count) {
-    while (events_.size() < 2 * static_cast<std::size_t>(count)) events_.emplace_back(context_);
-    for (int i = 0; i < count; ++i) {
-      other_.fill(0, stream_.get());
-      events_[2 * i].record(stream_.get());
-      launch.launch(stream_.get());
-      events_[2 * i + 1].record(stream_.get());
-    }
-  }
-
-  const cuda::Context& context_;
-  cuda::OwnedStream stream_;
-  cuda::DeviceBuffer other_;
-  std::deque<cuda::Event> events_;  // two for each launch; a deque, because its elements do not move
-};
 
 struct Problem {
   Workload work;
@@ -72,7 +32,8 @@ class Server {
  public:
   explicit Server(const BenchOptions& options)
       : options_(options), engine_(options.device.engine()), time_(nullptr, Clock::wall) {
-    if (engine_.device().kind == Device::Kind::cuda) cold_.emplace(context_.emplace(engine_.device().index));
+    if (engine_.device().kind == Device::Kind::cuda)
+      cleared_.emplace(context_.emplace(engine_.device().index), nullptr, cuda::ColdLaunches::Before::clear);
   }
 
   Json answer(const std::string& line) {
@@ -86,8 +47,8 @@ class Server {
       entry.erase("rounds");
     }
     Json rows = Json::array();
-    for (Problem& problem : problems(entry)) {
-      std::vector<double> samples = measure(problem.launch, rounds);
+    for (Problem& problem : problems(std::move(entry))) {
+      std::vector<double> samples = measure(problem, rounds);
       rows.push_back(to_json(
           measured(problem.work.shape(), *problem.kernel, samples, problem.flops, problem.decoded_bytes)));
     }
@@ -96,11 +57,11 @@ class Server {
 
  private:
   // Tensors are kept: making them takes many times as long as measuring, and a GPU cools meanwhile.
-  std::vector<Problem>& problems(const nlohmann::json& entry) {
+  std::vector<Problem>& problems(nlohmann::json entry) {
     const auto [at, is_new] = problems_.try_emplace(entry.dump());
     if (!is_new) return at->second;
     try {
-      add(entry, at->second);
+      add(std::move(entry), at->second);
     } catch (...) {
       problems_.erase(at);
       throw;
@@ -108,14 +69,20 @@ class Server {
     return at->second;
   }
 
-  void add(const nlohmann::json& entry, std::vector<Problem>& problems) {
+  void add(nlohmann::json entry, std::vector<Problem>& problems) {
     const Progress progress("preparing " + entry.dump());
+    MaskOptions masks = options_.masks;
+    masks.lengths_k = take_lengths(entry);
     for (const ManifestItem& item :
          parse_manifest(nlohmann::json{{"kernels", nlohmann::json::array({entry})}}.dump())) {
       if (item.shapes.empty()) throw Error(ErrorCode::invalid_argument, "the request: it names no shapes");
       options_.dropout.check({item.spec});
-      for (const Shape& shape : item.shapes) {
-        Workload work = Workload::generate(item.spec, shape, options_.seed, options_.masks,
+      for (Shape shape : item.shapes) {
+        if (!masks.lengths_k.empty()) {
+          shape.batch = static_cast<int>(masks.lengths_k.size());
+          shape.seqlen_k = *std::max_element(masks.lengths_k.begin(), masks.lengths_k.end());
+        }
+        Workload work = Workload::generate(item.spec, shape, options_.seed, masks,
                                            {.outlier_every = 0, .long_row_every = 0});
         work.set_dropout(options_.dropout);
         work.place(engine_.device());
@@ -127,19 +94,53 @@ class Server {
     }
   }
 
-  std::vector<double> measure(const PreparedLaunch& launch, int rounds) {
-    if (cold_) return (*cold_)(launch, rounds);
-    const int times = launches_of_a_sample(time_, launch);
+  static std::vector<std::int32_t> take_lengths(nlohmann::json& entry) {
+    const auto given = entry.find("lengths_k");
+    if (given == entry.end()) return {};
+    std::vector<std::int32_t> lengths;
+    const bool is_list = given->is_array() && !given->empty();
+    for (const nlohmann::json& length : is_list ? *given : nlohmann::json::array({-1})) {
+      if (!length.is_number_integer() || length < 0 || length > longest_sequence)
+        throw Error(ErrorCode::invalid_argument, "the request: lengths_k is not a list of sequences' keys");
+      lengths.push_back(length.get<std::int32_t>());
+    }
+    entry.erase(given);
+    return lengths;
+  }
+
+  std::vector<double> measure(const Problem& problem, int rounds) {
+    if (context_) return measure_on_gpu(problem, rounds);
+    const int times = launches_of_a_sample(time_, problem.launch);
     std::vector<double> samples;
-    for (int round = 0; round < rounds; ++round) samples.push_back(time_(launch, times));
+    for (int round = 0; round < rounds; ++round) samples.push_back(time_(problem.launch, times));
     return samples;
+  }
+
+  // As Triton's do_bench measures, with launches and what comes before them for about `ms` milliseconds.
+  // Before a decode, which memory bounds, 256 MB are read; before other launches they are cleared.
+  std::vector<double> measure_on_gpu(const Problem& problem, double ms) {
+    const bool decodes = problem.work.decoded_bytes() > 0;
+    if (decodes && !after_read_) {
+      read_.emplace(*context_);
+      after_read_.emplace(*context_, &*read_, cuda::ColdLaunches::Before::read);
+    }
+    cuda::ColdLaunches& cold = decodes ? *after_read_ : *cleared_;
+    const auto launch = [&](Stream stream) { problem.launch.launch(stream); };
+    launch(cold.stream().get());  // a kernel's first launch may load it
+    cold(launch, 5);
+    const double once = std::max(cold.ms_with_preparation(), 1e-4);
+    const int count = static_cast<int>(std::clamp(ms / once, 1.0, 100'000.0));
+    for (int i = 0; i < std::max(count / 4, 1); ++i) launch(cold.stream().get());
+    return cold(launch, count);
   }
 
   const BenchOptions& options_;
   Engine engine_;
-  std::optional<cuda::Context> context_;
-  std::optional<ColdLaunches> cold_;  // on a GPU
-  LaunchTimer time_;                  // on a CPU
+  std::optional<cuda::Context> context_;  // on a GPU, as the next three
+  std::optional<cuda::ColdLaunches> cleared_;
+  std::optional<cuda::PlainRead> read_;
+  std::optional<cuda::ColdLaunches> after_read_;
+  LaunchTimer time_;  // on a CPU
   std::map<std::string, std::vector<Problem>> problems_;
 };
 

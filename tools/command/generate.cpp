@@ -17,7 +17,9 @@ struct GenerateOptions {
 };
 
 int generate_tensors(const GenerateOptions& options) {
-  Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed, options.masks)
+  MaskOptions masks = options.masks;
+  masks.lengths_k = options.shape.lengths();
+  Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed, masks)
       .write_inputs(options.folder);
   return 0;
 }
@@ -31,6 +33,7 @@ Verb add_generate(const Arguments& parent) {
   app.add_option("--out", options->folder, "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
       .capture_default_str();
   options->shape.add(app);
+  options->shape.add_lengths(app);
   options->masks.add(app);
   app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   app.footer(

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "codegen/suggest.hpp"
 #include "tools/manifest/models.hpp"
@@ -90,13 +91,59 @@ void ShapeOptions::add(const Arguments& app) {
       .type_name("N");
 }
 
+void ShapeOptions::add_lengths(const Arguments& app) {
+  app.add_option(
+         "--lengths-k", lengths_k,
+         "op decode, or \"paged\": keys of each sequence, LENGTH or COUNTxLENGTH with commas, or a file of "
+         "them; instead of --batch and --seqlen-k")
+      .type_name("LIST")
+      .excludes(app.get_option("--batch"))
+      .excludes(app.get_option("--seqlen-k"));
+}
+
 Shape ShapeOptions::shape() const {
-  return {.batch = batch,
-          .seqlen_q = seqlen_q,
-          .seqlen_k = seqlen_k.value_or(seqlen_q),
-          .num_heads_q = heads_q,
-          .num_heads_kv = heads_kv.value_or(heads_q),
-          .page_size = page_size};
+  Shape shape{.batch = batch,
+              .seqlen_q = seqlen_q,
+              .seqlen_k = seqlen_k.value_or(seqlen_q),
+              .num_heads_q = heads_q,
+              .num_heads_kv = heads_kv.value_or(heads_q),
+              .page_size = page_size};
+  if (const std::vector<std::int32_t> given = lengths(); !given.empty()) {
+    shape.batch = static_cast<int>(given.size());
+    shape.seqlen_k = *std::max_element(given.begin(), given.end());
+  }
+  return shape;
+}
+
+std::vector<std::int32_t> ShapeOptions::lengths() const {
+  if (lengths_k.empty()) return {};
+  std::string text = lengths_k;
+  if (text.find_first_not_of("0123456789x,") != std::string::npos) {
+    std::ifstream file =
+        verify::open_input(text, "--lengths-k is a list such as 1x100000,63x500, or a file of one");
+    text = read_all(file);
+  }
+  std::replace(text.begin(), text.end(), ',', ' ');
+  std::istringstream items(text);
+  std::vector<std::int32_t> lengths;
+  for (std::string item; items >> item;) {
+    std::int64_t count = 1, length = -1;
+    char times = 0, end = 0;
+    std::istringstream one(item);
+    if (item.find('x') == std::string::npos
+            ? !(one >> length) || one >> end
+            : !(one >> count >> times >> length) || times != 'x' || one >> end)
+      length = -1;
+    constexpr std::int64_t most = 1 << 20;  // sequences
+    if (count < 1 || length < 0 || length > longest_sequence ||
+        count > most - static_cast<std::int64_t>(lengths.size()))
+      throw Error(ErrorCode::invalid_argument,
+                  "--lengths-k: '" + item + "' is not LENGTH or COUNTxLENGTH, as in 1x100000,63x500");
+    lengths.insert(lengths.end(), static_cast<std::size_t>(count), static_cast<std::int32_t>(length));
+  }
+  if (lengths.empty())
+    throw Error(ErrorCode::invalid_argument, "--lengths-k names no lengths; 1x100000,63x500 would work");
+  return lengths;
 }
 
 void MaskOptions::add(const Arguments& app) {
@@ -130,7 +177,8 @@ verify::MaskData MaskOptions::generate(const AttentionSpec& spec, const Shape& s
                                                    {.density = document_length > 0 ? 0 : density,
                                                     .partial = partial,
                                                     .window_left = window_left,
-                                                    .window_right = window_right});
+                                                    .window_right = window_right,
+                                                    .lengths_k = lengths_k});
   if (num_sinks) data.num_sinks = *num_sinks;
   for (const Mask& mask : spec.mask) {
     const auto* blocks = std::get_if<BlockSparseMask>(&mask);

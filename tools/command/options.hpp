@@ -30,9 +30,15 @@ struct ShapeOptions {
   int heads_q = 8;
   std::optional<int> heads_kv;  // heads_q
   int page_size = 0;            // 0: contiguous, or 16 where the spec is paged
+  std::string lengths_k;        // "1x100000,63x500", or a file of numbers; empty: all have seqlen_k
 
   void add(const Arguments& app);
+  // After add(): --lengths-k.
+  void add_lengths(const Arguments& app);
+  // With --lengths-k, batch and seqlen_k are those of the lengths.
   Shape shape() const;
+  // Empty without --lengths-k. Throws invalid_argument for a text that is no list.
+  std::vector<std::int32_t> lengths() const;
 };
 
 // Run-time arguments of masks, and how block lists are generated.
@@ -40,6 +46,9 @@ struct MaskOptions {
   std::optional<int> window_left, window_right, num_sinks;
   double density = 0.25, partial = 0.1;  // shares in generated block lists
   int document_length = 0;               // tokens of a document; 0: the lists are random
+  // Decode and pages: the keys of each sequence, as many as the shape's batch; empty: as many as its
+  // seqlen_k.
+  std::vector<std::int32_t> lengths_k;
 
   void add(const Arguments& app);
   // Seeded data for every mask of the spec.

@@ -177,8 +177,10 @@ int run(const RunOptions& options) {
   const std::vector<Device> devices = parse_devices(options.device.device);
   const bool reads =
       !options.files[&AttentionArgs::q].empty() || !options.files[&AttentionArgs::parts_o].empty();
-  Workload work = reads ? Workload::read(spec, options.files, options.masks)
-                        : Workload::generate(spec, options.shape.shape(), options.seed, options.masks);
+  MaskOptions masks = options.masks;
+  masks.lengths_k = options.shape.lengths();
+  Workload work = reads ? Workload::read(spec, options.files, masks)
+                        : Workload::generate(spec, options.shape.shape(), options.seed, masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
   work.set_dropout(options.dropout);
 
@@ -238,11 +240,12 @@ Verb add_run(const Arguments& parent) {
   }
 
   options->shape.add(app);
+  options->shape.add_lengths(app);
   options->masks.add(app);
   options->dropout.add(app);
   app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
-  for (const char* name :
-       {"--batch", "--seqlen-q", "--seqlen-k", "--heads-q", "--heads-kv", "--page-size", "--seed"}) {
+  for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv",
+                           "--page-size", "--seed"}) {
     app.get_option(name).excludes(q).group(generated);
   }
 

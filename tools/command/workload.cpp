@@ -41,6 +41,14 @@ HostTensor random_lengths(int batch, int longest, std::uint64_t seed) {
   return starts;
 }
 
+// As many as the table names: fewer than rows of the longest length would have.
+std::int64_t num_pages(const verify::MaskData& data) {
+  for (const MaskTable& table : data.tables)
+    if (table.argument == &AttentionArgs::page_table && !table.values.empty())
+      return std::int64_t{*std::max_element(table.values.begin(), table.values.end())} + 1;
+  return 0;
+}
+
 int longest_of(const Tensor& starts) {
   const auto* at = static_cast<const std::int32_t*>(starts.data);
   std::int32_t longest = 0;
@@ -82,6 +90,10 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
                             const MaskOptions& masks, const verify::RandomOptions& numbers) {
   require_length(shape.seqlen_q);
   require_length(shape.seqlen_k);
+  if (!masks.lengths_k.empty() && spec.op != Operation::decode && !spec.paged)
+    throw Error(
+        ErrorCode::invalid_argument,
+        "lengths of keys were given, but the spec is neither of op decode nor paged: only those have them");
   Workload work(spec);
   work.shape_ = shape;
   Shape sized = shape;
@@ -95,14 +107,17 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     sized.total_k = static_cast<const std::int32_t*>(starts_k.view().data)[shape.batch];
     work.add(argument_of(&AttentionArgs::cu_seqlens_k), std::move(starts_k));
   }
+  verify::MaskData data = masks.generate(spec, shape, seed);
   std::uint64_t own_seed = 3 * seed;
   for (const flashjit::Argument& argument : arguments) {
     if (argument.role != Role::input || !has_argument(spec, argument)) continue;
-    HostTensor tensor(argument.dtype(spec), argument.layout.sizes(spec, sized));
+    std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
+    const bool is_cache = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
+    if (spec.paged && is_cache) sizes[0] = num_pages(data);
+    HostTensor tensor(argument.dtype(spec), sizes);
     verify::fill_random(tensor.view(), own_seed++, numbers);
     work.add(argument, std::move(tensor));
   }
-  verify::MaskData data = masks.generate(spec, shape, seed);
   data.limit_lengths(work.host_args_);
   for (MaskTable& table : data.tables) {
     HostTensor tensor(DType::int32, table.shape);

@@ -156,6 +156,10 @@ class Maker {
     const std::int64_t of_entry = argument_table::pages_of(shape_),
                        page_size = argument_table::page_size_of(shape_);
     require_moderate("pages", {shape_.batch, of_entry});
+    if (!options_.hard && !options_.lengths_k.empty()) {
+      make_pages_of_lengths(of_entry, page_size);
+      return;
+    }
     std::vector<std::int32_t> pages(static_cast<std::size_t>(shape_.batch * of_entry));
     std::iota(pages.begin(), pages.end(), 0);
     for (std::size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[draw_.bits() % i]);
@@ -176,6 +180,23 @@ class Maker {
         if (begin < length && (end > first || begin < sinks)) continue;
         pages[static_cast<std::size_t>(b * of_entry + page)] = draw_.chance(0.3) ? -1 : draw_.word();
       }
+    }
+    add(&AttentionArgs::page_table, {shape_.batch, of_entry}, std::move(pages));
+  }
+
+  // In random order, and only as many as the lengths take: one long sequence among short ones. Entries beyond
+  // a length are -1.
+  void make_pages_of_lengths(std::int64_t of_entry, std::int64_t page_size) {
+    std::vector<std::int32_t> pages(static_cast<std::size_t>(shape_.batch * of_entry), -1), ids;
+    std::vector<std::size_t> used;
+    for (std::size_t b = 0; b < options_.lengths_k.size(); ++b)
+      for (std::int64_t page = 0; page * page_size < options_.lengths_k[b]; ++page) {
+        used.push_back(b * static_cast<std::size_t>(of_entry) + static_cast<std::size_t>(page));
+        ids.push_back(static_cast<std::int32_t>(ids.size()));
+      }
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      std::swap(ids[i], ids[i + draw_.bits() % (ids.size() - i)]);
+      pages[used[i]] = ids[i];
     }
     add(&AttentionArgs::page_table, {shape_.batch, of_entry}, std::move(pages));
   }

@@ -4,13 +4,18 @@ speeds.
 
     compare.py PEERS [--flashjit build/release/bin/flashjit] [--peers cudnn fa3]
                [--cells grid | 128:8192:full ...] [--states rest sustained]
-    compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks]
+    compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks decode]
+    compare.py decode_peers.py --cells decode [--peers read cudnn fa2]
 
 PEERS is a script that reads JSON requests from standard input, one a line, and answers with one JSON row for each peer
 and mode:
     {"d": 128, "dv": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa3"], "modes": ["fwd"]}
        (with "p": 0.1 for dropout; on a CPU with "dtype": "bf16", "mask": "window", "threads": 2, "samples": 25)
     -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
+For a decode cell the request has "op": "decode", "sq" (query rows), "lengths" (null, or keys of each sequence),
+"page_size" (0: contiguous) and "samples". The peer "read" is the yardstick, a plain read of as many bytes, and never
+the best peer. A decode's amount is bytes of K and V a second. Its last column compares it with a decode of the same
+run: with one without pages; with one of a single query row; else with one of 8/8 heads and as many bytes.
 PEERS and `flashjit bench --serve` keep running, since a card cools while a process starts. The first visit of every
 cell compiles and makes plans; it is not counted.
 
@@ -52,9 +57,15 @@ def grid(dims, seqlens):
     return [f"{dim}:{seqlen}:{mask}" for dim in dims for mask in ("full", "causal") for seqlen in seqlens]
 
 
-GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384))}
+GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
+             "decode": ["decode:" + cell for cell in (
+                 "1x8192", "1x131072", "16x8192", "64x8192", "16x32768", "1x100000+63x500:p16",
+                 "16x8192:p1", "16x8192:p16", "16x8192:p64", "16x8192:p256",
+                 "16x8192:8/8", "16x8192:64/8", "128x8192:64/1", "16x8192:q8", "16x8192:q16")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
-             "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")]}
+             "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
+             "decode": ["decode:1x32768"]}
+YARDSTICK = "read"
 
 
 class Cell:
@@ -87,6 +98,65 @@ class Cell:
     def tflops(self, ms):
         return self.flops() / ms * 1e-9
 
+    def request(self):
+        return {"causal": self.causal}
+
+    def flashjit_request(self):
+        return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
+
+
+class Decode:
+    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE], head_dim 128. Without more
+    it has 32/8 heads, a row and no pages."""
+
+    dim = dim_v = 128
+    mask, causal = "decode", False
+
+    def __init__(self, text):
+        self.name, self.rows, self.page_size, self.heads_q, self.heads_kv = text, 1, 0, 32, 8
+        try:
+            _, sizes, *more = text.split(":")
+            sizes = [[int(x) for x in size.split("x")] for size in sizes.split("+")]
+            self.lengths = [keys for count, keys in sizes for _ in range(count)]
+            for option in more:
+                if "/" in option:
+                    self.heads_q, self.heads_kv = [int(x) for x in option.split("/")]
+                else:
+                    setattr(self, {"q": "rows", "p": "page_size"}[option[0]], int(option[1:]))
+            self.batch, self.seqlen, self.ragged = len(self.lengths), max(self.lengths), len(sizes) > 1
+        except (ValueError, KeyError, IndexError):
+            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE], as in "
+                             "decode:16x8192 or decode:1x100000+63x500:64/8:q8:p16")
+
+    def key_elements(self):
+        return sum(self.lengths) * self.heads_kv * (self.dim + self.dim_v)
+
+    def flops(self):
+        return 2 * self.rows * self.key_elements() * self.heads_q // self.heads_kv
+
+    def compares_with(self, other):
+        """Whether the last column is this decode's rate relative to that of `other`."""
+        same = (self.lengths, self.heads_q, self.heads_kv) == (other.lengths, other.heads_q, other.heads_kv)
+        if self.page_size:
+            return same and other.page_size == 0 and other.rows == self.rows
+        if other.page_size or other.rows > 1:
+            return False
+        if self.rows > 1:
+            return same
+        return (self.heads_q, self.heads_kv) in ((64, 8), (64, 1)) and (other.heads_q, other.heads_kv) == (8, 8) and \
+            other.key_elements() == self.key_elements()
+
+    def request(self):
+        return {"op": "decode", "sq": self.rows, "lengths": self.lengths if self.ragged else None, "page_size": self.page_size}
+
+    def flashjit_request(self):
+        shape = {"seqlen_q": self.rows, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}
+        if self.page_size:
+            shape["page_size"] = self.page_size
+        if self.ragged:
+            return {"shapes": [shape], "lengths_k": self.lengths}
+        return {"shapes": [{**shape, "batch": self.batch, "seqlen_k": self.seqlen}]}
+
 
 class Case:
     """A cell in one dtype on a number of threads."""
@@ -100,6 +170,8 @@ class Case:
 
 def spec_of(case, dtype, options):
     cell = case.cell
+    if cell.mask == "decode":
+        return {"op": "decode", "dtype": dtype, "head_dim": cell.dim, "lse": False, "paged": cell.page_size > 0}
     return {"op": "forward", "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": MASKS[cell.mask], "lse": True,
             "dropout": options.dropout is not None}
 
@@ -155,8 +227,10 @@ class Peer:
     def visit(self, case):
         """Milliseconds of a launch; None if the peer cannot run the case."""
         cell = case.cell
-        request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, causal=cell.causal, b=cell.batch, hq=cell.heads_q,
-                       hk=cell.heads_kv, peers=[self.name], modes=["fwd"])
+        request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, b=cell.batch, hq=cell.heads_q, hk=cell.heads_kv,
+                       peers=[self.name], modes=["fwd"], **cell.request())
+        if cell.mask == "decode":
+            request["samples"] = case.samples
         if self.dropout is not None:
             request["p"] = self.dropout
         if case.threads is not None:
@@ -192,8 +266,7 @@ class Flashjit:
             self.processes[case.threads] = Process("flashjit", command)
         process = self.processes[case.threads]
         spec = spec_of(case, self.dtype or case.dtype, options)
-        shape = {"batch": cell.batch, "seqlen_q": cell.seqlen, "num_heads_q": cell.heads_q, "num_heads_kv": cell.heads_kv}
-        process.ask({"spec": spec, "shapes": [shape], "rounds": case.samples})
+        process.ask({"spec": spec, "rounds": case.samples, **cell.flashjit_request()})
         answer = process.answer()
         if "error" in answer:
             raise SystemExit(f"{case.name}: flashjit: {answer['error']['message']}")
@@ -258,16 +331,22 @@ class Table:
         self.of = {}
         for visit in visits:
             self.of.setdefault(visit["cell"], []).append(visit["ms"])
-        on_cpu = options.device == "cpu"
-        self.unit = "ms" if on_cpu else "TFLOP/s"
-        self.amount = (lambda cell, ms: f"{ms:.3g}") if on_cpu else (lambda cell, ms: f"{cell.tflops(ms):.0f}")
+        self.cases = []
+
+    def amount(self, case, ms):
+        if case.cell.mask == "decode":
+            return f"{case.cell.key_elements() * (4 if case.dtype == 'fp32' else 2) / ms * 1e-9:.{4 if case.threads else 2}f}"
+        return f"{ms:.3g}" if case.threads else f"{case.cell.tflops(ms):.0f}"
 
     def print(self, cases):
-        options = self.options
-        columns = [("" if cases[0].threads is None else "dtype on threads: ") + "head_dim:seqlen:mask", f"flashjit {self.unit}"]
+        options, self.cases = self.options, cases
+        decode = cases[0].cell.mask == "decode"
+        self.unit = "TB/s" if decode else "ms" if cases[0].threads else "TFLOP/s"
+        columns = [("" if cases[0].threads is None else "dtype on threads: ") + ("decode" if decode else "head_dim:seqlen:mask"),
+                   f"flashjit {self.unit}"]
         for name in options.peers:
             columns += [f"{name} {self.unit}", f"flashjit / {name}"]
-        columns += ["flashjit / best peer"] * (len(options.peers) > 1) + ["fp16 / bf16"] * options.fp16
+        columns += ["flashjit / best peer"] * self.ranks() + ["fp16 / bf16"] * options.fp16 + ["relative to"] * decode
         print("| " + " | ".join(columns) + " |")
         print("|" + " --- |" * len(columns))
         for case in cases:
@@ -275,9 +354,19 @@ class Table:
         for name, values in self.ratios.items():
             print(f"\n{len(values)} cells against {name}: geometric mean {geometric_mean(values):.3f}, worst {min(values):.3f}")
 
+    def ranks(self):
+        return len([name for name in self.options.peers if name != YARDSTICK]) > 1
+
+    def relative(self, case):
+        for other in self.cases:
+            if (other.dtype, other.threads) == (case.dtype, case.threads) and case.cell.compares_with(other.cell):
+                return spread([theirs["flashjit"] / ours["flashjit"] for ours, theirs in zip(self.of[case.name], self.of[other.name])]) + \
+                    f" {other.cell.name}"
+        return "-"
+
     def row(self, case):
         cell, rounds = case.cell, self.of[case.name]
-        row = [case.name, self.amount(cell, statistics.median(ms["flashjit"] for ms in rounds))]
+        row = [case.name, self.amount(case, statistics.median(ms["flashjit"] for ms in rounds))]
         medians, ratios = {}, {}
         for name in self.options.peers:
             both = [(ms[name], ms["flashjit"]) for ms in rounds if ms[name]]
@@ -287,17 +376,19 @@ class Table:
             medians[name] = statistics.median(peer for peer, _ in both)
             of_rounds = [peer / ours for peer, ours in both]
             ratios[name] = statistics.median(of_rounds)
-            row += [self.amount(cell, medians[name]), spread(of_rounds)]
-            group = name if case.threads is None else \
-                f"{name}, {case.dtype} on {case.threads}, {'full and causal' if cell.mask in ('full', 'causal') else 'other masks'}"
+            row += [self.amount(case, medians[name]), spread(of_rounds)]
+            kind = "decode" if cell.mask == "decode" else "full and causal" if cell.mask in ("full", "causal") else "other masks"
+            group = name if case.threads is None else f"{name}, {case.dtype} on {case.threads}, {kind}"
             self.ratios.setdefault(group, []).append(ratios[name])
-        if len(self.options.peers) > 1:
-            best = min(medians, key=medians.get, default=None)
+        if self.ranks():
+            best = min((name for name in medians if name != YARDSTICK), key=medians.get, default=None)
             row.append(f"{ratios[best]:.3f} {best}" if best else "-")
             if best:
                 self.ratios.setdefault("the best peer", []).append(ratios[best])
         if self.options.fp16:
             row.append(spread([ms["flashjit"] / ms["fp16"] for ms in rounds]))
+        if cell.mask == "decode":
+            row.append(self.relative(case))
         return row
 
 
@@ -308,9 +399,9 @@ def parse(arguments):
     parser.add_argument("--flashjit", default="build/release/bin/flashjit", help="the command [%(default)s]")
     parser.add_argument("--device", default="cuda:0", help="[%(default)s]")
     parser.add_argument("--target", help="[the device's best]")
-    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; on a CPU sdpa]")
+    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for "
+                        help="or grid: 36 cells; decode: 15 cells of decode; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")
     parser.add_argument("--threads", type=int, nargs="+", help="on a CPU, of both sides [1 2]")
@@ -329,7 +420,14 @@ def parse(arguments):
         raise SystemExit("--fp16 and --states are for GPUs: on a CPU give --dtypes fp16")
     if not on_cpu and (options.threads or options.dtypes):
         raise SystemExit("--threads and --dtypes are for --device cpu")
-    options.peers = options.peers or (["sdpa"] if on_cpu else ["cudnn", "fa3"] if options.dropout is None else ["cudnn", "fa2"])
+    options.decode = [name.startswith("decode") for name in options.cells or [""]]
+    if any(options.decode) != all(options.decode):
+        raise SystemExit("decode cells have a table of their own: give them alone")
+    options.decode = all(options.decode)
+    if options.decode and (options.dropout is not None or options.fp16):
+        raise SystemExit("decode has no dropout, and --fp16 is for the forward")
+    options.peers = options.peers or (["sdpa"] if on_cpu else ["read", "cudnn", "fa2"] if options.decode
+                                      else ["cudnn", "fa3"] if options.dropout is None else ["cudnn", "fa2"])
     options.samples = options.samples or (25 if on_cpu else 40)
     orders = math.factorial(1 + options.fp16 + len(options.peers))
     options.rounds = options.rounds or orders * -(-6 // orders)
@@ -343,7 +441,8 @@ def main(arguments=None):
     on_cpu = options.device == "cpu"
     names = options.cells or (["grid", "masks"] if on_cpu else ["128:8192:full", "128:8192:causal", "64:8192:full", "64:8192:causal"])
     sets = CPU_CELLS if on_cpu else GPU_CELLS
-    cells = [Cell(text, None if on_cpu else options.tokens) for name in names for text in sets.get(name, [name])]
+    cells = [Decode(text) if options.decode else Cell(text, None if on_cpu else options.tokens)
+             for name in names for text in sets.get(name, [name])]
     if on_cpu:
         cases = [Case(cell, dtype, threads, options)
                  for threads in options.threads or [1, 2] for dtype in options.dtypes or ["bf16", "fp32"] for cell in cells]
@@ -365,8 +464,11 @@ def main(arguments=None):
                        "rows": rows_of(cases, visits, options)}, file, indent=1)
 
     dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
-    problem = f"{peers[0].version}; forward{dropout}, batch * heads 8, milliseconds" if on_cpu else \
-        f"bf16 forward{dropout}, {options.tokens} tokens or one sequence"
+    if options.decode:
+        problem = (f"{peers[0].version}; decode" if on_cpu else "bf16 decode") + ", head_dim 128, TB/s of K and V"
+    else:
+        problem = f"{peers[0].version}; forward{dropout}, batch * heads 8, milliseconds" if on_cpu else \
+            f"bf16 forward{dropout}, {options.tokens} tokens or one sequence"
     print(f"{ours[0].model}, {ours[0].target}; {problem}; medians of {visits[-1]['round'] + 1} rounds in {math.factorial(len(ours + peers))} "
           "orders; speed relative to a peer with the range of the rounds\n")
     for state in states:

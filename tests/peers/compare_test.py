@@ -83,6 +83,30 @@ for line in sys.stdin:
 """
 
 
+# Of decode: read takes 4 ms; cudnn 5, fa2 6, both only without pages.
+DECODE_PEERS = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    assert request["op"] == "decode" and request["samples"] == 40 and request["sq"] in (1, 8), request
+    assert request["lengths"] in (None, [300, 20, 20]), request
+    peer = request["peers"][0]
+    row = {"section": "serve", "peer": peer, "mode": "fwd", "ms": {"read": 4.0, "cudnn": 5.0, "fa2": 6.0}[peer]}
+    if peer != "read" and (request["page_size"] or request["lengths"]): row = {"section": "serve", "peer": peer, "error": "no pages"}
+    print(json.dumps(row), flush=True)
+"""
+DECODE_FLASHJIT = """#!{python}
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    spec, shape = request["spec"], request["shapes"][0]
+    assert spec["op"] == "decode" and spec["paged"] == ("page_size" in shape) and request["rounds"] == 40, request
+    assert ("lengths_k" in request) != ("seqlen_k" in shape), request
+    ms = 4.0 if spec["paged"] else 5.0 if shape["seqlen_q"] == 8 else 2.5 if shape["num_heads_q"] == 8 else 2.0
+    print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}), flush=True)
+"""
+
+
 class CompareTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -223,9 +247,41 @@ class CompareTest(unittest.TestCase):
         self.assertEqual([visit["ms"] for visit in of], [{"flashjit": 2.0, "sdpa": 3.0}] * 2)
         self.assertEqual(self.rests, [])
 
+    def test_decode(self):
+        self.stand_in(DECODE_PEERS, DECODE_FLASHJIT)
+        done = self.run_compare("--states", "rest", "--cells", "decode:2x1000", "decode:2x1000:p16", "decode:2x1000:q8", "decode:2x1000:8/8",
+                                "decode:16x1000:64/1", "decode:1x300+2x20:p1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Imaginary, sm_90; bf16 decode, head_dim 128, TB/s of K and V; medians of 24 rounds in 24 orders", done.stdout)
+        self.assertIn("| decode | flashjit TB/s | read TB/s | flashjit / read | cudnn TB/s |", done.stdout)
+        # 2,000 keys of 8 heads, 512 bytes each, are 8.2 MB: 0.0041 TB/s in 2 ms. The yardstick is not the best peer.
+        for row in ("decode:2x1000 | 0.00 | 0.00 | 2.00 (2.00-2.00) | 0.00 | 2.50 (2.50-2.50) | 0.00 | 3.00 (3.00-3.00) | 2.500 cudnn | -",
+                    "decode:2x1000:p16 | 0.00 | 0.00 | 1.00 (1.00-1.00) | - | - | - | - | - | 0.50 (0.50-0.50) decode:2x1000",
+                    "decode:2x1000:q8 | 0.00 | 0.00 | 0.80 (0.80-0.80) | 0.00 | 1.00 (1.00-1.00) | 0.00 | 1.20 (1.20-1.20) | 1.000 cudnn | "
+                    "0.40 (0.40-0.40) decode:2x1000",
+                    "decode:16x1000:64/1 | 0.00 | 0.00 | 2.00 (2.00-2.00) | 0.00 | 2.50 (2.50-2.50) | 0.00 | 3.00 (3.00-3.00) | 2.500 cudnn | "
+                    "1.25 (1.25-1.25) decode:2x1000:8/8",
+                    "decode:1x300+2x20:p1 | 0.00 | 0.00 | 1.00 (1.00-1.00) | - | - | - | - | - | -"):
+            self.assertIn(f"| {row} |\n", done.stdout)
+        self.assertEqual(compare.Decode("decode:1x300+2x20:64/8").key_elements() * 2, 340 * 8 * 512)
+        self.assertEqual(len(compare.GPU_CELLS["decode"]), 15)
+        for cell in compare.GPU_CELLS["decode"]:
+            compare.Decode(cell)
+
+    def test_decode_on_a_cpu(self):
+        self.stand_in(CPU_PEERS.replace('request["b"] * request["hq"] == 8 and ', 'request["sq"] == 1 and ')
+                      .replace('(25 if request["s"] == 128 else 2)', "25").replace('"full": 6.0', '"decode": 6.0'),
+                      DECODE_FLASHJIT.replace("== 40", "== 25"))
+        done = self.run_compare("--device", "cpu", "--rounds", "2", "--cells", "decode", "--threads", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # 32,768 keys of 8 heads with 512 bytes are 134 MB, in 2 ms.
+        self.assertIn("| bf16 on 1: decode:1x32768 | 0.0671 | 0.0224 | 3.00 (3.00-3.00) | - |\n", done.stdout)
+        self.assertIn("| fp32 on 1: decode:1x32768 | 0.1342 | 0.0447 | 3.00 (3.00-3.00) | - |\n", done.stdout)
+
     def test_what_is_of_the_other_device_is_refused(self):
         for more in (["--device", "cpu", "--fp16"], ["--device", "cpu", "--states", "rest"], ["--threads", "2"], ["--dtypes", "fp32"],
-                     ["--cells", "128:8192:window"], ["--cells", "128:8192"], ["--states", "warm"]):
+                     ["--cells", "128:8192:window"], ["--cells", "128:8192"], ["--states", "warm"], ["--cells", "decode:16"],
+                     ["--cells", "decode:1x2:z3"], ["--cells", "decode", "128:8192:full"], ["--cells", "decode", "--fp16"]):
             self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 
     def test_a_peer_that_fails(self):
@@ -274,6 +330,11 @@ class CompareTest(unittest.TestCase):
         text = " ".join(element.text or "" for element in drawn.iter())
         self.assertIn("Imaginary, sm_90: bf16 forward, TFLOP/s over seqlen, 16,384 tokens; at rest broken, sustained whole", text)
         self.assertIn("head_dim 128, causal", text)
+
+    def test_peers_scripts_are_python(self):
+        for name in ("cpu_peers.py", "decode_peers.py"):
+            with open(os.path.join(FOLDER, name)) as file:
+                compile(file.read(), name, "exec")
 
     def test_as_a_program(self):
         done = subprocess.run([COMPARE, self.peers, "--flashjit", self.flashjit, "--cells", "128:8192:full", "--states", "sustained"],

@@ -19,7 +19,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def attn_mask(kind, batch, seqlen):
     """A mask like those of `flashjit bench`: lengths from a quarter of seqlen on, a causal window of 1,024 keys, or a
     share of 0.2 of the blocks of 128."""
-    if kind in ("full", "causal"):
+    if kind in ("full", "causal", "decode"):
         return None
     if kind == "padding":
         lengths = torch.randint(seqlen // 4, seqlen + 1, (batch, 1, 1, 1))
@@ -55,8 +55,11 @@ def measure(request, peer):
         raise ValueError(f"peer {peer!r} is not sdpa, the only one on a CPU")
     torch.set_num_threads(request["threads"])
     b, s, hq, hk = request["b"], request["s"], request["hq"], request["hk"]
-    tensor = lambda heads, dim: torch.randn(b, s, heads, dim).to(DTYPES[request["dtype"]]).transpose(1, 2)
-    q, k, v = tensor(hq, request["d"]), tensor(hk, request["d"]), tensor(hk, request["dv"])
+    if request.get("lengths") or request.get("page_size"):
+        raise ValueError("PyTorch has no pages and no caches of different lengths")
+    tensor = lambda rows, heads, dim: torch.randn(b, rows, heads, dim).to(DTYPES[request["dtype"]]).transpose(1, 2)
+    q = tensor(request.get("sq", s), hq, request["d"])  # in decode fewer rows than keys
+    k, v = tensor(s, hk, request["d"]), tensor(s, hk, request["dv"])
     mask, causal = attn_mask(request["mask"], b, s), request["mask"] == "causal"
     call = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=request.get("p", 0.0),
                                                   enable_gqa=hq != hk)

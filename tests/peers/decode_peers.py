@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""PyTorch's decode on a GPU, as peers for compare.py's decode cells: cudnn, fa2, and the yardstick read, which adds up
+as many bytes as K and V have.
+
+    {"op": "decode", "d": 128, "s": 8192, "sq": 1, "b": 16, "hq": 32, "hk": 8, "lengths": null, "page_size": 0,
+     "peers": ["read"], "samples": 40}
+    -> {"section": "serve", "peer": "read", "mode": "fwd", "ms": 0.128}
+
+A sample is a launch between two events, after 256 MB were read. Everything is queued at once. Reading leaves nothing to
+write back; cleared memory would cost the launch its write-back. `samples` are milliseconds, as Triton's do_bench counts
+them. K and V lie in memory as [batch, heads, seqlen, head_dim], which PyTorch's kernels prefer. Needs only PyTorch 2.5
+or newer. PyTorch has no pages and no caches of different lengths: there only read answers.
+"""
+import json
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+BF16 = torch.bfloat16
+
+
+def cold_ms(call, other, milliseconds):
+    """The median of launches that, with the reads before them, take about so many milliseconds."""
+    def samples(count):
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        for start, end in events:
+            other.sum()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return events
+
+    call()
+    few = samples(5)
+    once = few[0][0].elapsed_time(few[-1][1]) / len(few)
+    count = max(1, min(100_000, int(milliseconds / max(once, 1e-4))))
+    for _ in range(max(count // 4, 1)):
+        call()
+    return statistics.median(start.elapsed_time(end) for start, end in samples(count))
+
+
+def call_of(request, peer):
+    b, s, sq, hq, hk, d = (request[name] for name in ("b", "s", "sq", "hq", "hk", "d"))
+    keys = sum(request["lengths"]) if request["lengths"] else b * s
+    if peer == "read":
+        kv, out = torch.ones(keys * hk * d, device="cuda"), torch.empty((), device="cuda")  # float32: K and V together
+        return lambda: torch.sum(kv, 0, out=out)
+    if peer not in BACKENDS:
+        raise ValueError(f"peer {peer!r} is not read, cudnn or fa2")
+    if request["lengths"] or request["page_size"]:
+        raise ValueError("PyTorch has no pages and no caches of different lengths")
+    draw = lambda heads, rows: torch.randn(b, heads, rows, d, device="cuda", dtype=BF16)
+    q, k, v = draw(hq, sq), draw(hk, s), draw(hk, s)
+    return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=hq != hk)
+
+
+def main():
+    torch.manual_seed(0)
+    other = torch.ones(2**26, device="cuda")  # 256 MB
+    for line in sys.stdin:
+        request = json.loads(line)
+        for peer in request["peers"]:
+            row = {"section": "serve", "peer": peer, "mode": "fwd", "version": f"PyTorch {torch.__version__}"}
+            try:
+                with torch.no_grad(), sdpa_kernel([BACKENDS.get(peer, SDPBackend.MATH)]):
+                    row["ms"] = cold_ms(call_of(request, peer), other, request["samples"])
+            except Exception as error:
+                row["error"] = str(error)[:200]
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,12 +32,8 @@ class Cascades : public OnEveryDevice {
   void SetUp() override {
     OnEveryDevice::SetUp();
     if (!GetParam()) return;
-    try {
-      on().engine().get(decode_spec(DType::bf16, 64), {.num_heads_q = 1, .num_heads_kv = 1});
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::unsupported) GTEST_SKIP() << error.message();
-      throw;
-    }
+    const std::string why = why_unsupported(decode_spec(DType::bf16, 64), on().target());
+    if (!why.empty()) GTEST_SKIP() << why;
   }
 
   GuardedTensor& add(DType dtype, const std::vector<std::int64_t>& sizes) {

@@ -3,6 +3,11 @@
 // that nobody may use hold anything.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <random>
+
 #include "tests/numerics/specs.hpp"
 #include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
@@ -265,28 +270,53 @@ TEST_P(Decode, ManyThreadsAndFew) {
   }
 }
 
-// A prepared launch reads the lengths when it runs.
-TEST_P(Decode, LengthsThatChangeBetweenLaunchesOfAPreparedOne) {
-  const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = true});
-  const Case c{.spec = spec,
-               .batch = 3,
-               .heads_q = 4,
-               .heads_kv = 2,
-               .seqlen_q = 2,
-               .seqlen_k = 1600,
-               .lengths_k = {1600, 1600, 1600},
-               .page_size = 16,
-               .seed = 5};
-  const std::unique_ptr<Engine> engine = on().make_engine({.num_threads = 4});
-  Workload workload(on(), c);
-  const PreparedLaunch launch = workload.kernel(*engine).prepare(workload.args());
-  auto* lengths = static_cast<std::int32_t*>(workload.host_args().seqlens_k->data);
-  for (const std::array<int, 3>& now : {std::array{1600, 1600, 1600}, {0, 1, 1599}, {700, 0, 0}}) {
-    std::copy(now.begin(), now.end(), lengths);
-    workload.upload_lengths();
-    workload.reset();
-    launch.launch();
-    EXPECT_TRUE(workload.check());
+// A prepared launch reads lengths and page ids when it runs, and so does a captured graph on a GPU.
+TEST_P(Decode, ReplaysFollowLengthsAndPages) {
+  for (const bool paged : {false, true}) {
+    SCOPED_TRACE(paged ? "paged" : "contiguous");
+    // No slot is stale at first, so that any page may be anywhere.
+    const std::unique_ptr<Engine> engine = on().make_engine({.num_threads = 4});
+    Workload workload(on(), {.spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = paged}),
+                             .batch = 3,
+                             .heads_q = 4,
+                             .heads_kv = 2,
+                             .seqlen_q = 2,
+                             .seqlen_k = 1600,
+                             .lengths_k = {1600, 1600, 1600},
+                             .page_size = paged ? 16 : 0,
+                             .seed = 5});
+    const Kernel& kernel = workload.kernel(*engine);
+    const PreparedLaunch prepared = kernel.prepare(workload.args());
+    std::unique_ptr<cuda::Graph> graph;
+    if (on().is_cuda())
+      graph = std::make_unique<cuda::Graph>(on().context(),
+                                            [&](Stream stream) { kernel.launch(workload.args(), stream); });
+    const AttentionArgs& host = workload.host_args();
+    auto* lengths = static_cast<std::int32_t*>(host.seqlens_k->data);
+    std::mt19937 random(1);
+    for (const std::array<int, 3>& now : {std::array{1600, 1600, 1600}, {0, 1, 1599}, {700, 0, 0}}) {
+      std::copy(now.begin(), now.end(), lengths);
+      workload.tensor(&AttentionArgs::seqlens_k).upload();
+      if (paged) {
+        const Tensor& table = *host.page_table;
+        std::vector<std::int32_t> ids(static_cast<std::size_t>(table.shape[0] * table.shape[1]));
+        std::iota(ids.begin(), ids.end(), 0);
+        std::shuffle(ids.begin(), ids.end(), random);
+        for (std::int64_t b = 0; b < table.shape[0]; ++b)
+          for (std::int64_t page = 0; page < table.shape[1]; ++page)
+            static_cast<std::int32_t*>(table.data)[b * table.strides[0] + page] =
+                page * 16 < now[static_cast<std::size_t>(b)]
+                    ? ids[static_cast<std::size_t>(b * table.shape[1] + page)]
+                    : static_cast<std::int32_t>(random());
+        workload.tensor(&AttentionArgs::page_table).upload();
+      }
+      for (const bool from_graph : {false, true}) {
+        if (from_graph && !graph) continue;
+        workload.reset();
+        from_graph ? graph->launch() : prepared.launch();
+        EXPECT_TRUE(workload.check()) << (from_graph ? "a graph's replay" : "a prepared launch");
+      }
+    }
   }
 }
 

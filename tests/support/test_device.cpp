@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <sstream>
 
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/memory.hpp"
@@ -33,6 +34,12 @@ class TemporaryFolder {
 
 std::vector<std::shared_ptr<TestDevice>> find_devices() {
   std::vector<std::shared_ptr<TestDevice>> devices;
+  if (const char* targets = std::getenv("FLASHJIT_TEST_PREBUILD"); targets && *targets) {
+    std::istringstream list(targets);
+    for (std::string target; std::getline(list, target, ',');)
+      devices.push_back(std::make_shared<TestDevice>(Device{Device::Kind::cuda, 0}, target, true));
+    return devices;
+  }
   const Target best = cpu_target().target;
   for (const Target& target : Target::all()) {
     if (!best.runs(target)) continue;
@@ -67,7 +74,8 @@ const std::string& cache_folder() {
   return folder;
 }
 
-TestDevice::TestDevice(Device device, std::string target) : device_(device), target_(std::move(target)) {}
+TestDevice::TestDevice(Device device, std::string target, bool only_prebuilds)
+    : device_(device), target_(std::move(target)), only_prebuilds_(only_prebuilds) {}
 
 Engine& TestDevice::engine() {
   if (!engine_) engine_ = make_engine();

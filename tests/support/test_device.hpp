@@ -16,7 +16,7 @@ namespace flashjit::testing_support {
 
 class TestDevice {
  public:
-  TestDevice(Device device, std::string target);
+  TestDevice(Device device, std::string target, bool only_prebuilds = false);
 
   // This process's engine, made on first use. Its cache is
   // FLASHJIT_CACHE_DIR, else a folder that is removed at the process's end.
@@ -27,6 +27,9 @@ class TestDevice {
   const Device& device() const { return device_; }
   const std::string& target() const { return target_; }
   bool is_cuda() const { return device_.kind == Device::Kind::cuda; }
+  // FLASHJIT_TEST_PREBUILD=sm_90a,...: there are no devices but these targets, and a Workload compiles its
+  // kernel into cache_folder() and launches nothing. tools/gpu-check packs the kernels.
+  bool only_prebuilds() const { return only_prebuilds_; }
   std::string name() const;  // "cpu_x86_64_v3", "cuda0_sm_90a"
   std::vector<DType> dtypes() const;
   const cuda::Context& context();  // cuda only
@@ -35,6 +38,7 @@ class TestDevice {
  private:
   Device device_;
   std::string target_;
+  bool only_prebuilds_;
   std::unique_ptr<cuda::Context> context_;  // before the engine, so destroyed after it
   std::unique_ptr<Engine> engine_;
 };

@@ -95,6 +95,10 @@ std::string Case::str() const {
 
 Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std::move(given)) {
   const AttentionSpec& spec = case_.spec;
+  if (device.only_prebuilds()) {
+    compile(spec, Target::parse(device.target()), case_.shape(), cache_folder());
+    throw Prebuilt{};
+  }
   Shape all = case_.shape(), used = all;  // with and without the rows beyond the last sequence
   MaskTables tables;
   if (spec.varlen) {
@@ -362,6 +366,8 @@ testing::AssertionResult computes(TestDevice& device, const Case& given) {
     Workload workload(device, given);
     workload.kernel(device.engine()).launch(workload.args());
     return workload.check();
+  } catch (const Prebuilt&) {
+    return testing::AssertionSuccess();
   } catch (const Error& error) {
     return testing::AssertionFailure() << to_string(error.code()) << ": " << error.message() << "\n"
                                        << error.detail() << "\n  in " << given.str();

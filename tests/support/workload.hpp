@@ -57,6 +57,9 @@ struct Case {
   std::string str() const;
 };
 
+// What a Workload throws on a device that only prebuilds, once the case's kernel is in the cache.
+struct Prebuilt {};
+
 class Workload {
  public:
   Workload(TestDevice& device, Case given);
@@ -84,11 +87,9 @@ class Workload {
   GuardedTensor& q() { return tensor(&AttentionArgs::q); }
   GuardedTensor& k() { return tensor(&AttentionArgs::k); }
   GuardedTensor& v() { return tensor(&AttentionArgs::v); }
-  // After a change of seqlens_k on the host.
-  void upload_lengths() { tensor(&AttentionArgs::seqlens_k).upload(); }
+  GuardedTensor& tensor(TensorMember member) { return *tensors_[&argument_of(member) - arguments]; }
 
  private:
-  GuardedTensor& tensor(TensorMember member) { return *tensors_[&argument_of(member) - arguments]; }
   std::unique_ptr<GuardedTensor> make(DType dtype, const TensorShape& shape);
   // The layout of lse: contiguous rows, with gaps between them if q has gaps.
   TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;

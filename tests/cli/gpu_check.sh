@@ -1,0 +1,111 @@
+#!/bin/sh
+# tools/gpu-check: packs the built tests; says so where there is no GPU; and, with stand-ins for the tests, its table
+# and exit codes. Usage: gpu_check.sh BIN_FOLDER
+set -eu
+bin=$1
+cd "$(dirname "$0")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+expect() { # TEXT FILE
+  grep -qF -- "$1" "$2" || {
+    echo "expected '$1' in:" && cat "$2"
+    exit 1
+  }
+}
+exits() { # CODE COMMAND...
+  code=$1
+  shift
+  got=0
+  "$@" >"$work/out" 2>&1 || got=$?
+  [ "$got" = "$code" ] || {
+    echo "$* ended with $got, not $code:" && cat "$work/out"
+    exit 1
+  }
+}
+if command -v shellcheck >/dev/null; then shellcheck tools/gpu-check "$0"; fi
+
+echo '== the real tests'
+exits 0 env FLASHJIT_BIN="$bin" tools/gpu-check pack "$work/real"
+expect '0 kernels' "$work/out"
+"$work/real/bin/numerics_test" --gtest_list_tests >"$work/tests"
+if "$work/real/bin/flashjit" doctor --json | grep -q '"cuda": false'; then
+  exits 69 "$work/real/run" "$work/nothing"
+  expect 'there is no GPU here' "$work/out"
+fi
+# Every name in a filter is a test's.
+for name in TakesNoDeviceMemory Random CapturedInAGraph Replay CheckMode Decode Cascade StayInside LengthsThatDiffer; do
+  expect "$name" "$work/tests"
+done
+for wrong in '' 'pack' 'pack x --targets' 'pack x --nothing y' 'unpack x'; do
+  # shellcheck disable=SC2086
+  exits 64 tools/gpu-check $wrong
+done
+exits 1 env FLASHJIT_BIN="$work" tools/gpu-check pack "$work/empty"
+expect 'is missing' "$work/out"
+
+echo '== stand-ins'
+mkdir "$work/bin" "$work/path"
+stand_in() { # NAME; the text is standard input
+  { echo '#!/bin/sh' && cat; } >"$work/bin/$1"
+  chmod +x "$work/bin/$1"
+}
+stand_in flashjit <<'END'
+if [ "${2-}" = --json ]; then echo '{"devices": {"cpu": true, "cuda": true}}'; else echo '  found    gpu    Imaginary'; fi
+END
+stand_in cuda_device_test <<'END'
+echo '[  PASSED  ] 9 tests.'
+END
+# Prebuilding makes a kernel; the sixth shard of the suite may fail, hang or find nothing.
+stand_in numerics_test <<'END'
+if [ -n "${FLASHJIT_TEST_PREBUILD-}" ]; then
+  mkdir -p "$FLASHJIT_CACHE_DIR/v3" && echo code >"$FLASHJIT_CACHE_DIR/v3/$FLASHJIT_TEST_PREBUILD.kernel" && exit 1
+fi
+[ -e "$FLASHJIT_CACHE_PATH/v3/sm_90a.kernel" ] || exit 7
+case "$1" in '--gtest_filter=*Cuda.CheckMode'*) [ "$FLASHJIT_CHECK" = 1 ] || exit 8 ;; esac
+if [ "$GTEST_SHARD_INDEX" = 5 ]; then
+  mkdir -p "$FLASHJIT_CACHE_DIR/v3" && echo more >"$FLASHJIT_CACHE_DIR/v3/more.kernel"
+  case ${STAND_IN-} in
+    fails) echo '[  FAILED  ] 1 test, listed below:' && echo '[  FAILED  ] All/Forward.Sizes/cuda0_sm_90a, where' && exit 1 ;;
+    hangs) sleep 60 ;;
+  esac
+fi
+case "${STAND_IN-} $1" in
+  'nothing --gtest_filter=*TakesNoDeviceMemory'*) echo '[  PASSED  ] 0 tests.' && exit ;;
+esac
+echo '[  PASSED  ] 2 tests.'
+echo '[  SKIPPED ] 1 test, listed below:'
+END
+cat >"$work/path/compute-sanitizer" <<'END'
+#!/bin/sh
+[ "${STAND_IN-}" != refused ] || { echo 'Error: Device not supported' && exit 1; }
+while [ "${1#--}" != "$1" ]; do case $1 in --tool | --error-exitcode) shift ;; esac && shift; done
+exec "$@"
+END
+chmod +x "$work/path/compute-sanitizer"
+PATH=$work/path:$PATH
+exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/packed" --targets sm_90a
+expect '1 kernels' "$work/out"
+run() { # CODE STAND_IN
+  exits "$1" env STAND_IN="$2" FLASHJIT_GPU_CHECK_SECONDS="${3-450}" "$work/packed/run" "$work/results"
+  cp "$work/results/table.txt" "$work/table"
+}
+run 0 works
+expect 'gpu    Imaginary' "$work/table"
+expect 'device                 1       9       0       0' "$work/table"
+expect 'suite                 14      28      14       0' "$work/table"
+expect 'memcheck               4       8       4       0' "$work/table"
+expect '1 kernels compiled here' "$work/table"
+[ "$(tar -tzf "$work/results/logs.tgz" | grep -c 'suite\.[0-9]*$')" = 14 ]
+exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/again" --kernels "$work/results/kernels.tgz"
+expect '2 kernels' "$work/out"
+run 1 fails
+expect 'suite                 14      26      13       1' "$work/table"
+expect 'FAILED: exit code 1' "$work/table"
+expect '  All/Forward.Sizes/cuda0_sm_90a' "$work/table"
+run 1 hangs 3
+expect 'FAILED: out of time' "$work/table"
+run 1 nothing
+expect 'FAILED: no test has such a name' "$work/table"
+run 0 refused
+expect 'not possible here' "$work/table"
+echo ok

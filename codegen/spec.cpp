@@ -30,6 +30,17 @@ void check_pin(const char* field, const std::optional<int>& value, int first, in
   if (value) check_steps(std::string("config.") + field, *value, first, last, step);
 }
 
+// Multi-head latent attention in the form of one shared head: K of 576 elements, V their first 512
+// (DeepSeek-V2, 2024).
+void check_mla(const AttentionSpec& spec) {
+  constexpr int latent = 512, key = 576;
+  if (spec.head_dim != key || (spec.head_dim_v != latent && spec.head_dim_v != key)) return;
+  throw Error(
+      ErrorCode::unsupported,
+      "head_dim 576 is that of MLA, whose V is a part of K: MLA is not supported by this version; heads of "
+      "its up-projected K and V would work: head_dim 192, head_dim_v 128");
+}
+
 void check_dtype_of(const char* field, const std::optional<DType>& value, DType dtype) {
   if (!value || *value == dtype || *value == DType::fp32) return;
   invalid(std::string(field) + " " + to_string(*value) + " is neither fp32 nor the dtype, " +
@@ -85,6 +96,7 @@ AttentionSpec AttentionSpec::validated() const {
   if (spec.dtype == DType::int32 || spec.dtype == DType::int64)
     invalid(std::string("dtype ") + to_string(spec.dtype) +
             " is for lengths, offsets and seeds; bf16, fp16 or fp32 would work");
+  check_mla(spec);
   check_steps("head_dim", spec.head_dim, smallest_head_dim, largest_head_dim, head_dim_step);
   check_steps("head_dim_v", spec.head_dim_v, smallest_head_dim, largest_head_dim, head_dim_step);
   check_pin("block_m", spec.config.block_m, 16, 1024, 16);

@@ -349,6 +349,46 @@ TEST_F(CApi, ErrorsBelongToTheirThread) {
 
 // Tables made from parents and lists through the C interface.
 // The other builders call the C++ functions directly.
+// Two caches in pages of 4 keys. The values of page p are p + 1: a row with zeros as scores is their mean.
+TEST_F(CApi, DecodesFromPages) {
+  flashjit_spec* s = nullptr;
+  ASSERT_EQ(flashjit_spec_create(
+                R"({"op": "decode", "dtype": "fp32", "head_dim": 8, "paged": true, "lse": false})", &s),
+            FLASHJIT_OK)
+      << flashjit_last_error_message();
+  const SpecHandle decode(s);
+  flashjit_shape shape{};
+  shape.struct_size = sizeof shape;
+  shape.batch = 2, shape.seqlen_q = 1, shape.seqlen_k = 8, shape.num_heads_q = 2, shape.num_heads_kv = 1;
+  shape.page_size = 4;
+  const flashjit_kernel* k = nullptr;
+  ASSERT_EQ(flashjit_engine_get(engine.get(), s, &shape, &k), FLASHJIT_OK) << flashjit_last_error_message();
+
+  float q[2 * 2 * 8] = {}, pages[3 * 4 * 8], o[2 * 2 * 8];
+  for (int i = 0; i < 3 * 4 * 8; ++i) pages[i] = static_cast<float>(1 + i / 32);
+  std::int32_t table[] = {2, 0, 1, -1}, lengths[] = {8, 3};
+  const auto of = [](void* data, DType dtype, std::initializer_list<std::int64_t> sizes) {
+    return c_tensor(Tensor::contiguous(data, dtype, {}, sizes));
+  };
+  const flashjit_tensor given[] = {of(q, DType::fp32, {2, 1, 2, 8}), of(pages, DType::fp32, {3, 4, 1, 8}),
+                                   of(o, DType::fp32, {2, 1, 2, 8}), of(table, DType::int32, {2, 2}),
+                                   of(lengths, DType::int32, {2})};
+  const flashjit_argument list[] = {
+      {FLASHJIT_ARG_Q, {.tensor = &given[0]}},          {FLASHJIT_ARG_K, {.tensor = &given[1]}},
+      {FLASHJIT_ARG_V, {.tensor = &given[1]}},          {FLASHJIT_ARG_O, {.tensor = &given[2]}},
+      {FLASHJIT_ARG_PAGE_TABLE, {.tensor = &given[3]}}, {FLASHJIT_ARG_SEQLENS_K, {.tensor = &given[4]}}};
+  ASSERT_EQ(flashjit_kernel_launch(k, list, 6, nullptr), FLASHJIT_OK) << flashjit_last_error_message();
+  for (int i = 0; i < 16; ++i) EXPECT_FLOAT_EQ(o[i], 2) << i;   // pages 2 and 0: 3 and 1
+  for (int i = 16; i < 32; ++i) EXPECT_FLOAT_EQ(o[i], 2) << i;  // page 1
+  lengths[0] = 4;
+  ASSERT_EQ(flashjit_kernel_launch(k, list, 6, nullptr), FLASHJIT_OK);
+  EXPECT_FLOAT_EQ(o[0], 3);
+  table[0] = 3;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"page_table[0, 0] is 3", "between 0 and 2"},
+         flashjit_kernel_launch(k, list, 6, nullptr));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"page_table is missing"}, flashjit_kernel_launch(k, list, 4, nullptr));
+}
+
 TEST_F(CApi, TablesOfMasks) {
   flashjit_tables* tables = nullptr;
   const std::int32_t cycle[] = {-1, 2, 1};

@@ -404,6 +404,21 @@ TEST(Run, PagedDecode) {
   EXPECT_NE(refused.err.find("--cu-seqlens-q must say"), std::string::npos) << refused.err;
 }
 
+// A tree of drafts after a cache in pages, generated and verified.
+TEST(Run, DecodeOfATreeAfterPages) {
+  const CommandLine flashjit;
+  for (const char* mask : {R"("tree")", R"("tree", {"kind": "sliding_window", "sinks": true})"}) {
+    const std::string spec = R"({"op": "decode", "dtype": "bf16", "head_dim": 32, "mask": [)" +
+                             std::string(mask) + R"(], "paged": true})";
+    const nlohmann::json result =
+        flashjit({"run", spec, "--seqlen-q", "33", "--lengths-k", "300,33,70", "--page-size", "8",
+                  "--heads-q", "4", "--heads-kv", "2", "--verify", "--json"})
+            .json();
+    EXPECT_TRUE(result["ok"].get<bool>()) << result;
+    EXPECT_EQ(result["verification"]["rows"], 3 * 33 * 4);
+  }
+}
+
 TEST(Run, OutputInFloat) {
   const CommandLine flashjit;
   const std::string spec = R"({"op": "forward", "dtype": "fp16", "head_dim": 16, "o_dtype": "fp32"})";

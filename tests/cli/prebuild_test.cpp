@@ -51,6 +51,30 @@ TEST(Prebuild, ServesEveryShapeWithoutACompiler) {
   }
 }
 
+TEST(Prebuild, DecodeOfEveryPageSize) {
+  CommandLine flashjit;
+  const std::string spec =
+      R"({"op": "decode", "dtype": "bf16", "head_dim": 32, "mask": ["causal"], "paged": true})";
+  const std::string bundle = flashjit.folder() + "/bundle";
+  const Outcome built =
+      flashjit({"prebuild",
+                R"({"kernels": [{"spec": )" + spec +
+                    R"(, "shapes": [{"batch": 4, "seqlen_q": 1, "seqlen_k": 300, "num_heads_q": 8,
+                                                       "num_heads_kv": 2, "page_size": 16}]}]})",
+                "--target", "native", "-o", bundle, "--json"});
+  ASSERT_EQ(built.exit_code, 0) << built.err;
+  EXPECT_EQ(built.json()["failed"], 0);
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = bundle;
+  for (const char* page_size : {"1", "16", "256"}) {
+    const Outcome run =
+        flashjit({"run", spec, "--seqlen-q", "2", "--seqlen-k", "700", "--batch", "3", "--heads-q", "8",
+                  "--heads-kv", "1", "--page-size", page_size, "--verify", "--json"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(run.json()["origin"], "disk");
+  }
+}
+
 TEST(Prebuild, CheckSaysWhatIsMissing) {
   CommandLine flashjit;
   const auto check = [&](const std::string& target) {

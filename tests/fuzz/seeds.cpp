@@ -63,6 +63,13 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
   for (const char number : {0, 1, 5, 9, 13, 15})
     write(to / "sizes" / std::to_string(number), std::string(64, number));
   write(to / "object/kernel", object);
+  write(
+      to / "spec/decode",
+      R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "mask": [{"kind": "sliding_window", "sinks": true}],)"
+      R"( "varlen": true, "paged": true, "o_dtype": "fp32"})");
+  write(to / "manifest/decode",
+        R"({"kernels": [{"spec": {"op": "decode", "dtype": "fp16", "head_dim": 64, "paged": )"
+        R"(true}, "shapes": [{"batch": 4, "seqlen_q": 1, "seqlen_k": 99, "page_size": 16}]}]})");
   std::string all;
   for (const Model& model : models()) {
     write(to / "manifest" / model.name, std::string(model.name));

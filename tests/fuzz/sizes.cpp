@@ -8,6 +8,7 @@
 #include "runtime/cuda/tile_plan.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/masks.hpp"
+#include "runtime/operation.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace flashjit;
@@ -120,6 +121,43 @@ void check_launch(Numbers& numbers) {
   });
 }
 
+// A decode without lengths and pages on a CPU.
+void check_decode(Numbers& numbers) {
+  alignas(64) static char memory[64];
+  const AttentionSpec spec{
+      .op = Operation::decode, .dtype = DType::bf16, .head_dim = 64, .head_dim_v = 64, .lse = false};
+  const Target target = Target::parse("x86-64-v4");
+  const KernelConfig config{.block_m = 64, .block_n = 64, .num_stages = 1, .num_warps = 1};
+  AttentionArgs args;
+  Tensor q{.data = memory, .dtype = spec.dtype, .device = {}, .rank = 4};
+  q.shape = {numbers.any(), numbers.any(), numbers.any(), 64};
+  q.strides = {64, 64, 64, 1};
+  Tensor k = q;
+  k.shape[1] = numbers.any();
+  k.shape[2] = numbers.any();
+  args.q = q;
+  args.o = q;
+  args.o->data =
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(memory) + (std::uintptr_t{1} << 46));
+  std::uint64_t stride = 1;
+  for (int i = 3; i >= 0; --i) {
+    args.o->strides[i] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(q.shape[i]);
+  }
+  args.k = args.v = k;
+  const int threads = std::clamp(numbers.size(), 1, max_num_threads);
+  fuzz::accepted([&] {
+    Launch launch;
+    runtime_of(spec.op).plan({.spec = spec, .target = target, .config = config, .parallelism = threads}, args,
+                             launch);
+    for (std::size_t i = 0; i < launch.size(); ++i) {
+      const Items& items = launch[i].items;
+      FUZZ_CHECK(items.count >= 1 && items.pieces >= 1 && items.pieces <= items.count);
+      FUZZ_CHECK(items.lent_bytes <= std::size_t{1} << 32);
+    }
+  });
+}
+
 void check_tables(Numbers& numbers) {
   static std::int32_t words[64];
   constexpr std::size_t enough = 1 << 10;  // few enough to build the tables
@@ -158,6 +196,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   check_bucket(shape);
   check_dropout(shape);
   check_launch(numbers);
+  check_decode(numbers);
   check_tables(numbers);
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "runtime/cuda/memory.hpp"
 #include "tests/numerics/specs.hpp"
@@ -165,6 +166,44 @@ TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
   }
 }
 
+// Wrong lengths and page ids never cause an access outside either.
+TEST_P(Cuda, WrongPagesStayInsideTheTensors) {
+  const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = true});
+  if (const std::string why = why_unsupported(spec, on().target()); !why.empty()) GTEST_SKIP() << why;
+  std::mt19937 random(20250713);
+  for (const int page_size : {1, 16, 256}) {
+    Workload workload(on(), {.spec = spec,
+                             .batch = 3,
+                             .heads_q = 4,
+                             .heads_kv = 2,
+                             .seqlen_q = 3,
+                             .seqlen_k = 600,
+                             .lengths_k = {600, 20, 0},
+                             .page_size = page_size});
+    const Kernel& kernel = workload.kernel(on().engine());
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      AttentionArgs args = workload.args();
+      std::vector<cuda::DeviceBuffer> buffers;
+      for (const MaskTable& table : workload.masks().tables) {
+        const Tensor& given = *(args.*table.argument);
+        std::vector<std::int32_t> wrong(static_cast<std::size_t>(given.shape[0] * given.strides[0]));
+        for (std::int32_t& value : wrong)
+          value = static_cast<std::int32_t>(random() % 2 ? random() : random() % 700 - 2);
+        buffers.emplace_back(on().context(), wrong.size() * 4);
+        buffers.back().copy_from(wrong.data(), wrong.size() * 4);
+        on().synchronize();
+        (args.*table.argument)->data = buffers.back().data();
+      }
+      workload.reset();
+      kernel.launch(args);
+      ASSERT_NO_THROW(on().synchronize());
+    }
+    workload.reset();
+    kernel.launch(workload.args());
+    EXPECT_TRUE(workload.check());
+  }
+}
+
 // FLASHJIT_CHECK=1 makes wrong tables an error. A process
 // reads it once, so this test needs a process that has it.
 TEST_P(Cuda, CheckModeRefusesWrongTables) {
@@ -184,6 +223,32 @@ TEST_P(Cuda, CheckModeRefusesWrongTables) {
   args.seqlens_k->data = wrong.data();
   expect_error(ErrorCode::invalid_argument, {"seqlens_k[1] is 31", "seqlen_k = 30"},
                [&] { kernel.launch(args); });
+}
+
+TEST_P(Cuda, CheckModeRefusesWrongPages) {
+  const char* mode = std::getenv("FLASHJIT_CHECK");
+  if (!mode || std::string_view(mode) != "1") GTEST_SKIP() << "FLASHJIT_CHECK is not 1";
+  const AttentionSpec spec = decode_spec(DType::bf16, 64, {}, {.paged = true});
+  if (const std::string why = why_unsupported(spec, on().target()); !why.empty()) GTEST_SKIP() << why;
+  Workload workload(
+      on(),
+      {.spec = spec, .batch = 2, .seqlen_q = 1, .seqlen_k = 64, .lengths_k = {64, 20}, .page_size = 16});
+  const Kernel& kernel = workload.kernel(on().engine());
+  EXPECT_NO_THROW(kernel.launch(workload.args()));
+  const auto expect_refused = [&](TensorMember member, std::int64_t at, std::int32_t value,
+                                  std::initializer_list<const char*> texts) {
+    auto& number = static_cast<std::int32_t*>((workload.host_args().*member)->data)[at];
+    const std::int32_t before = std::exchange(number, value);
+    workload.tensor(member).upload();
+    expect_error(ErrorCode::invalid_argument, texts, [&] { kernel.launch(workload.args()); });
+    number = before;
+    workload.tensor(member).upload();
+  };
+  expect_refused(&AttentionArgs::page_table, 1, 8, {"page_table[0, 1] is 8", "between 0 and 7"});
+  expect_refused(&AttentionArgs::page_table, 0, -1, {"page_table[0, 0] is -1"});
+  expect_refused(&AttentionArgs::seqlens_k, 1, 65,
+                 {"seqlens_k[1] is 65", "page_table's max_pages x page_size"});
+  EXPECT_NO_THROW(kernel.launch(workload.args()));
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Cuda);

@@ -266,6 +266,21 @@ TEST(Spec, Decode) {
   expect_unsupported(decode(R"(, "parts_dtype": "bf16")"), {"parts_dtype", "leaving it out would work"});
 }
 
+TEST(Spec, HeadDimsOfMlaAreRefusedByName) {
+  for (const char* op : {"decode", "forward"})
+    for (const char* dim_v : {"", R"(, "head_dim_v": 512)"})
+      expect_unsupported(
+          R"({"op": ")" + std::string(op) + R"(", "dtype": "bf16", "head_dim": 576)" + dim_v + "}",
+          {"MLA is not supported", "head_dim 192, head_dim_v 128"});
+  expect_invalid(R"({"op": "decode", "dtype": "bf16", "head_dim": 512})",
+                 {"head_dim 512", "between 8 and 256", "256 would work"});
+  expect_invalid(R"({"op": "decode", "dtype": "bf16", "head_dim": 264})", {"head_dim 264", "256 would work"});
+  expect_invalid(R"({"op": "decode", "dtype": "bf16", "head_dim": 576, "head_dim_v": 64})",
+                 {"head_dim 576", "256 would work"});
+  EXPECT_EQ(parse(R"({"op": "decode", "dtype": "bf16", "head_dim": 192, "head_dim_v": 128})").head_dim_v,
+            128);
+}
+
 TEST(Spec, MasksThatContradict) {
   expect_invalid(with(R"("mask": ["causal", {"kind": "causal", "align": "top_left"}])"),
                  {"two of kind causal", "top_left", "one of them would work"});

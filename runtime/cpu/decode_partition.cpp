@@ -1,6 +1,7 @@
 #include "runtime/cpu/decode_partition.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "templates/shared/decode_layout.h"
 
@@ -12,7 +13,7 @@ using i64 = std::int64_t;
 constexpr i64 least_keys_of_part = 512;
 // If lengths differ, each thread gets about so many items.
 constexpr i64 items_of_thread = 4;
-constexpr i64 worthwhile_bytes = 1 << 17;  // of K and V: some 10 us
+constexpr double worthwhile_bytes = 1 << 17;  // of K and V: some 10 us
 constexpr i64 most_partial_bytes = 1 << 26;
 
 i64 ceil_of(i64 a, i64 b) {
@@ -51,23 +52,28 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
   // Heads of one walk read their keys' rows one after the other, as memory likes it; threads without work
   // cost more.
   while (num_threads > 1 && cut.heads_at_once > 1 &&
-         tiles_of(cut.heads_at_once) * most_parts < items_of_thread * num_threads)
+         static_cast<double>(tiles_of(cut.heads_at_once)) * static_cast<double>(most_parts) <
+             static_cast<double>(items_of_thread * num_threads))
     cut.heads_at_once = (cut.heads_at_once + 1) / 2;
   cut.tiles = tiles_of(cut.heads_at_once);
 
-  // Keys times tiles of an entry.
-  const i64 all_keys = std::max<i64>(counts.total, 1) * (cut.tiles / p.batch);
-  const i64 wanted = num_threads == 1 ? 1 : ceil_of(counts.longest * items_of_thread * num_threads, all_keys);
+  // Keys times tiles of an entry. Products of any sizes fit a double.
+  const double all_keys =
+      static_cast<double>(std::max<i64>(counts.total, 1)) * static_cast<double>(cut.tiles / p.batch);
+  const double share = static_cast<double>(counts.longest * items_of_thread * num_threads) / all_keys;
+  const i64 wanted = num_threads == 1 ? 1 : static_cast<i64>(std::ceil(share));
   cut.part_bytes = sizeof(float) * static_cast<std::size_t>(cut.heads_at_once) *
                    static_cast<std::size_t>(p.seqlen_q) * static_cast<std::size_t>(group) *
                    static_cast<std::size_t>(spec.head_dim_v + 2);
   const i64 affordable = most_partial_bytes / static_cast<i64>(cut.part_bytes) / std::max<i64>(cut.tiles, 1);
   cut.parts = static_cast<int>(std::clamp<i64>(std::min(wanted, affordable), 1, most_parts));
 
-  const i64 bytes = counts.total * p.num_heads_kv * (spec.head_dim + spec.head_dim_v) *
-                    static_cast<i64>(size_of(spec.dtype));
+  const double bytes = static_cast<double>(counts.total) * p.num_heads_kv *
+                       (spec.head_dim + spec.head_dim_v) * static_cast<double>(size_of(spec.dtype));
   const i64 items = cut.tiles * cut.parts;
-  cut.pieces = num_threads == 1 ? 1 : std::clamp<i64>(bytes / worthwhile_bytes, 1, items);
+  cut.pieces = num_threads == 1
+                   ? 1
+                   : std::max<i64>(static_cast<i64>(std::min(bytes / worthwhile_bytes, 1.0 * items)), 1);
   return cut;
 }
 

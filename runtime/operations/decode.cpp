@@ -87,7 +87,7 @@ struct Decode {
   static void plan_cpu(const PlannedKernel& kernel, const device::DecodeParams& params, void*,
                        Launch& launch) {
     const int group = params.num_heads_q / params.num_heads_kv;
-    if (device::round_up(group, device::decode_rows_at_once) > kernel.config.block_m)
+    if (group > kernel.config.block_m)
       refuse_argument("q has ", group, " heads for each of k's, more than the ", kernel.config.block_m,
                       " of the kernel's block_m: get a kernel for a shape with these heads");
     const DecodePartition cut = decode_partition(params, kernel.spec, kernel.config, kernel.parallelism);

@@ -29,13 +29,6 @@ struct CascadeCase {
 
 class Cascades : public OnEveryDevice {
  protected:
-  void SetUp() override {
-    OnEveryDevice::SetUp();
-    if (!GetParam()) return;
-    const std::string why = why_unsupported(decode_spec(DType::bf16, 64), on().target());
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-
   GuardedTensor& add(DType dtype, const std::vector<std::int64_t>& sizes) {
     const Tensor like = Tensor::contiguous(nullptr, dtype, {}, sizes);
     tensors_.push_back(std::make_unique<GuardedTensor>(on(), dtype,
@@ -92,17 +85,25 @@ class Cascades : public OnEveryDevice {
       return Tensor::contiguous(pages.data, pages.dtype, pages.device,
                                 {1, given.prefix, given.heads_kv, given.head_dim});
     };
-    launch_cascade(on().engine(), {.q = q.on_device(),
-                                   .o = o.on_device(),
-                                   .prefix_k = prefix_of(k.on_device()),
-                                   .prefix_v = prefix_of(v.on_device()),
-                                   .k = k.on_device(),
-                                   .v = v.on_device(),
-                                   .page_table = page_table.on_device(),
-                                   .seqlens_k = seqlens_k.on_device(),
-                                   .cu_seqlens_q = cu_seqlens_q.on_device(),
-                                   .parts_o = parts_o.on_device(),
-                                   .parts_lse = parts_lse.on_device()});
+    Cascade cascade = {.q = q.on_device(),
+                       .o = o.on_device(),
+                       .prefix_k = prefix_of(k.on_device()),
+                       .prefix_v = prefix_of(v.on_device()),
+                       .k = k.on_device(),
+                       .v = v.on_device(),
+                       .page_table = page_table.on_device(),
+                       .seqlens_k = seqlens_k.on_device(),
+                       .cu_seqlens_q = cu_seqlens_q.on_device(),
+                       .parts_o = parts_o.on_device(),
+                       .parts_lse = parts_lse.on_device()};
+    const CascadeKernels kernels(on().engine(), cascade);
+    if (kernels.workspace_bytes > 0) {
+      GuardedTensor& workspace =
+          add(DType::int32, {static_cast<std::int64_t>(kernels.workspace_bytes + 3) / 4});
+      workspace.upload();
+      cascade.workspace = workspace.on_device();
+    }
+    launch_cascade(on().engine(), kernels, cascade);
     on().synchronize();
     o.download();
     EXPECT_TRUE(o.was_not_touched("o", true));

@@ -2,12 +2,9 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "codegen/error.hpp"
-#include "codegen/search_space.hpp"
 #include "codegen/spec.hpp"
 
 namespace flashjit::testing_support {
@@ -45,16 +42,6 @@ inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> m
 inline AttentionSpec decode_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},
                                  const SpecOptions& options = {}) {
   return attention_spec(Operation::decode, dtype, head_dim, std::move(mask), options);
-}
-
-// Why the target has no kernel of the spec; empty: it has one.
-inline std::string why_unsupported(const AttentionSpec& spec, const std::string& target) {
-  try {
-    heuristic_config(spec, Target::parse(target), {.num_heads_q = 1, .num_heads_kv = 1});
-    return {};
-  } catch (const Error& error) {
-    return error.message();
-  }
 }
 
 }  // namespace flashjit::testing_support

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -134,12 +135,13 @@ int main(int argc, char** argv) try {
 
   const auto spec = flashjit::AttentionSpec::from_json(
       R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "paged": true, "lse": false})");
-  const flashjit::Kernel& decode = engine.get(spec, {.batch = requests,
-                                                     .seqlen_q = 1,
-                                                     .seqlen_k = prefix + own_keys,
-                                                     .num_heads_q = heads_q,
-                                                     .num_heads_kv = heads_kv,
-                                                     .page_size = page_size});
+  const flashjit::Shape whole = {.batch = requests,
+                                 .seqlen_q = 1,
+                                 .seqlen_k = prefix + own_keys,
+                                 .num_heads_q = heads_q,
+                                 .num_heads_kv = heads_kv,
+                                 .page_size = page_size};
+  const flashjit::Kernel& decode = engine.get(spec, whole);
   flashjit::Tensor rows = whole_o;
   rows.data = c.q.data;
   const auto ms = [&](const auto& launch) {  // the least of a few
@@ -153,9 +155,22 @@ int main(int argc, char** argv) try {
     }
     return least;
   };
-  const double whole_ms =
-      ms([&] { decode.launch({.q = rows, .k = c.k, .v = c.v, .o = whole_o, .page_table = whole_table}); });
-  const double cascade_ms = ms([&] { launch_cascade(engine, c); });
+  const auto workspace = [&](std::size_t bytes) -> std::optional<flashjit::Tensor> {
+    if (bytes == 0) return {};
+    return make(flashjit::DType::int32, {static_cast<std::int64_t>(bytes + 3) / 4});
+  };
+  const auto whole_workspace = workspace(decode.workspace_bytes(whole));
+  const double whole_ms = ms([&] {
+    decode.launch({.q = rows,
+                   .k = c.k,
+                   .v = c.v,
+                   .o = whole_o,
+                   .page_table = whole_table,
+                   .workspace = whole_workspace});
+  });
+  const CascadeKernels kernels(engine, c);
+  c.workspace = workspace(kernels.workspace_bytes);
+  const double cascade_ms = ms([&] { launch_cascade(engine, kernels, c); });
 
   // Weights and results are rounded to bf16: a result by up to 2^-9 of itself.
   double worst = 0;

@@ -10,6 +10,10 @@
 
 #include <flashjit/flashjit.hpp>
 
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+
 struct Cascade {
   flashjit::Tensor q, o;                // [requests, heads_q, head_dim]
   flashjit::Tensor prefix_k, prefix_v;  // [1, keys, heads_kv, head_dim]
@@ -19,6 +23,8 @@ struct Cascade {
   flashjit::Tensor cu_seqlens_q;  // int32 [requests + 1]: 0, 1, ..., requests
   // The two partial results, float32: [2, requests, heads_q, head_dim] and [2, heads_q, requests].
   flashjit::Tensor parts_o, parts_lse;
+  // workspace_bytes() of CascadeKernels, if that is not 0; both decodes use it, one after the other.
+  std::optional<flashjit::Tensor> workspace{};
 };
 
 // parts[index]
@@ -43,52 +49,56 @@ inline flashjit::Tensor as_one_sequence(flashjit::Tensor rows) {
   return rows;
 }
 
-// Launches the three kernels on one stream. The first call for a dtype and head_dim compiles or loads them.
-inline void launch_cascade(flashjit::Engine& engine, const Cascade& c, flashjit::Stream stream = nullptr) {
-  const auto size = [](const flashjit::Tensor& t, int i) { return static_cast<int>(t.shape[i]); };
-  const int requests = size(c.q, 0), heads_q = size(c.q, 1), heads_kv = size(c.k, 2);
+// The kernels for tensors of these sizes. Making it compiles or loads them, the first time.
+struct CascadeKernels {
+  CascadeKernels(flashjit::Engine& engine, const Cascade& c) {
+    const auto size = [](const flashjit::Tensor& t, int i) { return static_cast<int>(t.shape[i]); };
+    const int requests = size(c.q, 0);
+    flashjit::AttentionSpec spec;
+    spec.dtype = c.q.dtype;
+    spec.head_dim = size(c.q, 2);
+    spec.o_dtype = flashjit::DType::fp32;  // a partial result loses nothing
+    flashjit::Shape shape{.num_heads_q = size(c.q, 1), .num_heads_kv = size(c.k, 2)};
 
-  flashjit::AttentionSpec spec;
-  spec.dtype = c.q.dtype;
-  spec.head_dim = size(c.q, 2);
-  spec.o_dtype = flashjit::DType::fp32;  // a partial result loses nothing
-  spec.lse = true;
+    // Decode takes up to 64 rows of a sequence, the forward any number.
+    spec.op = requests <= 64 ? flashjit::Operation::decode : flashjit::Operation::forward;
+    shape.batch = 1, shape.seqlen_q = requests, shape.seqlen_k = size(c.prefix_k, 1);
+    prefix = &engine.get(spec.validated(), shape);
+    workspace_bytes = prefix->workspace_bytes(shape);
 
-  // Decode takes up to 64 rows of a sequence, the forward any number.
-  spec.op = requests <= 64 ? flashjit::Operation::decode : flashjit::Operation::forward;
-  engine
-      .get(spec.validated(), {.batch = 1,
-                              .seqlen_q = requests,
-                              .seqlen_k = size(c.prefix_k, 1),
-                              .num_heads_q = heads_q,
-                              .num_heads_kv = heads_kv})
-      .launch({.q = as_one_sequence(c.q),
-               .k = c.prefix_k,
-               .v = c.prefix_v,
-               .o = as_one_sequence(part_of(c.parts_o, 0)),
-               .lse = as_one_sequence(part_of(c.parts_lse, 0))},
-              stream);
+    // Packed rows, so that lse is [heads_q, requests] here, too.
+    spec.op = flashjit::Operation::decode;
+    spec.varlen = spec.paged = true;
+    shape.batch = requests, shape.seqlen_q = 1, shape.page_size = size(c.k, 1);
+    shape.seqlen_k = size(c.page_table, 1) * shape.page_size;
+    own = &engine.get(spec.validated(), shape);
+    workspace_bytes = std::max(workspace_bytes, own->workspace_bytes(shape));
+  }
 
-  // Packed rows, so that lse is [heads_q, requests] here, too.
-  spec.op = flashjit::Operation::decode;
-  spec.varlen = spec.paged = true;
-  engine
-      .get(spec.validated(), {.batch = requests,
-                              .seqlen_q = 1,
-                              .seqlen_k = size(c.page_table, 1) * size(c.k, 1),
-                              .num_heads_q = heads_q,
-                              .num_heads_kv = heads_kv,
-                              .page_size = size(c.k, 1)})
-      .launch({.q = c.q,
-               .k = c.k,
-               .v = c.v,
-               .o = part_of(c.parts_o, 1),
-               .lse = part_of(c.parts_lse, 1),
-               .cu_seqlens_q = c.cu_seqlens_q,
-               .max_seqlen_q = 1,
-               .seqlens_k = c.seqlens_k,
-               .page_table = c.page_table},
-              stream);
+  const flashjit::Kernel *prefix, *own;
+  std::size_t workspace_bytes;
+};
 
+// Launches the two kernels and the merge on one stream.
+inline void launch_cascade(flashjit::Engine& engine, const CascadeKernels& kernels, const Cascade& c,
+                           flashjit::Stream stream = nullptr) {
+  kernels.prefix->launch({.q = as_one_sequence(c.q),
+                          .k = c.prefix_k,
+                          .v = c.prefix_v,
+                          .o = as_one_sequence(part_of(c.parts_o, 0)),
+                          .lse = as_one_sequence(part_of(c.parts_lse, 0)),
+                          .workspace = c.workspace},
+                         stream);
+  kernels.own->launch({.q = c.q,
+                       .k = c.k,
+                       .v = c.v,
+                       .o = part_of(c.parts_o, 1),
+                       .lse = part_of(c.parts_lse, 1),
+                       .cu_seqlens_q = c.cu_seqlens_q,
+                       .max_seqlen_q = 1,
+                       .seqlens_k = c.seqlens_k,
+                       .page_table = c.page_table,
+                       .workspace = c.workspace},
+                      stream);
   flashjit::merge(engine, {.o = c.o, .parts_o = c.parts_o, .parts_lse = c.parts_lse}, stream);
 }

@@ -122,21 +122,24 @@ struct Decode {
       const device::CudaDecodeLayout layout(kernel.spec.head_dim, kernel.spec.head_dim_v, config.block_m,
                                             config.block_n, config.num_stages, config.num_warps);
       const int heads_kv = std::max(shape.num_heads_kv, 1), group = std::max(shape.num_heads_q / heads_kv, 1);
-      head_tiles = device::ceil_div(group, config.block_m);
-      tile_heads = device::ceil_div(group, head_tiles);
+      head_tiles = (group - 1) / config.block_m + 1;  // no ceil_div: a group may be any number
+      tile_heads = (group - 1) / head_tiles + 1;
       tile_positions = std::clamp(shape.seqlen_q, 1, config.block_m / tile_heads);
+      const std::int64_t tiles =
+          std::int64_t{device::ceil_div(std::max(shape.seqlen_q, 1), tile_positions)} * heads_kv * head_tiles;
+      constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+      if (tiles > most || (kernel.spec.batch_invariant && tiles > most / std::max(shape.batch, 1)))
+        refuse_argument("batch ", shape.batch, " x ", tiles, " tiles of ", config.block_m,
+                        " query rows: a launch has at most ", most, "; split the batch");
+      most_tiles = static_cast<int>(tiles);
+      most_parts = shape.seqlen_k > 0 ? (shape.seqlen_k - 1) / device::fixed_part_keys + 1 : 1;
       blocks = static_cast<unsigned>(kernel.parallelism *
                                      layout.resident_blocks(kernel.target.max_shared_memory()));
       std::size_t slots = std::size_t{2} * blocks, rows = static_cast<std::size_t>(config.block_m);
       if (kernel.spec.batch_invariant) {
-        most_tiles = device::ceil_div(std::max(shape.seqlen_q, 1), tile_positions) * heads_kv * head_tiles;
-        most_parts = std::max(device::ceil_div(shape.seqlen_k, device::fixed_part_keys), 1);
         slots = static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(most_tiles) *
                 static_cast<std::size_t>(most_parts);
         rows = static_cast<std::size_t>(tile_heads * tile_positions);
-        if (std::int64_t{shape.batch} * most_tiles > std::numeric_limits<std::int32_t>::max())
-          refuse_argument("batch ", shape.batch, " x ", most_tiles,
-                          " tiles: a launch has at most 2147483647 blocks; split the batch");
       }
       const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
       parts_lse = after(0, slots * rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));

@@ -2,7 +2,10 @@
 // computed from it are consistent. Memory is never read.
 #include <algorithm>
 #include <limits>
+#include <utility>
+#include <vector>
 
+#include "codegen/search_space.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/partition.hpp"
 #include "runtime/cuda/tile_plan.hpp"
@@ -121,13 +124,11 @@ void check_launch(Numbers& numbers) {
   });
 }
 
-// A decode without lengths and pages on a CPU.
+// A decode without lengths and pages.
 void check_decode(Numbers& numbers) {
-  alignas(64) static char memory[64];
-  const AttentionSpec spec{
+  alignas(256) static char memory[256];
+  static const AttentionSpec spec{
       .op = Operation::decode, .dtype = DType::bf16, .head_dim = 64, .head_dim_v = 64, .lse = false};
-  const Target target = Target::parse("x86-64-v4");
-  const KernelConfig config{.block_m = 64, .block_n = 64, .num_stages = 1, .num_warps = 1};
   AttentionArgs args;
   Tensor q{.data = memory, .dtype = spec.dtype, .device = {}, .rank = 4};
   q.shape = {numbers.any(), numbers.any(), numbers.any(), 64};
@@ -146,16 +147,36 @@ void check_decode(Numbers& numbers) {
   }
   args.k = args.v = k;
   const int threads = std::clamp(numbers.size(), 1, max_num_threads);
-  fuzz::accepted([&] {
-    Launch launch;
-    runtime_of(spec.op).plan({.spec = spec, .target = target, .config = config, .parallelism = threads}, args,
-                             launch);
-    for (std::size_t i = 0; i < launch.size(); ++i) {
-      const Items& items = launch[i].items;
-      FUZZ_CHECK(items.count >= 1 && items.pieces >= 1 && items.pieces <= items.count);
-      FUZZ_CHECK(items.lent_bytes <= std::size_t{1} << 32);
+  args.workspace = Tensor{.data = memory, .dtype = DType::int32, .device = {}, .rank = 1};
+  args.workspace->shape[0] = most_int;
+  args.workspace->strides[0] = 1;
+  static const std::vector<std::pair<Target, KernelConfig>> kernels = [] {
+    std::vector<std::pair<Target, KernelConfig>> made;
+    for (const char* name : {"x86-64-v4", "sm_80", "sm_90a"}) {
+      const Target target = Target::parse(name);
+      made.emplace_back(target, heuristic_config(spec, target, {1, 1, 1000, 4, 1}));
     }
-  });
+    return made;
+  }();
+  for (const auto& kernel : kernels) {
+    const Target& target = kernel.first;
+    fuzz::accepted([&] {
+      AttentionArgs given = args;
+      if (!target.is_cuda()) given.workspace.reset();
+      Launch launch;
+      runtime_of(spec.op).plan(
+          {.spec = spec, .target = target, .config = kernel.second, .parallelism = threads}, given, launch);
+      for (std::size_t i = 0; i < launch.size(); ++i) {
+        if (target.is_cuda()) {
+          FUZZ_CHECK(launch[i].grid.x >= 1 && launch[i].grid.y >= 1);
+          continue;
+        }
+        const Items& items = launch[i].items;
+        FUZZ_CHECK(items.count >= 1 && items.pieces >= 1 && items.pieces <= items.count);
+        FUZZ_CHECK(items.lent_bytes <= std::size_t{1} << 32);
+      }
+    });
+  }
 }
 
 void check_tables(Numbers& numbers) {

@@ -135,15 +135,19 @@ struct Decode {
       most_parts = shape.seqlen_k > 0 ? (shape.seqlen_k - 1) / device::fixed_part_keys + 1 : 1;
       blocks = static_cast<unsigned>(kernel.parallelism *
                                      layout.resident_blocks(kernel.target.max_shared_memory()));
-      std::size_t slots = std::size_t{2} * blocks, rows = static_cast<std::size_t>(config.block_m);
+      std::size_t rows = std::size_t{2} * blocks * static_cast<std::size_t>(config.block_m);
       if (kernel.spec.batch_invariant) {
-        slots = static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(most_tiles) *
-                static_cast<std::size_t>(most_parts);
-        rows = static_cast<std::size_t>(tile_heads * tile_positions);
+        const auto needed = product_of({shape.batch, most_tiles, most_parts, tile_heads * tile_positions});
+        constexpr std::int64_t most_rows_of_parts = std::int64_t{1} << 40;
+        if (!needed || *needed > most_rows_of_parts)
+          refuse_argument("batch ", shape.batch, " x ", most_tiles, " tiles x ", most_parts,
+                          " parts of keys: with batch_invariant a launch has at most ", most_rows_of_parts,
+                          " rows of parts; split the batch");
+        rows = static_cast<std::size_t>(*needed);
       }
       const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
-      parts_lse = after(0, slots * rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
-      split = after(parts_lse, slots * rows * sizeof(float));
+      parts_lse = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
+      split = after(parts_lse, rows * sizeof(float));
       bytes = split + (kernel.spec.batch_invariant ? 0 : blocks * sizeof(device::SplitTile));
     }
   };

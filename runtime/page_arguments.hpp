@@ -2,7 +2,8 @@
 #pragma once
 
 #include "runtime/flashjit.hpp"
-#include "templates/shared/decode_params.h"
+#include "templates/shared/page_table.h"
+#include "templates/shared/params.h"
 
 namespace flashjit {
 

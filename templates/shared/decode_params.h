@@ -1,17 +1,10 @@
 // A decode's parameters: a few query rows of each batch entry against a long cache of keys and values.
 #pragma once
 
+#include "shared/page_table.h"
 #include "shared/problem.h"
 
 namespace flashjit::device {
-
-// The place of a cache's rows. A contiguous cache has the rows of batch entry b from b * batch_stride on. In
-// a paged one row r of entry b is row r % page_size of page table[b * table_stride + r / page_size].
-struct PageTable {
-  const int* table;  // null: contiguous
-  i64 table_stride;
-  int page_size, num_pages;  // page ids are clamped to [0, num_pages)
-};
 
 struct DecodeParams : ProblemParams {
   float scale_log2;  // softmax_scale * log2(e)

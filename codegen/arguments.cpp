@@ -18,6 +18,7 @@ unsigned met_by(const AttentionSpec& spec) {
   unsigned met = bit(Needs::nothing);
   if (spec.lse) met |= bit(Needs::lse);
   if (spec.varlen) met |= bit(Needs::varlen);
+  if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (spec.paged) met |= bit(Needs::paged);
   if (spec.paged || spec.op == Operation::decode) met |= bit(Needs::key_lengths);
   if (spec.dropout) met |= bit(Needs::dropout);
@@ -49,6 +50,8 @@ constexpr std::array<ArgumentSet, 8> sets_of_operations() {
       if (argument.operations >> i & 1) sets[i] |= bit_of(argument);
   return sets;
 }
+
+constexpr char without_varlen[] = "the spec has \"varlen\": false: ask for a kernel with \"varlen\": true";
 
 std::string without_mask(const char* kind) {
   return std::string("the spec has no ") + kind + " mask: add \"" + kind +
@@ -89,7 +92,11 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
     case Needs::lse:
       return "the spec has \"lse\": false: nothing would be written to it";
     case Needs::varlen:
-      return "the spec has \"varlen\": false: ask for a kernel with \"varlen\": true";
+      return without_varlen;
+    case Needs::packed_keys:
+      if (spec.paged)
+        return "the spec has \"paged\": true: keys lie in pages, and seqlens_k has their number";
+      return without_varlen;
     case Needs::paged:
       return "the spec has \"paged\": false: ask for a kernel with \"paged\": true";
     case Needs::dropout:

@@ -50,8 +50,8 @@ struct Tensor {
 };
 
 // Arguments of one launch; arguments.hpp has them in a table. q, k, v and o are
-// [batch, seqlen, heads, head_dim], with varlen packed [total, heads, head_dim]; in decode varlen packs
-// q and o only. With paged, k and v are [num_pages, page_size, heads_kv, head_dim]. A
+// [batch, seqlen, heads, head_dim], with varlen packed [total, heads, head_dim]; in decode and with paged
+// varlen packs q and o only. With paged, k and v are [num_pages, page_size, heads_kv, head_dim]. A
 // sequence has at most longest_sequence (shape.hpp) rows or keys. A launch has at
 // most 2^48 query rows, counted over batch and heads. Later operations add arguments.
 //
@@ -69,7 +69,7 @@ struct AttentionArgs {
   // log2(e), is beyond 2^26 either way. A score that float32 rounds to -inf is an unseen key.
   std::optional<Tensor> lse{};
   // varlen: where each sequence begins in the packed tensors. int32 [batch + 1], on the kernel's device.
-  // cu_seqlens_k is not for decode.
+  // cu_seqlens_k is not for decode, and not for paged.
   std::optional<Tensor> cu_seqlens_q{};
   std::optional<Tensor> cu_seqlens_k{};
   // varlen: a bound on the length of each sequence. Absent:

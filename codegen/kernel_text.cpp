@@ -89,13 +89,18 @@ std::string config_struct(KernelFamily::Names choices, const KernelConfig& confi
 
 }  // namespace
 
-std::string include_lines(const char* kernel, const AttentionSpec& spec) {
+std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages) {
   std::string text = std::string("#include \"") + kernel + "\"\n";
+  if (pages && spec.paged) text += std::string("#include \"") + pages + "\"\n";
   for (const Mask& mask : spec.mask) {
     const std::string_view name = functor_of(mask).header;
     if (name != "shared/mask.h") text += "#include \"" + std::string(name) + "\"\n";
   }
   return text;
+}
+
+std::string params_type(const std::string& params, const AttentionSpec& spec) {
+  return spec.paged ? "Paged<" + params + ">" : params;
 }
 
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,

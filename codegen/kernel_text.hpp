@@ -7,8 +7,12 @@
 
 namespace flashjit {
 
-// The #include lines of the kernel's header and of its masks' headers.
-std::string include_lines(const char* kernel, const AttentionSpec& spec);
+// The #include lines of the kernel's header and of its masks' headers; `pages`: the
+// header that the kernel reads besides where the spec is paged.
+std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages = nullptr);
+
+// The type of a forward's params: `params`, or with pages Paged<params>.
+std::string params_type(const std::string& params, const AttentionSpec& spec);
 
 // The structs of the rendered text, in an unnamed namespace so that kernels of
 // different specs can be loaded side by side. Spec holds everything that differs from

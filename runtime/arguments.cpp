@@ -199,10 +199,9 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
 void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& p,
                 const device::PageTable& pages) {
   if (device.kind == Device::Kind::cpu) {
-    check_lengths_and_lists(spec, p);
-    if (spec.paged) check_page_ids(spec, p, pages);
+    check_tables(spec, p, pages);
   } else if (checks_device_data()) {
-    check_lengths_and_lists_on(device, spec, p);
+    check_tables_on(device, spec, p, pages);
   }
 }
 
@@ -216,7 +215,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   p.v = attention.v;
   p.o = attention.o;
   p.lse = attention.lse;
-  check_data(spec, device, p, attention.pages.table);
+  checked.pages = attention.pages.table;
+  check_data(spec, device, p, checked.pages);
   checked.shape = attention.shape;
   checked.empty = attention.empty;
   return checked;

@@ -30,6 +30,7 @@ void check_data(const AttentionSpec& spec, Device device, const device::ProblemP
 // Checked arguments of a forward.
 struct CheckedArguments {
   device::ForwardParams params{};
+  device::PageTable pages{};  // with paged
   Shape shape{};
   bool empty = false;  // no query rows: nothing to launch
 };

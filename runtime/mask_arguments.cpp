@@ -8,6 +8,7 @@
 #include "codegen/mask_rules.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/cuda/memory.hpp"
+#include "runtime/page_arguments.hpp"
 
 namespace flashjit {
 namespace {
@@ -209,7 +210,7 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
   if (find_mask<TreeMask>(spec.mask)) check_tree(spec, args, device, p);
 }
 
-void check_lengths_and_lists(const AttentionSpec& spec, const ProblemParams& p) {
+void check_tables(const AttentionSpec& spec, const ProblemParams& p, const device::PageTable& pages) {
   if (spec.varlen) {
     check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
     check_used_lengths("seqlens_q", p.seqlens_q, p.batch, p.cu_seqlens_q);
@@ -225,12 +226,15 @@ void check_lengths_and_lists(const AttentionSpec& spec, const ProblemParams& p) 
   }
   check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p, spec.varlen);
+  if (spec.paged) check_page_ids(spec, p, pages);
 }
 
-void check_lengths_and_lists_on(Device device, const AttentionSpec& spec, const ProblemParams& params) {
+void check_tables_on(Device device, const AttentionSpec& spec, const ProblemParams& params,
+                     const device::PageTable& page_table) {
   const cuda::Context context(device.index);
   cuda::synchronize(context);
   ProblemParams p = params;
+  device::PageTable pages = page_table;
   std::vector<std::vector<int>> copies;
   const auto fetch = [&](const int*& pointer, std::int64_t count) {
     if (!pointer) return;
@@ -248,7 +252,9 @@ void check_lengths_and_lists_on(Device device, const AttentionSpec& spec, const 
   fetch(p.blocks.offsets, of_heads + (p.batch - 1) * p.blocks.batch_stride);
   fetch(p.blocks.blocks, p.blocks.num_blocks);
   fetch(p.blocks.bitmask_of, p.blocks.num_blocks);
-  check_lengths_and_lists(spec, p);
+  const std::int64_t of_entry = spec.paged ? device::ceil_div(p.seqlen_k, pages.page_size) : 0;
+  if (of_entry > 0) fetch(pages.table, of_entry + (p.batch - 1) * pages.table_stride);
+  check_tables(spec, p, pages);
 }
 
 }  // namespace flashjit

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/flashjit.hpp"
+#include "templates/shared/page_table.h"
 #include "templates/shared/params.h"
 
 namespace flashjit {
@@ -11,12 +12,13 @@ namespace flashjit {
 void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                           device::ProblemParams& params);
 
-// Checks the contents of the tensors of lengths, lists and prefixes. Throws invalid_argument
-// for the first wrong number, with its place. All pointers of `params` are to host memory.
-void check_lengths_and_lists(const AttentionSpec& spec, const device::ProblemParams& params);
+// Checks the contents of the tensors of lengths, lists, prefixes and, with paged, page ids. Throws
+// invalid_argument for the first wrong number, with its place. All pointers are to host memory.
+void check_tables(const AttentionSpec& spec, const device::ProblemParams& params,
+                  const device::PageTable& pages);
 
-// check_lengths_and_lists() for pointers to GPU memory: waits for the GPU and copies the tables.
-void check_lengths_and_lists_on(Device device, const AttentionSpec& spec,
-                                const device::ProblemParams& params);
+// check_tables() for pointers to GPU memory: waits for the GPU and copies the tables.
+void check_tables_on(Device device, const AttentionSpec& spec, const device::ProblemParams& params,
+                     const device::PageTable& pages);
 
 }  // namespace flashjit

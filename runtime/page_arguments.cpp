@@ -26,6 +26,14 @@ void require_page_size(const Tensor& k) {
 
 }  // namespace
 
+// key / page_size by multiplication (Granlund, Montgomery 1994): with 2^(bits - 1) < page_size <= 2^bits, the
+// error of 2^(31 + bits) / page_size, rounded up, stays below 1 / page_size for keys below 2^31.
+void set_division(device::PageTable& table) {
+  const auto size = static_cast<std::uint64_t>(table.page_size);
+  table.shift = 31 + static_cast<int>(std::bit_width(size - 1));
+  table.inverse = static_cast<device::u32>(((std::uint64_t{1} << table.shift) + size - 1) / size);
+}
+
 CheckedPages check_pages(const AttentionSpec& spec, Device device, const AttentionArgs& args, int batch) {
   const Tensor& k = *args.k;
   const Tensor& table = require<&AttentionArgs::page_table>(spec, args, device);
@@ -40,7 +48,10 @@ CheckedPages check_pages(const AttentionSpec& spec, Device device, const Attenti
   CheckedPages checked{.table = {.table = static_cast<const int*>(table.data),
                                  .table_stride = stride(table, 0),
                                  .page_size = size(k, 1),
-                                 .num_pages = size(k, 0)}};
+                                 .num_pages = size(k, 0),
+                                 .inverse = 0,
+                                 .shift = 0}};
+  set_division(checked.table);
   const std::int64_t room = table.shape[1] * k.shape[1];
   if (k.shape[0] == 0 && batch > 0 && room > 0 && !args.seqlens_k)
     refuse_argument("k has no pages, but without seqlens_k all ", room,

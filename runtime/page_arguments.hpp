@@ -15,6 +15,9 @@ struct CheckedPages {
 // k has been checked but for its sizes of pages. Throws invalid_argument. Touches no tensor memory.
 CheckedPages check_pages(const AttentionSpec& spec, Device device, const AttentionArgs& args, int batch);
 
+// Sets how device code divides by page_size, which is set already.
+void set_division(device::PageTable& table);
+
 // Throws invalid_argument for the first page id out of range among those that a launch reads, with its place.
 // All pointers are the host's; lengths have been checked.
 void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& params,

@@ -14,8 +14,8 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
-                                       "varlen",     "deterministic", "o_dtype", "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
+                                       "paged",      "deterministic", "o_dtype", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
@@ -100,18 +100,21 @@ Products products_of(const AttentionSpec& spec, const Target& target) {
   return {"VectorProducts", "cpu/vector_products.h"};
 }
 
-constexpr char function_text[] =
-    R"(extern "C" void flashjit_forward(const CpuForwardParams* params, i64 begin, i64 end, void* scratch) {
+std::string function_text(const AttentionSpec& spec) {
+  return R"(extern "C" void flashjit_forward(const )" + params_type("CpuForwardParams", spec) +
+         R"(* params, i64 begin, i64 end, void* scratch) {
   forward<Spec, Config>(*params, begin, end, scratch);
 }
 )";
+}
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const Products products = products_of(spec, source.target);
-  source.text += include_lines("cpu/forward.h", spec) + "#include \"" + products.header + "\"\n\n" +
+  source.text += include_lines("cpu/forward.h", spec, "cpu/paged_keys.h") + "#include \"" + products.header +
+                 "\"\n\n" +
                  structs(spec, "ForwardCpuSpec", "", choices, source.config,
                          std::string(products.type) + "<Spec, Config>") +
-                 function_text;
+                 function_text(spec);
   source.steps.push_back(
       {.function = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
 }

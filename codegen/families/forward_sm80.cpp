@@ -13,8 +13,8 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
-                                       "varlen",     "deterministic", "o_dtype", "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
+                                       "paged",      "deterministic", "o_dtype", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
@@ -109,16 +109,20 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return candidates.back();
 }
 
-constexpr char function_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
-    flashjit_forward(const __grid_constant__ Sm80ForwardParams params) {
+std::string function_text(const AttentionSpec& spec) {
+  return R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+    flashjit_forward(const __grid_constant__ )" +
+         params_type("Sm80ForwardParams", spec) + R"( params) {
   forward_sm80<Spec, Config>(params);
 }
 )";
+}
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text += include_lines("cuda/forward_sm80.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "ForwardSm80Spec", "", choices, config, "") + function_text;
+  source.text += include_lines("cuda/forward_sm80.cuh", spec, "cuda/paged_tile.cuh") +
+                 "#pragma nv_hdrstop\n\n" + structs(spec, "ForwardSm80Spec", "", choices, config, "") +
+                 function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});

@@ -17,8 +17,8 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",
-                                       "varlen",     "deterministic", "o_dtype", "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
+                                       "paged",      "deterministic", "o_dtype", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
@@ -66,14 +66,15 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
 
 // The most such registers that leave enough for the rest. A thread has 255,
 // 240 or 160 registers with 1, 2 or 3 consumers, less those that dropout
-// takes. Found by compiling; tests/compile holds every config to no spills.
+// and pages take. Found by compiling; tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
   return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1] -
          (spec.dropout ? device::Sm90aLayout::registers_for_words(
                              consumers(config), std::max(spec.head_dim, spec.head_dim_v),
                              looks_up(spec) || config.tile_order == TileOrder::waves)
-                       : 0);
+                       : 0) -
+         (spec.paged ? device::Sm90aLayout::registers_for_pages(consumers(config)) : 0);
 }
 
 // Whether the query heads of one key/value head see the same keys.
@@ -225,18 +226,22 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
-constexpr char function_text[] = R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
-    flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
+std::string function_text(const AttentionSpec& spec) {
+  return R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
+    flashjit_forward(const __grid_constant__ )" +
+         params_type("Sm90aForwardParams", spec) + R"( params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
 )";
+}
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text +=
-      include_lines("cuda/forward_sm90a.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+      include_lines("cuda/forward_sm90a.cuh", spec, "cuda/forward_sm90a_pages.cuh") +
+      "#pragma nv_hdrstop\n\n" +
       structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), choices, config, "WgmmaProducts") +
-      function_text;
+      function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});

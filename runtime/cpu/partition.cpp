@@ -86,7 +86,7 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   // Looks for the shortest time, until each thread has several tiles. If all
   // tiles take equally long, the time is a whole number of rounds. If they
   // may differ, some thread may begin a tile when all other threads are done.
-  const bool even = spec.mask.empty() && !spec.varlen;
+  const bool even = spec.mask.empty() && !spec.varlen && !spec.paged;
   const int unit = row_unit(spec, best.packed_heads, block_m, step), largest = block_m / unit * unit;
   const i64 key_blocks = std::max<i64>(1, ceil_div(params.seqlen_k, cpu_step(spec, target, config)));
   double least = 0;

@@ -6,6 +6,7 @@
 
 #include "runtime/cuda/driver.hpp"
 #include "templates/shared/layout.h"
+#include "templates/shared/paged_forward_params.h"
 
 namespace flashjit::cuda {
 namespace {
@@ -65,10 +66,17 @@ class Encoder {
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
                                   const device::Sm90aForwardParams& p) {
   const int batch = spec.varlen ? 1 : p.batch;
-  const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
+  const int rows_q = spec.varlen ? p.total_q : p.seqlen_q;
+  int batch_k = batch, rows_k = spec.varlen ? p.total_k : p.seqlen_k, box_k = config.block_n;
+  if (spec.paged) {
+    const auto& paged = device::with_pages(p);
+    batch_k = paged.pages.num_pages;
+    rows_k = paged.pages.page_size;
+    box_k = paged.box_keys;
+  }
   TensorMapShapes shapes{shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m),
-                         shape_of(p.k, batch, p.num_heads_kv, rows_k, spec.head_dim, config.block_n),
-                         shape_of(p.v, batch, p.num_heads_kv, rows_k, spec.head_dim_v, config.block_n)};
+                         shape_of(p.k, batch_k, p.num_heads_kv, rows_k, spec.head_dim, box_k),
+                         shape_of(p.v, batch_k, p.num_heads_kv, rows_k, spec.head_dim_v, box_k)};
   if (config.pack_gqa) {
     std::swap(shapes.q.sizes[1], shapes.q.sizes[2]);
     std::swap(shapes.q.strides[0], shapes.q.strides[1]);
@@ -83,7 +91,8 @@ void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
   const Encoder encode(spec.dtype);
   const TensorMapShapes shapes = tensor_map_shapes(spec, config, p);
   encode("q", p.q, shapes.q, maps.q);
-  if (shapes.k.sizes[1] == 0) {  // no tile has a block of keys, but kernels prefetch every map
+  if (shapes.k.sizes[1] == 0 ||
+      shapes.k.sizes[3] == 0) {  // no tile has a block of keys, but kernels prefetch every map
     maps.k = maps.v = maps.q;
     return;
   }

@@ -18,7 +18,8 @@ struct TensorMapShape {
 
 // Tensors are [batch, heads, rows, dim], in boxes of one 64-element panel: a tile's rows
 // of q, a block's keys of k and v. If heads are packed, q is [batch, rows, heads, dim],
-// so that a box holds a token's heads together. Packed sequences are one batch entry.
+// so that a box holds a token's heads together. Packed sequences are one batch entry. With pages, k and v are
+// [pages, heads, rows, dim], and `params` are Paged<Sm90aForwardParams>.
 struct TensorMapShapes {
   TensorMapShape q, k, v;
 };

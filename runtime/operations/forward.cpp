@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/partition.hpp"
@@ -9,38 +10,61 @@
 #include "runtime/cuda/tile_plan.hpp"
 #include "runtime/operations/operations.hpp"
 #include "templates/shared/layout.h"
+#include "templates/shared/paged_forward_params.h"
 
 namespace flashjit {
 namespace {
 
 struct Forward {
-  static CheckedArguments check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
-    return check_arguments(spec, device, args);
+  struct Params {
+    device::ForwardParams forward;
+    device::PageTable pages;  // with paged
+  };
+  struct Checked {
+    Params params;
+    Shape shape;
+    bool empty;
+  };
+
+  static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+    const CheckedArguments checked = check_arguments(spec, device, args);
+    return {{checked.params, checked.pages}, checked.shape, checked.empty};
   }
 
   // Needs none: GPU kernels keep everything on chip, and CPU threads lend their own memory.
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
-  static void plan_cuda(const PlannedKernel& kernel, const device::ForwardParams& params, void*,
-                        Launch& launch) {
+  // Makes the step's params, of type Own or Paged<Own>.
+  template <class Own>
+  static Own& make_params(const PlannedKernel& kernel, const Params& params, StepLaunch& step) {
+    if (!kernel.spec.paged) return step.make_params<Own>(params.forward);
+    auto& p = step.make_params<device::Paged<Own>>(params.forward);
+    p.pages = params.pages;
+    p.box_keys = std::gcd(params.pages.page_size, kernel.config.block_n);
+    return p;
+  }
+
+  static void plan_cuda(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
     StepLaunch& step = launch.add_step();
     if (!kernel.target.arch_specific) {
-      auto& p = step.make_params<device::Sm80ForwardParams>(params);
+      auto& p = make_params<device::Sm80ForwardParams>(kernel, params, step);
       step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
       return;
     }
-    auto& p = step.make_params<device::Sm90aForwardParams>(params);
+    auto& p = make_params<device::Sm90aForwardParams>(kernel, params, step);
     step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
-    auto& maps = step.make_second<device::Sm90aForwardParams, device::ForwardMaps>();
+    auto& maps = kernel.spec.paged
+                     ? step.make_second<device::Paged<device::Sm90aForwardParams>, device::ForwardMaps>()
+                     : step.make_second<device::Sm90aForwardParams, device::ForwardMaps>();
     const cuda::ContextScope scope(*kernel.context);
     cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
   }
 
-  static void plan_cpu(const PlannedKernel& kernel, const device::ForwardParams& params, void*,
-                       Launch& launch) {
-    const Partition cut = partition(params, kernel.spec, kernel.target, kernel.config, kernel.parallelism);
+  static void plan_cpu(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
+    const Partition cut =
+        partition(params.forward, kernel.spec, kernel.target, kernel.config, kernel.parallelism);
     StepLaunch& step = launch.add_step();
-    auto& p = step.make_params<device::CpuForwardParams>(params);
+    auto& p = make_params<device::CpuForwardParams>(kernel, params, step);
     p.packed_heads = cut.packed_heads;
     p.tile_rows = cut.tile_rows;
     p.key_parts = cut.key_parts;

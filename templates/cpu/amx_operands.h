@@ -19,9 +19,13 @@ template <int rows>
 struct RowPointers {
   static constexpr bf16 zeros[256] = {};
   const bf16* data[rows];
-  FLASHJIT_FN RowPointers(const bf16* first, i64 stride, int count) {
-    for (int i = 0; i < rows; ++i) data[i] = i < count ? first + i * stride : zeros;
+  template <class KeyRows>
+  FLASHJIT_FN static RowPointers first(const KeyRows& of, int count) {
+    RowPointers r;
+    for (int i = 0; i < rows; ++i) r.data[i] = i < count ? of[i] : zeros;
+    return r;
   }
+  RowPointers() = default;
   FLASHJIT_FN RowPointers(const UnitRows<bf16>& unit, int begin) {
     for (int i = 0; i < rows; ++i) data[i] = begin + i < unit.count ? unit[begin + i] : zeros;
   }
@@ -86,46 +90,47 @@ struct AmxOperands {
     }
   }
   // k: [keys / 16][k_tiles] tiles.
-  __attribute__((noinline)) static void pack_k(const bf16* rows, i64 stride, int count, bf16* k) {
+  template <class KeyRows>
+  __attribute__((noinline)) static void pack_k(const KeyRows& rows, int count, bf16* k) {
     constexpr int whole = head_dim / 32 * 32;
-    for (int key = 0; key < count; ++key, rows += stride) {
+    for (int key = 0; key < count; ++key) {
+      const bf16* const row = rows[key];
       bf16* to = k + key / 16 * k_tiles * tile + key % 16 * 32;
       for (int column = 0; column < whole; column += 32, to += tile)
-        store(to, load_unaligned<WordVec>(rows + column));
+        store(to, load_unaligned<WordVec>(row + column));
       if constexpr (whole < head_dim) {
         alignas(64) bf16 rest[32] = {};
-        __builtin_memcpy(rest, rows + whole, sizeof(bf16) * (head_dim - whole));
+        __builtin_memcpy(rest, row + whole, sizeof(bf16) * (head_dim - whole));
         store(to, load_unaligned<WordVec>(rest));
       }
     }
   }
   // v: [keys / 32][v_tiles] tiles, with zeros for keys from `count` on.
-  __attribute__((noinline)) static bool pack_v(const bf16* rows, i64 stride, int count, bf16* v) {
+  template <class KeyRows>
+  __attribute__((noinline)) static bool pack_v(const KeyRows& rows, int count, bf16* v) {
     HalfVec largest{};  // exponent and fraction bits, which order as magnitudes do
-    for (; count > 0; count -= 32, rows += 32 * stride, v += v_tiles * tile) {
-      const RowPointers<32> row(rows, stride, count);
-      for (int column = 0; column < v_tiles * 16; column += 8) {
-        WordVec even[4] = {}, odd[4] = {};  // columns of keys 2 j and 2 j + 1
-        if (column < head_dim_v) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const WordVec low = gather_words(
-                [&](int i) __attribute__((always_inline)) { return row.data[8 * i + 2 * j] + column; });
-            const WordVec high = gather_words(
-                [&](int i) __attribute__((always_inline)) { return row.data[8 * i + 2 * j + 1] + column; });
-            largest = larger_magnitudes(low, larger_magnitudes(high, largest));
-            even[j] = (low & 0xffffu) | (high << 16);
-            odd[j] = upper_halves(low, high);
-          }
-          transpose4(even);
-          transpose4(odd);
-        }
-        bf16* const to = v + column / 16 * tile + column % 16 * 32;
+    const auto row = RowPointers<packed_group>::first(rows, count);
+    for (int column = 0; column < v_tiles * 16; column += 8) {
+      WordVec even[4] = {}, odd[4] = {};  // columns of keys 2 j and 2 j + 1
+      if (column < head_dim_v) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          store(to + 2 * j * 32, even[j]);
-          store(to + (2 * j + 1) * 32, odd[j]);
+          const WordVec low = gather_words(
+              [&](int i) __attribute__((always_inline)) { return row.data[8 * i + 2 * j] + column; });
+          const WordVec high = gather_words(
+              [&](int i) __attribute__((always_inline)) { return row.data[8 * i + 2 * j + 1] + column; });
+          largest = larger_magnitudes(low, larger_magnitudes(high, largest));
+          even[j] = (low & 0xffffu) | (high << 16);
+          odd[j] = upper_halves(low, high);
         }
+        transpose4(even);
+        transpose4(odd);
+      }
+      bf16* const to = v + column / 16 * tile + column % 16 * 32;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        store(to + 2 * j * 32, even[j]);
+        store(to + (2 * j + 1) * 32, odd[j]);
       }
     }
     return __builtin_reduce_max(largest) < 0xff00;

@@ -17,8 +17,25 @@ struct ForwardCpuSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using o_dtype = void;
-  static constexpr bool lse = true, varlen = false, dropout = false;
+  static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
+
+// The rows of K and V of a problem.
+template <class Spec>
+struct StridedKeys {
+  using Element = typename Spec::Element;
+  StridedRows<Element> k, v;
+  FLASHJIT_FN StridedKeys(const CpuForwardParams& params, const Problem& problem)
+      : k{static_cast<const Element*>(params.k.data) + problem.k_offset(params.k), params.k.row_stride},
+        v{static_cast<const Element*>(params.v.data) + problem.k_offset(params.v), params.v.row_stride} {}
+  // The rows of a group of keys.
+  struct Group {
+    StridedRows<Element> k, v;
+  };
+  FLASHJIT_FN Group group(int key, int) const { return {{k[key], k.stride}, {v[key], v.stride}}; }
+};
+template <class Spec>
+struct PagedKeys;  // cpu/paged_keys.h
 
 template <class Spec, class Config>
 struct ForwardTile {
@@ -29,6 +46,7 @@ struct ForwardTile {
   using Mask = typename Spec::Mask;
   using Products = typename Config::Products;
   using Operand = typename Products::Operand;
+  using KeyRows = typename Choose<Spec::paged, PagedKeys<Spec>, StridedKeys<Spec>>::type;
   static constexpr int most_rows = round_up(block_m, Products::row_step);
   static constexpr int q_row = Products::q_row, o_row = Products::o_rows;
   static constexpr int keys_whole = Products::keys_whole;
@@ -81,17 +99,14 @@ struct ForwardTile {
     const int first = block.index * block_n;
     const Span groups = {(keys.begin - first) / packed_group, (keys.end - 1 - first) / packed_group + 1};
     const u32 wanted = interval_bits(groups, 0);
-    const Element* const k = static_cast<const Element*>(params.k.data) + problem.k_offset(params.k);
-    const Element* const v = static_cast<const Element*>(params.v.data) + problem.k_offset(params.v);
+    const KeyRows rows(params, problem);
     for (int i = groups.begin; i < groups.end; ++i) {
       if (block.packed >> i & 1) continue;
       const int at = i * packed_group, key = first + at;
       const int count = min(packed_group, min(block_n - at, problem.seqlen_k - key));
-      Products::pack_k(k + key * params.k.row_stride, params.k.row_stride, count,
-                       k_of(block) + at * Products::k_key);
-      if (!Products::pack_v(v + key * params.v.row_stride, params.v.row_stride, count,
-                            v_of(block) + at * Products::v_key))
-        block.nonfinite |= 1u << i;
+      const auto group = rows.group(key, count);
+      Products::pack_k(group.k, count, k_of(block) + at * Products::k_key);
+      if (!Products::pack_v(group.v, count, v_of(block) + at * Products::v_key)) block.nonfinite |= 1u << i;
     }
     block.packed |= wanted;
     return !(block.nonfinite & wanted);
@@ -409,7 +424,7 @@ FLASHJIT_FN void forward(const CpuForwardParams& params, i64 begin, i64 end, voi
     const int head = static_cast<int>(index / tiles % heads) * params.packed_heads;
     const int batch = static_cast<int>(index / tiles / heads);
     const int row = static_cast<int>(tiles - 1 - index % tiles) * params.tile_rows;
-    const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(params, batch, head);
+    const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding, Spec::paged>(params, batch, head);
     const Span rows = {row, min(row + params.tile_rows, problem.rows * params.packed_heads)};
     if (rows.empty()) continue;
     tile.run(params, problem, rows, part);

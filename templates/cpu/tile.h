@@ -19,8 +19,9 @@
 //   score_blocks                 steps whose scores are held at a time
 //   ahead                        true: the scores of the next step are computed during the softmax
 //   pack_q(unit_rows, rows, room, q)         packs a unit's rows of Q, by way of cpu_room() floats
-//   pack_k(rows, stride, count, k)           packs `count` rows of K, at most packed_group
-//   pack_v(rows, stride, count, v)           the same for V; returns whether all of it is finite. AMX fills
+//   pack_k(rows, count, k)                   packs rows[0] ... rows[count - 1] of K, at most packed_group;
+//                                            up to packed_rows_ahead more are fetched into the cache
+//   pack_v(rows, count, v)                   the same for V; returns whether all of it is finite. AMX fills
 //                                            the group up with zeros
 //   scores(unit_rows, k, q, s, keys)         S^T of a unit and keys of the block
 //   add_product(unit_rows, v, p, alpha, o, keys)    O^T = O^T * alpha + V^T P^T; alpha null: O^T = V^T P^T
@@ -111,6 +112,15 @@ struct UnitRows {
     return data + row_offset(first + i, heads, row_stride, head_stride);
   }
 };
+
+// Rows of a tensor that lie evenly apart.
+template <class Element>
+struct StridedRows {
+  const Element* data;
+  i64 stride;
+  FLASHJIT_FN const Element* operator[](int i) const { return data + i * stride; }
+};
+inline constexpr int packed_rows_ahead = 8;
 
 // The exponent of a weight is scale * score - offset, in one operation; offset is scale * maximum, rounded.
 // The rounding multiplies all weights of a row by the same factor, but at an offset of 2^31 that factor is

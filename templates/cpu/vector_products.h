@@ -80,16 +80,17 @@ __attribute__((noinline)) inline void add_weighted(int unit_rows, Matrix m, cons
 
 // Converts `count` rows of a tensor to floats, [count][packed_stride]. Returns false if any element is NaN or
 // infinite.
-template <class Element>
-__attribute__((noinline)) bool pack(const Element* rows, i64 stride, int count, int columns, float* packed,
+template <class Rows>
+__attribute__((noinline)) bool pack(const Rows& rows, int count, int columns, float* packed,
                                     int packed_stride) {
   Int8 largest{};  // exponent and fraction bits, which order as magnitudes do
-  constexpr int rows_ahead = 8, line = 64 / sizeof(Element);
-  for (; count > 0; --count, rows += stride, packed += packed_stride) {
-    for (int column = 0; column < columns; column += line)  // rows past the last are mostly the next call's
-      fetch(rows + rows_ahead * stride + column);
+  constexpr int line = 64 / sizeof(*rows[0]);
+  for (int i = 0; i < count; ++i, packed += packed_stride) {
+    const auto* const row = rows[i];
+    const auto* const ahead = rows[i + packed_rows_ahead];  // rows past the last are mostly the next call's
+    for (int column = 0; column < columns; column += line) fetch(ahead + column);
     for (int column = 0; column < columns; column += 8) {
-      const Vec8 v = load8(rows + column);
+      const Vec8 v = load8(row + column);
       *reinterpret_cast<Vec8*>(packed + column) = v;
       const Int8 magnitude = reinterpret_cast<Int8>(v) << 1;
       largest = largest > magnitude ? largest : magnitude;
@@ -121,7 +122,8 @@ struct VectorProducts {
     for (int row = 0; row < unit_rows; row += lanes) {
       const int end = min(row + lanes, rows.count), together = rows.heads == 1 ? lanes : 1;
       for (int i = row; i < end; i += together)
-        pack(rows[i], rows.row_stride, min(together, end - i), head_dim, room + (i - row) * k_row, k_row);
+        pack(StridedRows<Element>{rows[i], rows.row_stride}, min(together, end - i), head_dim,
+             room + (i - row) * k_row, k_row);
       for (int column = 0; column < head_dim; column += 4) {
         WordVec v[4];
 #pragma unroll
@@ -134,11 +136,13 @@ struct VectorProducts {
       }
     }
   }
-  FLASHJIT_FN static void pack_k(const Element* rows, i64 stride, int count, float* k) {
-    pack(rows, stride, count, head_dim, k, k_row);
+  template <class KeyRows>
+  FLASHJIT_FN static void pack_k(const KeyRows& rows, int count, float* k) {
+    pack(rows, count, head_dim, k, k_row);
   }
-  FLASHJIT_FN static bool pack_v(const Element* rows, i64 stride, int count, float* v) {
-    return pack(rows, stride, count, head_dim_v, v, v_row);
+  template <class KeyRows>
+  FLASHJIT_FN static bool pack_v(const KeyRows& rows, int count, float* v) {
+    return pack(rows, count, head_dim_v, v, v_row);
   }
 
   static constexpr int score_blocks = 1, step_keys = 0;

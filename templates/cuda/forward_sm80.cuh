@@ -22,8 +22,11 @@ struct ForwardSm80Spec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using o_dtype = void;
-  static constexpr bool lse = true, varlen = false, dropout = false;
+  static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
+
+template <class Tile, int head_dim, int threads>
+class PagedTileCopy;  // cuda/paged_tile.cuh
 
 template <class Spec, class Config>
 class ForwardSm80 {
@@ -59,7 +62,8 @@ class ForwardSm80 {
  public:
   FLASHJIT_FN static void run(const Sm80ForwardParams& p, u32 shared) {
     const TileIndex tile = tile_of_block(p);
-    const Problem problem = make_problem<Spec::varlen, Mask::padding>(p, tile.batch, tile.head_q);
+    const Problem problem =
+        make_problem<Spec::varlen, Mask::padding, Spec::paged>(p, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
     if (first_row >= problem.rows) return;
     ForwardSm80(p, problem, shared, first_row).run(problem);
@@ -97,10 +101,8 @@ class ForwardSm80 {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
 
-    const TileCopy<KTile, Spec::head_dim, threads> copy_k(
-        static_cast<const Element*>(p_.k.data) + problem.k_offset(p_.k), p_.k.row_stride, threadIdx.x);
-    const TileCopy<VTile, Spec::head_dim_v, threads> copy_v(
-        static_cast<const Element*>(p_.v.data) + problem.k_offset(p_.v), p_.v.row_stride, threadIdx.x);
+    const auto copy_k = copy_of<KTile, Spec::head_dim>(p_.k, problem);
+    const auto copy_v = copy_of<VTile, Spec::head_dim_v>(p_.v, problem);
     const TileCopy<QTile, Spec::head_dim, threads> copy_q(
         static_cast<const Element*>(p_.q.data) + problem.q_offset(p_.q), p_.q.row_stride, threadIdx.x);
     const int seqlen_k = problem.seqlen_k;
@@ -162,6 +164,16 @@ class ForwardSm80 {
     }
     wait_and_sync<0>();
     finish();
+  }
+
+  template <class Tile, int head_dim>
+  FLASHJIT_FN auto copy_of(const TensorView& keys, const Problem& problem) const {
+    if constexpr (Spec::paged) {
+      return PagedTileCopy<Tile, head_dim, threads>(p_, keys, problem, mask_.reads(rows()), threadIdx.x);
+    } else {
+      return TileCopy<Tile, head_dim, threads>(
+          static_cast<const Element*>(keys.data) + problem.k_offset(keys), keys.row_stride, threadIdx.x);
+    }
   }
 
   template <int pending>
@@ -306,7 +318,8 @@ class ForwardSm80 {
   // stores of 16 bytes.
   FLASHJIT_FN void finish() {
     const TileIndex tile = tile_of_block(p_);  // again: costs less than registers held through the loop
-    const Problem problem = make_problem<Spec::varlen, Mask::padding>(p_, tile.batch, tile.head_q);
+    const Problem problem =
+        make_problem<Spec::varlen, Mask::padding, Spec::paged>(p_, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
     const u32 o_tile = shared_, thread = tid_x();
 #pragma unroll

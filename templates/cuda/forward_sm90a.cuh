@@ -6,6 +6,7 @@
 
 #include "cuda/accumulator_row.cuh"
 #include "cuda/dropout.cuh"
+#include "cuda/forward_sm90a_producer.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/ptx_sm90a.cuh"
@@ -23,11 +24,13 @@ struct ForwardSm90aSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using o_dtype = void;
-  static constexpr bool lse = true, varlen = false, dropout = false;
+  static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
 
-template <class Spec, class Config>
+template <class Spec_, class Config_>
 struct ForwardSm90a {
+  using Spec = Spec_;
+  using Config = Config_;
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
@@ -44,6 +47,7 @@ struct ForwardSm90a {
   static constexpr int consumer_warps = consumers * 4;
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
+  using Producer = Sm90aProducer<ForwardSm90a>;
   using Shared = Sm90aShared<Spec, Config>;
   using Ring = typename Shared::Ring;
   static constexpr Sm90aLayout layout = Shared::layout;
@@ -59,11 +63,15 @@ struct ForwardSm90a {
           ? Sm90aLayout::registers_for_words(consumers, max(Spec::head_dim, Spec::head_dim_v),
                                              passes_blocks || Config::tile_order == TileOrder::waves)
           : 0;
+  static constexpr int for_pages = Spec::paged ? Sm90aLayout::registers_for_pages(consumers) : 0;
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24
                                                               : 56) +
-                                            consumers * for_words;
-  static constexpr int consumer_registers = (consumers == 3 ? 160 : consumers == 2 ? 240 : 256) - for_words;
+                                            consumers * (for_words + for_pages);
+  static constexpr int consumer_registers = (consumers == 3   ? 160
+                                             : consumers == 2 ? 240
+                                                              : 256) -
+                                            for_words - for_pages;
 
   // Whether normalizers are computed while a tile's last product runs. Measured: consumers of wider heads
   // then get out of step, which costs up to 3.5% of the time of long sequences.
@@ -86,137 +94,12 @@ struct ForwardSm90a {
     Span rows;     // without padding
     int rows_end;  // with padding
     FLASHJIT_FN Work(const Sm90aForwardParams& p, const TileIndex& t)
-        : Work(p, make_problem<Spec::varlen, Mask::padding>(p, t.batch, t.head_q), t.m_block) {}
+        : Work(p, make_problem<Spec::varlen, Mask::padding, Spec::paged>(p, t.batch, t.head_q), t.m_block) {}
     FLASHJIT_FN Work(const Sm90aForwardParams& p, const Problem& of, int block)
         : problem(of),
           m_block(block),
           rows{block * Rows(p).tokens, min((block + 1) * Rows(p).tokens, problem.seqlen_q)},
           rows_end(min((block + 1) * Rows(p).tokens, problem.rows)) {}
-  };
-
-  // One thread: it copies everything that comes from global memory.
-  class Producer {
-   public:
-    FLASHJIT_FN Producer(const Sm90aForwardParams& p, const ForwardMaps& maps, const Shared& shared)
-        : p_(p), maps_(maps), shared_(shared) {}
-
-    FLASHJIT_FN void run() {
-      Schedule schedule(p_);
-      for (TileIndex tile; schedule.next(tile);) {
-        const Work work(p_, tile);
-        const Mask mask(p_, work.problem);
-        BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-        // The look-ups come before load_last_v(), which waits for a free buffer.
-        PassedBlock block, next;
-        const bool empty = !look_up(walk, block);
-        bool more = look_up(walk, next);
-        load_last_v();
-        if (empty) {
-          announce({tile, Announced::empty_tile}, 0);
-          continue;
-        }
-        locate(work, tile);
-        load_k(block, !more);
-        load_q(tile);
-        // K is loaded a block ahead of V: consumers use them in that order.
-#pragma unroll 1
-        while (more) {
-          const int index = block.index();
-          block = next;
-          more = look_up(walk, next);
-          load_k(block, !more);
-          load_v(index, 2);
-        }
-        last_v_ = block.index();
-      }
-      load_last_v();
-      announce({{}, Announced::end}, 0);
-      if constexpr (Spec::dropout) {
-        mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
-        ask_for_words(-1);
-      }
-    }
-
-   private:
-    static FLASHJIT_FN bool look_up(BlockWalk<Keys, Mask>& walk, PassedBlock& found) {
-      Block block;
-      if (!walk.next(block)) return false;
-      found = {block.index << 2 | (block.whole ? 2 : 0), block.found};
-      return true;
-    }
-    // Sets the tile's coordinates in the tensor maps. Packed tensors are one batch entry.
-    FLASHJIT_FN void locate(const Work& work, const TileIndex& tile) {
-      head_q_ = tile.head_q;
-      head_kv_ = work.problem.head_kv;
-      batch_ = sequence_ = tile.batch;
-      q_row_ = work.rows.begin;
-      k_row_ = 0;
-      if constexpr (Spec::varlen) {
-        batch_ = 0;
-        q_row_ += work.problem.first_q;
-        k_row_ = work.problem.first_k;
-      }
-    }
-    // Announces a tile or the end, once consumers have released Q; `bytes` of Q follow.
-    FLASHJIT_FN void announce(const Announcement& a, int bytes) {
-      mbarrier_wait(shared_.q_empty(), q_parity_ ^= 1);
-      st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block,
-                   static_cast<int>(a.what));
-      mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
-    }
-    FLASHJIT_FN void load_q(const TileIndex& tile) {
-      if constexpr (Config::pack_gqa) {
-        announce({tile, Announced::tile}, qk_panels * Rows(p_).used() * 128);
-        copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
-      } else {
-        announce({tile, Announced::tile}, layout.q_bytes);
-        copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
-      }
-    }
-    FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
-      mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
-      if constexpr (Spec::dropout) ask_for_words(block.index());
-      if constexpr (passes_blocks)
-        st_shared_v2(shared_.passed(ring_.stage), block.word | (last ? 1 : 0), block.found);
-      mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
-      copy(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, layout.kv_panel,
-           k_row_ + block.index() * block_n, head_kv_);
-      ring_.advance();
-    }
-    // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
-    FLASHJIT_FN void ask_for_words(int index) {
-      st_shared_v2(shared_.asked(ring_.stage), index, sequence_);
-      mbarrier_arrive(shared_.words_asked(ring_.stage));
-    }
-    // Loads V into the stage of its own K, which was loaded `behind` blocks ago.
-    FLASHJIT_FN void load_v(int index, int behind) {
-      Ring ring = ring_;
-      ring.retreat(behind);
-      mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
-      copy(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, layout.kv_panel,
-           k_row_ + index * block_n, head_kv_);
-    }
-    FLASHJIT_FN void load_last_v() {
-      if (last_v_ >= 0) load_v(last_v_, 1);
-      last_v_ = -1;
-    }
-    // Copies panels. `second` and `third`: coordinates in the map's second and third dimension.
-    FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int second,
-                          int third) const {
-#pragma unroll
-      for (int i = 0; i < panels; ++i)
-        cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * Sm90aLayout::panel, second, third,
-                                batch_);
-    }
-
-    const Sm90aForwardParams& p_;
-    const ForwardMaps& maps_;
-    const Shared& shared_;
-    Ring ring_;
-    u32 q_parity_ = 0;
-    int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
-    int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
   };
 
   // With dropout a second warp makes the words of a block's columns while its K arrives; K is full only with
@@ -405,7 +288,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
     FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
-      if ((Spec::varlen || Mask::padding) && v_stage == ends_within)
+      if ((Spec::varlen || Mask::padding || Spec::paged) && v_stage == ends_within)
         zero_past_the_end(ring.stage, work.problem.seqlen_k);
     }
 
@@ -580,7 +463,7 @@ struct ForwardSm90a {
     __syncthreads();
     if (threadIdx.x < 128) {
       setmaxnreg_dec<producer_registers>();
-      if (threadIdx.x == 0) {
+      if (threadIdx.x < Producer::threads) {
         Producer(p, maps, shared).run();
       } else if (Spec::dropout && threadIdx.x / 32 == 1) {
         make_column_words(shared);

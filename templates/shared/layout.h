@@ -37,6 +37,9 @@ struct Sm90aLayout {
     return consumers == 1 ? 0 : consumers == 2 && (looks_up || widest_head <= panel) ? 16 : 8;
   }
 
+  // The same for looking up and copying pages.
+  FLASHJIT_FN static constexpr int registers_for_pages(int consumers) { return consumers == 1 ? 0 : 8; }
+
   int qk_steps, pv_steps;         // wgmmas of Q K^T, each for 16 columns; of weights V, each for 16 keys
   int q_panel, kv_panel;          // bytes of one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // bytes of all panels

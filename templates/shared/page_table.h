@@ -11,6 +11,14 @@ struct PageTable {
   const int* table;  // null: contiguous
   i64 table_stride;
   int page_size, num_pages;  // page ids are clamped to [0, num_pages)
+  u32 inverse;               // key / page_size is key * inverse >> shift, for keys below 2^31
+  int shift;
+
+  // key / page_size, without the time and the registers that a division takes.
+  FLASHJIT_FN int page_of(int key) const {
+    return static_cast<int>(static_cast<u64>(static_cast<u32>(key)) * inverse >> shift);
+  }
+  FLASHJIT_FN int clamped(int id) const { return min(max(id, 0), num_pages - 1); }
 };
 
 }  // namespace flashjit::device

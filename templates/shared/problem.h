@@ -37,7 +37,9 @@ FLASHJIT_FN int padded_length(const int* lengths, int batch, int longest) {
   return lengths ? min(max(lengths[batch], 0), longest) : longest;
 }
 
-template <bool varlen, bool padding = false, class Params>
+// With pages, which each batch entry has of its own, seqlens_k counts its keys; null: all that its row of the
+// page table has room for.
+template <bool varlen, bool padding = false, bool paged = false, class Params>
 FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   Problem r;
   r.batch = batch;
@@ -50,17 +52,17 @@ FLASHJIT_FN Problem make_problem(const Params& p, int batch, int head_q) {
   r.first_q = r.first_k = 0;
   if constexpr (varlen) {
     const PackedRange q = packed_range(p.cu_seqlens_q, batch, p.total_q, p.seqlen_q);
-    const PackedRange k = packed_range(p.cu_seqlens_k, batch, p.total_k, p.seqlen_k);
     r.first_q = q.begin;
-    r.first_k = k.begin;
     r.seqlen_q = q.length;
-    r.seqlen_k = k.length;
+    if constexpr (!paged) {
+      const PackedRange k = packed_range(p.cu_seqlens_k, batch, p.total_k, p.seqlen_k);
+      r.first_k = k.begin;
+      r.seqlen_k = k.length;
+    }
   }
   r.rows = r.seqlen_q;
-  if constexpr (padding) {
-    r.seqlen_q = padded_length(p.seqlens_q, batch, r.seqlen_q);
-    r.seqlen_k = padded_length(p.seqlens_k, batch, r.seqlen_k);
-  }
+  if constexpr (padding) r.seqlen_q = padded_length(p.seqlens_q, batch, r.seqlen_q);
+  if constexpr (padding || paged) r.seqlen_k = padded_length(p.seqlens_k, batch, r.seqlen_k);
   return r;
 }
 

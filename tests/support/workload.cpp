@@ -123,11 +123,14 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       longest.seqlen_k = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_k, 1), all.total_k));
   }
   verify::MaskDataOptions mask_options = case_.masks.value_or(verify::MaskDataOptions{.hard = true});
-  if (spec.op == Operation::decode)
+  if (spec.op == Operation::decode || spec.paged)
     mask_options.lengths_k.assign(case_.lengths_k.begin(), case_.lengths_k.end());
   masks_ = verify::random_mask_data(spec, longest, case_.seed, mask_options);
-  if (packed_keys())
-    masks_.limit_lengths({.cu_seqlens_q = tables[0].view(), .cu_seqlens_k = tables[1].view()});
+  if (spec.varlen) {
+    AttentionArgs starts{.cu_seqlens_q = tables[0].view()};
+    if (packed_keys()) starts.cu_seqlens_k = tables[1].view();
+    masks_.limit_lengths(starts);
+  }
   tables.insert(tables.end(), masks_.tables.begin(), masks_.tables.end());
 
   for (std::size_t i = 0; i < num_arguments; ++i) {

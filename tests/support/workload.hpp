@@ -38,8 +38,8 @@ struct Case {
   int batch = 1;
   int heads_q = 1, heads_kv = 1;
   int seqlen_q = 1, seqlen_k = 1;  // lengths of every batch entry
-  // varlen: the lengths of each sequence; batch and seqlens follow from them. Decode: lengths_k
-  // are seqlens_k, of caches with room for seqlen_k; empty: random ones, or none.
+  // varlen: the lengths of each sequence; batch and seqlens follow from them. Decode and paged:
+  // lengths_k are seqlens_k, of caches with room for seqlen_k; empty: random ones, or none.
   std::vector<int> lengths_q{}, lengths_k{};
   int page_size = 0;   // paged: keys of a page
   int spare_rows = 0;  // varlen: rows of the packed tensors beyond the last sequence

@@ -233,7 +233,7 @@ Verb add_run(const Arguments& parent) {
 
   for (const flashjit::Argument& table : arguments) {
     if (table.role != Role::table || table.dtype({}) != DType::int32) continue;
-    if (table.needs == Needs::varlen) continue;
+    if (table.needs == Needs::varlen || table.needs == Needs::packed_keys) continue;
     std::string name = std::string("--") + table.name;
     std::replace(name.begin(), name.end(), '_', '-');
     app.add_option(name, options->files[table], "table of the spec's masks, int32").needs(q).group(own);

@@ -32,9 +32,13 @@ class Maker {
  public:
   // Lengths are at most longest_sequence.
   Maker(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed, const MaskDataOptions& options)
-      : shape_(shape), options_(options), draw_(seed ^ 0x6d61736b), has_padding_(has<PaddingMask>(spec)) {
+      : shape_(shape),
+        options_(options),
+        draw_(seed ^ 0x6d61736b),
+        has_padding_(has<PaddingMask>(spec)),
+        counts_keys_(spec.paged || spec.op == Operation::decode) {
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
-    if (spec.op == Operation::decode) make_key_lengths();
+    if (counts_keys_) make_key_lengths();
     if (spec.paged) make_pages(spec);
   }
   MaskData take() { return std::move(data_); }
@@ -84,9 +88,11 @@ class Maker {
   }
 
   void make(const PaddingMask&) {
-    const bool queries = !options_.hard || draw_.chance(0.7), keys = !queries || draw_.chance(0.8);
+    const bool queries = !options_.hard || counts_keys_ || draw_.chance(0.7);
+    const bool keys = !counts_keys_ && (!queries || draw_.chance(0.8));
     if (queries) add(&AttentionArgs::seqlens_q, {shape_.batch}, lengths(shape_.seqlen_q));
-    if (keys || !options_.hard) add(&AttentionArgs::seqlens_k, {shape_.batch}, lengths(shape_.seqlen_k));
+    if (keys || (!options_.hard && !counts_keys_))
+      add(&AttentionArgs::seqlens_k, {shape_.batch}, lengths(shape_.seqlen_k));
   }
 
   void make(const BlockSparseMask& mask) {
@@ -209,7 +215,7 @@ class Maker {
   Shape shape_;
   MaskDataOptions options_;
   Draw draw_;
-  bool has_padding_;
+  bool has_padding_, counts_keys_;  // seqlens_k may be given without padding
   MaskData data_;
 };
 

@@ -1,0 +1,176 @@
+// The producer of sm_90a's forward: it keeps TMA copies of Q, K and V in flight.
+#pragma once
+
+#include "cuda/forward_sm90a_shared.cuh"
+#include "cuda/ptx_sm90a.cuh"
+#include "shared/forward_sm90a_params.h"
+#include "shared/mask.h"
+
+namespace flashjit::device {
+
+// Where the keys of a contiguous cache lie needs no look-up.
+struct NoPages {
+  struct Found {};
+  FLASHJIT_FN explicit NoPages(const Sm90aForwardParams&) {}
+  template <class Mask>
+  FLASHJIT_FN void begin(const Problem&, const Mask&, Span) const {}
+  FLASHJIT_FN Found find(int) const { return {}; }
+};
+template <class Spec, class Config>
+class Sm90aPages;  // cuda/forward_sm90a_pages.cuh
+
+// Copies everything that comes from global memory. It is one thread; with pages a warp, whose lanes look up
+// and copy a block's pages, and whose first lane does all else.
+template <class Kernel>
+class Sm90aProducer {
+  using Spec = typename Kernel::Spec;
+  using Config = typename Kernel::Config;
+  using Mask = typename Kernel::Mask;
+  using Rows = typename Kernel::Rows;
+  using Work = typename Kernel::Work;
+  using Shared = typename Kernel::Shared;
+  using Ring = typename Kernel::Ring;
+  using Pages = typename Choose<Spec::paged, Sm90aPages<Spec, Config>, NoPages>::type;
+  static constexpr Sm90aLayout layout = Shared::layout;
+  static constexpr int block_n = Config::block_n;
+  static constexpr int qk_panels = Kernel::qk_panels, v_panels = Kernel::v_panels;
+
+ public:
+  static constexpr int threads = Spec::paged ? 32 : 1;
+
+  FLASHJIT_FN Sm90aProducer(const Sm90aForwardParams& p, const ForwardMaps& maps, const Shared& shared)
+      : p_(p), maps_(maps), shared_(shared), pages_(p) {}
+
+  FLASHJIT_FN void run() {
+    typename Kernel::Schedule schedule(p_);
+    for (TileIndex tile; schedule.next(tile);) {
+      const Work work(p_, tile);
+      const Mask mask(p_, work.problem);
+      BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
+      // The look-ups come before load_last_v(), which waits for a free buffer.
+      PassedBlock block, next;
+      const bool empty = !look_up(walk, block);
+      bool more = look_up(walk, next);
+      load_last_v();
+      if (empty) {
+        announce({tile, Announced::empty_tile}, 0);
+        continue;
+      }
+      locate(work, tile);
+      pages_.begin(work.problem, mask, work.rows);
+      load_k(block, !more);
+      load_q(tile);
+      // K is loaded a block ahead of V: consumers use them in that order.
+#pragma unroll 1
+      while (more) {
+        const int index = block.index();
+        block = next;
+        more = look_up(walk, next);
+        load_k(block, !more);
+        load_v(index, 2);
+      }
+      last_v_ = block.index();
+    }
+    load_last_v();
+    announce({{}, Announced::end}, 0);
+    if constexpr (Spec::dropout) {
+      mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+      if (leads()) ask_for_words(-1);
+    }
+  }
+
+ private:
+  static FLASHJIT_FN bool leads() { return threads == 1 || threadIdx.x == 0; }
+  static FLASHJIT_FN bool look_up(BlockWalk<Keys, Mask>& walk, PassedBlock& found) {
+    Block block;
+    if (!walk.next(block)) return false;
+    found = {block.index << 2 | (block.whole ? 2 : 0), block.found};
+    return true;
+  }
+  // Sets the tile's coordinates in the tensor maps. Packed tensors are one batch entry.
+  FLASHJIT_FN void locate(const Work& work, const TileIndex& tile) {
+    head_q_ = tile.head_q;
+    head_kv_ = work.problem.head_kv;
+    batch_ = sequence_ = tile.batch;
+    q_row_ = work.rows.begin;
+    k_row_ = 0;
+    if constexpr (Spec::varlen) {
+      batch_ = 0;
+      q_row_ += work.problem.first_q;
+      k_row_ = work.problem.first_k;
+    }
+  }
+  // Announces a tile or the end, once consumers have released Q; `bytes` of Q follow.
+  FLASHJIT_FN void announce(const Announcement& a, int bytes) {
+    mbarrier_wait(shared_.q_empty(), q_parity_ ^= 1);
+    if (!leads()) return;
+    st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, static_cast<int>(a.what));
+    mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
+  }
+  FLASHJIT_FN void load_q(const TileIndex& tile) {
+    if constexpr (Config::pack_gqa) {
+      announce({tile, Announced::tile}, qk_panels * Rows(p_).used() * 128);
+      if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
+    } else {
+      announce({tile, Announced::tile}, layout.q_bytes);
+      if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
+    }
+  }
+  FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
+    const auto found = pages_.find(block.index());
+    mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
+    if (leads()) {
+      if constexpr (Spec::dropout) ask_for_words(block.index());
+      if constexpr (Kernel::passes_blocks)
+        st_shared_v2(shared_.passed(ring_.stage), block.word | (last ? 1 : 0), block.found);
+      mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
+    }
+    copy_keys(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, block.index(), found);
+    ring_.advance();
+  }
+  // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
+  FLASHJIT_FN void ask_for_words(int index) {
+    st_shared_v2(shared_.asked(ring_.stage), index, sequence_);
+    mbarrier_arrive(shared_.words_asked(ring_.stage));
+  }
+  // Loads V into the stage of its own K, which was loaded `behind` blocks ago.
+  FLASHJIT_FN void load_v(int index, int behind) {
+    Ring ring = ring_;
+    ring.retreat(behind);
+    const auto found = pages_.find(index);
+    mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
+    if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
+    copy_keys(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, index, found);
+  }
+  FLASHJIT_FN void load_last_v() {
+    if (last_v_ >= 0) load_v(last_v_, 1);
+    last_v_ = -1;
+  }
+  // Copies a block of K or V.
+  FLASHJIT_FN void copy_keys(u32 to, const TensorMap& map, u32 full, int panels, int index,
+                             const typename Pages::Found& found) const {
+    if constexpr (Spec::paged) {
+      pages_.copy(to, map, full, panels, index, found);
+    } else {
+      copy(to, map, full, panels, layout.kv_panel, k_row_ + index * block_n, head_kv_);
+    }
+  }
+  // Copies panels. `second` and `third`: coordinates in the map's second and third dimension.
+  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int second,
+                        int third) const {
+#pragma unroll
+    for (int i = 0; i < panels; ++i)
+      cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * Sm90aLayout::panel, second, third, batch_);
+  }
+
+  const Sm90aForwardParams& p_;
+  const ForwardMaps& maps_;
+  const Shared& shared_;
+  Pages pages_;
+  Ring ring_;
+  u32 q_parity_ = 0;
+  int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
+  int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
+};
+
+}  // namespace flashjit::device

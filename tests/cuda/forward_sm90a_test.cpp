@@ -2,8 +2,11 @@
 // the float64 oracle. It checks the handling of rows, heads and lengths without a GPU.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "codegen/search_space.hpp"
 #include "cuda/forward_sm90a.cuh"
+#include "cuda/forward_sm90a_pages.cuh"
 #include "runtime/arguments.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "shared/block_sparse.h"
@@ -29,6 +32,10 @@ struct SpecOf : device::ForwardSm90aSpec {
 template <class Spec>
 struct WithDropout : Spec {
   static constexpr bool dropout = true;
+};
+template <class Spec>
+struct WithPages : Spec {
+  static constexpr bool paged = true;
 };
 template <class Spec>
 struct WithFloatOutput : Spec {
@@ -63,7 +70,10 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
   StepLaunch step;
-  auto& p = step.make_params<device::Sm90aForwardParams>(checked.params);
+  auto& paged = step.make_params<device::Paged<device::Sm90aForwardParams>>(checked.params);
+  paged.pages = checked.pages;
+  if (spec.paged) paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
+  device::Sm90aForwardParams& p = paged;
   const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, p);
   gridDim.x = grid.x;
   gridDim.y = grid.y;
@@ -105,7 +115,8 @@ class ForwardSm90a : public testing::Test {
                                .lse = Spec::lse,
                                .varlen = Spec::varlen,
                                .dropout = Spec::dropout,
-                               .o_dtype = o_dtype});
+                               .o_dtype = o_dtype,
+                               .paged = Spec::paged});
     return given;
   }
   template <class Spec, class Config>
@@ -200,6 +211,60 @@ TEST_F(ForwardSm90a, FloatOutput) {
              ConfigOf<128, 32, false, false, waves>>({}, {30}, 50);
   expect_gqa<WithFloatOutput<SpecOf<Bf16, 24, 40, false, BottomRight>>,
              ConfigOf<64, 32, true, true, sections>>({CausalMask{}}, {1, 37}, 30);
+}
+
+// Boxes of whole blocks, of parts of them, of single keys; lengths that end within a page; pages before a
+// window, and stale slots with NaN.
+TEST_F(ForwardSm90a, Pages) {
+  std::uint64_t seed = 0;
+  for (const int page_size : {1, 16, 48, 64, 256}) {
+    const Case c{.batch = 3,
+                 .heads_q = 2,
+                 .seqlen_q = 70,
+                 .seqlen_k = 260,
+                 .lengths_k = {260, 0, 133},
+                 .page_size = page_size,
+                 .layout_kv = static_cast<MemoryLayout>(seed % 5),
+                 .seed = ++seed};
+    expect<WithPages<SpecOf<Bf16, 24, 72, false, BottomRight>>, ConfigOf<64, 96, true, false, sections>>(
+        c, {CausalMask{}});
+    expect<WithPages<SpecOf<Fp16, 72, 16, false, device::SlidingWindow<Align::bottom_right>>>,
+           ConfigOf<128, 32, false, false>>(c, {SlidingWindowMask{}});
+  }
+}
+TEST_F(ForwardSm90a, PagesOfPackedRowsAndHeads) {
+  std::uint64_t seed = 50;
+  for (const int page_size : {1, 16, 64}) {
+    const Case c{.heads_q = 6,
+                 .heads_kv = 2,
+                 .seqlen_k = 150,
+                 .lengths_q = {1, 0, 33, 64},
+                 .lengths_k = {150, 20, 33, 100},
+                 .page_size = page_size,
+                 .spare_rows = 7,
+                 .seed = ++seed};
+    expect<WithPages<SpecOf<Bf16, 24, 40, true, BottomRight>>, ConfigOf<64, 32, true, true, waves>>(
+        c, {CausalMask{}});
+    expect<WithPages<WithDropout<SpecOf<Bf16, 24, 40, true, device::Tree>>>,
+           ConfigOf<64, 48, true, true, waves>>(c, {TreeMask{}});
+  }
+}
+TEST_F(ForwardSm90a, PagesUnderSinksListsAndPadding) {
+  std::uint64_t seed = 80;
+  for (const int page_size : {2, 16, 80})
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const Case c{.batch = 2,
+                   .heads_q = 2,
+                   .seqlen_q = 40,
+                   .seqlen_k = 300,
+                   .page_size = page_size,
+                   .poison = repeat % 2 ? Poison::infinity : Poison::nan,
+                   .seed = ++seed};
+      expect<WithPages<SpecOf<Bf16, 24, 40, false, device::SlidingWindowWithSinks<Align::bottom_right>>>,
+             ConfigOf<64, 96, true, true>>(c, {SlidingWindowMask{bottom_right, true}});
+      expect<WithPages<SpecOf<Fp16, 24, 40, false, device::Padding, device::BlockSparse<16, 32, false>>>,
+             ConfigOf<64, 32, true, true, waves>>(c, {PaddingMask{}, BlockSparseMask{16, 32}});
+    }
 }
 
 // A tile may have rows that belong to no query row. Whatever their memory

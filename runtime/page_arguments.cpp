@@ -65,7 +65,8 @@ void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p,
   const auto* window = find_mask<SlidingWindowMask>(spec.mask);
   const std::int64_t page_size = pages.page_size;
   for (int b = 0; b < p.batch; ++b) {
-    const int rows = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.seqlen_q;
+    int rows = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.seqlen_q;
+    if (p.seqlens_q) rows = std::min(rows, p.seqlens_q[b]);
     if (rows == 0) continue;
     const int length = p.seqlens_k ? p.seqlens_k[b] : p.seqlen_k;
     std::int64_t sinks_end = 0, window_begin = 0;  // keys between the two are not read

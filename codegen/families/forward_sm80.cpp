@@ -132,7 +132,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   const bool tables = reads_tables(spec);
   const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
-  if (large || accumulators <= (tables ? 96 : 80) || (tables && spec.dropout))
+  if (large || accumulators <= (tables ? 96 : 80) || ((tables || spec.paged) && spec.dropout))
     source.options.push_back("--ptxas-options=-O1");
 }
 

@@ -131,6 +131,13 @@ TileOrder tile_order(const AttentionSpec& spec) {
                                                   : TileOrder::heads;
 }
 
+// With pages only the device knows the lengths of keys; mostly they are alike, or long beside the rows.
+std::vector<TileOrder> tile_orders(const AttentionSpec& spec) {
+  const TileOrder usual = tile_order(spec);
+  if (!spec.paged || usual == TileOrder::waves) return {usual};
+  return {usual, TileOrder::waves};
+}
+
 // Whether a tile lies within one block of the list. A tile that spans
 // several blocks computes all of them as soon as one is listed.
 bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
@@ -144,7 +151,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
                      .num_warps = {8, 12, 16},
                      .q_in_registers = {false, true},
                      .ping_pong = {false, true},
-                     .tile_order = {tile_order(spec)},
+                     .tile_order = tile_orders(spec),
                      .pack_gqa = {false, true}};
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     for (int block_n = 32; block_n < 64; block_n += 16)

@@ -467,9 +467,9 @@ TEST(Engines, SpecsThatCannotBe) {
   spec.config.block_m = 1040;
   expect_error(ErrorCode::invalid_spec, {"block_m", "1040"}, [&] { engine().get(spec, {}); });
   spec.config = {};
-  spec.paged = true;
-  expect_error(ErrorCode::unsupported, {"paged"}, [&] { engine().get(spec, {}); });
-  spec.paged = false;
+  spec.parts_dtype = DType::bf16;
+  expect_error(ErrorCode::unsupported, {"parts_dtype"}, [&] { engine().get(spec, {}); });
+  spec.parts_dtype.reset();
   EXPECT_NO_THROW(engine().get(spec, {}));
 }
 

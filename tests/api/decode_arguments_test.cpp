@@ -1,4 +1,4 @@
-// Decode's arguments: what is wrong is refused with its name and what would
+// Arguments of decode, and of forwards with pages: what is wrong is refused with its name and what would
 // work, and what no launch reads is not looked at.
 #include <gtest/gtest.h>
 
@@ -24,11 +24,12 @@ Engine& decoding_engine() {
 struct Options {
   bool paged = true, varlen = false;
   std::vector<Mask> mask = {};
+  Operation op = Operation::decode;
 };
 
 AttentionSpec spec_of(const Options& options) {
   AttentionSpec spec;
-  spec.op = Operation::decode;
+  spec.op = options.op;
   spec.head_dim = dim;
   spec.head_dim_v = dim_v;
   spec.mask = options.mask;
@@ -88,8 +89,10 @@ struct GoodDecode {
   std::vector<std::vector<std::int32_t>> memory_;
 };
 
-void expect_refused(std::initializer_list<const char*> texts,
-                    const std::function<void(AttentionArgs&)>& spoil, const Options& options = {}) {
+using Change = std::function<void(AttentionArgs&)>;
+
+void expect_refused_by(std::initializer_list<const char*> texts, const Change& spoil,
+                       const Options& options) {
   GoodDecode good(options), bad(options);
   const Kernel& kernel = kernel_of(options);
   spoil(bad.args);
@@ -98,10 +101,25 @@ void expect_refused(std::initializer_list<const char*> texts,
   EXPECT_NO_THROW(kernel.launch(good.args));
 }
 
-void expect_accepted(const std::function<void(AttentionArgs&)>& change, const Options& options = {}) {
+void expect_accepted_by(const Change& change, const Options& options) {
   GoodDecode good(options);
   change(good.args);
   EXPECT_NO_THROW(kernel_of(options).launch(good.args));
+}
+
+// By a decode and, where the keys lie in pages, by a forward.
+template <class Body>
+void for_each_op(Options options, Body body) {
+  body(options);
+  options.op = Operation::forward;
+  if (options.paged) body(options);
+}
+void expect_refused(std::initializer_list<const char*> texts, const Change& spoil,
+                    const Options& options = {}) {
+  for_each_op(options, [&](const Options& with_op) { expect_refused_by(texts, spoil, with_op); });
+}
+void expect_accepted(const Change& change, const Options& options = {}) {
+  for_each_op(options, [&](const Options& with_op) { expect_accepted_by(change, with_op); });
 }
 
 TEST(DecodeArguments, GoodOnes) {
@@ -119,19 +137,19 @@ TEST(DecodeArguments, QueryRows) {
       a.page_table->shape[0] = a.seqlens_k->shape[0] = 0;
     };
   };
-  expect_refused({"q has 65 rows", "1 to 64", "op forward takes more"}, with_rows(65));
-  expect_accepted(with_rows(64));
+  expect_refused_by({"q has 65 rows", "1 to 64", "op forward takes more"}, with_rows(65), {});
+  expect_accepted_by(with_rows(64), {});
   const Options packed{.varlen = true};
-  expect_refused({"max_seqlen_q is 65", "1 to 64"}, [](AttentionArgs& a) { a.max_seqlen_q = 65; }, packed);
-  expect_accepted([](AttentionArgs& a) { a.max_seqlen_q = 64; }, packed);
-  expect_refused(
+  expect_refused_by({"max_seqlen_q is 65", "1 to 64"}, [](AttentionArgs& a) { a.max_seqlen_q = 65; }, packed);
+  expect_accepted_by([](AttentionArgs& a) { a.max_seqlen_q = 64; }, packed);
+  expect_refused_by(
       {"cu_seqlens_q gives sequence 0 a length of 3", "max_seqlen_q = 2"},
       [](AttentionArgs& a) { a.max_seqlen_q = 2; }, packed);
 }
 
 TEST(DecodeArguments, PackedRowsLongerThanDecodeTakes) {
   const Options packed{.varlen = true};
-  expect_refused(
+  expect_refused_by(
       {"cu_seqlens_q gives sequence 0 a length of 65", "max_seqlen_q = 64"},
       [](AttentionArgs& a) {
         a.q->shape[0] = a.o->shape[0] = a.lse->shape[1] = 65;
@@ -147,12 +165,20 @@ TEST(DecodeArguments, ThatTheSpecHasNoUseFor) {
                  [&](AttentionArgs& a) { a.page_table = paged.args.page_table; }, {.paged = false});
   expect_refused({"cu_seqlens_q was given", "\"varlen\": true"},
                  [&](AttentionArgs& a) { a.cu_seqlens_q = packed.args.cu_seqlens_q; });
-  expect_refused({"cu_seqlens_k was given", "\"op\": \"decode\"", "leave it out"},
-                 [&](AttentionArgs& a) { a.cu_seqlens_k = packed.args.cu_seqlens_q; }, {.varlen = true});
-  expect_refused({"max_seqlen_k was given", "\"op\": \"decode\""},
-                 [](AttentionArgs& a) { a.max_seqlen_k = 64; }, {.varlen = true});
-  expect_refused({"seqlens_q was given", "\"op\": \"decode\""},
-                 [](AttentionArgs& a) { a.seqlens_q = a.seqlens_k; });
+  const Change add_starts = [&](AttentionArgs& a) { a.cu_seqlens_k = packed.args.cu_seqlens_q; },
+               add_bound = [](AttentionArgs& a) { a.max_seqlen_k = 64; },
+               add_rows = [](AttentionArgs& a) { a.seqlens_q = a.seqlens_k; };
+  expect_refused_by({"cu_seqlens_k was given", "\"op\": \"decode\"", "leave it out"}, add_starts,
+                    {.varlen = true});
+  expect_refused_by({"max_seqlen_k was given", "\"op\": \"decode\""}, add_bound, {.varlen = true});
+  expect_refused_by({"seqlens_q was given", "\"op\": \"decode\""}, add_rows, {});
+  for (const bool varlen : {false, true}) {
+    const Options forward{.varlen = varlen, .op = Operation::forward};
+    expect_refused_by({"cu_seqlens_k was given", "\"paged\": true", "seqlens_k has their number"}, add_starts,
+                      forward);
+    expect_refused_by({"max_seqlen_k was given", "\"paged\": true"}, add_bound, forward);
+    expect_refused_by({"seqlens_q was given", "no padding mask"}, add_rows, forward);
+  }
 }
 
 TEST(DecodeArguments, Missing) {
@@ -258,6 +284,24 @@ TEST(DecodeArguments, PageIdsBeforeAWindow) {
   expect_refused({"page_table[1, 1] is -9"}, windowed(1, 17, max_pages + 1), with_sinks);
 }
 
+// Of the second entry's three rows one is used: it sees keys from 22 on.
+TEST(DecodeArguments, PageIdsBeforeTheWindowOfUsedRows) {
+  const auto used = [](int rows, int left) {
+    return [=](AttentionArgs& a) {
+      a.seqlens_q = a.seqlens_k;
+      a.seqlens_q->data = static_cast<std::int32_t*>(a.seqlens_k->data) + 16;
+      GoodDecode::numbers(a.seqlens_q)[0] = GoodDecode::numbers(a.seqlens_q)[1] = rows;
+      a.window_left = left;
+      GoodDecode::numbers(a.page_table)[max_pages] = -9;
+    };
+  };
+  const Options padded{.mask = {SlidingWindowMask{}, PaddingMask{}}, .op = Operation::forward};
+  expect_accepted_by(used(1, 16), padded);
+  expect_refused_by({"page_table[1, 0] is -9"}, used(2, 16), padded);
+  expect_refused_by({"page_table[1, 0] is -9"}, used(1, 17), padded);
+  expect_accepted_by(used(0, 64), padded);
+}
+
 TEST(DecodeArguments, NoPages) {
   const auto no_pages = [](AttentionArgs& a) { a.k->shape[0] = a.v->shape[0] = 0; };
   expect_refused({"seqlens_k[0] is 20", "= 0"}, no_pages);
@@ -280,7 +324,7 @@ TEST(DecodeArguments, TablesForLongerSequencesWithRowsApart) {
   good.args.page_table->data = table.data();
   good.args.page_table->shape[1] = 400;
   good.args.page_table->strides[0] = 500;
-  EXPECT_NO_THROW(kernel_of({}).launch(good.args));
+  for_each_op({}, [&](const Options& options) { EXPECT_NO_THROW(kernel_of(options).launch(good.args)); });
 }
 
 TEST(DecodeArguments, MoreHeadsThanAPinnedTileHasRows) {

@@ -193,6 +193,52 @@ TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
   });
 }
 
+// Pages take registers of sm_90a's producer, and of every thread of other targets: the usual head dimensions
+// for both, causal; packed sequences, packed heads, dropout and other masks in turns for one of the two.
+TEST_F(NvrtcTest, DefaultKernelsWithPages) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  const auto add = [&](AttentionSpec spec, int seqlen_q, bool usual) {
+    spec.paged = true;
+    const Shape shape{
+        .batch = 8, .seqlen_q = seqlen_q, .seqlen_k = 8192, .num_heads_q = 32, .num_heads_kv = 8};
+    for (const char* name : {"sm_90", "sm_90a"}) {
+      const Target target = Target::parse(name);
+      if (usual || has_turn(place++, 4))
+        cases.push_back({spec.validated(), target, heuristic_config(spec.validated(), target, shape)});
+    }
+    ++place;
+  };
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+    if (!is_usual(head_dim) && !test_all()) continue;
+    AttentionSpec spec = make_spec(head_dim % 16 ? DType::fp16 : DType::bf16, head_dim);
+    spec.mask = {CausalMask{}};
+    add(spec, 4096, head_dim == 64 || head_dim == 128 || head_dim == 256);
+  }
+  for (const int head_dim : {64, 128, 256})
+    for (const auto& masks : std::vector<std::vector<Mask>>{
+             {},
+             {CausalMask{}, PaddingMask{}},
+             {SlidingWindowMask{}},
+             {SlidingWindowMask{.sinks = true}, PaddingMask{}},
+             {TreeMask{}},
+             {CausalMask{}, PaddingMask{}, BlockSparseMask{}},
+             {SlidingWindowMask{.sinks = true}, BlockSparseMask{.block_m = 64, .block_n = 64}}})
+      for (const int seqlen_q : {1, 64, 4096}) {
+        AttentionSpec spec = make_spec(DType::bf16, head_dim);
+        spec.mask = masks;
+        spec.varlen = place / 2 % 2 == 1;
+        add(spec, seqlen_q, false);
+        spec.dropout = true;
+        add(spec, seqlen_q, false);
+      }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 // A float32 row is written by other stores, at the end, where registers are
 // fullest: the usual head dimensions for both targets, and packed heads.
 TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {

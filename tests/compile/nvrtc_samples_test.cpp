@@ -80,6 +80,7 @@ TEST_F(NvrtcTest, PairwiseSample) {
                                   /*varlen*/ 2,
                                   /*dropout*/ 2,
                                   /*o_dtype*/ 2,
+                                  /*paged*/ 2,
                                   /*third of the search space*/ 3};
   std::vector<Case> cases;
   for (int repeat = 0; repeat < (test_all() ? 4 : 1); ++repeat) {
@@ -90,11 +91,12 @@ TEST_F(NvrtcTest, PairwiseSample) {
       spec.varlen = p[6];
       spec.dropout = p[7];
       if (p[8]) spec.o_dtype = DType::fp32;
+      spec.paged = p[9];
       spec = spec.validated();
       const Target target = targets[p[0]];
       const std::vector<KernelConfig> space = search_space(spec, target);
-      const std::size_t begin = space.size() * p[9] / 3;
-      const std::size_t end = std::max(begin + 1, space.size() * (p[9] + 1) / 3);
+      const std::size_t begin = space.size() * p[10] / 3;
+      const std::size_t end = std::max(begin + 1, space.size() * (p[10] + 1) / 3);
       cases.push_back(
           {spec, target, space[std::uniform_int_distribution<std::size_t>(begin, end - 1)(random)]});
     }
@@ -121,15 +123,16 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
       for (const bool causal : {false, true}) {
         for (const bool dropout : {false, true}) {
-          for (const bool float_output : {false, true}) {
+          for (int other = 0; other < 4; ++other) {
             AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
             if (causal) spec.mask = {CausalMask{}};
             spec.dropout = dropout;
-            if (float_output) spec.o_dtype = DType::fp32;
+            if (other % 2) spec.o_dtype = DType::fp32;
+            spec.paged = other / 2;
             std::vector<KernelConfig> space = search_space(spec, target);
             std::shuffle(space.begin(), space.end(), random);
             const int place = head_dim / 16 + (dtype == DType::fp16) + causal + dropout;
-            if (!has_turn(static_cast<std::size_t>(2 * float_output + place), 4)) continue;
+            if (!has_turn(static_cast<std::size_t>(2 * other + place), 8)) continue;
             if (!test_all()) space.resize(1);
             for (const KernelConfig& config : space) cases.push_back({spec, target, config});
           }

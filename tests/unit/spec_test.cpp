@@ -241,12 +241,18 @@ TEST(Spec, KnownButUnsupported) {
     expect_unsupported(
         R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": 64})",
         {"op ", op.c_str(), "is not supported by this version; forward or decode or merge would work"});
-  expect_unsupported(with(R"("paged": true)"),
-                     {"paged true is not supported by this version; false would work"});
   expect_unsupported(with(R"("parts_dtype": "bf16")"), {"parts_dtype \"bf16\"", "leaving it out would work"});
   expect_invalid(with(R"("o_dtype": "fp16")"),
                  {"o_dtype fp16 is neither fp32 nor the dtype, bf16", "leaving it out would work"});
   expect_invalid(with(R"("parts_dtype": "int32")"), {"parts_dtype \"int32\"", "bf16, fp16 and fp32"});
+}
+
+TEST(Spec, ForwardWithPages) {
+  EXPECT_EQ(parse(with(R"("mask": ["padding"], "dropout": true, "varlen": true, "paged": true)")).to_json(),
+            R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["padding"], "dropout": true, )"
+            R"("varlen": true, "paged": true})");
+  expect_unsupported(R"({"op": "merge", "dtype": "bf16", "head_dim": 64, "paged": true})",
+                     {"paged true is not supported by this version; false would work"});
 }
 
 TEST(Spec, Decode) {

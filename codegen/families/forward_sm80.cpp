@@ -132,7 +132,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   const bool tables = reads_tables(spec);
   const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
-  if (large || accumulators <= (tables ? 96 : 80) || ((tables || spec.paged) && spec.dropout))
+  const bool two_look_up = tables + spec.dropout + spec.paged >= 2;
+  if (large || accumulators <= (tables ? 96 : 80) || two_look_up)
     source.options.push_back("--ptxas-options=-O1");
 }
 

@@ -64,14 +64,13 @@ struct ForwardSm90a {
                                              passes_blocks || Config::tile_order == TileOrder::waves)
           : 0;
   static constexpr int for_pages = Spec::paged ? Sm90aLayout::registers_for_pages(consumers) : 0;
+  static constexpr int given = for_words + for_pages;  // by each consumer
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24
+                                             : Spec::paged    ? 96
                                                               : 56) +
-                                            consumers * (for_words + for_pages);
-  static constexpr int consumer_registers = (consumers == 3   ? 160
-                                             : consumers == 2 ? 240
-                                                              : 256) -
-                                            for_words - for_pages;
+                                            consumers * given;
+  static constexpr int consumer_registers = (consumers == 3 ? 160 : consumers == 2 ? 240 : 256) - given;
 
   // Whether normalizers are computed while a tile's last product runs. Measured: consumers of wider heads
   // then get out of step, which costs up to 3.5% of the time of long sequences.

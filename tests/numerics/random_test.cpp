@@ -60,6 +60,7 @@ AttentionSpec draw_spec(Draw& draw, const std::vector<DType>& dtypes) {
   options.varlen = draw.one_in(3);
   options.dropout = draw.one_in(4);
   if (draw.one_in(4)) options.o_dtype = DType::fp32;
+  options.paged = draw.one_in(4);
   return forward_spec(dtype, dim, draw_masks(draw), options);
 }
 
@@ -67,7 +68,7 @@ AttentionSpec draw_decode_spec(Draw& draw, const std::vector<DType>& dtypes) {
   AttentionSpec spec = draw_spec(draw, dtypes);
   spec.op = Operation::decode;
   spec.dropout = false;
-  spec.paged = draw.one_in(2);
+  spec.paged |= draw.one_in(2);
   std::erase_if(spec.mask, [](const Mask& mask) {
     return std::holds_alternative<PaddingMask>(mask) || std::holds_alternative<BlockSparseMask>(mask);
   });
@@ -99,6 +100,10 @@ Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
     c.max_seqlen_q = draw.one_in(2) ? std::optional(c.shape().seqlen_q) : std::nullopt;
     c.max_seqlen_k = draw.one_in(2) ? std::optional(c.shape().seqlen_k) : std::nullopt;
   }
+  if (spec.paged) {
+    c.page_size = draw.of<int>({1, 2, 4, 16, 48, 64, 80, 256});
+    c.max_seqlen_k.reset();
+  }
   std::vector<MemoryLayout> layouts = {contiguous, heads_first, batch_inside, padded, sliced_heads};
   if (!is_cuda) layouts.push_back(odd);
   c.layout = draw.of(layouts);
@@ -121,7 +126,6 @@ Case draw_decode_case(Draw& draw, const AttentionSpec& spec) {
   for (int& rows : c.lengths_q) rows = std::min(rows, most_rows);
   if (c.max_seqlen_q) c.max_seqlen_q = c.shape().seqlen_q;
   c.max_seqlen_k.reset();
-  if (spec.paged) c.page_size = draw.of<int>({1, 2, 4, 16, 48, 64, 80, 256});
   return c;
 }
 

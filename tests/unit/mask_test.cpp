@@ -132,6 +132,21 @@ void check_axis(const Mask& mask, int seqlen_q, int seqlen_across, int seqlen_al
   }
 }
 
+// The keys of reads() are all that tiles of rows keep; `exact`: and no others.
+template <class Mask>
+void check_reads(const Mask& mask, const Problem& p, int size, const Kept& kept, bool exact) {
+  for (int begin = 0; begin < p.seqlen_q; begin += size) {
+    const Span rows = {begin, min(begin + size, p.seqlen_q)};
+    const ReadKeys reads = mask.reads(rows);
+    for (int key = 0; key < p.seqlen_k + 3; ++key)
+      for (const int keys : {1, 4}) {
+        const bool keeps = any(rows, {key, key + keys}, kept);
+        ASSERT_TRUE(exact ? reads({key, key + keys}) == keeps : reads({key, key + keys}) || !keeps)
+            << "rows from " << begin << ", keys from " << key;
+      }
+  }
+}
+
 template <class Mask>
 void check_both_ways(const Mask& mask, const Problem& p, int size_m, int size_n, const Kept& kept,
                      const Kept& certain, const std::vector<Kept>& masks) {
@@ -140,6 +155,8 @@ void check_both_ways(const Mask& mask, const Problem& p, int size_m, int size_n,
   check_axis<Keys>(mask, p.seqlen_q, p.seqlen_q, p.seqlen_k, size_m, size_n, kept, certain, masks);
   if (testing::Test::HasFatalFailure()) return;
   check_axis<Queries>(mask, p.seqlen_q, p.seqlen_k, p.seqlen_q, size_n, size_m, kept, certain, masks);
+  if (testing::Test::HasFatalFailure()) return;
+  check_reads(mask, p, size_m, kept, false);
 }
 
 Kept inside(const Problem& p) {
@@ -168,6 +185,7 @@ void check_intervals(MakeKept make_kept) {
         for (int key = 0; key < longest + 4; ++key)
           ASSERT_EQ(hull.contains(key), kept(row, key)) << row << ", " << key;
       }
+      check_reads(mask, p, 4, kept, true);
       for (int size_m : {1, 4, 6}) {
         for (int size_n : {1, 3, 8}) {
           check_both_ways(mask, p, size_m, size_n, kept, kept, {kept});
@@ -275,6 +293,7 @@ void check_windows() {
               using Mask = Intersect<Bounds, SlidingWindowWithSinks<align>>;
               static_assert(!Mask::row_intervals);
               check_both_ways(Mask(params, p), p, size, size, kept, kept, {});
+              check_reads(Mask(params, p), p, size, kept, true);
               if (testing::Test::HasFatalFailure()) return;
             }
           }

@@ -1,6 +1,7 @@
 // A few kernels for nvcc and clangd. The library compiles rendered kernels instead (codegen/families/).
 #include "cuda/decode.cuh"
 #include "cuda/forward_sm80.cuh"
+#include "cuda/paged_tile.cuh"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
@@ -54,6 +55,19 @@ __global__ void __launch_bounds__(384, 1) paged_decode(const __grid_constant__ C
 __global__ void __launch_bounds__(128) paged_decode_merge(const __grid_constant__ CudaDecodeParams params) {
   decode_merge<PagedDecodeSpec, Config<16, 16, 2, 12>>(params);
 }
+
+template <class Spec>
+struct WithPages : Spec {
+  static constexpr bool paged = true;
+};
+template <class Spec, class Config>
+__global__ void __launch_bounds__(Config::num_warps * 32)
+    paged_forward(const __grid_constant__ Paged<Sm80ForwardParams> params) {
+  forward_sm80<WithPages<Spec>, Config>(params);
+}
+template __global__ void
+paged_forward<Spec<bf16, 128, 128, true, false, SlidingWindowWithSinks<Align::bottom_right>>,
+              Config<128, 64, 2, 4>>(const __grid_constant__ Paged<Sm80ForwardParams>);
 
 }  // namespace
 }  // namespace flashjit::device

@@ -1,6 +1,7 @@
 // A few sm_90a kernels for nvcc (-arch=sm_90a) and clangd. The library compiles rendered kernels instead
 // (codegen/families/).
 #include "cuda/forward_sm90a.cuh"
+#include "cuda/forward_sm90a_pages.cuh"
 #include "shared/tree.h"
 
 namespace flashjit::device {
@@ -48,6 +49,20 @@ forward<Spec<bf16, 128, 128, true, true, Tree>, Config<128, 128, true, TileOrder
 template __global__ void
 forward<Spec<bf16, 256, 256, false, false>, Config<128, 80, false, TileOrder::heads>>(
     const __grid_constant__ Sm90aForwardParams, const __grid_constant__ ForwardMaps);
+
+template <class Spec>
+struct WithPages : Spec {
+  static constexpr bool paged = true;
+};
+template <class Spec, class Config>
+__global__ void __launch_bounds__(Config::num_warps * 32, 1)
+    paged_forward(const __grid_constant__ Paged<Sm90aForwardParams> params,
+                  const __grid_constant__ ForwardMaps maps) {
+  forward_sm90a<WithPages<Spec>, Config>(params, maps);
+}
+template __global__ void paged_forward<Spec<bf16, 128, 128, true, false, Causal<Align::bottom_right>>,
+                                       Config<128, 128, true, TileOrder::waves>>(
+    const __grid_constant__ Paged<Sm90aForwardParams>, const __grid_constant__ ForwardMaps);
 
 }  // namespace
 }  // namespace flashjit::device

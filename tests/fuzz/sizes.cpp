@@ -179,6 +179,38 @@ void check_decode(Numbers& numbers) {
   }
 }
 
+// Pages of any size and number.
+void check_pages_of(Numbers& numbers) {
+  alignas(64) static char memory[64];
+  const AttentionSpec spec{
+      .dtype = DType::bf16, .head_dim = 64, .head_dim_v = 64, .lse = false, .paged = true};
+  AttentionArgs args;
+  const std::int64_t batch = numbers.any(), heads = numbers.any();
+  const auto tensor = [&](std::int64_t first, std::int64_t second) {
+    Tensor t{.data = memory, .dtype = spec.dtype, .device = {}, .rank = 4};
+    t.shape = {first, second, heads, 64};
+    t.strides = {64, 64, 64, 1};
+    return t;
+  };
+  args.q = args.o = tensor(batch, 1);
+  args.o->data =
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(memory) + (std::uintptr_t{1} << 46));
+  args.o->strides = {64 * std::max<std::int64_t>(heads & 0xffff, 1), 64, 64, 1};
+  args.k = args.v = tensor(numbers.any(), numbers.any());
+  args.page_table = Tensor{.data = memory, .dtype = DType::int32, .device = {}, .rank = 2};
+  args.page_table->shape = {batch, numbers.any()};
+  args.page_table->strides = {numbers.any(), 1};
+  fuzz::accepted([&] {
+    device::ProblemParams p{};
+    const CheckedAttention checked = check_attention(spec, {}, args, longest_sequence, p);
+    const device::PageTable& pages = checked.pages.table;
+    FUZZ_CHECK(p.seqlen_k >= 0 && p.seqlen_k <= longest_sequence && p.seqlen_k == checked.pages.longest);
+    FUZZ_CHECK(pages.page_size >= 1 && pages.num_pages >= 0 && (pages.num_pages > 0 || p.seqlen_k == 0));
+    for (const int key : {0, pages.page_size - 1, p.seqlen_k / 2, p.seqlen_k})
+      FUZZ_CHECK(pages.page_of(key) == key / pages.page_size);
+  });
+}
+
 void check_tables(Numbers& numbers) {
   static std::int32_t words[64];
   constexpr std::size_t enough = 1 << 10;  // few enough to build the tables
@@ -218,6 +250,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   check_dropout(shape);
   check_launch(numbers);
   check_decode(numbers);
+  check_pages_of(numbers);
   check_tables(numbers);
   return 0;
 }

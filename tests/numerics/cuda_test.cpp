@@ -1,6 +1,8 @@
 // Features that only GPUs have: streams, graphs, memory of their own.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <random>
@@ -44,6 +46,28 @@ TEST_P(Cuda, CapturedInAGraph) {
   for (const cuda::Graph* graph : {&direct, &from_prepared, &direct}) {
     workload.reset();
     graph->launch();
+    EXPECT_TRUE(workload.check());
+  }
+}
+
+// A captured launch reads lengths and page table when it runs.
+TEST_P(Cuda, LengthsOfPagesThatChangeBetweenReplays) {
+  Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.paged = true}),
+                           .batch = 3,
+                           .heads_q = 4,
+                           .heads_kv = 2,
+                           .seqlen_q = 70,
+                           .seqlen_k = 800,
+                           .lengths_k = {800, 800, 800},
+                           .page_size = 16});
+  const cuda::Graph graph(
+      on().context(), [&](Stream stream) { workload.kernel(on().engine()).launch(workload.args(), stream); });
+  auto* lengths = static_cast<std::int32_t*>(workload.host_args().seqlens_k->data);
+  for (const std::array<int, 3>& now : {std::array{800, 800, 800}, {0, 1, 799}, {350, 70, 0}}) {
+    std::copy(now.begin(), now.end(), lengths);
+    workload.upload_lengths();
+    workload.reset();
+    graph.launch();
     EXPECT_TRUE(workload.check());
   }
 }
@@ -128,21 +152,25 @@ TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
   EXPECT_TRUE(workload.check());
 }
 
-// Wrong lengths, lists and prefixes of masks never cause
-// an access outside either (compute-sanitizer watches).
+// Wrong lengths, page ids, lists and prefixes of masks never
+// cause an access outside either (compute-sanitizer watches).
 TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
   std::mt19937 random(20250712);
   for (const auto& masks : std::vector<std::vector<Mask>>{{PaddingMask{}},
                                                           {BlockSparseMask{64, 64}},
                                                           {CausalMask{}, BlockSparseMask{128, 32, true}},
                                                           {PaddingMask{}, TreeMask{}},
-                                                          {TreeMask{}}}) {
-    Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, masks),
+                                                          {TreeMask{}},
+                                                          {CausalMask{}},
+                                                          {SlidingWindowMask{}}}) {
+    const bool paged = masks.size() == 1;
+    Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, masks, {.paged = paged}),
                              .batch = 2,
                              .heads_q = 2,
                              .heads_kv = 1,
                              .seqlen_q = 200,
-                             .seqlen_k = 300});
+                             .seqlen_k = 300,
+                             .page_size = paged ? 16 : 0});
     const Kernel& kernel = workload.kernel(on().engine());
     for (int repeat = 0; repeat < 20; ++repeat) {
       AttentionArgs args = workload.args();
@@ -155,6 +183,7 @@ TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
         buffers.back().copy_from(wrong.data(), wrong.size() * 4);
         on().synchronize();
         (args.*table.argument)->data = buffers.back().data();
+        if (table.argument == &AttentionArgs::page_table) args.page_table->strides[0] = table.shape[1];
       }
       workload.reset();
       kernel.launch(args);
@@ -247,6 +276,27 @@ TEST_P(Cuda, CheckModeRefusesWrongPages) {
   expect_refused(&AttentionArgs::seqlens_k, 1, 65,
                  {"seqlens_k[1] is 65", "page_table's max_pages x page_size"});
   EXPECT_NO_THROW(kernel.launch(workload.args()));
+}
+
+TEST_P(Cuda, CheckModeRefusesWrongPageIds) {
+  const char* mode = std::getenv("FLASHJIT_CHECK");
+  if (!mode || std::string_view(mode) != "1") GTEST_SKIP() << "FLASHJIT_CHECK is not 1";
+  Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {}, {.paged = true}),
+                           .batch = 2,
+                           .seqlen_q = 20,
+                           .seqlen_k = 30,
+                           .lengths_k = {16, 30},
+                           .page_size = 16});
+  const Kernel& kernel = workload.kernel(on().engine());
+  EXPECT_NO_THROW(kernel.launch(workload.args()));
+  AttentionArgs args = workload.args();
+  const std::int32_t table[] = {0, -1, 1, 4};  // the second entry is beyond a length
+  cuda::DeviceBuffer wrong(on().context(), sizeof table);
+  wrong.copy_from(table, sizeof table);
+  args.page_table->data = wrong.data();
+  args.page_table->strides[0] = 2;
+  expect_error(ErrorCode::invalid_argument, {"page_table[1, 1] is 4", "between 0 and 3"},
+               [&] { kernel.launch(args); });
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Cuda);

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cpu/forward.h"
-#include "shared/mask.h"
 #include "shared/paged_forward_params.h"
+#include "shared/read_keys.h"
 
 namespace flashjit::device {
 
@@ -20,7 +20,7 @@ struct PagedKeys {
   const ReadKeys reads;
 
   FLASHJIT_FN PagedKeys(const CpuForwardParams& p, const Problem& of)
-      : params(p), pages(with_pages(p).pages), problem(of), reads(Mask(p, of).reads({0, of.seqlen_q})) {}
+      : params(p), pages(with_pages(p).pages), problem(of), reads(read_keys(Mask(p, of), {0, of.seqlen_q})) {}
 
   // The rows of a group of keys. Keys that are not to be read are zeros.
   struct Group {

@@ -169,7 +169,7 @@ class ForwardSm80 {
   template <class Tile, int head_dim>
   FLASHJIT_FN auto copy_of(const TensorView& keys, const Problem& problem) const {
     if constexpr (Spec::paged) {
-      return PagedTileCopy<Tile, head_dim, threads>(p_, keys, problem, mask_.reads(rows()), threadIdx.x);
+      return PagedTileCopy<Tile, head_dim, threads>(p_, keys, problem, mask_, rows(), threadIdx.x);
     } else {
       return TileCopy<Tile, head_dim, threads>(
           static_cast<const Element*>(keys.data) + problem.k_offset(keys), keys.row_stride, threadIdx.x);

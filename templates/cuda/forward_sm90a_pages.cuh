@@ -4,8 +4,8 @@
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/ptx_sm90a.cuh"
 #include "shared/forward_sm90a_params.h"
-#include "shared/mask.h"
 #include "shared/paged_forward_params.h"
+#include "shared/read_keys.h"
 
 namespace flashjit::device {
 
@@ -30,7 +30,7 @@ class Sm90aPages {
   FLASHJIT_FN void begin(const Problem& problem, const Mask& mask, Span rows) {
     table_ = p_.pages.table + problem.batch * p_.pages.table_stride;
     head_ = problem.head_kv;
-    reads_ = mask.reads(rows);
+    reads_ = read_keys(mask, rows);
   }
 
   // Looks up the lane's first box of a block.

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/tile.cuh"
-#include "shared/mask.h"
 #include "shared/paged_forward_params.h"
+#include "shared/read_keys.h"
 
 namespace flashjit::device {
 
@@ -16,13 +16,14 @@ class PagedTileCopy {
   static constexpr int at_once = 4;  // passes whose look-ups are under way together
 
  public:
-  template <class Params>
-  FLASHJIT_FN PagedTileCopy(const Params& p, const TensorView& keys, const Problem& problem,
-                            const ReadKeys& reads, u32 thread)
+  // For tiles of query rows `rows`.
+  template <class Params, class Mask>
+  FLASHJIT_FN PagedTileCopy(const Params& p, const TensorView& keys, const Problem& problem, const Mask& mask,
+                            Span rows, u32 thread)
       : pages_(with_pages(p).pages),
         keys_(keys),
         table_(pages_.table + problem.batch * pages_.table_stride),
-        reads_(reads),
+        reads_(read_keys(mask, rows)),
         row_(thread / Tile::chunks),
         chunk_(thread % Tile::chunks) {
     source_ = static_cast<const char*>(keys.data) + (problem.head_kv * keys.head_stride + chunk_ * 8) * 2;

@@ -41,7 +41,6 @@ struct BlockSparse {
     return h;
   }
   FLASHJIT_FN Span hull(Queries, Span) const { return {0, 0x7fffffff}; }
-  FLASHJIT_FN ReadKeys reads(Span) const { return {{0, 0x7fffffff}, {0, 0}}; }
 
   FLASHJIT_FN bool whole(Span rows, Span keys, int found = not_found) const {
     if (found != not_found) return found == everywhere;

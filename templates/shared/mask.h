@@ -12,8 +12,6 @@
 //                                        blocks; 0: there are no lists
 //   Span hull(Keys, Span rows)           an interval of keys; the rows keep no key outside it
 //   Span hull(Queries, Span keys)        an interval of rows; rows outside it keep none of the keys
-//   ReadKeys reads(Span rows)            the keys that the mask leaves to `rows` for all heads, as far as it
-//                                        knows without lists
 //   bool whole(Span rows, Span keys, int found)
 //                                        true only if every pair is kept
 //   bool keep(int row, int key)          the per-element test
@@ -78,16 +76,6 @@ FLASHJIT_FN constexpr u32 interval_bits(Span kept, int key) {
   return low_bits(kept.end - key) & ~low_bits(kept.begin - key);
 }
 
-// Keys within a hull and outside a gap. Of keys in pages, only these are read: slots of the others, and page
-// ids of whole pages of the others, may hold anything.
-struct ReadKeys {
-  Span hull, gap;
-  // Whether any of `keys` is to be read.
-  FLASHJIT_FN bool operator()(Span keys) const {
-    return !intersect(hull, keys).empty() && (gap.empty() || !gap.contains(keys));
-  }
-};
-
 // Base of masks whose hull alone decides which blocks are skipped.
 template <class Derived>
 struct Interval {
@@ -98,9 +86,6 @@ struct Interval {
   template <class Axis>
   struct Cursor {};
 
-  FLASHJIT_FN ReadKeys reads(Span rows) const {
-    return {static_cast<const Derived*>(this)->hull(Keys{}, rows), {0, 0}};
-  }
   struct Tile {
     const Derived& mask;
     template <int keys>
@@ -207,11 +192,6 @@ struct Both {
   template <class Axis>
   FLASHJIT_FN Span hull(Axis axis, Span across) const {
     return intersect(a.hull(axis, across), b.hull(axis, across));
-  }
-  // At most one mask of an intersection has a gap.
-  FLASHJIT_FN ReadKeys reads(Span rows) const {
-    const ReadKeys of_a = a.reads(rows), of_b = b.reads(rows);
-    return {intersect(of_a.hull, of_b.hull), of_a.gap.empty() ? of_b.gap : of_a.gap};
   }
   FLASHJIT_FN bool whole(Span rows, Span keys, int found = not_found) const {
     return a.whole(rows, keys, found) && b.whole(rows, keys, found);

@@ -56,9 +56,6 @@ struct SlidingWindowWithSinks {
     const Span h = window.hull(axis, rows);
     return num_sinks == 0 ? h : Span{0, h.empty() ? num_sinks : max(h.end, num_sinks)};
   }
-  FLASHJIT_FN ReadKeys reads(Span rows) const {
-    return {hull(Keys{}, rows), {num_sinks, window.hull(Keys{}, rows).begin}};
-  }
   FLASHJIT_FN Span hull(Queries axis, Span keys) const {
     return keys.begin < num_sinks ? Span{0, window.seqlen_q} : window.hull(axis, keys);
   }

@@ -30,7 +30,6 @@ struct Tree {
   FLASHJIT_FN Span hull(Queries, Span keys) const {
     return {0, keys.begin < prefix ? 0x7fffffff : keys.begin < end ? tree.rows : 0};
   }
-  FLASHJIT_FN ReadKeys reads(Span rows) const { return {hull(Keys{}, rows), {0, 0}}; }
   FLASHJIT_FN bool whole(Span, Span keys, int = not_found) const { return keys.end <= prefix; }
   FLASHJIT_FN bool keep(int row, int key) const { return key < prefix || (bits_from(row, key - prefix) & 1); }
 

@@ -29,6 +29,14 @@ TEST(PageTable, DividesByMultiplication) {
 
 // Pages hold a number for each key and column. A tile of a block has those of the keys that are read, and
 // zeros; its swizzle is SharedTile's.
+struct MaskOf {
+  ReadKeys keys;
+  Span hull(Keys, Span) const { return keys.hull; }
+};
+Span key_gap(const MaskOf& mask, Span) {
+  return mask.keys.gap;
+}
+
 template <int rows, int head_dim, int threads>
 void check_tile(int page_size, ReadKeys reads) {
   using Tile = SharedTile<rows, ceil_div(head_dim, 16) * 2>;
@@ -57,8 +65,8 @@ void check_tile(int page_size, ReadKeys reads) {
   reads.hull.end = std::min(reads.hull.end, keys);
   for (int first = 0; first < keys; first += rows) {
     emulator::Block::run(threads, Tile::bytes, 0xff, [&] {
-      PagedTileCopy<Tile, head_dim, threads>(static_cast<const ProblemParams&>(p), view, problem, reads,
-                                             threadIdx.x)(0, first, keys);
+      PagedTileCopy<Tile, head_dim, threads>(static_cast<const ProblemParams&>(p), view, problem,
+                                             MaskOf{reads}, Span{0, 1}, threadIdx.x)(0, first, keys);
     });
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < Tile::chunks * 8; ++c) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shared/block_sparse.h"
+#include "shared/read_keys.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
 
@@ -132,12 +133,12 @@ void check_axis(const Mask& mask, int seqlen_q, int seqlen_across, int seqlen_al
   }
 }
 
-// The keys of reads() are all that tiles of rows keep; `exact`: and no others.
+// The keys of read_keys() are all that tiles of rows keep; `exact`: and no others.
 template <class Mask>
 void check_reads(const Mask& mask, const Problem& p, int size, const Kept& kept, bool exact) {
   for (int begin = 0; begin < p.seqlen_q; begin += size) {
     const Span rows = {begin, min(begin + size, p.seqlen_q)};
-    const ReadKeys reads = mask.reads(rows);
+    const ReadKeys reads = read_keys(mask, rows);
     for (int key = 0; key < p.seqlen_k + 3; ++key)
       for (const int keys : {1, 4}) {
         const bool keeps = any(rows, {key, key + keys}, kept);

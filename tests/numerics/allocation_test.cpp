@@ -251,12 +251,12 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                          .max_seqlen_q = 100,
                          .max_seqlen_k = 30});
   expect_none(packed, packed.args());
-  const Workload paged(
-      on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true, .paged = true}),
-             .seqlen_k = 100,
-             .lengths_q = {7, 0, 100},
-             .lengths_k = {9, 20, 100},
-             .page_size = 16});
+  Workload paged(on(),
+                 {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true, .paged = true}),
+                  .seqlen_k = 100,
+                  .lengths_q = {7, 0, 100},
+                  .lengths_k = {9, 20, 100},
+                  .page_size = 16});
   expect_none(paged, paged.args());
 
   Workload drops(

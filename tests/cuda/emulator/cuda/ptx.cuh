@@ -126,6 +126,9 @@ inline float to_float(bf16 x) {
 inline float to_float(fp16 x) {
   return emulator::to_float(x, x.bits);
 }
+inline float rcp_approx(float x) {
+  return 1 / x;
+}
 inline float lg2_approx(float x) {
   return std::log2(x);
 }

@@ -1,0 +1,135 @@
+// The forward of the sm_80 family on the host, thread by thread (emulator/emulator.hpp), against the float64
+// oracle: contiguous keys and keys in pages.
+#include "tests/cuda/emulator/emulator.hpp"
+// The kernel's name for what the emulator calls dynamic_shared.
+#define shared_memory dynamic_shared
+#include "cuda/forward_sm80.cuh"
+#include "cuda/paged_tile.cuh"
+#undef shared_memory
+
+#include <gtest/gtest.h>
+
+#include "codegen/search_space.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/cuda/tile_plan.hpp"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using device::Align;
+
+template <class Element_, int head_dim_, int head_dim_v_, bool paged_, bool varlen_, class... Masks>
+struct SpecOf : device::ForwardSm80Spec {
+  using Element = Element_;
+  using Mask = device::Intersect<device::Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool paged = paged_, varlen = varlen_;
+};
+template <int block_n_, int num_stages_>
+struct ConfigOf {
+  static constexpr int block_m = 64, block_n = block_n_, num_stages = num_stages_, num_warps = 4;
+};
+
+class ForwardSm80 : public testing::Test {
+ protected:
+  // Only lends its memory.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  template <class Spec, class Config>
+  void expect(Case given, std::vector<Mask> masks) {
+    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
+    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+                              {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .paged = Spec::paged});
+    if (!Spec::paged) given.page_size = 0;
+    Workload workload(host, given);
+    workload.reset();
+    launch<Spec, Config>(given.spec, workload.args());
+    EXPECT_TRUE(workload.check());
+  }
+
+ private:
+  template <class Spec, class Config>
+  void launch(const AttentionSpec& spec, const AttentionArgs& args) {
+    const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
+    ASSERT_EQ(misfit(spec, Target::parse("sm_80"), config), "");
+    const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+    if (checked.empty) return;
+    StepLaunch step;
+    auto& p = step.make_params<device::Paged<device::Sm80ForwardParams>>(checked.params);
+    p.pages = checked.pages;
+    gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
+    constexpr int shared_bytes = device::cuda_forward_shared_memory(
+        Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n, Config::num_stages, false);
+    for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
+      emulator::Block::run(Config::num_warps * 32, shared_bytes, 0xff,
+                           [&] { device::forward_sm80<Spec, Config>(p); });
+  }
+};
+
+using Bf16 = device::bf16;
+using Fp16 = device::fp16;
+using enum CausalAlign;
+using BottomRight = device::Causal<Align::bottom_right>;
+using Window = device::SlidingWindow<Align::bottom_right>;
+using WindowWithSinks = device::SlidingWindowWithSinks<Align::bottom_right>;
+
+TEST_F(ForwardSm80, PageSizes) {
+  std::uint64_t seed = 0;
+  for (const int page_size : {1, 16, 48, 64, 256}) {
+    if (page_size != 1 && page_size != 48 && !test_all()) continue;
+    const Case c{.batch = 3,
+                 .heads_q = 2,
+                 .seqlen_q = 70,
+                 .seqlen_k = 260,
+                 .lengths_k = {260, 0, 133},
+                 .page_size = page_size,
+                 .layout_kv = static_cast<MemoryLayout>(seed % 5),
+                 .seed = ++seed};
+    expect<SpecOf<Bf16, 24, 72, true, false, BottomRight>, ConfigOf<48, 2>>(c, {CausalMask{}});
+    expect<SpecOf<Fp16, 72, 16, true, false, Window>, ConfigOf<32, 1>>(c, {SlidingWindowMask{}});
+  }
+}
+
+TEST_F(ForwardSm80, PagesOfPackedRows) {
+  const Case c{.heads_q = 4,
+               .heads_kv = 2,
+               .seqlen_k = 150,
+               .lengths_q = {1, 0, 33, 90},
+               .lengths_k = {150, 20, 33, 100},
+               .page_size = 16,
+               .spare_rows = 7};
+  expect<SpecOf<Bf16, 40, 24, true, true, device::Tree>, ConfigOf<64, 2>>(c, {TreeMask{}});
+  expect<SpecOf<Bf16, 40, 24, true, true, BottomRight>, ConfigOf<64, 1>>(c, {CausalMask{}});
+}
+
+TEST_F(ForwardSm80, PagesUnderSinksListsAndPadding) {
+  std::uint64_t seed = 80;
+  for (const int page_size : {2, 16, 80})
+    for (int repeat = 0; repeat < (test_all() ? 3 : 1); ++repeat) {
+      const Case c{.batch = 2,
+                   .heads_q = 2,
+                   .seqlen_q = 40,
+                   .seqlen_k = 300,
+                   .page_size = page_size,
+                   .poison = seed % 2 ? Poison::infinity : Poison::nan,
+                   .seed = ++seed};
+      expect<SpecOf<Bf16, 24, 40, true, false, WindowWithSinks>, ConfigOf<96, 1>>(
+          c, {SlidingWindowMask{bottom_right, true}});
+      expect<SpecOf<Fp16, 24, 40, true, false, device::Padding, device::BlockSparse<16, 32, false>>,
+             ConfigOf<32, 2>>(c, {PaddingMask{}, BlockSparseMask{16, 32}});
+    }
+}
+
+TEST_F(ForwardSm80, ContiguousKeys) {
+  const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150};
+  expect<SpecOf<Bf16, 40, 24, false, false, BottomRight, device::Padding>, ConfigOf<48, 2>>(
+      c, {CausalMask{}, PaddingMask{}});
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -65,7 +65,7 @@ TEST_P(Cuda, LengthsOfPagesThatChangeBetweenReplays) {
   auto* lengths = static_cast<std::int32_t*>(workload.host_args().seqlens_k->data);
   for (const std::array<int, 3>& now : {std::array{800, 800, 800}, {0, 1, 799}, {350, 70, 0}}) {
     std::copy(now.begin(), now.end(), lengths);
-    workload.upload_lengths();
+    workload.tensor(&AttentionArgs::seqlens_k).upload();
     workload.reset();
     graph.launch();
     EXPECT_TRUE(workload.check());

@@ -137,7 +137,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const device::CudaDecodeLayout layout = layout_of(spec, config);
   const int threads = config.num_warps * 32;
-  source.text += include_lines("cuda/decode.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+  source.text += include_lines("cuda/decode_merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
                  structs(spec, "DecodeCudaSpec", "", choices, config, "") +
                  function_text(threads, layout.resident_blocks(source.target.max_shared_memory()));
   source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});

@@ -1,5 +1,5 @@
 // A few kernels for nvcc and clangd. The library compiles rendered kernels instead (codegen/families/).
-#include "cuda/decode.cuh"
+#include "cuda/decode_merge.cuh"
 #include "cuda/forward_sm80.cuh"
 #include "cuda/paged_tile.cuh"
 #include "shared/block_sparse.h"

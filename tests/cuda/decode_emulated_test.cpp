@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "codegen/search_space.hpp"
-#include "cuda/decode.cuh"
+#include "cuda/decode_merge.cuh"
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"

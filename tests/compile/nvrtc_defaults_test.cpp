@@ -205,7 +205,7 @@ TEST_F(NvrtcTest, DefaultKernelsWithPages) {
         .batch = 8, .seqlen_q = seqlen_q, .seqlen_k = 8192, .num_heads_q = 32, .num_heads_kv = 8};
     for (const char* name : {"sm_90", "sm_90a"}) {
       const Target target = Target::parse(name);
-      if (usual || has_turn(place++, 8))
+      if (usual || has_turn(place++, 24))
         cases.push_back({spec.validated(), target, heuristic_config(spec.validated(), target, shape)});
     }
     ++place;

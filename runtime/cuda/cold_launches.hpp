@@ -37,8 +37,8 @@ class PlainRead {
 
 class ColdLaunches {
  public:
-  // What becomes of 256 MB before each launch. Reading leaves nothing to write back. Cleared lines stay dirty
-  // in L2, and their write-back slows down the next kernel: wrong beside kernels that memory bounds.
+  // Before each launch 256 MB are cleared or read. Reading leaves nothing to write back. Cleared lines stay
+  // dirty in L2, and their write-back slows down the next kernel: wrong beside kernels that memory bounds.
   enum class Before { clear, read };
 
   // Both objects must outlive this one. With Before::clear `read` may be null.

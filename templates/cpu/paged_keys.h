@@ -16,7 +16,7 @@ struct PagedKeys {
   const CpuForwardParams& params;
   const PageTable& pages;
   const Problem& problem;
-  // Of all rows, since packed blocks serve other tiles, too.
+  // The keys of all rows, since packed blocks serve other tiles, too.
   const ReadKeys reads;
 
   FLASHJIT_FN PagedKeys(const CpuForwardParams& p, const Problem& of)

@@ -87,7 +87,7 @@ struct Decode {
       Consumer(p, shared, warp, lane).run();
   }
 
-  // What producer 0 tells the consumers of a segment, with the tile's Q.
+  // A segment, as producer 0 announces it to the consumers with the tile's Q.
   struct Message {
     int batch;  // negative: there are no more segments
     DecodeSegment segment;

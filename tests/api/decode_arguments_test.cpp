@@ -284,7 +284,7 @@ TEST(DecodeArguments, PageIdsBeforeAWindow) {
   expect_refused({"page_table[1, 1] is -9"}, windowed(1, 17, max_pages + 1), with_sinks);
 }
 
-// Of the second entry's three rows one is used: it sees keys from 22 on.
+// The second entry uses one of its three rows. That row sees keys from 22 on.
 TEST(DecodeArguments, PageIdsBeforeTheWindowOfUsedRows) {
   const auto used = [](int rows, int left) {
     return [=](AttentionArgs& a) {

@@ -83,7 +83,7 @@ for line in sys.stdin:
 """
 
 
-# Of decode: read takes 4 ms; cudnn 5, fa2 6, both only without pages.
+# Decode takes 4 ms by read, 5 by cudnn and 6 by fa2, both only without pages.
 DECODE_PEERS = """
 import json, sys
 for line in sys.stdin:

@@ -57,7 +57,7 @@ struct Case {
   std::string str() const;
 };
 
-// What a Workload throws on a device that only prebuilds, once the case's kernel is in the cache.
+// A Workload throws this on a device that only prebuilds, once the case's kernel is in the cache.
 struct Prebuilt {};
 
 class Workload {

@@ -351,7 +351,8 @@ TEST_P(Decode, RowsDoNotDependOnTheRestOfTheBatch) {
                                  .seqlen_k = 4096,
                                  .lengths_q = lengths_q,
                                  .lengths_k = lengths_k,
-                                 .page_size = page_size});
+                                 .page_size = page_size,
+                                 .max_seqlen_q = std::ranges::max(lengths_q)});
         std::vector<std::uint64_t> names = {1000};
         for (std::size_t b = 1; b < lengths_q.size(); ++b) names.push_back(b);
         fill_by_position(workload, names);

@@ -69,7 +69,7 @@ TEST_P(Invariants, SameBitsFromTheDiskCacheAndFromAnotherEngine) {
   const auto second = on().make_engine();
   EXPECT_EQ(run(workload, workload.kernel(*second)), bits);
   EXPECT_EQ(workload.kernel(*second).info().origin, Origin::disk);
-  const auto uncached = on().make_engine({.cache_dir = ""});
+  const auto uncached = on().make_engine({.cache_dir = "", .cache_path = ""});
   EXPECT_EQ(run(workload, workload.kernel(*uncached)), bits);
   EXPECT_EQ(workload.kernel(*uncached).info().origin, Origin::compiled);
 }

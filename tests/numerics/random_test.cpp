@@ -118,9 +118,9 @@ Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   return c;
 }
 
-Case draw_decode_case(Draw& draw, const AttentionSpec& spec) {
+Case draw_decode_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   constexpr int most_rows = 64;
-  Case c = draw_case(draw, spec, false);
+  Case c = draw_case(draw, spec, is_cuda);
   c.heads_q *= draw.one_in(3) ? 4 : 1;
   c.seqlen_q = std::min(c.seqlen_q, most_rows);
   for (int& rows : c.lengths_q) rows = std::min(rows, most_rows);
@@ -153,7 +153,7 @@ TEST_P(Random, DecodeSpecsAndShapes) {
   AttentionSpec spec;
   for (std::uint64_t i = 0; i < cases; ++i) {
     if (i % 4 == 0) spec = draw_decode_spec(draw, own_dtypes());
-    EXPECT_TRUE(computes(on(), draw_decode_case(draw, spec))) << "case " << i;
+    EXPECT_TRUE(computes(on(), draw_decode_case(draw, spec, on().is_cuda()))) << "case " << i;
   }
 }
 

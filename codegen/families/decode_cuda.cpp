@@ -7,6 +7,7 @@
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
 #include "shared/decode_cuda_layout.h"
+#include "shared/decode_cuda_params.h"
 
 namespace flashjit {
 namespace {
@@ -21,8 +22,6 @@ constexpr std::string_view fields[] = {
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
 // num_stages: buffers of K and V for each group of warps that works on keys of its own.
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
-
-constexpr int merge_threads = 128;
 
 // With batch_invariant: two groups, which tiles of any number of rows can have.
 constexpr int invariant_groups = 2, invariant_block_n = 16;
@@ -97,7 +96,11 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   struct Rest {
     int block_n, num_stages, num_warps;
   };
-  constexpr Rest few_rows[] = {{16, 2, 12}, {16, 2, 8}, {16, 1, 8}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
+  constexpr Rest few_rows[] = {{32, 2, 8}, {16, 2, 12}, {16, 2, 8}, {16, 1, 8},
+                               {16, 3, 4}, {16, 2, 4},  {16, 1, 4}};
+  // Copies of rows that lie apart take more of a warp's time: more blocks, each with its own warps, have
+  // more.
+  constexpr Rest small_pages[] = {{32, 2, 4}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
   constexpr Rest many_rows[] = {{32, 2, 8}, {16, 2, 8}, {16, 1, 8}, {16, 2, 12},
                                 {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
   constexpr int sizes[] = {16, 32, 64};
@@ -109,8 +112,11 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   for (const int block_m : {64, 32, 16})
     if (block_m < rows) candidates.push_back(block_m);
   for (const int block_m : candidates) {
-    for (const Rest& rest :
-         block_m == 16 ? std::span<const Rest>(few_rows) : std::span<const Rest>(many_rows)) {
+    const bool pages_in_blocks = shape.page_size > 0 && shape.page_size < 64;
+    const std::span<const Rest> rests = block_m > 16      ? std::span<const Rest>(many_rows)
+                                        : pages_in_blocks ? std::span<const Rest>(small_pages)
+                                                          : std::span<const Rest>(few_rows);
+    for (const Rest& rest : rests) {
       const KernelConfig config{block_m, rest.block_n, rest.num_stages, rest.num_warps};
       if (misfit(spec, target, config).empty() && futility(spec, target, config).empty()) return config;
     }
@@ -126,7 +132,7 @@ std::string function_text(int threads, int blocks) {
 }
 
 extern "C" __global__ void __launch_bounds__()" +
-         std::to_string(merge_threads) + R"()
+         std::to_string(device::decode_merge_threads) + R"()
     flashjit_decode_merge(const __grid_constant__ CudaDecodeParams params) {
   decode_merge<Spec, Config>(params);
 }
@@ -141,7 +147,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                  structs(spec, "DecodeCudaSpec", "", choices, config, "") +
                  function_text(threads, layout.resident_blocks(source.target.max_shared_memory()));
   source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});
-  source.steps.push_back({.function = "flashjit_decode_merge", .threads = merge_threads});
+  source.steps.push_back({.function = "flashjit_decode_merge",
+                          .threads = device::decode_merge_threads,
+                          .shared_memory = device::decode_merge_shared});
   // At its default level ptxas loads operands early until the registers overflow.
   source.options.push_back("--ptxas-options=-O1");
 }

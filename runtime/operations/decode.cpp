@@ -60,6 +60,7 @@ struct Decode {
     auto* const memory = static_cast<std::byte*>(workspace);
     StepLaunch& step = launch.add_step();
     auto& p = step.make_params<device::CudaDecodeParams>(params);
+    p.group = params.num_heads_q / params.num_heads_kv;
     p.tile_heads = plan.tile_heads;
     p.tile_positions = plan.tile_positions;
     p.head_tiles = plan.head_tiles;
@@ -68,19 +69,14 @@ struct Decode {
     p.most_parts = plan.most_parts;
     p.parts_o = reinterpret_cast<float*>(memory);
     p.parts_lse = reinterpret_cast<float*>(memory + plan.parts_lse);
-    p.split =
-        kernel.spec.batch_invariant ? nullptr : reinterpret_cast<device::SplitTile*>(memory + plan.split);
     step.grid = {.x = plan.blocks};
 
-    constexpr int columns_of_a_thread = 4, merge_threads = 128;
-    constexpr unsigned most_blocks_of_a_tile = 4;
-    const int rows = merge_threads / (kernel.spec.head_dim_v / columns_of_a_thread);
+    constexpr unsigned most_blocks_of_a_tile = 8;
     StepLaunch& merge = launch.add_step();
     merge.make_params<device::CudaDecodeParams>(p);
-    merge.grid = {
-        .x =
-            kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles) : plan.blocks,
-        .y = std::min(static_cast<unsigned>(device::ceil_div(p.tile_rows(), rows)), most_blocks_of_a_tile)};
+    merge.grid = {.x = kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles)
+                                                   : plan.blocks,
+                  .y = std::min(static_cast<unsigned>(p.tile_rows()), most_blocks_of_a_tile)};
     merge.dependent = true;
   }
 
@@ -113,9 +109,9 @@ struct Decode {
   // Tiles, grid and workspace of a GPU's launch.
   struct CudaPlan {
     int tile_heads, tile_positions, head_tiles;
-    int most_tiles = 0, most_parts = 0;   // of a batch entry, of a tile
-    unsigned blocks;                      // of the grid
-    std::size_t parts_lse, split, bytes;  // offsets in the workspace, and its size
+    int most_tiles = 0, most_parts = 0;  // of a batch entry, of a tile
+    unsigned blocks;                     // of the grid
+    std::size_t parts_lse, bytes;        // an offset in the workspace, and its size
 
     CudaPlan(const PlannedKernel& kernel, const Shape& shape) {
       const KernelConfig& config = kernel.config;
@@ -128,11 +124,19 @@ struct Decode {
       const std::int64_t tiles =
           std::int64_t{device::ceil_div(std::max(shape.seqlen_q, 1), tile_positions)} * heads_kv * head_tiles;
       constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-      if (tiles > most || (kernel.spec.batch_invariant && tiles > most / std::max(shape.batch, 1)))
-        refuse_argument("batch ", shape.batch, " x ", tiles, " tiles of ", config.block_m,
-                        " query rows: a launch has at most ", most, "; split the batch");
+      const int unit_keys =
+          kernel.spec.batch_invariant ? device::fixed_part_keys : config.block_n * layout.groups;
+      const std::int64_t units_of_tile = shape.seqlen_k / unit_keys + 2;  // at most
+      if (const auto units = product_of({shape.batch, tiles, units_of_tile}); !units || *units > most)
+        refuse_argument("batch ", shape.batch, " x ", tiles, " tiles of ", config.block_m, " query rows x ",
+                        units_of_tile, " steps of ", unit_keys, " keys: a launch has at most ", most,
+                        "; split the batch");
       most_tiles = static_cast<int>(tiles);
-      most_parts = shape.seqlen_k > 0 ? (shape.seqlen_k - 1) / device::fixed_part_keys + 1 : 1;
+      // A page table has room for whole pages.
+      const int page_size = std::max(shape.page_size, 1);
+      const std::int64_t keys = (std::int64_t{shape.seqlen_k} + page_size - 1) / page_size * page_size;
+      most_parts = static_cast<int>(
+          std::max((keys + device::fixed_part_keys - 1) / device::fixed_part_keys, std::int64_t{1}));
       blocks = static_cast<unsigned>(kernel.parallelism *
                                      layout.resident_blocks(kernel.target.max_shared_memory()));
       std::size_t rows = std::size_t{2} * blocks * static_cast<std::size_t>(config.block_m);
@@ -147,8 +151,7 @@ struct Decode {
       }
       const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
       parts_lse = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
-      split = after(parts_lse, rows * sizeof(float));
-      bytes = split + (kernel.spec.batch_invariant ? 0 : blocks * sizeof(device::SplitTile));
+      bytes = parts_lse + rows * sizeof(float);
     }
   };
 

@@ -2,12 +2,13 @@
 // (FlashDecoding, Dao et al. 2023). Memory bounds it, so the grid's blocks take equal shares of all keys
 // (shared/decode_schedule.h), and in each block some warps do nothing but keep copies in flight, across
 // tiles. The others compute: query heads of a key/value head are rows of one tile, and groups of warps take
-// turns at the tile's keys, each with a softmax of its own. At a tile's end they merge. A second kernel
-// merges tiles that several blocks have worked on.
+// turns at the tile's keys, each with a softmax of its own. At a tile's end their sums meet in shared memory,
+// and all of them write. A second kernel merges tiles that several blocks have worked on.
 #pragma once
 
 #include "cuda/online_softmax.cuh"
 #include "cuda/ptx_sync.cuh"
+#include "cuda/store_columns.cuh"
 #include "cuda/tile.cuh"
 #include "shared/decode_cuda_layout.h"
 #include "shared/decode_schedule.h"
@@ -23,6 +24,61 @@ struct DecodeCudaSpec {
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
 
+// The units of all batch entries, added up and searched by the lanes of a warp.
+template <class Spec, class Entry>
+class DecodeUnits {
+  static constexpr u32 all_lanes = 0xffffffff;
+
+ public:
+  FLASHJIT_FN DecodeUnits(const CudaDecodeParams& p, int lane)
+      // A mask whose rows keep intervals has no table of each entry.
+      : p_(p), lane_(lane), alike_(!Spec::varlen && Spec::Mask::row_intervals && p.seqlens_k == nullptr) {
+    if (alike_) {
+      own_ = Entry(p, 0).all_units();
+      total_ = own_ * p.batch;
+      return;
+    }
+    total_ = own_ = of(lane);
+    for (int batch = lane + 32; batch < p.batch; batch += 32) total_ += of(batch);
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) total_ += __shfl_xor_sync(all_lanes, total_, lanes);
+  }
+
+  FLASHJIT_FN u32 total() const { return total_; }
+
+  FLASHJIT_FN DecodePlace find(u32 unit) const {
+    if (alike_) {
+      const u32 batch = unit / own_;
+      return {static_cast<int>(batch), static_cast<int>(unit - batch * own_)};
+    }
+    u32 before = 0;  // units of all entries before `first`
+    for (int first = 0;; first += 32) {
+      const u32 own = first == 0 ? own_ : of(first + lane_);
+      u32 sum = own;  // of this and all lower lanes
+#pragma unroll
+      for (int lanes = 1; lanes < 32; lanes *= 2) {
+        const u32 lower = __shfl_sync(all_lanes, sum, (lane_ - lanes) & 31);
+        if (lane_ >= lanes) sum += lower;
+      }
+      const u32 after = __ballot_sync(all_lanes, before + sum > unit);
+      if (after) {
+        const int found = __ffs(static_cast<int>(after)) - 1;
+        return {first + found, static_cast<int>(unit - before - __shfl_sync(all_lanes, sum - own, found))};
+      }
+      before += __shfl_sync(all_lanes, sum, 31);
+    }
+  }
+
+ private:
+  FLASHJIT_FN u32 of(int batch) const { return batch < p_.batch ? Entry(p_, batch).all_units() : 0; }
+
+  const CudaDecodeParams& p_;
+  const int lane_;
+  const bool alike_;  // all entries have equally many units
+  u32 own_;           // of entry `lane`, or of each entry
+  u32 total_;
+};
+
 template <class Spec, class Config>
 struct Decode {
   using Element = typename Spec::Element;
@@ -33,7 +89,7 @@ struct Decode {
                                            block_n,        Config::num_stages, Config::num_warps};
   static constexpr int step_keys = block_n * layout.groups;
   using Entry = DecodeEntry<Spec, step_keys>;
-  using Walk = DecodeWalk<Entry>;
+  static constexpr u32 least_units = Entry::fixed_parts ? 1 : 2;  // of a block
   static constexpr int m_tiles = layout.m_tiles;
   static constexpr int n_tiles = block_n / 8;  // 8-key tiles of a block
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16);
@@ -53,8 +109,12 @@ struct Decode {
       return base + layout.ring + slot * (layout.k_bytes + layout.v_bytes);
     }
     FLASHJIT_FN u32 v(int slot) const { return k(slot) + layout.k_bytes; }
-    FLASHJIT_FN u32 exchange(int place) const {
-      return base + layout.exchange + place * layout.exchange_bytes;
+    // A row of a group's sums, and of its softmax.
+    FLASHJIT_FN u32 sums(int group, u32 row) const {
+      return base + layout.exchange + (group * block_m + row) * (layout.exchange_stride * 4);
+    }
+    FLASHJIT_FN u32 state(int group, u32 row) const {
+      return base + layout.states + (group * block_m + row) * 8;
     }
     FLASHJIT_FN u32 message(int buffer) const {
       return base + layout.messages + buffer * layout.message_bytes;
@@ -78,7 +138,6 @@ struct Decode {
         mbarrier_init(shared.empty(i), layout.row_warps);
       }
     }
-    griddepcontrol_launch_dependents();
     __syncthreads();
     const int lane = thread % 32, warp = thread / 32;
     if (warp >= layout.consumers)
@@ -91,70 +150,39 @@ struct Decode {
   struct Message {
     int batch;  // negative: there are no more segments
     DecodeSegment segment;
-    int parts;  // of a tile that this block begins and another one ends; else 0
 
     FLASHJIT_FN void send(u32 to) const {
       st_shared_v4(to, batch, segment.tile, segment.begin, segment.end);
-      st_shared_v4(to + 16, segment.starts, segment.finishes, parts, 0);
+      st_shared_v4(to + 16, segment.starts, segment.finishes, 0, 0);
     }
     FLASHJIT_FN static Message receive(u32 from) {
       u32 a[4], b[4];
       ld_shared_v4(a, from);
       ld_shared_v4(b, from + 16);
       return {static_cast<int>(a[0]),
-              {static_cast<int>(a[1]), static_cast<int>(a[2]), static_cast<int>(a[3]), b[0] != 0, b[1] != 0},
-              static_cast<int>(b[2])};
+              {static_cast<int>(a[1]), static_cast<int>(a[2]), static_cast<int>(a[3]), b[0] != 0, b[1] != 0}};
     }
   };
-
-  // --- the block's share, found by each producer for itself
-
-  FLASHJIT_FN static i64 units_of(const CudaDecodeParams& p, int batch) {
-    return batch < p.batch ? Entry(p, batch).all_units() : 0;
-  }
-  FLASHJIT_FN static i64 all_units(const CudaDecodeParams& p, int lane) {
-    i64 sum = 0;
-    for (int batch = lane; batch < p.batch; batch += 32) sum += units_of(p, batch);
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(all_lanes, sum, lanes);
-    return sum;
-  }
-  FLASHJIT_FN static Walk walk_of(const CudaDecodeParams& p, const DecodeShares& shares, int block,
-                                  int lane) {
-    if (block >= shares.used || shares.total == 0) return Walk(p, 0, 0, 0, 0);
-    const i64 begin = shares.begin(block), end = shares.begin(block + 1);
-    i64 before = 0;  // units of all entries before `first`
-    for (int first = 0;; first += 32) {
-      const i64 own = units_of(p, first + lane);
-      i64 sum = own;  // of this and all lower lanes
-#pragma unroll
-      for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const i64 lower = __shfl_sync(all_lanes, sum, (lane - lanes) & 31);
-        if (lane >= lanes) sum += lower;
-      }
-      const u32 after_begin = __ballot_sync(all_lanes, before + sum > begin);
-      if (after_begin) {
-        const int found = __ffs(static_cast<int>(after_begin)) - 1;
-        const i64 skipped = begin - before - __shfl_sync(all_lanes, sum - own, found);
-        return Walk(p, begin, end, first + found, skipped);
-      }
-      before += __shfl_sync(all_lanes, sum, 31);
-    }
-  }
 
   // --- copies
 
   class Producer {
    public:
     FLASHJIT_FN Producer(const CudaDecodeParams& p, const Shared& shared, int index, int lane)
-        : p_(p), shared_(shared), index_(index), lane_(lane) {}
+        : p_(p),
+          shared_(shared),
+          index_(index),
+          lane_(lane),
+          // Other tiles read the same keys if the rows of a key/value head need several.
+          policy_(p.most_tiles > p.num_heads_kv ? l2_evict_normal() : l2_evict_first()) {}
 
     FLASHJIT_FN void run() {
       if (index_ >= layout.copiers) return;
-      const int block = static_cast<int>(ctaid_x());
-      constexpr int least_units = Entry::fixed_parts ? 1 : 2;  // of a block
-      const DecodeShares shares(all_units(p_, lane_), static_cast<int>(nctaid_x()), least_units);
-      Walk walk = walk_of(p_, shares, block, lane_);
+      const DecodeUnits<Spec, Entry> units(p_, lane_);
+      const DecodeShares shares(units.total(), nctaid_x(), least_units);
+      const u32 block = ctaid_x(), begin = shares.begin(min(block, shares.used)),
+                end = shares.begin(min(block + 1, shares.used));
+      DecodeWalk<Entry> walk(p_, begin < end ? units.find(begin) : DecodePlace{}, end - begin);
       DecodeSegment segment;
       int count = 0;
       for (; walk.next(segment); ++count) {
@@ -162,9 +190,7 @@ struct Decode {
         const DecodeTile tile(p_, entry, segment.tile);
         if (index_ == 0) {
           wait_for_consumers(count);
-          const bool split = !Entry::fixed_parts && segment.starts && !segment.finishes;
-          send(count,
-               {entry.problem.batch, segment, split ? shares.block_of(walk.tile_end() - 1) - block + 1 : 0});
+          send(count, {entry.problem.batch, segment});
           copy_q(entry, tile, count);
           cp_async_mbarrier_arrive_noinc(shared_.q_full(count % 2));
         }
@@ -172,9 +198,11 @@ struct Decode {
       }
       if (index_ == 0) {
         wait_for_consumers(count);
-        send(count, {-1, {}, 0});
+        send(count, {-1, {}});
         mbarrier_arrive(shared_.q_full(count % 2));
       }
+      // Not earlier: the second kernel's blocks would take from what this one needs.
+      griddepcontrol_launch_dependents();
       cp_async_commit_group();
       cp_async_wait_group<0>();
     }
@@ -203,10 +231,11 @@ struct Decode {
     }
     static constexpr bool all_of_q = k_steps * 16 == Spec::head_dim;
 
-    // The rows of a block: where K and V of key `lane` begin, in elements. Negative: a row of zeros.
+    // Where the rows of a block begin, in elements. together: k and v are of its first row, and the others
+    // follow it. Else they are of row `lane`; negative: a row of zeros.
     struct Rows {
-      int first_key;
-      i64 k, v;  // if the cache is paged
+      bool together;
+      i64 k, v;
     };
 
     FLASHJIT_FN void copy_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
@@ -224,61 +253,72 @@ struct Decode {
         if (i + layout.copiers < blocks) next = rows_of(entry, segment, i + layout.copiers);
         const u32 count = count_ + i, slot = count % layout.slots;
         mbarrier_wait(shared_.empty(slot), (count / layout.slots & 1) ^ 1);
-        copy<KTile, Spec::head_dim>(shared_.k(slot), k, p_.k.row_stride, entry, rows, rows.k);
-        copy<VTile, Spec::head_dim_v>(shared_.v(slot), v, p_.v.row_stride, entry, rows, rows.v);
+        const bool together = Spec::paged ? __shfl_sync(all_lanes, rows.together, 0) : rows.together;
+        const auto offset = [&](i64 own) {
+          return Spec::paged && together ? __shfl_sync(all_lanes, own, 0) : own;
+        };
+        copy<KTile, Spec::head_dim>(shared_.k(slot), k, p_.k.row_stride, together, offset(rows.k));
+        copy<VTile, Spec::head_dim_v>(shared_.v(slot), v, p_.v.row_stride, together, offset(rows.v));
         cp_async_mbarrier_arrive_noinc(shared_.full(slot));
       }
       count_ += blocks;
     }
 
-    FLASHJIT_FN static bool seen(const Entry& entry, int key) {
-      return entry.keys.contains(key) && !entry.gap.contains(key);
-    }
     FLASHJIT_FN Rows rows_of(const Entry& entry, const DecodeSegment& segment, int i) const {
-      const int step = entry.step(segment.begin, i / layout.groups);
-      Rows rows;
-      rows.first_key = step * step_keys + i % layout.groups * block_n;
-      if constexpr (Spec::paged) {
-        const int key = rows.first_key + lane_;
-        rows.k = rows.v = -1;
-        if (lane_ < block_n && seen(entry, key)) {
-          const u32 page_size = static_cast<u32>(p_.pages.page_size);
-          const int index = static_cast<int>(key / page_size), place = static_cast<int>(key % page_size);
-          const int id = p_.pages.table[entry.problem.batch * p_.pages.table_stride + index];
-          const i64 page = min(max(id, 0), p_.pages.num_pages - 1);
-          rows.k = p_.k.offset(page, place, 0);
-          rows.v = p_.v.offset(page, place, 0);
-        }
-      }
-      return rows;
+      const int first =
+          entry.step(segment.begin, i / layout.groups) * step_keys + i % layout.groups * block_n;
+      const Span block = {first, first + block_n};
+      const bool all_seen = entry.keys.contains(block) && intersect(block, entry.gap).empty();
+      if (!Spec::paged && all_seen) return {true, first * p_.k.row_stride, first * p_.v.row_stride};
+      const int key = first + lane_;
+      if (lane_ >= block_n || !entry.keys.contains(key) || entry.gap.contains(key)) return {false, -1, -1};
+      if constexpr (!Spec::paged) return {false, key * p_.k.row_stride, key * p_.v.row_stride};
+      const u32 page_size = static_cast<u32>(p_.pages.page_size);
+      const int index = static_cast<int>(key / page_size), place = static_cast<int>(key % page_size);
+      const int id = p_.pages.table[entry.problem.batch * p_.pages.table_stride + index];
+      const i64 page = min(max(id, 0), p_.pages.num_pages - 1);
+      return {all_seen && page_size % block_n == 0, p_.k.offset(page, place, 0), p_.v.offset(page, place, 0)};
     }
 
+    // Copies a block's rows, chunk by chunk: lane l copies chunks l, l + 32, ... A negative offset of a row
+    // gives zeros.
     template <class Tile, int head_dim>
-    FLASHJIT_FN void copy(u32 to, const Element* from, i64 row_stride, const Entry& entry, const Rows& rows,
-                          i64 paged_offset) const {
-      constexpr int chunks = block_n * Tile::chunks;
+    FLASHJIT_FN void copy(u32 to, const Element* from, i64 row_stride, bool together, i64 offset) const {
+      constexpr u32 chunks = block_n * Tile::chunks;
+      constexpr bool padded = Tile::chunks * 8 != head_dim;
+      if (together) {
+        constexpr u32 step =
+            32 / Tile::chunks;  // rows from a lane's chunk to its next one, if that is constant
+        const u32 lane_row = lane_ / Tile::chunks, lane_chunk = lane_ % Tile::chunks;
+        const Element* source = from + offset + lane_row * row_stride + lane_chunk * 8;
 #pragma unroll
-      for (int first = 0; first < chunks; first += 32) {
-        const u32 i = min(static_cast<u32>(first + lane_), u32{chunks - 1});
-        const u32 row = i / Tile::chunks, chunk = i % Tile::chunks;
-        i64 offset;
-        bool valid = Tile::chunks * 8 == head_dim || chunk * 8 < head_dim;
-        if constexpr (Spec::paged) {
-          offset = __shfl_sync(all_lanes, paged_offset, row);
-          valid &= offset >= 0;
-        } else {
-          const int key = rows.first_key + static_cast<int>(row);
-          offset = key * row_stride;
-          valid &= seen(entry, key);
+        for (u32 first = 0; first < chunks; first += 32) {
+          u32 row = lane_row + first / 32 * step, chunk = lane_chunk;
+          if constexpr (32 % Tile::chunks != 0) {
+            row = (first + lane_) / Tile::chunks, chunk = (first + lane_) % Tile::chunks;
+            source = from + offset + row * row_stride + chunk * 8;
+          }
+          if (chunks % 32 == 0 || first + lane_ < chunks)
+            cp_async_cg(to + Tile::offset(row, chunk), source, !padded || chunk * 8 < head_dim ? 16 : 0,
+                        policy_);
+          source += step * row_stride;
         }
-        if (chunks % 32 == 0 || first + lane_ < chunks)
-          cp_async_cg(to + Tile::offset(row, chunk), from + offset + chunk * 8, valid ? 16 : 0);
+      } else {
+#pragma unroll
+        for (u32 first = 0; first < chunks; first += 32) {
+          const u32 i = min(first + lane_, chunks - 1), row = i / Tile::chunks, chunk = i % Tile::chunks;
+          const i64 of_row = __shfl_sync(all_lanes, offset, row);
+          const bool valid = of_row >= 0 && (!padded || chunk * 8 < head_dim);
+          if (chunks % 32 == 0 || first + lane_ < chunks)
+            cp_async_cg(to + Tile::offset(row, chunk), from + of_row + chunk * 8, valid ? 16 : 0, policy_);
+        }
       }
     }
 
     const CudaDecodeParams& p_;
     const Shared shared_;
     const int index_, lane_;
+    const u64 policy_;
     u32 count_ = 0;  // blocks of all segments before this one
   };
 
@@ -295,8 +335,6 @@ struct Decode {
           softmax_(p.scale_log2) {}
 
     FLASHJIT_FN void run() {
-      const int block = static_cast<int>(ctaid_x());
-      SplitTile split{0, 0, 0};
       for (int count = 0;; ++count) {
         mbarrier_wait(shared_.q_full(count % 2), count / 2 & 1);
         const Message message = Message::receive(shared_.message(count % 2));
@@ -307,24 +345,23 @@ struct Decode {
         begin_rows(tile, count);
         add_keys(entry, tile, segment);
         if (!q_in_registers) release(shared_.q_empty(count % 2));
-        merge_groups();
-        if (group_ == 0) {
-          if (segment.starts && segment.finishes)
-            write_rows(entry.problem, tile);
-          else
-            write_part(tile, Entry::fixed_parts
-                                 ? p_.fixed_slot(message.batch, segment.tile, entry.units.at(segment.begin))
-                                 : 2 * block + segment.starts);
-        }
-        if (message.parts > 0) split = {message.batch, segment.tile, message.parts};
+        if (segment.starts && segment.finishes)
+          merge_groups(tile, [&](u32 row, int column, const float(&o)[4], float lse) {
+            write(entry.problem, tile, row, column, o, lse);
+          });
+        else
+          merge_groups(tile, [&, slot = slot_of(entry, segment, message.batch)](
+                                 u32 row, int column, const float(&o)[4], float lse) {
+            write_part(slot, row, column, o, lse);
+          });
       }
-      if (!Entry::fixed_parts && tid_x() == 0) p_.split[block] = split;
     }
 
    private:
     static constexpr bool q_in_registers =
         layout.q_registers(Spec::head_dim, Spec::head_dim_v) == m_tiles * 4 * k_steps;
     static constexpr int named_barrier = 1;
+    using Softmax = OnlineSoftmax<m_tiles, true>;
 
     // The row, within the tile, of elements 2 * half and 2 * half + 1 of accumulator tile i.
     FLASHJIT_FN u32 row_of(int i, int half) const {
@@ -456,106 +493,94 @@ struct Decode {
       }
     }
 
-    // Merges all groups' results into group 0's, in pairs. Each lane gives its registers to the same lane of
-    // another warp. A group that gives in a later round uses the place that it has just read itself.
-    FLASHJIT_FN void merge_groups() {
+    // Merges all groups' sums. Calls write(row of the tile, column, four columns of the output, lse).
+    template <class Write>
+    FLASHJIT_FN void merge_groups(const DecodeTile& tile, const Write& write) const {
+      const u32 rows = static_cast<u32>(tile.positions * p_.tile_heads);
 #pragma unroll
-      for (int half = layout.groups / 2; half > 0; half /= 2) {
-        const bool gives = half <= group_ && group_ < 2 * half;
-        const int place = half == layout.groups / 2 ? group_ - half : group_;
-        const int partner_place = half == layout.groups / 2 ? group_ : group_ + half;
-        if (half == layout.groups / 2) sync_consumers();  // the last tile's places have been read
-        if (gives) give(shared_.exchange(place * layout.row_warps + row_warp_));
+      for (int first = 0; first < Spec::head_dim_v; first += layout.exchange_columns) {
+        sync_consumers();  // the columns before these have been read
+        give_sums(first, rows);
         sync_consumers();
-        if (group_ < half) take(shared_.exchange(partner_place * layout.row_warps + row_warp_));
+        take_sums(first, rows, write);
       }
     }
     FLASHJIT_FN static void sync_consumers() { bar_sync(named_barrier, layout.consumers * 32); }
 
-    FLASHJIT_FN void give(u32 to) const {
-      to += lane_ * 16;
-#pragma unroll
-      for (int i = 0; i < m_tiles; ++i) {
-        float state[4];
-        softmax_.state(2 * i, state[0], state[1]);
-        softmax_.state(2 * i + 1, state[2], state[3]);
-        put(to, i * (o_tiles + 1), state);
-#pragma unroll
-        for (int c = 0; c < o_tiles; ++c) put(to, i * (o_tiles + 1) + 1 + c, o_[i][c]);
-      }
-    }
-    FLASHJIT_FN static void put(u32 to, int place, const float (&v)[4]) {
-      st_shared_v4(to + place * 512, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                   __float_as_uint(v[3]));
-    }
-    FLASHJIT_FN void take(u32 from) {
-      from += lane_ * 16;
-#pragma unroll
-      for (int i = 0; i < m_tiles; ++i) {
-        u32 words[4];
-        ld_shared_v4(words, from + i * (o_tiles + 1) * 512);
-        float mine[2], theirs[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          softmax_.merge(2 * i + half, __uint_as_float(words[2 * half]), __uint_as_float(words[2 * half + 1]),
-                         mine[half], theirs[half]);
-#pragma unroll
-        for (int c = 0; c < o_tiles; ++c) {
-          ld_shared_v4(words, from + (i * (o_tiles + 1) + 1 + c) * 512);
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            o_[i][c][e] = o_[i][c][e] * mine[e / 2] + __uint_as_float(words[e]) * theirs[e / 2];
-        }
-      }
-    }
-
-    // Calls body(accumulator tile, half, row of the tile, position within the tile, head within the tile,
-    // factor, lse) for this thread's rows.
-    template <class Body>
-    FLASHJIT_FN void each_row(const DecodeTile& tile, const Body& body) const {
+    FLASHJIT_FN void give_sums(int first, u32 rows) const {
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float lse;
-          const float factor = softmax_.normalizer(2 * i + half, lse);
-          const int row = static_cast<int>(row_of(i, half));
-          const int position = position_[i][half] - tile.first_position;
-          const int head = row - position * p_.tile_heads;
-          if (position < tile.positions && head < tile.heads) body(i, half, row, position, head, factor, lse);
+          const u32 row = row_of(i, half);
+          const float sum = softmax_.sum(2 * i + half);
+          if (row >= rows) continue;
+          if (first == 0 && lane_ % 4 == 0)
+            st_shared_v2(shared_.state(group_, row), __float_as_uint(softmax_.reference(2 * i + half)),
+                         __float_as_uint(sum));
+          const u32 to = shared_.sums(group_, row) + lane_ % 4 * 8;
+#pragma unroll
+          for (int c = first / 8; c < min(first + layout.exchange_columns, Spec::head_dim_v) / 8; ++c)
+            st_shared_v2(to + (c * 8 - first) * 4, __float_as_uint(o_[i][c][half * 2]),
+                         __float_as_uint(o_[i][c][half * 2 + 1]));
         }
     }
-    FLASHJIT_FN void write_rows(const Problem& problem, const DecodeTile& tile) const {
-      each_row(tile, [&](int i, int half, int, int position, int head, float factor, float lse) {
-        position += tile.first_position;
-        head += tile.first_head;
-        OElement* const to = static_cast<OElement*>(p_.o.data) + problem.q_offset(p_.o) +
-                             position * p_.o.row_stride + head * p_.o.head_stride + lane_ % 4 * 2;
+
+    template <class Write>
+    FLASHJIT_FN void take_sums(int first, u32 rows, const Write& write) const {
+      const u32 vectors = static_cast<u32>(min(layout.exchange_columns, Spec::head_dim_v - first)) / 4;
+#pragma unroll 1
+      for (u32 i = tid_x(); i < rows * vectors; i += layout.consumers * 32) {
+        const u32 row = i / vectors, column = i % vectors * 4;
+        float reference[layout.groups], sum[layout.groups];
 #pragma unroll
-        for (int c = 0; c < o_tiles; ++c) {
-          // A sum of 0 times infinity would be NaN.
-          const float low = factor == 0 ? 0 : o_[i][c][half * 2] * factor;
-          const float high = factor == 0 ? 0 : o_[i][c][half * 2 + 1] * factor;
-          if constexpr (sizeof(OElement) == 4)
-            st_global_v2(to + c * 8, {__float_as_uint(low), __float_as_uint(high)});
-          else
-            st_global(to + c * 8, cvt_rn_x2(Element{}, low, high));
+        for (int g = 0; g < layout.groups; ++g) {
+          int words[2];
+          ld_shared_v2(words[0], words[1], shared_.state(g, row));
+          reference[g] = __uint_as_float(static_cast<u32>(words[0]));
+          sum[g] = __uint_as_float(static_cast<u32>(words[1]));
         }
-        if (Spec::lse && lane_ % 4 == 0)
-          static_cast<float*>(p_.lse.data)[problem.q_offset(p_.lse) + position * p_.lse.row_stride +
-                                           head * p_.lse.head_stride] = lse;
-      });
-    }
-    FLASHJIT_FN void write_part(const DecodeTile& tile, i64 slot) const {
-      each_row(tile, [&](int i, int half, int row, int, int, float factor, float lse) {
-        const i64 place = slot * p_.tile_rows() + row;
-        float* const to = p_.parts_o + place * Spec::head_dim_v + lane_ % 4 * 2;
+        float top = reference[0];
 #pragma unroll
-        for (int c = 0; c < o_tiles; ++c)
-          st_global_v2(to + c * 8, {__float_as_uint(o_[i][c][half * 2] * factor),
-                                    __float_as_uint(o_[i][c][half * 2 + 1] * factor)});
-        if (lane_ % 4 == 0) p_.parts_lse[place] = lse;
-      });
+        for (int g = 1; g < layout.groups; ++g) top = fmaxf(top, reference[g]);
+        float all = 0, o[4] = {};
+#pragma unroll
+        for (int g = 0; g < layout.groups; ++g) {
+          const float weight = ex2_approx(reference[g] - top);
+          all = __fmaf_rn(sum[g], weight, all);
+          u32 words[4];
+          ld_shared_v4(words, shared_.sums(g, row) + column * 4);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[e] = __fmaf_rn(__uint_as_float(words[e]), weight, o[e]);
+        }
+        const float factor = all == 0 ? 0.f : 1.f / all;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[e] = all == 0 ? 0.f : o[e] * factor;  // 0 times infinity would be NaN
+        write(row, first + static_cast<int>(column), o, Softmax::log_sum_exp(all, top));
+      }
+    }
+
+    FLASHJIT_FN void write(const Problem& problem, const DecodeTile& tile, u32 row, int column,
+                           const float (&o)[4], float lse) const {
+      const int position = static_cast<int>(row * p_.heads_inverse >> 16);
+      const int head = static_cast<int>(row) - position * p_.tile_heads;
+      if (head >= tile.heads) return;
+      const auto offset = [&](const TensorView& t) {
+        return problem.q_offset(t) + (tile.first_position + position) * t.row_stride +
+               (tile.first_head + head) * t.head_stride;
+      };
+      store_columns(static_cast<OElement*>(p_.o.data) + offset(p_.o) + column, o);
+      if (Spec::lse && column == 0) static_cast<float*>(p_.lse.data)[offset(p_.lse)] = lse;
+    }
+    FLASHJIT_FN i64 slot_of(const Entry& entry, const DecodeSegment& segment, int batch) const {
+      if constexpr (Entry::fixed_parts)
+        return p_.fixed_slot(batch, segment.tile, entry.units.at(segment.begin));
+      return 2 * i64{ctaid_x()} + segment.starts;
+    }
+    FLASHJIT_FN void write_part(i64 slot, u32 row, int column, const float (&o)[4], float lse) const {
+      const i64 place = slot * p_.tile_rows() + row;
+      store_columns(p_.parts_o + place * Spec::head_dim_v + column, o);
+      if (column == 0) p_.parts_lse[place] = lse;
     }
 
     const CudaDecodeParams& p_;
@@ -566,7 +591,7 @@ struct Decode {
     u32 q_address_;
     u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
     float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
-    OnlineSoftmax<m_tiles, true> softmax_;
+    Softmax softmax_;
   };
 };
 

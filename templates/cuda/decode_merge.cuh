@@ -8,60 +8,131 @@ namespace flashjit::device {
 
 // Merges the parts of tiles. Block x of the grid merges the tile that block x of the first kernel began and a
 // later one ended; with batch_invariant, block x merges tile x % most_tiles of batch entry x / most_tiles.
+//
+// A team of threads reads a row, four columns each. Several teams, the members, share the parts of a row and
+// meet in shared memory.
 template <class Spec, class Config>
 struct DecodeMerge {
   using D = Decode<Spec, Config>;
   using Entry = typename D::Entry;
-  using Row = MergedRow<fp32, 4, FreshParts, Entry::fixed_parts>;
-  static constexpr int threads = 128;
-  static constexpr int row_threads = Spec::head_dim_v / Row::columns, block_rows = threads / row_threads;
+  using Row = MergedRow<fp32, Entry::fixed_parts ? 1 : 2, FreshParts>;
+  static constexpr int threads = decode_merge_threads, team_threads = Spec::head_dim_v / Row::columns;
+  static constexpr int teams = threads / team_threads;
+  // With batch_invariant a part's number alone says which member takes it.
+  static constexpr int most_members = Entry::fixed_parts || teams < 8 ? 4 : 8;
+  static_assert(teams >= most_members);
 
-  FLASHJIT_FN static void run(const CudaDecodeParams& p) {
+  // A tile, and its parts [begin, end).
+  struct Work {
+    int batch = 0, tile = 0, begin = 0, end = 0;
+  };
+
+  FLASHJIT_FN static void run(const CudaDecodeParams& p, u32 shared) {
+    const Work work = work_of(p, ctaid_x());
+    if (work.end - work.begin < 2)
+      return griddepcontrol_wait();  // a kernel must not end before the one that it follows
+    const Entry entry(p, work.batch);
+    const DecodeTile tile(p, entry, work.tile);
     griddepcontrol_wait();
-    const int x = static_cast<int>(ctaid_x());
-    if constexpr (Entry::fixed_parts) {
-      const int batch = x / p.most_tiles, tile = x % p.most_tiles;
-      const Entry entry(p, batch);
-      const int parts = entry.units.count;
-      if (tile >= entry.tiles || parts < 2) return;
-      merge_tile(p, entry, tile, parts, [&](int i) { return p.fixed_slot(batch, tile, entry.units.at(i)); });
-    } else {
-      const volatile SplitTile& split = p.split[x];
-      const int parts = split.parts, tile = split.tile;
-      if (parts == 0) return;
-      merge_tile(p, Entry(p, split.batch), tile, parts, [&](int i) { return p.shared_slot(x, i); });
-    }
-  }
-
- private:
-  template <class Slot>
-  FLASHJIT_FN static void merge_tile(const CudaDecodeParams& p, const Entry& entry, int index, int parts,
-                                     const Slot& slot) {
-    const DecodeTile tile(p, entry, index);
-    const int thread = static_cast<int>(tid_x()), column = thread % row_threads * Row::columns;
-    const int rows = tile.positions * p.tile_heads;
-    for (int row = static_cast<int>(ctaid_y()) * block_rows + thread / row_threads; row < rows;
-         row += static_cast<int>(nctaid_y()) * block_rows) {
-      const int position = static_cast<int>(row * p.heads_inverse >> 16),
-                head = row - position * p.tile_heads;
-      if (thread >= block_rows * row_threads || head >= tile.heads) continue;
-      const auto place = [&](int i) { return slot(i) * p.tile_rows() + row; };
-      const Row merged(
-          parts, [&](int i) { return p.parts_o + place(i) * Spec::head_dim_v + column; },
-          [&](int i) { return p.parts_lse + place(i); });
+    int members = most_members;
+    if (!Entry::fixed_parts)
+      while (members >= 2 * work.end) members /= 2;
+    const int team = static_cast<int>(tid_x()) / team_threads, member = team % members;
+    const int column = static_cast<int>(tid_x()) % team_threads * Row::columns;
+    const int rows = tile.positions * p.tile_heads, rows_at_once = teams / members;
+    for (int first = static_cast<int>(ctaid_y()) * rows_at_once; first < rows;
+         first += static_cast<int>(nctaid_y()) * rows_at_once) {
+      const int row = first + team / members;
+      const int position = static_cast<int>(static_cast<u32>(row) * p.heads_inverse >> 16);
+      const int head = row - position * p.tile_heads;
+      const bool exists = team < rows_at_once * members && row < rows && head < tile.heads;
+      Row merged;
+      if (exists) add_own_parts(merged, p, work, entry, row, column, member, members);
+      __syncthreads();  // the members of the rows before have been read
+      give(shared, merged);
+      __syncthreads();
+      if (!exists || member != 0) continue;
+#pragma unroll 1
+      for (int other = 1; other < members; ++other)
+        merged.add(take(shared, tid_x() + static_cast<u32>(other * team_threads)));
+      const float lse = merged.normalize();
       const auto offset = [&](const TensorView& t) {
         return entry.problem.q_offset(t) + (tile.first_position + position) * t.row_stride +
                (tile.first_head + head) * t.head_stride;
       };
-      merged.store(static_cast<typename D::OElement*>(p.o.data) + offset(p.o) + column);
-      if (Spec::lse && column == 0) static_cast<float*>(p.lse.data)[offset(p.lse)] = merged.lse;
+      store_columns(static_cast<typename D::OElement*>(p.o.data) + offset(p.o) + column, merged.o);
+      if (Spec::lse && column == 0) static_cast<float*>(p.lse.data)[offset(p.lse)] = lse;
+    }
+  }
+
+ private:
+  // Parts whose numbers are equal modulo `members` are one member's.
+  FLASHJIT_FN static void add_own_parts(Row& to, const CudaDecodeParams& p, const Work& work,
+                                        const Entry& entry, int row, int column, int member, int members) {
+    const auto place = [&](int part) { return slot(p, work, part) * p.tile_rows() + row; };
+    const auto add = [&](int begin, int end) {
+      to.add_parts(
+          begin + ((member - begin) & (members - 1)), end, members,
+          [&](int part) { return p.parts_o + place(part) * Spec::head_dim_v + column; },
+          [&](int part) { return p.parts_lse + place(part); });
+    };
+    if constexpr (Entry::fixed_parts) {
+      const KeyUnits& units = entry.units;
+      add(work.begin, min(units.gap_begin, work.end));
+      add(units.gap_begin + units.gap, work.end);
+    } else {
+      add(work.begin, work.end);
+    }
+  }
+
+  FLASHJIT_FN static void give(u32 shared, const Row& row) {
+    st_shared_v4(shared + tid_x() * 16, __float_as_uint(row.o[0]), __float_as_uint(row.o[1]),
+                 __float_as_uint(row.o[2]), __float_as_uint(row.o[3]));
+    st_shared_v2(shared + threads * 16 + tid_x() * 8, __float_as_uint(row.maximum), __float_as_uint(row.sum));
+  }
+  FLASHJIT_FN static Row take(u32 shared, u32 thread) {
+    u32 o[4];
+    int state[2];
+    ld_shared_v4(o, shared + thread * 16);
+    ld_shared_v2(state[0], state[1], shared + threads * 16 + thread * 8);
+    Row row;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) row.o[c] = __uint_as_float(o[c]);
+    row.maximum = __uint_as_float(static_cast<u32>(state[0]));
+    row.sum = __uint_as_float(static_cast<u32>(state[1]));
+    return row;
+  }
+
+  FLASHJIT_FN static i64 slot(const CudaDecodeParams& p, const Work& work, int part) {
+    if constexpr (Entry::fixed_parts) return p.fixed_slot(work.batch, work.tile, part);
+    return p.shared_slot(ctaid_x(), part);
+  }
+
+  // Needs no results of the first kernel.
+  FLASHJIT_FN static Work work_of(const CudaDecodeParams& p, u32 x) {
+    if constexpr (Entry::fixed_parts) {
+      const int batch = static_cast<int>(x) / p.most_tiles, tile = static_cast<int>(x) % p.most_tiles;
+      const Entry entry(p, batch);
+      if (tile >= entry.tiles || entry.units.count < 2) return {};
+      return {batch, tile, entry.units.at(0), entry.units.at(entry.units.count - 1) + 1};
+    } else {
+      const DecodeUnits<Spec, Entry> units(p, static_cast<int>(tid_x() % 32));
+      const DecodeShares shares(units.total(), nctaid_x(), D::least_units);
+      if (x + 1 >= shares.used) return {};
+      const u32 last = shares.begin(x + 1) - 1;  // unit of block x
+      const DecodePlace place = units.find(last);
+      const int tile_units = Entry(p, place.batch).tile_units(), tile = place.skipped / tile_units;
+      const u32 begin = last - static_cast<u32>(place.skipped - tile * tile_units), end = begin + tile_units;
+      if (end == last + 1 || begin < shares.begin(x)) return {};
+      return {place.batch, tile, 0, static_cast<int>(shares.block_of(end - 1) - x) + 1};
     }
   }
 };
 
 template <class Spec, class Config>
 FLASHJIT_FN void decode_merge(const CudaDecodeParams& params) {
-  DecodeMerge<Spec, Config>::run(params);
+  extern __shared__ __align__(1024) char dynamic_shared[];
+  DecodeMerge<Spec, Config>::run(params, shared_address(dynamic_shared));
 }
 
 }  // namespace flashjit::device

@@ -37,12 +37,13 @@ struct Merge {
         static_cast<const Part*>(p.parts_o.data) + p.parts_o.offset(batch, position, head) + column;
     const float* const parts_lse =
         static_cast<const float*>(p.parts_lse.data) + p.parts_lse.offset(batch, position, head);
-    const Row merged(
-        p.parts, [&](int i) { return parts_o + i * p.parts_o_stride; },
+    Row merged;
+    merged.add_parts(
+        0, p.parts, 1, [&](int i) { return parts_o + i * p.parts_o_stride; },
         [&](int i) { return parts_lse + i * p.parts_lse_stride; });
-    merged.store(static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head) + column);
-    if (Spec::lse && column == 0)
-      static_cast<float*>(p.lse.data)[p.lse.offset(batch, position, head)] = merged.lse;
+    const float lse = merged.normalize();
+    store_columns(static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head) + column, merged.o);
+    if (Spec::lse && column == 0) static_cast<float*>(p.lse.data)[p.lse.offset(batch, position, head)] = lse;
   }
 };
 

@@ -140,29 +140,23 @@ class OnlineSoftmax {
 
   FLASHJIT_FN float correction(int r) const { return correction_[r]; }
 
-  // The state of row r, for merge() by the same lane of another warp that has other keys of the same rows.
-  FLASHJIT_FN void state(int r, float& reference, float& row_sum) const {
-    reference = reference_[r];
-    row_sum = row_sum_[r];
-  }
-  // Adds another warp's state of row r. Sets the factors that bring both warps' outputs to a common
-  // reference.
-  FLASHJIT_FN void merge(int r, float reference, float row_sum, float& mine, float& theirs) {
-    const float top = fmaxf(reference_[r], reference);
-    mine = ex2_approx(reference_[r] - top);
-    theirs = ex2_approx(reference - top);
-    reference_[r] = top;
-    row_sum_[r] = row_sum_[r] * mine + row_sum * theirs;
-  }
-
-  // Returns a row's sum of weights, after the last block, and sets its log-sum-exp. They are 0 and minus
-  // infinity for a row without keys, NaN for a row whose reference is too far from 0.
-  FLASHJIT_FN float sum(int r, float& lse) const {
+  // After the last block: a row's sum of weights relative to its reference. 0 for a row without keys, NaN for
+  // a row whose reference is too far from 0.
+  FLASHJIT_FN float sum(int r) const {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
     if (fabsf(reference_[r]) > farthest && reference_[r] != lowest) sum = not_a_number;
-    lse = sum == 0 ? minus_infinity : (reference_[r] + lg2_approx(sum)) * ln_2;
+    return sum;
+  }
+  FLASHJIT_FN float reference(int r) const { return reference_[r]; }
+  // Minus infinity for a row without keys.
+  FLASHJIT_FN static float log_sum_exp(float sum, float reference) {
+    return sum == 0 ? minus_infinity : (reference + lg2_approx(sum)) * ln_2;
+  }
+  FLASHJIT_FN float sum(int r, float& lse) const {
+    const float sum = this->sum(r);
+    lse = log_sum_exp(sum, reference_[r]);
     return sum;
   }
   // The factor that normalises the output of row r.

@@ -53,6 +53,23 @@ FLASHJIT_FN void cp_async_cg(u32 to, const void* from, int valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
                : "memory");
 }
+// The same with a policy of the second-level cache.
+FLASHJIT_FN void cp_async_cg(u32 to, const void* from, int valid, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+               "r"(valid), "l"(policy)
+               : "memory");
+}
+// Policies: for data that are read once, and for all others.
+FLASHJIT_FN u64 l2_evict_first() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+FLASHJIT_FN u64 l2_evict_normal() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 FLASHJIT_FN void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -17,10 +17,12 @@ struct CudaDecodeLayout {
   // Producers that copy keys. They take turns at the slots. More of them than slots could wait for a slot at
   // once, and the phase of its barrier, one bit, would not tell them apart.
   int copiers;
-  int q_bytes, k_bytes, v_bytes;                   // of one buffer
-  int exchange_bytes;                              // of one warp
-  int q, ring, exchange, barriers, messages, end;  // two of q and messages: of this segment and the next one
-  int q_full, q_empty, ring_full, ring_empty;      // 8 bytes for each buffer
+  int q_bytes, k_bytes, v_bytes;  // of one buffer
+  // A tile's sums, as its groups leave them to be merged: some columns at a time, float32, with a stride that
+  // spreads rows over the banks. And the softmax's state of each row.
+  int exchange_columns, exchange_stride;
+  int q, ring, exchange, states, barriers, messages, end;  // two of q and messages: of this segment, the next
+  int q_full, q_empty, ring_full, ring_empty;              // 8 bytes for each buffer
 
   FLASHJIT_FN constexpr CudaDecodeLayout(int head_dim, int head_dim_v, int block_m, int block_n,
                                          int num_stages, int num_warps)
@@ -34,11 +36,13 @@ struct CudaDecodeLayout {
         q_bytes(block_m * round_up(head_dim, 16) * 2),
         k_bytes(block_n * round_up(head_dim, 16) * 2),
         v_bytes(block_n * head_dim_v * 2),
-        exchange_bytes(m_tiles * (head_dim_v / 8 + 1) * 512),
+        exchange_columns(columns_at_once(groups * block_m, head_dim_v)),
+        exchange_stride(row_stride(exchange_columns)),
         q(0),
         ring(2 * q_bytes),
         exchange(ring + slots * (k_bytes + v_bytes)),
-        barriers(exchange + groups / 2 * row_warps * exchange_bytes),
+        states(exchange + groups * block_m * exchange_stride * 4),
+        barriers(states + groups * block_m * 8),
         messages(barriers + (4 + 2 * slots) * 8),
         end(messages + 2 * message_bytes),
         q_full(barriers),
@@ -59,6 +63,15 @@ struct CudaDecodeLayout {
     return all + accumulators(head_dim_v) <= 96 ? all : m_tiles * 8;
   }
   FLASHJIT_FN constexpr int accumulators(int head_dim_v) const { return m_tiles * head_dim_v / 2; }
+
+ private:
+  FLASHJIT_FN static constexpr int row_stride(int columns) { return round_up(columns, 32) + 8; }
+  FLASHJIT_FN static constexpr int columns_at_once(int rows, int columns) {
+    constexpr int most_bytes = 72 << 10;
+    int times = 1;
+    while (rows * row_stride(round_up(ceil_div(columns, times), 8)) * 4 > most_bytes) ++times;
+    return round_up(ceil_div(columns, times), 8);
+  }
 };
 
 }  // namespace flashjit::device

@@ -5,33 +5,31 @@
 
 namespace flashjit::device {
 
-// A tile whose keys several blocks of the grid have worked on: its place, and the number of its parts.
-struct SplitTile {
-  int batch, tile, parts;  // parts 0: there is no such tile
-};
-
 // With batch_invariant: keys of a part. Parts begin at its multiples.
 constexpr int fixed_part_keys = 512;
+
+// The second kernel's block: threads, and bytes of shared memory.
+constexpr int decode_merge_threads = 256, decode_merge_shared = decode_merge_threads * 24;
 
 // A tile has the query heads of one key/value head, or some of them, at some positions. Its row r is position
 // r / tile_heads of head r % tile_heads. The tiles of a batch entry come in the order [key/value head, tile
 // of heads, tile of positions].
 struct CudaDecodeParams : DecodeParams {
+  int group;  // query heads of a key/value head
   int tile_heads, tile_positions;
   int head_tiles;     // tiles of heads of a key/value head
   u32 heads_inverse;  // r / tile_heads is r * heads_inverse >> 16 for r < 256
 
   // In the workspace. A slot has the partial result of a tile. Each block of the grid has two: one for a tile
-  // that an earlier block began, and one for a tile that it begins and a later block ends. `split` says which
-  // tile the latter is. With batch_invariant each part has a slot: [batch, most_tiles, most_parts].
+  // that an earlier block began, and one for a tile that it begins and a later block ends. With
+  // batch_invariant each part has a slot: [batch, most_tiles, most_parts].
   float* parts_o;    // [slots, tile_heads * tile_positions, head_dim_v], normalised
   float* parts_lse;  // [slots, tile_heads * tile_positions]
-  SplitTile* split;  // [blocks]; null with batch_invariant
   int most_tiles, most_parts;
 
   FLASHJIT_FN int tile_rows() const { return tile_heads * tile_positions; }
   // The slot of part i of a tile that block `first` begins.
-  FLASHJIT_FN i64 shared_slot(int first, int i) const { return 2 * i64{first + i} + (i == 0 ? 1 : 0); }
+  FLASHJIT_FN i64 shared_slot(u32 first, int i) const { return 2 * (i64{first} + i) + (i == 0 ? 1 : 0); }
   FLASHJIT_FN i64 fixed_slot(int batch, int tile, int part) const {
     return (i64{batch} * most_tiles + tile) * most_parts + part;
   }

@@ -53,13 +53,14 @@ struct DecodeEntry {
     keys = rows.empty() ? Span{0, 0} : mask.hull(Keys{}, rows);
     gap = rows.empty() ? Span{0, 0} : key_gap(mask, rows);
     units = key_units(keys, gap, unit_keys);
-    position_tiles = ceil_div(rows.end, p.tile_positions);
+    // Nearly always one: a division takes long.
+    position_tiles = rows.end <= p.tile_positions ? min(rows.end, 1) : ceil_div(rows.end, p.tile_positions);
     tiles = position_tiles * p.num_heads_kv * p.head_tiles;
   }
 
   // At least one, so that tiles without keys are somebody's.
   FLASHJIT_FN int tile_units() const { return max(units.count + tile_cost, 1); }
-  FLASHJIT_FN i64 all_units() const { return i64{tiles} * tile_units(); }
+  FLASHJIT_FN int all_units() const { return tiles * tile_units(); }
 
   // The steps of units [begin, end) that have keys: steps() of them, the i-th at step().
   FLASHJIT_FN int steps(int begin, int end) const {
@@ -79,17 +80,29 @@ struct DecodeEntry {
   }
 };
 
-// Equal shares of `total` units for the blocks of a grid. The first `used` blocks have one.
+// Equal shares of `total` units, at most 2^31 - 1, for the blocks of a grid: they differ by a unit. The first
+// `used` blocks have one.
 struct DecodeShares {
-  i64 total;
-  int used;
+  u32 total, used;
+  u32 size, larger;  // the first `larger` shares have size + 1 units
 
   // A block has at least `least` units, if there are so many.
-  FLASHJIT_FN DecodeShares(i64 units, int blocks, int least)
-      : total(units), used(static_cast<int>(min(max(units / least, i64{1}), i64{blocks}))) {}
+  FLASHJIT_FN DecodeShares(u32 units, u32 blocks, u32 least)
+      : total(units),
+        used(min(max(units / least, 1u), blocks)),
+        size(units / used),
+        larger(units - size * used) {}
   // For block <= used.
-  FLASHJIT_FN i64 begin(int block) const { return total * block / used; }
-  FLASHJIT_FN int block_of(i64 unit) const { return static_cast<int>(((unit + 1) * used - 1) / total); }
+  FLASHJIT_FN u32 begin(u32 block) const { return block * size + min(block, larger); }
+  FLASHJIT_FN u32 block_of(u32 unit) const {
+    const u32 in_larger = larger * (size + 1);
+    return unit < in_larger ? unit / (size + 1) : larger + (unit - in_larger) / size;
+  }
+};
+
+// A unit's place: its batch entry, and the units of that entry before it.
+struct DecodePlace {
+  int batch, skipped;
 };
 
 // A tile's rows.
@@ -100,12 +113,12 @@ struct DecodeTile {
 
   template <class Entry>
   FLASHJIT_FN DecodeTile(const CudaDecodeParams& p, const Entry& entry, int tile) {
-    const int group = p.num_heads_q / p.num_heads_kv;
-    const int heads_index = tile / entry.position_tiles, position_tile = tile % entry.position_tiles;
-    const int head_tile = heads_index % p.head_tiles;
-    head_kv = heads_index / p.head_tiles;
-    first_head = head_kv * group + head_tile * p.tile_heads;
-    heads = min(p.tile_heads, group - head_tile * p.tile_heads);
+    const int heads_index = entry.position_tiles == 1 ? tile : tile / entry.position_tiles;
+    const int position_tile = tile - heads_index * entry.position_tiles;
+    head_kv = p.head_tiles == 1 ? heads_index : heads_index / p.head_tiles;
+    const int head_tile = heads_index - head_kv * p.head_tiles;
+    first_head = head_kv * p.group + head_tile * p.tile_heads;
+    heads = min(p.tile_heads, p.group - head_tile * p.tile_heads);
     first_position = position_tile * p.tile_positions;
     positions = min(p.tile_positions, entry.problem.seqlen_q - first_position);
   }
@@ -118,41 +131,37 @@ struct DecodeSegment {
   bool starts, finishes;  // the tile
 };
 
-// A block's walk through its share. `batch` and `skipped`: the batch entry in which the share begins, and the
-// units of that entry before it.
+// A block's walk through `left` units from a place on.
 template <class Entry>
 class DecodeWalk {
  public:
-  FLASHJIT_FN DecodeWalk(const CudaDecodeParams& p, i64 begin, i64 end, int batch, i64 skipped)
-      : p_(p), position_(begin), end_(end), batch_(batch) {
-    if (begin >= end) return;
-    entry_ = Entry(p, batch);
-    tile_ = static_cast<int>(skipped / entry_.tile_units());
-    unit_ = static_cast<int>(skipped % entry_.tile_units());
+  FLASHJIT_FN DecodeWalk(const CudaDecodeParams& p, DecodePlace begin, u32 left)
+      : p_(p), left_(static_cast<int>(left)), batch_(begin.batch) {
+    if (left_ == 0) return;
+    entry_ = Entry(p, batch_);
+    tile_ = begin.skipped / entry_.tile_units();
+    unit_ = begin.skipped - tile_ * entry_.tile_units();
   }
 
   // The batch entry of the segment that next() returned last.
   FLASHJIT_FN const Entry& entry() const { return entry_; }
   FLASHJIT_FN int batch() const { return batch_; }
-  // The unit after the tile of that segment, counted over the batch.
-  FLASHJIT_FN i64 tile_end() const { return tile_end_; }
 
   FLASHJIT_FN bool next(DecodeSegment& segment) {
-    if (position_ >= end_) return false;
+    if (left_ == 0) return false;
     while (tile_ == entry_.tiles) {
       entry_ = Entry(p_, ++batch_);
       tile_ = 0;
     }
     const int units = entry_.tile_units();
     const int most = Entry::fixed_parts ? 1 : units - unit_;
-    const int take = static_cast<int>(min(i64{most}, end_ - position_));
+    const int take = min(most, left_);
     segment.tile = tile_;
     segment.begin = max(unit_ - Entry::tile_cost, 0);
     segment.end = min(max(unit_ + take - Entry::tile_cost, 0), entry_.units.count);
     segment.starts = unit_ == 0;
     segment.finishes = unit_ + take == units;
-    tile_end_ = position_ + (units - unit_);
-    position_ += take;
+    left_ -= take;
     unit_ += take;
     if (segment.finishes) {
       unit_ = 0;
@@ -163,8 +172,7 @@ class DecodeWalk {
 
  private:
   const CudaDecodeParams& p_;
-  i64 position_, end_, tile_end_;
-  int batch_, tile_, unit_;
+  int left_, batch_, tile_, unit_;
   Entry entry_;
 };
 

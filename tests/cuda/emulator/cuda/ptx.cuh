@@ -109,6 +109,15 @@ inline void cp_async_cg(u32 to, const void* from, int valid) {
   if (valid) std::memcpy(bytes.data(), from, 16);
   emulator::block().store(to, bytes);
 }
+inline void cp_async_cg(u32 to, const void* from, int valid, u64) {
+  cp_async_cg(to, from, valid);
+}
+inline u64 l2_evict_first() {
+  return 0;
+}
+inline u64 l2_evict_normal() {
+  return 0;
+}
 inline void cp_async_commit_group() {}
 template <int pending>
 void cp_async_wait_group() {}

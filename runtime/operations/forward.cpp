@@ -41,6 +41,7 @@ struct Forward {
     auto& p = step.make_params<device::Paged<Own>>(params.forward);
     p.pages = params.pages;
     p.box_keys = std::gcd(params.pages.page_size, kernel.config.block_n);
+    p.copying_warps = std::min(4, kernel.config.block_n / p.box_keys);
     return p;
   }
 

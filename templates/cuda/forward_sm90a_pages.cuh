@@ -10,10 +10,12 @@
 namespace flashjit::device {
 
 // A block of keys comes in boxes of p.box_keys keys, which divides page_size and block_n: a box lies within
-// a page, since both begin at multiples of it. Each lane of the producer's warp looks up and copies boxes.
-// The swizzle goes by addresses in shared memory, so boxes of any size fit together. A box past the last page
-// is zeros: that is how keys come that are not to be read.
-template <class Spec, class Config>
+// a page, since both begin at multiples of it. The producer's warps take turns at boxes, and their lanes:
+// lanes of a warp copy one after the other. The swizzle goes by addresses in shared memory, so boxes of any
+// size fit together. A box past the last page is zeros: that is how keys come that are not to be read.
+//
+// several_warps: the producer has p.copying_warps warps, else one.
+template <class Spec, class Config, bool several_warps>
 class Sm90aPages {
   static constexpr int block_n = Config::block_n;
 
@@ -22,8 +24,9 @@ class Sm90aPages {
     int page, row;
   };
 
-  FLASHJIT_FN explicit Sm90aPages(const Sm90aForwardParams& p)
-      : p_(with_pages(p)), lane_(static_cast<int>(threadIdx.x)) {}
+  FLASHJIT_FN explicit Sm90aPages(const Sm90aForwardParams& p) : p_(with_pages(p)) {}
+
+  FLASHJIT_FN int warps() const { return several_warps ? p_.copying_warps : 1; }
 
   // A new tile.
   template <class Mask>
@@ -34,15 +37,15 @@ class Sm90aPages {
   }
 
   // Looks up the lane's first box of a block.
-  FLASHJIT_FN Found find(int block) const { return find_key(block * block_n + lane_ * p_.box_keys); }
+  FLASHJIT_FN Found find(int block) const { return find_key(block * block_n + first_key()); }
 
   // Copies panels of a block; `found` is find()'s answer. All lanes of the warp, which stay together.
   FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int block, Found found) const {
     __syncwarp();
-    const int box = p_.box_keys;
+    const int all_lanes = 32 * warps() * p_.box_keys;
 #pragma unroll 1
-    for (int key = lane_ * box; key < block_n; key += 32 * box) {
-      if (key >= 32 * box) found = find_key(block * block_n + key);
+    for (int key = first_key(); key < block_n; key += all_lanes) {
+      if (key >= all_lanes) found = find_key(block * block_n + key);
 #pragma unroll
       for (int i = 0; i < panels; ++i)
         cp_async_bulk_tensor_4d(to + i * (block_n * 128) + key * 128, map, full, i * Sm90aLayout::panel,
@@ -51,6 +54,12 @@ class Sm90aPages {
   }
 
  private:
+  // Of the lane's first box in a block.
+  FLASHJIT_FN int first_key() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int box = several_warps ? thread % 32 * warps() + thread / 32 : thread;
+    return box * p_.box_keys;
+  }
   FLASHJIT_FN Found find_key(int key) const {
     const PageTable& pages = p_.pages;
     if (!reads_({key, key + p_.box_keys})) return {pages.num_pages, 0};
@@ -62,7 +71,6 @@ class Sm90aPages {
   const int* table_ = nullptr;
   ReadKeys reads_{};
   int head_ = 0;
-  const int lane_;
 };
 
 }  // namespace flashjit::device

@@ -10,7 +10,9 @@ namespace flashjit::device {
 template <class Params>
 struct Paged : Params {
   PageTable pages;
-  int box_keys;  // sm_90a: keys of a copy, which divide page_size and block_n
+  // sm_90a: keys of a copy, which divide page_size and block_n; the warps that may copy: each has copies to
+  // make in every block.
+  int box_keys, copying_warps;
 };
 
 // The parameters of a kernel whose Spec is paged.

@@ -72,7 +72,10 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   StepLaunch step;
   auto& paged = step.make_params<device::Paged<device::Sm90aForwardParams>>(checked.params);
   paged.pages = checked.pages;
-  if (spec.paged) paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
+  if (spec.paged) {
+    paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
+    paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
+  }
   device::Sm90aForwardParams& p = paged;
   const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, p);
   gridDim.x = grid.x;

@@ -13,15 +13,18 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "lse",     "varlen",
-                                       "paged",      "deterministic", "o_dtype", "config"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "mask", "lse", "varlen", "paged", "deterministic", "batch_invariant", "o_dtype", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
 
+constexpr int usual_block_n = 64;  // with batch_invariant the only one: it orders the sums of a row
+
 int scratch_of(const AttentionSpec& spec, const KernelConfig& config) {
-  return device::cpu_decode_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n);
+  return device::cpu_decode_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                    spec.batch_invariant);
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -32,6 +35,10 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   for (const auto& [name, value] : {std::pair{"block_m", config.block_m}, {"block_n", config.block_n}})
     if (value <= 0 || value % 16 != 0 || value > 1024)
       return std::string(name) + " " + std::to_string(value) + " is not a multiple of 16 up to 1024";
+  if (spec.batch_invariant && config.block_n != usual_block_n) {
+    return "batch_invariant fixes the order of sums: by blocks of " + std::to_string(usual_block_n) +
+           " keys, not of " + std::to_string(config.block_n) + " as block_n says";
+  }
   const int bytes = scratch_of(spec, config);
   if (bytes > largest_scratch) {
     return "block_m " + std::to_string(config.block_m) + " and block_n " + std::to_string(config.block_n) +
@@ -41,18 +48,22 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {.block_m = {64, 256}, .block_n = {32, 64, 128, 256}, .num_stages = {1}, .num_warps = {1}};
+ConfigAxes axes(const AttentionSpec& spec, const Target&) {
+  ConfigAxes axes{
+      .block_m = {64, 256}, .block_n = {32, usual_block_n, 128, 256}, .num_stages = {1}, .num_warps = {1}};
+  if (spec.batch_invariant) axes.block_n = {usual_block_n};
+  return axes;
 }
 
 std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
   return {};
 }
 
-// A tile holds all query heads of a key/value head.
+// A tile holds all query heads of a key/value head. More than 256 make several tiles: so many rows take
+// longer to compute than their keys to read.
 KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) {
   const int group = shape.num_heads_q / std::max(shape.num_heads_kv, 1);
-  return {.block_m = group <= 64 ? 64 : 256, .block_n = 64, .num_stages = 1, .num_warps = 1};
+  return {.block_m = group <= 64 ? 64 : 256, .block_n = usual_block_n, .num_stages = 1, .num_warps = 1};
 }
 
 constexpr char function_text[] =

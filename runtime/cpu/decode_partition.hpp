@@ -6,22 +6,26 @@
 
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
-#include "templates/shared/decode_params.h"
+#include "runtime/executable.hpp"
+#include "templates/shared/decode_cpu_params.h"
 
 namespace flashjit {
 
 struct DecodePartition {
-  int heads_at_once, positions_at_once;  // as CpuDecodeParams has them
-  int parts;                             // of each sequence's keys
-  std::int64_t tiles;                    // batch entries x groups of heads_at_once key/value heads
-  std::int64_t pieces;                   // for the threads: of tiles x parts items
-  std::size_t part_bytes;                // of a part's results
+  int heads_at_once, tile_rows, part_keys, whole_keys;  // as CpuDecodeParams has them
+  std::int64_t tiles, items;                            // equal where no tile has several parts
+  std::int64_t pieces;                                  // for the threads: of the items
+  std::size_t part_bytes;                               // of a slot
+  std::int64_t slots;                                   // to lend memory for; 0: no tile has several parts
 };
 
-// Requires query rows, and room for a group's heads in block_m. Reads the lengths: no item is much longer
-// than a thread's share of all keys. The result depends only on sizes, lengths, spec, config and the number
-// of threads.
+// Requires query rows. Reads the lengths: no item is much longer than a thread's share of all keys. The
+// result depends only on sizes, lengths, spec, config and the number of threads.
 DecodePartition decode_partition(const device::DecodeParams& params, const AttentionSpec& spec,
                                  const KernelConfig& config, int num_threads);
+
+// Makes the params and items of a step with this partition.
+void set_decode_items(StepLaunch& step, const device::DecodeParams& params, const DecodePartition& partition,
+                      const AttentionSpec& spec);
 
 }  // namespace flashjit

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -7,11 +6,9 @@
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/decode_partition.hpp"
-#include "runtime/cpu/parts.hpp"
 #include "runtime/operations/operations.hpp"
 #include "templates/shared/decode_cuda_layout.h"
 #include "templates/shared/decode_cuda_params.h"
-#include "templates/shared/decode_layout.h"
 
 namespace flashjit {
 namespace {
@@ -82,27 +79,8 @@ struct Decode {
 
   static void plan_cpu(const PlannedKernel& kernel, const device::DecodeParams& params, void*,
                        Launch& launch) {
-    const int group = params.num_heads_q / params.num_heads_kv;
-    if (group > kernel.config.block_m)
-      refuse_argument("q has ", group, " heads for each of k's, more than the ", kernel.config.block_m,
-                      " of the kernel's block_m: get a kernel for a shape with these heads");
-    const DecodePartition cut = decode_partition(params, kernel.spec, kernel.config, kernel.parallelism);
-    StepLaunch& step = launch.add_step();
-    auto& p = step.make_params<device::CpuDecodeParams>(params);
-    p.parts = cut.parts;
-    p.heads_at_once = cut.heads_at_once;
-    p.positions_at_once = cut.positions_at_once;
-    Items& items = step.items;
-    items.count = cut.tiles * cut.parts;
-    items.pieces = std::min(cut.pieces, items.count);
-    if (cut.parts == 1) return;
-    // A power of two: lengths decide how many parts there are, and threads' memory seldom grows.
-    items.lent_bytes = std::bit_ceil(partials_bytes(static_cast<std::size_t>(cut.tiles),
-                                                    static_cast<std::size_t>(cut.parts), cut.part_bytes));
-    items.lend = [](StepLaunch& lent, void* memory) {
-      auto& to = lent.params_as<device::CpuDecodeParams>();
-      lend_partials(lent.items, memory, to.parts, to.arrived, to.partials);
-    };
+    set_decode_items(launch.add_step(), params,
+                     decode_partition(params, kernel.spec, kernel.config, kernel.parallelism), kernel.spec);
   }
 
  private:

@@ -4,12 +4,17 @@
 // as they lie in memory. A block's keys are walked twice, for the scores and for the product with V. Both
 // walks fetch rows some keys ahead, a cache line at a time between multiply-adds: the processor then computes
 // while memory works.
+//
+// With batch_invariant the keys, the row and the target alone decide the arithmetic of a row, for finite V:
+// - Parts begin at fixed keys. A tile merges them in their order, whether one thread has them all or many.
+// - In a part, blocks and the lanes of vectors begin at fixed keys, and columns and rows never mix.
+// - Blocks and parts that a row does not see change nothing in it: where they would make -0 of 0 or 0 of -0,
+//   the output has 0.
 #pragma once
 
 #include "cpu/vector.h"
+#include "shared/decode_cpu_params.h"
 #include "shared/decode_layout.h"
-#include "shared/decode_params.h"
-#include "shared/mask.h"
 #include "shared/score.h"
 
 namespace flashjit::device {
@@ -19,7 +24,7 @@ struct DecodeCpuSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using o_dtype = void;
-  static constexpr bool lse = true, varlen = false, paged = false;
+  static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
 
 // Vectors that one load of a row of Q, K or V makes. A word of memory holds two columns of bf16: the first
@@ -140,40 +145,152 @@ class DecodeTile {
   const Problem& problem_;  // of the first head
   const int group_;         // query heads of a key/value head
   const int heads_;         // key/value heads of the tile
-  const Span positions_;    // of the tile
-  const int rows_;    // of each key/value head: row r is position r / group_ of its query head r % group_
-  const int padded_;  // in whole rows_at_once
-  const int ahead_;   // rows of K and V are fetched so many keys ahead
-  float *q_, *o_, *s_, *maximum_, *sums_;  // of heads_ * padded_ rows; a row has `lanes` sums
+  // Rows [first_row_, first_row_ + rows_) of each key/value head's group: row r is position r / group_ of its
+  // query head r % group_.
+  const int first_row_, rows_;
+  const Span positions_;  // of these rows
+  const int padded_;      // rows_ in whole rows_at_once
+  const int ahead_;       // rows of K and V are fetched so many keys ahead
+  float *q_, *s_;         // of heads_ * padded_ rows, as all that follow
+  struct State {
+    float *o, *maximum, *sums;  // a row has `lanes` sums
+  };
+  State state_;
+  State earlier_;  // with batch_invariant: of the parts before
   // The first head's rows of K and V of this block, then of the next one, [4][block_n], in the order in which
   // they are walked. The last row stands in for keys beyond a block's end.
   const Element** rows_of_;
 
  public:
-  FLASHJIT_FN DecodeTile(const CpuDecodeParams& p, const Problem& problem, int heads, Span positions,
+  // `rows` of each key/value head's group.
+  FLASHJIT_FN DecodeTile(const CpuDecodeParams& p, const Problem& problem, int heads, Span rows,
                          void* scratch)
       : p_(p),
         problem_(problem),
         group_(p.num_heads_q / p.num_heads_kv),
         heads_(heads),
-        positions_(positions),
-        rows_(positions.size() * group_),
+        first_row_(rows.begin),
+        rows_(rows.size()),
+        positions_{rows.begin / group_, (rows.end - 1) / group_ + 1},
         padded_(round_up(rows_, rows_at_once)),
         ahead_(max(values_at_once,
                    min(fetched_bytes / static_cast<int>(heads * head_dim * sizeof(Element)), block_n))) {
-    q_ = static_cast<float*>(scratch);
-    o_ = q_ + block_m * q_row;
-    s_ = o_ + block_m * o_row;
-    maximum_ = s_ + block_m * block_n;
-    sums_ = maximum_ + round_up(block_m, 16);
-    rows_of_ = reinterpret_cast<const Element**>(sums_ + block_m * 16);
+    float* room = static_cast<float*>(scratch);
+    const auto take = [&](int floats) __attribute__((always_inline)) {
+      float* const taken = room;
+      room += floats;
+      return taken;
+    };
+    constexpr int maxima = round_up(block_m, 16), sums = block_m * 16;
+    q_ = take(block_m * q_row);
+    state_.o = take(block_m * o_row);
+    s_ = take(block_m * block_n);
+    state_.maximum = take(maxima);
+    state_.sums = take(sums);
+    if constexpr (Spec::batch_invariant) earlier_ = {take(block_m * o_row), take(maxima), take(sums)};
+    rows_of_ = reinterpret_cast<const Element**>(room);
   }
 
-  // Computes the rows' sums over the keys that they see in `keys`.
+  // Computes the rows' state over the keys that they see in `keys`. With batch_invariant `keys` begin where a
+  // part does, and may be several parts.
   FLASHJIT_FN void run(Span keys) {
     load_rows();
     const Mask mask(p_, problem_);
-    const Span within = intersect(keys, mask.hull(Keys{}, positions_));
+    if constexpr (!Spec::batch_invariant) {
+      run_part(mask, keys);
+    } else {
+      constexpr int size = cpu_fixed_part_keys;
+      const Span seen = intersect(keys, mask.hull(Keys{}, positions_));
+      const int first = max(seen.begin, 0) / size * size;
+      for (int begin = first; begin == first || begin < seen.end; begin += size) {
+        run_part(mask, intersect(keys, {begin, begin + size}));
+        if (begin > first)
+          each_row([&](int i, int, int) __attribute__((always_inline)) {
+            add_part(earlier_, i, state_.o + i * o_row, state_.maximum[i], sum_of(state_, i));
+          });
+        else
+          swap_states();
+      }
+      swap_states();
+    }
+  }
+
+  // Stores the rows' partial results: for each head O, maxima and sums of the group's rows.
+  FLASHJIT_FN void leave(float* part, i64 group_rows) const {
+    each_row([&](int i, int head, i64 row) __attribute__((always_inline)) {
+      float* const to = part + head * p_.head_floats;
+      for (int c = 0; c < head_dim_v; c += 8)
+        store8(to + row * head_dim_v + c, load8(state_.o + i * o_row + c));
+      to[group_rows * head_dim_v + row] = state_.maximum[i];
+      to[group_rows * (head_dim_v + 1) + row] = sum_of(state_, i);
+    });
+  }
+  // Adds the partial results of a part to the rows' state, which clear() makes that of no keys.
+  FLASHJIT_FN void merge(const float* part, i64 group_rows) const {
+    each_row([&](int i, int head, i64 row) __attribute__((always_inline)) {
+      const float* const from = part + head * p_.head_floats;
+      add_part(state_, i, from + row * head_dim_v, from[group_rows * head_dim_v + row],
+               from[group_rows * (head_dim_v + 1) + row]);
+    });
+  }
+  FLASHJIT_FN void clear() const {
+    for (int i = 0; i < heads_ * padded_; ++i) {
+      for (int c = 0; c < o_row; c += lanes) store(state_.o + i * o_row + c, Vec{});
+      state_.maximum[i] = minus_infinity;
+      store(state_.sums + i * lanes, Vec{});
+    }
+  }
+  // Not inlined: all rows are written by the same instructions.
+  __attribute__((noinline)) void write_rows() const {
+    each_row([&](int i, int head, int row) __attribute__((always_inline)) {
+      const int position = row / group_, head_q = head * group_ + row % group_;
+      OElement* const to = static_cast<OElement*>(p_.o.data) + problem_.q_offset(p_.o) +
+                           position * p_.o.row_stride + head_q * p_.o.head_stride;
+      const float sum = sum_of(state_, i);
+      const bool empty = sum == 0;
+      const float inverse = empty ? 0 : 1 / sum;
+      for (int c = 0; c < head_dim_v; c += 8) {
+        Vec8 o = empty ? Vec8{} : load8(state_.o + i * o_row + c) * inverse;
+        if constexpr (Spec::batch_invariant) o += 0.0f;  // 0 of -0
+        store8(to + c, o);
+      }
+      if constexpr (Spec::lse)
+        static_cast<float*>(p_.lse.data)[problem_.q_offset(p_.lse) + position * p_.lse.row_stride +
+                                         head_q * p_.lse.head_stride] =
+            empty ? minus_infinity : state_.maximum[i] * (p_.scale_log2 * ln_2) + log(splat(sum))[0];
+    });
+  }
+
+ private:
+  // A row's sum after run().
+  FLASHJIT_FN static float& sum_of(const State& state, int row) { return state.sums[row * lanes]; }
+
+  FLASHJIT_FN void swap_states() {
+    const State state = state_;
+    state_ = earlier_;
+    earlier_ = state;
+  }
+
+  // Adds the results over later keys to row i of a state. Not inlined, as write_rows().
+  __attribute__((noinline)) void add_part(const State& to, int i, const float* later, float maximum,
+                                          float sum) const {
+    if (maximum == minus_infinity && sum == 0) return;  // of no keys
+    const float before = to.maximum[i], top = maximum > before ? maximum : before;
+    const float reference = top == minus_infinity ? 0 : top;
+    const float by = exp2(splat((before - reference) * p_.scale_log2))[0];
+    const float by_later = exp2(splat((maximum - reference) * p_.scale_log2))[0];
+    to.maximum[i] = top;
+    sum_of(to, i) = __builtin_elementwise_fma(sum, by_later, sum_of(to, i) * by);
+    for (float* o = to.o + i * o_row; o < to.o + i * o_row + head_dim_v; o += 8, later += 8)
+      store8(o, __builtin_elementwise_fma(load8(later), Vec8{} + by_later, load8(o) * by));
+  }
+
+  // Computes the rows' state over the keys that they see in `keys`.
+  FLASHJIT_FN void run_part(const Mask& mask, Span keys) {
+    clear();
+    Span within = intersect(keys, mask.hull(Keys{}, positions_));
+    // Lanes begin at fixed keys. Those before the hull are masked.
+    if constexpr (Spec::batch_invariant) within.begin = within.begin / lanes * lanes;
     BlockWalk<Keys, Mask> walk(mask, positions_, block_n, keys);
     Block block, next;
     const auto keys_of = [&](const Block& b) __attribute__((always_inline)) {
@@ -205,70 +322,22 @@ class DecodeTile {
       block = next;
     }
     for (int row = 0; row < heads_ * padded_; ++row) {
-      for (int c = 0; c < o_row; c += load_width) order_columns<Element>(o_ + row * o_row + c);
-      for (int lane = 1; lane < lanes; ++lane) sum_of(row) += sums_[row * lanes + lane];
+      for (int c = 0; c < o_row; c += load_width) order_columns<Element>(state_.o + row * o_row + c);
+      for (int lane = 1; lane < lanes; ++lane) sum_of(state_, row) += state_.sums[row * lanes + lane];
     }
   }
-
-  // Stores the rows' partial results: for each head O, maxima and sums of the group's rows.
-  FLASHJIT_FN void leave(float* part, i64 part_of_head, int group_rows) const {
-    each_row([&](int i, int head, int row) __attribute__((always_inline)) {
-      float* const to = part + head * part_of_head;
-      for (int c = 0; c < head_dim_v; ++c) to[row * head_dim_v + c] = o_[i * o_row + c];
-      to[group_rows * head_dim_v + row] = maximum_[i];
-      to[group_rows * (head_dim_v + 1) + row] = sum_of(i);
-    });
-  }
-  // Adds a part's partial results. The first part replaces the rows' state.
-  FLASHJIT_FN void merge(const float* part, i64 part_of_head, int group_rows, bool first) const {
-    const float scale = p_.scale_log2;
-    each_row([&](int i, int head, int row) __attribute__((always_inline)) {
-      const float* const from = part + head * part_of_head;
-      const float there = from[group_rows * head_dim_v + row];
-      const float here = first ? minus_infinity : maximum_[i];
-      const float top = there > here ? there : here;
-      const float reference = top == minus_infinity ? 0 : top;
-      const float by = exp2(splat((here - reference) * scale))[0];
-      const float by_there = exp2(splat((there - reference) * scale))[0];
-      sum_of(i) = (first ? 0 : sum_of(i) * by) + from[group_rows * (head_dim_v + 1) + row] * by_there;
-      maximum_[i] = top;
-      for (int c = 0; c < head_dim_v; ++c) {
-        const float other = there == minus_infinity ? 0 : from[row * head_dim_v + c] * by_there;
-        o_[i * o_row + c] = first ? other : o_[i * o_row + c] * by + other;
-      }
-    });
-  }
-  FLASHJIT_FN void write_rows() const {
-    each_row([&](int i, int head, int row) __attribute__((always_inline)) {
-      const int position = row / group_, head_q = head * group_ + row % group_;
-      OElement* const to = static_cast<OElement*>(p_.o.data) + problem_.q_offset(p_.o) +
-                           position * p_.o.row_stride + head_q * p_.o.head_stride;
-      const bool empty = sum_of(i) == 0;
-      const float inverse = empty ? 0 : 1 / sum_of(i);
-      for (int c = 0; c < head_dim_v; c += 8)
-        store8(to + c, empty ? Vec8{} : load_unaligned<Vec8>(o_ + i * o_row + c) * inverse);
-      if constexpr (Spec::lse)
-        static_cast<float*>(p_.lse.data)[problem_.q_offset(p_.lse) + position * p_.lse.row_stride +
-                                         head_q * p_.lse.head_stride] =
-            empty ? minus_infinity : maximum_[i] * (p_.scale_log2 * ln_2) + log(splat(sum_of(i)))[0];
-    });
-  }
-
- private:
-  // A row's sum after run().
-  FLASHJIT_FN float& sum_of(int row) const { return sums_[row * lanes]; }
 
   // body(row of the tile, its key/value head, its row of that head's group)
   template <class Body>
   FLASHJIT_FN void each_row(Body body) const {
     for (int head = 0; head < heads_; ++head)
-      for (int i = 0; i < rows_; ++i) body(head * padded_ + i, head, positions_.begin * group_ + i);
+      for (int i = 0; i < rows_; ++i) body(head * padded_ + i, head, first_row_ + i);
   }
 
   FLASHJIT_FN void load_rows() const {
     for (int head = 0; head < heads_; ++head)
       for (int i = 0; i < padded_; ++i) {
-        const int row = positions_.begin * group_ + min(i, rows_ - 1);  // padding repeats the last row
+        const int row = first_row_ + min(i, rows_ - 1);  // padding repeats the last row
         const int at = head * padded_ + i;
         const Element* const from = static_cast<const Element*>(p_.q.data) + problem_.q_offset(p_.q) +
                                     row / group_ * p_.q.row_stride +
@@ -278,9 +347,6 @@ class DecodeTile {
           load_columns<head_dim>(from, c, columns);
           for (int i = 0; i < load_vectors; ++i) store(q_ + at * q_row + c + i * lanes, columns[i]);
         }
-        for (int c = 0; c < o_row; c += lanes) store(o_ + at * o_row + c, Vec{});
-        maximum_[at] = minus_infinity;
-        store(sums_ + at * lanes, Vec{});
       }
   }
 
@@ -366,7 +432,7 @@ class DecodeTile {
   __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys) const {
     [[maybe_unused]] auto tile = mask.tile();
     for (int i = 0; i < rows_; ++i, s += block_n) {
-      const int row = positions_.begin + i / group_;
+      const int row = (first_row_ + i) / group_;
       if constexpr (Mask::row_intervals) {
         const Span kept = mask.hull(Keys{}, {row, row + 1});
         for (int key = keys.begin; key < keys.end; ++key)
@@ -388,18 +454,19 @@ class DecodeTile {
     const float scale = p_.scale_log2;
     for (int i = first_row; i < first_row + rows_; ++i) {
       float* const s = s_ + i * block_n;
-      float* const sums = sums_ + i * lanes;
+      float* const sums = state_.sums + i * lanes;
       for (int key = keys; key < round_up(keys, lanes); ++key) s[key] = minus_infinity;
       Vec tops = load(s);
       for (int key = lanes; key < keys; key += lanes) tops = larger(load(s + key), tops);
-      if (__builtin_reduce_or(tops > splat(maximum_[i]))) {
-        const float before = maximum_[i], maximum = __builtin_reduce_max(tops);
+      if (__builtin_reduce_or(tops > splat(state_.maximum[i]))) {
+        const float before = state_.maximum[i], maximum = __builtin_reduce_max(tops);
         const float alpha = exp2(splat((before - maximum) * scale))[0];
-        for (float* o = o_ + i * o_row; o < o_ + (i + 1) * o_row; o += lanes) store(o, load(o) * alpha);
+        for (float* o = state_.o + i * o_row; o < state_.o + (i + 1) * o_row; o += lanes)
+          store(o, load(o) * alpha);
         store(sums, load(sums) * alpha);
-        maximum_[i] = maximum;
+        state_.maximum[i] = maximum;
       }
-      const float reference = maximum_[i] == minus_infinity ? 0 : maximum_[i];
+      const float reference = state_.maximum[i] == minus_infinity ? 0 : state_.maximum[i];
       const Vec offset = splat(-reference * scale);
       // As in cpu/tile.h: rounded, a far offset may take weights beyond exp2.
       const auto weigh = [&](auto exponent) __attribute__((always_inline)) {
@@ -440,7 +507,7 @@ class DecodeTile {
   template <int width, bool fetches>
   FLASHJIT_FN void add_columns(int row, Span keys, i64 offset, int begin) const {
     constexpr int vectors = round_up(width, load_width) / lanes;
-    float* const o = o_ + row * o_row + begin;
+    float* const o = state_.o + row * o_row + begin;
     const float* const p = s_ + row * block_n;
     Vec sums[rows_at_once][vectors];
 #pragma unroll
@@ -471,7 +538,7 @@ class DecodeTile {
   __attribute__((noinline)) void add_seen_values(int keys) const {
     for (int head = 0; head < heads_; ++head)
       for (int i = head * padded_; i < head * padded_ + rows_; ++i) {
-        float* const o = o_ + i * o_row;
+        float* const o = state_.o + i * o_row;
         for (int key = 0; key < keys; ++key) {
           const float weight = s_[i * block_n + key];
           if (weight == 0) continue;
@@ -489,48 +556,38 @@ class DecodeTile {
   }
 };
 
-// A part of a sequence's keys: whole blocks, dealt out evenly.
-FLASHJIT_FN Span decode_part(int seqlen_k, int block_n, int part, int parts) {
-  const i64 blocks = ceil_div(seqlen_k, block_n);
-  return {static_cast<int>(blocks * part / parts) * block_n,
-          min(static_cast<int>(blocks * (part + 1) / parts) * block_n, seqlen_k)};
-}
-
-// Items [begin, end) of batch * ceil(num_heads_kv / heads_at_once) * parts.
+// Items [begin, end) of a launch.
 template <class Spec, class Config>
 FLASHJIT_FN void decode(const CpuDecodeParams& p, i64 begin, i64 end, void* scratch) {
   const DenormalsAreZeros mode;
-  const int group = p.num_heads_q / p.num_heads_kv, head_tiles = ceil_div(p.num_heads_kv, p.heads_at_once);
-  for (i64 item = begin; item < end; ++item) {
-    const int part = static_cast<int>(item % p.parts);
-    const i64 index = item / p.parts;
-    const int head_kv = static_cast<int>(index % head_tiles) * p.heads_at_once;
+  const int group = p.num_heads_q / p.num_heads_kv;
+  for (i64 index = begin; index < end; ++index) {
+    const CpuDecodeItem item(p, index);
+    const int head_kv = item.head_tile * p.heads_at_once;
     const int heads = min(p.heads_at_once, p.num_heads_kv - head_kv);
-    const Problem problem =
-        decode_problem<Spec::varlen>(p, static_cast<int>(index / head_tiles), head_kv * group);
+    const Problem problem = decode_problem<Spec::varlen>(p, item.batch, head_kv * group);
     const int group_rows = problem.rows * group;
-    // Floats of one part and head: O, maxima, sums.
-    const i64 floats = i64{p.seqlen_q} * group * (Spec::head_dim_v + 2);
-    float* const parts = p.partials + index * p.parts * p.heads_at_once * floats;
-    const Span keys = decode_part(problem.seqlen_k, Config::block_n, part, p.parts);
+    const auto slot_of = [&](int part) __attribute__((always_inline)) {
+      return p.partials + (item.slot + part) * p.slot_floats();
+    };
+    const Span keys = item.keys(p, problem.seqlen_k);
     const auto each_tile = [&](auto body) __attribute__((always_inline)) {
-      for (int position = 0; position < problem.rows; position += p.positions_at_once)
-        body(DecodeTile<Spec, Config>(
-            p, problem, heads, {position, min(position + p.positions_at_once, problem.rows)}, scratch));
+      for (int row = 0; row < group_rows; row += p.tile_rows)
+        body(DecodeTile<Spec, Config>(p, problem, heads, {row, min(row + p.tile_rows, group_rows)}, scratch));
     };
     each_tile([&](DecodeTile<Spec, Config> tile) __attribute__((always_inline)) {
       tile.run(keys);
-      if (p.parts == 1)
+      if (item.parts == 1)
         tile.write_rows();
       else
-        tile.leave(parts + part * p.heads_at_once * floats, floats, group_rows);
+        tile.leave(slot_of(item.part), group_rows);
     });
-    if (p.parts == 1 ||
-        __atomic_add_fetch(p.arrived + index, 1u, __ATOMIC_ACQ_REL) != static_cast<u32>(p.parts))
+    u32* const arrived = p.arrived + i64{item.batch} * p.head_tiles() + item.head_tile;
+    if (item.parts == 1 || __atomic_add_fetch(arrived, 1u, __ATOMIC_ACQ_REL) != static_cast<u32>(item.parts))
       continue;
     each_tile([&](DecodeTile<Spec, Config> tile) __attribute__((always_inline)) {
-      for (int other = 0; other < p.parts; ++other)
-        tile.merge(parts + other * p.heads_at_once * floats, floats, group_rows, other == 0);
+      tile.clear();
+      for (int part = 0; part < item.parts; ++part) tile.merge(slot_of(part), group_rows);
       tile.write_rows();
     });
   }

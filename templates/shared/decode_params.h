@@ -14,18 +14,6 @@ struct DecodeParams : ProblemParams {
   PageTable pages;
 };
 
-// On CPUs. An item is one of `parts` of the keys of one batch entry and heads_at_once key/value heads, for
-// all query heads of their groups. The thread that ends a tile's last part merges all its parts.
-struct CpuDecodeParams : DecodeParams {
-  int parts;
-  // Key/value heads and query positions that share a walk of the keys: heads_at_once *
-  // round_up(positions_at_once * query heads of a key/value head, decode_rows_at_once) is at most block_m.
-  int heads_at_once, positions_at_once;
-  float* partials;  // [batch, head tiles, parts, heads_at_once, seqlen_q * group * (head_dim_v + 2)], 64-byte
-                    // aligned
-  u32* arrived;     // [batch, head tiles]
-};
-
 // seqlens_k, where given, counts all keys that a batch entry has; with varlen q is packed by cu_seqlens_q.
 template <bool varlen, class Params>
 FLASHJIT_FN Problem decode_problem(const Params& p, int batch, int head_q) {

@@ -327,7 +327,7 @@ TEST(DecodeArguments, TablesForLongerSequencesWithRowsApart) {
   for_each_op({}, [&](const Options& options) { EXPECT_NO_THROW(kernel_of(options).launch(good.args)); });
 }
 
-TEST(DecodeArguments, MoreHeadsThanAPinnedTileHasRows) {
+TEST(DecodeArguments, MoreHeadsThanAPinnedTileHasRowsAreSeveralTiles) {
   AttentionSpec spec = spec_of({});
   spec.config.block_m = 16;
   const Kernel& kernel = decoding_engine().get(spec, {.num_heads_q = heads_q, .num_heads_kv = heads_kv});
@@ -337,8 +337,7 @@ TEST(DecodeArguments, MoreHeadsThanAPinnedTileHasRows) {
   many.q = Tensor::contiguous(room.data(), DType::bf16, {}, {batch, 1, 40, dim});
   many.o = Tensor::contiguous(room.data() + (1 << 14), DType::bf16, {}, {batch, 1, 40, dim_v});
   many.lse = Tensor::contiguous(room.data() + (1 << 15), DType::fp32, {}, {batch, 40, 1});
-  expect_error(ErrorCode::invalid_argument, {"q has 20 heads for each of k's", "block_m"},
-               [&] { kernel.launch(many); });
+  EXPECT_NO_THROW(kernel.launch(many));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -43,12 +44,14 @@ TEST_P(Decode, NewTokensAndGroups) {
 }
 
 TEST_P(Decode, MoreQueryHeadsThanATileHasRows) {
-  expect({.spec = decode_spec(DType::bf16, 64),
-          .heads_q = 200,
-          .heads_kv = 1,
-          .seqlen_q = 3,
-          .seqlen_k = 700,
-          .seed = 3});
+  const std::vector<int> counts = on().is_cuda() ? std::vector{200} : std::vector{200, 257, 1024};
+  for (const int heads_q : counts)
+    expect({.spec = decode_spec(DType::bf16, 64, {CausalMask{}}),
+            .heads_q = heads_q,
+            .heads_kv = 1,
+            .seqlen_q = 3,
+            .seqlen_k = 700,
+            .seed = 3});
 }
 
 TEST_P(Decode, HeadDims) {
@@ -226,7 +229,7 @@ TEST_P(Decode, OutputsInFloat32) {
 }
 
 // However many threads there are and whoever ends last, the result is right; for one number of threads its
-// bits are the same.
+// bits are the same, with batch_invariant for all numbers.
 TEST_P(Decode, ManyThreadsAndFew) {
   if (on().is_cuda()) GTEST_SKIP() << "a GPU divides no work among host threads";
   using Body = void (*)(void*, std::int64_t, std::int64_t);
@@ -238,10 +241,13 @@ TEST_P(Decode, ManyThreadsAndFew) {
   const auto last_to_first = [](std::int64_t count, Body body, void* context) {
     for (std::int64_t i = count; i-- > 0;) body(context, i, i + 1);
   };
-  std::uint64_t seed = 700;
-  for (const bool paged : {false, true}) {
-    const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = paged});
+  constexpr std::uint64_t seed = 700;
+  for (const auto& [paged, invariant] :
+       {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+    const AttentionSpec spec =
+        decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = paged, .batch_invariant = invariant});
     if (!takes_next(spec)) continue;
+    std::map<int, std::vector<std::byte>> bits_of;  // by query rows
     for (const int threads : {1, 3, 24}) {
       const std::unique_ptr<Engine> engines[] = {
           on().make_engine({.num_threads = threads, .parallel_for = first_to_last}),
@@ -256,8 +262,9 @@ TEST_P(Decode, ManyThreadsAndFew) {
                                  .seqlen_k = 4500,
                                  .lengths_k = {4500, 0, 300},
                                  .page_size = paged ? 48 : 0,
-                                 .seed = ++seed});
-        std::vector<std::byte> bits;
+                                 .seed = seed + static_cast<std::uint64_t>(rows)});
+        std::vector<std::byte>& bits = bits_of[rows];
+        if (!invariant) bits.clear();
         for (const auto& engine : engines) {
           workload.reset();
           workload.kernel(*engine).launch(workload.args());
@@ -321,55 +328,121 @@ TEST_P(Decode, ReplaysFollowLengthsAndPages) {
   }
 }
 
-// A row alone, and among other rows and sequences, in pages of other sizes: the same bits with
-// batch_invariant.
-TEST_P(Decode, RowsDoNotDependOnTheRestOfTheBatch) {
-  if (!on().is_cuda()) GTEST_SKIP() << "batch_invariant has no kernel for CPUs";
-  constexpr int position = 3100;  // of the row
-  for (const DType dtype : on().dtypes()) {
-    const AttentionSpec spec =
-        decode_spec(dtype, 64, {SlidingWindowMask{}},
-                    {.varlen = true, .o_dtype = DType::fp32, .paged = true, .batch_invariant = true});
-    if (!takes_next(spec)) continue;
-    std::vector<std::byte> expected;
-    for (const auto& [lengths_q, later_keys, page_size, others] :
-         std::vector<std::tuple<std::vector<int>, int, int, std::vector<int>>>{
-             {{1}, 0, 16, {}},
-             {{1}, 0, 256, {}},
-             {{1, 2, 1, 0}, 0, 48, {5, 900, 0}},
-             {{3}, 0, 1, {}},
-             {{3, 1}, 2, 16, {4000}},
-             {{20}, 0, 16, {}},
-             {{64, 64}, 63, 64, {100}},
-             {{40, 1, 1, 1, 1, 1}, 7, 16, {70, 3000, 1, 513, 512}}}) {
-      std::vector<int> lengths_k = {position + 1 + later_keys};
-      lengths_k.insert(lengths_k.end(), others.begin(), others.end());
-      for (const int threads : {1, 5}) {
-        Workload workload(on(), {.spec = spec,
-                                 .heads_q = 6,
-                                 .heads_kv = 2,
-                                 .seqlen_k = 4096,
-                                 .lengths_q = lengths_q,
-                                 .lengths_k = lengths_k,
-                                 .page_size = page_size,
-                                 .max_seqlen_q = std::ranges::max(lengths_q)});
-        std::vector<std::uint64_t> names = {1000};
-        for (std::size_t b = 1; b < lengths_q.size(); ++b) names.push_back(b);
-        fill_by_position(workload, names);
-        const std::unique_ptr<Engine> engine = on().make_engine({.num_threads = threads});
-        const Kernel& kernel = workload.kernel(*engine);
-        AttentionArgs args = workload.args();
-        args.window_left = 2070;  // the rows before it see a part more
-        args.window_right = 0;
-        workload.reset();
-        kernel.launch(args);
-        ASSERT_TRUE(workload.fetch());
-        const std::vector<std::byte> bits = bits_of_row(workload, 0, lengths_q[0] - 1 - later_keys);
-        if (expected.empty()) expected = bits;
-        EXPECT_EQ(bits, expected) << workload.given().str() << ", " << threads << " threads";
-      }
+// A sequence and others of a batch.
+struct Neighbours {
+  std::vector<int> rows;    // of each sequence; the same for all where rows are not packed
+  int later;                // rows of the first sequence after the one that is compared
+  std::vector<int> others;  // lengths of the other sequences
+  int page_size;
+};
+
+// The compared row is at key `position` of the first sequence. It sees the keys up to its own, or a window.
+struct RowAmongOthers {
+  RowAmongOthers(TestDevice& device, const AttentionSpec& spec, int position, const Neighbours& batch)
+      : workload(device, case_of(spec, position, batch)), row(batch.rows[0] - 1 - batch.later) {
+    if (!spec.varlen) row = std::ranges::max(batch.rows) - 1 - batch.later;
+    std::vector<std::uint64_t> names = {1000};
+    for (std::size_t b = 0; b < batch.others.size(); ++b) names.push_back(b);
+    fill_by_position(workload, names, device.is_cuda() ? Values::bell_shaped : Values::weightless_column);
+    if (const auto& tree = workload.host_args().tree_bits) {
+      auto* const bits = static_cast<std::uint32_t*>(tree->data) + row * tree->strides[1];
+      for (int i = 0; i <= row; ++i) bits[i / 32] |= 1u << i % 32;
+      workload.tensor(&AttentionArgs::tree_bits).upload();
     }
   }
+  static Case case_of(const AttentionSpec& spec, int position, const Neighbours& batch) {
+    std::vector<int> lengths_k = {position + 1 + batch.later};
+    lengths_k.insert(lengths_k.end(), batch.others.begin(), batch.others.end());
+    const int rows = std::ranges::max(batch.rows);
+    return {.spec = spec,
+            .batch = static_cast<int>(lengths_k.size()),
+            .heads_q = 6,
+            .heads_kv = 2,
+            .seqlen_q = rows,
+            .seqlen_k = 4096,
+            .lengths_q = spec.varlen ? batch.rows : std::vector<int>{},
+            .lengths_k = lengths_k,
+            .page_size = spec.paged ? batch.page_size : 0,
+            .max_seqlen_q = spec.varlen ? std::optional(rows) : std::nullopt,
+            .masks = verify::MaskDataOptions{.lengths_k = lengths_k}};
+  }
+  std::vector<std::byte> bits(const Kernel& kernel, int window_left) {
+    AttentionArgs args = workload.args();
+    if (args.window_left) {
+      args.window_left = window_left;
+      args.window_right = 0;
+    }
+    if (args.num_sinks) args.num_sinks = 3;
+    workload.reset();
+    kernel.launch(args);
+    return workload.fetch() ? bits_of_row(workload, 0, row) : std::vector<std::byte>{};
+  }
+
+  Workload workload;
+  int row;
+};
+
+// A row alone, and among other rows and sequences, in pages of other sizes, by other tiles and threads: the
+// same bits with batch_invariant.
+TEST_P(Decode, RowsDoNotDependOnTheRestOfTheBatch) {
+  constexpr int position = 3100;
+  const std::vector<Neighbours> batches = {{{1}, 0, {}, 16},
+                                           {{1}, 0, {}, 256},
+                                           {{1, 2, 1, 0}, 0, {5, 900, 0}, 48},
+                                           {{3}, 0, {}, 1},
+                                           {{3, 1}, 2, {4000}, 16},
+                                           {{20}, 0, {}, 16},
+                                           {{64, 64}, 63, {100}, 64},
+                                           {{40, 1, 1, 1, 1, 1}, 7, {70, 3000, 1, 513, 512}, 16}};
+  struct Kind {
+    std::vector<Mask> masks;
+    SpecOptions options;
+  };
+  std::vector<Kind> kinds = {
+      {{SlidingWindowMask{}},
+       {.varlen = true, .o_dtype = DType::fp32, .paged = true, .batch_invariant = true}}};
+  if (!on().is_cuda()) {
+    const SpecOptions plain = {.batch_invariant = true}, packed = {.varlen = true, .batch_invariant = true};
+    const SpecOptions pages = {.o_dtype = DType::fp32, .paged = true, .batch_invariant = true};
+    kinds.push_back({{CausalMask{}}, {.head_dim_v = 72, .o_dtype = DType::fp32, .batch_invariant = true}});
+    kinds.push_back({{CausalMask{}, SlidingWindowMask{bottom_right, true}}, packed});
+    kinds.push_back({{TreeMask{}}, pages});
+    kinds.push_back({{TreeMask{}, SlidingWindowMask{}}, packed});
+    kinds.push_back({{SlidingWindowMask{}}, plain});
+    kinds.push_back({{CausalMask{}, SlidingWindowMask{bottom_right, true}}, pages});
+  }
+  // Threads, and a tile's rows where they are not the engine's choice.
+  using Ways = std::vector<std::pair<int, int>>;
+  const Ways ways = on().is_cuda() ? Ways{{1, 0}} : Ways{{1, 0}, {2, 16}, {64, 256}};
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (const auto& [threads, block_m] : ways) engines.push_back(on().make_engine({.num_threads = threads}));
+  for (const auto& [masks, options] : kinds)
+    for (const DType dtype : own_dtypes()) {
+      const AttentionSpec spec = decode_spec(dtype, 64, masks, options);
+      if (!takes_next(spec)) continue;
+      SCOPED_TRACE(spec.to_json());
+      // With the first window rows before the compared one see a part more, with the second one part is seen.
+      constexpr int windows[] = {2070, 20};
+      std::vector<std::byte> expected[std::size(windows)];
+      for (const Neighbours& batch : batches) {
+        RowAmongOthers compared(on(), spec, position, batch);
+        SCOPED_TRACE(compared.workload.given().str());
+        for (std::size_t way = 0; way < ways.size(); ++way) {
+          const auto& [threads, block_m] = ways[way];
+          AttentionSpec pinned = spec;
+          pinned.config.block_m = block_m;
+          const Kernel& kernel = block_m == 0 ? compared.workload.kernel(*engines[way])
+                                              : engines[way]->get(pinned, compared.workload.given().shape());
+          for (std::size_t i = 0; i < std::size(windows); ++i) {
+            const std::vector<std::byte> bits = compared.bits(kernel, windows[i]);
+            ASSERT_FALSE(bits.empty());
+            if (expected[i].empty()) expected[i] = bits;
+            EXPECT_TRUE(bits == expected[i])
+                << threads << " threads, block_m " << block_m << ", window of " << windows[i];
+          }
+        }
+      }
+    }
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Decode);

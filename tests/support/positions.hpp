@@ -10,8 +10,16 @@
 
 namespace flashjit::testing_support {
 
+enum class Values {
+  bell_shaped,
+  // The same but for the first columns. Every row gives some keys far more weight than the others, and V is 0
+  // there. Where other keys have weights, they make it a number too small for float32: the output is 0 or -0.
+  weightless_column,
+};
+
 // Fills q, k and v. Batch entry b is the sequence names[b]; its last row is at its last key's position.
-void fill_by_position(Workload& workload, const std::vector<std::uint64_t>& names);
+void fill_by_position(Workload& workload, const std::vector<std::uint64_t>& names,
+                      Values values = Values::bell_shaped);
 
 // The bits of o and lse of all heads of a row, after fetch().
 std::vector<std::byte> bits_of_row(const Workload& workload, int batch, int row);

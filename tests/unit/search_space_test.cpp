@@ -318,6 +318,21 @@ TEST(SearchSpace, ProposesWhatWorks) {
   }
 }
 
+// Whatever a tune record holds, a row's sums keep their order.
+TEST(SearchSpace, BatchInvariantFixesBlocksOfKeys) {
+  AttentionSpec spec =
+      AttentionSpec{.op = Operation::decode, .head_dim = 128, .batch_invariant = true}.validated();
+  for (const Target& target : Target::all()) {
+    const int block_n = target.is_cuda() ? 16 : 64;
+    for (const KernelConfig& config : search_space(spec, target)) EXPECT_EQ(config.block_n, block_n);
+    KernelConfig config = heuristic_config(spec, target, {.seqlen_q = 1, .seqlen_k = 4096});
+    EXPECT_EQ(misfit(spec, target, config), "");
+    config.block_n *= 2;
+    EXPECT_THAT(misfit(spec, target, config), testing::HasSubstr("batch_invariant fixes the order of sums"))
+        << target.str();
+  }
+}
+
 TEST(SearchSpace, Fp32NeedsACpu) {
   const AttentionSpec spec = AttentionSpec{.dtype = DType::fp32, .head_dim = 64}.validated();
   const Target target = Target::parse("sm_90");

@@ -139,7 +139,7 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
          items_of(cut.heads_at_once, finest).item < items_of_thread * num_threads)
     cut.heads_at_once = (cut.heads_at_once + 1) / 2;
   const i64 head_tiles = head_tiles_of(cut.heads_at_once);
-  cut.tiles = cut.items = p.batch * head_tiles;
+  cut.tiles = p.batch * head_tiles;
   cut.part_bytes = sizeof(float) * static_cast<std::size_t>(cut.heads_at_once) *
                    static_cast<std::size_t>(p.seqlen_q) * static_cast<std::size_t>(group) *
                    static_cast<std::size_t>(spec.head_dim_v + 2);
@@ -149,7 +149,11 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
   // Keys times tiles of an entry. Products of any sizes fit a double.
   const double share = static_cast<double>(counts.total) * static_cast<double>(head_tiles) /
                        static_cast<double>(items_of_thread * num_threads);
-  const i64 wanted = num_threads == 1 ? most_keys : std::max(static_cast<i64>(std::ceil(share)), least_keys);
+  const i64 wanted =
+      num_threads == 1
+          ? most_keys
+          : std::max(static_cast<i64>(std::ceil(std::min(share, static_cast<double>(most_keys)))),
+                     least_keys);
   Cut way = finest;
   way.whole_keys = ceil_of(wanted, config.block_n) * config.block_n;
   if (!way.fixed_parts) way.part_keys = way.whole_keys;

@@ -184,10 +184,14 @@ TEST(DecodePartition, SizesOfAnyMagnitude) {
   p.batch = 1 << 30;
   p.seqlen_k = 1 << 30;
   p.num_heads_kv = p.num_heads_q = 1 << 17;
-  const DecodePartition cut = decode_partition(p, decode_spec(), config, 8192);
-  EXPECT_EQ(cut.slots, 0);
-  EXPECT_GT(cut.tiles, std::int64_t{1} << 40);
-  EXPECT_EQ(cut.pieces, cut.tiles);
+  for (const AttentionSpec& spec : {decode_spec(), invariant_spec()})
+    for (const int threads : {2, 8192}) {
+      const DecodePartition cut = decode_partition(p, spec, config, threads);
+      EXPECT_EQ(cut.slots, 0);
+      EXPECT_GT(cut.tiles, std::int64_t{1} << 40);
+      EXPECT_EQ(cut.items, cut.tiles);
+      EXPECT_EQ(cut.pieces, cut.tiles);
+    }
 }
 
 }  // namespace

@@ -5,7 +5,8 @@
 // walks fetch rows some keys ahead, a cache line at a time between multiply-adds: the processor then computes
 // while memory works.
 //
-// With batch_invariant the keys, the row and the target alone decide the arithmetic of a row of finite numbers:
+// With batch_invariant the keys, the row and the target alone decide the arithmetic of a row of finite
+// numbers:
 // - Parts begin at fixed keys. A tile merges them in their order, whether one thread has them all or many.
 // - In a part, blocks and the lanes of vectors begin at fixed keys, and columns and rows never mix.
 // - Blocks and parts that a row does not see change nothing in it: where they would make -0 of 0 or 0 of -0,

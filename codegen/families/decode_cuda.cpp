@@ -4,24 +4,13 @@
 #include <span>
 #include <vector>
 
-#include "codegen/families/kernel_family.hpp"
+#include "codegen/families/decode_cuda.hpp"
 #include "codegen/kernel_text.hpp"
 #include "shared/decode_cuda_layout.h"
 #include "shared/decode_cuda_params.h"
 
 namespace flashjit {
 namespace {
-
-bool serves(const Target& target) {
-  return target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {
-    "head_dim_v", "mask", "lse", "varlen", "paged", "deterministic", "batch_invariant", "o_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
-// num_stages: buffers of K and V for each group of warps that works on keys of its own.
-constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 // With batch_invariant: two groups, which tiles of any number of rows can have.
 constexpr int invariant_groups = 2, invariant_block_n = 16;
@@ -30,6 +19,30 @@ device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig
   return {spec.head_dim,  spec.head_dim_v,   config.block_m,
           config.block_n, config.num_stages, config.num_warps};
 }
+
+// A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
+int registers_of(int warps) {
+  return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
+}
+
+std::string function_text(int threads, int blocks) {
+  return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
+         std::to_string(blocks) + R"()
+    flashjit_decode(const __grid_constant__ CudaDecodeParams params) {
+  decode<Spec, Config>(params);
+}
+
+extern "C" __global__ void __launch_bounds__()" +
+         std::to_string(device::decode_merge_threads) + R"()
+    flashjit_decode_merge(const __grid_constant__ CudaDecodeParams params) {
+  decode_merge<Spec, Config>(params);
+}
+)";
+}
+
+}  // namespace
+
+namespace mma_decode {
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto wrong = [](const char* field, int value, const char* rule) {
@@ -68,11 +81,6 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {16, 32, 64}, .block_n = {16, 32}, .num_stages = {1, 2, 3}, .num_warps = {4, 8, 12}};
-}
-
-// A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
-int registers_of(int warps) {
-  return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
 }
 
 // Found by compiling: a thread has no registers for more.
@@ -124,21 +132,6 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return {16, 16, 1, 4};
 }
 
-std::string function_text(int threads, int blocks) {
-  return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
-         std::to_string(blocks) + R"()
-    flashjit_decode(const __grid_constant__ CudaDecodeParams params) {
-  decode<Spec, Config>(params);
-}
-
-extern "C" __global__ void __launch_bounds__()" +
-         std::to_string(device::decode_merge_threads) + R"()
-    flashjit_decode_merge(const __grid_constant__ CudaDecodeParams params) {
-  decode_merge<Spec, Config>(params);
-}
-)";
-}
-
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const device::CudaDecodeLayout layout = layout_of(spec, config);
@@ -154,20 +147,29 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.options.push_back("--ptxas-options=-O1");
 }
 
+}  // namespace mma_decode
+
+namespace {
+
+// sm_90a has a family of its own.
+bool serves(const Target& target) {
+  return target.is_cuda() && !target.arch_specific;
+}
+
 }  // namespace
 
 extern constinit const KernelFamily decode_cuda = {
     .op = Operation::decode,
     .serves = serves,
-    .dtypes = dtypes,
-    .fields = fields,
-    .masks = masks,
-    .choices = choices,
-    .misfit = misfit,
-    .axes = axes,
-    .futility = futility,
-    .preferred = preferred,
-    .render = render,
+    .dtypes = mma_decode::dtypes,
+    .fields = mma_decode::fields,
+    .masks = mma_decode::masks,
+    .choices = mma_decode::choices,
+    .misfit = mma_decode::misfit,
+    .axes = mma_decode::axes,
+    .futility = mma_decode::futility,
+    .preferred = mma_decode::preferred,
+    .render = mma_decode::render,
 };
 
 }  // namespace flashjit

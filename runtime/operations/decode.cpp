@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "codegen/decode_kernels.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/decode_partition.hpp"
@@ -44,11 +45,13 @@ struct Decode {
 
   // On a GPU: partial results of the grid's blocks, or with batch_invariant of all parts.
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
-    return kernel.target.is_cuda() ? CudaPlan(kernel, shape).bytes : 0;
+    return kernel.target.is_cuda() && !decodes_by_forward(kernel.config) ? CudaPlan(kernel, shape).bytes : 0;
   }
 
   static void plan_cuda(const PlannedKernel& kernel, const device::DecodeParams& params, void* workspace,
                         Launch& launch) {
+    if (decodes_by_forward(kernel.config))
+      return plan_cuda_forward(kernel, forward_of(params), params.pages, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
                                  .seqlen_q = params.seqlen_q,
                                  .seqlen_k = params.seqlen_k,
@@ -84,6 +87,10 @@ struct Decode {
   }
 
  private:
+  static device::ForwardParams forward_of(const device::DecodeParams& p) {
+    return {p, p.scale_log2, p.q, p.k, p.v, p.o, p.lse};
+  }
+
   // Tiles, grid and workspace of a GPU's launch.
   struct CudaPlan {
     int tile_heads, tile_positions, head_tiles;

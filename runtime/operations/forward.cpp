@@ -91,6 +91,11 @@ struct Forward {
 
 }  // namespace
 
+void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
+                       const device::PageTable& pages, Launch& launch) {
+  Forward::plan_cuda(kernel, {params, pages}, nullptr, launch);
+}
+
 const OperationRuntime forward_runtime = operation_runtime<Forward>;
 
 }  // namespace flashjit

@@ -2,11 +2,17 @@
 #pragma once
 
 #include "runtime/operation.hpp"
+#include "templates/shared/forward_params.h"
+#include "templates/shared/page_table.h"
 
 namespace flashjit {
 
 extern const OperationRuntime forward_runtime;
 extern const OperationRuntime decode_runtime;
 extern const OperationRuntime merge_runtime;
+
+// Adds the step of a forward's kernel on a GPU. The kernel's spec may be a decode's.
+void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
+                       const device::PageTable& pages, Launch& launch);
 
 }  // namespace flashjit

@@ -31,10 +31,11 @@ class Sm90aProducer {
   using Work = typename Kernel::Work;
   using Shared = typename Kernel::Shared;
   using Ring = typename Kernel::Ring;
-  // With dropout the other warps have other work. Where masks are looked up, registers are short.
-  static constexpr bool several_warps = Spec::paged && !Spec::dropout && !Kernel::passes_blocks;
+  // With dropout the other warps have other work. Where masks are looked up, or consumers take turns,
+  // registers are short.
+  static constexpr bool several_warps =
+      Spec::paged && !Spec::dropout && !Kernel::passes_blocks && !Config::ping_pong;
   using Pages = typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>, NoPages>::type;
-  using Found = typename Pages::Found;
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int block_n = Config::block_n;
   static constexpr int qk_panels = Kernel::qk_panels, v_panels = Kernel::v_panels;
@@ -63,7 +64,7 @@ class Sm90aProducer {
       }
       locate(work, tile);
       pages_.begin(work.problem, mask, work.rows);
-      last_v_found_ = load_k(block, !more);
+      load_k(block, !more);
       load_q(tile);
       // K is loaded a block ahead of V: consumers use them in that order.
 #pragma unroll 1
@@ -71,9 +72,8 @@ class Sm90aProducer {
         const int index = block.index();
         block = next;
         more = look_up(walk, next);
-        const Found found = load_k(block, !more);
-        load_v(index, last_v_found_, 2);
-        last_v_found_ = found;
+        load_k(block, !more);
+        load_v(index, 2);
       }
       last_v_ = block.index();
     }
@@ -123,9 +123,8 @@ class Sm90aProducer {
       if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
     }
   }
-  // Returns where the block's keys lie, for load_v().
-  FLASHJIT_FN Found load_k(const PassedBlock& block, bool last) {
-    const Found found = pages_.find(block.index());
+  FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
+    const auto found = pages_.find(block.index());
     mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
     if (leads()) {
       if constexpr (Spec::dropout) ask_for_words(block.index());
@@ -135,7 +134,6 @@ class Sm90aProducer {
     }
     copy_keys(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, block.index(), found);
     ring_.advance();
-    return found;
   }
   // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
   FLASHJIT_FN void ask_for_words(int index) {
@@ -143,22 +141,21 @@ class Sm90aProducer {
     mbarrier_arrive(shared_.words_asked(ring_.stage));
   }
   // Loads V into the stage of its own K, which was loaded `behind` blocks ago.
-  FLASHJIT_FN void load_v(int index, Found found, int behind) {
+  FLASHJIT_FN void load_v(int index, int behind) {
     Ring ring = ring_;
     ring.retreat(behind);
-    // Where masks are looked up, there are no registers to remember that.
-    if constexpr (Kernel::passes_blocks) found = pages_.find(index);
+    const auto found = pages_.find(index);
     mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
     if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
     copy_keys(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, index, found);
   }
   FLASHJIT_FN void load_last_v() {
-    if (last_v_ >= 0) load_v(last_v_, last_v_found_, 1);
+    if (last_v_ >= 0) load_v(last_v_, 1);
     last_v_ = -1;
   }
   // Copies a block of K or V.
   FLASHJIT_FN void copy_keys(u32 to, const TensorMap& map, u32 full, int panels, int index,
-                             const Found& found) const {
+                             const typename Pages::Found& found) const {
     if constexpr (Spec::paged) {
       pages_.copy(to, map, full, panels, index, found);
     } else {
@@ -180,7 +177,6 @@ class Sm90aProducer {
   Ring ring_;
   u32 q_parity_ = 0;
   int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
-  Found last_v_found_{};
   int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
 };
 

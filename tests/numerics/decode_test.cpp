@@ -84,6 +84,37 @@ TEST_P(Decode, HeadDims) {
     }
 }
 
+// Many query rows on sm_90a: the forward's kernel, chosen by its block_n.
+TEST_P(Decode, ByTheForwardsKernel) {
+  if (on().target() != "sm_90a") GTEST_SKIP() << "only sm_90a decodes by the forward's kernel";
+  std::uint64_t seed = 150;
+  for (const bool paged : {false, true})
+    for (const bool varlen : {false, true})
+      for (const std::vector<Mask>& mask :
+           std::vector<std::vector<Mask>>{{},
+                                          {CausalMask{}},
+                                          {SlidingWindowMask{bottom_right, true}},
+                                          {TreeMask{}},
+                                          {CausalMask{}, TreeMask{}}})
+        for (const bool packs : {false, true}) {
+          if (varlen && !paged) continue;
+          AttentionSpec spec = decode_spec(seed % 2 ? DType::bf16 : DType::fp16, seed % 3 ? 128 : 72, mask,
+                                           {.varlen = varlen,
+                                            .o_dtype = seed % 5 ? std::nullopt : std::optional(DType::fp32),
+                                            .paged = paged});
+          spec.config.block_n = 64;
+          spec.config.pack_gqa = packs;
+          Case c{.spec = spec, .heads_q = 8, .heads_kv = 2, .seqlen_k = 500, .seed = ++seed};
+          if (varlen)
+            c.lengths_q = {1, 64, 0, 33, 7};
+          else
+            c.batch = 5, c.seqlen_q = 20;
+          c.lengths_k = {500, 64, 0, 1, 333};
+          if (paged) c.page_size = seed % 4 ? 16 : 64;
+          expect(c);
+        }
+}
+
 TEST_P(Decode, PageSizesAndLayouts) {
   std::uint64_t seed = 200;
   for (const DType dtype : on().dtypes()) {

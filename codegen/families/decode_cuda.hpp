@@ -1,0 +1,22 @@
+// The GPU decode by mma.sync, for the families of decode that have its kernels.
+#pragma once
+
+#include "codegen/families/kernel_family.hpp"
+
+namespace flashjit::mma_decode {
+
+inline constexpr std::string_view dtypes[] = {"bf16", "fp16"};
+inline constexpr std::string_view fields[] = {
+    "head_dim_v", "mask", "lse", "varlen", "paged", "deterministic", "batch_invariant", "o_dtype", "config"};
+inline constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
+// num_stages: buffers of K and V for each group of warps that works on keys of its own.
+inline constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
+
+// As those of a KernelFamily.
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config);
+ConfigAxes axes(const AttentionSpec& spec, const Target& target);
+std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config);
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape);
+void render(const AttentionSpec& spec, KernelSource& source);
+
+}  // namespace flashjit::mma_decode

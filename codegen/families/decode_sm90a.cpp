@@ -1,0 +1,115 @@
+// Decode on sm_90a: the kernel by mma.sync, which divides the keys, or for many query rows the forward's.
+#include <algorithm>
+
+#include "codegen/decode_kernels.hpp"
+#include "codegen/families/decode_cuda.hpp"
+#include "codegen/mask_rules.hpp"
+
+namespace flashjit {
+
+extern const KernelFamily forward_sm90a;
+
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda() && target.arch_specific;
+}
+
+constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
+                                        "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
+
+// The forward that computes a decode. A padding mask has the lengths of contiguous caches.
+AttentionSpec forward_of(const AttentionSpec& spec) {
+  AttentionSpec forward = spec;
+  forward.op = Operation::forward;
+  if (!spec.paged) forward.mask.push_back(PaddingMask{});
+  return forward;
+}
+
+// A forward's varlen packs K and V, too, if they have no pages.
+std::string no_forward(const AttentionSpec& spec) {
+  if (spec.batch_invariant)
+    return "batch_invariant has parts of keys at fixed places, and the forward's kernel none";
+  if (spec.varlen && !spec.paged) return "the forward's kernel takes packed rows only with a paged cache";
+  return {};
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (decodes_by_forward(config)) {
+    if (const std::string why = no_forward(spec); !why.empty())
+      return "block_n " + std::to_string(config.block_n) + ": " + why + "; block_n 16 and 32 work";
+    return forward_sm90a.misfit(forward_of(spec), target, config);
+  }
+  const KernelConfig unset;
+  if (config.q_in_registers || config.ping_pong || config.pack_gqa || config.tile_order != unset.tile_order)
+    return "q_in_registers, ping_pong, tile_order and pack_gqa are for a block_n of more than 32";
+  return mma_decode::misfit(spec, target, config);
+}
+
+void add_values(std::vector<int>& to, const std::vector<int>& more) {
+  to.insert(to.end(), more.begin(), more.end());
+  std::sort(to.begin(), to.end());
+  to.erase(std::unique(to.begin(), to.end()), to.end());
+}
+
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  ConfigAxes axes = mma_decode::axes(spec, target);
+  if (!no_forward(spec).empty()) return axes;
+  const ConfigAxes forward = forward_sm90a.axes(forward_of(spec), target);
+  add_values(axes.block_m, forward.block_m);
+  add_values(axes.block_n, forward.block_n);
+  add_values(axes.num_stages, forward.num_stages);
+  add_values(axes.num_warps, forward.num_warps);
+  axes.q_in_registers = forward.q_in_registers;
+  axes.ping_pong = forward.ping_pong;
+  axes.pack_gqa = forward.pack_gqa;
+  for (const TileOrder order : forward.tile_order)
+    if (order != axes.tile_order.front()) axes.tile_order.push_back(order);
+  return axes;
+}
+
+std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (!decodes_by_forward(config)) return mma_decode::futility(spec, target, config);
+  if (config.block_m == 192) return "a decode has at most 64 query rows for each head";
+  return forward_sm90a.futility(forward_of(spec), target, config);
+}
+
+// Measured on an H200 (tests/bench/decode.md): with 64 rows of a key/value head the forward's kernel takes
+// 0.77 of the time of the other, with 256 rows 0.35, if its tiles keep most multiprocessors busy.
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  const std::int64_t heads = std::int64_t{std::max(shape.batch, 1)} * std::max(shape.num_heads_kv, 1);
+  const std::int64_t rows =
+      std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
+  if (rows > 32 && no_forward(spec).empty()) {
+    const KernelConfig config = forward_sm90a.preferred(forward_of(spec), target, shape);
+    const std::int64_t tiles = heads * ((rows + config.block_m - 1) / config.block_m);
+    const std::int64_t enough = rows > 64 ? 48 : 96;
+    if (tiles >= enough && decodes_by_forward(config) && misfit(spec, target, config).empty()) return config;
+  }
+  return mma_decode::preferred(spec, target, shape);
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  if (decodes_by_forward(source.config))
+    forward_sm90a.render(forward_of(spec), source);
+  else
+    mma_decode::render(spec, source);
+}
+
+}  // namespace
+
+extern constinit const KernelFamily decode_sm90a = {
+    .op = Operation::decode,
+    .serves = serves,
+    .dtypes = mma_decode::dtypes,
+    .fields = mma_decode::fields,
+    .masks = mma_decode::masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

@@ -287,8 +287,8 @@ struct Decode {
       constexpr u32 chunks = block_n * Tile::chunks;
       constexpr bool padded = Tile::chunks * 8 != head_dim;
       if (together) {
-        constexpr u32 step =
-            32 / Tile::chunks;  // rows from a lane's chunk to its next one, if that is constant
+        // A lane's chunks lie in one column, so many rows apart, if rows are of 2, 4, ... 32 chunks.
+        constexpr u32 step = 32 / Tile::chunks;
         const u32 lane_row = lane_ / Tile::chunks, lane_chunk = lane_ % Tile::chunks;
         const Element* source = from + offset + lane_row * row_stride + lane_chunk * 8;
 #pragma unroll

@@ -501,6 +501,9 @@ TEST(Bench, LengthsOfACache) {
     EXPECT_EQ(run["shape"]["batch"], 3);
     EXPECT_EQ(run["verification"]["rows"], 3 * 2 * 4) << run;
   }
+  EXPECT_EQ(
+      with("bench", {"--seqlens", "1", "--rounds", "1", "--lengths-k", "2x3,200", "--heads-first"}).exit_code,
+      0);
   const std::string out = flashjit.folder() + "/lengths_out";
   EXPECT_EQ(with("generate", {"--seqlen-q", "1", "--lengths-k", "2x3,200", "--out", out}).exit_code, 0);
   std::stringstream k;

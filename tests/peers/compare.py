@@ -261,6 +261,8 @@ class Flashjit:
                 command += ["--num-threads", str(case.threads)]
             if options.dropout is not None:
                 command += ["--dropout-p", str(options.dropout)]
+            if cell.mask == "decode" and case.threads is None and options.kv_layout == "heads_first":
+                command.append("--heads-first")
             if options.target:
                 command += ["--target", options.target]
             self.processes[case.threads] = Process("flashjit", command)
@@ -411,6 +413,8 @@ def parse(arguments):
     parser.add_argument("--minutes", type=float, help="as many whole rounds as there is time for, first visits included")
     parser.add_argument("--samples", type=int, help="milliseconds of flashjit in a visit, as long as the peers take; on a CPU samples of "
                                                     "both sides, fewer of long ones [40; on a CPU 25]")
+    parser.add_argument("--kv-layout", choices=["heads_first", "seqlen_first"], default="heads_first",
+                        help="of flashjit's K and V in decode on a GPU; the peers' is heads_first [%(default)s]")
     parser.add_argument("--dropout", type=float, metavar="P", help="with dropout of that probability on both sides")
     parser.add_argument("--fp16", action="store_true", help="on a GPU measure flashjit in fp16 too, a side more")
     parser.add_argument("--json", metavar="FILE", help="write every visit there, and the medians as rows that flashjit bench --baseline draws")

@@ -197,6 +197,7 @@ class Bench {
       works.push_back(std::make_unique<Workload>(Workload::generate(specs_[i], shape, options_.seed, masks)));
       works.back()->set_dropout(options_.dropout);
       works.back()->place(engine_.device());
+      if (options_.heads_first) works.back()->put_heads_first();
       const std::vector<AttentionSpec> specs =
           with_configs(specs_[i], engine_.target(), shape, options_.configs);
       get_all(specs, shape);
@@ -441,6 +442,9 @@ Verb add_bench(const Arguments& parent) {
       .at_least(1)
       .capture_default_str();
   app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
+  app.add_flag(
+      "--heads-first", options->heads_first,
+      "K and V of a decode lie as [batch, heads, seqlen, head_dim]; pages as [heads, page_size, head_dim]");
   app.add_flag("--processor-time", options->processor_time,
                "Measure processor time, blind to other processes; with --num-threads 1 only");
   const Argument compile = app.add_flag("--compile", options->compile,

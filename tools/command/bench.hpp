@@ -21,6 +21,7 @@ struct BenchOptions {
   std::string configs;  // "all", or a list; "": the config that an engine would take
   int rounds = 10;
   std::uint64_t seed = 1;
+  bool heads_first = false;  // layout of a decode's K and V
   bool processor_time = false;
   bool compile = false;  // measure engine.get instead of kernels
   std::vector<std::string> targets = {"native"};

@@ -223,6 +223,16 @@ void Workload::place(Device device) {
   cuda::synchronize(*context_);
 }
 
+void Workload::put_heads_first() {
+  if (spec_.op != Operation::decode) return;
+  for (AttentionArgs* const args : {&host_args_, &device_args_})
+    for (std::optional<Tensor>* const member : {&args->k, &args->v}) {
+      Tensor& t = **member;
+      const std::int64_t seqlen = t.shape[1], heads = t.shape[2], head_dim = t.shape[3];
+      t.strides = {heads * seqlen * head_dim, head_dim, seqlen * head_dim, 1};
+    }
+}
+
 const AttentionArgs& Workload::args_for(const Kernel& kernel) {
   const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(shape_) + 3) / 4);
   std::optional<Tensor>& workspace = device_args_.workspace;

@@ -71,6 +71,9 @@ class Workload {
   void set_dropout(const DropoutOptions& options);
   // On a GPU: copies the inputs to its memory and allocates the outputs. On a CPU: uses the host's memory.
   void place(Device device);
+  // After place(), of a decode: K and V lie as [batch or page, heads, seqlen, head_dim]. Numbers change
+  // places.
+  void put_heads_first();
   // Null on a CPU.
   const cuda::Context* context() const { return context_.get(); }
   // The arguments of a launch of the kernel, after place(), with the workspace that it needs.

@@ -92,14 +92,14 @@ run() { # CODE STAND_IN
 run 0 works
 expect 'gpu    Imaginary' "$work/table"
 expect 'device                 1       9       0       0' "$work/table"
-expect 'suite                 14      28      14       0' "$work/table"
+expect 'suite                 12      24      12       0' "$work/table"
 expect 'memcheck               4       8       4       0' "$work/table"
 expect '1 kernels compiled here' "$work/table"
-[ "$(tar -tzf "$work/results/logs.tgz" | grep -c 'suite\.[0-9]*$')" = 14 ]
+[ "$(tar -tzf "$work/results/logs.tgz" | grep -c 'suite\.[0-9]*$')" = 12 ]
 exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/again" --kernels "$work/results/kernels.tgz"
 expect '2 kernels' "$work/out"
 run 1 fails
-expect 'suite                 14      26      13       1' "$work/table"
+expect 'suite                 12      22      11       1' "$work/table"
 expect 'FAILED: exit code 1' "$work/table"
 expect '  All/Forward.Sizes/cuda0_sm_90a' "$work/table"
 run 1 hangs 3

@@ -92,6 +92,12 @@ struct Argument {
   DType (*dtype)(const AttentionSpec&);  // null for a number
   Layout layout;                         // a number's text says what it means
   unsigned operations;                   // that have the argument; one bit for each Operation
+  unsigned read_by = 0;                  // operations that read it, though `role` is output
+
+  // What the argument is in an operation.
+  constexpr Role role_in(Operation operation) const {
+    return read_by >> static_cast<int>(operation) & 1 ? Role::input : role;
+  }
 
   // Null for a number.
   constexpr TensorMember tensor() const {
@@ -112,8 +118,8 @@ constexpr unsigned bit(Operation operation) {
   return 1u << static_cast<int>(operation);
 }
 constexpr unsigned forward = bit(Operation::forward), decode = bit(Operation::decode),
-                   merge = bit(Operation::merge);
-constexpr unsigned attention = forward | decode;
+                   merge = bit(Operation::merge), backward = bit(Operation::backward);
+constexpr unsigned attention = forward | decode, training = forward | backward;
 constexpr bool required = true, optional = false;
 
 constexpr DType elements(const Spec& s) {
@@ -124,6 +130,9 @@ constexpr DType of_o(const Spec& s) {
 }
 constexpr DType fp32(const Spec&) {
   return DType::fp32;
+}
+constexpr DType of_gradients(const Spec& s) {
+  return s.grad_dtype.value_or(s.dtype);
 }
 constexpr DType of_parts(const Spec& s) {
   return s.parts_dtype.value_or(DType::fp32);
@@ -188,8 +197,9 @@ constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, h
 constexpr Layout starts{"[batch + 1]",
                         [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
 constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
-constexpr Layout page_lists{"[batch, max_pages]",
-                            [](const Spec&, const Shape& z) -> Sizes { return {z.batch, pages_of(z)}; }};
+constexpr Layout page_lists{"[batch, max_pages]", [](const Spec&, const Shape& z) -> Sizes {
+                              return {z.batch, pages_of(z)};
+                            }};
 constexpr Layout one{"[1]", [](const Spec&, const Shape&) -> Sizes { return {1}; }};
 constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", nullptr};
 constexpr Layout listed{"[listed blocks]", nullptr};
@@ -203,37 +213,42 @@ using enum Role;
 using enum Needs;
 // clang-format off
 inline constexpr Argument all[] = {
-    {"q", 1, &Args::q, input, nothing, required, elements, like_q, attention},
-    {"k", 2, &Args::k, input, nothing, required, elements, like_k, attention},
-    {"v", 3, &Args::v, input, nothing, required, elements, like_v, attention},
-    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge},
-    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge},
-    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention},
-    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, forward},
-    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention},
-    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, forward},
-    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention},
-    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention},
-    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, forward},
-    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention},
-    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention},
-    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention},
-    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention},
-    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, forward},
-    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, forward},
-    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, forward},
-    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, forward},
-    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention},
-    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention},
-    {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, forward},
-    {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, forward},
-    {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, forward},
-    {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, forward},
+    {"q", 1, &Args::q, input, nothing, required, elements, like_q, attention | backward},
+    {"k", 2, &Args::k, input, nothing, required, elements, like_k, attention | backward},
+    {"v", 3, &Args::v, input, nothing, required, elements, like_v, attention | backward},
+    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
+    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
+    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward},
+    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training},
+    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward},
+    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training},
+    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention | backward},
+    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward},
+    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training},
+    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward},
+    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward},
+    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention | backward},
+    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention | backward},
+    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training},
+    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training},
+    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training},
+    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training},
+    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward},
+    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward},
+    {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, training},
+    {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, training},
+    {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, training},
+    {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, training},
     {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor,
-     table, dropout, optional, int64, one, forward},
+     table, dropout, optional, int64, one, training},
     {"parts_o", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
     {"parts_lse", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
     {"page_table", 30, &Args::page_table, table, paged, required, int32, page_lists, attention},
+    {"do", 31, &Args::d_o, input, nothing, required, elements, like_o, backward},
+    {"dlse", 32, &Args::dlse, input, nothing, optional, fp32, of_rows, backward},
+    {"dq", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
+    {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
+    {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
 };
 // clang-format on
 

@@ -125,6 +125,12 @@ struct AttentionArgs {
   // float32 [n, batch, heads, seqlen], packed [n, heads, total].
   std::optional<Tensor> parts_lse{};
 
+  // backward: the loss's gradients. o and lse are inputs then, as the forward wrote them: o has the spec's
+  // o_dtype. An lse of -inf, a row without keys, gives gradients of 0.
+  std::optional<Tensor> d_o{};             // by o: of the spec's dtype, the shape of o
+  std::optional<Tensor> dlse{};            // by lse: float32, the shape of lse; absent: 0
+  std::optional<Tensor> dq{}, dk{}, dv{};  // written: by q, k and v, of the spec's grad_dtype
+
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,
   // on a GPU to 256. Each launch in flight needs its own. Its contents are undefined before and after.

@@ -106,6 +106,7 @@ AttentionSpec AttentionSpec::validated() const {
 
   check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
   check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
+  check_dtype_of("grad_dtype", spec.grad_dtype, spec.dtype);
   check_masks(spec.mask);
   check_supported(spec);
   return spec;
@@ -122,7 +123,8 @@ std::size_t AttentionSpec::hash() const noexcept {
   hasher.add_field(head_dim);
   [&]<std::size_t... i>(std::index_sequence<i...>) {
     (hasher.add_field(this->*std::get<spec_fields[i].member.index()>(spec_fields[i].member)), ...);
-  }(std::make_index_sequence<std::size(spec_fields)>());
+  }
+  (std::make_index_sequence<std::size(spec_fields)>());
   return hasher.result();
 }
 

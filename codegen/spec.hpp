@@ -31,6 +31,7 @@ struct FLASHJIT_API AttentionSpec {
   bool batch_invariant = false;
   std::optional<DType> o_dtype = {};      // absent: dtype
   std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
+  std::optional<DType> grad_dtype = {};   // backward: dtype of dq, dk and dv; absent: dtype
   PinnedConfig config = {};
 
   // Reads the JSON form (tools/spec.schema.json) and validates it. Throws invalid_spec or

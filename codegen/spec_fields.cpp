@@ -30,6 +30,7 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;
   if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();
   if (spec.parts_dtype == DType::fp32) spec.parts_dtype.reset();
+  if (spec.grad_dtype == spec.dtype) spec.grad_dtype.reset();
   return spec;
 }
 

@@ -32,6 +32,7 @@ inline constexpr SpecField spec_fields[] = {
     {"batch_invariant", &AttentionSpec::batch_invariant},
     {"o_dtype", &AttentionSpec::o_dtype},
     {"parts_dtype", &AttentionSpec::parts_dtype},
+    {"grad_dtype", &AttentionSpec::grad_dtype},
     {"config", &AttentionSpec::config},
 };
 

@@ -120,6 +120,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   require_alignment("v", v);
   require_alignment("o", o);
 
+  const bool writes_o = argument_of(&AttentionArgs::o).role_in(spec.op) == Role::output;
   CheckedAttention checked{.q = view(q), .k = view(k), .v = view(v), .o = view(o)};
   p.num_heads_q = num_heads_q;
   p.num_heads_kv = num_heads_kv;
@@ -170,12 +171,14 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
                       ", it must be contiguous (stride 1)");
     if (reinterpret_cast<std::uintptr_t>(lse.data) % sizeof(float))
       refuse_argument("lse's data pointer is not aligned to 4 bytes");
-    require_distinct_rows("lse", lse);
+    if (writes_o) require_distinct_rows("lse", lse);
     checked.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
   }
 
-  require_distinct_rows("o", o);
-  require_apart("o", o, {{"q", &q}, {"k", &k}, {"v", &v}});
+  if (writes_o) {
+    require_distinct_rows("o", o);
+    require_apart("o", o, {{"q", &q}, {"k", &k}, {"v", &v}});
+  }
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   checked.scale_log2 = scale * std::numbers::log2e_v<float>;

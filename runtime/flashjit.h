@@ -111,7 +111,12 @@ typedef enum {
   FLASHJIT_ARG_DROPOUT_OFFSET_TENSOR = 27, /* tensor */
   FLASHJIT_ARG_PARTS_O = 28,               /* tensor */
   FLASHJIT_ARG_PARTS_LSE = 29,             /* tensor */
-  FLASHJIT_ARG_PAGE_TABLE = 30             /* tensor */
+  FLASHJIT_ARG_PAGE_TABLE = 30,            /* tensor */
+  FLASHJIT_ARG_DO = 31,                    /* tensor; backward reads _O and _LSE, too */
+  FLASHJIT_ARG_DLSE = 32,                  /* tensor */
+  FLASHJIT_ARG_DQ = 33,                    /* tensor */
+  FLASHJIT_ARG_DK = 34,                    /* tensor */
+  FLASHJIT_ARG_DV = 35                     /* tensor */
 } flashjit_argument_id;
 
 typedef struct {

@@ -16,6 +16,7 @@ constexpr struct {
   const OperationRuntime& runtime;
 } operations[] = {
     {Operation::forward, forward_runtime},
+    {Operation::backward, backward_runtime},
     {Operation::decode, decode_runtime},
     {Operation::merge, merge_runtime},
 };

@@ -7,13 +7,13 @@
 namespace flashjit {
 
 extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu, decode_cuda, decode_sm90a, decode_cpu,
-    merge_cuda, merge_cpu;
+    merge_cuda, merge_cpu, backward_cpu;
 
 namespace {
 
 constexpr const KernelFamily* families[] = {
     &forward_sm80, &forward_sm90a, &forward_cpu, &decode_cuda,
-    &decode_sm90a, &decode_cpu,    &merge_cuda,  &merge_cpu,
+    &decode_sm90a, &decode_cpu,    &merge_cuda,  &merge_cpu,   &backward_cpu,
 };
 
 const KernelFamily* find_family(Operation op, const Target& target) {
@@ -28,7 +28,7 @@ bool has(KernelFamily::Names names, std::string_view name) {
 
 // One feature that a spec asks for beyond its operation.
 struct Feature {
-  KernelFamily::Names KernelFamily::* names;  // the list in which families name the feature
+  KernelFamily::Names KernelFamily::*names;  // the list in which families name the feature
   std::string_view name;
   std::string text;     // as messages show it: "paged true"
   std::string instead;  // what would work; empty: the names in the family's list

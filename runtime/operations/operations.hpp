@@ -8,6 +8,7 @@
 namespace flashjit {
 
 extern const OperationRuntime forward_runtime;
+extern const OperationRuntime backward_runtime;
 extern const OperationRuntime decode_runtime;
 extern const OperationRuntime merge_runtime;
 

@@ -150,11 +150,11 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   std::uint64_t seed = 3;
   for (const Argument& argument : arguments) {
     if (!argument.tensor() || !has_argument(spec, argument)) continue;
-    if (argument.role == Role::input || argument.role == Role::output) {
+    if (argument.role_in(spec.op) == Role::input || argument.role_in(spec.op) == Role::output) {
       const Tensor view =
           Tensor::contiguous(nullptr, argument.dtype(spec), device, argument.layout.sizes(spec, sized));
       parts.push_back({argument, view});
-      if (argument.role == Role::input)
+      if (argument.role_in(spec.op) == Role::input)
         parts.back().values =
             random_elements(view.dtype, static_cast<std::size_t>(view.shape[0] * view.strides[0]), seed++);
       continue;
@@ -186,7 +186,8 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
       Tensor view = part.view;
       view.data = buffer.data();
       args.*part.argument.tensor() = view;
-      if (i == 0 && part.argument.role == Role::output) outputs_.push_back({&part.argument, buffers_.size()});
+      if (i == 0 && part.argument.role_in(spec.op) == Role::output)
+        outputs_.push_back({&part.argument, buffers_.size()});
       buffers_.push_back(std::move(buffer));
     }
     set_typical_numbers(spec, shape, args);

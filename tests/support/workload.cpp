@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/forward_bound.hpp"
 #include "tools/verify/mask.hpp"
@@ -136,16 +137,18 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
   for (std::size_t i = 0; i < num_arguments; ++i) {
     const Argument& argument = arguments[i];
     if (!has_argument(spec, argument)) continue;
-    if (argument.role == Role::input || argument.role == Role::output) {
+    if (argument.role_in(case_.spec.op) == Role::input || argument.role_in(case_.spec.op) == Role::output) {
       const auto arranged = [&](const Shape& shape) {
         const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, shape);
-        if (argument.tensor() == &AttentionArgs::lse) return arrange_rows(sizes);
-        const bool keys = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
+        const TensorMember member = argument.tensor();
+        if (member == &AttentionArgs::lse || member == &AttentionArgs::dlse) return arrange_rows(sizes);
+        const bool keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
+                          member == &AttentionArgs::dk || member == &AttentionArgs::dv;
         return arrange(keys ? case_.layout_kv : case_.layout, sizes);
       };
       const TensorShape whole = arranged(all);
       tensors_[i] = make(argument.dtype(spec), whole);
-      if (argument.role == Role::output) {
+      if (argument.role_in(case_.spec.op) == Role::output) {
         TensorShape elements = arranged(used);
         elements.strides = whole.strides;
         tensors_[i]->limit_elements(elements);
@@ -185,6 +188,11 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     if (spec.varlen && !masks_.tables.empty()) args->max_seqlen_q = longest.seqlen_q;
     if (packed_keys() && !masks_.tables.empty()) args->max_seqlen_k = longest.seqlen_k;
   }
+  if (spec.op == Operation::backward) {
+    verify::fill_forward(spec, host_args_);
+    tensor(&AttentionArgs::o).upload();
+    tensor(&AttentionArgs::lse).upload();
+  }
 }
 
 TensorShape Workload::arrange_rows(const std::vector<std::int64_t>& sizes) const {
@@ -223,6 +231,14 @@ void Workload::fill() {
   verify::fill_random(k, case_.seed * 3 + 1, options);
   options.scale = 1;
   verify::fill_random(v, case_.seed * 3 + 2, options);
+  if (case_.spec.op == Operation::backward) {
+    verify::fill_random(used(tensor(&AttentionArgs::d_o), case_.spec.varlen), case_.seed * 3 + 3, options);
+    const Tensor dlse = tensor(&AttentionArgs::dlse).on_host();
+    std::int64_t last = 0;
+    for (int i = 0; i < dlse.rank; ++i) last += (dlse.shape[i] - 1) * dlse.strides[i];
+    for (std::int64_t i = 0; i <= last && dlse.shape[0] > 0; ++i)
+      static_cast<float*>(dlse.data)[i] = static_cast<float>(i % 7 - 3) / 4;
+  }
   switch (case_.data) {
     case Data::random:
     case Data::huge_scores:
@@ -264,7 +280,11 @@ void Workload::fill() {
         if (is_packed) first += rows;
       }
     };
-    if (table.argument == &AttentionArgs::seqlens_q) fill_padding(q, spec.varlen, case_.lengths_q);
+    if (table.argument == &AttentionArgs::seqlens_q) {
+      fill_padding(q, spec.varlen, case_.lengths_q);
+      if (spec.op == Operation::backward)
+        fill_padding(tensor(&AttentionArgs::d_o).on_host(), spec.varlen, case_.lengths_q);
+    }
     if (table.argument == &AttentionArgs::seqlens_k && !spec.paged)
       fill_padding(k, packed_keys(), case_.lengths_k), fill_padding(v, packed_keys(), case_.lengths_k);
   }
@@ -314,7 +334,7 @@ const Kernel& Workload::kernel(Engine& engine) {
 
 void Workload::reset() {
   for (std::size_t i = 0; i < num_arguments; ++i)
-    if (tensors_[i] && arguments[i].role == Role::output) tensors_[i]->poison_elements();
+    if (tensors_[i] && arguments[i].role_in(case_.spec.op) == Role::output) tensors_[i]->poison_elements();
   device_.synchronize();
 }
 
@@ -323,7 +343,8 @@ testing::AssertionResult Workload::fetch() {
   for (std::size_t i = 0; i < num_arguments; ++i) {
     if (!tensors_[i]) continue;
     tensors_[i]->download();
-    const auto untouched = tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role == Role::output);
+    const auto untouched =
+        tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role_in(case_.spec.op) == Role::output);
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   for (const auto& workspace : workspaces_) {
@@ -356,7 +377,7 @@ std::vector<std::byte> Workload::outputs() {
   device_.synchronize();
   std::vector<std::byte> bits;
   for (std::size_t i = 0; i < num_arguments; ++i) {
-    if (!tensors_[i] || arguments[i].role != Role::output) continue;
+    if (!tensors_[i] || arguments[i].role_in(case_.spec.op) != Role::output) continue;
     tensors_[i]->download();
     const std::vector<std::byte> more = tensors_[i]->elements();
     bits.insert(bits.end(), more.begin(), more.end());

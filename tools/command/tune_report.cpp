@@ -243,7 +243,8 @@ Work tuned_work(const AttentionSpec& spec, const Shape& shape) {
   set_typical_numbers(spec, shape, args);
   double bytes = 0;
   for (const flashjit::Argument& argument : arguments) {
-    if ((argument.role != Role::input && argument.role != Role::output) || !has_argument(spec, argument))
+    if ((argument.role_in(spec.op) != Role::input && argument.role_in(spec.op) != Role::output) ||
+        !has_argument(spec, argument))
       continue;
     const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
     args.*argument.tensor() = Tensor::contiguous(nullptr, argument.dtype(spec), {}, sizes);

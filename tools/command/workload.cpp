@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
 
@@ -110,7 +111,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   verify::MaskData data = masks.generate(spec, shape, seed);
   std::uint64_t own_seed = 3 * seed;
   for (const flashjit::Argument& argument : arguments) {
-    if (argument.role != Role::input || !has_argument(spec, argument)) continue;
+    if (argument.role_in(spec.op) != Role::input || !has_argument(spec, argument)) continue;
     std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
     const bool is_cache = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
     if (spec.paged && is_cache) sizes[0] = num_pages(data);
@@ -126,6 +127,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   }
   data.set_sizes(work.host_args_);
   work.finish();
+  if (spec.op == Operation::backward) verify::fill_forward(spec, work.host_args_);
   return work;
 }
 
@@ -143,7 +145,7 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
   for (const flashjit::Argument& argument : arguments)
     if (!files[argument].empty()) work.add(argument, read_tensor(files[argument], argument, spec));
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role == Role::input && has_argument(spec, argument) && files[argument].empty())
+    if (argument.role_in(spec.op) == Role::input && has_argument(spec, argument) && files[argument].empty())
       throw Error(ErrorCode::invalid_argument, std::string(argument.name) + " is missing: op " +
                                                    to_string(spec.op) + " takes it, " +
                                                    argument.layout_of(spec));
@@ -178,7 +180,7 @@ Shape Workload::shape_of_inputs() const {
 }
 
 void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
-  tensors_.push_back({std::move(tensor), {}, &argument});
+  tensors_.push_back({std::move(tensor), {}, &argument, argument.role_in(spec_.op) == Role::output});
   host_args_.*argument.tensor() = tensors_.back().host.view();
 }
 
@@ -187,7 +189,7 @@ void Workload::finish() {
   Shape sized = shape_;
   if (spec_.varlen && host_args_.q) sized.total_q = host_args_.q->shape[0];
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role == Role::output && has_argument(spec_, argument))
+    if (argument.role_in(spec_.op) == Role::output && has_argument(spec_, argument))
       add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
   if (host_args_.cu_seqlens_q) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
@@ -215,7 +217,7 @@ void Workload::place(Device device) {
   for (Placed& tensor : tensors_) {
     Tensor view = tensor.host.view();
     tensor.device = cuda::DeviceBuffer(*context_, tensor.host.bytes());
-    if (!tensor.output()) tensor.device.copy_from(view.data, tensor.host.bytes());
+    if (!tensor.output) tensor.device.copy_from(view.data, tensor.host.bytes());
     view.data = tensor.device.data();
     view.device = device;
     device_args_.*tensor.argument->tensor() = view;
@@ -251,7 +253,7 @@ const AttentionArgs& Workload::args_for(const Kernel& kernel) {
 
 void Workload::poison() {
   for (Placed& tensor : tensors_) {
-    if (!tensor.output()) continue;
+    if (!tensor.output) continue;
     if (context_) {
       tensor.device.fill(0xff);
     } else {
@@ -264,7 +266,7 @@ void Workload::fetch() {
   if (!context_) return;
   cuda::synchronize(*context_);
   for (Placed& tensor : tensors_) {
-    if (tensor.output()) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
+    if (tensor.output) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
   }
   cuda::synchronize(*context_);
 }
@@ -304,8 +306,7 @@ void Workload::write_inputs(const std::string& folder) const {
     throw Error(ErrorCode::invalid_argument, "folder '" + folder + "' cannot be made: " + failed.message());
   }
   for (const Placed& tensor : tensors_) {
-    if (!tensor.output())
-      verify::write_npy(folder + "/" + tensor.argument->name + ".npy", tensor.host.view());
+    if (!tensor.output) verify::write_npy(folder + "/" + tensor.argument->name + ".npy", tensor.host.view());
   }
 }
 

@@ -98,7 +98,7 @@ class Workload {
     HostTensor host;
     cuda::DeviceBuffer device;
     const flashjit::Argument* argument = nullptr;
-    bool output() const { return argument->role == Role::output; }
+    bool output = false;
   };
 
   explicit Workload(const AttentionSpec& spec) : spec_(spec) {}

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/dropout.hpp"
+#include "tools/verify/dropout.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/forward_bound.hpp"
 #include "tools/verify/layout.hpp"
@@ -38,20 +39,6 @@ void store(double* to, const Vec& v) {
 Vec absolute(const Vec& v) {
   using Bits = std::int64_t __attribute__((vector_size(16)));
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(v) & std::numeric_limits<std::int64_t>::max());
-}
-
-// Which elements the launch drops. The tensors are in host memory.
-Dropout dropout_of(const AttentionSpec& spec, const AttentionArgs& args) {
-  if (!spec.dropout) return {};
-  if (!args.dropout_p) refuse("dropout_p is missing");
-  Dropout dropout{
-      .p = *args.dropout_p, .seed = args.dropout_seed.value_or(0), .offset = args.dropout_offset.value_or(0)};
-  const auto read = [](const Tensor& tensor, std::uint64_t& number) {
-    std::memcpy(&number, tensor.data, sizeof number);
-  };
-  if (args.dropout_seed_tensor) read(*args.dropout_seed_tensor, dropout.seed);
-  if (args.dropout_offset_tensor) read(*args.dropout_offset_tensor, dropout.offset);
-  return dropout;
 }
 
 double resolved_scale(const AttentionArgs& args, int head_dim) {

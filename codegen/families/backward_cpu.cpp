@@ -1,0 +1,99 @@
+// Backward on CPUs: an item is every so-manieth block of block_n keys of a key/value head.
+#include <algorithm>
+
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "codegen/mask_rules.hpp"
+#include "templates/shared/backward_cpu_params.h"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return !target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
+constexpr std::string_view fields[] = {"head_dim_v",    "mask",    "dropout",    "varlen",
+                                       "deterministic", "o_dtype", "grad_dtype", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
+
+constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
+
+int scratch(const AttentionSpec& spec, const KernelConfig& config) {
+  return device::cpu_backward_scratch(spec.head_dim, spec.head_dim_v, config.block_n);
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto wrong = [](const char* field, int value, const std::string& rule) {
+    return std::string(field) + " " + std::to_string(value) + " " + rule;
+  };
+  if (config.num_warps != 1) return wrong("num_warps", config.num_warps, "is not 1, as it must be on a CPU");
+  if (config.num_stages != 1)
+    return wrong("num_stages", config.num_stages, "is not 1, as it must be on a CPU");
+  if (config.block_n <= 0 || config.block_n % 32 != 0 || config.block_n > 1024)
+    return wrong("block_n", config.block_n, "is not a multiple of 32 up to 1024");
+  if (const int bytes = scratch(spec, config); bytes > largest_scratch)
+    return wrong("block_n", config.block_n,
+                 "needs " + std::to_string(bytes) + " bytes of scratch, more than the " +
+                     std::to_string(largest_scratch) + " of a thread on " + target.str());
+  return {};
+}
+
+ConfigAxes axes(const AttentionSpec& spec, const Target&) {
+  ConfigAxes axes = {.block_m = {0}, .block_n = {64, 128, 256}, .num_stages = {1}, .num_warps = {1}};
+  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask))
+    axes.block_n = {blocks->block_n >= 64 ? device::round_up(std::min(blocks->block_n, 256), 32)
+                                          : device::round_up(64, device::round_up(blocks->block_n, 32))};
+  return axes;
+}
+
+std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return {};
+}
+
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
+  const ConfigAxes values = axes(spec, target);
+  const bool has_usual = std::find(values.block_n.begin(), values.block_n.end(), 128) != values.block_n.end();
+  return {.block_n = has_usual ? 128 : values.block_n.front(), .num_stages = 1, .num_warps = 1};
+}
+
+constexpr char function_text[] =
+    R"(extern "C" void flashjit_backward_rows(const CpuBackwardParams* params, i64 begin, i64 end, void*) {
+  backward_rows<Spec>(*params, begin, end);
+}
+extern "C" void flashjit_backward(const CpuBackwardParams* params, i64 begin, i64 end, void* scratch) {
+  backward<Spec, Config>(*params, begin, end, scratch);
+}
+extern "C" void flashjit_backward_dq(const CpuBackwardParams* params, i64 begin, i64 end, void*) {
+  backward_dq<Spec>(*params, begin, end);
+}
+)";
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  source.text += include_lines("cpu/backward.h", spec) + "\n" +
+                 structs(spec, "BackwardCpuSpec", "", choices, source.config, "") + function_text;
+  source.steps.push_back({.function = "flashjit_backward_rows"});
+  source.steps.push_back({.function = "flashjit_backward", .scratch = scratch(spec, source.config)});
+  source.steps.push_back({.function = "flashjit_backward_dq"});
+}
+
+}  // namespace
+
+extern constinit const KernelFamily backward_cpu = {
+    .op = Operation::backward,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

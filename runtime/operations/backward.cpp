@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <numbers>
+#include <utility>
+
+#include "runtime/argument_checks.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/operations/operations.hpp"
+#include "runtime/overlap.hpp"
+#include "templates/shared/backward_cpu_params.h"
+
+namespace flashjit {
+namespace {
+
+using i64 = std::int64_t;
+
+// A tensor that must have the sizes of another.
+void require_like(const char* name, const Tensor& t, const char* like, const Tensor& other) {
+  const std::string what = std::string("as ") + like;
+  for (int i = 0; i < other.rank; ++i) require_shape(name, t, i, other.shape[i], what.c_str());
+}
+
+struct Backward {
+  struct Checked {
+    device::BackwardParams params{};
+    Shape shape{};
+    bool empty = false;
+  };
+
+  static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
+    Checked checked;
+    device::BackwardParams& p = checked.params;
+    const CheckedAttention attention = check_attention(spec, device, args, longest_sequence, p);
+    p.scale_log2 = attention.scale_log2;
+    p.scale = attention.scale_log2 / std::numbers::log2e_v<float>;
+    p.q = attention.q;
+    p.k = attention.k;
+    p.v = attention.v;
+    p.o = attention.o;
+    p.lse = attention.lse;
+
+    const Tensor &q = *args.q, &k = *args.k, &v = *args.v, &o = *args.o, &lse = *args.lse;
+    const Tensor& d_o = require<&AttentionArgs::d_o>(spec, args, device);
+    require_like("do", d_o, "o", o);
+    require_alignment("do", d_o);
+    p.d_o = view(d_o);
+    if (args.dlse) {
+      const Tensor& dlse = require<&AttentionArgs::dlse>(spec, args, device);
+      require_like("dlse", dlse, "lse", lse);
+      const int rows = lse.rank - 1;
+      if (dlse.shape[rows] > 1 && dlse.strides[rows] != 1)
+        refuse_argument("dlse's last dimension has stride ", dlse.strides[rows],
+                        ", it must be contiguous (stride 1)");
+      if (reinterpret_cast<std::uintptr_t>(dlse.data) % sizeof(float))
+        refuse_argument("dlse's data pointer is not aligned to 4 bytes");
+      p.dlse = {dlse.data, spec.varlen ? 0 : stride(dlse, 0), 1, stride(dlse, lse.rank - 2)};
+    }
+    const Tensor& dq = require<&AttentionArgs::dq>(spec, args, device);
+    const Tensor& dk = require<&AttentionArgs::dk>(spec, args, device);
+    const Tensor& dv = require<&AttentionArgs::dv>(spec, args, device);
+    const auto output = [&](const char* name, const Tensor& t, const char* like, const Tensor& other) {
+      require_like(name, t, like, other);
+      require_alignment(name, t);
+      require_distinct_rows(name, t);
+      require_apart(name, t, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"do", &d_o}});
+      return view(t);
+    };
+    p.dq = output("dq", dq, "q", q);
+    p.dk = output("dk", dk, "k", k);
+    p.dv = output("dv", dv, "v", v);
+    require_apart("dk", dk, {{"dq", &dq}});
+    require_apart("dv", dv, {{"dq", &dq}, {"dk", &dk}});
+
+    check_data(spec, device, p, {});
+    checked.shape = attention.shape;
+    checked.empty = (p.batch == 0 || p.num_heads_q == 0) || (p.seqlen_q == 0 && p.seqlen_k == 0);
+    if (spec.varlen && device.kind == Device::Kind::cpu && p.batch > 0) {
+      // The lengths that the sequences have, however long the tensors are.
+      p.total_q = p.cu_seqlens_q[p.batch];
+      p.total_k = p.cu_seqlens_k[p.batch];
+      int longest = 0;
+      for (int b = 0; b < p.batch; ++b)
+        longest = std::max(longest, p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b]);
+      checked.shape.seqlen_q = longest;
+      checked.shape.total_q = p.total_q;
+    }
+    return checked;
+  }
+
+  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
+    return kernel.target.is_cuda() ? 0 : cpu_workspace(kernel, shape);
+  }
+
+  static void plan_cuda(const PlannedKernel&, const device::BackwardParams&, void*, Launch&) {
+    throw Error(ErrorCode::internal, "op backward has no plan for GPUs");
+  }
+
+  static void plan_cpu(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,
+                       Launch& launch) {
+    device::CpuBackwardParams p{};
+    static_cast<device::BackwardParams&>(p) = params;
+    const int row = device::cpu_backward_row(kernel.spec.head_dim);
+    p.rows = static_cast<int>(kernel.spec.varlen ? i64{params.total_q} : i64{params.batch} * params.seqlen_q);
+    const i64 items = i64{params.batch} * params.num_heads_kv;
+    p.parts = parts(params.batch, params.num_heads_kv, kernel.parallelism);
+    const i64 rows = i64{params.num_heads_q} * p.rows;
+    p.stats = static_cast<float*>(workspace);
+    p.sums = p.stats + (2 * rows + 15) / 16 * 16;
+    const auto add = [&](i64 count, i64 work) {
+      StepLaunch& step = launch.add_step();
+      step.make_params<device::CpuBackwardParams>(p);
+      step.items.count = count;
+      // Smaller pieces would take less than some 10 us.
+      constexpr i64 worthwhile = 1 << 17;
+      step.items.pieces = std::clamp<i64>(work / worthwhile, 1, std::max<i64>(count, 1));
+    };
+    const i64 all_rows = i64{params.batch} * params.num_heads_q * params.seqlen_q;
+    const i64 units = i64{params.batch} * params.num_heads_q * ((params.seqlen_q - 1) / rows_of_item + 1);
+    add(units, all_rows * kernel.spec.head_dim_v);
+    add(items * p.parts, all_rows * params.seqlen_k / 4 * kernel.spec.head_dim);
+    add(units, all_rows * row * p.parts);
+  }
+
+ private:
+  static constexpr int rows_of_item = device::cpu_backward_rows_of_item;
+
+  // Enough parts that every thread has several items, which differ if masks do.
+  static int parts(int batch, int heads_kv, int threads) {
+    const i64 items = std::max<i64>(i64{batch} * heads_kv, 1), wanted = threads == 1 ? 1 : i64{4} * threads;
+    return static_cast<int>((wanted - 1) / items + 1);
+  }
+
+  // parts <= 4 threads / (batch * heads_kv) + 1. So parts * rows of dQ are at most
+  // 4 threads * seqlen_q / heads_kv + rows, which grows with each size.
+  static std::size_t cpu_workspace(const PlannedKernel& kernel, const Shape& shape) {
+    const i64 heads_kv = std::max(shape.num_heads_kv, 1), heads_q = shape.num_heads_q;
+    const i64 rows = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
+    const i64 threads = kernel.parallelism == 1 ? 0 : i64{4} * kernel.parallelism;
+    const i64 sums = (threads * shape.seqlen_q + heads_kv * rows) * (heads_q / heads_kv);
+    const auto floats = product_of({sums, device::cpu_backward_row(kernel.spec.head_dim)});
+    const auto stats = product_of({2, heads_q, rows});
+    constexpr i64 most = i64{1} << 60;
+    if (!floats || !stats || *floats > most || *stats > most)
+      refuse_argument("batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
+                      shape.seqlen_q, ": no memory holds the workspace; split the batch");
+    return 4 * static_cast<std::size_t>((*stats + 15) / 16 * 16 + *floats);
+  }
+};
+
+}  // namespace
+
+const OperationRuntime backward_runtime = operation_runtime<Backward>;
+
+}  // namespace flashjit

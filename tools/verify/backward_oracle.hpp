@@ -1,0 +1,37 @@
+// The oracle of backward, and how far off a correct backward may be. A and D are those of error_bound.hpp.
+//
+// Exact, for the pairs of a row i and a key j that the mask keeps, from the inputs as stored (o and lse are
+// inputs; a row whose lse is -inf has no weights):
+//   p_ij = exp(scale q_i.k_j - lse_i),  w_ij = m_ij p_ij,  g_ij = p_ij (m_ij do_i.v_j - delta_i),
+//   delta_i = do_i.o_i - dlse_i,  m_ij = 1, with dropout 0 or 1 / (1 - p)
+//   dv_j = sum_i w_ij do_i,  dk_j = scale sum_i g_ij q_i,  dq_i = scale sum_j g_ij k_j
+// where dk and dv add up the query heads of a key/value head.
+// Kernel: all of it in float32; w and g may be rounded to an input's dtype of 16 bits before the products.
+//
+// 1. The exponent is off by d_ij <= gamma(head_dim) scale |q_i||k_j| + 2^-22 (|s_ij| + |lse_i| + 1), and p_ij
+//    by a factor of exp(d_ij + x) at most; x is 2^-21, for 16-bit inputs 2^-13. So e_ij = exp(d_ij + x) - 1.
+//    Below 2^-126 float32 runs out of exponent: f, absolute.
+// 2. do_i.v_j is off by gamma(head_dim_v) |do_i||v_j|, delta_i by gamma(head_dim_v) |do_i||o_i| +
+//    2^-22 (|delta_i| + |dlse_i|).
+// 3. So g_ij is off by a_ij = |g_ij| e_ij + (p_ij (1 + e_ij) + f) (m times the first of 2 + the second)
+//    + (p_ij 2^-22 + f) (|m do_i.v_j| + |delta_i|).
+// 4. Rounding to 16 bits adds at most r |w_ij| + f_r, or r |g_ij| + f_r. These are independent, of mean 0:
+// their sum is
+//    below 4 sqrt(sum of squares), ten standard deviations, as in forward_bound.hpp, 5. With
+//    OracleOptions::repeated_scores the worst case counts.
+// 5. A sum of n terms is off by gamma(n) of the sum of magnitudes. The output is rounded: D.
+//
+// An element whose exact value is NaN or infinite cannot be told.
+#pragma once
+
+#include "tools/verify/oracle.hpp"
+
+namespace flashjit::verify {
+
+// Outputs: dq, dk, dv. OracleOptions::max_rows counts rows of dq, and keys of dk and dv.
+Oracle backward_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
+
+// Computes o and lse of `args`, inputs of a backward in host memory, in float64 from q, k and v.
+void fill_forward(const AttentionSpec& spec, const AttentionArgs& args);
+
+}  // namespace flashjit::verify

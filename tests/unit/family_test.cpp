@@ -47,8 +47,8 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
 // and never be refused. With another member this does not compile.
 TEST(SpecFields, AreAllMembers) {
   const AttentionSpec spec;
-  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11] = spec;
-  EXPECT_EQ(std::size(spec_fields), 11u);
+  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12] = spec;
+  EXPECT_EQ(std::size(spec_fields), 12u);
 }
 
 TEST(Family, ForwardsAreDeterministic) {
@@ -90,10 +90,10 @@ TEST(Family, RefusalsSayWhatWouldWork) {
       why_unsupported(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
       "x86-64-v4 and x86-64-v4+amx");
-  const AttentionSpec other{.op = Operation::backward, .head_dim = 64};
+  const AttentionSpec other{.op = Operation::append_kv, .head_dim = 64};
   EXPECT_EQ(why_unsupported(other, Target::parse("sm_80")),
-            "op backward is not supported on sm_80; op forward or decode or merge would work");
-  expect_error(ErrorCode::unsupported, {"op backward is not supported on sm_80"},
+            "op append_kv is not supported on sm_80; op forward or decode or merge or backward would work");
+  expect_error(ErrorCode::unsupported, {"op append_kv is not supported on sm_80"},
                [&] { search_space(other, Target::parse("sm_80")); });
 }
 

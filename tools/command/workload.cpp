@@ -279,7 +279,8 @@ std::int64_t Workload::query_rows() const {
 }
 
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
-  if (!args.parts_o) return 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
+  const double passes = spec.op == Operation::backward ? 2.5 : 1;  // five products, where a forward has two
+  if (!args.parts_o) return passes * 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
   double elements = 1;
   for (int i = 0; i < args.parts_o->rank; ++i) elements *= static_cast<double>(args.parts_o->shape[i]);
   return 2 * elements;

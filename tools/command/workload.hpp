@@ -51,7 +51,7 @@ class TensorFiles {
 };
 
 // Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
-// that the mask keeps; for a merge, 2 for each element of the parts.
+// that the mask keeps, in a backward 2.5 times as many; for a merge, 2 for each element of the parts.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
 // Bytes of K and V, each read once for a key/value head. Reading them bounds a decode.
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);

@@ -1,0 +1,178 @@
+// Tests the oracle of backward: its gradients against central finite differences of the forward's oracle, so that
+// kernels and oracle cannot share a mistake, and planted defects that its bound must catch.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tools/verify/backward_oracle.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/forward_oracle.hpp"
+#include "tools/verify/random_masks.hpp"
+#include "tools/verify/random_tensor.hpp"
+#include "tools/verify/report.hpp"
+
+namespace flashjit::backward_test {
+namespace {
+
+using namespace verify;
+
+struct Array {
+  std::vector<float> values;
+  Tensor view;
+  explicit Array(std::vector<std::int64_t> shape) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : shape) count *= size;
+    values.resize(static_cast<std::size_t>(count) + 1);
+    view = Tensor::contiguous(values.data(), DType::fp32, {}, shape);
+  }
+};
+
+OracleOptions one_thread() {
+  OracleOptions options;
+  options.num_threads = 1;
+  return options;
+}
+
+struct Problem {
+  AttentionSpec spec;
+  Shape shape;
+  std::vector<std::int32_t> starts_q, starts_k;
+  MaskData masks;
+  Array q, k, v, o, lse, d_o, dlse, dq, dk, dv;
+  AttentionArgs args;
+
+  static AttentionSpec spec_of(std::vector<Mask> mask, bool dropout, bool varlen) {
+    AttentionSpec spec;
+    spec.op = Operation::backward;
+    spec.dtype = DType::fp32;
+    spec.head_dim = 16, spec.head_dim_v = 8;
+    spec.mask = std::move(mask);
+    spec.dropout = dropout, spec.varlen = varlen;
+    return spec.validated();
+  }
+  std::vector<std::int64_t> sizes(std::int64_t rows, std::int64_t heads, std::int64_t dim) const {
+    const std::int64_t batch = shape.batch;
+    return spec.varlen ? std::vector{batch * rows - 3, heads, dim} : std::vector{batch, rows, heads, dim};
+  }
+  std::vector<std::int64_t> sizes_of_rows() const {
+    const std::int64_t batch = shape.batch, rows = shape.seqlen_q, heads = shape.num_heads_q;
+    return spec.varlen ? std::vector{heads, batch * rows - 3} : std::vector{batch, heads, rows};
+  }
+
+  Problem(std::vector<Mask> mask, bool dropout, bool varlen, std::uint64_t seed)
+      : spec(spec_of(std::move(mask), dropout, varlen)),
+        shape{.batch = 2, .seqlen_q = 9, .seqlen_k = 12, .num_heads_q = 4, .num_heads_kv = 2},
+        starts_q{0, 9, 15},
+        starts_k{0, 12, 21},
+        q(sizes(9, 4, 16)),
+        k(sizes(12, 2, 16)),
+        v(sizes(12, 2, 8)),
+        o(sizes(9, 4, 8)),
+        lse(sizes_of_rows()),
+        d_o(sizes(9, 4, 8)),
+        dlse(sizes_of_rows()),
+        dq(sizes(9, 4, 16)),
+        dk(sizes(12, 2, 16)),
+        dv(sizes(12, 2, 8)) {
+    const RandomOptions plain{.outlier_every = 0, .long_row_every = 0};
+    for (Array* array : {&q, &k, &v, &d_o}) fill_random(array->view, seed++, plain);
+    for (std::size_t i = 0; i < dlse.values.size(); ++i) dlse.values[i] = static_cast<float>(i % 5) / 4 - 0.5f;
+    args = {.q = q.view, .k = k.view, .v = v.view, .o = o.view, .lse = lse.view};
+    args.d_o = d_o.view, args.dlse = dlse.view;
+    args.dq = dq.view, args.dk = dk.view, args.dv = dv.view;
+    if (dropout) args.dropout_p = 0.3, args.dropout_seed = seed, args.dropout_offset = 7;
+    if (varlen) {
+      args.cu_seqlens_q = Tensor::contiguous(starts_q.data(), DType::int32, {}, {3});
+      args.cu_seqlens_k = Tensor::contiguous(starts_k.data(), DType::int32, {}, {3});
+    }
+    masks = random_mask_data(spec, shape, seed, {.hard = true});
+    masks.limit_lengths(args);
+    for (MaskTable& table : masks.tables) args.*table.argument = table.view();
+    masks.set_sizes(args);
+    fill_forward(spec, args);
+  }
+
+  // The loss whose gradients do and dlse are, in float64.
+  double loss() const {
+    AttentionSpec forward = spec;
+    forward.op = Operation::forward;
+    double sum = 0;
+    forward_oracle(forward, args, one_thread()).compute([&](const Expected& expected) {
+      const std::vector<float>& by = expected.output == 0 ? d_o.values : dlse.values;
+      for (std::size_t i = 0; i < expected.values.size(); ++i)
+        if (std::isfinite(expected.values[i]))
+          sum += expected.values[i] * by[static_cast<std::size_t>(expected.index) + i];
+    });
+    return sum;
+  }
+
+  // The oracle's gradients become the results.
+  void take_gradients() {
+    backward_oracle(spec, args, one_thread()).compute([&](const Expected& expected) {
+      Array& to = expected.output == 0 ? dq : expected.output == 1 ? dk : dv;
+      for (std::size_t i = 0; i < expected.values.size(); ++i)
+        to.values[static_cast<std::size_t>(expected.index) + i] = static_cast<float>(expected.values[i]);
+    });
+  }
+};
+
+const std::vector<std::vector<Mask>> masks = {
+    {},
+    {CausalMask{}},
+    {CausalMask{CausalAlign::top_left}},
+    {SlidingWindowMask{}},
+    {SlidingWindowMask{.sinks = true}},
+    {PaddingMask{}},
+    {BlockSparseMask{.block_m = 16, .block_n = 16}},
+    {TreeMask{}},
+    {CausalMask{}, PaddingMask{}},
+};
+
+TEST(BackwardOracle, AgreesWithFiniteDifferences) {
+  std::uint64_t seed = 1;
+  for (const auto& mask : masks)
+    for (const bool dropout : {false, true})
+      for (const bool varlen : {false, true}) {
+        Problem problem(mask, dropout, varlen, seed += 10);
+        problem.take_gradients();
+        const struct {
+          const char* name;
+          Array *of, *gradient;
+        } pairs[] = {{"dq", &problem.q, &problem.dq}, {"dk", &problem.k, &problem.dk}, {"dv", &problem.v, &problem.dv}};
+        for (const auto& [name, of, gradient] : pairs)
+          for (std::size_t i = seed % 7; i + 1 < of->values.size(); i += 13) {
+            float& x = of->values[i];
+            const float before = x;
+            constexpr float step = 0x1p-10f;
+            x = before + step;
+            const double above = x, loss_above = problem.loss();
+            x = before - step;
+            const double difference = (loss_above - problem.loss()) / (above - x);
+            x = before;
+            EXPECT_NEAR(gradient->values[i], difference, 2e-5 * (1 + std::abs(difference)))
+                << problem.spec.to_json() << " " << name << " " << i;
+          }
+      }
+}
+
+TEST(BackwardOracle, BoundCatchesDefects) {
+  Problem problem({CausalMask{}}, false, false, 5);
+  problem.take_gradients();
+  EXPECT_TRUE(verify_outputs(problem.spec, problem.args).ok());
+  for (Array* gradient : {&problem.dq, &problem.dk, &problem.dv}) {
+    const std::vector<float> right = gradient->values;
+    for (float& value : gradient->values) value *= 1.001f;
+    EXPECT_FALSE(verify_outputs(problem.spec, problem.args).ok());
+    gradient->values = right;
+  }
+  problem.args.softmax_scale = 0.2502f;  // instead of 0.25
+  EXPECT_FALSE(verify_outputs(problem.spec, problem.args).ok());
+  problem.args.softmax_scale.reset();
+  problem.args.dlse.reset();
+  EXPECT_FALSE(verify_outputs(problem.spec, problem.args).ok());
+}
+
+}  // namespace
+}  // namespace flashjit::backward_test

@@ -197,9 +197,8 @@ constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, h
 constexpr Layout starts{"[batch + 1]",
                         [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
 constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
-constexpr Layout page_lists{"[batch, max_pages]", [](const Spec&, const Shape& z) -> Sizes {
-                              return {z.batch, pages_of(z)};
-                            }};
+constexpr Layout page_lists{"[batch, max_pages]",
+                            [](const Spec&, const Shape& z) -> Sizes { return {z.batch, pages_of(z)}; }};
 constexpr Layout one{"[1]", [](const Spec&, const Shape&) -> Sizes { return {1}; }};
 constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", nullptr};
 constexpr Layout listed{"[listed blocks]", nullptr};

@@ -123,8 +123,7 @@ std::size_t AttentionSpec::hash() const noexcept {
   hasher.add_field(head_dim);
   [&]<std::size_t... i>(std::index_sequence<i...>) {
     (hasher.add_field(this->*std::get<spec_fields[i].member.index()>(spec_fields[i].member)), ...);
-  }
-  (std::make_index_sequence<std::size(spec_fields)>());
+  }(std::make_index_sequence<std::size(spec_fields)>());
   return hasher.result();
 }
 

@@ -28,7 +28,7 @@ bool has(KernelFamily::Names names, std::string_view name) {
 
 // One feature that a spec asks for beyond its operation.
 struct Feature {
-  KernelFamily::Names KernelFamily::*names;  // the list in which families name the feature
+  KernelFamily::Names KernelFamily::* names;  // the list in which families name the feature
   std::string_view name;
   std::string text;     // as messages show it: "paged true"
   std::string instead;  // what would work; empty: the names in the family's list

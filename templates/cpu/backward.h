@@ -90,9 +90,8 @@ __attribute__((noinline)) inline void transpose_rows(const float* from, int stri
       WordVec v[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        v[j] = gather_words([&](int i) __attribute__((always_inline)) {
-          return from + (row + 4 * i + j) * stride + column;
-        });
+        v[j] = gather_words(
+            [&](int i) __attribute__((always_inline)) { return from + (row + 4 * i + j) * stride + column; });
       transpose4(v);
 #pragma unroll
       for (int j = 0; j < 4; ++j) store(to + (column + j) * backward_unit + row, reinterpret_cast<Vec>(v[j]));

@@ -1,5 +1,5 @@
-// Tests the oracle of backward: its gradients against central finite differences of the forward's oracle, so that
-// kernels and oracle cannot share a mistake, and planted defects that its bound must catch.
+// Tests the oracle of backward: its gradients against central finite differences of the forward's oracle, so
+// that kernels and oracle cannot share a mistake, and planted defects that its bound must catch.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -78,7 +78,8 @@ struct Problem {
         dv(sizes(12, 2, 8)) {
     const RandomOptions plain{.outlier_every = 0, .long_row_every = 0};
     for (Array* array : {&q, &k, &v, &d_o}) fill_random(array->view, seed++, plain);
-    for (std::size_t i = 0; i < dlse.values.size(); ++i) dlse.values[i] = static_cast<float>(i % 5) / 4 - 0.5f;
+    for (std::size_t i = 0; i < dlse.values.size(); ++i)
+      dlse.values[i] = static_cast<float>(i % 5) / 4 - 0.5f;
     args = {.q = q.view, .k = k.view, .v = v.view, .o = o.view, .lse = lse.view};
     args.d_o = d_o.view, args.dlse = dlse.view;
     args.dq = dq.view, args.dk = dk.view, args.dv = dv.view;
@@ -140,7 +141,9 @@ TEST(BackwardOracle, AgreesWithFiniteDifferences) {
         const struct {
           const char* name;
           Array *of, *gradient;
-        } pairs[] = {{"dq", &problem.q, &problem.dq}, {"dk", &problem.k, &problem.dk}, {"dv", &problem.v, &problem.dv}};
+        } pairs[] = {{"dq", &problem.q, &problem.dq},
+                     {"dk", &problem.k, &problem.dk},
+                     {"dv", &problem.v, &problem.dv}};
         for (const auto& [name, of, gradient] : pairs)
           for (std::size_t i = seed % 7; i + 1 < of->values.size(); i += 13) {
             float& x = of->values[i];

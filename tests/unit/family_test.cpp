@@ -47,7 +47,8 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
 // and never be refused. With another member this does not compile.
 TEST(SpecFields, AreAllMembers) {
   const AttentionSpec spec;
-  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12] = spec;
+  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12] =
+      spec;
   EXPECT_EQ(std::size(spec_fields), 12u);
 }
 

@@ -20,7 +20,8 @@ Engine& backward_engine() {
 const Kernel& backward_kernel(const char* rest = "") {
   return backward_engine().get(
       AttentionSpec::from_json(
-          std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24)") + rest + "}"),
+          std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24)") + rest +
+          "}"),
       GoodArguments::shape());
 }
 
@@ -60,9 +61,9 @@ TEST(BackwardArguments, EveryTensorIsChecked) {
     const char* name;
     std::optional<Tensor> AttentionArgs::* member;
     bool required;
-  } tensors[] = {{"o", &AttentionArgs::o, true},      {"lse", &AttentionArgs::lse, true},
-                 {"do", &AttentionArgs::d_o, true},   {"dlse", &AttentionArgs::dlse, false},
-                 {"dq", &AttentionArgs::dq, true},    {"dk", &AttentionArgs::dk, true},
+  } tensors[] = {{"o", &AttentionArgs::o, true},    {"lse", &AttentionArgs::lse, true},
+                 {"do", &AttentionArgs::d_o, true}, {"dlse", &AttentionArgs::dlse, false},
+                 {"dq", &AttentionArgs::dq, true},  {"dk", &AttentionArgs::dk, true},
                  {"dv", &AttentionArgs::dv, true}};
   for (const auto& [name, member, required] : tensors) {
     const auto of = [member = member](AttentionArgs& args) -> Tensor& { return *(args.*member); };
@@ -73,7 +74,8 @@ TEST(BackwardArguments, EveryTensorIsChecked) {
     expect_refused({name, "int32"}, [&](AttentionArgs& args) { of(args).dtype = DType::int32; });
     expect_refused({name}, [&](AttentionArgs& args) { ++of(args).shape[1]; });
     expect_refused({name}, [&](AttentionArgs& args) { ++of(args).shape[of(args).rank - 1]; });
-    expect_refused({name, "contiguous"}, [&](AttentionArgs& args) { of(args).strides[of(args).rank - 1] = 2; });
+    expect_refused({name, "contiguous"},
+                   [&](AttentionArgs& args) { of(args).strides[of(args).rank - 1] = 2; });
   }
 }
 
@@ -103,7 +105,8 @@ TEST(BackwardArguments, WorkspaceBytes) {
 }
 
 TEST(BackwardSpec, RefusesWhatItCannot) {
-  expect_error(ErrorCode::unsupported, {"lse false", "true would work"}, [] { backward_kernel(R"(, "lse": false)"); });
+  expect_error(ErrorCode::unsupported, {"lse false", "true would work"},
+               [] { backward_kernel(R"(, "lse": false)"); });
   expect_error(ErrorCode::unsupported, {"paged true"}, [] { backward_kernel(R"(, "paged": true)"); });
   expect_error(ErrorCode::invalid_spec, {"grad_dtype fp16", "bf16"},
                [] { backward_kernel(R"(, "grad_dtype": "fp16")"); });

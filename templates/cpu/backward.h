@@ -98,11 +98,11 @@ __attribute__((noinline)) inline void transpose_rows(const float* from, int stri
     }
 }
 
-// Writes a row of sums as elements, multiplied by `scale`; null: zeros.
+// Writes a row of sums as elements, multiplied by `scale`.
 template <class Element>
 FLASHJIT_FN void write_row(const float* sums, float scale, int columns, Element* to) {
   for (int column = 0; column < columns; column += 8)
-    store8(to + column, sums ? load_unaligned<Vec8>(sums + column) * scale : Vec8{});
+    store8(to + column, load_unaligned<Vec8>(sums + column) * scale);
 }
 
 // The first row of a problem in the workspace.
@@ -179,7 +179,7 @@ struct BackwardBlock {
         }
       }
     }
-    write_keys(params, any, first, keys.end);
+    write_keys(params, any, first);
   }
 
  private:
@@ -283,17 +283,14 @@ struct BackwardBlock {
     }
   }
 
-  // Writes dK and dV of keys [first, end) and zeros for the block's padding.
+  // Writes dK and dV of the block's keys, padding included: its sums are 0.
   __attribute__((noinline)) void write_keys(const CpuBackwardParams& params, const Problem& problem,
-                                            int first, int end) const {
+                                            int first) const {
     Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + problem.k_offset(params.dk);
     Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + problem.k_offset(params.dv);
     for (int key = first; key < min(first + block_n, slot_keys<Spec>(params, problem)); ++key) {
-      const bool valid = key < end;
-      write_row(valid ? dk + (key - first) * k_row : nullptr, params.scale, head_dim,
-                to_k + key * params.dk.row_stride);
-      write_row(valid ? dv + (key - first) * v_row : nullptr, 1.0f, head_dim_v,
-                to_v + key * params.dv.row_stride);
+      write_row(dk + (key - first) * k_row, params.scale, head_dim, to_k + key * params.dk.row_stride);
+      write_row(dv + (key - first) * v_row, 1.0f, head_dim_v, to_v + key * params.dv.row_stride);
     }
   }
 };
@@ -365,7 +362,7 @@ FLASHJIT_FN void backward(const CpuBackwardParams& params, i64 begin, i64 end, v
   }
 }
 
-// The third step: adds up the parts of dQ.
+// The third step: adds up the parts of dQ, which are 0 for padding.
 template <class Spec>
 FLASHJIT_FN void backward_dq(const CpuBackwardParams& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
@@ -376,12 +373,11 @@ FLASHJIT_FN void backward_dq(const CpuBackwardParams& params, i64 begin, i64 end
     Gradient* const dq = static_cast<Gradient*>(params.dq.data) + problem.q_offset(params.dq);
     float* const sums = params.sums + workspace_row<Spec>(params, problem) * row_floats;
     for (int row = rows.begin; row < rows.end; ++row) {
-      const bool valid = row < problem.seqlen_q;
       float* const sum = sums + static_cast<i64>(row) * row_floats;
-      for (int part = 1; valid && part < params.parts; ++part)
+      for (int part = 1; part < params.parts; ++part)
         for (int c = 0; c < row_floats; c += lanes)
           store(sum + c, load(sum + c) + load(sum + part * part_floats + c));
-      write_row(valid ? sum : nullptr, params.scale, Spec::head_dim, dq + row * params.dq.row_stride);
+      write_row(sum, params.scale, Spec::head_dim, dq + row * params.dq.row_stride);
     }
   });
 }

@@ -121,7 +121,7 @@ TEST_F(DecodeOnGpu, GroupsAndNewTokens) {
   std::uint64_t seed = 0;
   for (const auto& [heads_per_kv_head, heads_kv] :
        {std::pair{1, 3}, {2, 2}, {3, 2}, {4, 2}, {7, 1}, {16, 1}, {37, 1}})
-    for (const int rows : {1, 3, 9}) {
+    for (const int rows : {1, 9}) {
       const Case c{.batch = 2,
                    .heads_q = heads_per_kv_head * heads_kv,
                    .heads_kv = heads_kv,
@@ -173,7 +173,7 @@ TEST_F(DecodeOnGpu, PageSizesAndLayouts) {
 // A grid of one block, of more blocks than there are steps, and of some that share each long sequence.
 TEST_F(DecodeOnGpu, LengthsThatDiffer) {
   std::uint64_t seed = 200;
-  for (const int multiprocessors : {1, 4, 40})
+  for (const int multiprocessors : {1, 40})
     for (const std::vector<int>& lengths : std::vector<std::vector<int>>{
              {0, 900, 1, 3, 0, 65, 500}, {0, 0}, {1}, {1500, 20, 20, 20}, {64, 64, 64}}) {
       const Case c{.batch = static_cast<int>(lengths.size()),

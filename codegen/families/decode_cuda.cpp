@@ -106,9 +106,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   };
   constexpr Rest few_rows[] = {{32, 2, 8}, {16, 2, 12}, {16, 2, 8}, {16, 1, 8},
                                {16, 3, 4}, {16, 2, 4},  {16, 1, 4}};
-  // Copies of rows that lie apart take more of a warp's time: more blocks, each with its own warps, have
-  // more.
-  constexpr Rest small_pages[] = {{32, 2, 4}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
+  // Rows of one page are copied at a fifth of the instructions: blocks that lie in one page.
+  constexpr Rest small_pages[] = {{16, 2, 8}, {16, 1, 8}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
   constexpr Rest many_rows[] = {{32, 2, 8}, {16, 2, 8}, {16, 1, 8}, {16, 2, 12},
                                 {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
   constexpr int sizes[] = {16, 32, 64};
@@ -120,10 +119,10 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   for (const int block_m : {64, 32, 16})
     if (block_m < rows) candidates.push_back(block_m);
   for (const int block_m : candidates) {
-    const bool pages_in_blocks = shape.page_size > 0 && shape.page_size < 64;
-    const std::span<const Rest> rests = block_m > 16      ? std::span<const Rest>(many_rows)
-                                        : pages_in_blocks ? std::span<const Rest>(small_pages)
-                                                          : std::span<const Rest>(few_rows);
+    const bool half_blocks = shape.page_size >= 16 && shape.page_size % 32 != 0;
+    const std::span<const Rest> rests = block_m > 16  ? std::span<const Rest>(many_rows)
+                                        : half_blocks ? std::span<const Rest>(small_pages)
+                                                      : std::span<const Rest>(few_rows);
     for (const Rest& rest : rests) {
       const KernelConfig config{block_m, rest.block_n, rest.num_stages, rest.num_warps};
       if (misfit(spec, target, config).empty() && futility(spec, target, config).empty()) return config;

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <variant>
 
 #include "codegen/decode_kernels.hpp"
 #include "runtime/argument_checks.hpp"
@@ -70,6 +71,10 @@ struct Decode {
     p.parts_o = reinterpret_cast<float*>(memory);
     p.parts_lse = reinterpret_cast<float*>(memory + plan.parts_lse);
     step.grid = {.x = plan.blocks};
+    if (const unsigned blocks = blocks_of_whole_tiles(kernel.spec, params, plan)) {
+      step.grid.x = blocks;
+      return;
+    }
 
     constexpr unsigned most_blocks_of_a_tile = 8;
     StepLaunch& merge = launch.add_step();
@@ -139,6 +144,22 @@ struct Decode {
       bytes = parts_lse + rows * sizeof(float);
     }
   };
+
+  // The blocks that can take equally many whole tiles each, if all tiles are known to have equally many keys
+  // and few multiprocessors are left without one; else 0. Then no tile is shared, and there is no second
+  // step.
+  static unsigned blocks_of_whole_tiles(const AttentionSpec& spec, const device::DecodeParams& params,
+                                        const CudaPlan& plan) {
+    const bool alike =
+        !spec.varlen && params.seqlens_k == nullptr && std::ranges::all_of(spec.mask, [](const Mask& mask) {
+          return std::holds_alternative<CausalMask>(mask) || std::holds_alternative<SlidingWindowMask>(mask);
+        });
+    if (!alike || spec.batch_invariant) return 0;
+    const auto tiles = static_cast<unsigned>(params.batch * plan.most_tiles);
+    const unsigned tiles_of_block = (tiles - 1) / plan.blocks + 1, blocks = tiles / tiles_of_block;
+    constexpr unsigned idle = 32;  // at most one multiprocessor of so many
+    return tiles % tiles_of_block == 0 && blocks >= plan.blocks - plan.blocks / idle ? blocks : 0;
+  }
 
   static constexpr char too_many_rows[] =
       ": decode takes 1 to 64 query rows of a sequence; op forward takes more";

@@ -6,12 +6,12 @@
 // and all of them write. A second kernel merges tiles that several blocks have worked on.
 #pragma once
 
+#include "cuda/decode_units.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/ptx_sync.cuh"
 #include "cuda/store_columns.cuh"
 #include "cuda/tile.cuh"
 #include "shared/decode_cuda_layout.h"
-#include "shared/decode_schedule.h"
 #include "shared/score.h"
 
 namespace flashjit::device {
@@ -22,61 +22,6 @@ struct DecodeCudaSpec {
   using Score = PlainScore;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
-};
-
-// The units of all batch entries, added up and searched by the lanes of a warp.
-template <class Spec, class Entry>
-class DecodeUnits {
-  static constexpr u32 all_lanes = 0xffffffff;
-
- public:
-  FLASHJIT_FN DecodeUnits(const CudaDecodeParams& p, int lane)
-      // A mask whose rows keep intervals has no table of each entry.
-      : p_(p), lane_(lane), alike_(!Spec::varlen && Spec::Mask::row_intervals && p.seqlens_k == nullptr) {
-    if (alike_) {
-      own_ = Entry(p, 0).all_units();
-      total_ = own_ * p.batch;
-      return;
-    }
-    total_ = own_ = of(lane);
-    for (int batch = lane + 32; batch < p.batch; batch += 32) total_ += of(batch);
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) total_ += __shfl_xor_sync(all_lanes, total_, lanes);
-  }
-
-  FLASHJIT_FN u32 total() const { return total_; }
-
-  FLASHJIT_FN DecodePlace find(u32 unit) const {
-    if (alike_) {
-      const u32 batch = unit / own_;
-      return {static_cast<int>(batch), static_cast<int>(unit - batch * own_)};
-    }
-    u32 before = 0;  // units of all entries before `first`
-    for (int first = 0;; first += 32) {
-      const u32 own = first == 0 ? own_ : of(first + lane_);
-      u32 sum = own;  // of this and all lower lanes
-#pragma unroll
-      for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const u32 lower = __shfl_sync(all_lanes, sum, (lane_ - lanes) & 31);
-        if (lane_ >= lanes) sum += lower;
-      }
-      const u32 after = __ballot_sync(all_lanes, before + sum > unit);
-      if (after) {
-        const int found = __ffs(static_cast<int>(after)) - 1;
-        return {first + found, static_cast<int>(unit - before - __shfl_sync(all_lanes, sum - own, found))};
-      }
-      before += __shfl_sync(all_lanes, sum, 31);
-    }
-  }
-
- private:
-  FLASHJIT_FN u32 of(int batch) const { return batch < p_.batch ? Entry(p_, batch).all_units() : 0; }
-
-  const CudaDecodeParams& p_;
-  const int lane_;
-  const bool alike_;  // all entries have equally many units
-  u32 own_;           // of entry `lane`, or of each entry
-  u32 total_;
 };
 
 template <class Spec, class Config>
@@ -231,11 +176,11 @@ struct Decode {
     }
     static constexpr bool all_of_q = k_steps * 16 == Spec::head_dim;
 
-    // Where the rows of a block begin, in elements. together: k and v are of its first row, and the others
-    // follow it. Else they are of row `lane`; negative: a row of zeros.
+    // Where the rows of a block begin. together: k and v are of its first row, and the others follow it. Else
+    // they are of row `lane`; one that does not exist is zeros.
     struct Rows {
-      bool together;
-      i64 k, v;
+      bool together, exists;
+      const Element *k, *v;
     };
 
     FLASHJIT_FN void copy_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
@@ -247,73 +192,104 @@ struct Decode {
       const int first =
           static_cast<int>((index_ + layout.copiers - count_ % layout.copiers) % layout.copiers);
       Rows next;
-      if (first < blocks) next = rows_of(entry, segment, first);
+      if (first < blocks) next = rows_of(entry, segment, first, k, v);
       for (int i = first; i < blocks; i += layout.copiers) {
         const Rows rows = next;
-        if (i + layout.copiers < blocks) next = rows_of(entry, segment, i + layout.copiers);
+        if (i + layout.copiers < blocks) next = rows_of(entry, segment, i + layout.copiers, k, v);
         const u32 count = count_ + i, slot = count % layout.slots;
         mbarrier_wait(shared_.empty(slot), (count / layout.slots & 1) ^ 1);
-        const bool together = Spec::paged ? __shfl_sync(all_lanes, rows.together, 0) : rows.together;
-        const auto offset = [&](i64 own) {
-          return Spec::paged && together ? __shfl_sync(all_lanes, own, 0) : own;
-        };
-        copy<KTile, Spec::head_dim>(shared_.k(slot), k, p_.k.row_stride, together, offset(rows.k));
-        copy<VTile, Spec::head_dim_v>(shared_.v(slot), v, p_.v.row_stride, together, offset(rows.v));
+        const u32 k_tile = shared_.k(slot), v_tile = shared_.v(slot);
+        if (Spec::paged ? __shfl_sync(all_lanes, rows.together, 0) : rows.together) {
+          const auto first_row = [](const Element* row) { return Spec::paged ? of_lane(row, 0) : row; };
+          copy_together<KTile, Spec::head_dim>(k_tile, first_row(rows.k), p_.k.row_stride);
+          copy_together<VTile, Spec::head_dim_v>(v_tile, first_row(rows.v), p_.v.row_stride);
+        } else {
+          const u32 existing = __ballot_sync(all_lanes, rows.exists);
+          copy_apart<KTile, Spec::head_dim>(k_tile, rows.k, existing);
+          copy_apart<VTile, Spec::head_dim_v>(v_tile, rows.v, existing);
+        }
         cp_async_mbarrier_arrive_noinc(shared_.full(slot));
       }
       count_ += blocks;
     }
 
-    FLASHJIT_FN Rows rows_of(const Entry& entry, const DecodeSegment& segment, int i) const {
+    FLASHJIT_FN Rows rows_of(const Entry& entry, const DecodeSegment& segment, int i, const Element* k,
+                             const Element* v) const {
       const int first =
           entry.step(segment.begin, i / layout.groups) * step_keys + i % layout.groups * block_n;
       const Span block = {first, first + block_n};
       const bool all_seen = entry.keys.contains(block) && intersect(block, entry.gap).empty();
-      if (!Spec::paged && all_seen) return {true, first * p_.k.row_stride, first * p_.v.row_stride};
+      if (!Spec::paged && all_seen)
+        return {true, true, k + first * p_.k.row_stride, v + first * p_.v.row_stride};
       const int key = first + lane_;
-      if (lane_ >= block_n || !entry.keys.contains(key) || entry.gap.contains(key)) return {false, -1, -1};
-      if constexpr (!Spec::paged) return {false, key * p_.k.row_stride, key * p_.v.row_stride};
+      if (lane_ >= block_n || !entry.keys.contains(key) || entry.gap.contains(key))
+        return {false, false, k, v};
+      if constexpr (!Spec::paged) return {false, true, k + key * p_.k.row_stride, v + key * p_.v.row_stride};
       const u32 page_size = static_cast<u32>(p_.pages.page_size);
       const int index = static_cast<int>(key / page_size), place = static_cast<int>(key % page_size);
       const int id = p_.pages.table[entry.problem.batch * p_.pages.table_stride + index];
       const i64 page = min(max(id, 0), p_.pages.num_pages - 1);
-      return {all_seen && page_size % block_n == 0, p_.k.offset(page, place, 0), p_.v.offset(page, place, 0)};
+      return {all_seen && page_size % block_n == 0, true, k + p_.k.offset(page, place, 0),
+              v + p_.v.offset(page, place, 0)};
+    }
+    FLASHJIT_FN static const Element* of_lane(const Element* own, u32 lane) {
+      return reinterpret_cast<const Element*>(
+          __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(own), lane));
     }
 
-    // Copies a block's rows, chunk by chunk: lane l copies chunks l, l + 32, ... A negative offset of a row
-    // gives zeros.
+    // Both copy a block's rows, chunk by chunk: lane l copies chunks l, l + 32, ...
     template <class Tile, int head_dim>
-    FLASHJIT_FN void copy(u32 to, const Element* from, i64 row_stride, bool together, i64 offset) const {
-      constexpr u32 chunks = block_n * Tile::chunks;
-      constexpr bool padded = Tile::chunks * 8 != head_dim;
-      if (together) {
-        // A lane's chunks lie in one column, so many rows apart, if rows are of 2, 4, ... 32 chunks.
-        constexpr u32 step = 32 / Tile::chunks;
-        const u32 lane_row = lane_ / Tile::chunks, lane_chunk = lane_ % Tile::chunks;
-        const Element* source = from + offset + lane_row * row_stride + lane_chunk * 8;
+    FLASHJIT_FN void copy_together(u32 to, const Element* from, i64 row_stride) const {
+      const Chunk<Tile> own(lane_, 0);
+      const Element* source = from + own.row * row_stride + own.column * 8;
 #pragma unroll
-        for (u32 first = 0; first < chunks; first += 32) {
-          u32 row = lane_row + first / 32 * step, chunk = lane_chunk;
-          if constexpr (32 % Tile::chunks != 0) {
-            row = (first + lane_) / Tile::chunks, chunk = (first + lane_) % Tile::chunks;
-            source = from + offset + row * row_stride + chunk * 8;
-          }
-          if (chunks % 32 == 0 || first + lane_ < chunks)
-            cp_async_cg(to + Tile::offset(row, chunk), source, !padded || chunk * 8 < head_dim ? 16 : 0,
-                        policy_);
-          source += step * row_stride;
-        }
-      } else {
-#pragma unroll
-        for (u32 first = 0; first < chunks; first += 32) {
-          const u32 i = min(first + lane_, chunks - 1), row = i / Tile::chunks, chunk = i % Tile::chunks;
-          const i64 of_row = __shfl_sync(all_lanes, offset, row);
-          const bool valid = of_row >= 0 && (!padded || chunk * 8 < head_dim);
-          if (chunks % 32 == 0 || first + lane_ < chunks)
-            cp_async_cg(to + Tile::offset(row, chunk), from + of_row + chunk * 8, valid ? 16 : 0, policy_);
-        }
+      for (u32 first = 0; first < Chunk<Tile>::count; first += 32) {
+        const Chunk<Tile> chunk(lane_, first);
+        if (!Chunk<Tile>::in_columns) source = from + chunk.row * row_stride + chunk.column * 8;
+        if (chunk.exists())
+          cp_async_cg(to + chunk.offset(), source, chunk.template within<head_dim>() ? 16 : 0, policy_);
+        source += Chunk<Tile>::step * row_stride;
       }
     }
+    // Row l begins at `own` of lane l, and bit l of `existing` says whether it exists.
+    template <class Tile, int head_dim>
+    FLASHJIT_FN void copy_apart(u32 to, const Element* own, u32 existing) const {
+      const auto copy = [&](u32 first, bool all_exist) {
+        const Chunk<Tile> chunk(lane_, first);
+        const Element* const source = of_lane(own, chunk.row) + chunk.column * 8;
+        const bool valid = (all_exist || existing >> chunk.row & 1) && chunk.template within<head_dim>();
+        if (chunk.exists()) cp_async_cg(to + chunk.offset(), source, valid ? 16 : 0, policy_);
+      };
+      constexpr u32 all_rows = all_lanes >> (32 - block_n);
+      if (Spec::paged && existing == all_rows) {
+#pragma unroll
+        for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first, true);
+      } else {
+#pragma unroll 1
+        for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first, false);
+      }
+    }
+    // Chunk first + lane of a block.
+    template <class Tile>
+    struct Chunk {
+      static constexpr u32 count = block_n * Tile::chunks;
+      // With rows of 2, 4, ... 32 chunks a lane's chunks lie in one column, `step` rows apart.
+      static constexpr bool in_columns = 32 % Tile::chunks == 0;
+      static constexpr u32 step = 32 / Tile::chunks;
+      u32 index, row, column;
+
+      FLASHJIT_FN Chunk(u32 lane, u32 first) : index(first + lane) {
+        const u32 of_lane = in_columns ? lane : min(index, count - 1);
+        row = of_lane / Tile::chunks + (in_columns ? first / 32 * step : 0);
+        column = of_lane % Tile::chunks;
+      }
+      FLASHJIT_FN bool exists() const { return count % 32 == 0 || index < count; }
+      FLASHJIT_FN u32 offset() const { return Tile::offset(row, column); }
+      template <int head_dim>
+      FLASHJIT_FN bool within() const {
+        return Tile::chunks * 8 == head_dim || column * 8 < head_dim;
+      }
+    };
 
     const CudaDecodeParams& p_;
     const Shared shared_;

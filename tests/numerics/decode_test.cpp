@@ -115,6 +115,30 @@ TEST_P(Decode, ByTheForwardsKernel) {
         }
 }
 
+// On a GPU with a tile, or two, for nearly every multiprocessor, blocks take whole tiles.
+TEST_P(Decode, TilesForAllMultiprocessors) {
+  const int count =
+      on().is_cuda() && !on().only_prebuilds() ? cuda_device(on().device().index).multiprocessors : 5;
+  std::uint64_t seed = 170;
+  for (const std::vector<Mask>& mask :
+       std::vector<std::vector<Mask>>{{}, {SlidingWindowMask{bottom_right, true}}})
+    for (const bool paged : {false, true})
+      for (const auto& [batch, length] :
+           {std::pair{count, 333}, {count - 1, 64}, {2 * count, 100}, {count, 0}}) {
+        AttentionSpec spec = decode_spec(DType::bf16, 128, mask, {.paged = paged});
+        if (on().is_cuda()) spec.config = {.block_m = 16, .block_n = 32, .num_stages = 2, .num_warps = 8};
+        expect({.spec = spec,
+                .batch = batch,
+                .heads_q = 4,
+                .heads_kv = 1,
+                .seqlen_q = 2,
+                .seqlen_k = length,
+                .page_size = paged ? 16 : 0,
+                .masks = verify::MaskDataOptions{},  // none of lengths
+                .seed = ++seed});
+      }
+}
+
 TEST_P(Decode, PageSizesAndLayouts) {
   std::uint64_t seed = 200;
   for (const DType dtype : on().dtypes()) {

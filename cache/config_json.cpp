@@ -11,8 +11,9 @@ namespace {
 
 using nlohmann::json;
 
+// A size of 0 is left out of the text: the config's kernel has no such choice.
 void read(const json& object, const char* name, int& out) {
-  out = count_from_json(object, name);
+  out = object.contains(name) ? count_from_json(object, name) : 0;
 }
 void read(const json& object, const char* name, bool& out) {
   out = object.at(name).get<bool>();

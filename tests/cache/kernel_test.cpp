@@ -115,6 +115,17 @@ TEST(KernelEntry, RoundTrip) {
   EXPECT_EQ(kernel->compiled.log, compiled.log);
 }
 
+// Kernels without blocks of rows or keys have sizes of 0.
+TEST(KernelEntry, RoundTripOfConfigsWithoutSizes) {
+  Request request = make_request();
+  for (const KernelConfig& config : {KernelConfig{.block_n = 128, .num_warps = 1}, KernelConfig{}}) {
+    request.source.config = config;
+    const auto kernel = unpack_kernel(pack_kernel(CacheKey(), make_compiled(), request.source));
+    ASSERT_TRUE(kernel);
+    EXPECT_EQ(kernel->config, config);
+  }
+}
+
 TEST(KernelEntry, LogNeedNotBeUtf8) {
   CompiledKernel compiled = make_compiled();
   compiled.log = "caf\xe9: warning";

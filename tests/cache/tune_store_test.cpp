@@ -61,6 +61,20 @@ TEST(TuneStore, RoundTrip) {
   EXPECT_EQ(names_in(scratch / "tune/nvidia-h200/tmp").size(), 0u);
 }
 
+// A backward on a CPU has no block_m.
+TEST(TuneStore, RoundTripOfConfigsWithoutSizes) {
+  const Scratch scratch;
+  const TuneStore store(scratch.path());
+  TuneRecord record = make_record();
+  record.heuristic.block_m = record.chosen.block_m = 0;
+  for (TuneCandidate& candidate : record.candidates) candidate.config.block_m = 0;
+  ASSERT_TRUE(store.publish(record));
+  std::string why;
+  const auto found = store.lookup(record.key, record.environment, &why);
+  ASSERT_TRUE(found) << why;
+  EXPECT_EQ(found->record, record);
+}
+
 TEST(TuneStore, EveryPartOfTheKeyCounts) {
   const Scratch scratch;
   const TuneStore store(scratch.path());

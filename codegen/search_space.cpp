@@ -77,8 +77,9 @@ std::string unfit(const AttentionSpec& spec, const Target& target, const KernelC
   std::string foreign;
   for_each_choice([&](const char* name, auto choice, auto) {
     if (!foreign.empty() || config.*choice == KernelConfig{}.*choice || family.has_choice(name)) return;
-    foreign = std::string(name) + " is no choice of the kernels for " + target.str() +
-              ", only of those for " + targets_with_choice(spec.op, name);
+    const std::string others = targets_with_choice(spec.op, name);
+    foreign = std::string(name) + " is no choice of op " + to_string(spec.op) + "'s kernels for " +
+              target.str() + (others.empty() ? "" : ", only of those for " + others);
   });
   return foreign.empty() ? family.misfit(spec, target, config) : foreign;
 }

@@ -33,8 +33,10 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
     archive.append(from, size);
     return true;
   };
-  for (const char* name : {"sm_90a", "x86-64-v4"}) {
-    const AttentionSpec spec = specs_of(models().front()).front();
+  for (const auto& [name, op] : {std::pair("sm_90a", Operation::forward),
+                                 {"x86-64-v4", Operation::forward},
+                                 {"x86-64-v3", Operation::backward}}) {
+    const AttentionSpec spec = specs_of(models().front(), op).front();
     const Target target = Target::parse(name);
     const KernelConfig config = heuristic_config(spec, target, {1, 100, 100, 8, 2});
     const KernelSource source = render(spec, target, config);
@@ -67,6 +69,11 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
       to / "spec/decode",
       R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "mask": [{"kind": "sliding_window", "sinks": true}],)"
       R"( "varlen": true, "paged": true, "o_dtype": "fp32"})");
+  write(
+      to / "spec/backward",
+      R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding"], "dropout": true,)"
+      R"( "grad_dtype": "fp32", "deterministic": true, "config": {"block_n": 64}})");
+  write(to / "manifest/training", R"({"kernels": [{"model": "sdxl", "ops": ["forward", "backward"]}]})");
   write(to / "manifest/decode",
         R"({"kernels": [{"spec": {"op": "decode", "dtype": "fp16", "head_dim": 64, "paged": )"
         R"(true}, "shapes": [{"batch": 4, "seqlen_q": 1, "seqlen_k": 99, "page_size": 16}]}]})");

@@ -179,6 +179,76 @@ void check_decode(Numbers& numbers) {
   }
 }
 
+// A backward, and the workspace of a shape.
+void check_backward(Numbers& numbers) {
+  alignas(256) static char memory[256];
+  static const AttentionSpec spec{
+      .op = Operation::backward, .dtype = DType::bf16, .head_dim = 64, .head_dim_v = 64};
+  AttentionArgs args;
+  const std::int64_t batch = numbers.any(), rows = numbers.any(), keys = numbers.any(),
+                     heads_q = numbers.any(), heads_kv = numbers.any();
+  int next = 0;
+  // Row-major. Outputs lie elsewhere: most others would overlap an input.
+  const auto tensor = [&](std::initializer_list<std::int64_t> shape, DType dtype, bool elsewhere) {
+    Tensor t{.data = memory, .dtype = dtype, .device = {}, .rank = static_cast<int>(shape.size())};
+    if (elsewhere)
+      t.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(memory) +
+                                       (std::uintptr_t{1} << (46 + next++)));
+    std::copy(shape.begin(), shape.end(), t.shape.begin());
+    std::uint64_t stride = 1;
+    for (int i = t.rank - 1; i >= 0; --i) {
+      t.strides[i] = static_cast<std::int64_t>(stride);
+      stride *= static_cast<std::uint64_t>(t.shape[i]);
+    }
+    return t;
+  };
+  args.q = args.o = args.d_o = tensor({batch, rows, heads_q, 64}, DType::bf16, false);
+  args.k = args.v = tensor({batch, keys, heads_kv, 64}, DType::bf16, false);
+  args.lse = args.dlse = tensor({batch, heads_q, rows}, DType::fp32, false);
+  args.dq = tensor({batch, rows, heads_q, 64}, DType::bf16, true);
+  args.dk = tensor({batch, keys, heads_kv, 64}, DType::bf16, true);
+  args.dv = tensor({batch, keys, heads_kv, 64}, DType::bf16, true);
+  args.workspace = tensor({numbers.any()}, DType::int32, false);
+  const int threads = std::clamp(numbers.size(), 1, max_num_threads);
+  static const std::vector<std::pair<Target, KernelConfig>> kernels = [] {
+    std::vector<std::pair<Target, KernelConfig>> made;
+    for (const char* name : {"x86-64-v4", "sm_80", "sm_90a"}) {
+      const Target target = Target::parse(name);
+      fuzz::accepted(
+          [&] { made.emplace_back(target, heuristic_config(spec, target, {1, 1000, 1000, 4, 1})); });
+    }
+    return made;
+  }();
+  const Shape shape{numbers.size(), numbers.size(), numbers.size(), numbers.size(), numbers.size()};
+  for (const auto& [target, config] : kernels) {
+    const PlannedKernel kernel{.spec = spec, .target = target, .config = config, .parallelism = threads};
+    fuzz::accepted([&] {
+      Launch launch;
+      runtime_of(spec.op).plan(kernel, args, launch);
+      for (std::size_t i = 0; i < launch.size(); ++i) {
+        if (target.is_cuda()) {
+          FUZZ_CHECK(launch[i].grid.x >= 1 && launch[i].grid.y >= 1);
+        } else {
+          const Items& items = launch[i].items;
+          FUZZ_CHECK(items.count >= 1 && items.pieces >= 1 && items.pieces <= items.count);
+        }
+      }
+    });
+    // What serves a shape serves every smaller one.
+    if (shape.batch < 1 || shape.seqlen_q < 1 || shape.seqlen_k < 1 || shape.num_heads_kv < 1 ||
+        shape.num_heads_q % shape.num_heads_kv != 0 || shape.num_heads_q < 1)
+      continue;
+    fuzz::accepted([&] {
+      const std::size_t bytes = runtime_of(spec.op).workspace_bytes(kernel, shape);
+      for (int Shape::* const size : {&Shape::batch, &Shape::seqlen_q, &Shape::seqlen_k}) {
+        Shape smaller = shape;
+        smaller.*size = std::max(1, smaller.*size / 3);
+        FUZZ_CHECK(runtime_of(spec.op).workspace_bytes(kernel, smaller) <= bytes);
+      }
+    });
+  }
+}
+
 // Pages of any size and number.
 void check_pages_of(Numbers& numbers) {
   alignas(64) static char memory[64];
@@ -252,5 +322,6 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   check_decode(numbers);
   check_pages_of(numbers);
   check_tables(numbers);
+  check_backward(numbers);
   return 0;
 }

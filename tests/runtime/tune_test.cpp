@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -97,6 +98,16 @@ TEST_F(Tune, WhatIsKnownIsNotMeasuredAgain) {
   const TuneResult third = run();
   EXPECT_TRUE(third.measured);
   EXPECT_EQ(third.record.chosen.block_n, 64);
+}
+
+// Another lse would give weights far from a softmax's, which 16 bits need not hold.
+TEST(TuneInputs, LseOfABackwardFitsItsScores) {
+  const AttentionSpec backward =
+      AttentionSpec{.op = Operation::backward, .dtype = DType::fp16, .head_dim = 64}.validated();
+  const TuneTensors tensors(backward, shape, {});
+  const Tensor lse = *tensors.sets().front().lse;
+  for (int i = 0; i < shape.batch * shape.num_heads_q * shape.seqlen_q; ++i)
+    ASSERT_NEAR(static_cast<const float*>(lse.data)[i], std::log(130.0) + 0.889, 1e-3);
 }
 
 TEST_F(Tune, AFirstGuessIsMeasuredAgain) {

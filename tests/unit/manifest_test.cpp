@@ -50,17 +50,47 @@ TEST(Manifest, ModelsSpecsAndShapes) {
   EXPECT_EQ(parse_manifest(" sdxl\n").size(), 8u);
 }
 
+// All operations have kernels for CPUs.
+bool has_kernels(Operation op, const std::string& target) {
+  try {
+    return !search_space(AttentionSpec{.op = op, .dtype = DType::bf16, .head_dim = 64}.validated(),
+                         Target::parse(target))
+                .empty();
+  } catch (const Error& error) {
+    EXPECT_EQ(target[0], 's') << error.message();
+    return false;
+  }
+}
+
+TEST(Manifest, OperationsOfAModel) {
+  const auto ops_of = [](const std::string& ops) {
+    std::multiset<Operation> found;
+    for (const ManifestItem& item : parse_manifest(R"({"kernels": [{"model": "llama-3-8b")" + ops + "}]}")) {
+      found.insert(item.spec.op);
+      EXPECT_TRUE(item.any_shape);
+    }
+    return std::pair(found.count(Operation::forward), found.count(Operation::backward));
+  };
+  EXPECT_EQ(ops_of(""), std::pair(8ul, 0ul)) << "who only infers gets what there was before";
+  EXPECT_EQ(ops_of(R"(, "ops": ["forward", "backward"])"), std::pair(8ul, 4ul));
+  EXPECT_EQ(ops_of(R"(, "ops": ["backward"])"), std::pair(0ul, 4ul));
+}
+
 TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
   for (const Model& model : models()) {
-    std::set<std::string> distinct;
-    const std::vector<AttentionSpec> specs = specs_of(model);
-    for (const AttentionSpec& spec : specs) {
-      distinct.insert(spec.to_json());
-      EXPECT_EQ(spec.mask.empty(), !model.causal);
-      for (const char* target : {"sm_90a", "sm_80", "x86-64-v4"})
-        EXPECT_FALSE(search_space(spec, Target::parse(target)).empty()) << model.name;
+    for (const Operation op : {Operation::forward, Operation::backward}) {
+      std::set<std::string> distinct;
+      for (const AttentionSpec& spec : specs_of(model, op)) {
+        distinct.insert(spec.to_json());
+        EXPECT_EQ(spec.op, op);
+        EXPECT_EQ(spec.mask.empty(), !model.causal);
+        for (const char* target : {"sm_90a", "sm_80", "x86-64-v4"})
+          if (has_kernels(op, target)) {
+            EXPECT_FALSE(search_space(spec, Target::parse(target)).empty()) << model.name;
+          }
+      }
+      EXPECT_EQ(distinct.size(), op == Operation::forward ? 8u : 4u) << model.name;
     }
-    EXPECT_EQ(distinct.size(), 8u) << model.name;
     for (const Shape& shape : model.shapes)
       EXPECT_EQ(shape.num_heads_q % shape.num_heads_kv, 0) << model.name;
     EXPECT_NE(model.source.find("config.json"), std::string_view::npos) << model.name;
@@ -77,6 +107,13 @@ TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
   EXPECT_THAT(refusal(R"({"kernels": [{}]})"), HasSubstr("either a \"model\" or a \"spec\""));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": 3}]})"), HasSubstr("kernels[0].model is not a name"));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "shapes": []}]})"), HasSubstr("has its own"));
+  for (const char* ops : {"3", "[]", "\"backward\""})
+    EXPECT_THAT(refusal(std::string(R"({"kernels": [{"model": "sdxl", "ops": )") + ops + "}]}"),
+                HasSubstr("kernels[0].ops is not a list of operations"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "ops": ["decode"]}]})"),
+              HasSubstr("kernels[0].ops has \"decode\"; a model has forward and backward"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"spec": )" + small_spec + R"(, "ops": ["forward"]}]})"),
+              HasSubstr("has ops beside a spec"));
   EXPECT_THAT(refusal(R"({"kernels": [{"modle": "sdxl"}]})"),
               HasSubstr("unknown field \"modle\"; known: model"));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl"}], "kernels": []})"), HasSubstr("given twice"));
@@ -103,6 +140,7 @@ TEST(Manifest, Schema) {
   std::vector<std::string> names;
   for (const Model& model : models()) names.emplace_back(model.name);
   EXPECT_EQ(entries[0]["properties"]["model"]["enum"].get<std::vector<std::string>>(), names);
+  EXPECT_EQ(entries[0]["properties"]["ops"]["items"]["enum"], Json({"forward", "backward"}));
   for (const auto& [name, rule] : entries[1]["properties"]["shapes"]["items"]["properties"].items())
     EXPECT_EQ(refusal(with_shape(R"({"seqlen_q": 6, ")" + name + R"(": 1})")),
               name == "seqlen_q" ? "invalid_argument: field \"seqlen_q\" is given twice; once would work"
@@ -121,7 +159,9 @@ TEST(Manifest, HeuristicConfigsAreThoseOfEveryShape) {
   for (const Model& model : models()) {
     for (const char* name : {"sm_90a", "sm_90", "sm_80", "x86-64-v3"}) {
       const Target target = Target::parse(name);
-      const AttentionSpec spec = specs_of(model)[random() % 8];
+      const Operation op =
+          has_kernels(Operation::backward, name) && random() % 2 ? Operation::backward : Operation::forward;
+      const AttentionSpec spec = specs_of(model, op)[random() % 4];
       const std::vector<KernelConfig> configs = heuristic_configs(spec, target);
       EXPECT_LE(configs.size(), 8u);
       for (int i = 0; i < 100; ++i) {

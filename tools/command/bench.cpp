@@ -28,12 +28,13 @@ namespace flashjit::command {
 namespace {
 
 // "64x128", "128x64x2" or "128x64x2x4": block_m, block_n, num_stages, num_warps. They replace those of
-// `pins`.
+// `pins`. A kernel without block_m takes "x128".
 PinnedConfig parse_config(const std::string& text, PinnedConfig pins) {
   std::optional<int>* const fields[] = {&pins.block_m, &pins.block_n, &pins.num_stages, &pins.num_warps};
   std::size_t count = 0;
   std::istringstream numbers(text);
   for (std::string number; std::getline(numbers, number, 'x'); ++count) {
+    if (count == 0 && number.empty()) continue;
     int value = 0;
     const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), value);
     if (count == std::size(fields) || failed != std::errc{} || end != number.data() + number.size())
@@ -45,7 +46,7 @@ PinnedConfig parse_config(const std::string& text, PinnedConfig pins) {
     throw Error(ErrorCode::invalid_argument,
                 "config '" + text +
                     "' is not block_m x block_n [x num_stages [x num_warps]], as in 64x128 or "
-                    "128x64x2x4");
+                    "128x64x2x4; a kernel without block_m takes x128");
   }
   return pins;
 }
@@ -160,7 +161,7 @@ class Bench {
       throw Error(ErrorCode::invalid_argument,
                   "--processor-time measures one CPU thread: give --device cpu --num-threads 1");
     }
-    for (const std::string& argument : options.specs) specs_.push_back(read_spec(argument));
+    for (const std::string& argument : options.specs) specs_.push_back(read_spec(argument, options.op));
     options.dropout.check(specs_);
     for (const AttentionSpec& spec : specs_) {
       any_paged_ |= spec.paged;
@@ -198,6 +199,7 @@ class Bench {
       works.back()->set_dropout(options_.dropout);
       works.back()->place(engine_.device());
       if (options_.heads_first) works.back()->put_heads_first();
+      works.back()->compute_forward(engine_);
       const std::vector<AttentionSpec> specs =
           with_configs(specs_[i], engine_.target(), shape, options_.configs);
       get_all(specs, shape);
@@ -416,6 +418,7 @@ Verb add_bench(const Arguments& parent) {
   const auto options = std::make_shared<BenchOptions>();
   const Arguments what = app.add_choice("Measurement");
   what.add_option("SPEC", options->specs, "One or more: files, '-' for standard input, or JSON text");
+  add_op(app, options->op);
   const Argument serve = what.add_flag(
       "--serve", options->serve,
       "Answer requests on standard input, one JSON value a line, by a line each; kernels and tensors stay");
@@ -437,7 +440,7 @@ Verb add_bench(const Arguments& parent) {
   const Argument configs =
       app.add_option("--configs", options->configs,
                      "\"all\", or a list: block_m x block_n [x num_stages [x num_warps]], as in "
-                     "64x128,128x64x2x4 [the config that an engine takes]");
+                     "64x128,128x64x2x4; without block_m x64 [the config that an engine takes]");
   app.add_option("--rounds", options->rounds, "Samples of each kernel; kernels take turns")
       .at_least(1)
       .capture_default_str();
@@ -470,13 +473,15 @@ Verb add_bench(const Arguments& parent) {
                  "Draw recorded runs beside this one: files that bench --json printed, with commas")
       .delimiter(',')
       .needs(svg);
-  for (const char* name : {"--svg", "--batch", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv",
-                           "--seqlens", "--tokens", "--configs", "--processor-time", "--compile", "--start"})
+  for (const char* name :
+       {"--svg", "--batch", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv", "--seqlens", "--tokens",
+        "--configs", "--op", "--processor-time", "--compile", "--start"})
     serve.excludes(app.get_option(name));
   add_json(app, options->json);
   app.footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) operations for each query head and each pair that the\n"
-      "mask keeps. +-% is half the distance between the quartiles. On a CPU the same rounds measure the\n"
+      "mask keeps, and 2.5 times as many in a backward. +-% is half the distance between the quartiles. On a "
+      "CPU the same rounds measure the\n"
       "rates of multiply-adds in registers and of AMX.\n"
       "K, V GB/s count each key that the rows of a decode see, once for each key/value head. \"of read\" is\n"
       "their share of a plain read's rate: on a CPU of memory beyond its caches, on a GPU of as many bytes. "

@@ -12,6 +12,7 @@ namespace flashjit::command {
 
 struct BenchOptions {
   std::vector<std::string> specs;
+  std::string op;  // instead of the specs' own; empty: their own
   DeviceOptions device;
   ShapeOptions shape;
   MaskOptions masks;

@@ -56,7 +56,7 @@ int bench_compile(const BenchOptions& options) {
       // A CPU runs targets up to its own; a GPU runs targets of its major version.
       const bool loads = target.family == on_device.family && target <= on_device &&
                          (!target.is_cuda() || target.level / 10 == on_device.level / 10);
-      candidates.push_back({argument, read_spec(argument), target, loads, {}, {}, {}});
+      candidates.push_back({argument, read_spec(argument, options.op), target, loads, {}, {}, {}});
     }
   }
   {

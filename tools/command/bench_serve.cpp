@@ -87,6 +87,7 @@ class Server {
         work.set_dropout(options_.dropout);
         work.place(engine_.device());
         if (options_.heads_first) work.put_heads_first();
+        work.compute_forward(engine_);
         const Kernel& kernel = engine_.get(item.spec, shape);
         PreparedLaunch launch = kernel.prepare(work.args_for(kernel));
         const double flops = work.flops(), decoded_bytes = work.decoded_bytes();

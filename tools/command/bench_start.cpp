@@ -62,6 +62,7 @@ Start measure_start(const EngineOptions& options, const AttentionSpec& spec, con
                     std::uint64_t seed, std::optional<cuda::Context>& context) {
   Start start;
   Workload workload = Workload::generate(spec, shape, seed, {});
+  workload.compute_forward();
   const Device device = Device::parse(options.device);
   const Time begin = now();
   if (device.kind == Device::Kind::cuda) {
@@ -91,7 +92,7 @@ int bench_start(const BenchOptions& options) {
   if (options.specs.size() != 1)
     throw Error(ErrorCode::invalid_argument,
                 "bench --start takes one spec, because only the first kernel of a process counts");
-  const AttentionSpec spec = read_spec(options.specs.front());
+  const AttentionSpec spec = read_spec(options.specs.front(), options.op);
   const Shape shape = options.shape.shape();
   const EngineOptions engine_options = options.device.engine();
   std::optional<cuda::Context> context;

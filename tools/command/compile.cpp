@@ -13,7 +13,7 @@ namespace flashjit::command {
 namespace {
 
 struct CompileOptions {
-  std::string spec;
+  std::string spec, op;
   std::vector<std::string> targets = {"native"};
   ShapeOptions shape;
   std::optional<std::string> cache_dir, cache_path;
@@ -21,7 +21,7 @@ struct CompileOptions {
 };
 
 int compile_targets(const CompileOptions& options) {
-  const AttentionSpec spec = read_spec(options.spec);
+  const AttentionSpec spec = read_spec(options.spec, options.op);
   std::vector<Target> targets;
   for (const std::string& name : options.targets) targets.push_back(Target::parse(name));
 
@@ -55,6 +55,7 @@ Verb add_compile(const Arguments& parent) {
       parent.add_subcommand("compile", "Compile a spec's kernel into the cache, or find it there");
   const auto options = std::make_shared<CompileOptions>();
   add_spec(app, options->spec);
+  add_op(app, options->op);
   app.add_option("--target", options->targets,
                  "sm_80, ..., x86-64-v4+amx, native: this CPU; several with commas")
       .delimiter(',')

@@ -10,7 +10,7 @@ namespace flashjit::command {
 namespace {
 
 struct GenerateOptions {
-  std::string spec, folder = ".";
+  std::string spec, op, folder = ".";
   ShapeOptions shape;
   MaskOptions masks;
   std::uint64_t seed = 1;
@@ -19,8 +19,10 @@ struct GenerateOptions {
 int generate_tensors(const GenerateOptions& options) {
   MaskOptions masks = options.masks;
   masks.lengths_k = options.shape.lengths();
-  Workload::generate(read_spec(options.spec), options.shape.shape(), options.seed, masks)
-      .write_inputs(options.folder);
+  Workload work =
+      Workload::generate(read_spec(options.spec, options.op), options.shape.shape(), options.seed, masks);
+  work.compute_forward();
+  work.write_inputs(options.folder);
   return 0;
 }
 
@@ -30,6 +32,7 @@ Verb add_generate(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("generate", "Write seeded tensors for a spec as .npy files");
   const auto options = std::make_shared<GenerateOptions>();
   add_spec(app, options->spec);
+  add_op(app, options->op);
   app.add_option("--out", options->folder, "Folder for q.npy, k.npy, v.npy; varlen: cu_seqlens_{q,k}.npy too")
       .capture_default_str();
   options->shape.add(app);

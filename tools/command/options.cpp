@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "codegen/strict_json.hpp"
 #include "codegen/suggest.hpp"
 #include "tools/manifest/models.hpp"
 #include "tools/verify/input_file.hpp"
@@ -54,9 +55,18 @@ Argument add_spec(const Arguments& app, std::string& argument) {
       .required();
 }
 
-AttentionSpec read_spec(const std::string& argument) {
+void add_op(const Arguments& app, std::string& op) {
+  app.add_option("--op", op, "Operation instead of the spec's own, as in --op backward").type_name("OP");
+}
+
+AttentionSpec read_spec(const std::string& argument, const std::string& op) {
   return read_argument(argument, "SPEC is a file, '-' for standard input, or the JSON text itself",
-                       [](const std::string& text) { return AttentionSpec::from_json(text); });
+                       [&](const std::string& text) {
+                         if (op.empty()) return AttentionSpec::from_json(text);
+                         nlohmann::json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec);
+                         if (json.is_object()) json["op"] = op;
+                         return AttentionSpec::from_json(json.dump());
+                       });
 }
 
 Argument add_manifest(const Arguments& app, std::string& argument) {

@@ -14,8 +14,10 @@ namespace flashjit::command {
 
 // The positional SPEC: a file, '-' for standard input, or the JSON text itself.
 Argument add_spec(const Arguments& app, std::string& argument);
+// --op: the spec's operation instead of its own, so that one file serves a forward and its backward.
+void add_op(const Arguments& app, std::string& op);
 // Throws invalid_argument if the file cannot be read, and invalid_spec if its text is not a valid spec.
-AttentionSpec read_spec(const std::string& argument);
+AttentionSpec read_spec(const std::string& argument, const std::string& op = "");
 
 // The positional MANIFEST: as SPEC, or a spec, or the name of a model.
 Argument add_manifest(const Arguments& app, std::string& argument);

@@ -13,13 +13,13 @@ namespace flashjit::command {
 namespace {
 
 struct RenderOptions {
-  std::string spec, target = "native";
+  std::string spec, op, target = "native";
   ShapeOptions shape;
   bool standalone = false, json = false;
 };
 
 int render_source(const RenderOptions& options) {
-  const AttentionSpec spec = read_spec(options.spec);
+  const AttentionSpec spec = read_spec(options.spec, options.op);
   const Target target = Target::parse(options.target);
   const KernelSource source =
       render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
@@ -51,6 +51,7 @@ Verb add_render(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("render", "Print the source of a spec's kernel");
   const auto options = std::make_shared<RenderOptions>();
   add_spec(app, options->spec);
+  add_op(app, options->op);
   app.add_option("--target", options->target, "sm_80, ..., x86-64-v4+amx, or native: this CPU")
       .capture_default_str();
   app.add_flag("--standalone", options->standalone,

@@ -11,8 +11,9 @@ void print_json(const Json& json) {
 }
 
 std::string to_text(const KernelConfig& config, const Target& target) {
-  std::string text;  // kernels without blocks have sizes of 0
-  if (config.block_m != 0) text = std::to_string(config.block_m) + "x" + std::to_string(config.block_n);
+  std::string text;  // a choice that the kernel has not is 0
+  if (config.block_m != 0) text = std::to_string(config.block_m);
+  if (config.block_n != 0) text += "x" + std::to_string(config.block_n);
   if (target.is_cuda()) {
     text += std::string(text.empty() ? "" : ", ") + std::to_string(config.num_stages) + " stages, " +
             std::to_string(config.num_warps) + " warps";

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 // Prints to stdout, indented. Bytes that are not UTF-8 (in a path or a log) are replaced.
 void print_json(const Json& json);
 
-// "64x128, 2 stages, 4 warps"; on a CPU "64x128".
+// "64x128, 2 stages, 4 warps"; on a CPU "64x128", without block_m "x128", without choices "-".
 std::string to_text(const KernelConfig& config, const Target& target);
 // The spec's masks with the fields that a reader needs: "causal and sliding_window (sinks)"; "no mask".
 std::string mask_text(const AttentionSpec& spec);

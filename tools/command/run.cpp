@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <utility>
 
 #include "runtime/timing.hpp"
 #include "tools/command/devices.hpp"
@@ -13,7 +14,6 @@
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
 #include "tools/verify/forward_bound.hpp"
-#include "tools/verify/npy.hpp"
 #include "tools/verify/report.hpp"
 #include "tools/verify/table.hpp"
 
@@ -21,15 +21,14 @@ namespace flashjit::command {
 namespace {
 
 struct RunOptions {
-  std::string spec;
+  std::string spec, op;
   DeviceOptions device;
   ShapeOptions shape;
   MaskOptions masks;
   DropoutOptions dropout;
-  TensorFiles files;
+  TensorFiles files, outputs;
   std::uint64_t seed = 1;
   std::optional<float> softmax_scale;
-  std::string out, lse_out;
   bool verify = false;
   std::int64_t verify_rows = -1;
   bool json = false;
@@ -69,6 +68,40 @@ std::int64_t rows_to_verify(const RunOptions& options, const Workload& work) {
       1, static_cast<std::int64_t>(budget / work_flops * static_cast<double>(work.query_rows())));
 }
 
+bool reads_tensors(const RunOptions& options) {
+  return !options.files[&AttentionArgs::q].empty() || !options.files[&AttentionArgs::parts_o].empty();
+}
+
+std::string input_option(const flashjit::Argument& argument) {
+  std::string name = std::string("--") + argument.name;
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+// "--out", "--lse-out", "--dq-out": the option that names the output's file.
+std::string output_option(const flashjit::Argument& argument) {
+  return argument.tensor() == &AttentionArgs::o ? "--out" : input_option(argument) + "-out";
+}
+
+// Throws invalid_argument for a file of a tensor that the spec does not read or write.
+void check_files(const AttentionSpec& spec, const RunOptions& options) {
+  std::string written;
+  for (const flashjit::Argument& argument : arguments)
+    if (argument.role_in(spec.op) == Role::output && has_argument(spec, argument))
+      written += (written.empty() ? "" : ", ") + output_option(argument);
+  for (const flashjit::Argument& argument : arguments) {
+    const bool reads = argument.role_in(spec.op) == Role::input && has_argument(spec, argument);
+    const bool writes = argument.role_in(spec.op) == Role::output && has_argument(spec, argument);
+    if (!options.files[argument].empty() && argument.role != Role::table && !reads)
+      throw Error(ErrorCode::invalid_argument, input_option(argument) + " was given, but op " +
+                                                   to_string(spec.op) + " does not read it: leave it out");
+    if (!options.outputs[argument].empty() && !writes)
+      throw Error(
+          ErrorCode::invalid_argument,
+          output_option(argument) + " was given, but the spec does not write it; " + written + " would work");
+  }
+}
+
 Result run_on(Device device, const AttentionSpec& spec, Workload& work, const RunOptions& options) {
   Result result;
   result.device = device;
@@ -85,11 +118,11 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Ru
     }
     result.kernel = kernel->info();
     work.place(device);
+    if (!reads_tensors(options)) work.compute_forward(engine);
     work.poison();
     kernel->launch(work.args_for(*kernel));
     work.fetch();
-    if (!options.out.empty()) verify::write_npy(options.out, *work.host_args().o);
-    if (!options.lse_out.empty() && spec.lse) verify::write_npy(options.lse_out, *work.host_args().lse);
+    work.write_outputs(options.outputs);
     const Progress progress("timing on " + device.str());
     result.ms = measure_launch(*kernel, work);
   }
@@ -172,15 +205,15 @@ void print_text(const std::vector<Result>& results) {
 }
 
 int run(const RunOptions& options) {
-  const AttentionSpec spec = read_spec(options.spec);
+  const AttentionSpec spec = read_spec(options.spec, options.op);
   options.dropout.check({spec});
+  check_files(spec, options);
   const std::vector<Device> devices = parse_devices(options.device.device);
-  const bool reads =
-      !options.files[&AttentionArgs::q].empty() || !options.files[&AttentionArgs::parts_o].empty();
   MaskOptions masks = options.masks;
   masks.lengths_k = options.shape.lengths();
-  Workload work = reads ? Workload::read(spec, options.files, masks)
-                        : Workload::generate(spec, options.shape.shape(), options.seed, masks);
+  Workload work = reads_tensors(options)
+                      ? Workload::read(spec, options.files, masks)
+                      : Workload::generate(spec, options.shape.shape(), options.seed, masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
   work.set_dropout(options.dropout);
 
@@ -206,6 +239,7 @@ Verb add_run(const Arguments& parent) {
   const Arguments app = parent.add_subcommand("run", "Compute attention on generated or your own tensors");
   const auto options = std::make_shared<RunOptions>();
   add_spec(app, options->spec);
+  add_op(app, options->op);
   options->device.add(app);
   app.get_option("--device").description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
 
@@ -228,15 +262,23 @@ Verb add_run(const Arguments& parent) {
                                             "[parts, batch, heads, seqlen]; varlen: [parts, heads, total]");
   parts_o.needs(parts_lse);
   parts_lse.needs(parts_o);
+  for (const auto& [member, what] : {std::pair(&AttentionArgs::o, "as the forward wrote it"),
+                                     {&AttentionArgs::lse, "as the forward wrote it"},
+                                     {&AttentionArgs::d_o, "the loss's gradient by o"},
+                                     {&AttentionArgs::dlse, "the loss's gradient by lse; may be absent"}})
+    app.add_option(input_option(argument_of(member)), options->files[member],
+                   std::string("Operation backward: ") + what)
+        .needs(q)
+        .group(own);
   for (const Argument& option : {q, k, v, starts_q.needs(q), starts_k.needs(q), parts_o, parts_lse})
     option.group(own);
 
   for (const flashjit::Argument& table : arguments) {
     if (table.role != Role::table || table.dtype({}) != DType::int32) continue;
     if (table.needs == Needs::varlen || table.needs == Needs::packed_keys) continue;
-    std::string name = std::string("--") + table.name;
-    std::replace(name.begin(), name.end(), '_', '-');
-    app.add_option(name, options->files[table], "table of the spec's masks, int32").needs(q).group(own);
+    app.add_option(input_option(table), options->files[table], "table of the spec's masks, int32")
+        .needs(q)
+        .group(own);
   }
 
   options->shape.add(app);
@@ -250,8 +292,10 @@ Verb add_run(const Arguments& parent) {
   }
 
   app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
-  app.add_option("--out", options->out, "Write the output to this .npy file");
-  app.add_option("--lse-out", options->lse_out, "Write the log-sum-exp to this .npy file");
+  for (const flashjit::Argument& argument : arguments)
+    if (argument.role == Role::output)
+      app.add_option(output_option(argument), options->outputs[argument],
+                     std::string("Write ") + argument.name + " to this .npy file");
   app.add_flag("--verify", options->verify,
                "Compare with the float64 oracle; exit code 20: outside the error bound, 21: undecided");
   app.add_option("--verify-rows", options->verify_rows,
@@ -265,6 +309,7 @@ Verb add_run(const Arguments& parent) {
       "Examples:\n"
       "  flashjit run tools/examples/causal_bf16.json --seqlen-q 2048 --heads-q 8 --heads-kv 2 --verify\n"
       "  flashjit run spec.json --device cuda:0 --q q.npy --k k.npy --v v.npy --out o.npy\n"
+      "  flashjit run tools/examples/causal_bf16.json --op backward --seqlen-q 512 --verify\n"
       "  flashjit run spec.json --device all --verify --json\n\n"
       "--json prints {device, model, target, config, shape, origin, cold_ms, warm_ms, hot_us, ms, tflops, "
       "max_error,\n"

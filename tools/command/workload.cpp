@@ -116,7 +116,8 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     const bool is_cache = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
     if (spec.paged && is_cache) sizes[0] = num_pages(data);
     HostTensor tensor(argument.dtype(spec), sizes);
-    verify::fill_random(tensor.view(), own_seed++, numbers);
+    const bool computed = argument.tensor() == &AttentionArgs::o || argument.tensor() == &AttentionArgs::lse;
+    if (!computed) verify::fill_random(tensor.view(), own_seed++, numbers);
     work.add(argument, std::move(tensor));
   }
   data.limit_lengths(work.host_args_);
@@ -127,8 +128,36 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   }
   data.set_sizes(work.host_args_);
   work.finish();
-  if (spec.op == Operation::backward) verify::fill_forward(spec, work.host_args_);
   return work;
+}
+
+void Workload::compute_forward() {
+  if (spec_.op == Operation::backward) verify::fill_forward(spec_, host_args_);
+}
+
+void Workload::compute_forward(Engine& engine) {
+  if (spec_.op != Operation::backward) return;
+  AttentionSpec forward{.op = Operation::forward,
+                        .dtype = spec_.dtype,
+                        .head_dim = spec_.head_dim,
+                        .head_dim_v = spec_.head_dim_v,
+                        .mask = spec_.mask,
+                        .dropout = spec_.dropout,
+                        .lse = true,
+                        .varlen = spec_.varlen};
+  forward.o_dtype = spec_.o_dtype;
+  forward = forward.validated();
+  AttentionArgs args = device_args_;
+  for (const flashjit::Argument& argument : arguments)
+    if (argument.tensor() && (!has_argument(forward, argument) || argument.role == Role::workspace))
+      (args.*argument.tensor()).reset();
+  engine.get(forward, shape_).launch(args);
+  if (!context_) return;
+  cuda::synchronize(*context_);
+  for (Placed& tensor : tensors_)
+    if (tensor.argument->tensor() == &AttentionArgs::o || tensor.argument->tensor() == &AttentionArgs::lse)
+      tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
+  cuda::synchronize(*context_);
 }
 
 Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks) {
@@ -144,8 +173,9 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
   }
   for (const flashjit::Argument& argument : arguments)
     if (!files[argument].empty()) work.add(argument, read_tensor(files[argument], argument, spec));
+  const ArgumentSet required = arguments_of(spec).required;
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role_in(spec.op) == Role::input && has_argument(spec, argument) && files[argument].empty())
+    if (argument.role_in(spec.op) == Role::input && (required & bit_of(argument)) && files[argument].empty())
       throw Error(ErrorCode::invalid_argument, std::string(argument.name) + " is missing: op " +
                                                    to_string(spec.op) + " takes it, " +
                                                    argument.layout_of(spec));
@@ -188,6 +218,7 @@ void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
 void Workload::finish() {
   Shape sized = shape_;
   if (spec_.varlen && host_args_.q) sized.total_q = host_args_.q->shape[0];
+  if (key_layout(spec_) == KeyLayout::packed && host_args_.k) sized.total_k = host_args_.k->shape[0];
   for (const flashjit::Argument& argument : arguments)
     if (argument.role_in(spec_.op) == Role::output && has_argument(spec_, argument))
       add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
@@ -269,6 +300,12 @@ void Workload::fetch() {
     if (tensor.output) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
   }
   cuda::synchronize(*context_);
+}
+
+void Workload::write_outputs(const TensorFiles& files) const {
+  for (const Placed& tensor : tensors_)
+    if (tensor.output && !files[*tensor.argument].empty())
+      verify::write_npy(files[*tensor.argument], tensor.host.view());
 }
 
 std::int64_t Workload::query_rows() const {

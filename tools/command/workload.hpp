@@ -63,6 +63,7 @@ class Workload {
   static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                            const MaskOptions& masks = {}, const verify::RandomOptions& numbers = {});
   // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.
+  // An argument that may be absent needs no file.
   static Workload read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks = {});
 
   // Default: 1 / sqrt(head_dim).
@@ -74,6 +75,10 @@ class Workload {
   // After place(), of a decode: K and V lie as [batch or page, heads, seqlen, head_dim]. Numbers change
   // places.
   void put_heads_first();
+  // Generated o and lse of a backward, which are its inputs: by the engine's forward, after place(); or in
+  // float64. Other operations keep what they have.
+  void compute_forward(Engine& engine);
+  void compute_forward();
   // Null on a CPU.
   const cuda::Context* context() const { return context_.get(); }
   // The arguments of a launch of the kernel, after place(), with the workspace that it needs.
@@ -84,6 +89,8 @@ class Workload {
   void poison();
   // Waits for the device and copies the outputs to the host.
   void fetch();
+  // Writes the outputs of the last fetch() to the files that are named.
+  void write_outputs(const TensorFiles& files) const;
 
   const Shape& shape() const { return shape_; }
   std::int64_t query_rows() const;  // of all heads

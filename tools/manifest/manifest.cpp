@@ -54,12 +54,33 @@ Shape read_shape(const std::string& where, const Json& json) {
   return shape;
 }
 
-void add_model(const std::string& where, std::string_view name, std::vector<ManifestItem>& items) {
+// "ops" of a model: what it is prebuilt for.
+std::vector<Operation> read_ops(const std::string& where, const Json& entry) {
+  if (!entry.contains("ops")) return {Operation::forward};
+  constexpr std::pair<std::string_view, Operation> known[] = {{"forward", Operation::forward},
+                                                              {"backward", Operation::backward}};
+  const Json& list = entry["ops"];
+  if (!list.is_array() || list.empty())
+    refuse(where + ".ops", R"(is not a list of operations; ["forward", "backward"] would work)");
+  std::vector<Operation> ops;
+  for (const Json& name : list) {
+    const auto op = std::find_if(std::begin(known), std::end(known),
+                                 [&](const auto& item) { return name == item.first; });
+    if (op == std::end(known))
+      refuse(where + ".ops", "has " + name.dump() + "; a model has forward and backward");
+    ops.push_back(op->second);
+  }
+  return ops;
+}
+
+void add_model(const std::string& where, std::string_view name, const std::vector<Operation>& ops,
+               std::vector<ManifestItem>& items) {
   std::vector<std::string_view> names;
   for (const Model& model : models()) {
     names.push_back(model.name);
     if (model.name != name) continue;
-    for (AttentionSpec& spec : specs_of(model)) items.push_back({std::move(spec), model.shapes, true});
+    for (const Operation op : ops)
+      for (AttentionSpec& spec : specs_of(model, op)) items.push_back({std::move(spec), model.shapes, true});
     return;
   }
   refuse(where, in_quotes(name) + " is not a known model; known: " + or_meant(name, names));
@@ -71,15 +92,17 @@ void add_spec(const Json& json, std::vector<Shape> shapes, std::vector<ManifestI
 }
 
 void add_entry(const std::string& where, const Json& entry, std::vector<ManifestItem>& items) {
-  constexpr std::string_view fields[] = {"model", "spec", "shapes"};
+  constexpr std::string_view fields[] = {"model", "ops", "spec", "shapes"};
   require_fields(where, entry, fields);
   if (entry.contains("model") == entry.contains("spec"))
     refuse(where, "must have either a \"model\" or a \"spec\"");
   if (entry.contains("model")) {
     if (entry.contains("shapes")) refuse(where, "has shapes beside a model, which has its own");
     if (!entry["model"].is_string()) refuse(where + ".model", "is not a name");
-    return add_model(where + ".model", entry["model"].get_ref<const std::string&>(), items);
+    return add_model(where + ".model", entry["model"].get_ref<const std::string&>(), read_ops(where, entry),
+                     items);
   }
+  if (entry.contains("ops")) refuse(where, "has ops beside a spec, which has its \"op\"");
   std::vector<Shape> shapes;
   if (entry.contains("shapes")) {
     const Json& list = entry["shapes"];
@@ -101,7 +124,8 @@ std::vector<ManifestItem> parse_manifest(std::string_view text) {
   const std::size_t start = text.find_first_not_of(" \t\r\n");
   if (start == std::string_view::npos) refuse("", "is empty");
   if (text[start] != '{') {
-    add_model("", text.substr(start, text.find_last_not_of(" \t\r\n") + 1 - start), items);
+    add_model("", text.substr(start, text.find_last_not_of(" \t\r\n") + 1 - start), {Operation::forward},
+              items);
     return items;
   }
   const Json json = parse_strict_json(text, "the manifest", ErrorCode::invalid_argument);

@@ -17,9 +17,9 @@ struct ManifestItem {
 };
 
 // Reads the JSON form (tools/manifest.schema.json), a spec alone, or the name of a model (models.hpp). A
-// model asks for the kernels of every shape; a spec asks for those of its shapes, or of every shape if it has
-// none. Throws invalid_argument for a text that is no manifest; the message says where and what would work. A
-// spec in it throws its own errors.
+// model asks for the kernels of every shape, of the forward unless its "ops" say otherwise; a spec asks for
+// those of its shapes, or of every shape if it has none. Throws invalid_argument for a text that is no
+// manifest; the message says where and what would work. A spec in it throws its own errors.
 std::vector<ManifestItem> parse_manifest(std::string_view text);
 
 }  // namespace flashjit

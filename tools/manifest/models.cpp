@@ -55,12 +55,14 @@ std::span<const Model> models() {
   return all;
 }
 
-std::vector<AttentionSpec> specs_of(const Model& model) {
+std::vector<AttentionSpec> specs_of(const Model& model, Operation op) {
   std::vector<AttentionSpec> specs;
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     for (const bool varlen : {false, true}) {
       for (const bool lse : {false, true}) {
-        AttentionSpec spec{.dtype = dtype, .head_dim = model.head_dim, .head_dim_v = model.head_dim_v};
+        if (op == Operation::backward && !lse) continue;  // a backward reads lse
+        AttentionSpec spec{
+            .op = op, .dtype = dtype, .head_dim = model.head_dim, .head_dim_v = model.head_dim_v};
         if (model.causal) spec.mask = {CausalMask{}};
         spec.varlen = varlen;
         spec.lse = lse;

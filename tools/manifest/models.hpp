@@ -20,7 +20,8 @@ struct Model {
 
 std::span<const Model> models();
 
-// The model's specs: bf16 and fp16, with fixed lengths and varlen, with and without log-sum-exp.
-std::vector<AttentionSpec> specs_of(const Model& model);
+// The model's specs of op forward or backward: bf16 and fp16, with fixed lengths and varlen; a forward with
+// and without log-sum-exp.
+std::vector<AttentionSpec> specs_of(const Model& model, Operation op);
 
 }  // namespace flashjit

@@ -6,12 +6,15 @@ speeds.
                [--cells grid | 128:8192:full ...] [--states rest sustained]
     compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks decode]
     compare.py decode_peers.py --cells decode [--peers read cudnn fa2]
+    compare.py PEERS --cells backward [--target sm_90]
+    compare.py cpu_peers.py --device cpu --cells backward backward_masks
 
 PEERS is a script that reads JSON requests from standard input, one a line, and answers with one JSON row for each peer
 and mode:
     {"d": 128, "dv": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa3"], "modes": ["fwd"]}
        (with "p": 0.1 for dropout; on a CPU with "dtype": "bf16", "mask": "window", "threads": 2, "samples": 25)
     -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
+For a backward cell "modes" is ["bwd"]; a row of the forward may come before the answer.
 For a decode cell the request has "op": "decode", "sq" (query rows), "lengths" (null, or keys of each sequence),
 "page_size" (0: contiguous) and "samples". The peer "read" is the yardstick, a plain read of as many bytes, and never
 the best peer. A decode's amount is bytes of K and V a second. Its last column compares it with a decode of the same
@@ -58,22 +61,28 @@ def grid(dims, seqlens):
 
 
 GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
+             "backward": ["backward:" + cell for cell in grid((64, 128), (8192,))],
              "decode": ["decode:" + cell for cell in (
                  "1x8192", "1x131072", "16x8192", "64x8192", "16x32768", "1x100000+63x500:p16",
                  "16x8192:p1", "16x8192:p16", "16x8192:p64", "16x8192:p256",
                  "16x8192:8/8", "16x8192:64/8", "128x8192:64/1", "16x8192:q8", "16x8192:q16")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
+             "backward": ["backward:" + cell for cell in grid((64, 128), (512, 1024, 2048, 4096))],
+             "backward_masks": [f"backward:128:4096:{mask}" for mask in ("padding", "window", "blocks")],
              "decode": ["decode:1x32768"]}
 YARDSTICK = "read"
 
 
 class Cell:
-    """A problem: HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]. There are 2048 / head_dim heads unless given.
-    On a CPU `tokens` is None and batch * heads is 8."""
+    """A problem: [backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]. There are 2048 / head_dim heads unless
+    given. On a CPU `tokens` is None and batch * heads is 8."""
 
     def __init__(self, text, tokens):
         cpu = tokens is None
+        self.name, self.op, self.mode = text, "forward", "fwd"
+        if text.startswith("backward:"):
+            self.op, self.mode, text = "backward", "bwd", text[len("backward:"):]
         try:
             dims, seqlen, self.mask, *heads = text.split(":")
             self.dim, self.dim_v = [int(x) for x in (dims.split("/") * 2)[:2]]
@@ -88,12 +97,11 @@ class Cell:
                 self.heads_q, self.heads_kv = [int(x) for x in (heads[0].split("/") * 2)[:2]]
         except ValueError:
             raise SystemExit(f"cell {text!r} is not HEAD_DIM[/HEAD_DIM_V]:SEQLEN:full|causal[:HEADS_Q[/HEADS_KV]], as in "
-                             "128:8192:causal or 192/128:2048:full:64/8; masks on a CPU are also padding, window and blocks")
-        self.name = text
+                             "128:8192:causal or backward:192/128:2048:full:64/8; masks on a CPU are also padding, window and blocks")
 
     def flops(self):
         pairs = self.batch * self.heads_q * self.seqlen**2 * (0.5 if self.causal else 1)
-        return 2 * pairs * (self.dim + self.dim_v)
+        return (2.5 if self.op == "backward" else 1) * 2 * pairs * (self.dim + self.dim_v)
 
     def tflops(self, ms):
         return self.flops() / ms * 1e-9
@@ -110,7 +118,7 @@ class Decode:
     it has 32/8 heads, a row and no pages."""
 
     dim = dim_v = 128
-    mask, causal = "decode", False
+    mask, causal, op, mode = "decode", False, "decode", "fwd"
 
     def __init__(self, text):
         self.name, self.rows, self.page_size, self.heads_q, self.heads_kv = text, 1, 0, 32, 8
@@ -172,7 +180,7 @@ def spec_of(case, dtype, options):
     cell = case.cell
     if cell.mask == "decode":
         return {"op": "decode", "dtype": dtype, "head_dim": cell.dim, "lse": False, "paged": cell.page_size > 0}
-    return {"op": "forward", "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": MASKS[cell.mask], "lse": True,
+    return {"op": cell.op, "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": MASKS[cell.mask], "lse": True,
             "dropout": options.dropout is not None}
 
 
@@ -228,7 +236,7 @@ class Peer:
         """Milliseconds of a launch; None if the peer cannot run the case."""
         cell = case.cell
         request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, b=cell.batch, hq=cell.heads_q, hk=cell.heads_kv,
-                       peers=[self.name], modes=["fwd"], **cell.request())
+                       peers=[self.name], modes=[cell.mode], **cell.request())
         if cell.mask == "decode":
             request["samples"] = case.samples
         if self.dropout is not None:
@@ -237,7 +245,7 @@ class Peer:
             request.update(dtype=case.dtype, mask=cell.mask, threads=case.threads, samples=case.samples)
         self.process.ask(request)
         row = self.process.answer()
-        while row.get("section") != "serve":
+        while row.get("section") != "serve" or (row.get("mode", cell.mode) != cell.mode and "error" not in row):
             row = self.process.answer()
         self.version = row.get("version", "")
         if "error" in row and case.name not in self.failed:
@@ -380,6 +388,7 @@ class Table:
             ratios[name] = statistics.median(of_rounds)
             row += [self.amount(case, medians[name]), spread(of_rounds)]
             kind = "decode" if cell.mask == "decode" else "full and causal" if cell.mask in ("full", "causal") else "other masks"
+            kind = "backward, " * (cell.op == "backward") + kind
             group = name if case.threads is None else f"{name}, {case.dtype} on {case.threads}, {kind}"
             self.ratios.setdefault(group, []).append(ratios[name])
         if self.ranks():
@@ -394,6 +403,16 @@ class Table:
         return row
 
 
+def default_peers(options, on_cpu):
+    if on_cpu:
+        return ["sdpa"]
+    if options.decode:
+        return ["read", "cudnn", "fa2"]
+    if options.op == "backward":  # the peer of the same instructions; FlashAttention-3 has wgmma, but no dropout
+        return ["cudnn"] if options.dropout is not None else ["fa3"] if options.target in (None, "sm_90a") else ["fa2"]
+    return ["cudnn", "fa3"] if options.dropout is None else ["cudnn", "fa2"]
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", metavar="PEERS", help="the peers' script")
@@ -401,9 +420,11 @@ def parse(arguments):
     parser.add_argument("--flashjit", default="build/release/bin/flashjit", help="the command [%(default)s]")
     parser.add_argument("--device", default="cuda:0", help="[%(default)s]")
     parser.add_argument("--target", help="[the device's best]")
-    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; on a CPU sdpa]")
-    parser.add_argument("--cells", nargs="+", metavar="HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; decode: 15 cells of decode; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for "
+    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of backward fa3, for "
+                                                  "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
+    parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
+                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                             "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")
     parser.add_argument("--threads", type=int, nargs="+", help="on a CPU, of both sides [1 2]")
@@ -424,14 +445,14 @@ def parse(arguments):
         raise SystemExit("--fp16 and --states are for GPUs: on a CPU give --dtypes fp16")
     if not on_cpu and (options.threads or options.dtypes):
         raise SystemExit("--threads and --dtypes are for --device cpu")
-    options.decode = [name.startswith("decode") for name in options.cells or [""]]
-    if any(options.decode) != all(options.decode):
-        raise SystemExit("decode cells have a table of their own: give them alone")
-    options.decode = all(options.decode)
+    ops = {next((op for op in ("decode", "backward") if name.startswith(op)), "forward") for name in options.cells or [""]}
+    if len(ops) > 1:
+        raise SystemExit(f"cells of {' and '.join(sorted(ops))} have a table each: give those of one operation")
+    options.op = ops.pop()
+    options.decode = options.op == "decode"
     if options.decode and (options.dropout is not None or options.fp16):
         raise SystemExit("decode has no dropout, and --fp16 is for the forward")
-    options.peers = options.peers or (["sdpa"] if on_cpu else ["read", "cudnn", "fa2"] if options.decode
-                                      else ["cudnn", "fa3"] if options.dropout is None else ["cudnn", "fa2"])
+    options.peers = options.peers or default_peers(options, on_cpu)
     options.samples = options.samples or (25 if on_cpu else 40)
     orders = math.factorial(1 + options.fp16 + len(options.peers))
     options.rounds = options.rounds or orders * -(-6 // orders)
@@ -471,8 +492,8 @@ def main(arguments=None):
     if options.decode:
         problem = (f"{peers[0].version}; decode" if on_cpu else "bf16 decode") + ", head_dim 128, TB/s of K and V"
     else:
-        problem = f"{peers[0].version}; forward{dropout}, batch * heads 8, milliseconds" if on_cpu else \
-            f"bf16 forward{dropout}, {options.tokens} tokens or one sequence"
+        problem = f"{peers[0].version}; {options.op}{dropout}, batch * heads 8, milliseconds" if on_cpu else \
+            f"bf16 {options.op}{dropout}, {options.tokens} tokens or one sequence"
     print(f"{ours[0].model}, {ours[0].target}; {problem}; medians of {visits[-1]['round'] + 1} rounds in {math.factorial(len(ours + peers))} "
           "orders; speed relative to a peer with the range of the rounds\n")
     for state in states:

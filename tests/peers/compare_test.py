@@ -107,6 +107,26 @@ for line in sys.stdin:
 """
 
 
+# As torch_peers.py does, it answers a request for a backward by the forward's row first. A causal backward fails.
+BACKWARD_PEERS = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    assert request["modes"] == ["bwd"] and request["b"] * request["s"] == 16384 and request["hq"] * request["d"] == 2048, request
+    row = {"section": "serve", "peer": request["peers"][0]}
+    print(json.dumps({**row, "mode": "fwd", "ms": 1.0}), flush=True)
+    print(json.dumps({**row, **({"error": "not causal"} if request["causal"] else {"mode": "bwd", "ms": 9.0})}), flush=True)
+"""
+BACKWARD_FLASHJIT = """#!{python}
+import json, sys
+for line in sys.stdin:
+    spec = json.loads(line)["spec"]
+    assert spec["op"] == "backward" and spec["lse"], spec
+    ms = 6.0 if "sm_90" in sys.argv else 4.0
+    print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}), flush=True)
+"""
+
+
 class CompareTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -278,10 +298,49 @@ class CompareTest(unittest.TestCase):
         self.assertIn("| bf16 on 1: decode:1x32768 | 0.0671 | 0.0224 | 3.00 (3.00-3.00) | - |\n", done.stdout)
         self.assertIn("| fp32 on 1: decode:1x32768 | 0.1342 | 0.0447 | 3.00 (3.00-3.00) | - |\n", done.stdout)
 
+    def test_backward(self):
+        self.stand_in(BACKWARD_PEERS, BACKWARD_FLASHJIT)
+        done = self.run_compare("--cells", "backward")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Imaginary, sm_90; bf16 backward, 16384 tokens or one sequence; medians of 6 rounds in 2 orders", done.stdout)
+        # 2.5 * 4 * 2 * 16 * 8192^2 * 128 operations in 4 ms are 687 TFLOP/s.
+        self.assertIn("| head_dim:seqlen:mask | flashjit TFLOP/s | fa3 TFLOP/s | flashjit / fa3 |\n", done.stdout)
+        self.assertIn("| backward:128:8192:full | 687 | 305 | 2.25 (2.25-2.25) |\n", done.stdout)
+        self.assertIn("| backward:64:8192:causal | 344 | - | - |\n", done.stdout)
+        self.assertIn("2 cells against fa3: geometric mean 2.250, worst 2.250\n", done.stdout)
+        self.assertEqual(done.stderr.count("backward:64:8192:causal: fa3: not causal"), 1)
+        for state in ("rest", "sustained"):
+            orders = [tuple(visit["order"]) for visit in self.visits(cell="backward:128:8192:full", state=state)]
+            self.assertEqual(sorted(orders), 3 * [("fa3", "flashjit")] + 3 * [("flashjit", "fa3")])
+        with open(self.out) as file:
+            row = json.load(file)["rows"][0]
+        self.assertEqual(row["spec"]["op"], "backward")
+        self.assertAlmostEqual(row["tflops"], 2.5 * 2 * 16 * 8192**2 * 4 * 64 / 4e-3 * 1e-12 * 2)
+
+    def test_backward_of_mma_sync_meets_flash_attention_2(self):
+        self.stand_in(BACKWARD_PEERS, BACKWARD_FLASHJIT)
+        done = self.run_compare("--cells", "backward:64:8192:full", "--target", "sm_90", "--states", "rest", "--rounds", "2")
+        self.assertIn("| backward:64:8192:full | 458 | 305 | 1.50 (1.50-1.50) |\n", done.stdout)
+        self.assertIn("1 cells against fa2", done.stdout)
+        self.assertEqual(compare.parse(["peers.py", "--cells", "backward", "--dropout", "0.1"]).peers, ["cudnn"])
+        self.assertEqual(compare.parse(["peers.py", "--cells", "backward", "--target", "sm_90a"]).peers, ["fa3"])
+
+    def test_backward_on_a_cpu(self):
+        self.stand_in(CPU_PEERS.replace('request["peers"]', 'request["modes"] == ["bwd"] and request["peers"]', 1)
+                      .replace('"mode": "fwd"', '"mode": "bwd"').replace('(25 if request["s"] == 128 else 2)', 'request["samples"]'),
+                      CPU_FLASHJIT.replace('(25 if shape["seqlen_q"] == 128 else 2)', 'request["rounds"]'))
+        done = self.run_compare("--device", "cpu", "--rounds", "2", "--cells", "backward", "backward_masks", "--threads", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("; PyTorch 0; backward, batch * heads 8, milliseconds;", done.stdout)
+        self.assertIn("| bf16 on 1: backward:128:4096:causal | 2 | 6 | 3.00 (3.00-3.00) |\n", done.stdout)
+        self.assertIn("16 cells against sdpa, fp32 on 1, backward, full and causal: geometric mean 2.121, worst 1.500\n", done.stdout)
+        self.assertIn("3 cells against sdpa, bf16 on 1, backward, other masks: geometric mean 5.000, worst 2.500\n", done.stdout)
+
     def test_what_is_of_the_other_device_is_refused(self):
         for more in (["--device", "cpu", "--fp16"], ["--device", "cpu", "--states", "rest"], ["--threads", "2"], ["--dtypes", "fp32"],
                      ["--cells", "128:8192:window"], ["--cells", "128:8192"], ["--states", "warm"], ["--cells", "decode:16"],
-                     ["--cells", "decode:1x2:z3"], ["--cells", "decode", "128:8192:full"], ["--cells", "decode", "--fp16"]):
+                     ["--cells", "decode:1x2:z3"], ["--cells", "decode", "128:8192:full"], ["--cells", "decode", "--fp16"],
+                     ["--cells", "backward", "128:8192:full"], ["--cells", "backward:128:8192:window"], ["--cells", "backward:128"]):
             self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 
     def test_a_peer_that_fails(self):

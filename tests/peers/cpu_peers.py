@@ -61,10 +61,16 @@ def measure(request, peer):
     q = tensor(request.get("sq", s), hq, request["d"])  # in decode fewer rows than keys
     k, v = tensor(s, hk, request["d"]), tensor(s, hk, request["dv"])
     mask, causal = attn_mask(request["mask"], b, s), request["mask"] == "causal"
-    call = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=request.get("p", 0.0),
+    attention = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=request.get("p", 0.0),
                                                   enable_gqa=hq != hk)
-    with torch.inference_mode():
-        return median_ms(call, request["samples"])
+    if request["modes"] == ["fwd"]:
+        with torch.inference_mode():
+            return median_ms(attention, request["samples"])
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    q, k, v = inputs
+    o = attention()
+    d_o = torch.randn_like(o)
+    return median_ms(lambda: torch.autograd.grad(o, inputs, d_o, retain_graph=True), request["samples"])
 
 
 def main():
@@ -72,7 +78,7 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         for peer in request["peers"]:
-            row = {"section": "serve", "peer": peer, "mode": "fwd", "version": f"PyTorch {torch.__version__}"}
+            row = {"section": "serve", "peer": peer, "mode": request["modes"][0], "version": f"PyTorch {torch.__version__}"}
             try:
                 row["ms"] = measure(request, peer)
             except Exception as error:

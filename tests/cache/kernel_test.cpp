@@ -82,6 +82,40 @@ TEST(KernelKey, EveryInputChangesTheDigest) {
   EXPECT_EQ(std::set<std::string>(digests.begin(), digests.end()).size(), digests.size());
 }
 
+// The texts of version 0.1.0. Whoever uses only what it had finds its kernels and tune records again: what a
+// later version adds is left out of them where it is not asked for.
+TEST(KernelKey, StaysThatOfKernelsThatKnowNoLaterChoice) {
+  const Request request = make_request();
+  const CacheKey key = request_key(request.spec, request.source);
+  ASSERT_GE(key.fields().size(), 4u);
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (std::size_t i = 0; i < 4; ++i) texts.emplace_back(key.fields()[i].label, key.fields()[i].value);
+  EXPECT_EQ(texts,
+            (decltype(texts){
+                {"spec", R"({"op": "forward", "dtype": "bf16", "head_dim": 64})"},
+                {"target", "sm_90"},
+                {"config",
+                 "block_m=64 block_n=128 num_stages=2 num_warps=4 q_in_registers=false ping_pong=false "
+                 "tile_order=heads pack_gqa=false"},
+                {"steps", "flashjit_forward threads=128 shared_memory=65536 scratch=0"}}));
+}
+
+TEST(KernelEntry, StaysThatOfKernelsThatKnowNoLaterChoice) {
+  const json config = {{"block_m", 64},         {"block_n", 128},         {"num_stages", 2},
+                       {"num_warps", 4},        {"q_in_registers", true}, {"ping_pong", false},
+                       {"tile_order", "heads"}, {"pack_gqa", false}};
+  Request request = make_request();
+  request.source.config.q_in_registers = true;
+  CacheEntry entry = pack_kernel(CacheKey(), make_compiled(), request.source);
+  json metadata = json::parse(entry.metadata);
+  EXPECT_EQ(metadata["config"], config);
+  metadata["config"] = config;
+  entry.metadata = metadata.dump();
+  const auto kernel = unpack_kernel(entry);
+  ASSERT_TRUE(kernel);
+  EXPECT_EQ(kernel->config, request.source.config);
+}
+
 TEST(KernelKey, PinsAreNotPartOfIt) {
   Request request = make_request();
   const CacheKey unpinned = request_key(request.spec, request.source);

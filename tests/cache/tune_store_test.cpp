@@ -61,6 +61,35 @@ TEST(TuneStore, RoundTrip) {
   EXPECT_EQ(names_in(scratch / "tune/nvidia-h200/tmp").size(), 0u);
 }
 
+// A record of version 0.1.0 stays one, and is written so again: later choices are left out where they are not
+// taken.
+TEST(TuneStore, ReadsRecordsThatKnowNoLaterChoice) {
+  const std::string text =
+      R"({"format":1,"spec":"{\"op\": \"forward\", \"dtype\": \"bf16\", \"head_dim\": 128}","target":"sm_)"
+      R"(90a","device":"NVIDIA H200","bucket":{"batch":4,"seqlen_q":1024,"seqlen_k":2048,"num_heads_q":8,)"
+      R"("num_heads_kv":1},"chosen":{"block_m":128,"block_n":64,"num_stages":2,"num_warps":12,"q_in_regis)"
+      R"(ters":false,"ping_pong":true,"tile_order":"sections","pack_gqa":false},"heuristic":{"block_m":12)"
+      R"(8,"block_n":64,"num_stages":2,"num_warps":12,"q_in_registers":false,"ping_pong":false,"tile_orde)"
+      R"(r":"heads","pack_gqa":false},"shape":{"batch":1,"seqlen_q":1000,"seqlen_k":2000,"num_heads_q":32)"
+      R"(,"num_heads_kv":4},"complete":true,"environment":{"driver":"13.0","compiler":"nvrtc 13.0","flash)"
+      R"(jit":"0.1.0","num_threads":0},"candidates":[{"config":{"block_m":128,"block_n":64,"num_stages":2)"
+      R"(,"num_warps":12,"q_in_registers":false,"ping_pong":false,"tile_order":"heads","pack_gqa":false},)"
+      R"("verdict":"measured","reason":"","samples_ms":[0.5]},{"config":{"block_m":128,"block_n":64,"num_)"
+      R"(stages":2,"num_warps":12,"q_in_registers":false,"ping_pong":true,"tile_order":"sections","pack_g)"
+      R"(qa":false},"verdict":"measured","reason":"","samples_ms":[0.25]}],"checksum":"7d535abb14ef8009db)"
+      R"(a0f1b9d03e7840"})"
+      "\n";
+  std::string why;
+  const std::optional<TuneRecord> record = parse_tune_record(text, why);
+  ASSERT_TRUE(record) << why;
+  EXPECT_EQ(record->chosen, (KernelConfig{.block_m = 128,
+                                          .block_n = 64,
+                                          .num_stages = 2,
+                                          .num_warps = 12,
+                                          .ping_pong = true,
+                                          .tile_order = TileOrder::sections}));
+}
+
 // A backward on a CPU has no block_m.
 TEST(TuneStore, RoundTripOfConfigsWithoutSizes) {
   const Scratch scratch;

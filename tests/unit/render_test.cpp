@@ -187,6 +187,31 @@ TEST(Render, HeadersAreAllThatIsReached) {
   }
 }
 
+// A change of the backward's code changes no key of other operations: keys hold the digests of all headers.
+TEST(Render, NothingButABackwardReachesItsHeaders) {
+  const auto reaches = [](const KernelSource& source) {
+    return std::any_of(source.headers.begin(), source.headers.end(), [](const EmbeddedHeader& header) {
+      return header.name.find("backward") != std::string_view::npos;
+    });
+  };
+  const std::vector<std::vector<Mask>> masks = {
+      {}, {CausalMask{}, SlidingWindowMask{.sinks = true}}, {PaddingMask{}, BlockSparseMask{}}, {TreeMask{}}};
+  for (const Target& target : Target::all())
+    for (const auto& mask : masks)
+      for (const Operation op :
+           {Operation::forward, Operation::decode, Operation::merge, Operation::backward}) {
+        try {
+          const AttentionSpec spec =
+              AttentionSpec{.op = op, .dtype = DType::bf16, .head_dim = 64, .mask = mask}.validated();
+          const KernelSource source = render(spec, target, heuristic_config(spec, target, {}));
+          EXPECT_EQ(reaches(source), op == Operation::backward) << target.str();
+        } catch (const Error&) {  // an operation has no such mask, or no such target
+        }
+      }
+  EXPECT_TRUE(reaches(render(AttentionSpec{.op = Operation::backward, .head_dim = 64}.validated(),
+                             Target::parse("x86-64-v4"), {.block_n = 64, .num_warps = 1})));
+}
+
 TEST(Render, StandaloneHoldsEveryHeaderOnce) {
   for (const Golden& golden : goldens) {
     const KernelSource source = render(golden);

@@ -146,18 +146,24 @@ TEST_P(Backward, ScoresOfEveryKind) {
 }
 
 TEST_P(Backward, EqualBitsRunAfterRun) {
-  AttentionSpec spec = backward_spec(DType::fp32, 64, causal_masks[1], {.dropout = true});
-  spec.deterministic = true;
-  Workload workload(on(), {.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 700, .seqlen_k = 700});
-  const Kernel& kernel = workload.kernel(on().engine());
-  std::vector<std::byte> first;
-  for (int run = 0; run < 20; ++run) {
-    workload.reset();
-    kernel.launch(workload.args());
-    if (run == 0) first = workload.outputs();
-    EXPECT_EQ(workload.outputs(), first);
-  }
-  EXPECT_TRUE(workload.check());
+  for (const DType dtype : own_dtypes())
+    for (const bool varlen : {false, true}) {
+      AttentionSpec spec = backward_spec(dtype, 64, causal_masks[1], {.varlen = varlen, .dropout = !varlen});
+      spec.deterministic = true;
+      if (!takes_next(spec)) continue;
+      Case c{.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 700, .seqlen_k = 700};
+      if (varlen) c.lengths_q = {300, 1, 500}, c.lengths_k = {300, 200, 450};
+      Workload workload(on(), c);
+      const Kernel& kernel = workload.kernel(on().engine());
+      std::vector<std::byte> first;
+      for (int run = 0; run < 20; ++run) {
+        workload.reset();
+        kernel.launch(workload.args());
+        if (run == 0) first = workload.outputs();
+        EXPECT_EQ(workload.outputs(), first);
+      }
+      EXPECT_TRUE(workload.check());
+    }
 }
 
 // Rows that see nothing, keys that nobody sees, and keys that only some rows see.

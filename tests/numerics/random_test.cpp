@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 
+#include "codegen/families/kernel_family.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -75,10 +77,21 @@ AttentionSpec draw_decode_spec(Draw& draw, const std::vector<DType>& dtypes) {
   return spec.validated();
 }
 
+AttentionSpec draw_backward_spec(Draw& draw, const std::vector<DType>& dtypes) {
+  AttentionSpec spec = draw_spec(draw, dtypes);
+  spec.op = Operation::backward;
+  spec.lse = true;
+  spec.paged = false;
+  if (draw.one_in(3)) spec.grad_dtype = DType::fp32;
+  spec.deterministic = draw.one_in(3);
+  return spec.validated();
+}
+
 Case draw_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   using enum MemoryLayout;
   Case c{.spec = spec};
-  const std::int64_t budget = std::int64_t{150} << 20;  // multiply-adds of a whole case
+  // Multiply-adds of a whole case. The oracle takes several times as long for a backward.
+  const std::int64_t budget = std::int64_t{spec.op == Operation::backward ? 20 : 150} << 20;
   c.heads_kv = draw.between(1, 3);
   c.heads_q = c.heads_kv * draw.between(1, 4);
   c.batch = draw.one_in(16) ? 0 : draw.between(1, 4);
@@ -129,7 +142,14 @@ Case draw_decode_case(Draw& draw, const AttentionSpec& spec, bool is_cuda) {
   return c;
 }
 
-class Random : public ComputesOnEveryDevice {};
+class Random : public ComputesOnEveryDevice {
+ protected:
+  bool computes_backward() {
+    return why_unsupported({.op = Operation::backward, .dtype = DType::bf16, .head_dim = 64},
+                           Target::parse(on().target()))
+        .empty();
+  }
+};
 
 TEST_P(Random, SpecsAndShapes) {
   const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),
@@ -157,6 +177,22 @@ TEST_P(Random, DecodeSpecsAndShapes) {
       spec.batch_invariant = !on().is_cuda() && i % 3 == 0;
     }
     EXPECT_TRUE(computes(on(), draw_decode_case(draw, spec, on().is_cuda()))) << "case " << i;
+  }
+}
+
+TEST_P(Random, BackwardSpecsAndShapes) {
+  if (!computes_backward()) GTEST_SKIP() << "no kernels of op backward";
+  const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),
+                      cases =
+                          from_environment("FLASHJIT_TEST_CASES", test_all() || on().is_cuda() ? 100 : 24);
+  std::cout << "FLASHJIT_TEST_SEED=" << seed << " FLASHJIT_TEST_CASES=" << cases << std::endl;
+  RecordProperty("seed", std::to_string(seed));
+  // CPU targets draw cases of their own, since each takes few.
+  Draw draw(seed + std::hash<std::string>{}(on().is_cuda() ? "" : on().target()));
+  AttentionSpec spec;
+  for (std::uint64_t i = 0; i < cases; ++i) {
+    if (i % 4 == 0) spec = draw_backward_spec(draw, own_dtypes());
+    EXPECT_TRUE(computes(on(), draw_case(draw, spec, on().is_cuda()))) << "case " << i;
   }
 }
 

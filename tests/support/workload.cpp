@@ -235,8 +235,12 @@ void Workload::fill() {
     verify::fill_random(used(tensor(&AttentionArgs::d_o), case_.spec.varlen), case_.seed * 3 + 3, options);
     const Tensor dlse = tensor(&AttentionArgs::dlse).on_host();
     std::int64_t last = 0;
-    for (int i = 0; i < dlse.rank; ++i) last += (dlse.shape[i] - 1) * dlse.strides[i];
-    for (std::int64_t i = 0; i <= last && dlse.shape[0] > 0; ++i)
+    bool empty = false;
+    for (int i = 0; i < dlse.rank; ++i) {
+      last += (dlse.shape[i] - 1) * dlse.strides[i];
+      empty |= dlse.shape[i] == 0;
+    }
+    for (std::int64_t i = 0; i <= last && !empty; ++i)
       static_cast<float*>(dlse.data)[i] = static_cast<float>(i % 7 - 3) / 4;
   }
   switch (case_.data) {

@@ -17,6 +17,7 @@ namespace flashjit::verify {
 namespace {
 
 constexpr int group_rows = 8;
+constexpr double least = 0x1p-126;  // of normal float32
 
 struct Backward {
   AttentionSpec spec;
@@ -134,7 +135,7 @@ class Worker {
     if (options_.keep && !options_.keep(s.batch, head, row, key)) return pair;
     if (!sees(spec_, args_, s, head, row, key)) return pair;
     pair.kept = true;
-    const double floor = 0x1p-126, x = spec_.dtype == DType::fp32 ? 0x1p-21 : 0x1p-13;
+    const double x = spec_.dtype == DType::fp32 ? 0x1p-21 : 0x1p-13;
     const double score = scale_ * dot(q_[row], k_[key], q_.dim), p = std::exp(score - lse_[row]);
     const double d = gamma(q_.dim) * scale_ * q_.norms[row] * k_.norms[key] +
                      0x1p-22 * (std::abs(score) + std::abs(lse_[row]) + 1);
@@ -147,10 +148,10 @@ class Worker {
     const double product_error = m * gamma(v_.dim) * d_o_.norms[row] * v_.norms[key];
     const bool rounds = spec_.dtype != DType::fp32;
     pair.w = m * p;
-    pair.w_error = m * (p * e + floor);
+    pair.w_error = m * (p * e + least);
     pair.g = p * (product - delta_[row]);
-    pair.g_error = std::abs(pair.g) * e + (p * (1 + e) + floor) * (product_error + delta_error_[row]) +
-                   (p * 0x1p-22 + floor) * (std::abs(product) + std::abs(delta_[row]));
+    pair.g_error = std::abs(pair.g) * e + (p * (1 + e) + least) * (product_error + delta_error_[row]) +
+                   (p * 0x1p-22 + least) * (std::abs(product) + std::abs(delta_[row]));
     if (rounds) {
       pair.w_rounding = m > 0 ? rounding_.unit * pair.w + rounding_.floor : 0;
       pair.g_rounding = rounding_.unit * std::abs(pair.g) + rounding_.floor;
@@ -166,7 +167,9 @@ class Worker {
       const Sum& sum = sums[c];
       const double rounding =
           options_.repeated_scores ? sum.worst : std::min(sum.worst, 4 * std::sqrt(sum.squares));
-      const double error = factor * (sum.error + gamma(terms) * (sum.magnitude + sum.error) + rounding);
+      const double flushed = least * static_cast<double>(terms);
+      const double error =
+          factor * (sum.error + gamma(terms) * (sum.magnitude + sum.error) + rounding + flushed) + least;
       values_[c] = factor * sum.value;
       bounds_[c] = terms == 0                  ? 0
                    : std::isfinite(values_[c]) ? with_rounding(gradient_rounding_, values_[c], error)

@@ -16,10 +16,10 @@
 // 3. So g_ij is off by a_ij = |g_ij| e_ij + (p_ij (1 + e_ij) + f) (m times the first of 2 + the second)
 //    + (p_ij 2^-22 + f) (|m do_i.v_j| + |delta_i|).
 // 4. Rounding to 16 bits adds at most r |w_ij| + f_r, or r |g_ij| + f_r. These are independent, of mean 0:
-// their sum is
-//    below 4 sqrt(sum of squares), ten standard deviations, as in forward_bound.hpp, 5. With
+//    their sum is below 4 sqrt(sum of squares), ten standard deviations, as in forward_bound.hpp, 5. With
 //    OracleOptions::repeated_scores the worst case counts.
-// 5. A sum of n terms is off by gamma(n) of the sum of magnitudes. The output is rounded: D.
+// 5. A sum of n terms is off by gamma(n) of the sum of magnitudes. CPU kernels make 0 of results below f:
+//    n f more, and f for the product with scale. The output is rounded: D.
 //
 // An element whose exact value is NaN or infinite cannot be told.
 #pragma once

@@ -151,7 +151,7 @@ class Worker {
     pair.w_error = m * (p * e + least);
     pair.g = p * (product - delta_[row]);
     pair.g_error = std::abs(pair.g) * e + (p * (1 + e) + least) * (product_error + delta_error_[row]) +
-                   (p * 0x1p-22 + least) * (std::abs(product) + std::abs(delta_[row]));
+                   (p * 0x1p-22 + least) * (std::abs(product) + std::abs(delta_[row])) + least;
     if (rounds) {
       pair.w_rounding = m > 0 ? rounding_.unit * pair.w + rounding_.floor : 0;
       pair.g_rounding = rounding_.unit * std::abs(pair.g) + rounding_.floor;

@@ -14,7 +14,7 @@
 // 2. do_i.v_j is off by gamma(head_dim_v) |do_i||v_j|, delta_i by gamma(head_dim_v) |do_i||o_i| +
 //    2^-22 (|delta_i| + |dlse_i|).
 // 3. So g_ij is off by a_ij = |g_ij| e_ij + (p_ij (1 + e_ij) + f) (m times the first of 2 + the second)
-//    + (p_ij 2^-22 + f) (|m do_i.v_j| + |delta_i|).
+//    + (p_ij 2^-22 + f) (|m do_i.v_j| + |delta_i|) + f.
 // 4. Rounding to 16 bits adds at most r |w_ij| + f_r, or r |g_ij| + f_r. These are independent, of mean 0:
 //    their sum is below 4 sqrt(sum of squares), ten standard deviations, as in forward_bound.hpp, 5. With
 //    OracleOptions::repeated_scores the worst case counts.

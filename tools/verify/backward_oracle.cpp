@@ -105,8 +105,9 @@ class Worker {
       lse_[row] = number(*args_.lse);
       const double dlse = args_.dlse ? number(*args_.dlse) : 0;
       delta_[row] = dot(d_o_[row], o[0], o.dim) - dlse;
-      delta_error_[row] =
-          gamma(o.dim) * d_o_.norms[row] * o.norms[0] + 0x1p-22 * (std::abs(delta_[row]) + std::abs(dlse));
+      delta_error_[row] = gamma(o.dim) * d_o_.norms[row] * o.norms[0] +
+                          0x1p-22 * (std::abs(delta_[row]) + std::abs(dlse)) +
+                          (o.dim + d_o_.norms[row]) * least;
     }
     keep_.assign(static_cast<std::size_t>(s.seqlen_k) * (spec_.dropout ? s.seqlen_q : 0), 1);
     for (int row = 0; spec_.dropout && row < s.seqlen_q; ++row)
@@ -145,7 +146,7 @@ class Worker {
                          ? dropout_scale_
                          : 0;
     const double product = m * dot(d_o_[row], v_[key], v_.dim);
-    const double product_error = m * gamma(v_.dim) * d_o_.norms[row] * v_.norms[key];
+    const double product_error = m * (gamma(v_.dim) * d_o_.norms[row] * v_.norms[key] + v_.dim * least);
     const bool rounds = spec_.dtype != DType::fp32;
     pair.w = m * p;
     pair.w_error = m * (p * e + least);

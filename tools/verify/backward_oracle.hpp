@@ -11,15 +11,16 @@
 // 1. The exponent is off by d_ij <= gamma(head_dim) scale |q_i||k_j| + 2^-22 (|s_ij| + |lse_i| + 1), and p_ij
 //    by a factor of exp(d_ij + x) at most; x is 2^-21, for 16-bit inputs 2^-13. So e_ij = exp(d_ij + x) - 1.
 //    Below 2^-126 float32 runs out of exponent: f, absolute.
-// 2. do_i.v_j is off by gamma(head_dim_v) |do_i||v_j|, delta_i by gamma(head_dim_v) |do_i||o_i| +
-//    2^-22 (|delta_i| + |dlse_i|).
+// 2. do_i.v_j is off by gamma(head_dim_v) |do_i||v_j| + head_dim_v f, delta_i by
+//    gamma(head_dim_v) |do_i||o_i| + 2^-22 (|delta_i| + |dlse_i|) + (head_dim_v + |do_i|) f. CPU kernels take
+//    numbers below f for 0, as operands (elements of o) and as results.
 // 3. So g_ij is off by a_ij = |g_ij| e_ij + (p_ij (1 + e_ij) + f) (m times the first of 2 + the second)
 //    + (p_ij 2^-22 + f) (|m do_i.v_j| + |delta_i|) + f.
 // 4. Rounding to 16 bits adds at most r |w_ij| + f_r, or r |g_ij| + f_r. These are independent, of mean 0:
 //    their sum is below 4 sqrt(sum of squares), ten standard deviations, as in forward_bound.hpp, 5. With
 //    OracleOptions::repeated_scores the worst case counts.
-// 5. A sum of n terms is off by gamma(n) of the sum of magnitudes. CPU kernels make 0 of results below f:
-//    n f more, and f for the product with scale. The output is rounded: D.
+// 5. A sum of n terms is off by gamma(n) of the sum of magnitudes and by n f, and its product with scale by
+//    f more. The output is rounded: D.
 //
 // An element whose exact value is NaN or infinite cannot be told.
 #pragma once

@@ -24,6 +24,8 @@ cmake --build "$work/examples" >"$work/build.log" || { cat "$work/build.log" && 
 "$work/examples/attention_c"
 grep -q 'compiled: o\[0\] = 0.100' "$work/first.txt"
 "$work/examples/cascade" cpu 5 96
+"$work/examples/train_cpp" # fails unless the loss falls
+"$work/examples/train_c"
 
 echo '== pkg-config'
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name flashjit.pc)")
@@ -41,7 +43,18 @@ echo '== the command, installed'
 "$work/prefix/bin/flashjit" run tools/examples/full_fp32.json --seqlen-q 64 --verify
 
 echo '== README'
-for example in cpp c; do
-  awk -v fence="\`\`\`$example" '$0 == "```" { inside = 0 } inside { print } $0 == fence { inside = 1 }' README.md |
-    diff - "tools/examples/attention.$example"
+# The block that follows the comment "tools/examples/NAME; a test compares the two".
+shown() {
+  awk -v mark="tools/examples/$1; a test compares the two" \
+    'index($0, mark) { wanted = 1 } $0 == "```" { inside = 0 } inside { print } wanted && /^```./ { inside = 1; wanted = 0 }' \
+    README.md
+}
+for example in attention.cpp attention.c; do
+  shown "$example" | diff - "tools/examples/$example"
 done
+# A part of the example.
+part=$(shown train.cpp)
+case $(cat tools/examples/train.cpp) in
+  *"${part:?}"*) ;;
+  *) echo "the README's part of train.cpp is not in it" >&2 && exit 1 ;;
+esac

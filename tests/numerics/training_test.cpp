@@ -89,7 +89,7 @@ TEST_P(TrainingOn, TheSameWeightsDropInBothDirections) {
 
 // An lse that no forward wrote gives wrong numbers, but every access stays inside: pages around the tensors
 // are not mapped, and what lies around the elements must not change.
-TEST_P(TrainingOn, AnyLseStaysInside) {
+TEST_P(TrainingOn, LaunchesWithAnyLseStayInside) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   constexpr std::array values = {
       std::numeric_limits<float>::quiet_NaN(), infinity, -infinity, 3e38f, -3e38f, 0.0f};

@@ -124,8 +124,8 @@ void check_supported(const AttentionSpec& spec, std::span<const SpecField> table
       return has(family->*feature.names, feature.name);
     });
     if (!named) {
-      throw Error(ErrorCode::unsupported, feature.text + " is not supported by this version; " +
-                                              alternatives(feature, *of_op.front()) + " would work");
+      throw Error(ErrorCode::unsupported, feature.text + " is not supported by op " + to_string(spec.op) +
+                                              "; " + alternatives(feature, *of_op.front()) + " would work");
     }
   }
 }

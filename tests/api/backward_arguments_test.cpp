@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/flashjit.hpp"
@@ -77,6 +79,81 @@ TEST(BackwardArguments, EveryTensorIsChecked) {
     expect_refused({name, "contiguous"},
                    [&](AttentionArgs& args) { of(args).strides[of(args).rank - 1] = 2; });
   }
+}
+
+// What was asked, what is wrong and what works.
+TEST(BackwardArguments, MessagesSayWhatWorks) {
+  expect_refused({"lse has shape [2, 4, 6]: dimension 2 must be 5, q's rows"},
+                 [](AttentionArgs& args) { ++args.lse->shape[2]; });
+  expect_refused({"lse has dtype bf16, this kernel takes fp32"},
+                 [](AttentionArgs& args) { args.lse->dtype = DType::bf16; });
+  for (const auto& [name, member] : {std::pair("o", &AttentionArgs::o), {"do", &AttentionArgs::d_o}}) {
+    const std::string missing =
+        std::string(name) + " is missing: this kernel needs it as [batch, seqlen, heads, head_dim]";
+    expect_refused({missing.c_str()}, [member = member](AttentionArgs& args) { (args.*member).reset(); });
+  }
+  expect_refused({"do has dtype fp32, this kernel takes bf16"},
+                 [](AttentionArgs& args) { args.d_o->dtype = DType::fp32; });
+  expect_refused({"workspace has", "this launch needs", "Kernel::workspace_bytes(shape) says"},
+                 [](AttentionArgs& args) { --args.workspace->shape[0]; });
+  expect_refused({R"(parts_o was given, but the spec has "op": "backward")", "leave it out"},
+                 [](AttentionArgs& args) { args.parts_o = args.o; });
+}
+
+// The C interface takes the same arguments, and refuses with the same message.
+TEST(BackwardArguments, ThroughC) {
+  GoodBackward good;
+  for (const std::optional<Tensor>* tensor : {&good.args.q, &good.args.k, &good.args.v, &good.args.d_o})
+    std::fill_n(static_cast<std::uint16_t*>((*tensor)->data), (*tensor)->shape[0] * (*tensor)->strides[0],
+                std::uint16_t{0x3f80});  // 1
+  backward_kernel().launch(good.args);
+  const std::vector<std::vector<float>> expected = good.gradients;
+  EXPECT_NE(static_cast<const std::uint16_t*>(good.args.dv->data)[0], 0);
+  flashjit_engine* engine = nullptr;
+  flashjit_spec* spec = nullptr;
+  const flashjit_kernel* kernel = nullptr;
+  flashjit_engine_options options{};
+  options.struct_size = sizeof options;
+  options.device = "cpu";
+  options.num_threads = 2;
+  ASSERT_EQ(flashjit_engine_create(&options, &engine), FLASHJIT_OK) << flashjit_last_error_message();
+  ASSERT_EQ(
+      flashjit_spec_create(R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24})", &spec),
+      FLASHJIT_OK);
+  flashjit_shape shape{};
+  shape.struct_size = sizeof shape;
+  const Shape s = GoodArguments::shape();
+  shape.batch = s.batch, shape.seqlen_q = s.seqlen_q, shape.seqlen_k = s.seqlen_k;
+  shape.num_heads_q = s.num_heads_q, shape.num_heads_kv = s.num_heads_kv;
+  ASSERT_EQ(flashjit_engine_get(engine, spec, &shape, &kernel), FLASHJIT_OK) << flashjit_last_error_message();
+  std::size_t bytes = 0;
+  ASSERT_EQ(flashjit_kernel_workspace(kernel, &shape, &bytes), FLASHJIT_OK);
+  EXPECT_EQ(bytes, backward_kernel().workspace_bytes(s));
+
+  const std::pair<std::int32_t, const std::optional<Tensor>*> given[] = {
+      {FLASHJIT_ARG_Q, &good.args.q},     {FLASHJIT_ARG_K, &good.args.k},
+      {FLASHJIT_ARG_V, &good.args.v},     {FLASHJIT_ARG_O, &good.args.o},
+      {FLASHJIT_ARG_LSE, &good.args.lse}, {FLASHJIT_ARG_DLSE, &good.args.dlse},
+      {FLASHJIT_ARG_DQ, &good.args.dq},   {FLASHJIT_ARG_DK, &good.args.dk},
+      {FLASHJIT_ARG_DV, &good.args.dv},   {FLASHJIT_ARG_WORKSPACE, &good.args.workspace},
+      {FLASHJIT_ARG_DO, &good.args.d_o}};
+  std::vector<flashjit_tensor> tensors;
+  for (const auto& [id, tensor] : given) tensors.push_back(c_tensor(**tensor));
+  std::vector<flashjit_argument> args(std::size(given));
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    args[i].id = given[i].first;
+    args[i].value.tensor = &tensors[i];
+  }
+  for (const std::optional<Tensor>* tensor : {&good.args.dq, &good.args.dk, &good.args.dv})
+    std::fill_n(static_cast<std::uint16_t*>((*tensor)->data), 16, std::uint16_t{0xffff});
+  EXPECT_EQ(flashjit_kernel_launch(kernel, args.data(), args.size() - 1, nullptr), FLASHJIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(flashjit_last_error_message(),
+               "do is missing: this kernel needs it as [batch, seqlen, heads, head_dim]");
+  EXPECT_EQ(flashjit_kernel_launch(kernel, args.data(), args.size(), nullptr), FLASHJIT_OK)
+      << flashjit_last_error_message();
+  EXPECT_EQ(good.gradients, expected);
+  flashjit_spec_destroy(spec);
+  flashjit_engine_destroy(engine);
 }
 
 TEST(BackwardArguments, Workspace) {

@@ -14,6 +14,7 @@
 namespace flashjit {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::IsSupersetOf;
 
@@ -58,12 +59,30 @@ TEST(Family, ForwardsAreDeterministic) {
     EXPECT_EQ(why_unsupported(spec.validated(), target), "") << target.str();
 }
 
+// Every target's backward has a deterministic config, or is refused with what works.
+TEST(Family, DeterministicBackwards) {
+  const AttentionSpec spec =
+      AttentionSpec{.op = Operation::backward, .dtype = DType::bf16, .head_dim = 64, .deterministic = true}
+          .validated();
+  for (const Target& target : Target::all()) {
+    const std::string why = why_unsupported(spec, target);
+    if (why.empty()) {
+      EXPECT_EQ(misfit(spec, target, heuristic_config(spec, target, {})), "") << target.str();
+    } else {
+      EXPECT_TRUE(target.is_cuda()) << target.str();
+      EXPECT_THAT(why, AnyOf(HasSubstr("deterministic true is not supported on " + target.str()),
+                             HasSubstr("op backward is not supported on " + target.str())));
+      EXPECT_THAT(why, HasSubstr("would work"));
+    }
+  }
+}
+
 TEST(Family, FieldThatNoFamilyNamesIsRefused) {
   const AttentionSpec spec{.head_dim = 64, .deterministic = true};
   for (const Target& target : Target::all())
     EXPECT_EQ(why_unsupported(spec, target, later_fields()),
               "made_up true is not supported on " + target.str() + "; false would work there");
-  expect_error(ErrorCode::unsupported, {"made_up true is not supported by this version; false would work"},
+  expect_error(ErrorCode::unsupported, {"made_up true is not supported by op forward; false would work"},
                [&] { check_supported(spec, later_fields()); });
 }
 

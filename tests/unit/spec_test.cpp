@@ -251,7 +251,7 @@ TEST(Spec, ForwardWithPages) {
             R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["padding"], "dropout": true, )"
             R"("varlen": true, "paged": true})");
   expect_unsupported(R"({"op": "merge", "dtype": "bf16", "head_dim": 64, "paged": true})",
-                     {"paged true is not supported by this version; false would work"});
+                     {"paged true is not supported by op merge; false would work"});
 }
 
 TEST(Spec, Decode) {

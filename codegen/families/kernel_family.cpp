@@ -91,6 +91,14 @@ bool KernelFamily::has_choice(std::string_view name) const {
   return has(choices, name);
 }
 
+std::vector<Operation> operations_on(const Target& target) {
+  std::vector<Operation> operations;
+  for (const KernelFamily* family : families)
+    if (family->serves(target)) operations.push_back(family->op);
+  std::sort(operations.begin(), operations.end());
+  return operations;
+}
+
 const KernelFamily& family_of(Operation op, const Target& target) {
   if (const KernelFamily* family = find_family(op, target)) return *family;
   throw Error(ErrorCode::unsupported, absent(op, target));

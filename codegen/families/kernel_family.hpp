@@ -61,6 +61,9 @@ struct KernelFamily {
   bool has_choice(std::string_view name) const;
 };
 
+// The operations that have kernels for the target.
+std::vector<Operation> operations_on(const Target& target);
+
 // Throws unsupported if the target has no kernels for the operation.
 const KernelFamily& family_of(Operation op, const Target& target);
 

@@ -100,6 +100,19 @@ TEST(BackwardVerbs, CompileFindsOnDisk) {
   EXPECT_THAT(flashjit({"cache", "ls"}).out, HasSubstr(" x128 "));
 }
 
+TEST(BackwardVerbs, DoctorNamesTheOperations) {
+  const CommandLine flashjit;
+  const nlohmann::json operations = flashjit({"doctor", "--json"}).json()["operations"];
+  ASSERT_GE(operations.size(), 1u);
+  for (const auto& [target, names] : operations.items()) {
+    EXPECT_THAT(names, ::testing::Contains("forward")) << target;
+    if (target[0] == 'x') {
+      EXPECT_THAT(names, ::testing::Contains("backward")) << target;
+    }
+  }
+  EXPECT_THAT(flashjit({"doctor"}).out, HasSubstr(" has op forward, backward, decode, merge.\n"));
+}
+
 // A target either has the kernels or is refused with those that have them.
 TEST(BackwardVerbs, RenderEveryTarget) {
   const CommandLine flashjit;

@@ -6,9 +6,11 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "cache/disk_cache.hpp"
 #include "cache/tune_store.hpp"
+#include "codegen/families/kernel_family.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/cpu/amx.hpp"
@@ -104,6 +106,24 @@ int examine(const DoctorOptions& options) {
   const bool starts = look("", [&] { return open_cache(options.cache_dir, options.cache_path).note; }).ok;
   const bool cpu_works = starts && ok("cpu") && ok("llvm"), gpu_works = starts && ok("gpu") && ok("nvrtc");
 
+  // Of the devices that were found.
+  std::set<Target> targets;
+  if (ok("cpu")) targets.insert(cpu_target().target);
+  for (const CudaDevice& gpu : cuda_devices())
+    targets.insert(Target::for_compute_capability(gpu.major, gpu.minor));
+  Json operations = Json::object();
+  std::string text;
+  for (const Target& target : targets) {
+    Json names = Json::array();
+    text += target.str() + " has op";
+    for (const Operation op : operations_on(target)) {
+      text += (names.empty() ? " " : ", ") + std::string(to_string(op));
+      names.push_back(to_string(op));
+    }
+    text += ".\n";
+    operations[target.str()] = names;
+  }
+
   if (options.json) {
     Json list = Json::array();
     for (const Finding& f : findings) {
@@ -112,6 +132,7 @@ int examine(const DoctorOptions& options) {
     print_json({{"version", version()},
                 {"findings", list},
                 {"devices", {{"cpu", cpu_works}, {"cuda", gpu_works}}},
+                {"operations", operations},
                 {"compiles_for_cuda", ok("nvrtc")}});
   } else {
     std::cout << "flashjit " << version() << '\n';
@@ -123,7 +144,8 @@ int examine(const DoctorOptions& options) {
               << (gpu_works     ? "run here"
                   : ok("nvrtc") ? "compile here and do not run"
                                 : "neither compile nor run here")
-              << ".\n";
+              << ".\n"
+              << text;
   }
   return cpu_works || gpu_works ? exit_ok : static_cast<int>(ErrorCode::target_unavailable);
 }

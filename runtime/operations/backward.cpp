@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -87,6 +88,7 @@ struct Backward {
   }
 
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
+    check_sizes(shape);
     return kernel.target.is_cuda() ? 0 : cpu_workspace(kernel, shape);
   }
 
@@ -121,6 +123,18 @@ struct Backward {
   }
 
  private:
+  // Throws where the workspace's size might need more than 64 bits, or the rows of a head more than 31: no
+  // memory holds such a workspace.
+  static void check_sizes(const Shape& shape) {
+    constexpr i64 most = i64{1} << 48, longest = i64{1} << 44;
+    const i64 rows = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
+    const auto of_heads = product_of({shape.num_heads_q, rows});
+    if (rows > std::numeric_limits<int>::max() || !of_heads || *of_heads > most ||
+        i64{shape.num_heads_q} * shape.seqlen_q > longest)
+      refuse_argument("batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
+                      shape.seqlen_q, ": no memory holds the workspace; split the batch");
+  }
+
   static constexpr int rows_of_item = device::cpu_backward_rows_of_item;
 
   // Enough parts that every thread has several items, which differ if masks do.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -179,6 +180,15 @@ TEST(BackwardArguments, WorkspaceBytes) {
   Shape longer = shape;
   longer.seqlen_k = 1 << 20;
   EXPECT_EQ(backward_kernel().workspace_bytes(longer), backward_kernel().workspace_bytes(shape));
+}
+
+TEST(BackwardArguments, WorkspaceThatNoMemoryHolds) {
+  constexpr int most = std::numeric_limits<int>::max();
+  for (const Shape& shape : {Shape{.batch = most, .seqlen_q = most, .seqlen_k = 1, .num_heads_q = most},
+                             Shape{.batch = 4, .seqlen_q = 1 << 30, .seqlen_k = 1, .num_heads_q = 1},
+                             Shape{.batch = 1, .seqlen_q = 1 << 30, .seqlen_k = 1, .num_heads_q = 1 << 20}})
+    expect_error(ErrorCode::invalid_argument, {"no memory holds the workspace", "split the batch"},
+                 [&] { backward_kernel().workspace_bytes(shape); });
 }
 
 TEST(BackwardSpec, RefusesWhatItCannot) {

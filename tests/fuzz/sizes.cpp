@@ -208,7 +208,7 @@ void check_backward(Numbers& numbers) {
   args.dq = tensor({batch, rows, heads_q, 64}, DType::bf16, true);
   args.dk = tensor({batch, keys, heads_kv, 64}, DType::bf16, true);
   args.dv = tensor({batch, keys, heads_kv, 64}, DType::bf16, true);
-  args.workspace = tensor({numbers.any()}, DType::int32, false);
+  args.workspace = tensor({most_int}, DType::int32, false);
   const int threads = std::clamp(numbers.size(), 1, max_num_threads);
   static const std::vector<std::pair<Target, KernelConfig>> kernels = [] {
     std::vector<std::pair<Target, KernelConfig>> made;

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include "codegen/families/kernel_family.hpp"
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 
@@ -49,6 +50,9 @@ const char fp16[] = R"({"op": "forward", "dtype": "fp16", "head_dim": 72, "head_
 const char dropout[] =
     R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"], "dropout": true})";
 const char fp32[] = R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "lse": false})";
+const char backward[] =
+    R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding", "block_sparse"],
+        "dropout": true, "varlen": true})";
 
 std::string nvcc_command() {
   const std::string path = FLASHJIT_NVCC;
@@ -63,13 +67,17 @@ TEST(Standalone, Nvcc) {
         Case{masks, "sm_80"}, Case{masks, "sm_90a"}, Case{dropout, "sm_80"}, Case{dropout, "sm_90a"}}) {
     compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
   }
+  for (const char* target : {"sm_80", "sm_90a"})
+    if (why_unsupported(AttentionSpec::from_json(backward), Target::parse(target)).empty())
+      compile_alone({backward, target}, nvcc + "-arch=" + target, "kernel.cu");
 }
 
 TEST(Standalone, Clang) {
   const std::string clang = FLASHJIT_CLANG;
   if (clang.empty()) GTEST_SKIP() << "no clang++ was found when the build was configured";
-  for (const Case& what : {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"},
-                           Case{masks, "x86-64-v3"}, Case{dropout, "x86-64-v4"}}) {
+  for (const Case& what :
+       {Case{bf16, "x86-64-v3"}, Case{fp16, "x86-64-v4"}, Case{fp32, "x86-64-v4"}, Case{masks, "x86-64-v3"},
+        Case{dropout, "x86-64-v4"}, Case{backward, "x86-64-v3"}}) {
     compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
   }
   for (const char* spec : {masks, dropout})

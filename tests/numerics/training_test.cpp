@@ -15,7 +15,7 @@
 #include "tools/verify/element.hpp"
 #include "tools/verify/random_tensor.hpp"
 
-namespace flashjit::testing_support {
+namespace flashjit::testing_support::training {
 namespace {
 
 class TrainingOn : public ComputesOnEveryDevice {
@@ -387,4 +387,4 @@ TEST_P(TrainingOn, TwoLayersReachTheLossOfFloat64) {
 FLASHJIT_ON_EVERY_DEVICE(TrainingOn);
 
 }  // namespace
-}  // namespace flashjit::testing_support
+}  // namespace flashjit::testing_support::training

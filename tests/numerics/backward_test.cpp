@@ -151,8 +151,8 @@ TEST_P(Backward, EqualBitsRunAfterRun) {
       AttentionSpec spec = backward_spec(dtype, 64, causal_masks[1], {.varlen = varlen, .dropout = !varlen});
       spec.deterministic = true;
       if (!takes_next(spec)) continue;
-      Case c{.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 700, .seqlen_k = 700};
-      if (varlen) c.lengths_q = {300, 1, 500}, c.lengths_k = {300, 200, 450};
+      Case c{.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 400, .seqlen_k = 400};
+      if (varlen) c.lengths_q = {200, 1, 300}, c.lengths_k = {200, 150, 280};
       Workload workload(on(), c);
       const Kernel& kernel = workload.kernel(on().engine());
       std::vector<std::byte> first;

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/render.hpp"
 #include "expect_error.h"
 
 namespace flashjit {
@@ -51,6 +53,36 @@ TEST(SearchSpace, HoldsFittingConfigsAndTheHeuristicOne) {
       }
     });
   }
+}
+
+// The same of backwards, with lists of blocks of every size, on the targets that have them: every config can
+// be rendered, is found again by its pins, and is among the prebuilt ones.
+TEST(SearchSpace, OfBackwards) {
+  for (const Target& target : Target::all())
+    for (const DType dtype : {DType::bf16, DType::fp32})
+      for (const int head_dim : {8, 64, 128, 136, 256})
+        for (int block = 0; block <= 256; block += 16)
+          for (const bool deterministic : {false, true}) {
+            AttentionSpec spec{.op = Operation::backward, .dtype = dtype, .head_dim = head_dim};
+            if (block) spec.mask = {BlockSparseMask{.block_m = block, .block_n = block}};
+            spec.deterministic = deterministic;
+            spec = spec.validated();
+            if (!why_unsupported(spec, target).empty()) continue;
+            SCOPED_TRACE(target.str() + " " + spec.to_json());
+            const std::vector<KernelConfig> space = search_space(spec, target);
+            for (const KernelConfig& config : space) {
+              EXPECT_EQ(misfit(spec, target, config), "");
+              AttentionSpec with_pins = spec;
+              with_pins.config = pinned(config);
+              EXPECT_EQ(search_space(with_pins, target), std::vector{config});
+            }
+            for (const int seqlen : {1, 500, 8192}) {
+              const KernelConfig config =
+                  heuristic_config(spec, target, {.seqlen_q = seqlen, .seqlen_k = seqlen});
+              EXPECT_TRUE(holds(space, config));
+              EXPECT_FALSE(render(spec, target, config).text.empty());
+            }
+          }
 }
 
 // One line for all configs that differ only in block_n: "block_m 64, num_stages

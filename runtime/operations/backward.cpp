@@ -8,6 +8,7 @@
 #include "runtime/operations/operations.hpp"
 #include "runtime/overlap.hpp"
 #include "templates/shared/backward_cpu_params.h"
+#include "templates/shared/backward_cuda_params.h"
 
 namespace flashjit {
 namespace {
@@ -89,11 +90,37 @@ struct Backward {
 
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
     check_sizes(shape);
-    return kernel.target.is_cuda() ? 0 : cpu_workspace(kernel, shape);
+    return kernel.target.is_cuda() ? cuda_workspace(kernel, shape) : cpu_workspace(kernel, shape);
   }
 
-  static void plan_cuda(const PlannedKernel&, const device::BackwardParams&, void*, Launch&) {
-    throw Error(ErrorCode::internal, "op backward has no plan for GPUs");
+  static void plan_cuda(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,
+                        Launch& launch) {
+    device::CudaBackwardParams p{};
+    static_cast<device::BackwardParams&>(p) = params;
+    p.rows = device::backward_rows(params.batch, params.seqlen_q, kernel.spec.varlen ? params.total_q : -1);
+    const i64 numbers = params.num_heads_q * p.rows;
+    p.lse_log2 = static_cast<float*>(workspace);
+    p.delta = p.lse_log2 + numbers;
+    if (!kernel.spec.deterministic) p.dq_sums = p.delta + numbers;
+    const auto add = [&](i64 blocks_of_head, int heads) {
+      const auto blocks = product_of({blocks_of_head, params.batch, heads});
+      if (!blocks || *blocks > most_blocks)
+        refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
+                        " blocks of rows: a launch has at most ", most_blocks, "; split the batch");
+      StepLaunch& step = launch.add_step();
+      step.make_params<device::CudaBackwardParams>(p);
+      step.grid.x = static_cast<unsigned>(*blocks);
+      step.dependent = launch.size() > 1;
+    };
+    const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
+    const i64 row_blocks = blocks(params.seqlen_q, device::backward_row_unit) *
+                           (device::backward_row_unit / device::backward_rows_of_block);
+    add(row_blocks, params.num_heads_q);
+    add(blocks(params.seqlen_k, kernel.config.block_n), params.num_heads_kv);
+    if (kernel.spec.deterministic)
+      add(blocks(params.seqlen_q, device::backward_dq_rows(kernel.config.num_warps)), params.num_heads_q);
+    else
+      add(row_blocks, params.num_heads_q);
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,
@@ -136,11 +163,30 @@ struct Backward {
   }
 
   static constexpr int rows_of_item = device::cpu_backward_rows_of_item;
+  static constexpr i64 most_floats = i64{1} << 60;        // of a workspace
+  static constexpr i64 most_blocks = (i64{1} << 31) - 1;  // of a grid
+
+  [[noreturn]] static void refuse_workspace(const Shape& shape) {
+    refuse_argument("batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
+                    shape.seqlen_q, ": no memory holds the workspace; split the batch");
+  }
 
   // Enough parts that every thread has several items, which differ if masks do.
   static int parts(int batch, int heads_kv, int threads) {
     const i64 items = std::max<i64>(i64{batch} * heads_kv, 1), wanted = threads == 1 ? 1 : i64{4} * threads;
     return static_cast<int>((wanted - 1) / items + 1);
+  }
+
+  // Two numbers of each row, and unless deterministic a row of sums of dQ.
+  static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
+    const bool packed = kernel.spec.varlen;
+    const i64 rows = device::backward_rows(
+        shape.batch, shape.seqlen_q,
+        packed ? argument_table::total(shape.batch, shape.seqlen_q, shape.total_q) : -1);
+    const int row = kernel.spec.deterministic ? 0 : device::cuda_backward_row(kernel.spec.head_dim);
+    const auto floats = product_of({shape.num_heads_q, rows, 2 + row});
+    if (!floats || *floats > most_floats) refuse_workspace(shape);
+    return 4 * static_cast<std::size_t>(*floats);
   }
 
   // parts <= 4 threads / (batch * heads_kv) + 1. So parts * rows of dQ are at most
@@ -152,10 +198,7 @@ struct Backward {
     const i64 sums = (threads * shape.seqlen_q + heads_kv * rows) * (heads_q / heads_kv);
     const auto floats = product_of({sums, device::cpu_backward_row(kernel.spec.head_dim)});
     const auto stats = product_of({2, heads_q, rows});
-    constexpr i64 most = i64{1} << 60;
-    if (!floats || !stats || *floats > most || *stats > most)
-      refuse_argument("batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
-                      shape.seqlen_q, ": no memory holds the workspace; split the batch");
+    if (!floats || !stats || *floats > most_floats || *stats > most_floats) refuse_workspace(shape);
     return 4 * static_cast<std::size_t>((*stats + 15) / 16 * 16 + *floats);
   }
 };

@@ -1,0 +1,147 @@
+// Backward on every GPU from sm_80 up, by mma.sync: a block has block_n keys of a key/value head and passes
+// block_m query rows by at a time.
+#include <algorithm>
+
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "codegen/mask_rules.hpp"
+#include "shared/backward_cuda_params.h"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16"};
+constexpr std::string_view fields[] = {"head_dim_v",    "mask",    "dropout",    "varlen",
+                                       "deterministic", "o_dtype", "grad_dtype", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
+
+int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
+  return device::CudaBackwardLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                    config.num_stages, spec.dropout, spec.deterministic)
+      .end;
+}
+int dq_shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
+  return device::CudaBackwardDqLayout(spec.head_dim, spec.head_dim_v,
+                                      device::backward_dq_rows(config.num_warps), device::backward_dq_keys, 2,
+                                      spec.dropout)
+      .end;
+}
+
+int keys_of_a_warp(const AttentionSpec& spec, const KernelConfig& config) {
+  return config.block_n * device::backward_column_parts(spec.head_dim, spec.head_dim_v) / config.num_warps;
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto wrong = [](const char* field, int value, const std::string& rule) {
+    return std::string(field) + " " + std::to_string(value) + " " + rule;
+  };
+  if (config.num_warps != 4 && config.num_warps != 8)
+    return wrong("num_warps", config.num_warps, "is not 4 or 8");
+  if (config.num_stages != 1 && config.num_stages != 2)
+    return wrong("num_stages", config.num_stages, "is not 1 or 2");
+  if (config.block_m != 16 && config.block_m != 32 && config.block_m != 64 && config.block_m != 128)
+    return wrong("block_m", config.block_m, "is not 16, 32, 64 or 128");
+  const int parts = device::backward_column_parts(spec.head_dim, spec.head_dim_v);
+  const int unit = 16 * config.num_warps / parts;
+  if (config.block_n != unit && config.block_n != 2 * unit)
+    return wrong("block_n", config.block_n,
+                 "is not " + std::to_string(unit) + " or " + std::to_string(2 * unit) +
+                     ", 16 or 32 keys for each of " + std::to_string(config.num_warps) + " warps" +
+                     (parts == 2 ? ", of which two have the same keys" : ""));
+  const int bytes =
+      std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec, config) : 0);
+  if (bytes > target.max_shared_memory()) {
+    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
+           " and num_stages " + std::to_string(config.num_stages) + " need " + std::to_string(bytes) +
+           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
+           " of a block on " + target.str();
+  }
+  return {};
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {
+      .block_m = {16, 32, 64, 128}, .block_n = {32, 64, 128, 256}, .num_stages = {1, 2}, .num_warps = {4, 8}};
+}
+
+std::string futility(const AttentionSpec& spec, const Target&, const KernelConfig& config) {
+  constexpr int most = 208;
+  const int tiles = keys_of_a_warp(spec, config) / 16;
+  const int columns =
+      (spec.head_dim + spec.head_dim_v) / device::backward_column_parts(spec.head_dim, spec.head_dim_v);
+  const int held = tiles * (columns / 2 + config.block_m);
+  if (held > most) {
+    return "a thread would hold " + std::to_string(held) + " sums in its 255 registers; more than " +
+           std::to_string(most) + " leave too few registers for everything else";
+  }
+  return {};
+}
+
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
+  constexpr KernelConfig narrow[] = {{32, 128, 2, 4}, {32, 128, 1, 4}};
+  constexpr KernelConfig others[] = {{64, 128, 2, 8}, {32, 128, 2, 8}, {32, 128, 1, 8}, {32, 64, 2, 8},
+                                     {32, 64, 1, 8},  {16, 64, 2, 8},  {16, 64, 1, 8},  {32, 64, 1, 4},
+                                     {16, 64, 1, 4},  {16, 32, 2, 4},  {16, 32, 1, 4}};
+  const auto fits = [&](const KernelConfig& config) {
+    return misfit(spec, target, config).empty() && futility(spec, target, config).empty();
+  };
+  if (std::max(spec.head_dim, spec.head_dim_v) <= 64)
+    for (const KernelConfig& config : narrow)
+      if (fits(config)) return config;
+  for (const KernelConfig& config : others)
+    if (fits(config)) return config;
+  return others[std::size(others) - 1];
+}
+
+std::string function(const char* name, const std::string& threads, const char* body) {
+  return std::string("extern \"C\" __global__ void __launch_bounds__(") + threads + ")\n    flashjit_" +
+         name + "(const __grid_constant__ CudaBackwardParams params) {\n  " + body + "(params);\n}\n";
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const KernelConfig& config = source.config;
+  const int threads = config.num_warps * 32;
+  const std::string of_block = "Config::num_warps * 32";
+  source.text +=
+      include_lines(spec.deterministic ? "cuda/backward_dq_sm80.cuh" : "cuda/backward_sm80.cuh", spec,
+                    nullptr) +
+      (spec.deterministic ? "#include \"cuda/backward_sm80.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
+      structs(spec, "BackwardCudaSpec", "", choices, config, "") +
+      function("backward_prepare", "backward_threads", "backward_prepare<Spec>") +
+      function("backward", of_block, "backward_sm80<Spec, Config>") +
+      (spec.deterministic ? function("backward_dq", of_block, "backward_dq_sm80<Spec, Config>")
+                          : function("backward_finish", "backward_threads", "backward_finish<Spec>"));
+  source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
+  source.steps.push_back(
+      {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});
+  if (spec.deterministic)
+    source.steps.push_back({.function = "flashjit_backward_dq",
+                            .threads = threads,
+                            .shared_memory = dq_shared_memory(spec, config)});
+  else
+    source.steps.push_back({.function = "flashjit_backward_finish", .threads = device::backward_threads});
+}
+
+}  // namespace
+
+extern constinit const KernelFamily backward_sm80 = {
+    .op = Operation::backward,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

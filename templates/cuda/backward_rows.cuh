@@ -1,0 +1,145 @@
+// The first and the last step of a backward on GPUs: what the kernel between them needs of each row, and dQ
+// from its sums. Eight lanes have a row.
+#pragma once
+
+#include "cuda/ptx_sync.cuh"
+#include "cuda/store_columns.cuh"
+#include "shared/backward_cuda_params.h"
+#include "shared/mask.h"
+#include "shared/score.h"
+
+namespace flashjit::device {
+
+// Defaults of a rendered Spec.
+struct BackwardCudaSpec {
+  using Mask = Intersect<Bounds>;
+  using Score = PlainScore;
+  using o_dtype = void;
+  using grad_dtype = void;
+  static constexpr bool varlen = false, dropout = false, deterministic = false;
+};
+
+// The place of a float of a 16x8 accumulator tile in dQ's sums: lane l has floats e = 0 ... 3. From sm_90 on
+// a lane adds its four at once, before it adds one after the other.
+FLASHJIT_FN u32 backward_sum_place(u32 lane, u32 e) {
+#if __CUDA_ARCH__ >= 900
+  return lane * 4 + e;
+#else
+  return e * 32 + lane;
+#endif
+}
+
+template <class Spec>
+class BackwardRow {
+  static constexpr u32 lanes = 8, rows = backward_threads / lanes, all_lanes = 0xffffffff;
+  static constexpr int sums_row = cuda_backward_row(Spec::head_dim);
+  static constexpr float log2_e = 1.4426950408889634f;
+  static_assert(rows == backward_rows_of_block);
+  using Element = typename Spec::Element;
+  using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
+  using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
+
+ public:
+  FLASHJIT_FN explicit BackwardRow(const CudaBackwardParams& p) : p_(p), lane_(tid_x() % lanes) {
+    const u32 blocks =
+        static_cast<u32>(max(ceil_div(p.seqlen_q, backward_row_unit), 1)) * (backward_row_unit / rows);
+    const u32 index = ctaid_x() / blocks;
+    const int batch = static_cast<int>(index / p.num_heads_q);
+    problem_ = make_problem<Spec::varlen, Spec::Mask::padding>(
+        p, batch, static_cast<int>(index - batch * p.num_heads_q));
+    row_ = static_cast<int>(ctaid_x() % blocks * rows + tid_x() / lanes);
+    place_ = problem_.head_q * p.rows + p.first_row(batch, problem_.first_q, Spec::varlen) + row_;
+  }
+
+  // Makes lse_log2, delta and zeros of dQ's sums.
+  FLASHJIT_FN void prepare() const {
+    const int padded = round_up(problem_.rows, backward_row_unit);
+    const bool used = row_ < problem_.seqlen_q;
+    float delta = 0;
+    if (used) {
+      constexpr int columns = 16 / sizeof(OElement);
+      const auto* const o = static_cast<const OElement*>(p_.o.data) + offset(p_.o);
+      const auto* const d_o = static_cast<const OElement*>(p_.d_o.data) + offset(p_.d_o);
+      for (int column = static_cast<int>(lane_) * columns; column < Spec::head_dim_v;
+           column += lanes * columns)
+        delta = add_products(o + column, d_o + column, delta);
+    }
+#pragma unroll
+    for (u32 distance = lanes / 2; distance > 0; distance /= 2)
+      delta += __shfl_xor_sync(all_lanes, delta, distance);
+    if (row_ >= padded) return;
+    if (lane_ == 0) {
+      const float lse = used ? static_cast<const float*>(p_.lse.data)[offset(p_.lse)] : minus_infinity;
+      const bool sees_keys = lse != minus_infinity;
+      const float dlse =
+          sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
+      p_.lse_log2[place_] = sees_keys ? lse * log2_e : -minus_infinity;
+      p_.delta[place_] = sees_keys ? delta - dlse : 0;
+    }
+    if (p_.dq_sums == nullptr) return;
+    constexpr u32 zeros[4] = {};
+    for (int column = static_cast<int>(lane_) * 4; column < sums_row; column += lanes * 4)
+      st_global_v4(p_.dq_sums + place_ * sums_row + column, zeros);
+  }
+
+  // Writes dQ.
+  FLASHJIT_FN void finish() const {
+    if (row_ >= problem_.rows) return;
+    auto* const dq = static_cast<Gradient*>(p_.dq.data) + offset(p_.dq);
+    const u32 row = static_cast<u32>(place_ % 16);
+    for (u32 chunk = lane_; chunk < Spec::head_dim / 8; chunk += lanes) {
+      const float* const tile = p_.dq_sums + place_ / 16 * 16 * sums_row + chunk * 128;
+      float sums[8];
+#pragma unroll
+      for (u32 c = 0; c < 8; ++c)
+        sums[c] =
+            p_.scale * ld_global_cg(tile + backward_sum_place(row % 8 * 4 + c / 2, row / 8 * 2 + c % 2));
+      store_columns(dq + chunk * 8, sums);
+    }
+  }
+
+ private:
+  FLASHJIT_FN i64 offset(const TensorView& t) const { return problem_.q_offset(t) + row_ * t.row_stride; }
+
+  // sum + a * b over 16 bytes of each.
+  FLASHJIT_FN static float add_products(const OElement* a, const OElement* b, float sum) {
+    u32 x[4], y[4];
+    ld_global_nc_v4(x, a);
+    ld_global_nc_v4(y, b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(OElement) == 4) {
+        sum = __fmaf_rn(__uint_as_float(x[i]), __uint_as_float(y[i]), sum);
+      } else {
+        using Bits = unsigned short;
+        sum = __fmaf_rn(to_float(OElement{static_cast<Bits>(x[i])}),
+                        to_float(OElement{static_cast<Bits>(y[i])}), sum);
+        sum = __fmaf_rn(to_float(OElement{static_cast<Bits>(x[i] >> 16)}),
+                        to_float(OElement{static_cast<Bits>(y[i] >> 16)}), sum);
+      }
+    }
+    return sum;
+  }
+
+  const CudaBackwardParams& p_;
+  const u32 lane_;
+  Problem problem_;
+  int row_;
+  i64 place_;
+};
+
+template <class Spec>
+FLASHJIT_FN void backward_prepare(const CudaBackwardParams& params) {
+  // The next kernel waits for the results before it reads them.
+  griddepcontrol_launch_dependents();
+  BackwardRow<Spec>(params).prepare();
+}
+
+template <class Spec>
+FLASHJIT_FN void backward_finish(const CudaBackwardParams& params) {
+  const BackwardRow<Spec> row(params);
+  griddepcontrol_wait();
+  row.finish();
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,378 @@
+// Backward attention with mma.sync, ldmatrix and cp.async: every GPU from sm_80 up. Weights are made again
+// from lse (FlashAttention, Dao et al. 2022, algorithm 4; FlashAttention-2, Dao 2023).
+//
+// A block of threads has block_n keys of one key/value head, and passes block_m query rows by at a time, of
+// all query heads that share it. Scores are transposed, S^T = K Q^T and dP^T = V dO^T: a warp owns 16 or 32
+// keys, so P^T and dS^T are operands of dV += P^T dO and dK += dS^T Q where they are, in registers, and dK
+// and dV need no other warp. Only dQ = dS K sums over all keys. dS^T goes through shared memory for it, and
+// the result is added to sums in global memory.
+//
+// Data and strides of all 16-bit tensors are multiples of 16 bytes.
+#pragma once
+
+#include "cuda/backward_rows.cuh"
+#include "cuda/mma_products.cuh"
+#include "shared/dropout.h"
+#include "shared/layout.h"
+
+namespace flashjit::device {
+
+template <class Spec, class Config>
+class BackwardSm80 {
+  using Element = typename Spec::Element;
+  using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
+  using Mask = typename Spec::Mask;
+
+  static constexpr int num_warps = Config::num_warps, threads = num_warps * 32;
+  static constexpr int block_m = Config::block_m, block_n = Config::block_n;
+  static constexpr int parts = backward_column_parts(Spec::head_dim, Spec::head_dim_v);
+  static constexpr int warp_keys = block_n * parts / num_warps, m_tiles = warp_keys / 16;
+  static constexpr int q_tiles = block_m / 8;
+  static constexpr int k_steps = ceil_div(Spec::head_dim, 16), v_steps = ceil_div(Spec::head_dim_v, 16);
+  // 8-column tiles of a warp.
+  FLASHJIT_FN static constexpr int tiles_of(int head_dim) {
+    return parts == 1 ? head_dim / 8 : round_up(ceil_div(head_dim / 8, parts), 2);
+  }
+  static constexpr int k_tiles = tiles_of(Spec::head_dim), v_tiles = tiles_of(Spec::head_dim_v);
+  static_assert(warp_keys % 16 == 0 && block_m % 16 == 0 && backward_row_unit % block_m == 0);
+
+  using KTile = SharedTile<block_n, k_steps * 2>;
+  using VTile = SharedTile<block_n, v_steps * 2>;
+  using QTile = SharedTile<block_m, k_steps * 2>;
+  using OTile = SharedTile<block_m, v_steps * 2>;
+  using DsTile = SharedTile<block_n, block_m / 8>;
+  static constexpr CudaBackwardLayout layout{
+      Spec::head_dim, Spec::head_dim_v,   block_m, block_n, Config::num_stages,
+      Spec::dropout,  Spec::deterministic};
+
+  // dQ is divided among the warps by rows and by columns.
+  static constexpr int dq_row_warps = block_m == 16 ? 1 : block_m == 128 && num_warps == 8 ? 4 : 2;
+  static constexpr int dq_column_warps = num_warps / dq_row_warps;
+  static constexpr int dq_m_tiles = block_m / dq_row_warps / 16;
+  static constexpr int dq_pairs = ceil_div(k_steps, dq_column_warps);  // 16 columns each
+
+ public:
+  FLASHJIT_FN static void run(const CudaBackwardParams& p, u32 shared) {
+    const u32 key_blocks = static_cast<u32>(max(ceil_div(p.seqlen_k, block_n), 1));
+    const u32 index = ctaid_x() / key_blocks;
+    const int first_key = static_cast<int>(ctaid_x() % key_blocks) * block_n;
+    const int batch = static_cast<int>(index / p.num_heads_kv);
+    const int head_kv = static_cast<int>(index) - batch * p.num_heads_kv;
+    // The keys of the slot, padding included.
+    if (first_key >= make_problem<Spec::varlen>(p, batch, 0).seqlen_k) return;
+    BackwardSm80(p, shared, batch, head_kv, first_key).run();
+  }
+
+ private:
+  // block_m query rows of a head.
+  struct Step {
+    int head = -1;  // negative: none
+    Block block;
+  };
+
+  FLASHJIT_FN BackwardSm80(const CudaBackwardParams& p, u32 shared, int batch, int head_kv, int first_key)
+      : p_(p),
+        shared_(shared),
+        batch_(batch),
+        head_kv_(head_kv),
+        first_key_(first_key),
+        lane_(tid_x() % 32),
+        warp_(tid_x() / 32 / parts),
+        part_(tid_x() / 32 % parts) {}
+
+  FLASHJIT_FN u32 q_tile(int stage) const { return shared_ + layout.q + stage * layout.stage_bytes; }
+  FLASHJIT_FN u32 o_tile(int stage) const { return shared_ + layout.d_o + stage * layout.stage_bytes; }
+  FLASHJIT_FN u32 lse(int stage) const { return shared_ + layout.lse + stage * layout.stage_bytes; }
+  FLASHJIT_FN u32 delta(int stage) const { return shared_ + layout.delta + stage * layout.stage_bytes; }
+  FLASHJIT_FN u32 row_words(int stage) const {
+    return shared_ + layout.row_words + stage * layout.stage_bytes;
+  }
+  FLASHJIT_FN Problem problem_of(int head) const {
+    return make_problem<Spec::varlen, Mask::padding>(p_, batch_, head);
+  }
+  FLASHJIT_FN int warp_key() const { return first_key_ + static_cast<int>(warp_) * warp_keys; }
+
+  FLASHJIT_FN void run() {
+    const int group = p_.num_heads_q / p_.num_heads_kv, first_head = head_kv_ * group;
+    const Problem any = problem_of(first_head);
+    const Span keys = {first_key_, min(first_key_ + block_n, any.seqlen_k)};
+    clear(dk_);
+    clear(dv_);
+    copy<KTile, Spec::head_dim>(shared_ + layout.k, p_.k, any.k_offset(p_.k), first_key_, any.seqlen_k);
+    copy<VTile, Spec::head_dim_v>(shared_ + layout.v, p_.v, any.k_offset(p_.v), first_key_, any.seqlen_k);
+    if constexpr (Spec::dropout) make_column_words();
+    griddepcontrol_wait();  // for lse_log2, delta and zeros of dQ's sums
+
+    // The copies of a step are under way while the step before it is computed. After the last head comes a
+    // turn that only computes.
+    Step ready;
+    int stage = 0;
+    for (int head = first_head; head <= first_head + group; ++head) {
+      const bool has_rows = head < first_head + group;
+      const Problem problem = problem_of(min(head, first_head + group - 1));
+      const Mask mask(p_, problem);
+      BlockWalk<Queries, Mask> walk(mask, has_rows ? keys : Span{0, 0}, block_m);
+      Step next;
+      do {
+        next.head = walk.next(next.block) ? head : -1;
+        if (next.head < 0 && has_rows) break;
+        if (Config::num_stages == 1 && ready.head >= 0) compute(ready, 0);
+        if (next.head >= 0) load(next, problem, stage);
+        cp_async_commit_group();
+        if (Config::num_stages == 2) {
+          if (ready.head >= 0) compute(ready, stage ^ 1);
+          stage ^= 1;
+        }
+        ready = next;
+      } while (next.head >= 0);
+    }
+    cp_async_wait_group<0>();
+    __syncthreads();  // nobody reads K and V any more
+    finish(any);
+  }
+
+  template <class Tile, int head_dim>
+  FLASHJIT_FN void copy(u32 to, const TensorView& t, i64 offset, int first, int end) const {
+    TileCopy<Tile, head_dim, threads>(static_cast<const Element*>(t.data) + offset, t.row_stride, tid_x())(
+        to, first, end);
+  }
+
+  FLASHJIT_FN i64 place_of(const Problem& problem, int first_row) const {
+    return problem.head_q * p_.rows + p_.first_row(batch_, problem.first_q, Spec::varlen) + first_row;
+  }
+
+  FLASHJIT_FN void load(const Step& step, const Problem& problem, int stage) const {
+    const int first = step.block.index * block_m;
+    copy<QTile, Spec::head_dim>(q_tile(stage), p_.q, problem.q_offset(p_.q), first, problem.seqlen_q);
+    copy<OTile, Spec::head_dim_v>(o_tile(stage), p_.d_o, problem.q_offset(p_.d_o), first, problem.seqlen_q);
+    const u32 thread = tid_x(), part = thread % (block_m / 4);
+    if (thread < block_m / 2) {
+      const bool second = thread >= block_m / 4;
+      cp_async_cg((second ? delta(stage) : lse(stage)) + part * 16,
+                  (second ? p_.delta : p_.lse_log2) + place_of(problem, first) + part * 4, 16);
+    }
+    if constexpr (Spec::dropout) {
+      for (u32 row = thread; row < block_m; row += threads) {
+        const RowWords words = dropout_row_words(key_, first + static_cast<int>(row), step.head, batch_);
+        st_shared_v2(row_words(stage) + row * 8, words.multiplier, words.addend);
+      }
+    }
+  }
+
+  // The words of this thread's keys: rows lane / 4 and lane / 4 + 8 of each tile.
+  FLASHJIT_FN void make_column_words() {
+    key_ = dropout_key(p_.dropout);
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = warp_key() + i * 16 + half * 8 + static_cast<int>(lane_ / 4);
+        const Words words = dropout_column_words(key_, key / 4, batch_);
+        column_words_[i][half] = key % 4 == 0   ? words.x[0]
+                                 : key % 4 == 1 ? words.x[1]
+                                 : key % 4 == 2 ? words.x[2]
+                                                : words.x[3];
+      }
+  }
+
+  FLASHJIT_FN void compute(const Step& step, int stage) {
+    cp_async_wait_group<Config::num_stages == 2 ? 1 : 0>();
+    __syncthreads();  // and nobody reads the dS before this one any more
+    const u32 q_rows = q_tile(stage) + QTile::lane_offset_b(lane_),
+              o_rows = o_tile(stage) + OTile::lane_offset_b(lane_);
+    const u32 k_rows = shared_ + layout.k + warp_ * warp_keys * KTile::row_bytes + KTile::lane_offset(lane_);
+    const u32 v_rows = shared_ + layout.v + warp_ * warp_keys * VTile::row_bytes + VTile::lane_offset(lane_);
+    float p[m_tiles][q_tiles][4], ds[m_tiles][q_tiles][4];
+    multiply_rows<Element, KTile, QTile, k_steps>(p, k_rows, q_rows);
+    make_weights(p, step, stage);
+    multiply_rows<Element, VTile, OTile, v_steps>(ds, v_rows, o_rows);
+    make_gradients(ds, p, step, stage);
+    const u32 o_columns = o_tile(stage) + OTile::lane_offset(lane_),
+              q_columns = q_tile(stage) + QTile::lane_offset(lane_);
+#pragma unroll
+    for (int n = 0; n < q_tiles; n += 2) {
+      u32 a[m_tiles][4];
+      to_operand<Element>(a, p, n);
+      add_product<Element, OTile>(dv_, a, o_columns, n * 8, part_ * v_tiles);
+    }
+#pragma unroll
+    for (int n = 0; n < q_tiles; n += 2) {
+      u32 a[m_tiles][4];
+      to_operand<Element>(a, ds, n);
+      if (!Spec::deterministic && part_ == 0) store_ds(a, n);
+      add_product<Element, QTile>(dk_, a, q_columns, n * 8, part_ * k_tiles);
+    }
+    __syncthreads();  // dS is there, and nobody reads Q and dO any more
+    if constexpr (!Spec::deterministic) add_dq(step);
+  }
+
+  // Scores become weights.
+  FLASHJIT_FN void make_weights(float (&s)[m_tiles][q_tiles][4], const Step& step, int stage) const {
+    if (!step.block.whole) drop_masked(s, step);
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) {
+      float lse_log2[2];
+      ld_pair(lse_log2, lse(stage), n);
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          s[i][n][e] = ex2_approx(__fmaf_rn(s[i][n][e], p_.scale_log2, -lse_log2[e % 2]));
+    }
+  }
+  // Floats of query rows 8 * n + 2 * (lane % 4) + {0, 1}, this thread's columns.
+  FLASHJIT_FN void ld_pair(float (&pair)[2], u32 from, int n) const {
+    int words[2];
+    ld_shared_v2(words[0], words[1], from + (n * 8 + lane_ % 4 * 2) * 4);
+    pair[0] = __int_as_float(words[0]);
+    pair[1] = __int_as_float(words[1]);
+  }
+
+  FLASHJIT_FN void drop_masked(float (&s)[m_tiles][q_tiles][4], const Step& step) const {
+    const Problem problem = problem_of(step.head);
+    const Mask mask(p_, problem);
+    const int first_row = step.block.index * block_m + static_cast<int>(lane_ % 4) * 2;
+    const int row_of_tile = static_cast<int>(lane_ / 4);
+    [[maybe_unused]] typename Mask::Tile tile = mask.tile();
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = first_row + n * 8 + c;
+        u32 words[1] = {};
+        if constexpr (!Mask::row_intervals) {
+          tile.template bits<warp_keys>(row, warp_key(), words);
+          if (row >= problem.seqlen_q) words[0] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int of_warp = i * 16 + half * 8 + row_of_tile;
+            const bool kept =
+                Mask::row_intervals ? mask.keep(row, warp_key() + of_warp) : words[0] >> of_warp & 1;
+            if (!kept) s[i][n][half * 2 + c] = minus_infinity;
+          }
+      }
+  }
+
+  // dP becomes dS. With dropout the weights become those that the product with V had, without its factor.
+  FLASHJIT_FN void make_gradients(float (&dp)[m_tiles][q_tiles][4], float (&p)[m_tiles][q_tiles][4],
+                                  const Step& step, int stage) const {
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) {
+      float delta[2];
+      ld_pair(delta, this->delta(stage), n);
+      [[maybe_unused]] RowWords words[2];
+      if constexpr (Spec::dropout) {
+        u32 w[4];
+        ld_shared_v4(w, row_words(stage) + (n * 8 + lane_ % 4 * 2) * 8);
+        words[0] = {w[0], w[1]};
+        words[1] = {w[2], w[3]};
+      }
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& weight = p[i][n][e];
+          const float whole = weight;
+          if constexpr (Spec::dropout) {
+            const bool drops = dropped(words[e % 2], column_words_[i][e / 2], p_.dropout.below);
+            dp[i][n][e] = drops ? 0 : dp[i][n][e] * p_.dropout.scale;
+            if (drops) weight = 0;
+          }
+          dp[i][n][e] = whole * (dp[i][n][e] - delta[e % 2]);
+          // What a mask drops may be NaN in dO V^T.
+          if (!step.block.whole && whole == 0) dp[i][n][e] = 0;
+        }
+    }
+  }
+
+  FLASHJIT_FN void store_ds(const u32 (&a)[m_tiles][4], int n) const {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        st_shared(shared_ + layout.ds +
+                      DsTile::offset(warp_ * warp_keys + i * 16 + j % 2 * 8 + lane_ / 4, n + j / 2) +
+                      lane_ % 4 * 4,
+                  a[i][j]);
+  }
+
+  // dQ += dS K
+  FLASHJIT_FN void add_dq(const Step& step) const {
+    const u32 warp = tid_x() / 32, row_warp = warp % dq_row_warps, column_warp = warp / dq_row_warps;
+    const u32 ds = shared_ + layout.ds + DsTile::lane_offset_b(lane_);
+    const u32 k = shared_ + layout.k + KTile::lane_offset(lane_);
+    float dq[dq_m_tiles][dq_pairs * 2][4];
+    clear(dq);
+#pragma unroll
+    for (int key = 0; key < block_n; key += 16) {
+      u32 a[dq_m_tiles][4];
+#pragma unroll
+      for (int i = 0; i < dq_m_tiles; ++i)
+        ldmatrix_x4_trans(a[i], DsTile::at(ds, key, (row_warp * dq_m_tiles + i) * 2));
+#pragma unroll
+      for (int pair = 0; pair < dq_pairs; ++pair) {
+        if (column_warp * dq_pairs + pair >= k_steps) break;
+        u32 b[4];
+        ldmatrix_x4_trans(b, KTile::at(k, key, (column_warp * dq_pairs + pair) * 2));
+#pragma unroll
+        for (int i = 0; i < dq_m_tiles; ++i) {
+          mma_m16n8k16(Element{}, dq[i][pair * 2], a[i], b[0], b[1]);
+          mma_m16n8k16(Element{}, dq[i][pair * 2 + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+    const Problem problem = problem_of(step.head);
+    float* const sums = p_.dq_sums + place_of(problem, step.block.index * block_m) * (k_steps * 16);
+#pragma unroll
+    for (int i = 0; i < dq_m_tiles; ++i)
+#pragma unroll
+      for (int c = 0; c < dq_pairs * 2; ++c) {
+        const u32 column = column_warp * dq_pairs * 2 + c;
+        if (column >= k_steps * 2) break;
+        add_tile(sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
+      }
+  }
+  FLASHJIT_FN void add_tile(float* to, const float (&d)[4]) const {
+#if __CUDA_ARCH__ >= 900
+    red_add_v4(to + backward_sum_place(lane_, 0), d);
+#else
+#pragma unroll
+    for (u32 e = 0; e < 4; ++e) red_add(to + backward_sum_place(lane_, e), d[e]);
+#endif
+  }
+
+  FLASHJIT_FN void finish(const Problem& problem) const {
+    const int slot_keys = make_problem<Spec::varlen>(p_, batch_, 0).seqlen_k;
+    const auto rows_of = [&](const TensorView& t) {
+      Gradient* const first =
+          static_cast<Gradient*>(t.data) + problem.k_offset(t) + first_key_ * t.row_stride;
+      return [=, this](u32 row) -> Gradient* {
+        return first_key_ + static_cast<int>(row) < slot_keys ? first + row * t.row_stride : nullptr;
+      };
+    };
+    store_rows<Gradient, KTile>(dk_, p_.scale, shared_ + layout.k, warp_ * warp_keys, lane_, rows_of(p_.dk),
+                                part_ * k_tiles, Spec::head_dim / 8);
+    store_rows<Gradient, VTile>(dv_, Spec::dropout ? p_.dropout.scale : 1.0f, shared_ + layout.v,
+                                warp_ * warp_keys, lane_, rows_of(p_.dv), part_ * v_tiles,
+                                Spec::head_dim_v / 8);
+  }
+
+  const CudaBackwardParams& p_;
+  const u32 shared_;
+  const int batch_, head_kv_, first_key_;
+  const u32 lane_, warp_, part_;  // warp_: of those that share no keys
+  float dk_[m_tiles][k_tiles][4], dv_[m_tiles][v_tiles][4];
+  Words key_;                     // with dropout
+  u32 column_words_[m_tiles][2];  // with dropout
+};
+
+template <class Spec, class Config>
+FLASHJIT_FN void backward_sm80(const CudaBackwardParams& params) {
+  extern __shared__ __align__(128) char shared_memory[];
+  BackwardSm80<Spec, Config>::run(params, shared_address(shared_memory));
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,91 @@
+// A backward's parameters on GPUs.
+#pragma once
+
+#include "shared/backward_params.h"
+
+namespace flashjit::device {
+
+// Rows of the workspace that a sequence takes are rounded up to this: no tile of up to so many rows has rows
+// of two sequences.
+constexpr int backward_row_unit = 128;
+
+// Threads and rows of a block of the first and the last step.
+constexpr int backward_threads = 256, backward_rows_of_block = 32;
+
+// Wide heads: so many warps share the same keys, each with as many columns of dK and dV. All of them compute
+// the scores.
+FLASHJIT_FN constexpr int backward_column_parts(int head_dim, int head_dim_v) {
+  return head_dim + head_dim_v > 288 ? 2 : 1;
+}
+
+// The tile of the mma.sync kernel for dQ alone. It always has two buffers.
+FLASHJIT_FN constexpr int backward_dq_rows(int num_warps) {
+  return num_warps * 16;
+}
+constexpr int backward_dq_keys = 32;
+
+// Floats of a row of dQ's sums.
+FLASHJIT_FN constexpr int cuda_backward_row(int head_dim) {
+  return round_up(head_dim, 16);
+}
+
+// Shared memory of the mma.sync kernel for dK, dV and dQ: offsets in bytes. K and V of block_n keys;
+// num_stages times Q, dO and the numbers of block_m rows; dS^T. Rows are padded to a multiple of 16 elements.
+struct CudaBackwardLayout {
+  int k, v, q, d_o, lse, delta, row_words, stage_bytes, ds, end;
+
+  FLASHJIT_FN constexpr CudaBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
+                                           int num_stages, bool dropout, bool deterministic)
+      : k(0),
+        v(2 * block_n * round_up(head_dim, 16)),
+        q(v + 2 * block_n * round_up(head_dim_v, 16)),
+        d_o(q + 2 * block_m * round_up(head_dim, 16)),
+        lse(d_o + 2 * block_m * round_up(head_dim_v, 16)),
+        delta(lse + 4 * block_m),
+        row_words(delta + 4 * block_m),
+        stage_bytes(row_words + (dropout ? 8 * block_m : 0) - q),
+        ds(q + num_stages * stage_bytes),
+        end(ds + (deterministic ? 0 : 2 * block_n * block_m)) {}
+};
+
+// The same of the mma.sync kernel for dQ alone: Q and dO of block_m rows; num_stages times K, V and dropout's
+// words of block_n keys.
+struct CudaBackwardDqLayout {
+  int q, d_o, k, v, column_words, stage_bytes, end;
+
+  FLASHJIT_FN constexpr CudaBackwardDqLayout(int head_dim, int head_dim_v, int block_m, int block_n,
+                                             int num_stages, bool dropout)
+      : q(0),
+        d_o(2 * block_m * round_up(head_dim, 16)),
+        k(d_o + 2 * block_m * round_up(head_dim_v, 16)),
+        v(k + 2 * block_n * round_up(head_dim, 16)),
+        column_words(v + 2 * block_n * round_up(head_dim_v, 16)),
+        stage_bytes(column_words + (dropout ? 4 * block_n : 0) - k),
+        end(k + num_stages * stage_bytes) {}
+};
+
+struct CudaBackwardParams : BackwardParams {
+  // In the workspace, [num_heads_q, rows]. A sequence's rows begin at first_row().
+  float* lse_log2;  // lse * log2(e); +inf for rows without keys and outside a sequence: their weights are 0
+  float* delta;     // rowsum(do * o) - dlse; 0 where lse_log2 is +inf
+  // [num_heads_q, rows, cuda_backward_row(head_dim)]: dQ / scale, tiles of 16 rows x 8 columns in the order
+  // of the kernels' accumulators. Null if a kernel of its own computes dQ.
+  float* dq_sums;
+  i64 rows;  // of a head, a multiple of backward_row_unit
+
+  // The first row of a batch entry's sequence. Packed sequences need no table: rounding down (first packed
+  // row + batch * unit) leaves each at least its length, rounded up.
+  FLASHJIT_FN i64 first_row(int batch, int first_q, bool varlen) const {
+    const i64 unit = backward_row_unit;
+    return varlen ? (first_q / unit + batch) * unit : batch * ((seqlen_q + unit - 1) / unit * unit);
+  }
+};
+
+// The rows of a head in the workspace: of `batch` sequences of at most seqlen_q rows, or if total_q >= 0
+// packed in so many rows.
+FLASHJIT_FN constexpr i64 backward_rows(i64 batch, i64 seqlen_q, i64 total_q) {
+  constexpr i64 unit = backward_row_unit;
+  return total_q >= 0 ? (total_q / unit + batch) * unit : batch * ((seqlen_q + unit - 1) / unit * unit);
+}
+
+}  // namespace flashjit::device

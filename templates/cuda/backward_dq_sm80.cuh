@@ -185,8 +185,8 @@ class BackwardDqSm80 {
 
 template <class Spec, class Config>
 FLASHJIT_FN void backward_dq_sm80(const CudaBackwardParams& params) {
-  extern __shared__ __align__(128) char shared_memory[];
-  BackwardDqSm80<Spec, Config>::run(params, shared_address(shared_memory));
+  extern __shared__ __align__(1024) char dynamic_shared[];
+  BackwardDqSm80<Spec, Config>::run(params, shared_address(dynamic_shared));
 }
 
 }  // namespace flashjit::device

@@ -57,12 +57,15 @@ class BackwardRow {
     const bool used = row_ < problem_.seqlen_q;
     float delta = 0;
     if (used) {
-      constexpr int columns = 16 / sizeof(OElement);
       const auto* const o = static_cast<const OElement*>(p_.o.data) + offset(p_.o);
-      const auto* const d_o = static_cast<const OElement*>(p_.d_o.data) + offset(p_.d_o);
-      for (int column = static_cast<int>(lane_) * columns; column < Spec::head_dim_v;
-           column += lanes * columns)
-        delta = add_products(o + column, d_o + column, delta);
+      const auto* const d_o = static_cast<const Element*>(p_.d_o.data) + offset(p_.d_o);
+      for (u32 chunk = lane_; chunk < Spec::head_dim_v / 8; chunk += lanes) {
+        float x[8], y[8];
+        load8(x, o + chunk * 8);
+        load8(y, d_o + chunk * 8);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) delta = __fmaf_rn(x[i], y[i], delta);
+      }
     }
 #pragma unroll
     for (u32 distance = lanes / 2; distance > 0; distance /= 2)
@@ -101,24 +104,18 @@ class BackwardRow {
  private:
   FLASHJIT_FN i64 offset(const TensorView& t) const { return problem_.q_offset(t) + row_ * t.row_stride; }
 
-  // sum + a * b over 16 bytes of each.
-  FLASHJIT_FN static float add_products(const OElement* a, const OElement* b, float sum) {
-    u32 x[4], y[4];
-    ld_global_nc_v4(x, a);
-    ld_global_nc_v4(y, b);
+  template <class T>
+  FLASHJIT_FN static void load8(float (&x)[8], const T* from) {
+    u32 words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (sizeof(OElement) == 4) {
-        sum = __fmaf_rn(__uint_as_float(x[i]), __uint_as_float(y[i]), sum);
-      } else {
-        using Bits = unsigned short;
-        sum = __fmaf_rn(to_float(OElement{static_cast<Bits>(x[i])}),
-                        to_float(OElement{static_cast<Bits>(y[i])}), sum);
-        sum = __fmaf_rn(to_float(OElement{static_cast<Bits>(x[i] >> 16)}),
-                        to_float(OElement{static_cast<Bits>(y[i] >> 16)}), sum);
-      }
+    for (int i = 0; i < 8; ++i) {
+      constexpr int in_words = 16 / sizeof(T);
+      if (i % in_words == 0) ld_global_nc_v4(words, from + i);
+      if constexpr (sizeof(T) == 4)
+        x[i] = __uint_as_float(words[i % 4]);
+      else
+        x[i] = to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
     }
-    return sum;
   }
 
   const CudaBackwardParams& p_;

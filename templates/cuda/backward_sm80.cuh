@@ -371,8 +371,8 @@ class BackwardSm80 {
 
 template <class Spec, class Config>
 FLASHJIT_FN void backward_sm80(const CudaBackwardParams& params) {
-  extern __shared__ __align__(128) char shared_memory[];
-  BackwardSm80<Spec, Config>::run(params, shared_address(shared_memory));
+  extern __shared__ __align__(1024) char dynamic_shared[];
+  BackwardSm80<Spec, Config>::run(params, shared_address(dynamic_shared));
 }
 
 }  // namespace flashjit::device

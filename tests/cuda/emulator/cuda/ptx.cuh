@@ -28,6 +28,9 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }
+inline float __int_as_float(int x) {
+  return __builtin_bit_cast(float, x);
+}
 inline float __uint_as_float(unsigned x) {
   return __builtin_bit_cast(float, x);
 }
@@ -152,6 +155,9 @@ inline void ld_global_nc_v4(u32 (&r)[4], const void* from) {
 }
 inline float ld_global_nc(const float* from) {
   return *from;
+}
+inline void red_add(float* to, float value) {
+  *to += value;
 }
 inline void st_global(void* to, u32 value) {
   std::memcpy(to, &value, sizeof value);

@@ -1,0 +1,190 @@
+// The GPU backward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
+// oracle: tiles, masks, heads of a group, packed sequences, dropout, dQ by sums and by its own kernel.
+#include <gtest/gtest.h>
+
+#include "codegen/search_space.hpp"
+#include "cuda/backward_dq_sm80.cuh"
+#include "cuda/backward_sm80.cuh"
+#include "runtime/operation.hpp"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using device::Align;
+using device::Bounds;
+
+// Spec and Config of a kernel, like those that render() writes.
+template <class Element_, int head_dim_, int head_dim_v_, class... Masks>
+struct SpecOf : device::BackwardCudaSpec {
+  using Element = Element_;
+  using Mask = device::Intersect<Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+};
+template <class Spec>
+struct Packed : Spec {
+  static constexpr bool varlen = true;
+};
+template <class Spec>
+struct Dropping : Spec {
+  static constexpr bool dropout = true;
+};
+template <class Spec>
+struct Deterministic : Spec {
+  static constexpr bool deterministic = true;
+};
+template <class Spec>
+struct WithFloats : Spec {
+  using o_dtype = float;
+  using grad_dtype = float;
+};
+template <int block_m_, int block_n_, int num_stages_, int num_warps_>
+struct ConfigOf {
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = num_stages_,
+                       num_warps = num_warps_;
+};
+
+using Bf16 = device::bf16;
+using Fp16 = device::fp16;
+using BottomRight = device::Causal<Align::bottom_right>;
+using WindowWithSinks = device::SlidingWindowWithSinks<Align::bottom_right>;
+
+class BackwardOnGpu : public testing::Test {
+ protected:
+  // Only lends its memory.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  template <class Spec, class Config>
+  void expect(Case given, std::vector<Mask> masks) {
+    constexpr bool bf16 = std::is_same_v<typename Spec::Element, Bf16>;
+    const auto floats = std::is_void_v<typename Spec::grad_dtype> ? std::nullopt : std::optional(DType::fp32);
+    given.spec = attention_spec(Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim,
+                                std::move(masks),
+                                {.head_dim_v = Spec::head_dim_v,
+                                 .varlen = Spec::varlen,
+                                 .dropout = Spec::dropout,
+                                 .o_dtype = floats});
+    given.spec.grad_dtype = floats;
+    given.spec.deterministic = Spec::deterministic;
+    given.spec = given.spec.validated();
+    Workload workload(host, given);
+    workload.reset();
+    launch<Spec, Config>(workload.given(), workload.args());
+    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
+                                  << Config::num_stages << " stages, " << Config::num_warps << " warps";
+  }
+
+  template <class Step>
+  static void run(const StepLaunch& launch, int threads, int shared_bytes, const Step& step) {
+    constexpr int not_a_number = 0xff;  // the value of every byte
+    gridDim.x = launch.grid.x;
+    gridDim.y = 1;
+    blockIdx.y = 0;
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+      emulator::Block::run(threads, shared_bytes, not_a_number, step);
+  }
+
+  template <class Spec, class Config>
+  void launch(const Case& given, AttentionArgs args) {
+    const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
+    const Target target = Target::parse("sm_90");
+    ASSERT_EQ(misfit(given.spec, target, config), "");
+    const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, 4, nullptr};
+    const OperationRuntime& operation = runtime_of(Operation::backward);
+    const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
+    // It may hold anything.
+    std::vector<std::uint32_t> memory(static_cast<std::size_t>(bytes / 4 + 64), 0x7fc12345);
+    const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 255) / 256 * 256;
+    args.workspace = Tensor{.data = reinterpret_cast<void*>(address),
+                            .dtype = DType::int32,
+                            .device = {Device::Kind::cpu, 0},
+                            .rank = 1,
+                            .shape = {bytes / 4},
+                            .strides = {1}};
+    Launch launch;
+    operation.plan(kernel, args, launch);
+    if (launch.size() == 0) return;
+    ASSERT_EQ(launch.size(), 3u);
+    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<device::CudaBackwardParams>();
+    constexpr int threads = Config::num_warps * 32;
+    run(launch[0], device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
+    constexpr device::CudaBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   Config::block_m,
+                                                Config::block_n,    Config::num_stages, Spec::dropout,
+                                                Spec::deterministic};
+    run(launch[1], threads, layout.end, [&] { device::backward_sm80<Spec, Config>(p); });
+    if constexpr (Spec::deterministic) {
+      constexpr device::CudaBackwardDqLayout dq{Spec::head_dim,
+                                                Spec::head_dim_v,
+                                                device::backward_dq_rows(Config::num_warps),
+                                                device::backward_dq_keys,
+                                                2,
+                                                Spec::dropout};
+      run(launch[2], threads, dq.end, [&] { device::backward_dq_sm80<Spec, Config>(p); });
+    } else {
+      run(launch[2], device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
+    }
+  }
+};
+
+TEST_F(BackwardOnGpu, LengthsAroundTileEdges) {
+  std::uint64_t seed = 0;
+  for (const auto& [rows, keys] :
+       {std::pair{1, 1}, {17, 65}, {64, 64}, {70, 130}, {150, 40}, {0, 5}, {5, 0}}) {
+    const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = rows, .seqlen_k = keys, .seed = ++seed};
+    expect<SpecOf<Bf16, 24, 40, BottomRight>, ConfigOf<32, 64, 2, 4>>(c, {CausalMask{}});
+    expect<SpecOf<Fp16, 40, 24>, ConfigOf<16, 64, 1, 4>>(c, {});
+    expect<Deterministic<SpecOf<Fp16, 24, 24, BottomRight>>, ConfigOf<32, 64, 2, 4>>(c, {CausalMask{}});
+  }
+}
+
+TEST_F(BackwardOnGpu, Tiles) {
+  const Case c{
+      .heads_q = 2, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 140, .layout = MemoryLayout::odd, .seed = 20};
+  expect<SpecOf<Bf16, 64, 64, BottomRight>, ConfigOf<32, 128, 2, 4>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 64, 64, BottomRight>, ConfigOf<64, 128, 2, 8>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 16, 16, BottomRight>, ConfigOf<128, 256, 1, 8>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 192, 128, BottomRight>, ConfigOf<16, 64, 2, 8>>(c, {CausalMask{}});
+  expect<SpecOf<Fp16, 200, 256>, ConfigOf<32, 64, 1, 8>>(c, {});
+  expect<Deterministic<SpecOf<Fp16, 256, 200>>, ConfigOf<16, 64, 1, 8>>(c, {});
+}
+
+TEST_F(BackwardOnGpu, MasksAndDropout) {
+  std::uint64_t seed = 40;
+  for (const Poison poison : {Poison::nan, Poison::infinity}) {
+    const Case c{.batch = 2,
+                 .heads_q = 4,
+                 .heads_kv = 2,
+                 .seqlen_q = 90,
+                 .seqlen_k = 150,
+                 .poison = poison,
+                 .seed = ++seed};
+    using Config = ConfigOf<32, 64, 2, 4>;
+    expect<Dropping<SpecOf<Bf16, 16, 24, device::Padding, BottomRight>>, Config>(
+        c, {CausalMask{}, PaddingMask{}});
+    expect<SpecOf<Bf16, 16, 16, WindowWithSinks>, Config>(c, {SlidingWindowMask{.sinks = true}});
+    expect<SpecOf<Fp16, 16, 16, device::Padding, device::BlockSparse<32, 64, true>>, ConfigOf<32, 128, 2, 4>>(
+        c, {PaddingMask{}, BlockSparseMask{.block_m = 32, .block_n = 64, .per_head = true}});
+    expect<Deterministic<Dropping<SpecOf<Bf16, 16, 16, device::Padding, device::Tree>>>, Config>(
+        c, {PaddingMask{}, TreeMask{}});
+  }
+}
+
+TEST_F(BackwardOnGpu, PackedSequencesAndFloats) {
+  const Case c{.heads_q = 6,
+               .heads_kv = 2,
+               .lengths_q = {30, 1, 0, 170},
+               .lengths_k = {30, 180, 5, 20},
+               .spare_rows = 7,
+               .seed = 60};
+  using Config = ConfigOf<32, 64, 2, 4>;
+  expect<Packed<SpecOf<Bf16, 16, 24, BottomRight>>, Config>(c, {CausalMask{}});
+  expect<WithFloats<Packed<SpecOf<Fp16, 24, 16, BottomRight>>>, Config>(c, {CausalMask{}});
+  expect<WithFloats<Deterministic<Dropping<Packed<SpecOf<Fp16, 16, 16>>>>>, Config>(c, {});
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -12,6 +12,7 @@
 
 #include "cuda/backward_rows.cuh"
 #include "cuda/mma_products.cuh"
+#include "cuda/ptx_reduce.cuh"
 #include "shared/dropout.h"
 #include "shared/layout.h"
 

@@ -191,17 +191,6 @@ FLASHJIT_FN float ld_global_cg(const float* from) {
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(r) : "l"(from) : "memory");
   return r;
 }
-// Adds to floats in global memory, in one operation each.
-FLASHJIT_FN void red_add(float* to, float value) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
-}
-#if __CUDA_ARCH__ >= 900
-FLASHJIT_FN void red_add_v4(float* to, const float (&v)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]),
-               "f"(v[3])
-               : "memory");
-}
-#endif
 FLASHJIT_FN void st_global(void* to, u32 value) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

@@ -156,9 +156,6 @@ inline void ld_global_nc_v4(u32 (&r)[4], const void* from) {
 inline float ld_global_nc(const float* from) {
   return *from;
 }
-inline void red_add(float* to, float value) {
-  *to += value;
-}
 inline void st_global(void* to, u32 value) {
   std::memcpy(to, &value, sizeof value);
 }

@@ -326,7 +326,9 @@ void Workload::poison_stale_slots(float poison) {
 
 const Kernel& Workload::kernel(Engine& engine) {
   const Kernel& kernel = engine.get(case_.spec, case_.shape());
-  const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(case_.shape()) + 3) / 4);
+  Shape shape = case_.shape();
+  if (case_.spec.varlen && args().q) shape.total_q = args().q->shape[0];
+  const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(shape) + 3) / 4);
   std::optional<Tensor>& workspace = device_args_.workspace;
   if (words > 0 && (!workspace || workspace->shape[0] < words)) {
     workspaces_.push_back(make(DType::int32, {.rank = 1, .shape = {words}, .strides = {1}}));

@@ -87,7 +87,9 @@ class BackwardDqSm80 {
     if (more) load(next, 0);
     cp_async_commit_group();
     for (int stage = 0; more; stage ^= 1) {
-      const Block block = next;
+      Block block = next;
+      // Rows of the tile beyond the sequence are none of rows().
+      block.whole = block.whole && rows().size() == block_m;
       cp_async_wait_group<0>();
       __syncthreads();
       more = walk.next(next);

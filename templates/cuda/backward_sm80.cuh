@@ -117,6 +117,8 @@ class BackwardSm80 {
       do {
         next.head = walk.next(next.block) ? head : -1;
         if (next.head < 0 && has_rows) break;
+        // Keys of the tile beyond the sequence are none of `keys`.
+        next.block.whole = next.block.whole && keys.size() == block_n;
         if (Config::num_stages == 1 && ready.head >= 0) compute(ready, 0);
         if (next.head >= 0) load(next, problem, stage);
         cp_async_commit_group();

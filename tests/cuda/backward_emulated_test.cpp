@@ -166,6 +166,7 @@ TEST_F(BackwardOnGpu, MasksAndDropout) {
     expect<Dropping<SpecOf<Bf16, 16, 24, device::Padding, BottomRight>>, Config>(
         c, {CausalMask{}, PaddingMask{}});
     expect<SpecOf<Bf16, 16, 16, WindowWithSinks>, Config>(c, {SlidingWindowMask{.sinks = true}});
+    expect<SpecOf<Fp16, 16, 16, device::Padding>, Config>(c, {PaddingMask{}});
     expect<SpecOf<Fp16, 16, 16, device::Padding, device::BlockSparse<32, 64, true>>, ConfigOf<32, 128, 2, 4>>(
         c, {PaddingMask{}, BlockSparseMask{.block_m = 32, .block_n = 64, .per_head = true}});
     expect<Deterministic<Dropping<SpecOf<Bf16, 16, 16, device::Padding, device::Tree>>>, Config>(

@@ -97,6 +97,7 @@ TEST_P(Backward, MemoryLayouts) {
   for (const DType dtype : on().dtypes())
     for (const MemoryLayout layout : {contiguous, heads_first, padded, sliced_heads, odd})
       for (const MemoryLayout layout_kv : {contiguous, padded, odd}) {
+        if (on().is_cuda() && (layout == odd || layout_kv == odd)) continue;  // strides of 16 bytes
         const AttentionSpec spec = backward_spec(dtype, 64, causal_masks[1]);
         if (!takes_next(spec)) continue;
         expect({.spec = spec,

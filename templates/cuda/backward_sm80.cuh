@@ -69,6 +69,7 @@ class BackwardSm80 {
   struct Step {
     int head = -1;  // negative: none
     Block block;
+    float* dq_sums;
   };
 
   FLASHJIT_FN BackwardSm80(const CudaBackwardParams& p, u32 shared, int batch, int head_kv, int first_key)
@@ -88,6 +89,7 @@ class BackwardSm80 {
   FLASHJIT_FN u32 row_words(int stage) const {
     return shared_ + layout.row_words + stage * layout.stage_bytes;
   }
+  FLASHJIT_FN u32 ds_tile(int turn) const { return shared_ + layout.ds + turn * DsTile::bytes; }
   FLASHJIT_FN Problem problem_of(int head) const {
     return make_problem<Spec::varlen, Mask::padding>(p_, batch_, head);
   }
@@ -104,9 +106,10 @@ class BackwardSm80 {
     if constexpr (Spec::dropout) make_column_words();
     griddepcontrol_wait();  // for lse_log2, delta and zeros of dQ's sums
 
-    // The copies of a step are under way while the step before it is computed. After the last head comes a
-    // turn that only computes.
-    Step ready;
+    // The copies of a step are under way while the step before it is computed. dQ of a step is added during
+    // the next one, so that one barrier a step is enough. After the last head comes a turn that only
+    // computes.
+    Step ready, before;
     int stage = 0;
     for (int head = first_head; head <= first_head + group; ++head) {
       const bool has_rows = head < first_head + group;
@@ -119,18 +122,28 @@ class BackwardSm80 {
         if (next.head < 0 && has_rows) break;
         // Keys of the tile beyond the sequence are none of `keys`.
         next.block.whole = next.block.whole && keys.size() == block_n;
-        if (Config::num_stages == 1 && ready.head >= 0) compute(ready, 0);
-        if (next.head >= 0) load(next, problem, stage);
-        cp_async_commit_group();
-        if (Config::num_stages == 2) {
-          if (ready.head >= 0) compute(ready, stage ^ 1);
-          stage ^= 1;
+        if (ready.head >= 0) {
+          cp_async_wait_group<0>();
+          __syncthreads();  // the step's rows are there; everybody has left the step before, and its dS
+          if (Config::num_stages == 1) {
+            compute(ready, 0, stage, before);
+            __syncthreads();
+          }
         }
+        if (next.head >= 0) load(next, problem, Config::num_stages == 1 ? 0 : stage);
+        cp_async_commit_group();
+        if (Config::num_stages == 2 && ready.head >= 0) compute(ready, stage ^ 1, stage, before);
+        before = ready;
         ready = next;
+        stage ^= 1;
       } while (next.head >= 0);
     }
     cp_async_wait_group<0>();
-    __syncthreads();  // nobody reads K and V any more
+    __syncthreads();
+    if (!Spec::deterministic && before.head >= 0) {
+      add_dq(before, stage ^ 1);
+      __syncthreads();  // nobody reads K any more
+    }
     finish(any);
   }
 
@@ -144,8 +157,9 @@ class BackwardSm80 {
     return problem.head_q * p_.rows + p_.first_row(batch_, problem.first_q, Spec::varlen) + first_row;
   }
 
-  FLASHJIT_FN void load(const Step& step, const Problem& problem, int stage) const {
+  FLASHJIT_FN void load(Step& step, const Problem& problem, int stage) const {
     const int first = step.block.index * block_m;
+    step.dq_sums = p_.dq_sums + place_of(problem, first) * (k_steps * 16);
     copy<QTile, Spec::head_dim>(q_tile(stage), p_.q, problem.q_offset(p_.q), first, problem.seqlen_q);
     copy<OTile, Spec::head_dim_v>(o_tile(stage), p_.d_o, problem.q_offset(p_.d_o), first, problem.seqlen_q);
     const u32 thread = tid_x(), part = thread % (block_m / 4);
@@ -178,15 +192,15 @@ class BackwardSm80 {
       }
   }
 
-  FLASHJIT_FN void compute(const Step& step, int stage) {
-    cp_async_wait_group<Config::num_stages == 2 ? 1 : 0>();
-    __syncthreads();  // and nobody reads the dS before this one any more
+  // `turn` names the buffer of dS that is free; the other one has that of the step before.
+  FLASHJIT_FN void compute(const Step& step, int stage, int turn, const Step& before) {
     const u32 q_rows = q_tile(stage) + QTile::lane_offset_b(lane_),
               o_rows = o_tile(stage) + OTile::lane_offset_b(lane_);
     const u32 k_rows = shared_ + layout.k + warp_ * warp_keys * KTile::row_bytes + KTile::lane_offset(lane_);
     const u32 v_rows = shared_ + layout.v + warp_ * warp_keys * VTile::row_bytes + VTile::lane_offset(lane_);
     float p[m_tiles][q_tiles][4], ds[m_tiles][q_tiles][4];
     multiply_rows<Element, KTile, QTile, k_steps>(p, k_rows, q_rows);
+    if (!Spec::deterministic && before.head >= 0) add_dq(before, turn ^ 1);
     make_weights(p, step, stage);
     multiply_rows<Element, VTile, OTile, v_steps>(ds, v_rows, o_rows);
     make_gradients(ds, p, step, stage);
@@ -202,11 +216,9 @@ class BackwardSm80 {
     for (int n = 0; n < q_tiles; n += 2) {
       u32 a[m_tiles][4];
       to_operand<Element>(a, ds, n);
-      if (!Spec::deterministic && part_ == 0) store_ds(a, n);
+      if (!Spec::deterministic && part_ == 0) store_ds(a, n, turn);
       add_product<Element, QTile>(dk_, a, q_columns, n * 8, part_ * k_tiles);
     }
-    __syncthreads();  // dS is there, and nobody reads Q and dO any more
-    if constexpr (!Spec::deterministic) add_dq(step);
   }
 
   // Scores become weights.
@@ -291,21 +303,21 @@ class BackwardSm80 {
     }
   }
 
-  FLASHJIT_FN void store_ds(const u32 (&a)[m_tiles][4], int n) const {
+  FLASHJIT_FN void store_ds(const u32 (&a)[m_tiles][4], int n, int turn) const {
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        st_shared(shared_ + layout.ds +
+        st_shared(ds_tile(turn) +
                       DsTile::offset(warp_ * warp_keys + i * 16 + j % 2 * 8 + lane_ / 4, n + j / 2) +
                       lane_ % 4 * 4,
                   a[i][j]);
   }
 
   // dQ += dS K
-  FLASHJIT_FN void add_dq(const Step& step) const {
+  FLASHJIT_FN void add_dq(const Step& step, int turn) const {
     const u32 warp = tid_x() / 32, row_warp = warp % dq_row_warps, column_warp = warp / dq_row_warps;
-    const u32 ds = shared_ + layout.ds + DsTile::lane_offset_b(lane_);
+    const u32 ds = ds_tile(turn) + DsTile::lane_offset_b(lane_);
     const u32 k = shared_ + layout.k + KTile::lane_offset(lane_);
     float dq[dq_m_tiles][dq_pairs * 2][4];
     clear(dq);
@@ -327,15 +339,13 @@ class BackwardSm80 {
         }
       }
     }
-    const Problem problem = problem_of(step.head);
-    float* const sums = p_.dq_sums + place_of(problem, step.block.index * block_m) * (k_steps * 16);
 #pragma unroll
     for (int i = 0; i < dq_m_tiles; ++i)
 #pragma unroll
       for (int c = 0; c < dq_pairs * 2; ++c) {
         const u32 column = column_warp * dq_pairs * 2 + c;
         if (column >= k_steps * 2) break;
-        add_tile(sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
+        add_tile(step.dq_sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
       }
   }
   FLASHJIT_FN void add_tile(float* to, const float (&d)[4]) const {

@@ -30,7 +30,8 @@ FLASHJIT_FN constexpr int cuda_backward_row(int head_dim) {
 }
 
 // Shared memory of the mma.sync kernel for dK, dV and dQ: offsets in bytes. K and V of block_n keys;
-// num_stages times Q, dO and the numbers of block_m rows; dS^T. Rows are padded to a multiple of 16 elements.
+// num_stages times Q, dO and the numbers of block_m rows; two of dS^T. Rows are padded to a multiple of 16
+// elements.
 struct CudaBackwardLayout {
   int k, v, q, d_o, lse, delta, row_words, stage_bytes, ds, end;
 
@@ -45,7 +46,7 @@ struct CudaBackwardLayout {
         row_words(delta + 4 * block_m),
         stage_bytes(row_words + (dropout ? 8 * block_m : 0) - q),
         ds(q + num_stages * stage_bytes),
-        end(ds + (deterministic ? 0 : 2 * block_n * block_m)) {}
+        end(ds + (deterministic ? 0 : 2 * 2 * block_n * block_m)) {}
 };
 
 // The same of the mma.sync kernel for dQ alone: Q and dO of block_m rows; num_stages times K, V and dropout's

@@ -48,6 +48,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_m != 16 && config.block_m != 32 && config.block_m != 64 && config.block_m != 128)
     return wrong("block_m", config.block_m, "is not 16, 32, 64 or 128");
   const int parts = device::backward_column_parts(spec.head_dim, spec.head_dim_v);
+  if (config.block_m < 16 * parts)
+    return wrong("block_m", config.block_m, "is not 32, 64 or 128, 16 rows or more for each of two warps");
   const int unit = 16 * config.num_warps / parts;
   if (config.block_n != unit && config.block_n != 2 * unit)
     return wrong("block_n", config.block_n,
@@ -75,7 +77,8 @@ std::string futility(const AttentionSpec& spec, const Target&, const KernelConfi
   const int tiles = keys_of_a_warp(spec, config) / 16;
   const int columns =
       (spec.head_dim + spec.head_dim_v) / device::backward_column_parts(spec.head_dim, spec.head_dim_v);
-  const int held = tiles * (columns / 2 + config.block_m);
+  const int held =
+      tiles * (columns / 2 + config.block_m / device::backward_column_parts(spec.head_dim, spec.head_dim_v));
   if (held > most) {
     return "a thread would hold " + std::to_string(held) + " sums in its 255 registers; more than " +
            std::to_string(most) + " leave too few registers for everything else";
@@ -85,9 +88,8 @@ std::string futility(const AttentionSpec& spec, const Target&, const KernelConfi
 
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
   constexpr KernelConfig narrow[] = {{32, 128, 2, 4}, {32, 128, 1, 4}};
-  constexpr KernelConfig others[] = {{64, 128, 2, 8}, {32, 128, 2, 8}, {32, 128, 1, 8}, {32, 64, 2, 8},
-                                     {32, 64, 1, 8},  {16, 64, 2, 8},  {16, 64, 1, 8},  {32, 64, 1, 4},
-                                     {16, 64, 1, 4},  {16, 32, 2, 4},  {16, 32, 1, 4}};
+  constexpr KernelConfig others[] = {{64, 128, 2, 8}, {64, 128, 1, 8}, {64, 64, 2, 8}, {64, 64, 1, 8},
+                                     {32, 64, 1, 8},  {32, 64, 1, 4},  {32, 32, 1, 4}};
   const auto fits = [&](const KernelConfig& config) {
     return misfit(spec, target, config).empty() && futility(spec, target, config).empty();
   };

@@ -28,14 +28,14 @@ class BackwardSm80 {
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr int parts = backward_column_parts(Spec::head_dim, Spec::head_dim_v);
   static constexpr int warp_keys = block_n * parts / num_warps, m_tiles = warp_keys / 16;
-  static constexpr int q_tiles = block_m / 8;
+  static constexpr int warp_rows = block_m / parts, q_tiles = warp_rows / 8;
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16), v_steps = ceil_div(Spec::head_dim_v, 16);
   // 8-column tiles of a warp.
   FLASHJIT_FN static constexpr int tiles_of(int head_dim) {
     return parts == 1 ? head_dim / 8 : round_up(ceil_div(head_dim / 8, parts), 2);
   }
   static constexpr int k_tiles = tiles_of(Spec::head_dim), v_tiles = tiles_of(Spec::head_dim_v);
-  static_assert(warp_keys % 16 == 0 && block_m % 16 == 0 && backward_row_unit % block_m == 0);
+  static_assert(warp_keys % 16 == 0 && warp_rows % 16 == 0 && backward_row_unit % block_m == 0);
 
   using KTile = SharedTile<block_n, k_steps * 2>;
   using VTile = SharedTile<block_n, v_steps * 2>;
@@ -93,6 +93,8 @@ class BackwardSm80 {
   FLASHJIT_FN Problem problem_of(int head) const {
     return make_problem<Spec::varlen, Mask::padding>(p_, batch_, head);
   }
+  // The first of the step's rows whose scores this warp makes.
+  FLASHJIT_FN u32 warp_row() const { return part_ * warp_rows; }
   FLASHJIT_FN int warp_key() const { return first_key_ + static_cast<int>(warp_) * warp_keys; }
 
   FLASHJIT_FN void run() {
@@ -140,7 +142,7 @@ class BackwardSm80 {
     }
     cp_async_wait_group<0>();
     __syncthreads();
-    if (!Spec::deterministic && before.head >= 0) {
+    if (!Spec::deterministic && parts == 1 && before.head >= 0) {
       add_dq(before, stage ^ 1);
       __syncthreads();  // nobody reads K any more
     }
@@ -194,30 +196,67 @@ class BackwardSm80 {
 
   // `turn` names the buffer of dS that is free; the other one has that of the step before.
   FLASHJIT_FN void compute(const Step& step, int stage, int turn, const Step& before) {
-    const u32 q_rows = q_tile(stage) + QTile::lane_offset_b(lane_),
-              o_rows = o_tile(stage) + OTile::lane_offset_b(lane_);
+    const u32 q_rows = q_tile(stage) + warp_row() * QTile::row_bytes + QTile::lane_offset_b(lane_);
+    const u32 o_rows = o_tile(stage) + warp_row() * OTile::row_bytes + OTile::lane_offset_b(lane_);
     const u32 k_rows = shared_ + layout.k + warp_ * warp_keys * KTile::row_bytes + KTile::lane_offset(lane_);
     const u32 v_rows = shared_ + layout.v + warp_ * warp_keys * VTile::row_bytes + VTile::lane_offset(lane_);
     float p[m_tiles][q_tiles][4], ds[m_tiles][q_tiles][4];
     multiply_rows<Element, KTile, QTile, k_steps>(p, k_rows, q_rows);
-    if (!Spec::deterministic && before.head >= 0) add_dq(before, turn ^ 1);
+    if (!Spec::deterministic && parts == 1 && before.head >= 0) add_dq(before, turn ^ 1);
     make_weights(p, step, stage);
     multiply_rows<Element, VTile, OTile, v_steps>(ds, v_rows, o_rows);
     make_gradients(ds, p, step, stage);
     const u32 o_columns = o_tile(stage) + OTile::lane_offset(lane_),
               q_columns = q_tile(stage) + QTile::lane_offset(lane_);
+    if constexpr (parts == 1)
+      add_own(p, ds, o_columns, q_columns, turn);
+    else
+      add_shared(p, ds, o_columns, q_columns, step);
+  }
+
+  // dV and dK of keys whose scores are in this warp's registers.
+  FLASHJIT_FN void add_own(const float (&p)[m_tiles][q_tiles][4], const float (&ds)[m_tiles][q_tiles][4],
+                           u32 o_columns, u32 q_columns, int turn) {
 #pragma unroll
     for (int n = 0; n < q_tiles; n += 2) {
       u32 a[m_tiles][4];
       to_operand<Element>(a, p, n);
-      add_product<Element, OTile>(dv_, a, o_columns, n * 8, part_ * v_tiles);
+      add_product<Element, OTile>(dv_, a, o_columns, n * 8);
     }
 #pragma unroll
     for (int n = 0; n < q_tiles; n += 2) {
       u32 a[m_tiles][4];
       to_operand<Element>(a, ds, n);
-      if (!Spec::deterministic && part_ == 0) store_ds(a, n, turn);
-      add_product<Element, QTile>(dk_, a, q_columns, n * 8, part_ * k_tiles);
+      if (!Spec::deterministic) store_scores(ds_tile(turn), a, n);
+      add_product<Element, QTile>(dk_, a, q_columns, n * 8);
+    }
+  }
+
+  // The same where two warps have made the scores; and dQ.
+  FLASHJIT_FN void add_shared(const float (&p)[m_tiles][q_tiles][4], const float (&ds)[m_tiles][q_tiles][4],
+                              u32 o_columns, u32 q_columns, const Step& step) {
+#pragma unroll
+    for (int n = 0; n < q_tiles; n += 2) {
+      u32 a[m_tiles][4];
+      to_operand<Element>(a, p, n);
+      store_scores(ds_tile(1), a, n);
+      to_operand<Element>(a, ds, n);
+      store_scores(ds_tile(0), a, n);
+    }
+    __syncthreads();
+    if constexpr (!Spec::deterministic) add_dq(step, 0);
+    const u32 rows = warp_ * warp_keys * DsTile::row_bytes + DsTile::lane_offset(lane_);
+#pragma unroll
+    for (int t = 0; t < block_m / 16; ++t) {
+      u32 a[m_tiles][4];
+      load_scores(a, ds_tile(1) + rows, t);
+      add_product<Element, OTile>(dv_, a, o_columns, t * 16, part_ * v_tiles);
+    }
+#pragma unroll
+    for (int t = 0; t < block_m / 16; ++t) {
+      u32 a[m_tiles][4];
+      load_scores(a, ds_tile(0) + rows, t);
+      add_product<Element, QTile>(dk_, a, q_columns, t * 16, part_ * k_tiles);
     }
   }
 
@@ -238,7 +277,7 @@ class BackwardSm80 {
   // Floats of query rows 8 * n + 2 * (lane % 4) + {0, 1}, this thread's columns.
   FLASHJIT_FN void ld_pair(float (&pair)[2], u32 from, int n) const {
     int words[2];
-    ld_shared_v2(words[0], words[1], from + (n * 8 + lane_ % 4 * 2) * 4);
+    ld_shared_v2(words[0], words[1], from + (warp_row() + n * 8 + lane_ % 4 * 2) * 4);
     pair[0] = __int_as_float(words[0]);
     pair[1] = __int_as_float(words[1]);
   }
@@ -246,7 +285,7 @@ class BackwardSm80 {
   FLASHJIT_FN void drop_masked(float (&s)[m_tiles][q_tiles][4], const Step& step) const {
     const Problem problem = problem_of(step.head);
     const Mask mask(p_, problem);
-    const int first_row = step.block.index * block_m + static_cast<int>(lane_ % 4) * 2;
+    const int first_row = step.block.index * block_m + static_cast<int>(warp_row() + lane_ % 4 * 2);
     const int row_of_tile = static_cast<int>(lane_ / 4);
     [[maybe_unused]] typename Mask::Tile tile = mask.tile();
 #pragma unroll
@@ -281,7 +320,7 @@ class BackwardSm80 {
       [[maybe_unused]] RowWords words[2];
       if constexpr (Spec::dropout) {
         u32 w[4];
-        ld_shared_v4(w, row_words(stage) + (n * 8 + lane_ % 4 * 2) * 8);
+        ld_shared_v4(w, row_words(stage) + (warp_row() + n * 8 + lane_ % 4 * 2) * 8);
         words[0] = {w[0], w[1]};
         words[1] = {w[2], w[3]};
       }
@@ -303,15 +342,21 @@ class BackwardSm80 {
     }
   }
 
-  FLASHJIT_FN void store_ds(const u32 (&a)[m_tiles][4], int n, int turn) const {
+  // 16 columns of scores, from the warp's 8 * n-th row on.
+  FLASHJIT_FN void store_scores(u32 tile, const u32 (&a)[m_tiles][4], int n) const {
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        st_shared(ds_tile(turn) +
-                      DsTile::offset(warp_ * warp_keys + i * 16 + j % 2 * 8 + lane_ / 4, n + j / 2) +
+        st_shared(tile +
+                      DsTile::offset(warp_ * warp_keys + i * 16 + j % 2 * 8 + lane_ / 4,
+                                     warp_row() / 8 + n + j / 2) +
                       lane_ % 4 * 4,
                   a[i][j]);
+  }
+  FLASHJIT_FN void load_scores(u32 (&a)[m_tiles][4], u32 rows, int t) const {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) ldmatrix_x4(a[i], DsTile::at(rows, i * 16, t * 2));
   }
 
   // dQ += dS K

@@ -12,10 +12,11 @@ constexpr int backward_row_unit = 128;
 // Threads and rows of a block of the first and the last step.
 constexpr int backward_threads = 256, backward_rows_of_block = 32;
 
-// Wide heads: so many warps share the same keys, each with as many columns of dK and dV. All of them compute
-// the scores.
+// The warps that share the same keys. Up to 64 columns a warp has 32 keys to itself. With wider heads a
+// thread has no registers for their dK and dV, so two warps share 32 keys: each makes the scores of half of
+// the query rows, and dK and dV of half of the columns.
 FLASHJIT_FN constexpr int backward_column_parts(int head_dim, int head_dim_v) {
-  return head_dim + head_dim_v > 288 ? 2 : 1;
+  return max(head_dim, head_dim_v) > 64 ? 2 : 1;
 }
 
 // The tile of the mma.sync kernel for dQ alone. It always has two buffers.
@@ -30,8 +31,8 @@ FLASHJIT_FN constexpr int cuda_backward_row(int head_dim) {
 }
 
 // Shared memory of the mma.sync kernel for dK, dV and dQ: offsets in bytes. K and V of block_n keys;
-// num_stages times Q, dO and the numbers of block_m rows; two of dS^T. Rows are padded to a multiple of 16
-// elements.
+// num_stages times Q, dO and the numbers of block_m rows; two of dS^T, or one of dS^T and one of P^T. Rows
+// are padded to a multiple of 16 elements.
 struct CudaBackwardLayout {
   int k, v, q, d_o, lse, delta, row_words, stage_bytes, ds, end;
 
@@ -46,7 +47,9 @@ struct CudaBackwardLayout {
         row_words(delta + 4 * block_m),
         stage_bytes(row_words + (dropout ? 8 * block_m : 0) - q),
         ds(q + num_stages * stage_bytes),
-        end(ds + (deterministic ? 0 : 2 * 2 * block_n * block_m)) {}
+        end(ds + (deterministic && backward_column_parts(head_dim, head_dim_v) == 1
+                      ? 0
+                      : 2 * 2 * block_n * block_m)) {}
 };
 
 // The same of the mma.sync kernel for dQ alone: Q and dO of block_m rows; num_stages times K, V and dropout's

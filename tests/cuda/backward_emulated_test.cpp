@@ -147,9 +147,9 @@ TEST_F(BackwardOnGpu, Tiles) {
   expect<SpecOf<Bf16, 64, 64, BottomRight>, ConfigOf<32, 128, 2, 4>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 64, 64, BottomRight>, ConfigOf<64, 128, 2, 8>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 16, 16, BottomRight>, ConfigOf<128, 256, 1, 8>>(c, {CausalMask{}});
-  expect<SpecOf<Bf16, 192, 128, BottomRight>, ConfigOf<16, 64, 2, 8>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 192, 128, BottomRight>, ConfigOf<32, 64, 2, 8>>(c, {CausalMask{}});
   expect<SpecOf<Fp16, 200, 256>, ConfigOf<32, 64, 1, 8>>(c, {});
-  expect<Deterministic<SpecOf<Fp16, 256, 200>>, ConfigOf<16, 64, 1, 8>>(c, {});
+  expect<Deterministic<SpecOf<Fp16, 256, 200>>, ConfigOf<32, 64, 1, 8>>(c, {});
 }
 
 TEST_F(BackwardOnGpu, MasksAndDropout) {

@@ -114,14 +114,13 @@ struct Backward {
       step.dependent = launch.size() > 1;
     };
     const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
-    const i64 row_blocks = blocks(params.seqlen_q, device::backward_row_unit) *
-                           (device::backward_row_unit / device::backward_rows_of_block);
-    add(row_blocks, params.num_heads_q);
+    const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
+    add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q);
     add(blocks(params.seqlen_k, kernel.config.block_n), params.num_heads_kv);
     if (kernel.spec.deterministic)
       add(blocks(params.seqlen_q, device::backward_dq_rows(kernel.config.num_warps)), params.num_heads_q);
     else
-      add(row_blocks, params.num_heads_q);
+      add(row_units, params.num_heads_q);
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,

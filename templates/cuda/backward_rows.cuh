@@ -1,9 +1,8 @@
 // The first and the last step of a backward on GPUs: what the kernel between them needs of each row, and dQ
-// from its sums. Eight lanes have a row.
+// from its sums.
 #pragma once
 
 #include "cuda/ptx_sync.cuh"
-#include "cuda/store_columns.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/mask.h"
 #include "shared/score.h"
@@ -29,6 +28,17 @@ FLASHJIT_FN u32 backward_sum_place(u32 lane, u32 e) {
 #endif
 }
 
+// A lane's sums of a tile.
+FLASHJIT_FN void ld_backward_sums(u32 (&sums)[4], const float* tile, u32 lane) {
+#if __CUDA_ARCH__ >= 900
+  ld_global_cg_v4(sums, tile + backward_sum_place(lane, 0));
+#else
+#pragma unroll
+  for (u32 e = 0; e < 4; ++e) sums[e] = __float_as_uint(ld_global_cg(tile + backward_sum_place(lane, e)));
+#endif
+}
+
+// Eight lanes have a row.
 template <class Spec>
 class BackwardRow {
   static constexpr u32 lanes = 8, rows = backward_threads / lanes, all_lanes = 0xffffffff;
@@ -37,7 +47,6 @@ class BackwardRow {
   static_assert(rows == backward_rows_of_block);
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
-  using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
 
  public:
   FLASHJIT_FN explicit BackwardRow(const CudaBackwardParams& p) : p_(p), lane_(tid_x() % lanes) {
@@ -85,22 +94,6 @@ class BackwardRow {
       st_global_v4(p_.dq_sums + place_ * sums_row + column, zeros);
   }
 
-  // Writes dQ.
-  FLASHJIT_FN void finish() const {
-    if (row_ >= problem_.rows) return;
-    auto* const dq = static_cast<Gradient*>(p_.dq.data) + offset(p_.dq);
-    const u32 row = static_cast<u32>(place_ % 16);
-    for (u32 chunk = lane_; chunk < Spec::head_dim / 8; chunk += lanes) {
-      const float* const tile = p_.dq_sums + place_ / 16 * 16 * sums_row + chunk * 128;
-      float sums[8];
-#pragma unroll
-      for (u32 c = 0; c < 8; ++c)
-        sums[c] =
-            p_.scale * ld_global_cg(tile + backward_sum_place(row % 8 * 4 + c / 2, row / 8 * 2 + c % 2));
-      store_columns(dq + chunk * 8, sums);
-    }
-  }
-
  private:
   FLASHJIT_FN i64 offset(const TensorView& t) const { return problem_.q_offset(t) + row_ * t.row_stride; }
 
@@ -132,11 +125,43 @@ FLASHJIT_FN void backward_prepare(const CudaBackwardParams& params) {
   BackwardRow<Spec>(params).prepare();
 }
 
+// Writes dQ: a warp converts 16 rows, tile by tile.
 template <class Spec>
-FLASHJIT_FN void backward_finish(const CudaBackwardParams& params) {
-  const BackwardRow<Spec> row(params);
+FLASHJIT_FN void backward_finish(const CudaBackwardParams& p) {
+  using Gradient = typename OutputElement<typename Spec::grad_dtype, typename Spec::Element>::type;
+  constexpr int tile = 128, warp_rows = 16;
+  static_assert(backward_threads / 32 * warp_rows == backward_row_unit);
+  const u32 blocks = static_cast<u32>(max(ceil_div(p.seqlen_q, backward_row_unit), 1));
+  const u32 index = ctaid_x() / blocks, lane = tid_x() % 32;
+  const int batch = static_cast<int>(index / p.num_heads_q);
+  const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(
+      p, batch, static_cast<int>(index - batch * p.num_heads_q));
+  const int first = static_cast<int>(ctaid_x() % blocks * backward_row_unit + tid_x() / 32 * warp_rows);
+  const int row = first + static_cast<int>(lane / 4);
+  const i64 place = problem.head_q * p.rows + p.first_row(batch, problem.first_q, Spec::varlen) + first;
+  const float* from = p.dq_sums + place * cuda_backward_row(Spec::head_dim);
+  Gradient* const to =
+      static_cast<Gradient*>(p.dq.data) + problem.q_offset(p.dq) + row * p.dq.row_stride + lane % 4 * 2;
   griddepcontrol_wait();
-  row.finish();
+  if (first >= problem.rows) return;
+#pragma unroll 8
+  for (int column = 0; column < Spec::head_dim; column += 8, from += tile) {
+    u32 sums[4];
+    ld_backward_sums(sums, from, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float low = p.scale * __uint_as_float(sums[2 * half]),
+                  high = p.scale * __uint_as_float(sums[2 * half + 1]);
+      Gradient* const there = to + half * 8 * p.dq.row_stride + column;
+      if (row + half * 8 >= problem.rows) continue;
+      if constexpr (sizeof(Gradient) == 4) {
+        const u32 words[2] = {__float_as_uint(low), __float_as_uint(high)};
+        st_global_v2(there, words);
+      } else {
+        st_global(there, cvt_rn_x2(Gradient{}, low, high));
+      }
+    }
+  }
 }
 
 }  // namespace flashjit::device

@@ -244,7 +244,6 @@ class BackwardSm80 {
       store_scores(ds_tile(0), a, n);
     }
     __syncthreads();
-    if constexpr (!Spec::deterministic) add_dq(step, 0);
     const u32 rows = warp_ * warp_keys * DsTile::row_bytes + DsTile::lane_offset(lane_);
 #pragma unroll
     for (int t = 0; t < block_m / 16; ++t) {
@@ -252,6 +251,7 @@ class BackwardSm80 {
       load_scores(a, ds_tile(1) + rows, t);
       add_product<Element, OTile>(dv_, a, o_columns, t * 16, part_ * v_tiles);
     }
+    if constexpr (!Spec::deterministic) add_dq(step, 0);
 #pragma unroll
     for (int t = 0; t < block_m / 16; ++t) {
       u32 a[m_tiles][4];

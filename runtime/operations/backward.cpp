@@ -158,8 +158,7 @@ struct Backward {
     const auto of_heads = product_of({shape.num_heads_q, rows});
     if (rows > std::numeric_limits<int>::max() || !of_heads || *of_heads > most ||
         i64{shape.num_heads_q} * shape.seqlen_q > longest)
-      refuse_argument("batch ", shape.batch, " x num_heads_q ", shape.num_heads_q, " x seqlen_q ",
-                      shape.seqlen_q, ": no memory holds the workspace; split the batch");
+      refuse_workspace(shape);
   }
 
   static constexpr int rows_of_item = device::cpu_backward_rows_of_item;

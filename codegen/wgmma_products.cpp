@@ -1,5 +1,6 @@
 #include "wgmma_products.hpp"
 
+#include "shared/backward_sm90a_layout.h"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -87,6 +88,77 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
          qk.text([&](int step) { return layout.q_step(step); },
                  [&](int step) { return layout.k_step(step); }) +
          pv.text([](int) { return 0; }, [&](int step) { return layout.v_step(step); }) + "};\n\n";
+}
+
+namespace {
+
+std::string dq_products(const AttentionSpec& spec, const char* type) {
+  const device::Sm90aDqLayout layout(spec.head_dim, spec.head_dim_v, spec.dropout);
+  const auto q_step = [&](int step) { return layout.q_step(step); };
+  const auto k_step = [&](int step) { return layout.k_step(step); };
+  const auto scores = [&](const char* name, int head_dim) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = layout.keys,
+                   .steps = device::ceil_div(head_dim, 16),
+                   .a_in_registers = false,
+                   .b_n_major = false,
+                   .accumulates = false}
+        .text(q_step, k_step);
+  };
+  const Product dq{.name = "dq",
+                   .type = type,
+                   .n = spec.head_dim,
+                   .steps = layout.keys / 16,
+                   .a_in_registers = true,
+                   .b_n_major = true,
+                   .accumulates = true};
+  return "struct DqProducts {\n" + scores("s", spec.head_dim) + scores("dp", spec.head_dim_v) +
+         dq.text([](int) { return 0; }, device::Sm90aBackwardLayout::row_step) + "};\n\n";
+}
+
+}  // namespace
+
+std::string backward_products(const AttentionSpec& spec, const KernelConfig& config) {
+  const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                           config.num_stages, spec.dropout, spec.deterministic);
+  const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
+  const auto q_step = [&](int step) { return layout.q_step(step); };
+  const auto k_step = [&](int step) { return layout.k_step(step); };
+  const auto row_step = device::Sm90aBackwardLayout::row_step;
+  const auto scores = [&](const char* name, int head_dim) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = config.block_m,
+                   .steps = device::ceil_div(head_dim, 16),
+                   .a_in_registers = false,
+                   .b_n_major = false,
+                   .accumulates = false}
+        .text(k_step, q_step);
+  };
+  const auto gradient = [&](const char* name, int head_dim) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = head_dim,
+                   .steps = config.block_m / 16,
+                   .a_in_registers = true,
+                   .b_n_major = true,
+                   .accumulates = true}
+        .text([](int) { return 0; }, row_step);
+  };
+  const Product dq{.name = "dq",
+                   .type = type,
+                   .n = layout.dq_columns,
+                   .steps = config.block_n / 16,
+                   .a_in_registers = false,
+                   .b_n_major = true,
+                   .accumulates = false};
+  std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim) +
+                     scores("dp", spec.head_dim_v) + gradient("dv", spec.head_dim_v) +
+                     gradient("dk", spec.head_dim);
+  if (!spec.deterministic) text += dq.text(q_step, row_step);
+  text += "};\n\n";
+  return spec.deterministic ? text + dq_products(spec, type) : text;
 }
 
 }  // namespace flashjit

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/cuda/driver.hpp"
+#include "templates/shared/backward_sm90a_layout.h"
 #include "templates/shared/layout.h"
 #include "templates/shared/paged_forward_params.h"
 
@@ -98,6 +99,34 @@ void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
   }
   encode("k", p.k, shapes.k, maps.k);
   encode("v", p.v, shapes.v, maps.v);
+}
+
+BackwardMapShapes backward_map_shapes(const AttentionSpec& spec, const device::BackwardParams& p) {
+  const int batch = spec.varlen ? 1 : p.batch;
+  const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
+  constexpr int box = device::Sm90aBackwardLayout::box_rows;
+  return {shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, box),
+          shape_of(p.k, batch, p.num_heads_kv, rows_k, spec.head_dim, box),
+          shape_of(p.v, batch, p.num_heads_kv, rows_k, spec.head_dim_v, box),
+          shape_of(p.d_o, batch, p.num_heads_q, rows_q, spec.head_dim_v, box)};
+}
+
+void encode_backward_maps(const AttentionSpec& spec, const device::BackwardParams& p,
+                          device::BackwardMaps& maps) {
+  const Encoder encode(spec.dtype);
+  const BackwardMapShapes shapes = backward_map_shapes(spec, p);
+  const bool rows = shapes.q.sizes[1] > 0, keys = shapes.k.sizes[1] > 0;
+  if (rows) {
+    encode("q", p.q, shapes.q, maps.q);
+    encode("do", p.d_o, shapes.d_o, maps.d_o);
+  }
+  if (keys) {
+    encode("k", p.k, shapes.k, maps.k);
+    encode("v", p.v, shapes.v, maps.v);
+  }
+  // Nothing is copied without rows or without keys, but kernels prefetch every map.
+  if (!rows) maps.q = maps.d_o = maps.k;
+  if (!keys) maps.k = maps.v = maps.q;
 }
 
 }  // namespace flashjit::cuda

@@ -5,6 +5,8 @@
 
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
+#include "templates/shared/backward_params.h"
+#include "templates/shared/backward_sm90a_params.h"
 #include "templates/shared/forward_sm90a_params.h"
 
 namespace flashjit::cuda {
@@ -30,5 +32,13 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
 // zeros. Throws invalid_argument for strides that the copy engine does not take.
 void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
                         const device::Sm90aForwardParams& params, device::ForwardMaps& maps);
+
+// The same for the backward's inputs, in boxes of 64 rows.
+struct BackwardMapShapes {
+  TensorMapShape q, k, v, d_o;
+};
+BackwardMapShapes backward_map_shapes(const AttentionSpec& spec, const device::BackwardParams& params);
+void encode_backward_maps(const AttentionSpec& spec, const device::BackwardParams& params,
+                          device::BackwardMaps& maps);
 
 }  // namespace flashjit::cuda

@@ -3,12 +3,16 @@
 #include <numbers>
 #include <utility>
 
+#include "codegen/backward_kernels.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "runtime/cuda/tensor_maps.hpp"
 #include "runtime/operations/operations.hpp"
 #include "runtime/overlap.hpp"
 #include "templates/shared/backward_cpu_params.h"
 #include "templates/shared/backward_cuda_params.h"
+#include "templates/shared/backward_sm90a_layout.h"
 
 namespace flashjit {
 namespace {
@@ -103,7 +107,7 @@ struct Backward {
     p.lse_log2 = static_cast<float*>(workspace);
     p.delta = p.lse_log2 + numbers;
     if (!kernel.spec.deterministic) p.dq_sums = p.delta + numbers;
-    const auto add = [&](i64 blocks_of_head, int heads) {
+    const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles) {
       const auto blocks = product_of({blocks_of_head, params.batch, heads});
       if (!blocks || *blocks > most_blocks)
         refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
@@ -112,15 +116,23 @@ struct Backward {
       step.make_params<device::CudaBackwardParams>(p);
       step.grid.x = static_cast<unsigned>(*blocks);
       step.dependent = launch.size() > 1;
+      if (copies_tiles) {
+        auto& maps = step.make_second<device::CudaBackwardParams, device::BackwardMaps>();
+        const cuda::ContextScope scope(*kernel.context);
+        cuda::encode_backward_maps(kernel.spec, p, maps);
+      }
     };
     const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
     const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
-    add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q);
-    add(blocks(params.seqlen_k, kernel.config.block_n), params.num_heads_kv);
+    const bool wgmma = backward_by_wgmma(kernel.config);
+    const int dq_rows =
+        wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
+    add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false);
+    add(blocks(params.seqlen_k, kernel.config.block_n), params.num_heads_kv, wgmma);
     if (kernel.spec.deterministic)
-      add(blocks(params.seqlen_q, device::backward_dq_rows(kernel.config.num_warps)), params.num_heads_q);
+      add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
     else
-      add(row_units, params.num_heads_q);
+      add(row_units, params.num_heads_q, false);
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,

@@ -75,14 +75,14 @@ float operand_b(u64 descriptor, int k, int n) {
 }
 
 // d = a * b, or d += a * b, over 16 columns of a and b, or 16 rows of b.
-template <class T, int N>
+template <class T, int N, bool b_n_major = false>
 void wgmma_ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
   emulator::Operand rows[2];
   for (u32 r = 0; r < 2; ++r)
     for (u32 k = 0; k < 16; ++k)
       rows[r][k] = operand_element<T>(static_cast<u32>(a),
                                       threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r, k);
-  emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, false>(b, k, n); }, accumulate);
+  emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, b_n_major>(b, k, n); }, accumulate);
 }
 template <class T, int N, bool b_n_major>
 void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {

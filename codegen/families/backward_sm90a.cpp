@@ -1,0 +1,153 @@
+// Backward on sm_90a: the wgmma kernel, or where heads are too wide for its registers the one by mma.sync.
+#include "codegen/backward_kernels.hpp"
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+#include "codegen/wgmma_products.hpp"
+#include "shared/backward_cuda_params.h"
+#include "shared/backward_sm90a_layout.h"
+
+namespace flashjit {
+
+extern const KernelFamily backward_sm80;
+
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda() && target.arch_specific;
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16"};
+constexpr std::string_view fields[] = {"head_dim_v",    "mask",    "dropout",    "varlen",
+                                       "deterministic", "o_dtype", "grad_dtype", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
+
+constexpr int wgmma_block_n = 128, wgmma_warps = 12;
+
+int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
+  return device::Sm90aBackwardLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                     config.num_stages, spec.dropout, spec.deterministic)
+      .end;
+}
+int dq_shared_memory(const AttentionSpec& spec) {
+  return device::Sm90aDqLayout(spec.head_dim, spec.head_dim_v, spec.dropout).end;
+}
+
+// Sums that a thread holds at once: scores and dP of 64 keys and block_m rows, dK and dV of the keys.
+int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
+  return config.block_m + (spec.head_dim + spec.head_dim_v) / 2;
+}
+// The most that leave enough of a thread's 232 registers for the rest. Dropout takes 8 of them and holds a bit
+// for each weight. Found by compiling; tests/compile holds every config to no spills.
+int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
+  return spec.dropout && config.block_m > 64 ? 160 : 192;
+}
+
+std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (!backward_by_wgmma(config)) return backward_sm80.misfit(spec, target, config);
+  const auto wrong = [](const char* field, int value, const std::string& rule) {
+    return std::string(field) + " " + std::to_string(value) + " " + rule;
+  };
+  if (config.num_warps != wgmma_warps)
+    return wrong("num_warps", config.num_warps, "is not 4, 8 or 12: 12 are of the wgmma kernel");
+  if (config.block_n != wgmma_block_n)
+    return wrong("block_n", config.block_n, "is not 128, 64 keys for each of two warpgroups");
+  if (config.block_m != 64 && config.block_m != 128)
+    return wrong("block_m", config.block_m, "is not 64 or 128");
+  if (config.num_stages != 1 && config.num_stages != 2)
+    return wrong("num_stages", config.num_stages, "is not 1 or 2");
+  if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
+    return "block_m " + std::to_string(config.block_m) + " and num_warps 12 hold " + std::to_string(held) +
+           " sums in registers, more than the " + std::to_string(register_budget(spec, config)) +
+           " that a thread has for them";
+  }
+  const int bytes = std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec) : 0);
+  if (bytes > target.max_shared_memory()) {
+    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
+           " and num_stages " + std::to_string(config.num_stages) + " need " + std::to_string(bytes) +
+           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
+           " of a block on " + target.str();
+  }
+  return {};
+}
+
+// The wgmma kernel's configs that fit, the best first.
+std::vector<KernelConfig> wgmma_configs(const AttentionSpec& spec, const Target& target) {
+  std::vector<KernelConfig> configs;
+  for (const int block_m : {128, 64}) {
+    for (const int num_stages : {2, 1}) {
+      const KernelConfig config{.block_m = block_m,
+                                .block_n = wgmma_block_n,
+                                .num_stages = num_stages,
+                                .num_warps = wgmma_warps};
+      if (misfit(spec, target, config).empty()) configs.push_back(config);
+    }
+  }
+  return configs;
+}
+
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  if (wgmma_configs(spec, target).empty()) return backward_sm80.axes(spec, target);
+  return {
+      .block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
+}
+
+std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  return backward_by_wgmma(config) ? "" : backward_sm80.futility(spec, target, config);
+}
+
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  const std::vector<KernelConfig> configs = wgmma_configs(spec, target);
+  return configs.empty() ? backward_sm80.preferred(spec, target, shape) : configs.front();
+}
+
+std::string function(const char* name, const std::string& bounds, const char* params, const char* body) {
+  return std::string("extern \"C\" __global__ void __launch_bounds__(") + bounds + ")\n    flashjit_" + name +
+         "(const __grid_constant__ CudaBackwardParams params" + params + ") {\n  " + body + ";\n}\n";
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const KernelConfig& config = source.config;
+  if (!backward_by_wgmma(config)) return backward_sm80.render(spec, source);
+  const char* const maps = ",\n        const __grid_constant__ BackwardMaps maps";
+  const int threads = config.num_warps * 32;
+  source.text +=
+      include_lines("cuda/backward_sm90a.cuh", spec, nullptr) +
+      (spec.deterministic ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
+      structs(spec, "BackwardCudaSpec", backward_products(spec, config), choices, config,
+              spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts") +
+      function("backward_prepare", "backward_threads", "", "backward_prepare<Spec>(params)") +
+      function("backward", "Config::num_warps * 32, 1", maps, "backward_sm90a<Spec, Config>(params, maps)") +
+      (spec.deterministic ? function("backward_dq", "Sm90aDqLayout::threads, 1", maps,
+                                     "backward_dq_sm90a<Spec, Config>(params, maps)")
+                          : function("backward_finish", "backward_threads", "",
+                                     "backward_finish<Spec>(params)"));
+  source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
+  source.steps.push_back(
+      {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});
+  if (spec.deterministic)
+    source.steps.push_back({.function = "flashjit_backward_dq",
+                            .threads = device::Sm90aDqLayout::threads,
+                            .shared_memory = dq_shared_memory(spec)});
+  else
+    source.steps.push_back({.function = "flashjit_backward_finish", .threads = device::backward_threads});
+}
+
+}  // namespace
+
+extern constinit const KernelFamily backward_sm90a = {
+    .op = Operation::backward,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

@@ -1,0 +1,451 @@
+// The backward for sm_90a, in FlashAttention-3's form (Shah et al., 2024). A block of the grid owns block_n
+// keys of a key/value head: it walks the query blocks of all query heads of that head, so dK and dV are sums
+// in registers. Scores are transposed,
+//   S^T = K Q^T        dP^T = V dO^T
+// so that P^T and dS^T, in registers, are the first operands of
+//   dV += P^T dO       dK += dS^T Q
+// Each consumer warpgroup owns 64 keys. dS goes through shared memory for dQ = dS K, which the copy engine
+// adds to sums in global memory, in the order in which accumulators hold it. Another kernel puts it in order.
+#pragma once
+
+#include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/backward_sm90a_producer.cuh"
+#include "cuda/dropout.cuh"
+#include "cuda/gradient_row.cuh"
+#include "shared/backward_cuda_params.h"
+#include "shared/score.h"
+
+namespace flashjit::device {
+
+template <class Spec_, class Config_>
+struct BackwardSm90a {
+  using Spec = Spec_;
+  using Config = Config_;
+  using Element = typename Spec::Element;
+  using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
+  using Mask = typename Spec::Mask;
+  using Products = typename Config::Products;
+  using Message = BackwardMessage;
+
+  static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
+  static constexpr bool deterministic = Spec::deterministic;
+  using Ring = Sm90aRing<stages>;
+  static constexpr Sm90aBackwardLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,    block_n,
+                                              stages,         Spec::dropout,    deterministic};
+  static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
+  static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
+  static constexpr int v_panels = ceil_div(Spec::head_dim_v, layout.panel);
+  static constexpr int steps = block_m / 16;  // of the products over a block's rows
+
+  // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
+  // With dropout consumers give more of theirs to the producer's group, which makes words of rows.
+  static constexpr int given = Spec::dropout && consumers == 2 ? 8 : 0;
+  static constexpr int producer_registers = (consumers == 2 ? 40 : 56) + consumers * given;
+  static constexpr int consumer_registers = (consumers == 2 ? 232 : 256) - given;
+
+  // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
+  static constexpr bool early_dv = block_m <= 64 && !Spec::dropout;
+
+  // Ids of named barriers; 0 belongs to __syncthreads.
+  static constexpr int ds_barrier = 1;         // all consumers
+  static constexpr int warpgroup_barrier = 2;  // + consumer: its own four warps
+
+  struct Shared {
+    const char* memory;
+    u32 start;
+    FLASHJIT_FN u32 k() const { return start + layout.k; }
+    FLASHJIT_FN u32 v() const { return start + layout.v; }
+    FLASHJIT_FN u32 q(int stage) const { return start + layout.q + stage * layout.q_bytes; }
+    FLASHJIT_FN u32 d_o(int stage) const { return start + layout.d_o + stage * layout.do_bytes; }
+    FLASHJIT_FN u32 ds(int buffer) const { return start + layout.ds + buffer * layout.ds_bytes; }
+    FLASHJIT_FN u32 dq(int consumer) const { return start + layout.dq + consumer * layout.dq_bytes; }
+    FLASHJIT_FN u32 lse(int stage) const { return start + layout.lse + stage * (block_m * 4); }
+    FLASHJIT_FN u32 delta(int stage) const { return start + layout.delta + stage * (block_m * 4); }
+    FLASHJIT_FN u32 words(int stage) const { return start + layout.words + stage * (block_m * 8); }
+    // Of a stage, or of consumer i's dQ: stages + i.
+    FLASHJIT_FN u32 message(int i) const { return start + layout.messages + i * layout.message_bytes; }
+    FLASHJIT_FN Message read_message(int i) const {
+      return reinterpret_cast<const Message*>(memory + layout.messages)[i];
+    }
+    FLASHJIT_FN Words dropout_key() const {
+      return *reinterpret_cast<const Words*>(memory + layout.dropout_key);
+    }
+    // mbarriers. "full" expects an arrival of each thread that copies and the bytes, "empty" one of every
+    // consumer warp; of dQ, which consumers fill, it is the other way round.
+    FLASHJIT_FN u32 barrier(int i) const { return start + layout.barriers + i * layout.barrier_bytes; }
+    FLASHJIT_FN u32 k_full() const { return barrier(0); }
+    FLASHJIT_FN u32 v_full() const { return barrier(1); }
+    FLASHJIT_FN u32 q_full(int stage) const { return barrier(2 + 5 * stage); }
+    FLASHJIT_FN u32 q_empty(int stage) const { return barrier(3 + 5 * stage); }
+    FLASHJIT_FN u32 do_full(int stage) const { return barrier(4 + 5 * stage); }
+    FLASHJIT_FN u32 do_empty(int stage) const { return barrier(5 + 5 * stage); }
+    FLASHJIT_FN u32 asked(int stage) const { return barrier(6 + 5 * stage); }
+    FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(2 + 5 * stages + 2 * consumer); }
+    FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
+  };
+
+  // A block of the grid: keys of one key/value head. Blocks of a head follow each other, the first keys
+  // first: with a causal mask most rows see those.
+  struct Work {
+    Problem problem;  // with the first query head of the group
+    int group;        // query heads of the group
+    Span keys;        // without padding
+    int keys_end;     // with padding
+    FLASHJIT_FN explicit Work(const CudaBackwardParams& p) {
+      const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
+      const u32 head = blockIdx.x / blocks;
+      const int block = static_cast<int>(blockIdx.x % blocks);
+      const int head_kv = static_cast<int>(head % static_cast<u32>(p.num_heads_kv));
+      const int batch = static_cast<int>(head / static_cast<u32>(p.num_heads_kv));
+      group = static_cast<int>(static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv));
+      problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_kv * group);
+      const Problem slot = make_problem<Spec::varlen>(p, batch, head_kv * group);
+      keys = {block * block_n, min((block + 1) * block_n, problem.seqlen_k)};
+      keys_end = min((block + 1) * block_n, slot.seqlen_k);
+    }
+    FLASHJIT_FN Problem of_head(int head_q) const {
+      Problem r = problem;
+      r.head_q = head_q;
+      return r;
+    }
+  };
+  using Producer = Sm90aBackwardProducer<BackwardSm90a>;
+
+  // Sums of a block of rows. They are no members, so that they take no registers before their product begins.
+  using Scores = float[block_m / 2];
+  using Dq = float[layout.dq_columns / 2];
+
+  // A warpgroup: it computes dK and dV of 64 keys, and its part of every dQ.
+  class Consumer {
+   public:
+    FLASHJIT_FN Consumer(const CudaBackwardParams& p, const Shared& shared)
+        : p_(p),
+          shared_(shared),
+          warpgroup_(__shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1),
+          warp_(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0)),
+          lane_(threadIdx.x % 32) {}
+
+    FLASHJIT_FN void run() {
+#pragma unroll
+      for (float& x : dk_) x = 0;
+#pragma unroll
+      for (float& x : dv_) x = 0;
+      {
+        const Work work(p_);
+        if (!work.keys.empty()) take_keys(work);
+        if constexpr (Spec::dropout) make_column_words(work);
+      }
+      u32 odd = 0;
+      for (Ring ring;; ring.advance(), odd ^= 1) {
+        mbarrier_wait(shared_.q_full(ring.stage), ring.parity);
+        const Message message = shared_.read_message(ring.stage);
+        if (message.ends()) break;
+        add(ring, message, odd);
+      }
+      if constexpr (!deterministic) {
+        mbarrier_wait(shared_.dq_empty(warpgroup_), odd ^ 1);
+        announce_dq({no_more_blocks});
+      }
+      griddepcontrol_launch_dependents();
+      write_gradients();
+    }
+
+   private:
+    FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
+    FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
+
+    // Waits for K and V.
+    FLASHJIT_FN void take_keys(const Work& work) const {
+      mbarrier_wait(shared_.k_full(), 0);
+      mbarrier_wait(shared_.v_full(), 0);
+      if (ends_within_tensors<Spec> && work.keys.size() < block_n) {
+        zero_rows_from<k_panels, block_n>(shared_.k(), work.keys.size());
+        zero_rows_from<v_panels, block_n>(shared_.v(), work.keys.size());
+        fence_proxy_async();
+        bar_sync(warpgroup_barrier + warpgroup_, 128);
+      }
+    }
+    // The words of the thread's two keys.
+    FLASHJIT_FN void make_column_words(const Work& work) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int key = work.keys.begin + first_key() + lane_ / 4 + 8 * r;
+        const Words words = dropout_column_words(shared_.dropout_key(), key / 4, work.problem.batch);
+        const int at = key % 4;
+        column_words_[r] = at == 0 ? words.x[0] : at == 1 ? words.x[1] : at == 2 ? words.x[2] : words.x[3];
+      }
+    }
+
+    // One block of query rows.
+    FLASHJIT_FN void add(const Ring& ring, const Message& message, u32 odd) {
+      const int stage = ring.stage;
+      if constexpr (ends_within_tensors<Spec>) zero_past_the_end(ring, message.index());
+      const u64 q = wgmma_descriptor(shared_.q(stage), layout.q_panel);
+      const u64 d_o = wgmma_descriptor(shared_.d_o(stage), layout.q_panel);
+      const u32 own_keys = warpgroup_ * (layout.warpgroup_keys * 128);
+      Scores scores, dp;
+      wgmma_fence();
+      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys, 0), q);
+      wgmma_commit_group();
+      mbarrier_wait(shared_.do_full(stage), ring.parity);
+      wgmma_fence();
+      Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys, 0), d_o);
+      wgmma_commit_group();
+      wgmma_wait_group<1>();
+      weigh(scores, stage, message);
+      if constexpr (early_dv) {
+        pack_weights(scores);
+        issue_dv(d_o);
+        wgmma_wait_group<1>();
+      } else {
+        wgmma_wait_group<0>();
+      }
+      make_ds(scores, dp, stage);
+      if constexpr (!early_dv) {
+        pack_weights(scores);
+        issue_dv(d_o);
+      }
+      Dq dq;
+      if constexpr (!deterministic) {
+        store_ds(shared_.ds(odd));
+        bar_sync(ds_barrier, consumers * 128);
+        issue_dq(dq, shared_.ds(odd));
+      }
+      wgmma_fence();
+      Products::dk(dk_, ds_, q, 1);
+      wgmma_commit_group();
+      wgmma_wait_group<1>();  // all but dK
+      release(shared_.do_empty(stage));
+      if constexpr (!deterministic) pass_dq(dq, message, odd);
+      wgmma_wait_group<0>();
+      release(shared_.q_empty(stage));
+    }
+
+    // Rows of Q and dO past the sequence's end.
+    FLASHJIT_FN void zero_past_the_end(const Ring& ring, int index) const {
+      const int rows = Work(p_).problem.seqlen_q - index * block_m;
+      if (rows >= block_m) return;
+      mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
+      zero_rows_from<k_panels, block_m>(shared_.q(ring.stage), rows);
+      zero_rows_from<v_panels, block_m>(shared_.d_o(ring.stage), rows);
+      fence_proxy_async();
+      bar_sync(warpgroup_barrier + warpgroup_, 128);
+    }
+
+    // Registers 4 i ... 4 i + 3 of a thread hold rows 8 i + 2 (lane % 4) and the next one: first of key
+    // lane / 4, then of key lane / 4 + 8.
+
+    // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
+    FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message) {
+      Spec::Score::modify(scores, message, lane_);
+      if (!message.whole()) mask_scores(scores, message);
+      const u32 from = shared_.lse(stage) + lane_ % 4 * 8;
+#pragma unroll
+      for (int i = 0; i < block_m / 8; ++i) {
+        float lse[2];
+        ld_shared_v2(lse[0], lse[1], from + i * 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          scores[4 * i + j] = ex2_approx(__fmaf_rn(scores[4 * i + j], p_.scale_log2, -lse[j % 2]));
+      }
+      if constexpr (Spec::dropout) find_dropped(stage);
+    }
+    FLASHJIT_FN void find_dropped(int stage) {
+      const u32 from = shared_.words(stage) + lane_ % 4 * 16;
+#pragma unroll
+      for (int i = 0; i < block_m / 8; ++i) {
+        u32 words[4];
+        ld_shared_v4(words, from + i * 64);
+        if (i % 8 == 0) dropped_[i / 8] = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (dropped({words[j % 2 * 2], words[j % 2 * 2 + 1]}, column_words_[j / 2], p_.dropout.below))
+            dropped_[i / 8] |= 1u << (i % 8 * 4 + j);
+      }
+    }
+    FLASHJIT_FN bool is_dropped(int i) const { return dropped_[i / 32] >> i % 32 & 1; }
+
+    // dP^T becomes dS^T, in the form of an operand.
+    FLASHJIT_FN void make_ds(const Scores& scores, const Scores& dp, int stage) {
+      const u32 from = shared_.delta(stage) + lane_ % 4 * 8;
+#pragma unroll
+      for (int i = 0; i < block_m / 8; ++i) {
+        float delta[2], ds[4];
+        ld_shared_v2(delta[0], delta[1], from + i * 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float x = dp[4 * i + j];
+          if constexpr (Spec::dropout) x = is_dropped(4 * i + j) ? 0 : x * p_.dropout.scale;
+          ds[j] = scores[4 * i + j] * (x - delta[j % 2]);
+        }
+        ds_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, ds[0], ds[1]);
+        ds_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, ds[2], ds[3]);
+      }
+    }
+    // A thread holds the same elements of an accumulator and of operand A.
+    FLASHJIT_FN void pack_weights(const Scores& scores) {
+#pragma unroll
+      for (int i = 0; i < block_m / 4; ++i) {
+        const auto weight = [&](int at) {
+          return Spec::dropout && is_dropped(at) ? 0.f : scores[at];
+        };
+        weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, weight(2 * i), weight(2 * i + 1));
+      }
+    }
+    FLASHJIT_FN void issue_dv(u64 d_o) {
+      wgmma_fence();
+      Products::dv(dv_, weights_, d_o, 1);
+      wgmma_commit_group();
+    }
+
+    // dS^T to shared memory, as rows of 64 keys: a panel for each consumer.
+    FLASHJIT_FN void store_ds(u32 buffer) const {
+      const int matrix = lane_ / 8, row = matrix / 2 * 8 + lane_ % 8, chunk = warp_ * 2 + matrix % 2;
+      const u32 to = buffer + warpgroup_ * layout.q_panel + row * 128 + (chunk ^ row % 8) * 16;
+#pragma unroll
+      for (int step = 0; step < steps; ++step) stmatrix_x4_trans(to + step * (16 * 128), ds_[step]);
+      fence_proxy_async();
+    }
+    FLASHJIT_FN void issue_dq(Dq& dq, u32 buffer) {
+      const int own_rows = layout.divides_rows ? warpgroup_ * (64 * 128) : 0;
+      const int own_columns = layout.divides_rows             ? 0
+                              : layout.dq_columns == layout.panel ? warpgroup_ * layout.k_panel
+                                                              : warpgroup_ * layout.dq_columns * 2;
+      wgmma_fence();
+      Products::dq(dq, wgmma_descriptor(buffer + own_rows, 0),
+                   wgmma_descriptor(shared_.k() + own_columns, layout.k_panel));
+      wgmma_commit_group();
+    }
+    // Gives dQ to the thread that adds it to the sums.
+    FLASHJIT_FN void pass_dq(const Dq& dq, const Message& message, u32 odd) const {
+      mbarrier_wait(shared_.dq_empty(warpgroup_), odd ^ 1);
+      const u32 to = shared_.dq(warpgroup_) + warp_ * (layout.dq_bytes / 4) + lane_ * 16;
+#pragma unroll
+      for (int i = 0; i < layout.dq_columns / 8; ++i)
+        st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
+                     __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
+      fence_proxy_async();
+      announce_dq(message);
+    }
+    FLASHJIT_FN void announce_dq(const Message& message) const {
+      if (threadIdx.x % 128 == 0)
+        st_message(shared_.message(stages + warpgroup_), message.word, 0, message.place);
+      __syncwarp();
+      release(shared_.dq_full(warpgroup_));
+    }
+
+    // Takes out the pairs that the mask drops.
+    FLASHJIT_FN void mask_scores(Scores& scores, const Message& message) {
+      const Work work(p_);
+      const Mask mask(p_, work.of_head(message.second));
+      const int first_row = message.index() * block_m, key = work.keys.begin + first_key();
+      if constexpr (Mask::row_intervals) {
+        // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from `base`.
+        // before(limit) counts those before `limit`.
+        const int base = first_row + lane_ % 4 * 2;
+        const auto before = [&](int limit) {
+          const int n = min(max(limit - base, 0), block_m);
+          return n / 8 * 2 + min(n % 8, 2);
+        };
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int own = key + lane_ / 4 + 8 * r;
+          const Span kept = mask.hull(Queries{}, {own, own + 1});
+          const u32 bits =
+              own < work.keys.end ? low_bits(before(kept.end)) & ~low_bits(before(kept.begin)) : 0;
+#pragma unroll
+          for (int i = 0; i < block_m / 8; ++i)
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+              if (!(bits >> (2 * i + c) & 1)) scores[4 * i + 2 * r + c] = minus_infinity;
+        }
+      } else {
+        // A lane looks up rows for all lanes of its warp, which has 16 keys.
+        typename Mask::Tile tile = mask.tile();
+#pragma unroll
+        for (int first = 0; first < block_m; first += 32) {
+          u32 words[1];
+          tile.template bits<16>(first_row + first + lane_, key, words);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const int row = i / 2 * 8 + i % 2;  // + 2 (lane % 4)
+            const u32 bits = __shfl_sync(0xffffffff, words[0], row + lane_ % 4 * 2) >> lane_ / 4;
+            const int at = 4 * (first / 8 + i / 2) + i % 2;
+            if (!(bits & 1)) scores[at] = minus_infinity;
+            if (!(bits >> 8 & 1)) scores[at + 2] = minus_infinity;
+          }
+        }
+      }
+    }
+
+    FLASHJIT_FN void write_gradients() const {
+      const Work work(p_);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int key = work.keys.begin + first_key() + lane_ / 4 + 8 * r;
+        const bool inside = key < work.keys_end, valid = key < work.keys.end;
+        const auto row = [&](const TensorView& t) {
+          return static_cast<Gradient*>(t.data) + work.problem.k_offset(t) + key * t.row_stride;
+        };
+        write_gradient(row(p_.dk), dk_, r, valid ? p_.scale : 0, inside, lane_ % 4);
+        write_gradient(row(p_.dv), dv_, r, !valid ? 0 : Spec::dropout ? p_.dropout.scale : 1, inside,
+                       lane_ % 4);
+      }
+    }
+
+    const CudaBackwardParams& p_;
+    const Shared& shared_;
+    const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
+    float dk_[Spec::head_dim / 2], dv_[Spec::head_dim_v / 2];
+    u32 weights_[steps][4], ds_[steps][4];
+    u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
+  };
+
+  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {
+    extern __shared__ __align__(1024) char dynamic_shared[];
+    const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
+    if (threadIdx.x == 0) {
+      prefetch_tensormap(maps.q);
+      prefetch_tensormap(maps.k);
+      prefetch_tensormap(maps.v);
+      prefetch_tensormap(maps.d_o);
+      mbarrier_init(shared.k_full(), 1);
+      mbarrier_init(shared.v_full(), 1);
+      for (int stage = 0; stage < stages; ++stage) {
+        mbarrier_init(shared.q_full(stage), 2);
+        mbarrier_init(shared.q_empty(stage), consumer_warps);
+        mbarrier_init(shared.do_full(stage), 2);
+        mbarrier_init(shared.do_empty(stage), consumer_warps);
+        mbarrier_init(shared.asked(stage), 1);
+      }
+      for (int consumer = 0; consumer < consumers; ++consumer) {
+        mbarrier_init(shared.dq_full(consumer), 4);
+        mbarrier_init(shared.dq_empty(consumer), 1);
+      }
+      fence_mbarrier_init();
+    }
+    if (Spec::dropout && threadIdx.x == 32)
+      *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+      setmaxnreg_dec<producer_registers>();
+      if (threadIdx.x == 0) {
+        Producer::copy(p, maps, shared);
+      } else if (threadIdx.x / 32 == 1) {
+        Producer::add_rows(p, shared);
+      } else if (!deterministic && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
+        if (threadIdx.x / 32 - 2 < consumers) Producer::add_dq(p, shared, threadIdx.x / 32 - 2);
+      }
+    } else {
+      setmaxnreg_inc<consumer_registers>();
+      Consumer(p, shared).run();
+    }
+  }
+};
+
+template <class Spec, class Config>
+FLASHJIT_FN void backward_sm90a(const CudaBackwardParams& params, const BackwardMaps& maps) {
+  BackwardSm90a<Spec, Config>::run(params, maps);
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,140 @@
+// The producer's warpgroup of sm_90a's backward: a thread copies tiles, a warp provides the numbers of their
+// rows, and a thread for each consumer adds its dQ to the sums.
+#pragma once
+
+#include "cuda/backward_sm90a_parts.cuh"
+#include "shared/backward_cuda_params.h"
+#include "shared/dropout.h"
+
+namespace flashjit::device {
+
+template <class Kernel>
+struct Sm90aBackwardProducer {
+  using Spec = typename Kernel::Spec;
+  using Mask = typename Kernel::Mask;
+  using Work = typename Kernel::Work;
+  using Shared = typename Kernel::Shared;
+  using Ring = typename Kernel::Ring;
+  static constexpr Sm90aBackwardLayout layout = Kernel::layout;
+  static constexpr int block_m = Kernel::block_m, stages = Kernel::stages;
+  static constexpr int k_panels = Kernel::k_panels, v_panels = Kernel::v_panels;
+
+  // Copies K and V, then every block of Q and dO that may see the keys.
+  static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
+    const Work work(p);
+    // Packed tensors are one batch entry.
+    const int batch = Spec::varlen ? 0 : work.problem.batch;
+    Ring ring;
+    if (!work.keys.empty()) {
+      const int first_key = work.problem.first_k + work.keys.begin;
+      mbarrier_arrive_expect_tx(shared.k_full(), layout.k_bytes);
+      copy_tile<k_panels, Kernel::block_n>(shared.k(), maps.k, shared.k_full(), first_key,
+                                           work.problem.head_kv, batch);
+      mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
+      copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), first_key,
+                                           work.problem.head_kv, batch);
+#pragma unroll 1
+      for (int head = work.problem.head_q, end = head + work.group; head < end; ++head) {
+        Problem problem = work.of_head(head);
+        // Hides the value's origin, so that nothing that depends on it is kept for the next head.
+        asm volatile("" : "+r"(problem.seqlen_q));
+        const Mask mask(p, problem);
+        BlockWalk<Queries, Mask> walk(mask, work.keys, block_m);
+#pragma unroll 1
+        for (Block block; walk.next(block);) {
+          const int stage = ring.stage, row = work.problem.first_q + block.index * block_m;
+          mbarrier_wait(shared.q_empty(stage), ring.parity ^ 1);
+          ask(shared, stage, block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0), head);
+          mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
+          copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head,
+                                       batch);
+          mbarrier_wait(shared.do_empty(stage), ring.parity ^ 1);
+          mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
+          copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
+                                       problem.head_q, batch);
+          ring.advance();
+        }
+      }
+    }
+    mbarrier_wait(shared.q_empty(ring.stage), ring.parity ^ 1);
+    ask(shared, ring.stage, no_more_blocks, 0);
+    mbarrier_arrive(shared.q_full(ring.stage));
+  }
+
+  // A warp: copies lse and delta of a block's rows and makes dropout's words, while its Q arrives.
+  static FLASHJIT_FN void add_rows(const CudaBackwardParams& p, const Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    const Work work(p);
+    const i64 first = p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen);
+    // The step before makes lse and delta. Without blocks, too: a kernel must not end before the one that it
+    // follows.
+    griddepcontrol_wait();
+    for (Ring ring;; ring.advance()) {
+      const int stage = ring.stage;
+      mbarrier_wait(shared.asked(stage), ring.parity);
+      int word, head;
+      ld_shared_v2(word, head, shared.message(stage));
+      if (word >= 0) {
+        const i64 row = head * p.rows + first + (word >> 1) * block_m;
+        if constexpr (Spec::dropout) {
+          const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
+#pragma unroll 1
+          for (int i = lane; i < block_m; i += 32) {
+            const RowWords words =
+                dropout_row_words(key, (word >> 1) * block_m + i, head, work.problem.batch);
+            st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
+          }
+        }
+        if (lane == 0) {
+          st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
+          mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
+          cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
+        }
+        __syncwarp();
+        if (lane == 0) {
+          mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4);
+          cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
+        }
+      } else {
+        if (lane == 0) mbarrier_arrive(shared.q_full(stage));
+        return;
+      }
+    }
+  }
+
+  // One thread: adds a consumer's dQ to the sums of its rows.
+  static FLASHJIT_FN void add_dq(const CudaBackwardParams& p, const Shared& shared, int consumer) {
+    griddepcontrol_wait();  // the step before zeroes the sums
+    constexpr int row_floats = cuda_backward_row(Spec::head_dim);
+    const int first_row = layout.divides_rows ? consumer * 64 : 0;
+    const int first_column = layout.divides_rows ? 0 : consumer * layout.dq_columns;
+    float* const sums = p.dq_sums + first_row * row_floats + first_column * 16;
+    // Of 16 rows; the product of the last columns may be wider than the sums.
+    const int bytes = min(layout.dq_columns, row_floats - first_column) * (16 * 4);
+    for (u32 parity = 0;; parity ^= 1) {
+      mbarrier_wait(shared.dq_full(consumer), parity);
+      u32 message[4];
+      ld_shared_v4(message, shared.message(stages + consumer));
+      if (static_cast<int>(message[0]) < 0) break;
+      float* const to = sums + static_cast<i64>(message[2]) * (place_rows * row_floats);
+      if (bytes > 0)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          cp_reduce_async_bulk_add(to + i * (16 * row_floats),
+                                   shared.dq(consumer) + i * (layout.dq_bytes / 4), bytes);
+      cp_async_bulk_commit_group();
+      cp_async_bulk_wait_group_read();
+      mbarrier_arrive(shared.dq_empty(consumer));
+    }
+    cp_async_bulk_wait_group();
+  }
+
+ private:
+  // Sends the message about a block and asks for its rows' numbers.
+  static FLASHJIT_FN void ask(const Shared& shared, int stage, int word, int head) {
+    st_shared_v2(shared.message(stage), static_cast<u32>(word), static_cast<u32>(head));
+    mbarrier_arrive(shared.asked(stage));
+  }
+};
+
+}  // namespace flashjit::device

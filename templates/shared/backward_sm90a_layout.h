@@ -1,0 +1,91 @@
+// Shared memory of sm_90a's backward. The host sizes launches by it.
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+// The key blocks' kernel: offsets in bytes from a start that is aligned to 1024. A block of the grid holds
+// block_n keys, and takes block_m query rows at a time. Each consumer warpgroup owns 64 keys.
+struct Sm90aBackwardLayout {
+  // Columns of a panel. Its rows are 128 bytes, the widest that TMA swizzles.
+  static constexpr int panel = 64;
+  static constexpr int warpgroup_keys = 64;
+  static constexpr int box_rows = 64;   // of every copy by TMA
+  static constexpr int ds_buffers = 2;  // a consumer may be a step ahead of another
+  static constexpr int barrier_bytes = 8, message_bytes = 16;
+
+  int consumers;
+  // dQ of a step is divided among consumers: each computes 64 rows, or dq_columns columns of the only 64.
+  bool divides_rows;
+  int dq_columns;  // of one consumer's product
+
+  int q_panel, k_panel;                     // bytes of one panel: of Q and dO, of K and V
+  int q_bytes, do_bytes, k_bytes, v_bytes;  // bytes of all panels
+  int ds_bytes, dq_bytes;                   // dS of a step; one consumer's sums of dQ
+  // Offsets. k, v: one block; q, d_o, lse, delta, words: num_stages each; ds: ds_buffers; dq: consumers.
+  // words: with dropout two words for each row. messages: one for each stage, then one for each consumer.
+  int k, v, q, d_o, ds, dq, lse, delta, words, messages, dropout_key, barriers, end;
+
+  FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
+                                            int num_stages, bool dropout, bool deterministic)
+      : consumers(block_n / warpgroup_keys),
+        divides_rows(block_m == consumers * 64),
+        dq_columns(divides_rows ? head_dim : head_dim > panel ? panel : panel / consumers),
+        q_panel(block_m * 128),
+        k_panel(block_n * 128),
+        q_bytes(ceil_div(head_dim, panel) * q_panel),
+        do_bytes(ceil_div(head_dim_v, panel) * q_panel),
+        k_bytes(ceil_div(head_dim, panel) * k_panel),
+        v_bytes(ceil_div(head_dim_v, panel) * k_panel),
+        ds_bytes(deterministic ? 0 : consumers * q_panel),
+        dq_bytes(deterministic ? 0 : 64 * dq_columns * 4),
+        k(0),
+        v(k_bytes),
+        q(v + v_bytes),
+        d_o(q + num_stages * q_bytes),
+        ds(d_o + num_stages * do_bytes),
+        dq(ds + ds_buffers * ds_bytes),
+        lse(dq + consumers * dq_bytes),
+        delta(lse + num_stages * block_m * 4),
+        words(delta + num_stages * block_m * 4),
+        messages(words + (dropout ? num_stages * block_m * 8 : 0)),
+        dropout_key(messages + (num_stages + consumers) * message_bytes),
+        barriers(dropout_key + (dropout ? 16 : 0)),
+        end(barriers + (2 + 5 * num_stages + 2 * consumers) * barrier_bytes) {}
+
+  // Bytes from an operand's start to its part in a step of a product.
+  FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }
+  FLASHJIT_FN constexpr int k_step(int step) const { return step / 4 * k_panel + step % 4 * 32; }
+  FLASHJIT_FN static constexpr int row_step(int step) { return step * 16 * 128; }
+};
+
+// The kernel for dQ alone: a block of the grid holds `rows` rows, and takes `keys` keys at a time. Each
+// consumer warpgroup owns 64 rows.
+struct Sm90aDqLayout {
+  static constexpr int rows = 128, keys = 64, consumers = rows / 64, stages = 2;
+  static constexpr int threads = (consumers + 1) * 128;
+  int q_panel = rows * 128, k_panel = keys * 128;
+  int q_bytes, do_bytes, k_bytes, v_bytes;
+  int q, d_o, k, v, words, messages, dropout_key, barriers, end;  // k, v, words, messages: `stages` each
+
+  FLASHJIT_FN constexpr Sm90aDqLayout(int head_dim, int head_dim_v, bool dropout)
+      : q_bytes(ceil_div(head_dim, Sm90aBackwardLayout::panel) * q_panel),
+        do_bytes(ceil_div(head_dim_v, Sm90aBackwardLayout::panel) * q_panel),
+        k_bytes(ceil_div(head_dim, Sm90aBackwardLayout::panel) * k_panel),
+        v_bytes(ceil_div(head_dim_v, Sm90aBackwardLayout::panel) * k_panel),
+        q(0),
+        d_o(q_bytes),
+        k(d_o + do_bytes),
+        v(k + stages * k_bytes),
+        words(v + stages * v_bytes),
+        messages(words + (dropout ? stages * keys * 4 : 0)),
+        dropout_key(messages + stages * Sm90aBackwardLayout::message_bytes),
+        barriers(dropout_key + (dropout ? 16 : 0)),
+        end(barriers + (1 + 4 * stages) * Sm90aBackwardLayout::barrier_bytes) {}
+
+  FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }
+  FLASHJIT_FN constexpr int k_step(int step) const { return step / 4 * k_panel + step % 4 * 32; }
+};
+
+}  // namespace flashjit::device

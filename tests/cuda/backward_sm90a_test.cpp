@@ -1,0 +1,270 @@
+// The sm_90a backward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
+// oracle: rows, heads, lengths, masks and dropout without a GPU.
+#include <gtest/gtest.h>
+
+#include "cuda/backward_sm90a.cuh"
+#include "cuda/backward_sm90a_dq.cuh"
+#include "runtime/operation.hpp"
+#include "shared/backward_cpu_params.h"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using device::Align;
+using device::i64;
+
+// Spec and Config of a kernel, like those that render() writes.
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+struct SpecOf : device::BackwardCudaSpec {
+  using Element = Element_;
+  using Mask = device::Intersect<device::Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool varlen = varlen_;
+};
+template <class Spec>
+struct WithDropout : Spec {
+  static constexpr bool dropout = true;
+};
+template <class Spec>
+struct WithFloatGradients : Spec {
+  using grad_dtype = float;
+};
+template <class Spec>
+struct Deterministic : Spec {
+  static constexpr bool deterministic = true;
+};
+template <int block_m_, int num_stages_>
+struct ConfigOf {
+  static constexpr int block_m = block_m_, block_n = 128, num_stages = num_stages_, num_warps = 12;
+};
+template <class Spec, class Config>
+struct Emulated : Config {
+  using Products = device::EmulatedBackwardProducts<Spec, Config>;
+  using DqProducts = device::EmulatedDqProducts<Spec>;
+};
+
+template <class Step>
+void run_grid(i64 blocks, int threads, int shared_bytes, const Step& step) {
+  constexpr int not_a_number = 0xff;  // the value of every byte
+  gridDim = {static_cast<unsigned>(blocks), 1};
+  for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
+    emulator::Block::run(threads, shared_bytes, not_a_number, step);
+}
+
+class BackwardSm90a : public testing::Test {
+ protected:
+  // Only lends its memory.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  template <class Spec, class Config>
+  void expect(Case given, std::vector<Mask> masks) {
+    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
+    given.spec = attention_spec(
+        Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+        {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .dropout = Spec::dropout});
+    given.spec.deterministic = Spec::deterministic;
+    if (!std::is_void_v<typename Spec::grad_dtype>) given.spec.grad_dtype = DType::fp32;
+    given.spec = given.spec.validated();
+    Workload workload(host, given);
+    workload.reset();
+    launch<Spec, Config>(workload.given(), workload.args());
+    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n
+                                  << ", deterministic " << Spec::deterministic;
+  }
+
+  template <class Spec, class Config>
+  void launch(const Case& given, AttentionArgs args) {
+    using Kernel = device::BackwardSm90a<Spec, Emulated<Spec, Config>>;
+    device::CudaBackwardParams p{};
+    ASSERT_TRUE(check(given, args, p));
+    if (p.batch == 0) return;
+    p.rows = device::backward_rows(p.batch, p.seqlen_q, Spec::varlen ? p.total_q : -1);
+    const int row = device::cuda_backward_row(Spec::head_dim);
+    const auto stats = static_cast<std::size_t>(p.num_heads_q * p.rows);
+    // It may hold anything.
+    std::vector<float> memory(stats * static_cast<std::size_t>(2 + row) + 16,
+                              std::numeric_limits<float>::quiet_NaN());
+    float* const floats =
+        reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 15) / 16 * 16);
+    p.lse_log2 = floats;
+    p.delta = p.lse_log2 + stats;
+    p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;
+    const i64 row_blocks = i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit) *
+                           (device::backward_row_unit / device::backward_rows_of_block);
+    run_grid(row_blocks, device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
+    const cuda::BackwardMapShapes shapes = cuda::backward_map_shapes(given.spec, p);
+    device::BackwardMaps maps;
+    const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
+                             device::TensorMap& map) {
+      const emulator::TensorMap described{tensor.data, &shape};
+      std::memcpy(&map, &described, sizeof described);
+    };
+    describe(p.q, shapes.q, maps.q);
+    describe(p.k, shapes.k, maps.k);
+    describe(p.v, shapes.v, maps.v);
+    describe(p.d_o, shapes.d_o, maps.d_o);
+    run_grid(i64{p.batch} * p.num_heads_kv * device::ceil_div(p.seqlen_k, Config::block_n),
+             (Config::block_n / 64 + 1) * 128, Kernel::layout.end,
+             [&] { device::backward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
+    if (Spec::deterministic)
+      run_grid(i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::Sm90aDqLayout::rows),
+               device::Sm90aDqLayout::threads,
+               device::Sm90aDqLayout(Spec::head_dim, Spec::head_dim_v, Spec::dropout).end,
+               [&] { device::backward_dq_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
+    else
+      run_grid(row_blocks, device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
+  }
+
+  // The checked arguments.
+  static bool check(const Case& given, AttentionArgs args, device::CudaBackwardParams& p) {
+    const Target target = Target::parse("x86-64-v3");
+    const KernelConfig config{.block_n = 128, .num_stages = 1, .num_warps = 1};
+    const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, 1, nullptr};
+    const OperationRuntime& operation = runtime_of(Operation::backward);
+    const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
+    std::vector<char> memory(static_cast<std::size_t>(bytes) + 64);
+    const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+    args.workspace = Tensor{.data = reinterpret_cast<void*>(address),
+                            .dtype = DType::int32,
+                            .device = {Device::Kind::cpu, 0},
+                            .rank = 1,
+                            .shape = {(bytes + 3) / 4},
+                            .strides = {1}};
+    Launch launch;
+    operation.plan(kernel, args, launch);
+    if (launch.size() > 0)
+      static_cast<device::BackwardParams&>(p) =
+          const_cast<StepLaunch&>(launch[0]).params_as<device::CpuBackwardParams>();
+    return true;
+  }
+};
+
+using Bf16 = device::bf16;
+using Fp16 = device::fp16;
+using enum CausalAlign;
+using BottomRight = device::Causal<Align::bottom_right>;
+using TopLeft = device::Causal<Align::top_left>;
+
+using Window = device::SlidingWindow<Align::bottom_right>;
+
+// Lengths around the edges of blocks of rows and of keys, in each form of dQ's product.
+TEST_F(BackwardSm90a, LengthsAroundEdges) {
+  std::uint64_t seed = 0;
+  for (const int rows : {1, 63, 64, 65, 128, 129, 200})
+    for (const int keys : {1, 64, 127, 128, 130, 257}) {
+      const Case c{.heads_q = 2,
+                   .heads_kv = 2,
+                   .seqlen_q = rows,
+                   .seqlen_k = keys,
+                   .layout = static_cast<MemoryLayout>(seed % 5),
+                   .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
+                   .seed = seed + 1};
+      switch (seed++ % 4) {
+        case 0: expect<SpecOf<Bf16, 64, 64, false>, ConfigOf<128, 2>>(c, {}); break;
+        case 1:
+          expect<SpecOf<Fp16, 128, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+          break;
+        case 2:
+          expect<SpecOf<Fp16, 64, 40, false, TopLeft>, ConfigOf<64, 2>>(c,
+                                                                                    {CausalMask{top_left}});
+          break;
+        case 3:
+          expect<Deterministic<SpecOf<Bf16, 72, 64, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+          break;
+      }
+    }
+}
+
+TEST_F(BackwardSm90a, HeadDims) {
+  const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 140};
+  expect<SpecOf<Bf16, 8, 8, false, BottomRight>, ConfigOf<128, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<128, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Fp16, 40, 24, false, BottomRight>, ConfigOf<64, 3>>(c, {CausalMask{}});
+  expect<SpecOf<Fp16, 8, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 72, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 96, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<Deterministic<SpecOf<Bf16, 120, 120, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 80, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<Deterministic<SpecOf<Fp16, 24, 40, false, BottomRight>>, ConfigOf<128, 2>>(c, {CausalMask{}});
+}
+
+TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {
+  for (const auto& [heads_q, heads_kv] : {std::pair{3, 3}, {6, 2}, {5, 1}}) {
+    const Case fixed{
+        .batch = 2, .heads_q = heads_q, .heads_kv = heads_kv, .seqlen_q = 140, .seqlen_k = 200, .seed = 3};
+    const Case packed{.heads_q = heads_q,
+                      .heads_kv = heads_kv,
+                      .lengths_q = {30, 1, 0, 170, 5},
+                      .lengths_k = {30, 180, 5, 20, 0},
+                      .spare_rows = 7,
+                      .seed = 4};
+    expect<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<128, 2>>(fixed, {CausalMask{}});
+    expect<SpecOf<Bf16, 24, 40, true, BottomRight>, ConfigOf<128, 2>>(packed, {CausalMask{}});
+    expect<SpecOf<Fp16, 72, 24, true>, ConfigOf<64, 2>>(packed, {});
+    expect<Deterministic<SpecOf<Fp16, 72, 24, true, BottomRight>>, ConfigOf<64, 2>>(packed, {CausalMask{}});
+  }
+}
+
+// Every mask, without and with dropout, with dQ in the kernel and apart.
+template <class Test>
+void for_each_mask(Test test) {
+  const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 270};
+  test.template operator()<Window>(c, {SlidingWindowMask{}});
+  test.template operator()<device::SlidingWindowWithSinks<Align::bottom_right>>(
+      c, {SlidingWindowMask{bottom_right, true}});
+  test.template operator()<device::Padding>(c, {PaddingMask{}});
+  test.template operator()<BottomRight, device::Padding>(c, {CausalMask{}, PaddingMask{}});
+  test.template operator()<device::BlockSparse<64, 64, false>>(c, {BlockSparseMask{64, 64}});
+  test.template operator()<device::BlockSparse<32, 128, true>>(c, {BlockSparseMask{32, 128, true}});
+  test.template operator()<device::BlockSparse<128, 128, false>>(c, {BlockSparseMask{128, 128}});
+  test.template operator()<Window, device::Padding, device::BlockSparse<16, 32, false>>(
+      c, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{16, 32}});
+  test.template operator()<device::Tree>(c, {TreeMask{}});
+}
+TEST_F(BackwardSm90a, Masks) {
+  std::uint64_t seed = 0;
+  for_each_mask([&]<class... Masks>(Case c, const std::vector<Mask>& masks) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      c.seed = ++seed;
+      c.poison = repeat % 2 ? Poison::infinity : Poison::nan;
+      expect<SpecOf<Bf16, 24, 40, false, Masks...>, ConfigOf<128, 2>>(c, masks);
+      expect<SpecOf<Fp16, 72, 24, false, Masks...>, ConfigOf<64, 2>>(c, masks);
+      expect<Deterministic<SpecOf<Fp16, 24, 24, false, Masks...>>, ConfigOf<64, 2>>(c, masks);
+    }
+  });
+}
+TEST_F(BackwardSm90a, MasksWithDropout) {
+  std::uint64_t seed = 50;
+  for_each_mask([&]<class... Masks>(Case c, const std::vector<Mask>& masks) {
+    c.seed = ++seed;
+    expect<WithDropout<SpecOf<Bf16, 24, 40, false, Masks...>>, ConfigOf<128, 2>>(c, masks);
+    expect<WithDropout<SpecOf<Fp16, 72, 24, false, Masks...>>, ConfigOf<64, 2>>(c, masks);
+    expect<Deterministic<WithDropout<SpecOf<Fp16, 24, 24, false, Masks...>>>, ConfigOf<64, 2>>(c, masks);
+  });
+}
+TEST_F(BackwardSm90a, DropoutOfPackedSequences) {
+  const Case c{.heads_q = 6,
+               .heads_kv = 2,
+               .lengths_q = {30, 1, 0, 170},
+               .lengths_k = {30, 180, 5, 20},
+               .spare_rows = 7,
+               .seed = 4};
+  expect<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>, ConfigOf<128, 2>>(c,
+                                                                                           {CausalMask{}});
+  expect<Deterministic<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+}
+
+TEST_F(BackwardSm90a, FloatGradients) {
+  const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 130};
+  expect<WithFloatGradients<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>, ConfigOf<128, 2>>(c, {CausalMask{}, PaddingMask{}});
+  expect<Deterministic<WithFloatGradients<SpecOf<Fp16, 72, 24, false, BottomRight>>>, ConfigOf<64, 2>>(
+      c, {CausalMask{}});
+}
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -144,7 +144,7 @@ struct BackwardSm90a {
       }
       if constexpr (!deterministic) {
         mbarrier_wait(shared_.dq_empty(warpgroup_), odd ^ 1);
-        announce_dq({no_more_blocks});
+        announce_dq(no_more_blocks, 0);
       }
       griddepcontrol_launch_dependents();
       write_gradients();
@@ -325,11 +325,11 @@ struct BackwardSm90a {
         st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
                      __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
       fence_proxy_async();
-      announce_dq(message);
+      announce_dq(message.word, message.place);
     }
-    FLASHJIT_FN void announce_dq(const Message& message) const {
+    FLASHJIT_FN void announce_dq(int word, int place) const {
       if (threadIdx.x % 128 == 0)
-        st_message(shared_.message(stages + warpgroup_), message.word, 0, message.place);
+        st_message(shared_.message(stages + warpgroup_), word, 0, place);
       __syncwarp();
       release(shared_.dq_full(warpgroup_));
     }

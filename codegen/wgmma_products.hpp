@@ -1,4 +1,4 @@
-// The two matrix products of an sm_90a kernel, as text.
+// The matrix products of an sm_90a kernel, as text.
 #pragma once
 
 #include <string>

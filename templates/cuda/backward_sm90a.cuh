@@ -30,7 +30,7 @@ struct BackwardSm90a {
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool deterministic = Spec::deterministic;
   using Ring = Sm90aRing<stages>;
-  static constexpr Sm90aBackwardLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,    block_n,
+  static constexpr Sm90aBackwardLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,      block_n,
                                               stages,         Spec::dropout,    deterministic};
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
@@ -286,9 +286,7 @@ struct BackwardSm90a {
     FLASHJIT_FN void pack_weights(const Scores& scores) {
 #pragma unroll
       for (int i = 0; i < block_m / 4; ++i) {
-        const auto weight = [&](int at) {
-          return Spec::dropout && is_dropped(at) ? 0.f : scores[at];
-        };
+        const auto weight = [&](int at) { return Spec::dropout && is_dropped(at) ? 0.f : scores[at]; };
         weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, weight(2 * i), weight(2 * i + 1));
       }
     }
@@ -308,9 +306,9 @@ struct BackwardSm90a {
     }
     FLASHJIT_FN void issue_dq(Dq& dq, u32 buffer) {
       const int own_rows = layout.divides_rows ? warpgroup_ * (64 * 128) : 0;
-      const int own_columns = layout.divides_rows             ? 0
+      const int own_columns = layout.divides_rows                 ? 0
                               : layout.dq_columns == layout.panel ? warpgroup_ * layout.k_panel
-                                                              : warpgroup_ * layout.dq_columns * 2;
+                                                                  : warpgroup_ * layout.dq_columns * 2;
       wgmma_fence();
       Products::dq(dq, wgmma_descriptor(buffer + own_rows, 0),
                    wgmma_descriptor(shared_.k() + own_columns, layout.k_panel));
@@ -328,8 +326,7 @@ struct BackwardSm90a {
       announce_dq(message.word, message.place);
     }
     FLASHJIT_FN void announce_dq(int word, int place) const {
-      if (threadIdx.x % 128 == 0)
-        st_message(shared_.message(stages + warpgroup_), word, 0, place);
+      if (threadIdx.x % 128 == 0) st_message(shared_.message(stages + warpgroup_), word, 0, place);
       __syncwarp();
       release(shared_.dq_full(warpgroup_));
     }
@@ -388,8 +385,11 @@ struct BackwardSm90a {
           return static_cast<Gradient*>(t.data) + work.problem.k_offset(t) + key * t.row_stride;
         };
         write_gradient(row(p_.dk), dk_, r, valid ? p_.scale : 0, inside, lane_ % 4);
-        write_gradient(row(p_.dv), dv_, r, !valid ? 0 : Spec::dropout ? p_.dropout.scale : 1, inside,
-                       lane_ % 4);
+        write_gradient(row(p_.dv), dv_, r,
+                       !valid          ? 0
+                       : Spec::dropout ? p_.dropout.scale
+                                       : 1,
+                       inside, lane_ % 4);
       }
     }
 

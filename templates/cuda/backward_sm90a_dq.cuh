@@ -37,7 +37,9 @@ struct BackwardDqSm90a {
     FLASHJIT_FN u32 k(int stage) const { return start + layout.k + stage * layout.k_bytes; }
     FLASHJIT_FN u32 v(int stage) const { return start + layout.v + stage * layout.v_bytes; }
     FLASHJIT_FN u32 words(int stage) const { return start + layout.words + stage * (block_n * 4); }
-    FLASHJIT_FN u32 message(int stage) const { return start + layout.messages + stage * Sm90aBackwardLayout::message_bytes; }
+    FLASHJIT_FN u32 message(int stage) const {
+      return start + layout.messages + stage * Sm90aBackwardLayout::message_bytes;
+    }
     FLASHJIT_FN BackwardMessage read_message(int stage) const {
       return reinterpret_cast<const BackwardMessage*>(memory + layout.messages)[stage];
     }
@@ -206,8 +208,8 @@ struct BackwardDqSm90a {
           float x = dp[8 * step + i];
           if constexpr (Spec::dropout)
             x = dropped(row_words_[i / 2 % 2], words[i / 4 * 2 + i % 2], p_.dropout.below)
-                     ? 0
-                     : x * p_.dropout.scale;
+                    ? 0
+                    : x * p_.dropout.scale;
           ds[i] = scores[8 * step + i] * (x - delta_[i / 2 % 2]);
         }
 #pragma unroll
@@ -225,8 +227,8 @@ struct BackwardDqSm90a {
       for (int r = 0; r < 2; ++r) {
         const int row = work.rows.begin + first_row() + lane_ / 4 + 8 * r;
         const bool valid = row < work.rows.end && lse_[r] != -minus_infinity;
-        Gradient* const to = static_cast<Gradient*>(p_.dq.data) + work.problem.q_offset(p_.dq) +
-                             row * p_.dq.row_stride;
+        Gradient* const to =
+            static_cast<Gradient*>(p_.dq.data) + work.problem.q_offset(p_.dq) + row * p_.dq.row_stride;
         write_gradient(to, dq_, r, valid ? p_.scale : 0, row < work.rows_end, lane_ % 4);
       }
     }

@@ -44,10 +44,11 @@ struct Sm90aBackwardProducer {
         for (Block block; walk.next(block);) {
           const int stage = ring.stage, row = work.problem.first_q + block.index * block_m;
           mbarrier_wait(shared.q_empty(stage), ring.parity ^ 1);
-          ask(shared, stage, block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0), head);
+          ask(shared, stage,
+              block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
+              head);
           mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
-          copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head,
-                                       batch);
+          copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head, batch);
           mbarrier_wait(shared.do_empty(stage), ring.parity ^ 1);
           mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
           copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,

@@ -1,5 +1,7 @@
 // A few sm_90a kernels for nvcc (-arch=sm_90a) and clangd. The library compiles rendered kernels instead
 // (codegen/families/).
+#include "cuda/backward_sm90a.cuh"
+#include "cuda/backward_sm90a_dq.cuh"
 #include "cuda/forward_sm90a.cuh"
 #include "cuda/forward_sm90a_pages.cuh"
 #include "shared/tree.h"
@@ -63,6 +65,40 @@ __global__ void __launch_bounds__(Config::num_warps * 32, 1)
 template __global__ void paged_forward<Spec<bf16, 128, 128, true, false, Causal<Align::bottom_right>>,
                                        Config<128, 128, true, TileOrder::waves>>(
     const __grid_constant__ Paged<Sm90aForwardParams>, const __grid_constant__ ForwardMaps);
+
+struct BackwardSpec : BackwardCudaSpec {
+  using Element = bf16;
+  static constexpr int head_dim = 128, head_dim_v = 128;
+};
+struct DeterministicSpec : BackwardSpec {
+  static constexpr bool deterministic = true;
+};
+struct NoBackwardProducts {
+  template <class... Operands>
+  static FLASHJIT_FN void s(const Operands&...) {}
+  template <class... Operands>
+  static FLASHJIT_FN void dp(const Operands&...) {}
+  template <class... Operands>
+  static FLASHJIT_FN void dv(const Operands&...) {}
+  template <class... Operands>
+  static FLASHJIT_FN void dk(const Operands&...) {}
+  template <class... Operands>
+  static FLASHJIT_FN void dq(const Operands&...) {}
+};
+struct BackwardConfig {
+  static constexpr int block_m = 64, block_n = 128, num_stages = 2, num_warps = 12;
+  using Products = NoBackwardProducts;
+  using DqProducts = NoBackwardProducts;
+};
+__global__ void __launch_bounds__(384, 1)
+    backward(const __grid_constant__ CudaBackwardParams params, const __grid_constant__ BackwardMaps maps) {
+  backward_sm90a<BackwardSpec, BackwardConfig>(params, maps);
+}
+__global__ void __launch_bounds__(Sm90aDqLayout::threads, 1)
+    backward_dq(const __grid_constant__ CudaBackwardParams params,
+                const __grid_constant__ BackwardMaps maps) {
+  backward_dq_sm90a<DeterministicSpec, BackwardConfig>(params, maps);
+}
 
 }  // namespace
 }  // namespace flashjit::device

@@ -31,7 +31,9 @@ struct Sm90aBackwardLayout {
                                             int num_stages, bool dropout, bool deterministic)
       : consumers(block_n / warpgroup_keys),
         divides_rows(block_m == consumers * 64),
-        dq_columns(divides_rows ? head_dim : head_dim > panel ? panel : panel / consumers),
+        dq_columns(divides_rows       ? head_dim
+                   : head_dim > panel ? panel
+                                      : panel / consumers),
         q_panel(block_m * 128),
         k_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),

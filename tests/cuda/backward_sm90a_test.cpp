@@ -2,6 +2,9 @@
 // oracle: rows, heads, lengths, masks and dropout without a GPU.
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <tuple>
+
 #include "cuda/backward_sm90a.cuh"
 #include "cuda/backward_sm90a_dq.cuh"
 #include "runtime/operation.hpp"
@@ -11,6 +14,7 @@
 #include "shared/tree.h"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -81,7 +85,7 @@ class BackwardSm90a : public testing::Test {
   void launch(const Case& given, AttentionArgs args) {
     using Kernel = device::BackwardSm90a<Spec, Emulated<Spec, Config>>;
     device::CudaBackwardParams p{};
-    ASSERT_TRUE(check(given, args, p));
+    check(given, args, p);
     if (p.batch == 0) return;
     p.rows = device::backward_rows(p.batch, p.seqlen_q, Spec::varlen ? p.total_q : -1);
     const int row = device::cuda_backward_row(Spec::head_dim);
@@ -94,7 +98,8 @@ class BackwardSm90a : public testing::Test {
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;
-    const i64 row_blocks = i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit) *
+    const i64 row_blocks = i64{p.batch} * p.num_heads_q *
+                           device::ceil_div(p.seqlen_q, device::backward_row_unit) *
                            (device::backward_row_unit / device::backward_rows_of_block);
     run_grid(row_blocks, device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
     const cuda::BackwardMapShapes shapes = cuda::backward_map_shapes(given.spec, p);
@@ -120,8 +125,8 @@ class BackwardSm90a : public testing::Test {
       run_grid(row_blocks, device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
   }
 
-  // The checked arguments.
-  static bool check(const Case& given, AttentionArgs args, device::CudaBackwardParams& p) {
+  // The checked arguments, by a launch on a CPU; none if there is nothing to compute.
+  static void check(const Case& given, AttentionArgs args, device::CudaBackwardParams& p) {
     const Target target = Target::parse("x86-64-v3");
     const KernelConfig config{.block_n = 128, .num_stages = 1, .num_warps = 1};
     const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, 1, nullptr};
@@ -140,7 +145,6 @@ class BackwardSm90a : public testing::Test {
     if (launch.size() > 0)
       static_cast<device::BackwardParams&>(p) =
           const_cast<StepLaunch&>(launch[0]).params_as<device::CpuBackwardParams>();
-    return true;
   }
 };
 
@@ -164,14 +168,20 @@ TEST_F(BackwardSm90a, LengthsAroundEdges) {
                    .layout = static_cast<MemoryLayout>(seed % 5),
                    .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                    .seed = seed + 1};
+      // A random half of the cases: a host thread takes long for each GPU thread.
+      if (!test_all() && verify::random_bits(0, seed) % 2) {
+        ++seed;
+        continue;
+      }
       switch (seed++ % 4) {
-        case 0: expect<SpecOf<Bf16, 64, 64, false>, ConfigOf<128, 2>>(c, {}); break;
+        case 0:
+          expect<SpecOf<Bf16, 64, 64, false>, ConfigOf<128, 2>>(c, {});
+          break;
         case 1:
           expect<SpecOf<Fp16, 128, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
           break;
         case 2:
-          expect<SpecOf<Fp16, 64, 40, false, TopLeft>, ConfigOf<64, 2>>(c,
-                                                                                    {CausalMask{top_left}});
+          expect<SpecOf<Fp16, 64, 40, false, TopLeft>, ConfigOf<64, 2>>(c, {CausalMask{top_left}});
           break;
         case 3:
           expect<Deterministic<SpecOf<Bf16, 72, 64, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
@@ -183,20 +193,17 @@ TEST_F(BackwardSm90a, LengthsAroundEdges) {
 TEST_F(BackwardSm90a, HeadDims) {
   const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 140};
   expect<SpecOf<Bf16, 8, 8, false, BottomRight>, ConfigOf<128, 2>>(c, {CausalMask{}});
-  expect<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<128, 2>>(c, {CausalMask{}});
   expect<SpecOf<Fp16, 40, 24, false, BottomRight>, ConfigOf<64, 3>>(c, {CausalMask{}});
   expect<SpecOf<Fp16, 8, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 72, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 96, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<Deterministic<SpecOf<Bf16, 120, 120, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
-  expect<SpecOf<Bf16, 80, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
-  expect<Deterministic<SpecOf<Fp16, 24, 40, false, BottomRight>>, ConfigOf<128, 2>>(c, {CausalMask{}});
 }
 
 TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {
   for (const auto& [heads_q, heads_kv] : {std::pair{3, 3}, {6, 2}, {5, 1}}) {
     const Case fixed{
-        .batch = 2, .heads_q = heads_q, .heads_kv = heads_kv, .seqlen_q = 140, .seqlen_k = 200, .seed = 3};
+        .batch = 2, .heads_q = heads_q, .heads_kv = heads_kv, .seqlen_q = 140, .seqlen_k = 140, .seed = 3};
     const Case packed{.heads_q = heads_q,
                       .heads_kv = heads_kv,
                       .lengths_q = {30, 1, 0, 170, 5},
@@ -210,42 +217,44 @@ TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {
   }
 }
 
-// Every mask, without and with dropout, with dQ in the kernel and apart.
-template <class Test>
-void for_each_mask(Test test) {
-  const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 270};
-  test.template operator()<Window>(c, {SlidingWindowMask{}});
-  test.template operator()<device::SlidingWindowWithSinks<Align::bottom_right>>(
-      c, {SlidingWindowMask{bottom_right, true}});
-  test.template operator()<device::Padding>(c, {PaddingMask{}});
-  test.template operator()<BottomRight, device::Padding>(c, {CausalMask{}, PaddingMask{}});
-  test.template operator()<device::BlockSparse<64, 64, false>>(c, {BlockSparseMask{64, 64}});
-  test.template operator()<device::BlockSparse<32, 128, true>>(c, {BlockSparseMask{32, 128, true}});
-  test.template operator()<device::BlockSparse<128, 128, false>>(c, {BlockSparseMask{128, 128}});
-  test.template operator()<Window, device::Padding, device::BlockSparse<16, 32, false>>(
-      c, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{16, 32}});
-  test.template operator()<device::Tree>(c, {TreeMask{}});
-}
-TEST_F(BackwardSm90a, Masks) {
-  std::uint64_t seed = 0;
-  for_each_mask([&]<class... Masks>(Case c, const std::vector<Mask>& masks) {
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      c.seed = ++seed;
-      c.poison = repeat % 2 ? Poison::infinity : Poison::nan;
-      expect<SpecOf<Bf16, 24, 40, false, Masks...>, ConfigOf<128, 2>>(c, masks);
-      expect<SpecOf<Fp16, 72, 24, false, Masks...>, ConfigOf<64, 2>>(c, masks);
-      expect<Deterministic<SpecOf<Fp16, 24, 24, false, Masks...>>, ConfigOf<64, 2>>(c, masks);
+// Every mask, without and with dropout. The three forms of dQ take turns: its rows are divided among
+// consumers, its columns are, or a kernel of its own computes it.
+template <int turn, class... Masks>
+struct InTurn {
+  using Columns = SpecOf<Fp16, 72, 24, false, Masks...>;
+  using Rows = SpecOf<Bf16, 24, 40, false, Masks...>;
+  using Plain = std::tuple_element_t<turn % 3, std::tuple<Rows, Columns, Deterministic<Rows>>>;
+  using Dropping =
+      WithDropout<std::tuple_element_t<turn % 3, std::tuple<Columns, Deterministic<Columns>, Rows>>>;
+  template <class Spec>
+  using ConfigFor = ConfigOf<Spec::head_dim == 24 ? 128 : 64, 2>;
+};
+TEST_F(BackwardSm90a, MasksAndDropout) {
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 200};
+  const auto test = [&]<int turn, class... Masks>(const std::vector<Mask>& masks) {
+    using In = InTurn<turn, Masks...>;
+    using Plain = typename In::Plain;
+    using Dropping = typename In::Dropping;
+    for (const Poison poison : {Poison::nan, Poison::infinity}) {
+      ++c.seed;
+      c.poison = poison;
+      expect<Plain, typename In::template ConfigFor<Plain>>(c, masks);
     }
-  });
-}
-TEST_F(BackwardSm90a, MasksWithDropout) {
-  std::uint64_t seed = 50;
-  for_each_mask([&]<class... Masks>(Case c, const std::vector<Mask>& masks) {
-    c.seed = ++seed;
-    expect<WithDropout<SpecOf<Bf16, 24, 40, false, Masks...>>, ConfigOf<128, 2>>(c, masks);
-    expect<WithDropout<SpecOf<Fp16, 72, 24, false, Masks...>>, ConfigOf<64, 2>>(c, masks);
-    expect<Deterministic<WithDropout<SpecOf<Fp16, 24, 24, false, Masks...>>>, ConfigOf<64, 2>>(c, masks);
-  });
+    expect<Dropping, typename In::template ConfigFor<Dropping>>(c, masks);
+  };
+  using device::BlockSparse;
+  using device::Padding;
+  test.operator()<0, Window>({SlidingWindowMask{}});
+  test.operator()<1, device::SlidingWindowWithSinks<Align::bottom_right>>(
+      {SlidingWindowMask{bottom_right, true}});
+  test.operator()<2, Padding>({PaddingMask{}});
+  test.operator()<0, BottomRight, Padding>({CausalMask{}, PaddingMask{}});
+  test.operator()<1, BlockSparse<64, 64, false>>({BlockSparseMask{64, 64}});
+  test.operator()<2, BlockSparse<32, 128, true>>({BlockSparseMask{32, 128, true}});
+  test.operator()<0, BlockSparse<128, 128, false>>({BlockSparseMask{128, 128}});
+  test.operator()<1, Window, Padding, BlockSparse<16, 32, false>>(
+      {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{16, 32}});
+  test.operator()<2, device::Tree>({TreeMask{}});
 }
 TEST_F(BackwardSm90a, DropoutOfPackedSequences) {
   const Case c{.heads_q = 6,
@@ -254,14 +263,15 @@ TEST_F(BackwardSm90a, DropoutOfPackedSequences) {
                .lengths_k = {30, 180, 5, 20},
                .spare_rows = 7,
                .seed = 4};
-  expect<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>, ConfigOf<128, 2>>(c,
-                                                                                           {CausalMask{}});
-  expect<Deterministic<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>, ConfigOf<128, 2>>(c, {CausalMask{}});
+  expect<Deterministic<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>>, ConfigOf<64, 2>>(
+      c, {CausalMask{}});
 }
 
 TEST_F(BackwardSm90a, FloatGradients) {
   const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 130};
-  expect<WithFloatGradients<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>, ConfigOf<128, 2>>(c, {CausalMask{}, PaddingMask{}});
+  expect<WithFloatGradients<SpecOf<Bf16, 24, 40, false, BottomRight, device::Padding>>, ConfigOf<128, 2>>(
+      c, {CausalMask{}, PaddingMask{}});
   expect<Deterministic<WithFloatGradients<SpecOf<Fp16, 72, 24, false, BottomRight>>>, ConfigOf<64, 2>>(
       c, {CausalMask{}});
 }

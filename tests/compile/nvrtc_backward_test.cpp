@@ -1,0 +1,99 @@
+// A backward's kernels compile without a spill or a warning, and have the intended instructions.
+#include <algorithm>
+#include <random>
+
+#include "codegen/backward_kernels.hpp"
+#include "tests/compile/nvrtc_test.hpp"
+
+namespace flashjit::nvrtc_testing {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+AttentionSpec backward_spec(DType dtype, int head_dim, std::vector<Mask> masks = {}) {
+  AttentionSpec spec;
+  spec.op = Operation::backward;
+  spec.dtype = dtype;
+  spec.head_dim = head_dim;
+  spec.mask = std::move(masks);
+  return spec.validated();
+}
+
+void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
+  EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
+  EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+  const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
+  std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
+  if (backward_by_wgmma(c.config)) {
+    instructions.insert(
+        instructions.end(),
+        {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_m) + "k16.f32." + type + "." +
+             type,
+         "cp.async.bulk.tensor.4d.shared", "cp.async.bulk.shared", "mbarrier.try_wait", "setmaxnreg.inc",
+         "setmaxnreg.dec", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
+    if (!c.spec.deterministic)
+      instructions.insert(instructions.end(),
+                          {"cp.reduce.async.bulk.global.shared", "stmatrix.sync.aligned"});
+  } else {
+    instructions.push_back("mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32");
+  }
+  for (const std::string& instruction : instructions)
+    EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
+  EXPECT_EQ(kernel.steps.size(), 3u) << c.name();
+  if (!backward_by_wgmma(c.config)) return;  // may spill: the tuner measures, and takes another config
+  for (const CompiledStep& step : kernel.steps)
+    EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
+}
+
+// Head dimensions 64 and 128 for sm_90a, with every feature that changes code; others in turns.
+TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+    const bool usual = head_dim == 64 || head_dim == 128;
+    for (int feature = 0; feature < 8; ++feature) {
+      AttentionSpec spec = backward_spec(DType::bf16, head_dim);
+      if (feature == 1) spec.mask = {CausalMask{}};
+      if (feature == 2) spec.mask = {SlidingWindowMask{}}, spec.varlen = true;
+      if (feature == 3) spec.mask = {CausalMask{}}, spec.dropout = true;
+      if (feature == 4) spec.mask = {CausalMask{}}, spec.deterministic = true;
+      if (feature == 5) spec.mask = {PaddingMask{}, BlockSparseMask{.per_head = true}};
+      if (feature == 6) spec.mask = {SlidingWindowMask{.sinks = true}}, spec.grad_dtype = DType::fp32;
+      if (feature == 7) spec.dtype = DType::fp16, spec.deterministic = spec.dropout = true;
+      const bool always = usual && feature < 4;
+      if (always || has_turn(place, usual ? 2 : 24)) cases.push_back(default_case(spec.validated(), target));
+      ++place;
+    }
+  }
+  for_each_compiled(cases, expect_sound_backward);
+}
+
+// A sample of the wgmma kernel's search space. The register budget promises that nothing spills.
+TEST_F(NvrtcTest, SearchSpaceOfBackwardOnSm90a) {
+  std::mt19937 random(seed());
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {40, 72}, {72, 40}, {96, 96}, {128, 64}})
+    for (const bool dropout : {false, true})
+      for (const bool deterministic : {false, true}) {
+        if (!has_turn(place++, 4)) continue;
+        AttentionSpec spec = backward_spec(DType::bf16, head_dim, {CausalMask{}});
+        spec.head_dim_v = head_dim_v;
+        spec.dropout = dropout;
+        spec.deterministic = deterministic;
+        spec = spec.validated();
+        std::vector<KernelConfig> space = search_space(spec, target);
+        std::shuffle(space.begin(), space.end(), random);
+        if (!test_all()) space.resize(1);
+        for (const KernelConfig& config : space) cases.push_back({spec, target, config});
+      }
+  for_each_compiled(cases, expect_sound_backward);
+}
+
+}  // namespace
+}  // namespace flashjit::nvrtc_testing

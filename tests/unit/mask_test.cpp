@@ -148,6 +148,17 @@ void check_reads(const Mask& mask, const Problem& p, int size, const Kept& kept,
   }
 }
 
+// A mask of intervals keeps an interval of rows for each key, too, and gives it: sm_90a's backward masks by
+// it.
+template <class Mask>
+void check_rows_of_keys(const Mask& mask, const Problem& p, const Kept& kept) {
+  for (int key = 0; key < p.seqlen_k; ++key) {
+    const Span rows = mask.hull(Queries{}, {key, key + 1});
+    for (int row = 0; row < p.seqlen_q; ++row)
+      ASSERT_EQ(rows.contains(row), kept(row, key)) << "row " << row << ", key " << key;
+  }
+}
+
 template <class Mask>
 void check_both_ways(const Mask& mask, const Problem& p, int size_m, int size_n, const Kept& kept,
                      const Kept& certain, const std::vector<Kept>& masks) {
@@ -158,6 +169,7 @@ void check_both_ways(const Mask& mask, const Problem& p, int size_m, int size_n,
   check_axis<Queries>(mask, p.seqlen_q, p.seqlen_k, p.seqlen_q, size_n, size_m, kept, certain, masks);
   if (testing::Test::HasFatalFailure()) return;
   check_reads(mask, p, size_m, kept, false);
+  if constexpr (Mask::row_intervals) check_rows_of_keys(mask, p, kept);
 }
 
 Kept inside(const Problem& p) {

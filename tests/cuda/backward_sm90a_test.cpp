@@ -98,10 +98,10 @@ class BackwardSm90a : public testing::Test {
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;
-    const i64 row_blocks = i64{p.batch} * p.num_heads_q *
-                           device::ceil_div(p.seqlen_q, device::backward_row_unit) *
-                           (device::backward_row_unit / device::backward_rows_of_block);
-    run_grid(row_blocks, device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
+    const i64 row_units =
+        i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit);
+    run_grid(row_units * (device::backward_row_unit / device::backward_rows_of_block),
+             device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
     const cuda::BackwardMapShapes shapes = cuda::backward_map_shapes(given.spec, p);
     device::BackwardMaps maps;
     const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
@@ -122,7 +122,7 @@ class BackwardSm90a : public testing::Test {
                device::Sm90aDqLayout(Spec::head_dim, Spec::head_dim_v, Spec::dropout).end,
                [&] { device::backward_dq_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
     else
-      run_grid(row_blocks, device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
+      run_grid(row_units, device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
   }
 
   // The checked arguments, by a launch on a CPU; none if there is nothing to compute.

@@ -27,9 +27,9 @@ int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
       .end;
 }
 int dq_shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
-  return device::CudaBackwardDqLayout(spec.head_dim, spec.head_dim_v,
-                                      device::backward_dq_rows(config.num_warps), device::backward_dq_keys, 2,
-                                      spec.dropout)
+  return device::CudaBackwardDqLayout(
+             spec.head_dim, spec.head_dim_v, device::backward_dq_rows(config.num_warps),
+             device::backward_dq_keys(spec.head_dim, spec.head_dim_v), 2, spec.dropout)
       .end;
 }
 

@@ -17,7 +17,8 @@ class BackwardDqSm80 {
   using Mask = typename Spec::Mask;
 
   static constexpr int num_warps = Config::num_warps, threads = num_warps * 32;
-  static constexpr int block_m = backward_dq_rows(num_warps), block_n = backward_dq_keys;
+  static constexpr int block_m = backward_dq_rows(num_warps),
+                       block_n = backward_dq_keys(Spec::head_dim, Spec::head_dim_v);
   static constexpr int warp_rows = block_m / num_warps, m_tiles = warp_rows / 16, n_tiles = block_n / 8;
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16), v_steps = ceil_div(Spec::head_dim_v, 16);
   static constexpr int k_tiles = Spec::head_dim / 8;

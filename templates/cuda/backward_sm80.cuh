@@ -13,6 +13,7 @@
 #include "cuda/backward_rows.cuh"
 #include "cuda/mma_products.cuh"
 #include "cuda/ptx_reduce.cuh"
+#include "cuda/row_walk.cuh"
 #include "shared/dropout.h"
 #include "shared/layout.h"
 
@@ -54,11 +55,11 @@ class BackwardSm80 {
 
  public:
   FLASHJIT_FN static void run(const CudaBackwardParams& p, u32 shared) {
-    const u32 key_blocks = static_cast<u32>(max(ceil_div(p.seqlen_k, block_n), 1));
-    const u32 index = ctaid_x() / key_blocks;
-    const int first_key = static_cast<int>(ctaid_x() % key_blocks) * block_n;
-    const int batch = static_cast<int>(index / p.num_heads_kv);
-    const int head_kv = static_cast<int>(index) - batch * p.num_heads_kv;
+    const KeyBlock<Mask> keys(ctaid_x(), static_cast<u32>(max(ceil_div(p.seqlen_k, block_n), 1)),
+                              static_cast<u32>(p.batch * p.num_heads_kv), 4);
+    const int first_key = static_cast<int>(keys.block) * block_n;
+    const int batch = static_cast<int>(keys.head / p.num_heads_kv);
+    const int head_kv = static_cast<int>(keys.head) - batch * p.num_heads_kv;
     // The keys of the slot, padding included.
     if (first_key >= make_problem<Spec::varlen>(p, batch, 0).seqlen_k) return;
     BackwardSm80(p, shared, batch, head_kv, first_key).run();
@@ -117,7 +118,8 @@ class BackwardSm80 {
       const bool has_rows = head < first_head + group;
       const Problem problem = problem_of(min(head, first_head + group - 1));
       const Mask mask(p_, problem);
-      BlockWalk<Queries, Mask> walk(mask, has_rows ? keys : Span{0, 0}, block_m);
+      // Narrow heads have no registers for a walk of their own.
+      RowWalk<Mask, block_m, Mask::row_intervals && parts == 2> walk(mask, has_rows ? keys : Span{0, 0});
       Step next;
       do {
         next.head = walk.next(next.block) ? head : -1;
@@ -286,28 +288,45 @@ class BackwardSm80 {
     const Problem problem = problem_of(step.head);
     const Mask mask(p_, problem);
     const int first_row = step.block.index * block_m + static_cast<int>(warp_row() + lane_ % 4 * 2);
-    const int row_of_tile = static_cast<int>(lane_ / 4);
-    [[maybe_unused]] typename Mask::Tile tile = mask.tile();
+    if constexpr (Mask::row_intervals) {
+      // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from first_row.
+      // before(limit) counts those before `limit`.
+      const auto before = [&](int limit) {
+        const int n = min(max(limit - first_row, 0), warp_rows);
+        return n / 8 * 2 + min(n % 8, 2);
+      };
 #pragma unroll
-    for (int n = 0; n < q_tiles; ++n)
+      for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int row = first_row + n * 8 + c;
-        u32 words[1] = {};
-        if constexpr (!Mask::row_intervals) {
+        for (int half = 0; half < 2; ++half) {
+          const int key = warp_key() + i * 16 + half * 8 + static_cast<int>(lane_ / 4);
+          const Span kept = mask.hull(Queries{}, {key, key + 1});
+          const u32 bits =
+              key < problem.seqlen_k ? low_bits(before(kept.end)) & ~low_bits(before(kept.begin)) : 0;
+#pragma unroll
+          for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+              if (!(bits >> (2 * n + c) & 1)) s[i][n][half * 2 + c] = minus_infinity;
+        }
+    } else {
+      typename Mask::Tile tile = mask.tile();
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int row = first_row + n * 8 + c;
+          u32 words[1];
           tile.template bits<warp_keys>(row, warp_key(), words);
           if (row >= problem.seqlen_q) words[0] = 0;
+          words[0] >>= lane_ / 4;
+#pragma unroll
+          for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              if (!(words[0] >> (i * 16 + half * 8) & 1)) s[i][n][half * 2 + c] = minus_infinity;
         }
-#pragma unroll
-        for (int i = 0; i < m_tiles; ++i)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int of_warp = i * 16 + half * 8 + row_of_tile;
-            const bool kept =
-                Mask::row_intervals ? mask.keep(row, warp_key() + of_warp) : words[0] >> of_warp & 1;
-            if (!kept) s[i][n][half * 2 + c] = minus_infinity;
-          }
-      }
+    }
   }
 
   // dP becomes dS. With dropout the weights become those that the product with V had, without its factor.

@@ -84,8 +84,7 @@ struct BackwardSm90a {
     FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
   };
 
-  // A block of the grid: keys of one key/value head. Blocks of a head follow each other, the first keys
-  // first: with a causal mask most rows see those.
+  // A block of the grid: keys of one key/value head.
   struct Work {
     Problem problem;  // with the first query head of the group
     int group;        // query heads of the group
@@ -93,10 +92,11 @@ struct BackwardSm90a {
     int keys_end;     // with padding
     FLASHJIT_FN explicit Work(const CudaBackwardParams& p) {
       const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
-      const u32 head = blockIdx.x / blocks;
-      const int block = static_cast<int>(blockIdx.x % blocks);
-      const int head_kv = static_cast<int>(head % static_cast<u32>(p.num_heads_kv));
-      const int batch = static_cast<int>(head / static_cast<u32>(p.num_heads_kv));
+      const KeyBlock<Mask> of_grid(blockIdx.x, blocks, static_cast<u32>(p.batch * p.num_heads_kv),
+                                   Spec::head_dim > 64 ? 4 : 1);
+      const int block = static_cast<int>(of_grid.block);
+      const int head_kv = static_cast<int>(of_grid.head % static_cast<u32>(p.num_heads_kv));
+      const int batch = static_cast<int>(of_grid.head / static_cast<u32>(p.num_heads_kv));
       group = static_cast<int>(static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv));
       problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_kv * group);
       const Problem slot = make_problem<Spec::varlen>(p, batch, head_kv * group);

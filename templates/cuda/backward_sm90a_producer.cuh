@@ -3,42 +3,11 @@
 #pragma once
 
 #include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/row_walk.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/dropout.h"
 
 namespace flashjit::device {
-
-// The blocks of query rows that may see `keys`. Blocks of the grid that share a head run at the same time. If
-// they walked the same way, they would add to the same rows of dQ at once. So for masks of intervals a walk
-// goes upwards from the first row that sees the keys, and if that is row 0 from a row that goes by the keys.
-template <class Mask, int block_m, bool intervals = Mask::row_intervals>
-class RowWalk {
- public:
-  FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : mask_(mask), keys_(keys) {
-    const Span rows = mask.hull(Queries{}, keys);
-    first_ = max(rows.begin, 0) / block_m;
-    end_ = rows.empty() ? first_ : (rows.end - 1) / block_m + 1;
-    left_ = end_ - first_;
-    next_ = first_ == 0 && left_ > 0 ? keys.begin / block_m % left_ : first_;
-  }
-  FLASHJIT_FN bool next(Block& block) {
-    if (left_-- == 0) return false;
-    block.index = next_;
-    block.whole = mask_.whole(block_span(next_, block_m), keys_);
-    if (++next_ == end_) next_ = first_;
-    return true;
-  }
-
- private:
-  const Mask& mask_;
-  Span keys_;
-  int first_, end_, next_, left_;
-};
-template <class Mask, int block_m>
-class RowWalk<Mask, block_m, false> : public BlockWalk<Queries, Mask> {
- public:
-  FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : BlockWalk<Queries, Mask>(mask, keys, block_m) {}
-};
 
 template <class Kernel>
 struct Sm90aBackwardProducer {

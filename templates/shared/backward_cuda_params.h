@@ -23,7 +23,9 @@ FLASHJIT_FN constexpr int backward_column_parts(int head_dim, int head_dim_v) {
 FLASHJIT_FN constexpr int backward_dq_rows(int num_warps) {
   return num_warps * 16;
 }
-constexpr int backward_dq_keys = 32;
+FLASHJIT_FN constexpr int backward_dq_keys(int head_dim, int head_dim_v) {
+  return head_dim + head_dim_v > 320 ? 16 : 32;
+}
 
 // Floats of a row of dQ's sums.
 FLASHJIT_FN constexpr int cuda_backward_row(int head_dim) {

@@ -120,7 +120,7 @@ class BackwardOnGpu : public testing::Test {
       constexpr device::CudaBackwardDqLayout dq{Spec::head_dim,
                                                 Spec::head_dim_v,
                                                 device::backward_dq_rows(Config::num_warps),
-                                                device::backward_dq_keys,
+                                                device::backward_dq_keys(Spec::head_dim, Spec::head_dim_v),
                                                 2,
                                                 Spec::dropout};
       run(launch[2], threads, dq.end, [&] { device::backward_dq_sm80<Spec, Config>(p); });

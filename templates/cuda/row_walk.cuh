@@ -1,0 +1,63 @@
+// The order in which blocks of a backward's grid take keys, and walk query rows.
+#pragma once
+
+#include "shared/mask.h"
+
+namespace flashjit::device {
+
+// Whether keys of one head may be seen by more rows than others.
+template <class Mask>
+constexpr bool makes_work_differ = true;
+template <>
+inline constexpr bool makes_work_differ<Bounds> = false;
+
+// The keys of a block of the grid: block `block` of the keys of `head`, counted over all batch entries. Where
+// a mask makes work differ, `section` heads together begin with their first keys, which most rows see with a
+// causal mask, so that the longest work never comes last. The rows of a section fit a second-level cache.
+template <class Mask>
+struct KeyBlock {
+  u32 block, head;
+
+  FLASHJIT_FN KeyBlock(u32 place, u32 blocks, u32 heads, u32 section) {
+    if (!makes_work_differ<Mask>) section = 1;
+    const u32 first = place / (section * blocks) * section, in_section = place - first * blocks;
+    const u32 heads_here = min(section, heads - first);
+    block = in_section / heads_here;
+    head = first + in_section - block * heads_here;
+  }
+};
+
+// The blocks of query rows that may see `keys`. Blocks of the grid that share a head run at the same time. If
+// they walked the same way, they would add to the same rows of dQ at once. So for masks of intervals a walk
+// goes upwards from the first row that sees the keys, and if that is row 0 from a row that goes by the keys.
+template <class Mask, int block_m, bool intervals = Mask::row_intervals>
+class RowWalk {
+ public:
+  FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : mask_(mask), keys_(keys) {
+    const Span rows = keys.empty() ? Span{0, 0} : mask.hull(Queries{}, keys);
+    first_ = max(rows.begin, 0) / block_m;
+    end_ = rows.empty() ? first_ : (rows.end - 1) / block_m + 1;
+    left_ = end_ - first_;
+    next_ = first_ == 0 && left_ > 0 ? keys.begin / block_m % left_ : first_;
+  }
+  FLASHJIT_FN bool next(Block& block) {
+    if (left_ == 0) return false;
+    --left_;
+    block.index = next_;
+    block.whole = mask_.whole(block_span(next_, block_m), keys_);
+    if (++next_ == end_) next_ = first_;
+    return true;
+  }
+
+ private:
+  const Mask& mask_;
+  Span keys_;
+  int first_, end_, next_, left_;
+};
+template <class Mask, int block_m>
+class RowWalk<Mask, block_m, false> : public BlockWalk<Queries, Mask> {
+ public:
+  FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : BlockWalk<Queries, Mask>(mask, keys, block_m) {}
+};
+
+}  // namespace flashjit::device

@@ -10,9 +10,11 @@
 
 namespace flashjit {
 
-// The forward multiplies bf16 by AMX; other dtypes and operations use vector instructions on every target.
+// The forward and the backward multiply bf16 by AMX; other dtypes and operations use vector instructions on
+// every target.
 inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
-  return target.amx && spec.op == Operation::forward && spec.dtype == DType::bf16;
+  return target.amx && (spec.op == Operation::forward || spec.op == Operation::backward) &&
+         spec.dtype == DType::bf16;
 }
 
 // Whether the kernel's products keep the tiles of one operand in registers.

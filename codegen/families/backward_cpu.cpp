@@ -1,6 +1,7 @@
 // Backward on CPUs: an item is every so-manieth block of block_n keys of a key/value head.
 #include <algorithm>
 
+#include "codegen/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
@@ -22,8 +23,9 @@ constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
 
 constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
 
-int scratch(const AttentionSpec& spec, const KernelConfig& config) {
-  return device::cpu_backward_scratch(spec.head_dim, spec.head_dim_v, config.block_n);
+int scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto bytes = uses_amx(spec, target) ? device::amx_backward_scratch : device::cpu_backward_scratch;
+  return bytes(spec.head_dim, spec.head_dim_v, config.block_n);
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -35,7 +37,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("num_stages", config.num_stages, "is not 1, as it must be on a CPU");
   if (config.block_n <= 0 || config.block_n % 32 != 0 || config.block_n > 1024)
     return wrong("block_n", config.block_n, "is not a multiple of 32 up to 1024");
-  if (const int bytes = scratch(spec, config); bytes > largest_scratch)
+  if (const int bytes = scratch(spec, target, config); bytes > largest_scratch)
     return wrong("block_n", config.block_n,
                  "needs " + std::to_string(bytes) + " bytes of scratch, more than the " +
                      std::to_string(largest_scratch) + " of a thread on " + target.str());
@@ -68,15 +70,19 @@ extern "C" void flashjit_backward(const CpuBackwardParams* params, i64 begin, i6
   backward<Spec, Config>(*params, begin, end, scratch);
 }
 extern "C" void flashjit_backward_dq(const CpuBackwardParams* params, i64 begin, i64 end, void*) {
-  backward_dq<Spec>(*params, begin, end);
+  backward_dq<Spec, Config>(*params, begin, end);
 }
 )";
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  source.text += include_lines("cpu/backward.h", spec) + "\n" +
-                 structs(spec, "BackwardCpuSpec", "", choices, source.config, "") + function_text;
+  const bool amx = uses_amx(spec, source.target);
+  source.text += include_lines(amx ? "cpu/backward_amx.h" : "cpu/backward_vectors.h", spec) + "\n" +
+                 structs(spec, "BackwardCpuSpec", "", choices, source.config,
+                         amx ? "AmxBackward<Spec, Config>" : "VectorBackward<Spec, Config>") +
+                 function_text;
   source.steps.push_back({.function = "flashjit_backward_rows"});
-  source.steps.push_back({.function = "flashjit_backward", .scratch = scratch(spec, source.config)});
+  source.steps.push_back(
+      {.function = "flashjit_backward", .scratch = scratch(spec, source.target, source.config)});
   source.steps.push_back({.function = "flashjit_backward_dq"});
 }
 

@@ -140,12 +140,13 @@ struct Backward {
     device::CpuBackwardParams p{};
     static_cast<device::BackwardParams&>(p) = params;
     const int row = device::cpu_backward_row(kernel.spec.head_dim);
-    p.rows = static_cast<int>(kernel.spec.varlen ? i64{params.total_q} : i64{params.batch} * params.seqlen_q);
+    p.rows = static_cast<int>(rows_of_head(kernel.spec, params.batch, params.seqlen_q, params.total_q));
     const i64 items = i64{params.batch} * params.num_heads_kv;
     p.parts = parts(params.batch, params.num_heads_kv, kernel.parallelism);
     const i64 rows = i64{params.num_heads_q} * p.rows;
-    p.stats = static_cast<float*>(workspace);
-    p.sums = p.stats + (2 * rows + 15) / 16 * 16;
+    p.offsets = static_cast<float*>(workspace);
+    p.deltas = p.offsets + rows;
+    p.sums = p.deltas + rows;
     const auto add = [&](i64 count, i64 work) {
       StepLaunch& step = launch.add_step();
       step.make_params<device::CpuBackwardParams>(p);
@@ -200,17 +201,30 @@ struct Backward {
     return 4 * static_cast<std::size_t>(*floats);
   }
 
+  // Rows of a head in the workspace.
+  static i64 rows_of_head(const AttentionSpec& spec, i64 batch, i64 seqlen_q, i64 total_q) {
+    return spec.varlen ? device::cpu_backward_packed_rows(total_q, batch)
+                       : batch * rows_of_entry(spec, seqlen_q);
+  }
+  // At least those of a batch entry.
+  static i64 rows_of_entry(const AttentionSpec& spec, i64 seqlen_q) {
+    constexpr i64 group = device::cpu_backward_group;
+    return spec.varlen ? seqlen_q + group : (seqlen_q + group - 1) / group * group;
+  }
+
   // parts <= 4 threads / (batch * heads_kv) + 1. So parts * rows of dQ are at most
-  // 4 threads * seqlen_q / heads_kv + rows, which grows with each size.
+  // 4 threads * rows of a batch entry / heads_kv + rows, which grows with each size.
   static std::size_t cpu_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const i64 heads_kv = std::max(shape.num_heads_kv, 1), heads_q = shape.num_heads_q;
-    const i64 rows = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
+    const i64 total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
+    const i64 rows = rows_of_head(kernel.spec, shape.batch, shape.seqlen_q, total_q);
     const i64 threads = kernel.parallelism == 1 ? 0 : i64{4} * kernel.parallelism;
-    const i64 sums = (threads * shape.seqlen_q + heads_kv * rows) * (heads_q / heads_kv);
+    const i64 sums =
+        (threads * rows_of_entry(kernel.spec, shape.seqlen_q) + heads_kv * rows) * (heads_q / heads_kv);
     const auto floats = product_of({sums, device::cpu_backward_row(kernel.spec.head_dim)});
     const auto stats = product_of({2, heads_q, rows});
     if (!floats || !stats || *floats > most_floats || *stats > most_floats) refuse_workspace(shape);
-    return 4 * static_cast<std::size_t>((*stats + 15) / 16 * 16 + *floats);
+    return 4 * static_cast<std::size_t>(*stats + *floats);
   }
 };
 

@@ -5,13 +5,15 @@
 // part of the blocks has one of its own in the workspace. The third step adds up the parts, always in the
 // same order, and converts them.
 //
-// As in the forward, scores are held transposed, keys x rows. The five products are one routine:
-//   S^T = K Q^T, dP^T = V dO^T       lanes are rows
-//   dV += P^T dO, dK += dS^T Q       lanes are columns
-//   dQ += dS K                       lanes are columns
+// As in the forward, scores are held transposed, keys x rows. A struct computes blocks: VectorBackward
+// (backward_vectors.h) or AmxBackward (backward_amx.h). It has
+//   B(scratch)                               its destructor ends what it began
+//   run(params, batch, head_kv, first, sums) computes dK and dV of the keys from `first` on, of at most
+//                                            block_n, and adds their share to dQ
+//   write_dq<Gradient>(sums, scale, count, dq, stride)   converts the first `count` rows of a group of dQ
 #pragma once
 
-#include "cpu/vector_products.h"
+#include "cpu/tile.h"
 #include "shared/backward_cpu_params.h"
 
 namespace flashjit::device {
@@ -24,91 +26,20 @@ struct BackwardCpuSpec {
   static constexpr bool varlen = false, dropout = false;
 };
 
-// Rows of a unit.
-constexpr int backward_unit = 3 * lanes;
-static_assert(backward_unit <= cpu_unit_rows);
+template <class Spec>
+using GradientOf = typename OutputElement<typename Spec::grad_dtype, typename Spec::Element>::type;
 
-// out[i] (+)= sum over k < depth of m(i, k) * x[k], for i < count, a multiple of 8. x: [depth][x_stride],
-// out: [count][out_stride]. `add`: out is added to. With `selective`, terms whose m is zero are left out, so
-// that NaN and infinity in x reach only results that give them a weight.
-template <int vectors, bool selective>
-FLASHJIT_FN void multiply_rows(Matrix m, const float* x, i64 x_stride, int depth, float* out, i64 out_stride,
-                               int count, bool add) {
-  constexpr int steps = vectors > 1 ? step : 8;
-  for (; count > 0; count -= steps, m.data += steps * m.i_stride, out += steps * out_stride) {
-    Rows<vectors> sums[steps] = {};
-    if (add) {
-#pragma unroll
-      for (int i = 0; i < steps; ++i) sums[i] = load_rows<vectors>(out + i * out_stride);
-    }
-    const float* column = m.data;
-    const float* row = x;
-#pragma nounroll
-    for (int k = 0; k < depth; ++k, column += m.k_stride, row += x_stride) {
-      const auto r = load_rows<vectors>(row);
-#pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const Vec by = splat(column[i * m.i_stride]);
-#pragma unroll
-        for (int j = 0; j < vectors; ++j) {
-          const Vec sum = fma(by, r.v[j], sums[i].v[j]);
-          sums[i].v[j] = selective ? select(by == 0.0f, sums[i].v[j], sum) : sum;
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < steps; ++i) store(out + i * out_stride, sums[i]);
-  }
-}
-// The same for `columns` columns of x and out, rounded up to whole vectors.
-template <bool selective>
-__attribute__((noinline)) void multiply_columns(Matrix m, const float* x, i64 x_stride, int depth, float* out,
-                                                i64 out_stride, int count, int columns, bool add) {
-  while (columns > 0) {
-    const int vectors = unit_vectors(columns);
-    if (vectors == 3)
-      multiply_rows<3, selective>(m, x, x_stride, depth, out, out_stride, count, add);
-    else if (vectors == 2)
-      multiply_rows<2, selective>(m, x, x_stride, depth, out, out_stride, count, add);
-    else
-      multiply_rows<1, selective>(m, x, x_stride, depth, out, out_stride, count, add);
-    columns -= vectors * lanes, x += vectors * lanes, out += vectors * lanes;
-  }
-}
-FLASHJIT_FN void add_product(bool finite, Matrix m, const float* x, i64 x_stride, int depth, float* out,
-                             i64 out_stride, int count, int columns) {
-  if (finite)
-    multiply_columns<false>(m, x, x_stride, depth, out, out_stride, count, columns, true);
-  else
-    multiply_columns<true>(m, x, x_stride, depth, out, out_stride, count, columns, true);
-}
-
-// to[column][backward_unit] = from[row][stride]
-__attribute__((noinline)) inline void transpose_rows(const float* from, int stride, int columns, float* to) {
-  for (int row = 0; row < backward_unit; row += lanes)
-    for (int column = 0; column < columns; column += 4) {
-      WordVec v[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        v[j] = gather_words(
-            [&](int i) __attribute__((always_inline)) { return from + (row + 4 * i + j) * stride + column; });
-      transpose4(v);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) store(to + (column + j) * backward_unit + row, reinterpret_cast<Vec>(v[j]));
-    }
-}
-
-// Writes a row of sums as elements, multiplied by `scale`.
-template <class Element>
-FLASHJIT_FN void write_row(const float* sums, float scale, int columns, Element* to) {
-  for (int column = 0; column < columns; column += 8)
-    store8(to + column, load_unaligned<Vec8>(sums + column) * scale);
+template <class Spec>
+FLASHJIT_FN Problem backward_problem(const CpuBackwardParams& params, int batch, int head) {
+  return make_problem<Spec::varlen, Spec::Mask::padding>(params, batch, head);
 }
 
 // The first row of a problem in the workspace.
 template <class Spec>
 FLASHJIT_FN i64 workspace_row(const CpuBackwardParams& params, const Problem& problem) {
-  const i64 first = Spec::varlen ? problem.first_q : static_cast<i64>(problem.batch) * params.seqlen_q;
+  const i64 first = Spec::varlen
+                        ? cpu_backward_packed_rows(problem.first_q, problem.batch)
+                        : static_cast<i64>(problem.batch) * round_up(params.seqlen_q, cpu_backward_group);
   return static_cast<i64>(problem.head_q) * params.rows + first;
 }
 
@@ -118,198 +49,48 @@ FLASHJIT_FN int slot_keys(const CpuBackwardParams& params, const Problem& proble
   return make_problem<Spec::varlen>(params, problem.batch, problem.head_q).seqlen_k;
 }
 
-template <class Spec, class Config>
-struct BackwardBlock {
-  static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v, block_n = Config::block_n;
-  static constexpr int k_row = cpu_backward_packed_row(head_dim), v_row = cpu_backward_packed_row(head_dim_v);
-  static constexpr int unit = backward_unit;
-  using Element = typename Spec::Element;
-  using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
-  using Mask = typename Spec::Mask;
-
-  // Scratch, in this order.
-  float *k, *v, *dk, *dv;          // [block_n][k_row], [block_n][v_row], twice
-  float *q, *dq, *d_o;             // [unit][k_row] twice, [unit][v_row]
-  float *q_columns, *d_o_columns;  // [head_dim][unit], [head_dim_v][unit]
-  float *p, *ds;                   // [block_n][unit]; scores, then weights; dO V^T, then dS
-  float *lse, *delta;              // [unit]
-  u32 *multiplier, *addend;        // [unit]; with dropout only
-  u32* column;                     // [block_n]; with dropout only
-
-  FLASHJIT_FN explicit BackwardBlock(void* scratch) {
-    float* next = static_cast<float*>(scratch);
-    const auto take = [&](int floats) {
-      float* const taken = next;
-      next += floats;
-      return taken;
-    };
-    k = take(block_n * k_row), v = take(block_n * v_row);
-    dk = take(block_n * k_row), dv = take(block_n * v_row);
-    q = take(unit * k_row), dq = take(unit * k_row), d_o = take(unit * v_row);
-    q_columns = take(head_dim * unit), d_o_columns = take(head_dim_v * unit);
-    p = take(block_n * unit), ds = take(block_n * unit);
-    lse = take(unit), delta = take(unit);
-    multiplier = reinterpret_cast<u32*>(take(unit)), addend = reinterpret_cast<u32*>(take(unit));
-    column = reinterpret_cast<u32*>(next);
+// The words of rows and of keys. Those of keys are made for whole groups of four.
+__attribute__((noinline)) inline void make_row_words(const CpuBackwardParams& params, const Problem& problem,
+                                                     Span rows, u32* multiplier, u32* addend) {
+  const Words key = dropout_key(params.dropout);
+  for (int i = 0; i < rows.size(); ++i) {
+    const RowWords words = dropout_row_words(key, rows.begin + i, problem.head_q, problem.batch);
+    multiplier[i] = words.multiplier;
+    addend[i] = words.addend;
   }
-
-  // Computes dK and dV of the keys from `first` on, of at most block_n, and adds to dQ.
-  FLASHJIT_FN void run(const CpuBackwardParams& params, int batch, int head_kv, int first,
-                       float* sums) const {
-    const int group = params.num_heads_q / params.num_heads_kv;
-    const Problem any = problem_of(params, batch, head_kv * group);
-    const Span keys = {first, min(first + block_n, any.seqlen_k)};
-    clear(dk, block_n * (k_row + v_row));  // dv follows
-    if (!keys.empty()) {
-      const bool finite = load(
-          static_cast<const Element*>(params.k.data) + any.k_offset(params.k) + first * params.k.row_stride,
-          params.k.row_stride, keys.size(), block_n, head_dim, k, k_row);
-      load(static_cast<const Element*>(params.v.data) + any.k_offset(params.v) + first * params.v.row_stride,
-           params.v.row_stride, keys.size(), block_n, head_dim_v, v, v_row);
-      if constexpr (Spec::dropout) make_column_words(params, batch, keys);
-      for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-        const Problem problem = problem_of(params, batch, head);
-        const Mask mask(params, problem);
-        BlockWalk<Queries, Mask> walk(mask, keys, unit);
-        for (Block block; walk.next(block);) {
-          const Span rows = intersect(block_span(block.index, unit), {0, problem.seqlen_q});
-          const Span kept = intersect(mask.hull(Keys{}, rows), keys);
-          if (!rows.empty() && !kept.empty())
-            add_unit(params, problem, mask, rows, kept, first, finite, sums);
-        }
-      }
-    }
-    write_keys(params, any, first);
+}
+__attribute__((noinline)) inline void make_column_words(const CpuBackwardParams& params, int batch, Span keys,
+                                                        u32* column) {
+  const Words key = dropout_key(params.dropout);
+  for (int group = keys.begin / 4; group * 4 < keys.end; ++group) {
+    const Words words = dropout_column_words(key, group, batch);
+    for (int i = 0; i < 4; ++i) column[group * 4 - keys.begin + i] = words.x[i];
   }
+}
 
- private:
-  FLASHJIT_FN static Problem problem_of(const CpuBackwardParams& params, int batch, int head) {
-    return make_problem<Spec::varlen, Spec::Mask::padding>(params, batch, head);
-  }
+// Writes a row of sums as elements, multiplied by `scale`.
+template <class Element>
+FLASHJIT_FN void write_row(const float* sums, float scale, int columns, Element* to) {
+  for (int column = 0; column < columns; column += 8)
+    store8(to + column, load_unaligned<Vec8>(sums + column) * scale);
+}
 
-  // Converts `count` rows to floats; rows from there to `rows` become zeros. Returns whether all are finite.
-  __attribute__((noinline)) static bool load(const Element* from, i64 stride, int count, int rows,
-                                             int columns, float* to, int to_stride) {
-    const bool finite = pack(StridedRows<Element>{from, stride}, count, columns, to, to_stride);
-    clear(to + count * to_stride, (rows - count) * to_stride);
-    return finite;
-  }
-
-  // Adds the share of `rows` and of the keys `kept`, of the block that begins with key `first`.
-  __attribute__((noinline)) void add_unit(const CpuBackwardParams& params, const Problem& problem,
-                                          const Mask& mask, Span rows, Span kept, int first, bool finite_k,
-                                          float* sums) const {
-    const bool finite_q = load(static_cast<const Element*>(params.q.data) + problem.q_offset(params.q) +
-                                   rows.begin * params.q.row_stride,
-                               params.q.row_stride, rows.size(), unit, head_dim, q, k_row);
-    const bool finite_d_o = load(static_cast<const Element*>(params.d_o.data) + problem.q_offset(params.d_o) +
-                                     rows.begin * params.d_o.row_stride,
-                                 params.d_o.row_stride, rows.size(), unit, head_dim_v, d_o, v_row);
-    transpose_rows(q, k_row, head_dim, q_columns);
-    transpose_rows(d_o, v_row, head_dim_v, d_o_columns);
-    const i64 at = workspace_row<Spec>(params, problem) + rows.begin;
-    for (int i = 0; i < unit; ++i) {
-      lse[i] = i < rows.size() ? params.stats[2 * (at + i)] : -minus_infinity;
-      delta[i] = i < rows.size() ? params.stats[2 * (at + i) + 1] : 0;
-    }
-    if constexpr (Spec::dropout) make_row_words(params, problem, rows);
-
-    // Whole groups of eight keys.
-    const Span seen = {kept.begin - first, kept.end - first};
-    const Span used = {seen.begin / 8 * 8, round_up(seen.end, 8)};
-    float* const s = p + used.begin * unit;
-    float* const dp = ds + used.begin * unit;
-    const float* const keys = k + used.begin * k_row;
-    multiply_columns<false>({keys, k_row, 1}, q_columns, unit, head_dim, s, unit, used.size(), unit, false);
-    multiply_columns<false>({v + used.begin * v_row, v_row, 1}, d_o_columns, unit, head_dim_v, dp, unit,
-                            used.size(), unit, false);
-    if (!mask.whole(rows, kept)) apply_mask(unit, mask, p + seen.begin * unit, rows, kept, 1);
-    leave_out(unit, p, used.begin, seen.begin);
-    leave_out(unit, p, seen.end, used.end);
-    make_weights(params, used);
-    add_product(finite_d_o, {s, unit, 1}, d_o, v_row, rows.size(), dv + used.begin * v_row, v_row,
-                used.size(), head_dim_v);
-    add_product(finite_q, {dp, unit, 1}, q, k_row, rows.size(), dk + used.begin * k_row, k_row, used.size(),
-                head_dim);
-    clear(dq, unit * k_row);
-    add_product(finite_k, {dp, 1, unit}, keys, k_row, used.size(), dq, k_row, round_up(rows.size(), 8),
-                head_dim);
-    constexpr int row = cpu_backward_row(head_dim);
-    for (int i = 0; i < rows.size(); ++i)
-      for (int c = 0; c < row; c += lanes) {
-        float* const sum = sums + (at + i) * row + c;
-        store(sum, device::load(sum) + device::load(dq + i * k_row + c));
-      }
-  }
-
-  // Replaces scores by weights, which dropout changes, and dO V^T by dS.
-  __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, Span keys) const {
-    const Vec scale = splat(params.scale_log2);
-    for (int i = 0; i < unit; i += lanes) {
-      const Vec offset = device::load(lse + i), subtracted = device::load(delta + i);
-#pragma nounroll
-      for (int key = keys.begin; key < keys.end; ++key) {
-        float* const weight = p + key * unit + i;
-        float* const gradient = ds + key * unit + i;
-        const Vec e = exp2(fma(device::load(weight), scale, -offset));
-        Vec kept = e, dp = device::load(gradient);
-        if constexpr (Spec::dropout) {
-          const IntVec keeps =
-              device::load(multiplier + i) * column[key] + device::load(addend + i) >= params.dropout.below;
-          kept = select(keeps, e * params.dropout.scale, Vec{});
-          dp = select(keeps, dp * params.dropout.scale, Vec{});
-        }
-        store(weight, kept);
-        store(gradient, select(e == 0.0f, Vec{}, e * (dp - subtracted)));
-      }
-    }
-  }
-
-  __attribute__((noinline)) void make_row_words(const CpuBackwardParams& params, const Problem& problem,
-                                                Span rows) const {
-    const Words key = dropout_key(params.dropout);
-    for (int i = 0; i < rows.size(); ++i) {
-      const RowWords words = dropout_row_words(key, rows.begin + i, problem.head_q, problem.batch);
-      multiplier[i] = words.multiplier;
-      addend[i] = words.addend;
-    }
-  }
-  __attribute__((noinline)) void make_column_words(const CpuBackwardParams& params, int batch,
-                                                   Span keys) const {
-    const Words key = dropout_key(params.dropout);
-    for (int group = keys.begin / 4; group * 4 < keys.end; ++group) {
-      const Words words = dropout_column_words(key, group, batch);
-      for (int i = 0; i < 4; ++i) column[group * 4 - keys.begin + i] = words.x[i];
-    }
-  }
-
-  // Writes dK and dV of the block's keys, padding included: its sums are 0.
-  __attribute__((noinline)) void write_keys(const CpuBackwardParams& params, const Problem& problem,
-                                            int first) const {
-    Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + problem.k_offset(params.dk);
-    Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + problem.k_offset(params.dv);
-    for (int key = first; key < min(first + block_n, slot_keys<Spec>(params, problem)); ++key) {
-      write_row(dk + (key - first) * k_row, params.scale, head_dim, to_k + key * params.dk.row_stride);
-      write_row(dv + (key - first) * v_row, 1.0f, head_dim_v, to_v + key * params.dv.row_stride);
-    }
-  }
-};
-
-// Calls body(problem, rows) for items [begin, end) of batch * heads * groups of rows.
+// Calls body(problem, rows) for items [begin, end) of batch * heads * groups of rows. Rows begin at whole
+// groups of the workspace; the last ones may be past the problem's.
 template <class Spec, class Body>
 FLASHJIT_FN void for_each_rows(const CpuBackwardParams& params, i64 begin, i64 end, Body body) {
   constexpr int rows = cpu_backward_rows_of_item;
   const int groups = max(ceil_div(params.seqlen_q, rows), 1);
   for (i64 item = begin; item < end; ++item) {
     const i64 head = item / groups;
-    const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(
-        params, static_cast<int>(head / params.num_heads_q), static_cast<int>(head % params.num_heads_q));
+    const Problem problem = backward_problem<Spec>(params, static_cast<int>(head / params.num_heads_q),
+                                                   static_cast<int>(head % params.num_heads_q));
     const Span span = block_span(static_cast<int>(item % groups), rows);
-    body(problem, intersect(span, {0, problem.rows}));
+    body(problem, intersect(span, {0, round_up(problem.rows, cpu_backward_group)}));
   }
 }
 
-// The first step: stats of each row.
+// The first step: offset and delta of each row.
 template <class Spec>
 FLASHJIT_FN void backward_rows(const CpuBackwardParams& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
@@ -319,21 +100,25 @@ FLASHJIT_FN void backward_rows(const CpuBackwardParams& params, i64 begin, i64 e
     const OElement* const o = static_cast<const OElement*>(params.o.data) + problem.q_offset(params.o);
     const Element* const d_o = static_cast<const Element*>(params.d_o.data) + problem.q_offset(params.d_o);
     const float* const lse = static_cast<const float*>(params.lse.data) + problem.q_offset(params.lse);
-    float* const stats = params.stats + 2 * workspace_row<Spec>(params, problem);
-    for (int row = rows.begin; row < min(rows.end, problem.seqlen_q); ++row) {
-      Vec8 sums{};
-      for (int column = 0; column < Spec::head_dim_v; column += 8)
-        sums +=
-            load8(o + row * params.o.row_stride + column) * load8(d_o + row * params.d_o.row_stride + column);
-      float delta = 0;
-      for (int i = 0; i < 8; ++i) delta += sums[i];
-      if (params.dlse.data)
-        delta -= (static_cast<const float*>(params.dlse.data) +
-                  problem.q_offset(params.dlse))[row * params.dlse.row_stride];
-      const float of_row = lse[row * params.lse.row_stride];
-      const bool empty = of_row == minus_infinity;
-      stats[2 * row] = empty ? -minus_infinity : of_row / ln_2;
-      stats[2 * row + 1] = empty ? 0 : delta;
+    const i64 first = workspace_row<Spec>(params, problem);
+    for (int row = rows.begin; row < rows.end; ++row) {
+      float offset = -minus_infinity, delta = 0;
+      if (row < problem.seqlen_q) {
+        const float of_row = lse[row * params.lse.row_stride];
+        if (of_row != minus_infinity) {
+          Vec8 sums{};
+          for (int column = 0; column < Spec::head_dim_v; column += 8)
+            sums += load8(o + row * params.o.row_stride + column) *
+                    load8(d_o + row * params.d_o.row_stride + column);
+          for (int i = 0; i < 8; ++i) delta += sums[i];
+          if (params.dlse.data)
+            delta -= (static_cast<const float*>(params.dlse.data) +
+                      problem.q_offset(params.dlse))[row * params.dlse.row_stride];
+          offset = of_row / ln_2;
+        }
+      }
+      params.offsets[first + row] = offset;
+      params.deltas[first + row] = delta;
     }
   });
 }
@@ -342,7 +127,7 @@ FLASHJIT_FN void backward_rows(const CpuBackwardParams& params, i64 begin, i64 e
 template <class Spec, class Config>
 FLASHJIT_FN void backward(const CpuBackwardParams& params, i64 begin, i64 end, void* scratch) {
   const DenormalsAreZeros mode;
-  const BackwardBlock<Spec, Config> block(scratch);
+  typename Config::Products block(scratch);
   constexpr int row = cpu_backward_row(Spec::head_dim), block_n = Config::block_n;
   const int group = params.num_heads_q / params.num_heads_kv;
   for (i64 item = begin; item < end; ++item) {
@@ -352,9 +137,10 @@ FLASHJIT_FN void backward(const CpuBackwardParams& params, i64 begin, i64 end, v
     float* const sums = params.sums + static_cast<i64>(part) * params.num_heads_q * params.rows * row;
     Problem problem;
     for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-      problem = make_problem<Spec::varlen, Spec::Mask::padding>(params, batch, head);
+      problem = backward_problem<Spec>(params, batch, head);
       float* const first = sums + workspace_row<Spec>(params, problem) * row;
-      for (i64 i = 0; i < static_cast<i64>(problem.rows) * row; i += lanes) store(first + i, Vec{});
+      const i64 floats = static_cast<i64>(round_up(problem.rows, cpu_backward_group)) * row;
+      for (i64 i = 0; i < floats; i += lanes) store(first + i, Vec{});
     }
     const int keys = slot_keys<Spec>(params, problem);
     for (int key = part * block_n; key < keys; key += params.parts * block_n)
@@ -363,21 +149,22 @@ FLASHJIT_FN void backward(const CpuBackwardParams& params, i64 begin, i64 end, v
 }
 
 // The third step: adds up the parts of dQ, which are 0 for padding.
-template <class Spec>
+template <class Spec, class Config>
 FLASHJIT_FN void backward_dq(const CpuBackwardParams& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
-  constexpr int row_floats = cpu_backward_row(Spec::head_dim);
-  using Gradient = typename OutputElement<typename Spec::grad_dtype, typename Spec::Element>::type;
+  constexpr int row_floats = cpu_backward_row(Spec::head_dim), group = cpu_backward_group;
   const i64 part_floats = static_cast<i64>(params.num_heads_q) * params.rows * row_floats;
   for_each_rows<Spec>(params, begin, end, [&](const Problem& problem, Span rows) {
-    Gradient* const dq = static_cast<Gradient*>(params.dq.data) + problem.q_offset(params.dq);
+    GradientOf<Spec>* const dq = static_cast<GradientOf<Spec>*>(params.dq.data) + problem.q_offset(params.dq);
     float* const sums = params.sums + workspace_row<Spec>(params, problem) * row_floats;
-    for (int row = rows.begin; row < rows.end; ++row) {
+    for (int row = rows.begin; row < rows.end; row += group) {
       float* const sum = sums + static_cast<i64>(row) * row_floats;
       for (int part = 1; part < params.parts; ++part)
-        for (int c = 0; c < row_floats; c += lanes)
+        for (int c = 0; c < group * row_floats; c += lanes)
           store(sum + c, load(sum + c) + load(sum + part * part_floats + c));
-      write_row(sum, params.scale, Spec::head_dim, dq + row * params.dq.row_stride);
+      Config::Products::template write_dq<GradientOf<Spec>>(sum, params.scale, min(group, problem.rows - row),
+                                                            dq + row * params.dq.row_stride,
+                                                            params.dq.row_stride);
     }
   });
 }

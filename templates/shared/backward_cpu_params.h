@@ -6,18 +6,30 @@
 
 namespace flashjit::device {
 
+// Rows in the workspace come in groups. Each batch entry begins with a new group.
+constexpr int cpu_backward_group = 32;
+// Rows of a head in the workspace, for `rows` rows that belong to `batches` packed sequences.
+FLASHJIT_FN constexpr i64 cpu_backward_packed_rows(i64 rows, i64 batches) {
+  return (rows / cpu_backward_group + batches) * cpu_backward_group;
+}
+
 struct CpuBackwardParams : BackwardParams {
   // Parts into which the blocks of keys of a key/value head are dealt out: part i has blocks i, i + parts,
   // ...
   int parts;
-  int rows;  // of a head in the workspace: batch * seqlen_q, packed the rows of all sequences
+  int rows;  // of a head in the workspace: of batch entries in whole groups, packed
+             // cpu_backward_packed_rows()
   // In the workspace, 64-byte aligned:
-  float* stats;  // [num_heads_q, rows, 2]: lse * log2(e), +inf for a row without keys; delta
-  float* sums;   // dQ without its factor, [parts, num_heads_q, rows, cpu_backward_row(head_dim)]
+  float* offsets;  // [num_heads_q, rows]: lse * log2(e), +inf for a row without keys and after the last row
+  float* deltas;   // [num_heads_q, rows]
+  // dQ without its factor, [parts, num_heads_q, rows / group] times
+  //   [group, cpu_backward_row(head_dim)], or
+  //   with AMX [cpu_backward_row(head_dim) / 32, 32 columns, group]
+  float* sums;
 };
 
 // Rows of an item of the first and of the last step.
-constexpr int cpu_backward_rows_of_item = 64;
+constexpr int cpu_backward_rows_of_item = 2 * cpu_backward_group;
 
 // Floats from one packed row to the next. Rows begin at whole vectors, and share no cache sets.
 FLASHJIT_FN constexpr int cpu_backward_packed_row(int columns) {
@@ -26,7 +38,7 @@ FLASHJIT_FN constexpr int cpu_backward_packed_row(int columns) {
 
 // Floats of a row of dQ in the workspace.
 FLASHJIT_FN constexpr int cpu_backward_row(int head_dim) {
-  return round_up(head_dim, 16);
+  return round_up(head_dim, 32);
 }
 
 // Bytes of a CPU worker's scratch: K, V, dK and dV of a block; a unit's Q and dO, as they are and transposed;
@@ -36,6 +48,19 @@ FLASHJIT_FN constexpr int cpu_backward_scratch(int head_dim, int head_dim_v, int
   const int unit = cpu_unit_rows;
   return 4 * (2 * block_n * (k_row + v_row) + unit * (2 * k_row + v_row + head_dim + head_dim_v) +
               2 * block_n * unit + 4 * unit + block_n);
+}
+
+// With AMX: rows of a unit. Sums of dK and dV are loaded and stored once a unit.
+constexpr int amx_backward_unit = 128;
+// Bytes of a worker's scratch with AMX. As float32: dK and dV of a block, scores and dO V^T of 32 x 32 pairs
+// twice. As bf16: K twice and V of the block, Q and dO of a unit twice, weights and dS of both, dS of the
+// block and 32 rows. Then the words of the unit's rows and of the block's columns.
+FLASHJIT_FN constexpr int amx_backward_scratch(int head_dim, int head_dim_v, int block_n) {
+  const int k_row = round_up(head_dim, 32), v_row = round_up(head_dim_v, 32), unit = amx_backward_unit;
+  return 4 * (block_n * (k_row + v_row) + 4 * amx_unit * amx_unit) +
+         2 * (block_n * (2 * k_row + v_row) + 2 * unit * (k_row + v_row) + 2 * block_n * unit +
+              block_n * amx_unit) +
+         4 * (2 * unit + block_n);
 }
 
 }  // namespace flashjit::device

@@ -62,7 +62,7 @@ void expect_refused(std::initializer_list<const char*> texts,
 TEST(BackwardArguments, EveryTensorIsChecked) {
   const struct {
     const char* name;
-    std::optional<Tensor> AttentionArgs::* member;
+    std::optional<Tensor> AttentionArgs::*member;
     bool required;
   } tensors[] = {{"o", &AttentionArgs::o, true},    {"lse", &AttentionArgs::lse, true},
                  {"do", &AttentionArgs::d_o, true}, {"dlse", &AttentionArgs::dlse, false},
@@ -173,10 +173,9 @@ TEST(BackwardArguments, OutputsMustNotOverlap) {
 // The formula of runtime/semantics.md.
 TEST(BackwardArguments, WorkspaceBytes) {
   const Shape shape{.batch = 3, .seqlen_q = 50, .seqlen_k = 90, .num_heads_q = 6, .num_heads_kv = 2};
-  const auto up = [](std::size_t n) { return (n + 15) / 16 * 16; };
-  const std::size_t threads = 2, rows = 3 * 50, row = 16;
+  const std::size_t threads = 2, entry = 64, rows = 3 * entry, row = 32;
   EXPECT_EQ(backward_kernel().workspace_bytes(shape),
-            4 * (up(2 * 6 * rows) + (4 * threads * 50 + 2 * rows) * 3 * row));
+            4 * (2 * 6 * rows + (4 * threads * entry + 2 * rows) * 3 * row));
   Shape longer = shape;
   longer.seqlen_k = 1 << 20;
   EXPECT_EQ(backward_kernel().workspace_bytes(longer), backward_kernel().workspace_bytes(shape));

@@ -34,7 +34,7 @@ class AmxBackward {
 
   // Scratch, in this order. A group's operand is two tiles for each block of columns.
   float *dk, *dv;                       // [block_n / 32][k_blocks], [v_blocks] of sums
-  float *s, *dp;                        // sums, twice
+  float *s, *dp;                        // sums: scores, dO V^T
   bf16 *k, *k_columns, *v;              // of the block's groups of keys; K^T
   bf16 *q, *q_pairs, *d_o, *d_o_pairs;  // of the unit's groups of rows
   bf16 *p, *ds;                         // [block_n / 32][row_groups] of two tiles
@@ -47,8 +47,8 @@ class AmxBackward {
   FLASHJIT_FN explicit AmxBackward(void* scratch) {
     constexpr int k_row = k_blocks * 32, v_row = v_blocks * 32;
     dk = static_cast<float*>(scratch), dv = dk + block_n * k_row;
-    s = dv + block_n * v_row, dp = s + 2 * sums;
-    k = reinterpret_cast<bf16*>(dp + 2 * sums), k_columns = k + block_n * k_row;
+    s = dv + block_n * v_row, dp = s + sums;
+    k = reinterpret_cast<bf16*>(dp + sums), k_columns = k + block_n * k_row;
     v = k_columns + block_n * k_row, q = v + block_n * v_row;
     q_pairs = q + unit * k_row, d_o = q_pairs + unit * k_row, d_o_pairs = d_o + unit * v_row;
     p = d_o_pairs + unit * v_row, ds = p + block_n * unit, ds_pairs = ds + block_n * unit;
@@ -216,6 +216,7 @@ class AmxBackward {
       OfV::pack_q(group, of_d_o, nullptr, d_o + i * v_blocks * pair);
       if (!pack_pairs<head_dim>(of_q, q_pairs + i * k_blocks * pair)) nonfinite_q |= 1u << i;
       if (!pack_pairs<head_dim_v>(of_d_o, d_o_pairs + i * v_blocks * pair)) nonfinite_d_o |= 1u << i;
+      float* const dq_of_rows = dq + (at + row) * cpu_backward_row(head_dim);
       for (u32 left = groups; left != 0; left &= left - 1) {
         const int key_group = __builtin_ctz(left), first = keys.begin + key_group * group;
         const Span some = intersect(kept, {first, first + group});
@@ -227,10 +228,11 @@ class AmxBackward {
         leave_out(group, s, 0, some.begin - first);
         leave_out(group, s, some.end - first, group);
         make_weights(params, at + row, i, key_group);
+        fetch_share(dq_of_rows, key_group);
         used[key_group] |= 1u << i;
       }
       add_product<k_blocks, true>(k_columns, k_blocks * 2 * tile_bytes, ds_pairs, 2 * tile_bytes, groups,
-                                  nonfinite_k, dq + (at + row) * cpu_backward_row(head_dim));
+                                  nonfinite_k, dq_of_rows);
     }
     for (int i = 0; i < block_n / group; ++i) {
       if (used[i] == 0) continue;
@@ -240,6 +242,12 @@ class AmxBackward {
       add_product<k_blocks, false>(ds + i * row_groups * pair, 2 * tile_bytes, q_pairs,
                                    k_blocks * 2 * tile_bytes, used[i], nonfinite_q, dk + i * k_blocks * sums);
     }
+  }
+
+  // Fetches part of a group of dQ into the cache, which has as many parts as a block has groups of keys.
+  FLASHJIT_FN static void fetch_share(const float* dq, int part) {
+    constexpr int share = k_blocks * sums / (block_n / group), line = 16;
+    for (int i = 0; i < share; i += line) fetch(dq + part * share + i);
   }
 
   // Bit i: the rows may keep keys of group i of the block, which begins with key `first`.

@@ -75,9 +75,8 @@ __attribute__((noinline)) inline void transpose_rows(const float* from, int stri
       WordVec v[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        v[j] = gather_words([&](int i) __attribute__((always_inline)) {
-          return from + (row + 4 * i + j) * stride + column;
-        });
+        v[j] = gather_words(
+            [&](int i) __attribute__((always_inline)) { return from + (row + 4 * i + j) * stride + column; });
       transpose4(v);
 #pragma unroll
       for (int j = 0; j < 4; ++j) store(to + (column + j) * backward_unit + row, reinterpret_cast<Vec>(v[j]));
@@ -95,7 +94,7 @@ struct VectorBackward {
 
   // Scratch, in this order.
   float *k, *v, *dk, *dv;          // [block_n][k_row], [block_n][v_row], twice
-  float *q, *dq, *d_o;             // [unit][k_row] twice, [unit][v_row]
+  float *q, *d_o;                  // [unit][k_row], [unit][v_row]
   float *q_columns, *d_o_columns;  // [head_dim][unit], [head_dim_v][unit]
   float *p, *ds;                   // [block_n][unit]; scores, then weights; dO V^T, then dS
   float *offset, *delta;           // [unit]
@@ -111,7 +110,7 @@ struct VectorBackward {
     };
     k = take(block_n * k_row), v = take(block_n * v_row);
     dk = take(block_n * k_row), dv = take(block_n * v_row);
-    q = take(unit * k_row), dq = take(unit * k_row), d_o = take(unit * v_row);
+    q = take(unit * k_row), d_o = take(unit * v_row);
     q_columns = take(head_dim * unit), d_o_columns = take(head_dim_v * unit);
     p = take(block_n * unit), ds = take(block_n * unit);
     offset = take(unit), delta = take(unit);
@@ -200,15 +199,8 @@ struct VectorBackward {
                 used.size(), head_dim_v);
     add_product(finite_q, {dp, unit, 1}, q, k_row, rows.size(), dk + used.begin * k_row, k_row, used.size(),
                 head_dim);
-    clear(dq, unit * k_row);
-    add_product(finite_k, {dp, 1, unit}, keys, k_row, used.size(), dq, k_row, round_up(rows.size(), 8),
-                head_dim);
-    constexpr int row = cpu_backward_row(head_dim);
-    for (int i = 0; i < rows.size(); ++i)
-      for (int c = 0; c < head_dim; c += lanes) {
-        float* const sum = sums + (at + i) * row + c;
-        store(sum, device::load(sum) + device::load(dq + i * k_row + c));
-      }
+    add_product(finite_k, {dp, 1, unit}, keys, k_row, used.size(), sums + at * cpu_backward_row(head_dim),
+                cpu_backward_row(head_dim), round_up(rows.size(), 8), head_dim);
   }
 
   // Replaces scores by weights, which dropout changes, and dO V^T by dS.

@@ -7,13 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "codegen/cpu_products.hpp"
@@ -26,6 +21,7 @@
 #include "runtime/cpu/partition.hpp"
 #include "runtime/executable.hpp"
 #include "templates/shared/layout.h"
+#include "tests/cpu/emulated_code.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
@@ -39,19 +35,11 @@ using enum CausalAlign;
 
 const Target amx = Target::parse("x86-64-v4+amx");
 
-const std::string& emulator() {
-  static const std::string text = [] {
-    std::ifstream file(FLASHJIT_SOURCE_DIR "/tests/cpu/emulator/cpu/instructions.h");
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  }();
-  return text;
-}
-
 // A kernel for AMX with emulated instructions.
 class EmulatedKernel {
  public:
   EmulatedKernel(const AttentionSpec& spec, const KernelConfig& config, int threads = 1)
-      : config_(config), threads_(threads), source_(render(spec, amx, config)), object_(compile()) {}
+      : config_(config), threads_(threads), code_(render(spec, amx, config)) {}
 
   // Launches the kernel; it keeps at most `most_blocks` packed blocks.
   void launch(const AttentionSpec& spec, const AttentionArgs& args,
@@ -67,47 +55,25 @@ class EmulatedKernel {
     std::vector<device::u32> arrived(static_cast<std::size_t>(cut.tiles));
     const auto part = static_cast<std::size_t>(device::cpu_part(p.tile_rows, spec.head_dim_v));
     const std::size_t parts = 4 * part * static_cast<std::size_t>(cut.tiles * cut.key_parts);
-    const std::unique_ptr<float, void (*)(void*)> partials(
-        static_cast<float*>(std::aligned_alloc(64, device::round_up(static_cast<int>(parts), 64))),
-        std::free);
-    p.partials = partials.get();
+    const FilledMemory partials(parts);
+    p.partials = reinterpret_cast<float*>(partials.data());
     p.arrived = arrived.data();
     packed_blocks = std::min(cut.packed_blocks, most_blocks);
-    const auto bytes = static_cast<std::size_t>(source_.steps.front().scratch +
+    const auto bytes = static_cast<std::size_t>(code_.step(0).scratch +
                                                 (packed_blocks - 1) * cpu_packed_block(spec, amx, config_));
     ASSERT_EQ(bytes % 64, 0u);
-    constexpr std::size_t canary = 4096;
-    const std::unique_ptr<std::byte, void (*)(void*)> scratch(
-        static_cast<std::byte*>(std::aligned_alloc(64, bytes + canary)), std::free);
-    std::memset(scratch.get(), 0xff, bytes + canary);  // NaN in every dtype
-    *reinterpret_cast<device::PackedHead*>(scratch.get()) = {.head = -1, .blocks = packed_blocks};
-    const auto entry =
-        reinterpret_cast<void (*)(const device::CpuForwardParams*, long long, long long, void*)>(
-            object_.function(source_.steps.front().function));
-    const long long tiles = cut.tiles * cut.key_parts;
-    for (long long tile = 0; tile < tiles; tile += 3) {  // several calls
-      entry(&p, tile, std::min(tile + 3, tiles), scratch.get());
-      ASSERT_FALSE(asked("emulated_tiles_configured"));
-    }
-    EXPECT_FALSE(asked("emulated_tiles_misused"));
-    for (std::size_t i = 0; i < canary; ++i) ASSERT_EQ(scratch.get()[bytes + i], std::byte{0xff});
+    const FilledMemory scratch(bytes);
+    *reinterpret_cast<device::PackedHead*>(scratch.data()) = {.head = -1, .blocks = packed_blocks};
+    code_.run(0, &p, cut.tiles * cut.key_parts, scratch.data());
+    scratch.expect_canary();
   }
 
   mutable int key_parts = 0, packed_blocks = 0;  // values of the last launch
 
  private:
-  std::string compile() {
-    for (EmbeddedHeader& header : source_.headers)
-      if (header.name == "cpu/instructions.h") header.text = emulator();
-    source_.target = Target::parse("x86-64-v3");
-    return clang_compiler()->compile(source_).code;
-  }
-  bool asked(const char* name) const { return reinterpret_cast<int (*)()>(object_.function(name))() != 0; }
-
   KernelConfig config_;
   int threads_;  // threads that work is divided for
-  KernelSource source_;
-  LoadedObject object_;
+  EmulatedCode code_;
 };
 
 class EmulatedAmx : public testing::Test {

@@ -13,59 +13,74 @@ namespace flashjit::device {
 constexpr int backward_unit = 3 * lanes;
 static_assert(backward_unit <= cpu_unit_rows);
 
-// out[i] (+)= sum over k < depth of m(i, k) * x[k], for i < count, a multiple of 8. x: [depth][x_stride],
-// out: [count][out_stride]. `add`: out is added to. With `selective`, terms whose m is zero are left out, so
-// that NaN and infinity in x reach only results that give them a weight.
-template <int vectors, bool selective>
-FLASHJIT_FN void multiply_rows(Matrix m, const float* x, i64 x_stride, int depth, float* out, i64 out_stride,
-                               int count, bool add) {
+// Strides of m(i, k) at data[i * i + k * k], of x[k] and of out[i]. They are constants: adding them to
+// pointers would take the multiply-adds' place in the processor.
+template <int i_, int k_, int x_, int out_>
+struct Strides {
+  static constexpr int i = i_, k = k_, x = x_, out = out_;
+};
+
+// out[i] (+)= sum over k < depth of m(i, k) * x[k], for i < count, a multiple of 8. `add`: out is added to.
+template <int vectors, class Strides, bool add>
+FLASHJIT_FN void multiply_rows(const float* m, const float* x, int depth, float* out, int count) {
   constexpr int steps = vectors > 1 ? step : 8;
-  for (; count > 0; count -= steps, m.data += steps * m.i_stride, out += steps * out_stride) {
+  for (; count > 0; count -= steps, m += steps * Strides::i, out += steps * Strides::out) {
     Rows<vectors> sums[steps] = {};
-    if (add) {
+    if constexpr (add) {
 #pragma unroll
-      for (int i = 0; i < steps; ++i) sums[i] = load_rows<vectors>(out + i * out_stride);
+      for (int i = 0; i < steps; ++i) sums[i] = load_rows<vectors>(out + i * Strides::out);
     }
-    const float* column = m.data;
-    const float* row = x;
+    const float *column = m, *row = x, *const end = x + depth * Strides::x;
 #pragma nounroll
-    for (int k = 0; k < depth; ++k, column += m.k_stride, row += x_stride) {
+    for (; row < end; column += Strides::k, row += Strides::x) {
       const auto r = load_rows<vectors>(row);
 #pragma unroll
       for (int i = 0; i < steps; ++i) {
-        const Vec by = splat(column[i * m.i_stride]);
+        const Vec by = splat(column[i * Strides::i]);
 #pragma unroll
-        for (int j = 0; j < vectors; ++j) {
-          const Vec sum = fma(by, r.v[j], sums[i].v[j]);
-          sums[i].v[j] = selective ? select(by == 0.0f, sums[i].v[j], sum) : sum;
-        }
+        for (int j = 0; j < vectors; ++j) sums[i].v[j] = fma(by, r.v[j], sums[i].v[j]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < steps; ++i) store(out + i * out_stride, sums[i]);
+    for (int i = 0; i < steps; ++i) store(out + i * Strides::out, sums[i]);
   }
 }
-// The same for `columns` columns of x and out, rounded up to whole vectors.
-template <bool selective>
-__attribute__((noinline)) void multiply_columns(Matrix m, const float* x, i64 x_stride, int depth, float* out,
-                                                i64 out_stride, int count, int columns, bool add) {
-  while (columns > 0) {
-    const int vectors = unit_vectors(columns);
-    if (vectors == 3)
-      multiply_rows<3, selective>(m, x, x_stride, depth, out, out_stride, count, add);
-    else if (vectors == 2)
-      multiply_rows<2, selective>(m, x, x_stride, depth, out, out_stride, count, add);
-    else
-      multiply_rows<1, selective>(m, x, x_stride, depth, out, out_stride, count, add);
-    columns -= vectors * lanes, x += vectors * lanes, out += vectors * lanes;
-  }
+// The same for `columns` columns of x and out, rounded up to whole vectors, by threes and twos.
+template <int columns, class Strides, bool add>
+__attribute__((noinline)) void multiply(const float* m, const float* x, int depth, float* out, int count) {
+  constexpr int vectors = ceil_div(columns, lanes);
+  constexpr int twos = vectors == 1       ? 0
+                       : vectors % 3 == 0 ? 0
+                                          : 3 - vectors % 3,
+                threes = (vectors - 2 * twos) / 3;
+  if constexpr (threes > 0)
+    for (int i = 0; i < threes; ++i, x += 3 * lanes, out += 3 * lanes)
+      multiply_rows<3, Strides, add>(m, x, depth, out, count);
+  if constexpr (twos > 0)
+    for (int i = 0; i < twos; ++i, x += 2 * lanes, out += 2 * lanes)
+      multiply_rows<2, Strides, add>(m, x, depth, out, count);
+  if constexpr (vectors == 1) multiply_rows<1, Strides, add>(m, x, depth, out, count);
 }
-FLASHJIT_FN void add_product(bool finite, Matrix m, const float* x, i64 x_stride, int depth, float* out,
-                             i64 out_stride, int count, int columns) {
+
+// Adds the same sums without terms whose m is zero: NaN and infinity in x reach only results that give them a
+// weight.
+__attribute__((noinline)) inline void add_weighted(Matrix m, const float* x, int x_stride, int depth,
+                                                   float* out, int out_stride, int count, int columns) {
+  for (int i = 0; i < count; ++i)
+    for (int k = 0; k < depth; ++k) {
+      const float weight = m.data[i * m.i_stride + k * m.k_stride];
+      if (weight == 0) continue;
+      for (int c = 0; c < columns; c += lanes)
+        store(out + i * out_stride + c,
+              fma(splat(weight), load(x + k * x_stride + c), load(out + i * out_stride + c)));
+    }
+}
+template <int columns, class Strides>
+FLASHJIT_FN void add_product(bool finite, const float* m, const float* x, int depth, float* out, int count) {
   if (finite)
-    multiply_columns<false>(m, x, x_stride, depth, out, out_stride, count, columns, true);
+    multiply<columns, Strides, true>(m, x, depth, out, count);
   else
-    multiply_columns<true>(m, x, x_stride, depth, out, out_stride, count, columns, true);
+    add_weighted({m, Strides::i, Strides::k}, x, Strides::x, depth, out, Strides::out, count, columns);
 }
 
 // to[column][backward_unit] = from[row][stride]
@@ -87,7 +102,9 @@ template <class Spec, class Config>
 struct VectorBackward {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v, block_n = Config::block_n;
   static constexpr int k_row = cpu_backward_packed_row(head_dim), v_row = cpu_backward_packed_row(head_dim_v);
-  static constexpr int unit = backward_unit;
+  static constexpr int unit = backward_unit, step_n = cpu_backward_keys;
+  static constexpr int dq_row = cpu_backward_row(head_dim);
+  static_assert(block_n % step_n == 0);
   using Element = typename Spec::Element;
   using Gradient = GradientOf<Spec>;
   using Mask = typename Spec::Mask;
@@ -96,7 +113,7 @@ struct VectorBackward {
   float *k, *v, *dk, *dv;          // [block_n][k_row], [block_n][v_row], twice
   float *q, *d_o;                  // [unit][k_row], [unit][v_row]
   float *q_columns, *d_o_columns;  // [head_dim][unit], [head_dim_v][unit]
-  float *p, *ds;                   // [block_n][unit]; scores, then weights; dO V^T, then dS
+  float *p, *ds;                   // [step_n][unit]; scores, then weights; dO V^T, then dS
   float *offset, *delta;           // [unit]
   u32 *multiplier, *addend;        // [unit]; with dropout only
   u32* column;                     // [block_n]; with dropout only
@@ -112,7 +129,7 @@ struct VectorBackward {
     dk = take(block_n * k_row), dv = take(block_n * v_row);
     q = take(unit * k_row), d_o = take(unit * v_row);
     q_columns = take(head_dim * unit), d_o_columns = take(head_dim_v * unit);
-    p = take(block_n * unit), ds = take(block_n * unit);
+    p = take(step_n * unit), ds = take(step_n * unit);
     offset = take(unit), delta = take(unit);
     multiplier = reinterpret_cast<u32*>(take(unit)), addend = reinterpret_cast<u32*>(take(unit));
     column = reinterpret_cast<u32*>(next);
@@ -182,41 +199,50 @@ struct VectorBackward {
     }
     if constexpr (Spec::dropout) make_row_words(params, problem, rows, multiplier, addend);
 
-    // Whole groups of eight keys.
-    const Span seen = {kept.begin - first, kept.end - first};
-    const Span used = {seen.begin / 8 * 8, round_up(seen.end, 8)};
-    float* const s = p + used.begin * unit;
-    float* const dp = ds + used.begin * unit;
-    const float* const keys = k + used.begin * k_row;
-    multiply_columns<false>({keys, k_row, 1}, q_columns, unit, head_dim, s, unit, used.size(), unit, false);
-    multiply_columns<false>({v + used.begin * v_row, v_row, 1}, d_o_columns, unit, head_dim_v, dp, unit,
-                            used.size(), unit, false);
-    if (!mask.whole(rows, kept)) apply_mask(unit, mask, p + seen.begin * unit, rows, kept, 1);
-    leave_out(unit, p, used.begin, seen.begin);
-    leave_out(unit, p, seen.end, used.end);
-    make_weights(params, used);
-    add_product(finite_d_o, {s, unit, 1}, d_o, v_row, rows.size(), dv + used.begin * v_row, v_row,
-                used.size(), head_dim_v);
-    add_product(finite_q, {dp, unit, 1}, q, k_row, rows.size(), dk + used.begin * k_row, k_row, used.size(),
-                head_dim);
-    add_product(finite_k, {dp, 1, unit}, keys, k_row, used.size(), sums + at * cpu_backward_row(head_dim),
-                cpu_backward_row(head_dim), round_up(rows.size(), 8), head_dim);
+    for (int begin = kept.begin / step_n * step_n; begin < kept.end; begin += step_n) {
+      const Span some = intersect(kept, {begin, begin + step_n});
+      if (Mask::row_intervals || touches(mask, rows, some))
+        add_step(params, mask, rows, some, first, finite_q, finite_k, finite_d_o, sums + at * dq_row);
+    }
   }
 
-  // Replaces scores by weights, which dropout changes, and dO V^T by dS.
-  __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, Span keys) const {
+  // The same for some of the keys.
+  FLASHJIT_FN void add_step(const CpuBackwardParams& params, const Mask& mask, Span rows, Span kept,
+                            int first, bool finite_q, bool finite_k, bool finite_d_o, float* dq) const {
+    // Whole groups of eight keys.
+    const int begin = kept.begin - kept.begin % 8, count = round_up(kept.end - begin, 8);
+    const float* const keys = k + (begin - first) * k_row;
+    multiply<unit, Strides<k_row, 1, unit, unit>, false>(keys, q_columns, head_dim, p, count);
+    multiply<unit, Strides<v_row, 1, unit, unit>, false>(v + (begin - first) * v_row, d_o_columns, head_dim_v,
+                                                         ds, count);
+    if (!mask.whole(rows, kept)) apply_mask(unit, mask, p + (kept.begin - begin) * unit, rows, kept, 1);
+    leave_out(unit, p, 0, kept.begin - begin);
+    leave_out(unit, p, kept.end - begin, count);
+    make_weights(params, begin - first, count);
+    add_product<head_dim_v, Strides<unit, 1, v_row, v_row>>(finite_d_o, p, d_o, rows.size(),
+                                                            dv + (begin - first) * v_row, count);
+    add_product<head_dim, Strides<unit, 1, k_row, k_row>>(finite_q, ds, q, rows.size(),
+                                                          dk + (begin - first) * k_row, count);
+    add_product<head_dim, Strides<1, unit, k_row, dq_row>>(finite_k, ds, keys, count, dq,
+                                                           round_up(rows.size(), 8));
+  }
+
+  // Replaces scores by weights, which dropout changes, and dO V^T by dS. The first key is the block's key
+  // `first`.
+  __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, int first, int count) const {
     const Vec scale = splat(params.scale_log2);
     for (int i = 0; i < unit; i += lanes) {
       const Vec offsets = device::load(offset + i), subtracted = device::load(delta + i);
 #pragma nounroll
-      for (int key = keys.begin; key < keys.end; ++key) {
+      for (int key = 0; key < count; ++key) {
         float* const weight = p + key * unit + i;
         float* const gradient = ds + key * unit + i;
         const Vec e = exp2(fma(device::load(weight), scale, -offsets));
         Vec kept = e, dp = device::load(gradient);
         if constexpr (Spec::dropout) {
           const IntVec keeps =
-              device::load(multiplier + i) * column[key] + device::load(addend + i) >= params.dropout.below;
+              device::load(multiplier + i) * column[first + key] + device::load(addend + i) >=
+              params.dropout.below;
           kept = select(keeps, e * params.dropout.scale, Vec{});
           dp = select(keeps, dp * params.dropout.scale, Vec{});
         }

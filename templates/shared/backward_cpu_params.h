@@ -41,13 +41,15 @@ FLASHJIT_FN constexpr int cpu_backward_row(int head_dim) {
   return round_up(head_dim, 32);
 }
 
+// Keys that a unit takes at a time: their weights, dS and columns of K share the first-level cache.
+constexpr int cpu_backward_keys = 64;
 // Bytes of a CPU worker's scratch: K, V, dK and dV of a block; a unit's Q and dO, as they are and transposed;
 // its weights, and dS; the lse, delta and words of its rows; the words of the block's columns.
 FLASHJIT_FN constexpr int cpu_backward_scratch(int head_dim, int head_dim_v, int block_n) {
   const int k_row = cpu_backward_packed_row(head_dim), v_row = cpu_backward_packed_row(head_dim_v);
   const int unit = cpu_unit_rows;
   return 4 * (2 * block_n * (k_row + v_row) + unit * (k_row + v_row + head_dim + head_dim_v) +
-              2 * block_n * unit + 4 * unit + block_n);
+              2 * cpu_backward_keys * unit + 4 * unit + block_n);
 }
 
 // With AMX: rows of a unit. Sums of dK and dV are loaded and stored once a unit.

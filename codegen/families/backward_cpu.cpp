@@ -45,8 +45,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
-  ConfigAxes axes = {.block_m = {0}, .block_n = {128, 256}, .num_stages = {1}, .num_warps = {1}};
-  axes.block_n.push_back(uses_amx(spec, target) ? 512 : 384);
+  ConfigAxes axes = {.block_m = {0}, .block_n = {128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   if (blocks && !uses_amx(spec, target))
     axes.block_n = {blocks->block_n >= 64 ? device::round_up(std::min(blocks->block_n, 256), 32)
@@ -58,19 +57,19 @@ std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
   return {};
 }
 
-// Q and dO are packed and dQ is added to once for each block: 128 keys take 5% more time than 256, with AMX
-// 20% more than 512. Blocks are what threads share: few heads of short sequences have smaller ones. AMX
-// leaves out groups of 32 keys by the mask, vectors only what lies outside a unit's hull.
+// Q and dO are packed and dQ is added to once for each block: 256 keys take 5% less time than 128, 512 with
+// AMX 20% less. Scratch leaves room in the second-level cache, of 2 MB where AVX-512 is, of 512 kB elsewhere.
+// Blocks are what threads share: few heads of short sequences have smaller ones.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  constexpr int few = 8;
+  const int room =
+      uses_amx(spec, target) ? largest_scratch * 3 / 4 : largest_scratch / (target.level < 4 ? 4 : 2);
   const std::vector<int> values = axes(spec, target).block_n;
   KernelConfig config{.block_n = values.front(), .num_stages = 1, .num_warps = 1};
-  constexpr int usual = 256, few = 8;
   for (KernelConfig larger = config; const int block_n : values) {
     larger.block_n = block_n;
     const std::int64_t blocks = std::int64_t{shape.batch} * shape.num_heads_kv * (shape.seqlen_k / block_n);
-    const bool shared = shape.seqlen_k == 0 || blocks >= few;
-    if (shared && (uses_amx(spec, target) || block_n <= usual) && misfit(spec, target, larger).empty())
-      config = larger;
+    if (blocks >= few && scratch(spec, target, larger) <= room) config = larger;
   }
   return config;
 }

@@ -104,7 +104,6 @@ struct VectorBackward {
   static constexpr int k_row = cpu_backward_packed_row(head_dim), v_row = cpu_backward_packed_row(head_dim_v);
   static constexpr int unit = backward_unit, step_n = cpu_backward_keys;
   static constexpr int dq_row = cpu_backward_row(head_dim);
-  static_assert(block_n % step_n == 0);
   using Element = typename Spec::Element;
   using Gradient = GradientOf<Spec>;
   using Mask = typename Spec::Mask;

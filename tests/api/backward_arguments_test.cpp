@@ -62,7 +62,7 @@ void expect_refused(std::initializer_list<const char*> texts,
 TEST(BackwardArguments, EveryTensorIsChecked) {
   const struct {
     const char* name;
-    std::optional<Tensor> AttentionArgs::*member;
+    std::optional<Tensor> AttentionArgs::* member;
     bool required;
   } tensors[] = {{"o", &AttentionArgs::o, true},    {"lse", &AttentionArgs::lse, true},
                  {"do", &AttentionArgs::d_o, true}, {"dlse", &AttentionArgs::dlse, false},

@@ -118,6 +118,7 @@ TEST_P(Backward, EveryMaskWithAndWithoutDropout) {
       {PaddingMask{}},
       {BlockSparseMask{.block_m = 64, .block_n = 64}},
       {BlockSparseMask{.block_m = 32, .block_n = 128, .per_head = true}},
+      {BlockSparseMask{.block_m = 48, .block_n = 80}},
       {TreeMask{}},
       {CausalMask{}, PaddingMask{}},
       {CausalMask{}, SlidingWindowMask{}, PaddingMask{}},

@@ -140,10 +140,10 @@ struct Backward {
     device::CpuBackwardParams p{};
     static_cast<device::BackwardParams&>(p) = params;
     const int row = device::cpu_backward_row(kernel.spec.head_dim);
-    p.rows = static_cast<int>(rows_of_head(kernel.spec, params.batch, params.seqlen_q, params.total_q));
+    p.rows = rows_of_head(kernel.spec, params.batch, params.seqlen_q, params.total_q);
     const i64 items = i64{params.batch} * params.num_heads_kv;
     p.parts = parts(params.batch, params.num_heads_kv, kernel.parallelism);
-    const i64 rows = i64{params.num_heads_q} * p.rows;
+    const i64 rows = params.num_heads_q * p.rows;
     p.offsets = static_cast<float*>(workspace);
     p.deltas = p.offsets + rows;
     p.sums = p.deltas + rows;

@@ -17,8 +17,9 @@ struct CpuBackwardParams : BackwardParams {
   // Parts into which the blocks of keys of a key/value head are dealt out: part i has blocks i, i + parts,
   // ...
   int parts;
-  int rows;  // of a head in the workspace: of batch entries in whole groups, packed
-             // cpu_backward_packed_rows()
+  // Rows of a head in the workspace: those of batch entries in whole groups, packed
+  // cpu_backward_packed_rows().
+  i64 rows;
   // In the workspace, 64-byte aligned:
   float* offsets;  // [num_heads_q, rows]: lse * log2(e), +inf for a row without keys and after the last row
   float* deltas;   // [num_heads_q, rows]

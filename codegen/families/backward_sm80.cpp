@@ -72,29 +72,43 @@ ConfigAxes axes(const AttentionSpec&, const Target&) {
       .block_m = {16, 32, 64, 128}, .block_n = {32, 64, 128, 256}, .num_stages = {1, 2}, .num_warps = {4, 8}};
 }
 
+// Sums that a thread holds: of dK and dV, and of the scores twice.
+int held_sums(const AttentionSpec& spec, const KernelConfig& config) {
+  const int parts = device::backward_column_parts(spec.head_dim, spec.head_dim_v);
+  return keys_of_a_warp(spec, config) / 16 * ((spec.head_dim + spec.head_dim_v) / 2 + config.block_m) / parts;
+}
+constexpr int most_sums = 192;
+
 std::string futility(const AttentionSpec& spec, const Target&, const KernelConfig& config) {
-  constexpr int most = 208;
-  const int tiles = keys_of_a_warp(spec, config) / 16;
-  const int columns =
-      (spec.head_dim + spec.head_dim_v) / device::backward_column_parts(spec.head_dim, spec.head_dim_v);
-  const int held =
-      tiles * (columns / 2 + config.block_m / device::backward_column_parts(spec.head_dim, spec.head_dim_v));
-  if (held > most) {
+  if (const int held = held_sums(spec, config); held > most_sums) {
     return "a thread would hold " + std::to_string(held) + " sums in its 255 registers; more than " +
-           std::to_string(most) + " leave too few registers for everything else";
+           std::to_string(most_sums) + " leave too few registers for everything else";
   }
   return {};
 }
 
+// Whether little beyond the sums needs registers.
+bool plain(const AttentionSpec& spec) {
+  const auto causal = [](const Mask& mask) { return std::holds_alternative<CausalMask>(mask); };
+  return !spec.deterministic && std::ranges::all_of(spec.mask, causal);
+}
+
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
+  // Fewer scores at a time where the masks' test takes registers.
+  constexpr KernelConfig masked[] = {{32, 128, 2, 8}, {32, 128, 1, 8}};
   constexpr KernelConfig narrow[] = {{32, 128, 2, 4}, {32, 128, 1, 4}};
   constexpr KernelConfig others[] = {{64, 128, 2, 8}, {64, 128, 1, 8}, {64, 64, 2, 8}, {64, 64, 1, 8},
                                      {32, 64, 1, 8},  {32, 64, 1, 4},  {32, 32, 1, 4}};
   const auto fits = [&](const KernelConfig& config) {
     return misfit(spec, target, config).empty() && futility(spec, target, config).empty();
   };
-  if (std::max(spec.head_dim, spec.head_dim_v) <= 64)
+  const bool wide = std::max(spec.head_dim, spec.head_dim_v) > 64;
+  // Elsewhere, and with other masks, four warps of so many sums spill.
+  if (!wide && target.level == 90 && plain(spec))
     for (const KernelConfig& config : narrow)
+      if (fits(config)) return config;
+  if (wide && (reads_tables(spec) || (spec.dropout && (!plain(spec) || target.level < 90))))
+    for (const KernelConfig& config : masked)
       if (fits(config)) return config;
   for (const KernelConfig& config : others)
     if (fits(config)) return config;
@@ -119,6 +133,13 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       function("backward", of_block, "backward_sm80<Spec, Config>") +
       (spec.deterministic ? function("backward_dq", of_block, "backward_dq_sm80<Spec, Config>")
                           : function("backward_finish", "backward_threads", "backward_finish<Spec>"));
+  // At its default level ptxas loads operands early until the registers overflow, or squeezes small kernels
+  // into fewer registers than they need. Both cause spills.
+  const int held = held_sums(spec, config);
+  const bool more = !plain(spec) || spec.dropout || spec.head_dim % 16;
+  const bool wide = spec.head_dim + spec.head_dim_v > 256;
+  if (spec.deterministic || wide || held <= 80 || (more && held >= 176))
+    source.options.push_back("--ptxas-options=-O1");
   source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
   source.steps.push_back(
       {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});

@@ -23,8 +23,9 @@ FLASHJIT_FN constexpr int backward_column_parts(int head_dim, int head_dim_v) {
 FLASHJIT_FN constexpr int backward_dq_rows(int num_warps) {
   return num_warps * 16;
 }
+// Q, dO and two buffers of K and V of the widest heads fit 99 KB, the least that a GPU from sm_80 up has.
 FLASHJIT_FN constexpr int backward_dq_keys(int head_dim, int head_dim_v) {
-  return head_dim + head_dim_v > 320 ? 16 : 32;
+  return round_up(head_dim, 16) + round_up(head_dim_v, 16) > 384 ? 16 : 32;
 }
 
 // Floats of a row of dQ's sums.
@@ -55,7 +56,7 @@ struct CudaBackwardLayout {
 };
 
 // The same of the mma.sync kernel for dQ alone: Q and dO of block_m rows; num_stages times K, V and dropout's
-// words of block_n keys.
+// words of block_n keys. A SharedTile begins at a multiple of 128 bytes.
 struct CudaBackwardDqLayout {
   int q, d_o, k, v, column_words, stage_bytes, end;
 
@@ -66,7 +67,7 @@ struct CudaBackwardDqLayout {
         k(d_o + 2 * block_m * round_up(head_dim_v, 16)),
         v(k + 2 * block_n * round_up(head_dim, 16)),
         column_words(v + 2 * block_n * round_up(head_dim_v, 16)),
-        stage_bytes(column_words + (dropout ? 4 * block_n : 0) - k),
+        stage_bytes(column_words + (dropout ? round_up(4 * block_n, 128) : 0) - k),
         end(k + num_stages * stage_bytes) {}
 };
 

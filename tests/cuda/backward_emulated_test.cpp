@@ -149,6 +149,8 @@ TEST_F(BackwardOnGpu, Tiles) {
   expect<SpecOf<Bf16, 16, 16, BottomRight>, ConfigOf<128, 256, 1, 8>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 192, 128, BottomRight>, ConfigOf<32, 64, 2, 8>>(c, {CausalMask{}});
   expect<SpecOf<Fp16, 200, 256>, ConfigOf<32, 64, 1, 8>>(c, {});
+  expect<Deterministic<Dropping<SpecOf<Bf16, 256, 256, device::Padding, device::Tree>>>,
+         ConfigOf<32, 32, 1, 4>>(c, {PaddingMask{}, TreeMask{}});
   expect<Deterministic<SpecOf<Fp16, 256, 200>>, ConfigOf<32, 64, 1, 8>>(c, {});
 }
 

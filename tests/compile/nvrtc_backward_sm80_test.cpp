@@ -1,5 +1,5 @@
 // The backward's kernels by mma.sync compile without a warning, at head dimensions 64 and 128 without a
-// spill. They have the intended instructions. instructions.
+// spill. They have the intended instructions.
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {

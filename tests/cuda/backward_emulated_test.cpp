@@ -176,6 +176,32 @@ TEST_F(BackwardOnGpu, MasksAndDropout) {
   }
 }
 
+// The formula of runtime/semantics.md.
+TEST(BackwardOnGpuWorkspace, IsLinearInTheRows) {
+  const Target target = Target::parse("sm_90");
+  for (const int head_dim : {64, 72})
+    for (const bool varlen : {false, true})
+      for (const bool deterministic : {false, true}) {
+        AttentionSpec spec{.op = Operation::backward, .head_dim = head_dim};
+        spec.varlen = varlen;
+        spec.deterministic = deterministic;
+        spec = spec.validated();
+        const Shape shape{.batch = 3,
+                          .seqlen_q = 130,
+                          .seqlen_k = 1000,
+                          .num_heads_q = 4,
+                          .num_heads_kv = 2,
+                          .total_q = varlen ? 300 : 0};
+        const PlannedKernel kernel{
+            spec, target, heuristic_config(spec, target, shape), {Device::Kind::cpu, 0}, 4, nullptr};
+        const std::size_t rows = varlen ? 128 * (300 / 128 + 3) : 3 * 256;
+        const std::size_t columns = deterministic ? 0 : head_dim == 64 ? 64 : 80;
+        EXPECT_EQ(runtime_of(Operation::backward).workspace_bytes(kernel, shape),
+                  4 * 4 * rows * (2 + columns))
+            << spec.to_json();
+      }
+}
+
 TEST_F(BackwardOnGpu, PackedSequencesAndFloats) {
   const Case c{.heads_q = 6,
                .heads_kv = 2,

@@ -189,8 +189,8 @@ void set_decode_items(StepLaunch& step, const device::DecodeParams& params, cons
   // A power of two: lengths decide how many parts there are, and threads' memory seldom grows.
   items.lent_bytes = std::bit_ceil(LentLayout(cut.tiles, params.batch).partials +
                                    static_cast<std::size_t>(cut.slots) * cut.part_bytes);
-  items.lend = spec.batch_invariant ? [](StepLaunch& step, void* memory) { lend(step, memory, true); }
-                                    : [](StepLaunch& step, void* memory) { lend(step, memory, false); };
+  items.lend = spec.batch_invariant ? [](StepLaunch& lent, void* memory) { lend(lent, memory, true); }
+                                    : [](StepLaunch& lent, void* memory) { lend(lent, memory, false); };
 }
 
 }  // namespace flashjit

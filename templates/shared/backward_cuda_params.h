@@ -82,9 +82,9 @@ struct CudaBackwardParams : BackwardParams {
 
   // The first row of a batch entry's sequence. Packed sequences need no table: rounding down (first packed
   // row + batch * unit) leaves each at least its length, rounded up.
-  FLASHJIT_FN i64 first_row(int batch, int first_q, bool varlen) const {
+  FLASHJIT_FN i64 first_row(int entry, int first_q, bool varlen) const {
     const i64 unit = backward_row_unit;
-    return varlen ? (first_q / unit + batch) * unit : batch * ((seqlen_q + unit - 1) / unit * unit);
+    return varlen ? (first_q / unit + entry) * unit : entry * ((seqlen_q + unit - 1) / unit * unit);
   }
 };
 

@@ -30,8 +30,8 @@ struct CudaDecodeParams : DecodeParams {
   FLASHJIT_FN int tile_rows() const { return tile_heads * tile_positions; }
   // The slot of part i of a tile that block `first` begins.
   FLASHJIT_FN i64 shared_slot(u32 first, int i) const { return 2 * (i64{first} + i) + (i == 0 ? 1 : 0); }
-  FLASHJIT_FN i64 fixed_slot(int batch, int tile, int part) const {
-    return (i64{batch} * most_tiles + tile) * most_parts + part;
+  FLASHJIT_FN i64 fixed_slot(int entry, int tile, int part) const {
+    return (i64{entry} * most_tiles + tile) * most_parts + part;
   }
 };
 

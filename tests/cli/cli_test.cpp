@@ -462,7 +462,7 @@ TEST(Bench, ComparesConfigs) {
 // row.
 TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
   const CommandLine flashjit;
-  const auto row = [&](const std::string& mask, const std::vector<std::string>& more) {
+  const auto measured = [&](const std::string& mask, const std::vector<std::string>& more) {
     const std::string spec = R"({"op": "decode", "dtype": "fp32", "head_dim": 16, "mask": [)" + mask + "]}";
     const std::vector<std::string> bench = {"bench",    spec,        "--seqlens", "1",          "--seqlen-k",
                                             "200",      "--heads-q", "4",         "--heads-kv", "2",
@@ -476,8 +476,8 @@ TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
     EXPECT_GT(read, 0);
     EXPECT_DOUBLE_EQ(row["read_share"].get<double>(), rate / read);
   };
-  expect_bytes(row("", {}), 2 * 200 * 128);
-  expect_bytes(row("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
+  expect_bytes(measured("", {}), 2 * 200 * 128);
+  expect_bytes(measured("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
 }
 
 // Sequences of 3, 3 and 200 keys, 256 bytes for each, in pages of 16: 15 of them and not 39, as sequences of

@@ -8,7 +8,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-AttentionSpec backward_spec(int head_dim, int feature = 0) {
+AttentionSpec spec_with(int head_dim, int feature = 0) {
   AttentionSpec spec;
   spec.op = Operation::backward;
   spec.dtype = feature % 2 ? DType::bf16 : DType::fp16;
@@ -32,7 +32,7 @@ bool usual(int head_dim) {
   return head_dim == 64 || head_dim == 128;
 }
 
-void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
+void expect_sound_mma_sync(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
@@ -70,9 +70,9 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackwardByMmaSync) {
         ++place;
         if ((usual(head_dim) && feature < 2 && target.level == 90) ||
             has_turn(place, usual(head_dim) ? 19 : 29))
-          cases.push_back(default_case(backward_spec(head_dim, feature), target));
+          cases.push_back(default_case(spec_with(head_dim, feature), target));
       }
-  for_each_compiled(cases, expect_sound_backward);
+  for_each_compiled(cases, expect_sound_mma_sync);
 }
 
 }  // namespace

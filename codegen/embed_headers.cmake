@@ -9,7 +9,7 @@ foreach(name IN LISTS NAMES)
   if(NOT clash EQUAL -1)
     message(FATAL_ERROR "${name} holds the delimiter of the raw string that embeds it")
   endif()
-  string(APPEND entries "    {\"${name}\", R\"__header(${text})__header\"},\n")
+  string(APPEND entries "    {\"${name}\", R\"__header(${text})__header\"sv},\n")
 endforeach()
 
 file(WRITE ${OUTPUT} "// Written by embed_headers.cmake from templates/; edit those.
@@ -18,6 +18,8 @@ file(WRITE ${OUTPUT} "// Written by embed_headers.cmake from templates/; edit th
 namespace flashjit {
 
 std::span<const EmbeddedHeader> embedded_headers() {
+  // sv: compilers that count the characters themselves reach a limit of constant evaluation.
+  using namespace std::string_view_literals;
   static constexpr EmbeddedHeader headers[] = {
 ${entries}  };
   return headers;

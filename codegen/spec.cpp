@@ -93,9 +93,9 @@ AttentionSpec AttentionSpec::validated() const {
   AttentionSpec spec = without_defaults(*this);
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
 
-  if (spec.dtype == DType::int32 || spec.dtype == DType::int64)
+  if (spec.dtype != DType::bf16 && spec.dtype != DType::fp16 && spec.dtype != DType::fp32)
     invalid(std::string("dtype ") + to_string(spec.dtype) +
-            " is for lengths, offsets and seeds; bf16, fp16 or fp32 would work");
+            " is none that queries and outputs have; bf16, fp16 or fp32 would work");
   check_mla(spec);
   check_steps("head_dim", spec.head_dim, smallest_head_dim, largest_head_dim, head_dim_step);
   check_steps("head_dim_v", spec.head_dim_v, smallest_head_dim, largest_head_dim, head_dim_step);
@@ -167,6 +167,14 @@ const char* to_string(DType dtype) noexcept {
       return "int32";
     case DType::int64:
       return "int64";
+    case DType::int8:
+      return "int8";
+    case DType::uint8:
+      return "uint8";
+    case DType::fp8_e4m3:
+      return "fp8_e4m3";
+    case DType::fp8_e5m2:
+      return "fp8_e5m2";
   }
   return "unknown";
 }
@@ -193,6 +201,11 @@ std::size_t size_of(DType dtype) noexcept {
       return 2;
     case DType::int64:
       return 8;
+    case DType::int8:
+    case DType::uint8:
+    case DType::fp8_e4m3:
+    case DType::fp8_e5m2:
+      return 1;
   }
   return 0;
 }

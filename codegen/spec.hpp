@@ -14,7 +14,9 @@
 namespace flashjit {
 
 enum class Operation { forward, backward, decode, merge, append_kv };
-enum class DType { fp32, fp16, bf16, int32, int64 };  // int32: lengths and offsets only; int64: seeds only
+// int32: lengths and offsets; int64: seeds and slots. fp8_e4m3 is E4M3FN (largest value 448, no infinity),
+// fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
+enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };
 
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;

@@ -107,7 +107,7 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
   const auto wrong = [&](const char* field, int value, const char* allowed) {
     refuse_argument(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
   };
-  if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_INT64) wrong("dtype", t.dtype, "a flashjit_dtype");
+  if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_FP8_E5M2) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
     wrong("device_kind", t.device_kind, "a flashjit_device_kind");
   if (t.rank < 1 || t.rank > FLASHJIT_MAX_RANK) wrong("rank", t.rank, "between 1 and 6");

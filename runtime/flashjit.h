@@ -62,7 +62,11 @@ typedef enum {
   FLASHJIT_FP16 = 1,
   FLASHJIT_BF16 = 2,
   FLASHJIT_INT32 = 3,
-  FLASHJIT_INT64 = 4
+  FLASHJIT_INT64 = 4,
+  FLASHJIT_INT8 = 5,
+  FLASHJIT_UINT8 = 6,
+  FLASHJIT_FP8_E4M3 = 7, /* E4M3FN: largest value 448, no infinity */
+  FLASHJIT_FP8_E5M2 = 8
 } flashjit_dtype;
 typedef enum { FLASHJIT_CPU = 0, FLASHJIT_CUDA = 1 } flashjit_device_kind;
 

@@ -34,7 +34,7 @@ class FarTensor {
     std::copy(strides.begin(), strides.end(), tensor_.strides.begin());
     std::int64_t elements = 1;
     for (std::size_t i = 0; i < shape.size(); ++i) elements += (shape[i] - 1) * strides[i];
-    bytes_ = static_cast<std::size_t>(elements) * verify::element_size(dtype);
+    bytes_ = static_cast<std::size_t>(elements) * size_of(dtype);
     tensor_.data =
         mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (tensor_.data == MAP_FAILED) throw std::bad_alloc();
@@ -74,7 +74,7 @@ class FarTensor {
   void copy(bool up) {
     if (!device_.is_cuda()) return;
     const cuda::ContextScope scope(device_.context());
-    const std::size_t width = verify::element_size(tensor_.dtype);
+    const std::size_t width = size_of(tensor_.dtype);
     for_each_row([&](std::int64_t at, std::int64_t columns) {
       const auto host =
           reinterpret_cast<cuda::CUdeviceptr>(tensor_.data) + static_cast<std::size_t>(at) * width;

@@ -37,10 +37,10 @@ struct Row {
 
   Row(DType type, int n, int dim, int dim_v)
       : dtype(type), o_dtype(type), keys(n), head_dim(dim), columns(dim_v) {
-    q.resize(dim * element_size(type));
-    k.resize(static_cast<std::size_t>(n) * dim * element_size(type));
-    v.resize(static_cast<std::size_t>(n) * dim_v * element_size(type));
-    o.resize(dim_v * element_size(DType::fp32));
+    q.resize(dim * size_of(type));
+    k.resize(static_cast<std::size_t>(n) * dim * size_of(type));
+    v.resize(static_cast<std::size_t>(n) * dim_v * size_of(type));
+    o.resize(dim_v * size_of(DType::fp32));
   }
 
   void set_q(int d, double value) { store_element(q.data(), dtype, d, static_cast<float>(value)); }

@@ -19,7 +19,7 @@ void fill_poison(std::byte* begin, std::size_t bytes, DType dtype, Poison poison
   const float value = poison == Poison::nan ? std::numeric_limits<float>::quiet_NaN()
                                             : std::numeric_limits<float>::infinity();
   const DType floating = dtype == DType::int32 ? DType::fp32 : dtype;
-  for (std::size_t i = 0; i < bytes / verify::element_size(dtype); ++i) {
+  for (std::size_t i = 0; i < bytes / size_of(dtype); ++i) {
     verify::store_element(begin, floating, static_cast<std::int64_t>(i), value);
   }
 }
@@ -70,7 +70,7 @@ TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape)
 GuardedTensor::GuardedTensor(TestDevice& device, DType dtype, const TensorShape& shape, Poison poison,
                              Fence fence)
     : device_(device), dtype_(dtype), shape_(shape), elements_(shape), poison_(poison) {
-  const std::size_t width = verify::element_size(dtype);
+  const std::size_t width = size_of(dtype);
   std::size_t bytes = 0;  // from the first element to the end of the last
   if (std::all_of(shape.shape.begin(), shape.shape.begin() + shape.rank,
                   [](std::int64_t n) { return n > 0; })) {
@@ -139,7 +139,7 @@ template <class F>
 void GuardedTensor::for_each_row(F&& body) const {
   std::int64_t rows = 1;
   for (int i = 0; i < elements_.rank; ++i) rows *= i + 1 < elements_.rank ? elements_.shape[i] : 1;
-  const std::size_t width = verify::element_size(dtype_);
+  const std::size_t width = size_of(dtype_);
   const std::size_t bytes = width * static_cast<std::size_t>(elements_.shape[elements_.rank - 1]);
   if (bytes == 0) return;
   for (std::int64_t row = 0; row < rows; ++row) {

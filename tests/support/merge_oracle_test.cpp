@@ -104,9 +104,9 @@ struct Problem {
   Problem(DType of_parts, DType of_o, int n, float lse_scale = 1)
       : parts_dtype(of_parts), o_dtype(of_o), parts(n) {
     const std::size_t rows = static_cast<std::size_t>(batch) * seqlen_q * heads;
-    parts_o.resize(n * rows * head_dim_v * element_size(of_parts));
+    parts_o.resize(n * rows * head_dim_v * size_of(of_parts));
     parts_lse.resize(n * rows);
-    o.resize(rows * head_dim_v * element_size(of_o));
+    o.resize(rows * head_dim_v * size_of(of_o));
     lse.resize(rows);
     const std::int64_t all = n * static_cast<std::int64_t>(rows);
     fill_random(Tensor::contiguous(parts_o.data(), of_parts, {}, {all, head_dim_v}), 1);

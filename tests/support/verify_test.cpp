@@ -190,7 +190,7 @@ struct Problem {
   Problem(DType type, int b, int n, int hq, int hk, int d)
       : dtype(type), batch(b), seqlen(n), heads_q(hq), heads_kv(hk), head_dim(d) {
     const auto make = [&](std::vector<std::byte>& data, int heads, std::uint64_t seed) {
-      data.resize(static_cast<std::size_t>(b) * n * heads * d * element_size(type));
+      data.resize(static_cast<std::size_t>(b) * n * heads * d * size_of(type));
       const Tensor t = tensor_of(data.data(), type, {b, n, heads, d});
       if (seed) fill_random(t, seed);
       return t;
@@ -332,6 +332,50 @@ TEST(Element, EveryHalfSurvivesARoundTrip) {
       ASSERT_TRUE(std::isnan(bf16_to_float(half)));
     }
   }
+}
+
+// Values of the Open Compute Project's specification.
+TEST(Element, ValuesOfEightBits) {
+  EXPECT_EQ(e4m3.value(0x01), 0x1p-9f);
+  EXPECT_EQ(e4m3.value(0x08), 0x1p-6f);
+  EXPECT_EQ(e4m3.value(0xb8), -1);
+  EXPECT_EQ(e4m3.value(0x7e), 448);
+  EXPECT_TRUE(std::isnan(e4m3.value(0x7f)));
+  EXPECT_EQ(e5m2.value(0x01), 0x1p-16f);
+  EXPECT_EQ(e5m2.value(0x04), 0x1p-14f);
+  EXPECT_EQ(e5m2.value(0xbc), -1);
+  EXPECT_EQ(e5m2.value(0x7b), 57344);
+  EXPECT_EQ(e5m2.value(0xfc), -INFINITY);
+  EXPECT_TRUE(std::isnan(e5m2.value(0x7d)));
+}
+
+TEST(Element, RoundsToEightBits) {
+  for (const Fp8& format : {e4m3, e5m2}) {
+    int last = 0;
+    while (format.value(static_cast<std::uint8_t>(last)) != format.largest) ++last;
+    for (int h = 0; h < last; ++h) {
+      const float below = format.value(static_cast<std::uint8_t>(h)),
+                  above = format.value(static_cast<std::uint8_t>(h + 1)), middle = (below + above) / 2;
+      ASSERT_EQ(format.bits(below), h);
+      ASSERT_EQ(format.bits(middle), h % 2 == 0 ? h : h + 1);
+      ASSERT_EQ(format.bits(std::nextafter(middle, below)), h);
+      ASSERT_EQ(format.bits(std::nextafter(middle, above)), h + 1);
+      ASSERT_EQ(format.bits(-middle), (h % 2 == 0 ? h : h + 1) | 0x80);
+    }
+    EXPECT_EQ(format.bits(INFINITY), last);
+    EXPECT_EQ(format.bits(-2 * format.largest), last | 0x80);
+    EXPECT_TRUE(std::isnan(format.value(format.bits(NAN))));
+  }
+  const auto as_int8 = [](float value) {
+    signed char stored;
+    store_element(&stored, DType::int8, 0, value);
+    return load_element(&stored, DType::int8, 0);
+  };
+  EXPECT_EQ(as_int8(2.5f), 2);
+  EXPECT_EQ(as_int8(-3.5f), -4);
+  EXPECT_EQ(as_int8(1000), 127);
+  EXPECT_EQ(as_int8(-INFINITY), -128);
+  EXPECT_EQ(as_int8(NAN), 0);
 }
 
 TEST(Element, RoundsToNearestEven) {

@@ -1,11 +1,14 @@
 // Reads and writes tensor elements in host memory. Software does the conversions: reading is exact, writing
-// rounds to nearest even.
+// rounds to nearest even. What exceeds an 8-bit format becomes its largest value, as GPUs' conversions do.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "codegen/spec.hpp"
 
@@ -47,13 +50,45 @@ inline std::uint16_t float_to_fp16(float f) {
   return static_cast<std::uint16_t>(sign | half);
 }
 
-// Bytes of an element.
-inline std::size_t element_size(DType dtype) {
-  return dtype == DType::bf16 || dtype == DType::fp16 ? 2 : 4;
+// An 8-bit float of a sign, exponent bits and mantissa_bits.
+struct Fp8 {
+  int mantissa_bits, bias;
+  float largest;
+  bool infinities;
+
+  float value(std::uint8_t bits) const {
+    const int magnitude = bits & 0x7f, exponent = magnitude >> mantissa_bits;
+    const int mantissa = magnitude & ((1 << mantissa_bits) - 1);
+    const float sign = bits & 0x80 ? -1.f : 1.f;
+    if (infinities && exponent == 31) return sign * (mantissa ? NAN : INFINITY);
+    if (!infinities && magnitude == 0x7f) return sign * NAN;
+    const int implied = exponent ? 1 << mantissa_bits : 0;
+    return sign *
+           std::ldexp(static_cast<float>(implied + mantissa), std::max(exponent, 1) - bias - mantissa_bits);
+  }
+  std::uint8_t bits(float f) const {
+    const std::uint8_t sign = std::signbit(f) ? 0x80 : 0;
+    if (std::isnan(f)) return sign | 0x7f;
+    const float x = std::min(std::fabs(f), largest);
+    int exponent = 1 - bias;
+    if (x >= std::ldexp(1.f, exponent)) exponent = std::ilogb(x);
+    // In units of the last place. A carry moves to the next exponent by itself.
+    const auto units = static_cast<int>(std::nearbyint(std::ldexp(x, mantissa_bits - exponent)));
+    return static_cast<std::uint8_t>(sign | (((exponent + bias - 1) << mantissa_bits) + units));
+  }
+};
+inline constexpr Fp8 e4m3{3, 7, 448.f, false}, e5m2{2, 15, 57344.f, true};
+
+template <class Integer>
+Integer float_to_integer8(float f) {
+  using Limits = std::numeric_limits<Integer>;
+  return std::isnan(f) ? Integer{0}
+                       : static_cast<Integer>(
+                             std::clamp(std::nearbyint(f), float{Limits::min()}, float{Limits::max()}));
 }
 
 inline double load_element(const void* data, DType dtype, std::int64_t index) {
-  const char* at = static_cast<const char*>(data) + index * static_cast<std::int64_t>(element_size(dtype));
+  const char* at = static_cast<const char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
   std::uint16_t half;
   std::uint32_t word;
   switch (dtype) {
@@ -74,12 +109,20 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
       std::memcpy(&integer, at, 8);
       return static_cast<double>(integer);
     }
+    case DType::int8:
+      return static_cast<signed char>(*at);
+    case DType::uint8:
+      return static_cast<unsigned char>(*at);
+    case DType::fp8_e4m3:
+      return e4m3.value(static_cast<std::uint8_t>(*at));
+    case DType::fp8_e5m2:
+      return e5m2.value(static_cast<std::uint8_t>(*at));
   }
   return 0;
 }
 
 inline void store_element(void* data, DType dtype, std::int64_t index, float value) {
-  char* at = static_cast<char*>(data) + index * static_cast<std::int64_t>(element_size(dtype));
+  char* at = static_cast<char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
   std::uint16_t half;
   switch (dtype) {
     case DType::bf16:
@@ -99,7 +142,20 @@ inline void store_element(void* data, DType dtype, std::int64_t index, float val
     case DType::int64: {
       const auto integer = static_cast<std::int64_t>(value);
       std::memcpy(at, &integer, 8);
+      break;
     }
+    case DType::int8:
+      *at = static_cast<char>(float_to_integer8<signed char>(value));
+      break;
+    case DType::uint8:
+      *at = static_cast<char>(float_to_integer8<unsigned char>(value));
+      break;
+    case DType::fp8_e4m3:
+      *at = static_cast<char>(e4m3.bits(value));
+      break;
+    case DType::fp8_e5m2:
+      *at = static_cast<char>(e5m2.bits(value));
+      break;
   }
 }
 

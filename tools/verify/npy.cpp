@@ -34,19 +34,6 @@ std::size_t width_of(const std::string& path, const std::string& descr) {
   refuse(path, "elements are '" + descr + "'; supported are <f4, <f2, <u2 (the bits of bf16) and <i4");
 }
 
-const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::fp32:
-      return "fp32";
-    case DType::fp16:
-      return "fp16";
-    case DType::bf16:
-      return "bf16";
-    default:
-      return "int32";
-  }
-}
-
 std::vector<std::int64_t> parse_shape(const std::string& path, std::string_view text) {
   std::vector<std::int64_t> shape;
   const std::size_t close = text.find(')');
@@ -120,12 +107,12 @@ std::vector<std::byte> elements_as(const NpyArray& array, DType dtype) {
   if (same) return array.data;
   if (dtype == DType::int32 || (array.descr != "<f4" && array.descr != "<f2")) {
     throw Error(ErrorCode::invalid_argument,
-                "elements '" + array.descr + "' cannot become " + name_of(dtype) +
+                "elements '" + array.descr + "' cannot become " + to_string(dtype) +
                     "; <f4 and <f2 become any floating type, <u2 are the bits of bf16, <i4 is int32");
   }
   const DType from = array.descr == "<f4" ? DType::fp32 : DType::fp16;
-  const auto count = static_cast<std::int64_t>(array.data.size() / element_size(from));
-  std::vector<std::byte> out(static_cast<std::size_t>(count) * element_size(dtype));
+  const auto count = static_cast<std::int64_t>(array.data.size() / size_of(from));
+  std::vector<std::byte> out(static_cast<std::size_t>(count) * size_of(dtype));
   for (std::int64_t i = 0; i < count; ++i) {
     store_element(out.data(), dtype, i, static_cast<float>(load_element(array.data.data(), from, i)));
   }
@@ -150,7 +137,7 @@ void write_npy(const std::string& path, const Tensor& tensor) {
   bytes += static_cast<char>(header.size() >> 8);
   bytes += header;
   const std::size_t data_start = bytes.size();
-  bytes.resize(data_start + static_cast<std::size_t>(count) * element_size(dtype));
+  bytes.resize(data_start + static_cast<std::size_t>(count) * size_of(dtype));
   for (std::int64_t i = 0; i < count; ++i) {
     std::int64_t offset = 0;
     for (std::int64_t d = tensor.rank - 1, rest = i; d >= 0; rest /= tensor.shape[d], --d) {

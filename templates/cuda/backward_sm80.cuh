@@ -426,8 +426,8 @@ class BackwardSm80 {
     const auto rows_of = [&](const TensorView& t) {
       Gradient* const first =
           static_cast<Gradient*>(t.data) + problem.k_offset(t) + first_key_ * t.row_stride;
-      return [=, this](u32 row) -> Gradient* {
-        return first_key_ + static_cast<int>(row) < slot_keys ? first + row * t.row_stride : nullptr;
+      return [this, first, slot_keys, stride = t.row_stride](u32 row) -> Gradient* {
+        return first_key_ + static_cast<int>(row) < slot_keys ? first + row * stride : nullptr;
       };
     };
     store_rows<Gradient, KTile>(dk_, p_.scale, shared_ + layout.k, warp_ * warp_keys, lane_, rows_of(p_.dk),

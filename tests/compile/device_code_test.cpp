@@ -54,9 +54,12 @@ const char backward[] =
     R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding", "block_sparse"],
         "dropout": true, "varlen": true})";
 
+// 177: a constant without a use. A kernel need not use all constants of its headers.
 std::string nvcc_command() {
   const std::string path = FLASHJIT_NVCC;
-  return path.empty() ? path : "'" + path + "' -std=c++17 -Werror all-warnings -cubin -o kernel.cubin ";
+  return path.empty() ? path
+                      : "'" + path +
+                            "' -std=c++17 -Werror all-warnings -diag-suppress=177 -cubin -o kernel.cubin ";
 }
 
 TEST(Standalone, Nvcc) {
@@ -64,12 +67,10 @@ TEST(Standalone, Nvcc) {
   if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
   for (const Case& what :
        {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"}, Case{bf16, "sm_120"},
-        Case{masks, "sm_80"}, Case{masks, "sm_90a"}, Case{dropout, "sm_80"}, Case{dropout, "sm_90a"}}) {
+        Case{masks, "sm_80"}, Case{masks, "sm_90a"}, Case{dropout, "sm_80"}, Case{dropout, "sm_90a"},
+        Case{backward, "sm_80"}, Case{backward, "sm_90a"}}) {
     compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
   }
-  for (const char* target : {"sm_80", "sm_90a"})
-    if (why_unsupported(AttentionSpec::from_json(backward), Target::parse(target)).empty())
-      compile_alone({backward, target}, nvcc + "-arch=" + target, "kernel.cu");
 }
 
 TEST(Standalone, Clang) {

@@ -57,20 +57,18 @@ const char backward[] =
 // 177: a constant without a use. A kernel need not use all constants of its headers.
 std::string nvcc_command() {
   const std::string path = FLASHJIT_NVCC;
-  return path.empty() ? path
-                      : "'" + path +
-                            "' -std=c++17 -Werror all-warnings -diag-suppress=177 -cubin -o kernel.cubin ";
+  return path.empty()
+             ? path
+             : "'" + path + "' -std=c++17 -Werror all-warnings -diag-suppress=177 -cubin -o kernel.cubin ";
 }
 
 TEST(Standalone, Nvcc) {
   const std::string nvcc = nvcc_command();
   if (nvcc.empty()) GTEST_SKIP() << "no nvcc was found when the build was configured";
   for (const Case& what :
-       {Case{bf16, "sm_80"}, Case{fp16, "sm_90"}, Case{fp16, "sm_90a"}, Case{bf16, "sm_120"},
-        Case{masks, "sm_80"}, Case{masks, "sm_90a"}, Case{dropout, "sm_80"}, Case{dropout, "sm_90a"},
-        Case{backward, "sm_80"}, Case{backward, "sm_90a"}}) {
+       {Case{bf16, "sm_80"}, Case{fp16, "sm_90a"}, Case{masks, "sm_120"}, Case{masks, "sm_90a"},
+        Case{dropout, "sm_80"}, Case{dropout, "sm_90a"}, Case{backward, "sm_80"}, Case{backward, "sm_90a"}})
     compile_alone(what, nvcc + "-arch=" + what.target, "kernel.cu");
-  }
 }
 
 TEST(Standalone, Clang) {

@@ -64,7 +64,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
       if (feature == 6) spec.mask = {SlidingWindowMask{.sinks = true}}, spec.grad_dtype = DType::fp32;
       if (feature == 7) spec.dtype = DType::fp16, spec.deterministic = spec.dropout = true;
       const bool always = usual && feature < 4;
-      if (always || has_turn(place, usual ? 2 : 24)) cases.push_back(default_case(spec.validated(), target));
+      if (always || has_turn(place, usual ? 3 : 53)) cases.push_back(default_case(spec.validated(), target));
       ++place;
     }
   }

@@ -59,7 +59,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfDecode) {
       for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
         const bool usual = head_dim == 64 || head_dim == 128 || head_dim == 256;
         ++place;
-        if ((usual && target.arch_specific) || has_turn(place, usual ? 11 : 97))
+        if ((usual && target.arch_specific && seqlen_q != 8) || has_turn(place, usual ? 23 : 197))
           cases.push_back(case_for_rows(
               decode_spec(place % 3 ? DType::bf16 : DType::fp16, head_dim, place % 5 ? 0 : 264 - head_dim),
               target, seqlen_q));
@@ -85,7 +85,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfEveryOptionOfDecode) {
         for (const int head_dim : {64, 128, 256})
           for (const int seqlen_q : {1, 8, 64})
             for (const char* target : {"sm_90a", "sm_80", "sm_89"}) {
-              if (!has_turn(place++, 67)) continue;
+              if (!has_turn(place++, 133)) continue;
               AttentionSpec spec = decode_spec(DType::bf16, head_dim, 0, masks);
               spec.paged = paged;
               spec.varlen = varlen;
@@ -107,7 +107,7 @@ TEST_F(NvrtcTest, SearchSpaceOfDecode) {
         spec.paged = paged;
         const Target target = Target::parse(name);
         for (const KernelConfig& config : search_space(spec.validated(), target))
-          if (has_turn(place++, 83)) cases.push_back({spec.validated(), target, config});
+          if (has_turn(place++, 167)) cases.push_back({spec.validated(), target, config});
       }
   for_each_compiled(cases, expect_sound_decode);
 }

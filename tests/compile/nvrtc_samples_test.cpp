@@ -132,7 +132,7 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
             std::vector<KernelConfig> space = search_space(spec, target);
             std::shuffle(space.begin(), space.end(), random);
             const int place = head_dim / 16 + (dtype == DType::fp16) + causal + dropout;
-            if (!has_turn(static_cast<std::size_t>(2 * other + place), 12)) continue;
+            if (!has_turn(static_cast<std::size_t>(2 * other + place), 23)) continue;
             if (!test_all()) space.resize(1);
             for (const KernelConfig& config : space) cases.push_back({spec, target, config});
           }

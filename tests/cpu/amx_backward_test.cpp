@@ -140,15 +140,16 @@ TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
       const AttentionSpec spec = backward_spec(40, mask, {.dropout = dropout});
       const EmulatedBackward kernel(spec, heuristic_config(spec, amx, {}));
       for (const std::uint64_t seed : {1, 4})
-        expect({.spec = spec,
-                .batch = 2,
-                .heads_q = 4,
-                .heads_kv = 2,
-                .seqlen_q = 150 - 20 * static_cast<int>(seed),
-                .seqlen_k = 130 + 30 * static_cast<int>(seed),
-                .poison = seed % 2 ? Poison::nan : Poison::infinity,
-                .seed = seed},
-               kernel);
+        if (test_all() || (seed == 1) == dropout)
+          expect({.spec = spec,
+                  .batch = 2,
+                  .heads_q = 4,
+                  .heads_kv = 2,
+                  .seqlen_q = 150 - 20 * static_cast<int>(seed),
+                  .seqlen_k = 130 + 30 * static_cast<int>(seed),
+                  .poison = seed % 2 ? Poison::nan : Poison::infinity,
+                  .seed = seed},
+                 kernel);
     }
 }
 

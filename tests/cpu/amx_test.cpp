@@ -203,6 +203,7 @@ TEST_F(EmulatedAmx, Masks) {
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
       const EmulatedKernel one_tile(spec, heuristic_config(spec, amx, {})), several(spec, tiles_of(32, 96));
       for (const std::uint64_t seed : {1, 3, 4, 6}) {
+        if (!test_all() && (seed + &mask - masks + dim / 8) % 2) continue;
         const Case c = {.spec = spec,
                         .batch = 2,
                         .heads_q = 4,
@@ -258,8 +259,11 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
     const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}});
     std::vector<KernelConfig> configs = search_space(spec, amx);
     configs.push_back(tiles_of(48, 80));
-    for (const KernelConfig& config : configs)
+    for (std::size_t i = 0; i < configs.size(); ++i) {
+      if (i % 3 && !test_all()) continue;
+      const KernelConfig& config = configs[i];
       expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
+    }
   }
 }
 

@@ -129,7 +129,7 @@ TEST_P(Backward, EveryMaskWithAndWithoutDropout) {
       for (const Poison poison : {Poison::nan, Poison::infinity})
         for (const bool varlen : {false, true}) {
           const AttentionSpec spec = backward_spec(widest_, 64, mask, {.varlen = varlen, .dropout = dropout});
-          if (!takes_next(spec, 2)) continue;
+          if (!takes_next(spec, 4)) continue;
           Case c{.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 200, .seqlen_k = 260};
           if (varlen) c.lengths_q = {100, 200}, c.lengths_k = {130, 260};
           c.poison = poison;

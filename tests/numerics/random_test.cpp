@@ -153,7 +153,8 @@ class Random : public ComputesOnEveryDevice {
 
 TEST_P(Random, SpecsAndShapes) {
   const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),
-                      cases = from_environment("FLASHJIT_TEST_CASES", 150);
+                      cases =
+                          from_environment("FLASHJIT_TEST_CASES", test_all() || on().is_cuda() ? 150 : 90);
   std::cout << "FLASHJIT_TEST_SEED=" << seed << " FLASHJIT_TEST_CASES=" << cases << std::endl;
   RecordProperty("seed", std::to_string(seed));
   Draw draw(seed);
@@ -166,7 +167,7 @@ TEST_P(Random, SpecsAndShapes) {
 
 TEST_P(Random, DecodeSpecsAndShapes) {
   const std::uint64_t seed = from_environment("FLASHJIT_TEST_SEED", 1),
-                      cases = from_environment("FLASHJIT_TEST_CASES", 80);
+                      cases = from_environment("FLASHJIT_TEST_CASES", test_all() || on().is_cuda() ? 80 : 50);
   std::cout << "FLASHJIT_TEST_SEED=" << seed << " FLASHJIT_TEST_CASES=" << cases << std::endl;
   RecordProperty("seed", std::to_string(seed));
   Draw draw(seed);

@@ -100,7 +100,7 @@ TEST_P(TrainingOn, LaunchesWithAnyLseStayInside) {
       for (const bool varlen : {false, true}) {
         const AttentionSpec spec =
             attention_spec(Operation::backward, dtype, 64, mask, {.varlen = varlen, .dropout = !varlen});
-        if (!takes_next(spec, 2)) continue;
+        if (!takes_next(spec, 3)) continue;
         Case c{.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 100, .seqlen_k = 130};
         if (varlen) c.lengths_q = {37, 100}, c.lengths_k = {130, 70};
         Workload workload(on(), c);

@@ -94,7 +94,7 @@ TEST(SharedCache, SixteenProcessesCompileEachKernelOnce) {
 TEST(SharedCache, KilledCompilersLeaveNothingBehind) {
   const Scratch scratch;
   std::mt19937 random(test_seed());
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 100; ++round) {
     const pid_t child = start_child([&] {
       Engine engine(options_for(scratch / "cache"));
       for (int n = round;; ++n) {

@@ -68,6 +68,23 @@ __attribute__((noinline)) inline void make_column_words(const CpuBackwardParams&
   }
 }
 
+// A row's offset is NaN if its lse is. Scores that its mask keeps then become NaN and the offset counts as 0,
+// so that the weights of pairs that the mask drops are still 0. s: [key][unit_rows].
+FLASHJIT_FN bool any_nan(const float* offset, int rows) {
+  bool any = false;
+  for (int i = 0; i < rows; ++i) any |= offset[i] != offset[i];
+  return any;
+}
+__attribute__((noinline)) inline void spread_nan(const float* offset, int unit_rows, float* s, int keys) {
+  for (int i = 0; i < unit_rows; ++i)
+    for (int key = 0; offset[i] != offset[i] && key < keys; ++key)
+      if (s[key * unit_rows + i] != minus_infinity) s[key * unit_rows + i] = offset[i];
+}
+FLASHJIT_FN Vec load_offsets(const float* from) {
+  const Vec offsets = load(from);
+  return select(offsets == offsets, offsets, Vec{});
+}
+
 // Writes a row of sums as elements, multiplied by `scale`.
 template <class Element>
 FLASHJIT_FN void write_row(const float* sums, float scale, int columns, Element* to) {

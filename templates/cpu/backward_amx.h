@@ -210,6 +210,7 @@ class AmxBackward {
       const Span ours = {row, min(row + group, rows.end)}, kept = intersect(mask.hull(Keys{}, ours), keys);
       const u32 groups = touched(mask, ours, kept, keys.begin);
       if (groups == 0) continue;
+      const bool nan_rows = any_nan(params.offsets + at + row, group);
       const UnitRows<bf16> of_q = unit_rows(params.q, problem.q_offset(params.q), ours);
       const UnitRows<bf16> of_d_o = unit_rows(params.d_o, problem.q_offset(params.d_o), ours);
       OfK::pack_q(group, of_q, nullptr, q + i * k_blocks * pair);
@@ -227,6 +228,7 @@ class AmxBackward {
         if (!mask.whole(ours, some)) apply_mask(group, mask, s + (some.begin - first) * group, ours, some, 1);
         leave_out(group, s, 0, some.begin - first);
         leave_out(group, s, some.end - first, group);
+        if (nan_rows) spread_nan(params.offsets + at + row, group, s, group);
         make_weights(params, at + row, i, key_group);
         fetch_share(dq_of_rows, key_group);
         used[key_group] |= 1u << i;
@@ -281,7 +283,7 @@ class AmxBackward {
     WordVec by[2], plus[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      offset[i] = load(params.offsets + row + i * lanes);
+      offset[i] = load_offsets(params.offsets + row + i * lanes);
       delta[i] = load(params.deltas + row + i * lanes);
       if constexpr (Spec::dropout) {
         by[i] = load(multiplier + row_group * group + i * lanes);

@@ -196,18 +196,21 @@ struct VectorBackward {
       offset[i] = i < rows.size() ? params.offsets[at + i] : -minus_infinity;
       delta[i] = i < rows.size() ? params.deltas[at + i] : 0;
     }
+    const bool nan_rows = any_nan(offset, unit);
     if constexpr (Spec::dropout) make_row_words(params, problem, rows, multiplier, addend);
 
     for (int begin = kept.begin / step_n * step_n; begin < kept.end; begin += step_n) {
       const Span some = intersect(kept, {begin, begin + step_n});
       if (Mask::row_intervals || touches(mask, rows, some))
-        add_step(params, mask, rows, some, first, finite_q, finite_k, finite_d_o, sums + at * dq_row);
+        add_step(params, mask, rows, some, first, finite_q, finite_k, finite_d_o, nan_rows,
+                 sums + at * dq_row);
     }
   }
 
   // The same for some of the keys.
   FLASHJIT_FN void add_step(const CpuBackwardParams& params, const Mask& mask, Span rows, Span kept,
-                            int first, bool finite_q, bool finite_k, bool finite_d_o, float* dq) const {
+                            int first, bool finite_q, bool finite_k, bool finite_d_o, bool nan_rows,
+                            float* dq) const {
     // Whole groups of eight keys.
     const int begin = kept.begin - kept.begin % 8, count = round_up(kept.end - begin, 8);
     const float* const keys = k + (begin - first) * k_row;
@@ -217,6 +220,7 @@ struct VectorBackward {
     if (!mask.whole(rows, kept)) apply_mask(unit, mask, p + (kept.begin - begin) * unit, rows, kept, 1);
     leave_out(unit, p, 0, kept.begin - begin);
     leave_out(unit, p, kept.end - begin, count);
+    if (nan_rows) spread_nan(offset, unit, p, count);
     make_weights(params, begin - first, count);
     add_product<head_dim_v, Strides<unit, 1, v_row, v_row>>(finite_d_o, p, d_o, rows.size(),
                                                             dv + (begin - first) * v_row, count);
@@ -231,7 +235,7 @@ struct VectorBackward {
   __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, int first, int count) const {
     const Vec scale = splat(params.scale_log2);
     for (int i = 0; i < unit; i += lanes) {
-      const Vec offsets = device::load(offset + i), subtracted = device::load(delta + i);
+      const Vec offsets = load_offsets(offset + i), subtracted = device::load(delta + i);
 #pragma nounroll
       for (int key = 0; key < count; ++key) {
         float* const weight = p + key * unit + i;

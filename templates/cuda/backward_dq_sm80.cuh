@@ -143,6 +143,7 @@ class BackwardDqSm80 {
     const u32 d_o = shared_ + layout.d_o + warp_ * warp_rows * OTile::row_bytes + OTile::lane_offset(lane_);
     multiply_rows<Element, QTile, KTile, k_steps>(p, q, k_tile(stage) + KTile::lane_offset_b(lane_));
     multiply_rows<Element, OTile, VTile, v_steps>(ds, d_o, v_tile(stage) + VTile::lane_offset_b(lane_));
+    if constexpr (isolates_dropped<Mask>) clear_bad_keys(p, k_tile(stage));
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
       if (!block.whole)
@@ -172,6 +173,24 @@ class BackwardDqSm80 {
       to_operand<Element>(a, ds, n);
       add_product<Element, KTile>(dq_, a, k_tile(stage) + KTile::lane_offset(lane_), n * 8);
     }
+  }
+
+  // Makes zeros of keys whose K is not finite. No row's score with such a key is finite, so either all warps
+  // find one or none does.
+  FLASHJIT_FN void clear_bad_keys(const float (&s)[m_tiles][n_tiles][4], u32 tile) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+      for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum = __fmaf_rn(s[i][n][e], 0, sum);
+    if (!__any_sync(0xffffffff, sum != 0)) return;
+    const RowOfTile<Element, KTile> k{tile, 0, 1};
+    if (!k.any_bad(block_n, lane_)) return;
+    __syncthreads();  // everybody has its scores and has found the keys
+    k.clear_bad(block_n, lane_);
+    __syncthreads();
   }
 
   const CudaBackwardParams& p_;

@@ -38,6 +38,59 @@ FLASHJIT_FN void ld_backward_sums(u32 (&sums)[4], const float* tile, u32 lane) {
 #endif
 }
 
+// A mask of block lists drops blocks that nobody may ever have written, and 0 * NaN is NaN. So kernels with
+// such a mask keep NaN and infinity of a dropped pair out of their products:
+// - A row whose Q is not finite has an lse of NaN, or of -inf if it sees no key. backward_prepare also makes
+//   it NaN if dO is not finite. So the row's weights are NaN at all keys that it sees, or 0. Then dK and dV
+//   are right with zeros for its Q and dO.
+// - A key whose K is not finite has weights of NaN, because lse of the rows that see it is NaN, or of 0. Then
+//   dQ is right with zeros for its K.
+// - Weights of dropped pairs become 0 after the exponential, so an lse of NaN does not matter.
+template <class Mask>
+constexpr bool isolates_dropped = Mask::list_rows > 0;
+
+// Whether a row's weights are 0 or NaN.
+FLASHJIT_FN bool has_no_weights(float lse_log2) {
+  return !(lse_log2 < -minus_infinity);
+}
+
+// Rows of a tile in shared memory, whose class has offset(row, chunk). A lane has every `step`-th chunk.
+template <class Element, class Tile>
+struct RowOfTile {
+  static constexpr u32 chunks = Tile::chunks;
+  u32 tile, first, step;
+
+  // 0 if the lane's chunks are finite, else NaN.
+  FLASHJIT_FN float zero_or_nan(u32 row) const {
+    float sum = 0;
+    for (u32 chunk = first; chunk < chunks; chunk += step) {
+      u32 words[4];
+      ld_shared_v4(words, tile + Tile::offset(row, chunk));
+#pragma unroll
+      for (u32 word : words)
+        sum = __fmaf_rn(to_float(Element{static_cast<unsigned short>(word)}), 0,
+                        __fmaf_rn(to_float(Element{static_cast<unsigned short>(word >> 16)}), 0, sum));
+    }
+    return sum;
+  }
+  FLASHJIT_FN void clear(u32 row) const {
+    for (u32 chunk = first; chunk < chunks; chunk += step)
+      st_shared_v4(tile + Tile::offset(row, chunk), 0, 0, 0, 0);
+  }
+  // By a warp whose lanes have whole rows: whether one of `rows` rows is not finite; zeros in place of those.
+  FLASHJIT_FN bool any_bad(u32 rows, u32 lane) const {
+    float sum = 0;
+#pragma unroll 1
+    for (u32 row = lane; row < rows; row += 32) sum += zero_or_nan(row);
+    return __any_sync(0xffffffff, sum != 0);
+  }
+  FLASHJIT_FN void clear_bad(u32 rows, u32 lane) const {
+#pragma unroll 1
+    for (u32 row = lane; row < rows; row += 32)
+      if (zero_or_nan(row) != 0) clear(row);
+  }
+};
+
 // Eight lanes have a row.
 template <class Spec>
 class BackwardRow {
@@ -65,6 +118,7 @@ class BackwardRow {
     const int padded = round_up(problem_.rows, backward_row_unit);
     const bool used = row_ < problem_.seqlen_q;
     float delta = 0;
+    [[maybe_unused]] float zero_or_nan = 0;  // NaN if dO is not finite
     if (used) {
       const auto* const o = static_cast<const OElement*>(p_.o.data) + offset(p_.o);
       const auto* const d_o = static_cast<const Element*>(p_.d_o.data) + offset(p_.d_o);
@@ -73,19 +127,27 @@ class BackwardRow {
         load8(x, o + chunk * 8);
         load8(y, d_o + chunk * 8);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) delta = __fmaf_rn(x[i], y[i], delta);
+        for (int i = 0; i < 8; ++i) {
+          delta = __fmaf_rn(x[i], y[i], delta);
+          if constexpr (isolates_dropped<typename Spec::Mask>) zero_or_nan = __fmaf_rn(y[i], 0, zero_or_nan);
+        }
       }
     }
 #pragma unroll
-    for (u32 distance = lanes / 2; distance > 0; distance /= 2)
+    for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
       delta += __shfl_xor_sync(all_lanes, delta, distance);
+      if constexpr (isolates_dropped<typename Spec::Mask>)
+        zero_or_nan += __shfl_xor_sync(all_lanes, zero_or_nan, distance);
+    }
     if (row_ >= padded) return;
     if (lane_ == 0) {
       const float lse = used ? static_cast<const float*>(p_.lse.data)[offset(p_.lse)] : minus_infinity;
       const bool sees_keys = lse != minus_infinity;
       const float dlse =
           sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
-      p_.lse_log2[place_] = sees_keys ? lse * log2_e : -minus_infinity;
+      float lse_log2 = lse * log2_e;
+      if constexpr (isolates_dropped<typename Spec::Mask>) lse_log2 += zero_or_nan;
+      p_.lse_log2[place_] = sees_keys ? lse_log2 : -minus_infinity;
       p_.delta[place_] = sees_keys ? delta - dlse : 0;
     }
     if (p_.dq_sums == nullptr) return;

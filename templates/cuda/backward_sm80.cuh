@@ -47,6 +47,9 @@ class BackwardSm80 {
       Spec::head_dim, Spec::head_dim_v,   block_m, block_n, Config::num_stages,
       Spec::dropout,  Spec::deterministic};
 
+  // clears_keys: also in K, which dQ's product reads.
+  static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && !Spec::deterministic;
+
   // dQ is divided among the warps by rows and by columns.
   static constexpr int dq_row_warps = block_m == 16 ? 1 : block_m == 128 && num_warps == 8 ? 4 : 2;
   static constexpr int dq_column_warps = num_warps / dq_row_warps;
@@ -114,6 +117,7 @@ class BackwardSm80 {
     // computes.
     Step ready, before;
     int stage = 0;
+    bool checked = false;
     for (int head = first_head; head <= first_head + group; ++head) {
       const bool has_rows = head < first_head + group;
       const Problem problem = problem_of(min(head, first_head + group - 1));
@@ -129,6 +133,8 @@ class BackwardSm80 {
         if (ready.head >= 0) {
           cp_async_wait_group<0>();
           __syncthreads();  // the step's rows are there; everybody has left the step before, and its dS
+          if (clears_keys && !checked) clear_bad_keys();
+          checked = true;
           if (Config::num_stages == 1) {
             compute(ready, 0, stage, before);
             __syncthreads();
@@ -196,8 +202,41 @@ class BackwardSm80 {
       }
   }
 
+  // Finds keys whose K is not finite, among those of this thread's scores, and makes it zeros.
+  FLASHJIT_FN void clear_bad_keys() {
+    const RowOfTile<Element, KTile> k{shared_ + layout.k, lane_ % 4, 4};
+    const auto row_of = [&](int i) { return warp_ * warp_keys + static_cast<u32>(i) * 8 + lane_ / 4; };
+    bad_keys_ = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * m_tiles; ++i) {
+      float sum = k.zero_or_nan(row_of(i));
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      if (sum != 0) bad_keys_ |= 1u << i;
+    }
+    __syncthreads();  // two warps may have the same keys
+#pragma unroll
+    for (int i = 0; i < 2 * m_tiles; ++i)
+      if (bad_keys_ >> i & 1) k.clear(row_of(i));
+    __syncthreads();
+  }
+  // Every warp makes zeros of the same rows, and so waits for no other.
+  FLASHJIT_FN void clear_rows_without_weights(int stage) const {
+    const RowOfTile<Element, QTile> q{q_tile(stage), 0, 1};
+    const RowOfTile<Element, OTile> d_o{o_tile(stage), 0, 1};
+#pragma unroll 1
+    for (u32 row = lane_ * 2; row < block_m; row += 64) {
+      int words[2];
+      ld_shared_v2(words[0], words[1], lse(stage) + row * 4);
+      for (u32 i = 0; i < 2; ++i)
+        if (has_no_weights(__int_as_float(words[i]))) q.clear(row + i), d_o.clear(row + i);
+    }
+    __syncwarp();
+  }
+
   // `turn` names the buffer of dS that is free; the other one has that of the step before.
   FLASHJIT_FN void compute(const Step& step, int stage, int turn, const Step& before) {
+    if constexpr (isolates) clear_rows_without_weights(stage);
     const u32 q_rows = q_tile(stage) + warp_row() * QTile::row_bytes + QTile::lane_offset_b(lane_);
     const u32 o_rows = o_tile(stage) + warp_row() * OTile::row_bytes + OTile::lane_offset_b(lane_);
     const u32 k_rows = shared_ + layout.k + warp_ * warp_keys * KTile::row_bytes + KTile::lane_offset(lane_);
@@ -264,7 +303,8 @@ class BackwardSm80 {
 
   // Scores become weights.
   FLASHJIT_FN void make_weights(float (&s)[m_tiles][q_tiles][4], const Step& step, int stage) const {
-    if (!step.block.whole) drop_masked(s, step);
+    if (!isolates && !step.block.whole) drop_masked(s, step, minus_infinity);
+    if (clears_keys && bad_keys_) drop_bad_keys(s);
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       float lse_log2[2];
@@ -275,6 +315,16 @@ class BackwardSm80 {
         for (int e = 0; e < 4; ++e)
           s[i][n][e] = ex2_approx(__fmaf_rn(s[i][n][e], p_.scale_log2, -lse_log2[e % 2]));
     }
+    if (isolates && !step.block.whole) drop_masked(s, step, 0);
+  }
+  FLASHJIT_FN void drop_bad_keys(float (&s)[m_tiles][q_tiles][4]) const {
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (bad_keys_ >> (2 * i + e / 2) & 1) s[i][n][e] = minus_infinity;
   }
   // Floats of query rows 8 * n + 2 * (lane % 4) + {0, 1}, this thread's columns.
   FLASHJIT_FN void ld_pair(float (&pair)[2], u32 from, int n) const {
@@ -284,7 +334,7 @@ class BackwardSm80 {
     pair[1] = __int_as_float(words[1]);
   }
 
-  FLASHJIT_FN void drop_masked(float (&s)[m_tiles][q_tiles][4], const Step& step) const {
+  FLASHJIT_FN void drop_masked(float (&s)[m_tiles][q_tiles][4], const Step& step, float value) const {
     const Problem problem = problem_of(step.head);
     const Mask mask(p_, problem);
     const int first_row = step.block.index * block_m + static_cast<int>(warp_row() + lane_ % 4 * 2);
@@ -307,7 +357,7 @@ class BackwardSm80 {
           for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
             for (int c = 0; c < 2; ++c)
-              if (!(bits >> (2 * n + c) & 1)) s[i][n][half * 2 + c] = minus_infinity;
+              if (!(bits >> (2 * n + c) & 1)) s[i][n][half * 2 + c] = value;
         }
     } else {
       typename Mask::Tile tile = mask.tile();
@@ -324,7 +374,7 @@ class BackwardSm80 {
           for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-              if (!(words[0] >> (i * 16 + half * 8) & 1)) s[i][n][half * 2 + c] = minus_infinity;
+              if (!(words[0] >> (i * 16 + half * 8) & 1)) s[i][n][half * 2 + c] = value;
         }
     }
   }
@@ -444,6 +494,7 @@ class BackwardSm80 {
   float dk_[m_tiles][k_tiles][4], dv_[m_tiles][v_tiles][4];
   Words key_;                     // with dropout
   u32 column_words_[m_tiles][2];  // with dropout
+  u32 bad_keys_;                  // if `clears_keys`: a bit for each of the thread's keys
 };
 
 template <class Spec, class Config>

@@ -46,6 +46,9 @@ struct BackwardSm90a {
   // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
   static constexpr bool early_dv = block_m <= 64 && !Spec::dropout;
 
+  // clears_keys: also in K, which dQ's product reads.
+  static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && !deterministic;
+
   // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int ds_barrier = 1;         // all consumers
   static constexpr int warpgroup_barrier = 2;  // + consumer: its own four warps
@@ -155,7 +158,7 @@ struct BackwardSm90a {
     FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
 
     // Waits for K and V.
-    FLASHJIT_FN void take_keys(const Work& work) const {
+    FLASHJIT_FN void take_keys(const Work& work) {
       mbarrier_wait(shared_.k_full(), 0);
       mbarrier_wait(shared_.v_full(), 0);
       if (ends_within_tensors<Spec> && work.keys.size() < block_n) {
@@ -164,6 +167,51 @@ struct BackwardSm90a {
         fence_proxy_async();
         bar_sync(warpgroup_barrier + warpgroup_, 128);
       }
+      if constexpr (clears_keys) clear_bad_keys();
+    }
+    // Finds keys whose K is not finite among the thread's two, and makes it zeros.
+    FLASHJIT_FN void clear_bad_keys() {
+      const u32 lane = lane_;
+      const RowOfTile<Element, PanelTile<k_panels, block_n>> k{shared_.k(), lane % 4, 4};
+      bad_keys_ = 0;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const u32 row = first_key() + lane_ / 4 + 8 * r;
+        float sum = k.zero_or_nan(row);
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        if (sum != 0) {
+          bad_keys_ |= 1u << r;
+          k.clear(row);
+        }
+      }
+      fence_proxy_async();
+      bar_sync(ds_barrier, consumers * 128);
+    }
+    // Zeros for rows of Q and dO whose weights are 0 or NaN. Each warpgroup writes the same ones. Scores may
+    // be computed meanwhile: no score changes such weights.
+    FLASHJIT_FN void clear_rows_without_weights(int stage) const {
+      const u32 lane = lane_;
+      u32 found = 0;
+#pragma unroll
+      for (int first = 0; first < block_m; first += 64) {
+        float lse[2];
+        ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + first * 4 + lane * 8);
+        found |= (has_no_weights(lse[0]) ? 1u : 0) << first / 32;
+        found |= (has_no_weights(lse[1]) ? 2u : 0) << first / 32;
+      }
+      if (!__any_sync(0xffffffff, found != 0)) return;
+      const RowOfTile<Element, PanelTile<k_panels, block_m>> q{shared_.q(stage), 0, 1};
+      const RowOfTile<Element, PanelTile<v_panels, block_m>> d_o{shared_.d_o(stage), 0, 1};
+#pragma unroll 1
+      for (u32 i = 0; i < block_m / 32; ++i)
+        if (found >> i & 1) {
+          const u32 row = i / 2 * 64 + lane * 2 + i % 2;
+          q.clear(row);
+          d_o.clear(row);
+        }
+      fence_proxy_async();
+      bar_sync(warpgroup_barrier + warpgroup_, 128);
     }
     // The words of the thread's two keys.
     FLASHJIT_FN void make_column_words(const Work& work) {
@@ -179,7 +227,8 @@ struct BackwardSm90a {
     // One block of query rows.
     FLASHJIT_FN void add(const Ring& ring, const Message& message, u32 odd) {
       const int stage = ring.stage;
-      if constexpr (ends_within_tensors<Spec>) zero_past_the_end(ring, message.index());
+      // A row past the end has no weights.
+      if constexpr (ends_within_tensors<Spec> && !isolates) zero_past_the_end(ring, message.index());
       const u64 q = wgmma_descriptor(shared_.q(stage), layout.q_panel);
       const u64 d_o = wgmma_descriptor(shared_.d_o(stage), layout.q_panel);
       const u32 own_keys = warpgroup_ * (layout.warpgroup_keys * 128);
@@ -188,6 +237,7 @@ struct BackwardSm90a {
       Products::s(scores, wgmma_descriptor(shared_.k() + own_keys, 0), q);
       wgmma_commit_group();
       mbarrier_wait(shared_.do_full(stage), ring.parity);
+      if constexpr (isolates) clear_rows_without_weights(stage);
       wgmma_fence();
       Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys, 0), d_o);
       wgmma_commit_group();
@@ -238,7 +288,12 @@ struct BackwardSm90a {
     // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
     FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message) {
       Spec::Score::modify(scores, message, lane_);
-      if (!message.whole()) mask_scores(scores, message);
+      if (!isolates && !message.whole()) mask_scores(scores, message, minus_infinity);
+      if (clears_keys && bad_keys_) {
+#pragma unroll
+        for (int i = 0; i < block_m / 2; ++i)
+          if (bad_keys_ >> i / 2 % 2 & 1) scores[i] = minus_infinity;
+      }
       const u32 from = shared_.lse(stage) + lane_ % 4 * 8;
 #pragma unroll
       for (int i = 0; i < block_m / 8; ++i) {
@@ -248,6 +303,7 @@ struct BackwardSm90a {
         for (int j = 0; j < 4; ++j)
           scores[4 * i + j] = ex2_approx(__fmaf_rn(scores[4 * i + j], p_.scale_log2, -lse[j % 2]));
       }
+      if (isolates && !message.whole()) mask_scores(scores, message, 0);
       if constexpr (Spec::dropout) find_dropped(stage);
     }
     FLASHJIT_FN void find_dropped(int stage) {
@@ -277,6 +333,7 @@ struct BackwardSm90a {
           float x = dp[4 * i + j];
           if constexpr (Spec::dropout) x = is_dropped(4 * i + j) ? 0 : x * p_.dropout.scale;
           ds[j] = scores[4 * i + j] * (x - delta[j % 2]);
+          if (isolates && scores[4 * i + j] == 0) ds[j] = 0;
         }
         ds_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, ds[0], ds[1]);
         ds_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, ds[2], ds[3]);
@@ -331,8 +388,8 @@ struct BackwardSm90a {
       release(shared_.dq_full(warpgroup_));
     }
 
-    // Takes out the pairs that the mask drops.
-    FLASHJIT_FN void mask_scores(Scores& scores, const Message& message) {
+    // Gives `value` to the pairs that the mask drops.
+    FLASHJIT_FN void mask_scores(Scores& scores, const Message& message, float value) {
       const Work work(p_);
       const Mask mask(p_, work.of_head(message.second));
       const int first_row = message.index() * block_m, key = work.keys.begin + first_key();
@@ -354,7 +411,7 @@ struct BackwardSm90a {
           for (int i = 0; i < block_m / 8; ++i)
 #pragma unroll
             for (int c = 0; c < 2; ++c)
-              if (!(bits >> (2 * i + c) & 1)) scores[4 * i + 2 * r + c] = minus_infinity;
+              if (!(bits >> (2 * i + c) & 1)) scores[4 * i + 2 * r + c] = value;
         }
       } else {
         // A lane looks up rows for all lanes of its warp, which has 16 keys.
@@ -363,13 +420,14 @@ struct BackwardSm90a {
         for (int first = 0; first < block_m; first += 32) {
           u32 words[1];
           tile.template bits<16>(first_row + first + lane_, key, words);
+          if (isolates && first_row + first + lane_ >= work.problem.seqlen_q) words[0] = 0;
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             const int row = i / 2 * 8 + i % 2;  // + 2 (lane % 4)
             const u32 bits = __shfl_sync(0xffffffff, words[0], row + lane_ % 4 * 2) >> lane_ / 4;
             const int at = 4 * (first / 8 + i / 2) + i % 2;
-            if (!(bits & 1)) scores[at] = minus_infinity;
-            if (!(bits >> 8 & 1)) scores[at + 2] = minus_infinity;
+            if (!(bits & 1)) scores[at] = value;
+            if (!(bits >> 8 & 1)) scores[at + 2] = value;
           }
         }
       }
@@ -399,6 +457,7 @@ struct BackwardSm90a {
     float dk_[Spec::head_dim / 2], dv_[Spec::head_dim_v / 2];
     u32 weights_[steps][4], ds_[steps][4];
     u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
+    u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 
   static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {

@@ -27,7 +27,9 @@ struct BackwardDqSm90a {
   using Ring = Sm90aRing<stages>;
   using Rows = TileRows<block_m, false>;
 
-  static constexpr int warpgroup_barrier = 1;  // + consumer: the named barrier of its four warps
+  static constexpr int warpgroup_barrier = 1;         // + consumer: the named barrier of its four warps
+  static constexpr int keys_barrier = 1 + consumers;  // of all consumers
+  static constexpr bool isolates = isolates_dropped<Mask>;
 
   struct Shared {
     const char* memory;
@@ -190,6 +192,7 @@ struct BackwardDqSm90a {
                    wgmma_descriptor(shared_.v(stage), layout.k_panel));
       wgmma_commit_group();
       wgmma_wait_group<1>();
+      if constexpr (isolates) clear_bad_keys(scores, shared_.k(stage));
       const typename Rows::Positions rows{work.rows.begin + first_row() + lane_ / 4};
       const Block block{message.index(), message.whole(), message.second};
       Spec::Score::modify(scores, rows, block, lane_);
@@ -211,6 +214,7 @@ struct BackwardDqSm90a {
                     ? 0
                     : x * p_.dropout.scale;
           ds[i] = scores[8 * step + i] * (x - delta_[i / 2 % 2]);
+          if (isolates && scores[8 * step + i] == 0) ds[i] = 0;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) ds_[step][i] = cvt_rn_x2(Element{}, ds[2 * i], ds[2 * i + 1]);
@@ -220,6 +224,22 @@ struct BackwardDqSm90a {
       wgmma_commit_group();
       wgmma_wait_group<0>();
       mbarrier_arrive_if(lane_ == 0, shared_.empty(stage));
+    }
+
+    // Makes zeros of keys whose K is not finite. No row's score with such a key is finite, so either all
+    // warps find one or none does.
+    FLASHJIT_FN void clear_bad_keys(const float (&scores)[block_n / 2], u32 tile) const {
+      float sum = 0;
+#pragma unroll
+      for (const float score : scores) sum = __fmaf_rn(score, 0, sum);
+      if (!__any_sync(0xffffffff, sum != 0)) return;
+      const u32 lane = lane_;
+      const RowOfTile<Element, PanelTile<k_panels, block_n>> k{tile, 0, 1};
+      if (!k.any_bad(block_n, lane)) return;
+      bar_sync(keys_barrier, consumers * 128);  // everybody has its scores and has found the keys
+      k.clear_bad(block_n, lane);
+      fence_proxy_async();
+      bar_sync(keys_barrier, consumers * 128);
     }
 
     FLASHJIT_FN void write_gradients(const Work& work) const {

@@ -47,6 +47,15 @@ FLASHJIT_FN void zero_rows_from(u32 tile, int first) {
     for (int panel = 0; panel < panels; ++panel) st_shared_v4(tile + (panel * rows * 8 + i) * 16, 0, 0, 0, 0);
 }
 
+// Panels of `rows` rows as a tile of RowOfTile, which takes a row's chunks in any order.
+template <int panels, int rows>
+struct PanelTile {
+  static constexpr u32 chunks = panels * 8;
+  FLASHJIT_FN static u32 offset(u32 row, u32 chunk) {
+    return (chunk / 8 * rows + row) * 128 + chunk % 8 * 16;
+  }
+};
+
 // The workspace's row of a problem's first row.
 template <class Spec>
 FLASHJIT_FN i64 workspace_row(const CudaBackwardParams& p, const Problem& problem) {

@@ -59,7 +59,7 @@ class BackwardOnGpu : public testing::Test {
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
   template <class Spec, class Config>
-  void expect(Case given, std::vector<Mask> masks) {
+  void expect(Case given, std::vector<Mask> masks, bool spoilt = false) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, Bf16>;
     const auto floats = std::is_void_v<typename Spec::grad_dtype> ? std::nullopt : std::optional(DType::fp32);
     given.spec = attention_spec(Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim,
@@ -72,6 +72,7 @@ class BackwardOnGpu : public testing::Test {
     given.spec.deterministic = Spec::deterministic;
     given.spec = given.spec.validated();
     Workload workload(host, given);
+    if (spoilt) workload.spoil();
     workload.reset();
     launch<Spec, Config>(workload.given(), workload.args());
     EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
@@ -174,6 +175,24 @@ TEST_F(BackwardOnGpu, MasksAndDropout) {
     expect<Deterministic<Dropping<SpecOf<Bf16, 16, 16, device::Padding, device::Tree>>>, Config>(
         c, {PaddingMask{}, TreeMask{}});
   }
+}
+
+// NaN and infinity reach no gradient through a pair that a mask with block lists drops, in blocks that are
+// smaller than tiles and in parts of them.
+TEST_F(BackwardOnGpu, DroppedPairsHideNotANumber) {
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 200, .seed = 70};
+  using device::BlockSparse;
+  using Lists = SpecOf<Fp16, 16, 24, BlockSparse<16, 32, true>>;
+  const std::vector<Mask> lists = {BlockSparseMask{16, 32, true}};
+  expect<Lists, ConfigOf<64, 128, 2, 8>>(c, lists, true);
+  ++c.seed;
+  expect<Deterministic<Lists>, ConfigOf<32, 64, 1, 4>>(c, lists, true);
+  ++c.seed;
+  expect<SpecOf<Bf16, 72, 16, BottomRight, BlockSparse<32, 16, false>>, ConfigOf<32, 64, 2, 8>>(
+      c, {CausalMask{}, BlockSparseMask{32, 16}}, true);
+  ++c.seed;
+  expect<Dropping<SpecOf<Bf16, 24, 16, device::Padding, BlockSparse<64, 64, false>>>, ConfigOf<32, 64, 2, 4>>(
+      c, {PaddingMask{}, BlockSparseMask{64, 64}}, true);
 }
 
 // The formula of runtime/semantics.md.

@@ -66,7 +66,7 @@ class BackwardSm90a : public testing::Test {
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
   template <class Spec, class Config>
-  void expect(Case given, std::vector<Mask> masks) {
+  void expect(Case given, std::vector<Mask> masks, bool spoilt = false) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
     given.spec = attention_spec(
         Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
@@ -75,6 +75,7 @@ class BackwardSm90a : public testing::Test {
     if (!std::is_void_v<typename Spec::grad_dtype>) given.spec.grad_dtype = DType::fp32;
     given.spec = given.spec.validated();
     Workload workload(host, given);
+    if (spoilt) workload.spoil();
     workload.reset();
     launch<Spec, Config>(workload.given(), workload.args());
     EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n
@@ -255,6 +256,23 @@ TEST_F(BackwardSm90a, MasksAndDropout) {
   test.operator()<1, Window, Padding, BlockSparse<16, 32, false>>(
       {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{16, 32}});
   test.operator()<2, device::Tree>({TreeMask{}});
+}
+// NaN and infinity reach no gradient through a pair that a mask with block lists drops, in blocks that are
+// smaller than tiles and in parts of them.
+TEST_F(BackwardSm90a, DroppedPairsHideNotANumber) {
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 200, .seed = 70};
+  using device::BlockSparse;
+  using Lists = SpecOf<Fp16, 24, 40, false, BlockSparse<16, 32, true>>;
+  const std::vector<Mask> lists = {BlockSparseMask{16, 32, true}};
+  expect<Lists, ConfigOf<128, 2>>(c, lists, true);
+  ++c.seed;
+  expect<Deterministic<Lists>, ConfigOf<64, 2>>(c, lists, true);
+  ++c.seed;
+  expect<SpecOf<Bf16, 72, 24, false, BottomRight, device::Padding, BlockSparse<64, 64, false>>,
+         ConfigOf<64, 2>>(c, {CausalMask{}, PaddingMask{}, BlockSparseMask{64, 64}}, true);
+  c = {.heads_q = 2, .heads_kv = 2, .lengths_q = {100, 60}, .lengths_k = {90, 130}, .seed = 80};
+  expect<WithDropout<SpecOf<Bf16, 24, 24, true, BlockSparse<32, 64, false>>>, ConfigOf<128, 2>>(
+      c, {BlockSparseMask{32, 64}}, true);
 }
 TEST_F(BackwardSm90a, DropoutOfPackedSequences) {
   const Case c{.heads_q = 6,

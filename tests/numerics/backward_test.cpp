@@ -170,7 +170,7 @@ TEST_P(Backward, EqualBitsRunAfterRun) {
 
 // Rows that see nothing, keys that nobody sees, and keys that only some rows see.
 TEST_P(Backward, NotANumberStaysBehindTheMask) {
-  if (on().is_cuda()) GTEST_SKIP() << "on a GPU that is promised behind lengths only";
+  if (on().is_cuda()) GTEST_SKIP() << "on a GPU that is promised behind lengths and block lists only";
   const auto spoil = [](GuardedTensor& tensor, std::int64_t begin, std::int64_t end) {
     const Tensor& t = tensor.on_host();
     for (std::int64_t row = begin; row < end; ++row)
@@ -200,6 +200,31 @@ TEST_P(Backward, NotANumberStaysBehindTheMask) {
     rows.kernel(on().engine()).launch(rows.args());
     EXPECT_TRUE(rows.check());
   }
+}
+
+// With block lists that is promised on GPUs, too, for every pair that the mask drops.
+TEST_P(Backward, NotANumberStaysInDroppedBlocks) {
+  const std::vector<std::vector<Mask>> masks = {
+      {BlockSparseMask{.block_m = 16, .block_n = 32, .per_head = true}},
+      {CausalMask{}, PaddingMask{}, BlockSparseMask{.block_m = 64, .block_n = 64}},
+      {BlockSparseMask{.block_m = 128, .block_n = 128}}};
+  std::uint64_t seed = 0;
+  for (const auto& mask : masks)
+    for (const DType dtype : own_dtypes())
+      for (const bool deterministic : {false, true}) {
+        const bool odd = ++seed % 2;
+        AttentionSpec spec = backward_spec(dtype, 64, mask, {.varlen = odd, .dropout = deterministic != odd});
+        spec.deterministic = deterministic && on().is_cuda();
+        spec = spec.validated();
+        if (!takes_next(spec)) continue;
+        Case c{.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 200, .seed = seed};
+        if (odd) c.lengths_q = {100, 150}, c.lengths_k = {130, 200};
+        Workload workload(on(), c);
+        workload.spoil();
+        workload.reset();
+        workload.kernel(on().engine()).launch(workload.args());
+        EXPECT_TRUE(workload.check());
+      }
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Backward);

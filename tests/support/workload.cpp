@@ -295,6 +295,56 @@ void Workload::fill() {
   if (spec.paged) poison_stale_slots(poison);
 }
 
+void Workload::spoil() {
+  spoilt_ = true;
+  const AttentionSpec& spec = case_.spec;
+  const AttentionArgs& args = host_args_;
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  std::uint64_t draws = 0;
+  // Where a row or key of a head begins.
+  const auto place = [&](const Tensor& t, int batch, std::int64_t row, int head) {
+    return spec.varlen ? row * t.strides[0] + head * t.strides[1]
+                       : batch * t.strides[0] + row * t.strides[1] + head * t.strides[2];
+  };
+  const auto fill = [](const Tensor& t, std::int64_t at, float value) {
+    for (std::int64_t c = 0; c < t.shape[t.rank - 1]; ++c)
+      verify::store_element(t.data, t.dtype, at + c, value);
+  };
+  const auto draw = [&](int length) {
+    return length == 0
+               ? -1
+               : static_cast<int>(verify::random_bits(case_.seed, draws++) % static_cast<unsigned>(length));
+  };
+  for (const verify::Sequence& s : verify::sequences_of(spec, args))
+    for (int head_kv = 0; head_kv < case_.heads_kv; ++head_kv) {
+      const int in_k = draw(s.seqlen_k), in_v = draw(s.seqlen_k);
+      if (in_k >= 0) fill(*args.k, place(*args.k, s.batch, s.k_begin + in_k, head_kv), nan);
+      if (in_v >= 0) fill(*args.v, place(*args.v, s.batch, s.k_begin + in_v, head_kv), infinity);
+      const int group = case_.heads_q / case_.heads_kv;
+      for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
+        const int in_q = draw(s.seqlen_q), in_do = draw(s.seqlen_q);
+        if (in_q >= 0) fill(*args.q, place(*args.q, s.batch, s.q_begin + in_q, head), infinity);
+        if (in_do >= 0) fill(*args.d_o, place(*args.d_o, s.batch, s.q_begin + in_do, head), nan);
+        for (int row = 0; row < s.seqlen_q; ++row) {
+          const auto sees = [&](int key) { return verify::sees(spec, args, s, head, row, key); };
+          bool of_k = false;
+          for (int key = 0; key < s.seqlen_k && row == in_q; ++key) of_k |= sees(key);
+          of_k |= in_k >= 0 && sees(in_k);
+          if (of_k || (in_v >= 0 && sees(in_v)))
+            fill(*args.o, place(*args.o, s.batch, s.q_begin + row, head), nan);
+          const Tensor& lse = *args.lse;
+          const std::int64_t at =
+              spec.varlen ? head * lse.strides[0] : s.batch * lse.strides[0] + head * lse.strides[1];
+          if (of_k) static_cast<float*>(lse.data)[at + s.q_begin + row] = nan;
+        }
+      }
+    }
+  for (const TensorMember member : {&AttentionArgs::q, &AttentionArgs::k, &AttentionArgs::v,
+                                    &AttentionArgs::d_o, &AttentionArgs::o, &AttentionArgs::lse})
+    tensor(member).upload();
+}
+
 AttentionArgs Workload::lengths_of_host() const {
   AttentionArgs args;
   for (std::size_t i = 0; i < num_arguments; ++i)
@@ -375,7 +425,9 @@ testing::AssertionResult Workload::check() {
   for (const verify::Worst& worst : report.worst) {
     if (worst.bound > 0) note_share(worst.error / worst.bound);
   }
-  if (!report.ok()) return testing::AssertionFailure() << report.str() << "\n  in " << case_.str();
+  // What a spoilt row or key reaches is NaN.
+  if (spoilt_ ? report.wrong > 0 : !report.ok())
+    return testing::AssertionFailure() << report.str() << "\n  in " << case_.str();
   return testing::AssertionSuccess();
 }
 

@@ -73,6 +73,9 @@ class Workload {
 
   // Poisons the outputs; call before each launch.
   void reset();
+  // A backward's: puts NaN or infinity into a row of q, of do, a key of k and of v of each head, and into o
+  // and lse what a forward makes of them. check() then expects that gradients without them are right.
+  void spoil();
   // After a launch: downloads everything, and checks that inputs and the outputs' surroundings are unchanged.
   testing::AssertionResult fetch();
   // The oracle's report on the downloaded outputs.
@@ -102,6 +105,7 @@ class Workload {
   TestDevice& device_;
   Case case_;
   int next_ = 0;
+  bool spoilt_ = false;
   std::array<std::unique_ptr<GuardedTensor>, num_arguments> tensors_;  // null: the spec has no such argument
   verify::MaskData masks_;
   AttentionArgs host_args_, device_args_;

@@ -57,9 +57,11 @@ struct Tensor {
 //
 // Rows of an output must not overlap: in some order of the dimensions, each dimension's stride
 // must reach beyond everything that the dimensions inside it span; other strides are refused. o
-// must not share memory with q, k or v. A launch is refused if strides and addresses prove that it
-// does. The proof is exact for tensors of equal strides, such as slices of one buffer. For other
-// strides an overlap is found if one tensor has no gaps and the other begins or ends inside it.
+// must not share memory with q, k or v. dq, dk and dv must not share memory with each other, nor with
+// a backward's inputs; its workspace must share memory with none of its tensors. A launch is refused
+// if strides and addresses prove that it does. The proof is exact for tensors of equal strides, such as
+// slices of one buffer. For other strides an overlap is found if one tensor has no gaps and the other begins
+// or ends inside it.
 struct AttentionArgs {
   // q, k and v are of the spec's dtype, o is of its o_dtype.
   std::optional<Tensor> q{}, k{}, v{}, o{};

@@ -41,6 +41,8 @@ void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, D
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)
 //   plan_cpu(kernel, params, workspace, launch)
+// and, if tensors that share memory with the workspace are refused,
+//   check_workspace(args, workspace)   workspace: of the bytes that this launch uses
 template <class Operation>
 constexpr OperationRuntime operation_runtime = {
     &Operation::workspace_bytes, [](const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch) {
@@ -48,6 +50,10 @@ constexpr OperationRuntime operation_runtime = {
       if (checked.empty) return;
       const std::size_t bytes = Operation::workspace_bytes(kernel, checked.shape);
       void* const workspace = require_workspace(args.workspace, bytes, kernel.device);
+      if constexpr (requires { Operation::check_workspace(args, Tensor{}); })
+        if (bytes > 0)
+          Operation::check_workspace(args, Tensor::contiguous(workspace, DType::int32, kernel.device,
+                                                              {static_cast<std::int64_t>((bytes + 3) / 4)}));
       const auto plan = kernel.target.is_cuda() ? &Operation::plan_cuda : &Operation::plan_cpu;
       plan(kernel, checked.params, workspace, launch);
     }};

@@ -67,7 +67,8 @@ struct Backward {
       require_like(name, t, like, other);
       require_alignment(name, t);
       require_distinct_rows(name, t);
-      require_apart(name, t, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"do", &d_o}});
+      require_apart(name, t, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"do", &d_o}, {"lse", &lse}});
+      if (args.dlse) require_apart(name, t, {{"dlse", &*args.dlse}});
       return view(t);
     };
     p.dq = output("dq", dq, "q", q);
@@ -91,6 +92,20 @@ struct Backward {
       checked.shape.total_q = p.total_q;
     }
     return checked;
+  }
+
+  static void check_workspace(const AttentionArgs& args, const Tensor& workspace) {
+    require_apart("workspace", workspace,
+                  {{"q", &*args.q},
+                   {"k", &*args.k},
+                   {"v", &*args.v},
+                   {"o", &*args.o},
+                   {"lse", &*args.lse},
+                   {"do", &*args.d_o},
+                   {"dq", &*args.dq},
+                   {"dk", &*args.dk},
+                   {"dv", &*args.dv}});
+    if (args.dlse) require_apart("workspace", workspace, {{"dlse", &*args.dlse}});
   }
 
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {

@@ -166,8 +166,43 @@ TEST(BackwardArguments, Workspace) {
 }
 
 TEST(BackwardArguments, OutputsMustNotOverlap) {
-  expect_refused({"dk", "dv"}, [](AttentionArgs& args) { args.dv->data = args.dk->data; });
-  expect_refused({"dq", "q"}, [](AttentionArgs& args) { args.dq->data = args.q->data; });
+  using Member = std::optional<Tensor> AttentionArgs::*;
+  struct Named {
+    const char* name;
+    Member member;
+  };
+  const Named outputs[] = {
+      {"dq", &AttentionArgs::dq}, {"dk", &AttentionArgs::dk}, {"dv", &AttentionArgs::dv}};
+  const Named inputs[] = {{"q", &AttentionArgs::q},      {"k", &AttentionArgs::k},
+                          {"v", &AttentionArgs::v},      {"o", &AttentionArgs::o},
+                          {"do", &AttentionArgs::d_o},   {"lse", &AttentionArgs::lse},
+                          {"dlse", &AttentionArgs::dlse}};
+  const auto refuse = [](const Named& a, const Named& b) {
+    const std::string text = std::string(a.name) + " and " + b.name + " share memory";
+    expect_refused({text.c_str()},
+                   [&](AttentionArgs& args) { (args.*a.member)->data = (args.*b.member)->data; });
+  };
+  for (const Named& output : outputs)
+    for (const Named& input : inputs) refuse(output, input);
+  refuse(outputs[1], outputs[0]);
+  refuse(outputs[2], outputs[0]);
+  refuse(outputs[2], outputs[1]);
+  // A tensor anywhere within the bytes that the launch uses, and none behind them.
+  for (const Named& tensor :
+       {outputs[0], outputs[1], outputs[2], inputs[0], inputs[3], inputs[5], inputs[6]}) {
+    const std::string text = std::string("workspace and ") + tensor.name + " share memory";
+    expect_refused({text.c_str()}, [&](AttentionArgs& args) {
+      (args.*tensor.member)->data = static_cast<float*>(args.workspace->data) + 64;
+    });
+  }
+  GoodBackward good;
+  std::vector<float> memory(good.workspace.size() + 4096);
+  const auto start = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+  const std::int64_t used = good.args.workspace->shape[0];
+  good.args.workspace->data = reinterpret_cast<void*>(start);
+  good.args.workspace->shape[0] = used + 4000;
+  good.args.dq->data = reinterpret_cast<float*>(start) + used;
+  EXPECT_NO_THROW(backward_kernel().launch(good.args));
 }
 
 // The formula of runtime/semantics.md.

@@ -1,4 +1,6 @@
 // A few kernels for nvcc and clangd. The library compiles rendered kernels instead (codegen/families/).
+#include "cuda/backward_dq_sm80.cuh"
+#include "cuda/backward_sm80.cuh"
 #include "cuda/decode_merge.cuh"
 #include "cuda/forward_sm80.cuh"
 #include "cuda/paged_tile.cuh"
@@ -68,6 +70,45 @@ __global__ void __launch_bounds__(Config::num_warps * 32)
 template __global__ void
 paged_forward<Spec<bf16, 128, 128, true, false, SlidingWindowWithSinks<Align::bottom_right>>,
               Config<128, 64, 2, 4>>(const __grid_constant__ Paged<Sm80ForwardParams>);
+
+template <class Element_, int head_dim_, class... Masks>
+struct BackwardSpec : BackwardCudaSpec {
+  using Element = Element_;
+  using Mask = Intersect<Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_;
+};
+using PlainBackward = BackwardSpec<bf16, 128, Causal<Align::bottom_right>>;
+// Without sums of dQ in the workspace.
+struct DeterministicBackward : BackwardSpec<fp16, 64, Padding, BlockSparse<128, 64, true>> {
+  static constexpr bool varlen = true, dropout = true, deterministic = true;
+  using grad_dtype = float;
+};
+
+template <class Spec>
+__global__ void __launch_bounds__(backward_threads)
+    prepare_backward(const __grid_constant__ CudaBackwardParams params) {
+  backward_prepare<Spec>(params);
+}
+template __global__ void prepare_backward<PlainBackward>(const __grid_constant__ CudaBackwardParams);
+template __global__ void prepare_backward<DeterministicBackward>(const __grid_constant__ CudaBackwardParams);
+
+template <class Spec, class Config>
+__global__ void __launch_bounds__(Config::num_warps * 32)
+    backward(const __grid_constant__ CudaBackwardParams params) {
+  backward_sm80<Spec, Config>(params);
+}
+template __global__ void backward<PlainBackward, Config<64, 128, 2, 8>>(
+    const __grid_constant__ CudaBackwardParams);
+template __global__ void backward<DeterministicBackward, Config<64, 128, 2, 8>>(
+    const __grid_constant__ CudaBackwardParams);
+
+__global__ void __launch_bounds__(256) backward_dq(const __grid_constant__ CudaBackwardParams params) {
+  backward_dq_sm80<DeterministicBackward, Config<64, 128, 2, 8>>(params);
+}
+__global__ void __launch_bounds__(backward_threads)
+    finish_backward(const __grid_constant__ CudaBackwardParams params) {
+  backward_finish<PlainBackward>(params);
+}
 
 }  // namespace
 }  // namespace flashjit::device

@@ -91,6 +91,27 @@ const Golden goldens[] = {
          "varlen": true, "paged": true})",
      "x86-64-v4",
      {64, 64, 1, 1}},
+    {"bf16_d128_backward.cu",
+     R"({"op": "backward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]})",
+     "sm_90",
+     {64, 128, 2, 8}},
+    {"fp16_d64_backward_deterministic.cu",
+     R"({"op": "backward", "dtype": "fp16", "head_dim": 64, "mask": ["padding", "block_sparse"], "dropout": true,
+         "grad_dtype": "fp32", "deterministic": true})",
+     "sm_80",
+     {64, 128, 2, 8}},
+    {"bf16_d64_backward_sm90a.cu",
+     R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"], "varlen": true})",
+     "sm_90a",
+     {128, 128, 2, 12}},
+    {"fp32_d128_backward.cpp",
+     R"({"op": "backward", "dtype": "fp32", "head_dim": 128, "mask": ["causal"]})",
+     "x86-64-v4",
+     {0, 256, 1, 1}},
+    {"bf16_d128_backward_amx.cpp",
+     R"({"op": "backward", "dtype": "bf16", "head_dim": 128, "mask": ["causal", "padding"], "dropout": true})",
+     "x86-64-v4+amx",
+     {0, 512, 1, 1}},
 };
 
 KernelSource render(const Golden& golden) {
@@ -126,11 +147,13 @@ TEST(Render, IsAFunctionOfItsArguments) {
     EXPECT_TRUE(texts.insert(source.text).second);
     for (int KernelConfig::* choice : {&KernelConfig::block_m, &KernelConfig::block_n,
                                        &KernelConfig::num_stages, &KernelConfig::num_warps}) {
+      if (golden.config.*choice == 0) continue;  // a CPU's backward has no block_m
       Golden other = golden;
       other.config.*choice += 1;
       EXPECT_TRUE(texts.insert(render(other).text).second);
     }
-    if (!source.target.arch_specific) continue;
+    if (!source.target.arch_specific || AttentionSpec::from_json(golden.spec).op == Operation::backward)
+      continue;
     for (bool KernelConfig::* choice :
          {&KernelConfig::q_in_registers, &KernelConfig::ping_pong, &KernelConfig::pack_gqa}) {
       Golden other = golden;

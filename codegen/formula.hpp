@@ -2,7 +2,7 @@
 // language.
 #pragma once
 
-#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,6 +11,9 @@
 #include "codegen/spec.hpp"
 
 namespace flashjit {
+
+inline constexpr std::size_t most_characters = 4096;  // of a formula's text, and of its canonical text
+inline constexpr int most_levels = 64;                // of its tree; also of brackets inside each other
 
 enum class FormulaType { boolean, integer, real };
 

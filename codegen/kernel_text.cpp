@@ -31,6 +31,9 @@ Functor functor(const BlockSparseMask& mask) {
 Functor functor(const TreeMask&) {
   return {"Tree", "shared/tree.h", true};
 }
+Functor functor(const FormulaMask&) {
+  throw Error(ErrorCode::internal, "a mask's formula has no text");
+}
 Functor functor_of(const Mask& mask) {
   return std::visit([](const auto& m) { return functor(m); }, mask);
 }
@@ -64,6 +67,15 @@ std::string member(const char*, int) {
   return {};
 }
 std::string member(const char*, const PinnedConfig&) {
+  return {};
+}
+std::string member(const char*, const std::vector<std::string>&) {
+  return {};
+}
+std::string member(const char*, const std::vector<DeclaredTable>&) {
+  return {};
+}
+std::string member(const char*, const std::vector<DeclaredScalar>&) {
   return {};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <compare>
+#include <string>
 #include <variant>
 
 #include "error.hpp"
@@ -78,7 +79,20 @@ struct TreeMask {
   auto operator<=>(const TreeMask&) const = default;
 };
 
-using Mask = std::variant<CausalMask, SlidingWindowMask, PaddingMask, BlockSparseMask, TreeMask>;
+// Row i sees key j iff the formula is true of them (formulas.md), or a built-in name: "prefix_lm". A spec may
+// have several.
+struct FormulaMask {
+  static constexpr char kind[] = "formula";
+  std::string formula = {};
+
+  template <class Self, class Visit>
+  static void for_each_field(Self& self, Visit&& visit) {
+    visit("formula", self.formula);
+  }
+  auto operator<=>(const FormulaMask&) const = default;
+};
+
+using Mask = std::variant<CausalMask, SlidingWindowMask, PaddingMask, BlockSparseMask, TreeMask, FormulaMask>;
 
 FLASHJIT_API const char* to_string(CausalAlign) noexcept;
 

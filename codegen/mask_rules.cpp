@@ -4,6 +4,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "suggest.hpp"
+
 namespace flashjit {
 namespace {
 
@@ -15,6 +17,9 @@ std::string text_of(int value) {
 }
 std::string text_of(CausalAlign value) {
   return std::string("\"") + to_string(value) + "\"";
+}
+std::string text_of(const std::string& value) {
+  return json_string(value);
 }
 
 const char* kind_of(const Mask& mask) {
@@ -53,7 +58,7 @@ std::vector<Mask> canonical(std::vector<Mask> masks) {
 
 void check_masks(const std::vector<Mask>& masks) {
   for (std::size_t i = 1; i < masks.size(); ++i) {
-    if (masks[i].index() != masks[i - 1].index()) continue;
+    if (masks[i].index() != masks[i - 1].index() || std::holds_alternative<FormulaMask>(masks[i])) continue;
     const bool lists = std::holds_alternative<BlockSparseMask>(masks[i]);
     invalid(std::string("mask has two of kind ") + kind_of(masks[i]) + " that differ, " +
             to_json(masks[i - 1]) + " and " + to_json(masks[i]) +
@@ -84,6 +89,11 @@ bool uneven_on_device(const std::vector<Mask>& masks, bool varlen) {
 }
 
 std::string to_json(const Mask& mask) {
+  if (const auto* formula = std::get_if<FormulaMask>(&mask)) {
+    // A string that is one identifier would be the name of a kind.
+    const std::string text = json_string(formula->formula);
+    return is_identifier(formula->formula) ? "{\"formula\": " + text + "}" : text;
+  }
   const std::string kind = std::string("\"") + kind_of(mask) + '"';
   std::string given;
   std::visit(

@@ -22,7 +22,8 @@ void check_masks(const std::vector<Mask>& masks);
 // are then handed out one by one to multiprocessors that are free.
 bool uneven_on_device(const std::vector<Mask>& masks, bool varlen);
 
-// "causal", or {"kind": "causal", "align": "top_left"} if a field is not at its default.
+// "causal", or {"kind": "causal", "align": "top_left"} if a field is not at its default. A formula: its text
+// in quotes.
 std::string to_json(const Mask& mask);
 
 // The list's mask of this kind; null if there is none.

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "declarations.hpp"
 #include "families/kernel_family.hpp"
 #include "mask_rules.hpp"
 #include "spec_fields.hpp"
@@ -65,9 +67,28 @@ class Hasher {
       add(mask.index());
       std::visit(
           [&](const auto& m) {
-            m.for_each_field(m, [&](const char*, auto value) { add(std::size_t(value)); });
+            m.for_each_field(m, [&](const char*, const auto& value) { add_value(value); });
           },
           mask);
+    }
+  }
+  void add_field(const std::vector<std::string>& formulas) noexcept {
+    for (const std::string& formula : formulas) add_value(formula);
+  }
+  void add_field(const std::vector<DeclaredTable>& tables) noexcept {
+    for (const DeclaredTable& table : tables) {
+      add_value(table.name);
+      add(unsigned(table.dtype) << 8 | unsigned(table.shape.size()));
+      for (const TableDimension& dim : table.shape) {
+        add(std::size_t(dim.size) << 8 | unsigned(dim.kind) << 1 | dim.or_one);
+        add_value(dim.name);
+      }
+    }
+  }
+  void add_field(const std::vector<DeclaredScalar>& scalars) noexcept {
+    for (const DeclaredScalar& scalar : scalars) {
+      add_value(scalar.name);
+      add(unsigned(scalar.dtype));
     }
   }
   void add_field(const PinnedConfig& config) noexcept {
@@ -84,13 +105,24 @@ class Hasher {
   }
 
  private:
+  void add_value(const std::string& text) noexcept {
+    // An empty one is nothing: most of these fields are absent.
+    if (!text.empty()) add(std::hash<std::string_view>()(text));
+  }
+  template <class Small>
+  void add_value(Small value) noexcept {
+    add(std::size_t(value));
+  }
+
   std::size_t state_ = 0x243f6a8885a308d3u, small_ = 0;
 };
 
 }  // namespace
 
 AttentionSpec AttentionSpec::validated() const {
-  AttentionSpec spec = without_defaults(*this);
+  AttentionSpec spec = *this;
+  write_out_formulas(spec);
+  spec = without_defaults(std::move(spec));
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
 
   if (spec.dtype != DType::bf16 && spec.dtype != DType::fp16 && spec.dtype != DType::fp32)

@@ -18,6 +18,31 @@ enum class Operation { forward, backward, decode, merge, append_kv };
 // fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
 enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };
 
+// Tables and scalars that the formulas of a spec read, and a launch gives by name (AttentionArgs::named).
+// formulas.md has the language.
+struct TableDimension {
+  enum class Kind { number, batch, heads_q, heads_kv, seqlen_q, seqlen_k, total_q, total_k, free };
+  Kind kind = Kind::free;
+  int size = 0;         // of a number
+  bool or_one = false;  // a tensor may have size 1 there, which all batch entries, heads, rows or keys share
+  std::string name = {};  // of a free dimension: the tensor decides its size
+
+  bool operator==(const TableDimension&) const = default;
+};
+struct DeclaredTable {
+  std::string name;
+  DType dtype = DType::fp32;  // fp32, fp16, bf16: reals; int32, int8, uint8: integers
+  std::vector<TableDimension> shape = {};
+
+  bool operator==(const DeclaredTable&) const = default;
+};
+struct DeclaredScalar {
+  std::string name;
+  DType dtype = DType::fp32;  // fp32: a real; int32: an integer
+
+  bool operator==(const DeclaredScalar&) const = default;
+};
+
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
   DType dtype = DType::bf16;
@@ -34,6 +59,12 @@ struct FLASHJIT_API AttentionSpec {
   std::optional<DType> o_dtype = {};      // absent: dtype
   std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
   std::optional<DType> grad_dtype = {};   // backward: dtype of dq, dk and dv; absent: dtype
+  // Formulas that turn scale * q.k into the score that the softmax sees, applied one after the other.
+  std::vector<std::string> score = {};
+  std::vector<DeclaredTable> tables = {};
+  std::vector<DeclaredScalar> scalars = {};
+  bool sink_logits = false;  // each head's softmax sums begin with exp of a logit, as if with one more key
+  bool precise = false;      // exp, log, tanh and sqrt of scores are exact to float32
   PinnedConfig config = {};
 
   // Reads the JSON form (tools/spec.schema.json) and validates it. Throws invalid_spec or
@@ -43,7 +74,8 @@ struct FLASHJIT_API AttentionSpec {
   // specs give equal text, and a field added to flashjit later changes no text.
   std::string to_json() const;
   // The canonical form, the same for all equal specs: head_dim_v is filled in, dtypes at their
-  // default are absent, masks are in canonical order. Throws invalid_spec or unsupported.
+  // default are absent, masks are in canonical order, built-in names of formulas are written out. Throws
+  // invalid_spec or unsupported.
   AttentionSpec validated() const;
 
   std::size_t hash() const noexcept;

@@ -1,6 +1,10 @@
 #include "spec_fields.hpp"
 
+#include <algorithm>
+
+#include "declarations.hpp"
 #include "mask_rules.hpp"
+#include "suggest.hpp"
 
 namespace flashjit {
 namespace {
@@ -19,6 +23,26 @@ std::string json_of(const std::vector<Mask>& masks) {
   for (const Mask& mask : masks) text += (text.empty() ? "" : ", ") + to_json(mask);
   return "[" + text + "]";
 }
+std::string json_of(const std::vector<std::string>& formulas) {
+  std::string text;
+  for (const std::string& formula : formulas) text += (text.empty() ? "" : ", ") + json_string(formula);
+  return "[" + text + "]";
+}
+std::string json_of(const DeclaredTable& table) {
+  return std::string(R"({"dtype": ")") + to_string(table.dtype) + R"(", "shape": )" +
+         shape_text(table.shape, "\"") + "}";
+}
+std::string json_of(const DeclaredScalar& scalar) {
+  return std::string("\"") + to_string(scalar.dtype) + "\"";
+}
+// An object by name.
+template <class Declared>
+std::string json_of(const std::vector<Declared>& all) {
+  std::string text;
+  for (const Declared& one : all)
+    text += (text.empty() ? "" : ", ") + json_string(one.name) + ": " + json_of(one);
+  return "{" + text + "}";
+}
 std::string json_of(const PinnedConfig& config) {
   return to_json(config);
 }
@@ -27,6 +51,10 @@ std::string json_of(const PinnedConfig& config) {
 
 AttentionSpec without_defaults(AttentionSpec spec) {
   spec.mask = canonical(std::move(spec.mask));
+  const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
+  std::sort(spec.tables.begin(), spec.tables.end(), by_name);
+  std::sort(spec.scalars.begin(), spec.scalars.end(), by_name);
+  if (!has_formulas(spec)) spec.precise = false;
   if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;
   if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();
   if (spec.parts_dtype == DType::fp32) spec.parts_dtype.reset();

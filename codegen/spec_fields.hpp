@@ -15,7 +15,9 @@ namespace flashjit {
 struct SpecField {
   using Member =
       std::variant<bool AttentionSpec::*, int AttentionSpec::*, std::optional<DType> AttentionSpec::*,
-                   std::vector<Mask> AttentionSpec::*, PinnedConfig AttentionSpec::*>;
+                   std::vector<Mask> AttentionSpec::*, std::vector<std::string> AttentionSpec::*,
+                   std::vector<DeclaredTable> AttentionSpec::*, std::vector<DeclaredScalar> AttentionSpec::*,
+                   PinnedConfig AttentionSpec::*>;
   const char* name;
   Member member;
 };
@@ -33,11 +35,17 @@ inline constexpr SpecField spec_fields[] = {
     {"o_dtype", &AttentionSpec::o_dtype},
     {"parts_dtype", &AttentionSpec::parts_dtype},
     {"grad_dtype", &AttentionSpec::grad_dtype},
+    {"score", &AttentionSpec::score},
+    {"tables", &AttentionSpec::tables},
+    {"scalars", &AttentionSpec::scalars},
+    {"sink_logits", &AttentionSpec::sink_logits},
+    {"precise", &AttentionSpec::precise},
     {"config", &AttentionSpec::config},
 };
 
-// The spec with masks in canonical order, and without values that only spell out a default, such
-// as a head_dim_v equal to head_dim. Fields at their default then equal those of AttentionSpec{}.
+// The spec with masks, tables and scalars in canonical order, and without values that only spell out a
+// default, such as a head_dim_v equal to head_dim. Fields at their default then equal those of
+// AttentionSpec{}.
 AttentionSpec without_defaults(AttentionSpec spec);
 
 // A field's value as JSON.

@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include "builtin_formulas.hpp"
+#include "declarations.hpp"
 #include "mask_rules.hpp"
 #include "spec.hpp"
 #include "spec_fields.hpp"
@@ -32,19 +34,25 @@ constexpr auto names_of_config = [] {
   for_each_choice([&](const char* name, auto, auto) { names.at(count++) = name; });
   return names;
 }();
-// Calls visit(a default mask) for every kind.
+constexpr std::array table_dtypes = {DType::fp32,  DType::fp16, DType::bf16,
+                                     DType::int32, DType::int8, DType::uint8};
+constexpr std::array scalar_dtypes = {DType::fp32, DType::int32};
+// Calls visit(a default mask) for every kind; formulas have no kind but names of their own.
 template <class Visit, std::size_t... i>
 constexpr void for_each_kind(Visit&& visit, std::index_sequence<i...>) {
   (visit(std::variant_alternative_t<i, Mask>{}), ...);
 }
 template <class Visit>
 constexpr void for_each_kind(Visit&& visit) {
-  for_each_kind(visit, std::make_index_sequence<std::variant_size_v<Mask>>());
+  constexpr std::size_t kinds = std::variant_size_v<Mask> - 1;
+  static_assert(std::is_same_v<std::variant_alternative_t<kinds, Mask>, FormulaMask>);
+  for_each_kind(visit, std::make_index_sequence<kinds>());
 }
 constexpr auto mask_kinds = [] {
-  std::array<std::string_view, std::variant_size_v<Mask>> names;
+  std::array<std::string_view, std::variant_size_v<Mask> - 1 + std::size(builtin_masks)> names;
   std::size_t count = 0;
   for_each_kind([&](const auto& mask) { names.at(count++) = mask.kind; });
+  for (const std::string_view name : builtin_masks) names.at(count++) = name;
   return names;
 }();
 
@@ -59,11 +67,6 @@ std::string shown(const Json& value) {
     default:
       return value.dump();
   }
-}
-
-std::string did_you_mean(std::string_view word, Names known) {
-  const std::string_view near = closest(word, known);
-  return near.empty() ? "" : "; did you mean " + std::string(near) + "?";
 }
 
 // One JSON object whose fields are all known. `path`, such as "config.", precedes field names in messages.
@@ -157,18 +160,39 @@ Kind read_fields(const Json& json, const std::string& path) {
   return mask;
 }
 
+// {"formula": "key <= position"}
+std::string read_formula(const Json& json, const std::string& path) {
+  constexpr std::string_view known[] = {"formula"};
+  const Object fields(json, path + ".", known);
+  const Json& text = *fields.find("formula");
+  if (!text.is_string())
+    invalid(fields.wrong("formula", text, R"(must be a text; "key <= position" would work)"));
+  return text.get<std::string>();
+}
+
+Mask read_builtin(const Json& json, const std::string& path, std::string_view name) {
+  constexpr std::string_view known[] = {"kind"};
+  if (json.is_object()) Object(json, path + ".", known);
+  return FormulaMask{std::string(name)};
+}
+
 Mask read_mask(const Json& json, const std::string& path) {
   const Json* kind = &json;
   if (json.is_object()) {
+    if (json.contains("formula")) return FormulaMask{read_formula(json, path)};
     const auto it = json.find("kind");
-    if (it == json.end()) invalid(path + " has no \"kind\"; one of " + listed(mask_kinds) + " is required");
+    if (it == json.end())
+      invalid(path + " has no \"kind\"; one of " + listed(mask_kinds) + " is required, or a \"formula\"");
     kind = &*it;
   }
   if (!kind->is_string()) {
     invalid(path + " " + shown(*kind) +
-            " must be the name of a mask, or an object with its \"kind\"; \"causal\" would work");
+            " must be the name of a mask, a formula, or an object with its \"kind\"; \"causal\" would work");
   }
   const auto& word = kind->get_ref<const std::string&>();
+  if (!json.is_object() && !is_identifier(word)) return FormulaMask{word};
+  for (const std::string_view name : builtin_masks)
+    if (word == name) return read_builtin(json, path, name);
   std::optional<Mask> mask;
   for_each_kind([&](auto named) {
     if (word == named.kind) mask = read_fields<decltype(named)>(json, path);
@@ -185,6 +209,80 @@ void read_field(const Object& fields, const char* name, std::vector<Mask>& out) 
     invalid(fields.wrong(name, *masks, R"(must be a list of masks; ["causal"] would work)"));
   for (std::size_t i = 0; i < masks->size(); ++i)
     out.push_back(read_mask((*masks)[i], std::string(name) + "[" + std::to_string(i) + "]"));
+}
+
+void read_field(const Object& fields, const char* name, std::vector<std::string>& out) {
+  const Json* formulas = fields.find(name);
+  if (!formulas) return;
+  if (!formulas->is_array())
+    invalid(
+        fields.wrong(name, *formulas, R"(must be a list of formulas; ["score / 2", "alibi"] would work)"));
+  for (std::size_t i = 0; i < formulas->size(); ++i) {
+    const Json& formula = (*formulas)[i];
+    if (!formula.is_string())
+      invalid(std::string(name) + "[" + std::to_string(i) + "] " + shown(formula) +
+              R"( must be a formula, in quotes; "score / 2" would work)");
+    out.push_back(formula.get<std::string>());
+  }
+}
+
+std::vector<TableDimension> read_shape(const Json& shape, const std::string& path) {
+  std::vector<TableDimension> dims;
+  if (!shape.is_array())
+    invalid(path + " " + shown(shape) + R"( must be a list of sizes; ["batch", "seqlen_k"] would work)");
+  for (const Json& dim : shape) {
+    const double number = dim.is_number() ? dim.get<double>() : NAN;
+    if (dim.is_string()) {
+      dims.push_back(dimension_of(dim.get_ref<const std::string&>()));
+    } else if (number == std::trunc(number) && std::fabs(number) <= INT_MAX) {
+      dims.push_back({.kind = TableDimension::Kind::number, .size = static_cast<int>(number)});
+    } else {
+      invalid(path + "[" + std::to_string(dims.size()) + "] " + shown(dim) +
+              R"( must be an integer or a name; 128 or "seqlen_k" would work)");
+    }
+  }
+  return dims;
+}
+
+void read_field(const Object& fields, const char* name, std::vector<DeclaredTable>& out) {
+  const Json* tables = fields.find(name);
+  if (!tables) return;
+  constexpr char example[] = R"({"dtype": "fp32", "shape": ["heads_q"]})";
+  if (!tables->is_object())
+    invalid(fields.wrong(name, *tables,
+                         std::string(R"(must be an object; {"slope": )") + example + "} would work"));
+  for (const auto& [table, value] : tables->items()) {
+    check_identifier(name, table);
+    const std::string path = std::string(name) + "." + table;
+    if (!value.is_object())
+      invalid(path + " " + shown(value) + " must be an object; " + example + " would work");
+    constexpr std::string_view known[] = {"dtype", "shape"};
+    const Object members(value, path + ".", known);
+    members.require("dtype", R"("fp32")");
+    members.require("shape", R"(["heads_q"])");
+    DeclaredTable declared{.name = table};
+    members.read("dtype", declared.dtype, table_dtypes);
+    declared.shape = read_shape(*members.find("shape"), path + ".shape");
+    out.push_back(std::move(declared));
+  }
+}
+
+void read_field(const Object& fields, const char* name, std::vector<DeclaredScalar>& out) {
+  const Json* scalars = fields.find(name);
+  if (!scalars) return;
+  if (!scalars->is_object())
+    invalid(fields.wrong(name, *scalars, R"(must be an object; {"cap": "fp32"} would work)"));
+  std::vector<std::string_view> names;
+  for (const auto& [scalar, value] : scalars->items()) {
+    check_identifier(name, scalar);
+    names.push_back(scalar);
+  }
+  const Object members(*scalars, std::string(name) + ".", names);
+  for (const std::string_view scalar : names) {
+    DeclaredScalar declared{.name = std::string(scalar)};
+    members.read(declared.name.c_str(), declared.dtype, scalar_dtypes);
+    out.push_back(std::move(declared));
+  }
 }
 
 void read_field(const Object& fields, const char* name, PinnedConfig& out) {

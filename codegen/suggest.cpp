@@ -56,4 +56,32 @@ std::string in_quotes(std::string_view text) {
   return out + '"';
 }
 
+std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
+  const std::string_view near = closest(word, known);
+  return near.empty() ? "" : "; did you mean " + std::string(near) + "?";
+}
+
+std::string json_string(std::string_view text) {
+  constexpr char digits[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      (out += '\\') += c;
+    } else if (byte < 0x20) {
+      ((out += "\\u00") += digits[byte >> 4]) += digits[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+bool is_identifier(std::string_view text) {
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+  return !text.empty() && is_letter(text.front()) && std::all_of(text.begin(), text.end(), [&](char c) {
+    return is_letter(c) || (c >= '0' && c <= '9');
+  });
+}
+
 }  // namespace flashjit

@@ -1,4 +1,4 @@
-// Help for messages: the known word that a wrong word probably meant, and lists of known words.
+// Words: the known one that a wrong one probably meant, lists of known ones, texts in quotes.
 #pragma once
 
 #include <span>
@@ -17,5 +17,14 @@ std::string listed(std::span<const std::string_view> words);
 // The text in double quotes, fit for one line of a message:
 // clipped to 48 characters, control characters shown as '?'.
 std::string in_quotes(std::string_view text);
+
+// "; did you mean causal?", or nothing if no known word is near.
+std::string did_you_mean(std::string_view word, std::span<const std::string_view> known);
+
+// A JSON string of the text, quotes included.
+std::string json_string(std::string_view text);
+
+// Whether the text is a name as in C: letters, digits and '_', no digit first.
+bool is_identifier(std::string_view text);
 
 }  // namespace flashjit

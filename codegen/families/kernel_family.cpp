@@ -40,8 +40,10 @@ std::vector<Feature> features_of(const AttentionSpec& spec, std::span<const Spec
   for (const GivenField& given : given_fields(spec, table)) {
     const bool is_flag = std::holds_alternative<bool AttentionSpec::*>(given.field.member);
     const char* const instead = !is_flag ? "leaving it out" : given.text == "true" ? "false" : "true";
+    constexpr std::size_t longest = 64;  // of a text in a message
+    const std::string text = given.text.size() <= longest ? given.text : given.text.substr(0, longest) + "...";
     features.push_back(
-        {&KernelFamily::fields, given.field.name, std::string(given.field.name) + " " + given.text, instead});
+        {&KernelFamily::fields, given.field.name, std::string(given.field.name) + " " + text, instead});
   }
   for (const Mask& mask : spec.mask) {
     const char* const kind = std::visit([](const auto& m) -> const char* { return m.kind; }, mask);

@@ -30,7 +30,7 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
   std::set<std::string_view> fields, masks, choices;
   for (const SpecField& field : spec_fields) fields.insert(field.name);
   for (const Mask& mask : {Mask(CausalMask{}), Mask(SlidingWindowMask{}), Mask(PaddingMask{}),
-                           Mask(BlockSparseMask{}), Mask(TreeMask{})})
+                           Mask(BlockSparseMask{}), Mask(TreeMask{}), Mask(FormulaMask{})})
     std::visit([&](const auto& m) { masks.insert(m.kind); }, mask);
   EXPECT_EQ(masks.size(), std::variant_size_v<Mask>);
   for_each_choice([&](const char* name, auto, auto) { choices.insert(name); });
@@ -48,9 +48,9 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
 // and never be refused. With another member this does not compile.
 TEST(SpecFields, AreAllMembers) {
   const AttentionSpec spec;
-  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12] =
-      spec;
-  EXPECT_EQ(std::size(spec_fields), 12u);
+  [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13,
+                                f14, f15, f16, f17] = spec;
+  EXPECT_EQ(std::size(spec_fields), 17u);
 }
 
 TEST(Family, ForwardsAreDeterministic) {

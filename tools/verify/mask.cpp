@@ -48,6 +48,10 @@ struct Element {
            (!args.window_right || distance <= *args.window_right);
   }
 
+  bool seen_by(const FormulaMask&) const {
+    throw Error(ErrorCode::unsupported, "the oracle does not know formulas");
+  }
+
   bool seen_by(const PaddingMask&) const { return true; }  // the sequence's lengths do the masking
 
   bool seen_by(const BlockSparseMask& mask) const {

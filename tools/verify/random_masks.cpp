@@ -72,6 +72,7 @@ class Maker {
   }
 
   void make(const CausalMask&) {}
+  void make(const FormulaMask&) {}
 
   void make(const SlidingWindowMask& mask) {
     data_.window_left = options_.window_left.value_or(shape_.seqlen_k / 4);

@@ -1,0 +1,239 @@
+#include "declarations.hpp"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "arguments.hpp"
+#include "builtin_formulas.hpp"
+#include "formula_words.hpp"
+#include "mask_rules.hpp"
+#include "suggest.hpp"
+
+namespace flashjit {
+namespace {
+
+using Kind = TableDimension::Kind;
+
+struct NamedDimension {
+  std::string_view name;
+  Kind kind;
+  const char* index;     // the variable that usually indexes it
+  bool leading = false;  // an index may leave it out
+  bool or_one = false;
+};
+// The kernel adds an entry's first row or key to indices of total_q and total_k, so these are never shared.
+constexpr NamedDimension named_dimensions[] = {
+    {"batch", Kind::batch, "batch", true, true},
+    {"heads_q", Kind::heads_q, "head", true, true},
+    {"heads_kv", Kind::heads_kv, "head_kv", true, true},
+    {"seqlen_q", Kind::seqlen_q, "row", false, true},
+    {"seqlen_k", Kind::seqlen_k, "key", false, true},
+    {"total_q", Kind::total_q, "row"},
+    {"total_k", Kind::total_k, "key"},
+};
+constexpr auto dimension_names = [] {
+  std::array<std::string_view, std::size(named_dimensions)> names;
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = named_dimensions[i].name;
+  return names;
+}();
+constexpr std::string_view or_one = " or 1";
+
+const NamedDimension* find_dimension(Kind kind) {
+  for (const NamedDimension& named : named_dimensions)
+    if (named.kind == kind) return &named;
+  return nullptr;
+}
+
+void check_count(const char* field, std::size_t count, std::size_t most) {
+  if (count > most)
+    invalid(std::string(field) + " has " + std::to_string(count) + " entries, at most " +
+            std::to_string(most) + " would work");
+}
+
+constexpr std::size_t longest_name = 64;
+
+// Names stand in formulas, beside the arguments of a launch and in the names of gradients.
+void check_name(const AttentionSpec& spec, const std::string& field, const std::string& name) {
+  check_identifier(field, name);
+  const std::string shown = field + " " + in_quotes(name);
+  if (find_variable(name) || find_function(name) || name == "inf")
+    invalid(shown + " has a meaning in formulas; another name would work");
+  for (const Argument& argument : arguments)
+    if (name == argument.name) invalid(shown + " is an argument of launches; another name would work");
+  const auto count = [&](const auto& all) {
+    return std::count_if(all.begin(), all.end(), [&](const auto& one) { return one.name == name; });
+  };
+  if (count(spec.tables) + count(spec.scalars) > 1)
+    invalid(shown + " is declared twice; another name would work");
+  if (name.starts_with("d_") && find_declared(spec.tables, name.substr(2)) >= 0)
+    invalid(shown + " is the gradient of table " + name.substr(2) + "; another name would work");
+}
+
+void check_dimension(const AttentionSpec& spec, const std::string& path, const TableDimension& dim) {
+  const std::string text = to_string(dim),
+                    shown = path + " " + (dim.kind == Kind::number ? text : in_quotes(text));
+  if (dim.kind == Kind::number) {
+    if (dim.size < 1) invalid(shown + " is not a size; at least 1 would work");
+    return;
+  }
+  const NamedDimension* const named = find_dimension(dim.kind);
+  if (!named && (!is_identifier(dim.name) || dim.name.size() > longest_name))
+    invalid(shown + " is no dimension; a number, one of " + listed(dimension_names) +
+            ", or a name of its own would work");
+  if (dim.or_one && (!named || !named->or_one))
+    invalid(shown +
+            " is no dimension: only batch, heads_q, heads_kv, seqlen_q and seqlen_k may be 1 instead");
+  if (!named) {
+    // A misspelt size of the launch would be a dimension of any size.
+    for (const std::string_view part : {"batch", "head", "seq", "total"})
+      if (dim.name.find(part) != std::string::npos)
+        invalid(shown + " is none of " + listed(dimension_names) + did_you_mean(dim.name, dimension_names) +
+                (closest(dim.name, dimension_names).empty() ? "; a" : " A") +
+                " name of its own must not contain " + std::string(part));
+  }
+  if (dim.kind == Kind::total_q && !spec.varlen)
+    invalid(shown + " is a size of packed sequences; batch and seqlen_q, or \"varlen\": true, would work");
+  if (dim.kind == Kind::total_k && key_layout(spec) != KeyLayout::packed)
+    invalid(shown + " is a size of packed keys, which this spec has not; batch and seqlen_k would work");
+}
+
+void check_declarations(const AttentionSpec& spec) {
+  check_count("tables", spec.tables.size(), most_tables);
+  check_count("scalars", spec.scalars.size(), most_scalars);
+  for (const DeclaredTable& table : spec.tables) {
+    check_name(spec, "tables", table.name);
+    const std::string path = "tables." + table.name;
+    if (table.dtype == DType::int64 || table.dtype == DType::fp8_e4m3 || table.dtype == DType::fp8_e5m2)
+      invalid(path + ".dtype " + to_string(table.dtype) +
+              " is none of tables; fp32, fp16, bf16, int32, int8 or uint8 would work");
+    const std::size_t rank = table.shape.size();
+    if (rank < 1 || rank > most_dimensions)
+      invalid(path + ".shape has " + std::to_string(rank) + " dimensions, 1 to " +
+              std::to_string(most_dimensions) + " would work" + (rank == 0 ? "; scalars have none" : ""));
+    for (std::size_t i = 0; i < rank; ++i)
+      check_dimension(spec, path + ".shape[" + std::to_string(i) + "]", table.shape[i]);
+  }
+  for (const DeclaredScalar& scalar : spec.scalars) {
+    check_name(spec, "scalars", scalar.name);
+    if (scalar.dtype != DType::fp32 && scalar.dtype != DType::int32)
+      invalid("scalars." + scalar.name + " " + to_string(scalar.dtype) +
+              " is no dtype of scalars; fp32 or int32 would work");
+  }
+}
+
+// The declared names that formulas read.
+struct Used {
+  std::vector<bool> tables, scalars;
+
+  void add(const FormulaNode& node) {
+    const auto declared = static_cast<std::size_t>(node.declared);
+    if (node.kind == FormulaNode::Kind::table) tables[declared] = true;
+    if (node.kind == FormulaNode::Kind::scalar) scalars[declared] = true;
+    for (const FormulaNode& operand : node.operands) add(operand);
+  }
+};
+
+template <class Declared>
+void check_used(const char* field, const std::vector<Declared>& all, const std::vector<bool>& used) {
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (!used[i])
+      invalid(std::string(field) + "." + all[i].name + " is read by no formula; leaving it out would work");
+}
+
+}  // namespace
+
+void check_identifier(const std::string& field, const std::string& name) {
+  if (!is_identifier(name) || name.size() > longest_name || name.starts_with("_"))
+    invalid(field + " " + in_quotes(name) + " is no name of formulas: at most " +
+            std::to_string(longest_name) + " letters, digits and _, a letter first");
+}
+
+TableDimension dimension_of(std::string_view text) {
+  TableDimension dim;
+  if (text.ends_with(or_one)) {
+    dim.or_one = true;
+    text.remove_suffix(or_one.size());
+  }
+  for (const NamedDimension& named : named_dimensions)
+    if (named.name == text) dim.kind = named.kind;
+  if (dim.kind == Kind::free) dim.name = text;
+  return dim;
+}
+
+std::string to_string(const TableDimension& dim) {
+  if (dim.kind == Kind::number) return std::to_string(dim.size);
+  const NamedDimension* const named = find_dimension(dim.kind);
+  return (named ? std::string(named->name) : dim.name) + std::string(dim.or_one ? or_one : "");
+}
+
+std::string shape_text(const std::vector<TableDimension>& shape, const char* quote) {
+  std::string text;
+  for (const TableDimension& dim : shape) {
+    const std::string name = to_string(dim);
+    text += text.empty() ? "" : ", ";
+    text += dim.kind == Kind::number ? name : *quote ? json_string(name) : name;
+  }
+  return "[" + text + "]";
+}
+
+FormulaType type_of(DType dtype) {
+  const bool real = dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16;
+  return real ? FormulaType::real : FormulaType::integer;
+}
+
+std::size_t leading_dimensions(const DeclaredTable& table) {
+  const auto end = std::find_if(table.shape.begin(), table.shape.end(), [](const TableDimension& dim) {
+    const NamedDimension* const named = find_dimension(dim.kind);
+    return !named || !named->leading;
+  });
+  return static_cast<std::size_t>(end - table.shape.begin());
+}
+
+const char* usual_index(const TableDimension& dim) {
+  const NamedDimension* const named = find_dimension(dim.kind);
+  return named ? named->index : "0";
+}
+
+bool has_formulas(const AttentionSpec& spec) {
+  return !spec.score.empty() || find_mask<FormulaMask>(spec.mask);
+}
+
+void write_out_formulas(AttentionSpec& spec) {
+  write_out_names(spec);
+  check_declarations(spec);
+  Used used{std::vector<bool>(spec.tables.size()), std::vector<bool>(spec.scalars.size())};
+  const auto write_out = [&](std::string& text, FormulaUse use, const std::string& field, std::size_t index) {
+    const auto refuse = [&](const std::string& why) {
+      invalid(field + "[" + std::to_string(index) + "] " + in_quotes(text) + ", " + why);
+    };
+    try {
+      const FormulaNode formula = parse_formula(text, use, spec);
+      used.add(formula);
+      std::string canonical = formula_text(formula, spec);
+      if (canonical.size() > most_characters)
+        refuse("written out: it has " + std::to_string(canonical.size()) + " characters, at most " +
+               std::to_string(most_characters) + " would work");
+      text = std::move(canonical);
+    } catch (const Error& error) {
+      if (error.message().starts_with("column ")) refuse(error.message());
+      throw;
+    }
+  };
+  std::size_t masks = 0;
+  for (std::size_t i = 0; i < spec.mask.size(); ++i) {
+    auto* const mask = std::get_if<FormulaMask>(&spec.mask[i]);
+    if (!mask) continue;
+    write_out(mask->formula, FormulaUse::mask, "mask", i);
+    ++masks;
+  }
+  for (std::size_t i = 0; i < spec.score.size(); ++i) write_out(spec.score[i], FormulaUse::score, "score", i);
+  check_count("score", spec.score.size(), most_formulas);
+  if (masks > most_formulas)
+    invalid("mask has " + std::to_string(masks) + " formulas, at most " + std::to_string(most_formulas) +
+            " would work; a && b makes one of two");
+  check_used("tables", spec.tables, used.tables);
+  check_used("scalars", spec.scalars, used.scalars);
+}
+
+}  // namespace flashjit

@@ -1,0 +1,46 @@
+// The tables and scalars that a spec declares, and its formulas as texts.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formula.hpp"
+#include "spec.hpp"
+
+namespace flashjit {
+
+inline constexpr std::size_t most_tables = 8, most_scalars = 16, most_formulas = 8, most_dimensions = 6;
+
+// Throws invalid_spec for a name that no formula could have.
+void check_identifier(const std::string& field, const std::string& name);
+
+// A dimension as JSON has it in quotes: "batch", "batch or 1", or the name of a free one.
+TableDimension dimension_of(std::string_view text);
+std::string to_string(const TableDimension& dimension);
+// [batch, seqlen_k, 3], the words in `quote`.
+std::string shape_text(const std::vector<TableDimension>& shape, const char* quote);
+
+// fp32, fp16 and bf16 are reals, the others integers.
+FormulaType type_of(DType dtype);
+
+// How many dimensions an index may leave out: those of batch and heads that come first.
+std::size_t leading_dimensions(const DeclaredTable& table);
+// The variable that usually indexes the dimension, such as "key"; "0" for a number or a free one.
+const char* usual_index(const TableDimension& dimension);
+
+// The place of the declared name; -1 if there is none.
+template <class Declared>
+int find_declared(const std::vector<Declared>& all, std::string_view name) {
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (all[i].name == name) return static_cast<int>(i);
+  return -1;
+}
+
+bool has_formulas(const AttentionSpec& spec);
+
+// Writes out built-in names, checks declarations and formulas, and gives each formula its canonical text.
+// Throws invalid_spec.
+void write_out_formulas(AttentionSpec& spec);
+
+}  // namespace flashjit

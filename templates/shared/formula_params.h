@@ -1,0 +1,32 @@
+// Parameters that formulas and sink logits add to those of a kernel.
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+constexpr int most_formula_tables = 8, most_formula_scalars = 16, most_table_dims = 6;
+
+// A table that formulas read. Indices are clamped to [0, size). A dimension total_q or total_k is indexed
+// within the batch entry's own rows or keys.
+struct FormulaTable {
+  const void* data;  // null: the table has no elements, and every element reads as 0
+  i64 strides[most_table_dims];  // of elements, of any sign
+  int sizes[most_table_dims];
+};
+
+struct FormulaParams {
+  float scale;                        // softmax_scale, in natural units
+  u32 scalars[most_formula_scalars];  // the bits of an int32 or a float32
+  FormulaTable tables[most_formula_tables];
+  const float* sink_logits;  // [num_heads_q], in natural units; null if the spec has none
+  i64 sink_stride;
+};
+
+// Params: those of the kernel, with its pages if it has any.
+template <class Params>
+struct WithFormulas : Params {
+  FormulaParams formulas;
+};
+
+}  // namespace flashjit::device

@@ -42,6 +42,7 @@ enum class Needs {
   sinks,
   block_sparse,
   tree,
+  sink_logits,
 };
 
 // How the tensors k and v hold keys: a slot for each batch entry, packed sequences, or pages.
@@ -196,6 +197,8 @@ constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, h
                               [](const Spec& s, const Shape& z) { return parts_of(of_rows.sizes(s, z)); }};
 constexpr Layout starts{"[batch + 1]",
                         [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
+constexpr Layout of_heads{"[num_heads_q]",
+                          [](const Spec&, const Shape& z) -> Sizes { return {z.num_heads_q}; }};
 constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
 constexpr Layout page_lists{"[batch, max_pages]",
                             [](const Spec&, const Shape& z) -> Sizes { return {z.batch, pages_of(z)}; }};
@@ -248,6 +251,7 @@ inline constexpr Argument all[] = {
     {"dq", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
     {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
     {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
+    {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention},
 };
 // clang-format on
 
@@ -269,6 +273,9 @@ constexpr const Argument* find_argument(std::int32_t id) {
     return &arguments[id - 1];
   return nullptr;
 }
+
+// C ids of the tables and scalars that a spec declares, in the order of their names.
+inline constexpr std::int32_t first_named_id = 4096;
 
 // A set of arguments: bit i stands for arguments[i].
 using ArgumentSet = std::uint64_t;

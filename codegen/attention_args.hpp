@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <variant>
 
 #include "error.hpp"
 #include "spec.hpp"
@@ -47,6 +49,18 @@ struct Tensor {
                            std::initializer_list<std::int64_t> shape) {
     return contiguous(data, dtype, device, std::span(shape.begin(), shape.size()));
   }
+};
+
+// A table or scalar that the spec declares for its formulas: {"slope", tensor} or {"cap", 30.0}.
+struct NamedArgument {
+  std::string_view name{};
+  std::variant<Tensor, double> value{};  // a number holds every float32 and int32
+
+  NamedArgument() = default;
+  NamedArgument(std::string_view argument, const Tensor& table) : name(argument), value(table) {}
+  template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
+  NamedArgument(std::string_view argument, Number scalar)
+      : name(argument), value(static_cast<double>(scalar)) {}
 };
 
 // Arguments of one launch; arguments.hpp has them in a table. q, k, v and o are
@@ -132,6 +146,15 @@ struct AttentionArgs {
   std::optional<Tensor> d_o{};             // by o: of the spec's dtype, the shape of o
   std::optional<Tensor> dlse{};            // by lse: float32, the shape of lse; absent: 0
   std::optional<Tensor> dq{}, dk{}, dv{};  // written: by q, k and v, of the spec's grad_dtype
+
+  // sink_logits: float32 [num_heads_q], natural units, by any stride. The softmax's sum of each row begins
+  // with exp(logit), and lse contains it. A row with nothing to attend to has output 0 and lse = the logit.
+  std::optional<Tensor> sink_logits{};
+  // All tables and scalars of the spec, each once, in any order; names and values must live until the launch
+  // returns. A table has its declared dtype, is on the kernel's device and lies by any strides, 0 included.
+  // Its sizes are the launch's: seqlen_q and seqlen_k those of q and k, with varlen at least the longest
+  // sequence's, with pages any; a name of its own has one size in all tables.
+  std::span<const NamedArgument> named{};
 
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,

@@ -199,6 +199,22 @@ bool has_formulas(const AttentionSpec& spec) {
   return !spec.score.empty() || find_mask<FormulaMask>(spec.mask);
 }
 
+int place_of_name(const AttentionSpec& spec, std::string_view name) {
+  if (find_declared(spec.tables, name) < 0 && find_declared(spec.scalars, name) < 0) return -1;
+  const auto before = [&](const auto& all) {
+    return std::count_if(all.begin(), all.end(), [&](const auto& one) { return one.name < name; });
+  };
+  return static_cast<int>(before(spec.tables) + before(spec.scalars));
+}
+
+Declared declared_at(const AttentionSpec& spec, int place) {
+  for (const DeclaredTable& table : spec.tables)
+    if (place_of_name(spec, table.name) == place) return {.table = &table};
+  for (const DeclaredScalar& scalar : spec.scalars)
+    if (place_of_name(spec, scalar.name) == place) return {.scalar = &scalar};
+  return {};
+}
+
 void write_out_formulas(AttentionSpec& spec) {
   write_out_names(spec);
   check_declarations(spec);

@@ -39,6 +39,18 @@ int find_declared(const std::vector<Declared>& all, std::string_view name) {
 
 bool has_formulas(const AttentionSpec& spec);
 
+// A table or scalar that the spec declares: one of both is null.
+struct Declared {
+  const DeclaredTable* table = nullptr;
+  const DeclaredScalar* scalar = nullptr;
+  const std::string& name() const { return table ? table->name : scalar->name; }
+};
+// The place of a name among those of tables and scalars together, in the order of names; -1 if there is none.
+// The spec is canonical.
+int place_of_name(const AttentionSpec& spec, std::string_view name);
+// The name at that place; both null if there are fewer.
+Declared declared_at(const AttentionSpec& spec, int place);
+
 // Writes out built-in names, checks declarations and formulas, and gives each formula its canonical text.
 // Throws invalid_spec.
 void write_out_formulas(AttentionSpec& spec);

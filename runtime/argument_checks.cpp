@@ -1,9 +1,13 @@
 #include "runtime/argument_checks.hpp"
 
+#include <algorithm>
 #include <climits>
 #include <span>
 #include <utility>
+#include <vector>
 
+#include "codegen/declarations.hpp"
+#include "codegen/suggest.hpp"
 #include "runtime/cuda/memory.hpp"
 
 namespace flashjit {
@@ -14,9 +18,47 @@ std::string shape_text(const Tensor& t) {
   return s + "]";
 }
 
+namespace {
+
+// Every name once, and no other.
+void check_names(const AttentionSpec& spec, const AttentionArgs& args) {
+  std::size_t given = 0;
+  for (const NamedArgument& argument : args.named) {
+    if (place_of_name(spec, argument.name) < 0) {
+      std::vector<std::string_view> known;
+      for (int i = 0; declared_at(spec, i).table || declared_at(spec, i).scalar; ++i)
+        known.emplace_back(declared_at(spec, i).name());
+      refuse_argument("named argument ", in_quotes(argument.name), " was given, but the spec ",
+                      known.empty() ? "declares no tables and scalars" : "declares " + listed(known),
+                      known.empty() ? "" : did_you_mean(argument.name, known));
+    }
+    for (const NamedArgument& other : args.named.first(given))
+      if (other.name == argument.name)
+        refuse_argument("named argument ", in_quotes(argument.name), " was given before: give it once");
+    ++given;
+  }
+  if (given == spec.tables.size() + spec.scalars.size()) return;
+  const auto is_given = [&](const std::string& name) {
+    return std::any_of(args.named.begin(), args.named.end(),
+                       [&](const auto& one) { return one.name == name; });
+  };
+  for (const DeclaredTable& table : spec.tables)
+    if (!is_given(table.name))
+      refuse_argument("table ", table.name, " is missing: the spec's formulas read it as ",
+                      to_string(table.dtype), " ", shape_text(table.shape, ""),
+                      "; give it among the named arguments");
+  for (const DeclaredScalar& scalar : spec.scalars)
+    if (!is_given(scalar.name))
+      refuse_argument("scalar ", scalar.name, " is missing: the spec's formulas read it as ",
+                      to_string(scalar.dtype), "; give it among the named arguments");
+}
+
+}  // namespace
+
 void check_presence(const AttentionSpec& spec, const AttentionArgs& args) {
   const ArgumentSet given = given_arguments(args);
   const ArgumentSets sets = arguments_of(spec);
+  if (!args.named.empty() || !spec.tables.empty() || !spec.scalars.empty()) check_names(spec, args);
   if (!(given & ~sets.allowed) && !(sets.required & ~given)) return;
   for (const Argument& a : arguments) {
     if (given & ~sets.allowed & bit_of(a))
@@ -59,25 +101,29 @@ const Tensor& require(const Argument& argument, const AttentionSpec& spec, const
                     argument.layout_of(spec));
   if (t.dtype != dtype)
     refuse_argument(name, " has dtype ", to_string(t.dtype), ", this kernel takes ", to_string(dtype));
+  require_memory(name, t, device);
+  return t;
+}
+
+void require_memory(const char* name, const Tensor& t, Device device) {
   if (t.device != device)
     refuse_argument(name, " is on ", t.device.str(), ", this kernel runs on ", device.str(),
                     t.device.kind == Device::Kind::cpu && device.kind == Device::Kind::cpu
                         ? ": a CPU's index is 0"
                         : ": copy the tensor there");
   bool has_elements = true;
-  for (int i = 0; i < rank; ++i) {
+  for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
       refuse_argument(name, " has shape ", shape_text(t), ": every size must be between 0 and 2147483647");
     has_elements = has_elements && t.shape[i] > 0;
   }
-  if (!product_of(std::span(t.shape).first(static_cast<std::size_t>(rank))))
+  if (!product_of(std::span(t.shape).first(static_cast<std::size_t>(t.rank))))
     refuse_argument(name, " has shape ", shape_text(t), ": more elements than 64 bits count");
   if (has_elements && !t.data) refuse_argument(name, " has a null data pointer but shape ", shape_text(t));
   // The driver knows where the memory really is. Asking costs
   // 40 ns; a fault in a kernel would destroy the host's context.
   if (has_elements && device.kind == Device::Kind::cuda)
     cuda::check_device_pointer(t.data, device.index, name);
-  return t;
 }
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what) {

@@ -43,6 +43,9 @@ const Tensor& require(const AttentionSpec& spec, const AttentionArgs& args, Devi
   return require(argument, spec, args, device);
 }
 
+// The same for a tensor of any name, without its rank and dtype.
+void require_memory(const char* name, const Tensor& t, Device device);
+
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what);
 
 // Throws for sizes that no kernel can have: negative sizes,

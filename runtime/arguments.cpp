@@ -181,6 +181,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   }
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
+  checked.scale = scale;
   checked.scale_log2 = scale * std::numbers::log2e_v<float>;
   // CPU kernels treat denormal numbers as zeros.
   if (!(scale >= std::numeric_limits<float>::min() && std::isfinite(checked.scale_log2)))

@@ -14,7 +14,7 @@ struct CheckedAttention {
   device::TensorView q{}, k{}, v{}, o{};
   device::TensorView lse{};  // data null where the spec has no lse
   CheckedPages pages{};      // with paged
-  float scale_log2 = 0;
+  float scale = 0, scale_log2 = 0;
   Shape shape{};
   bool empty = false;  // no query row
 };

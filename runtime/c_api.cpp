@@ -2,10 +2,13 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "codegen/arguments.hpp"
+#include "codegen/declarations.hpp"
+#include "codegen/suggest.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/flashjit.h"
@@ -36,6 +39,7 @@ struct flashjit_prepared {
 };
 
 static_assert(FLASHJIT_MAX_RANK == flashjit::Tensor::max_rank);
+static_assert(FLASHJIT_FIRST_NAMED_ARG == flashjit::first_named_id);
 
 namespace {
 
@@ -139,24 +143,65 @@ void set(std::optional<std::uint64_t>& member, const flashjit_argument& arg) {
   member = static_cast<std::uint64_t>(arg.value.integer);
 }
 
-AttentionArgs args_of(const flashjit_argument* args, size_t count) {
-  if (count) require(args, "args");
-  AttentionArgs a;
-  flashjit::ArgumentSet given = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const flashjit_argument& arg = args[i];
-    const flashjit::Argument* const known = flashjit::find_argument(arg.id);
-    if (!known)
-      refuse_argument("argument id ", arg.id, " at position ", i, " is not known to flashjit ",
-                      flashjit::version(), ": ids are those of flashjit_argument_id");
-    if (given & bit_of(*known))
-      refuse_argument("argument id ", arg.id, " at position ", i, " was given before: give ", known->name,
-                      " once");
-    given |= bit_of(*known);
-    std::visit([&](auto member) { set(a.*member, arg); }, known->member);
+// The arguments of a launch. Those of declared names lie here, so that nothing is allocated.
+class Arguments {
+ public:
+  // `spec`: null for calls without named arguments.
+  Arguments(const flashjit_argument* args, size_t count, const AttentionSpec* spec) {
+    if (count) require(args, "args");
+    flashjit::ArgumentSet given = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const flashjit_argument& arg = args[i];
+      if (arg.id >= flashjit::first_named_id && spec) {
+        add_named(arg, i, *spec);
+        continue;
+      }
+      const flashjit::Argument* const known = flashjit::find_argument(arg.id);
+      if (!known)
+        refuse_argument("argument id ", arg.id, " at position ", i, " is not known to flashjit ",
+                        flashjit::version(), ": ids are those of flashjit_argument_id");
+      if (given & bit_of(*known))
+        refuse_argument("argument id ", arg.id, " at position ", i, " was given before: give ", known->name,
+                        " once");
+      given |= bit_of(*known);
+      std::visit([&](auto member) { set(args_.*member, arg); }, known->member);
+    }
+    args_.named = {named_.all, named_count_};
   }
-  return a;
-}
+  Arguments(const Arguments&) = delete;
+
+  operator const AttentionArgs&() const { return args_; }
+
+ private:
+  void add_named(const flashjit_argument& arg, size_t position, const AttentionSpec& spec) {
+    const flashjit::Declared declared = declared_at(spec, arg.id - flashjit::first_named_id);
+    if (!declared.table && !declared.scalar)
+      refuse_argument("argument id ", arg.id, " at position ", position,
+                      " is none of the spec: flashjit_spec_argument() has the ids of its ",
+                      spec.tables.size() + spec.scalars.size(), " tables and scalars");
+    const std::string& name = declared.name();
+    if (named_count_ == most_named) refuse_argument("argument ", name, " was given before: give it once");
+    flashjit::NamedArgument* const named = &named_.all[named_count_++];
+    if (declared.table) {
+      std::construct_at(named, name, tensor_of(arg));
+    } else if (declared.scalar->dtype == flashjit::DType::int32) {
+      std::construct_at(named, name, arg.value.integer);
+    } else {
+      std::construct_at(named, name, arg.value.real);
+    }
+  }
+
+  static constexpr std::size_t most_named = flashjit::most_tables + flashjit::most_scalars;
+  // A union: names that a launch does not have are not initialised, and so cost nothing.
+  union Room {
+    Room() {}
+    flashjit::NamedArgument all[most_named];
+  };
+
+  AttentionArgs args_;
+  Room named_;
+  std::size_t named_count_ = 0;
+};
 
 flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
   flashjit::EngineOptions options;
@@ -245,6 +290,25 @@ flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec) {
 void flashjit_spec_destroy(flashjit_spec* spec) {
   delete spec;
 }
+flashjit_status flashjit_spec_argument(const flashjit_spec* spec, const char* name, int32_t* id) {
+  return guarded([&] {
+    const AttentionSpec& s = require(spec, "spec").spec;
+    const std::string_view wanted = &require(name, "name");
+    int32_t& found = require(id, "id");
+    if (const int place = place_of_name(s, wanted); place >= 0) {
+      found = flashjit::first_named_id + place;
+      return;
+    }
+    for (const flashjit::Argument& argument : flashjit::arguments)
+      if (wanted == argument.name && has_argument(s, argument)) {
+        found = argument.id;
+        return;
+      }
+    refuse_argument("name ", flashjit::in_quotes(wanted),
+                    " is no argument of the spec: neither a table or scalar that it declares, nor one of "
+                    "flashjit_argument_id that its launches have");
+  });
+}
 
 flashjit_status flashjit_engine_get(flashjit_engine* engine, const flashjit_spec* spec,
                                     const flashjit_shape* shape, const flashjit_kernel** kernel) {
@@ -286,19 +350,24 @@ flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel, const f
 
 flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flashjit_argument* args,
                                        size_t num_args, void* stream) {
-  return guarded([&] { kernel_of(kernel).launch(args_of(args, num_args), stream); });
+  return guarded([&] {
+    const Kernel& k = kernel_of(kernel);
+    k.launch(Arguments(args, num_args, &k.info().spec), stream);
+  });
 }
 
 flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const flashjit_argument* args,
                                         size_t num_args, flashjit_prepared** prepared) {
   return guarded([&] {
     flashjit_prepared*& created = require(prepared, "prepared");
-    created = new flashjit_prepared{kernel_of(kernel).prepare(args_of(args, num_args))};
+    const Kernel& k = kernel_of(kernel);
+    created = new flashjit_prepared{k.prepare(Arguments(args, num_args, &k.info().spec))};
   });
 }
 flashjit_status flashjit_merge(flashjit_engine* engine, const flashjit_argument* args, size_t num_args,
                                void* stream) {
-  return guarded([&] { flashjit::merge(require(engine, "engine").engine, args_of(args, num_args), stream); });
+  return guarded(
+      [&] { flashjit::merge(require(engine, "engine").engine, Arguments(args, num_args, nullptr), stream); });
 }
 flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream) {
   return guarded([&] { require(prepared, "prepared").launch.launch(stream); });

@@ -120,11 +120,17 @@ typedef enum {
   FLASHJIT_ARG_DLSE = 32,                  /* tensor */
   FLASHJIT_ARG_DQ = 33,                    /* tensor */
   FLASHJIT_ARG_DK = 34,                    /* tensor */
-  FLASHJIT_ARG_DV = 35                     /* tensor */
+  FLASHJIT_ARG_DV = 35,                    /* tensor */
+  FLASHJIT_ARG_SINK_LOGITS = 36            /* tensor */
 } flashjit_argument_id;
 
+/* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their
+   names; flashjit_spec_argument() finds them. A table is a tensor, an fp32 scalar a real, an int32 scalar an
+   integer. */
+#define FLASHJIT_FIRST_NAMED_ARG 4096
+
 typedef struct {
-  int32_t id; /* flashjit_argument_id */
+  int32_t id; /* flashjit_argument_id, or of a declared name */
   union {
     const flashjit_tensor* tensor;
     int64_t integer;
@@ -183,6 +189,10 @@ FLASHJIT_C_API void flashjit_engine_destroy(flashjit_engine* engine);
 /* Reads the JSON form of a spec. */
 FLASHJIT_C_API flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec);
 FLASHJIT_C_API void flashjit_spec_destroy(flashjit_spec* spec);
+/* The id of an argument of the spec's launches: of a table or scalar that it declares, or of one of
+   flashjit_argument_id by its lower-case name, such as "q". */
+FLASHJIT_C_API flashjit_status flashjit_spec_argument(const flashjit_spec* spec, const char* name,
+                                                      int32_t* id);
 
 /* The kernel for the spec at these sizes. The first call compiles or loads it; later calls take no lock and
    allocate nothing. */

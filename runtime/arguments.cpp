@@ -220,6 +220,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   p.o = attention.o;
   p.lse = attention.lse;
   checked.pages = attention.pages.table;
+  checked.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
   check_data(spec, device, p, checked.pages);
   checked.shape = attention.shape;
   checked.empty = attention.empty;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "runtime/flashjit.hpp"
+#include "runtime/formula_arguments.hpp"
 #include "runtime/page_arguments.hpp"
 #include "templates/shared/forward_params.h"
 
@@ -31,6 +33,7 @@ void check_data(const AttentionSpec& spec, Device device, const device::ProblemP
 struct CheckedArguments {
   device::ForwardParams params{};
   device::PageTable pages{};  // with paged
+  std::optional<device::FormulaParams> formulas{};
   Shape shape{};
   bool empty = false;  // no query rows: nothing to launch
 };

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
 #include "templates/shared/formula_params.h"
 #include "templates/shared/params.h"
@@ -19,5 +20,20 @@ std::optional<device::FormulaParams> check_formula_arguments(const AttentionSpec
                                                              const AttentionArgs& args,
                                                              const device::ProblemParams& problem,
                                                              float scale);
+
+// Makes a step's params of type Own, WithFormulas if there are any.
+template <class Own, class Base>
+Own& make_params(StepLaunch& step, const Base& base, const std::optional<device::FormulaParams>& formulas) {
+  if (!formulas) return step.make_params<Own>(base);
+  auto& made = step.make_params<device::WithFormulas<Own>>(base);
+  made.formulas = *formulas;
+  return made;
+}
+// And a kernel's second parameter after such params.
+template <class Own, class Second>
+Second& make_second(StepLaunch& step, bool with_formulas) {
+  return with_formulas ? step.make_second<device::WithFormulas<Own>, Second>()
+                       : step.make_second<Own, Second>();
+}
 
 }  // namespace flashjit

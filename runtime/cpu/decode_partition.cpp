@@ -174,9 +174,10 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
   return cut;
 }
 
-void set_decode_items(StepLaunch& step, const device::DecodeParams& params, const DecodePartition& cut,
+void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
+                      const std::optional<device::FormulaParams>& formulas, const DecodePartition& cut,
                       const AttentionSpec& spec) {
-  auto& p = step.make_params<device::CpuDecodeParams>(params);
+  auto& p = make_params<device::CpuDecodeParams>(step, params, formulas);
   p.heads_at_once = cut.heads_at_once;
   p.tile_rows = cut.tile_rows;
   p.part_keys = cut.part_keys;

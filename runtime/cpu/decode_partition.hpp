@@ -7,6 +7,7 @@
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
 #include "runtime/executable.hpp"
+#include "runtime/formula_arguments.hpp"
 #include "templates/shared/decode_cpu_params.h"
 
 namespace flashjit {
@@ -25,7 +26,8 @@ DecodePartition decode_partition(const device::DecodeParams& params, const Atten
                                  const KernelConfig& config, int num_threads);
 
 // Makes the params and items of a step with this partition.
-void set_decode_items(StepLaunch& step, const device::DecodeParams& params, const DecodePartition& partition,
+void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
+                      const std::optional<device::FormulaParams>& formulas, const DecodePartition& partition,
                       const AttentionSpec& spec);
 
 }  // namespace flashjit

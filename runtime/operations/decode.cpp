@@ -18,15 +18,19 @@ namespace {
 constexpr int most_rows = 64;  // of a sequence
 
 struct Decode {
+  struct Params {
+    device::DecodeParams decode{};
+    std::optional<device::FormulaParams> formulas{};
+  };
   struct Checked {
-    device::DecodeParams params{};
+    Params params{};
     Shape shape{};
     bool empty = false;
   };
 
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     Checked checked;
-    device::DecodeParams& p = checked.params;
+    device::DecodeParams& p = checked.params.decode;
     const CheckedAttention attention = check_attention(spec, device, args, most_rows, p);
     if (args.max_seqlen_q && *args.max_seqlen_q > most_rows)
       refuse_argument("max_seqlen_q is ", *args.max_seqlen_q, too_many_rows);
@@ -38,6 +42,7 @@ struct Decode {
     p.o = attention.o;
     p.lse = attention.lse;
     p.pages = attention.pages.table;
+    checked.params.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
     check_data(spec, device, p, p.pages);
     checked.shape = attention.shape;
     checked.empty = attention.empty;
@@ -49,10 +54,10 @@ struct Decode {
     return kernel.target.is_cuda() && !decodes_by_forward(kernel.config) ? CudaPlan(kernel, shape).bytes : 0;
   }
 
-  static void plan_cuda(const PlannedKernel& kernel, const device::DecodeParams& params, void* workspace,
-                        Launch& launch) {
+  static void plan_cuda(const PlannedKernel& kernel, const Params& checked, void* workspace, Launch& launch) {
+    const device::DecodeParams& params = checked.decode;
     if (decodes_by_forward(kernel.config))
-      return plan_cuda_forward(kernel, forward_of(params), params.pages, launch);
+      return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.formulas, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
                                  .seqlen_q = params.seqlen_q,
                                  .seqlen_k = params.seqlen_k,
@@ -60,7 +65,7 @@ struct Decode {
                                  .num_heads_kv = params.num_heads_kv});
     auto* const memory = static_cast<std::byte*>(workspace);
     StepLaunch& step = launch.add_step();
-    auto& p = step.make_params<device::CudaDecodeParams>(params);
+    auto& p = make_params<device::CudaDecodeParams>(step, params, checked.formulas);
     p.group = params.num_heads_q / params.num_heads_kv;
     p.tile_heads = plan.tile_heads;
     p.tile_positions = plan.tile_positions;
@@ -78,16 +83,16 @@ struct Decode {
 
     constexpr unsigned most_blocks_of_a_tile = 8;
     StepLaunch& merge = launch.add_step();
-    merge.make_params<device::CudaDecodeParams>(p);
+    make_params<device::CudaDecodeParams>(merge, p, checked.formulas);
     merge.grid = {.x = kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles)
                                                    : plan.blocks,
                   .y = std::min(static_cast<unsigned>(p.tile_rows()), most_blocks_of_a_tile)};
     merge.dependent = true;
   }
 
-  static void plan_cpu(const PlannedKernel& kernel, const device::DecodeParams& params, void*,
-                       Launch& launch) {
-    set_decode_items(launch.add_step(), params,
+  static void plan_cpu(const PlannedKernel& kernel, const Params& checked, void*, Launch& launch) {
+    const device::DecodeParams& params = checked.decode;
+    set_decode_items(launch.add_step(), params, checked.formulas,
                      decode_partition(params, kernel.spec, kernel.config, kernel.parallelism), kernel.spec);
   }
 

@@ -19,6 +19,7 @@ struct Forward {
   struct Params {
     device::ForwardParams forward;
     device::PageTable pages;  // with paged
+    std::optional<device::FormulaParams> formulas;
   };
   struct Checked {
     Params params;
@@ -28,17 +29,17 @@ struct Forward {
 
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     const CheckedArguments checked = check_arguments(spec, device, args);
-    return {{checked.params, checked.pages}, checked.shape, checked.empty};
+    return {{checked.params, checked.pages, checked.formulas}, checked.shape, checked.empty};
   }
 
   // Needs none: GPU kernels keep everything on chip, and CPU threads lend their own memory.
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
-  // Makes the step's params, of type Own or Paged<Own>.
+  // Makes the step's params, of type Own, with Paged and WithFormulas around it.
   template <class Own>
   static Own& make_params(const PlannedKernel& kernel, const Params& params, StepLaunch& step) {
-    if (!kernel.spec.paged) return step.make_params<Own>(params.forward);
-    auto& p = step.make_params<device::Paged<Own>>(params.forward);
+    if (!kernel.spec.paged) return flashjit::make_params<Own>(step, params.forward, params.formulas);
+    auto& p = flashjit::make_params<device::Paged<Own>>(step, params.forward, params.formulas);
     p.pages = params.pages;
     p.box_keys = std::gcd(params.pages.page_size, kernel.config.block_n);
     p.copying_warps = std::min(4, kernel.config.block_n / p.box_keys);
@@ -54,9 +55,11 @@ struct Forward {
     }
     auto& p = make_params<device::Sm90aForwardParams>(kernel, params, step);
     step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
-    auto& maps = kernel.spec.paged
-                     ? step.make_second<device::Paged<device::Sm90aForwardParams>, device::ForwardMaps>()
-                     : step.make_second<device::Sm90aForwardParams, device::ForwardMaps>();
+    const bool formulas = params.formulas.has_value();
+    auto& maps =
+        kernel.spec.paged
+            ? make_second<device::Paged<device::Sm90aForwardParams>, device::ForwardMaps>(step, formulas)
+            : make_second<device::Sm90aForwardParams, device::ForwardMaps>(step, formulas);
     const cuda::ContextScope scope(*kernel.context);
     cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
   }
@@ -92,8 +95,9 @@ struct Forward {
 }  // namespace
 
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
-                       const device::PageTable& pages, Launch& launch) {
-  Forward::plan_cuda(kernel, {params, pages}, nullptr, launch);
+                       const device::PageTable& pages, const std::optional<device::FormulaParams>& formulas,
+                       Launch& launch) {
+  Forward::plan_cuda(kernel, {params, pages, formulas}, nullptr, launch);
 }
 
 const OperationRuntime forward_runtime = operation_runtime<Forward>;

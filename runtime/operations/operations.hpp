@@ -1,7 +1,10 @@
 // The runtime of every operation.
 #pragma once
 
+#include <optional>
+
 #include "runtime/operation.hpp"
+#include "templates/shared/formula_params.h"
 #include "templates/shared/forward_params.h"
 #include "templates/shared/page_table.h"
 
@@ -14,6 +17,7 @@ extern const OperationRuntime merge_runtime;
 
 // Adds the step of a forward's kernel on a GPU. The kernel's spec may be a decode's.
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
-                       const device::PageTable& pages, Launch& launch);
+                       const device::PageTable& pages, const std::optional<device::FormulaParams>& formulas,
+                       Launch& launch);
 
 }  // namespace flashjit

@@ -43,6 +43,13 @@
 //     cannot vanish: p_j (1 - e_j) > 2 f max p_i. If one may vanish, or is dropped, or has a score of
 //     -infinity, then both 0 times infinity and no term at all are right, and the bound is NaN.
 //
+// With formulas and sinks:
+//
+// 11. Formulas of scores begin with scale q.k, whose error is that of the dot product and of one
+//     multiplication, and add their own (formula.hpp). What is left of d_j after them is the fold of log2(e)
+//     and the subtraction of the maximum.
+// 12. A sink logit is one more key, whose score is exact and whose v is 0.
+//
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
 #pragma once
@@ -78,9 +85,16 @@ inline Arithmetic arithmetic_of(DType dtype) {
   }
 }
 
-// See 2.
+// See 2: of the fold of log2(e) and the subtraction of the maximum.
+inline double shift_error(double score, double max_score) {
+  return 0x1p-22 * (std::abs(score) + std::abs(max_score));
+}
 inline double score_error(int head_dim, double scaled_norms, double score, double max_score) {
-  return gamma(head_dim) * scaled_norms + 0x1p-22 * (std::abs(score) + std::abs(max_score));
+  return gamma(head_dim) * scaled_norms + shift_error(score, max_score);
+}
+// See 11.
+inline double raw_score_error(int head_dim, double scaled_norms, double score) {
+  return gamma(head_dim) * scaled_norms + 0x1p-23 * std::abs(score);
 }
 
 // See 9.

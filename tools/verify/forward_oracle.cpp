@@ -8,6 +8,7 @@
 #include "runtime/dropout.hpp"
 #include "tools/verify/dropout.hpp"
 #include "tools/verify/element.hpp"
+#include "tools/verify/formula.hpp"
 #include "tools/verify/forward_bound.hpp"
 #include "tools/verify/layout.hpp"
 #include "tools/verify/mask.hpp"
@@ -67,6 +68,8 @@ class Worker {
         arithmetic_(arithmetic_of(spec_.dtype)),
         rounding_of_o_(rounding_of(args_.o ? args_.o->dtype : spec_.dtype)),
         dropout_(dropout_of(spec_, args_)),
+        sees_(spec_, args_),
+        formulas_(spec_, args_),
         output_scale_(dropout_scale(dropout_.p)) {
     columns_ = (layout_.head_dim_v + column_step - 1) / column_step * column_step;
     q_.resize(static_cast<std::size_t>(group_rows) * layout_.head_dim);
@@ -80,11 +83,13 @@ class Worker {
     const Sequence& s = layout_.sequences[task.sequence];
     keys_ = (s.seqlen_k + block_keys - 1) / block_keys * block_keys;
     reach_.clear();
-    for (auto* array : {&score_, &weight_, &error_, &rounding_}) array->assign(task.rows.size() * keys_, 0.0);
+    for (auto* array : {&score_, &score_error_, &weight_, &error_, &rounding_})
+      array->assign(task.rows.size() * keys_, 0.0);
     norm_.assign(keys_, 0.0);
     compute_kept(task);
     compute_scores(task);
-    for (std::size_t r = 0; r < task.rows.size(); ++r) compute_weights(r, s);
+    if (formulas_.has_scores()) compute_formulas(task);
+    for (std::size_t r = 0; r < task.rows.size(); ++r) compute_weights(r, s, sink_of(task.head));
     if (spec_.dropout) drop_weights(task);
     compute_outputs(task);
     if (!reach_.empty()) compute_spread(task);
@@ -104,6 +109,9 @@ class Worker {
     int vanishing = 0;       // keys whose scores may be -infinity in float32
     bool may_be_nan = false;
     bool wide = false;  // reach_ has the row
+    // The sink as a key whose v is 0: its score, weight, and h of wide rows.
+    double sink = -infinity, sink_weight = 0, sink_reach = 0;
+    bool unknown = false;  // a formula's result cannot be told
   };
 
   void compute_kept(const RowTask& task) {
@@ -113,9 +121,11 @@ class Worker {
     key_kept_.assign(keys_, 0);
     for (std::size_t r = 0; r < task.rows.size(); ++r) {
       rows_[r] = {};
+      seen_.resize(static_cast<std::size_t>(s.seqlen_k));
+      sees_.row(s, task.head, task.rows[r], 0, seen_);
       for (int key = 0; key < s.seqlen_k; ++key) {
+        if (!seen_[static_cast<std::size_t>(key)]) continue;
         if (options_.keep && !options_.keep(s.batch, task.head, task.rows[r], key)) continue;
-        if (!sees(spec_, args_, s, task.head, task.rows[r], key)) continue;
         kept_[r * keys_ + key] = kept;
         block_kept_[key / block_keys] = key_kept_[key] = 1;
       }
@@ -164,10 +174,34 @@ class Worker {
     }
   }
 
+  void compute_formulas(const RowTask& task) {
+    const Sequence& s = layout_.sequences[task.sequence];
+    const auto keys = static_cast<std::size_t>(s.seqlen_k);
+    for (std::size_t r = 0; r < task.rows.size(); ++r) {
+      const std::size_t base = r * keys_;
+      // Of a key that is not kept, nothing was computed.
+      for (std::size_t key = 0; key < keys; ++key)
+        score_error_[base + key] =
+            raw_score_error(layout_.head_dim, scale_ * rows_[r].norm * norm_[key], score_[base + key]);
+      formulas_.score(s, task.head, task.rows[r], {&score_[base], keys}, {&score_error_[base], keys});
+      for (std::size_t key = 0; key < keys; ++key)
+        rows_[r].unknown |= kept_[base + key] && score_error_[base + key] == infinity;
+    }
+  }
+
+  // -infinity: none.
+  double sink_of(int head) const {
+    if (!spec_.sink_logits) return -infinity;
+    if (!args_.sink_logits) refuse("sink_logits is missing");
+    return static_cast<const float*>(args_.sink_logits->data)[head * args_.sink_logits->strides[0]];
+  }
+
   // weight_ = p, error_ = p e, rounding_ = the error that rounding P can add, reach_ = h of wide rows: see
   // forward_bound.hpp.
-  void compute_weights(std::size_t r, const Sequence& s) {
+  void compute_weights(std::size_t r, const Sequence& s, double sink) {
     RowState& row = rows_[r];
+    row.max = row.lse = row.sink = sink;
+    if (!(sink < infinity)) row.no_number = true;
     const std::size_t base = r * keys_;
     const auto weighs = [&](int key) { return kept_[base + key] && score_[base + key] > -infinity; };
     for (int key = 0; key < s.seqlen_k; ++key) {
@@ -185,7 +219,7 @@ class Worker {
     // The limit is a little lower, because the kernel's own maximum is rounded.
     const double largest = options_.largest_score * (1 - 0x1p-20);
     row.may_be_nan |= std::abs(row.max) * std::numbers::log2e > largest;
-    double sum = 0;
+    double sum = row.sink > -infinity ? std::exp(row.sink - row.max) : 0;
     for (int key = 0; key < s.seqlen_k; ++key) {
       if (!weighs(key)) continue;
       weight_[base + key] = std::exp(score_[base + key] - row.max);
@@ -194,6 +228,10 @@ class Worker {
     row.lse = row.max + std::log(sum);
     row.largest = 1 / sum;
     const double of_sums = gamma(row.keys);
+    if (row.sink > -infinity) {
+      row.sink_weight = std::exp(row.sink - row.max) / sum;
+      row.weights_error += row.sink_weight * (std::expm1(sink_error(row)) + of_sums);
+    }
     for (int key = 0; key < s.seqlen_k; ++key) {
       if (!weighs(key)) continue;
       const double weight = weight_[base + key] /= sum;
@@ -212,8 +250,15 @@ class Worker {
   // D.
   double exponent_error(std::size_t r, int key) const {
     const RowState& row = rows_[r];
+    if (formulas_.has_scores())
+      return score_error_[r * keys_ + key] + shift_error(score_[r * keys_ + key], row.max) +
+             arithmetic_.exp_error;
     return score_error(layout_.head_dim, scale_ * row.norm * norm_[key], score_[r * keys_ + key], row.max) +
            arithmetic_.exp_error;
+  }
+
+  double sink_error(const RowState& row) const {
+    return shift_error(row.sink, row.max) + arithmetic_.exp_error;
   }
 
   void compute_reach(std::size_t r, const Sequence& s, const auto& weighs) {
@@ -221,7 +266,9 @@ class Worker {
     const std::size_t base = r * keys_;
     // ln sum exp(s + sign D), relative to the largest score.
     const auto log_sum = [&](double sign) {
-      return log_sum_exp(s.seqlen_k, [&](int key) {
+      return log_sum_exp(s.seqlen_k + 1, [&](int key) {
+        if (key == s.seqlen_k)
+          return row.sink - row.max + (row.sink > -infinity ? sign * sink_error(row) : 0);
         return weighs(key) ? score_[base + key] - row.max + sign * exponent_error(r, key) : -infinity;
       });
     };
@@ -234,6 +281,8 @@ class Worker {
       const double reach = reach_[base + key] = std::exp(std::min(most, 0.0));
       row.floors += std::min(reach, arithmetic_.weight_floor);
     }
+    if (row.sink > -infinity)
+      row.sink_reach = std::exp(std::min(row.sink - row.max + sink_error(row) - least, 0.0));
   }
 
   // Dropout does not change the sums and their errors: they are over all weights.
@@ -308,6 +357,13 @@ class Worker {
   void compute_spread(const RowTask& task) {
     const Sequence& s = layout_.sequences[task.sequence];
     spread_.assign(task.rows.size() * 2 * columns_, 0.0);
+    for (std::size_t r = 0; r < task.rows.size(); ++r) {
+      const double reach = rows_[r].sink_reach;
+      const bool contends = reach * rows_[r].keys >= 1;
+      for (int c = 0; c < layout_.head_dim_v && reach > 0; ++c)
+        spread_[r * 2 * columns_ + (contends ? 0 : columns_) + c] =
+            (contends ? 1 : reach) * std::abs(sums_[r * 3 * columns_ + c]);
+    }
     for (int begin = 0; begin < s.seqlen_k; begin += block_keys) {
       if (!block_kept_[begin / block_keys]) continue;
       const int count = load_values(task, begin);
@@ -353,6 +409,7 @@ class Worker {
     const RowState& state = rows_[r];
     const double* sums = &sums_[r * 3 * columns_];
     const double o = output_scale_ * sums[column];
+    if (state.unknown) return std::numeric_limits<double>::quiet_NaN();
     if (!std::isfinite(o))
       return surely_no_number(task, r, column) ? 0 : std::numeric_limits<double>::quiet_NaN();
     if (state.keys == 0) return 0;
@@ -374,7 +431,6 @@ class Worker {
     const auto dim = static_cast<std::size_t>(layout_.head_dim_v);
     const Sequence& s = layout_.sequences[task.sequence];
     const int row = task.rows[r];
-    const bool empty = state.keys == 0 && !state.no_number;
     const bool may_be_empty = state.keys > 0 && state.vanishing == state.keys;
     const double lse = state.no_number ? std::numeric_limits<double>::quiet_NaN() : state.lse;
     if (state.no_number) std::fill_n(o, dim, lse);
@@ -390,11 +446,13 @@ class Worker {
     if (may_be_empty) expected.may_be = 0;
     visit_(expected);
     if (!spec_.lse) return;
-    const double bound = empty || state.no_number ? 0 : lse_bound(lse, state.growth);
+    const double bound = state.unknown                        ? std::numeric_limits<double>::quiet_NaN()
+                         : std::isinf(lse) || state.no_number ? 0
+                                                              : lse_bound(lse, state.growth);
     expected.output = 1;
     expected.index = args_.lse ? layout_.lse_index(*args_.lse, s.batch, s.q_begin + row, task.head) : 0;
     expected.values = {&lse, 1}, expected.bounds = {&bound, 1};
-    if (may_be_empty) expected.may_be = -infinity;
+    if (may_be_empty) expected.may_be = state.sink;
     visit_(expected);
   }
 
@@ -407,15 +465,18 @@ class Worker {
   const Arithmetic arithmetic_;
   const Rounding rounding_of_o_;
   const Dropout dropout_;
+  const SeenKeys sees_;
+  const Formulas formulas_;
   const double output_scale_;
   std::size_t columns_ = 0;  // head_dim_v, padded
   std::size_t keys_ = 0;     // seqlen_k, padded
   RowState rows_[group_rows];
-  std::vector<double> q_, k_, v_;                                 // [row][dim], [dim][key], [key][column]
-  std::vector<double> score_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]
-  std::vector<double> reach_;                                     // [row][key]; empty if no row is wide
+  std::vector<double> q_, k_, v_;  // [row][dim], [dim][key], [key][column]
+  std::vector<double> score_, score_error_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]
+  std::vector<double> reach_;                       // [row][key]; empty if no row is wide
   std::vector<double> sums_, spread_, bounds_;      // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_, key_kept_;  // the last two: by any row
+  std::vector<char> seen_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "codegen/arguments.hpp"
 #include "tools/verify/element.hpp"
+#include "tools/verify/formula.hpp"
 
 namespace flashjit::verify {
 namespace {
@@ -48,10 +49,7 @@ struct Element {
            (!args.window_right || distance <= *args.window_right);
   }
 
-  bool seen_by(const FormulaMask&) const {
-    throw Error(ErrorCode::unsupported, "the oracle does not know formulas");
-  }
-
+  bool seen_by(const FormulaMask&) const { return true; }  // SeenKeys computes formulas
   bool seen_by(const PaddingMask&) const { return true; }  // the sequence's lengths do the masking
 
   bool seen_by(const BlockSparseMask& mask) const {
@@ -107,8 +105,8 @@ bool has_known_intervals(const Mask& mask) {
 }
 
 // How many keys a row keeps: counted by intervals if the masks allow it, else key by key.
-std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& s, int head,
-                       int row) {
+std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, const SeenKeys& sees,
+                       const Sequence& s, int head, int row) {
   std::vector<Interval> intervals = {{0, s.seqlen_k}};
   if (const auto* window = find<SlidingWindowMask>(spec)) {
     const std::int64_t position = position_of(window->align, s, row);
@@ -123,10 +121,9 @@ std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, con
   const bool known = std::all_of(spec.mask.begin(), spec.mask.end(), has_known_intervals);
   const auto count = [&](Interval i, bool certain) {
     if (certain && known) return i.end - i.begin;
-    std::int64_t sum = 0;
-    for (std::int64_t key = i.begin; key < i.end; ++key)
-      sum += sees(spec, args, s, head, row, static_cast<int>(key));
-    return sum;
+    std::vector<char> seen(static_cast<std::size_t>(i.end - i.begin));
+    sees.row(s, head, row, static_cast<int>(i.begin), seen);
+    return static_cast<std::int64_t>(std::count(seen.begin(), seen.end(), 1));
   };
   const auto* blocks = find<BlockSparseMask>(spec);
   std::int64_t sum = 0;
@@ -185,35 +182,72 @@ double kept_pairs(const AttentionSpec& spec, const AttentionArgs& args) {
   const Tensor& q = need(args.q, "q");
   const auto heads = static_cast<int>(q.shape[q.rank - 2]);
   const auto* blocks = find<BlockSparseMask>(spec);
-  const int different = blocks && blocks->per_head ? heads : std::min(heads, 1);
+  const SeenKeys sees(spec, args);
+  const bool by_head =
+      (blocks && blocks->per_head) || (sees.formulas() && sees.formulas()->masks_differ_by_head());
+  const int different = by_head ? heads : std::min(heads, 1);
   double sum = 0;
-  for (const Sequence& s : sequences_of(spec, args))
-    for (int head = 0; head < different; ++head)
-      for (int row = 0; row < s.seqlen_q; ++row)
-        sum += static_cast<double>(kept_keys(spec, args, s, head, row));
+  for (const Sequence& s : sequences_of(spec, args)) {
+    // Formulas take nanoseconds a pair: of many pairs they are computed for every so many rows.
+    constexpr std::int64_t most_pairs = 1 << 27;
+    const std::int64_t pairs = std::int64_t{s.seqlen_q} * s.seqlen_k;
+    const int step = sees.formulas() ? static_cast<int>(pairs / most_pairs) + 1 : 1;
+    for (int head = 0; head < different; ++head) {
+      std::int64_t kept = 0, rows = 0;
+      for (int row = step / 2; row < s.seqlen_q; row += step, ++rows)
+        kept += kept_keys(spec, args, sees, s, head, row);
+      if (rows > 0) sum += static_cast<double>(kept) * s.seqlen_q / static_cast<double>(rows);
+    }
+  }
   return different == 0 ? 0 : sum * heads / different;
 }
 
 double read_keys(const AttentionSpec& spec, const AttentionArgs& args) {
   const Tensor& k = need(args.k, "k");
-  double keys = 0;
+  const SeenKeys sees(spec, args);
+  std::int64_t keys = 0;
+  std::vector<char> read, seen;
   for (const Sequence& s : sequences_of(spec, args)) {
-    for (int key = 0; key < s.seqlen_k; ++key) {
-      bool read = false;
-      for (int row = s.seqlen_q; row-- > 0 && !read;) read = sees(spec, args, s, 0, row, key);
-      keys += read;
+    std::int64_t read_here = 0;
+    read.assign(static_cast<std::size_t>(s.seqlen_k), 0);
+    for (int row = s.seqlen_q; row-- > 0 && read_here < s.seqlen_k;) {
+      seen.resize(read.size());
+      sees.row(s, 0, row, 0, seen);
+      for (std::size_t i = 0; i < read.size(); ++i) read[i] |= seen[i];
+      read_here = std::count(read.begin(), read.end(), 1);
     }
+    keys += read_here;
   }
-  return keys * static_cast<double>(k.shape[k.rank - 2]);
+  return static_cast<double>(keys) * static_cast<double>(k.shape[k.rank - 2]);
+}
+
+SeenKeys::SeenKeys(const AttentionSpec& spec, const AttentionArgs& args) : spec_(spec), args_(args) {
+  if (find<FormulaMask>(spec)) formulas_ = std::make_shared<Formulas>(spec, args);
+}
+
+void SeenKeys::row(const Sequence& sequence, int head, int row, int first_key, std::span<char> seen) const {
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    const int key = first_key + static_cast<int>(i);
+    const Element element{args_, sequence, head, row, key};
+    seen[i] = row < sequence.seqlen_q && key < sequence.seqlen_k &&
+              std::all_of(
+                  spec_.mask.begin(), spec_.mask.end(),
+                  [&](const Mask& mask) {
+                    return std::visit([&](const auto& m) { return element.seen_by(m); }, mask);
+                  });
+  }
+  if (formulas_ && row < sequence.seqlen_q) formulas_->mask(sequence, head, row, first_key, seen);
+}
+
+bool SeenKeys::operator()(const Sequence& sequence, int head, int row, int key) const {
+  char seen = 0;
+  this->row(sequence, head, row, key, {&seen, 1});
+  return seen != 0;
 }
 
 bool sees(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& sequence, int head, int row,
           int key) {
-  if (row >= sequence.seqlen_q || key >= sequence.seqlen_k) return false;
-  const Element element{args, sequence, head, row, key};
-  return std::all_of(spec.mask.begin(), spec.mask.end(), [&](const Mask& mask) {
-    return std::visit([&](const auto& m) { return element.seen_by(m); }, mask);
-  });
+  return SeenKeys(spec, args)(sequence, head, row, key);
 }
 
 }  // namespace flashjit::verify

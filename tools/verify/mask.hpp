@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "runtime/flashjit.hpp"
@@ -21,7 +23,27 @@ struct Sequence {
 // table is missing.
 std::vector<Sequence> sequences_of(const AttentionSpec& spec, const AttentionArgs& args);
 
-// Whether a query head's row sees the key. Row and key count from their sequence's start.
+class Formulas;
+
+// Which keys a query head's row sees, by all masks of the spec. Rows and keys count from their sequence's
+// start.
+class SeenKeys {
+ public:
+  // Both must outlive the object.
+  SeenKeys(const AttentionSpec& spec, const AttentionArgs& args);
+  // Formulas are computed fastest for a row at once: seen[j] is set to 1 if the row sees key first_key + j,
+  // else to 0.
+  void row(const Sequence& sequence, int head, int row, int first_key, std::span<char> seen) const;
+  bool operator()(const Sequence& sequence, int head, int row, int key) const;
+  const Formulas* formulas() const { return formulas_.get(); }  // null: the masks have none
+
+ private:
+  const AttentionSpec& spec_;
+  const AttentionArgs& args_;
+  std::shared_ptr<const Formulas> formulas_;
+};
+
+// The same for one pair.
 bool sees(const AttentionSpec& spec, const AttentionArgs& args, const Sequence& sequence, int head, int row,
           int key);
 

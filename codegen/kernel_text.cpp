@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "formula_functors.hpp"
+
 namespace flashjit {
 namespace {
 
@@ -32,7 +34,7 @@ Functor functor(const TreeMask&) {
   return {"Tree", "shared/tree.h", true};
 }
 Functor functor(const FormulaMask&) {
-  throw Error(ErrorCode::internal, "a mask's formula has no text");
+  return {"FormulaMask<Mask#, Params>", "shared/formula_mask.h"};  // #: its number
 }
 Functor functor_of(const Mask& mask) {
   return std::visit([](const auto& m) { return functor(m); }, mask);
@@ -52,6 +54,8 @@ std::string constant(const char* name, TileOrder value) {
 }
 
 std::string member(const char* name, bool value) {
+  if (std::string_view(name) == "sink_logits") return line("using Sinks = SinkLogits<Params>");
+  if (std::string_view(name) == "precise") return {};  // functors of formulas are so
   return constant(name, value);
 }
 std::string member(const char* name, const std::optional<DType>& dtype) {
@@ -59,7 +63,12 @@ std::string member(const char* name, const std::optional<DType>& dtype) {
 }
 std::string member(const char*, const std::vector<Mask>& masks) {
   std::string type = "using Mask = Intersect<Bounds";
-  for (const Mask& mask : masks) type += ", " + functor_of(mask).type;
+  int formulas = 0;
+  for (const Mask& mask : masks) {
+    type += ", " + functor_of(mask).type;
+    if (std::holds_alternative<FormulaMask>(mask))
+      type.replace(type.find('#'), 1, std::to_string(++formulas));
+  }
   return line(type + ">");
 }
 // spec_struct() writes head_dim_v beside head_dim; the effect of pins stands in Config.
@@ -69,9 +78,12 @@ std::string member(const char*, int) {
 std::string member(const char*, const PinnedConfig&) {
   return {};
 }
-std::string member(const char*, const std::vector<std::string>&) {
-  return {};
+std::string member(const char*, const std::vector<std::string>& scores) {
+  std::string type = "using Score = FormulaScore<Params";
+  for (std::size_t i = 1; i <= scores.size(); ++i) type += ", Score" + std::to_string(i);
+  return line(type + ">");
 }
+// Formulas read them by types that stand before them.
 std::string member(const char*, const std::vector<DeclaredTable>&) {
   return {};
 }
@@ -104,21 +116,32 @@ std::string config_struct(KernelFamily::Names choices, const KernelConfig& confi
 std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages) {
   std::string text = std::string("#include \"") + kernel + "\"\n";
   if (pages && spec.paged) text += std::string("#include \"") + pages + "\"\n";
+  if (reads_formula_params(spec))
+    text += std::string_view(kernel).starts_with("cpu/") ? "#include \"cpu/formula.h\"\n"
+                                                         : "#include \"cuda/formula.cuh\"\n";
   for (const Mask& mask : spec.mask) {
     const std::string_view name = functor_of(mask).header;
-    if (name != "shared/mask.h") text += "#include \"" + std::string(name) + "\"\n";
+    if (name != "shared/mask.h" && name != "shared/formula_mask.h")
+      text += "#include \"" + std::string(name) + "\"\n";
   }
   return text;
 }
 
-std::string params_type(const std::string& params, const AttentionSpec& spec) {
-  return spec.paged ? "Paged<" + params + ">" : params;
+std::string with_formulas(const std::string& params, const AttentionSpec& spec) {
+  return reads_formula_params(spec) ? "WithFormulas<" + params + ">" : params;
 }
 
-std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,
-                    KernelFamily::Names choices, const KernelConfig& config, const std::string& products) {
-  return "namespace {\n\nusing namespace flashjit::device;\n\n" + spec_struct(spec, defaults) + between +
-         config_struct(choices, config, products) + "}  // namespace\n\n";
+std::string params_type(const std::string& params, const AttentionSpec& spec) {
+  return with_formulas(spec.paged ? "Paged<" + params + ">" : params, spec);
+}
+
+std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,
+                    const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
+                    const std::string& products) {
+  std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
+  if (reads_formula_params(spec)) text += "using Params = " + params + ";\n\n" + formula_functors(spec);
+  return text + spec_struct(spec, defaults) + between + config_struct(choices, config, products) +
+         "}  // namespace\n\n";
 }
 
 bool reads_tables(const AttentionSpec& spec) {

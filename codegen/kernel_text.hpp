@@ -11,15 +11,19 @@ namespace flashjit {
 // header that the kernel reads besides where the spec is paged.
 std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages = nullptr);
 
-// The type of a forward's params: `params`, or with pages Paged<params>.
+// The type of params: `params`, or with formulas WithFormulas<params>.
+std::string with_formulas(const std::string& params, const AttentionSpec& spec);
+// The type of a forward's params: the same, with pages around Paged<params>.
 std::string params_type(const std::string& params, const AttentionSpec& spec);
 
 // The structs of the rendered text, in an unnamed namespace so that kernels of
 // different specs can be loaded side by side. Spec holds everything that differs from
-// `defaults`, a struct of the kernel's header. Then comes the text `between`. Config
-// holds the named choices and, if `products` is not empty, that type as Products.
-std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& between,
-                    KernelFamily::Names choices, const KernelConfig& config, const std::string& products);
+// `defaults`, a struct of the kernel's header; before it stand its formulas, with the
+// kernel's `params` as Params. Then comes the text `between`. Config holds the named
+// choices and, if `products` is not empty, that type as Products.
+std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,
+                    const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
+                    const std::string& products);
 
 // Whether a mask's test reads tables in memory.
 bool reads_tables(const AttentionSpec& spec);

@@ -89,7 +89,7 @@ extern "C" void flashjit_backward_dq(const CpuBackwardParams* params, i64 begin,
 void render(const AttentionSpec& spec, KernelSource& source) {
   const bool amx = uses_amx(spec, source.target);
   source.text += include_lines(amx ? "cpu/backward_amx.h" : "cpu/backward_vectors.h", spec) + "\n" +
-                 structs(spec, "BackwardCpuSpec", "", choices, source.config,
+                 structs(spec, "BackwardCpuSpec", "", "", choices, source.config,
                          amx ? "AmxBackward<Spec, Config>" : "VectorBackward<Spec, Config>") +
                  function_text;
   source.steps.push_back({.function = "flashjit_backward_rows"});

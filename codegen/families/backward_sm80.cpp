@@ -128,7 +128,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       include_lines(spec.deterministic ? "cuda/backward_dq_sm80.cuh" : "cuda/backward_sm80.cuh", spec,
                     nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm80.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
-      structs(spec, "BackwardCudaSpec", "", choices, config, "") +
+      structs(spec, "BackwardCudaSpec", "", "", choices, config, "") +
       function("backward_prepare", "backward_threads", "backward_prepare<Spec>") +
       function("backward", of_block, "backward_sm80<Spec, Config>") +
       (spec.deterministic ? function("backward_dq", of_block, "backward_dq_sm80<Spec, Config>")

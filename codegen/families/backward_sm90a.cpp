@@ -113,7 +113,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       include_lines("cuda/backward_sm90a.cuh", spec, nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
       structs(
-          spec, "BackwardCudaSpec", backward_products(spec, config), choices, config,
+          spec, "BackwardCudaSpec", "", backward_products(spec, config), choices, config,
           spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts") +
       function("backward_prepare", "backward_threads", "", "backward_prepare<Spec>(params)") +
       function("backward", "Config::num_warps * 32, 1", maps, "backward_sm90a<Spec, Config>(params, maps)") +

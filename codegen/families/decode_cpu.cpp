@@ -14,8 +14,10 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {
-    "head_dim_v", "mask", "lse", "varlen", "paged", "deterministic", "batch_invariant", "o_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
+    "head_dim_v", "mask",  "lse",    "varlen",  "paged",       "deterministic", "batch_invariant",
+    "o_dtype",    "score", "tables", "scalars", "sink_logits", "precise",       "config"};
+constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
+                                      FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
@@ -66,15 +68,19 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) 
   return {.block_m = group <= 64 ? 64 : 256, .block_n = usual_block_n, .num_stages = 1, .num_warps = 1};
 }
 
-constexpr char function_text[] =
-    R"(extern "C" void flashjit_decode(const CpuDecodeParams* params, i64 begin, i64 end, void* scratch) {
+std::string function_text(const AttentionSpec& spec) {
+  return R"(extern "C" void flashjit_decode(const )" + with_formulas("CpuDecodeParams", spec) +
+         R"(* params, i64 begin, i64 end, void* scratch) {
   decode<Spec, Config>(*params, begin, end, scratch);
 }
 )";
+}
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  source.text += include_lines("cpu/decode.h", spec) + "\n" +
-                 structs(spec, "DecodeCpuSpec", "", choices, source.config, "") + function_text;
+  source.text +=
+      include_lines("cpu/decode.h", spec) + "\n" +
+      structs(spec, "DecodeCpuSpec", with_formulas("CpuDecodeParams", spec), "", choices, source.config, "") +
+      function_text(spec);
   source.steps.push_back({.function = "flashjit_decode", .scratch = scratch_of(spec, source.config)});
 }
 

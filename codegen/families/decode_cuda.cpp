@@ -25,16 +25,19 @@ int registers_of(int warps) {
   return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
 }
 
-std::string function_text(int threads, int blocks) {
+std::string function_text(const AttentionSpec& spec, int threads, int blocks) {
+  const std::string params = with_formulas("CudaDecodeParams", spec);
   return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
          std::to_string(blocks) + R"()
-    flashjit_decode(const __grid_constant__ CudaDecodeParams params) {
+    flashjit_decode(const __grid_constant__ )" +
+         params + R"( params) {
   decode<Spec, Config>(params);
 }
 
 extern "C" __global__ void __launch_bounds__()" +
          std::to_string(device::decode_merge_threads) + R"()
-    flashjit_decode_merge(const __grid_constant__ CudaDecodeParams params) {
+    flashjit_decode_merge(const __grid_constant__ )" +
+         params + R"( params) {
   decode_merge<Spec, Config>(params);
 }
 )";
@@ -135,9 +138,10 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const device::CudaDecodeLayout layout = layout_of(spec, config);
   const int threads = config.num_warps * 32;
-  source.text += include_lines("cuda/decode_merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "DecodeCudaSpec", "", choices, config, "") +
-                 function_text(threads, layout.resident_blocks(source.target.max_shared_memory()));
+  source.text +=
+      include_lines("cuda/decode_merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+      structs(spec, "DecodeCudaSpec", with_formulas("CudaDecodeParams", spec), "", choices, config, "") +
+      function_text(spec, threads, layout.resident_blocks(source.target.max_shared_memory()));
   source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});
   source.steps.push_back({.function = "flashjit_decode_merge",
                           .threads = device::decode_merge_threads,

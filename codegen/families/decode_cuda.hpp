@@ -7,8 +7,10 @@ namespace flashjit::mma_decode {
 
 inline constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 inline constexpr std::string_view fields[] = {
-    "head_dim_v", "mask", "lse", "varlen", "paged", "deterministic", "batch_invariant", "o_dtype", "config"};
-inline constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind};
+    "head_dim_v", "mask",  "lse",    "varlen",  "paged",       "deterministic", "batch_invariant",
+    "o_dtype",    "score", "tables", "scalars", "sink_logits", "precise",       "config"};
+inline constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
+                                             FormulaMask::kind};
 // num_stages: buffers of K and V for each group of warps that works on keys of its own.
 inline constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 

@@ -15,9 +15,10 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
-                                       "paged",      "deterministic", "o_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind};
+                                       "paged",      "deterministic", "o_dtype", "score", "tables",
+                                       "scalars",    "sink_logits",   "precise", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
@@ -112,8 +113,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const Products products = products_of(spec, source.target);
   source.text += include_lines("cpu/forward.h", spec, "cpu/paged_keys.h") + "#include \"" + products.header +
                  "\"\n\n" +
-                 structs(spec, "ForwardCpuSpec", "", choices, source.config,
-                         std::string(products.type) + "<Spec, Config>") +
+                 structs(spec, "ForwardCpuSpec", params_type("CpuForwardParams", spec), "", choices,
+                         source.config, std::string(products.type) + "<Spec, Config>") +
                  function_text(spec);
   source.steps.push_back(
       {.function = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});

@@ -14,9 +14,10 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
-                                       "paged",      "deterministic", "o_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind};
+                                       "paged",      "deterministic", "o_dtype", "score", "tables",
+                                       "scalars",    "sink_logits",   "precise", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int rows_of_a_warp = 16;
@@ -120,9 +121,10 @@ std::string function_text(const AttentionSpec& spec) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text += include_lines("cuda/forward_sm80.cuh", spec, "cuda/paged_tile.cuh") +
-                 "#pragma nv_hdrstop\n\n" + structs(spec, "ForwardSm80Spec", "", choices, config, "") +
-                 function_text(spec);
+  source.text +=
+      include_lines("cuda/forward_sm80.cuh", spec, "cuda/paged_tile.cuh") + "#pragma nv_hdrstop\n\n" +
+      structs(spec, "ForwardSm80Spec", params_type("Sm80ForwardParams", spec), "", choices, config, "") +
+      function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "codegen/families/kernel_family.hpp"
+#include "codegen/formula_functors.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
 #include "codegen/wgmma_products.hpp"
@@ -18,9 +19,10 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
-                                       "paged",      "deterministic", "o_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind};
+                                       "paged",      "deterministic", "o_dtype", "score", "tables",
+                                       "scalars",    "sink_logits",   "precise", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
@@ -36,11 +38,12 @@ int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
       .end;
 }
 
-// Whether the mask has tables or sinks: the producer looks them up for the
+// Whether the mask has tables, sinks or formulas: the producer looks them up for the
 // consumers, and the consumers look them up for blocks that are not seen whole.
 bool looks_up(const AttentionSpec& spec) {
   const auto* window = find_mask<SlidingWindowMask>(spec.mask);
-  return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) || (window && window->sinks);
+  return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) ||
+         find_mask<FormulaMask>(spec.mask) || (window && window->sinks);
 }
 
 // Registers for dropout: the words of a thread's rows, and the registers that
@@ -80,7 +83,7 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
 // Whether the query heads of one key/value head see the same keys.
 bool packable(const AttentionSpec& spec) {
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
-  return !blocks || !blocks->per_head;
+  return (!blocks || !blocks->per_head) && !masks_read_head(spec);
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -102,8 +105,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("block_m", config.block_m,
                  "is not 128 or 192, as ping_pong takes several warpgroups of 64 rows");
   if (config.pack_gqa && !packable(spec)) {
-    return "pack_gqa puts query heads of one key/value head into one tile, "
-           "and block_sparse with per_head lists blocks for each of them";
+    return std::string("pack_gqa puts query heads of one key/value head into one tile, and ") +
+           (masks_read_head(spec) ? "a formula of the mask reads head"
+                                  : "block_sparse with per_head lists blocks for each of them");
   }
   if (uneven_on_device(spec.mask, spec.varlen) && config.tile_order != TileOrder::waves) {
     return std::string("tile_order ") + to_string(config.tile_order) +
@@ -126,9 +130,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 TileOrder tile_order(const AttentionSpec& spec) {
-  return uneven_on_device(spec.mask, spec.varlen) ? TileOrder::waves
-         : find_mask<CausalMask>(spec.mask)       ? TileOrder::sections
-                                                  : TileOrder::heads;
+  return uneven_on_device(spec.mask, spec.varlen)                        ? TileOrder::waves
+         : find_mask<CausalMask>(spec.mask) || masks_have_diagonal(spec) ? TileOrder::sections
+                                                                         : TileOrder::heads;
 }
 
 // With pages only the device knows the lengths of keys; mostly they are alike, or long beside the rows.
@@ -244,11 +248,11 @@ std::string function_text(const AttentionSpec& spec) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text +=
-      include_lines("cuda/forward_sm90a.cuh", spec, "cuda/forward_sm90a_pages.cuh") +
-      "#pragma nv_hdrstop\n\n" +
-      structs(spec, "ForwardSm90aSpec", wgmma_products(spec, config), choices, config, "WgmmaProducts") +
-      function_text(spec);
+  source.text += include_lines("cuda/forward_sm90a.cuh", spec, "cuda/forward_sm90a_pages.cuh") +
+                 "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "ForwardSm90aSpec", params_type("Sm90aForwardParams", spec),
+                         wgmma_products(spec, config), choices, config, "WgmmaProducts") +
+                 function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});

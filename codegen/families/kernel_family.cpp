@@ -41,7 +41,8 @@ std::vector<Feature> features_of(const AttentionSpec& spec, std::span<const Spec
     const bool is_flag = std::holds_alternative<bool AttentionSpec::*>(given.field.member);
     const char* const instead = !is_flag ? "leaving it out" : given.text == "true" ? "false" : "true";
     constexpr std::size_t longest = 64;  // of a text in a message
-    const std::string text = given.text.size() <= longest ? given.text : given.text.substr(0, longest) + "...";
+    const std::string text =
+        given.text.size() <= longest ? given.text : given.text.substr(0, longest) + "...";
     features.push_back(
         {&KernelFamily::fields, given.field.name, std::string(given.field.name) + " " + text, instead});
   }

@@ -42,7 +42,7 @@ constexpr char function_text[] =
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cpu/merge.h", spec) + "\n" +
-                 structs(spec, "MergeCpuSpec", "", choices, source.config, "") + function_text;
+                 structs(spec, "MergeCpuSpec", "", "", choices, source.config, "") + function_text;
   source.steps.push_back({.function = "flashjit_merge"});
 }
 

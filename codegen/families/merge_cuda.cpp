@@ -53,7 +53,7 @@ int resident_warps(const AttentionSpec& spec, const Target& target, const Kernel
 void render(const AttentionSpec& spec, KernelSource& source) {
   const int blocks = resident_warps(spec, source.target, source.config) / source.config.num_warps;
   source.text += include_lines("cuda/merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "MergeCudaSpec", "", choices, source.config, "") +
+                 structs(spec, "MergeCudaSpec", "", "", choices, source.config, "") +
                  "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32, " +
                  std::to_string(blocks) + R"()
     flashjit_merge(const __grid_constant__ CudaMergeParams params) {

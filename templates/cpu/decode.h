@@ -24,6 +24,7 @@ namespace flashjit::device {
 struct DecodeCpuSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
+  using Sinks = NoSinks;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
@@ -128,6 +129,8 @@ class DecodeTile {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using Sinks = typename Spec::Sinks;
 
   // Rows and keys whose scores are computed at a time: a sum for each in a register, and one vector of
   // results.
@@ -196,12 +199,13 @@ class DecodeTile {
   // part does, and may be several parts.
   FLASHJIT_FN void run(Span keys) {
     load_rows();
-    const Mask mask(p_, problem_);
+    Mask mask(p_, problem_);
+    see_heads(mask, {problem_.head_q, problem_.head_q + heads_ * group_});
     if constexpr (!Spec::batch_invariant) {
       run_part(mask, keys);
     } else {
       constexpr int size = cpu_fixed_part_keys;
-      const Span seen = intersect(keys, mask.hull(Keys{}, positions_));
+      const Span seen = intersect(keys, searched_hull(mask, positions_));
       const int first = max(seen.begin, 0) / size * size;
       for (int begin = first; begin == first || begin < seen.end; begin += size) {
         run_part(mask, intersect(keys, {begin, begin + size}));
@@ -249,7 +253,17 @@ class DecodeTile {
                            position * p_.o.row_stride + head_q * p_.o.head_stride;
       const float sum = sum_of(state_, i);
       const bool empty = sum == 0;
-      const float inverse = empty ? 0 : 1 / sum;
+      float inverse = empty ? 0 : 1 / sum, lse;
+      if constexpr (Sinks::exist) {
+        alignas(64) float top[lanes] = {state_.maximum[i]}, all[lanes] = {sum},
+                          sinks[lanes] = {Sinks::log2(p_, problem_.head_q + head_q)};
+        Sinks::add(lanes, Score::scale_log2(p_), top, all, sinks);
+        inverse = empty ? 0 : 1 / all[0];
+        lse = top[0];
+      } else if constexpr (Spec::lse) {
+        lse =
+            empty ? minus_infinity : state_.maximum[i] * (Score::scale_log2(p_) * ln_2) + log(splat(sum))[0];
+      }
       for (int c = 0; c < head_dim_v; c += 8) {
         Vec8 o = empty ? Vec8{} : load8(state_.o + i * o_row + c) * inverse;
         if constexpr (Spec::batch_invariant) o += 0.0f;  // 0 of -0
@@ -257,8 +271,7 @@ class DecodeTile {
       }
       if constexpr (Spec::lse)
         static_cast<float*>(p_.lse.data)[problem_.q_offset(p_.lse) + position * p_.lse.row_stride +
-                                         head_q * p_.lse.head_stride] =
-            empty ? minus_infinity : state_.maximum[i] * (p_.scale_log2 * ln_2) + log(splat(sum))[0];
+                                         head_q * p_.lse.head_stride] = lse;
     });
   }
 
@@ -278,8 +291,8 @@ class DecodeTile {
     if (maximum == minus_infinity && sum == 0) return;  // of no keys
     const float before = to.maximum[i], top = maximum > before ? maximum : before;
     const float reference = top == minus_infinity ? 0 : top;
-    const float by = exp2(splat((before - reference) * p_.scale_log2))[0];
-    const float by_later = exp2(splat((maximum - reference) * p_.scale_log2))[0];
+    const float by = exp2(splat((before - reference) * Score::scale_log2(p_)))[0];
+    const float by_later = exp2(splat((maximum - reference) * Score::scale_log2(p_)))[0];
     to.maximum[i] = top;
     sum_of(to, i) = __builtin_elementwise_fma(sum, by_later, sum_of(to, i) * by);
     for (float* o = to.o + i * o_row; o < to.o + i * o_row + head_dim_v; o += 8, later += 8)
@@ -289,7 +302,7 @@ class DecodeTile {
   // Computes the rows' state over the keys that they see in `keys`.
   FLASHJIT_FN void run_part(const Mask& mask, Span keys) {
     clear();
-    Span within = intersect(keys, mask.hull(Keys{}, positions_));
+    Span within = intersect(keys, searched_hull(mask, positions_));
     // Lanes begin at fixed keys. Those before the hull are masked.
     if constexpr (Spec::batch_invariant) within.begin = within.begin / lanes * lanes;
     BlockWalk<Keys, Mask> walk(mask, positions_, block_n, keys);
@@ -310,8 +323,8 @@ class DecodeTile {
         take_scores(here.size());
         for (int head = 0; head < heads_; ++head) {
           float* const scores = s_ + head * padded_ * block_n;
-          Spec::Score::modify(scores, positions_, here, head);
-          if (!whole) apply_mask(mask, scores, here);
+          if constexpr (Score::changes) modify_scores(scores, here, head);
+          if (!whole) apply_mask(mask, scores, here, head);
           softmax(head * padded_, here.size());
         }
         if (whole)
@@ -430,29 +443,50 @@ class DecodeTile {
     }
   }
 
-  __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys) const {
+  // The query head of row i of a key/value head.
+  FLASHJIT_FN int head_of(int i, int head) const {
+    return problem_.head_q + head * group_ + (first_row_ + i) % group_;
+  }
+  __attribute__((noinline)) void modify_scores(float* s, Span keys, int head) const {
+    for (int i = 0; i < rows_; ++i, s += block_n)
+      Score::modify_keys(p_, problem_, s, (first_row_ + i) / group_, head_of(i, head), keys);
+  }
+
+  __attribute__((noinline)) void apply_mask(const Mask& mask, float* s, Span keys,
+                                            [[maybe_unused]] int head) const {
     [[maybe_unused]] auto tile = mask.tile();
     for (int i = 0; i < rows_; ++i, s += block_n) {
       const int row = (first_row_ + i) / group_;
-      if constexpr (Mask::row_intervals) {
-        const Span kept = mask.hull(Keys{}, {row, row + 1});
-        for (int key = keys.begin; key < keys.end; ++key)
-          if (!kept.contains(key)) s[key - keys.begin] = minus_infinity;
+      if constexpr (has_formula<Mask>) {
+        mask_keys(mask, s, row, head_of(i, head), keys, [&](const auto& other, float* scores) {
+          auto of_other = other.tile();
+          mask_row(other, of_other, row, scores, keys);
+        });
       } else {
-        for (int key = keys.begin; key < keys.end;) {
-          const int first = key / word_keys * word_keys;
-          u32 word[1];
-          tile.template bits<word_keys>(row, first, word);
-          for (; key < min(first + word_keys, keys.end); ++key)
-            if (!(word[0] >> (key - first) & 1)) s[key - keys.begin] = minus_infinity;
-        }
+        mask_row(mask, tile, row, s, keys);
+      }
+    }
+  }
+  template <class AnyMask, class Tile>
+  FLASHJIT_FN static void mask_row(const AnyMask& mask, Tile& tile, int row, float* s, Span keys) {
+    if constexpr (AnyMask::row_intervals) {
+      const Span kept = mask.hull(Keys{}, {row, row + 1});
+      for (int key = keys.begin; key < keys.end; ++key)
+        if (!kept.contains(key)) s[key - keys.begin] = minus_infinity;
+    } else {
+      for (int key = keys.begin; key < keys.end;) {
+        const int first = key / word_keys * word_keys;
+        u32 word[1];
+        tile.template bits<word_keys>(row, first, word);
+        for (; key < min(first + word_keys, keys.end); ++key)
+          if (!(word[0] >> (key - first) & 1)) s[key - keys.begin] = minus_infinity;
       }
     }
   }
 
   // Scores to weights, with the rows' state as in cpu/tile.h. O is rescaled where a row's maximum grows.
   __attribute__((noinline)) void softmax(int first_row, int keys) const {
-    const float scale = p_.scale_log2;
+    const float scale = Score::scale_log2(p_);
     for (int i = first_row; i < first_row + rows_; ++i) {
       float* const s = s_ + i * block_n;
       float* const sums = state_.sums + i * lanes;

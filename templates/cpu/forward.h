@@ -16,6 +16,7 @@ namespace flashjit::device {
 struct ForwardCpuSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
+  using Sinks = NoSinks;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
@@ -44,6 +45,8 @@ struct ForwardTile {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using Sinks = typename Spec::Sinks;
   using Products = typename Config::Products;
   using Operand = typename Products::Operand;
   using KeyRows = typename Choose<Spec::paged, PagedKeys<Spec>, StridedKeys<Spec>>::type;
@@ -115,12 +118,13 @@ struct ForwardTile {
   // Computes attention of `rows` over part `part` of their keys, of params.key_parts parts. `rows` are at
   // most block_m rows of one problem; some or all of them may be padding.
   FLASHJIT_FN void run(const CpuForwardParams& params, const Problem& problem, Span rows, int part) const {
-    const Mask mask(params, problem);
+    Mask mask(params, problem);
+    see_heads(mask, {problem.head_q, problem.head_q + params.packed_heads});
     const Span valid = valid_rows(params, problem, rows), across = positions(params, valid);
-    const Span hull = mask.hull(Keys{}, across), ours = part_of(hull, part, params.key_parts);
+    const Span hull = searched_hull(mask, across), ours = part_of(hull, part, params.key_parts);
     const Span within = intersect(hull, ours);
     keep_blocks_of(params, problem);
-    const float scale = params.scale_log2;
+    const float scale = Score::scale_log2(params);
     load_rows(params, problem, rows);
     Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);
@@ -163,9 +167,15 @@ struct ForwardTile {
       const int row = now.row, unit_rows = now.unit_rows, before = now.block->first + now.first;
       const Span seen = {now.kept.begin - before, now.kept.end - before};  // kept, from the step's first key
       const bool whole = mask.whole(now.positions, now.kept);
-      Spec::Score::modify(unit_rows, now.s + seen.begin * unit_rows, now.rows, now.kept);
-      if (!whole)
-        apply_mask(unit_rows, mask, now.s + seen.begin * unit_rows, now.rows, now.kept, params.packed_heads);
+      float* const kept = now.s + seen.begin * unit_rows;
+      if constexpr (Score::changes)
+        Score::modify_rows(params, problem, unit_rows, kept, now.rows, now.kept, params.packed_heads);
+      if (!whole) {
+        if constexpr (has_formula<Mask>)
+          mask_rows(unit_rows, mask, kept, now.rows, now.kept, problem.head_q, params.packed_heads);
+        else
+          apply_mask(unit_rows, mask, kept, now.rows, now.kept, params.packed_heads);
+      }
       leave_out(unit_rows, now.s, now.used.begin, seen.begin);
       leave_out(unit_rows, now.s, seen.end, now.used.end);
       float* const p = now.s + now.used.begin * unit_rows;
@@ -328,7 +338,7 @@ struct ForwardTile {
     for (int other = 1; other < params.key_parts; ++other) {
       float* const from = parts + other * size;
       for_each_unit(params, tile, [&](int row, int unit_rows) {
-        merge(unit_rows, params.scale_log2, row_state(state, row, unit_rows), o + row * o_row,
+        merge(unit_rows, Score::scale_log2(params), row_state(state, row, unit_rows), o + row * o_row,
               row_state(from + size_o, row, unit_rows), from + row * o_row, head_dim_v);
       });
     }
@@ -342,11 +352,18 @@ struct ForwardTile {
     OElement* const rows = static_cast<OElement*>(params.o.data) + problem.q_offset(params.o);
     float* const lse = static_cast<float*>(params.lse.data) + problem.q_offset(params.lse);
     const Span valid = valid_rows(params, problem, tile);
+    alignas(64) [[maybe_unused]] float sinks[Sinks::exist ? cpu_unit_rows : 1] = {};
     for_each_unit(params, tile, [&](int row, int unit_rows) {
       const int first = tile.begin + row, last = min(first + unit_rows, tile.end);
       const RowState softmax = row_state(state, row, unit_rows);
       if constexpr (Mask::padding)
         for (int i = max(valid.end, first); i < last; ++i) softmax.sum[i - first] = 0;
+      if constexpr (Sinks::exist) {
+        for (int i = first; i < last; ++i)
+          sinks[i - first] =
+              i < valid.end ? Sinks::log2(params, problem.head_q + i % params.packed_heads) : minus_infinity;
+        Sinks::add(unit_rows, Score::scale_log2(params), softmax.maximum, softmax.sum, sinks);
+      }
       for (int i = first; i < last; i += lanes) {
         OElement* const unpacked = reinterpret_cast<OElement*>(room);
         unpack<OElement, head_dim_v>(o + row * o_row + i - first, unit_rows, scale_o, softmax.sum + i - first,
@@ -356,7 +373,7 @@ struct ForwardTile {
           copy_row(rows + offset(params, params.o, j), unpacked + (j - i) * head_dim_v);
       }
       if constexpr (Spec::lse) {
-        make_lse(unit_rows, params.scale_log2, softmax);
+        if constexpr (!Sinks::exist) make_lse(unit_rows, Score::scale_log2(params), softmax);
         for (int i = first; i < last; ++i) lse[offset(params, params.lse, i)] = softmax.maximum[i - first];
       }
     });

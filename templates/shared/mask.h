@@ -231,6 +231,31 @@ struct IntersectOf<Only> {
 template <class... Masks>
 using Intersect = typename IntersectOf<Masks...>::type;
 
+// Whether a mask has formulas (formula_mask.h). Formulas skip blocks by a search, and kernels test them
+// element by element.
+template <class Mask>
+inline constexpr bool has_formula = false;
+template <class A, class B>
+inline constexpr bool has_formula<Both<A, B>> = has_formula<A> || has_formula<B>;
+
+// hull(Keys{}, rows), as small as a search makes it. A kernel asks once for many blocks.
+template <class Mask>
+FLASHJIT_FN Span searched_hull(const Mask& mask, Span rows) {
+  return mask.hull(Keys{}, rows);
+}
+template <class A, class B>
+FLASHJIT_FN Span searched_hull(const Both<A, B>& mask, Span rows) {
+  return intersect(searched_hull(mask.a, rows), searched_hull(mask.b, rows));
+}
+// Says for which query heads the mask is asked; without it, for its problem's.
+template <class Mask>
+FLASHJIT_FN void see_heads(Mask&, Span) {}
+template <class A, class B>
+FLASHJIT_FN void see_heads(Both<A, B>& mask, Span heads) {
+  see_heads(mask.a, heads);
+  see_heads(mask.b, heads);
+}
+
 // Whether `rows` may keep any of `keys`.
 template <class Mask>
 FLASHJIT_FN bool touches(const Mask& mask, Span rows, Span keys) {

@@ -1,15 +1,24 @@
-// The hook for formulas on scores. A kernel calls Spec::Score::modify for each block of scores, before its
-// masks. Each target passes scores in its own form, with their rows and keys.
+// The hooks for formulas on scores and for sink logits. A kernel calls Spec::Score for each block of scores,
+// before its masks, and Spec::Sinks at the end of its rows. Each target passes scores in its own form, with
+// their rows and keys.
 #pragma once
 
 #include "shared/platform.h"
 
 namespace flashjit::device {
 
-// Leaves scores as they are.
+// Leaves scores as they are: products of q and k, without the scale.
 struct PlainScore {
-  template <class... Block>
-  FLASHJIT_FN static void modify(const Block&...) {}
+  static constexpr bool changes = false;
+  // The factor of scores in the exponents of their weights.
+  template <class Params>
+  FLASHJIT_FN static float scale_log2(const Params& params) {
+    return params.scale_log2;
+  }
+};
+
+struct NoSinks {
+  static constexpr bool exist = false;
 };
 
 }  // namespace flashjit::device

@@ -1,0 +1,25 @@
+// Formulas as device text: one functor for each (templates/shared/formula.h).
+#pragma once
+
+#include <string>
+
+#include "formula.hpp"
+
+namespace flashjit {
+
+// Whether the spec has formulas or sink logits: its kernel takes WithFormulas params.
+bool reads_formula_params(const AttentionSpec& spec);
+
+// The types that functors read tables and scalars by, then the functors Mask1, Mask2, ... of the formulas in
+// spec.mask and Score1, ... of those in spec.score. The user's words stand beside each. Scores round as is
+// fast on the target, unless the spec says precise; masks round each operation to nearest. What no key
+// changes is computed once for each row.
+std::string formula_functors(const AttentionSpec& spec);
+
+bool reads(const FormulaNode& formula, FormulaName name);
+// Whether a formula of the masks differs between the query heads of a key/value head.
+bool masks_read_head(const AttentionSpec& spec);
+// Whether a formula of the masks compares a key with its row's place: later rows may see more keys.
+bool masks_have_diagonal(const AttentionSpec& spec);
+
+}  // namespace flashjit

@@ -1,0 +1,129 @@
+// A formula as a mask. Ranges of rows and keys say which blocks it keeps whole, and which it skips: there are
+// no lists.
+#pragma once
+
+#include "shared/formula.h"
+
+namespace flashjit::device {
+
+// Params: the kernel's, WithFormulas. A mask stands for the heads of its problem, until see_heads() says
+// which.
+template <class Formula, class Params>
+struct FormulaMask {
+  static constexpr bool row_intervals = false;
+  static constexpr bool per_head = Formula::reads_head;
+  static constexpr bool padding = false;
+  static constexpr int list_rows = 0;
+  template <class Axis>
+  struct Cursor {};
+
+  FormulaProblem problem;
+
+  template <class BaseParams>
+  FLASHJIT_FN FormulaMask(const BaseParams& p, const Problem& of)
+      : problem(p, static_cast<const Params&>(p).formulas, of) {}
+
+  // What is known of all pairs.
+  FLASHJIT_FN Maybe known(Span rows, Span keys) const {
+    const Span heads = problem.heads;
+    const FormulaRow row(problem, Range<int>{rows.begin, rows.end - 1, false},
+                         Range<int>{heads.begin, heads.end - 1, false});
+    const FormulaKey at(row, Range<int>{keys.begin, keys.end - 1, false});
+    return in_form(Ranges{}, Formula::value(at, Formula::of_row(row)).v);
+  }
+
+  // All: a search takes long. searched_hull() makes one.
+  FLASHJIT_FN Span hull(Keys, Span) const { return {0, problem.seqlen_k}; }
+  FLASHJIT_FN Span hull(Queries, Span) const { return {0, problem.seqlen_q}; }
+  FLASHJIT_FN bool whole(Span rows, Span keys, int = not_found) const {
+    return !rows.empty() && !keys.empty() && known(rows, keys).certain();
+  }
+  FLASHJIT_FN bool keep(int row, int key) const {
+    const FormulaRow at(problem, row, problem.heads.begin);
+    return Formula::value(FormulaKey(at, key), Formula::of_row(at)).v;
+  }
+
+  struct Tile {
+    const FormulaMask& mask;
+    template <int keys>
+    FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) const {
+      const FormulaRow at(mask.problem, row, mask.problem.heads.begin);
+      const auto of_row = Formula::of_row(at);
+      for (u32& word : words) word = 0;
+      for (int i = 0; i < keys; ++i) {
+        const bool kept = Formula::value(FormulaKey(at, key + i), of_row).v;
+        words[i / word_keys] |= static_cast<u32>(kept) << i % word_keys;
+      }
+    }
+  };
+  FLASHJIT_FN Tile tile() const { return {*this}; }
+  template <int rows, int keys>
+  FLASHJIT_FN Tile tile(int) const {
+    return tile();
+  }
+  FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
+
+  // Blocks of every kernel are multiples of so many keys.
+  static constexpr int step = 16;
+
+  // The last position before `bound` of the last step that may keep a pair. What is skipped doubles, as long
+  // as nothing is kept there.
+  template <class Axis>
+  FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {
+    int end = min(bound, hull(axis, across).end), size = step;
+    if (across.empty()) return -1;
+    while (end > 0) {
+      const int last = (end - 1) / step * step;  // the first position of the last step
+      const int begin = max(last + step - size, 0);
+      if (!pairs(axis, across, {begin, end}).can_hold) {
+        end = begin;
+        size = min(size, 1 << 29) * 2;
+      } else if (begin == last) {
+        return end - 1;
+      } else {
+        size = size / 2;
+      }
+    }
+    return -1;
+  }
+  // The first position from `begin` on of the first step that may keep a pair; the hull's end if none does.
+  template <class Axis>
+  FLASHJIT_FN int next(Axis axis, Span across, int begin) const {
+    const int limit = hull(axis, across).end;
+    for (int size = step; begin < limit && !across.empty();) {
+      const int first = begin / step * step;
+      const int end = size < limit - first ? first + size : limit;
+      if (!pairs(axis, across, {begin, end}).can_hold) {
+        begin = end;
+        size = min(size, 1 << 29) * 2;
+      } else if (end - first <= step) {
+        return begin;
+      } else {
+        size = size / 2;
+      }
+    }
+    return limit;
+  }
+
+ private:
+  FLASHJIT_FN Maybe pairs(Keys, Span rows, Span keys) const { return known(rows, keys); }
+  FLASHJIT_FN Maybe pairs(Queries, Span keys, Span rows) const { return known(rows, keys); }
+};
+
+template <class Formula, class Params>
+inline constexpr bool has_formula<FormulaMask<Formula, Params>> = true;
+
+template <class Formula, class Params>
+FLASHJIT_FN Span searched_hull(const FormulaMask<Formula, Params>& mask, Span rows) {
+  typename FormulaMask<Formula, Params>::template Cursor<Keys> cursor;
+  const int last = mask.previous(Keys{}, rows, largest_int, cursor);
+  if (last < 0) return {0, 0};
+  return {mask.next(Keys{}, rows, 0), last + 1};
+}
+
+template <class Formula, class Params>
+FLASHJIT_FN void see_heads(FormulaMask<Formula, Params>& mask, Span heads) {
+  mask.problem.heads = heads;
+}
+
+}  // namespace flashjit::device

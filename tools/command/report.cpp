@@ -39,6 +39,8 @@ std::string mask_text(const AttentionSpec& spec) {
               add(name + (" " + std::to_string(value)));
             } else if constexpr (std::is_same_v<Field, bool>) {
               if (value) add(name);
+            } else if constexpr (std::is_same_v<Field, std::string>) {
+              add(value);
             } else {
               if (value != Field{}) add(to_string(value));
             }

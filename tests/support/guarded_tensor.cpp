@@ -18,6 +18,10 @@ constexpr std::size_t guard = 512;  // poisoned bytes on either side of the elem
 void fill_poison(std::byte* begin, std::size_t bytes, DType dtype, Poison poison) {
   const float value = poison == Poison::nan ? std::numeric_limits<float>::quiet_NaN()
                                             : std::numeric_limits<float>::infinity();
+  if (size_of(dtype) == 1) {
+    std::memset(begin, 0x5a, bytes);
+    return;
+  }
   const DType floating = dtype == DType::int32 ? DType::fp32 : dtype;
   for (std::size_t i = 0; i < bytes / size_of(dtype); ++i) {
     verify::store_element(begin, floating, static_cast<std::int64_t>(i), value);

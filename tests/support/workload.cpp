@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <iostream>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/element.hpp"
@@ -141,7 +143,8 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       const auto arranged = [&](const Shape& shape) {
         const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, shape);
         const TensorMember member = argument.tensor();
-        if (member == &AttentionArgs::lse || member == &AttentionArgs::dlse) return arrange_rows(sizes);
+        if (member == &AttentionArgs::lse || member == &AttentionArgs::dlse || sizes.size() == 1)
+          return arrange_rows(sizes);
         const bool keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
                           member == &AttentionArgs::dk || member == &AttentionArgs::dv;
         return arrange(keys ? case_.layout_kv : case_.layout, sizes);
@@ -169,6 +172,9 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
             table.values[at];
     }
   }
+  Shape sized = longest;
+  sized.total_q = all.total_q, sized.total_k = all.total_k;
+  make_named(sized);
   fill();
   for (std::size_t i = 0; i < num_arguments; ++i) {
     if (!tensors_[i]) continue;
@@ -185,13 +191,53 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       args->dropout_offset = case_.seed;
     }
     masks_.set_sizes(*args);
-    if (spec.varlen && !masks_.tables.empty()) args->max_seqlen_q = longest.seqlen_q;
-    if (packed_keys() && !masks_.tables.empty()) args->max_seqlen_k = longest.seqlen_k;
+    const bool tables = !masks_.tables.empty() || !spec.tables.empty();
+    if (spec.varlen && tables) args->max_seqlen_q = longest.seqlen_q;
+    if (packed_keys() && tables) args->max_seqlen_k = longest.seqlen_k;
   }
+  host_args_.named = host_named_;
+  device_args_.named = device_named_;
   if (spec.op == Operation::backward) {
     verify::fill_forward(spec, host_args_);
     tensor(&AttentionArgs::o).upload();
     tensor(&AttentionArgs::lse).upload();
+  }
+}
+
+void Workload::make_named(const Shape& shape) {
+  named_ = verify::random_named_data(case_.spec, shape, case_.seed, true);
+  for (verify::NamedTable& table : named_.tables)
+    for (const verify::NamedTable& given : case_.named.tables)
+      if (given.name == table.name) table = given;
+  for (verify::NamedScalar& scalar : named_.scalars) {
+    for (const verify::NamedScalar& given : case_.named.scalars)
+      if (given.name == scalar.name) scalar = given;
+    host_named_.emplace_back(scalar.name, scalar.value);
+    device_named_.emplace_back(scalar.name, scalar.value);
+  }
+  for (const verify::NamedTable& table : named_.tables) {
+    // The dimensions in another order in memory, with gaps.
+    TensorShape to{.rank = static_cast<int>(table.shape.size())};
+    std::int64_t stride = case_.layout == MemoryLayout::contiguous ? 1 : 3;
+    for (int i = 0; i < to.rank; ++i) {
+      const int dim = to.rank - 1 - (i + static_cast<int>(case_.seed % 3)) % to.rank;
+      to.shape[dim] = table.shape[static_cast<std::size_t>(dim)];
+      to.strides[dim] = stride;
+      stride = stride * std::max<std::int64_t>(to.shape[dim], 1) + 1;
+    }
+    GuardedTensor& tensor = *named_tensors_.emplace_back(make(table.dtype, to));
+    const std::size_t width = size_of(table.dtype);
+    auto* const data = static_cast<std::byte*>(tensor.on_host().data);
+    for (std::size_t i = 0; i < table.elements.size() / width; ++i) {
+      std::int64_t at = 0;
+      for (auto [dim, rest] = std::pair(to.rank - 1, static_cast<std::int64_t>(i)); dim >= 0;
+           rest /= to.shape[dim], --dim)
+        at += rest % to.shape[dim] * to.strides[dim];
+      std::memcpy(data + at * static_cast<std::int64_t>(width), table.elements.data() + i * width, width);
+    }
+    tensor.upload();
+    host_named_.emplace_back(table.name, tensor.on_host());
+    device_named_.emplace_back(table.name, tensor.on_device());
   }
 }
 
@@ -231,6 +277,13 @@ void Workload::fill() {
   verify::fill_random(k, case_.seed * 3 + 1, options);
   options.scale = 1;
   verify::fill_random(v, case_.seed * 3 + 2, options);
+  if (case_.spec.sink_logits) {
+    // Above and below what rows' sums usually are.
+    const Tensor sinks = tensor(&AttentionArgs::sink_logits).on_host();
+    for (std::int64_t h = 0; h < sinks.shape[0]; ++h)
+      static_cast<float*>(sinks.data)[h * sinks.strides[0]] =
+          static_cast<float>(verify::random_bits(case_.seed, static_cast<std::uint64_t>(h)) % 64) / 4 - 6;
+  }
   if (case_.spec.op == Operation::backward) {
     verify::fill_random(used(tensor(&AttentionArgs::d_o), case_.spec.varlen), case_.seed * 3 + 3, options);
     const Tensor dlse = tensor(&AttentionArgs::dlse).on_host();
@@ -401,6 +454,11 @@ testing::AssertionResult Workload::fetch() {
     tensors_[i]->download();
     const auto untouched =
         tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role_in(case_.spec.op) == Role::output);
+    if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
+  }
+  for (const auto& table : named_tensors_) {
+    table->download();
+    const auto untouched = table->was_not_touched("a table", false);
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   for (const auto& workspace : workspaces_) {

@@ -15,6 +15,7 @@
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
 #include "tools/verify/random_masks.hpp"
+#include "tools/verify/random_names.hpp"
 #include "tools/verify/report.hpp"
 
 namespace flashjit::testing_support {
@@ -50,6 +51,8 @@ struct Case {
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
+  // Values of tables and scalars; those that are not here are hard random ones.
+  verify::NamedData named{};
   double dropout_p = 0.2;  // for specs with dropout; dropout's seed and offset follow from `seed`
   std::uint64_t seed = 1;
 
@@ -63,6 +66,7 @@ struct Prebuilt {};
 class Workload {
  public:
   Workload(TestDevice& device, Case given);
+  Workload(const Workload&) = delete;
 
   const Case& given() const { return case_; }
   const AttentionArgs& args() const { return device_args_; }
@@ -96,6 +100,8 @@ class Workload {
   std::unique_ptr<GuardedTensor> make(DType dtype, const TensorShape& shape);
   // The layout of lse: contiguous rows, with gaps between them if q has gaps.
   TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;
+  // Tables by any strides, and scalars.
+  void make_named(const Shape& shape);
   void fill();
   void poison_stale_slots(float poison);
   bool packed_keys() const { return key_layout(case_.spec) == KeyLayout::packed; }
@@ -108,6 +114,9 @@ class Workload {
   bool spoilt_ = false;
   std::array<std::unique_ptr<GuardedTensor>, num_arguments> tensors_;  // null: the spec has no such argument
   verify::MaskData masks_;
+  verify::NamedData named_;
+  std::vector<std::unique_ptr<GuardedTensor>> named_tensors_;
+  std::vector<NamedArgument> host_named_, device_named_;
   AttentionArgs host_args_, device_args_;
   std::vector<std::unique_ptr<GuardedTensor>> workspaces_;  // prepared launches may use all of them
 };

@@ -3,6 +3,7 @@
 #include "declarations.hpp"
 #include "formula_words.hpp"
 #include "mask_rules.hpp"
+#include "shape.hpp"
 #include "suggest.hpp"
 
 namespace flashjit {
@@ -62,7 +63,53 @@ void write_out(AttentionSpec& spec, std::string& text, std::span<const std::stri
             did_you_mean(text, names));
 }
 
+// One dimension of a neighbourhood, for the places `row` and `key` along it.
+std::string near_along(const std::string& row, const std::string& key, int size, int window, int dilation) {
+  const auto text = [](int value) { return std::to_string(value); };
+  const std::string d = text(dilation);
+  // Places among those a multiple of the dilation away, and how many these are.
+  const std::string of_row = dilation == 1 ? row : row + " / " + d,
+                    of_key = dilation == 1 ? key : key + " / " + d;
+  const std::string last = dilation == 1 ? text(size - window)
+                                         : "(" + text(size + dilation - 1) + " - " + row + " % " + d +
+                                               ") / " + d + " - " + text(window);
+  const std::string first = "max(0, min(" + of_row + " - " + text(window / 2) + ", " + last + "))";
+  return (dilation == 1 ? "" : key + " % " + d + " == " + row + " % " + d + " && ") + of_key +
+         " >= " + first + " && " + of_key + " < " + first + " + " + text(window);
+}
+
 }  // namespace
+
+FormulaMask FormulaMask::neighbourhood(const std::vector<int>& shape, const std::vector<int>& window,
+                                       const std::vector<int>& dilation) {
+  const std::string what = "a neighbourhood's ";
+  if (shape.empty() || shape.size() > 3)
+    invalid(what + "shape has " + std::to_string(shape.size()) + " dimensions; 1 to 3 would work");
+  if (window.size() != shape.size() || (!dilation.empty() && dilation.size() != shape.size()))
+    invalid(what + "window and dilation must have as many numbers as its shape, " +
+            std::to_string(shape.size()));
+  std::string formula;
+  std::int64_t inside = 1;  // places of the dimensions after this one
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    const int size = shape[i], step = dilation.empty() ? 1 : dilation[i];
+    if (size < 1 || inside * size > longest_sequence)
+      invalid(what + "shape has " + std::to_string(size) + " places in dimension " + std::to_string(i) +
+              "; 1 to " + std::to_string(longest_sequence) + ", over all dimensions, would work");
+    if (step < 1 || window[i] < 1 || std::int64_t{window[i]} * step > size)
+      invalid(what + "window of " + std::to_string(window[i]) + " places, " + std::to_string(step) +
+              " apart, does not fit the " + std::to_string(size) + " of dimension " + std::to_string(i));
+    const auto along = [&](std::string place) {
+      if (inside > 1) place += " / " + std::to_string(inside);
+      return i > 0 ? place + " % " + std::to_string(size) : place;
+    };
+    if (window[i] < size) {
+      const std::string near = near_along(along("position"), along("key"), size, window[i], step);
+      formula = near + (formula.empty() ? "" : " && " + formula);
+    }
+    inside *= size;
+  }
+  return {formula.empty() ? "0 == 0" : formula};
+}
 
 void write_out_names(AttentionSpec& spec) {
   const auto place = [](const char* field, std::size_t i) {

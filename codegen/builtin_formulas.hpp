@@ -10,6 +10,7 @@ namespace flashjit {
 
 inline constexpr std::string_view builtin_scores[] = {"softcap", "alibi", "bias"};
 inline constexpr std::string_view builtin_masks[] = {"prefix_lm"};
+inline constexpr std::string_view neighbourhood_fields[] = {"kind", "shape", "window", "dilation"};
 
 // Puts formulas in the place of names, and declares their tables and scalars unless the spec does. Throws
 // invalid_spec for a name that is none.

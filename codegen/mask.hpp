@@ -5,6 +5,7 @@
 #include <compare>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "error.hpp"
 
@@ -84,6 +85,13 @@ struct TreeMask {
 struct FormulaMask {
   static constexpr char kind[] = "formula";
   std::string formula = {};
+
+  // Rows and keys are the places of an array of this shape, of 1 to 3 dimensions, the last one fastest. A row
+  // sees the window of so many keys along each dimension that is nearest around its own place and within the
+  // array; with a dilation d, the nearest among keys that lie a multiple of d away (NATTEN, Hassani et al.
+  // 2023). Throws invalid_spec.
+  static FLASHJIT_API FormulaMask neighbourhood(const std::vector<int>& shape, const std::vector<int>& window,
+                                                const std::vector<int>& dilation = {});
 
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {

@@ -49,10 +49,11 @@ constexpr void for_each_kind(Visit&& visit) {
   for_each_kind(visit, std::make_index_sequence<kinds>());
 }
 constexpr auto mask_kinds = [] {
-  std::array<std::string_view, std::variant_size_v<Mask> - 1 + std::size(builtin_masks)> names;
+  std::array<std::string_view, std::variant_size_v<Mask> + std::size(builtin_masks)> names;
   std::size_t count = 0;
   for_each_kind([&](const auto& mask) { names.at(count++) = mask.kind; });
   for (const std::string_view name : builtin_masks) names.at(count++) = name;
+  names.at(count++) = "neighbourhood";
   return names;
 }();
 
@@ -176,6 +177,28 @@ Mask read_builtin(const Json& json, const std::string& path, std::string_view na
   return FormulaMask{std::string(name)};
 }
 
+Mask read_neighbourhood(const Json& json, const std::string& path) {
+  constexpr char example[] = R"({"kind": "neighbourhood", "shape": [56, 56], "window": [7, 7]})";
+  if (!json.is_object())
+    invalid(path + R"( "neighbourhood" has no shape and window; )" + example + " would work");
+  const Object fields(json, path + ".", neighbourhood_fields);
+  fields.require("shape", "[56, 56]");
+  fields.require("window", "[7, 7]");
+  std::vector<int> lists[3];
+  for (int i = 0; i < 3; ++i) {
+    const char* const name = neighbourhood_fields[i + 1].data();
+    const Json* const list = fields.find(name);
+    if (!list) continue;
+    const auto fits = [](const Json& value) {
+      return value.is_number_integer() && value.is_number() && std::fabs(value.get<double>()) <= INT_MAX;
+    };
+    if (!list->is_array() || !std::all_of(list->begin(), list->end(), fits))
+      invalid(fields.wrong(name, *list, "must be a list of integers; [7, 7] would work"));
+    for (const Json& value : *list) lists[i].push_back(value.get<int>());
+  }
+  return FormulaMask::neighbourhood(lists[0], lists[1], lists[2]);
+}
+
 Mask read_mask(const Json& json, const std::string& path) {
   const Json* kind = &json;
   if (json.is_object()) {
@@ -193,6 +216,7 @@ Mask read_mask(const Json& json, const std::string& path) {
   if (!json.is_object() && !is_identifier(word)) return FormulaMask{word};
   for (const std::string_view name : builtin_masks)
     if (word == name) return read_builtin(json, path, name);
+  if (word == "neighbourhood") return read_neighbourhood(json, path);
   std::optional<Mask> mask;
   for_each_kind([&](auto named) {
     if (word == named.kind) mask = read_fields<decltype(named)>(json, path);

@@ -335,14 +335,15 @@ TEST(FormulaSpec, NamesStandForFormulas) {
                                           .mask = {FormulaMask{"prefix_lm"}},
                                           .score = {"softcap", "alibi", "bias"},
                                           .precise = true});
-  EXPECT_EQ(spec.to_json(),
-            R"({"op": "forward", "dtype": "bf16", "head_dim": 64, )"
-            R"_("mask": ["key < prefix[batch] || key <= position"], "score": ["softcap * tanh(score / softcap)", )_"
-            R"_("score - alibi_slopes[head] * abs(position - key)", "score + bias[batch, head, row, key]"], )_"
-            R"("tables": {"alibi_slopes": {"dtype": "fp32", "shape": ["heads_q"]}, )"
-            R"("bias": {"dtype": "bf16", "shape": ["batch or 1", "heads_q or 1", "seqlen_q or 1", "seqlen_k"]}, )"
-            R"("prefix": {"dtype": "int32", "shape": ["batch"]}}, "scalars": {"softcap": "fp32"}, )"
-            R"("precise": true})");
+  EXPECT_EQ(
+      spec.to_json(),
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 64, )"
+      R"_("mask": ["key < prefix[batch] || key <= position"], "score": ["softcap * tanh(score / softcap)", )_"
+      R"_("score - alibi_slopes[head] * abs(position - key)", "score + bias[batch, head, row, key]"], )_"
+      R"("tables": {"alibi_slopes": {"dtype": "fp32", "shape": ["heads_q"]}, )"
+      R"("bias": {"dtype": "bf16", "shape": ["batch or 1", "heads_q or 1", "seqlen_q or 1", "seqlen_k"]}, )"
+      R"("prefix": {"dtype": "int32", "shape": ["batch"]}}, "scalars": {"softcap": "fp32"}, )"
+      R"("precise": true})");
   EXPECT_EQ(spec, written_out(spec));
   const AttentionSpec own =
       written_out({.head_dim = 64,
@@ -354,6 +355,34 @@ TEST(FormulaSpec, NamesStandForFormulas) {
   });
   // Without a formula, nothing is to be precise.
   EXPECT_EQ(written_out({.head_dim = 64, .precise = true}), written_out({.head_dim = 64}));
+}
+
+// By the definition: along each dimension the window's centre is the row's place, moved into the array.
+TEST(FormulaSpec, Neighbourhoods) {
+  const AttentionSpec spec = written_out(
+      {.head_dim = 64,
+       .mask = {FormulaMask::neighbourhood({9, 16}, {5, 7}), FormulaMask::neighbourhood({12}, {3}, {2})}});
+  EXPECT_EQ(
+      spec.to_json(),
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": [)"
+      R"("key % 2 == position % 2 && key / 2 >= max(0, min(position / 2 - 1, (13 - position % 2) / 2 - 3)) && )"
+      R"(key / 2 < max(0, min(position / 2 - 1, (13 - position % 2) / 2 - 3)) + 3", )"
+      R"("key / 16 >= max(0, min(position / 16 - 2, 4)) && key / 16 < max(0, min(position / 16 - 2, 4)) + 5 && )"
+      R"(key % 16 >= max(0, min(position % 16 - 3, 9)) && key % 16 < max(0, min(position % 16 - 3, 9)) + 7"]})");
+  EXPECT_EQ(FormulaMask::neighbourhood({5, 5}, {5, 5}).formula, "0 == 0");
+  expect_mistake(R"("mask": ["neighbourhood"])", {"mask[0]", "no shape and window"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9]}])", {"mask[0].window", "missing"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": 9, "window": [3]}])",
+                 {"mask[0].shape 9", "list of integers"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9], "window": [3.5]}])", {"mask[0].window"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9, 9], "window": [3]}])",
+                 {"as many numbers"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [1, 1, 1, 1], "window": [1, 1, 1, 1]}])",
+                 {"1 to 3"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9], "window": [5], "dilation": [2]}])",
+                 {"window of 5 places, 2 apart, does not fit the 9"});
+  expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [65536, 65536], "window": [1, 1]}])",
+                 {"65536 places"});
 }
 
 // An operation without formulas refuses them by its features, with a short message.

@@ -146,7 +146,7 @@ TEST(Schema, AgreesWithTheParser) {
   check_object(schema, in_spec);
   check_object(schema["properties"]["config"], in_config);
   const Json& masks = schema["properties"]["mask"]["items"]["anyOf"];
-  ASSERT_EQ(masks.size(), 1 + std::size(in_masks) + 2);  // the last two are formulas
+  ASSERT_EQ(masks.size(), 1 + std::size(in_masks) + 3);  // the last ones are a neighbourhood and formulas
   for (std::size_t i = 0; i < std::size(in_masks); ++i) {
     const Json& mask = masks[i + 1];
     EXPECT_EQ(mask["additionalProperties"], false);
@@ -158,7 +158,12 @@ TEST(Schema, AgreesWithTheParser) {
     }
     EXPECT_EQ(words_after(refusal(in_masks[i](Json{{"zzzzzzzzzzzz", 1}})), "; the fields are "), names);
   }
-  std::set<std::string> kinds;
+  std::set<std::string> kinds = {"neighbourhood"}, neighbourhood;
+  for (const auto& [name, property] : masks[masks.size() - 3]["properties"].items())
+    neighbourhood.insert(name);
+  EXPECT_EQ(words_after(refusal(in_spec({{"mask", {{{"kind", "neighbourhood"}, {"zzzzzzzzzzzz", 1}}}}})),
+                        "; the fields are "),
+            neighbourhood);
   for (const Json& name : masks[0]["enum"]) kinds.insert(name.get<std::string>());
   EXPECT_EQ(words_after(refusal(in_spec({{"mask", {"zzz"}}})), " is not one of "), kinds);
   for (const Json& name : masks[0]["enum"]) {

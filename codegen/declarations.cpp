@@ -195,6 +195,30 @@ const char* usual_index(const TableDimension& dim) {
   return named ? named->index : "0";
 }
 
+std::optional<std::int64_t> size_in(const Shape& shape, const TableDimension& dim) {
+  switch (dim.kind) {
+    case Kind::number:
+      return dim.size;
+    case Kind::batch:
+      return shape.batch;
+    case Kind::heads_q:
+      return shape.num_heads_q;
+    case Kind::heads_kv:
+      return shape.num_heads_kv;
+    case Kind::seqlen_q:
+      return shape.seqlen_q;
+    case Kind::seqlen_k:
+      return shape.seqlen_k;
+    case Kind::total_q:
+      return shape.total_q;
+    case Kind::total_k:
+      return shape.total_k;
+    case Kind::free:
+      break;
+  }
+  return std::nullopt;
+}
+
 bool has_formulas(const AttentionSpec& spec) {
   return !spec.score.empty() || find_mask<FormulaMask>(spec.mask);
 }

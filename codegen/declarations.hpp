@@ -1,11 +1,14 @@
 // The tables and scalars that a spec declares, and its formulas as texts.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "formula.hpp"
+#include "shape.hpp"
 #include "spec.hpp"
 
 namespace flashjit {
@@ -28,6 +31,10 @@ FormulaType type_of(DType dtype);
 std::size_t leading_dimensions(const DeclaredTable& table);
 // The variable that usually indexes the dimension, such as "key"; "0" for a number or a free one.
 const char* usual_index(const TableDimension& dimension);
+
+// The dimension's size in a launch of this shape, whose totals are set where sequences are packed; absent for
+// a free one.
+std::optional<std::int64_t> size_in(const Shape& shape, const TableDimension& dimension);
 
 // The place of the declared name; -1 if there is none.
 template <class Declared>

@@ -59,7 +59,7 @@ class Tables {
 
   void operator()(const CausalMask&) {}
   void operator()(const SlidingWindowMask&) {}
-  void operator()(const FormulaMask&) {}  // its tables have names (named_tables.hpp)
+  void operator()(const FormulaMask&) {}  // named_tables.hpp has its tables
 
   void operator()(const PaddingMask&) {
     add(&AttentionArgs::seqlens_q, {shape_.batch}, lengths_q_);

@@ -13,6 +13,7 @@
 #include "runtime/argument_checks.hpp"
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"
+#include "runtime/tune/named_tables.hpp"
 
 namespace flashjit {
 namespace {
@@ -151,7 +152,8 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   const MaskTables tables = typical_tables(spec, shape);
   const Shape sized = with_totals(shape, tables);
   struct Part {
-    const Argument& argument;
+    const Argument* argument;  // null: a table of the spec's own
+    const char* name;
     Tensor view;
     std::vector<char> values{};  // empty for an output
   };
@@ -162,7 +164,7 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
     if (argument.role_in(spec.op) == Role::input || argument.role_in(spec.op) == Role::output) {
       const Tensor view =
           Tensor::contiguous(nullptr, argument.dtype(spec), device, argument.layout.sizes(spec, sized));
-      parts.push_back({argument, view});
+      parts.push_back({&argument, argument.name, view});
       const auto count = static_cast<std::size_t>(view.shape[0] * view.strides[0]);
       if (argument.role_in(spec.op) == Role::input)
         parts.back().values = argument.tensor() == &AttentionArgs::lse
@@ -174,9 +176,13 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
                                     [&](const MaskTable& t) { return t.argument == argument.tensor(); });
     if (table == tables.end()) continue;
     const auto* bytes = reinterpret_cast<const char*>(table->values.data());
-    parts.push_back({argument, table->view(nullptr, device),
+    parts.push_back({&argument, argument.name, table->view(nullptr, device),
                      std::vector<char>(bytes, bytes + table->values.size() * sizeof(std::int32_t))});
   }
+  for (TypicalTable& table : typical_named_tables(spec, sized))
+    parts.push_back({nullptr, table.declared->name.c_str(),
+                     Tensor::contiguous(nullptr, table.declared->dtype, device, table.shape),
+                     std::move(table.elements)});
 
   std::size_t inputs = 0, all = 0;
   const auto bytes_of = [](const Part& part) {
@@ -191,16 +197,24 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
   const std::size_t count = std::max<std::size_t>(1, std::min(wanted, caches.memory / all));
   for (std::size_t i = 0; i < count; ++i) {
     AttentionArgs args;
+    std::vector<NamedArgument>& named = named_.emplace_back();
+    for (const DeclaredScalar& scalar : spec.scalars)
+      named.emplace_back(scalar.name, typical_scalar(scalar, sized));
     for (const Part& part : parts) {
       Buffer buffer = allocate(bytes_of(part));
       if (!part.values.empty()) write(buffer, part.values.data());
       Tensor view = part.view;
       view.data = buffer.data();
-      args.*part.argument.tensor() = view;
-      if (i == 0 && part.argument.role_in(spec.op) == Role::output)
-        outputs_.push_back({&part.argument, buffers_.size()});
+      if (!part.argument) {
+        named.emplace_back(part.name, view);
+      } else {
+        args.*part.argument->tensor() = view;
+        if (i == 0 && part.argument->role_in(spec.op) == Role::output)
+          outputs_.push_back({part.argument, buffers_.size()});
+      }
       buffers_.push_back(std::move(buffer));
     }
+    args.named = named;
     set_typical_numbers(spec, shape, args);
     sets_.push_back(args);
   }

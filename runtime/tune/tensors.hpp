@@ -50,6 +50,7 @@ class TuneTensors {
   std::unique_ptr<cuda::Context> context_;
   std::vector<Buffer> buffers_;
   std::vector<AttentionArgs> sets_;
+  std::vector<std::vector<NamedArgument>> named_;  // of each set
   Device device_;
   std::optional<Tensor> workspace_;  // the largest
   struct OutputBuffer {

@@ -205,7 +205,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
 }
 
 void Workload::make_named(const Shape& shape) {
-  named_ = verify::random_named_data(case_.spec, shape, case_.seed, true);
+  named_ = verify::random_named_data(case_.spec, shape, case_.seed);
   for (verify::NamedTable& table : named_.tables)
     for (const verify::NamedTable& given : case_.named.tables)
       if (given.name == table.name) table = given;

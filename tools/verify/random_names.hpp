@@ -1,4 +1,4 @@
-// Seeded values of the tables and scalars that a spec declares for its formulas.
+// Seeded values of the tables and scalars that a spec declares for its formulas, for tests.
 #pragma once
 
 #include <cstddef>
@@ -32,11 +32,8 @@ struct NamedData {
 };
 
 // `shape` has the longest lengths of the batch, and the totals of packed sequences. Reals are bell-shaped.
-// Integers along rows or keys ascend, as the ids of a few documents do; others are places of keys; int8 and
-// uint8 are 0 or 1. Scalars: 20, and a quarter of seqlen_k. A dimension of its own has 128 elements; one that
-// may be 1 has all its elements, in tables that stay below 2^27. With `hard` all of these are anything.
-// Throws invalid_argument if the tables would take gigabytes.
-NamedData random_named_data(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
-                            bool hard = false);
+// Integers along rows or keys ascend, as ids of documents do; others are places of keys; int8 and uint8 are
+// mostly 0 and 1. Some are anything. Sizes that a table may choose are random.
+NamedData random_named_data(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed);
 
 }  // namespace flashjit::verify

@@ -26,13 +26,15 @@ bool varies(const FormulaNode& node) {
   return reads(node, FormulaName::key) || reads(node, FormulaName::score);
 }
 
+bool is_function(FormulaOperation operation) {
+  constexpr FormulaOperation functions[] = {exp, log, tanh, sqrt, divide, remainder};
+  return std::find(std::begin(functions), std::end(functions), operation) != std::end(functions);
+}
+
 // Whether computing it once for a row is worth a register.
 bool is_costly(const FormulaNode& formula) {
   return any(formula, [](const FormulaNode& node) {
-    constexpr FormulaOperation costly[] = {exp, log, tanh, sqrt, divide, remainder};
-    return node.kind == Kind::table ||
-           (node.kind == Kind::operation &&
-            std::find(std::begin(costly), std::end(costly), node.operation) != std::end(costly));
+    return node.kind == Kind::table || (node.kind == Kind::operation && is_function(node.operation));
   });
 }
 
@@ -205,9 +207,9 @@ class Writer {
       case floor:
         return {call("floor", node), primary};
       case minimum:
-        return {call("min", node), primary};
+        return {call("minimum", node), primary};
       case maximum:
-        return {call("max", node), primary};
+        return {call("maximum", node), primary};
       case select:
         return {call("select", node), primary};
       default:
@@ -267,6 +269,8 @@ std::string functor_text(const std::string& name, const std::string& words, Form
   const std::string value = writer.value(formula);
   std::string text = "// " + words + "\nstruct " + name + " : Formula {\n";
   if (reads(formula, FormulaName::head)) text += "  static constexpr bool reads_head = true;\n";
+  if (any(formula, [](const FormulaNode& node) { return node.kind == Kind::table && varies(node); }))
+    text += "  static constexpr bool loads = true;\n";
   if (!writer.of_row().empty()) {
     std::string values;
     for (const std::string& one : writer.of_row()) values += (values.empty() ? "" : ", ") + one;
@@ -280,6 +284,11 @@ std::string functor_text(const std::string& name, const std::string& words, Form
          ", const Row&" + row + ") {\n    return " + value + ";\n  }\n};\n\n";
 }
 
+bool is_outer(const TableDimension& dim) {
+  using enum TableDimension::Kind;
+  return dim.kind == batch || dim.kind == heads_q || dim.kind == heads_kv;
+}
+
 std::string named_types(const AttentionSpec& spec) {
   std::string text;
   for (std::size_t i = 0; i < spec.tables.size(); ++i) {
@@ -289,6 +298,7 @@ std::string named_types(const AttentionSpec& spec) {
     for (const TableDimension& dim : table.shape)
       kinds += dim.kind == TableDimension::Kind::total_q   ? ", Dimension::total_q"
                : dim.kind == TableDimension::Kind::total_k ? ", Dimension::total_k"
+               : is_outer(dim)                             ? ", Dimension::outer"
                                                            : plain;
     while (kinds.ends_with(plain)) kinds.resize(kinds.size() - plain.size());
     text += "using table_" + table.name + " = Table<" + std::to_string(i) + ", " + to_string(table.dtype) +
@@ -340,6 +350,23 @@ std::string formula_functors(const AttentionSpec& spec) {
 bool masks_read_head(const AttentionSpec& spec) {
   return device_text::any_mask(spec,
                                [](const FormulaNode& formula) { return reads(formula, FormulaName::head); });
+}
+
+FormulaWork work_of_formulas(const AttentionSpec& spec) {
+  FormulaWork work;
+  for (const std::string& score : spec.score)
+    work.functions =
+        work.functions ||
+        device_text::any(parse_formula(score, FormulaUse::score, spec), [](const FormulaNode& node) {
+          return node.kind == FormulaNode::Kind::operation && device_text::is_function(node.operation) &&
+                 device_text::varies(node);
+        });
+  work.loads = device_text::any_mask(spec, [](const FormulaNode& formula) {
+    return device_text::any(formula, [](const FormulaNode& node) {
+      return node.kind == FormulaNode::Kind::table && device_text::varies(node);
+    });
+  });
+  return work;
 }
 
 bool masks_have_diagonal(const AttentionSpec& spec) {

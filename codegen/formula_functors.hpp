@@ -19,6 +19,12 @@ std::string formula_functors(const AttentionSpec& spec);
 bool reads(const FormulaNode& formula, FormulaName name);
 // Whether a formula of the masks differs between the query heads of a key/value head.
 bool masks_read_head(const AttentionSpec& spec);
+// What formulas compute for each key of a row, beside arithmetic.
+struct FormulaWork {
+  bool functions = false;  // exponentials, quotients and the like, in scores
+  bool loads = false;      // elements of tables, in masks
+};
+FormulaWork work_of_formulas(const AttentionSpec& spec);
 // Whether a formula of the masks compares a key with its row's place: later rows may see more keys.
 bool masks_have_diagonal(const AttentionSpec& spec);
 

@@ -59,12 +59,19 @@ int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
   return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + beside;
 }
 
-// Registers of a consumer thread that hold scores, weights,
-// output and Q, and those that mask tables and dropout need.
+// Registers that formulas take beyond those of looks_up(). Found by compiling softcap and documents.
+int formula_registers(const AttentionSpec& spec) {
+  if (!reads_formula_params(spec)) return 0;
+  const FormulaWork work = work_of_formulas(spec);
+  return (work.functions ? (spec.precise ? 16 : 8) : 0) + (work.loads ? 8 : 0);
+}
+
+// Registers of a consumer thread that hold scores, weights, output
+// and Q, and those that mask tables, dropout and formulas need.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
-         (spec.dropout ? dropout_registers(spec, config) : 0);
+         (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec);
 }
 
 // The most such registers that leave enough for the rest. A thread has 255,

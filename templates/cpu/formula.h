@@ -156,33 +156,7 @@ struct PackedRows {
   }
 };
 
-// Formulas of scores, applied one after the other. Before the first one scores get their natural scale.
-template <class... Formulas>
-struct ScoreChain {
-  template <class Row>
-  struct OfRow {
-    FLASHJIT_FN explicit OfRow(const Row&) {}
-  };
-  template <class Key, class Row>
-  FLASHJIT_FN static Vec apply(const Key&, const OfRow<Row>&, Vec score) {
-    return score;
-  }
-};
-template <class First, class... Rest>
-struct ScoreChain<First, Rest...> {
-  template <class Row>
-  struct OfRow {
-    decltype(First::of_row(*static_cast<const Row*>(nullptr))) first;
-    typename ScoreChain<Rest...>::template OfRow<Row> rest;
-    FLASHJIT_FN explicit OfRow(const Row& row) : first(First::of_row(row)), rest(row) {}
-  };
-  template <class Key, class Row>
-  FLASHJIT_FN static Vec apply(const Key& key, const OfRow<Row>& of_row, Vec score) {
-    return ScoreChain<Rest...>::apply(
-        key, of_row.rest, in_form(Lanes{}, First::value(FormulaScoreAt(key, score), of_row.first).v));
-  }
-};
-
+// Formulas of scores. Before the first one scores get their natural scale.
 template <class Params, class... Formulas>
 struct FormulaScore {
   static constexpr bool changes = true;

@@ -27,6 +27,9 @@ FLASHJIT_FN IntVec over(IntVec a, IntVec b) {
 FLASHJIT_FN IntVec remainder_of(IntVec a, IntVec b) {
   return b == 0 ? IntVec{} : minus(a, times(over(a, b), b));
 }
+FLASHJIT_FN IntVec over_group(IntVec heads, int heads_of_kv) {
+  return over(heads, splat(heads_of_kv));
+}
 FLASHJIT_FN IntVec magnitude(IntVec a) {
   return a < 0 ? minus(IntVec{}, a) : a;
 }

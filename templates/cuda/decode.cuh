@@ -20,6 +20,7 @@ namespace flashjit::device {
 struct DecodeCudaSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
+  using Sinks = NoSinks;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
@@ -29,6 +30,8 @@ struct Decode {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using Sinks = typename Spec::Sinks;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr CudaDecodeLayout layout{Spec::head_dim, Spec::head_dim_v,   block_m,
                                            block_n,        Config::num_stages, Config::num_warps};
@@ -308,7 +311,7 @@ struct Decode {
           lane_(lane),
           group_(warp / layout.row_warps),
           row_warp_(warp % layout.row_warps),
-          softmax_(p.scale_log2) {}
+          softmax_(Score::scale_log2(p)) {}
 
     FLASHJIT_FN void run() {
       for (int count = 0;; ++count) {
@@ -322,12 +325,12 @@ struct Decode {
         add_keys(entry, tile, segment);
         if (!q_in_registers) release(shared_.q_empty(count % 2));
         if (segment.starts && segment.finishes)
-          merge_groups(tile, [&](u32 row, int column, const float(&o)[4], float lse) {
+          merge_groups<true>(tile, [&](u32 row, int column, const float(&o)[4], float lse) {
             write(entry.problem, tile, row, column, o, lse);
           });
         else
-          merge_groups(tile, [&, slot = slot_of(entry, segment, message.batch)](
-                                 u32 row, int column, const float(&o)[4], float lse) {
+          merge_groups<false>(tile, [&, slot = slot_of(entry, segment, message.batch)](
+                                        u32 row, int column, const float(&o)[4], float lse) {
             write_part(slot, row, column, o, lse);
           });
       }
@@ -376,7 +379,11 @@ struct Decode {
     }
 
     FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
-      const Mask mask(p_, entry.problem);
+      Mask mask(p_, entry.problem);
+      see_heads(mask, {tile.first_head, tile.first_head + tile.heads});
+      Problem problem = entry.problem;
+      problem.head_q = tile.first_head;
+      const Score score(p_, problem);
       const Span positions = {tile.first_position, tile.first_position + tile.positions};
       const int steps = entry.steps(segment.begin, segment.end);
       for (int i = 0; i < steps; ++i) {
@@ -389,7 +396,7 @@ struct Decode {
         mbarrier_wait(shared_.full(slot), parity_);
         if (!intersect(keys, entry.keys).empty()) {
           take_scores(shared_.k(slot));
-          modify_and_mask(mask, block);
+          modify_and_mask(mask, score, tile, block);
           accumulate(shared_.v(slot));
         }
         release(shared_.empty(slot));
@@ -423,12 +430,18 @@ struct Decode {
       }
     }
 
-    FLASHJIT_FN void modify_and_mask(const Mask& mask, const Block& block) {
+    FLASHJIT_FN void modify_and_mask(const Mask& mask, const Score& score, const DecodeTile& tile,
+                                     const Block& block) {
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i) {
         const auto rows = [&](int row) { return position_[i][row / 8]; };
-        Spec::Score::modify(s_[i], rows, block, lane_);
-        if (!block.whole) mask_scores<unknown_size, block_n>(s_[i][0], mask, rows, block, lane_);
+        const auto heads = [&](int row) {
+          return tile.first_head + static_cast<int>(row_of(i, row / 8)) -
+                 (rows(row) - tile.first_position) * p_.tile_heads;
+        };
+        score.template modify<block_n>(s_[i][0], score.of_rows(rows, heads), rows, heads,
+                                       block.index * block_n, lane_);
+        if (!block.whole) mask_elements<unknown_size, block_n>(s_[i][0], mask, rows, heads, block, lane_);
       }
     }
 
@@ -469,8 +482,9 @@ struct Decode {
       }
     }
 
-    // Merges all groups' sums. Calls write(row of the tile, column, four columns of the output, lse).
-    template <class Write>
+    // Merges all groups' sums. Calls write(row of the tile, column, four columns of the output, lse). `ends`:
+    // the sums are of all keys.
+    template <bool ends, class Write>
     FLASHJIT_FN void merge_groups(const DecodeTile& tile, const Write& write) const {
       const u32 rows = static_cast<u32>(tile.positions * p_.tile_heads);
 #pragma unroll
@@ -478,7 +492,7 @@ struct Decode {
         sync_consumers();  // the columns before these have been read
         give_sums(first, rows);
         sync_consumers();
-        take_sums(first, rows, write);
+        take_sums<ends>(tile, first, rows, write);
       }
     }
     FLASHJIT_FN static void sync_consumers() { bar_sync(named_barrier, layout.consumers * 32); }
@@ -502,8 +516,9 @@ struct Decode {
         }
     }
 
-    template <class Write>
-    FLASHJIT_FN void take_sums(int first, u32 rows, const Write& write) const {
+    template <bool ends, class Write>
+    FLASHJIT_FN void take_sums([[maybe_unused]] const DecodeTile& tile, int first, u32 rows,
+                               const Write& write) const {
       const u32 vectors = static_cast<u32>(min(layout.exchange_columns, Spec::head_dim_v - first)) / 4;
 #pragma unroll 1
       for (u32 i = tid_x(); i < rows * vectors; i += layout.consumers * 32) {
@@ -529,10 +544,16 @@ struct Decode {
 #pragma unroll
           for (int e = 0; e < 4; ++e) o[e] = __fmaf_rn(__uint_as_float(words[e]), weight, o[e]);
         }
-        const float factor = all == 0 ? 0.f : 1.f / all;
+        float factor = all == 0 ? 0.f : 1.f / all, lse = Softmax::log_sum_exp(all, top);
+        if constexpr (ends && Sinks::exist) {
+          const int head =
+              static_cast<int>(row) - static_cast<int>(row * p_.heads_inverse >> 16) * p_.tile_heads;
+          const int last = tile.heads - 1;  // rows beyond it are not written
+          factor = Softmax::normalizer(all, top, Sinks::log2(p_, tile.first_head + min(head, last)), lse);
+        }
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[e] = all == 0 ? 0.f : o[e] * factor;  // 0 times infinity would be NaN
-        write(row, first + static_cast<int>(column), o, Softmax::log_sum_exp(all, top));
+        write(row, first + static_cast<int>(column), o, lse);
       }
     }
 

@@ -55,6 +55,7 @@ struct DecodeMerge {
 #pragma unroll 1
       for (int other = 1; other < members; ++other)
         merged.add(take(shared, tid_x() + static_cast<u32>(other * team_threads)));
+      if constexpr (D::Sinks::exist) merged.add_logit(D::Sinks::natural(p, tile.first_head + head));
       const float lse = merged.normalize();
       const auto offset = [&](const TensorView& t) {
         return entry.problem.q_offset(t) + (tile.first_position + position) * t.row_stride +

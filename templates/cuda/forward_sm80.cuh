@@ -21,6 +21,7 @@ namespace flashjit::device {
 struct ForwardSm80Spec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
+  using Sinks = NoSinks;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
@@ -33,6 +34,8 @@ class ForwardSm80 {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using Sinks = typename Spec::Sinks;
 
   static constexpr int threads = Config::num_warps * 32;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
@@ -54,6 +57,8 @@ class ForwardSm80 {
                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
                                            Config::num_stages, Spec::dropout));
 
+  using Softmax = OnlineSoftmax<m_tiles, true>;
+
   // Q stays in registers if it leaves enough of them for the rest. The scores then read a third less from
   // shared memory.
   static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
@@ -73,10 +78,12 @@ class ForwardSm80 {
   FLASHJIT_FN ForwardSm80(const Sm80ForwardParams& p, const Problem& problem, u32 shared, int first_row)
       : p_(p),
         mask_(p, problem),
+        score_(p, problem),
         shared_(shared),
         first_row_(first_row),
         seqlen_q_(problem.seqlen_q),
-        softmax_(p.scale_log2) {}
+        head_(problem.head_q),
+        softmax_(Score::scale_log2(p)) {}
 
   FLASHJIT_FN static TileIndex tile_of_block(const Sm80ForwardParams& p) {
     return tile_index(p, static_cast<int>(ctaid_x()), block_m);
@@ -244,14 +251,18 @@ class ForwardSm80 {
   FLASHJIT_FN void modify_and_mask(const Block& block) {
     const u32 thread = tid_x(), lane = thread % 32;
     const int first = first_row_ + static_cast<int>(accumulator_row(thread, 0, 0));
+    const auto heads = [&](int) { return head_; };
 #pragma unroll
-    for (int i = 0; i < m_tiles; ++i)
-      Spec::Score::modify(s_[i], [&](int row) { return first + i * 16 + row; }, block, lane);
+    for (int i = 0; i < m_tiles; ++i) {
+      const auto rows = [&](int row) { return first + i * 16 + row; };
+      score_.template modify<block_n>(s_[i][0], score_.of_rows(rows, heads), rows, heads,
+                                      block.index * block_n, lane);
+    }
     if (block.whole) return;
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
-      mask_scores<block_m, block_n>(
-          s_[i][0], mask_, [&](int row) { return first + i * 16 + row; }, block, lane);
+      mask_elements<block_m, block_n>(
+          s_[i][0], mask_, [&](int row) { return first + i * 16 + row; }, heads, block, lane);
   }
 
   // Online softmax of s_, then o += p v. Sums include dropped weights.
@@ -328,7 +339,11 @@ class ForwardSm80 {
       for (int half = 0; half < 2; ++half) {
         float lse;
         const float sum = softmax_.sum(2 * i + half, lse);
-        const float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
+        float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
+        if constexpr (Sinks::exist)
+          inverse = Softmax::normalizer(sum, softmax_.reference(2 * i + half),
+                                        Sinks::log2(p_, problem.head_q), lse) *
+                    (Spec::dropout ? p_.dropout.scale : 1.0f);
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);
         const bool unused = Mask::padding && position >= problem.seqlen_q;
@@ -374,12 +389,13 @@ class ForwardSm80 {
 
   const Sm80ForwardParams& p_;
   const Mask mask_;
+  const Score score_;
   const u32 shared_;
-  const int first_row_, seqlen_q_;
+  const int first_row_, seqlen_q_, head_;
   u32 q_address_;
   u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
   float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
-  OnlineSoftmax<m_tiles, true> softmax_;
+  Softmax softmax_;
   RowWords row_words_[m_tiles][2];  // with dropout
 };
 

@@ -23,6 +23,7 @@ namespace flashjit::device {
 struct ForwardSm90aSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
+  using Sinks = NoSinks;
   using o_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
@@ -34,6 +35,8 @@ struct ForwardSm90a {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using Sinks = typename Spec::Sinks;
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
   using Schedule = TileSchedule<Config::tile_order, Rows>;
@@ -134,9 +137,10 @@ struct ForwardSm90a {
           : mask_(mask), walk_(mask, work.rows, block_n) {}
       FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
       FLASHJIT_FN void take(Block&, const Consumer&) const {}
-      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
-                            int lane) const {
-        mask_scores<walked_rows, block_n>(scores, mask_, rows, block, lane);
+      template <class Heads>
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Heads& heads,
+                            const Block& block, int lane) const {
+        mask_elements<walked_rows, block_n>(scores, mask_, rows, heads, block, lane);
       }
     };
     struct Passed {
@@ -153,9 +157,11 @@ struct ForwardSm90a {
         __syncwarp();  // all lanes have read it before lane 0 releases the stage
       }
       // The mask is made here, where it is needed: few blocks are not whole.
-      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Block& block,
-                            int lane) const {
-        mask_scores<walked_rows, block_n>(scores, Mask(p_, Work(p_, tile_).problem), rows, block, lane);
+      template <class Heads>
+      FLASHJIT_FN void mask(float (&scores)[block_n / 2], const Positions& rows, const Heads& heads,
+                            const Block& block, int lane) const {
+        mask_elements<walked_rows, block_n>(scores, Mask(p_, Work(p_, tile_).problem), rows, heads, block,
+                                            lane);
       }
     };
     using Blocks = typename Choose<passes_blocks, Passed, Walked>::type;
@@ -167,7 +173,7 @@ struct ForwardSm90a {
           warpgroup_(__shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1),
           warp_(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0)),
           lane_(threadIdx.x % 32),
-          softmax_(p.scale_log2) {}
+          softmax_(Score::scale_log2(p)) {}
 
     FLASHJIT_FN void run() {
       if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first consumer begins
@@ -178,7 +184,7 @@ struct ForwardSm90a {
         work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
         if (what == Announced::empty_tile) {
           release(shared_.q_empty());
-          write_nothing(output_rows(work));
+          write_nothing(output_rows(work), work.problem.head_q);
           continue;
         }
         const Mask mask(p_, work.problem);
@@ -186,6 +192,8 @@ struct ForwardSm90a {
         Block block;
         blocks.next(block);
         const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
+        const Score score(p_, work.problem);
+        const auto heads = [&](int i) { return head_of(work.problem.head_q, lane_ / 4 + i); };
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
@@ -197,7 +205,7 @@ struct ForwardSm90a {
         int v_stage =  // of the product with V that is under way
             block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
         for (;;) {
-          weigh(blocks, rows, block, v_stage);
+          weigh(blocks, score, rows, heads, block, v_stage);
           if (!blocks.next(block)) break;
           const Ring before = ring_;
           ring_.advance();
@@ -217,12 +225,13 @@ struct ForwardSm90a {
         float factor[2], lse[2];
         if constexpr (normalizes_early) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) factor[r] = softmax_.normalizer(r, lse[r]);
+          for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
         }
         wgmma_wait_group<0>();
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
-        write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), factor, lse);
+        write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
+                     factor, lse);
       }
       if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
     }
@@ -258,6 +267,14 @@ struct ForwardSm90a {
     FLASHJIT_FN i64 lse_offset(int i) const {
       if constexpr (Config::pack_gqa) return Rows(p_).offset(p_.lse, first_row() + i);
       return i;
+    }
+
+    // The query head of the warp's row i, if `first` is that of the tile's first row.
+    FLASHJIT_FN int head_of(int first, int i) const { return first + Rows(p_).head(first_row() + i); }
+    FLASHJIT_FN float normalizer(int r, [[maybe_unused]] int first_head, float& lse) const {
+      if constexpr (Sinks::exist)
+        return softmax_.normalizer(r, lse, Sinks::log2(p_, head_of(first_head, lane_ / 4 + 8 * r)));
+      return softmax_.normalizer(r, lse);
     }
 
     FLASHJIT_FN void take_turn() const { bar_sync(turn_barrier + warpgroup_, 256); }
@@ -353,11 +370,14 @@ struct ForwardSm90a {
 
     // Turns scores into weights beside the product of the previous weights and V. One body serves all blocks,
     // first and later, masked and whole: each further body would cost a tenth of the compile time.
-    FLASHJIT_FN void weigh(const Blocks& blocks, const Positions& rows, const Block& block, int v_stage) {
+    template <class Heads>
+    FLASHJIT_FN void weigh(const Blocks& blocks, const Score& score, const Positions& rows,
+                           const Heads& heads, const Block& block, int v_stage) {
+      const auto of_rows = score.of_rows(rows, heads);
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      Spec::Score::modify(scores_, rows, block, lane_);
-      if (!block.whole) blocks.mask(scores_, rows, block, lane_);
+      score.template modify<block_n>(scores_, of_rows, rows, heads, block.index * block_n, lane_);
+      if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
       const bool rescale = softmax_.template take_max<block_n / 2>(scores_);
       softmax_.template exponentiate<block_n / 2>(scores_);
       if constexpr (Spec::dropout) drop_weights();
@@ -372,13 +392,14 @@ struct ForwardSm90a {
 
     // Four lanes hold a row. With 16-bit output each lane collects one of four chunks of 8 columns: it then
     // writes 16 bytes, and a warp's store writes 64 contiguous bytes of each row.
-    FLASHJIT_FN void write_output(const OutputRows& to, float (&factor)[2], float (&lse)[2]) const {
+    FLASHJIT_FN void write_output(const OutputRows& to, int first_head, float (&factor)[2],
+                                  float (&lse)[2]) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = lane_ / 4 + 8 * r;
-        if constexpr (!normalizes_early) factor[r] = softmax_.normalizer(r, lse[r]);
+        if constexpr (!normalizes_early) factor[r] = normalizer(r, first_head, lse[r]);
         if constexpr (Spec::dropout) factor[r] *= p_.dropout.scale;
         if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
@@ -409,12 +430,15 @@ struct ForwardSm90a {
     }
 
     // Writes rows without keys.
-    FLASHJIT_FN void write_nothing(const OutputRows& to) const {
+    FLASHJIT_FN void write_nothing(const OutputRows& to, [[maybe_unused]] int first_head) const {
       constexpr int columns = 16 / o_bytes, chunks = Spec::head_dim_v / columns;
       for (int i = lane_; i < min(to.rows, 16) * chunks; i += 32)
         *reinterpret_cast<uint4*>(to.o + o_bytes * (o_offset(i / chunks) + i % chunks * columns)) =
             uint4{0, 0, 0, 0};
-      if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lse_offset(lane_)] = minus_infinity;
+      float lse = minus_infinity;
+      if constexpr (Sinks::exist)
+        if (Spec::lse && lane_ < min(to.valid, 16)) lse = Sinks::natural(p_, head_of(first_head, lane_));
+      if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lse_offset(lane_)] = lse;
     }
 
     const Sm90aForwardParams& p_;

@@ -70,6 +70,13 @@ struct MergedRow {
     for (int c = 0; c < columns; ++c) o[c] = __fmaf_rn(weight, other.o[c], o[c]);
   }
 
+  // Adds a part whose output is 0.
+  FLASHJIT_FN void add_logit(float lse) {
+    const float top = fmaxf(maximum, lse);
+    raise(top);
+    sum += ex2_approx((lse - finite(top)) * log2_e);
+  }
+
   // After the last part. Returns the log-sum-exp.
   FLASHJIT_FN float normalize() {
     const bool empty = sum == 0;

@@ -59,6 +59,13 @@ FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& r
   }
 }
 
+// The same where heads(0) and heads(8) are the query heads of the rows. formula.cuh has it for formulas.
+template <int tile_rows, int columns, class Mask, class Positions, class Heads>
+FLASHJIT_FN void mask_elements(float* scores, const Mask& mask, const Positions& rows, const Heads&,
+                               const Block& block, int lane) {
+  mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+}
+
 // The running state of a thread's rows, two of every fragment. at_once: take_max() raises a reference as soon
 // as it has the row's maximum, not after the vote. Measured: at_once makes mma.sync 2% faster and wgmma 4%
 // slower.
@@ -163,6 +170,16 @@ class OnlineSoftmax {
   FLASHJIT_FN float normalizer(int r, float& lse) const {
     const float sum = this->sum(r, lse);
     return sum == 0 ? 0.f : 1.f / sum;
+  }
+  // The same if the row's sum begins with 2^sink.
+  FLASHJIT_FN float normalizer(int r, float& lse, float sink) const {
+    return normalizer(this->sum(r), reference_[r], sink, lse);
+  }
+  FLASHJIT_FN static float normalizer(float sum, float reference, float sink, float& lse) {
+    const float top = fmaxf(reference, sink), kept = ex2_approx(reference - top);
+    const float all = __fmaf_rn(sum, kept, ex2_approx(sink - top));
+    lse = log_sum_exp(all, top);
+    return sum == 0 ? 0.f : kept / all;
   }
 
  private:

@@ -49,8 +49,9 @@ struct DecodeEntry {
   FLASHJIT_FN DecodeEntry(const CudaDecodeParams& p, int batch)
       : problem(decode_problem<Spec::varlen>(p, batch, 0)) {
     const Span rows = {0, problem.seqlen_q};
-    const typename Spec::Mask mask(p, problem);
-    keys = rows.empty() ? Span{0, 0} : mask.hull(Keys{}, rows);
+    typename Spec::Mask mask(p, problem);
+    see_heads(mask, {0, p.num_heads_q});
+    keys = rows.empty() ? Span{0, 0} : searched_hull(mask, rows);
     gap = rows.empty() ? Span{0, 0} : key_gap(mask, rows);
     units = key_units(keys, gap, unit_keys);
     // Nearly always one: a division takes long.

@@ -7,7 +7,9 @@
 
 namespace flashjit::device {
 
-enum class Dimension { plain, total_q, total_k };
+// outer: of batch entries or heads, whose strides are of 64 bits. Others fit 32 bits, since one multiply-add
+// then makes an address.
+enum class Dimension { plain, outer, total_q, total_k };
 using int32 = int;
 using int8 = signed char;
 using uint8 = unsigned char;
@@ -91,7 +93,46 @@ struct FormulaProblem {
   }
 };
 
-// A spec's table; its index is its place in FormulaParams. `dimensions`: those of a total; others are plain.
+// Several query heads.
+struct HeadSpan {
+  int low, high;
+};
+template <>
+struct FormOf<HeadSpan> {
+  using type = Ranges;
+};
+FLASHJIT_FN Range<int> in_form(Ranges, HeadSpan v) {
+  return {v.low, v.high, false};
+}
+// The key/value heads of query heads.
+FLASHJIT_FN int over_group(int head, int heads_of_kv) {
+  return static_cast<int>(static_cast<u32>(head) / static_cast<u32>(heads_of_kv));
+}
+FLASHJIT_FN HeadSpan over_group(HeadSpan heads, int heads_of_kv) {
+  return {over_group(heads.low, heads_of_kv), over_group(heads.high, heads_of_kv)};
+}
+template <class T>
+struct IsRange {
+  static constexpr bool value = false;
+};
+template <class T>
+struct IsRange<Range<T>> {
+  static constexpr bool value = true;
+};
+FLASHJIT_FN int heads_in(int) {
+  return 1;
+}
+FLASHJIT_FN int heads_in(HeadSpan heads) {
+  return heads.high - heads.low + 1;
+}
+FLASHJIT_FN int nth(int index, int) {
+  return index;
+}
+FLASHJIT_FN int nth(HeadSpan heads, int i) {
+  return min(heads.low + i, heads.high);
+}
+
+// A spec's table; its index is its place in FormulaParams. Dimensions that are left out are plain.
 template <int index, class Element, Dimension... dimensions>
 struct Table {
   template <class... Indices>
@@ -102,7 +143,7 @@ struct Table {
 
  private:
   template <int dim>
-  static constexpr Dimension dimension() {
+  FLASHJIT_FN static constexpr Dimension dimension() {
     constexpr Dimension given[] = {dimensions..., Dimension::plain};
     return dim < static_cast<int>(sizeof...(dimensions)) ? given[dim] : Dimension::plain;
   }
@@ -115,28 +156,26 @@ struct Table {
     const FormulaTable& table = problem.params.tables[index];
     constexpr Dimension kind =
         dim < static_cast<int>(sizeof...(dimensions)) ? dimension<dim>() : Dimension::plain;
-    return problem.template clamped<kind>(first, table.sizes[dim]) * table.strides[dim] +
-           offset<dim + 1>(problem, rest...);
+    const i64 at = problem.template clamped<kind>(first, table.sizes[dim]);
+    const i64 stride = kind == Dimension::outer ? table.strides[dim] : static_cast<int>(table.strides[dim]);
+    return at * stride + offset<dim + 1>(problem, rest...);
   }
   template <class... Indices>
   FLASHJIT_FN static auto read(Single, const FormulaProblem& problem, Indices... indices) {
     const Element* const data = static_cast<const Element*>(problem.params.tables[index].data);
-    return value_of(table_element(data ? data[offset<0>(problem, indices...)] : Element{}));
+    return value_of(table_element(data[offset<0>(problem, indices...)]));
   }
-  FLASHJIT_FN static bool known(int) { return true; }
-  FLASHJIT_FN static bool known(Range<int> i) { return i.low == i.high; }
-  FLASHJIT_FN static int first(int i) { return i; }
-  FLASHJIT_FN static int first(Range<int> i) { return i.low; }
-  // Lanes are the target's own.
-  template <class Form, class... Indices>
-  FLASHJIT_FN static auto read(Form form, const FormulaProblem& problem, Indices... indices) {
-    return read_each(form, Table(), problem, indices...);
-  }
-  // Known if one element is meant.
+  // Unknown, unless the indices are the batch entry and query heads.
   template <class... Indices>
   FLASHJIT_FN static auto read(Ranges, const FormulaProblem& problem, Indices... indices) {
-    if (!(known(indices) && ...)) return value_of(any_element(Element{}));
-    return value_of(point(read(Single{}, problem, first(indices)...).v));
+    if constexpr ((... || IsRange<Indices>::value)) {
+      return value_of(any_element(Element{}));
+    } else {
+      auto known = point(read(Single{}, problem, nth(indices, 0)...).v);
+      for (int i = 1; i < (heads_in(indices) + ... + (1 - static_cast<int>(sizeof...(indices)))); ++i)
+        known = choose(Maybe{true, true}, known, point(read(Single{}, problem, nth(indices, i)...).v));
+      return value_of(known);
+    }
   }
 };
 template <int index, class Type>
@@ -162,7 +201,7 @@ struct FormulaRow {
         row(of_row),
         position((row + Integer<int>(p.shift())).v),
         head(of_head),
-        head_kv((head / Integer<int>(p.heads_of_kv)).v) {}
+        head_kv(over_group(of_head, p.heads_of_kv)) {}
 
   template <class Values, class... I>
   FLASHJIT_FN auto read(Values, Integer<I>... indices) const {
@@ -206,9 +245,37 @@ FLASHJIT_FN RowValues<Values...> row_values(Values... values) {
 //   value(at, of_row)    the formula
 struct Formula {
   static constexpr bool reads_head = false;
+  static constexpr bool loads = false;  // an element of a table for each key
   template <class Row>
   FLASHJIT_FN static NoValue of_row(const Row&) {
     return {};
+  }
+};
+
+// Formulas of scores, applied one after the other.
+template <class... Formulas>
+struct ScoreChain {
+  template <class Row>
+  struct OfRow {
+    FLASHJIT_FN explicit OfRow(const Row&) {}
+  };
+  template <class Key, class Row, class S>
+  FLASHJIT_FN static S apply(const Key&, const OfRow<Row>&, S score) {
+    return score;
+  }
+};
+template <class First, class... Rest>
+struct ScoreChain<First, Rest...> {
+  template <class Row>
+  struct OfRow {
+    decltype(First::of_row(*static_cast<const Row*>(nullptr))) first;
+    typename ScoreChain<Rest...>::template OfRow<Row> rest;
+    FLASHJIT_FN explicit OfRow(const Row& row) : first(First::of_row(row)), rest(row) {}
+  };
+  template <class Key, class Row, class S>
+  FLASHJIT_FN static auto apply(const Key& key, const OfRow<Row>& of_row, S score) {
+    const auto value = First::value(FormulaScoreAt(key, score), of_row.first);
+    return ScoreChain<Rest...>::apply(key, of_row.rest, in_form(typename FormOf<S>::type{}, value.v));
   }
 };
 

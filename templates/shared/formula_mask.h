@@ -27,7 +27,7 @@ struct FormulaMask {
   FLASHJIT_FN Maybe known(Span rows, Span keys) const {
     const Span heads = problem.heads;
     const FormulaRow row(problem, Range<int>{rows.begin, rows.end - 1, false},
-                         Range<int>{heads.begin, heads.end - 1, false});
+                         HeadSpan{heads.begin, heads.end - 1});
     const FormulaKey at(row, Range<int>{keys.begin, keys.end - 1, false});
     return in_form(Ranges{}, Formula::value(at, Formula::of_row(row)).v);
   }
@@ -119,6 +119,12 @@ FLASHJIT_FN Span searched_hull(const FormulaMask<Formula, Params>& mask, Span ro
   const int last = mask.previous(Keys{}, rows, largest_int, cursor);
   if (last < 0) return {0, 0};
   return {mask.next(Keys{}, rows, 0), last + 1};
+}
+
+// For read_keys.h: heads may differ.
+template <class Formula, class Params>
+FLASHJIT_FN Span hull_of_heads(const FormulaMask<Formula, Params>& mask, Span rows) {
+  return Formula::reads_head ? Span{0, largest_int} : searched_hull(mask, rows);
 }
 
 template <class Formula, class Params>

@@ -97,7 +97,11 @@ FLASHJIT_FN float over(float a, float b) {
 #endif
 }
 FLASHJIT_FN float magnitude(float a) {
+#if defined(__CUDACC__)
+  return fabsf(a);
+#else
   return __builtin_fabsf(a);
+#endif
 }
 FLASHJIT_FN float fused(float a, float b, float c) {
 #if defined(__CUDACC__)
@@ -122,24 +126,34 @@ FLASHJIT_FN float real_of(int a) {
 }
 
 // A NaN gives the other operand.
-template <class T>
-FLASHJIT_FN T lesser(T a, T b) {
+FLASHJIT_FN float lesser(float a, float b) {
   return a != a || b < a ? b : a;
 }
-template <class T>
-FLASHJIT_FN T greater(T a, T b) {
+FLASHJIT_FN float greater(float a, float b) {
   return a != a || a < b ? b : a;
 }
-template <class T>
-FLASHJIT_FN bool is_less(T a, T b) {
+FLASHJIT_FN int lesser(int a, int b) {
+  return min(a, b);
+}
+FLASHJIT_FN int greater(int a, int b) {
+  return max(a, b);
+}
+FLASHJIT_FN bool is_less(int a, int b) {
   return a < b;
 }
-template <class T>
-FLASHJIT_FN bool is_at_most(T a, T b) {
+FLASHJIT_FN bool is_less(float a, float b) {
+  return a < b;
+}
+FLASHJIT_FN bool is_at_most(int a, int b) {
   return a <= b;
 }
-template <class T>
-FLASHJIT_FN bool is_equal(T a, T b) {
+FLASHJIT_FN bool is_at_most(float a, float b) {
+  return a <= b;
+}
+FLASHJIT_FN bool is_equal(int a, int b) {
+  return a == b;
+}
+FLASHJIT_FN bool is_equal(float a, float b) {
   return a == b;
 }
 FLASHJIT_FN bool both(bool a, bool b) {
@@ -151,8 +165,13 @@ FLASHJIT_FN bool either(bool a, bool b) {
 FLASHJIT_FN bool opposite(bool a) {
   return !a;
 }
-template <class T>
-FLASHJIT_FN T choose(bool condition, T a, T b) {
+FLASHJIT_FN int choose(bool condition, int a, int b) {
+  return condition ? a : b;
+}
+FLASHJIT_FN float choose(bool condition, float a, float b) {
+  return condition ? a : b;
+}
+FLASHJIT_FN bool choose(bool condition, bool a, bool b) {
   return condition ? a : b;
 }
 
@@ -312,11 +331,17 @@ struct FormOf<Maybe> {
   using type = Ranges;
 };
 // The form of an operation's result: that of any operand that is no single element.
+template <class Form, class Other>
+struct Stronger {
+  using type = Form;
+};
+template <class Other>
+struct Stronger<Single, Other> {
+  using type = Other;
+};
 template <class A, class... Rest>
 struct CommonForm {
-  using rest = typename CommonForm<Rest...>::type;
-  using type =
-      typename Choose<__is_same(typename FormOf<A>::type, Single), rest, typename FormOf<A>::type>::type;
+  using type = typename Stronger<typename FormOf<A>::type, typename CommonForm<Rest...>::type>::type;
 };
 template <class A>
 struct CommonForm<A> {
@@ -394,14 +419,14 @@ FLASHJIT_FORMULA_OPERATOR(Integer, integer, operator-, minus)
 FLASHJIT_FORMULA_OPERATOR(Integer, integer, operator*, times)
 FLASHJIT_FORMULA_OPERATOR(Integer, integer, operator/, over)
 FLASHJIT_FORMULA_OPERATOR(Integer, integer, operator%, remainder_of)
-FLASHJIT_FORMULA_OPERATOR(Integer, integer, min, lesser)
-FLASHJIT_FORMULA_OPERATOR(Integer, integer, max, greater)
+FLASHJIT_FORMULA_OPERATOR(Integer, integer, minimum, lesser)
+FLASHJIT_FORMULA_OPERATOR(Integer, integer, maximum, greater)
 FLASHJIT_FORMULA_OPERATOR(Real, real, operator+, plus)
 FLASHJIT_FORMULA_OPERATOR(Real, real, operator-, minus)
 FLASHJIT_FORMULA_OPERATOR(Real, real, operator*, times)
 FLASHJIT_FORMULA_OPERATOR(Real, real, operator/, over)
-FLASHJIT_FORMULA_OPERATOR(Real, real, min, lesser)
-FLASHJIT_FORMULA_OPERATOR(Real, real, max, greater)
+FLASHJIT_FORMULA_OPERATOR(Real, real, minimum, lesser)
+FLASHJIT_FORMULA_OPERATOR(Real, real, maximum, greater)
 #undef FLASHJIT_FORMULA_COMPARISONS
 #undef FLASHJIT_FORMULA_OPERATOR
 

@@ -3,7 +3,7 @@
 // their rows and keys.
 #pragma once
 
-#include "shared/platform.h"
+#include "shared/problem.h"
 
 namespace flashjit::device {
 
@@ -15,6 +15,17 @@ struct PlainScore {
   FLASHJIT_FN static float scale_log2(const Params& params) {
     return params.scale_log2;
   }
+
+  // GPUs' kernels.
+  struct OfRows {};
+  template <class Params>
+  FLASHJIT_FN PlainScore(const Params&, const Problem&) {}
+  template <class Rows, class Heads>
+  FLASHJIT_FN static OfRows of_rows(const Rows&, const Heads&) {
+    return {};
+  }
+  template <int columns, class... Block>
+  FLASHJIT_FN static void modify(const Block&...) {}
 };
 
 struct NoSinks {

@@ -1,0 +1,237 @@
+// Formulas on the accumulators of GPUs' kernels.
+#pragma once
+
+#include "cuda/online_softmax.cuh"
+#include "shared/formula_mask.h"
+
+namespace flashjit::device {
+
+// A key: that of a thread's first column, and a distance that the compiler knows. A conversion to float32
+// takes as long as an exponential, so columns share one.
+struct DistantKey {
+  int base, distance;
+  FLASHJIT_FN operator int() const { return plus(base, distance); }
+};
+FLASHJIT_FN DistantKey plus(DistantKey a, int b) {
+  return {plus(a.base, b), a.distance};
+}
+FLASHJIT_FN DistantKey plus(int a, DistantKey b) {
+  return {plus(a, b.base), b.distance};
+}
+FLASHJIT_FN DistantKey plus(DistantKey a, DistantKey b) {
+  return {plus(a.base, b.base), a.distance + b.distance};
+}
+FLASHJIT_FN DistantKey minus(DistantKey a, int b) {
+  return {minus(a.base, b), a.distance};
+}
+FLASHJIT_FN DistantKey minus(int a, DistantKey b) {
+  return {minus(a, b.base), -b.distance};
+}
+FLASHJIT_FN DistantKey minus(DistantKey a, DistantKey b) {
+  return {minus(a.base, b.base), a.distance - b.distance};
+}
+FLASHJIT_FN float real_of(DistantKey a) {
+  return plus(real_of(a.base), real_of(a.distance));
+}
+FLASHJIT_FN Integer<int> whole(Integer<DistantKey> a) {
+  return Integer<int>(a.v);
+}
+
+// A score before the first formula: a product of q and k, and the factors that it will be multiplied by. So
+// they are multiplied once for many scores, and a multiply-add takes the last one.
+struct ScaledScore {
+  float product, factor;
+  FLASHJIT_FN operator float() const { return __fmul_rn(product, factor); }
+};
+FLASHJIT_FN ScaledScore times(ScaledScore a, float b) {
+  return {a.product, __fmul_rn(a.factor, b)};
+}
+FLASHJIT_FN ScaledScore times(float a, ScaledScore b) {
+  return {b.product, __fmul_rn(a, b.factor)};
+}
+FLASHJIT_FN float plus(ScaledScore a, float b) {
+  return __fmaf_rn(a.product, a.factor, b);
+}
+FLASHJIT_FN float plus(float a, ScaledScore b) {
+  return __fmaf_rn(b.product, b.factor, a);
+}
+FLASHJIT_FN float minus(ScaledScore a, float b) {
+  return __fmaf_rn(a.product, a.factor, -b);
+}
+FLASHJIT_FN float minus(float a, ScaledScore b) {
+  return __fmaf_rn(-b.product, b.factor, a);
+}
+
+// Errors: exp 2^-22 (1 + |a|) of the result; log 2^-21 (1 + |result|); tanh 2^-16; inverse and quotient 2^-22
+// of the result. Operands and results below 2^-126 may count as zeros.
+template <class V>
+FLASHJIT_FN Real<float> exp(Real<V> a) {
+  return Real<float>(ex2_approx(__fmul_rn(a.v, 1.44269504f)));
+}
+template <class V>
+FLASHJIT_FN Real<float> log(Real<V> a) {
+  return Real<float>(__fmul_rn(lg2_approx(a.v), ln_2));
+}
+// tanh(|a|) = (1 - u) / (1 + u) with u = exp(-2 |a|): a minimax polynomial in u, whose error is 1.4e-5,
+// stands for the quotient. It is 0 at u = 1. One special function, as for the softmax itself, and no
+// division: special functions are what scores wait for. tanh.approx errs by 2^-11.
+template <class V>
+FLASHJIT_FN Real<float> tanh(Real<V> a) {
+  const float x = a.v, u = ex2_approx(__fmul_rn(magnitude(x), -2.88539008f));
+  float p = 0.148172349f;
+  p = __fmaf_rn(p, u, -0.66094172f);
+  p = __fmaf_rn(p, u, 1.35460699f);
+  p = __fmaf_rn(p, u, -1.81685114f);
+  p = __fmaf_rn(p, u, 1.97354913f);
+  p = __fmaf_rn(p, u, -1.99852192f);
+  p = __fmaf_rn(p, u, 0.99998641f);
+  constexpr u32 sign = 0x80000000u;
+  return Real<float>(__uint_as_float((__float_as_uint(p) & ~sign) | (__float_as_uint(x) & sign)));
+}
+template <class V>
+FLASHJIT_FN Real<float> sqrt(Real<V> a) {
+  return Real<float>(__fsqrt_rn(a.v));
+}
+template <class V>
+FLASHJIT_FN Real<float> inverse(Real<V> a) {
+  return Real<float>(rcp_approx(a.v));
+}
+template <class A, class B>
+FLASHJIT_FN Real<float> quotient(Real<A> a, Real<B> b) {
+  return Real<float>(__fmul_rn(a.v, rcp_approx(b.v)));
+}
+// Within two units in the last place.
+template <class V>
+FLASHJIT_FN Real<float> precise_exp(Real<V> a) {
+  return Real<float>(expf(a.v));
+}
+template <class V>
+FLASHJIT_FN Real<float> precise_log(Real<V> a) {
+  return Real<float>(logf(a.v));
+}
+template <class V>
+FLASHJIT_FN Real<float> precise_tanh(Real<V> a) {
+  return Real<float>(tanhf(a.v));
+}
+template <class V>
+FLASHJIT_FN Real<float> precise_sqrt(Real<V> a) {
+  return Real<float>(__fsqrt_rn(a.v));
+}
+
+// After some of a thread's columns: keeps the compiler from loading the elements of all columns at once, for
+// which there are no registers.
+template <bool loads>
+FLASHJIT_FN void end_of_columns(int i) {
+  if (loads && i % 2 == 1) __syncwarp();
+}
+
+// Formulas of scores. Fragments are those of online_softmax.cuh.
+template <class Params, class... Formulas>
+class FormulaScore {
+  using Chain = ScoreChain<Formulas...>;
+  using Row = FormulaRow<int, int>;
+
+ public:
+  // The factor of changed scores, which are in natural units.
+  template <class Base>
+  FLASHJIT_FN static float scale_log2(const Base&) {
+    return 1.44269504f;
+  }
+
+  template <class Base>
+  FLASHJIT_FN FormulaScore(const Base& p, const Problem& of)
+      : problem_(p, static_cast<const Params&>(p).formulas, of) {}
+
+  // What no key changes, of the thread's two rows. A kernel asks for it ahead, as it may come from memory.
+  struct OfRows {
+    typename Chain::template OfRow<Row> row_0, row_8;
+  };
+  template <class Rows, class Heads>
+  FLASHJIT_FN OfRows of_rows(const Rows& rows, const Heads& heads) const {
+    using OfRow = typename Chain::template OfRow<Row>;
+    return {OfRow(row(rows, heads, 0)), OfRow(row(rows, heads, 8))};
+  }
+
+  // Scores of a block of `columns` keys from `first_key` on.
+  template <int columns, class Rows, class Heads>
+  FLASHJIT_FN void modify(float* scores, const OfRows& of_rows, const Rows& rows, const Heads& heads,
+                          int first_key, int lane) const {
+    const int base = first_key + lane % 4 * 2;
+    const float scale = problem_.params.scale;
+    const Row row_0 = row(rows, heads, 0), row_8 = row(rows, heads, 8);
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& score = scores[4 * i + e];
+        score = Chain::apply(FormulaKey(e < 2 ? row_0 : row_8, DistantKey{base, 8 * i + e % 2}),
+                             e < 2 ? of_rows.row_0 : of_rows.row_8, ScaledScore{score, scale});
+      }
+      end_of_columns<(Formulas::loads || ...)>(i);
+    }
+  }
+
+ private:
+  template <class Rows, class Heads>
+  FLASHJIT_FN Row row(const Rows& rows, const Heads& heads, int r) const {
+    return Row(problem_, rows(r), heads(r));
+  }
+
+  FormulaProblem problem_;
+};
+
+// Sets the scores of a block that a mask with formulas excludes to minus infinity. A block that is partly
+// seen because of a formula is mostly whole for the other masks.
+template <int tile_rows, int columns, class Part, class Rows, class Heads>
+FLASHJIT_FN void mask_part(float* scores, const Part& mask, const Rows& rows, const Heads& heads,
+                           const Block& block, int lane) {
+  if constexpr (has_formula<Part>)
+    mask_elements<tile_rows, columns>(scores, mask, rows, heads, block, lane);
+  else if (!Part::row_intervals || !mask.whole({rows(0), rows(8) + 1}, block_span(block.index, columns)))
+    mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+}
+template <int tile_rows, int columns, class A, class B, class Rows, class Heads>
+FLASHJIT_FN void mask_elements(float* scores, const Both<A, B>& mask, const Rows& rows, const Heads& heads,
+                               const Block& block, int lane) {
+  if constexpr (has_formula<A> || has_formula<B>) {
+    mask_part<tile_rows, columns>(scores, mask.a, rows, heads, block, lane);
+    mask_part<tile_rows, columns>(scores, mask.b, rows, heads, block, lane);
+  } else {
+    mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+  }
+}
+template <int tile_rows, int columns, class Formula, class Params, class Rows, class Heads>
+FLASHJIT_FN void mask_elements(float* scores, const FormulaMask<Formula, Params>& mask, const Rows& rows,
+                               const Heads& heads, const Block& block, int lane) {
+  const int base = block.index * columns + lane % 4 * 2;
+  const FormulaRow row_0(mask.problem, rows(0), heads(0)), row_8(mask.problem, rows(8), heads(8));
+  const auto of_row_0 = Formula::of_row(row_0), of_row_8 = Formula::of_row(row_8);
+#pragma unroll
+  for (int i = 0; i < columns / 8; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const FormulaKey at(e < 2 ? row_0 : row_8, plus(base, 8 * i + e % 2));
+      if (!Formula::value(at, e < 2 ? of_row_0 : of_row_8).v) scores[4 * i + e] = minus_infinity;
+    }
+    end_of_columns<Formula::loads>(i);
+  }
+}
+
+// A logit of each query head, with which the sum of a row's softmax begins.
+template <class Params>
+struct SinkLogits {
+  static constexpr bool exist = true;
+
+  template <class Base>
+  FLASHJIT_FN static float natural(const Base& p, int head) {
+    const FormulaParams& params = static_cast<const Params&>(p).formulas;
+    return params.sink_logits[head * params.sink_stride];
+  }
+  // In the scale of exponents of 2.
+  template <class Base>
+  FLASHJIT_FN static float log2(const Base& p, int head) {
+    return natural(p, head) * 1.44269504f;
+  }
+};
+
+}  // namespace flashjit::device

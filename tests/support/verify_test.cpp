@@ -466,6 +466,13 @@ TEST_F(Npy, WrittenTensorsReadBack) {
     const auto back = elements_as(array, dtype);
     EXPECT_EQ(std::memcmp(back.data(), half.data(), back.size()), 0);
   }
+  std::int8_t bytes[] = {-128, 0, 127, 5};
+  for (const DType dtype : {DType::int8, DType::uint8}) {
+    write_npy(path, tensor_of(bytes, dtype, {2, 2}));
+    EXPECT_EQ(read_npy(path).descr, dtype == DType::int8 ? "|i1" : "|u1");
+    EXPECT_EQ(std::memcmp(elements_as(read_npy(path), dtype).data(), bytes, sizeof bytes), 0);
+    EXPECT_THROW(elements_as(read_npy(path), DType::fp32), Error);
+  }
   Tensor transposed = tensor_of(half.data(), DType::fp16, {4, 6});
   transposed.strides = {1, 4, 0, 0};
   write_npy(path, transposed);

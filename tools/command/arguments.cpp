@@ -40,6 +40,9 @@ Argument Argument::expected(int least, int most) const {
   return Argument(option_->expected(least, most));
 }
 
+Argument Argument::repeated() const {
+  return Argument(option_->allow_extra_args(false));
+}
 Argument Argument::delimiter(char between_values) const {
   return Argument(option_->delimiter(between_values));
 }

@@ -8,6 +8,7 @@
 #include "tools/command/options.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"
+#include "tools/command/workload.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/random_masks.hpp"
 
@@ -77,6 +78,10 @@ MaskPicture draw(const DrawingOptions& options) {
   args.k = Tensor{.rank = 4, .shape = {shape.batch, shape.seqlen_k, shape.num_heads_kv, spec.head_dim}};
   for (MaskTable& table : data.tables) args.*table.argument = table.view();
   data.set_sizes(args);
+  const NamedValues named = named_values(spec, shape, options.masks.named);
+  std::vector<NamedArgument> names = named.scalars;
+  for (const auto& [name, tensor] : named.tables) names.emplace_back(name, tensor.view());
+  args.named = names;
 
   const verify::Sequence sequence = verify::sequences_of(spec, args)[static_cast<std::size_t>(options.entry)];
   MaskPicture picture{.title = mask_text(spec),
@@ -86,29 +91,32 @@ MaskPicture draw(const DrawingOptions& options) {
                       .rows = shape.seqlen_q,
                       .keys = shape.seqlen_k,
                       .tiles = {}};
+  const verify::SeenKeys sees(spec, args);
   constexpr int most_with_pairs = 256;
   if (std::max(shape.seqlen_q, shape.seqlen_k) <= most_with_pairs)
     picture.pairs.assign(static_cast<std::size_t>(shape.seqlen_q),
                          std::string(static_cast<std::size_t>(shape.seqlen_k), '.'));
+  const auto tiles = static_cast<std::size_t>((shape.seqlen_k + options.tile_n - 1) / options.tile_n);
+  std::vector<char> seen(static_cast<std::size_t>(shape.seqlen_k));
   for (int row = 0; row < shape.seqlen_q; row += options.tile_m) {
     const int rows = std::min(options.tile_m, shape.seqlen_q - row);
-    std::string& line = picture.tiles.emplace_back();
-    for (int key = 0; key < shape.seqlen_k; key += options.tile_n) {
-      const int keys = std::min(options.tile_n, shape.seqlen_k - key);
-      std::int64_t kept = 0;
-      for (int i = row; i < row + rows; ++i) {
-        for (int j = key; j < key + keys; ++j) {
-          if (!verify::sees(spec, args, sequence, options.head, i, j)) continue;
-          ++kept;
-          if (!picture.pairs.empty())
-            picture.pairs[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)] = '#';
-        }
+    std::vector<std::int64_t> kept(tiles);
+    for (int i = row; i < row + rows; ++i) {
+      sees.row(sequence, options.head, i, 0, seen);
+      for (std::size_t key = 0; key < seen.size(); ++key) {
+        if (!seen[key]) continue;
+        ++kept[key / static_cast<std::size_t>(options.tile_n)];
+        if (!picture.pairs.empty()) picture.pairs[static_cast<std::size_t>(i)][key] = '#';
       }
-      const bool all = kept == std::int64_t{rows} * keys;
-      line += static_cast<char>(kept == 0 ? MaskPicture::skipped
-                                : all     ? MaskPicture::full
-                                          : MaskPicture::partial);
-      picture.kept += kept;
+    }
+    std::string& line = picture.tiles.emplace_back();
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
+      const int keys = std::min(options.tile_n, shape.seqlen_k - static_cast<int>(tile) * options.tile_n);
+      const bool all = kept[tile] == std::int64_t{rows} * keys;
+      line += static_cast<char>(kept[tile] == 0 ? MaskPicture::skipped
+                                : all           ? MaskPicture::full
+                                                : MaskPicture::partial);
+      picture.kept += kept[tile];
     }
   }
   return picture;

@@ -176,8 +176,11 @@ void MaskOptions::add(const Arguments& app) {
                  "block_sparse: lists of documents of so many tokens instead of random ones")
       .at_least(0)
       .type_name("N");
-  for (const char* name :
-       {"--window-left", "--window-right", "--num-sinks", "--density", "--partial", "--document-length"})
+  app.add_option("--named", named, "NAME=NUMBER or NAME=FILE.npy: a scalar or table of the spec's formulas")
+      .repeated()
+      .type_name("NAME=VALUE");
+  for (const char* name : {"--window-left", "--window-right", "--num-sinks", "--density", "--partial",
+                           "--document-length", "--named"})
     app.get_option(name).group("Masks");
 }
 

@@ -48,6 +48,8 @@ struct MaskOptions {
   std::optional<int> window_left, window_right, num_sinks;
   double density = 0.25, partial = 0.1;  // shares in generated block lists
   int document_length = 0;               // tokens of a document; 0: the lists are random
+  // "slope=slope.npy", "cap=30": tables and scalars of formulas; those that are not here are generated.
+  std::vector<std::string> named;
   // Decode and pages: the keys of each sequence, as many as the shape's batch; empty: as many as its
   // seqlen_k.
   std::vector<std::int32_t> lengths_k;

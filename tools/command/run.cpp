@@ -251,6 +251,8 @@ Verb add_run(const Arguments& parent) {
   q.needs(k).needs(v);
   k.needs(q);
   v.needs(q);
+  const Argument sinks = app.add_option("--sink-logits", options->files[&AttentionArgs::sink_logits],
+                                        "specs with sink_logits: [heads], float32");
   const Argument starts_q = app.add_option("--cu-seqlens-q", options->files[&AttentionArgs::cu_seqlens_q],
                                            "varlen: [batch + 1], int32");
   const Argument starts_k = app.add_option("--cu-seqlens-k", options->files[&AttentionArgs::cu_seqlens_k],
@@ -270,7 +272,8 @@ Verb add_run(const Arguments& parent) {
                    std::string("Operation backward: ") + what)
         .needs(q)
         .group(own);
-  for (const Argument& option : {q, k, v, starts_q.needs(q), starts_k.needs(q), parts_o, parts_lse})
+  for (const Argument& option :
+       {q, k, v, sinks.needs(q), starts_q.needs(q), starts_k.needs(q), parts_o, parts_lse})
     option.group(own);
 
   for (const flashjit::Argument& table : arguments) {

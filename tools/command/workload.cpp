@@ -1,6 +1,7 @@
 #include "tools/command/workload.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -8,6 +9,9 @@
 #include <new>
 #include <utility>
 
+#include "codegen/declarations.hpp"
+#include "codegen/suggest.hpp"
+#include "runtime/tune/named_tables.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
@@ -87,6 +91,68 @@ void HostTensor::Free::operator()(void* p) const {
   std::free(p);
 }
 
+NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
+                         const std::vector<std::string>& given) {
+  const auto refuse = [](const std::string& what) {
+    throw Error(ErrorCode::invalid_argument, "--named " + what);
+  };
+  NamedValues values;
+  std::vector<TypicalTable> typical;
+  std::vector<std::string> files(spec.tables.size());
+  for (const DeclaredScalar& scalar : spec.scalars)
+    values.scalars.emplace_back(scalar.name, typical_scalar(scalar, shape));
+  for (const std::string& text : given) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos) refuse(in_quotes(text) + " is not NAME=VALUE; cap=30 would work");
+    const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
+    if (const int table = find_declared(spec.tables, name); table >= 0) {
+      files[static_cast<std::size_t>(table)] = value;
+      continue;
+    }
+    const int scalar = find_declared(spec.scalars, name);
+    if (scalar < 0) {
+      std::vector<std::string_view> known;
+      for (const DeclaredTable& table : spec.tables) known.push_back(table.name);
+      for (const DeclaredScalar& one : spec.scalars) known.push_back(one.name);
+      refuse(in_quotes(text) + ": the spec declares " +
+             (known.empty() ? "no tables and scalars" : listed(known) + did_you_mean(name, known)));
+    }
+    double number = 0;
+    const char* const end = value.data() + value.size();
+    if (const auto read = std::from_chars(value.data(), end, number);
+        read.ec != std::errc() || read.ptr != end)
+      refuse(in_quotes(text) + ": " + name + " is a scalar; " + name + "=30 would work");
+    values.scalars[static_cast<std::size_t>(scalar)] = {spec.scalars[static_cast<std::size_t>(scalar)].name,
+                                                        number};
+  }
+  AttentionSpec generated = spec;  // without the tables of files, which may be too large to generate
+  std::erase_if(generated.tables, [&](const DeclaredTable& table) {
+    return !files[static_cast<std::size_t>(find_declared(spec.tables, table.name))].empty();
+  });
+  typical = typical_named_tables(generated, shape);
+  for (std::size_t i = 0; i < spec.tables.size(); ++i) {
+    const DeclaredTable& table = spec.tables[i];
+    if (files[i].empty()) {
+      const auto made = std::find_if(typical.begin(), typical.end(), [&](const TypicalTable& one) {
+        return one.declared->name == table.name;
+      });
+      HostTensor tensor(table.dtype, made->shape);
+      std::memcpy(tensor.view().data, made->elements.data(), made->elements.size());
+      values.tables.emplace_back(table.name, std::move(tensor));
+      continue;
+    }
+    const verify::NpyArray array = verify::read_npy(files[i]);
+    if (array.shape.size() != table.shape.size())
+      refuse(in_quotes(table.name + "=" + files[i]) + " has " + std::to_string(array.shape.size()) +
+             " dimensions, the spec declares " + shape_text(table.shape, ""));
+    const std::vector<std::byte> elements = verify::elements_as(array, table.dtype);
+    HostTensor tensor(table.dtype, array.shape);
+    std::memcpy(tensor.view().data, elements.data(), elements.size());
+    values.tables.emplace_back(table.name, std::move(tensor));
+  }
+  return values;
+}
+
 Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                             const MaskOptions& masks, const verify::RandomOptions& numbers) {
   require_length(shape.seqlen_q);
@@ -127,6 +193,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     work.add(argument_of(table.argument), std::move(tensor));
   }
   data.set_sizes(work.host_args_);
+  work.add_named(masks.named);
   work.finish();
   return work;
 }
@@ -183,6 +250,7 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
   work.host_args_.window_right = masks.window_right;
   work.host_args_.num_sinks = masks.num_sinks;
   work.shape_ = work.shape_of_inputs();
+  work.add_named(masks.named);
   work.finish();
   return work;
 }
@@ -210,8 +278,22 @@ Shape Workload::shape_of_inputs() const {
 }
 
 void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
-  tensors_.push_back({std::move(tensor), {}, &argument, argument.role_in(spec_.op) == Role::output});
+  tensors_.push_back(
+      {std::move(tensor), {}, &argument, argument.name, argument.role_in(spec_.op) == Role::output});
   host_args_.*argument.tensor() = tensors_.back().host.view();
+}
+
+void Workload::add_named(const std::vector<std::string>& given) {
+  Shape sized = shape_;
+  if (spec_.varlen && host_args_.q) sized.total_q = host_args_.q->shape[0];
+  if (key_layout(spec_) == KeyLayout::packed && host_args_.k) sized.total_k = host_args_.k->shape[0];
+  NamedValues values = named_values(spec_, sized, given);
+  host_named_ = std::move(values.scalars);
+  for (auto& [name, tensor] : values.tables) {
+    host_named_.emplace_back(name, tensor.view());
+    tensors_.push_back({std::move(tensor), {}, nullptr, name});
+  }
+  host_args_.named = host_named_;
 }
 
 // Adds the outputs.
@@ -245,14 +327,21 @@ void Workload::place(Device device) {
   context_.reset();
   if (device.kind == Device::Kind::cpu) return;
   context_ = std::make_unique<cuda::Context>(device.index);
+  device_named_ = host_named_;
   for (Placed& tensor : tensors_) {
     Tensor view = tensor.host.view();
     tensor.device = cuda::DeviceBuffer(*context_, tensor.host.bytes());
     if (!tensor.output) tensor.device.copy_from(view.data, tensor.host.bytes());
     view.data = tensor.device.data();
     view.device = device;
-    device_args_.*tensor.argument->tensor() = view;
+    if (tensor.argument) {
+      device_args_.*tensor.argument->tensor() = view;
+    } else {
+      for (NamedArgument& named : device_named_)
+        if (named.name == tensor.name) named.value = view;
+    }
   }
+  device_args_.named = device_named_;
   cuda::synchronize(*context_);
 }
 
@@ -344,7 +433,8 @@ void Workload::write_inputs(const std::string& folder) const {
     throw Error(ErrorCode::invalid_argument, "folder '" + folder + "' cannot be made: " + failed.message());
   }
   for (const Placed& tensor : tensors_) {
-    if (!tensor.output) verify::write_npy(folder + "/" + tensor.argument->name + ".npy", tensor.host.view());
+    if (!tensor.output)
+      verify::write_npy(folder + "/" + std::string(tensor.name) + ".npy", tensor.host.view());
   }
 }
 

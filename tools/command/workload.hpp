@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "codegen/arguments.hpp"
@@ -49,6 +51,17 @@ class TensorFiles {
  private:
   std::array<std::string, num_arguments> paths_;
 };
+
+// Tables and scalars of a spec's formulas: of `given` ("NAME=VALUE"), the others typical. The names are the
+// spec's.
+struct NamedValues {
+  std::vector<std::pair<std::string_view, HostTensor>> tables;
+  std::vector<NamedArgument> scalars;
+};
+// Throws invalid_argument for a name that the spec does not declare, and for a file that is no such table.
+// `shape` has the totals of packed sequences.
+NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
+                         const std::vector<std::string>& given);
 
 // Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
 // that the mask keeps, in a backward 2.5 times as many; for a merge, 2 for each element of the parts.
@@ -104,21 +117,25 @@ class Workload {
   struct Placed {
     HostTensor host;
     cuda::DeviceBuffer device;
-    const flashjit::Argument* argument = nullptr;
+    const flashjit::Argument* argument = nullptr;  // null: a table of the spec's own
+    std::string_view name;
     bool output = false;
   };
 
-  explicit Workload(const AttentionSpec& spec) : spec_(spec) {}
+  explicit Workload(const AttentionSpec& spec) : own_(std::make_unique<AttentionSpec>(spec)), spec_(*own_) {}
   void add(const flashjit::Argument& argument, HostTensor tensor);
+  void add_named(const std::vector<std::string>& given);
   Shape shape_of_inputs() const;
   void finish();
 
-  AttentionSpec spec_;
+  std::unique_ptr<const AttentionSpec> own_;  // names refer to it, wherever the workload is moved
+  const AttentionSpec& spec_;
   Shape shape_;
   std::unique_ptr<cuda::Context> context_;
   std::vector<Placed> tensors_;
   std::vector<cuda::DeviceBuffer> workspaces_;  // earlier launches may use all of them
   std::vector<HostTensor> host_workspaces_;
+  std::vector<NamedArgument> host_named_, device_named_;
   AttentionArgs host_args_, device_args_;
 };
 

@@ -31,7 +31,9 @@ std::string_view field(const std::string& path, std::string_view header, std::st
 std::size_t width_of(const std::string& path, const std::string& descr) {
   if (descr == "<f4" || descr == "<i4") return 4;
   if (descr == "<f2" || descr == "<u2") return 2;
-  refuse(path, "elements are '" + descr + "'; supported are <f4, <f2, <u2 (the bits of bf16) and <i4");
+  if (descr == "|i1" || descr == "|u1") return 1;
+  refuse(path,
+         "elements are '" + descr + "'; supported are <f4, <f2, <u2 (the bits of bf16), <i4, |i1 and |u1");
 }
 
 std::vector<std::int64_t> parse_shape(const std::string& path, std::string_view text) {
@@ -103,12 +105,16 @@ NpyArray read_npy(const std::string& path) {
 std::vector<std::byte> elements_as(const NpyArray& array, DType dtype) {
   const bool same =
       (array.descr == "<f4" && dtype == DType::fp32) || (array.descr == "<f2" && dtype == DType::fp16) ||
-      (array.descr == "<u2" && dtype == DType::bf16) || (array.descr == "<i4" && dtype == DType::int32);
+      (array.descr == "<u2" && dtype == DType::bf16) || (array.descr == "<i4" && dtype == DType::int32) ||
+      (array.descr == "|i1" && dtype == DType::int8) || (array.descr == "|u1" && dtype == DType::uint8);
   if (same) return array.data;
-  if (dtype == DType::int32 || (array.descr != "<f4" && array.descr != "<f2")) {
-    throw Error(ErrorCode::invalid_argument,
-                "elements '" + array.descr + "' cannot become " + to_string(dtype) +
-                    "; <f4 and <f2 become any floating type, <u2 are the bits of bf16, <i4 is int32");
+  const bool floating = dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16;
+  if (!floating || (array.descr != "<f4" && array.descr != "<f2")) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "elements '" + array.descr + "' cannot become " + to_string(dtype) +
+            "; <f4 and <f2 become any floating type, <u2 are the bits of bf16, <i4 is int32, |i1 and |u1 are "
+            "int8 and uint8");
   }
   const DType from = array.descr == "<f4" ? DType::fp32 : DType::fp16;
   const auto count = static_cast<std::int64_t>(array.data.size() / size_of(from));
@@ -120,7 +126,11 @@ std::vector<std::byte> elements_as(const NpyArray& array, DType dtype) {
 }
 
 void write_npy(const std::string& path, const Tensor& tensor) {
-  const char* descr = tensor.dtype == DType::fp16 ? "<f2" : tensor.dtype == DType::int32 ? "<i4" : "<f4";
+  const char* const descr = tensor.dtype == DType::fp16    ? "<f2"
+                            : tensor.dtype == DType::int32 ? "<i4"
+                            : tensor.dtype == DType::int8  ? "|i1"
+                            : tensor.dtype == DType::uint8 ? "|u1"
+                                                           : "<f4";
   const DType dtype = tensor.dtype == DType::bf16 ? DType::fp32 : tensor.dtype;
   std::string header = std::string("{'descr': '") + descr + "', 'fortran_order': False, 'shape': (";
   std::int64_t count = 1;

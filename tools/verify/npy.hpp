@@ -11,7 +11,7 @@
 namespace flashjit::verify {
 
 struct NpyArray {
-  std::string descr;  // "<f4", "<f2", "<u2", "<i4"
+  std::string descr;  // "<f4", "<f2", "<u2", "<i4", "|i1", "|u1"
   std::vector<std::int64_t> shape;
   std::vector<std::byte> data;
 };
@@ -20,7 +20,8 @@ struct NpyArray {
 NpyArray read_npy(const std::string& path);
 
 // The elements as `dtype`, row-major, rounded to nearest even. NumPy has no bf16: give "<f4", which is
-// rounded, or its bits as "<u2". int32 takes "<i4" only. Throws invalid_argument for other combinations.
+// rounded, or its bits as "<u2". Integers take their own type only. Throws invalid_argument for other
+// combinations.
 std::vector<std::byte> elements_as(const NpyArray& array, DType dtype);
 
 // Writes any tensor of host memory in C order; bf16 as "<f4", which holds it exactly.

@@ -23,6 +23,9 @@ cmake --build "$work/examples" >"$work/build.log" || { cat "$work/build.log" && 
 "$work/examples/attention_cpp" | tee "$work/first.txt"
 "$work/examples/attention_c"
 grep -q 'compiled: o\[0\] = 0.100' "$work/first.txt"
+"$work/examples/formula_cpp" | tee "$work/formula.txt"
+grep -q 'row 99: 0.000' "$work/formula.txt" && grep -q 'row 100: 1.000' "$work/formula.txt"
+"$work/examples/formula_c" | grep -q 'head 0: 510.'
 "$work/examples/cascade" cpu 5 96
 "$work/examples/train_cpp" # fails unless the loss falls
 "$work/examples/train_c"
@@ -52,9 +55,11 @@ shown() {
 for example in attention.cpp attention.c; do
   shown "$example" | diff - "tools/examples/$example"
 done
-# A part of the example.
-part=$(shown train.cpp)
-case $(cat tools/examples/train.cpp) in
-  *"${part:?}"*) ;;
-  *) echo "the README's part of train.cpp is not in it" >&2 && exit 1 ;;
-esac
+# Parts of examples.
+for example in train.cpp formula.cpp; do
+  part=$(shown $example)
+  case $(cat tools/examples/$example) in
+    *"${part:?}"*) ;;
+    *) echo "the README's part of $example is not in it" >&2 && exit 1 ;;
+  esac
+done

@@ -78,6 +78,7 @@ class Check {
     for (int dim = 0; dim < rank; ++dim) {
       check_size(declared, t, dim);
       to.strides[dim] = stride(t, dim);
+      check_stride(declared, t, dim);
       to.sizes[dim] = size(t, dim);
       has_elements = has_elements && t.shape[dim] > 0;
     }
@@ -120,7 +121,8 @@ class Check {
                           "seqlen_q of the longest sequence; max_seqlen_q says it");
         return exactly(table, t, dim, p_.seqlen_q, "seqlen_q");
       case Kind::seqlen_k:
-        if (spec_.paged) return;
+        if (spec_.paged)
+          return at_least(table, t, dim, std::min(p_.seqlen_k, 1), "so that keys have elements");
         if (packed_keys)
           return at_least(table, t, dim, p_.seqlen_k,
                           "seqlen_k of the longest sequence; max_seqlen_k says it");
@@ -130,8 +132,20 @@ class Check {
       case Kind::total_k:
         return exactly(table, t, dim, p_.total_k, "total_k");
       case Kind::free:
+        at_least(table, t, dim, 1, "so that any index has an element");
         return sizes_.check(table, t, dim);
     }
+  }
+
+  // Kernels compute addresses along rows and keys from 32 bits.
+  void check_stride(const DeclaredTable& table, const Tensor& t, int dim) const {
+    const Kind kind = table.shape[static_cast<std::size_t>(dim)].kind;
+    const bool outer = kind == Kind::batch || kind == Kind::heads_q || kind == Kind::heads_kv;
+    const std::int64_t by = t.shape[dim] > 1 ? t.strides[dim] : 0;
+    if (!outer &&
+        (by > std::numeric_limits<std::int32_t>::max() || by < std::numeric_limits<std::int32_t>::min()))
+      refuse_argument("table ", table.name, " has stride ", by, " along dimension ", dim,
+                      ": beyond batch entries and heads, strides fit 32 bits");
   }
 
   void exactly(const DeclaredTable& table, const Tensor& t, int dim, std::int64_t expected,

@@ -104,6 +104,12 @@ struct FormOf<HeadSpan> {
 FLASHJIT_FN Range<int> in_form(Ranges, HeadSpan v) {
   return {v.low, v.high, false};
 }
+FLASHJIT_FN Range<float> real_of(HeadSpan v) {
+  return real_of(in_form(Ranges{}, v));
+}
+FLASHJIT_FN Range<int> magnitude(HeadSpan v) {
+  return magnitude(in_form(Ranges{}, v));
+}
 // The key/value heads of query heads.
 FLASHJIT_FN int over_group(int head, int heads_of_kv) {
   return static_cast<int>(static_cast<u32>(head) / static_cast<u32>(heads_of_kv));
@@ -145,7 +151,7 @@ struct Table {
   template <int dim>
   FLASHJIT_FN static constexpr Dimension dimension() {
     constexpr Dimension given[] = {dimensions..., Dimension::plain};
-    return dim < static_cast<int>(sizeof...(dimensions)) ? given[dim] : Dimension::plain;
+    return given[min(dim, static_cast<int>(sizeof...(dimensions)))];
   }
   template <int dim>
   FLASHJIT_FN static i64 offset(const FormulaProblem&) {
@@ -154,8 +160,7 @@ struct Table {
   template <int dim, class... Rest>
   FLASHJIT_FN static i64 offset(const FormulaProblem& problem, int first, Rest... rest) {
     const FormulaTable& table = problem.params.tables[index];
-    constexpr Dimension kind =
-        dim < static_cast<int>(sizeof...(dimensions)) ? dimension<dim>() : Dimension::plain;
+    constexpr Dimension kind = dimension<dim>();
     const i64 at = problem.template clamped<kind>(first, table.sizes[dim]);
     const i64 stride = kind == Dimension::outer ? table.strides[dim] : static_cast<int>(table.strides[dim]);
     return at * stride + offset<dim + 1>(problem, rest...);
@@ -164,6 +169,11 @@ struct Table {
   FLASHJIT_FN static auto read(Single, const FormulaProblem& problem, Indices... indices) {
     const Element* const data = static_cast<const Element*>(problem.params.tables[index].data);
     return value_of(table_element(data[offset<0>(problem, indices...)]));
+  }
+  // Lanes are the target's own.
+  template <class Form, class... Indices>
+  FLASHJIT_FN static auto read(Form form, const FormulaProblem& problem, Indices... indices) {
+    return read_each(form, Table(), problem, indices...);
   }
   // Unknown, unless the indices are the batch entry and query heads.
   template <class... Indices>

@@ -10,7 +10,7 @@ constexpr int most_formula_tables = 8, most_formula_scalars = 16, most_table_dim
 // A table that formulas read. Indices are clamped to [0, size). A dimension total_q or total_k is indexed
 // within the batch entry's own rows or keys.
 struct FormulaTable {
-  const void* data;              // null: the table has no elements, and every element reads as 0
+  const void* data;              // read only where a launch has rows and keys
   i64 strides[most_table_dims];  // of elements; fit 32 bits, but for batch entries and heads
   int sizes[most_table_dims];
 };

@@ -100,13 +100,15 @@ struct Launch {
 
   explicit Launch(int seqlen_k) {
     for (int i = 0; i < 3 * seqlen_k; ++i) document.push_back(static_cast<uint8>(i % seqlen_k / 7));
+    document.push_back(0);
     for (int i = 0; i < 3 * seqlen_k; ++i) packed.push_back(static_cast<int8>(i / 11 - 5));
+    packed.push_back(0);
     params.num_heads_q = 3;
     params.num_heads_kv = 1;
     auto* const tables = params.formulas.tables;
     tables[0] = {prefix.data(), {1}, {3}};
-    tables[1] = {seqlen_k ? document.data() : nullptr, {seqlen_k, 1}, {3, seqlen_k}};
-    tables[2] = {seqlen_k ? packed.data() : nullptr, {1}, {3 * seqlen_k}};
+    tables[1] = {document.data(), {seqlen_k, 1}, {3, seqlen_k}};
+    tables[2] = {packed.data(), {1}, {3 * seqlen_k}};
     tables[3] = {slope.data(), {1}, {3}};
   }
 };
@@ -278,10 +280,10 @@ TEST(FormulaMask, HeadsHaveWindowsOfTheirOwn) {
   FormulaMask<HeadWindow, Params> mask(launch.params, problem(0, 0, 64, 64));
   see_heads(mask, {0, 3});
   EXPECT_EQ(searched_hull(mask, {40, 41}).begin, 32);
-  EXPECT_FALSE(mask.whole({40, 41}, {38, 40}));
-  see_heads(mask, {0, 1});
   EXPECT_TRUE(mask.whole({40, 41}, {38, 40}));
   EXPECT_FALSE(mask.whole({40, 41}, {37, 40}));
+  see_heads(mask, {1, 3});
+  EXPECT_TRUE(mask.whole({40, 41}, {35, 40}));
 }
 
 // The search through what a formula skips takes a logarithm of steps, also where another mask keeps it.

@@ -8,7 +8,7 @@
 namespace flashjit {
 namespace {
 
-constexpr std::size_t num_needs = static_cast<std::size_t>(Needs::sink_logits) + 1;
+constexpr std::size_t num_needs = static_cast<std::size_t>(Needs::kv_dtype) + 1;
 
 constexpr unsigned bit(Needs need) {
   return 1u << static_cast<int>(need);
@@ -22,6 +22,7 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.paged) met |= bit(Needs::paged);
   if (spec.paged || spec.op == Operation::decode) met |= bit(Needs::key_lengths);
   if (spec.dropout) met |= bit(Needs::dropout);
+  if (spec.kv_dtype) met |= bit(Needs::kv_dtype);
   if (spec.sink_logits) met |= bit(Needs::sink_logits);
   for (const Mask& mask : spec.mask) {
     if (std::holds_alternative<PaddingMask>(mask)) met |= bit(Needs::padding) | bit(Needs::key_lengths);
@@ -114,6 +115,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       return without_mask("block_sparse");
     case Needs::tree:
       return without_mask("tree");
+    case Needs::kv_dtype:
+      return "the spec has no \"kv_dtype\": k and v hold their values themselves; leave the argument out";
     case Needs::sink_logits:
       return "the spec has \"sink_logits\": false: ask for a kernel with \"sink_logits\": true";
   }

@@ -43,6 +43,7 @@ enum class Needs {
   block_sparse,
   tree,
   sink_logits,
+  kv_dtype,
 };
 
 // How the tensors k and v hold keys: a slot for each batch entry, packed sequences, or pages.
@@ -60,6 +61,15 @@ struct Layout {
   constexpr Layout(const char* dims, const char* packed_dims, Sizes sizes_of)
       : text(dims), packed(packed_dims), sizes(sizes_of) {}
   constexpr Layout(const char* dims, Sizes sizes_of) : Layout(dims, dims, sizes_of) {}
+  // For k_scale and v_scale, whose dimensions depend on KvScale and KeyLayout.
+  constexpr Layout(const char* of_tensor, const char* of_head, const char* of_token,
+                   const char* of_token_in_pages, Sizes sizes_of)
+      : text(of_tensor),
+        packed(of_head),
+        paged(of_token_in_pages),
+        token(of_token),
+        of_scales(true),
+        sizes(sizes_of) {}
   // For k and v, whose dimensions depend on KeyLayout.
   constexpr Layout(const char* dims, const char* packed_dims, const char* paged_dims, Sizes sizes_of)
       : text(dims), packed(packed_dims), paged(paged_dims), of_keys(true), sizes(sizes_of) {}
@@ -73,13 +83,18 @@ struct Layout {
     }
   };
   constexpr const Form& of(const AttentionSpec& spec) const {
+    if (of_scales) {
+      const KvScale scale = spec.kv_scale.value_or(KvScale::tensor);
+      if (scale != KvScale::token_head) return scale == KvScale::head ? packed : text;
+      return spec.paged ? paged : token;
+    }
     if (!of_keys) return spec.varlen ? packed : text;
     const KeyLayout keys = key_layout(spec);
     return keys == KeyLayout::paged ? paged : keys == KeyLayout::packed ? packed : text;
   }
 
-  Form text, packed, paged{};
-  bool of_keys = false;
+  Form text, packed, paged{}, token{};
+  bool of_keys = false, of_scales = false;
   Sizes sizes;
 };
 
@@ -125,6 +140,9 @@ constexpr bool required = true, optional = false;
 
 constexpr DType elements(const Spec& s) {
   return s.dtype;
+}
+constexpr DType of_keys(const Spec& s) {
+  return s.kv_dtype.value_or(s.dtype);
 }
 constexpr DType of_o(const Spec& s) {
   return s.o_dtype.value_or(s.dtype);
@@ -197,6 +215,15 @@ constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, h
                               [](const Spec& s, const Shape& z) { return parts_of(of_rows.sizes(s, z)); }};
 constexpr Layout starts{"[batch + 1]",
                         [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
+constexpr Layout of_kv_scales{"[1]", "[num_heads_kv]", "[batch, seqlen, heads_kv]",
+                              "[num_pages, page_size, heads_kv]", [](const Spec& s, const Shape& z) -> Sizes {
+                                const KvScale scale = s.kv_scale.value_or(KvScale::tensor);
+                                if (scale == KvScale::tensor) return {1};
+                                if (scale == KvScale::head) return {z.num_heads_kv};
+                                Sizes sizes = k_sizes(s, z, 1);
+                                sizes.pop_back();
+                                return sizes;
+                              }};
 constexpr Layout of_heads{"[num_heads_q]",
                           [](const Spec&, const Shape& z) -> Sizes { return {z.num_heads_q}; }};
 constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
@@ -216,8 +243,8 @@ using enum Needs;
 // clang-format off
 inline constexpr Argument all[] = {
     {"q", 1, &Args::q, input, nothing, required, elements, like_q, attention | backward},
-    {"k", 2, &Args::k, input, nothing, required, elements, like_k, attention | backward},
-    {"v", 3, &Args::v, input, nothing, required, elements, like_v, attention | backward},
+    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward},
+    {"v", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward},
     {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
     {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
     {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward},
@@ -252,6 +279,8 @@ inline constexpr Argument all[] = {
     {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
     {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
     {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention},
+    {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention},
+    {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention},
 };
 // clang-format on
 

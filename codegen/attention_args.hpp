@@ -77,7 +77,7 @@ struct NamedArgument {
 // slices of one buffer. For other strides an overlap is found if one tensor has no gaps and the other begins
 // or ends inside it.
 struct AttentionArgs {
-  // q, k and v are of the spec's dtype, o is of its o_dtype.
+  // q is of the spec's dtype, k and v of its kv_dtype, o of its o_dtype.
   std::optional<Tensor> q{}, k{}, v{}, o{};
   // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q]: the natural logarithm
   // of each row's softmax sum. A row with nothing to attend to has -inf. A row with a score of
@@ -150,6 +150,12 @@ struct AttentionArgs {
   // sink_logits: float32 [num_heads_q], natural units, by any stride. The softmax's sum of each row begins
   // with exp(logit), and lse contains it. A row with nothing to attend to has output 0 and lse = the logit.
   std::optional<Tensor> sink_logits{};
+
+  // kv_dtype: a stored key or value times its scale is the true one. float32, finite: [1]; with "kv_scale":
+  // "head" [num_heads_kv]; with "token_head" [batch, seqlen_k, num_heads_kv], paged [num_pages, page_size,
+  // num_heads_kv], by any strides. Scales of keys beyond a length are never read.
+  std::optional<Tensor> k_scale{}, v_scale{};
+
   // All tables and scalars of the spec, each once, in any order; names and values must live until the launch
   // returns. A table has its declared dtype, is on the kernel's device and lies by any strides, 0 included.
   // Its sizes are the launch's: seqlen_q and seqlen_k those of q and k, with varlen at least the longest

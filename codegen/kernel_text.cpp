@@ -61,6 +61,9 @@ std::string member(const char* name, bool value) {
 std::string member(const char* name, const std::optional<DType>& dtype) {
   return line(std::string("using ") + name + " = " + to_string(*dtype));
 }
+std::string member(const char* name, const std::optional<KvScale>& scale) {
+  return line(std::string("static constexpr KvScale ") + name + " = KvScale::" + to_string(*scale));
+}
 std::string member(const char*, const std::vector<Mask>& masks) {
   std::string type = "using Mask = Intersect<Bounds";
   int formulas = 0;

@@ -49,6 +49,25 @@ void check_dtype_of(const char* field, const std::optional<DType>& value, DType 
           to_string(dtype) + "; leaving it out would work");
 }
 
+void check_kv_dtype(const AttentionSpec& spec) {
+  if (!spec.kv_dtype) {
+    if (spec.kv_scale)
+      invalid(std::string("kv_scale ") + to_string(*spec.kv_scale) +
+              " has no meaning without kv_dtype; a kv_dtype, or leaving kv_scale out, would work");
+    return;
+  }
+  const std::string asked = std::string("kv_dtype ") + to_string(*spec.kv_dtype);
+  if (*spec.kv_dtype != DType::int8 && *spec.kv_dtype != DType::fp8_e4m3 && *spec.kv_dtype != DType::fp8_e5m2)
+    invalid(asked +
+            " is not one of int8, fp8_e4m3, fp8_e5m2; leaving it out, which means the dtype, would work");
+  if (spec.dtype == DType::fp32)
+    throw Error(ErrorCode::unsupported, asked + " is not supported with dtype fp32; bf16 or fp16 would work");
+  if (spec.op == Operation::forward && !spec.paged)
+    throw Error(
+        ErrorCode::unsupported,
+        asked + " is not supported by a forward without pages; \"paged\": true or op decode would work");
+}
+
 class Hasher {
  public:
   void add(std::size_t value) noexcept {
@@ -62,6 +81,9 @@ class Hasher {
   void add_field(bool value) noexcept { add_small(value); }
   void add_field(int value) noexcept { add(unsigned(value)); }
   void add_field(const std::optional<DType>& value) noexcept { add_small(value ? 1 + unsigned(*value) : 0); }
+  void add_field(const std::optional<KvScale>& value) noexcept {
+    add_small(value ? 1 + unsigned(*value) : 0);
+  }
   void add_field(const std::vector<Mask>& masks) noexcept {
     for (const Mask& mask : masks) {
       add(mask.index());
@@ -139,6 +161,7 @@ AttentionSpec AttentionSpec::validated() const {
   check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
   check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
   check_dtype_of("grad_dtype", spec.grad_dtype, spec.dtype);
+  check_kv_dtype(spec);
   check_masks(spec.mask);
   check_supported(spec);
   return spec;
@@ -207,6 +230,18 @@ const char* to_string(DType dtype) noexcept {
       return "fp8_e4m3";
     case DType::fp8_e5m2:
       return "fp8_e5m2";
+  }
+  return "unknown";
+}
+
+const char* to_string(KvScale scale) noexcept {
+  switch (scale) {
+    case KvScale::tensor:
+      return "tensor";
+    case KvScale::head:
+      return "head";
+    case KvScale::token_head:
+      return "token_head";
   }
   return "unknown";
 }

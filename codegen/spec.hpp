@@ -18,6 +18,10 @@ enum class Operation { forward, backward, decode, merge, append_kv };
 // fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
 enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };
 
+// Stored 8-bit keys and values times a float32 scale are the true ones. Which of them share a scale: all;
+// those of a key/value head; those of a key and a key/value head.
+enum class KvScale { tensor, head, token_head };
+
 // Tables and scalars that the formulas of a spec read, and a launch gives by name (AttentionArgs::named).
 // formulas.md has the language.
 struct TableDimension {
@@ -59,6 +63,8 @@ struct FLASHJIT_API AttentionSpec {
   std::optional<DType> o_dtype = {};      // absent: dtype
   std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
   std::optional<DType> grad_dtype = {};   // backward: dtype of dq, dk and dv; absent: dtype
+  std::optional<DType> kv_dtype = {};     // int8, fp8_e4m3, fp8_e5m2: the dtype of k and v; absent: dtype
+  std::optional<KvScale> kv_scale = {};   // with kv_dtype; absent: tensor
   // Formulas that turn scale * q.k into the score that the softmax sees, applied one after the other.
   std::vector<std::string> score = {};
   std::vector<DeclaredTable> tables = {};
@@ -84,6 +90,7 @@ struct FLASHJIT_API AttentionSpec {
 
 FLASHJIT_API const char* to_string(Operation) noexcept;
 FLASHJIT_API const char* to_string(DType) noexcept;
+FLASHJIT_API const char* to_string(KvScale) noexcept;
 // Bytes of one element.
 FLASHJIT_API std::size_t size_of(DType) noexcept;
 

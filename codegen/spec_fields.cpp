@@ -18,6 +18,9 @@ std::string json_of(int value) {
 std::string json_of(const std::optional<DType>& value) {
   return std::string("\"") + (value ? to_string(*value) : "") + "\"";
 }
+std::string json_of(const std::optional<KvScale>& value) {
+  return std::string("\"") + (value ? to_string(*value) : "") + "\"";
+}
 std::string json_of(const std::vector<Mask>& masks) {
   std::string text;
   for (const Mask& mask : masks) text += (text.empty() ? "" : ", ") + to_json(mask);
@@ -58,6 +61,8 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;
   if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();
   if (spec.parts_dtype == DType::fp32) spec.parts_dtype.reset();
+  if (spec.kv_dtype == spec.dtype) spec.kv_dtype.reset();
+  if (spec.kv_dtype && spec.kv_scale == KvScale::tensor) spec.kv_scale.reset();
   if (spec.grad_dtype == spec.dtype) spec.grad_dtype.reset();
   return spec;
 }

@@ -15,9 +15,9 @@ namespace flashjit {
 struct SpecField {
   using Member =
       std::variant<bool AttentionSpec::*, int AttentionSpec::*, std::optional<DType> AttentionSpec::*,
-                   std::vector<Mask> AttentionSpec::*, std::vector<std::string> AttentionSpec::*,
-                   std::vector<DeclaredTable> AttentionSpec::*, std::vector<DeclaredScalar> AttentionSpec::*,
-                   PinnedConfig AttentionSpec::*>;
+                   std::optional<KvScale> AttentionSpec::*, std::vector<Mask> AttentionSpec::*,
+                   std::vector<std::string> AttentionSpec::*, std::vector<DeclaredTable> AttentionSpec::*,
+                   std::vector<DeclaredScalar> AttentionSpec::*, PinnedConfig AttentionSpec::*>;
   const char* name;
   Member member;
 };
@@ -35,6 +35,8 @@ inline constexpr SpecField spec_fields[] = {
     {"o_dtype", &AttentionSpec::o_dtype},
     {"parts_dtype", &AttentionSpec::parts_dtype},
     {"grad_dtype", &AttentionSpec::grad_dtype},
+    {"kv_dtype", &AttentionSpec::kv_dtype},
+    {"kv_scale", &AttentionSpec::kv_scale},
     {"score", &AttentionSpec::score},
     {"tables", &AttentionSpec::tables},
     {"scalars", &AttentionSpec::scalars},

@@ -27,6 +27,9 @@ constexpr auto names_of_spec = [] {
 }();
 constexpr std::array operations = {Operation::forward, Operation::backward, Operation::decode,
                                    Operation::merge, Operation::append_kv};
+constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
+                                  DType::bf16, DType::fp16,     DType::fp32};
+constexpr std::array kv_scales = {KvScale::tensor, KvScale::head, KvScale::token_head};
 constexpr std::array dtypes = {DType::bf16, DType::fp16, DType::fp32};
 constexpr auto names_of_config = [] {
   std::array<std::string_view, 8> names;
@@ -143,7 +146,13 @@ void read_field(const Object& fields, const char* name, CausalAlign& out) {
   fields.read(name, out, std::array{CausalAlign::bottom_right, CausalAlign::top_left});
 }
 void read_field(const Object& fields, const char* name, std::optional<DType>& out) {
-  fields.read(name, out, dtypes);
+  if (std::string_view(name) == "kv_dtype")
+    fields.read(name, out, kv_dtypes);
+  else
+    fields.read(name, out, dtypes);
+}
+void read_field(const Object& fields, const char* name, std::optional<KvScale>& out) {
+  fields.read(name, out, kv_scales);
 }
 template <class T>
 void read_field(const Object& fields, const char* name, T& out) {

@@ -221,6 +221,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   p.lse = attention.lse;
   checked.pages = attention.pages.table;
   checked.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
+  checked.kv_scales = check_kv_scales(spec, device, args);
   check_data(spec, device, p, checked.pages);
   checked.shape = attention.shape;
   checked.empty = attention.empty;

@@ -6,6 +6,7 @@
 
 #include "runtime/flashjit.hpp"
 #include "runtime/formula_arguments.hpp"
+#include "runtime/kv_scale_arguments.hpp"
 #include "runtime/page_arguments.hpp"
 #include "templates/shared/forward_params.h"
 
@@ -34,6 +35,7 @@ struct CheckedArguments {
   device::ForwardParams params{};
   device::PageTable pages{};  // with paged
   std::optional<device::FormulaParams> formulas{};
+  std::optional<CheckedKvScales> kv_scales{};
   Shape shape{};
   bool empty = false;  // no query rows: nothing to launch
 };

@@ -121,7 +121,9 @@ typedef enum {
   FLASHJIT_ARG_DQ = 33,                    /* tensor */
   FLASHJIT_ARG_DK = 34,                    /* tensor */
   FLASHJIT_ARG_DV = 35,                    /* tensor */
-  FLASHJIT_ARG_SINK_LOGITS = 36            /* tensor */
+  FLASHJIT_ARG_SINK_LOGITS = 36,           /* tensor */
+  FLASHJIT_ARG_K_SCALE = 37,               /* tensor */
+  FLASHJIT_ARG_V_SCALE = 38                /* tensor */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

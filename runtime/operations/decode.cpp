@@ -21,6 +21,7 @@ struct Decode {
   struct Params {
     device::DecodeParams decode{};
     std::optional<device::FormulaParams> formulas{};
+    std::optional<CheckedKvScales> kv_scales{};
   };
   struct Checked {
     Params params{};
@@ -43,6 +44,7 @@ struct Decode {
     p.lse = attention.lse;
     p.pages = attention.pages.table;
     checked.params.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
+    checked.params.kv_scales = check_kv_scales(spec, device, args);
     check_data(spec, device, p, p.pages);
     checked.shape = attention.shape;
     checked.empty = attention.empty;

@@ -33,7 +33,8 @@ class Random {
   std::uint64_t state_;
 };
 
-// The bits of n / 64 for n = -128 ... 127; every dtype holds these exactly.
+// The bits of n / 64 for n = -128 ... 127, which all dtypes of 16 and 32 bits hold exactly. Of int8 n itself,
+// of an 8-bit float every number below 2 in size.
 template <class Bits>
 std::array<Bits, 256> element_table(DType dtype) {
   std::array<Bits, 256> table;
@@ -44,6 +45,8 @@ std::array<Bits, 256> element_table(DType dtype) {
     // The sign, the exponent with bias 15 instead of 127, and ten bits of the fraction.
     if (dtype == DType::fp16)
       element = i == 128 ? 0 : (bits >> 16 & 0x8000) | ((bits >> 13 & 0x3ffff) - (112 << 10));
+    if (dtype == DType::int8) element = static_cast<std::uint32_t>(i - 128);
+    if (dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2) element = i & 0xbf;
     table[i] = static_cast<Bits>(element);
   }
   return table;
@@ -64,17 +67,30 @@ std::vector<char> random_elements(DType dtype, std::size_t count, std::uint64_t 
 }
 
 std::vector<char> random_elements(DType dtype, std::size_t count, std::uint64_t seed) {
-  return size_of(dtype) == 4 ? random_elements<std::uint32_t>(dtype, count, seed)
-                             : random_elements<std::uint16_t>(dtype, count, seed);
+  switch (size_of(dtype)) {
+    case 4:
+      return random_elements<std::uint32_t>(dtype, count, seed);
+    case 2:
+      return random_elements<std::uint16_t>(dtype, count, seed);
+    default:
+      return random_elements<std::uint8_t>(dtype, count, seed);
+  }
+}
+
+std::vector<char> repeated(float value, std::size_t count) {
+  std::vector<char> bytes(count * sizeof value);
+  for (std::size_t i = 0; i < count; ++i) std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+  return bytes;
 }
 
 // A backward's lse, as scores of such q and k give it where a row sees all keys: their variance is near 16
 // / 9. Weights of another lse need not fit fp16.
 std::vector<char> typical_lse(std::size_t count, int seqlen_k) {
-  const float lse = std::log(static_cast<float>(seqlen_k)) + 8.0f / 9;
-  std::vector<char> bytes(count * sizeof lse);
-  for (std::size_t i = 0; i < count; ++i) std::memcpy(bytes.data() + i * sizeof lse, &lse, sizeof lse);
-  return bytes;
+  return repeated(std::log(static_cast<float>(seqlen_k)) + 8.0f / 9, count);
+}
+
+bool is_kv_scale(const Argument& argument) {
+  return argument.tensor() == &AttentionArgs::k_scale || argument.tensor() == &AttentionArgs::v_scale;
 }
 
 struct Caches {
@@ -167,8 +183,9 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
       parts.push_back({&argument, argument.name, view});
       const auto count = static_cast<std::size_t>(view.shape[0] * view.strides[0]);
       if (argument.role_in(spec.op) == Role::input)
-        parts.back().values = argument.tensor() == &AttentionArgs::lse
-                                  ? typical_lse(count, shape.seqlen_k)
+        parts.back().values = argument.tensor() == &AttentionArgs::lse ? typical_lse(count, shape.seqlen_k)
+                              : is_kv_scale(argument)
+                                  ? repeated(spec.kv_dtype == DType::int8 ? 1.0f / 64 : 1.0f, count)
                                   : random_elements(view.dtype, count, seed++);
       continue;
     }

@@ -254,6 +254,21 @@ TEST(Spec, ForwardWithPages) {
                      {"paged true is not supported by op merge; false would work"});
 }
 
+TEST(Spec, EightBitKeysAndValues) {
+  const auto decode = [](const std::string& rest) {
+    return R"({"op": "decode", "dtype": "bf16", "head_dim": 128)" + rest + "}";
+  };
+  EXPECT_EQ(parse(decode(R"(, "kv_dtype": "bf16")")).to_json(), decode(""));
+  expect_invalid(decode(R"(, "kv_dtype": "fp16")"), {"kv_dtype fp16", "int8, fp8_e4m3, fp8_e5m2"});
+  expect_invalid(decode(R"(, "kv_dtype": "int4")"), {"kv_dtype \"int4\"", "did you mean int8"});
+  expect_invalid(decode(R"(, "kv_scale": "head")"), {"kv_scale head has no meaning without kv_dtype"});
+  expect_invalid(decode(R"(, "kv_dtype": "int8", "kv_scale": "row")"), {"kv_scale \"row\"", "token_head"});
+  expect_unsupported(R"({"op": "decode", "dtype": "fp32", "head_dim": 128, "kv_dtype": "int8"})",
+                     {"kv_dtype int8", "dtype fp32", "bf16 or fp16 would work"});
+  expect_unsupported(with(R"("kv_dtype": "fp8_e4m3")"),
+                     {"kv_dtype fp8_e4m3", "\"paged\": true or op decode"});
+}
+
 TEST(Spec, Decode) {
   const auto decode = [](const std::string& rest) {
     return R"({"op": "decode", "dtype": "bf16", "head_dim": 128)" + rest + "}";

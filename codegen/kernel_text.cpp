@@ -130,12 +130,13 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
   return text;
 }
 
-std::string with_formulas(const std::string& params, const AttentionSpec& spec) {
-  return reads_formula_params(spec) ? "WithFormulas<" + params + ">" : params;
+std::string with_features(const std::string& params, const AttentionSpec& spec) {
+  const std::string own = spec.kv_dtype ? "Quantised<" + params + ">" : params;
+  return reads_formula_params(spec) ? "WithFormulas<" + own + ">" : own;
 }
 
 std::string params_type(const std::string& params, const AttentionSpec& spec) {
-  return with_formulas(spec.paged ? "Paged<" + params + ">" : params, spec);
+  return with_features(spec.paged ? "Paged<" + params + ">" : params, spec);
 }
 
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,

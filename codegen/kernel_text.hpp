@@ -11,8 +11,8 @@ namespace flashjit {
 // header that the kernel reads besides where the spec is paged.
 std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages = nullptr);
 
-// The type of params: `params`, or with formulas WithFormulas<params>.
-std::string with_formulas(const std::string& params, const AttentionSpec& spec);
+// The type of params: `params`, with kv_dtype in Quantised, with formulas in WithFormulas.
+std::string with_features(const std::string& params, const AttentionSpec& spec);
 // The type of a forward's params: the same, with pages around Paged<params>.
 std::string params_type(const std::string& params, const AttentionSpec& spec);
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "runtime/flashjit.hpp"
+#include "runtime/formula_arguments.hpp"
 #include "templates/shared/kv_scale_params.h"
 
 namespace flashjit {
@@ -16,5 +16,16 @@ struct CheckedKvScales {
 // or of heads in the host's memory, which must be finite; no others.
 std::optional<CheckedKvScales> check_kv_scales(const AttentionSpec& spec, Device device,
                                                const AttentionArgs& args);
+
+// Makes a step's params of type Own, Quantised and WithFormulas if there are scales and formulas.
+template <class Own, class Base>
+Own& make_params(StepLaunch& step, const Base& base, const std::optional<device::FormulaParams>& formulas,
+                 const std::optional<CheckedKvScales>& scales) {
+  if (!scales) return make_params<Own>(step, base, formulas);
+  auto& made = make_params<device::Quantised<Own>>(step, base, formulas);
+  made.k_scale = scales->k;
+  made.v_scale = scales->v;
+  return made;
+}
 
 }  // namespace flashjit

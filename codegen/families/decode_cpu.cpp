@@ -14,8 +14,8 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {
-    "head_dim_v", "mask",  "lse",    "varlen",  "paged",       "deterministic", "batch_invariant",
-    "o_dtype",    "score", "tables", "scalars", "sink_logits", "precise",       "config"};
+    "head_dim_v", "mask",     "lse",   "varlen", "paged",   "deterministic", "batch_invariant", "o_dtype",
+    "kv_dtype",   "kv_scale", "score", "tables", "scalars", "sink_logits",   "precise",         "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
                                       FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
@@ -26,7 +26,7 @@ constexpr int usual_block_n = 64;  // with batch_invariant the only one: it orde
 
 int scratch_of(const AttentionSpec& spec, const KernelConfig& config) {
   return device::cpu_decode_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                    spec.batch_invariant);
+                                    spec.batch_invariant, spec.kv_dtype.has_value());
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -69,7 +69,7 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) 
 }
 
 std::string function_text(const AttentionSpec& spec) {
-  return R"(extern "C" void flashjit_decode(const )" + with_formulas("CpuDecodeParams", spec) +
+  return R"(extern "C" void flashjit_decode(const )" + with_features("CpuDecodeParams", spec) +
          R"(* params, i64 begin, i64 end, void* scratch) {
   decode<Spec, Config>(*params, begin, end, scratch);
 }
@@ -79,7 +79,7 @@ std::string function_text(const AttentionSpec& spec) {
 void render(const AttentionSpec& spec, KernelSource& source) {
   source.text +=
       include_lines("cpu/decode.h", spec) + "\n" +
-      structs(spec, "DecodeCpuSpec", with_formulas("CpuDecodeParams", spec), "", choices, source.config, "") +
+      structs(spec, "DecodeCpuSpec", with_features("CpuDecodeParams", spec), "", choices, source.config, "") +
       function_text(spec);
   source.steps.push_back({.function = "flashjit_decode", .scratch = scratch_of(spec, source.config)});
 }

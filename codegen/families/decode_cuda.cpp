@@ -26,7 +26,7 @@ int registers_of(int warps) {
 }
 
 std::string function_text(const AttentionSpec& spec, int threads, int blocks) {
-  const std::string params = with_formulas("CudaDecodeParams", spec);
+  const std::string params = with_features("CudaDecodeParams", spec);
   return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
          std::to_string(blocks) + R"()
     flashjit_decode(const __grid_constant__ )" +
@@ -140,7 +140,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const int threads = config.num_warps * 32;
   source.text +=
       include_lines("cuda/decode_merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-      structs(spec, "DecodeCudaSpec", with_formulas("CudaDecodeParams", spec), "", choices, config, "") +
+      structs(spec, "DecodeCudaSpec", with_features("CudaDecodeParams", spec), "", choices, config, "") +
       function_text(spec, threads, layout.resident_blocks(source.target.max_shared_memory()));
   source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});
   source.steps.push_back({.function = "flashjit_decode_merge",

@@ -175,9 +175,10 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
 }
 
 void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
-                      const std::optional<device::FormulaParams>& formulas, const DecodePartition& cut,
+                      const std::optional<device::FormulaParams>& formulas,
+                      const std::optional<CheckedKvScales>& kv_scales, const DecodePartition& cut,
                       const AttentionSpec& spec) {
-  auto& p = make_params<device::CpuDecodeParams>(step, params, formulas);
+  auto& p = make_params<device::CpuDecodeParams>(step, params, formulas, kv_scales);
   p.heads_at_once = cut.heads_at_once;
   p.tile_rows = cut.tile_rows;
   p.part_keys = cut.part_keys;

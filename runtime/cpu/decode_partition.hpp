@@ -7,7 +7,7 @@
 #include "codegen/config.hpp"
 #include "codegen/spec.hpp"
 #include "runtime/executable.hpp"
-#include "runtime/formula_arguments.hpp"
+#include "runtime/kv_scale_arguments.hpp"
 #include "templates/shared/decode_cpu_params.h"
 
 namespace flashjit {
@@ -27,7 +27,8 @@ DecodePartition decode_partition(const device::DecodeParams& params, const Atten
 
 // Makes the params and items of a step with this partition.
 void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
-                      const std::optional<device::FormulaParams>& formulas, const DecodePartition& partition,
+                      const std::optional<device::FormulaParams>& formulas,
+                      const std::optional<CheckedKvScales>& kv_scales, const DecodePartition& partition,
                       const AttentionSpec& spec);
 
 }  // namespace flashjit

@@ -67,7 +67,7 @@ struct Decode {
                                  .num_heads_kv = params.num_heads_kv});
     auto* const memory = static_cast<std::byte*>(workspace);
     StepLaunch& step = launch.add_step();
-    auto& p = make_params<device::CudaDecodeParams>(step, params, checked.formulas);
+    auto& p = make_params<device::CudaDecodeParams>(step, params, checked.formulas, checked.kv_scales);
     p.group = params.num_heads_q / params.num_heads_kv;
     p.tile_heads = plan.tile_heads;
     p.tile_positions = plan.tile_positions;
@@ -85,7 +85,7 @@ struct Decode {
 
     constexpr unsigned most_blocks_of_a_tile = 8;
     StepLaunch& merge = launch.add_step();
-    make_params<device::CudaDecodeParams>(merge, p, checked.formulas);
+    make_params<device::CudaDecodeParams>(merge, p, checked.formulas, checked.kv_scales);
     merge.grid = {.x = kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles)
                                                    : plan.blocks,
                   .y = std::min(static_cast<unsigned>(p.tile_rows()), most_blocks_of_a_tile)};
@@ -94,7 +94,7 @@ struct Decode {
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& checked, void*, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
-    set_decode_items(launch.add_step(), params, checked.formulas,
+    set_decode_items(launch.add_step(), params, checked.formulas, checked.kv_scales,
                      decode_partition(params, kernel.spec, kernel.config, kernel.parallelism), kernel.spec);
   }
 

@@ -13,9 +13,10 @@
 //   the output has 0.
 #pragma once
 
-#include "cpu/vector.h"
+#include "cpu/row_loads.h"
 #include "shared/decode_cpu_params.h"
 #include "shared/decode_layout.h"
+#include "shared/kv_scale_params.h"
 #include "shared/score.h"
 
 namespace flashjit::device {
@@ -26,74 +27,9 @@ struct DecodeCpuSpec {
   using Score = PlainScore;
   using Sinks = NoSinks;
   using o_dtype = void;
+  using kv_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
-
-// Vectors that one load of a row of Q, K or V makes. A word of memory holds two columns of bf16: the first
-// vector gets the even columns, the second the odd ones.
-template <class Element>
-inline constexpr int vectors_of_load = __is_same(Element, bf16) ? 2 : 1;
-
-// Loads columns from `c` on. Columns from `columns` on, a multiple of 8, are zeros.
-FLASHJIT_FN Vec load_vector(const fp32* p) {
-  return load_unaligned<Vec>(p);
-}
-FLASHJIT_FN Vec load_vector(const fp16* p) {
-  using Halves = _Float16 __attribute__((vector_size(2 * lanes)));
-  return __builtin_convertvector(load_unaligned<Halves>(p), Vec);
-}
-template <int columns, class Element>
-FLASHJIT_FN void load_columns(const Element* row, int c, Vec (&to)[1]) {
-  if constexpr (lanes == 8 || columns % lanes == 0) {
-    to[0] = load_vector(row + c);
-  } else {
-    if (c + lanes <= columns) {
-      to[0] = load_vector(row + c);
-    } else {
-      to[0] = __builtin_shufflevector(load8(row + c), Vec8{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
-                                      14, 15);
-    }
-  }
-}
-template <int columns>
-FLASHJIT_FN void load_columns(const bf16* row, int c, Vec (&to)[2]) {
-  WordVec words;
-  if (c + 2 * lanes <= columns) {
-    words = load_unaligned<WordVec>(row + c);
-  } else {
-    Words4 quarters[lanes / 4] = {};
-#pragma unroll
-    for (int i = 0; i < lanes / 4; ++i)
-      if (c + 8 * i < columns) quarters[i] = load_unaligned<Words4>(row + c + 8 * i);
-    words = join(quarters);
-  }
-  to[0] = reinterpret_cast<Vec>(words << 16);
-  to[1] = reinterpret_cast<Vec>(words & 0xffff0000u);
-}
-// Interleave the lower or the higher halves of a and b.
-template <class V>
-FLASHJIT_FN V interleave_low(V a, V b) {
-  if constexpr (sizeof(V) == 32)
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-  else
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-template <class V>
-FLASHJIT_FN V interleave_high(V a, V b) {
-  if constexpr (sizeof(V) == 32)
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-  else
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-// Puts the columns of a load in order, at `p`.
-template <class Element>
-FLASHJIT_FN void order_columns(float* p) {
-  if constexpr (vectors_of_load<Element> == 2) {
-    const Vec even = load(p), odd = load(p + lanes);
-    store(p, interleave_low(even, odd));
-    store(p + lanes, interleave_high(even, odd));
-  }
-}
 
 // Adds the two quarters of each half: the results of a, then those of b.
 template <class V>
@@ -128,6 +64,8 @@ class DecodeTile {
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
+  using KvElement = typename OutputElement<typename Spec::kv_dtype, Element>::type;
+  static constexpr bool has_scales = is_quantised<KvElement>;
   using Mask = typename Spec::Mask;
   using Score = typename Spec::Score;
   using Sinks = typename Spec::Sinks;
@@ -137,10 +75,10 @@ class DecodeTile {
   static constexpr int rows_at_once = decode_rows_at_once, keys_at_once = lanes / rows_at_once;
   // Vectors of output columns that stay in registers, and keys that pass them before the next head's turn.
   static constexpr int columns_at_once = vector_registers / 8, values_at_once = 16;
-  static constexpr int load_vectors = vectors_of_load<Element>, load_width = load_vectors * lanes;
+  static constexpr int load_vectors = vectors_of_load<KvElement>, load_width = load_vectors * lanes;
   static constexpr int q_row = round_up(head_dim, load_width), o_row = round_up(head_dim_v, load_width);
 
-  static constexpr int line = 64 / sizeof(Element);  // columns of a cache line
+  static constexpr int line = 64 / sizeof(KvElement);  // columns of a cache line
   // Scores: one line is fetched for so many vectors of q.
   static constexpr int vectors_of_fetch = line / lanes * rows_at_once / keys_at_once;
   static constexpr int fetched_bytes = 32768;  // of K or V on their way
@@ -163,7 +101,8 @@ class DecodeTile {
   State earlier_;  // with batch_invariant: of the parts before
   // The first head's rows of K and V of this block, then of the next one, [4][block_n], in the order in which
   // they are walked. The last row stands in for keys beyond a block's end.
-  const Element** rows_of_;
+  const KvElement** rows_of_;
+  const float** scales_of_;  // their scales, likewise
 
  public:
   // `rows` of each key/value head's group.
@@ -178,7 +117,7 @@ class DecodeTile {
         positions_{rows.begin / group_, (rows.end - 1) / group_ + 1},
         padded_(round_up(rows_, rows_at_once)),
         ahead_(max(values_at_once,
-                   min(fetched_bytes / static_cast<int>(heads * head_dim * sizeof(Element)), block_n))) {
+                   min(fetched_bytes / static_cast<int>(heads * head_dim * sizeof(KvElement)), block_n))) {
     float* room = static_cast<float*>(scratch);
     const auto take = [&](int floats) __attribute__((always_inline)) {
       float* const taken = room;
@@ -192,7 +131,8 @@ class DecodeTile {
     state_.maximum = take(maxima);
     state_.sums = take(sums);
     if constexpr (Spec::batch_invariant) earlier_ = {take(block_m * o_row), take(maxima), take(sums)};
-    rows_of_ = reinterpret_cast<const Element**>(room);
+    rows_of_ = reinterpret_cast<const KvElement**>(room);
+    if constexpr (has_scales) scales_of_ = reinterpret_cast<const float**>(rows_of_ + 4 * block_n);
   }
 
   // Computes the rows' state over the keys that they see in `keys`. With batch_invariant `keys` begin where a
@@ -311,21 +251,25 @@ class DecodeTile {
       return intersect(within, block_span(b.index, block_n));
     };
     bool more = walk.next(block);
-    if (more) find_rows(keys_of(block), rows_of_);
+    if (more) find_rows(keys_of(block), 0);
     while (more) {
       const Span here = keys_of(block);
       more = walk.next(next);
       Span coming = more ? keys_of(next) : Span{};
       if (coming.empty()) coming = {max(here.begin, here.end - 1), here.end};
-      find_rows(coming, rows_of_ + 2 * block_n);
+      find_rows(coming, 2 * block_n);
       if (!here.empty()) {
         const bool whole = mask.whole(positions_, here);
         take_scores(here.size());
         for (int head = 0; head < heads_; ++head) {
           float* const scores = s_ + head * padded_ * block_n;
+          if constexpr (has_scales)
+            scale_by_key(scores, here.size(), 0, head * with_kv_scales(p_).k_scale.head_stride);
           if constexpr (Score::changes) modify_scores(scores, here, head);
           if (!whole) apply_mask(mask, scores, here, head);
           softmax(head * padded_, here.size());
+          if constexpr (has_scales)
+            scale_by_key(scores, here.size(), block_n, head * with_kv_scales(p_).v_scale.head_stride);
         }
         if (whole)
           add_values(here.size());
@@ -333,10 +277,12 @@ class DecodeTile {
           add_seen_values(here.size());
       }
       __builtin_memcpy(rows_of_, rows_of_ + 2 * block_n, 2 * block_n * sizeof *rows_of_);
+      if constexpr (has_scales)
+        __builtin_memcpy(scales_of_, scales_of_ + 2 * block_n, 2 * block_n * sizeof *scales_of_);
       block = next;
     }
     for (int row = 0; row < heads_ * padded_; ++row) {
-      for (int c = 0; c < o_row; c += load_width) order_columns<Element>(state_.o + row * o_row + c);
+      for (int c = 0; c < o_row; c += load_width) order_columns<KvElement>(state_.o + row * o_row + c);
       for (int lane = 1; lane < lanes; ++lane) sum_of(state_, row) += state_.sums[row * lanes + lane];
     }
   }
@@ -356,21 +302,35 @@ class DecodeTile {
         const Element* const from = static_cast<const Element*>(p_.q.data) + problem_.q_offset(p_.q) +
                                     row / group_ * p_.q.row_stride +
                                     (head * group_ + row % group_) * p_.q.head_stride;
-        for (int c = 0; c < q_row; c += load_width) {
-          Vec columns[load_vectors];
-          load_columns<head_dim>(from, c, columns);
-          for (int i = 0; i < load_vectors; ++i) store(q_ + at * q_row + c + i * lanes, columns[i]);
+        if constexpr (has_scales) {  // in the order of K's columns
+          for (int c = 0; c < q_row; c += 8)
+            store8(q_ + at * q_row + c, c < head_dim ? load8(from + c) : Vec8{});
+        } else {
+          for (int c = 0; c < q_row; c += load_width) {
+            Vec columns[load_vectors];
+            load_columns<head_dim>(from, c, columns);
+            for (int i = 0; i < load_vectors; ++i) store(q_ + at * q_row + c + i * lanes, columns[i]);
+          }
         }
       }
   }
 
-  // rows[0, block_n) get the first head's rows of K of `keys`, rows[block_n, 2 * block_n) those of V.
-  FLASHJIT_FN void find_rows(Span keys, const Element** rows) const {
-    const Element* const k = static_cast<const Element*>(p_.k.data) + problem_.head_kv * p_.k.head_stride;
-    const Element* const v = static_cast<const Element*>(p_.v.data) + problem_.head_kv * p_.v.head_stride;
+  // Finds the first head's rows of K of `keys`, in rows_of_ from `at` on, and block_n later those of V.
+  FLASHJIT_FN void find_rows(Span keys, int at) const {
+    const KvElement* const k = static_cast<const KvElement*>(p_.k.data) + problem_.head_kv * p_.k.head_stride;
+    const KvElement* const v = static_cast<const KvElement*>(p_.v.data) + problem_.head_kv * p_.v.head_stride;
+    const KvElement** const rows = rows_of_ + at;
     const auto set = [&](int i, i64 page, int row) __attribute__((always_inline)) {
       rows[i] = k + page * p_.k.batch_stride + row * p_.k.row_stride;
       rows[block_n + i] = v + page * p_.v.batch_stride + row * p_.v.row_stride;
+      if constexpr (has_scales) {
+        const auto scale = [&](const KvScales& scales) __attribute__((always_inline)) {
+          return scales.data + page * scales.batch_stride + row * scales.row_stride +
+                 problem_.head_kv * scales.head_stride;
+        };
+        scales_of_[at + i] = scale(with_kv_scales(p_).k_scale);
+        scales_of_[at + block_n + i] = scale(with_kv_scales(p_).v_scale);
+      }
     };
     int count = 0;
     if constexpr (Spec::paged) {
@@ -399,7 +359,7 @@ class DecodeTile {
   // Fetches the rows `ahead` keys on, a cache line between some multiply-adds. The loop over the columns is
   // not unrolled: otherwise the compiler gathers the fetches, and multiply-adds wait for them.
   FLASHJIT_FN void scores_of(int row, int key, int ahead, i64 offset) const {
-    const Element *k[keys_at_once], *next[keys_at_once];
+    const KvElement *k[keys_at_once], *next[keys_at_once];
 #pragma unroll
     for (int j = 0; j < keys_at_once; ++j) {
       k[j] = rows_of_[key + j] + offset;
@@ -421,8 +381,8 @@ class DecodeTile {
 
   // sums[row * keys_at_once + key] += q k over columns [begin, begin + width), at most a cache line.
   template <int width>
-  FLASHJIT_FN static void add_products(const float* q, const Element* const (&k)[keys_at_once],
-                                       const Element* const (&next)[keys_at_once], int begin,
+  FLASHJIT_FN static void add_products(const float* q, const KvElement* const (&k)[keys_at_once],
+                                       const KvElement* const (&next)[keys_at_once], int begin,
                                        Vec (&sums)[lanes]) {
 #pragma unroll
     for (int c = 0; c < width; c += load_width) {
@@ -441,6 +401,18 @@ class DecodeTile {
             sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
         }
     }
+  }
+
+  // Multiplies scores, or weights, by the scales of their keys, which stand in scales_of_ from `at` on. A
+  // weight of 0 stays 0: the key need not be seen, and its scale may be NaN.
+  __attribute__((noinline)) void scale_by_key(float* s, int keys, int at, i64 offset) const {
+    alignas(64) float scales[block_n];
+    for (int key = 0; key < block_n; ++key) scales[key] = key < keys ? scales_of_[at + key][offset] : 0;
+    for (int i = 0; i < rows_; ++i, s += block_n)
+      for (int key = 0; key < keys; key += lanes) {
+        const Vec values = load(s + key);
+        store(s + key, select(values == 0, values, values * load(scales + key)));
+      }
   }
 
   // The query head of row i of a key/value head.
@@ -550,8 +522,8 @@ class DecodeTile {
 #pragma unroll
       for (int c = 0; c < vectors; ++c) sums[r][c] = load(o + r * o_row + c * lanes);
     for (int key = keys.begin; key < keys.end; ++key) {
-      const Element* const v = rows_of_[block_n + key] + offset + begin;
-      const Element* const next = rows_of_[block_n + key + ahead_] + offset + begin;
+      const KvElement* const v = rows_of_[block_n + key] + offset + begin;
+      const KvElement* const next = rows_of_[block_n + key + ahead_] + offset + begin;
       Vec columns[vectors / load_vectors][load_vectors];
 #pragma unroll
       for (int c = 0; c < width; c += load_width) load_columns<width>(v, c, columns[c / load_width]);
@@ -577,7 +549,7 @@ class DecodeTile {
         for (int key = 0; key < keys; ++key) {
           const float weight = s_[i * block_n + key];
           if (weight == 0) continue;
-          const Element* const v = rows_of_[block_n + key] + head * p_.v.head_stride;
+          const KvElement* const v = rows_of_[block_n + key] + head * p_.v.head_stride;
           for (int c = 0; c < o_row; c += load_width) {
             Vec columns[load_vectors];
             load_columns<head_dim_v>(v, c, columns);

@@ -1,9 +1,12 @@
 // Parameters that an 8-bit KV cache adds to those of a kernel.
 #pragma once
 
-#include "shared/platform.h"
+#include "shared/kv_element.h"
 
 namespace flashjit::device {
+
+// Stored values that share a scale.
+enum class KvScale { tensor, head, token_head };
 
 // Scales of k or v: of each key and key/value head, of each head, or one; strides are 0 where they are
 // shared. With pages, a batch entry is a page and a row a place in it.

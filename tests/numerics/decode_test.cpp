@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "codegen/families/kernel_family.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
@@ -52,6 +53,40 @@ TEST_P(Decode, MoreQueryHeadsThanATileHasRows) {
             .seqlen_q = 3,
             .seqlen_k = 700,
             .seed = 3});
+}
+
+TEST_P(Decode, EightBitKeysAndValues) {
+  std::uint64_t seed = 900;
+  for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
+    for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head})
+      for (const bool paged : {false, true})
+        for (const auto& [dim, dim_v] : {std::pair{64, 64}, {128, 128}, {80, 40}, {24, 256}})
+          for (const auto& masks : std::vector<std::vector<Mask>>{
+                   {CausalMask{}}, {SlidingWindowMask{bottom_right, true}}, {TreeMask{}}}) {
+            ++seed;
+            const DType dtype = seed % 2 ? DType::bf16 : DType::fp16;
+            const AttentionSpec spec = decode_spec(dtype, dim, masks,
+                                                   {.head_dim_v = dim_v,
+                                                    .varlen = seed % 3 == 0,
+                                                    .paged = paged,
+                                                    .batch_invariant = seed % 5 == 0,
+                                                    .kv_dtype = kv_dtype,
+                                                    .kv_scale = kv_scale});
+            if (!why_unsupported(spec, Target::parse(on().target())).empty() || !takes_next(spec, 3))
+              continue;
+            Case c{.spec = spec,
+                   .batch = 3,
+                   .heads_q = 6,
+                   .heads_kv = 2,
+                   .seqlen_q = seed % 7 == 0 ? 1 : 5,
+                   .seqlen_k = 300,
+                   .lengths_k = {300, 37, 170},
+                   .page_size = paged ? 16 : 0,
+                   .layout_kv = static_cast<MemoryLayout>(seed % 4),
+                   .seed = seed};
+            if (spec.varlen) c.lengths_q = {1, 5, 2};
+            expect(c);
+          }
 }
 
 TEST_P(Decode, HeadDims) {

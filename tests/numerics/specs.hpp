@@ -17,6 +17,8 @@ struct SpecOptions {
   std::optional<DType> o_dtype = {};
   bool paged = false;
   bool batch_invariant = false;
+  std::optional<DType> kv_dtype = {};
+  std::optional<KvScale> kv_scale = {};
 };
 
 inline AttentionSpec attention_spec(Operation op, DType dtype, int head_dim, std::vector<Mask> mask,
@@ -33,6 +35,8 @@ inline AttentionSpec attention_spec(Operation op, DType dtype, int head_dim, std
   spec.batch_invariant = options.batch_invariant;
   spec.dropout = options.dropout;
   spec.o_dtype = options.o_dtype;
+  spec.kv_dtype = options.kv_dtype;
+  spec.kv_scale = options.kv_scale;
   return spec.validated();
 }
 inline AttentionSpec forward_spec(DType dtype, int head_dim, std::vector<Mask> mask = {},

@@ -43,7 +43,7 @@ AttentionSpec invariant_spec() {
 struct Items {
   Items(const device::DecodeParams& p, const DecodePartition& cut, const AttentionSpec& spec)
       : planned(launch.add_step()) {
-    set_decode_items(planned, p, {}, cut, spec);
+    set_decode_items(planned, p, {}, {}, cut, spec);
     lend(true);
   }
   void lend(bool memory) {

@@ -274,9 +274,16 @@ void Workload::fill() {
   if (case_.data == Data::plain || case_.data == Data::long_rows) options.outlier_every = 0;
   if (case_.data == Data::plain || case_.data == Data::outliers) options.long_row_every = 0;
   verify::fill_random(q, case_.seed * 3, options);
+  // Stored values and scales whose products are like those of other dtypes.
+  const float stored = case_.spec.kv_dtype == DType::int8 ? 40 : 1;
+  options.scale *= stored;
   verify::fill_random(k, case_.seed * 3 + 1, options);
-  options.scale = 1;
+  options.scale = stored;
   verify::fill_random(v, case_.seed * 3 + 2, options);
+  if (case_.spec.kv_dtype)
+    for (const TensorMember member :
+         {TensorMember(&AttentionArgs::k_scale), TensorMember(&AttentionArgs::v_scale)})
+      fill_scales(tensor(member).on_host(), 1 / stored);
   if (case_.spec.sink_logits) {
     // Above and below what rows' sums usually are.
     const Tensor sinks = tensor(&AttentionArgs::sink_logits).on_host();
@@ -343,7 +350,7 @@ void Workload::fill() {
         fill_padding(tensor(&AttentionArgs::d_o).on_host(), spec.varlen, case_.lengths_q);
     }
     if (table.argument == &AttentionArgs::seqlens_k && !spec.paged)
-      fill_padding(k, packed_keys(), case_.lengths_k), fill_padding(v, packed_keys(), case_.lengths_k);
+      for (const Tensor& t : of_keys()) fill_padding(t, packed_keys(), case_.lengths_k);
   }
   if (spec.paged) poison_stale_slots(poison);
 }
@@ -398,6 +405,31 @@ void Workload::spoil() {
     tensor(member).upload();
 }
 
+// From half to twice `usual`, by each element's index.
+void Workload::fill_scales(const Tensor& t, float usual) const {
+  for (std::int64_t i = 0; i < t.shape[0]; ++i)
+    for (std::int64_t j = 0; j < (t.rank > 1 ? t.shape[1] : 1); ++j)
+      for (std::int64_t h = 0; h < (t.rank > 2 ? t.shape[2] : 1); ++h) {
+        const auto place = static_cast<std::uint64_t>((i * 1000 + j) * 1000 + h);
+        const auto share = static_cast<float>(verify::random_bits(case_.seed, place) % 48);
+        static_cast<float*>(t.data)[i * t.strides[0] + (t.rank > 1 ? j * t.strides[1] : 0) +
+                                    (t.rank > 2 ? h * t.strides[2] : 0)] = usual * (0.5f + share / 32);
+      }
+}
+
+std::vector<Tensor> Workload::of_keys() {
+  std::vector<Tensor> all = {this->k().on_host(), this->v().on_host()};
+  if (case_.spec.kv_scale != KvScale::token_head) return all;
+  for (const TensorMember member :
+       {TensorMember(&AttentionArgs::k_scale), TensorMember(&AttentionArgs::v_scale)}) {
+    Tensor scales = tensor(member).on_host();
+    scales.shape[scales.rank] = scales.strides[scales.rank] = 1;
+    ++scales.rank;
+    all.push_back(scales);
+  }
+  return all;
+}
+
 AttentionArgs Workload::lengths_of_host() const {
   AttentionArgs args;
   for (std::size_t i = 0; i < num_arguments; ++i)
@@ -407,7 +439,7 @@ AttentionArgs Workload::lengths_of_host() const {
 
 // Keys that no sequence has hold poison.
 void Workload::poison_stale_slots(float poison) {
-  const Tensor k = this->k().on_host(), v = this->v().on_host();
+  const Tensor k = this->k().on_host();
   const Tensor pages = tensor(&AttentionArgs::page_table).on_host();
   std::vector<char> has_key(static_cast<std::size_t>(k.shape[0] * k.shape[1]));
   for (const verify::Sequence& s : verify::sequences_of(case_.spec, lengths_of_host()))
@@ -417,7 +449,7 @@ void Workload::poison_stale_slots(float poison) {
       if (page >= 0 && page < k.shape[0])
         has_key[static_cast<std::size_t>(page * k.shape[1] + key % k.shape[1])] = 1;
     }
-  for (const Tensor& t : {k, v})
+  for (const Tensor& t : of_keys())
     for (std::int64_t slot = 0; slot < t.shape[0] * t.shape[1]; ++slot)
       for (std::int64_t h = 0; h < t.shape[2] && !has_key[static_cast<std::size_t>(slot)]; ++h)
         for (std::int64_t c = 0; c < t.shape[3]; ++c)

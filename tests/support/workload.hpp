@@ -104,6 +104,9 @@ class Workload {
   void make_named(const Shape& shape);
   void fill();
   void poison_stale_slots(float poison);
+  void fill_scales(const Tensor& scales, float usual) const;
+  // Tensors with a value or more for each key and key/value head, [batch or pages, rows, heads, columns].
+  std::vector<Tensor> of_keys();
   bool packed_keys() const { return key_layout(case_.spec) == KeyLayout::packed; }
   // Tensors on the host, before all of them are arguments.
   AttentionArgs lengths_of_host() const;

@@ -50,6 +50,13 @@
 //     and the subtraction of the maximum.
 // 12. A sink logit is one more key, whose score is exact and whose v is 0.
 //
+// With a kv_dtype:
+//
+// 13. The inputs are the stored values times their scales. Products are of stored values. A score is
+// multiplied
+//     by its key's scale, and a weight, or the sum, by that of its value: gamma(head_dim + 1) and gamma(n +
+//     1).
+//
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
 #pragma once

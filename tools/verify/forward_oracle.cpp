@@ -70,7 +70,9 @@ class Worker {
         dropout_(dropout_of(spec_, args_)),
         sees_(spec_, args_),
         formulas_(spec_, args_),
-        output_scale_(dropout_scale(dropout_.p)) {
+        output_scale_(dropout_scale(dropout_.p)),
+        scale_roundings_(spec_.kv_dtype ? 1 : 0),
+        terms_(layout_.head_dim + scale_roundings_) {
     columns_ = (layout_.head_dim_v + column_step - 1) / column_step * column_step;
     q_.resize(static_cast<std::size_t>(group_rows) * layout_.head_dim);
     k_.resize(static_cast<std::size_t>(layout_.head_dim) * block_keys);
@@ -152,9 +154,10 @@ class Worker {
       for (int j = 0; j < count; ++j) {
         if (!key_kept_[begin + j]) continue;  // may lie in no page
         const auto at = layout_.key_index(layout_.k, s, begin + j, task.head);
+        const double scale = kv_scale(args_.k_scale, s, begin + j, task.head);
         double squares = 0;
         for (int d = 0; d < dim; ++d) {
-          const double value = load_element(layout_.k.data, layout_.k.dtype, at + d);
+          const double value = scale * load_element(layout_.k.data, layout_.k.dtype, at + d);
           k_[static_cast<std::size_t>(d) * block_keys + j] = value;
           squares += value * value;
         }
@@ -174,6 +177,16 @@ class Worker {
     }
   }
 
+  // What a key's stored values are multiplied by.
+  double kv_scale(const std::optional<Tensor>& scales, const Sequence& s, int key, int head) const {
+    if (!spec_.kv_dtype) return 1;
+    if (!scales) refuse("k_scale or v_scale is missing");
+    std::int64_t at = 0;
+    if (spec_.kv_scale == KvScale::head) at = layout_.head_kv(head) * scales->strides[0];
+    if (spec_.kv_scale == KvScale::token_head) at = layout_.key_index(*scales, s, key, head);
+    return static_cast<const float*>(scales->data)[at];
+  }
+
   void compute_formulas(const RowTask& task) {
     const Sequence& s = layout_.sequences[task.sequence];
     const auto keys = static_cast<std::size_t>(s.seqlen_k);
@@ -182,7 +195,7 @@ class Worker {
       // Of a key that is not kept, nothing was computed.
       for (std::size_t key = 0; key < keys; ++key)
         score_error_[base + key] =
-            raw_score_error(layout_.head_dim, scale_ * rows_[r].norm * norm_[key], score_[base + key]);
+            raw_score_error(terms_, scale_ * rows_[r].norm * norm_[key], score_[base + key]);
       formulas_.score(s, task.head, task.rows[r], {&score_[base], keys}, {&score_error_[base], keys});
       for (std::size_t key = 0; key < keys; ++key)
         rows_[r].unknown |= kept_[base + key] && score_error_[base + key] == infinity;
@@ -227,7 +240,7 @@ class Worker {
     }
     row.lse = row.max + std::log(sum);
     row.largest = 1 / sum;
-    const double of_sums = gamma(row.keys);
+    const double of_sums = gamma(row.keys + scale_roundings_);
     if (row.sink > -infinity) {
       row.sink_weight = std::exp(row.sink - row.max) / sum;
       row.weights_error += row.sink_weight * (std::expm1(sink_error(row)) + of_sums);
@@ -253,7 +266,7 @@ class Worker {
     if (formulas_.has_scores())
       return score_error_[r * keys_ + key] + shift_error(score_[r * keys_ + key], row.max) +
              arithmetic_.exp_error;
-    return score_error(layout_.head_dim, scale_ * row.norm * norm_[key], score_[r * keys_ + key], row.max) +
+    return score_error(terms_, scale_ * row.norm * norm_[key], score_[r * keys_ + key], row.max) +
            arithmetic_.exp_error;
   }
 
@@ -273,7 +286,7 @@ class Worker {
       });
     };
     const double least = log_sum(-1);
-    row.growth = log_sum(1) + std::log(row.largest) + gamma(row.keys);
+    row.growth = log_sum(1) + std::log(row.largest) + gamma(row.keys + scale_roundings_);
     if (reach_.empty()) reach_.assign(group_rows * keys_, 0.0);
     for (int key = 0; key < s.seqlen_k; ++key) {
       if (!weighs(key)) continue;
@@ -307,9 +320,10 @@ class Worker {
     for (int j = 0; j < count; ++j) {
       if (!key_kept_[begin + j]) continue;
       const auto at = layout_.key_index(layout_.v, s, begin + j, task.head);
+      const double scale = kv_scale(args_.v_scale, s, begin + j, task.head);
       for (int c = 0; c < layout_.head_dim_v; ++c) {
         v_[static_cast<std::size_t>(j) * columns_ + c] =
-            load_element(layout_.v.data, layout_.v.dtype, at + c);
+            scale * load_element(layout_.v.data, layout_.v.dtype, at + c);
       }
     }
     return count;
@@ -468,8 +482,9 @@ class Worker {
   const SeenKeys sees_;
   const Formulas formulas_;
   const double output_scale_;
-  std::size_t columns_ = 0;  // head_dim_v, padded
-  std::size_t keys_ = 0;     // seqlen_k, padded
+  const int scale_roundings_, terms_;  // of a score and of a weight; of a score in all
+  std::size_t columns_ = 0;            // head_dim_v, padded
+  std::size_t keys_ = 0;               // seqlen_k, padded
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;  // [row][dim], [dim][key], [key][column]
   std::vector<double> score_, score_error_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]

@@ -1,0 +1,21 @@
+// Elements of 8-bit keys and values. Their true values are those stored times a scale (kv_scale_params.h).
+#pragma once
+
+#include "shared/platform.h"
+
+namespace flashjit::device {
+
+using int8 = signed char;
+// Of the Open Compute Project's 8-bit formats. e4m3: no infinity, NaN is 0x7f; bias 7. e5m2: as IEEE 754;
+// bias 15.
+struct fp8_e4m3 {
+  unsigned char bits;
+};
+struct fp8_e5m2 {
+  unsigned char bits;
+};
+
+template <class T>
+inline constexpr bool is_quantised = __is_same(T, int8) || __is_same(T, fp8_e4m3) || __is_same(T, fp8_e5m2);
+
+}  // namespace flashjit::device

@@ -62,7 +62,7 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();
   if (spec.parts_dtype == DType::fp32) spec.parts_dtype.reset();
   if (spec.kv_dtype == spec.dtype) spec.kv_dtype.reset();
-  if (spec.kv_dtype && spec.kv_scale == KvScale::tensor) spec.kv_scale.reset();
+  if (spec.kv_scale == KvScale::tensor) spec.kv_scale.reset();
   if (spec.grad_dtype == spec.dtype) spec.grad_dtype.reset();
   return spec;
 }

@@ -5,14 +5,12 @@
 #include "cuda/ptx_sync.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/mask.h"
-#include "shared/score.h"
 
 namespace flashjit::device {
 
 // Defaults of a rendered Spec.
 struct BackwardCudaSpec {
   using Mask = Intersect<Bounds>;
-  using Score = PlainScore;
   using o_dtype = void;
   using grad_dtype = void;
   static constexpr bool varlen = false, dropout = false, deterministic = false;

@@ -13,7 +13,6 @@
 #include "cuda/dropout.cuh"
 #include "cuda/gradient_row.cuh"
 #include "shared/backward_cuda_params.h"
-#include "shared/score.h"
 
 namespace flashjit::device {
 
@@ -287,7 +286,6 @@ struct BackwardSm90a {
 
     // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
     FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message) {
-      Spec::Score::modify(scores, message, lane_);
       if (!isolates && !message.whole()) mask_scores(scores, message, minus_infinity);
       if (clears_keys && bad_keys_) {
 #pragma unroll

@@ -195,7 +195,6 @@ struct BackwardDqSm90a {
       if constexpr (isolates) clear_bad_keys(scores, shared_.k(stage));
       const typename Rows::Positions rows{work.rows.begin + first_row() + lane_ / 4};
       const Block block{message.index(), message.whole(), message.second};
-      Spec::Score::modify(scores, rows, block, lane_);
       if (!block.whole) mask_scores<block_m, block_n>(scores, mask, rows, block, lane_);
 #pragma unroll
       for (int i = 0; i < block_n / 2; ++i)

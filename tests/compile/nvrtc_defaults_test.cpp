@@ -260,5 +260,39 @@ TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {
   });
 }
 
+// Formulas of known variants spill nothing. The seed decides which of them have a turn.
+TEST_F(NvrtcTest, Formulas) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  constexpr const char* forwards[] = {
+      R"("mask": ["causal"], "score": ["alibi"])",
+      R"("score": ["softcap"])",
+      R"("score": ["softcap"], "precise": true)",
+      R"("mask": ["causal"], "score": ["score + bias[head, min(abs(key - position), 127)]"],
+         "tables": {"bias": {"dtype": "fp32", "shape": ["heads_q", 128]}})",
+      R"("mask": ["position - key < 1024 && key <= position"], "sink_logits": true)",
+      R"("mask": ["prefix_lm"])",
+      R"("mask": ["causal", "document[key] == document[position]"],
+         "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}})"};
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  const auto add = [&](const char* op, const std::string& fields, int head_dim, const char* target) {
+    if (!has_turn(place++, 4)) return;
+    cases.push_back(
+        default_case(AttentionSpec::from_json(std::string(R"({"op": ")") + op + R"(", "dtype": "bf16",
+                                 "head_dim": )" +
+                                              std::to_string(head_dim) + ", " + fields + "}"),
+                     Target::parse(target), op == std::string("decode") ? 1 : 8192));
+  };
+  for (const int head_dim : {64, 128})
+    for (const char* const fields : forwards)
+      for (const char* const target : {"sm_90a", "sm_80"}) add("forward", fields, head_dim, target);
+  for (const char* const fields : {R"("score": ["alibi"])", R"("score": ["softcap"], "sink_logits": true)"})
+    for (const char* const target : {"sm_90a", "sm_80"}) add("decode", fields, 128, target);
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    if (c.spec.op == Operation::forward) expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 }  // namespace
 }  // namespace flashjit::nvrtc_testing

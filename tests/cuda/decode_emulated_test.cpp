@@ -8,6 +8,7 @@
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/formula_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
@@ -75,6 +76,7 @@ class DecodeOnGpu : public testing::Test {
                               .o_dtype = o_dtype,
                               .paged = Spec::paged,
                               .batch_invariant = Spec::batch_invariant});
+    given.spec = with_formulas<Spec>(given.spec);
     if (Spec::paged && given.page_size == 0) given.page_size = 16;
     return given;
   }
@@ -137,6 +139,20 @@ TEST_F(DecodeOnGpu, GroupsAndNewTokens) {
       else
         expect<SpecOf<Fp16, 72, 16, true, false, BottomRight>, ConfigOf<16, 32, 1, 8>>(c, {CausalMask{}});
     }
+}
+
+using FormulaParams = device::WithFormulas<device::CudaDecodeParams>;
+
+TEST_F(DecodeOnGpu, Formulas) {
+  using Spec = SpecOf<Bf16, 24, 40, false, false>;
+  using Paged = SpecOf<Fp16, 72, 16, true, false>;
+  std::uint64_t seed = 0;
+  for (const auto& [rows, keys] : {std::pair{1, 300}, {9, 4}}) {
+    const Case c{.batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = keys, .seed = ++seed};
+    expect<WithFormulaSpec<Spec, FormulaParams, true>, ConfigOf<16, 16, 2, 4>>(c, {});
+    expect<Invariant<WithFormulaSpec<Paged, FormulaParams, false>>, ConfigOf<16, 16, 1, 4>>(c, {});
+    expect<WithFormulaSpec<Paged, FormulaParams, true>, ConfigOf<32, 32, 1, 8>>(c, {});
+  }
 }
 
 // One step is enough if each block takes as many whole tiles as the others, and all tiles have equally many

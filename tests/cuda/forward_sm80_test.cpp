@@ -15,6 +15,7 @@
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/formula_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 
@@ -35,6 +36,8 @@ struct ConfigOf {
   static constexpr int block_m = 64, block_n = block_n_, num_stages = num_stages_, num_warps = 4;
 };
 
+using FormulaParams = device::WithFormulas<device::Paged<device::Sm80ForwardParams>>;
+
 class ForwardSm80 : public testing::Test {
  protected:
   // Only lends its memory.
@@ -45,6 +48,7 @@ class ForwardSm80 : public testing::Test {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
     given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
                               {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .paged = Spec::paged});
+    given.spec = with_formulas<Spec>(given.spec);
     if (!Spec::paged) given.page_size = 0;
     Workload workload(host, given);
     workload.reset();
@@ -60,7 +64,8 @@ class ForwardSm80 : public testing::Test {
     const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
     if (checked.empty) return;
     StepLaunch step;
-    auto& p = step.make_params<device::Paged<device::Sm80ForwardParams>>(checked.params);
+    auto& p = step.make_params<FormulaParams>(checked.params);
+    if (checked.formulas) p.formulas = *checked.formulas;
     p.pages = checked.pages;
     gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
     constexpr int shared_bytes = device::cuda_forward_shared_memory(
@@ -129,6 +134,33 @@ TEST_F(ForwardSm80, ContiguousKeys) {
   const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150};
   expect<SpecOf<Bf16, 40, 24, false, false, BottomRight, device::Padding>, ConfigOf<48, 2>>(
       c, {CausalMask{}, PaddingMask{}});
+}
+
+// The bound that the oracle takes (tools/verify/formula.hpp).
+TEST(FormulaFunctions, TanhIsWithinItsBound) {
+  double worst = 0;
+  for (int i = -120000; i <= 120000; ++i) {
+    const float x = static_cast<float>(i) * 1e-4f;
+    worst = std::max(worst, std::abs(double{tanh(device::Real<float>(x)).v} - std::tanh(double{x})));
+  }
+  EXPECT_LT(worst, 0x1p-16);
+  EXPECT_GT(worst, 0x1p-18);
+  for (const float x : {20.0f, 3e38f, device::infinity}) {
+    EXPECT_NEAR(tanh(device::Real<float>(x)).v, 1, 0x1p-16);
+    EXPECT_NEAR(tanh(device::Real<float>(-x)).v, -1, 0x1p-16);
+  }
+  EXPECT_NEAR(tanh(device::Real<float>(0.0f)).v, 0, 1e-6);
+  EXPECT_TRUE(std::isnan(tanh(device::Real<float>(NAN)).v));
+}
+
+TEST_F(ForwardSm80, Formulas) {
+  Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150};
+  using Spec = SpecOf<Bf16, 40, 24, false, false>;
+  expect<WithFormulaSpec<Spec, FormulaParams, true>, ConfigOf<48, 2>>(c, {});
+  c.seqlen_q = 90, c.seqlen_k = 40;  // the first rows see nothing
+  c.page_size = 16;
+  using Paged = SpecOf<Fp16, 24, 40, true, false>;
+  expect<WithFormulaSpec<Paged, FormulaParams, false>, ConfigOf<32, 1>>(c, {});
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/formula_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -54,6 +55,8 @@ struct Emulated : Config {
   using Products = device::EmulatedProducts<Spec, Config>;
 };
 
+using FormulaParams = device::WithFormulas<device::Paged<device::Sm90aForwardParams>>;
+
 template <class Spec, class Config>
 void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   constexpr int multiprocessors = 5;
@@ -70,7 +73,8 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
   StepLaunch step;
-  auto& paged = step.make_params<device::Paged<device::Sm90aForwardParams>>(checked.params);
+  auto& paged = step.make_params<FormulaParams>(checked.params);
+  if (checked.formulas) paged.formulas = *checked.formulas;
   paged.pages = checked.pages;
   if (spec.paged) {
     paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
@@ -120,6 +124,7 @@ class ForwardSm90a : public testing::Test {
                                .dropout = Spec::dropout,
                                .o_dtype = o_dtype,
                                .paged = Spec::paged});
+    given.spec = with_formulas<Spec>(given.spec);
     return given;
   }
   template <class Spec, class Config>
@@ -160,6 +165,20 @@ using device::TileOrder::sections;
 using device::TileOrder::waves;
 using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
+
+TEST_F(ForwardSm90a, Formulas) {
+  Case c{.batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150};
+  using Spec = SpecOf<Bf16, 24, 40, false>;
+  expect<WithFormulaSpec<Spec, FormulaParams, true>, ConfigOf<64, 32, true, false>>(c, {});
+  expect<WithFormulaSpec<Spec, FormulaParams, false>, ConfigOf<128, 48, true, true>>(c, {});
+  c.seqlen_q = 90, c.seqlen_k = 40;  // the first rows see nothing
+  c.page_size = 16;
+  expect<WithFormulaSpec<WithPages<Spec>, FormulaParams, false>, ConfigOf<64, 32, false, true>>(c, {});
+  c.page_size = 0;
+  c.lengths_q = {3, 0, 40}, c.lengths_k = {50, 7, 20};
+  expect<WithFormulaSpec<WithDropout<SpecOf<Fp16, 72, 16, true>>, FormulaParams, false>,
+         ConfigOf<128, 32, false, false, waves>>(c, {});
+}
 
 TEST_F(ForwardSm90a, HeadsApart) {
   expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(

@@ -28,11 +28,11 @@ namespace flashjit::verify {
 struct FunctionErrors {
   double exp_relative, exp_operand;     // the exponent is a rounded product
   double log_relative, log_absolute;    // a result near 0
-  double tanh_relative, tanh_absolute;  // near 0 a difference of numbers near 1
+  double tanh_relative, tanh_absolute;  // on GPUs a polynomial (templates/cuda/formula.cuh)
   double sqrt_relative;
 };
 inline constexpr FunctionErrors fast_functions = {0x1p-20, 0x1p-22, 0x1p-20, 0x1p-20,
-                                                  0x1p-20, 0x1p-20, 0x1p-20};
+                                                  0x1p-20, 0x1p-16, 0x1p-20};
 inline constexpr FunctionErrors precise_functions = {0x1p-21, 0, 0x1p-21, 0, 0x1p-21, 0, 0x1p-22};
 
 // The formulas of a spec on the data of a launch.

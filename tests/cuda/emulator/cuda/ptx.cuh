@@ -9,6 +9,9 @@ inline unsigned __float_as_uint(float x) {
 inline float __fmul_rn(float a, float b) {
   return a * b;
 }
+inline float __fsqrt_rn(float a) {
+  return std::sqrt(a);
+}
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }

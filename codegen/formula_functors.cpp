@@ -353,19 +353,20 @@ bool masks_read_head(const AttentionSpec& spec) {
 }
 
 FormulaWork work_of_formulas(const AttentionSpec& spec) {
-  FormulaWork work;
-  for (const std::string& score : spec.score)
-    work.functions =
-        work.functions ||
-        device_text::any(parse_formula(score, FormulaUse::score, spec), [](const FormulaNode& node) {
-          return node.kind == FormulaNode::Kind::operation && device_text::is_function(node.operation) &&
-                 device_text::varies(node);
-        });
-  work.loads = device_text::any_mask(spec, [](const FormulaNode& formula) {
-    return device_text::any(formula, [](const FormulaNode& node) {
-      return node.kind == FormulaNode::Kind::table && device_text::varies(node);
-    });
-  });
+  using device_text::any, device_text::varies;
+  const auto loads = [](const FormulaNode& formula) {
+    return any(formula,
+               [](const FormulaNode& node) { return node.kind == FormulaNode::Kind::table && varies(node); });
+  };
+  FormulaWork work{.loads = device_text::any_mask(spec, loads)};
+  for (const std::string& text : spec.score) {
+    const FormulaNode formula = parse_formula(text, FormulaUse::score, spec);
+    work.loads = work.loads || loads(formula);
+    work.functions = work.functions || any(formula, [](const FormulaNode& node) {
+                       return node.kind == FormulaNode::Kind::operation &&
+                              device_text::is_function(node.operation) && varies(node);
+                     });
+  }
   return work;
 }
 

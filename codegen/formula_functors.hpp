@@ -22,7 +22,7 @@ bool masks_read_head(const AttentionSpec& spec);
 // What formulas compute for each key of a row, beside arithmetic.
 struct FormulaWork {
   bool functions = false;  // exponentials, quotients and the like, in scores
-  bool loads = false;      // elements of tables, in masks
+  bool loads = false;      // elements of tables
 };
 FormulaWork work_of_formulas(const AttentionSpec& spec);
 // Whether a formula of the masks compares a key with its row's place: later rows may see more keys.

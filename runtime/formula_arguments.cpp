@@ -141,11 +141,11 @@ class Check {
   void check_stride(const DeclaredTable& table, const Tensor& t, int dim) const {
     const Kind kind = table.shape[static_cast<std::size_t>(dim)].kind;
     const bool outer = kind == Kind::batch || kind == Kind::heads_q || kind == Kind::heads_kv;
-    const std::int64_t by = t.shape[dim] > 1 ? t.strides[dim] : 0;
-    if (!outer &&
-        (by > std::numeric_limits<std::int32_t>::max() || by < std::numeric_limits<std::int32_t>::min()))
+    const std::int64_t by = stride(t, dim), most = std::numeric_limits<std::int32_t>::max() /
+                                                   static_cast<std::int64_t>(size_of(t.dtype));
+    if (!outer && (by > most || by < -most))
       refuse_argument("table ", table.name, " has stride ", by, " along dimension ", dim,
-                      ": beyond batch entries and heads, strides fit 32 bits");
+                      ": only strides along batch entries and heads may exceed 2^31 bytes");
   }
 
   void exactly(const DeclaredTable& table, const Tensor& t, int dim, std::int64_t expected,

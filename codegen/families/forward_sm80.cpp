@@ -1,6 +1,7 @@
 // Forward on every GPU from sm_80 up: mma.sync kernels in which a warp owns 16 query rows, or a multiple, of
 // the tile.
 #include "codegen/families/kernel_family.hpp"
+#include "codegen/formula_functors.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
 #include "shared/layout.h"
@@ -102,7 +103,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   // A tile that spans several query blocks of a list computes,
   // for all its rows, every key block that any of them lists.
   if (shape.seqlen_q <= 64 || (blocks && blocks->block_m % 128 != 0)) add(short_sequences);
-  if (spec.head_dim_v <= 128) add(small_heads);
+  // Tables of formulas take registers, too.
+  if (spec.head_dim_v <= 128 && !(reads_formula_params(spec) && work_of_formulas(spec).loads))
+    add(small_heads);
   add(others);
   for (const KernelConfig& config : candidates) {
     if (futility(spec, target, config).empty()) return config;

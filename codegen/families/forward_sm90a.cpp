@@ -59,11 +59,13 @@ int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
   return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + beside;
 }
 
-// Registers that formulas take beyond those of looks_up(). Found by compiling softcap and documents.
+// Registers that formulas take beyond those of looks_up(). Found by compiling known variants.
 int formula_registers(const AttentionSpec& spec) {
   if (!reads_formula_params(spec)) return 0;
   const FormulaWork work = work_of_formulas(spec);
-  return (work.functions ? (spec.precise ? 16 : 8) : 0) + (work.loads ? 8 : 0);
+  const int of_scores = spec.score.empty() ? 0 : work.functions && spec.precise ? 24 : 8;
+  const int of_loads = work.loads ? 8 : 0;
+  return std::max(of_scores, of_loads);
 }
 
 // Registers of a consumer thread that hold scores, weights, output

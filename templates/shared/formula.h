@@ -7,8 +7,8 @@
 
 namespace flashjit::device {
 
-// outer: of batch entries or heads, whose strides are of 64 bits. Others fit 32 bits, since one multiply-add
-// then makes an address.
+// outer: of batch entries or heads, whose strides are of 64 bits. Others fit 32 bits, in bytes, since one
+// multiply-add then makes an address.
 enum class Dimension { plain, outer, total_q, total_k };
 using int32 = int;
 using int8 = signed char;
@@ -138,6 +138,15 @@ FLASHJIT_FN int nth(HeadSpan heads, int i) {
   return min(heads.low + i, heads.high);
 }
 
+// Keeps a compiler for GPUs from extending x to 64 bits far from a multiplication, which would then be one of
+// 64 bits.
+FLASHJIT_FN int near_its_use(int x) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 // A spec's table; its index is its place in FormulaParams. Dimensions that are left out are plain.
 template <int index, class Element, Dimension... dimensions>
 struct Table {
@@ -153,6 +162,7 @@ struct Table {
     constexpr Dimension given[] = {dimensions..., Dimension::plain};
     return given[min(dim, static_cast<int>(sizeof...(dimensions)))];
   }
+  // In bytes.
   template <int dim>
   FLASHJIT_FN static i64 offset(const FormulaProblem&) {
     return 0;
@@ -161,14 +171,17 @@ struct Table {
   FLASHJIT_FN static i64 offset(const FormulaProblem& problem, int first, Rest... rest) {
     const FormulaTable& table = problem.params.tables[index];
     constexpr Dimension kind = dimension<dim>();
-    const i64 at = problem.template clamped<kind>(first, table.sizes[dim]);
-    const i64 stride = kind == Dimension::outer ? table.strides[dim] : static_cast<int>(table.strides[dim]);
-    return at * stride + offset<dim + 1>(problem, rest...);
+    const i64 rest_offset = offset<dim + 1>(problem, rest...);
+    const int at = problem.template clamped<kind>(first, table.sizes[dim]);
+    if constexpr (kind == Dimension::outer)
+      return at * table.strides[dim] * static_cast<i64>(sizeof(Element)) + rest_offset;
+    const int stride = static_cast<int>(table.strides[dim]) * static_cast<int>(sizeof(Element));
+    return i64{at} * near_its_use(stride) + rest_offset;
   }
   template <class... Indices>
   FLASHJIT_FN static auto read(Single, const FormulaProblem& problem, Indices... indices) {
-    const Element* const data = static_cast<const Element*>(problem.params.tables[index].data);
-    return value_of(table_element(data[offset<0>(problem, indices...)]));
+    const auto* const data = static_cast<const char*>(problem.params.tables[index].data);
+    return value_of(table_element(*reinterpret_cast<const Element*>(data + offset<0>(problem, indices...))));
   }
   // Lanes are the target's own.
   template <class Form, class... Indices>

@@ -11,7 +11,7 @@ constexpr int most_formula_tables = 8, most_formula_scalars = 16, most_table_dim
 // within the batch entry's own rows or keys.
 struct FormulaTable {
   const void* data;              // read only where a launch has rows and keys
-  i64 strides[most_table_dims];  // of elements; fit 32 bits, but for batch entries and heads
+  i64 strides[most_table_dims];  // of elements; in bytes they fit 32 bits, but for batch entries and heads
   int sizes[most_table_dims];
 };
 

@@ -10,6 +10,7 @@
 #include <new>
 #include <set>
 
+#include "codegen/declarations.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
 #include "tests/numerics/specs.hpp"
@@ -114,14 +115,25 @@ TEST_P(Allocation, LaunchesTakeNoneAfterTheFirst) {
 // The given arguments as a list for the C interface.
 class CArguments {
  public:
-  explicit CArguments(const AttentionArgs& given) {
-    tensors_.reserve(num_arguments);
+  CArguments(const AttentionSpec& spec, const AttentionArgs& given) {
+    tensors_.reserve(num_arguments + given.named.size());
     for (const Argument& argument : arguments) {
       std::visit(
           [&](auto member) {
             if (given.*member) add(argument.id, *(given.*member));
           },
           argument.member);
+    }
+    for (const NamedArgument& named : given.named) {
+      const int place = place_of_name(spec, named.name);
+      const DeclaredScalar* const scalar = declared_at(spec, place).scalar;
+      if (const auto* table = std::get_if<Tensor>(&named.value)) {
+        add(first_named_id + place, *table);
+      } else if (const double value = std::get<double>(named.value); scalar->dtype == DType::int32) {
+        add(first_named_id + place, static_cast<int>(value));
+      } else {
+        add(first_named_id + place, value);
+      }
     }
   }
   const std::vector<flashjit_argument>& list() const { return list_; }
@@ -164,7 +176,7 @@ class EveryArgument : public Allocation {
     EXPECT_EQ(of([&] { prepared->launch(); }), 0);
     EXPECT_EQ(of([&] { kernel.workspace_bytes(shape); }), 0);
 
-    const CArguments c(args);
+    const CArguments c(spec, args);
     for (const flashjit_argument& argument : c.list()) given_.insert(argument.id);
     const flashjit_argument* const list = c.list().data();
     const std::size_t count = c.list().size();
@@ -258,6 +270,19 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                   .lengths_k = {9, 20, 100},
                   .page_size = 16});
   expect_none(paged, paged.args());
+
+  for (const char* op : {"forward", "decode"}) {
+    Workload formulas(on(), {.spec = AttentionSpec::from_json(R"({"op": ")" + std::string(op) +
+                                                              R"(", "dtype": "bf16", "head_dim": 64,
+                                     "mask": ["prefix_lm", "position - key < reach"], "score": ["softcap", "alibi"],
+                                     "scalars": {"reach": "int32"}, "sink_logits": true})"),
+                             .batch = 2,
+                             .heads_q = 4,
+                             .heads_kv = 2,
+                             .seqlen_q = 7,
+                             .seqlen_k = 300});
+    expect_none(formulas, formulas.args());
+  }
 
   Workload drops(
       on(), {.spec = forward_spec(DType::bf16, 64, {}, {.dropout = true}), .seqlen_q = 20, .seqlen_k = 20});

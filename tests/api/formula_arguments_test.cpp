@@ -1,0 +1,162 @@
+// Tables and scalars of formulas through both interfaces. tests/runtime has the refusals of each kind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "runtime/flashjit.h"
+#include "tests/api/arguments.hpp"
+#include "tests/unit/expect_error.h"
+
+namespace flashjit {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char json[] = R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24,
+    "mask": ["position - key < reach"], "score": ["cap * tanh(score / cap) + slope[head] * key"],
+    "tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"]}}, "scalars": {"cap": "fp32", "reach": "int32"},
+    "sink_logits": true})";
+
+class NamedArguments : public testing::Test {
+ protected:
+  NamedArguments() {
+    std::memset(good.args.q->data, 0, 16384);
+    std::memset(good.args.k->data, 0, 16384);
+    auto* const v = static_cast<std::uint16_t*>(good.args.v->data);
+    for (int i = 0; i < 8192; ++i) v[i] = static_cast<std::uint16_t>(0x3f80 + i % 64);
+    good.args.sink_logits = Tensor::contiguous(sinks, DType::fp32, {}, {4});
+    good.args.named = named;
+  }
+  std::vector<char> output() const {
+    const auto* const o = static_cast<const char*>(good.args.o->data);
+    return {o, o + std::size_t{2} * GoodArguments::batch * GoodArguments::seqlen_q * GoodArguments::heads_q *
+                       GoodArguments::head_dim_v};
+  }
+  void launch() { kernel.launch(good.args); }
+
+  Engine engine{EngineOptions{}};
+  const Kernel& kernel = engine.get(AttentionSpec::from_json(json), GoodArguments::shape());
+  GoodArguments good;
+  float slopes[4] = {0.5f, 1, 2, 4}, sinks[4] = {};
+  NamedArgument named[3] = {
+      {"cap", 3.5f}, {"slope", Tensor::contiguous(slopes, DType::fp32, {}, {4})}, {"reach", 3}};
+};
+
+TEST_F(NamedArguments, InAnyOrderAndByAnyStride) {
+  launch();
+  const std::vector<char> expected = output();
+  std::swap(named[0], named[2]);
+  launch();
+  EXPECT_EQ(output(), expected);
+  float spread[10] = {0.5f, 9, 9, 1, 9, 9, 2, 9, 9, 4};
+  std::get<Tensor>(named[1].value).data = spread;
+  std::get<Tensor>(named[1].value).strides[0] = 3;
+  launch();
+  EXPECT_EQ(output(), expected);
+  // All heads share the element: head 0 is as before, head 1 is not.
+  std::get<Tensor>(named[1].value).strides[0] = 0;
+  launch();
+  EXPECT_NE(output(), expected);
+  EXPECT_EQ(std::memcmp(output().data(), expected.data(), 2 * GoodArguments::head_dim_v), 0);
+}
+
+TEST_F(NamedArguments, RefusedOnesNameTheArgument) {
+  const auto refused = [&](std::initializer_list<const char*> parts) {
+    expect_error(ErrorCode::invalid_argument, parts, [&] { launch(); });
+    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel.prepare(good.args); });
+    good.args.named = named;
+    EXPECT_NO_THROW(launch());
+  };
+  good.args.named = {};
+  refused({"table slope is missing"});
+  good.args.named = std::span(named).first(2);
+  refused({"scalar reach is missing"});
+  NamedArgument other[4] = {named[0], named[1], named[2], {"slopes", 1}};
+  good.args.named = other;
+  refused({"\"slopes\"", "did you mean slope?"});
+  std::get<Tensor>(other[1].value).shape[0] = 5;
+  good.args.named = std::span(other).first(3);
+  refused({"table slope has shape [5]", "num_heads_q"});
+}
+
+TEST_F(NamedArguments, HaveIdsInC) {
+  launch();
+  const std::vector<char> expected = output();
+  std::memset(good.args.o->data, 0xff, expected.size());
+  flashjit_engine* c_engine = nullptr;
+  flashjit_spec* spec = nullptr;
+  const flashjit_kernel* c_kernel = nullptr;
+  const flashjit_shape shape = {sizeof shape,
+                                GoodArguments::batch,
+                                GoodArguments::seqlen_q,
+                                GoodArguments::seqlen_k,
+                                GoodArguments::heads_q,
+                                GoodArguments::heads_kv,
+                                0,
+                                0,
+                                0};
+  ASSERT_EQ(flashjit_engine_create(nullptr, &c_engine), FLASHJIT_OK);
+  ASSERT_EQ(flashjit_spec_create(json, &spec), FLASHJIT_OK);
+  ASSERT_EQ(flashjit_engine_get(c_engine, spec, &shape, &c_kernel), FLASHJIT_OK)
+      << flashjit_last_error_message();
+  const auto id_of = [&](const char* name) {
+    std::int32_t id = -1;
+    EXPECT_EQ(flashjit_spec_argument(spec, name, &id), FLASHJIT_OK) << flashjit_last_error_message();
+    return id;
+  };
+  EXPECT_EQ(id_of("cap"), FLASHJIT_FIRST_NAMED_ARG);
+  EXPECT_EQ(id_of("reach"), FLASHJIT_FIRST_NAMED_ARG + 1);
+  EXPECT_EQ(id_of("slope"), FLASHJIT_FIRST_NAMED_ARG + 2);
+  EXPECT_EQ(id_of("sink_logits"), FLASHJIT_ARG_SINK_LOGITS);
+  std::int32_t id = -1;
+  for (const char* unknown : {"slop", "", "window_left"}) {
+    EXPECT_EQ(flashjit_spec_argument(spec, unknown, &id), FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_THAT(flashjit_last_error_message(), HasSubstr("is no argument of the spec"));
+  }
+  EXPECT_EQ(flashjit_spec_argument(nullptr, "cap", &id), FLASHJIT_INVALID_ARGUMENT);
+  EXPECT_EQ(flashjit_spec_argument(spec, nullptr, &id), FLASHJIT_INVALID_ARGUMENT);
+  EXPECT_EQ(flashjit_spec_argument(spec, "cap", nullptr), FLASHJIT_INVALID_ARGUMENT);
+
+  const Tensor slope = std::get<Tensor>(named[1].value);
+  const flashjit_tensor tensors[] = {c_tensor(*good.args.q),          c_tensor(*good.args.k),
+                                     c_tensor(*good.args.v),          c_tensor(*good.args.o),
+                                     c_tensor(*good.args.lse),        c_tensor(slope),
+                                     c_tensor(*good.args.sink_logits)};
+  flashjit_argument args[] = {{FLASHJIT_ARG_Q, {.tensor = &tensors[0]}},
+                              {FLASHJIT_ARG_K, {.tensor = &tensors[1]}},
+                              {FLASHJIT_ARG_V, {.tensor = &tensors[2]}},
+                              {FLASHJIT_ARG_O, {.tensor = &tensors[3]}},
+                              {FLASHJIT_ARG_LSE, {.tensor = &tensors[4]}},
+                              {FLASHJIT_ARG_SINK_LOGITS, {.tensor = &tensors[6]}},
+                              {id_of("slope"), {.tensor = &tensors[5]}},
+                              {id_of("reach"), {.integer = 3}},
+                              {id_of("cap"), {.real = 3.5}}};
+  const auto launch_c = [&](std::size_t count) {
+    return flashjit_kernel_launch(c_kernel, args, count, nullptr);
+  };
+  ASSERT_EQ(launch_c(9), FLASHJIT_OK) << flashjit_last_error_message();
+  EXPECT_EQ(output(), expected);
+  const auto refused = [&](const char* part, std::size_t count = 9) {
+    EXPECT_EQ(launch_c(count), FLASHJIT_INVALID_ARGUMENT);
+    EXPECT_THAT(flashjit_last_error_message(), HasSubstr(part));
+    EXPECT_EQ(flashjit_merge(c_engine, args, count, nullptr), FLASHJIT_INVALID_ARGUMENT);
+  };
+  refused("scalar cap is missing", 8);
+  args[8].id = id_of("reach");
+  refused("\"reach\" was given before");
+  for (const std::int32_t wrong :
+       {FLASHJIT_FIRST_NAMED_ARG + 3, 2147483647, FLASHJIT_FIRST_NAMED_ARG - 1, -1}) {
+    args[8].id = wrong;
+    refused(std::to_string(wrong).c_str());
+  }
+  args[8].id = id_of("cap");
+  args[6].value.tensor = nullptr;
+  refused("null pointer");
+  flashjit_spec_destroy(spec);
+  flashjit_engine_destroy(c_engine);
+}
+
+}  // namespace
+}  // namespace flashjit

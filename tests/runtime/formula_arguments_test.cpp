@@ -158,14 +158,24 @@ TEST_F(FormulaArguments, EachNameIsGivenOnce) {
                [&] { check_presence(plain, {.named = named}); });
 }
 
-// A table without elements has no address.
+// Any index has an element: what no launch reads may be empty.
 TEST_F(FormulaArguments, EmptyTables) {
-  at(2).shape[2] = at(4).shape[0] = at(5).shape[0] = 0;
-  at(2).data = nullptr;
-  const auto params = check();
-  EXPECT_EQ(params->tables[1].data, nullptr);
-  EXPECT_EQ(params->tables[3].data, nullptr);
-  EXPECT_EQ(params->tables[1].sizes[0], 0);
+  refused({"table far has shape [0]", "at least 1"},
+          [&] { at(2).shape[2] = at(4).shape[0] = at(5).shape[0] = 0; });
+  device::ProblemParams without_keys = problem;
+  without_keys.seqlen_k = 0;
+  at(1).shape[3] = 0;
+  at(1).data = nullptr;
+  const auto params = check_formula_arguments(spec, {}, args, without_keys, 1);
+  EXPECT_EQ(params->tables[0].data, nullptr);
+  EXPECT_EQ(params->tables[0].sizes[3], 0);
+}
+
+TEST_F(FormulaArguments, Strides) {
+  at(1).strides[0] = std::int64_t{1} << 40;  // of batch entries
+  EXPECT_EQ(check()->tables[0].strides[0], std::int64_t{1} << 40);
+  refused({"table bias has stride 1099511627776 along dimension 3", "32 bits"},
+          [&] { at(1).strides[3] = std::int64_t{1} << 40; });
 }
 
 TEST_F(PackedFormulaArguments, MayBeMadeForLongerSequences) {

@@ -85,8 +85,7 @@ FLASHJIT_FN Real<float> tanh(Real<V> a) {
   p = __fmaf_rn(p, u, 1.97354913f);
   p = __fmaf_rn(p, u, -1.99852192f);
   p = __fmaf_rn(p, u, 0.99998641f);
-  constexpr u32 sign = 0x80000000u;
-  return Real<float>(__uint_as_float((__float_as_uint(p) & ~sign) | (__float_as_uint(x) & sign)));
+  return Real<float>(__uint_as_float(__float_as_uint(p) ^ (__float_as_uint(x) & 0x80000000u)));
 }
 template <class V>
 FLASHJIT_FN Real<float> sqrt(Real<V> a) {

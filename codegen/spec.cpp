@@ -52,8 +52,9 @@ void check_dtype_of(const char* field, const std::optional<DType>& value, DType 
 void check_kv_dtype(const AttentionSpec& spec) {
   if (!spec.kv_dtype) {
     if (spec.kv_scale)
-      invalid(std::string("kv_scale ") + to_string(*spec.kv_scale) +
-              " has no meaning without kv_dtype; a kv_dtype, or leaving kv_scale out, would work");
+      throw Error(ErrorCode::unsupported,
+                  std::string("kv_scale ") + to_string(*spec.kv_scale) +
+                      " has no meaning without kv_dtype; a kv_dtype, or leaving kv_scale out, would work");
     return;
   }
   const std::string asked = std::string("kv_dtype ") + to_string(*spec.kv_dtype);

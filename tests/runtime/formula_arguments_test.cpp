@@ -174,7 +174,7 @@ TEST_F(FormulaArguments, EmptyTables) {
 TEST_F(FormulaArguments, Strides) {
   at(1).strides[0] = std::int64_t{1} << 40;  // of batch entries
   EXPECT_EQ(check()->tables[0].strides[0], std::int64_t{1} << 40);
-  refused({"table bias has stride 1099511627776 along dimension 3", "32 bits"},
+  refused({"table bias has stride 1099511627776 along dimension 3", "2^31 bytes"},
           [&] { at(1).strides[3] = std::int64_t{1} << 40; });
 }
 

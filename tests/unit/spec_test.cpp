@@ -261,7 +261,7 @@ TEST(Spec, EightBitKeysAndValues) {
   EXPECT_EQ(parse(decode(R"(, "kv_dtype": "bf16")")).to_json(), decode(""));
   expect_invalid(decode(R"(, "kv_dtype": "fp16")"), {"kv_dtype fp16", "int8, fp8_e4m3, fp8_e5m2"});
   expect_invalid(decode(R"(, "kv_dtype": "int4")"), {"kv_dtype \"int4\"", "did you mean int8"});
-  expect_invalid(decode(R"(, "kv_scale": "head")"), {"kv_scale head has no meaning without kv_dtype"});
+  expect_unsupported(decode(R"(, "kv_scale": "head")"), {"kv_scale head has no meaning without kv_dtype"});
   expect_invalid(decode(R"(, "kv_dtype": "int8", "kv_scale": "row")"), {"kv_scale \"row\"", "token_head"});
   expect_unsupported(R"({"op": "decode", "dtype": "fp32", "head_dim": 128, "kv_dtype": "int8"})",
                      {"kv_dtype int8", "dtype fp32", "bf16 or fp16 would work"});

@@ -20,7 +20,12 @@ struct Strides {
   static constexpr int i = i_, k = k_, x = x_, out = out_;
 };
 
+// Terms of a round of the loop. Sums are as short as 48 terms, and a loop of so many rounds costs more:
+// probably the processor mispredicts its end.
+constexpr int unrolled = 4;
+
 // out[i] (+)= sum over k < depth of m(i, k) * x[k], for i < count, a multiple of 8. `add`: out is added to.
+// depth: a multiple of `unrolled`.
 template <int vectors, class Strides, bool add>
 FLASHJIT_FN void multiply_rows(const float* m, const float* x, int depth, float* out, int count) {
   constexpr int steps = vectors > 1 ? step : 8;
@@ -32,13 +37,16 @@ FLASHJIT_FN void multiply_rows(const float* m, const float* x, int depth, float*
     }
     const float *column = m, *row = x, *const end = x + depth * Strides::x;
 #pragma nounroll
-    for (; row < end; column += Strides::k, row += Strides::x) {
-      const auto r = load_rows<vectors>(row);
+    for (; row < end; column += unrolled * Strides::k, row += unrolled * Strides::x) {
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const Vec by = splat(column[i * Strides::i]);
+      for (int k = 0; k < unrolled; ++k) {
+        const auto r = load_rows<vectors>(row + k * Strides::x);
 #pragma unroll
-        for (int j = 0; j < vectors; ++j) sums[i].v[j] = fma(by, r.v[j], sums[i].v[j]);
+        for (int i = 0; i < steps; ++i) {
+          const Vec by = splat(column[i * Strides::i + k * Strides::k]);
+#pragma unroll
+          for (int j = 0; j < vectors; ++j) sums[i].v[j] = fma(by, r.v[j], sums[i].v[j]);
+        }
       }
     }
 #pragma unroll
@@ -189,9 +197,10 @@ struct VectorBackward {
     const bool finite_d_o = load(static_cast<const Element*>(params.d_o.data) + problem.q_offset(params.d_o) +
                                      rows.begin * params.d_o.row_stride,
                                  params.d_o.row_stride, rows.size(), unit, head_dim_v, d_o, v_row);
+    const i64 at = workspace_row<Spec>(params, problem) + rows.begin;
+    for (int i = 0; i < unit * dq_row; i += 16) fetch(sums + at * dq_row + i);  // dQ, for the last product
     transpose_rows(q, k_row, head_dim, q_columns);
     transpose_rows(d_o, v_row, head_dim_v, d_o_columns);
-    const i64 at = workspace_row<Spec>(params, problem) + rows.begin;
     for (int i = 0; i < unit; ++i) {
       offset[i] = i < rows.size() ? params.offsets[at + i] : -minus_infinity;
       delta[i] = i < rows.size() ? params.deltas[at + i] : 0;
@@ -222,9 +231,10 @@ struct VectorBackward {
     leave_out(unit, p, kept.end - begin, count);
     if (nan_rows) spread_nan(offset, unit, p, count);
     make_weights(params, begin - first, count);
-    add_product<head_dim_v, Strides<unit, 1, v_row, v_row>>(finite_d_o, p, d_o, rows.size(),
+    const int depth = round_up(rows.size(), unrolled);  // rows beyond `rows` are zeros
+    add_product<head_dim_v, Strides<unit, 1, v_row, v_row>>(finite_d_o, p, d_o, depth,
                                                             dv + (begin - first) * v_row, count);
-    add_product<head_dim, Strides<unit, 1, k_row, k_row>>(finite_q, ds, q, rows.size(),
+    add_product<head_dim, Strides<unit, 1, k_row, k_row>>(finite_q, ds, q, depth,
                                                           dk + (begin - first) * k_row, count);
     add_product<head_dim, Strides<1, unit, k_row, dq_row>>(finite_k, ds, keys, count, dq,
                                                            round_up(rows.size(), 8));
@@ -234,13 +244,19 @@ struct VectorBackward {
   // `first`.
   __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, int first, int count) const {
     const Vec scale = splat(params.scale_log2);
-    for (int i = 0; i < unit; i += lanes) {
-      const Vec offsets = load_offsets(offset + i), subtracted = device::load(delta + i);
+    Vec offsets[unit / lanes], subtracted[unit / lanes];
+    for (int j = 0; j < unit / lanes; ++j) {
+      offsets[j] = load_offsets(offset + j * lanes);
+      subtracted[j] = device::load(delta + j * lanes);
+    }
 #pragma nounroll
-      for (int key = 0; key < count; ++key) {
+    for (int key = 0; key < count; ++key) {
+#pragma unroll
+      for (int j = 0; j < unit / lanes; ++j) {
+        const int i = j * lanes;
         float* const weight = p + key * unit + i;
         float* const gradient = ds + key * unit + i;
-        const Vec e = exp2(fma(device::load(weight), scale, -offsets));
+        const Vec e = exp2(fma(device::load(weight), scale, -offsets[j]));
         Vec kept = e, dp = device::load(gradient);
         if constexpr (Spec::dropout) {
           const IntVec keeps =
@@ -250,7 +266,7 @@ struct VectorBackward {
           dp = select(keeps, dp * params.dropout.scale, Vec{});
         }
         store(weight, kept);
-        store(gradient, select(e == 0.0f, Vec{}, e * (dp - subtracted)));
+        store(gradient, select(e == 0.0f, Vec{}, e * (dp - subtracted[j])));
       }
     }
   }

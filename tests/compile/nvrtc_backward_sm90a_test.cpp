@@ -62,7 +62,10 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
       if (feature == 4) spec.mask = {CausalMask{}}, spec.deterministic = true;
       if (feature == 5) spec.mask = {PaddingMask{}, BlockSparseMask{.per_head = true}};
       if (feature == 6) spec.mask = {SlidingWindowMask{.sinks = true}}, spec.grad_dtype = DType::fp32;
-      if (feature == 7) spec.dtype = DType::fp16, spec.deterministic = spec.dropout = true;
+      if (feature == 7) {
+        spec.mask = {CausalMask{}, PaddingMask{}, BlockSparseMask{}};
+        spec.dtype = DType::fp16, spec.deterministic = spec.dropout = true;
+      }
       const bool always = usual && feature < 4;
       if (always || has_turn(place, usual ? 3 : 53)) cases.push_back(default_case(spec.validated(), target));
       ++place;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "codegen/declarations.hpp"
+#include "codegen/formula_functors.hpp"
 #include "runtime/argument_checks.hpp"
 
 namespace flashjit {
@@ -172,16 +173,12 @@ class Check {
 
 }  // namespace
 
-bool has_formula_params(const AttentionSpec& spec) {
-  return has_formulas(spec) || spec.sink_logits;
-}
-
 std::optional<device::FormulaParams> check_formula_arguments(const AttentionSpec& spec, Device device,
                                                              const AttentionArgs& args,
                                                              const device::ProblemParams& problem,
                                                              float scale) {
   std::optional<device::FormulaParams> made;
-  if (!has_formula_params(spec)) return made;
+  if (!reads_formula_params(spec)) return made;
   device::FormulaParams& formulas = made.emplace();
   formulas.scale = scale;
   Check check(spec, device, args, problem);

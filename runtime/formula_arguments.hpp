@@ -10,9 +10,6 @@
 
 namespace flashjit {
 
-// Whether kernels of the spec take FormulaParams.
-bool has_formula_params(const AttentionSpec& spec);
-
 // The params, of arguments whose presence was checked; absent if kernels of the spec take none. `problem` and
 // `scale` are those that check_attention() made. Touches no tensor memory. Throws invalid_argument naming the
 // argument.

@@ -191,9 +191,9 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       args->dropout_offset = case_.seed;
     }
     masks_.set_sizes(*args);
-    const bool tables = !masks_.tables.empty() || !spec.tables.empty();
-    if (spec.varlen && tables) args->max_seqlen_q = longest.seqlen_q;
-    if (packed_keys() && tables) args->max_seqlen_k = longest.seqlen_k;
+    const bool bounds = !masks_.tables.empty() || !spec.tables.empty();  // tables are as long as they say
+    if (spec.varlen && bounds) args->max_seqlen_q = longest.seqlen_q;
+    if (packed_keys() && bounds) args->max_seqlen_k = longest.seqlen_k;
   }
   host_args_.named = host_named_;
   device_args_.named = device_named_;

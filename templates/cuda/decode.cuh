@@ -482,8 +482,7 @@ struct Decode {
       }
     }
 
-    // Merges all groups' sums. Calls write(row of the tile, column, four columns of the output, lse). `ends`:
-    // the sums are of all keys.
+    // Merges all groups' sums, of all keys if it `ends`. Calls write(row of the tile, column, columns, lse).
     template <bool ends, class Write>
     FLASHJIT_FN void merge_groups(const DecodeTile& tile, const Write& write) const {
       const u32 rows = static_cast<u32>(tile.positions * p_.tile_heads);

@@ -8,7 +8,7 @@
 namespace flashjit {
 namespace {
 
-constexpr std::size_t num_needs = static_cast<std::size_t>(Needs::kv_dtype) + 1;
+constexpr std::size_t num_needs = static_cast<std::size_t>(Needs::rotary_numbers) + 1;
 
 constexpr unsigned bit(Needs need) {
   return 1u << static_cast<int>(need);
@@ -24,6 +24,11 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.dropout) met |= bit(Needs::dropout);
   if (spec.kv_dtype) met |= bit(Needs::kv_dtype);
   if (spec.sink_logits) met |= bit(Needs::sink_logits);
+  const bool rotates_q = spec.rotary && spec.rotary->q;
+  if (spec.op != Operation::append_kv || rotates_q) met |= bit(Needs::queries);
+  if (rotates_q) met |= bit(Needs::rotates_q);
+  if (spec.rotary)
+    met |= bit(Needs::rotary) | bit(spec.rotary->tables ? Needs::rotary_tables : Needs::rotary_numbers);
   for (const Mask& mask : spec.mask) {
     if (std::holds_alternative<PaddingMask>(mask)) met |= bit(Needs::padding) | bit(Needs::key_lengths);
     if (const auto* window = std::get_if<SlidingWindowMask>(&mask))
@@ -44,12 +49,15 @@ constexpr std::array<ArgumentSets, num_needs> sets_of_needs() {
   return sets;
 }
 
-// One set for each bit of Argument::operations.
-constexpr std::array<ArgumentSet, 8> sets_of_operations() {
-  std::array<ArgumentSet, 8> sets{};
+// One for each bit of Argument::operations.
+constexpr std::array<ArgumentSets, 8> sets_of_operations() {
+  std::array<ArgumentSets, 8> sets{};
   for (const Argument& argument : arguments)
-    for (std::size_t i = 0; i < sets.size(); ++i)
-      if (argument.operations >> i & 1) sets[i] |= bit_of(argument);
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+      if (!(argument.operations >> i & 1)) continue;
+      sets[i].allowed |= bit_of(argument);
+      if (!(argument.optional_in >> i & 1)) sets[i].required |= bit_of(argument);
+    }
   return sets;
 }
 
@@ -80,8 +88,8 @@ ArgumentSets arguments_of(const AttentionSpec& spec) noexcept {
     sets.allowed |= of_needs[need].allowed;
     sets.required |= of_needs[need].required;
   }
-  const ArgumentSet of_operation = of_operations[static_cast<std::size_t>(spec.op)];
-  return {sets.allowed & of_operation, sets.required & of_operation};
+  const ArgumentSets& of_operation = of_operations[static_cast<std::size_t>(spec.op)];
+  return {sets.allowed & of_operation.allowed, sets.required & of_operation.required};
 }
 
 std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument) {
@@ -119,6 +127,16 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       return "the spec has no \"kv_dtype\": k and v hold their values themselves; leave the argument out";
     case Needs::sink_logits:
       return "the spec has \"sink_logits\": false: ask for a kernel with \"sink_logits\": true";
+    case Needs::queries:
+    case Needs::rotates_q:
+      return "the spec's rotary does not rotate Q: ask for a kernel with \"rotary\": {\"q\": true}";
+    case Needs::rotary:
+      return "the spec has no rotary: ask for a kernel with \"rotary\": {\"style\": \"half\"}";
+    case Needs::rotary_tables:
+      return "the spec's rotary has no tables: ask for a kernel with \"rotary\": {\"tables\": \"fp32\"}";
+    case Needs::rotary_numbers:
+      return spec.rotary ? "the spec's rotary has tables, which say what the angles are"
+                         : "the spec has no rotary: leave the argument out";
   }
   return "the spec has it";
 }

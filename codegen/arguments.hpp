@@ -44,13 +44,19 @@ enum class Needs {
   tree,
   sink_logits,
   kv_dtype,
+  queries,  // every operation but an append_kv that does not rotate Q
+  rotates_q,
+  rotary,
+  rotary_tables,
+  rotary_numbers,  // rotary without tables
 };
 
 // How the tensors k and v hold keys: a slot for each batch entry, packed sequences, or pages.
 enum class KeyLayout { batched, packed, paged };
 constexpr KeyLayout key_layout(const AttentionSpec& spec) {
   if (spec.paged) return KeyLayout::paged;
-  return spec.varlen && spec.op != Operation::decode ? KeyLayout::packed : KeyLayout::batched;
+  const bool packs_keys = spec.op != Operation::decode && spec.op != Operation::append_kv;
+  return spec.varlen && packs_keys ? KeyLayout::packed : KeyLayout::batched;
 }
 
 // A tensor's dimensions.
@@ -109,10 +115,13 @@ struct Argument {
   Layout layout;                         // a number's text says what it means
   unsigned operations;                   // that have the argument; one bit for each Operation
   unsigned read_by = 0;                  // operations that read it, though `role` is output
+  unsigned written_by = 0;               // operations that write it, though `role` is input
+  unsigned optional_in = 0;              // operations that do without it, though it is required
 
   // What the argument is in an operation.
   constexpr Role role_in(Operation operation) const {
-    return read_by >> static_cast<int>(operation) & 1 ? Role::input : role;
+    const int bit = static_cast<int>(operation);
+    return read_by >> bit & 1 ? Role::input : written_by >> bit & 1 ? Role::output : role;
   }
 
   // Null for a number.
@@ -134,7 +143,8 @@ constexpr unsigned bit(Operation operation) {
   return 1u << static_cast<int>(operation);
 }
 constexpr unsigned forward = bit(Operation::forward), decode = bit(Operation::decode),
-                   merge = bit(Operation::merge), backward = bit(Operation::backward);
+                   merge = bit(Operation::merge), backward = bit(Operation::backward),
+                   append = bit(Operation::append_kv);
 constexpr unsigned attention = forward | decode, training = forward | backward;
 constexpr bool required = true, optional = false;
 
@@ -155,6 +165,9 @@ constexpr DType of_gradients(const Spec& s) {
 }
 constexpr DType of_parts(const Spec& s) {
   return s.parts_dtype.value_or(DType::fp32);
+}
+constexpr DType of_rotary_tables(const Spec& s) {
+  return s.rotary ? s.rotary->tables.value_or(DType::fp32) : DType::fp32;
 }
 constexpr DType int32(const Spec&) {
   return DType::int32;
@@ -203,6 +216,21 @@ constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_
                            if (s.varlen) return {z.num_heads_q, total(z.batch, z.seqlen_q, z.total_q)};
                            return {z.batch, z.num_heads_q, z.seqlen_q};
                          }};
+inline Sizes new_sizes(const Spec& s, const Shape& z, int dim) {
+  if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q), z.num_heads_kv, dim};
+  return {z.batch, z.seqlen_q, z.num_heads_kv, dim};
+}
+constexpr Layout new_k{rows, packed,
+                       [](const Spec& s, const Shape& z) { return new_sizes(s, z, s.head_dim); }};
+constexpr Layout new_v{rows, packed, [](const Spec& s, const Shape& z) { return new_sizes(s, z, dim_v(s)); }};
+constexpr Layout of_tokens{"[batch, seqlen]", "packed [total]", [](const Spec& s, const Shape& z) -> Sizes {
+                             if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q)};
+                             return {z.batch, z.seqlen_q};
+                           }};
+constexpr Layout angles{"[positions, rotary dim / 2]", [](const Spec& s, const Shape& z) -> Sizes {
+                          const int dim = s.rotary && s.rotary->dim ? s.rotary->dim : s.head_dim;
+                          return {z.seqlen_k, dim / 2};
+                        }};
 // The tuner measures with so many parts.
 inline Sizes parts_of(Sizes sizes) {
   sizes.insert(sizes.begin(), 4);
@@ -242,12 +270,12 @@ using enum Role;
 using enum Needs;
 // clang-format off
 inline constexpr Argument all[] = {
-    {"q", 1, &Args::q, input, nothing, required, elements, like_q, attention | backward},
-    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward},
-    {"v", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward},
+    {"q", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append},
+    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append, 0, append},
+    {"v", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append, 0, append},
     {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
     {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
-    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward},
+    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append, 0, 0, append},
     {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training},
     {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward},
     {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training},
@@ -272,7 +300,7 @@ inline constexpr Argument all[] = {
      table, dropout, optional, int64, one, training},
     {"parts_o", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
     {"parts_lse", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
-    {"page_table", 30, &Args::page_table, table, paged, required, int32, page_lists, attention},
+    {"page_table", 30, &Args::page_table, table, paged, required, int32, page_lists, attention | append, 0, 0, append},
     {"do", 31, &Args::d_o, input, nothing, required, elements, like_o, backward},
     {"dlse", 32, &Args::dlse, input, nothing, optional, fp32, of_rows, backward},
     {"dq", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
@@ -281,6 +309,16 @@ inline constexpr Argument all[] = {
     {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention},
     {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention},
     {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention},
+    {"k_new", 39, &Args::k_new, input, nothing, required, elements, new_k, append},
+    {"v_new", 40, &Args::v_new, input, nothing, required, elements, new_v, append},
+    {"slots", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
+    {"append_positions", 42, &Args::append_positions, table, nothing, optional, int32, lengths, append},
+    {"q_out", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append},
+    {"rotary_positions", 44, &Args::rotary_positions, table, rotary, optional, int32, of_tokens, append},
+    {"rotary_cos", 45, &Args::rotary_cos, input, rotary_tables, required, of_rotary_tables, angles, append},
+    {"rotary_sin", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append},
+    {"rotary_base", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append},
+    {"rotary_scale", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append},
 };
 // clang-format on
 

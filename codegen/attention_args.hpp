@@ -161,6 +161,29 @@ struct AttentionArgs {
   // Its sizes are the launch's: seqlen_q and seqlen_k those of q and k, with varlen at least the longest
   // sequence's, with pages any; a name of its own has one size in all tables.
   std::span<const NamedArgument> named{};
+  // append_kv: writes new rows into the caches k and v, which are outputs then: [batch, seqlen_k, heads_kv,
+  // head_dim], with paged pages. The rest of the caches keeps its contents. slots or append_positions says
+  // where the rows go; a token whose place is outside the caches is skipped. Two tokens with one place: the
+  // contents of that row are undefined.
+  std::optional<Tensor> k_new{}, v_new{};  // [batch, seqlen, heads_kv, head_dim], varlen: [total, ...]
+  // int64 [batch, seqlen], packed [total]: page * page_size + row of the page, in contiguous caches
+  // batch entry * seqlen_k + row; a negative one skips the token.
+  std::optional<Tensor> slots{};
+  // Instead of slots: int32 [batch], the place of each batch entry's first new token; with paged in the pages
+  // that page_table has for it. Packed tokens take cu_seqlens_q then;
+  // those beyond its end are skipped.
+  std::optional<Tensor> append_positions{};
+  // rotary with q: q rotated. It may be q itself; otherwise it must not share memory with q.
+  std::optional<Tensor> q_out{};
+  // rotary: int32 [batch, seqlen], packed [total]; absent: the tokens' places, which takes append_positions.
+  std::optional<Tensor> rotary_positions{};
+  // rotary with tables: [positions, rotary dim / 2], the cosine and the sine of each pair's angle. A position
+  // beyond the tables counts as the nearest one.
+  std::optional<Tensor> rotary_cos{}, rotary_sin{};
+  // rotary without tables: pair i of a token at position p turns by p / rotary_scale * rotary_base^(-2 i /
+  // dim).
+  std::optional<double> rotary_base{};   // absent: 10,000
+  std::optional<double> rotary_scale{};  // absent: 1
 
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,

@@ -74,6 +74,14 @@ std::string member(const char*, const std::vector<Mask>& masks) {
   }
   return line(type + ">");
 }
+std::string member(const char*, const std::optional<Rotary>& rotary) {
+  std::string text =
+      line(std::string("static constexpr RotaryStyle rotary = RotaryStyle::") + to_string(rotary->style));
+  if (rotary->dim) text += constant("rotary_dim", rotary->dim);
+  if (rotary->q) text += constant("rotates_q", true);
+  if (rotary->tables) text += line(std::string("using RotaryTable = ") + to_string(*rotary->tables));
+  return text;
+}
 // spec_struct() writes head_dim_v beside head_dim; the effect of pins stands in Config.
 std::string member(const char*, int) {
   return {};

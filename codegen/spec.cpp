@@ -69,6 +69,12 @@ void check_kv_dtype(const AttentionSpec& spec) {
         asked + " is not supported by a forward without pages; \"paged\": true or op decode would work");
 }
 
+void check_rotary(const AttentionSpec& spec) {
+  if (!spec.rotary) return;
+  if (spec.rotary->dim) check_steps("rotary.dim", spec.rotary->dim, 2, spec.head_dim, 2);
+  check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
+}
+
 class Hasher {
  public:
   void add(std::size_t value) noexcept {
@@ -84,6 +90,13 @@ class Hasher {
   void add_field(const std::optional<DType>& value) noexcept { add_small(value ? 1 + unsigned(*value) : 0); }
   void add_field(const std::optional<KvScale>& value) noexcept {
     add_small(value ? 1 + unsigned(*value) : 0);
+  }
+  void add_field(const std::optional<Rotary>& rotary) noexcept {
+    if (!rotary) return;
+    add_small(1 + unsigned(rotary->style));
+    add_small(rotary->q);
+    add_field(rotary->tables);
+    add_field(rotary->dim);
   }
   void add_field(const std::vector<Mask>& masks) noexcept {
     for (const Mask& mask : masks) {
@@ -163,6 +176,7 @@ AttentionSpec AttentionSpec::validated() const {
   check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
   check_dtype_of("grad_dtype", spec.grad_dtype, spec.dtype);
   check_kv_dtype(spec);
+  check_rotary(spec);
   check_masks(spec.mask);
   check_supported(spec);
   return spec;
@@ -243,6 +257,16 @@ const char* to_string(KvScale scale) noexcept {
       return "head";
     case KvScale::token_head:
       return "token_head";
+  }
+  return "unknown";
+}
+
+const char* to_string(RotaryStyle style) noexcept {
+  switch (style) {
+    case RotaryStyle::half:
+      return "half";
+    case RotaryStyle::interleaved:
+      return "interleaved";
   }
   return "unknown";
 }

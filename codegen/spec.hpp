@@ -47,6 +47,19 @@ struct DeclaredScalar {
   bool operator==(const DeclaredScalar&) const = default;
 };
 
+// The pairs of columns that a rotary embedding turns (Su et al. 2021): half: i and i + dim / 2; interleaved:
+// 2 i and 2 i + 1.
+enum class RotaryStyle { half, interleaved };
+
+// Rotary embedding of the first `dim` columns of K's heads; append_kv only.
+struct Rotary {
+  RotaryStyle style = RotaryStyle::half;
+  int dim = 0;                       // even; 0: head_dim
+  bool q = false;                    // the launch rotates Q, too
+  std::optional<DType> tables = {};  // of the given cosines and sines: fp32 or dtype; absent: computed
+  bool operator==(const Rotary&) const = default;
+};
+
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
   DType dtype = DType::bf16;
@@ -71,6 +84,7 @@ struct FLASHJIT_API AttentionSpec {
   std::vector<DeclaredScalar> scalars = {};
   bool sink_logits = false;  // each head's softmax sums begin with exp of a logit, as if with one more key
   bool precise = false;      // exp, log, tanh and sqrt of scores are exact to float32
+  std::optional<Rotary> rotary = {};  // append_kv; absent: K is written as it is
   PinnedConfig config = {};
 
   // Reads the JSON form (tools/spec.schema.json) and validates it. Throws invalid_spec or
@@ -91,6 +105,7 @@ struct FLASHJIT_API AttentionSpec {
 FLASHJIT_API const char* to_string(Operation) noexcept;
 FLASHJIT_API const char* to_string(DType) noexcept;
 FLASHJIT_API const char* to_string(KvScale) noexcept;
+FLASHJIT_API const char* to_string(RotaryStyle) noexcept;
 // Bytes of one element.
 FLASHJIT_API std::size_t size_of(DType) noexcept;
 

@@ -46,6 +46,14 @@ std::string json_of(const std::vector<Declared>& all) {
     text += (text.empty() ? "" : ", ") + json_string(one.name) + ": " + json_of(one);
   return "{" + text + "}";
 }
+std::string json_of(const std::optional<Rotary>& rotary) {
+  if (!rotary) return "null";
+  std::string text = std::string(R"({"style": ")") + to_string(rotary->style) + "\"";
+  if (rotary->dim) text += ", \"dim\": " + std::to_string(rotary->dim);
+  if (rotary->q) text += ", \"q\": true";
+  if (rotary->tables) text += ", \"tables\": " + json_of(rotary->tables);
+  return text + "}";
+}
 std::string json_of(const PinnedConfig& config) {
   return to_json(config);
 }
@@ -64,6 +72,7 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   if (spec.kv_dtype == spec.dtype) spec.kv_dtype.reset();
   if (spec.kv_scale == KvScale::tensor) spec.kv_scale.reset();
   if (spec.grad_dtype == spec.dtype) spec.grad_dtype.reset();
+  if (spec.rotary && spec.rotary->dim == spec.head_dim) spec.rotary->dim = 0;
   return spec;
 }
 

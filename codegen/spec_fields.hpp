@@ -16,8 +16,9 @@ struct SpecField {
   using Member =
       std::variant<bool AttentionSpec::*, int AttentionSpec::*, std::optional<DType> AttentionSpec::*,
                    std::optional<KvScale> AttentionSpec::*, std::vector<Mask> AttentionSpec::*,
-                   std::vector<std::string> AttentionSpec::*, std::vector<DeclaredTable> AttentionSpec::*,
-                   std::vector<DeclaredScalar> AttentionSpec::*, PinnedConfig AttentionSpec::*>;
+                   std::optional<Rotary> AttentionSpec::*, std::vector<std::string> AttentionSpec::*,
+                   std::vector<DeclaredTable> AttentionSpec::*, std::vector<DeclaredScalar> AttentionSpec::*,
+                   PinnedConfig AttentionSpec::*>;
   const char* name;
   Member member;
 };
@@ -42,6 +43,7 @@ inline constexpr SpecField spec_fields[] = {
     {"scalars", &AttentionSpec::scalars},
     {"sink_logits", &AttentionSpec::sink_logits},
     {"precise", &AttentionSpec::precise},
+    {"rotary", &AttentionSpec::rotary},
     {"config", &AttentionSpec::config},
 };
 

@@ -31,6 +31,7 @@ constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
                                   DType::bf16, DType::fp16,     DType::fp32};
 constexpr std::array kv_scales = {KvScale::tensor, KvScale::head, KvScale::token_head};
 constexpr std::array dtypes = {DType::bf16, DType::fp16, DType::fp32};
+constexpr std::string_view names_of_rotary[] = {"style", "dim", "q", "tables"};
 constexpr auto names_of_config = [] {
   std::array<std::string_view, 8> names;
   std::size_t count = 0;
@@ -316,6 +317,23 @@ void read_field(const Object& fields, const char* name, std::vector<DeclaredScal
     members.read(declared.name.c_str(), declared.dtype, scalar_dtypes);
     out.push_back(std::move(declared));
   }
+}
+
+void read_field(const Object& fields, const char* name, std::optional<Rotary>& out) {
+  const Json* rotary = fields.find(name);
+  if (!rotary) return;
+  if (!rotary->is_object())
+    invalid(fields.wrong(name, *rotary, R"(must be an object; {"style": "half"} would work)"));
+  const Object given(*rotary, std::string(name) + ".", names_of_rotary);
+  Rotary& r = out.emplace();
+  given.read("style", r.style, std::array{RotaryStyle::half, RotaryStyle::interleaved});
+  given.read("dim", r.dim);
+  given.read("q", r.q);
+  given.read("tables", r.tables, dtypes);
+  if (given.find("dim") != nullptr && r.dim == 0)
+    invalid(
+        "rotary.dim 0 rotates nothing; leaving rotary out would work, or leaving dim out, which means "
+        "head_dim");
 }
 
 void read_field(const Object& fields, const char* name, PinnedConfig& out) {

@@ -123,7 +123,17 @@ typedef enum {
   FLASHJIT_ARG_DV = 35,                    /* tensor */
   FLASHJIT_ARG_SINK_LOGITS = 36,           /* tensor */
   FLASHJIT_ARG_K_SCALE = 37,               /* tensor */
-  FLASHJIT_ARG_V_SCALE = 38                /* tensor */
+  FLASHJIT_ARG_V_SCALE = 38,               /* tensor */
+  FLASHJIT_ARG_K_NEW = 39,                 /* tensor; append_kv, which writes _K and _V */
+  FLASHJIT_ARG_V_NEW = 40,                 /* tensor */
+  FLASHJIT_ARG_SLOTS = 41,                 /* tensor */
+  FLASHJIT_ARG_APPEND_POSITIONS = 42,      /* tensor */
+  FLASHJIT_ARG_Q_OUT = 43,                 /* tensor */
+  FLASHJIT_ARG_ROTARY_POSITIONS = 44,      /* tensor */
+  FLASHJIT_ARG_ROTARY_COS = 45,            /* tensor */
+  FLASHJIT_ARG_ROTARY_SIN = 46,            /* tensor */
+  FLASHJIT_ARG_ROTARY_BASE = 47,           /* real */
+  FLASHJIT_ARG_ROTARY_SCALE = 48           /* real */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

@@ -15,10 +15,9 @@ constexpr struct {
   Operation op;
   const OperationRuntime& runtime;
 } operations[] = {
-    {Operation::forward, forward_runtime},
-    {Operation::backward, backward_runtime},
-    {Operation::decode, decode_runtime},
-    {Operation::merge, merge_runtime},
+    {Operation::forward, forward_runtime},  {Operation::backward, backward_runtime},
+    {Operation::decode, decode_runtime},    {Operation::merge, merge_runtime},
+    {Operation::append_kv, append_runtime},
 };
 
 }  // namespace

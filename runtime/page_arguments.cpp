@@ -12,6 +12,8 @@ namespace {
 
 constexpr int largest_power = 256, page_step = 16;
 
+}  // namespace
+
 void require_page_size(const Tensor& k) {
   const int page_size = size(k, 1);
   const bool is_power = page_size > 0 && std::has_single_bit(static_cast<unsigned>(page_size));
@@ -23,8 +25,6 @@ void require_page_size(const Tensor& k) {
                   " keys; a page size is a power of two up to ", largest_power, " or a multiple of ",
                   page_step, "; ", below, " would work");
 }
-
-}  // namespace
 
 // key / page_size by multiplication (Granlund, Montgomery 1994): with 2^(bits - 1) < page_size <= 2^bits, the
 // error of 2^(31 + bits) / page_size, rounded up, stays below 1 / page_size for keys below 2^31.

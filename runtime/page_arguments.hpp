@@ -15,6 +15,9 @@ struct CheckedPages {
 // k has been checked but for its sizes of pages. Throws invalid_argument. Touches no tensor memory.
 CheckedPages check_pages(const AttentionSpec& spec, Device device, const AttentionArgs& args, int batch);
 
+// Throws invalid_argument unless k's pages have a size that kernels take.
+void require_page_size(const Tensor& k);
+
 // Sets how device code divides by page_size, which is set already.
 void set_division(device::PageTable& table);
 

@@ -50,6 +50,7 @@ class Tables {
         lengths_q_(typical_lengths(shape.batch, shape.seqlen_q, shape.total_q, 1)),
         lengths_k_(typical_lengths(shape.batch, shape.seqlen_k, shape.total_k, 2)) {
     if (spec.paged) add_pages();
+    if (spec.op == Operation::append_kv) add_positions();
     if (!spec.varlen) return;
     const std::int64_t starts = std::int64_t{shape.batch} + 1;
     add(&AttentionArgs::cu_seqlens_q, {starts}, starts_of(lengths_q_));
@@ -102,6 +103,13 @@ class Tables {
   MaskTables take() { return std::move(tables_); }
 
  private:
+  // The new tokens are the last that the cache has room for.
+  void add_positions() {
+    Lengths positions(static_cast<std::size_t>(shape_.batch));
+    for (std::int32_t& one : positions) one = std::max(shape_.seqlen_k - shape_.seqlen_q, 0);
+    add(&AttentionArgs::append_positions, {shape_.batch}, std::move(positions));
+  }
+
   // In random order, as a cache has them that has been in use for some time.
   void add_pages() {
     const std::int64_t of_entry = argument_table::pages_of(shape_);
@@ -137,7 +145,7 @@ Shape with_totals(Shape shape, const MaskTables& tables) {
 }
 
 void set_typical_numbers(const AttentionSpec& spec, const Shape& shape, AttentionArgs& args) {
-  if (spec.varlen) {
+  if (has_argument(spec, argument_of(&AttentionArgs::max_seqlen_q))) {
     args.max_seqlen_q = shape.seqlen_q;
     if (key_layout(spec) == KeyLayout::packed) args.max_seqlen_k = shape.seqlen_k;
   }

@@ -148,8 +148,8 @@ TEST_F(CApi, BadSpecs) {
   }
   expect(FLASHJIT_INVALID_SPEC, {"head_dimm", "head_dim"},
          flashjit_spec_create(R"({"op": "forward", "dtype": "bf16", "head_dimm": 64})", &s));
-  expect(FLASHJIT_UNSUPPORTED, {"append_kv"},
-         flashjit_spec_create(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 64})", &s));
+  expect(FLASHJIT_UNSUPPORTED, {"paged true"},
+         flashjit_spec_create(R"({"op": "merge", "dtype": "bf16", "head_dim": 64, "paged": true})", &s));
   EXPECT_EQ(s, nullptr) << "written by a call that failed";
 }
 

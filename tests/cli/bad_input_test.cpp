@@ -51,8 +51,8 @@ TEST(BadSpec, Text) {
                  {"dtpe", "dtype"});
   expect_failure(flashjit, {"render", R"({"op": "forward", "dtype": "bf16"})"}, invalid_spec, {"head_dim"});
   expect_failure(flashjit, {"compile", flashjit.file("empty.json", "")}, invalid_spec, {"empty.json"});
-  expect_failure(flashjit, {"compile", R"({"op": "append_kv", "dtype": "bf16", "head_dim": 64})"},
-                 unsupported, {"append_kv"});
+  expect_failure(flashjit, {"compile", R"({"op": "merge", "dtype": "bf16", "head_dim": 64, "paged": true})"},
+                 unsupported, {"paged true"});
   expect_failure(
       flashjit,
       {"compile", R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "config": {"block_m": 7}})"},

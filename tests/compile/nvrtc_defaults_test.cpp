@@ -151,6 +151,33 @@ TEST_F(NvrtcTest, Merge) {
   });
 }
 
+// An append is bound by memory: no spill, and loads and stores of 16 bytes wherever halves of pairs lie
+// alike.
+TEST_F(NvrtcTest, Append) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  const std::optional<Rotary> rotaries[] = {{},
+                                            Rotary{.q = true},
+                                            Rotary{.style = RotaryStyle::interleaved, .dim = 64, .q = true},
+                                            Rotary{.dim = 32, .tables = DType::fp32},
+                                            Rotary{.dim = 20, .q = true}};
+  for (const Target& target : cuda_targets())
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      for (const std::optional<Rotary>& rotary : rotaries)
+        for (const bool varlen : {false, true}) {
+          AttentionSpec spec{.op = Operation::append_kv, .dtype = dtype, .head_dim = 128, .varlen = varlen};
+          spec.rotary = rotary;
+          if (has_turn(place++, 16)) cases.push_back(default_case(spec.validated(), target));
+        }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+    EXPECT_NE(kernel.assembly.find("ld.global.nc.L1::no_allocate.v4"), std::string::npos) << c.name();
+    EXPECT_NE(kernel.assembly.find("st.global.v4"), std::string::npos) << c.name();
+    EXPECT_EQ(kernel.assembly.find(".f64"), std::string::npos) << c.name();
+    expect_no_spill(c, kernel);
+  });
+}
+
 // Dropout's words take registers and shared memory: the usual head dimensions in bf16
 // for both targets; fp16, other head dimensions and masks in turns.
 TEST_F(NvrtcTest, DefaultKernelsWithDropout) {

@@ -35,7 +35,8 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
   EXPECT_EQ(masks.size(), std::variant_size_v<Mask>);
   for_each_choice([&](const char* name, auto, auto) { choices.insert(name); });
   for (const Target& target : Target::all()) {
-    for (const Operation op : {Operation::forward, Operation::decode, Operation::merge}) {
+    for (const Operation op :
+         {Operation::forward, Operation::decode, Operation::merge, Operation::append_kv}) {
       const KernelFamily& family = family_of(op, target);
       EXPECT_THAT(fields, IsSupersetOf(family.fields)) << target.str();
       EXPECT_THAT(masks, IsSupersetOf(family.masks)) << target.str();
@@ -49,8 +50,8 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
 TEST(SpecFields, AreAllMembers) {
   const AttentionSpec spec;
   [[maybe_unused]] const auto& [op, dtype, head_dim, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13,
-                                f14, f15, f16, f17, f18, f19] = spec;
-  EXPECT_EQ(std::size(spec_fields), 19u);
+                                f14, f15, f16, f17, f18, f19, f20] = spec;
+  EXPECT_EQ(std::size(spec_fields), 20u);
 }
 
 TEST(Family, ForwardsAreDeterministic) {
@@ -110,11 +111,6 @@ TEST(Family, RefusalsSayWhatWouldWork) {
       why_unsupported(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
       "x86-64-v4 and x86-64-v4+amx");
-  const AttentionSpec other{.op = Operation::append_kv, .head_dim = 64};
-  EXPECT_EQ(why_unsupported(other, Target::parse("sm_80")),
-            "op append_kv is not supported on sm_80; op forward or decode or merge or backward would work");
-  expect_error(ErrorCode::unsupported, {"op append_kv is not supported on sm_80"},
-               [&] { search_space(other, Target::parse("sm_80")); });
 }
 
 }  // namespace

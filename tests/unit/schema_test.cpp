@@ -48,6 +48,11 @@ Json in_config(const Json& object) {
   spec["config"] = object;
   return spec;
 }
+Json in_rotary(const Json& object) {
+  Json spec = {{"op", "append_kv"}, {"dtype", "bf16"}, {"head_dim", 256}};
+  spec["rotary"] = object;
+  return spec;
+}
 template <class Kind>
 Json in_mask(const Json& object) {
   Json spec = smallest();
@@ -82,7 +87,7 @@ void check_property(const std::string& name, const Json& property, Place place) 
   // Tries several operations and dtypes: fields, and the dtypes of other tensors, depend on them.
   const auto accepts = [&](const Json& value) {
     std::string message;
-    for (const char* op : {"merge", "decode", "forward"}) {
+    for (const char* op : {"merge", "append_kv", "decode", "forward"}) {
       for (const char* dtype : {"fp16", "fp32", "bf16"}) {
         Json spec = place(Json{{name, value}});
         if (name != "op") spec["op"] = op;
@@ -145,6 +150,7 @@ TEST(Schema, AgreesWithTheParser) {
   ASSERT_EQ(refusal(smallest()), "");
   check_object(schema, in_spec);
   check_object(schema["properties"]["config"], in_config);
+  check_object(schema["properties"]["rotary"], in_rotary);
   const Json& masks = schema["properties"]["mask"]["items"]["anyOf"];
   ASSERT_EQ(masks.size(), 1 + std::size(in_masks) + 3);  // the last ones are a neighbourhood and formulas
   for (std::size_t i = 0; i < std::size(in_masks); ++i) {

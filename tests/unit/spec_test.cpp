@@ -236,10 +236,27 @@ TEST(Spec, OutputInFloat) {
             std::nullopt);
 }
 
+TEST(Spec, Rotary) {
+  const auto append = [](const std::string& rotary) {
+    return R"({"op": "append_kv", "dtype": "bf16", "head_dim": 128, "rotary": )" + rotary + "}";
+  };
+  EXPECT_EQ(parse(append("{}")).to_json(), append(R"({"style": "half"})"));
+  EXPECT_EQ(parse(append(R"({"dim": 128, "tables": "fp32", "q": true, "style": "interleaved"})")).to_json(),
+            append(R"({"style": "interleaved", "q": true, "tables": "fp32"})"));
+  EXPECT_EQ(parse(append(R"({"dim": 22})")).to_json(), append(R"({"style": "half", "dim": 22})"));
+  EXPECT_NE(parse(append(R"({"q": true})")).hash(), parse(append("{}")).hash());
+  expect_invalid(append(R"({"dim": 130})"), {"rotary.dim 130", "between 2 and 128", "128 would work"});
+  expect_invalid(append(R"({"dim": 21})"), {"rotary.dim 21", "multiple of 2", "20 or 22 would work"});
+  expect_invalid(append(R"({"dim": 0})"), {"rotary.dim 0"});
+  expect_invalid(append(R"({"tables": "fp16"})"), {"rotary.tables fp16 is neither fp32 nor the dtype, bf16"});
+  expect_invalid(append(R"({"stile": "half"})"), {"unknown field \"rotary.stile\"", "did you mean style?"});
+  expect_invalid(append(R"("half")"), {"rotary \"half\" must be an object"});
+  expect_unsupported(with(R"("rotary": {})"), {"rotary", "op forward", "leaving it out would work"});
+  expect_unsupported(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})",
+                     {"op append_kv", "leaving it out would work"});
+}
+
 TEST(Spec, KnownButUnsupported) {
-  expect_unsupported(
-      R"({"op": "append_kv", "dtype": "bf16", "head_dim": 64})",
-      {"op append_kv is not supported by this version; forward or decode or merge or backward would work"});
   expect_unsupported(with(R"("parts_dtype": "bf16")"), {"parts_dtype \"bf16\"", "leaving it out would work"});
   expect_invalid(with(R"("o_dtype": "fp16")"),
                  {"o_dtype fp16 is neither fp32 nor the dtype, bf16", "leaving it out would work"});

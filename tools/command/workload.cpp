@@ -304,7 +304,7 @@ void Workload::finish() {
   for (const flashjit::Argument& argument : arguments)
     if (argument.role_in(spec_.op) == Role::output && has_argument(spec_, argument))
       add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
-  if (host_args_.cu_seqlens_q) {
+  if (host_args_.cu_seqlens_q && has_argument(spec_, argument_of(&AttentionArgs::max_seqlen_q))) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
     if (host_args_.cu_seqlens_k) host_args_.max_seqlen_k = shape_.seqlen_k;
   }
@@ -397,14 +397,29 @@ void Workload::write_outputs(const TensorFiles& files) const {
       verify::write_npy(files[*tensor.argument], tensor.host.view());
 }
 
+namespace {
+
+// Of all heads.
+double rows_of(const Tensor& t) {
+  double rows = 1;
+  for (int i = 0; i + 1 < t.rank; ++i) rows *= static_cast<double>(t.shape[i]);
+  return rows;
+}
+
+}  // namespace
+
 std::int64_t Workload::query_rows() const {
-  const Tensor& o = *host_args_.o;
+  const Tensor& o = spec_.op == Operation::append_kv ? *host_args_.k_new : *host_args_.o;
   std::int64_t rows = 1;
   for (int i = 0; i + 1 < o.rank; ++i) rows *= o.shape[i];
   return rows;
 }
 
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
+  if (spec.op == Operation::append_kv) {
+    const int dim = !spec.rotary ? 0 : spec.rotary->dim ? spec.rotary->dim : spec.head_dim;
+    return 3.0 * dim * (rows_of(*args.k_new) + (args.q ? rows_of(*args.q) : 0));
+  }
   const double passes = spec.op == Operation::backward ? 2.5 : 1;  // five products, where a forward has two
   if (!args.parts_o) return passes * 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
   double elements = 1;
@@ -418,7 +433,14 @@ double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {
   return verify::read_keys(spec, args) * of_key;
 }
 
+double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
+  const double elements = rows_of(*args.k_new) * (spec.head_dim + spec.head_dim_v) +
+                          (args.q ? rows_of(*args.q) * spec.head_dim : 0);
+  return 2 * elements * static_cast<double>(size_of(spec.dtype));
+}
+
 double Workload::decoded_bytes() const {
+  if (spec_.op == Operation::append_kv) return appended_bytes(spec_, host_args_);
   return spec_.op == Operation::decode ? bytes_of_keys(spec_, host_args_) : 0;
 }
 

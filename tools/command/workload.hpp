@@ -64,10 +64,14 @@ NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
                          const std::vector<std::string>& given);
 
 // Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
-// that the mask keeps, in a backward 2.5 times as many; for a merge, 2 for each element of the parts.
+// that the mask keeps, in a backward 2.5 times as many; for a merge, 2 for each element of the parts; for an
+// append_kv, 3 for each rotated element.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
 // Bytes of K and V, each read once for a key/value head. Reading them bounds a decode.
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);
+
+// Bytes that an append_kv reads and writes: the new rows, and Q where it is rotated.
+double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args);
 
 class Workload {
  public:
@@ -109,7 +113,7 @@ class Workload {
   std::int64_t query_rows() const;  // of all heads
   // Operations of one launch.
   double flops() const;
-  // Bytes of K and V in decode; otherwise 0.
+  // Bytes of K and V in decode, bytes read and written in append_kv; otherwise 0.
   double decoded_bytes() const;
   void write_inputs(const std::string& folder) const;
 

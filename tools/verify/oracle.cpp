@@ -1,5 +1,6 @@
 #include "tools/verify/oracle.hpp"
 
+#include "tools/verify/append_oracle.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/forward_oracle.hpp"
 #include "tools/verify/merge_oracle.hpp"
@@ -11,10 +12,9 @@ constexpr struct {
   Operation op;
   Oracle (*make)(const AttentionSpec&, const AttentionArgs&, const OracleOptions&);
 } oracles[] = {
-    {Operation::forward, forward_oracle},
-    {Operation::backward, backward_oracle},
-    {Operation::decode, forward_oracle},
-    {Operation::merge, merge_oracle},
+    {Operation::forward, forward_oracle},  {Operation::backward, backward_oracle},
+    {Operation::decode, forward_oracle},   {Operation::merge, merge_oracle},
+    {Operation::append_kv, append_oracle},
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ class Maker {
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
     if (counts_keys_) make_key_lengths();
     if (spec.paged) make_pages(spec);
+    if (spec.op == Operation::append_kv) make_append_positions();
   }
   MaskData take() { return std::move(data_); }
 
@@ -141,6 +142,13 @@ class Maker {
     std::vector<std::int32_t> values = options_.lengths_k;
     if (values.empty() && options_.hard && draw_.chance(0.8)) values = lengths(shape_.seqlen_k);
     if (!values.empty()) add(&AttentionArgs::seqlens_k, {shape_.batch}, std::move(values));
+  }
+
+  // The new tokens are the last that the cache has room for.
+  void make_append_positions() {
+    add(&AttentionArgs::append_positions, {shape_.batch},
+        std::vector<std::int32_t>(static_cast<std::size_t>(shape_.batch),
+                                  std::max(shape_.seqlen_k - shape_.seqlen_q, 0)));
   }
 
   // Pages in random order. Hard ones: entries that nobody may read hold anything.

@@ -1,0 +1,60 @@
+// append_kv on every GPU from sm_80 up: a thread copies two pieces of a row, of 16 bytes each.
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
+constexpr std::string_view fields[] = {"head_dim_v", "varlen", "paged", "deterministic", "rotary", "config"};
+constexpr std::string_view choices[] = {"num_warps"};
+
+std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
+  if (config.num_warps == 2 || config.num_warps == 4 || config.num_warps == 8) return {};
+  return "num_warps " + std::to_string(config.num_warps) + " is not 2, 4 or 8";
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {.block_m = {0}, .block_n = {0}, .num_stages = {1}, .num_warps = {2, 4, 8}};
+}
+
+std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return {};
+}
+
+KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
+  return {.num_warps = 4};
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  source.text += include_lines("cuda/append.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "AppendCudaSpec", "", choices, source.config, "") +
+                 R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+    flashjit_append(const __grid_constant__ Append<Spec, Config>::Params params) {
+  append<Spec, Config>(params);
+}
+)";
+  source.steps.push_back({.function = "flashjit_append", .threads = source.config.num_warps * 32});
+}
+
+}  // namespace
+
+extern constinit const KernelFamily append_cuda = {
+    .op = Operation::append_kv,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = {},
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

@@ -1,0 +1,73 @@
+// Where a new token's rows go in the caches.
+#pragma once
+
+#include "shared/append_params.h"
+
+namespace flashjit::device {
+
+struct TokenPlace {
+  i64 entry, row;      // in the new tensors; packed: entry 0
+  i64 page, page_row;  // in the caches
+  i64 position;        // of the token among its batch entry's keys; without append_positions 0
+  bool in_cache;       // the caches have that row
+  bool in_batch;       // the token belongs to a batch entry
+};
+
+// The batch entry that a packed token belongs to, by bisection: the last one that does not begin after it.
+FLASHJIT_FN int entry_of(const int* cu_seqlens, int batch, int token) {
+  int first = 0, end = batch;
+  while (end - first > 1) {
+    const int middle = first + (end - first) / 2;
+    if (cu_seqlens[middle] <= token)
+      first = middle;
+    else
+      end = middle;
+  }
+  return first;
+}
+
+// The row of the new tensors.
+template <bool varlen>
+FLASHJIT_FN TokenPlace row_of_token(const AppendParams& p, int token) {
+  TokenPlace at{};
+  at.row = token;
+  if constexpr (!varlen) {
+    at.entry = static_cast<i64>(p.seqlen.quotient(static_cast<u64>(token)));
+    at.row = token - at.entry * static_cast<i64>(p.seqlen.size);
+  }
+  return at;
+}
+
+// The rest of the place. Whatever slots, positions and page ids are, nothing outside the caches is
+// `in_cache`.
+template <bool varlen>
+FLASHJIT_FN void find_in_cache(const AppendParams& p, int token, TokenPlace& at) {
+  const auto page_size = static_cast<i64>(p.page_size.size);
+  if (p.slots) {
+    const i64 slot = p.slots[token];
+    at.in_batch = true;
+    at.in_cache = slot >= 0 && slot < p.num_slots;
+    at.page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(slot)));
+    at.page_row = slot - at.page * page_size;
+    return;
+  }
+  i64 entry = at.entry, row = at.row;
+  at.in_batch = true;
+  if constexpr (varlen) {
+    entry = entry_of(p.cu_seqlens, p.batch, token);
+    row = token - p.cu_seqlens[entry];
+    at.in_batch = p.batch > 0 && row >= 0 && token < p.cu_seqlens[entry + 1];
+    if (!at.in_batch) return;
+  }
+  at.position = i64{p.append_positions[entry]} + row;
+  at.in_cache = at.position >= 0 && at.position < p.entry_rows;
+  at.page = entry;
+  at.page_row = at.position;
+  if (!p.page_table || !at.in_cache) return;
+  const auto page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(at.position)));
+  at.page = p.page_table[entry * p.table_stride + page];
+  at.page_row = at.position - page * page_size;
+  at.in_cache = at.page >= 0 && at.page < p.num_pages;
+}
+
+}  // namespace flashjit::device

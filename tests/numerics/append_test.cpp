@@ -1,0 +1,158 @@
+// append_kv against the float64 oracle: every place that a token may have, and rotary embedding. Rows that no
+// token names keep their bits.
+#include <gtest/gtest.h>
+
+#include "tests/support/append_problem.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+class Append : public OnEveryDevice {
+ protected:
+  const Kernel& kernel(const AppendCase& given) {
+    return on().engine().get(given.spec(), {.batch = given.batch,
+                                            .seqlen_q = given.seqlen,
+                                            .seqlen_k = given.rows,
+                                            .num_heads_q = given.heads_q,
+                                            .num_heads_kv = given.heads_kv,
+                                            .page_size = given.page_size});
+  }
+  testing::AssertionResult computes(const AppendCase& given) {
+    AppendProblem problem(on(), given);
+    kernel(given).launch(problem.args());
+    on().synchronize();
+    testing::AssertionResult result = problem.check();
+    if (result && problem.written() == 0)
+      return testing::AssertionFailure() << given.str() << ": nothing written";
+    return result;
+  }
+};
+
+TEST_P(Append, PlacesInContiguousAndPagedCaches) {
+  for (const int page_size : {0, 1, 2, 16, 48, 256})
+    for (const bool packed : {false, true})
+      for (const bool by_slots : {false, true}) {
+        const AppendCase c{.batch = 5,
+                           .seqlen = 9,
+                           .rows = 100,
+                           .packed = packed,
+                           .by_slots = by_slots,
+                           .page_size = page_size};
+        EXPECT_TRUE(computes(c));
+      }
+}
+
+TEST_P(Append, HeadDimsAndDTypes) {
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const auto& [head_dim, head_dim_v] :
+         {std::pair{8, 8}, {72, 40}, {128, 128}, {192, 128}, {256, 256}}) {
+      const AppendCase c{
+          .heads_kv = 3, .heads_q = 6, .head_dim = head_dim, .head_dim_v = head_dim_v, .dtype = dtype};
+      if (!takes_next(c.spec())) continue;
+      EXPECT_TRUE(computes(c));
+    }
+}
+
+TEST_P(Append, Rotary) {
+  for (const RotaryStyle style : {RotaryStyle::half, RotaryStyle::interleaved})
+    for (const int dim : {0, 2, 6, 20, 48, 64, 88})
+      for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+        const AppendCase c{
+            .head_dim = 96, .dtype = dtype, .rotary = Rotary{.style = style, .dim = dim, .q = dim % 4 == 0}};
+        if (!takes_next(c.spec())) continue;
+        EXPECT_TRUE(computes(c));
+      }
+}
+
+TEST_P(Append, RotaryPositionsOfTheirOwn) {
+  for (const bool by_slots : {false, true})
+    for (const bool packed : {false, true})
+      EXPECT_TRUE(computes({.packed = packed,
+                            .by_slots = by_slots,
+                            .page_size = 16,
+                            .rotary = Rotary{.q = true},
+                            .own_positions = true}));
+}
+
+// Float32 shows the angles' own error: at far positions, with large and small bases and scales.
+TEST_P(Append, RotaryAtFarPositions) {
+  for (const auto& [base, scale] : {std::pair{1e4, 1.0}, {5e5, 8.0}, {1e7, 1.0}, {1.5, 0.01}})
+    EXPECT_TRUE(computes({.seqlen = 40,
+                          .dtype = DType::fp32,
+                          .rotary = Rotary{.q = true},
+                          .own_positions = true,
+                          .longest_position = 0x7fffffff,
+                          .base = base,
+                          .scale = scale}));
+}
+
+TEST_P(Append, RotaryTables) {
+  for (const DType dtype : {DType::bf16, DType::fp32})
+    for (const DType tables : {DType::fp32, dtype})
+      for (const RotaryStyle style : {RotaryStyle::half, RotaryStyle::interleaved})
+        for (const int dim : {0, 24})
+          EXPECT_TRUE(computes({.dtype = dtype,
+                                .rotary = Rotary{.style = style, .dim = dim, .q = true, .tables = tables},
+                                .own_positions = true}));
+}
+
+TEST_P(Append, QueriesInPlace) {
+  for (const RotaryStyle style : {RotaryStyle::half, RotaryStyle::interleaved})
+    for (const int dim : {0, 20})
+      EXPECT_TRUE(
+          computes({.seqlen = 7, .rotary = Rotary{.style = style, .dim = dim, .q = true}, .in_place = true}));
+}
+
+TEST_P(Append, Layouts) {
+  for (const MemoryLayout layout : {MemoryLayout::heads_first, MemoryLayout::batch_inside,
+                                    MemoryLayout::padded, MemoryLayout::sliced_heads, MemoryLayout::odd}) {
+    if (layout == MemoryLayout::odd && on().is_cuda()) continue;
+    for (const int page_size : {0, 16})
+      EXPECT_TRUE(computes({.page_size = page_size, .rotary = Rotary{.q = true}, .layout = layout}));
+  }
+}
+
+TEST_P(Append, ManyTokensAndHeads) {
+  EXPECT_TRUE(computes({.batch = 3, .seqlen = 700, .rows = 1000, .head_dim = 16}));
+  EXPECT_TRUE(computes({.batch = 1,
+                        .seqlen = 2,
+                        .heads_kv = 700,
+                        .heads_q = 1400,
+                        .head_dim = 8,
+                        .rotary = Rotary{.q = true},
+                        .wild = false}));
+}
+
+TEST_P(Append, NothingToDo) {
+  for (const AppendCase& c :
+       {AppendCase{.batch = 0}, {.seqlen = 0}, {.rows = 0}, {.heads_kv = 0, .heads_q = 0}}) {
+    AppendProblem problem(on(), c);
+    const AppendCase known{};
+    kernel(known).launch(problem.args());
+    on().synchronize();
+    EXPECT_TRUE(problem.check()) << c.str();
+    EXPECT_EQ(problem.written(), 0);
+  }
+}
+
+// The contents of the shared row are undefined; all else stays as it is.
+TEST_P(Append, WritersOfOneSlotWriteNowhereElse) {
+  const AppendCase c{.batch = 8, .seqlen = 32, .by_slots = true, .page_size = 16, .wild = false};
+  AppendProblem problem(on(), c);
+  problem.share_a_slot();
+  const std::vector<std::byte> before = problem.caches();
+  kernel(c).launch(problem.args());
+  on().synchronize();
+  EXPECT_TRUE(problem.check(false));
+  const std::vector<std::byte> after = problem.caches();
+  const std::size_t row = std::size_t{2} * 64 * 2, rows_of_k = after.size() / row / 2;
+  for (std::size_t i = 0; i < after.size(); ++i)
+    if (i / row % rows_of_k != 3) {
+      ASSERT_EQ(after[i], before[i]) << i;
+    }
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Append);
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -1,0 +1,325 @@
+// A launch of append_kv in guarded memory: caches full of poison, places of every kind, and the check that
+// what the oracle names was written rightly and nothing else was touched.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codegen/arguments.hpp"
+#include "tests/support/guarded_tensor.hpp"
+#include "tests/support/test_device.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/oracle.hpp"
+#include "tools/verify/report.hpp"
+
+namespace flashjit::testing_support {
+
+struct AppendCase {
+  int batch = 2, seqlen = 5, rows = 64;  // rows: of an entry's cache
+  int heads_kv = 2, heads_q = 4, head_dim = 64, head_dim_v = 0;
+  DType dtype = DType::bf16;
+  bool packed = false, by_slots = false;
+  int page_size = 0;  // 0: contiguous
+  std::optional<Rotary> rotary = {};
+  bool in_place = false, own_positions = false;  // rotary_positions are given
+  MemoryLayout layout = MemoryLayout::contiguous;
+  bool wild = true;  // some places are outside the caches
+  int longest_position = 1 << 20;
+  std::optional<double> base = {}, scale = {};
+  unsigned seed = 1;
+
+  AttentionSpec spec() const {
+    AttentionSpec spec;
+    spec.op = Operation::append_kv;
+    spec.dtype = dtype;
+    spec.head_dim = head_dim;
+    spec.head_dim_v = head_dim_v;
+    spec.varlen = packed;
+    spec.paged = page_size > 0;
+    spec.rotary = rotary;
+    return spec.validated();
+  }
+  std::string str() const {
+    return spec().to_json() + " batch " + std::to_string(batch) + " seqlen " + std::to_string(seqlen) +
+           " rows " + std::to_string(rows) + " heads " + std::to_string(heads_q) + " over " +
+           std::to_string(heads_kv) + " page size " + std::to_string(page_size) + (by_slots ? " slots" : "") +
+           (in_place ? " in place" : "") + " layout " + std::to_string(static_cast<int>(layout)) + " seed " +
+           std::to_string(seed);
+  }
+};
+
+class AppendProblem {
+  using Fence = GuardedTensor::Fence;
+
+ public:
+  AppendProblem(TestDevice& device, const AppendCase& given)
+      : case_(given),
+        spec_(given.spec()),
+        k_new_(device, given.dtype, of_tokens(given.heads_kv, given.head_dim), Poison::nan, Fence::after),
+        v_new_(device, given.dtype, of_tokens(given.heads_kv, spec_.head_dim_v), Poison::nan, Fence::before),
+        k_(device, given.dtype, of_cache(given.head_dim), Poison::nan, Fence::after),
+        v_(device, given.dtype, of_cache(spec_.head_dim_v), Poison::infinity, Fence::before),
+        q_(device, given.dtype, of_tokens(given.heads_q, given.head_dim), Poison::nan, Fence::after),
+        q_out_(device, given.dtype, of_tokens(given.heads_q, given.head_dim), Poison::nan, Fence::before),
+        slots_(device, DType::int64, plain(token_sizes()), Poison::nan, Fence::after),
+        positions_(device, DType::int32, plain({given.batch}), Poison::nan, Fence::after),
+        starts_(device, DType::int32, plain({given.batch + 1}), Poison::nan, Fence::after),
+        pages_(device, DType::int32, plain({given.batch, pages_of_entry()}), Poison::nan, Fence::after),
+        rotary_positions_(device, DType::int32, plain(token_sizes()), Poison::nan, Fence::after),
+        cos_(device, table_dtype(), plain({table_rows, pairs()}), Poison::nan, Fence::after),
+        sin_(device, table_dtype(), plain({table_rows, pairs()}), Poison::nan, Fence::before) {
+    std::mt19937 random(given.seed);
+    for (GuardedTensor* const tensor : {&k_new_, &v_new_, &q_}) fill(*tensor, random);
+    fill_tables(random);
+    fill_places(random);
+    for (GuardedTensor* const tensor : all()) tensor->upload();
+    make_args();
+    for (const GuardedTensor* const tensor : {&k_, &v_, &q_out_, &q_}) before_.push_back(tensor->elements());
+  }
+
+  const AttentionSpec& spec() const { return spec_; }
+  const AttentionArgs& args() const { return args_; }
+
+  // `whole`: rows that several tokens write are left out, and so is the check of what was not to be written.
+  testing::AssertionResult check(bool whole = true) {
+    for (GuardedTensor* const tensor : all()) tensor->download();
+    const bool rotates_q = spec_.rotary && spec_.rotary->q;
+    for (const auto& [tensor, name, written] : {std::tuple{&k_new_, "k_new", false},
+                                                {&v_new_, "v_new", false},
+                                                {&k_, "k", true},
+                                                {&v_, "v", true},
+                                                {&q_, "q", rotates_q && case_.in_place},
+                                                {&q_out_, "q_out", rotates_q && !case_.in_place},
+                                                {&slots_, "slots", false},
+                                                {&positions_, "append_positions", false},
+                                                {&pages_, "page_table", false},
+                                                {&starts_, "cu_seqlens_q", false},
+                                                {&rotary_positions_, "rotary_positions", false},
+                                                {&cos_, "rotary_cos", false},
+                                                {&sin_, "rotary_sin", false}})
+      if (auto untouched = tensor->was_not_touched(name, written); !untouched)
+        return untouched << case_.str();
+    const verify::Oracle oracle = verify::oracle_of(spec_, host_args());
+    const verify::Report report = verify::compare(oracle);
+    if (!report.ok()) return testing::AssertionFailure() << case_.str() << "\n" << report.str();
+    if (!whole) return testing::AssertionSuccess();
+
+    std::vector<std::vector<std::byte>> expected = before_;
+    const GuardedTensor* const outputs[] = {&k_, &v_, case_.in_place ? &q_ : &q_out_};
+    if (case_.in_place) expected[2] = before_[3];
+    oracle.compute([&](const verify::Expected& row) {
+      const std::vector<std::int64_t>& sizes = oracle.outputs[row.output].shape;
+      std::int64_t place = 0;
+      for (std::size_t i = 0; i + 1 < sizes.size(); ++i) place = place * sizes[i] + row.place[i];
+      const std::size_t bytes = row.values.size() * size_of(case_.dtype);
+      const std::vector<std::byte> now = outputs[row.output]->elements();
+      const auto at = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(place) * bytes);
+      std::copy_n(now.begin() + at, bytes, expected[row.output].begin() + at);
+      ++written_;
+    });
+    for (std::size_t i = 0; i < (rotates_q ? 3 : 2); ++i)
+      if (expected[i] != outputs[i]->elements())
+        return testing::AssertionFailure()
+               << case_.str() << ": " << oracle.outputs[i].name << " has changed where nothing is written";
+    return testing::AssertionSuccess();
+  }
+  // Rows that the last check() saw written.
+  int written() const { return written_; }
+  std::vector<std::byte> caches() {
+    k_.download();
+    v_.download();
+    std::vector<std::byte> bytes = k_.elements(), more = v_.elements();
+    bytes.insert(bytes.end(), more.begin(), more.end());
+    return bytes;
+  }
+
+  // Every token is to go to one slot.
+  void share_a_slot() {
+    const Tensor slots = slots_.on_host();
+    std::fill_n(static_cast<std::int64_t*>(slots.data), tokens(), std::int64_t{3});
+    slots_.upload();
+  }
+
+ private:
+  static constexpr int table_rows = 50;
+
+  static TensorShape plain(const std::vector<std::int64_t>& sizes) {
+    TensorShape shape{.rank = static_cast<int>(sizes.size())};
+    std::int64_t stride = 1;
+    for (int i = shape.rank - 1; i >= 0; --i) {
+      shape.shape[i] = sizes[static_cast<std::size_t>(i)];
+      shape.strides[i] = stride;
+      stride *= shape.shape[i];
+    }
+    return shape;
+  }
+  std::int64_t tokens() const { return std::int64_t{case_.batch} * case_.seqlen; }
+  std::vector<std::int64_t> token_sizes() const {
+    if (case_.packed) return {tokens()};
+    return {case_.batch, case_.seqlen};
+  }
+  TensorShape of_tokens(std::int64_t heads, std::int64_t dim) const {
+    std::vector<std::int64_t> sizes = token_sizes();
+    sizes.insert(sizes.end(), {heads, dim});
+    return arrange(case_.layout, sizes);
+  }
+  std::int64_t pages_of_entry() const {
+    return case_.page_size ? (case_.rows + case_.page_size - 1) / case_.page_size : 1;
+  }
+  std::int64_t num_pages() const { return case_.batch * pages_of_entry() + 2; }
+  TensorShape of_cache(std::int64_t dim) const {
+    if (case_.page_size) return arrange(case_.layout, {num_pages(), case_.page_size, case_.heads_kv, dim});
+    return arrange(case_.layout, {case_.batch, case_.rows, case_.heads_kv, dim});
+  }
+  int pairs() const {
+    if (!case_.rotary) return 1;
+    return (case_.rotary->dim ? case_.rotary->dim : case_.head_dim) / 2;
+  }
+  DType table_dtype() const {
+    return case_.rotary && case_.rotary->tables ? *case_.rotary->tables : DType::fp32;
+  }
+  std::vector<GuardedTensor*> all() {
+    return {&k_new_, &v_new_,     &k_,      &v_,     &q_,   &q_out_,
+            &slots_, &positions_, &starts_, &pages_, &cos_, &rotary_positions_,
+            &sin_};
+  }
+
+  static void fill(GuardedTensor& tensor, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    const Tensor t = tensor.on_host();
+    const std::int64_t entries = t.rank == 4 ? t.shape[0] : 1;
+    for (std::int64_t b = 0; b < entries; ++b)
+      for (std::int64_t i = 0; i < t.shape[t.rank - 3]; ++i)
+        for (std::int64_t h = 0; h < t.shape[t.rank - 2]; ++h)
+          for (std::int64_t c = 0; c < t.shape[t.rank - 1]; ++c)
+            verify::store_element(t.data, t.dtype,
+                                  (t.rank == 4 ? b * t.strides[0] : 0) + i * t.strides[t.rank - 3] +
+                                      h * t.strides[t.rank - 2] + c,
+                                  normal(random));
+  }
+  void fill_tables(std::mt19937& random) {
+    std::uniform_real_distribution<float> angle(0, 6.2831853f);
+    const Tensor c = cos_.on_host(), s = sin_.on_host();
+    for (std::int64_t i = 0; i < std::int64_t{table_rows} * pairs(); ++i) {
+      const float a = angle(random);
+      verify::store_element(c.data, c.dtype, i, std::cos(a));
+      verify::store_element(s.data, s.dtype, i, std::sin(a));
+    }
+  }
+  void fill_places(std::mt19937& random) {
+    const auto ints = [](const GuardedTensor& t) { return static_cast<std::int32_t*>(t.on_host().data); };
+    // Packed sequences of any lengths, among them none; the last tokens belong to none.
+    std::int32_t* const starts = ints(starts_);
+    starts[0] = 0;
+    for (int b = 1; b <= case_.batch; ++b) {
+      const std::int64_t left = tokens() - starts[b - 1], mean = 2 * case_.seqlen + 1;
+      const auto length = static_cast<std::int32_t>(random() % static_cast<unsigned>(mean));
+      starts[b] = starts[b - 1] + static_cast<std::int32_t>(std::min<std::int64_t>(length, left));
+    }
+    // The first entries lie across the cache's beginning and end.
+    for (int b = 0; b < case_.batch; ++b)
+      ints(positions_)[b] =
+          case_.wild && b == 0 ? case_.rows - case_.seqlen / 2
+          : case_.wild && b == 1
+              ? -case_.seqlen / 3
+              : static_cast<std::int32_t>(random() %
+                                          static_cast<unsigned>(std::max(case_.rows - case_.seqlen + 1, 1)));
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(num_pages()));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), random);
+    const std::int64_t entries = case_.batch * pages_of_entry();
+    std::copy_n(ids.begin(), entries, ints(pages_));
+    if (case_.wild && entries > 2) {
+      ints(pages_)[entries - 1] = -5;
+      ints(pages_)[entries - 2] = static_cast<std::int32_t>(num_pages());
+    }
+    const std::int64_t num_slots =
+        case_.page_size ? num_pages() * case_.page_size : std::int64_t{case_.batch} * case_.rows;
+    std::vector<std::int64_t> places(static_cast<std::size_t>(std::max(num_slots, tokens())));
+    std::iota(places.begin(), places.end(), 0);  // those beyond the caches are skipped
+    std::shuffle(places.begin(), places.end(), random);
+    const Tensor slots = slots_.on_host();
+    for (std::int64_t i = 0; i < tokens(); ++i) {
+      std::int64_t slot = places[static_cast<std::size_t>(i)];
+      if (case_.wild && i % 5 == 1) slot = -1 - i;
+      if (case_.wild && i % 7 == 3) slot = num_slots + i;
+      if (case_.wild && i % 11 == 5) slot = std::numeric_limits<std::int64_t>::max() - i;
+      static_cast<std::int64_t*>(slots.data)[i] = slot;
+      ints(rotary_positions_)[i] =
+          case_.rotary && case_.rotary->tables
+              ? static_cast<std::int32_t>(random() % 60) - 4
+              : static_cast<std::int32_t>(random() % static_cast<unsigned>(case_.longest_position));
+    }
+  }
+
+  void make_args() {
+    args_.k_new = k_new_.on_device();
+    args_.v_new = v_new_.on_device();
+    args_.k = k_.on_device();
+    args_.v = v_.on_device();
+    if (case_.by_slots) {
+      args_.slots = slots_.on_device();
+    } else {
+      args_.append_positions = positions_.on_device();
+      if (case_.packed) args_.cu_seqlens_q = starts_.on_device();
+      if (case_.page_size) args_.page_table = pages_.on_device();
+    }
+    if (!case_.rotary) return;
+    if (case_.by_slots || case_.own_positions) args_.rotary_positions = rotary_positions_.on_device();
+    if (case_.rotary->tables) {
+      args_.rotary_cos = cos_.on_device();
+      args_.rotary_sin = sin_.on_device();
+    } else {
+      args_.rotary_base = case_.base;
+      args_.rotary_scale = case_.scale;
+    }
+    if (!case_.rotary->q) return;
+    args_.q = q_.on_device();
+    args_.q_out = case_.in_place ? q_.on_device() : q_out_.on_device();
+  }
+  // The oracle reads Q as it was.
+  AttentionArgs host_args() {
+    AttentionArgs args = args_;
+    const std::pair<TensorMember, GuardedTensor*> members[] = {
+        {&AttentionArgs::k_new, &k_new_},
+        {&AttentionArgs::v_new, &v_new_},
+        {&AttentionArgs::k, &k_},
+        {&AttentionArgs::v, &v_},
+        {&AttentionArgs::slots, &slots_},
+        {&AttentionArgs::append_positions, &positions_},
+        {&AttentionArgs::cu_seqlens_q, &starts_},
+        {&AttentionArgs::page_table, &pages_},
+        {&AttentionArgs::rotary_positions, &rotary_positions_},
+        {&AttentionArgs::rotary_cos, &cos_},
+        {&AttentionArgs::rotary_sin, &sin_},
+        {&AttentionArgs::q, &q_},
+        {&AttentionArgs::q_out, case_.in_place ? &q_ : &q_out_}};
+    for (const auto& [member, tensor] : members)
+      if (args.*member) args.*member = tensor->on_host();
+    if (args.q && case_.in_place) {
+      q_before_ = before_[3];
+      std::vector<std::int64_t> sizes(args.q->shape.begin(), args.q->shape.begin() + args.q->rank);
+      args.q = Tensor::contiguous(q_before_.data(), case_.dtype, {}, sizes);
+    }
+    return args;
+  }
+
+  const AppendCase case_;
+  const AttentionSpec spec_;
+  GuardedTensor k_new_, v_new_, k_, v_, q_, q_out_, slots_, positions_, starts_, pages_, rotary_positions_,
+      cos_, sin_;
+  AttentionArgs args_;
+  std::vector<std::vector<std::byte>> before_;  // k, v, q_out, q
+  std::vector<std::byte> q_before_;
+  int written_ = 0;
+};
+
+}  // namespace flashjit::testing_support

@@ -1,0 +1,220 @@
+#include "tools/verify/append_oracle.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numbers>
+#include <unordered_map>
+
+#include "tools/verify/element.hpp"
+#include "tools/verify/error_bound.hpp"
+#include "tools/verify/layout.hpp"
+
+namespace flashjit::verify {
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+// A token's row of the new tensors and of the caches.
+struct Token {
+  std::int64_t entry = 0, row = 0;       // packed: entry 0
+  std::int64_t page = -1, page_row = 0;  // page -1: it is not written
+  std::int64_t position = 0;             // of its rotary embedding
+  bool in_batch = true;
+};
+
+struct Append {
+  AttentionSpec spec;
+  AttentionArgs args;
+  OracleOptions options;
+  std::vector<Token> tokens;
+
+  const Tensor& k_new() const { return *args.k_new; }
+  std::int64_t index(const Tensor& t, const Token& token, std::int64_t head) const {
+    if (t.rank == 3) return token.row * t.strides[0] + head * t.strides[1];
+    return token.entry * t.strides[0] + token.row * t.strides[1] + head * t.strides[2];
+  }
+};
+
+template <class T>
+T at(const Tensor& t, std::int64_t i, std::int64_t j = 0) {
+  return static_cast<const T*>(t.data)[i * t.strides[0] + j * t.strides[1]];
+}
+
+std::vector<Token> tokens_of(const AttentionSpec& spec, const AttentionArgs& args) {
+  const Tensor& k_new = need(args.k_new, "k_new", spec.varlen ? 3 : 4);
+  const Tensor& k = need(args.k, "k", 4);
+  need(args.v_new, "v_new", spec.varlen ? 3 : 4);
+  need(args.v, "v", 4);
+  if (!args.slots == !args.append_positions) refuse("either slots or append_positions is needed");
+  const std::int64_t entries = spec.varlen ? 1 : k_new.shape[0], rows = k_new.shape[spec.varlen ? 0 : 1];
+  const std::int64_t page_size = k.shape[1];
+  std::vector<Token> tokens;
+  std::unordered_map<std::int64_t, int> writers;  // of a slot
+  for (std::int64_t entry = 0; entry < entries; ++entry)
+    for (std::int64_t row = 0; row < rows; ++row) {
+      Token token{.entry = entry, .row = row};
+      const auto number = static_cast<std::int64_t>(tokens.size());
+      std::int64_t slot = -1;
+      if (args.slots) {
+        slot = static_cast<const std::int64_t*>(args.slots->data)[number];
+        if (slot >= k.shape[0] * page_size) slot = -1;
+      } else {
+        std::int64_t owner = entry, first = 0;
+        if (spec.varlen) {
+          const Tensor& starts = need(args.cu_seqlens_q, "cu_seqlens_q", 1);
+          for (owner = 0; owner + 1 < starts.shape[0]; ++owner)
+            if (at<std::int32_t>(starts, owner) <= row && row < at<std::int32_t>(starts, owner + 1)) break;
+          token.in_batch = owner + 1 < starts.shape[0];
+          if (token.in_batch) first = at<std::int32_t>(starts, owner);
+        }
+        if (token.in_batch) {
+          token.position = at<std::int32_t>(*args.append_positions, owner) + row - first;
+          std::int64_t page = owner;
+          bool inside = token.position >= 0;
+          if (spec.paged) {
+            const Tensor& table = need(args.page_table, "page_table", 2);
+            inside = inside && token.position < table.shape[1] * page_size;
+            if (inside) page = at<std::int32_t>(table, owner, token.position / page_size);
+            inside = inside && page >= 0 && page < k.shape[0];
+          } else {
+            inside = inside && token.position < page_size;
+          }
+          if (inside) slot = page * page_size + (spec.paged ? token.position % page_size : token.position);
+        }
+      }
+      if (slot >= 0) {
+        token.page = slot / page_size;
+        token.page_row = slot % page_size;
+        ++writers[slot];
+      }
+      if (args.rotary_positions)
+        token.position = static_cast<const std::int32_t*>(args.rotary_positions->data)[number];
+      tokens.push_back(token);
+    }
+  for (Token& token : tokens)
+    if (token.page >= 0 && writers[token.page * page_size + token.page_row] > 1) token.page = -1;
+  return tokens;
+}
+
+class Rows {
+ public:
+  Rows(const Append& append, const Visit& visit)
+      : append_(append),
+        visit_(visit),
+        dim_(!append.spec.rotary       ? 0
+             : append.spec.rotary->dim ? append.spec.rotary->dim
+                                       : append.spec.head_dim) {
+    cosines_.resize(static_cast<std::size_t>(dim_ / 2));
+    sines_ = cosines_;
+  }
+
+  void run(std::size_t number) {
+    const Token& token = append_.tokens[number];
+    const AttentionArgs& args = append_.args;
+    if (append_.spec.rotary) compute_angles(token.position);
+    const int heads = static_cast<int>(args.k_new->shape[args.k_new->rank - 2]);
+    if (token.page >= 0)
+      for (int head = 0; head < heads; ++head) {
+        const auto place = [&](const Tensor& t) {
+          return token.page * t.strides[0] + token.page_row * t.strides[1] + head * t.strides[2];
+        };
+        show(0, *args.k_new, append_.index(*args.k_new, token, head), dim_, *args.k, place(*args.k),
+             {token.page, token.page_row, head});
+        show(1, *args.v_new, append_.index(*args.v_new, token, head), 0, *args.v, place(*args.v),
+             {token.page, token.page_row, head});
+      }
+    if (!append_.spec.rotary || !append_.spec.rotary->q || !token.in_batch) return;
+    const int heads_q = static_cast<int>(args.q->shape[args.q->rank - 2]);
+    for (int head = 0; head < heads_q; ++head) {
+      std::array<std::int64_t, 4> place = {token.entry, token.row, head};
+      if (append_.spec.varlen) place = {token.row, head};
+      show(2, *args.q, append_.index(*args.q, token, head), dim_, *args.q_out,
+           append_.index(*args.q_out, token, head), place);
+    }
+  }
+
+ private:
+  void compute_angles(std::int64_t position) {
+    const AttentionArgs& args = append_.args;
+    for (int i = 0; i < dim_ / 2; ++i) {
+      const auto pair = static_cast<std::size_t>(i);
+      if (append_.spec.rotary->tables) {
+        const Tensor &c = need(args.rotary_cos, "rotary_cos", 2), &s = need(args.rotary_sin, "rotary_sin", 2);
+        const std::int64_t row = std::clamp<std::int64_t>(position, 0, c.shape[0] - 1);
+        cosines_[pair] = load_element(c.data, c.dtype, row * c.strides[0] + i * c.strides[1]);
+        sines_[pair] = load_element(s.data, s.dtype, row * s.strides[0] + i * s.strides[1]);
+      } else {
+        const long double base = args.rotary_base.value_or(10000), scale = args.rotary_scale.value_or(1);
+        const long double angle =
+            static_cast<long double>(position) / scale * std::pow(base, -2.0L * i / dim_);
+        cosines_[pair] = static_cast<double>(std::cos(angle));
+        sines_[pair] = static_cast<double>(std::sin(angle));
+      }
+    }
+  }
+
+  // The first `rotated` columns are rotated.
+  void show(std::size_t output, const Tensor& from, std::int64_t first, int rotated, const Tensor& to,
+            std::int64_t index, std::array<std::int64_t, 4> place) {
+    const auto dim = static_cast<std::size_t>(from.shape[from.rank - 1]);
+    std::vector<double> values(dim), bounds(dim, 0.0);
+    for (std::size_t c = 0; c < dim; ++c)
+      values[c] = load_element(from.data, from.dtype, first + static_cast<std::int64_t>(c));
+    const bool half = append_.spec.rotary && append_.spec.rotary->style == RotaryStyle::half;
+    for (int i = 0; i < rotated / 2; ++i) {
+      const auto pair = static_cast<std::size_t>(i), a = half ? pair : 2 * pair,
+                 b = half ? pair + static_cast<std::size_t>(rotated / 2) : 2 * pair + 1;
+      const double x = values[a], y = values[b], c = cosines_[pair], s = sines_[pair];
+      const bool tables = append_.spec.rotary->tables.has_value();
+      const double size = std::abs(x) + std::abs(y);
+      const double error =
+          tables ? 0x1p-23 * std::max({1.0, std::abs(c), std::abs(s)}) * size : (0x1p-22 + 0x1p-23) * size;
+      const auto set = [&](std::size_t at_column, double value) {
+        values[at_column] = value;
+        bounds[at_column] = std::isfinite(x) && std::isfinite(y)
+                                ? with_rounding(rounding_of(to.dtype), value, error + 0x1p-125)
+                                : nan;
+      };
+      set(a, x * c - y * s);
+      set(b, x * s + y * c);
+    }
+    visit_({.output = output, .place = place, .index = index, .values = values, .bounds = bounds});
+  }
+
+  const Append& append_;
+  const Visit& visit_;
+  const int dim_;
+  std::vector<double> cosines_, sines_;  // of the current token
+};
+
+std::vector<std::int64_t> sizes_of(const Tensor& t) {
+  return {t.shape.begin(), t.shape.begin() + t.rank};
+}
+
+}  // namespace
+
+Oracle append_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
+  const Append append{spec, args, options, tokens_of(spec, args)};
+  const std::vector<const char*> of_cache = {"page", "row", "head", "dim"};
+  Oracle oracle{{{"k", sizes_of(*args.k), args.k, of_cache}, {"v", sizes_of(*args.v), args.v, of_cache}},
+                [append](const Visit& visit) {
+                  Rows rows(append, visit);
+                  const std::size_t count = append.tokens.size();
+                  const auto heads = static_cast<std::size_t>(
+                      std::max<std::int64_t>(append.args.k_new->shape[append.args.k_new->rank - 2], 1));
+                  const auto most = static_cast<std::size_t>(append.options.max_rows) / heads;
+                  const std::size_t step =
+                      append.options.max_rows > 0 ? count / std::max<std::size_t>(most, 1) + 1 : 1;
+                  for (std::size_t i = 0; i < count; i += step) rows.run(i);
+                }};
+  if (spec.rotary && spec.rotary->q) {
+    const Tensor& q_out = need(args.q_out, "q_out", spec.varlen ? 3 : 4);
+    std::vector<const char*> names = {"row", "head", "dim"};
+    if (!spec.varlen) names.insert(names.begin(), "batch");
+    need(args.q, "q", q_out.rank);
+    oracle.outputs.push_back({"q_out", sizes_of(q_out), q_out, names});
+  }
+  return oracle;
+}
+
+}  // namespace flashjit::verify

@@ -140,8 +140,12 @@ struct Append {
     const device::RowItems k = items_of_k(spec);
     const device::RowItems v{device::RotaryStyle::none, 0, spec.head_dim_v,
                              static_cast<int>(size_of(spec.dtype))};
+    const std::int64_t group = device::heads_of_append_item(spec.rotary.has_value());
+    const auto of_heads = [&](device::u32 heads) {
+      return (std::int64_t{heads} + group - 1) / group * k.items;
+    };
     const std::int64_t items =
-        std::int64_t{params.heads_kv} * (k.items + v.items) + std::int64_t{params.rotary.heads_q} * k.items;
+        of_heads(params.heads_kv) + std::int64_t{params.heads_kv} * v.items + of_heads(params.rotary.heads_q);
     constexpr std::int64_t most_blocks = 65535;  // limit of a grid's second dimension
     if (items > most_blocks * threads)
       refuse_argument("k_new has ", params.heads_kv, " heads and q ", params.rotary.heads_q,

@@ -22,7 +22,7 @@ struct Append {
   using Table = typename Spec::RotaryTable;
   static constexpr bool rotates = Spec::rotary != RotaryStyle::none,
                         halves = Spec::rotary == RotaryStyle::half;
-  static constexpr bool has_tables = !__is_same(Table, void);
+  static constexpr bool has_tables = is_table<Table>;
   static constexpr int dim = !rotates ? 0 : Spec::rotary_dim ? Spec::rotary_dim : Spec::head_dim;
   static constexpr int pairs = dim / 2, vector = 8;
 
@@ -37,7 +37,7 @@ struct Append {
     Angles angles;
     if constexpr (rotates)
       angles = angles_of(p.rotary.positions ? i64{p.rotary.positions[token]} : at.position);
-    if (at.in_cache)
+    if (is_in_cache(p, at))
       for (u32 head = 0; head < p.heads_kv; ++head) {
         const i64 from = p.k_new.offset(at.entry, at.row, head), to = p.k.offset(at.page, at.page_row, head);
         write(elements(p.k_new) + from, elements(p.k) + to, angles);

@@ -16,22 +16,17 @@ struct AppendCudaSpec {
   using RotaryTable = void;  // angles are computed
 };
 
-// An item's two pieces of a row.
-template <class Element, int columns>
-struct TwoPieces {
-  RowPiece<Element, columns> first, second;
-  bool has_second;
-};
-
 template <class Spec, class Config>
 struct Append {
   using Element = typename Spec::Element;
   using Table = typename Spec::RotaryTable;
   static constexpr bool rotates = Spec::rotary != RotaryStyle::none,
                         halves = Spec::rotary == RotaryStyle::half;
-  static constexpr bool has_tables = !__is_same(Table, void);
+  static constexpr bool has_tables = is_table<Table>;
   static constexpr int dim = !rotates ? 0 : Spec::rotary_dim ? Spec::rotary_dim : Spec::head_dim;
   static constexpr RowItems of_k{Spec::rotary, dim, Spec::head_dim, sizeof(Element)};
+  static constexpr int columns = of_k.columns, heads_of_item = heads_of_append_item(rotates);
+  using PieceK = RowPiece<Element, columns>;
   static constexpr RowItems of_v{RotaryStyle::none, 0, Spec::head_dim_v, sizeof(Element)};
 
   using Params =
@@ -43,17 +38,14 @@ struct Append {
     item -= of_block * p.items;
     const i64 token = i64{ctaid_x()} * p.tokens_of_block + of_block;
     if (of_block >= p.tokens_of_block || item >= p.items || token >= p.tokens) return;
-    constexpr u32 items_of_k = of_k.items, items_of_v = of_v.items;
-    const u32 items_k = p.heads_kv * items_of_k, items_v = p.heads_kv * items_of_v;
+    const u32 items_k = items_of_heads(p.heads_kv), items_v = p.heads_kv * of_v.items;
     const Token at{p, static_cast<int>(token), row_of_token<Spec::varlen>(p, static_cast<int>(token))};
     if (item < items_k) {
-      write<true>(at, p.k_new, p.k, item / items_of_k, item % items_of_k);
+      write_heads<false>(at, p.k_new, p.k, p.heads_kv, item);
     } else if (item < items_k + items_v) {
-      item -= items_k;
-      write<false>(at, p.v_new, p.v, item / items_of_v, item % items_of_v);
+      copy_v(at, item - items_k);
     } else if constexpr (Spec::rotates_q) {
-      item -= items_k + items_v;
-      rotate_q(at, item / items_of_k, item % items_of_k);
+      write_heads<true>(at, p.rotary.q, p.rotary.q_out, p.rotary.heads_q, item - items_k - items_v);
     }
   }
 
@@ -64,79 +56,121 @@ struct Append {
     TokenPlace place;
   };
 
-  // Into a cache. The loads need not wait for the token's place.
-  template <bool is_k>
-  FLASHJIT_FN static void write(Token at, const TensorView& from, const TensorView& to, u32 head, u32 item) {
-    constexpr RowItems items = is_k ? of_k : of_v;
-    TwoPieces<Element, items.columns> pieces;
+  FLASHJIT_FN static u32 items_of_heads(u32 heads) {
+    return (heads + heads_of_item - 1) / heads_of_item * of_k.items;
+  }
+
+  // Rows of K, or of Q: the same columns of a few heads, whose angles are the same. The loads need not wait
+  // for the token's place.
+  template <bool is_q>
+  FLASHJIT_FN static void write_heads(Token at, const TensorView& from, const TensorView& to, u32 heads,
+                                      u32 item) {
+    constexpr RowItems items = of_k;
+    constexpr u32 of_row = items.items;
+    const u32 head = item / of_row * heads_of_item;
+    const int first = items.first(static_cast<int>(item % of_row)),
+              second = items.second(static_cast<int>(item % of_row));
+    const bool has_second = second < Spec::head_dim;
+    PieceK a[heads_of_item], b[heads_of_item];
+#pragma unroll
+    for (u32 i = 0; i < heads_of_item; ++i) {
+      if (head + i >= heads) continue;
+      const Element* const row =
+          static_cast<const Element*>(from.data) + from.offset(at.place.entry, at.place.row, head + i);
+      load<is_q>(a[i], row + first);
+      if (has_second) load<is_q>(b[i], row + second);
+    }
+    const i64 given = given_position(at);
+    find_in_cache<Spec::varlen>(at.p, at.index, at.place);
+    if constexpr (rotates)
+      rotate(at.p, at.p.rotary.positions ? given : at.place.position, first, second, a, b);
+    if (is_q ? !at.place.in_batch : !is_in_cache(at.p, at.place)) return;
+    const i64 page = is_q ? at.place.entry : at.place.page,
+              page_row = is_q ? at.place.row : at.place.page_row;
+#pragma unroll
+    for (u32 i = 0; i < heads_of_item; ++i) {
+      if (head + i >= heads) continue;
+      Element* const row = static_cast<Element*>(to.data) + to.offset(page, page_row, head + i);
+      a[i].store(row + first);
+      if (has_second) b[i].store(row + second);
+    }
+  }
+  // Q may be rotated in place.
+  template <bool is_q>
+  FLASHJIT_FN static void load(PieceK& piece, const Element* from) {
+    if constexpr (is_q)
+      piece.load(from);
+    else
+      piece.load_lasting(from);
+  }
+
+  FLASHJIT_FN static void copy_v(Token at, u32 item) {
+    constexpr RowItems items = of_v;
+    constexpr u32 of_row = items.items;
+    const u32 head = item / of_row;
+    const int first = items.first(static_cast<int>(item % of_row)),
+              second = items.second(static_cast<int>(item % of_row));
+    const bool has_second = second < Spec::head_dim_v;
+    const TensorView &from = at.p.v_new, &to = at.p.v;
     const Element* const row =
         static_cast<const Element*>(from.data) + from.offset(at.place.entry, at.place.row, head);
-    const int first = items.first(static_cast<int>(item)), second = items.second(static_cast<int>(item));
-    pieces.has_second = second < (is_k ? Spec::head_dim : Spec::head_dim_v);
-    pieces.first.load_lasting(row + first);
-    if (pieces.has_second) pieces.second.load_lasting(row + second);
+    RowPiece<Element, items.columns> a, b;
+    a.load_lasting(row + first);
+    if (has_second) b.load_lasting(row + second);
     find_in_cache<Spec::varlen>(at.p, at.index, at.place);
-    if (!at.place.in_cache) return;
-    if constexpr (is_k && rotates) rotate(at, first, second, pieces);
+    if (!is_in_cache(at.p, at.place)) return;
     Element* const out = static_cast<Element*>(to.data) + to.offset(at.place.page, at.place.page_row, head);
-    pieces.first.store(out + first);
-    if (pieces.has_second) pieces.second.store(out + second);
+    a.store(out + first);
+    if (has_second) b.store(out + second);
   }
 
-  FLASHJIT_FN static void rotate_q(Token at, u32 head, u32 item) {
-    constexpr RowItems items = of_k;
-    const auto& p = at.p;
-    TwoPieces<Element, items.columns> pieces;
-    const Element* const row =
-        static_cast<const Element*>(p.rotary.q.data) + p.rotary.q.offset(at.place.entry, at.place.row, head);
-    const int first = items.first(static_cast<int>(item)), second = items.second(static_cast<int>(item));
-    pieces.has_second = second < Spec::head_dim;
-    pieces.first.load(row + first);
-    if (pieces.has_second) pieces.second.load(row + second);
-    find_in_cache<Spec::varlen>(p, at.index, at.place);
-    if (!at.place.in_batch) return;
-    rotate(at, first, second, pieces);
-    Element* const out = static_cast<Element*>(p.rotary.q_out.data) +
-                         p.rotary.q_out.offset(at.place.entry, at.place.row, head);
-    pieces.first.store(out + first);
-    if (pieces.has_second) pieces.second.store(out + second);
+  // Loaded before the place is known, so that both loads are in flight at once.
+  FLASHJIT_FN static i64 given_position(const Token& at) {
+    if constexpr (rotates)
+      if (at.p.rotary.positions) return at.p.rotary.positions[at.index];
+    return 0;
   }
 
-  template <int columns>
-  FLASHJIT_FN static void rotate(const Token& at, int first, int second,
-                                 TwoPieces<Element, columns>& pieces) {
+  FLASHJIT_FN static void rotate(const Params& p, i64 position, int first, int second,
+                                 PieceK (&a)[heads_of_item], PieceK (&b)[heads_of_item]) {
     if (first >= dim) return;  // both pieces are beyond the rotated columns
-    const i64 position = at.p.rotary.positions ? at.p.rotary.positions[at.index] : at.place.position;
     if constexpr (halves) {
-      float a[columns], b[columns], cosines[columns], sines[columns];
-      angles(at.p, position, first, cosines, sines);
+      float cosines[columns], sines[columns];
+      angles(p, position, first, cosines, sines);
 #pragma unroll
-      for (int c = 0; c < columns; ++c) {
-        const float x = pieces.first[c], y = pieces.second[c];
-        a[c] = x * cosines[c] - y * sines[c];
-        b[c] = x * sines[c] + y * cosines[c];
+      for (int i = 0; i < heads_of_item; ++i) {
+        float rotated_a[columns], rotated_b[columns];
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+          const float x = a[i][c], y = b[i][c];
+          rotated_a[c] = x * cosines[c] - y * sines[c];
+          rotated_b[c] = x * sines[c] + y * cosines[c];
+        }
+        a[i].set(rotated_a);
+        b[i].set(rotated_b);
       }
-      pieces.first.set(a);
-      pieces.second.set(b);
     } else {
-      rotate_inside(at.p, position, first, pieces.first);
-      if (second < dim) rotate_inside(at.p, position, second, pieces.second);
+      rotate_inside(p, position, first, a);
+      if (second < dim) rotate_inside(p, position, second, b);
     }
   }
 
   // Neighbours are pairs.
-  template <class Piece>
-  FLASHJIT_FN static void rotate_inside(const Params& p, i64 position, int column, Piece& piece) {
-    constexpr int columns = of_k.columns;
-    float rotated[columns], cosines[columns / 2], sines[columns / 2];
+  FLASHJIT_FN static void rotate_inside(const Params& p, i64 position, int column,
+                                        PieceK (&pieces)[heads_of_item]) {
+    float cosines[columns / 2], sines[columns / 2];
     angles(p, position, column / 2, cosines, sines);
 #pragma unroll
-    for (int c = 0; c < columns; c += 2) {
-      const float x = piece[c], y = piece[c + 1];
-      rotated[c] = x * cosines[c / 2] - y * sines[c / 2];
-      rotated[c + 1] = x * sines[c / 2] + y * cosines[c / 2];
+    for (int i = 0; i < heads_of_item; ++i) {
+      float rotated[columns];
+#pragma unroll
+      for (int c = 0; c < columns; c += 2) {
+        const float x = pieces[i][c], y = pieces[i][c + 1];
+        rotated[c] = x * cosines[c / 2] - y * sines[c / 2];
+        rotated[c + 1] = x * sines[c / 2] + y * cosines[c / 2];
+      }
+      pieces[i].set(rotated);
     }
-    piece.set(rotated);
   }
 
   // Of consecutive pairs.
@@ -165,14 +199,15 @@ struct Append {
     }
   }
 
+  // The two upper bits of the angle and an eighth of a turn say which quarter is nearest.
   FLASHJIT_FN static void cosine_and_sine(u32 angle, float& cosine, float& sine) {
-    const u32 quarter = (angle + 0x20000000u) >> 30;
-    const float r = static_cast<float>(static_cast<int>(angle - (quarter << 30))) * rest_to_radians;
+    const u32 shifted = angle + 0x20000000u, sign = 0x80000000u;
+    const float r =
+        static_cast<float>(static_cast<int>((shifted & 0x3fffffffu) - 0x20000000u)) * rest_to_radians;
     const float s = sine_of_rest(r), c = cosine_of_rest(r);
-    const bool swaps = quarter & 1;
-    const u32 cosine_bits = __float_as_uint(swaps ? s : c), sine_bits = __float_as_uint(swaps ? c : s);
-    cosine = __uint_as_float(cosine_bits ^ ((quarter + 1) & 2) << 30);
-    sine = __uint_as_float(sine_bits ^ (quarter & 2) << 30);
+    const bool swaps = shifted & 0x40000000u;
+    cosine = __uint_as_float(__float_as_uint(swaps ? s : c) ^ ((shifted + 0x40000000u) & sign));
+    sine = __uint_as_float(__float_as_uint(swaps ? c : s) ^ (shifted & sign));
   }
 };
 

@@ -5,6 +5,11 @@
 
 namespace flashjit::device {
 
+// Heads whose pieces an item of K or Q has. They share the computation of their angles.
+FLASHJIT_FN constexpr int heads_of_append_item(bool rotates) {
+  return rotates ? 2 : 1;
+}
+
 // An item has two pieces of a row, of as many columns as 16 bytes hold, or fewer where halves of pairs would
 // not lie alike. So one thread has both columns of a pair, and rotating in place is safe.
 struct RowItems {

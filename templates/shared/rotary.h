@@ -8,6 +8,12 @@ namespace flashjit::device {
 // half: pairs of columns i and i + dim / 2; interleaved: 2 i and 2 i + 1.
 enum class RotaryStyle { none, half, interleaved };
 
+// Whether a Spec's RotaryTable names the tables' type: void stands for no tables.
+template <class Table>
+constexpr bool is_table = true;
+template <>
+constexpr bool is_table<void> = false;
+
 constexpr int most_rotary_pairs = 128;
 
 // `pairs`: as many as the kernel reads; the host writes most_rotary_pairs.
@@ -32,7 +38,9 @@ struct Rotated : Params {
 // (1.5e-9), whatever the position; an error of `turns` of 2^-65 adds at most 2^-34 turns at positions below
 // 2^31.
 FLASHJIT_FN u32 angle_of(u64 turns, i64 position) {
-  return static_cast<u32>(turns * static_cast<u64>(position) >> 32);
+  const u32 low = static_cast<u32>(turns), high = static_cast<u32>(turns >> 32),
+            p = static_cast<u32>(position);
+  return static_cast<u32>(u64{low} * p >> 32) + high * p - (position < 0 ? low : 0);
 }
 
 // An angle is a multiple of a quarter turn, the nearest one, and a rest of at most an eighth of a turn.

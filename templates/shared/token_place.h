@@ -9,7 +9,7 @@ struct TokenPlace {
   i64 entry, row;      // in the new tensors; packed: entry 0
   i64 page, page_row;  // in the caches
   i64 position;        // of the token among its batch entry's keys; without append_positions 0
-  bool in_cache;       // the caches have that row
+  bool has_slot;       // the caches have the slot or position, whatever the page is
   bool in_batch;       // the token belongs to a batch entry
 };
 
@@ -38,15 +38,14 @@ FLASHJIT_FN TokenPlace row_of_token(const AppendParams& p, int token) {
   return at;
 }
 
-// The rest of the place. Whatever slots, positions and page ids are, nothing outside the caches is
-// `in_cache`.
+// The rest of the place. The page of a table is not used here, so that nobody waits for it yet.
 template <bool varlen>
 FLASHJIT_FN void find_in_cache(const AppendParams& p, int token, TokenPlace& at) {
   const auto page_size = static_cast<i64>(p.page_size.size);
   if (p.slots) {
     const i64 slot = p.slots[token];
     at.in_batch = true;
-    at.in_cache = slot >= 0 && slot < p.num_slots;
+    at.has_slot = slot >= 0 && slot < p.num_slots;
     at.page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(slot)));
     at.page_row = slot - at.page * page_size;
     return;
@@ -60,14 +59,18 @@ FLASHJIT_FN void find_in_cache(const AppendParams& p, int token, TokenPlace& at)
     if (!at.in_batch) return;
   }
   at.position = i64{p.append_positions[entry]} + row;
-  at.in_cache = at.position >= 0 && at.position < p.entry_rows;
+  at.has_slot = at.position >= 0 && at.position < p.entry_rows;
   at.page = entry;
   at.page_row = at.position;
-  if (!p.page_table || !at.in_cache) return;
+  if (!p.page_table || !at.has_slot) return;
   const auto page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(at.position)));
   at.page = p.page_table[entry * p.table_stride + page];
   at.page_row = at.position - page * page_size;
-  at.in_cache = at.page >= 0 && at.page < p.num_pages;
+}
+
+// Whatever slots, positions and page ids are, nothing outside the caches is written.
+FLASHJIT_FN bool is_in_cache(const AppendParams& p, const TokenPlace& at) {
+  return at.has_slot && at.page >= 0 && at.page < p.num_pages;
 }
 
 }  // namespace flashjit::device

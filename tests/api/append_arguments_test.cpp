@@ -8,7 +8,7 @@
 #include "runtime/flashjit.hpp"
 #include "tests/unit/expect_error.h"
 
-namespace flashjit {
+namespace flashjit::append_arguments_testing {
 namespace {
 
 constexpr int batch = 2, seqlen = 3, rows = 8, heads = 2, head_dim = 16;
@@ -134,10 +134,10 @@ TEST(AppendArguments, Shapes) {
 }
 
 TEST(AppendArguments, Overlaps) {
-  expect_refusal({"k shares memory", "k_new"}, plain, [](GoodAppend& g) { g.args.k_new->data = g.k.data(); });
-  expect_refusal({"k shares memory", "v"}, plain, [](GoodAppend& g) { g.args.v->data = g.k.data(); });
+  expect_refusal({"k and k_new share memory"}, plain, [](GoodAppend& g) { g.args.k_new->data = g.k.data(); });
+  expect_refusal({"k and v share memory"}, plain, [](GoodAppend& g) { g.args.v->data = g.k.data(); });
   expect_refusal({"k is written"}, plain, [](GoodAppend& g) { g.args.k->strides[1] = 0; });
-  expect_refusal({"q_out shares memory", "q"}, rotary_q, [](GoodAppend& g) {
+  expect_refusal({"q_out and q share memory"}, rotary_q, [](GoodAppend& g) {
     g.give_queries();
     g.args.q_out->data = g.q.data() + 16;
     g.args.q->shape[1] = g.args.q_out->shape[1] = seqlen;
@@ -155,8 +155,10 @@ TEST(AppendArguments, Rotary) {
   });
   expect_refusal({"rotary_base is", "positive"}, rotary, [](GoodAppend& g) { g.args.rotary_base = -1; });
   expect_refusal({"rotary_scale is", "positive"}, rotary, [](GoodAppend& g) { g.args.rotary_scale = 0; });
-  expect_refusal({"rotary_base was given", "has tables"}, tables,
-                 [](GoodAppend& g) { g.args.rotary_base = 1e4; });
+  expect_refusal({"rotary_base was given", "has tables"}, tables, [](GoodAppend& g) {
+    g.args.rotary_cos = g.args.rotary_sin = GoodAppend::floats(g.cosines, {rows, 8});
+    g.args.rotary_base = 1e4;
+  });
   expect_refusal({"rotary_cos is missing"}, tables, [](GoodAppend&) {});
   expect_refusal({"rotary_cos has shape", "half of the rotary dimension"}, tables, [](GoodAppend& g) {
     g.args.rotary_cos = g.args.rotary_sin = GoodAppend::floats(g.cosines, {rows, 4});
@@ -173,4 +175,4 @@ TEST(AppendArguments, Rotary) {
 }
 
 }  // namespace
-}  // namespace flashjit
+}  // namespace flashjit::append_arguments_testing

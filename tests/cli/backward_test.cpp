@@ -90,7 +90,7 @@ TEST(BackwardVerbs, RunReadsAndWritesTensors) {
 // Kernels without blocks of rows (backward) and without any blocks (merge) come from disk, too.
 TEST(BackwardVerbs, CompileFindsOnDisk) {
   const CommandLine flashjit;
-  for (const char* op : {"backward", "merge"}) {
+  for (const char* op : {"backward", "merge", "append_kv"}) {
     const std::string spec = std::string(R"({"op": ")") + op + R"(", "dtype": "bf16", "head_dim": 16})";
     EXPECT_EQ(flashjit({"compile", spec, "--json"}).json()["origin"], "compiled");
     EXPECT_EQ(flashjit({"compile", spec, "--json"}).json()["origin"], "disk");
@@ -110,7 +110,7 @@ TEST(BackwardVerbs, DoctorNamesTheOperations) {
       EXPECT_THAT(names, ::testing::Contains("backward")) << target;
     }
   }
-  EXPECT_THAT(flashjit({"doctor"}).out, HasSubstr(" has op forward, backward, decode, merge.\n"));
+  EXPECT_THAT(flashjit({"doctor"}).out, HasSubstr(" has op forward, backward, decode, merge, append_kv.\n"));
 }
 
 // A target either has the kernels or is refused with those that have them.

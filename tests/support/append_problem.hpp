@@ -250,7 +250,7 @@ class AppendProblem {
     for (std::int64_t i = 0; i < tokens(); ++i) {
       std::int64_t slot = places[static_cast<std::size_t>(i)];
       if (case_.wild && i % 5 == 1) slot = -1 - i;
-      if (case_.wild && i % 7 == 3) slot = num_slots + i;
+      if (case_.wild && i % 7 == 3) slot = num_slots + i - 3;  // the first of them is the first beyond
       if (case_.wild && i % 11 == 5) slot = std::numeric_limits<std::int64_t>::max() - i;
       static_cast<std::int64_t*>(slots.data)[i] = slot;
       ints(rotary_positions_)[i] =

@@ -38,7 +38,7 @@ constexpr char function_text[] =
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cpu/append.h", spec) + "\n" +
-                 structs(spec, "AppendCpuSpec", "", choices, source.config, "") + function_text;
+                 structs(spec, "AppendCpuSpec", "", "", choices, source.config, "") + function_text;
   source.steps.push_back({.function = "flashjit_append"});
 }
 

@@ -32,7 +32,7 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cuda/append.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "AppendCudaSpec", "", choices, source.config, "") +
+                 structs(spec, "AppendCudaSpec", "", "", choices, source.config, "") +
                  R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
     flashjit_append(const __grid_constant__ Append<Spec, Config>::Params params) {
   append<Spec, Config>(params);

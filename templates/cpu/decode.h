@@ -31,33 +31,6 @@ struct DecodeCpuSpec {
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
 };
 
-// Adds the two quarters of each half: the results of a, then those of b.
-template <class V>
-FLASHJIT_FN V pair_sums(V a, V b) {
-  if constexpr (sizeof(V) == 32)
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-  else
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-}
-// Element i is the sum of v[i].
-FLASHJIT_FN Vec sums_of(const Vec (&v)[lanes]) {
-  Vec quarters[lanes / 4];  // of four vectors: their sums of each quarter
-#pragma unroll
-  for (int i = 0; i < lanes / 4; ++i) {
-    const Vec a = low_words(v[4 * i], v[4 * i + 1]) + high_words(v[4 * i], v[4 * i + 1]);
-    const Vec b = low_words(v[4 * i + 2], v[4 * i + 3]) + high_words(v[4 * i + 2], v[4 * i + 3]);
-    quarters[i] = low_pairs(a, b) + high_pairs(a, b);
-  }
-  const Vec halves = pair_sums(quarters[0], quarters[1]);
-  if constexpr (lanes == 8) {
-    return halves;
-  } else {
-    return pair_sums(halves, pair_sums(quarters[2], quarters[3]));
-  }
-}
-
 template <class Spec, class Config>
 class DecodeTile {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
@@ -99,8 +72,8 @@ class DecodeTile {
   };
   State state_;
   State earlier_;  // with batch_invariant: of the parts before
-  // The first head's rows of K and V of this block, then of the next one, [4][block_n], in the order in which
-  // they are walked. The last row stands in for keys beyond a block's end.
+  // The first head's rows of K and V of this block and of the next one, [4][block_n], in the order of the
+  // walk. The last row stands in for keys beyond a block's end.
   const KvElement** rows_of_;
   const float** scales_of_;  // their scales, likewise
 

@@ -1,4 +1,4 @@
-// Loads of rows of Q, K and V as vectors of floats, of every dtype.
+// Rows of Q, K and V, of every dtype, as vectors of floats; sums of such vectors.
 #pragma once
 
 #include "cpu/vector.h"
@@ -108,6 +108,33 @@ FLASHJIT_FN void order_columns(float* p) {
     const Vec even = load(p), odd = load(p + lanes);
     store(p, interleave_low(even, odd));
     store(p + lanes, interleave_high(even, odd));
+  }
+}
+
+// Adds the two quarters of each half: the results of a, then those of b.
+template <class V>
+FLASHJIT_FN V pair_sums(V a, V b) {
+  if constexpr (sizeof(V) == 32)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  else
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+// Element i is the sum of v[i].
+FLASHJIT_FN Vec sums_of(const Vec (&v)[lanes]) {
+  Vec quarters[lanes / 4];  // of four vectors: their sums of each quarter
+#pragma unroll
+  for (int i = 0; i < lanes / 4; ++i) {
+    const Vec a = low_words(v[4 * i], v[4 * i + 1]) + high_words(v[4 * i], v[4 * i + 1]);
+    const Vec b = low_words(v[4 * i + 2], v[4 * i + 3]) + high_words(v[4 * i + 2], v[4 * i + 3]);
+    quarters[i] = low_pairs(a, b) + high_pairs(a, b);
+  }
+  const Vec halves = pair_sums(quarters[0], quarters[1]);
+  if constexpr (lanes == 8) {
+    return halves;
+  } else {
+    return pair_sums(halves, pair_sums(quarters[2], quarters[3]));
   }
 }
 

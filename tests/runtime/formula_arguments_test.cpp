@@ -62,12 +62,12 @@ class FormulaArguments : public testing::Test {
     const AttentionArgs args_before = args;
     spoil();
     expect_error(ErrorCode::invalid_argument, parts, [&] {
-      // Of an operation's arguments only these are tested here.
+      // The other arguments that a forward needs are there.
       AttentionSpec only = spec;
-      only.op = Operation::append_kv;
       only.lse = only.varlen = false;
-      const AttentionArgs of_names{.named = args.named};
-      check_presence(only, of_names);
+      const Tensor other = tensor(DType::bf16, {1});
+      check_presence(
+          only, {.q = other, .k = other, .v = other, .o = other, .sink_logits = other, .named = args.named});
       check();
     });
     named = before;

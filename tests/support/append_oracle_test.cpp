@@ -13,7 +13,7 @@ namespace {
 
 // Two tokens of one head, of which slots name rows 3 and 0 of a cache of 4 rows. Pairs are columns i and i
 // + 4.
-struct Launch {
+struct AppendLaunch {
   static constexpr int tokens = 2, rows = 4, dim = 8;
   std::vector<float> k_new, v_new, k, v;
   std::vector<std::int64_t> slots = {3, 0};
@@ -21,7 +21,7 @@ struct Launch {
   AttentionSpec spec;
   AttentionArgs args;
 
-  Launch() : k_new(tokens * dim), v_new(tokens * dim), k(rows * dim, NAN), v(rows * dim, NAN) {
+  AppendLaunch() : k_new(tokens * dim), v_new(tokens * dim), k(rows * dim, NAN), v(rows * dim, NAN) {
     for (int i = 0; i < tokens * dim; ++i) {
       k_new[static_cast<std::size_t>(i)] = 1 + 0.25f * static_cast<float>(i % 5);
       v_new[static_cast<std::size_t>(i)] = static_cast<float>(i);
@@ -62,7 +62,7 @@ struct Launch {
 };
 
 TEST(AppendOracle, PlainComputationIsRight) {
-  const Launch launch;
+  const AppendLaunch launch;
   const Report report = launch.report();
   EXPECT_TRUE(report.ok()) << report.str();
   EXPECT_EQ(report.rows, 2);
@@ -70,7 +70,7 @@ TEST(AppendOracle, PlainComputationIsRight) {
 
 // Position 0 turns nothing. A quarter turn by tables: (x, y) becomes (-y, x).
 TEST(AppendOracle, ByHand) {
-  Launch launch;
+  AppendLaunch launch;
   for (std::size_t c = 0; c < 8; ++c) EXPECT_EQ(launch.k[3 * 8 + c], launch.k_new[c]);
   std::vector<float> cosines(4, 0), sines(4, 1);
   launch.spec.rotary = Rotary{.tables = DType::fp32};
@@ -86,7 +86,7 @@ TEST(AppendOracle, ByHand) {
 }
 
 TEST(AppendOracle, CatchesDefects) {
-  Launch launch;
+  AppendLaunch launch;
   launch.write(1e-5);
   EXPECT_GT(launch.report().wrong, 0) << "a position off by 1e-5";
   launch.write();
@@ -100,7 +100,7 @@ TEST(AppendOracle, CatchesDefects) {
 
 // Nobody can tell what a row holds that two tokens write.
 TEST(AppendOracle, LeavesSharedRowsOut) {
-  Launch launch;
+  AppendLaunch launch;
   launch.slots[0] = 0;
   EXPECT_EQ(launch.report().rows, 0);
 }

@@ -72,9 +72,9 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
   write(
       to / "spec/formulas",
       R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "document[key] == document[position]",)"
-      R"( "key < 4 || (position - key) % 3 != 1 && !(abs(row / 7 - key) >= reach)", "prefix_lm",)"
+      R"x( "key < 4 || (position - key) % 3 != 1 && !(abs(row / 7 - key) >= reach)", "prefix_lm",)x"
       R"( {"kind": "neighbourhood", "shape": [8, 9], "window": [3, 4], "dilation": [2, 1]}],)"
-      R"( "score": ["cap * tanh(score / cap)", "alibi", "key < 3 ? -inf : min(score, exp(-.5e1 * key)) + log(1.5)"],)"
+      R"x( "score": ["cap * tanh(score / cap)", "alibi", "key < 3 ? -inf : min(score, exp(-.5e1 * key)) + log(1.5)"],)x"
       R"( "tables": {"document": {"dtype": "uint8", "shape": ["batch or 1", "seqlen_k"]}},)"
       R"( "scalars": {"cap": "fp32", "reach": "int32"}, "sink_logits": true, "precise": true})");
   write(

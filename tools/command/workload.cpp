@@ -180,10 +180,23 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     if (argument.role_in(spec.op) != Role::input || !has_argument(spec, argument)) continue;
     std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
     const bool is_cache = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
-    if (spec.paged && is_cache) sizes[0] = num_pages(data);
+    const bool is_scale =
+        argument.tensor() == &AttentionArgs::k_scale || argument.tensor() == &AttentionArgs::v_scale;
+    if (spec.paged && (is_cache || (is_scale && spec.kv_scale == KvScale::token_head)))
+      sizes[0] = num_pages(data);
     HostTensor tensor(argument.dtype(spec), sizes);
+    // Stored values and scales whose products are like the numbers of other dtypes.
+    const float stored = spec.kv_dtype == DType::int8 ? 32 : 1;
+    if (is_scale) {
+      auto* const scales = static_cast<float*>(tensor.view().data);
+      std::fill(scales, scales + tensor.bytes() / sizeof(float), 1 / stored);
+      work.add(argument, std::move(tensor));
+      continue;
+    }
+    verify::RandomOptions own_numbers = numbers;
+    if (is_cache) own_numbers.scale *= stored;
     const bool computed = argument.tensor() == &AttentionArgs::o || argument.tensor() == &AttentionArgs::lse;
-    if (!computed) verify::fill_random(tensor.view(), own_seed++, numbers);
+    if (!computed) verify::fill_random(tensor.view(), own_seed++, own_numbers);
     work.add(argument, std::move(tensor));
   }
   data.limit_lengths(work.host_args_);

@@ -18,7 +18,7 @@ constexpr std::size_t guard = 512;  // poisoned bytes on either side of the elem
 void fill_poison(std::byte* begin, std::size_t bytes, DType dtype, Poison poison) {
   const float value = poison == Poison::nan ? std::numeric_limits<float>::quiet_NaN()
                                             : std::numeric_limits<float>::infinity();
-  if (size_of(dtype) == 1) {
+  if (size_of(dtype) == 1 || dtype == DType::int64) {
     std::memset(begin, 0x5a, bytes);
     return;
   }

@@ -60,7 +60,7 @@ struct FormulaNode {
   FormulaName name = {};
   int declared = 0;  // index of the scalar or table among those of the spec
   FormulaOperation operation = {};
-  // Of an operation; of a table one integer for each of its dimensions, left-out `batch` and heads filled in.
+  // An operation's operands; a table's indices, one for each dimension, left-out `batch` and heads filled in.
   std::vector<FormulaNode> operands = {};
 };
 

@@ -19,7 +19,7 @@ std::string formula_functors(const AttentionSpec& spec);
 bool reads(const FormulaNode& formula, FormulaName name);
 // Whether a formula of the masks differs between the query heads of a key/value head.
 bool masks_read_head(const AttentionSpec& spec);
-// What formulas compute for each key of a row, beside arithmetic.
+// The costly work of formulas for each key of a row, beside arithmetic.
 struct FormulaWork {
   bool functions = false;  // exponentials, quotients and the like, in scores
   bool loads = false;      // elements of tables

@@ -173,7 +173,7 @@ struct Append {
     }
   }
 
-  // Of consecutive pairs.
+  // The angles of consecutive pairs.
   template <int count>
   FLASHJIT_FN static void angles(const Params& p, i64 position, int pair, float (&cosines)[count],
                                  float (&sines)[count]) {

@@ -162,7 +162,7 @@ class BackwardDqSm80 {
                      ? 0
                      : dp * p_.dropout.scale;
           ds[i][n][e] = weight * (dp - delta_[i][e / 2]);
-          // What a mask drops may be NaN in dO V^T.
+          // A dropped pair may be NaN in dO V^T.
           if (!block.whole && weight == 0) ds[i][n][e] = 0;
         }
       }

@@ -405,7 +405,7 @@ class BackwardSm80 {
             if (drops) weight = 0;
           }
           dp[i][n][e] = whole * (dp[i][n][e] - delta[e % 2]);
-          // What a mask drops may be NaN in dO V^T.
+          // A dropped pair may be NaN in dO V^T.
           if (!step.block.whole && whole == 0) dp[i][n][e] = 0;
         }
     }

@@ -64,7 +64,7 @@ struct BackwardSm90a {
     FLASHJIT_FN u32 lse(int stage) const { return start + layout.lse + stage * (block_m * 4); }
     FLASHJIT_FN u32 delta(int stage) const { return start + layout.delta + stage * (block_m * 4); }
     FLASHJIT_FN u32 words(int stage) const { return start + layout.words + stage * (block_m * 8); }
-    // Of a stage, or of consumer i's dQ: stages + i.
+    // i: a stage, or stages + the consumer whose dQ it is.
     FLASHJIT_FN u32 message(int i) const { return start + layout.messages + i * layout.message_bytes; }
     FLASHJIT_FN Message read_message(int i) const {
       return reinterpret_cast<const Message*>(memory + layout.messages)[i];

@@ -1,4 +1,4 @@
-// What both kernels of sm_90a's backward share: messages, copies by TMA, rows past a sequence's end.
+// Both kernels of sm_90a's backward share these parts: messages, copies by TMA, rows past a sequence's end.
 #pragma once
 
 #include "cuda/backward_rows.cuh"

@@ -111,7 +111,7 @@ struct Sm90aBackwardProducer {
     const int first_row = layout.divides_rows ? consumer * 64 : 0;
     const int first_column = layout.divides_rows ? 0 : consumer * layout.dq_columns;
     float* const sums = p.dq_sums + first_row * row_floats + first_column * 16;
-    // Of 16 rows; the product of the last columns may be wider than the sums.
+    // The bytes of 16 rows; the product of the last columns may be wider than the sums.
     const int bytes = min(layout.dq_columns, row_floats - first_column) * (16 * 4);
     for (u32 parity = 0;; parity ^= 1) {
       mbarrier_wait(shared.dq_full(consumer), parity);

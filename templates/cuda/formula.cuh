@@ -141,7 +141,8 @@ class FormulaScore {
   FLASHJIT_FN FormulaScore(const Base& p, const Problem& of)
       : problem_(p, static_cast<const Params&>(p).formulas, of) {}
 
-  // What no key changes, of the thread's two rows. A kernel asks for it ahead, as it may come from memory.
+  // The values of the thread's two rows that no key changes. A kernel asks for it ahead, as it may come from
+  // memory.
   struct OfRows {
     typename Chain::template OfRow<Row> row_0, row_8;
   };

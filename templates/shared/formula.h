@@ -1,4 +1,4 @@
-// What formulas read: tables, scalars, and the row, key and score that they are computed for.
+// The inputs of formulas: tables, scalars, and the row, key and score that they are computed for.
 #pragma once
 
 #include "shared/formula_params.h"
@@ -208,7 +208,7 @@ struct Scalar {
   }
 };
 
-// What a formula knows of a row, of several or of all in a range. R: int, Range<int> or lanes.
+// A row as a formula sees it, or several, or all in a range. R: int, Range<int> or lanes.
 template <class R, class H>
 struct FormulaRow {
   const FormulaProblem& problem;

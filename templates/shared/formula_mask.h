@@ -23,7 +23,7 @@ struct FormulaMask {
   FLASHJIT_FN FormulaMask(const BaseParams& p, const Problem& of)
       : problem(p, static_cast<const Params&>(p).formulas, of) {}
 
-  // What is known of all pairs.
+  // Whether all pairs, some or none are kept, as far as ranges tell.
   FLASHJIT_FN Maybe known(Span rows, Span keys) const {
     const Span heads = problem.heads;
     const FormulaRow row(problem, Range<int>{rows.begin, rows.end - 1, false},

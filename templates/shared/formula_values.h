@@ -24,7 +24,7 @@ struct Range {
   T low, high;
   bool nan = false;  // of reals: the value may be NaN
 };
-// What is known of a condition.
+// A condition as far as it is known.
 struct Maybe {
   bool can_hold, can_fail;
   FLASHJIT_FN constexpr bool certain() const { return !can_fail; }
@@ -454,7 +454,7 @@ template <class V>
 FLASHJIT_FN auto to_real(Integer<V> a) {
   return real(real_of(a.v));
 }
-// Of a form that stands for several elements: this element itself.
+// An element stands for itself; other forms stand for several elements.
 template <class V>
 FLASHJIT_FN auto whole(Integer<V> a) {
   return a;

@@ -6,7 +6,7 @@
 namespace flashjit::device {
 
 using int8 = signed char;
-// Of the Open Compute Project's 8-bit formats. e4m3: no infinity, NaN is 0x7f; bias 7. e5m2: as IEEE 754;
+// The Open Compute Project's 8-bit floats. e4m3: no infinity, NaN is 0x7f; bias 7. e5m2: as IEEE 754;
 // bias 15.
 struct fp8_e4m3 {
   unsigned char bits;

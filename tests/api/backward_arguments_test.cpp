@@ -82,7 +82,7 @@ TEST(BackwardArguments, EveryTensorIsChecked) {
   }
 }
 
-// What was asked, what is wrong and what works.
+// A message says the request, the mistake and a value that works.
 TEST(BackwardArguments, MessagesSayWhatWorks) {
   expect_refused({"lse has shape [2, 4, 6]: dimension 2 must be 5, q's rows"},
                  [](AttentionArgs& args) { ++args.lse->shape[2]; });

@@ -515,7 +515,7 @@ testing::AssertionResult Workload::check() {
   for (const verify::Worst& worst : report.worst) {
     if (worst.bound > 0) note_share(worst.error / worst.bound);
   }
-  // What a spoilt row or key reaches is NaN.
+  // Rows and keys that a spoilt one reaches are NaN.
   if (spoilt_ ? report.wrong > 0 : !report.ok())
     return testing::AssertionFailure() << report.str() << "\n  in " << case_.str();
   return testing::AssertionSuccess();

@@ -273,7 +273,7 @@ TEST(FormulaSpec, Mistakes) {
   expect_mistake("\"mask\": [\"" + many + "\"]" + document, {"characters, at most 4096"});
 }
 
-// What validated() does before it asks which families compute the spec.
+// The first part of validated(), before it asks which families compute the spec.
 AttentionSpec written_out(AttentionSpec spec) {
   write_out_formulas(spec);
   return without_defaults(std::move(spec));

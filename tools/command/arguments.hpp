@@ -23,7 +23,7 @@ class Argument {
   Argument between(int least, int most) const;
   Argument between(double least, double most) const;
   Argument expected(int least, int most) const;
-  // Of a list: each value has the option's name before it.
+  // A list whose values each have the option's name before them.
   Argument repeated() const;
   Argument delimiter(char between_values) const;
   Argument needs(Argument other) const;

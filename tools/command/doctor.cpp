@@ -106,7 +106,7 @@ int examine(const DoctorOptions& options) {
   const bool starts = look("", [&] { return open_cache(options.cache_dir, options.cache_path).note; }).ok;
   const bool cpu_works = starts && ok("cpu") && ok("llvm"), gpu_works = starts && ok("gpu") && ok("nvrtc");
 
-  // Of the devices that were found.
+  // The targets of the devices that were found.
   std::set<Target> targets;
   if (ok("cpu")) targets.insert(cpu_target().target);
   for (const CudaDevice& gpu : cuda_devices())

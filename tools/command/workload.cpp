@@ -412,7 +412,7 @@ void Workload::write_outputs(const TensorFiles& files) const {
 
 namespace {
 
-// Of all heads.
+// The rows of all heads.
 double rows_of(const Tensor& t) {
   double rows = 1;
   for (int i = 0; i + 1 < t.rank; ++i) rows *= static_cast<double>(t.shape[i]);

@@ -177,7 +177,7 @@ class Worker {
     }
   }
 
-  // What a key's stored values are multiplied by.
+  // The factor of a key's stored values.
   double kv_scale(const std::optional<Tensor>& scales, const Sequence& s, int key, int head) const {
     if (!spec_.kv_dtype) return 1;
     if (!scales) refuse("k_scale or v_scale is missing");
@@ -192,7 +192,7 @@ class Worker {
     const auto keys = static_cast<std::size_t>(s.seqlen_k);
     for (std::size_t r = 0; r < task.rows.size(); ++r) {
       const std::size_t base = r * keys_;
-      // Of a key that is not kept, nothing was computed.
+      // Nothing was computed for a key that is not kept.
       for (std::size_t key = 0; key < keys; ++key)
         score_error_[base + key] =
             raw_score_error(terms_, scale_ * rows_[r].norm * norm_[key], score_[base + key]);

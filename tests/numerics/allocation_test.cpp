@@ -360,17 +360,14 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                 problem.args());
   }
 
-  if (!on().is_cuda()) {  // GPUs have no backward yet
-    Workload backward(on(), {.spec = attention_spec(Operation::backward, DType::bf16, 64, {CausalMask{}}, {}),
-                             .heads_q = 4,
-                             .heads_kv = 2,
-                             .seqlen_q = 100,
-                             .seqlen_k = 120});
-    expect_none(backward, backward.args());
-  }
+  Workload backward(on(), {.spec = attention_spec(Operation::backward, DType::bf16, 64, {CausalMask{}}, {}),
+                           .heads_q = 4,
+                           .heads_kv = 2,
+                           .seqlen_q = 100,
+                           .seqlen_k = 120});
+  expect_none(backward, backward.args());
 
   for (const Argument& argument : arguments) {
-    if (on().is_cuda() && argument.operations == argument_table::backward) continue;
     if (on().is_cuda() && argument.needs == Needs::kv_dtype) continue;
     EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
   }

@@ -10,9 +10,9 @@ enum class RotaryStyle { none, half, interleaved };
 
 // Whether a Spec's RotaryTable names the tables' type: void stands for no tables.
 template <class Table>
-constexpr bool is_table = true;
+inline constexpr bool is_table = true;
 template <>
-constexpr bool is_table<void> = false;
+inline constexpr bool is_table<void> = false;
 
 constexpr int most_rotary_pairs = 128;
 

@@ -6,6 +6,9 @@ speeds.
                [--cells grid | 128:8192:full ...] [--states rest sustained]
     compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks decode]
     compare.py decode_peers.py --cells decode [--peers read cudnn fa2]
+    compare.py decode_peers.py --cells decode_formulas --peers read
+    compare.py flex_peers.py --cells formulas
+    compare.py decode_peers.py --cells append
     compare.py PEERS --cells backward [--target sm_90]
     compare.py cpu_peers.py --device cpu --cells backward backward_masks
 
@@ -18,7 +21,11 @@ For a backward cell "modes" is ["bwd"]; a row of the forward may come before the
 For a decode cell the request has "op": "decode", "sq" (query rows), "lengths" (null, or keys of each sequence),
 "page_size" (0: contiguous) and "samples". The peer "read" is the yardstick, a plain read of as many bytes, and never
 the best peer. A decode's amount is bytes of K and V a second. Its last column compares it with a decode of the same
-run: with one without pages; with one of a single query row; else with one of 8/8 heads and as many bytes.
+run: with one without formula; without pages; with one of a single query row; else with one of 8/8 heads and as many
+bytes. The last column of a formula cell compares its rate on the pairs that it keeps with the cell of the built-in mask
+or without formula.
+For an append cell the request has "op": "append" and "bytes", those that flashjit reads and writes; the yardstick is
+"copy", which reads and writes as many.
 PEERS and `flashjit bench --serve` keep running, since a card cools while a process starts. The first visit of every
 cell compiles and makes plans; it is not counted.
 
@@ -65,13 +72,36 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "decode": ["decode:" + cell for cell in (
                  "1x8192", "1x131072", "16x8192", "64x8192", "16x32768", "1x100000+63x500:p16",
                  "16x8192:p1", "16x8192:p16", "16x8192:p64", "16x8192:p256",
-                 "16x8192:8/8", "16x8192:64/8", "128x8192:64/1", "16x8192:q8", "16x8192:q16")]}
+                 "16x8192:8/8", "16x8192:64/8", "128x8192:64/1", "16x8192:q8", "16x8192:q16")],
+             "decode_formulas": ["decode:16x8192" + formula for formula in ("", ":alibi", ":softcap", ":sinks")],
+             "append": ["append:" + cell for cell in (
+                 "16x8192", "16x8192:q", "16x8192:p16", "16x8192:fp8_e4m3", "16x8192:fp8_e4m3/token_head", "16x8192:int8/token_head",
+                 "64x1", "64x1:p16", "64x1:fp8_e4m3/token_head")],
+             "formulas": ["formula:" + name for name in (
+                 "none", "causal", "window", "causal_formula", "window_formula", "prefix_lm", "alibi", "softcap",
+                 "softcap_precise", "t5", "alibi:causal", "softcap:causal", "softcap_precise:causal", "t5:causal")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
              "backward": ["backward:" + cell for cell in grid((64, 128), (512, 1024, 2048, 4096))],
              "backward_masks": [f"backward:128:4096:{mask}" for mask in ("padding", "window", "blocks")],
              "decode": ["decode:1x32768"]}
-YARDSTICK = "read"
+YARDSTICKS = ("read", "copy")
+# What a formula cell adds to the spec, and the cell that has no formula.
+FORMULAS = {
+    "none": ({}, None),
+    "causal": ({"mask": ["causal"]}, None),
+    "window": ({"mask": ["sliding_window"]}, None),
+    "causal_formula": ({"mask": ["key <= position"]}, "causal"),
+    "window_formula": ({"mask": ["position - key < 1024 && key <= position"]}, "window"),
+    "prefix_lm": ({"mask": ["prefix_lm"]}, "none"),
+    "alibi": ({"score": ["alibi"]}, "none"),
+    "softcap": ({"score": ["softcap"]}, "none"),
+    "softcap_precise": ({"score": ["softcap"], "precise": True}, "none"),
+    "t5": ({"score": ["score + bias[head, min(abs(key - position), 127)]"],
+            "tables": {"bias": {"dtype": "fp32", "shape": ["heads_q", 128]}}}, "none"),
+}
+RELATIVE = ("decode", "formula", "append")  # cells whose last column compares them with another one
+DECODE_FORMULAS = {"alibi": {"score": ["alibi"]}, "softcap": {"score": ["softcap"]}, "sinks": {"sink_logits": True}}
 
 
 class Cell:
@@ -114,14 +144,14 @@ class Cell:
 
 
 class Decode:
-    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE], head_dim 128. Without more
-    it has 32/8 heads, a row and no pages."""
+    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA], head_dim 128.
+    Without more it has 32/8 heads, a row, no pages and no formula."""
 
     dim = dim_v = 128
     mask, causal, op, mode = "decode", False, "decode", "fwd"
 
     def __init__(self, text):
-        self.name, self.rows, self.page_size, self.heads_q, self.heads_kv = text, 1, 0, 32, 8
+        self.name, self.rows, self.page_size, self.heads_q, self.heads_kv, self.formula = text, 1, 0, 32, 8, None
         try:
             _, sizes, *more = text.split(":")
             sizes = [[int(x) for x in size.split("x")] for size in sizes.split("+")]
@@ -129,12 +159,14 @@ class Decode:
             for option in more:
                 if "/" in option:
                     self.heads_q, self.heads_kv = [int(x) for x in option.split("/")]
+                elif option in DECODE_FORMULAS:
+                    self.formula = option
                 else:
                     setattr(self, {"q": "rows", "p": "page_size"}[option[0]], int(option[1:]))
             self.batch, self.seqlen, self.ragged = len(self.lengths), max(self.lengths), len(sizes) > 1
         except (ValueError, KeyError, IndexError):
-            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE], as in "
-                             "decode:16x8192 or decode:1x100000+63x500:64/8:q8:p16")
+            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA], "
+                             "as in decode:16x8192:alibi or decode:1x100000+63x500:64/8:q8:p16")
 
     def key_elements(self):
         return sum(self.lengths) * self.heads_kv * (self.dim + self.dim_v)
@@ -145,9 +177,11 @@ class Decode:
     def compares_with(self, other):
         """Whether the last column is this decode's rate relative to that of `other`."""
         same = (self.lengths, self.heads_q, self.heads_kv) == (other.lengths, other.heads_q, other.heads_kv)
+        if self.formula:
+            return same and (other.page_size, other.rows, other.formula) == (self.page_size, self.rows, None)
         if self.page_size:
             return same and other.page_size == 0 and other.rows == self.rows
-        if other.page_size or other.rows > 1:
+        if other.page_size or other.rows > 1 or other.formula:
             return False
         if self.rows > 1:
             return same
@@ -166,6 +200,87 @@ class Decode:
         return {"shapes": [{**shape, "batch": self.batch, "seqlen_k": self.seqlen}]}
 
 
+class Formula:
+    """A forward with a formula: formula:NAME[:causal], batch 4, 16 heads, 8,192 keys, head_dim 128."""
+
+    dim = dim_v = 128
+    batch, heads_q, heads_kv, seqlen = 4, 16, 16, 8192
+    mask, op, mode = "formula", "forward", "fwd"
+
+    def __init__(self, text):
+        self.name, self.pairs = text, None
+        _, self.formula, *more = text.split(":")
+        if self.formula not in FORMULAS or more not in ([], ["causal"]):
+            raise SystemExit(f"cell {text!r} is not formula:NAME[:causal] with a NAME of {', '.join(FORMULAS)}")
+        self.causal = bool(more)
+        self.fields, base = FORMULAS[self.formula]
+        if self.causal:
+            self.fields = {**self.fields, "mask": [*self.fields.get("mask", []), "causal"]}
+        self.base = base and "formula:" + ("causal" if self.causal and base == "none" else base)
+
+    def compares_with(self, other):
+        return other.name == self.base
+
+    def request(self):
+        return {"op": "formula", "formula": self.formula, "causal": self.causal}
+
+    def flashjit_request(self):
+        return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
+
+
+class Append:
+    """New tokens with rotary embedding: append:BATCHxTOKENS[:HEADS_Q/HEADS_KV][:q][:pPAGE_SIZE][:KV_DTYPE[/KV_SCALE]], head_dim 128; q: Q is
+    rotated in the launch. Without more it has 32/8 heads and no pages."""
+
+    dim = dim_v = 128
+    mask, causal, op, mode = "append", False, "append_kv", "fwd"
+
+    def __init__(self, text):
+        self.name, self.rotates_q, self.page_size, self.heads_q, self.heads_kv = text, False, 0, 32, 8
+        self.kv_dtype = self.kv_scale = None
+        try:
+            _, sizes, *more = text.split(":")
+            self.batch, self.seqlen = [int(x) for x in sizes.split("x")]
+            for option in more:
+                if option == "q":
+                    self.rotates_q = True
+                elif option[0] == "p":
+                    self.page_size = int(option[1:])
+                elif option[0].isdigit():
+                    self.heads_q, self.heads_kv = [int(x) for x in option.split("/")]
+                else:
+                    self.kv_dtype, self.kv_scale = (option.split("/") + ["tensor"])[:2]
+                    if self.kv_dtype not in ("int8", "fp8_e4m3", "fp8_e5m2") or self.kv_scale not in ("tensor", "head", "token_head"):
+                        raise ValueError
+        except (ValueError, IndexError):
+            raise SystemExit(f"cell {text!r} is not append:BATCHxTOKENS[:HEADS_Q/HEADS_KV][:q][:pPAGE_SIZE][:KV_DTYPE[/KV_SCALE]], as in "
+                             "append:16x8192:q:p16 or append:64x1:fp8_e4m3/token_head")
+
+    def bytes(self):
+        stored = 2 * self.dim * (1 if self.kv_dtype else 2) + (8 if self.kv_scale == "token_head" else 0)
+        of_q = self.heads_q * 2 * 2 * self.dim if self.rotates_q else 0
+        return self.batch * self.seqlen * (self.heads_kv * (4 * self.dim + stored) + of_q)
+
+    def flops(self):
+        return self.bytes()
+
+    def compares_with(self, other):
+        """Whether the last column is this append's rate relative to that of `other`: with pages to the same without."""
+        return bool(self.page_size) and other.page_size == 0 and self.name.replace(f":p{self.page_size}", "") == other.name
+
+    def spec(self, dtype):
+        quantised = {"kv_dtype": self.kv_dtype, "kv_scale": self.kv_scale} if self.kv_dtype else {}
+        return {"op": "append_kv", "dtype": dtype, "head_dim": self.dim, "paged": self.page_size > 0, "rotary": {"q": self.rotates_q}, **quantised}
+
+    def request(self):
+        return {"op": "append", "bytes": self.bytes()}
+
+    def flashjit_request(self):
+        shape = {"batch": self.batch, "seqlen_q": self.seqlen, "seqlen_k": max(self.seqlen, 16), "num_heads_q": self.heads_q,
+                 "num_heads_kv": self.heads_kv}
+        return {"shapes": [{**shape, "page_size": self.page_size} if self.page_size else shape]}
+
+
 class Case:
     """A cell in one dtype on a number of threads."""
 
@@ -179,7 +294,12 @@ class Case:
 def spec_of(case, dtype, options):
     cell = case.cell
     if cell.mask == "decode":
-        return {"op": "decode", "dtype": dtype, "head_dim": cell.dim, "lse": False, "paged": cell.page_size > 0}
+        return {"op": "decode", "dtype": dtype, "head_dim": cell.dim, "lse": False, "paged": cell.page_size > 0,
+                **DECODE_FORMULAS.get(cell.formula, {})}
+    if cell.mask == "append":
+        return cell.spec(dtype)
+    if cell.mask == "formula":
+        return {"op": cell.op, "dtype": dtype, "head_dim": cell.dim, **cell.fields}
     return {"op": cell.op, "dtype": dtype, "head_dim": cell.dim, "head_dim_v": cell.dim_v, "mask": MASKS[cell.mask], "lse": True,
             "dropout": options.dropout is not None}
 
@@ -237,7 +357,7 @@ class Peer:
         cell = case.cell
         request = dict(d=cell.dim, dv=cell.dim_v, s=cell.seqlen, b=cell.batch, hq=cell.heads_q, hk=cell.heads_kv,
                        peers=[self.name], modes=[cell.mode], **cell.request())
-        if cell.mask == "decode":
+        if cell.mask in ("decode", "append"):
             request["samples"] = case.samples
         if self.dropout is not None:
             request["p"] = self.dropout
@@ -281,7 +401,10 @@ class Flashjit:
         if "error" in answer:
             raise SystemExit(f"{case.name}: flashjit: {answer['error']['message']}")
         self.model, self.target = answer["model"], answer["target"]
-        return answer["rows"][0]["ms"]
+        row = answer["rows"][0]
+        if cell.mask == "formula":
+            cell.pairs = row["tflops"] * row["ms"]  # of the tables that it drew, in an arbitrary unit
+        return row["ms"]
 
     def close(self):
         for process in self.processes.values():
@@ -337,26 +460,28 @@ class Table:
     """A table of the visits in one state, with a row for each case."""
 
     def __init__(self, options, visits):
-        self.options, self.ratios = options, {}
+        self.options, self.ratios, self.unit = options, {}, "TFLOP/s"
         self.of = {}
         for visit in visits:
             self.of.setdefault(visit["cell"], []).append(visit["ms"])
         self.cases = []
 
     def amount(self, case, ms):
+        if case.cell.mask == "append":
+            return f"{case.cell.bytes() / ms * 1e-9:.2f}"
         if case.cell.mask == "decode":
             return f"{case.cell.key_elements() * (4 if case.dtype == 'fp32' else 2) / ms * 1e-9:.{4 if case.threads else 2}f}"
-        return f"{ms:.3g}" if case.threads else f"{case.cell.tflops(ms):.0f}"
+        return f"{ms:.3g}" if self.unit == "ms" else f"{case.cell.tflops(ms):.0f}"
 
     def print(self, cases):
         options, self.cases = self.options, cases
-        decode = cases[0].cell.mask == "decode"
-        self.unit = "TB/s" if decode else "ms" if cases[0].threads else "TFLOP/s"
-        columns = [("" if cases[0].threads is None else "dtype on threads: ") + ("decode" if decode else "head_dim:seqlen:mask"),
+        mask = cases[0].cell.mask
+        self.unit = "TB/s" if mask in ("decode", "append") else "ms" if cases[0].threads or mask == "formula" else "TFLOP/s"
+        columns = [("" if cases[0].threads is None else "dtype on threads: ") + (mask if mask in RELATIVE else "head_dim:seqlen:mask"),
                    f"flashjit {self.unit}"]
         for name in options.peers:
             columns += [f"{name} {self.unit}", f"flashjit / {name}"]
-        columns += ["flashjit / best peer"] * self.ranks() + ["fp16 / bf16"] * options.fp16 + ["relative to"] * decode
+        columns += ["flashjit / best peer"] * self.ranks() + ["fp16 / bf16"] * options.fp16 + ["relative to"] * (mask in RELATIVE)
         print("| " + " | ".join(columns) + " |")
         print("|" + " --- |" * len(columns))
         for case in cases:
@@ -365,13 +490,14 @@ class Table:
             print(f"\n{len(values)} cells against {name}: geometric mean {geometric_mean(values):.3f}, worst {min(values):.3f}")
 
     def ranks(self):
-        return len([name for name in self.options.peers if name != YARDSTICK]) > 1
+        return len([name for name in self.options.peers if name not in YARDSTICKS]) > 1
 
     def relative(self, case):
         for other in self.cases:
             if (other.dtype, other.threads) == (case.dtype, case.threads) and case.cell.compares_with(other.cell):
-                return spread([theirs["flashjit"] / ours["flashjit"] for ours, theirs in zip(self.of[case.name], self.of[other.name])]) + \
-                    f" {other.cell.name}"
+                kept = case.cell.pairs / other.cell.pairs if case.cell.mask == "formula" else 1
+                return spread([kept * theirs["flashjit"] / ours["flashjit"]
+                               for ours, theirs in zip(self.of[case.name], self.of[other.name])]) + f" {other.cell.name}"
         return "-"
 
     def row(self, case):
@@ -387,18 +513,18 @@ class Table:
             of_rounds = [peer / ours for peer, ours in both]
             ratios[name] = statistics.median(of_rounds)
             row += [self.amount(case, medians[name]), spread(of_rounds)]
-            kind = "decode" if cell.mask == "decode" else "full and causal" if cell.mask in ("full", "causal") else "other masks"
+            kind = cell.mask if cell.mask in RELATIVE else "full and causal" if cell.mask in ("full", "causal") else "other masks"
             kind = "backward, " * (cell.op == "backward") + kind
             group = name if case.threads is None else f"{name}, {case.dtype} on {case.threads}, {kind}"
             self.ratios.setdefault(group, []).append(ratios[name])
         if self.ranks():
-            best = min((name for name in medians if name != YARDSTICK), key=medians.get, default=None)
+            best = min((name for name in medians if name not in YARDSTICKS), key=medians.get, default=None)
             row.append(f"{ratios[best]:.3f} {best}" if best else "-")
             if best:
                 self.ratios.setdefault("the best peer", []).append(ratios[best])
         if self.options.fp16:
             row.append(spread([ms["flashjit"] / ms["fp16"] for ms in rounds]))
-        if cell.mask == "decode":
+        if cell.mask in RELATIVE:
             row.append(self.relative(case))
         return row
 
@@ -408,6 +534,10 @@ def default_peers(options, on_cpu):
         return ["sdpa"]
     if options.decode:
         return ["read", "cudnn", "fa2"]
+    if options.op == "formula":
+        return ["flex"]
+    if options.op == "append":
+        return ["copy"]
     if options.op == "backward":  # the peer of the same instructions; FlashAttention-3 has wgmma, but no dropout
         return ["cudnn"] if options.dropout is not None else ["fa3"] if options.target in (None, "sm_90a") else ["fa2"]
     return ["cudnn", "fa3"] if options.dropout is None else ["cudnn", "fa2"]
@@ -420,10 +550,10 @@ def parse(arguments):
     parser.add_argument("--flashjit", default="build/release/bin/flashjit", help="the command [%(default)s]")
     parser.add_argument("--device", default="cuda:0", help="[%(default)s]")
     parser.add_argument("--target", help="[the device's best]")
-    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of backward fa3, for "
+    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas flex; of append copy; of backward fa3, for "
                                                   "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; decode_formulas; formulas: 14 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
                              "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")
@@ -445,13 +575,15 @@ def parse(arguments):
         raise SystemExit("--fp16 and --states are for GPUs: on a CPU give --dtypes fp16")
     if not on_cpu and (options.threads or options.dtypes):
         raise SystemExit("--threads and --dtypes are for --device cpu")
-    ops = {next((op for op in ("decode", "backward") if name.startswith(op)), "forward") for name in options.cells or [""]}
+    ops = {next((op for op in ("decode", "backward", "formula", "append") if name.startswith(op)), "forward") for name in options.cells or [""]}
     if len(ops) > 1:
         raise SystemExit(f"cells of {' and '.join(sorted(ops))} have a table each: give those of one operation")
     options.op = ops.pop()
     options.decode = options.op == "decode"
-    if options.decode and (options.dropout is not None or options.fp16):
-        raise SystemExit("decode has no dropout, and --fp16 is for the forward")
+    if options.op in ("decode", "formula", "append") and (options.dropout is not None or options.fp16):
+        raise SystemExit(f"cells of {options.op} have no dropout and no --fp16")
+    if on_cpu and options.op in ("formula", "append"):
+        raise SystemExit(f"cells of {options.op} are for GPUs")
     options.peers = options.peers or default_peers(options, on_cpu)
     options.samples = options.samples or (25 if on_cpu else 40)
     orders = math.factorial(1 + options.fp16 + len(options.peers))
@@ -466,7 +598,8 @@ def main(arguments=None):
     on_cpu = options.device == "cpu"
     names = options.cells or (["grid", "masks"] if on_cpu else ["128:8192:full", "128:8192:causal", "64:8192:full", "64:8192:causal"])
     sets = CPU_CELLS if on_cpu else GPU_CELLS
-    cells = [Decode(text) if options.decode else Cell(text, None if on_cpu else options.tokens)
+    kinds = {"decode": Decode, "formula": Formula, "append": Append}
+    cells = [kinds[options.op](text) if options.op in kinds else Cell(text, None if on_cpu else options.tokens)
              for name in names for text in sets.get(name, [name])]
     if on_cpu:
         cases = [Case(cell, dtype, threads, options)
@@ -491,6 +624,10 @@ def main(arguments=None):
     dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
     if options.decode:
         problem = (f"{peers[0].version}; decode" if on_cpu else "bf16 decode") + ", head_dim 128, TB/s of K and V"
+    elif options.op == "append":
+        problem = "bf16 append with rotary, head_dim 128, TB/s read and written"
+    elif options.op == "formula":
+        problem = f"{peers[0].version}; bf16 forward with formulas, batch 4, 16 heads, 8,192 keys, head_dim 128, milliseconds"
     else:
         problem = f"{peers[0].version}; {options.op}{dropout}, batch * heads 8, milliseconds" if on_cpu else \
             f"bf16 {options.op}{dropout}, {options.tokens} tokens or one sequence"

@@ -127,6 +127,25 @@ for line in sys.stdin:
 """
 
 
+# The plain forward takes 2 ms, a formula 4 ms on half of the pairs. FlexAttention takes 6 ms.
+FLEX_PEERS = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    assert request["op"] == "formula" and (request["s"], request["d"], request["b"]) == (8192, 128, 4), request
+    print(json.dumps({"section": "serve", "peer": "flex", "mode": "fwd", "version": "PyTorch 0", "ms": 6.0}), flush=True)
+"""
+FLEX_FLASHJIT = """#!{python}
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    spec = request["spec"]
+    plain = "score" not in spec and "mask" not in spec
+    row = {{"ms": 2.0, "tflops": 600.0}} if plain else {{"ms": 4.0, "tflops": 150.0}}
+    print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [row]}}), flush=True)
+"""
+
+
 class CompareTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -288,6 +307,20 @@ class CompareTest(unittest.TestCase):
         for cell in compare.GPU_CELLS["decode"]:
             compare.Decode(cell)
 
+    def test_formulas(self):
+        self.stand_in(FLEX_PEERS, FLEX_FLASHJIT)
+        done = self.run_compare("--states", "rest", "--cells", "formula:none", "formula:prefix_lm", "formula:alibi:causal")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| formula:none | 2 | 6 | 3.00 (3.00-3.00) | - |\n", done.stdout)
+        # Half of the pairs in twice the time: a quarter of the rate.
+        self.assertIn("| formula:prefix_lm | 4 | 6 | 1.50 (1.50-1.50) | 0.25 (0.25-0.25) formula:none |\n", done.stdout)
+        self.assertIn("| formula:alibi:causal | 4 | 6 | 1.50 (1.50-1.50) | - |\n", done.stdout)
+        for name in compare.GPU_CELLS["formulas"]:
+            self.assertIn(compare.Formula(name).base, (None, *compare.GPU_CELLS["formulas"]))
+        self.assertEqual(compare.Formula("formula:alibi:causal").base, "formula:causal")
+        self.assertEqual([compare.Decode(cell).formula for cell in compare.GPU_CELLS["decode_formulas"]],
+                         [None, "alibi", "softcap", "sinks"])
+
     def test_decode_on_a_cpu(self):
         self.stand_in(CPU_PEERS.replace('request["b"] * request["hq"] == 8 and ', 'request["sq"] == 1 and ')
                       .replace('(25 if request["s"] == 128 else 2)', "25").replace('"full": 6.0', '"decode": 6.0'),
@@ -297,6 +330,33 @@ class CompareTest(unittest.TestCase):
         # 32,768 keys of 8 heads with 512 bytes are 134 MB, in 2 ms.
         self.assertIn("| bf16 on 1: decode:1x32768 | 0.0671 | 0.0224 | 3.00 (3.00-3.00) | - |\n", done.stdout)
         self.assertIn("| fp32 on 1: decode:1x32768 | 0.1342 | 0.0447 | 3.00 (3.00-3.00) | - |\n", done.stdout)
+
+    def test_append(self):
+        self.stand_in("""
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    assert request["op"] == "append" and request["peers"] == ["copy"] and request["samples"] == 40, request
+    print(json.dumps({"section": "serve", "peer": "copy", "mode": "fwd", "ms": 1.0}), flush=True)
+""", """#!{python}
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    spec, shape = request["spec"], request["shapes"][0]
+    assert spec["op"] == "append_kv" and spec["paged"] == ("page_size" in shape) and "--heads-first" not in sys.argv, request
+    ms = 1.25 if spec["paged"] else 0.5 if "kv_dtype" in spec else 1.0
+    print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}), flush=True)
+""")
+        done = self.run_compare("--states", "rest", "--cells", "append:16x8192", "append:16x8192:p16", "append:16x8192:int8/token_head")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("bf16 append with rotary, head_dim 128, TB/s read and written; medians of 6 rounds in 2 orders", done.stdout)
+        # 131,072 tokens of 8 heads: 1,024 bytes each in bf16, 776 of int8 and scales.
+        self.assertIn("| append:16x8192 | 1.07 | 1.07 | 1.00 (1.00-1.00) | - |\n", done.stdout)
+        self.assertIn("| append:16x8192:p16 | 0.86 | 1.07 | 0.80 (0.80-0.80) | 0.80 (0.80-0.80) append:16x8192 |\n", done.stdout)
+        self.assertIn("| append:16x8192:int8/token_head | 1.63 | 0.81 | 2.00 (2.00-2.00) | - |\n", done.stdout)
+        self.assertEqual(compare.Append("append:2x3:4/2:q").bytes(), 6 * (2 * 1024 + 4 * 512))
+        for cell in compare.GPU_CELLS["append"]:
+            compare.Append(cell)
 
     def test_backward(self):
         self.stand_in(BACKWARD_PEERS, BACKWARD_FLASHJIT)
@@ -340,7 +400,8 @@ class CompareTest(unittest.TestCase):
         for more in (["--device", "cpu", "--fp16"], ["--device", "cpu", "--states", "rest"], ["--threads", "2"], ["--dtypes", "fp32"],
                      ["--cells", "128:8192:window"], ["--cells", "128:8192"], ["--states", "warm"], ["--cells", "decode:16"],
                      ["--cells", "decode:1x2:z3"], ["--cells", "decode", "128:8192:full"], ["--cells", "decode", "--fp16"],
-                     ["--cells", "backward", "128:8192:full"], ["--cells", "backward:128:8192:window"], ["--cells", "backward:128"]):
+                     ["--cells", "append:1"], ["--cells", "append:1x2:int4"], ["--cells", "formula:tanh"], ["--cells", "formula:none:full"],
+                     ["--cells", "formula:none", "--dropout", "0.1"], ["--cells", "backward", "128:8192:full"], ["--cells", "backward:128:8192:window"], ["--cells", "backward:128"]):
             self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 
     def test_a_peer_that_fails(self):
@@ -391,7 +452,7 @@ class CompareTest(unittest.TestCase):
         self.assertIn("head_dim 128, causal", text)
 
     def test_peers_scripts_are_python(self):
-        for name in ("cpu_peers.py", "decode_peers.py"):
+        for name in ("cpu_peers.py", "decode_peers.py", "flex_peers.py"):
             with open(os.path.join(FOLDER, name)) as file:
                 compile(file.read(), name, "exec")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """PyTorch's decode on a GPU, as peers for compare.py's decode cells: cudnn, fa2, and the yardstick read, which adds up
-as many bytes as K and V have.
+as many bytes as K and V have. For its append cells the yardstick copy, which reads and writes "bytes" bytes in all.
 
     {"op": "decode", "d": 128, "s": 8192, "sq": 1, "b": 16, "hq": 32, "hk": 8, "lengths": null, "page_size": 0,
      "peers": ["read"], "samples": 40}
@@ -45,6 +45,11 @@ def cold_ms(call, other, milliseconds):
 
 
 def call_of(request, peer):
+    if request["op"] == "append":
+        if peer != "copy":
+            raise ValueError(f"peer {peer!r} is not copy: PyTorch does not append")
+        source, to = (torch.ones(request["bytes"] // 2, device="cuda", dtype=torch.uint8) for _ in range(2))
+        return lambda: to.copy_(source)
     b, s, sq, hq, hk, d = (request[name] for name in ("b", "s", "sq", "hq", "hk", "d"))
     keys = sum(request["lengths"]) if request["lengths"] else b * s
     if peer == "read":

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""FlexAttention's forward on a GPU, as the peer flex of compare.py's formula cells.
+
+    {"op": "formula", "formula": "softcap", "causal": true, "d": 128, "s": 8192, "b": 4, "hq": 16, "peers": ["flex"]}
+    -> {"section": "serve", "peer": "flex", "mode": "fwd", "ms": 4.2}
+
+Each formula is compiled at its first visit, which compare.py does not count. A mask has a block mask, made once. Needs
+PyTorch 2.5 or newer and Triton.
+"""
+import json
+import sys
+
+import torch
+import triton
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+SOFTCAP = 20.0
+MASKS = {
+    "causal": lambda b, h, i, j: i >= j,
+    "window": lambda b, h, i, j: (i >= j) & (i - j < 1024),
+}
+ALIASES = {"causal_formula": "causal", "window_formula": "window"}
+
+
+def scores(name, heads):
+    slopes = torch.exp2(-8 * torch.arange(1, heads + 1, device="cuda") / heads)
+    bias = torch.randn(heads, 128, device="cuda")
+    return {"alibi": lambda s, b, h, i, j: s - slopes[h] * (i - j).abs(),
+            "softcap": lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP),
+            "t5": lambda s, b, h, i, j: s + bias[h, (i - j).abs().clamp(max=127)]}.get(name)
+
+
+def call_of(request):
+    b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
+    name = ALIASES.get(request["formula"], request["formula"])
+    masks = dict(MASKS)
+    if name == "prefix_lm":
+        prefix = torch.randint(0, s, (b,), device="cuda")
+        masks[name] = lambda b_, h, i, j: (j < prefix[b_]) | (i >= j)
+    score = scores(name, heads)
+    mask = masks.get("causal" if request["causal"] else name)
+    if score is None and mask is None and name != "none":
+        raise ValueError(f"FlexAttention here has no {name}")
+    draw = lambda: torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16)
+    q, k, v = draw(), draw(), draw()
+    blocks = mask and create_block_mask(mask, b if name == "prefix_lm" else None, None, s, s, device="cuda")
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention)
+    return lambda: compiled(q, k, v, score_mod=score, block_mask=blocks)
+
+
+def main():
+    torch.manual_seed(0)
+    calls = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        for peer in request["peers"]:
+            row = {"section": "serve", "peer": peer, "mode": "fwd", "version": f"PyTorch {torch.__version__}"}
+            try:
+                if peer != "flex":
+                    raise ValueError(f"peer {peer!r} is not flex")
+                with torch.no_grad():
+                    if line not in calls:
+                        calls[line] = call_of(request)
+                    row["ms"] = triton.testing.do_bench(calls[line], warmup=10, rep=40, return_mode="median")
+            except Exception as error:
+                row["error"] = str(error)[:200]
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

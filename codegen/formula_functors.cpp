@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "declarations.hpp"
@@ -24,6 +26,10 @@ bool any(const FormulaNode& node, const Test& test) {
 // Whether it differs between the keys of a row.
 bool varies(const FormulaNode& node) {
   return reads(node, FormulaName::key) || reads(node, FormulaName::score);
+}
+// Or between rows.
+bool varies_with_rows(const FormulaNode& node) {
+  return varies(node) || reads(node, FormulaName::row) || reads(node, FormulaName::position);
 }
 
 bool is_function(FormulaOperation operation) {
@@ -101,14 +107,18 @@ const char* name_text(FormulaName name) {
 
 class Writer {
  public:
-  Writer(const AttentionSpec& spec, FormulaUse use) : spec_(spec), use_(use) {}
+  // What is computed ahead: for each row what no key changes, or for each tile what no row changes.
+  enum class Ahead { row, tile };
+
+  Writer(const AttentionSpec& spec, FormulaUse use, Ahead ahead = Ahead::row)
+      : spec_(spec), use_(use), ahead_(ahead) {}
 
   std::string value(const FormulaNode& node) { return write(node).text; }
-  // The values that no key changes, for RowValues.
-  const std::vector<std::string>& of_row() const { return of_row_; }
+  // The values computed ahead, for RowValues.
+  const std::vector<std::string>& ahead() const { return values_; }
 
  private:
-  static constexpr std::size_t most_of_row = 8;
+  static constexpr std::size_t most_values = 8;
 
   struct Text {
     std::string text;
@@ -124,23 +134,27 @@ class Writer {
     return text + ")";
   }
 
-  // "row.a", if there is room and if this is not of_row itself.
+  bool changes(const FormulaNode& node) const {
+    return ahead_ == Ahead::row ? varies(node) : varies_with_rows(node);
+  }
+
+  // "row.a", if there is room and if this is not computed ahead itself.
   bool kept(const std::string& text, Text& place) {
-    const auto found = std::find(of_row_.begin(), of_row_.end(), text);
-    const std::size_t index = static_cast<std::size_t>(found - of_row_.begin());
-    if (found == of_row_.end()) {
-      if (of_row_.size() == most_of_row) return false;
-      of_row_.push_back(text);
+    const auto found = std::find(values_.begin(), values_.end(), text);
+    const std::size_t index = static_cast<std::size_t>(found - values_.begin());
+    if (found == values_.end()) {
+      if (values_.size() == most_values) return false;
+      values_.push_back(text);
     }
-    place = {std::string("row.") + static_cast<char>('a' + index), primary};
+    place = {std::string(ahead_ == Ahead::row ? "row." : "tile.") + static_cast<char>('a' + index), primary};
     return true;
   }
 
   Text write(const FormulaNode& node) {
-    if (!in_row_ && !varies(node) && is_costly(node)) {
-      in_row_ = true;
+    if (!in_ahead_ && !changes(node) && is_costly(node)) {
+      in_ahead_ = true;
       const Text whole = write_bare(node);
-      in_row_ = false;
+      in_ahead_ = false;
       Text place;
       return kept(whole.text, place) ? place : whole;
     }
@@ -245,10 +259,10 @@ class Writer {
     Text inverse;
     if (divisor.kind == Kind::real && std::isnormal(static_cast<float>(1 / divisor.real))) {
       inverse = {"Real(" + real_literal(1 / divisor.real) + ")", primary};
-    } else if (!varies(divisor) && !in_row_) {
-      in_row_ = true;
+    } else if (!varies(divisor) && !in_ahead_) {
+      in_ahead_ = true;
       const std::string text = "inverse(" + write_bare(divisor).text + ")";
-      in_row_ = false;
+      in_ahead_ = false;
       if (!kept(text, inverse)) inverse = {text, primary};
     } else {
       return {"quotient(" + write(dividend).text + ", " + write(divisor).text + ")", primary};
@@ -258,30 +272,199 @@ class Writer {
 
   const AttentionSpec& spec_;
   FormulaUse use_;
-  bool in_row_ = false;  // writing what no key changes
-  std::vector<std::string> of_row_;
+  Ahead ahead_;
+  bool in_ahead_ = false;  // writing what is computed ahead
+  std::vector<std::string> values_;
 };
+
+// The keys that a row sees, as text; empty: no limit of that side.
+struct Limits {
+  std::string begin, end;
+};
+std::string call(const char* function, const std::string& a, const std::string& b) {
+  return a.empty() ? b : b.empty() ? a : std::string(function) + "(" + a + ", " + b + ")";
+}
+
+FormulaOperation mirrored(FormulaOperation comparison) {
+  return comparison == less            ? greater
+         : comparison == less_equal    ? greater_equal
+         : comparison == greater       ? less
+         : comparison == greater_equal ? less_equal
+                                       : comparison;
+}
+
+// key <comparison> limit
+std::optional<Limits> limits_of(FormulaOperation comparison, const std::string& limit) {
+  const std::string after = "bounded_sum(" + limit + ", Integer(1))";
+  if (comparison == less) return Limits{{}, limit};
+  if (comparison == less_equal) return Limits{{}, after};
+  if (comparison == greater) return Limits{after, {}};
+  if (comparison == greater_equal) return Limits{limit, {}};
+  if (comparison == equal) return Limits{limit, after};
+  return {};
+}
+
+bool is_name(const FormulaNode& node, std::initializer_list<FormulaName> names) {
+  return node.kind == Kind::name && std::find(names.begin(), names.end(), node.name) != names.end();
+}
+
+// A comparison with the key, or with its distance from the row or its position, which cannot wrap.
+std::optional<Limits> limits_of_comparison(const FormulaNode& node, Writer& writer) {
+  const FormulaNode &left = node.operands[0], &right = node.operands[1];
+  if (varies(right))
+    return varies(left) ? std::nullopt
+                        : limits_of_comparison({.kind = Kind::operation,
+                                                .type = FormulaType::boolean,
+                                                .operation = mirrored(node.operation),
+                                                .operands = {right, left}},
+                                               writer);
+  if (is_name(left, {FormulaName::key})) return limits_of(node.operation, writer.value(right));
+  if (left.kind != Kind::operation || left.operation != subtract) return {};
+  const FormulaNode &from = left.operands[0], &subtracted = left.operands[1];
+  const auto places = {FormulaName::row, FormulaName::position};
+  if (is_name(from, places) && is_name(subtracted, {FormulaName::key}))
+    return limits_of(mirrored(node.operation),
+                     "bounded_difference(" + writer.value(from) + ", " + writer.value(right) + ")");
+  if (is_name(from, {FormulaName::key}) && is_name(subtracted, places))
+    return limits_of(node.operation,
+                     "bounded_sum(" + writer.value(subtracted) + ", " + writer.value(right) + ")");
+  return {};
+}
+
+// The interval of keys that each row keeps, if the mask's formula is one.
+std::optional<Limits> limits_of(const FormulaNode& node, Writer& writer) {
+  if (node.kind != Kind::operation || node.type != FormulaType::boolean || reads(node, FormulaName::head) ||
+      reads(node, FormulaName::head_kv))
+    return {};
+  if (node.operation == both || node.operation == either) {
+    const auto a = limits_of(node.operands[0], writer), b = limits_of(node.operands[1], writer);
+    if (!a || !b) return {};
+    if (node.operation == both)
+      return Limits{call("maximum", a->begin, b->begin), call("minimum", a->end, b->end)};
+    if (a->begin.empty() && b->begin.empty()) return Limits{{}, call("maximum", a->end, b->end)};
+    if (a->end.empty() && b->end.empty()) return Limits{call("minimum", a->begin, b->begin), {}};
+    return {};
+  }
+  const bool compares = node.operation >= less && node.operation <= equal;
+  if (!compares || node.operands[0].type != FormulaType::integer) return {};
+  return limits_of_comparison(node, writer);
+}
+
+std::string ahead_text(const char* name, const Writer& writer) {
+  if (writer.ahead().empty()) return {};
+  std::string values;
+  for (const std::string& one : writer.ahead()) values += (values.empty() ? "" : ", ") + one;
+  return std::string("  template <class At>\n  FLASHJIT_FN static auto ") + name +
+         "(const At& at) {\n    return row_values(" + values + ");\n  }\n";
+}
+
+// A function of `at` and of the values computed ahead, which are a Row or a Tile; empty: none.
+std::string function_text(const char* name, const std::string& ahead, const std::string& value) {
+  const auto parameter = [&](const std::string& type, const std::string& of) {
+    const bool used = value.find(of + ".") != std::string::npos ||
+                      value.find(of + ",") != std::string::npos || value.find(of + ")") != std::string::npos;
+    return "const " + type + "&" + (used ? " " + of : "");
+  };
+  const bool row = ahead == "Row";
+  return "  template <class At" + (ahead.empty() ? "" : ", class " + ahead) +
+         ">\n  FLASHJIT_FN static auto " + name + "(" + parameter("At", "at") +
+         (ahead.empty() ? "" : ", " + parameter(ahead, row ? "row" : "tile")) + ") {\n    return " + value +
+         ";\n  }\n";
+}
+
+std::string interval_text(const Limits& limits, const Writer& writer) {
+  return ahead_text("of_tile", writer) +
+         function_text("begin", "Tile", limits.begin.empty() ? "Integer(0)" : limits.begin) +
+         function_text("end", "Tile", limits.end.empty() ? "at.seqlen_k" : limits.end);
+}
+
+// cap * tanh(score / cap), as users write softcaps. The same holds for the magnitude of the cap.
+struct Cap {
+  FormulaNode cap, before_cap;
+};
+std::optional<Cap> cap_of(const FormulaNode& node) {
+  const auto is = [](const FormulaNode& of, FormulaOperation name) {
+    return of.kind == Kind::operation && of.operation == name;
+  };
+  if (!is(node, multiply)) return {};
+  const FormulaNode &cap = node.operands[0], &function = node.operands[1];
+  if (!is(function, tanh) || !is(function.operands[0], divide)) return {};
+  const FormulaNode& divisor = function.operands[0].operands[1];
+  if (cap.kind != divisor.kind) return {};
+  if (cap.kind == Kind::real && cap.real == divisor.real && cap.real > 0) return Cap{cap, function};
+  if (cap.kind != Kind::scalar || cap.declared != divisor.declared) return {};
+  Cap magnitudes = {
+      {.kind = Kind::operation, .type = FormulaType::real, .operation = absolute, .operands = {cap}},
+      function};
+  magnitudes.before_cap.operands[0].operands[1] = magnitudes.cap;
+  return magnitudes;
+}
+
+// score + tilt * distance, with a tilt that no key changes, and the distance of the key from the row or its
+// position, or the magnitude of that distance.
+struct Tilt {
+  FormulaNode tilt, from;
+  bool negative, magnitude;
+};
+std::optional<Tilt> tilt_of(const FormulaNode& node) {
+  const auto is = [](const FormulaNode& of, FormulaOperation name) {
+    return of.kind == Kind::operation && of.operation == name;
+  };
+  if (!is(node, add) && !is(node, subtract)) return {};
+  const bool score_first = is_name(node.operands[0], {FormulaName::score});
+  const FormulaNode &score = node.operands[score_first ? 0 : 1],
+                    &product = node.operands[score_first ? 1 : 0];
+  if (!is_name(score, {FormulaName::score}) || (is(node, subtract) && !score_first) || !is(product, multiply))
+    return {};
+  const bool tilt_first = !varies(product.operands[0]);
+  const FormulaNode &tilt = product.operands[tilt_first ? 0 : 1],
+                    &distance = product.operands[tilt_first ? 1 : 0];
+  if (varies(tilt)) return {};
+  // abs and the conversion to a real may come in either order.
+  const FormulaNode* difference = &distance;
+  bool magnitude = false;
+  while (is(*difference, to_real) || is(*difference, absolute)) {
+    magnitude |= is(*difference, absolute);
+    difference = &difference->operands[0];
+  }
+  if (!is(*difference, subtract)) return {};
+  const FormulaNode &left = difference->operands[0], &right = difference->operands[1];
+  const auto places = {FormulaName::row, FormulaName::position};
+  if (is_name(left, {FormulaName::key}) && is_name(right, places))
+    return Tilt{tilt, right, is(node, subtract), magnitude};
+  if (is_name(left, places) && is_name(right, {FormulaName::key}))
+    return Tilt{tilt, left, is(node, subtract) == magnitude, magnitude};
+  return {};
+}
 
 std::string functor_text(const std::string& name, const std::string& words, FormulaUse use,
                          const AttentionSpec& spec) {
   const FormulaNode formula = parse_formula(words, use, spec);
-  Writer writer(spec, use);
-  const std::string value = writer.value(formula);
   std::string text = "// " + words + "\nstruct " + name + " : Formula {\n";
+  if (use == FormulaUse::mask) {
+    Writer writer(spec, use, Writer::Ahead::tile);
+    if (const auto limits = limits_of(formula, writer))
+      return text + "  static constexpr bool interval = true;\n" + interval_text(*limits, writer) + "};\n\n";
+  }
   if (reads(formula, FormulaName::head)) text += "  static constexpr bool reads_head = true;\n";
   if (any(formula, [](const FormulaNode& node) { return node.kind == Kind::table && varies(node); }))
     text += "  static constexpr bool loads = true;\n";
-  if (!writer.of_row().empty()) {
-    std::string values;
-    for (const std::string& one : writer.of_row()) values += (values.empty() ? "" : ", ") + one;
-    text +=
-        "  template <class At>\n  FLASHJIT_FN static auto of_row(const At& at) {\n    return row_values(" +
-        values + ");\n  }\n";
+  Writer writer(spec, use);
+  if (const auto cap = use == FormulaUse::score ? cap_of(formula) : std::nullopt) {
+    const std::string before_cap = writer.value(cap->before_cap);
+    return text + "  static constexpr bool caps = true;\n" + ahead_text("of_row", writer) +
+           function_text("cap", {}, writer.value(cap->cap)) + function_text("before_cap", "Row", before_cap) +
+           function_text("value", "Row", "cap(at) * before_cap(at, row)") + "};\n\n";
   }
-  const char* const at = value.find("at.") == std::string::npos ? "" : " at";
-  const char* const row = value.find("row.") == std::string::npos ? "" : " row";
-  return text + "  template <class At, class Row>\n  FLASHJIT_FN static auto value(const At&" + at +
-         ", const Row&" + row + ") {\n    return " + value + ";\n  }\n};\n\n";
+  const std::string value = writer.value(formula);
+  std::string of_tilt;
+  if (const auto tilt = use == FormulaUse::score ? tilt_of(formula) : std::nullopt) {
+    of_tilt = std::string("  static constexpr bool tilts = true, tilts_by_magnitude = ") +
+              (tilt->magnitude ? "true" : "false") + ";\n" +
+              function_text("from", {}, writer.value(tilt->from)) +
+              function_text("tilt", "Row", (tilt->negative ? "-(" : "(") + writer.value(tilt->tilt) + ")");
+  }
+  return text + ahead_text("of_row", writer) + function_text("value", "Row", value) + of_tilt + "};\n\n";
 }
 
 bool is_outer(const TableDimension& dim) {
@@ -347,9 +530,22 @@ std::string formula_functors(const AttentionSpec& spec) {
   return text;
 }
 
+bool is_interval(const FormulaMask& mask, const AttentionSpec& spec) {
+  using device_text::Writer;
+  Writer writer(spec, FormulaUse::mask, Writer::Ahead::tile);
+  return device_text::limits_of(parse_formula(mask.formula, FormulaUse::mask, spec), writer).has_value();
+}
+
 bool masks_read_head(const AttentionSpec& spec) {
   return device_text::any_mask(spec,
                                [](const FormulaNode& formula) { return reads(formula, FormulaName::head); });
+}
+
+bool masks_read_tables(const AttentionSpec& spec) {
+  return device_text::any_mask(spec, [](const FormulaNode& formula) {
+    return device_text::any(formula,
+                            [](const FormulaNode& node) { return node.kind == FormulaNode::Kind::table; });
+  });
 }
 
 FormulaWork work_of_formulas(const AttentionSpec& spec) {

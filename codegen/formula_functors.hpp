@@ -16,9 +16,14 @@ bool reads_formula_params(const AttentionSpec& spec);
 // changes is computed once for each row.
 std::string formula_functors(const AttentionSpec& spec);
 
+// Whether a mask's formula only compares keys with what no key changes, so that each row keeps an interval of
+// keys (templates/shared/formula_interval.h).
+bool is_interval(const FormulaMask& mask, const AttentionSpec& spec);
 bool reads(const FormulaNode& formula, FormulaName name);
 // Whether a formula of the masks differs between the query heads of a key/value head.
 bool masks_read_head(const AttentionSpec& spec);
+// Whether a formula of the masks reads a table, so that only the device knows how much work a tile has.
+bool masks_read_tables(const AttentionSpec& spec);
 // The costly work of formulas for each key of a row, beside arithmetic.
 struct FormulaWork {
   bool functions = false;  // exponentials, quotients and the like, in scores

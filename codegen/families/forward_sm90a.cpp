@@ -38,12 +38,16 @@ int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
       .end;
 }
 
-// Whether the mask has tables, sinks or formulas: the producer looks them up for the
+// Whether the mask has tables, sinks or formulas other than intervals: the producer looks them up for the
 // consumers, and the consumers look them up for blocks that are not seen whole.
 bool looks_up(const AttentionSpec& spec) {
   const auto* window = find_mask<SlidingWindowMask>(spec.mask);
+  const auto searches = [&](const Mask& mask) {
+    const auto* formula = std::get_if<FormulaMask>(&mask);
+    return formula && !is_interval(*formula, spec);
+  };
   return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) ||
-         find_mask<FormulaMask>(spec.mask) || (window && window->sinks);
+         (window && window->sinks) || std::any_of(spec.mask.begin(), spec.mask.end(), searches);
 }
 
 // Registers for dropout: the words of a thread's rows, and the registers that
@@ -57,6 +61,11 @@ int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool beside_q = consumers(config) == 2 && config.q_in_registers;
   const int beside = !beside_q ? 0 : config.pack_gqa ? 24 : spec.head_dim_v % 16 != 0 ? 16 : 0;
   return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + beside;
+}
+
+// Whether scores wait for exponentials and the like beyond those of the softmax.
+bool computes_functions(const AttentionSpec& spec) {
+  return !spec.score.empty() && work_of_formulas(spec).functions;
 }
 
 // Registers that formulas take beyond those of looks_up(). Found by compiling known variants.
@@ -139,9 +148,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 TileOrder tile_order(const AttentionSpec& spec) {
-  return uneven_on_device(spec.mask, spec.varlen)                        ? TileOrder::waves
-         : find_mask<CausalMask>(spec.mask) || masks_have_diagonal(spec) ? TileOrder::sections
-                                                                         : TileOrder::heads;
+  return uneven_on_device(spec.mask, spec.varlen) || masks_read_tables(spec) ? TileOrder::waves
+         : find_mask<CausalMask>(spec.mask) || masks_have_diagonal(spec)     ? TileOrder::sections
+                                                                             : TileOrder::heads;
 }
 
 // With pages only the device knows the lengths of keys; mostly they are alike, or long beside the rows.
@@ -191,7 +200,7 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
     return "a block_n of " + std::to_string(config.block_n) +
            " pays the fixed cost of a block more often, and wider blocks fit";
   }
-  if (!config.q_in_registers && misfit(spec, target, with_q).empty())
+  if (!config.q_in_registers && !computes_functions(spec) && misfit(spec, target, with_q).empty())
     return "Q fits in registers, too, and is then not read from shared memory for every block";
   if (config.num_stages > 2 && config.block_m == 192)
     return "with three consumer warpgroups two stages of K and V stay full, so a third saves nothing";
@@ -214,7 +223,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   }
   config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
   if (config.tile_order == TileOrder::sections) {
-    config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && shape.seqlen_k <= 1024;
+    const bool pays = shape.seqlen_k <= 1024 || (!spec.score.empty() && !computes_functions(spec));
+    config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && pays;
   }
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     // The largest tile within a block of the list.
@@ -231,10 +241,11 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
       }
     }
   }
-  // The widest block that fits. Q is in registers unless that makes the block narrower than 96.
+  // The widest block that fits. Q is in registers unless that makes the block narrower than 96, or if
+  // functions in scores have better use for the registers: more of them are then under way at once.
   for (const int least : {96, 16}) {
-    for (const bool q_in_registers : {true, false}) {
-      config.q_in_registers = q_in_registers;
+    for (const bool first : {true, false}) {
+      config.q_in_registers = first != (computes_functions(spec) && widest > 64 && !spec.precise);
       for (config.block_n = 128; config.block_n >= least; config.block_n -= 16) {
         if (!misfit(spec, target, config).empty()) continue;
         KernelConfig deeper = config;

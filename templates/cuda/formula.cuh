@@ -49,17 +49,26 @@ FLASHJIT_FN ScaledScore times(ScaledScore a, float b) {
 FLASHJIT_FN ScaledScore times(float a, ScaledScore b) {
   return {b.product, __fmul_rn(a, b.factor)};
 }
+FLASHJIT_FN float times(ScaledScore a, ScaledScore b) {
+  return __fmul_rn(float(a), float(b));
+}
 FLASHJIT_FN float plus(ScaledScore a, float b) {
   return __fmaf_rn(a.product, a.factor, b);
 }
 FLASHJIT_FN float plus(float a, ScaledScore b) {
   return __fmaf_rn(b.product, b.factor, a);
 }
+FLASHJIT_FN float plus(ScaledScore a, ScaledScore b) {
+  return plus(a, float(b));
+}
 FLASHJIT_FN float minus(ScaledScore a, float b) {
   return __fmaf_rn(a.product, a.factor, -b);
 }
 FLASHJIT_FN float minus(float a, ScaledScore b) {
   return __fmaf_rn(-b.product, b.factor, a);
+}
+FLASHJIT_FN float minus(ScaledScore a, ScaledScore b) {
+  return minus(a, float(b));
 }
 
 // Errors: exp 2^-22 (1 + |a|) of the result; log 2^-21 (1 + |result|); tanh 2^-16; inverse and quotient 2^-22
@@ -77,7 +86,7 @@ FLASHJIT_FN Real<float> log(Real<V> a) {
 // division: special functions are what scores wait for. tanh.approx errs by 2^-11.
 template <class V>
 FLASHJIT_FN Real<float> tanh(Real<V> a) {
-  const float x = a.v, u = ex2_approx(__fmul_rn(magnitude(x), -2.88539008f));
+  const float x = times(a.v, 2.88539008f), u = ex2_approx(-magnitude(x));
   float p = 0.148172349f;
   p = __fmaf_rn(p, u, -0.66094172f);
   p = __fmaf_rn(p, u, 1.35460699f);
@@ -131,10 +140,16 @@ class FormulaScore {
   using Row = FormulaRow<int, int>;
 
  public:
-  // The factor of changed scores, which are in natural units.
+  // The factor of changed scores. They are in natural units, but for a cap, whose multiplication is left to
+  // the softmax. It must not be 0, since minus infinity times 0 is NaN.
   template <class Base>
-  FLASHJIT_FN static float scale_log2(const Base&) {
-    return 1.44269504f;
+  FLASHJIT_FN static float scale_log2(const Base& p) {
+    constexpr float log2_e = 1.44269504f;
+    if constexpr (Chain::caps) {
+      const FormulaScalars scalars{static_cast<const Params&>(p).formulas};
+      return fmaxf(Chain::cap(scalars).v, 1e-30f) * log2_e;
+    }
+    return log2_e;
   }
 
   template <class Base>
@@ -152,6 +167,40 @@ class FormulaScore {
     return {OfRow(row(rows, heads, 0)), OfRow(row(rows, heads, 8))};
   }
 
+  // A formula that is linear in the key costs a multiply-add for each score; what the key does not change
+  // becomes a shift of the row. A magnitude is linear on either side of the row's own key.
+  static constexpr bool tilts = sizeof...(Formulas) == 1 && (Formulas::tilts || ...);
+  template <int columns, class Rows, class Heads>
+  FLASHJIT_FN Shifted tilt(float* scores, const OfRows& of_rows, const Rows& rows, const Heads& heads,
+                           int first_key, int lane) const {
+    using Only = typename Chain::Front;
+    constexpr float log2_e = 1.44269504f;
+    const float scale = problem_.params.scale;
+    float tilt[2], shift[2];
+    bool linear = scale > 1e-30f;  // it has an inverse
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Row at = row(rows, heads, 8 * r);
+      const int from = Only::from(at).v;
+      tilt[r] = Only::tilt(at, r ? of_rows.row_8.first : of_rows.row_0.first).v;
+      if constexpr (Only::tilts_by_magnitude) {
+        const bool before = from >= first_key + columns - 1;
+        linear = linear && (before || from <= first_key);
+        if (before) tilt[r] = -tilt[r];
+      }
+      shift[r] = __fmul_rn(tilt[r], static_cast<float>(first_key + lane % 4 * 2 - from)) * log2_e;
+    }
+    if (__any_sync(0xffffffff, !linear)) {
+      modify<columns>(scores, of_rows, rows, heads, first_key, lane);
+      return {log2_e, {0, 0}};
+    }
+    const float inverse = rcp_approx(scale);
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i)
+      scores[i] = __fmaf_rn(tilt[i / 2 % 2] * inverse, static_cast<float>(i / 4 * 8 + i % 2), scores[i]);
+    return {scale * log2_e, {shift[0], shift[1]}};
+  }
+
   // Scores of a block of `columns` keys from `first_key` on.
   template <int columns, class Rows, class Heads>
   FLASHJIT_FN void modify(float* scores, const OfRows& of_rows, const Rows& rows, const Heads& heads,
@@ -164,8 +213,9 @@ class FormulaScore {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& score = scores[4 * i + e];
-        score = Chain::apply(FormulaKey(e < 2 ? row_0 : row_8, DistantKey{base, 8 * i + e % 2}),
-                             e < 2 ? of_rows.row_0 : of_rows.row_8, ScaledScore{score, scale});
+        score =
+            Chain::template apply<true>(FormulaKey(e < 2 ? row_0 : row_8, DistantKey{base, 8 * i + e % 2}),
+                                        e < 2 ? of_rows.row_0 : of_rows.row_8, ScaledScore{score, scale});
       }
       end_of_columns<(Formulas::loads || ...)>(i);
     }

@@ -376,10 +376,10 @@ struct ForwardSm90a {
       const auto of_rows = score.of_rows(rows, heads);
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      score.template modify<block_n>(scores_, of_rows, rows, heads, block.index * block_n, lane_);
+      const auto exponents = change(score, of_rows, rows, heads, block.index * block_n);
       if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
-      const bool rescale = softmax_.template take_max<block_n / 2>(scores_);
-      softmax_.template exponentiate<block_n / 2>(scores_);
+      const bool rescale = softmax_.template take_max<block_n / 2>(scores_, exponents);
+      softmax_.template exponentiate<block_n / 2>(scores_, exponents);
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
       release(shared_.v_empty(v_stage), under_way_);
@@ -387,6 +387,18 @@ struct ForwardSm90a {
       if (rescale && under_way_) {
 #pragma unroll
         for (int i = 0; i < Spec::head_dim_v / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
+      }
+    }
+
+    // The formulas on scores, and how their results become exponents.
+    template <class OfRows, class Heads>
+    FLASHJIT_FN auto change(const Score& score, const OfRows& of_rows, const Positions& rows,
+                            const Heads& heads, int first_key) {
+      if constexpr (Score::tilts) {
+        return score.template tilt<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
+      } else {
+        score.template modify<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
+        return Unshifted{};
       }
     }
 

@@ -66,6 +66,23 @@ FLASHJIT_FN void mask_elements(float* scores, const Mask& mask, const Positions&
   mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
 }
 
+// How a block's scores become exponents of 2: times the scale of all scores.
+struct Unshifted {
+  static constexpr bool by_thread = false;
+  FLASHJIT_FN static float relative(int, float score, float scale, float reference) {
+    return __fmaf_rn(score, scale, -reference);
+  }
+};
+// Or times a scale of the block, and with a shift of the thread's columns of each row.
+struct Shifted {
+  static constexpr bool by_thread = true;
+  float scale, shift[2];
+  FLASHJIT_FN float exponent(int r, float score) const { return __fmaf_rn(score, scale, shift[r]); }
+  FLASHJIT_FN float relative(int r, float score, float, float reference) const {
+    return __fmaf_rn(score, scale, shift[r] - reference);
+  }
+};
+
 // The running state of a thread's rows, two of every fragment. at_once: take_max() raises a reference as soon
 // as it has the row's maximum, not after the vote. Measured: at_once makes mma.sync 2% faster and wgmma 4%
 // slower.
@@ -88,8 +105,8 @@ class OnlineSoftmax {
 
   // Raises the references if the maximum of any row of the warp has grown by more than `tolerance`. Returns
   // true if outputs must be multiplied by correction(). scores: `registers` of each fragment.
-  template <int registers>
-  FLASHJIT_FN bool take_max(const float* scores) {
+  template <int registers, class Exponents = Unshifted>
+  FLASHJIT_FN bool take_max(const float* scores, const Exponents& exponents = {}) {
     float top[rows];
     bool grows = false;
 #pragma unroll
@@ -102,9 +119,10 @@ class OnlineSoftmax {
         odd = fmaxf(odd, s[4 * i + 1]);
       }
       float m = fmaxf(even, odd);
+      if constexpr (Exponents::by_thread) m = exponents.exponent(r, m);
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-      m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
+      if constexpr (!Exponents::by_thread) m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
       top[r] = at_once ? m : fmaxf(reference_[r], m);
       const float growth = top[r] - reference_[r];
       const bool grew = growth > tolerance;
@@ -124,16 +142,16 @@ class OnlineSoftmax {
   }
 
   // Turns scores into weights relative to the references and adds the weights up.
-  template <int registers>
-  FLASHJIT_FN void exponentiate(float* scores) {
+  template <int registers, class Exponents = Unshifted>
+  FLASHJIT_FN void exponentiate(float* scores, const Exponents& exponents = {}) {
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 0; i < registers / 4; ++i) {
         float* const s = scores + r / 2 * registers + r % 2 * 2 + 4 * i;
-        even += s[0] = weight(r, s[0]);
-        odd += s[1] = weight(r, s[1]);
+        even += s[0] = weight(r, s[0], exponents);
+        odd += s[1] = weight(r, s[1], exponents);
       }
       row_sum_[r] += even + odd;
     }
@@ -187,8 +205,9 @@ class OnlineSoftmax {
     correction_[r] = ex2_approx(reference_[r] - to);
     reference_[r] = to;
   }
-  FLASHJIT_FN float weight(int r, float score) const {
-    return ex2_approx(__fmaf_rn(score, scale_log2_, -reference_[r]));
+  template <class Exponents = Unshifted>
+  FLASHJIT_FN float weight(int r, float score, const Exponents& exponents = {}) const {
+    return ex2_approx(exponents.relative(r, score, scale_log2_, reference_[r]));
   }
 
   float scale_log2_;

@@ -203,8 +203,18 @@ struct Table {
 };
 template <int index, class Type>
 struct Scalar {
-  FLASHJIT_FN static auto read(const FormulaProblem& problem) {
+  template <class Problem>
+  FLASHJIT_FN static auto read(const Problem& problem) {
     return value_of(__builtin_bit_cast(Type, problem.params.scalars[index]));
+  }
+};
+
+// The scalars of a launch, without a row.
+struct FormulaScalars {
+  const FormulaParams& params;
+  template <class Value>
+  FLASHJIT_FN auto read(Value) const {
+    return Value::read(*this);
   }
 };
 
@@ -266,11 +276,24 @@ FLASHJIT_FN RowValues<Values...> row_values(Values... values) {
 // Base of rendered formulas. A formula has
 //   of_row(row)          the values that no key changes
 //   value(at, of_row)    the formula
+// or, with interval (shared/formula_interval.h),
+//   of_tile(row)         the values that no row changes
+//   begin(row, of_tile), end(row, of_tile)
+//                        a row's keys, whatever its head
 struct Formula {
   static constexpr bool reads_head = false;
-  static constexpr bool loads = false;  // an element of a table for each key
+  static constexpr bool loads = false;     // an element of a table for each key
+  static constexpr bool interval = false;  // a mask's formula that keeps an interval of keys for each row
   template <class Row>
   FLASHJIT_FN static NoValue of_row(const Row&) {
+    return {};
+  }
+  // A score's formula that is score + tilt() * (key - from()), or with the magnitude of the difference.
+  static constexpr bool tilts = false;
+  // A score's formula that is cap() * before_cap(); the same cap, not negative, for all scores.
+  static constexpr bool caps = false;
+  template <class Row>
+  FLASHJIT_FN static NoValue of_tile(const Row&) {
     return {};
   }
 };
@@ -278,27 +301,43 @@ struct Formula {
 // Formulas of scores, applied one after the other.
 template <class... Formulas>
 struct ScoreChain {
+  static constexpr bool caps = false;
   template <class Row>
   struct OfRow {
     FLASHJIT_FN explicit OfRow(const Row&) {}
   };
-  template <class Key, class Row, class S>
+  template <bool without_cap = false, class Key, class Row, class S>
   FLASHJIT_FN static S apply(const Key&, const OfRow<Row>&, S score) {
     return score;
   }
 };
 template <class First, class... Rest>
 struct ScoreChain<First, Rest...> {
+  using Front = First;
+  static constexpr bool last = sizeof...(Rest) == 0;
+  static constexpr bool caps = last ? First::caps : ScoreChain<Rest...>::caps;
+  template <class Scalars>
+  FLASHJIT_FN static auto cap(const Scalars& scalars) {
+    if constexpr (last)
+      return First::cap(scalars);
+    else
+      return ScoreChain<Rest...>::cap(scalars);
+  }
   template <class Row>
   struct OfRow {
     decltype(First::of_row(*static_cast<const Row*>(nullptr))) first;
     typename ScoreChain<Rest...>::template OfRow<Row> rest;
     FLASHJIT_FN explicit OfRow(const Row& row) : first(First::of_row(row)), rest(row) {}
   };
-  template <class Key, class Row, class S>
+  // without_cap: the caller multiplies by cap().
+  template <bool without_cap = false, class Key, class Row, class S>
   FLASHJIT_FN static auto apply(const Key& key, const OfRow<Row>& of_row, S score) {
-    const auto value = First::value(FormulaScoreAt(key, score), of_row.first);
-    return ScoreChain<Rest...>::apply(key, of_row.rest, in_form(typename FormOf<S>::type{}, value.v));
+    const FormulaScoreAt at(key, score);
+    if constexpr (without_cap && last && caps)
+      return in_form(typename FormOf<S>::type{}, First::before_cap(at, of_row.first).v);
+    else
+      return ScoreChain<Rest...>::template apply<without_cap>(
+          key, of_row.rest, in_form(typename FormOf<S>::type{}, First::value(at, of_row.first).v));
   }
 };
 

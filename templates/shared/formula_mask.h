@@ -2,7 +2,7 @@
 // no lists.
 #pragma once
 
-#include "shared/formula.h"
+#include "shared/formula_interval.h"
 
 namespace flashjit::device {
 
@@ -111,14 +111,18 @@ struct FormulaMask {
 };
 
 template <class Formula, class Params>
-inline constexpr bool has_formula<FormulaMask<Formula, Params>> = true;
+inline constexpr bool has_formula<FormulaMask<Formula, Params>> = !Formula::interval;
 
 template <class Formula, class Params>
 FLASHJIT_FN Span searched_hull(const FormulaMask<Formula, Params>& mask, Span rows) {
-  typename FormulaMask<Formula, Params>::template Cursor<Keys> cursor;
-  const int last = mask.previous(Keys{}, rows, largest_int, cursor);
-  if (last < 0) return {0, 0};
-  return {mask.next(Keys{}, rows, 0), last + 1};
+  if constexpr (Formula::interval) {
+    return mask.hull(Keys{}, rows);
+  } else {
+    typename FormulaMask<Formula, Params>::template Cursor<Keys> cursor;
+    const int last = mask.previous(Keys{}, rows, largest_int, cursor);
+    if (last < 0) return {0, 0};
+    return {mask.next(Keys{}, rows, 0), last + 1};
+  }
 }
 
 // For read_keys.h: heads may differ.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "codegen/spec.hpp"
 #include "cuda/formula.cuh"
@@ -15,17 +16,27 @@ struct WithFormulaSpec : Base {
   using table_slope = device::Table<0, device::fp32, device::Dimension::outer>;
   using scalar_cap = device::Scalar<0, device::fp32>;
 
-  struct Mask1 : device::Formula {
-    static constexpr bool reads_head = per_head;
+  struct WindowOfHead : device::Formula {
+    static constexpr bool reads_head = true;
     template <class At, class Row>
     static auto value(const At& at, const Row&) {
       using device::Integer;
-      if constexpr (per_head)
-        return at.key <= at.position && at.position - at.key < Integer(9) * (at.head + Integer(1));
-      else
-        return at.key <= at.position && at.position - at.key < Integer(20) + at.row % Integer(3);
+      return at.key <= at.position && at.position - at.key < Integer(9) * (at.head + Integer(1));
     }
   };
+  struct WindowOfRow : device::Formula {
+    static constexpr bool interval = true;
+    template <class At, class Tile>
+    static auto begin(const At& at, const Tile&) {
+      using device::Integer;
+      return bounded_sum(bounded_difference(at.position, Integer(20) + at.row % Integer(3)), Integer(1));
+    }
+    template <class At, class Tile>
+    static auto end(const At& at, const Tile&) {
+      return bounded_sum(at.position, device::Integer(1));
+    }
+  };
+  using Mask1 = std::conditional_t<per_head, WindowOfHead, WindowOfRow>;
   struct Score1 : device::Formula {
     static constexpr bool reads_head = true;
     template <class At>
@@ -38,13 +49,22 @@ struct WithFormulaSpec : Base {
     }
   };
   struct Score2 : device::Formula {
+    static constexpr bool caps = true;
     template <class At>
     static auto of_row(const At& at) {
-      return device::row_values(inverse(at.read(scalar_cap())));
+      return device::row_values(inverse(abs(at.read(scalar_cap()))));
+    }
+    template <class At>
+    static auto cap(const At& at) {
+      return abs(at.read(scalar_cap()));
+    }
+    template <class At, class Row>
+    static auto before_cap(const At& at, const Row& row) {
+      return tanh(at.score * row.a);
     }
     template <class At, class Row>
     static auto value(const At& at, const Row& row) {
-      return at.read(scalar_cap()) * tanh(at.score * row.a);
+      return cap(at) * before_cap(at, row);
     }
   };
   using Mask = device::Both<typename Base::Mask, device::FormulaMask<Mask1, Params>>;
@@ -59,6 +79,43 @@ struct WithFormulaSpec : Base {
     spec.tables = {{"slope", DType::fp32, {{.kind = TableDimension::Kind::heads_q}}}};
     spec.scalars = {{"cap", DType::fp32}};
     spec.sink_logits = true;
+    return spec.validated();
+  }
+};
+
+// ALiBi alone: linear in the key, or in the magnitude of its distance.
+template <class Base, class Params, bool by_magnitude>
+struct WithTilt : Base {
+  using table_slope = device::Table<0, device::fp32, device::Dimension::outer>;
+
+  struct Score1 : device::Formula {
+    static constexpr bool reads_head = true, tilts = true, tilts_by_magnitude = by_magnitude;
+    template <class At>
+    static auto of_row(const At& at) {
+      return device::row_values(at.read(table_slope(), at.head));
+    }
+    template <class At, class Row>
+    static auto value(const At& at, const Row& row) {
+      if constexpr (by_magnitude)
+        return fma(-row.a, abs(to_real(at.position - at.key)), at.score);
+      else
+        return fma(row.a, to_real(at.key - at.position), at.score);
+    }
+    template <class At>
+    static auto from(const At& at) {
+      return at.position;
+    }
+    template <class At, class Row>
+    static auto tilt(const At&, const Row& row) {
+      return by_magnitude ? -row.a : row.a;
+    }
+  };
+  using Score = device::FormulaScore<Params, Score1>;
+
+  static AttentionSpec add_to(AttentionSpec spec) {
+    spec.score = {by_magnitude ? "score - slope[head] * abs(position - key)"
+                               : "score + slope[head] * (key - position)"};
+    spec.tables = {{"slope", DType::fp32, {{.kind = TableDimension::Kind::heads_q}}}};
     return spec.validated();
   }
 };

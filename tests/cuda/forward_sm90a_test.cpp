@@ -180,6 +180,17 @@ TEST_F(ForwardSm90a, Formulas) {
          ConfigOf<128, 32, false, false, waves>>(c, {});
 }
 
+// Blocks on both sides of the rows' own keys, across them, and rows before the first key.
+TEST_F(ForwardSm90a, FormulasLinearInTheKey) {
+  using Spec = SpecOf<Bf16, 24, 40, false>;
+  for (const int seqlen_q : {70, 250}) {
+    const Case c{.batch = 1, .heads_q = 4, .heads_kv = 2, .seqlen_q = seqlen_q, .seqlen_k = 150};
+    expect<WithTilt<Spec, FormulaParams, true>, ConfigOf<64, 32, true, false>>(c, {});
+    expect<WithTilt<SpecOf<Fp16, 24, 40, false, BottomRight>, FormulaParams, false>,
+           ConfigOf<128, 48, true, true, sections>>(c, {CausalMask{}});
+  }
+}
+
 TEST_F(ForwardSm90a, HeadsApart) {
   expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
       {CausalMask{}}, {1, 70}, 50);

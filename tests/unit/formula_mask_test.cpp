@@ -90,6 +90,46 @@ struct HeadWindow : Counted<HeadWindow> {
   }
 };
 
+// Of each row an interval of keys.
+struct IntervalWindow : Formula {  // position - key < 5 && key <= position
+  static constexpr bool interval = true;
+  template <class At, class Tile>
+  static auto begin(const At& at, const Tile&) {
+    return bounded_sum(bounded_difference(at.position, Int(5)), Int(1));
+  }
+  template <class At, class Tile>
+  static auto end(const At& at, const Tile&) {
+    return bounded_sum(at.position, Int(1));
+  }
+};
+struct IntervalPrefix : Formula {  // key < prefix[batch] || key <= position
+  static constexpr bool interval = true;
+  template <class At>
+  static auto of_tile(const At& at) {
+    return row_values(at.read(table_prefix(), at.batch));
+  }
+  template <class At, class Tile>
+  static auto begin(const At&, const Tile&) {
+    return Int(0);
+  }
+  template <class At, class Tile>
+  static auto end(const At& at, const Tile& tile) {
+    return maximum(tile.a, bounded_sum(at.position, Int(1)));
+  }
+};
+template <int begin_after_row, int end_after_row>
+struct FarInterval : Formula {  // row + begin_after_row <= key < row + end_after_row, where nothing wraps
+  static constexpr bool interval = true;
+  template <class At, class Tile>
+  static auto begin(const At& at, const Tile&) {
+    return bounded_sum(at.row, Int(begin_after_row));
+  }
+  template <class At, class Tile>
+  static auto end(const At& at, const Tile&) {
+    return bounded_difference(at.row, Int(-end_after_row));
+  }
+};
+
 // A launch of three batch entries with tables.
 struct Launch {
   std::vector<int> prefix = {7, 0, 30};
@@ -142,7 +182,7 @@ enum class Exact { neither, skips, both };  // whether skipped blocks, and whole
 template <class F>
 void check(Exact exact, const std::function<bool(const Launch&, const Problem&, int row, int key)>& meant) {
   using Mask = Intersect<Bounds, FormulaMask<F, Params>>;
-  static_assert(!Mask::row_intervals && has_formula<Mask>);
+  static_assert(Mask::row_intervals == F::interval && has_formula<Mask> != F::interval);
   constexpr std::pair<int, int> lengths[] = {{1, 70}, {40, 40}, {33, 90}, {50, 20}, {5, 0}};
   for (const auto& [seqlen_q, seqlen_k] : lengths) {
     const Launch launch(seqlen_k);
@@ -226,6 +266,20 @@ TEST(FormulaMask, PrefixByATableOfTheBatch) {
   check<Prefix>(Exact::skips, [](const Launch& launch, const Problem& p, int row, int key) {
     return key < launch.prefix[static_cast<std::size_t>(p.batch)] || key <= position(p, row);
   });
+}
+TEST(FormulaMask, IntervalsOfEachRow) {
+  check<IntervalWindow>(Exact::both, [](auto&, const Problem& p, int row, int key) {
+    return position(p, row) - key < 5 && key <= position(p, row);
+  });
+  check<IntervalPrefix>(Exact::both, [](const Launch& launch, const Problem& p, int row, int key) {
+    return key < launch.prefix[static_cast<std::size_t>(p.batch)] || key <= position(p, row);
+  });
+  const auto all = [](auto&, const Problem&, int, int) { return true; };
+  const auto nothing = [](auto&, const Problem&, int, int) { return false; };
+  check<FarInterval<lowest_int, largest_int>>(Exact::both, all);
+  check<FarInterval<-100, largest_int - 1>>(Exact::both, all);
+  check<FarInterval<largest_int, largest_int>>(Exact::both, nothing);
+  check<FarInterval<lowest_int, -largest_int>>(Exact::both, nothing);
 }
 TEST(FormulaMask, DilatedAndBlocks) {
   check<Dilated>(Exact::neither, [](auto&, const Problem& p, int row, int key) {

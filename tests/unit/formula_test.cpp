@@ -10,6 +10,7 @@
 
 #include "codegen/builtin_formulas.hpp"
 #include "codegen/declarations.hpp"
+#include "codegen/formula_functors.hpp"
 #include "codegen/spec_fields.hpp"
 #include "expect_error.h"
 
@@ -211,6 +212,82 @@ void expect_mistake(const std::string& more, std::initializer_list<const char*> 
 }
 
 constexpr char document[] = R"(, "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}})";
+
+// Such masks are as fast as built-in ones: their elements need no formula.
+TEST(FormulaFunctors, MasksThatKeepAnIntervalOfKeysForEachRow) {
+  const std::pair<const char*, bool> masks[] = {
+      {"key <= position", true},
+      {"position >= key && row > key", true},
+      {"position - key < 1024 && key <= position", true},
+      {"key - row <= reach && reach < key - position", true},
+      {"key < document[batch, row] || key <= position", true},
+      {"key >= 3 || key == position", false},  // an end and a beginning
+      {"key < 3 || key > position", false},
+      {"key != position", false},
+      {"key % 2 == 0", false},
+      {"row < 5", false},
+      {"row + key < 5", false},           // may wrap
+      {"reach - key < position", false},  // may wrap
+      {"position - key < key", false},
+      {"document[batch, key] == 1", false},
+      {"key <= position && head < 3", false},
+      {"key <= head", false},
+      {"key < 2.5", false},
+  };
+  for (const auto& [mask, interval] : masks)
+    EXPECT_EQ(is_interval(FormulaMask{mask}, declarations()), interval) << mask;
+}
+
+// The multiplication by such a cap is left to the softmax.
+TEST(FormulaFunctors, Caps) {
+  const std::pair<const char*, bool> scores[] = {
+      {"cap * tanh(score / cap)", true},
+      {"30 * tanh(score / 30)", true},
+      {"2.5 * tanh((score + key) / 2.5)", true},
+      {"-30 * tanh(score / -30)", false},
+      {"cap * tanh(score / 30)", false},
+      {"30 * tanh(score / 20)", false},
+      {"reach * tanh(score / reach)", false},  // an integer
+      {"slope[head] * tanh(score / slope[head])", false},
+      {"tanh(score / cap)", false},
+  };
+  for (const auto& [score, caps] : scores) {
+    AttentionSpec spec = declarations();
+    spec.score = {score};
+    EXPECT_EQ(formula_functors(spec).find("bool caps = true") != std::string::npos, caps) << score;
+  }
+}
+
+// They cost a multiply-add for each score.
+TEST(FormulaFunctors, ScoresLinearInTheKey) {
+  const std::pair<const char*, const char*> scores[] = {
+      {"score + slope[head] * (key - position)", "false return (row.a);"},
+      {"score - slope[head] * (position - key)", "false return (row.a);"},
+      {"score - slope[head] * abs(position - key)", "true return -(row.a);"},
+      {"abs(key - row) * cap + score", "true return (at.read(scalar_cap()));"},
+      {"score + cap * (row - key)", "false return -(at.read(scalar_cap()));"},
+      {"score + 0.5 * abs(key - position)", "true return (Real(0.5f));"},
+      {"score + slope[head] * (key - seqlen_k)", ""},
+      {"score + bias[0, head, key - position]", ""},
+      {"score + cap * min(key - position, 3)", ""},
+      {"score * 2 + cap * (key - position)", ""},
+      {"score + score * (key - position)", ""},
+      {"cap * (key - position) - score", ""},
+  };
+  for (const auto& [score, tilt] : scores) {
+    AttentionSpec spec = declarations();
+    spec.score = {score};
+    const std::string text = formula_functors(spec);
+    const auto magnitude = text.find("tilts_by_magnitude = "), value = text.find(" auto tilt(");
+    std::string found;
+    if (magnitude != std::string::npos) {
+      const auto from = magnitude + 21, body = text.find("return", value);
+      found = text.substr(from, text.find(';', from) - from) + " " +
+              text.substr(body, text.find(';', body) + 1 - body);
+    }
+    EXPECT_EQ(found, tilt) << score;
+  }
+}
 
 TEST(FormulaSpec, Mistakes) {
   expect_mistake(R"("score": "score")", {"score \"score\"", "must be a list of formulas"});

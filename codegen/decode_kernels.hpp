@@ -2,6 +2,8 @@
 #pragma once
 
 #include "codegen/config.hpp"
+#include "codegen/spec.hpp"
+#include "shared/decode_cuda_layout.h"
 
 namespace flashjit {
 
@@ -9,6 +11,10 @@ namespace flashjit {
 // and more by wgmma and divides no keys. The kernel of decode itself has blocks of 16 or 32 keys.
 inline bool decodes_by_forward(const KernelConfig& config) {
   return config.block_n > 32;
+}
+
+inline device::LayoutKeys decode_keys(const AttentionSpec& spec) {
+  return {spec.kv_dtype.has_value(), spec.kv_dtype && spec.kv_scale == KvScale::token_head};
 }
 
 }  // namespace flashjit

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "codegen/decode_kernels.hpp"
 #include "codegen/families/decode_cuda.hpp"
 #include "codegen/kernel_text.hpp"
 #include "shared/decode_cuda_layout.h"
@@ -16,8 +17,8 @@ namespace {
 constexpr int invariant_groups = 2, invariant_block_n = 16;
 
 device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig& config) {
-  return {spec.head_dim,  spec.head_dim_v,   config.block_m,
-          config.block_n, config.num_stages, config.num_warps};
+  return {spec.head_dim,     spec.head_dim_v,  config.block_m,   config.block_n,
+          config.num_stages, config.num_warps, decode_keys(spec)};
 }
 
 // A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
@@ -30,8 +31,8 @@ std::string function_text(const AttentionSpec& spec, int threads, int blocks) {
   return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
          std::to_string(blocks) + R"()
     flashjit_decode(const __grid_constant__ )" +
-         params + R"( params) {
-  decode<Spec, Config>(params);
+         params + " params) {\n" + (spec.append ? "  griddepcontrol_wait();\n" : "") +
+         R"(  decode<Spec, Config>(params);
 }
 
 extern "C" __global__ void __launch_bounds__()" +
@@ -109,6 +110,10 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   };
   constexpr Rest few_rows[] = {{32, 2, 8}, {16, 2, 12}, {16, 2, 8}, {16, 1, 8},
                                {16, 3, 4}, {16, 2, 4},  {16, 1, 4}};
+  // 8-bit keys take more instructions a byte: as many warps as there can be compute. Blocks of 32 keys take a
+  // fifth less than those of 16, in small pages, too.
+  constexpr Rest few_rows_of_8_bits[] = {{32, 2, 12}, {16, 3, 12}, {16, 2, 12}, {32, 2, 8}, {16, 2, 8},
+                                         {16, 1, 8},  {16, 3, 4},  {16, 2, 4},  {16, 1, 4}};
   // Rows of one page are copied at a fifth of the instructions: blocks that lie in one page.
   constexpr Rest small_pages[] = {{16, 2, 8}, {16, 1, 8}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
   constexpr Rest many_rows[] = {{32, 2, 8}, {16, 2, 8}, {16, 1, 8}, {16, 2, 12},
@@ -123,9 +128,10 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     if (block_m < rows) candidates.push_back(block_m);
   for (const int block_m : candidates) {
     const bool half_blocks = shape.page_size >= 16 && shape.page_size % 32 != 0;
-    const std::span<const Rest> rests = block_m > 16  ? std::span<const Rest>(many_rows)
-                                        : half_blocks ? std::span<const Rest>(small_pages)
-                                                      : std::span<const Rest>(few_rows);
+    const std::span<const Rest> rests = block_m > 16    ? std::span<const Rest>(many_rows)
+                                        : spec.kv_dtype ? std::span<const Rest>(few_rows_of_8_bits)
+                                        : half_blocks   ? std::span<const Rest>(small_pages)
+                                                        : std::span<const Rest>(few_rows);
     for (const Rest& rest : rests) {
       const KernelConfig config{block_m, rest.block_n, rest.num_stages, rest.num_warps};
       if (misfit(spec, target, config).empty() && futility(spec, target, config).empty()) return config;
@@ -139,13 +145,15 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const device::CudaDecodeLayout layout = layout_of(spec, config);
   const int threads = config.num_warps * 32;
   source.text +=
-      include_lines("cuda/decode_merge.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+      include_lines(spec.kv_dtype ? "cuda/decode_quantised.cuh" : "cuda/decode_merge.cuh", spec) +
+      "#pragma nv_hdrstop\n\n" +
       structs(spec, "DecodeCudaSpec", with_features("CudaDecodeParams", spec), "", choices, config, "") +
       function_text(spec, threads, layout.resident_blocks(source.target.max_shared_memory()));
   source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});
   source.steps.push_back({.function = "flashjit_decode_merge",
                           .threads = device::decode_merge_threads,
                           .shared_memory = device::decode_merge_shared});
+  add_append_step(spec, source);
   // At its default level ptxas loads operands early until the registers overflow.
   source.options.push_back("--ptxas-options=-O1");
 }

@@ -7,8 +7,9 @@ namespace flashjit::mma_decode {
 
 inline constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 inline constexpr std::string_view fields[] = {
-    "head_dim_v", "mask",  "lse",    "varlen",  "paged",       "deterministic", "batch_invariant",
-    "o_dtype",    "score", "tables", "scalars", "sink_logits", "precise",       "config"};
+    "head_dim_v",      "mask",    "lse",      "varlen",   "paged",   "deterministic",
+    "batch_invariant", "o_dtype", "score",    "tables",   "scalars", "sink_logits",
+    "precise",         "config",  "kv_dtype", "kv_scale", "append",  "rotary"};
 inline constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
                                              FormulaMask::kind};
 // num_stages: buffers of K and V for each group of warps that works on keys of its own.

@@ -118,7 +118,7 @@ struct DecodeMerge {
       return {batch, tile, entry.units.at(0), entry.units.at(entry.units.count - 1) + 1};
     } else {
       const DecodeUnits<Spec, Entry> units(p, static_cast<int>(tid_x() % 32));
-      const DecodeShares shares(units.total(), nctaid_x(), D::least_units);
+      const DecodeShares shares(units.total(), nctaid_x(), D::Producer::least_units);
       if (x + 1 >= shares.used) return {};
       const u32 last = shares.begin(x + 1) - 1;  // unit of block x
       const DecodePlace place = units.find(last);

@@ -5,6 +5,11 @@
 
 namespace flashjit::device {
 
+// 8-bit keys and values; a scale for each of them.
+struct LayoutKeys {
+  bool quantised = false, own_scales = false;
+};
+
 // Offsets in bytes. Four warps of a block copy, two of a block of four; the others compute. `row_warps` warps
 // hold the rows of a tile and work on the same keys; each such group has num_stages buffers of block_n keys.
 struct CudaDecodeLayout {
@@ -18,14 +23,16 @@ struct CudaDecodeLayout {
   // once, and the phase of its barrier, one bit, would not tell them apart.
   int copiers;
   int q_bytes, k_bytes, v_bytes;  // of one buffer
+  int scale_bytes;                // scales of a buffer's keys, then of its values
   // A tile's sums, as its groups leave them to be merged: some columns at a time, float32, with a stride that
   // spreads rows over the banks. And the softmax's state of each row.
   int exchange_columns, exchange_stride;
-  int q, ring, exchange, states, barriers, messages, end;  // two of q and messages: of this segment, the next
-  int q_full, q_empty, ring_full, ring_empty;              // 8 bytes for each buffer
+  int q, ring, exchange, states, barriers, messages;  // two of q and messages: of this segment, the next
+  int inverses, end;                                  // of the factors of Q's rows, if K and V are 8-bit
+  int q_full, q_empty, ring_full, ring_empty;         // 8 bytes for each buffer
 
   FLASHJIT_FN constexpr CudaDecodeLayout(int head_dim, int head_dim_v, int block_m, int block_n,
-                                         int num_stages, int num_warps)
+                                         int num_stages, int num_warps, LayoutKeys keys = {})
       : producers(num_warps == 4 ? 2 : 4),
         consumers(num_warps - producers),
         m_tiles(block_m >= 32 && head_dim_v <= 128 && num_warps <= 8 ? 2 : 1),
@@ -34,21 +41,25 @@ struct CudaDecodeLayout {
         slots(num_stages * groups),
         copiers(min(producers, slots)),
         q_bytes(block_m * round_up(head_dim, 16) * 2),
-        k_bytes(block_n * round_up(head_dim, 16) * 2),
-        v_bytes(block_n * head_dim_v * 2),
-        exchange_columns(columns_at_once(groups * block_m, head_dim_v)),
+        k_bytes(block_n * (keys.quantised ? round_up(head_dim, 32) : round_up(head_dim, 16) * 2)),
+        v_bytes(block_n * (keys.quantised ? round_up(head_dim_v, 16) : head_dim_v * 2)),
+        scale_bytes(keys.own_scales ? block_n * 8 : 0),
+        exchange_columns(columns_at_once(groups * block_m, head_dim_v, keys.quantised ? 16 : 8)),
         exchange_stride(row_stride(exchange_columns)),
         q(0),
         ring(2 * q_bytes),
-        exchange(ring + slots * (k_bytes + v_bytes)),
+        exchange(ring + slots * slot_bytes()),
         states(exchange + groups * block_m * exchange_stride * 4),
         barriers(states + groups * block_m * 8),
         messages(barriers + (4 + 2 * slots) * 8),
-        end(messages + 2 * message_bytes),
+        inverses(messages + 2 * message_bytes),
+        end(inverses + (keys.quantised ? block_m * 4 : 0)),
         q_full(barriers),
         q_empty(barriers + 16),
         ring_full(barriers + 32),
         ring_empty(barriers + 32 + slots * 8) {}
+
+  FLASHJIT_FN constexpr int slot_bytes() const { return k_bytes + v_bytes + scale_bytes; }
 
   // Blocks of the kernel that a multiprocessor holds: of at most 12 warps together, which leaves a thread 168
   // registers. A multiprocessor has 1 KB of shared memory more than a block may ask for, and reserves 1 KB
@@ -66,11 +77,12 @@ struct CudaDecodeLayout {
 
  private:
   FLASHJIT_FN static constexpr int row_stride(int columns) { return round_up(columns, 32) + 8; }
-  FLASHJIT_FN static constexpr int columns_at_once(int rows, int columns) {
+  // `tile`: columns that lie together in accumulators.
+  FLASHJIT_FN static constexpr int columns_at_once(int rows, int columns, int tile) {
     constexpr int most_bytes = 72 << 10;
     int times = 1;
-    while (rows * row_stride(round_up(ceil_div(columns, times), 8)) * 4 > most_bytes) ++times;
-    return round_up(ceil_div(columns, times), 8);
+    while (rows * row_stride(round_up(ceil_div(columns, times), tile)) * 4 > most_bytes) ++times;
+    return round_up(ceil_div(columns, times), tile);
   }
 };
 

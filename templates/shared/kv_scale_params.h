@@ -13,6 +13,9 @@ enum class KvScale { tensor, head, token_head };
 struct KvScales {
   const float* data;
   i64 batch_stride, row_stride, head_stride;
+  FLASHJIT_FN i64 offset(i64 batch, i64 row, i64 head) const {
+    return batch * batch_stride + row * row_stride + head * head_stride;
+  }
 };
 
 template <class Params>

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "codegen/search_space.hpp"
-#include "cuda/decode_merge.cuh"
+#include "cuda/decode_quantised.cuh"
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
@@ -42,6 +42,18 @@ struct ConfigOf {
                        num_warps = num_warps_;
 };
 
+template <class Spec, class KvElement, device::KvScale scale>
+struct WithKv : Spec {
+  using kv_dtype = KvElement;
+  static constexpr device::KvScale kv_scale = scale;
+};
+template <class KvElement>
+constexpr std::optional<DType> kv_dtype_of =
+    std::is_void_v<KvElement>                     ? std::nullopt
+    : std::is_same_v<KvElement, device::int8>     ? std::optional(DType::int8)
+    : std::is_same_v<KvElement, device::fp8_e4m3> ? std::optional(DType::fp8_e4m3)
+                                                  : std::optional(DType::fp8_e5m2);
+
 using Bf16 = device::bf16;
 using Fp16 = device::fp16;
 using enum CausalAlign;
@@ -75,7 +87,10 @@ class DecodeOnGpu : public testing::Test {
                               .varlen = Spec::varlen,
                               .o_dtype = o_dtype,
                               .paged = Spec::paged,
-                              .batch_invariant = Spec::batch_invariant});
+                              .batch_invariant = Spec::batch_invariant,
+                              .kv_dtype = kv_dtype_of<typename Spec::kv_dtype>});
+    if (given.spec.kv_dtype && Spec::kv_scale != device::KvScale::tensor)
+      given.spec.kv_scale = Spec::kv_scale == device::KvScale::head ? KvScale::head : KvScale::token_head;
     given.spec = with_formulas<Spec>(given.spec);
     if (Spec::paged && given.page_size == 0) given.page_size = 16;
     return given;
@@ -110,7 +125,9 @@ class DecodeOnGpu : public testing::Test {
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
     steps = launch.size();
-    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<device::CudaDecodeParams>();
+    using Params = std::conditional_t<std::is_void_v<typename Spec::kv_dtype>, device::CudaDecodeParams,
+                                      device::Quantised<device::CudaDecodeParams>>;
+    const Params& p = const_cast<StepLaunch&>(launch[0]).params_as<Params>();
     run_grid(launch[0].grid, Config::num_warps * 32, device::Decode<Spec, Config>::layout.end,
              [&] { device::decode<Spec, Config>(p); });
     if (steps == 1) return;  // blocks take whole tiles
@@ -343,6 +360,87 @@ TEST_F(DecodeOnGpu, FixedPartsGiveTheSameBits) {
                .lengths_k = {3101 + later * (new_tokens - 1), 100},
                .page_size = 48},
               3);
+}
+
+// All bytes, among others. Finite ones are exact, and in fp16 those of e5m2 that are not.
+template <class Element, class KvElement>
+void expect_all_bytes(DType dtype) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto bits = static_cast<std::uint8_t>(byte);
+    const double expected = verify::load_element(&bits, dtype, 0);
+    constexpr bool in_fp16 = std::is_same_v<Element, Fp16>;
+    if (!std::isfinite(expected) && (!in_fp16 || dtype == DType::fp8_e4m3)) continue;
+    const auto expect = [&](device::u32 word, int half, int place) {
+      const double got = emulator::to_float(Element{}, word >> half * 16 & 0xffff);
+      EXPECT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)))
+          << byte << " at " << place << " of " << to_string(dtype) << ": " << got;
+    };
+    for (int place = 0; place < 4; ++place) {
+      device::u32 a, b;
+      const device::u32 others = 0x5aa53cc3;
+      const device::u32 word = (others & ~(0xffu << place * 8)) | static_cast<device::u32>(byte) << place * 8;
+      using Convert = device::ConvertKeys<Element, KvElement>;
+      Convert::parted(word, a, b);
+      expect(place % 2 ? b : a, place / 2, place);
+      if constexpr (in_fp16) {
+        Convert::in_order(word, a, b);
+        expect(place / 2 ? b : a, place % 2, place);
+      }
+    }
+  }
+}
+TEST(ConvertKeys, IsExact) {
+  expect_all_bytes<Bf16, device::int8>(DType::int8);
+  expect_all_bytes<Fp16, device::int8>(DType::int8);
+  expect_all_bytes<Bf16, device::fp8_e4m3>(DType::fp8_e4m3);
+  expect_all_bytes<Fp16, device::fp8_e4m3>(DType::fp8_e4m3);
+  expect_all_bytes<Bf16, device::fp8_e5m2>(DType::fp8_e5m2);
+  expect_all_bytes<Fp16, device::fp8_e5m2>(DType::fp8_e5m2);
+  for (device::u32 byte = 0; byte < 256; ++byte) {
+    if (byte % 128 == 127) continue;  // NaN
+    using Convert = device::ConvertKeys<Fp16, device::fp8_e4m3>;
+    const device::u32 word = byte | 0x00381100 | byte << 24;
+    device::u32 a[2], b[2];
+    Convert::by_instruction(device::prmt(word, 0, device::swap_middle_bytes), a[0], a[1]);
+    Convert::by_shifts(word, b[0], b[1]);
+    EXPECT_EQ(a[0], b[0]) << byte;
+    EXPECT_EQ(a[1], b[1]) << byte;
+  }
+}
+
+// Each dtype and sharing of scales, beside pages, masks, tiles of several warps, fixed parts.
+TEST_F(DecodeOnGpu, EightBitKeys) {
+  using enum device::KvScale;
+  using device::fp8_e4m3, device::fp8_e5m2, device::int8;
+  const Case c{.batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = 3, .seqlen_k = 300, .seed = 700};
+  const std::vector<Mask> causal = {CausalMask{}};
+  using Plain = SpecOf<Bf16, 48, 80, false, false, BottomRight>;
+  using Pages = SpecOf<Fp16, 32, 16, true, false, BottomRight>;
+  expect<WithKv<Plain, fp8_e4m3, tensor>, ConfigOf<16, 16, 3, 12>>(c, causal);
+  expect<WithKv<Plain, fp8_e5m2, head>, ConfigOf<16, 32, 2, 8>>(c, causal);
+  expect<WithKv<Plain, int8, token_head>, ConfigOf<32, 16, 2, 4>>(c, causal);
+  expect<WithKv<Pages, fp8_e4m3, token_head>, ConfigOf<16, 32, 2, 4>>(c, causal);
+  // A block of the grid meets larger and larger scales.
+  Case whole = c;
+  whole.lengths_k = {300, 300};
+  expect<WithKv<Plain, fp8_e5m2, token_head>, ConfigOf<16, 16, 2, 8>>(whole, causal, 1);
+  expect<WithKv<Pages, fp8_e5m2, tensor>, ConfigOf<64, 32, 1, 8>>(c, causal);
+  expect<WithKv<Pages, int8, head>, ConfigOf<16, 16, 1, 4>>(c, causal);
+  // Q does not stay in registers; a tile's sums are merged in several rounds of columns.
+  expect<WithKv<SpecOf<Bf16, 208, 144, false, false>, fp8_e4m3, head>, ConfigOf<64, 16, 1, 8>>(
+      {.heads_q = 4, .heads_kv = 2, .seqlen_q = 20, .seqlen_k = 150, .seed = 702}, {});
+  Case paged = c;
+  paged.poison = Poison::nan;
+  paged.lengths_k = {300, 37};
+  for (const int page_size : {1, 16, 64}) {
+    paged.page_size = page_size;
+    ++paged.seed;
+    expect<WithKv<SpecOf<Bf16, 16, 32, true, false, WindowWithSinks>, fp8_e4m3, token_head>,
+           ConfigOf<16, 16, 2, 8>>(paged, {SlidingWindowMask{bottom_right, true}});
+  }
+  Case fixed = c;
+  fixed.seqlen_k = 1300;
+  expect<Invariant<WithFloatOutput<WithKv<Pages, int8, token_head>>>, ConfigOf<16, 16, 2, 4>>(fixed, causal);
 }
 
 // Walks of all blocks of a grid cover every unit of every tile once, in order.

@@ -53,9 +53,11 @@
 // With a kv_dtype:
 //
 // 13. The inputs are the stored values times their scales. Products are of stored values. A score is
-// multiplied
-//     by its key's scale, and a weight, or the sum, by that of its value: gamma(head_dim + 1) and gamma(n +
-//     1).
+//     multiplied by its key's scale, and a weight, or the sum, by that of its value: gamma(head_dim + 2) and
+//     gamma(n + 1). The other 1 of the former is for GPUs, which make q fp16 times a power of two: that loses
+//     less than 2^-34 |q||k_j|.
+// 14. GPUs round P to fp16, so f is 2^-25 for bf16, too. With a scale of each value they round P times that
+//     scale, in units of at most an eighth of the largest scale.
 //
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
@@ -80,11 +82,11 @@ struct Arithmetic {
   double weight_floor;  // the same, absolute, in units of the row's largest weight: f
 };
 
-// The arithmetic of kernels whose q, k and v have that dtype.
-inline Arithmetic arithmetic_of(DType dtype) {
+// The arithmetic of kernels whose q, k and v have that dtype, or k and v are 8-bit.
+inline Arithmetic arithmetic_of(DType dtype, bool quantised) {
   switch (dtype) {
     case DType::bf16:
-      return {0x1p-13, 0x1p-8, 0x1p-126};
+      return {0x1p-13, 0x1p-8, quantised ? 0x1p-25 : 0x1p-126};
     case DType::fp16:
       return {0x1p-13, 0x1p-11, 0x1p-25};
     default:

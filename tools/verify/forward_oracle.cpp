@@ -65,14 +65,14 @@ class Worker {
         scale_(resolved_scale(args_, layout_.head_dim)),
         options_(forward.options),
         visit_(visit),
-        arithmetic_(arithmetic_of(spec_.dtype)),
+        arithmetic_(arithmetic_of(spec_.dtype, spec_.kv_dtype.has_value())),
         rounding_of_o_(rounding_of(args_.o ? args_.o->dtype : spec_.dtype)),
         dropout_(dropout_of(spec_, args_)),
         sees_(spec_, args_),
         formulas_(spec_, args_),
         output_scale_(dropout_scale(dropout_.p)),
         scale_roundings_(spec_.kv_dtype ? 1 : 0),
-        terms_(layout_.head_dim + scale_roundings_) {
+        terms_(layout_.head_dim + 2 * scale_roundings_) {
     columns_ = (layout_.head_dim_v + column_step - 1) / column_step * column_step;
     q_.resize(static_cast<std::size_t>(group_rows) * layout_.head_dim);
     k_.resize(static_cast<std::size_t>(layout_.head_dim) * block_keys);
@@ -89,6 +89,7 @@ class Worker {
       array->assign(task.rows.size() * keys_, 0.0);
     norm_.assign(keys_, 0.0);
     compute_kept(task);
+    compute_floors(task);
     compute_scores(task);
     if (formulas_.has_scores()) compute_formulas(task);
     for (std::size_t r = 0; r < task.rows.size(); ++r) compute_weights(r, s, sink_of(task.head));
@@ -132,6 +133,19 @@ class Worker {
         block_kept_[key / block_keys] = key_kept_[key] = 1;
       }
     }
+  }
+
+  // floor_ = f of each key: see 14 of forward_bound.hpp.
+  void compute_floors(const RowTask& task) {
+    floor_.assign(keys_, arithmetic_.weight_floor);
+    if (!spec_.kv_dtype || spec_.kv_scale != KvScale::token_head) return;
+    const Sequence& s = layout_.sequences[task.sequence];
+    const auto scale = [&](int key) { return std::abs(kv_scale(args_.v_scale, s, key, task.head)); };
+    double largest = 0;
+    for (int key = 0; key < s.seqlen_k; ++key)
+      if (key_kept_[key]) largest = std::max(largest, scale(key));
+    for (int key = 0; key < s.seqlen_k; ++key)
+      if (key_kept_[key]) floor_[key] *= std::max(1.0, largest / (8 * scale(key)));
   }
 
   void compute_scores(const RowTask& task) {
@@ -251,7 +265,7 @@ class Worker {
       const double error = weight * (std::expm1(exponent_error(r, key)) + of_sums);
       error_[base + key] = error;
       row.weights_error += error;
-      const double floor = std::min(weight, arithmetic_.weight_floor * row.largest);
+      const double floor = std::min(weight, floor_[key] * row.largest);
       const double rounding = std::max(arithmetic_.weight_unit * weight, floor);
       rounding_[base + key] = options_.repeated_scores ? rounding : rounding * rounding;
     }
@@ -292,7 +306,7 @@ class Worker {
       if (!weighs(key)) continue;
       const double most = score_[base + key] - row.max + exponent_error(r, key) - least;
       const double reach = reach_[base + key] = std::exp(std::min(most, 0.0));
-      row.floors += std::min(reach, arithmetic_.weight_floor);
+      row.floors += std::min(reach, floor_[key]);
     }
     if (row.sink > -infinity)
       row.sink_reach = std::exp(std::min(row.sink - row.max + sink_error(row) - least, 0.0));
@@ -390,7 +404,7 @@ class Worker {
           const double reach = reach_[at];
           if (reach == 0) continue;
           const bool contends = reach * rows_[r].keys >= 1;
-          const double reach_and_floor = reach + std::min(reach, arithmetic_.weight_floor);
+          const double reach_and_floor = reach + std::min(reach, floor_[begin + j]);
           for (int c = 0; c < layout_.head_dim_v; ++c) {
             const double value = kept_[at] == dropped ? 0 : v_[static_cast<std::size_t>(j) * columns_ + c];
             const double away = std::abs(value - o[c]);
@@ -414,7 +428,7 @@ class Worker {
       const auto value_at =
           layout_.key_index(layout_.v, s, key, task.head) + static_cast<std::int64_t>(column);
       if (std::isfinite(load_element(layout_.v.data, layout_.v.dtype, value_at))) continue;
-      if (!(weight_[at] - error_[at] > 2 * arithmetic_.weight_floor * rows_[r].largest)) return false;
+      if (!(weight_[at] - error_[at] > 2 * floor_[key] * rows_[r].largest)) return false;
     }
     return true;
   }
@@ -487,7 +501,8 @@ class Worker {
   std::size_t keys_ = 0;               // seqlen_k, padded
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;  // [row][dim], [dim][key], [key][column]
-  std::vector<double> score_, score_error_, weight_, error_, rounding_, norm_;  // [row][key], the last [key]
+  std::vector<double> score_, score_error_, weight_, error_, rounding_;  // [row][key]
+  std::vector<double> norm_, floor_;                                     // [key]
   std::vector<double> reach_;                       // [row][key]; empty if no row is wide
   std::vector<double> sums_, spread_, bounds_;      // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_, key_kept_;  // the last two: by any row

@@ -13,7 +13,7 @@ constexpr struct {
   Oracle (*make)(const AttentionSpec&, const AttentionArgs&, const OracleOptions&);
 } oracles[] = {
     {Operation::forward, forward_oracle},  {Operation::backward, backward_oracle},
-    {Operation::decode, forward_oracle},   {Operation::merge, merge_oracle},
+    {Operation::decode, decode_oracle},    {Operation::merge, merge_oracle},
     {Operation::append_kv, append_oracle},
 };
 

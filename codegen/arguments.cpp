@@ -26,6 +26,7 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.sink_logits) met |= bit(Needs::sink_logits);
   const bool rotates_q = spec.rotary && spec.rotary->q;
   if (spec.op != Operation::append_kv || rotates_q) met |= bit(Needs::queries);
+  if (spec.op == Operation::append_kv || spec.append) met |= bit(Needs::new_rows);
   if (rotates_q) met |= bit(Needs::rotates_q);
   if (spec.rotary)
     met |= bit(Needs::rotary) | bit(spec.rotary->tables ? Needs::rotary_tables : Needs::rotary_numbers);
@@ -127,6 +128,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       return "the spec has no \"kv_dtype\": k and v hold their values themselves; leave the argument out";
     case Needs::sink_logits:
       return "the spec has \"sink_logits\": false: ask for a kernel with \"sink_logits\": true";
+    case Needs::new_rows:
+      return "the spec has \"append\": false: ask for a kernel with \"append\": true";
     case Needs::queries:
     case Needs::rotates_q:
       return "the spec's rotary does not rotate Q: ask for a kernel with \"rotary\": {\"q\": true}";

@@ -44,7 +44,8 @@ enum class Needs {
   tree,
   sink_logits,
   kv_dtype,
-  queries,  // every operation but an append_kv that does not rotate Q
+  queries,   // every operation but an append_kv that does not rotate Q
+  new_rows,  // of append_kv, or of a decode that appends
   rotates_q,
   rotary,
   rotary_tables,
@@ -118,10 +119,19 @@ struct Argument {
   unsigned written_by = 0;               // operations that write it, though `role` is input
   unsigned optional_in = 0;              // operations that do without it, though it is required
 
-  // What the argument is in an operation.
-  constexpr Role role_in(Operation operation) const {
-    const int bit = static_cast<int>(operation);
-    return read_by >> bit & 1 ? Role::input : written_by >> bit & 1 ? Role::output : role;
+  // What the argument is for a spec.
+  constexpr Role role_in(const AttentionSpec& spec) const {
+    const int bit = static_cast<int>(spec.op);
+    if (read_by >> bit & 1) return Role::input;
+    // Scales of a tensor or of heads are given; those of tokens are written with the tokens.
+    const bool is_given = layout.of_scales && spec.kv_scale != KvScale::token_head;
+    return written_by >> bit & 1 && !is_given ? Role::output : role;
+  }
+
+  // Whether a launch writes it. The caches of a decode that appends are inputs, too.
+  constexpr bool written_in(const AttentionSpec& spec) const {
+    const bool is_given = layout.of_scales && spec.kv_scale != KvScale::token_head;
+    return role_in(spec) == Role::output || (spec.append && written_by != 0 && !is_given);
   }
 
   // Null for a number.
@@ -307,18 +317,18 @@ inline constexpr Argument all[] = {
     {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
     {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
     {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention},
-    {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention},
-    {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention},
-    {"k_new", 39, &Args::k_new, input, nothing, required, elements, new_k, append},
-    {"v_new", 40, &Args::v_new, input, nothing, required, elements, new_v, append},
+    {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"k_new", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
+    {"v_new", 40, &Args::v_new, input, new_rows, required, elements, new_v, append | decode},
     {"slots", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
     {"append_positions", 42, &Args::append_positions, table, nothing, optional, int32, lengths, append},
-    {"q_out", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append},
-    {"rotary_positions", 44, &Args::rotary_positions, table, rotary, optional, int32, of_tokens, append},
-    {"rotary_cos", 45, &Args::rotary_cos, input, rotary_tables, required, of_rotary_tables, angles, append},
-    {"rotary_sin", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append},
-    {"rotary_base", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append},
-    {"rotary_scale", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append},
+    {"q_out", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append | decode},
+    {"rotary_positions", 44, &Args::rotary_positions, table, rotary, optional, int32, of_tokens, append | decode},
+    {"rotary_cos", 45, &Args::rotary_cos, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
+    {"rotary_sin", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
+    {"rotary_base", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append | decode},
+    {"rotary_scale", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
 };
 // clang-format on
 

@@ -153,7 +153,8 @@ struct AttentionArgs {
 
   // kv_dtype: a stored key or value times its scale is the true one. float32, finite: [1]; with "kv_scale":
   // "head" [num_heads_kv]; with "token_head" [batch, seqlen_k, num_heads_kv], paged [num_pages, page_size,
-  // num_heads_kv], by any strides. Scales of keys beyond a length are never read.
+  // num_heads_kv], by any strides. Scales of keys beyond a length are never read. append_kv writes those of
+  // "token_head", each with its token, and reads the others.
   std::optional<Tensor> k_scale{}, v_scale{};
 
   // All tables and scalars of the spec, each once, in any order; names and values must live until the launch
@@ -164,7 +165,8 @@ struct AttentionArgs {
   // append_kv: writes new rows into the caches k and v, which are outputs then: [batch, seqlen_k, heads_kv,
   // head_dim], with paged pages. The rest of the caches keeps its contents. slots or append_positions says
   // where the rows go; a token whose place is outside the caches is skipped. Two tokens with one place: the
-  // contents of that row are undefined.
+  // contents of that row are undefined. With kv_dtype: rounded to the nearest, saturating.
+  // A decode with append writes them as the last keys of their batch entries, and takes neither.
   std::optional<Tensor> k_new{}, v_new{};  // [batch, seqlen, heads_kv, head_dim], varlen: [total, ...]
   // int64 [batch, seqlen], packed [total]: page * page_size + row of the page, in contiguous caches
   // batch entry * seqlen_k + row; a negative one skips the token.

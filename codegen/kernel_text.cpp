@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formula_functors.hpp"
+#include "shared/last_keys.h"
 
 namespace flashjit {
 namespace {
@@ -54,6 +55,7 @@ std::string constant(const char* name, TileOrder value) {
 }
 
 std::string member(const char* name, bool value) {
+  if (std::string_view(name) == "append") return {};  // a step of its own
   if (std::string_view(name) == "sink_logits") return line("using Sinks = SinkLogits<Params>");
   if (std::string_view(name) == "precise") return {};  // functors of formulas are so
   return constant(name, value);
@@ -102,12 +104,14 @@ std::string member(const char*, const std::vector<DeclaredScalar>&) {
   return {};
 }
 
-std::string spec_struct(const AttentionSpec& spec, const char* defaults) {
-  std::string text = std::string("struct Spec : ") + defaults + " {\n" +
+std::string spec_struct(const AttentionSpec& spec, const char* defaults, const char* name = "Spec") {
+  std::string text = std::string("struct ") + name + " : " + defaults + " {\n" +
                      line(std::string("using Element = ") + to_string(spec.dtype)) +
                      constant("head_dim", spec.head_dim) + constant("head_dim_v", spec.head_dim_v);
   for (const GivenField& given : given_fields(spec))
-    text += std::visit([&](auto field) { return member(given.field.name, spec.*field); }, given.field.member);
+    if (!spec.append || std::string_view(given.field.name) != "rotary")  // it is of the step that appends
+      text +=
+          std::visit([&](auto field) { return member(given.field.name, spec.*field); }, given.field.member);
   return text + "};\n\n";
 }
 
@@ -127,15 +131,68 @@ std::string config_struct(KernelFamily::Names choices, const KernelConfig& confi
 std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages) {
   std::string text = std::string("#include \"") + kernel + "\"\n";
   if (pages && spec.paged) text += std::string("#include \"") + pages + "\"\n";
+  const bool is_cpu = std::string_view(kernel).starts_with("cpu/");
+  if (spec.append)
+    text +=
+        std::string("#include \"") + append_header(is_cpu, spec) + "\"\n#include \"shared/last_keys.h\"\n";
   if (reads_formula_params(spec))
-    text += std::string_view(kernel).starts_with("cpu/") ? "#include \"cpu/formula.h\"\n"
-                                                         : "#include \"cuda/formula.cuh\"\n";
+    text += is_cpu ? "#include \"cpu/formula.h\"\n" : "#include \"cuda/formula.cuh\"\n";
   for (const Mask& mask : spec.mask) {
     const std::string_view name = functor_of(mask).header;
     if (name != "shared/mask.h" && name != "shared/formula_mask.h")
       text += "#include \"" + std::string(name) + "\"\n";
   }
   return text;
+}
+
+const char* append_header(bool is_cpu, const AttentionSpec& spec) {
+  if (spec.kv_dtype) return is_cpu ? "cpu/append_quantised.h" : "cuda/append_quantised.cuh";
+  return is_cpu ? "cpu/append.h" : "cuda/append.cuh";
+}
+
+void add_append_step(const AttentionSpec& spec, KernelSource& source) {
+  if (!spec.append) return;
+  const AttentionSpec rows{.op = Operation::append_kv,
+                           .dtype = spec.dtype,
+                           .head_dim = spec.head_dim,
+                           .head_dim_v = spec.head_dim_v,
+                           .varlen = spec.varlen,
+                           .kv_dtype = spec.kv_dtype,
+                           .kv_scale = spec.kv_scale,
+                           .rotary = spec.rotary};
+  const bool is_cpu = !source.target.is_cuda();
+  const std::string kind = spec.kv_dtype ? "AppendQuantised" : "Append";
+  source.text += "\nnamespace {\n\n" +
+                 spec_struct(rows, (kind + (is_cpu ? "CpuSpec" : "CudaSpec")).c_str(), "AppendSpec");
+  if (is_cpu) {
+    source.text += "using AppendStep = " + kind + R"(<AppendSpec, LastKeys<AppendParams>>;
+
+}  // namespace
+
+extern "C" void flashjit_append(const AppendStep::Params* params, i64 begin, i64 end, void*) {
+  AppendStep{)" + (spec.kv_dtype ? "{*params}" : "*params") +
+                   R"(}.run(begin, end);
+}
+)";
+  } else {
+    source.text += R"(struct AppendConfig {
+  static constexpr int num_warps = append_step_warps;
+};
+
+using AppendStep = )" +
+                   kind + R"(<AppendSpec, AppendConfig, LastKeys<CudaAppendParams>>;
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(AppendConfig::num_warps * 32)
+    flashjit_append(const __grid_constant__ AppendStep::Params params) {
+  griddepcontrol_launch_dependents();
+  AppendStep::run(params);
+}
+)";
+  }
+  source.steps.insert(source.steps.begin(), {.function = "flashjit_append",
+                                             .threads = is_cpu ? 0 : device::append_step_warps * 32});
 }
 
 std::string with_features(const std::string& params, const AttentionSpec& spec) {

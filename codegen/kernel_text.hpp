@@ -11,6 +11,13 @@ namespace flashjit {
 // header that the kernel reads besides where the spec is paged.
 std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages = nullptr);
 
+// The header of append_kv's kernel.
+const char* append_header(bool is_cpu, const AttentionSpec& spec);
+
+// Adds the step by which a decode appends, if the spec asks for it: its text after all others, its step
+// before them.
+void add_append_step(const AttentionSpec& spec, KernelSource& source);
+
 // The type of params: `params`, with kv_dtype in Quantised, with formulas in WithFormulas.
 std::string with_features(const std::string& params, const AttentionSpec& spec);
 // The type of a forward's params: the same, with pages around Paged<params>.

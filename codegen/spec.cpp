@@ -73,6 +73,10 @@ void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
   if (spec.rotary->dim) check_steps("rotary.dim", spec.rotary->dim, 2, spec.head_dim, 2);
   check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
+  if (spec.op == Operation::decode && !spec.append)
+    throw Error(ErrorCode::unsupported,
+                "rotary is not supported by a decode that appends nothing; \"append\": true or op append_kv "
+                "would work");
 }
 
 class Hasher {

@@ -51,7 +51,7 @@ struct DeclaredScalar {
 // 2 i and 2 i + 1.
 enum class RotaryStyle { half, interleaved };
 
-// Rotary embedding of the first `dim` columns of K's heads; append_kv only.
+// Rotary embedding of the first `dim` columns of K's heads: of append_kv, and of a decode that appends.
 struct Rotary {
   RotaryStyle style = RotaryStyle::half;
   int dim = 0;                       // even; 0: head_dim
@@ -84,7 +84,8 @@ struct FLASHJIT_API AttentionSpec {
   std::vector<DeclaredScalar> scalars = {};
   bool sink_logits = false;  // each head's softmax sums begin with exp of a logit, as if with one more key
   bool precise = false;      // exp, log, tanh and sqrt of scores are exact to float32
-  std::optional<Rotary> rotary = {};  // append_kv; absent: K is written as it is
+  bool append = false;       // decode: the launch first writes new rows into the caches
+  std::optional<Rotary> rotary = {};  // with append, and of append_kv; absent: K is written as it is
   PinnedConfig config = {};
 
   // Reads the JSON form (tools/spec.schema.json) and validates it. Throws invalid_spec or

@@ -43,6 +43,7 @@ inline constexpr SpecField spec_fields[] = {
     {"scalars", &AttentionSpec::scalars},
     {"sink_logits", &AttentionSpec::sink_logits},
     {"precise", &AttentionSpec::precise},
+    {"append", &AttentionSpec::append},
     {"rotary", &AttentionSpec::rotary},
     {"config", &AttentionSpec::config},
 };

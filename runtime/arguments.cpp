@@ -120,7 +120,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   require_alignment("v", v);
   require_alignment("o", o);
 
-  const bool writes_o = argument_of(&AttentionArgs::o).role_in(spec.op) == Role::output;
+  const bool writes_o = argument_of(&AttentionArgs::o).role_in(spec) == Role::output;
   CheckedAttention checked{.q = view(q), .k = view(k), .v = view(v), .o = view(o)};
   p.num_heads_q = num_heads_q;
   p.num_heads_kv = num_heads_kv;

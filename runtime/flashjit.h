@@ -122,9 +122,9 @@ typedef enum {
   FLASHJIT_ARG_DK = 34,                    /* tensor */
   FLASHJIT_ARG_DV = 35,                    /* tensor */
   FLASHJIT_ARG_SINK_LOGITS = 36,           /* tensor */
-  FLASHJIT_ARG_K_SCALE = 37,               /* tensor */
+  FLASHJIT_ARG_K_SCALE = 37,               /* tensor; append_kv writes those of tokens */
   FLASHJIT_ARG_V_SCALE = 38,               /* tensor */
-  FLASHJIT_ARG_K_NEW = 39,                 /* tensor; append_kv, which writes _K and _V */
+  FLASHJIT_ARG_K_NEW = 39,                 /* tensor; with _V_NEW a launch writes _K, _V */
   FLASHJIT_ARG_V_NEW = 40,                 /* tensor */
   FLASHJIT_ARG_SLOTS = 41,                 /* tensor */
   FLASHJIT_ARG_APPEND_POSITIONS = 42,      /* tensor */

@@ -10,7 +10,8 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
-constexpr std::string_view fields[] = {"head_dim_v", "varlen", "paged", "deterministic", "rotary", "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
+                                       "kv_dtype",   "kv_scale", "rotary", "config"};
 constexpr std::string_view choices[] = {"num_warps"};
 
 std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
@@ -30,15 +31,25 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
   return {.num_warps = 1};
 }
 
-constexpr char function_text[] =
-    R"(extern "C" void flashjit_append(const Append<Spec>::Params* params, i64 begin, i64 end, void*) {
+constexpr char
+    function_text[] =
+        R"(extern "C" void flashjit_append(const Append<Spec>::Params* params, i64 begin, i64 end, void*) {
   append<Spec>(*params, begin, end);
+}
+)",
+    quantised_text[] =
+        R"(extern "C" void flashjit_append(const AppendQuantised<Spec>::Params* params, i64 begin, i64 end,
+                                void*) {
+  append_quantised<Spec>(*params, begin, end);
 }
 )";
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  source.text += include_lines("cpu/append.h", spec) + "\n" +
-                 structs(spec, "AppendCpuSpec", "", "", choices, source.config, "") + function_text;
+  const bool quantised = spec.kv_dtype.has_value();
+  source.text += include_lines(append_header(true, spec), spec) + "\n" +
+                 structs(spec, quantised ? "AppendQuantisedCpuSpec" : "AppendCpuSpec", "", "", choices,
+                         source.config, "") +
+                 (quantised ? quantised_text : function_text);
   source.steps.push_back({.function = "flashjit_append"});
 }
 

@@ -10,7 +10,8 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
-constexpr std::string_view fields[] = {"head_dim_v", "varlen", "paged", "deterministic", "rotary", "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
+                                       "kv_dtype",   "kv_scale", "rotary", "config"};
 constexpr std::string_view choices[] = {"num_warps"};
 
 std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
@@ -30,14 +31,25 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
   return {.num_warps = 4};
 }
 
-void render(const AttentionSpec& spec, KernelSource& source) {
-  source.text += include_lines("cuda/append.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "AppendCudaSpec", "", "", choices, source.config, "") +
-                 R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+constexpr char function_text[] =
+    R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
     flashjit_append(const __grid_constant__ Append<Spec, Config>::Params params) {
   append<Spec, Config>(params);
 }
+)",
+               quantised_text[] =
+                   R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+    flashjit_append(const __grid_constant__ AppendQuantised<Spec, Config>::Params params) {
+  append_quantised<Spec, Config>(params);
+}
 )";
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const bool quantised = spec.kv_dtype.has_value();
+  source.text += include_lines(append_header(false, spec), spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, quantised ? "AppendQuantisedCudaSpec" : "AppendCudaSpec", "", "", choices,
+                         source.config, "") +
+                 (quantised ? quantised_text : function_text);
   source.steps.push_back({.function = "flashjit_append", .threads = source.config.num_warps * 32});
 }
 

@@ -14,8 +14,9 @@ bool serves(const Target& target) {
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {
-    "head_dim_v", "mask",     "lse",   "varlen", "paged",   "deterministic", "batch_invariant", "o_dtype",
-    "kv_dtype",   "kv_scale", "score", "tables", "scalars", "sink_logits",   "precise",         "config"};
+    "head_dim_v",      "mask",        "lse",      "varlen",   "paged",  "deterministic",
+    "batch_invariant", "o_dtype",     "kv_dtype", "kv_scale", "score",  "tables",
+    "scalars",         "sink_logits", "precise",  "append",   "rotary", "config"};
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
                                       FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
@@ -82,6 +83,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       structs(spec, "DecodeCpuSpec", with_features("CpuDecodeParams", spec), "", choices, source.config, "") +
       function_text(spec);
   source.steps.push_back({.function = "flashjit_decode", .scratch = scratch_of(spec, source.config)});
+  add_append_step(spec, source);
 }
 
 }  // namespace

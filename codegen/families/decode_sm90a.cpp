@@ -3,6 +3,7 @@
 
 #include "codegen/decode_kernels.hpp"
 #include "codegen/families/decode_cuda.hpp"
+#include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
 
 namespace flashjit {
@@ -30,6 +31,7 @@ AttentionSpec forward_of(const AttentionSpec& spec) {
 std::string no_forward(const AttentionSpec& spec) {
   if (spec.batch_invariant)
     return "batch_invariant has parts of keys at fixed places, and the forward's kernel none";
+  if (spec.kv_dtype) return "the forward's kernel reads keys and values of the spec's dtype only";
   if (spec.varlen && !spec.paged) return "the forward's kernel takes packed rows only with a paged cache";
   return {};
 }
@@ -90,10 +92,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  if (decodes_by_forward(source.config))
-    forward_sm90a.render(forward_of(spec), source);
-  else
-    mma_decode::render(spec, source);
+  if (!decodes_by_forward(source.config)) return mma_decode::render(spec, source);
+  forward_sm90a.render(forward_of(spec), source);
+  add_append_step(spec, source);
 }
 
 }  // namespace

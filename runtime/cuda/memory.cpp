@@ -96,6 +96,11 @@ void DeviceBuffer::copy_to(void* host, std::size_t bytes, Stream stream) const {
   check(driver().MemcpyAsync(address_of(host), pointer_, bytes, stream_of(stream)), "copy to the host");
 }
 
+void DeviceBuffer::copy_within(std::size_t bytes, Stream stream) {
+  const ContextScope scope(*context_);
+  check(driver().MemcpyAsync(pointer_ + bytes, pointer_, bytes, stream_of(stream)), "copy on the device");
+}
+
 void DeviceBuffer::fill(unsigned char byte, Stream stream) {
   if (size_ == 0) return;
   const ContextScope scope(*context_);

@@ -42,6 +42,8 @@ class DeviceBuffer {
 
   void copy_from(const void* host, std::size_t bytes, Stream stream = nullptr);
   void copy_to(void* host, std::size_t bytes, Stream stream = nullptr) const;
+  // Copies the first `bytes` bytes to those that follow them.
+  void copy_within(std::size_t bytes, Stream stream);
   void fill(unsigned char byte, Stream stream = nullptr);
 
  private:

@@ -1,70 +1,18 @@
+#include "runtime/append_rows.hpp"
+
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
-#include <numbers>
-#include <string>
+#include <utility>
 
 #include "runtime/argument_checks.hpp"
 #include "runtime/operations/operations.hpp"
-#include "runtime/overlap.hpp"
-#include "runtime/page_arguments.hpp"
-#include "templates/shared/append_layout.h"
-#include "templates/shared/append_params.h"
 
 namespace flashjit {
 namespace {
 
-using RotatedParams = device::Rotated<device::AppendParams, device::most_rotary_pairs>;
-
-device::Divisor divisor_of(std::int64_t size) {
-  const auto unsigned_size = static_cast<device::u64>(size);
-  return {unsigned_size, size > 1 ? ~device::u64{0} / unsigned_size + 1 : 0};
-}
-
-device::RotaryStyle style_of(const AttentionSpec& spec) {
-  if (!spec.rotary) return device::RotaryStyle::none;
-  return spec.rotary->style == RotaryStyle::half ? device::RotaryStyle::half
-                                                 : device::RotaryStyle::interleaved;
-}
-int rotary_dim(const AttentionSpec& spec) {
-  if (!spec.rotary) return 0;
-  return spec.rotary->dim ? spec.rotary->dim : spec.head_dim;
-}
-device::RowItems items_of_k(const AttentionSpec& spec) {
-  return {style_of(spec), rotary_dim(spec), spec.head_dim, static_cast<int>(size_of(spec.dtype))};
-}
-
-// A positive finite number.
-double positive_number(const char* name, const std::optional<double>& given, double otherwise) {
-  const double value = given.value_or(otherwise);
-  if (!(value > 0 && std::isfinite(value)))
-    refuse_argument(name, " is ", value, ", it must be a positive number");
-  return value;
-}
-
-// Each pair's turns for one position, in units of 2^-64. Whole turns have no effect.
-void set_turns(const AttentionSpec& spec, const AttentionArgs& args, device::u64* turns) {
-  const long double base = positive_number("rotary_base", args.rotary_base, 10000);
-  const long double scale = positive_number("rotary_scale", args.rotary_scale, 1);
-  const int dim = rotary_dim(spec);
-  for (int i = 0; i < dim / 2; ++i) {
-    const long double radians = std::pow(base, -2.0L * i / dim) / scale;
-    const long double part = std::fmod(radians / (2 * std::numbers::pi_v<long double>), 1.0L);
-    const long double units = std::nearbyint(std::ldexp(part, 64));
-    turns[i] = units < std::ldexp(1.0L, 64) ? static_cast<device::u64>(units) : 0;
-  }
-}
-
-bool same_tensor(const Tensor& a, const Tensor& b) {
-  for (int i = 0; i < a.rank; ++i)
-    if (stride(a, i) != stride(b, i)) return false;
-  return a.data == b.data;
-}
-
 struct Append {
   struct Checked {
-    RotatedParams params{};
+    CheckedAppend params{};
     Shape shape{};
     bool empty = false;
   };
@@ -72,53 +20,14 @@ struct Append {
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     check_presence(spec, args);
     Checked checked;
-    RotatedParams& p = checked.params;
-    const Tensor& k_new = require<&AttentionArgs::k_new>(spec, args, device);
-    const Tensor& v_new = require<&AttentionArgs::v_new>(spec, args, device);
-    const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
-    const Tensor& v = require<&AttentionArgs::v>(spec, args, device);
-    const int rank = k_new.rank, rows = rank - 3, heads = rank - 2, dim = rank - 1;
-    require_shape("k_new", k_new, dim, spec.head_dim, "the spec's head_dim");
-    require_shape("v_new", v_new, dim, spec.head_dim_v, "the spec's head_dim_v");
-    for (int i = 0; i < dim; ++i) require_shape("v_new", v_new, i, k_new.shape[i], "as k_new");
-    require_shape("k", k, 3, spec.head_dim, "the spec's head_dim");
-    require_shape("v", v, 3, spec.head_dim_v, "the spec's head_dim_v");
-    require_shape("k", k, 2, k_new.shape[heads], "k_new's heads");
-    for (int i = 0; i < 3; ++i) require_shape("v", v, i, k.shape[i], "as k");
-    if (spec.paged) {
-      require_page_size(k);
-    } else if (k.shape[1] > longest_sequence) {
-      refuse_argument("k has shape ", shape_text(k), ": a sequence has at most ", longest_sequence, " rows");
-    }
-    for (const auto& [name, tensor] : {std::pair{"k_new", &k_new}, {"v_new", &v_new}, {"k", &k}, {"v", &v}})
-      require_alignment(name, *tensor);
-    require_distinct_rows("k", k);
-    require_distinct_rows("v", v);
-    require_apart("k", k, {{"k_new", &k_new}, {"v_new", &v_new}, {"v", &v}});
-    require_apart("v", v, {{"k_new", &k_new}, {"v_new", &v_new}});
-
-    const auto tokens = product_of({spec.varlen ? 1 : k_new.shape[0], k_new.shape[rows]});
-    if (!tokens || *tokens > std::numeric_limits<int>::max())
-      refuse_argument("k_new has shape ", shape_text(k_new),
-                      ": a launch has at most 2147483647 tokens; split the batch");
-    p.tokens = static_cast<int>(*tokens);
-    p.heads_kv = static_cast<device::u32>(k_new.shape[heads]);
-    p.k_new = view(k_new);
-    p.v_new = view(v_new);
-    p.k = view(k);
-    p.v = view(v);
-    p.num_pages = size(k, 0);
-    p.page_size = divisor_of(k.shape[1]);
-    p.num_slots = k.shape[0] * k.shape[1];
-    // Slots times the page size are what Divisor divides rightly.
-    if (const auto most = product_of({k.shape[0], k.shape[1], k.shape[1]}); !most)
-      refuse_argument("k has shape ", shape_text(k), ": more rows than a launch can number");
-    p.seqlen = divisor_of(spec.varlen ? 1 : k_new.shape[1]);
+    CheckedAppend& p = checked.params;
+    check_new_rows(spec, device, args, p);
     check_places(spec, device, args, p);
-    if (spec.rotary) check_rotary(spec, device, args, p);
+    check_conversions(spec, device, args, p);
 
+    const Tensor &k_new = *args.k_new, &k = *args.k;
     checked.shape = {.batch = p.batch,
-                     .seqlen_q = size(k_new, rows),
+                     .seqlen_q = size(k_new, k_new.rank - 3),
                      .seqlen_k = size(k, 1),
                      .num_heads_q = static_cast<int>(std::max(p.rotary.heads_q, p.heads_kv)),
                      .num_heads_kv = static_cast<int>(p.heads_kv),
@@ -129,66 +38,26 @@ struct Append {
 
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
-  static void plan_cuda(const PlannedKernel& kernel, const RotatedParams& params, void*, Launch& launch) {
-    StepLaunch& step = launch.add_step();
-    // Kernels without rotary read the beginning.
-    auto& p = step.make_params<device::Rotated<device::CudaAppendParams, device::most_rotary_pairs>>(
-        static_cast<const device::AppendParams&>(params));
-    p.rotary = params.rotary;
-    const AttentionSpec& spec = kernel.spec;
-    const auto threads = static_cast<std::int64_t>(kernel.config.num_warps) * 32;
-    const device::RowItems k = items_of_k(spec);
-    const device::RowItems v{device::RotaryStyle::none, 0, spec.head_dim_v,
-                             static_cast<int>(size_of(spec.dtype))};
-    const std::int64_t group = device::heads_of_append_item(spec.rotary.has_value());
-    const auto of_heads = [&](device::u32 heads) {
-      return (std::int64_t{heads} + group - 1) / group * k.items;
-    };
-    const std::int64_t items =
-        of_heads(params.heads_kv) + std::int64_t{params.heads_kv} * v.items + of_heads(params.rotary.heads_q);
-    constexpr std::int64_t most_blocks = 65535;  // limit of a grid's second dimension
-    if (items > most_blocks * threads)
-      refuse_argument("k_new has ", params.heads_kv, " heads and q ", params.rotary.heads_q,
-                      ": more than a launch takes");
-    p.items = static_cast<device::u32>(items);
-    p.tokens_of_block = static_cast<device::u32>(std::max<std::int64_t>(threads / items, 1));
-    p.items_inverse = p.tokens_of_block > 1 ? static_cast<device::u32>((65536 + items - 1) / items) : 0;
-    step.grid = {.x = (static_cast<unsigned>(params.tokens) - 1) / p.tokens_of_block + 1,
-                 .y = static_cast<unsigned>((items - 1) / threads + 1)};
+  static void plan_cuda(const PlannedKernel& kernel, const CheckedAppend& params, void*, Launch& launch) {
+    plan_cuda_append(kernel.spec, kernel.config.num_warps, params, launch);
   }
-
-  static void plan_cpu(const PlannedKernel& kernel, const RotatedParams& params, void*, Launch& launch) {
-    constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
-    StepLaunch& step = launch.add_step();
-    step.make_params<RotatedParams>(params);
-    const std::int64_t elements =
-        std::int64_t{params.heads_kv} * (kernel.spec.head_dim + kernel.spec.head_dim_v) +
-        std::int64_t{params.rotary.heads_q} * kernel.spec.head_dim;
-    const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);  // tokens of a piece
-    step.items.count = params.tokens;
-    step.items.pieces =
-        std::clamp<std::int64_t>(params.tokens / least, 1, 4 * std::int64_t{kernel.parallelism});
+  static void plan_cpu(const PlannedKernel& kernel, const CheckedAppend& params, void*, Launch& launch) {
+    plan_cpu_append(kernel.spec, kernel.parallelism, params, launch);
   }
 
  private:
   static void check_places(const AttentionSpec& spec, Device device, const AttentionArgs& args,
-                           device::AppendParams& p) {
+                           CheckedAppend& p) {
     const Tensor &k_new = *args.k_new, &k = *args.k;
     if (args.slots.has_value() == args.append_positions.has_value())
       refuse_argument(args.slots
                           ? "slots and append_positions were given: both say where rows go, leave one out"
                           : "slots is missing: it says where each token's rows go; append_positions may "
                             "say it instead");
-    const auto require_of_tokens = [&](const char* name, const Tensor& t) {
-      for (int i = 0; i < t.rank; ++i) require_shape(name, t, i, k_new.shape[i], "k_new's tokens");
-      require_table(name, t);
-    };
     p.batch = spec.varlen ? 1 : size(k_new, 0);
-    if (args.rotary_positions)
-      require_of_tokens("rotary_positions", require<&AttentionArgs::rotary_positions>(spec, args, device));
     if (args.slots) {
       const Tensor& slots = require<&AttentionArgs::slots>(spec, args, device);
-      require_of_tokens("slots", slots);
+      require_of_tokens("slots", slots, k_new);
       p.slots = static_cast<const device::i64*>(slots.data);
       for (const auto& [name, given] :
            {std::pair{"page_table", &args.page_table}, {"cu_seqlens_q", &args.cu_seqlens_q}})
@@ -214,78 +83,7 @@ struct Append {
       require_shape("k", k, 0, p.batch, spec.varlen ? "the batch of cu_seqlens_q" : "k_new's batch");
       return;
     }
-    const Tensor& table = require<&AttentionArgs::page_table>(spec, args, device);
-    require_shape("page_table", table, 0, p.batch, "the batch");
-    if (table.shape[1] > 1 && table.strides[1] != 1)
-      refuse_argument("page_table's last dimension has stride ", table.strides[1],
-                      ", it must be contiguous (stride 1)");
-    if (reinterpret_cast<std::uintptr_t>(table.data) % sizeof(int))
-      refuse_argument("page_table's data pointer is not aligned to 4 bytes");
-    p.page_table = static_cast<const int*>(table.data);
-    p.table_stride = stride(table, 0);
-    p.entry_rows = table.shape[1] * k.shape[1];
-  }
-
-  static void check_rotary(const AttentionSpec& spec, Device device, const AttentionArgs& args,
-                           RotatedParams& p) {
-    if (args.rotary_positions) {
-      p.rotary.positions = static_cast<const int*>(args.rotary_positions->data);
-    } else if (args.slots) {
-      refuse_argument("rotary_positions is missing: slots do not say a token's position in its sequence");
-    }
-    if (spec.rotary->tables) {
-      check_tables(spec, device, args, p);
-    } else {
-      set_turns(spec, args, p.rotary.turns);
-    }
-    if (!spec.rotary->q) return;
-    const Tensor &k_new = *args.k_new, &q = require<&AttentionArgs::q>(spec, args, device),
-                 &out = require<&AttentionArgs::q_out>(spec, args, device);
-    const int heads = q.rank - 2;
-    require_shape("q", q, heads + 1, spec.head_dim, "the spec's head_dim");
-    for (int i = 0; i < heads; ++i) require_shape("q", q, i, k_new.shape[i], "as k_new");
-    for (int i = 0; i < q.rank; ++i) require_shape("q_out", out, i, q.shape[i], "as q");
-    require_alignment("q", q);
-    require_alignment("q_out", out);
-    require_distinct_rows("q_out", out);
-    require_apart("q_out", out,
-                  {{"k_new", &k_new}, {"v_new", &*args.v_new}, {"k", &*args.k}, {"v", &*args.v}});
-    require_apart("k", *args.k, {{"q", &q}});
-    require_apart("v", *args.v, {{"q", &q}});
-    if (!same_tensor(q, out)) require_apart("q_out", out, {{"q", &q}});
-    p.rotary.q = view(q);
-    p.rotary.q_out = view(out);
-    p.rotary.heads_q = static_cast<device::u32>(q.shape[heads]);
-  }
-
-  static void check_tables(const AttentionSpec& spec, Device device, const AttentionArgs& args,
-                           RotatedParams& p) {
-    const Tensor& cosines = require<&AttentionArgs::rotary_cos>(spec, args, device);
-    const Tensor& sines = require<&AttentionArgs::rotary_sin>(spec, args, device);
-    const int pairs = rotary_dim(spec) / 2;
-    const auto element = static_cast<std::int64_t>(size_of(*spec.rotary->tables));
-    // A GPU loads the angles of a piece's pairs at once.
-    const int of_piece = items_of_k(spec).columns / (spec.rotary->style == RotaryStyle::half ? 1 : 2);
-    const std::int64_t bytes =
-        device.kind == Device::Kind::cuda ? std::min<std::int64_t>(16, of_piece * element) : element;
-    for (const auto& [name, t] : {std::pair{"rotary_cos", &cosines}, {"rotary_sin", &sines}}) {
-      require_shape(name, *t, 1, pairs, "half of the rotary dimension");
-      require_shape(name, *t, 0, cosines.shape[0], "as rotary_cos");
-      if (t->shape[0] == 0) refuse_argument(name, " has no positions");
-      if (pairs > 1 && t->strides[1] != 1)
-        refuse_argument(name, "'s last dimension has stride ", t->strides[1],
-                        ", it must be contiguous (stride 1)");
-      if (reinterpret_cast<std::uintptr_t>(t->data) % static_cast<std::uintptr_t>(bytes))
-        refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes");
-      if (stride(*t, 0) * element % bytes)
-        refuse_argument(name, "'s stride ", t->strides[0], " of dimension 0 is not a multiple of ",
-                        bytes / element, " elements (", bytes, " bytes), which GPU kernels need");
-    }
-    p.rotary.cos = cosines.data;
-    p.rotary.sin = sines.data;
-    p.rotary.cos_stride = stride(cosines, 0);
-    p.rotary.sin_stride = stride(sines, 0);
-    p.rotary.table_rows = size(cosines, 0);
+    check_append_pages(spec, device, args, p);
   }
 };
 

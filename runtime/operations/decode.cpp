@@ -5,12 +5,15 @@
 #include <variant>
 
 #include "codegen/decode_kernels.hpp"
+#include "runtime/append_rows.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/decode_partition.hpp"
 #include "runtime/operations/operations.hpp"
+#include "runtime/overlap.hpp"
 #include "templates/shared/decode_cuda_layout.h"
 #include "templates/shared/decode_cuda_params.h"
+#include "templates/shared/last_keys.h"
 
 namespace flashjit {
 namespace {
@@ -22,6 +25,7 @@ struct Decode {
     device::DecodeParams decode{};
     std::optional<device::FormulaParams> formulas{};
     std::optional<CheckedKvScales> kv_scales{};
+    std::optional<CheckedAppend> append{};
   };
   struct Checked {
     Params params{};
@@ -48,6 +52,7 @@ struct Decode {
     check_data(spec, device, p, p.pages);
     checked.shape = attention.shape;
     checked.empty = attention.empty;
+    if (spec.append) check_append(spec, device, args, checked.params);
     return checked;
   }
 
@@ -58,6 +63,7 @@ struct Decode {
 
   static void plan_cuda(const PlannedKernel& kernel, const Params& checked, void* workspace, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
+    if (checked.append) plan_cuda_append(kernel.spec, device::append_step_warps, *checked.append, launch);
     if (decodes_by_forward(kernel.config))
       return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.formulas, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
@@ -67,6 +73,7 @@ struct Decode {
                                  .num_heads_kv = params.num_heads_kv});
     auto* const memory = static_cast<std::byte*>(workspace);
     StepLaunch& step = launch.add_step();
+    step.dependent = checked.append.has_value();
     auto& p = make_params<device::CudaDecodeParams>(step, params, checked.formulas, checked.kv_scales);
     p.group = params.num_heads_q / params.num_heads_kv;
     p.tile_heads = plan.tile_heads;
@@ -94,11 +101,32 @@ struct Decode {
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& checked, void*, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
+    if (checked.append) plan_cpu_append(kernel.spec, kernel.parallelism, *checked.append, launch);
     set_decode_items(launch.add_step(), params, checked.formulas, checked.kv_scales,
                      decode_partition(params, kernel.spec, kernel.config, kernel.parallelism), kernel.spec);
   }
 
  private:
+  // The decode's own tensors have been checked.
+  static void check_append(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                           Params& params) {
+    device::DecodeParams& decode = params.decode;
+    CheckedAppend& p = params.append.emplace();
+    check_new_rows(spec, device, args, p);
+    const Tensor &q = *args.q, &k_new = *args.k_new;
+    for (int i = 0; i + 2 < q.rank; ++i) require_shape("k_new", k_new, i, q.shape[i], "as q");
+    p.batch = decode.batch;
+    p.cu_seqlens = decode.cu_seqlens_q;
+    p.entry_rows = args.k->shape[1];
+    if (spec.paged) check_append_pages(spec, device, args, p);
+    p.last_keys = {decode.seqlens_k, decode.seqlen_k};
+    check_conversions(spec, device, args, p);
+    require_apart("o", *args.o, {{"k_new", &k_new}, {"v_new", &*args.v_new}});
+    if (!p.rotary.heads_q) return;
+    require_apart("o", *args.o, {{"q_out", &*args.q_out}});
+    decode.q = p.rotary.q_out;
+  }
+
   static device::ForwardParams forward_of(const device::DecodeParams& p) {
     return {p, p.scale_log2, p.q, p.k, p.v, p.o, p.lse};
   }
@@ -113,7 +141,8 @@ struct Decode {
     CudaPlan(const PlannedKernel& kernel, const Shape& shape) {
       const KernelConfig& config = kernel.config;
       const device::CudaDecodeLayout layout(kernel.spec.head_dim, kernel.spec.head_dim_v, config.block_m,
-                                            config.block_n, config.num_stages, config.num_warps);
+                                            config.block_n, config.num_stages, config.num_warps,
+                                            decode_keys(kernel.spec));
       const int heads_kv = std::max(shape.num_heads_kv, 1), group = std::max(shape.num_heads_q / heads_kv, 1);
       head_tiles = (group - 1) / config.block_m + 1;  // no ceil_div: a group may be any number
       tile_heads = (group - 1) / head_tiles + 1;

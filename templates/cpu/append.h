@@ -16,7 +16,8 @@ struct AppendCpuSpec {
   using RotaryTable = void;  // angles are computed
 };
 
-template <class Spec>
+// Own: parameters besides those of rotary embedding.
+template <class Spec, class Own = AppendParams>
 struct Append {
   using Element = typename Spec::Element;
   using Table = typename Spec::RotaryTable;
@@ -26,11 +27,33 @@ struct Append {
   static constexpr int dim = !rotates ? 0 : Spec::rotary_dim ? Spec::rotary_dim : Spec::head_dim;
   static constexpr int pairs = dim / 2, vector = 8;
 
-  using Params = typename Choose<rotates, Rotated<AppendParams, has_tables ? 0 : pairs>, AppendParams>::type;
+  using Params = typename Choose<rotates, Rotated<Own, has_tables ? 0 : pairs>, Own>::type;
 
   const Params& p;
 
+  // Items are tokens.
+  FLASHJIT_FN void run(i64 begin, i64 end) const {
+    for (i64 token = begin; token < end; ++token) run(static_cast<int>(token));
+  }
+
+ protected:
   FLASHJIT_FN void run(int token) const {
+    write_token(
+        token, [&](const TokenPlace& at, u32 head, const Angles& angles) __attribute__((always_inline)) {
+          write(row_of(p.k_new, at, head), elements(p.k) + p.k.offset(at.page, at.page_row, head), angles);
+          copy<0, Spec::head_dim_v>(row_of(p.v_new, at, head),
+                                    elements(p.v) + p.v.offset(at.page, at.page_row, head));
+        });
+  }
+
+  struct Angles {
+    static constexpr int vectors = max(ceil_div(pairs, vector), 1);
+    Vec8 cosines[vectors], sines[vectors];
+  };
+
+  // Calls write_head(place, head, angles) for each head of a token that goes into the caches. Writes Q.
+  template <class WriteHead>
+  FLASHJIT_FN void write_token(int token, WriteHead write_head) const {
     TokenPlace at = row_of_token<Spec::varlen>(p, token);
     find_in_cache<Spec::varlen>(p, token, at);
     if (!at.in_batch) return;
@@ -38,25 +61,17 @@ struct Append {
     if constexpr (rotates)
       angles = angles_of(p.rotary.positions ? i64{p.rotary.positions[token]} : at.position);
     if (is_in_cache(p, at))
-      for (u32 head = 0; head < p.heads_kv; ++head) {
-        const i64 from = p.k_new.offset(at.entry, at.row, head), to = p.k.offset(at.page, at.page_row, head);
-        write(elements(p.k_new) + from, elements(p.k) + to, angles);
-        copy<0, Spec::head_dim_v>(elements(p.v_new) + p.v_new.offset(at.entry, at.row, head),
-                                  elements(p.v) + p.v.offset(at.page, at.page_row, head));
-      }
+      for (u32 head = 0; head < p.heads_kv; ++head) write_head(at, head, angles);
     if constexpr (Spec::rotates_q)
       for (u32 head = 0; head < p.rotary.heads_q; ++head)
-        write(elements(p.rotary.q) + p.rotary.q.offset(at.entry, at.row, head),
+        write(row_of(p.rotary.q, at, head),
               elements(p.rotary.q_out) + p.rotary.q_out.offset(at.entry, at.row, head), angles);
   }
 
- private:
-  struct Angles {
-    static constexpr int vectors = max(ceil_div(pairs, vector), 1);
-    Vec8 cosines[vectors], sines[vectors];
-  };
-
   FLASHJIT_FN static Element* elements(const TensorView& view) { return static_cast<Element*>(view.data); }
+  FLASHJIT_FN static const Element* row_of(const TensorView& tokens, const TokenPlace& at, u32 head) {
+    return elements(tokens) + tokens.offset(at.entry, at.row, head);
+  }
 
   FLASHJIT_FN Angles angles_of(i64 position) const {
     Angles angles{};
@@ -95,15 +110,17 @@ struct Append {
     for (int i = 0; i < count; ++i) part[i] = from[i];
     return load8(part);
   }
-  FLASHJIT_FN static void store_part(Element* to, Vec8 v, int count) {
+  template <class T>
+  FLASHJIT_FN static void store_part(T* to, Vec8 v, int count) {
     if (count == vector) return store8(to, v);
-    Element part[vector];
+    T part[vector];
     store8(part, v);
     for (int i = 0; i < count; ++i) to[i] = part[i];
   }
 
   // Both columns of a pair are read before one of them is written: `to` may be `from`.
-  FLASHJIT_FN static void write(const Element* from, Element* to, const Angles& angles) {
+  template <class T>
+  FLASHJIT_FN static void write(const Element* from, T* to, const Angles& angles) {
 #pragma unroll
     for (int i = 0; i < ceil_div(pairs, vector); ++i) {
       const Vec8 cosine = angles.cosines[i], sine = angles.sines[i];
@@ -143,13 +160,22 @@ struct Append {
     }
     for (int c = whole; c < end; ++c) to[c] = from[c];
   }
+  // The same columns as floats.
+  template <int begin, int end>
+  FLASHJIT_FN static void copy(const Element* from, float* to)
+    requires(!__is_same(Element, float))
+  {
+#pragma unroll
+    for (int c = begin; c < end; c += vector) {
+      const int count = min(end - c, vector);
+      store_part(to + c, load_part(from + c, count), count);
+    }
+  }
 };
 
-// Items are tokens.
 template <class Spec>
 FLASHJIT_FN void append(const typename Append<Spec>::Params& params, i64 begin, i64 end) {
-  const Append<Spec> tokens{params};
-  for (i64 token = begin; token < end; ++token) tokens.run(static_cast<int>(token));
+  Append<Spec>{params}.run(begin, end);
 }
 
 }  // namespace flashjit::device

@@ -16,7 +16,8 @@ struct AppendCudaSpec {
   using RotaryTable = void;  // angles are computed
 };
 
-template <class Spec, class Config>
+// Own: parameters besides those of rotary embedding.
+template <class Spec, class Config, class Own = CudaAppendParams>
 struct Append {
   using Element = typename Spec::Element;
   using Table = typename Spec::RotaryTable;
@@ -29,15 +30,12 @@ struct Append {
   using PieceK = RowPiece<Element, columns>;
   static constexpr RowItems of_v{RotaryStyle::none, 0, Spec::head_dim_v, sizeof(Element)};
 
-  using Params =
-      typename Choose<rotates, Rotated<CudaAppendParams, has_tables ? 0 : dim / 2>, CudaAppendParams>::type;
+  using Params = typename Choose<rotates, Rotated<Own, has_tables ? 0 : dim / 2>, Own>::type;
 
   FLASHJIT_FN static void run(const Params& p) {
-    u32 item = ctaid_y() * (Config::num_warps * 32) + tid_x();
-    const u32 of_block = item * p.items_inverse >> 16;
-    item -= of_block * p.items;
-    const i64 token = i64{ctaid_x()} * p.tokens_of_block + of_block;
-    if (of_block >= p.tokens_of_block || item >= p.items || token >= p.tokens) return;
+    u32 item;
+    i64 token;
+    if (!find_item(p, token, item)) return;
     const u32 items_k = items_of_heads(p.heads_kv), items_v = p.heads_kv * of_v.items;
     const Token at{p, static_cast<int>(token), row_of_token<Spec::varlen>(p, static_cast<int>(token))};
     if (item < items_k) {
@@ -49,12 +47,21 @@ struct Append {
     }
   }
 
- private:
+ protected:
   struct Token {
     const Params& p;
     int index;
     TokenPlace place;
   };
+
+  // This thread's token and its item of it. False if there is none.
+  FLASHJIT_FN static bool find_item(const Params& p, i64& token, u32& item) {
+    item = ctaid_y() * (Config::num_warps * 32) + tid_x();
+    const u32 of_block = item * p.items_inverse >> 16;
+    item -= of_block * p.items;
+    token = i64{ctaid_x()} * p.tokens_of_block + of_block;
+    return of_block < p.tokens_of_block && item < p.items && token < p.tokens;
+  }
 
   FLASHJIT_FN static u32 items_of_heads(u32 heads) {
     return (heads + heads_of_item - 1) / heads_of_item * of_k.items;
@@ -131,8 +138,9 @@ struct Append {
     return 0;
   }
 
+  template <class Piece>
   FLASHJIT_FN static void rotate(const Params& p, i64 position, int first, int second,
-                                 PieceK (&a)[heads_of_item], PieceK (&b)[heads_of_item]) {
+                                 Piece (&a)[heads_of_item], Piece (&b)[heads_of_item]) {
     if (first >= dim) return;  // both pieces are beyond the rotated columns
     if constexpr (halves) {
       float cosines[columns], sines[columns];
@@ -156,8 +164,9 @@ struct Append {
   }
 
   // Neighbours are pairs.
+  template <class Piece>
   FLASHJIT_FN static void rotate_inside(const Params& p, i64 position, int column,
-                                        PieceK (&pieces)[heads_of_item]) {
+                                        Piece (&pieces)[heads_of_item]) {
     float cosines[columns / 2], sines[columns / 2];
     angles(p, position, column / 2, cosines, sines);
 #pragma unroll

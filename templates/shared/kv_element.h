@@ -16,6 +16,12 @@ struct fp8_e5m2 {
 };
 
 template <class T>
-inline constexpr bool is_quantised = __is_same(T, int8) || __is_same(T, fp8_e4m3) || __is_same(T, fp8_e5m2);
+inline constexpr bool is_quantised = false;
+template <>
+inline constexpr bool is_quantised<int8> = true;
+template <>
+inline constexpr bool is_quantised<fp8_e4m3> = true;
+template <>
+inline constexpr bool is_quantised<fp8_e5m2> = true;
 
 }  // namespace flashjit::device

@@ -38,16 +38,28 @@ FLASHJIT_FN TokenPlace row_of_token(const AppendParams& p, int token) {
   return at;
 }
 
-// The rest of the place. The page of a table is not used here, so that nobody waits for it yet.
+// The place of a token at a position of a batch entry's keys. The page of a table is not used here, so that
+// nobody waits for it yet.
+FLASHJIT_FN void find_at_position(const AppendParams& p, i64 entry, i64 position, TokenPlace& at) {
+  at.position = position;
+  at.has_slot = at.position >= 0 && at.position < p.entry_rows;
+  at.page = entry;
+  at.page_row = at.position;
+  if (!p.page_table || !at.has_slot) return;
+  const auto page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(at.position)));
+  at.page = p.page_table[entry * p.table_stride + page];
+  at.page_row = at.position - page * static_cast<i64>(p.page_size.size);
+}
+
+// The rest of the place.
 template <bool varlen>
 FLASHJIT_FN void find_in_cache(const AppendParams& p, int token, TokenPlace& at) {
-  const auto page_size = static_cast<i64>(p.page_size.size);
   if (p.slots) {
     const i64 slot = p.slots[token];
     at.in_batch = true;
     at.has_slot = slot >= 0 && slot < p.num_slots;
     at.page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(slot)));
-    at.page_row = slot - at.page * page_size;
+    at.page_row = slot - at.page * static_cast<i64>(p.page_size.size);
     return;
   }
   i64 entry = at.entry, row = at.row;
@@ -58,14 +70,7 @@ FLASHJIT_FN void find_in_cache(const AppendParams& p, int token, TokenPlace& at)
     at.in_batch = p.batch > 0 && row >= 0 && token < p.cu_seqlens[entry + 1];
     if (!at.in_batch) return;
   }
-  at.position = i64{p.append_positions[entry]} + row;
-  at.has_slot = at.position >= 0 && at.position < p.entry_rows;
-  at.page = entry;
-  at.page_row = at.position;
-  if (!p.page_table || !at.has_slot) return;
-  const auto page = static_cast<i64>(p.page_size.quotient(static_cast<u64>(at.position)));
-  at.page = p.page_table[entry * p.table_stride + page];
-  at.page_row = at.position - page * page_size;
+  find_at_position(p, entry, i64{p.append_positions[entry]} + row, at);
 }
 
 // Whatever slots, positions and page ids are, nothing outside the caches is written.

@@ -1,12 +1,14 @@
 // append_kv with bad arguments, through the C++ interface: each is refused with the argument's name.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <vector>
 
 #include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
 #include "tests/unit/expect_error.h"
+#include "tools/verify/element.hpp"
 
 namespace flashjit::append_arguments_testing {
 namespace {
@@ -172,6 +174,125 @@ TEST(AppendArguments, Rotary) {
     g.give_queries();
     g.args.q_out->shape[2] = 1;
   });
+}
+
+// Caches of int8 with scales of tokens: bf16 rows of ones and twos become 127 each.
+struct GoodQuantisedAppend {
+  std::vector<std::uint16_t> k_new, v_new;
+  std::vector<signed char> k, v;
+  std::vector<float> k_scale, v_scale;
+  std::vector<std::int32_t> positions = {2, 4};
+  AttentionArgs args;
+
+  GoodQuantisedAppend()
+      : k_new(batch * seqlen * heads * head_dim, 0x3f80),
+        v_new(k_new.size(), 0x4000),
+        k(batch * rows * heads * head_dim, 0),
+        v(k.size(), 0),
+        k_scale(batch * rows * heads, 0),
+        v_scale(k_scale.size(), 0) {
+    const auto tensor = [](auto& data, DType dtype, std::initializer_list<std::int64_t> sizes) {
+      return Tensor::contiguous(data.data(), dtype, {}, sizes);
+    };
+    args.k_new = tensor(k_new, DType::bf16, {batch, seqlen, heads, head_dim});
+    args.v_new = tensor(v_new, DType::bf16, {batch, seqlen, heads, head_dim});
+    args.k = tensor(k, DType::int8, {batch, rows, heads, head_dim});
+    args.v = tensor(v, DType::int8, {batch, rows, heads, head_dim});
+    args.k_scale = tensor(k_scale, DType::fp32, {batch, rows, heads});
+    args.v_scale = tensor(v_scale, DType::fp32, {batch, rows, heads});
+    args.append_positions = tensor(positions, DType::int32, {batch});
+  }
+};
+const Kernel& quantised_kernel(const std::string& kv_scale, const std::string& kv_dtype = "int8") {
+  const auto spec =
+      AttentionSpec::from_json(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 16, "kv_dtype": ")" +
+                               kv_dtype + R"(", "kv_scale": ")" + kv_scale + "\"}");
+  return appending_engine().get(
+      spec,
+      {.batch = batch, .seqlen_q = seqlen, .seqlen_k = rows, .num_heads_q = heads, .num_heads_kv = heads});
+}
+
+TEST(AppendArguments, ScalesOfTokensByHand) {
+  GoodQuantisedAppend given;
+  quantised_kernel("token_head").launch(given.args);
+  for (std::size_t b = 0; b < batch; ++b)
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t head = 0; head < heads; ++head) {
+        const auto first = static_cast<std::size_t>(given.positions[b]), at = (b * rows + row) * heads + head;
+        const bool written = row >= first && row < first + seqlen;
+        ASSERT_EQ(given.k_scale[at], written ? 1.0f / 127 : 0) << at;
+        ASSERT_EQ(given.v_scale[at], written ? 2.0f / 127 : 0) << at;
+        for (std::size_t c = 0; c < head_dim; ++c) {
+          ASSERT_EQ(given.k[at * head_dim + c], written ? 127 : 0) << at;
+          ASSERT_EQ(given.v[at * head_dim + c], written ? 127 : 0) << at;
+        }
+      }
+}
+
+// Ties go to the even neighbour. What is too large becomes the largest value; NaN stays NaN, but of int8 it
+// is 0.
+TEST(AppendArguments, RoundingByHand) {
+  const float infinity = HUGE_VALF;
+  const float numbers[head_dim] = {0.5,  1.5,   2.5, -2.5,     17,        19,       -17,        300,
+                                   -300, 1e30F, NAN, infinity, -infinity, 0x1p-10F, 0x1.8p-16F, 21};
+  const struct {
+    DType dtype;
+    unsigned char stored[head_dim];
+  } cases[] = {
+      {DType::int8, {0, 2, 2, 0xfe, 17, 19, 0xef, 127, 0x80, 127, 0, 127, 0x80, 0, 0, 21}},
+      {DType::fp8_e4m3,
+       {0x30, 0x3c, 0x42, 0xc2, 0x58, 0x5a, 0xd8, 0x79, 0xf9, 0x7e, 0x7f, 0x7e, 0xfe, 0, 0, 0x5a}},
+      {DType::fp8_e5m2,
+       {0x38, 0x3e, 0x41, 0xc1, 0x4c, 0x4d, 0xcc, 0x5d, 0xdd, 0x7b, 0x7f, 0x7b, 0xfb, 0x14, 2, 0x4d}},
+  };
+  for (const auto& [dtype, stored] : cases) {
+    GoodQuantisedAppend given;
+    for (std::size_t i = 0; i < given.k_new.size(); ++i)
+      given.k_new[i] = verify::float_to_bf16(numbers[i % head_dim]);
+    given.args.k->dtype = given.args.v->dtype = dtype;
+    given.k_scale[0] = given.v_scale[0] = 1;
+    given.args.k_scale = GoodAppend::floats(given.k_scale, {1});
+    given.args.v_scale = GoodAppend::floats(given.v_scale, {1});
+    quantised_kernel("tensor", to_string(dtype)).launch(given.args);
+    const signed char* const row = given.k.data() + std::size_t{2} * heads * head_dim;
+    for (std::size_t c = 0; c < head_dim; ++c)
+      EXPECT_EQ(static_cast<unsigned char>(row[c]), stored[c]) << to_string(dtype) << " " << numbers[c];
+  }
+}
+
+TEST(AppendArguments, Scales) {
+  const auto refused = [](std::initializer_list<const char*> texts, const std::string& kv_scale,
+                          const std::function<void(GoodQuantisedAppend&)>& spoil) {
+    GoodQuantisedAppend given;
+    spoil(given);
+    expect_error(ErrorCode::invalid_argument, texts, [&] { quantised_kernel(kv_scale).launch(given.args); });
+    for (const signed char value : given.k) ASSERT_EQ(value, 0);
+  };
+  const auto one = [](std::vector<float>& data) {
+    return Tensor::contiguous(data.data(), DType::fp32, {}, {1});
+  };
+  refused({"k_scale is missing"}, "tensor", [](GoodQuantisedAppend& g) { g.args.k_scale.reset(); });
+  refused({"v_scale has rank 3", "[1]"}, "tensor",
+          [&](GoodQuantisedAppend& g) { g.args.k_scale = one(g.k_scale); });
+  refused({"v_scale[0] is inf", "finite"}, "tensor", [&](GoodQuantisedAppend& g) {
+    g.v_scale[0] = HUGE_VALF;
+    g.args.k_scale = one(g.k_scale);
+    g.args.v_scale = one(g.v_scale);
+  });
+  refused({"k_scale has shape", "k's rows"}, "token_head",
+          [](GoodQuantisedAppend& g) { g.args.k_scale->shape[1] = 1; });
+  refused({"k_scale is written", "overwrite each other"}, "token_head",
+          [](GoodQuantisedAppend& g) { g.args.k_scale->strides[1] = 0; });
+  refused({"k_scale and v_scale share memory"}, "token_head",
+          [](GoodQuantisedAppend& g) { g.args.v_scale = g.args.k_scale; });
+  refused({"k and v_scale share memory"}, "token_head",
+          [](GoodQuantisedAppend& g) { g.args.v_scale->data = g.k.data(); });
+  refused({"v_scale and k_new share memory"}, "token_head",
+          [](GoodQuantisedAppend& g) { g.args.v_scale->data = g.k_new.data(); });
+  refused({"k has dtype bf16", "int8"}, "token_head",
+          [](GoodQuantisedAppend& g) { g.args.k->dtype = DType::bf16; });
+  expect_refusal({"k_scale was given", "no \"kv_dtype\""}, plain,
+                 [&](GoodAppend& g) { g.args.k_scale = GoodAppend::floats(g.cosines, {1}); });
 }
 
 }  // namespace

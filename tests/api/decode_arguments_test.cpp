@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct Options {
   bool paged = true, varlen = false;
   std::vector<Mask> mask = {};
   Operation op = Operation::decode;
+  bool append = false;
+  std::optional<Rotary> rotary = {};
 };
 
 AttentionSpec spec_of(const Options& options) {
@@ -35,6 +38,8 @@ AttentionSpec spec_of(const Options& options) {
   spec.mask = options.mask;
   spec.paged = options.paged;
   spec.varlen = options.varlen;
+  spec.append = options.append;
+  spec.rotary = options.rotary;
   return spec;
 }
 
@@ -65,6 +70,11 @@ struct GoodDecode {
       args.cu_seqlens_q = make(DType::int32, {batch + 1});
       for (int b = 0; b <= batch; ++b) numbers(args.cu_seqlens_q)[b] = b * seqlen_q;
     }
+    if (options.append) {
+      args.k_new = make(DType::bf16, rows(options, {heads_kv, dim}));
+      args.v_new = make(DType::bf16, rows(options, {heads_kv, dim_v}));
+    }
+    if (options.rotary) args.q_out = make(DType::bf16, rows(options, {heads_q, dim}));
     if (options.paged) {
       args.page_table = make(DType::int32, {batch, max_pages});
       const int table[] = {5, 0, -1, 1 << 30, 3, 1, 4, -77};
@@ -126,6 +136,32 @@ TEST(DecodeArguments, GoodOnes) {
   for (const bool paged : {false, true})
     for (const bool varlen : {false, true})
       expect_accepted([](AttentionArgs&) {}, {.paged = paged, .varlen = varlen});
+}
+
+TEST(DecodeArguments, NewRows) {
+  for (const bool paged : {false, true})
+    for (const bool varlen : {false, true}) {
+      const Options options = {.paged = paged, .varlen = varlen, .append = true, .rotary = Rotary{.q = true}};
+      const auto refused = [&](std::initializer_list<const char*> texts, const Change& spoil) {
+        expect_refused_by(texts, spoil, options);
+      };
+      expect_accepted_by([](AttentionArgs& a) { a.q_out = a.q; }, options);
+      refused({"v_new is missing"}, [](AttentionArgs& a) { a.v_new.reset(); });
+      refused({"k_new has shape", "as q"},
+              [](AttentionArgs& a) { a.k_new->shape[0] = a.v_new->shape[0] = 1; });
+      refused({"k_new has shape", "head_dim"},
+              [](AttentionArgs& a) { a.k_new->shape[a.k_new->rank - 1] = 8; });
+      refused({"k has shape", "k_new's heads"}, [](AttentionArgs& a) {
+        a.k_new->shape[a.k_new->rank - 2] = a.v_new->shape[a.v_new->rank - 2] = 1;
+      });
+      refused({"k is written", "overwrite each other"}, [](AttentionArgs& a) { a.k->strides[1] = 0; });
+      refused({"k and v_new share memory"}, [](AttentionArgs& a) { a.v_new->data = a.k->data; });
+      refused({"o and q_out share memory"}, [](AttentionArgs& a) { a.q_out->data = a.o->data; });
+      refused({"q_out is missing"}, [](AttentionArgs& a) { a.q_out.reset(); });
+      refused({"append_positions was given", "op\": \"decode"},
+              [](AttentionArgs& a) { a.append_positions = a.seqlens_k; });
+    }
+  expect_refused_by({"k_new was given", "\"append\": true"}, [](AttentionArgs& a) { a.k_new = a.q; }, {});
 }
 
 TEST(DecodeArguments, QueryRows) {

@@ -480,6 +480,23 @@ TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
   expect_bytes(measured("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
 }
 
+// Two entries of 7 tokens and 2 heads: 64 bytes of K and V in bf16 are read, and 32 and two scales written.
+TEST(Bench, RateAtWhichAppendMovesRows) {
+  const CommandLine flashjit;
+  const std::string spec =
+      R"({"op": "append_kv", "dtype": "bf16", "head_dim": 16, "kv_dtype": "int8", "kv_scale": "token_head"})";
+  const nlohmann::json row = flashjit({"bench", spec, "--batch", "2", "--seqlens", "7", "--seqlen-k", "20",
+                                       "--heads-q", "2", "--rounds", "3", "--json"})
+                                 .json()["rows"][0];
+  EXPECT_NEAR(row["appended_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6,
+              2 * 7 * 2 * (64 + 32 + 8), 1);
+  EXPECT_EQ(row.count("decoded_gb_per_s"), 0u);
+  const nlohmann::json run =
+      flashjit({"run", spec, "--batch", "2", "--seqlen-q", "7", "--seqlen-k", "20", "--verify", "--json"})
+          .json();
+  EXPECT_GT(run["verification"]["rows"], 0) << run;
+}
+
 // Sequences of 3, 3 and 200 keys, 256 bytes for each, in pages of 16: 15 of them and not 39, as sequences of
 // 200 keys would take.
 TEST(Bench, LengthsOfACache) {

@@ -27,6 +27,8 @@ grep -q 'compiled: o\[0\] = 0.100' "$work/first.txt"
 grep -q 'row 99: 0.000' "$work/formula.txt" && grep -q 'row 100: 1.000' "$work/formula.txt"
 "$work/examples/formula_c" | grep -q 'head 0: 510.'
 "$work/examples/cascade" cpu 5 96
+"$work/examples/decode_step" | tee "$work/decode_step.txt"
+grep -q 'request 0: 19.500' "$work/decode_step.txt" && grep -q 'request 2: 15.600' "$work/decode_step.txt"
 "$work/examples/train_cpp" # fails unless the loss falls
 "$work/examples/train_c"
 
@@ -56,7 +58,7 @@ for example in attention.cpp attention.c; do
   shown "$example" | diff - "tools/examples/$example"
 done
 # Parts of examples.
-for example in train.cpp formula.cpp; do
+for example in train.cpp formula.cpp decode_step.cpp; do
   part=$(shown $example)
   case $(cat tools/examples/$example) in
     *"${part:?}"*) ;;

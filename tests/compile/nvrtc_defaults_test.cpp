@@ -152,10 +152,10 @@ TEST_F(NvrtcTest, Merge) {
 }
 
 // An append is bound by memory: no spill, and loads and stores of 16 bytes wherever halves of pairs lie
-// alike.
+// alike; into 8-bit caches stores of 8.
 TEST_F(NvrtcTest, Append) {
   std::vector<Case> cases;
-  std::size_t place = 0;
+  std::size_t place = 0, place_of_8_bits = 0;
   const std::optional<Rotary> rotaries[] = {{},
                                             Rotary{.q = true},
                                             Rotary{.style = RotaryStyle::interleaved, .dim = 64, .q = true},
@@ -168,12 +168,45 @@ TEST_F(NvrtcTest, Append) {
           AttentionSpec spec{.op = Operation::append_kv, .dtype = dtype, .head_dim = 128, .varlen = varlen};
           spec.rotary = rotary;
           if (has_turn(place++, 16)) cases.push_back(default_case(spec.validated(), target));
+          for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
+            for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head}) {
+              if (dtype == DType::fp32 || !has_turn(place_of_8_bits++, 128)) continue;
+              spec.kv_dtype = kv_dtype;
+              spec.kv_scale = kv_scale;
+              cases.push_back(default_case(spec.validated(), target));
+            }
         }
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    const auto has = [&](const char* text) { return kernel.assembly.find(text) != std::string::npos; };
     EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
-    EXPECT_NE(kernel.assembly.find("ld.global.nc.L1::no_allocate.v4"), std::string::npos) << c.name();
-    EXPECT_NE(kernel.assembly.find("st.global.v4"), std::string::npos) << c.name();
-    EXPECT_EQ(kernel.assembly.find(".f64"), std::string::npos) << c.name();
+    EXPECT_TRUE(has("ld.global.nc.L1::no_allocate.v4")) << c.name();
+    EXPECT_TRUE(has("st.global.v4") || (c.spec.kv_dtype && has("st.global.v2"))) << c.name();
+    if (c.spec.kv_dtype && *c.spec.kv_dtype != DType::int8) {
+      EXPECT_EQ(has("cvt.rn.satfinite.e"), c.target.level >= 89) << c.name();
+    }
+    EXPECT_FALSE(has(".f64")) << c.name();
+    expect_no_spill(c, kernel);
+  });
+}
+
+// A decode that appends: dependent launches from sm_90 on, except before the forward's kernel.
+TEST_F(NvrtcTest, DecodeThatAppends) {
+  std::vector<Case> cases;
+  for (const char* target : {"sm_80", "sm_90a"})
+    for (const int seqlen_q : {1, 32}) {
+      AttentionSpec spec{.op = Operation::decode, .head_dim = 128, .paged = true, .append = true};
+      spec.rotary = Rotary{.q = true};
+      if (seqlen_q == 1 || std::string_view(target) == "sm_90a")
+        cases.push_back(
+            {spec.validated(), Target::parse(target),
+             heuristic_config(spec.validated(), Target::parse(target), {64, seqlen_q, 4096, 32, 8})});
+    }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    const auto has = [&](const char* text) { return kernel.assembly.find(text) != std::string::npos; };
+    EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+    EXPECT_EQ(has("griddepcontrol.launch_dependents"), c.target.level >= 90) << c.name();
+    EXPECT_EQ(has("griddepcontrol.wait"), c.target.level >= 90 && c.config.block_n <= 32) << c.name();
+    EXPECT_TRUE(has("flashjit_append")) << c.name();
     expect_no_spill(c, kernel);
   });
 }
@@ -313,6 +346,12 @@ TEST_F(NvrtcTest, Formulas) {
   for (const int head_dim : {64, 128})
     for (const char* const fields : forwards)
       for (const char* const target : {"sm_90a", "sm_80"}) add("forward", fields, head_dim, target);
+  // Every operation, also of the score with itself.
+  constexpr const char* all_operations = R"spec({"op": "forward", "dtype": "bf16", "head_dim": 64, "score": [
+      "score + score * score - score / score + min(score, score) - max(score, score) - -score",
+      "score < score ? score : score <= key || score == score ? abs(score) : floor(score)",
+      "sqrt(score) + exp(score) + log(score) + tanh(score) + score * 2 + 3 - score + row % (key + 1)"]})spec";
+  cases.push_back(default_case(AttentionSpec::from_json(all_operations), Target::parse("sm_90a"), 8192));
   for (const char* const fields : {R"("score": ["alibi"])", R"("score": ["softcap"], "sink_logits": true)"})
     for (const char* const target : {"sm_90a", "sm_80"}) add("decode", fields, 128, target);
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {

@@ -3,8 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "codegen/search_space.hpp"
-#include "cuda/append.cuh"
+#include "cuda/append_quantised.cuh"
 #include "runtime/operation.hpp"
+#include "shared/last_keys.h"
 #include "tests/support/append_problem.hpp"
 
 namespace flashjit::testing_support {
@@ -28,15 +29,34 @@ struct Rotating : Spec {
   static constexpr bool rotates_q = q;
   using RotaryTable = Table;
 };
+template <class Spec, class KvElement, KvScale scale>
+struct Storing : Spec {
+  using kv_dtype = KvElement;
+  static constexpr device::KvScale kv_scale = scale == KvScale::tensor ? device::KvScale::tensor
+                                              : scale == KvScale::head ? device::KvScale::head
+                                                                       : device::KvScale::token_head;
+};
 template <int num_warps_>
 struct ConfigOf {
   static constexpr int num_warps = num_warps_;
 };
 
 template <class Element>
-constexpr DType dtype_of = std::is_same_v<Element, Bf16>   ? DType::bf16
-                           : std::is_same_v<Element, Fp16> ? DType::fp16
-                                                           : DType::fp32;
+constexpr DType dtype_of = std::is_same_v<Element, Bf16>               ? DType::bf16
+                           : std::is_same_v<Element, Fp16>             ? DType::fp16
+                           : std::is_same_v<Element, device::int8>     ? DType::int8
+                           : std::is_same_v<Element, device::fp8_e4m3> ? DType::fp8_e4m3
+                           : std::is_same_v<Element, device::fp8_e5m2> ? DType::fp8_e5m2
+                                                                       : DType::fp32;
+
+template <class Spec, class Config, bool quantises>
+struct KernelOf {
+  using type = device::Append<Spec, Config>;
+};
+template <class Spec, class Config>
+struct KernelOf<Spec, Config, true> {
+  using type = device::AppendQuantised<Spec, Config>;
+};
 
 class AppendOnGpu : public testing::Test {
  protected:
@@ -57,6 +77,11 @@ class AppendOnGpu : public testing::Test {
       if constexpr (!std::is_void_v<typename Spec::RotaryTable>)
         c.rotary->tables = dtype_of<typename Spec::RotaryTable>;
     }
+    constexpr bool quantises = requires { typename Spec::kv_dtype; };
+    if constexpr (quantises) {
+      c.kv_dtype = dtype_of<typename Spec::kv_dtype>;
+      c.kv_scale = static_cast<KvScale>(Spec::kv_scale);
+    }
     AppendProblem problem(host, c);
     const KernelConfig config{.num_warps = num_warps};
     const Target target = Target::parse("sm_90a");
@@ -65,15 +90,40 @@ class AppendOnGpu : public testing::Test {
     runtime_of(Operation::append_kv)
         .plan({problem.spec(), target, config, {Device::Kind::cpu, 0}, 5, nullptr}, problem.args(), launch);
     ASSERT_EQ(launch.size(), 1u);
-    using Kernel = device::Append<Spec, ConfigOf<num_warps>>;
-    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<typename Kernel::Params>();
-    gridDim.x = launch[0].grid.x;
-    gridDim.y = launch[0].grid.y;
+    using Kernel = typename KernelOf<Spec, ConfigOf<num_warps>, quantises>::type;
+    const auto& params = const_cast<StepLaunch&>(launch[0]).params_as<typename Kernel::Params>();
+    run<Kernel, num_warps>(launch[0].grid, params);
+    EXPECT_TRUE(problem.check()) << num_warps << " warps";
+    EXPECT_GT(problem.written(), 0) << c.str();
+    if (c.by_slots || c.in_place || quantises) return;
+
+    // The same rows as the last keys of their batch entries, as in a decode.
+    AppendProblem last(host, c);
+    Launch of_last;
+    runtime_of(Operation::append_kv)
+        .plan({last.spec(), target, config, {Device::Kind::cpu, 0}, 5, nullptr}, last.args(), of_last);
+    using LastKeys = device::Append<Spec, ConfigOf<num_warps>, device::LastKeys<device::CudaAppendParams>>;
+    const auto& q = const_cast<StepLaunch&>(of_last[0]).params_as<typename Kernel::Params>();
+    typename LastKeys::Params p{};
+    static_cast<device::CudaAppendParams&>(p) = q;
+    if constexpr (Kernel::rotates) p.rotary = q.rotary;
+    std::vector<int> lengths;
+    for (int b = 0; b < p.batch; ++b)
+      lengths.push_back(p.append_positions[b] +
+                        (Spec::varlen ? p.cu_seqlens[b + 1] - p.cu_seqlens[b] : c.seqlen));
+    p.append_positions = nullptr;
+    p.seqlens_k = lengths.data();
+    p.seqlen_k = 1 << 30;
+    run<LastKeys, num_warps>(of_last[0].grid, p);
+    EXPECT_TRUE(last.check()) << "last keys";
+  }
+  template <class Kernel, int num_warps>
+  static void run(const Grid& grid, const typename Kernel::Params& p) {
+    gridDim.x = grid.x;
+    gridDim.y = grid.y;
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
         emulator::Block::run(num_warps * 32, 0, 0xff, [&] { Kernel::run(p); });
-    EXPECT_TRUE(problem.check()) << num_warps << " warps";
-    EXPECT_GT(problem.written(), 0) << c.str();
   }
 };
 
@@ -131,6 +181,62 @@ TEST_F(AppendOnGpu, Layouts) {
     for (const int page_size : {0, 16})
       expect<Rotating<SpecOf<Bf16, 64, 64>, RotaryStyle::half, 0, true>, 4>(
           {.page_size = page_size, .layout = layout});
+}
+
+// Rows of a part of a warp, of all of it, and of several items of its threads; pieces of 8, 4, 2 and 1 bytes.
+TEST_F(AppendOnGpu, QuantisedCaches) {
+  using enum RotaryStyle;
+  using device::fp8_e4m3, device::fp8_e5m2, device::int8;
+  constexpr auto tensor = KvScale::tensor, head = KvScale::head, token_head = KvScale::token_head;
+  const AppendCase c{.seqlen = 6, .heads_kv = 3, .heads_q = 5};
+  expect<Storing<SpecOf<Bf16, 64, 48>, int8, tensor>, 2>(c);
+  expect<Storing<SpecOf<Fp16, 64, 48>, fp8_e5m2, head>, 4>(c);
+  expect<Storing<SpecOf<Bf16, 64, 48>, fp8_e4m3, token_head>, 4>(c);
+  expect<Storing<SpecOf<Bf16, 16, 80, true>, int8, token_head>, 2>(c);
+  expect<Storing<Rotating<SpecOf<Bf16, 128, 128>, half, 0, true>, fp8_e4m3, token_head>, 4>(c);
+  expect<Storing<Rotating<SpecOf<Fp16, 64, 64>, half, 24, true>, fp8_e5m2, token_head>, 2>(c);
+  expect<Storing<Rotating<SpecOf<Bf16, 64, 64, true>, half, 20, true, float>, int8, head>, 2>(c);
+  expect<Storing<Rotating<SpecOf<Bf16, 256, 16>, half, 6, true>, int8, token_head>, 8>(c);
+  expect<Storing<Rotating<SpecOf<Bf16, 96, 64>, interleaved, 20, true, Bf16>, fp8_e4m3, tensor>, 4>(c);
+  expect<Storing<Rotating<SpecOf<Fp16, 64, 64>, interleaved, 0, true>, int8, token_head>, 4>(c);
+  // Several tokens of a block, whose items are no multiple of a row's threads.
+  expect<Storing<Rotating<SpecOf<Bf16, 96, 96>, interleaved, 0, true>, int8, token_head>, 8>(c);
+}
+
+TEST_F(AppendOnGpu, QuantisedHardRowsAndPlaces) {
+  using device::fp8_e4m3, device::fp8_e5m2, device::int8;
+  const AppendCase c{
+      .batch = 3, .seqlen = 16, .heads_kv = 3, .by_slots = true, .page_size = 16, .hard_rows = true};
+  expect<Storing<SpecOf<Bf16, 64, 64>, int8, KvScale::token_head>, 4>(c);
+  expect<Storing<SpecOf<Bf16, 64, 64>, fp8_e4m3, KvScale::token_head>, 4>(c);
+  expect<Storing<SpecOf<Bf16, 64, 64>, fp8_e5m2, KvScale::token_head>, 4>(c);
+  expect<Storing<SpecOf<Bf16, 64, 64>, int8, KvScale::head>, 4>(c);
+  expect<Storing<SpecOf<Bf16, 64, 64>, fp8_e4m3, KvScale::head>, 4>(c);
+}
+
+// The arithmetic of GPUs without instructions for 8-bit floats: every pair of neighbours of them, and what
+// lies around the middle between them.
+TEST(RoundToFp8, IsToNearestEvenAndSaturates) {
+  const auto expect_same = [](float x) {
+    for (const float y : {x, -x}) {
+      ASSERT_EQ(device::round_to_fp8<device::fp8_e4m3>(y) | (std::isnan(y) ? 0x80 : 0),
+                verify::e4m3.bits(y) | (std::isnan(y) ? 0x80 : 0))
+          << y;
+      ASSERT_EQ(device::round_to_fp8<device::fp8_e5m2>(y) | (std::isnan(y) ? 0x80 : 0),
+                verify::e5m2.bits(y) | (std::isnan(y) ? 0x80 : 0))
+          << y;
+    }
+  };
+  for (const verify::Fp8& type : {verify::e4m3, verify::e5m2})
+    for (int bits = 0; bits < 0x7f; ++bits) {
+      const float a = type.value(static_cast<std::uint8_t>(bits)),
+                  b = type.value(static_cast<std::uint8_t>(bits + 1)), middle = (a + b) / 2;
+      for (const float x :
+           {a, std::nextafter(a, b), middle, std::nextafter(middle, a), std::nextafter(middle, b)})
+        expect_same(x);
+    }
+  for (const float x : {1e-45f, 1e-30f, 449.f, 464.f, 1e4f, 57345.f, 61440.f, 1e30f, INFINITY, NAN})
+    expect_same(x);
 }
 
 TEST(Divisor, IsRightWhileNumberTimesSizeFits64Bits) {

@@ -78,6 +78,10 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
       R"( "tables": {"document": {"dtype": "uint8", "shape": ["batch or 1", "seqlen_k"]}},)"
       R"( "scalars": {"cap": "fp32", "reach": "int32"}, "sink_logits": true, "precise": true})");
   write(
+      to / "spec/append",
+      R"({"op": "append_kv", "dtype": "fp16", "head_dim": 96, "varlen": true, "paged": true, "kv_dtype": "fp8_e5m2",)"
+      R"( "kv_scale": "token_head", "rotary": {"style": "interleaved", "dim": 48, "q": true, "tables": "fp32"}})");
+  write(
       to / "spec/backward",
       R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding"], "dropout": true,)"
       R"( "grad_dtype": "fp32", "deterministic": true, "config": {"block_n": 64}})");

@@ -330,9 +330,7 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
     expect_none(decoded, decoded.args());
   }
 
-  // 8-bit keys and values have no kernels for GPUs yet.
   for (const KvScale scale : {KvScale::tensor, KvScale::head, KvScale::token_head}) {
-    if (on().is_cuda()) break;
     Workload quantised(on(),
                        {.spec = decode_spec(DType::bf16, 64, {CausalMask{}},
                                             {.paged = true, .kv_dtype = DType::int8, .kv_scale = scale}),
@@ -348,7 +346,12 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   for (const AppendCase& c :
        {AppendCase{.by_slots = true, .page_size = 16},
         {.page_size = 16, .rotary = Rotary{.q = true}, .own_positions = true, .base = 5e5, .scale = 2},
-        {.packed = true, .rotary = Rotary{.q = true, .tables = DType::fp32}}}) {
+        {.packed = true, .rotary = Rotary{.q = true, .tables = DType::fp32}},
+        {.kv_dtype = DType::int8, .kv_scale = KvScale::head},
+        {.kv_dtype = DType::fp8_e4m3,
+         .kv_scale = KvScale::token_head,
+         .page_size = 16,
+         .rotary = Rotary{.q = true}}}) {
     AppendProblem problem(on(), c);
     expect_none(c.spec(),
                 {.batch = c.batch,
@@ -367,10 +370,8 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                            .seqlen_k = 120});
   expect_none(backward, backward.args());
 
-  for (const Argument& argument : arguments) {
-    if (on().is_cuda() && argument.needs == Needs::kv_dtype) continue;
+  for (const Argument& argument : arguments)
     EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
-  }
 }
 
 TEST_P(Allocation, LongListsOfBlocks) {

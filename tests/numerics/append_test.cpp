@@ -2,6 +2,10 @@
 // token names keep their bits.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <vector>
+
+#include "runtime/cuda/memory.hpp"
 #include "tests/support/append_problem.hpp"
 
 namespace flashjit::testing_support {
@@ -121,6 +125,59 @@ TEST_P(Append, ManyTokensAndHeads) {
                         .head_dim = 8,
                         .rotary = Rotary{.q = true},
                         .wild = false}));
+}
+
+constexpr DType all_kv_dtypes[] = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2};
+constexpr KvScale all_kv_scales[] = {KvScale::tensor, KvScale::head, KvScale::token_head};
+
+// Head dimensions whose rows take a part of a warp, all of it, and several items of its threads.
+TEST_P(Append, QuantisedCaches) {
+  std::vector<AppendCase> cases = {
+      {.seqlen = 16, .heads_kv = 3, .heads_q = 3, .hard_rows = true},
+      {.heads_kv = 3, .heads_q = 6, .head_dim = 80, .head_dim_v = 48, .rotary = Rotary{.dim = 48, .q = true}},
+      {.batch = 3,
+       .seqlen = 9,
+       .head_dim = 128,
+       .packed = true,
+       .by_slots = true,
+       .page_size = 16,
+       .rotary = Rotary{.style = RotaryStyle::interleaved, .q = true, .tables = DType::fp32}},
+      {.head_dim = 256, .head_dim_v = 16, .rotary = Rotary{.dim = 6}},
+      {.dtype = DType::fp16,
+       .page_size = 48,
+       .rotary = Rotary{.style = RotaryStyle::interleaved, .dim = 20},
+       .layout = MemoryLayout::heads_first}};
+  for (AppendCase& c : cases)
+    for (const DType kv_dtype : all_kv_dtypes)
+      for (const KvScale kv_scale : all_kv_scales) {
+        c.kv_dtype = kv_dtype;
+        c.kv_scale = kv_scale;
+        if (!takes_next(c.spec())) continue;
+        EXPECT_TRUE(computes(c));
+      }
+}
+
+// On a GPU by replays of a captured graph.
+TEST_P(Append, ReplaysReadPlacesAnew) {
+  for (const AppendCase& c :
+       {AppendCase{.by_slots = true, .page_size = 16, .rotary = Rotary{.q = true}},
+        {.kv_dtype = DType::int8, .kv_scale = KvScale::token_head, .packed = true, .page_size = 16},
+        {.kv_dtype = DType::fp8_e4m3,
+         .kv_scale = KvScale::head,
+         .rotary = Rotary{},
+         .own_positions = true}}) {
+    AppendProblem problem(on(), c);
+    const PreparedLaunch prepared = kernel(c).prepare(problem.args());
+    std::optional<cuda::Graph> graph;
+    if (on().is_cuda()) graph.emplace(on().context(), [&](Stream stream) { prepared.launch(stream); });
+    for (const unsigned seed : {1u, 2u, 3u}) {
+      if (seed > 1) problem.draw_again(seed);
+      graph ? graph->launch() : prepared.launch();
+      on().synchronize();
+      EXPECT_TRUE(problem.check());
+      EXPECT_GT(problem.written(), 0) << c.str();
+    }
+  }
 }
 
 TEST_P(Append, NothingToDo) {

@@ -84,6 +84,8 @@ TEST_P(Decode, EightBitKeysAndValues) {
                    .page_size = paged ? 16 : 0,
                    .layout_kv = static_cast<MemoryLayout>(seed % 4),
                    .seed = seed};
+            // Rows of 24 or 40 bytes begin at multiples of 16 only with gaps between them.
+            if (on().is_cuda() && (dim % 16 || dim_v % 16)) c.layout_kv = MemoryLayout::padded;
             if (spec.varlen) c.lengths_q = {1, 5, 2};
             expect(c);
           }

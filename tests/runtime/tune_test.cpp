@@ -362,6 +362,23 @@ TEST(OutputDifference, BoundsAndSpecialValues) {
   };
   EXPECT_EQ(output_difference(wide, wide_row(1.016F), wide_row(1)), "");
   EXPECT_THAT(output_difference(wide, wide_row(1.06F), wide_row(1)), HasSubstr("row 0"));
+
+  // Rows of an 8-bit cache are equal; scales that nobody wrote are poison.
+  AttentionSpec quantised = s;
+  quantised.op = Operation::append_kv;
+  quantised.kv_dtype = DType::int8;
+  quantised.kv_scale = KvScale::token_head;
+  const auto written = [&](char third, std::vector<float> scales) {
+    std::vector<char> elements(16, 1);
+    elements[11] = third;
+    return std::vector<TuneTensors::Output>{{&argument_of(&AttentionArgs::k), elements},
+                                            {&argument_of(&AttentionArgs::k_scale), fp32(std::move(scales))}};
+  };
+  EXPECT_EQ(output_difference(quantised, written(3, {1, nan}), written(3, {1, nan})), "");
+  EXPECT_THAT(output_difference(quantised, written(4, {1, nan}), written(3, {1, nan})),
+              HasSubstr("k differs from the heuristic config's by 1.000000 in row 1"));
+  EXPECT_THAT(output_difference(quantised, written(3, {nan, 1}), written(3, {1, nan})),
+              HasSubstr("k_scale differs"));
 }
 
 }  // namespace

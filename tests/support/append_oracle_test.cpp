@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
+#include "tools/verify/element.hpp"
 #include "tools/verify/report.hpp"
 
 namespace flashjit::verify {
@@ -96,6 +99,59 @@ TEST(AppendOracle, CatchesDefects) {
   launch.write();
   std::swap(launch.slots[0], launch.slots[1]);
   EXPECT_GT(launch.report().wrong, 0) << "rows at each other's places";
+}
+
+// Scales of tokens and 8-bit elements: what a careful float32 computation writes is right; scales or elements
+// that are off by one step are not, nor is rounding by cutting.
+TEST(AppendOracle, QuantisedCaches) {
+  for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2}) {
+    constexpr int dim = 64, tokens = 4;
+    const float largest = kv_dtype == DType::int8 ? 127 : kv_dtype == DType::fp8_e4m3 ? 448 : 57344;
+    std::vector<float> rows(tokens * dim), scales(tokens);
+    std::vector<std::uint16_t> rounded(rows.size());
+    std::vector<std::byte> k(rows.size()), v(rows.size());
+    std::vector<std::int64_t> slots = {0, 1, 2, 3};
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rounded[i] = float_to_bf16(std::sin(static_cast<float>(i * i)) * (i < dim ? 0 : 3));  // row 0 is zeros
+      rows[i] = bf16_to_float(rounded[i]);
+    }
+    AttentionSpec spec;
+    spec.op = Operation::append_kv;
+    spec.head_dim = dim;
+    spec.kv_dtype = kv_dtype;
+    spec.kv_scale = KvScale::token_head;
+    spec = spec.validated();
+    AttentionArgs args;
+    args.k_new = args.v_new = Tensor::contiguous(rounded.data(), DType::bf16, {}, {1, tokens, 1, dim});
+    args.k = Tensor::contiguous(k.data(), kv_dtype, {}, {1, tokens, 1, dim});
+    args.v = Tensor::contiguous(v.data(), kv_dtype, {}, {1, tokens, 1, dim});
+    args.k_scale = args.v_scale = Tensor::contiguous(scales.data(), DType::fp32, {}, {1, tokens, 1});
+    args.slots = Tensor::contiguous(slots.data(), DType::int64, {}, {1, tokens});
+    const auto write = [&](float stretch, bool cuts) {
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (i % dim == 0) {
+          float top = 0;
+          for (std::size_t c = 0; c < dim; ++c) top = std::max(top, std::abs(rows[i + c]));
+          scales[i / dim] = std::max(top / largest * stretch, 0x1p-126f);
+        }
+        float x = rows[i] / scales[i / dim];
+        if (cuts) x *= kv_dtype == DType::int8 ? 0.99f : 0.97f;
+        for (std::byte* const cache : {k.data(), v.data()})
+          store_element(cache, kv_dtype, static_cast<std::int64_t>(i), x);
+      }
+    };
+    write(1, false);
+    const Report report = verify_outputs(spec, args);
+    EXPECT_TRUE(report.ok()) << to_string(kv_dtype) << report.str();
+    EXPECT_EQ(report.of("k_scale").verdict, Verdict::right);
+    write(1 + 0x1p-20f, false);
+    EXPECT_EQ(verify_outputs(spec, args).of("v_scale").verdict, Verdict::wrong) << to_string(kv_dtype);
+    write(1, true);
+    EXPECT_GT(verify_outputs(spec, args).wrong, 0) << to_string(kv_dtype);
+    write(1, false);
+    k[dim + 3] = static_cast<std::byte>(static_cast<unsigned char>(k[dim + 3]) + 1);
+    EXPECT_EQ(verify_outputs(spec, args).wrong, 1) << to_string(kv_dtype);
+  }
 }
 
 // Nobody can tell what a row holds that two tokens write.

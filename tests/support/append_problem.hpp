@@ -26,12 +26,15 @@ struct AppendCase {
   int batch = 2, seqlen = 5, rows = 64;  // rows: of an entry's cache
   int heads_kv = 2, heads_q = 4, head_dim = 64, head_dim_v = 0;
   DType dtype = DType::bf16;
+  std::optional<DType> kv_dtype = {};
+  KvScale kv_scale = KvScale::tensor;
   bool packed = false, by_slots = false;
   int page_size = 0;  // 0: contiguous
   std::optional<Rotary> rotary = {};
   bool in_place = false, own_positions = false;  // rotary_positions are given
   MemoryLayout layout = MemoryLayout::contiguous;
-  bool wild = true;  // some places are outside the caches
+  bool wild = true;        // some places are outside the caches
+  bool hard_rows = false;  // some new rows are zeros, tiny, huge, or hold NaN or infinity
   int longest_position = 1 << 20;
   std::optional<double> base = {}, scale = {};
   unsigned seed = 1;
@@ -45,14 +48,16 @@ struct AppendCase {
     spec.varlen = packed;
     spec.paged = page_size > 0;
     spec.rotary = rotary;
+    spec.kv_dtype = kv_dtype;
+    if (kv_dtype) spec.kv_scale = kv_scale;
     return spec.validated();
   }
   std::string str() const {
     return spec().to_json() + " batch " + std::to_string(batch) + " seqlen " + std::to_string(seqlen) +
            " rows " + std::to_string(rows) + " heads " + std::to_string(heads_q) + " over " +
            std::to_string(heads_kv) + " page size " + std::to_string(page_size) + (by_slots ? " slots" : "") +
-           (in_place ? " in place" : "") + " layout " + std::to_string(static_cast<int>(layout)) + " seed " +
-           std::to_string(seed);
+           (in_place ? " in place" : "") + (hard_rows ? " hard rows" : "") + " layout " +
+           std::to_string(static_cast<int>(layout)) + " seed " + std::to_string(seed);
   }
 };
 
@@ -65,8 +70,10 @@ class AppendProblem {
         spec_(given.spec()),
         k_new_(device, given.dtype, of_tokens(given.heads_kv, given.head_dim), Poison::nan, Fence::after),
         v_new_(device, given.dtype, of_tokens(given.heads_kv, spec_.head_dim_v), Poison::nan, Fence::before),
-        k_(device, given.dtype, of_cache(given.head_dim), Poison::nan, Fence::after),
-        v_(device, given.dtype, of_cache(spec_.head_dim_v), Poison::infinity, Fence::before),
+        k_(device, cache_dtype(), of_cache(given.head_dim), Poison::nan, Fence::after),
+        v_(device, cache_dtype(), of_cache(spec_.head_dim_v), Poison::infinity, Fence::before),
+        k_scale_(device, DType::fp32, of_scales(), Poison::nan, Fence::after),
+        v_scale_(device, DType::fp32, of_scales(), Poison::infinity, Fence::before),
         q_(device, given.dtype, of_tokens(given.heads_q, given.head_dim), Poison::nan, Fence::after),
         q_out_(device, given.dtype, of_tokens(given.heads_q, given.head_dim), Poison::nan, Fence::before),
         slots_(device, DType::int64, plain(token_sizes()), Poison::nan, Fence::after),
@@ -77,12 +84,13 @@ class AppendProblem {
         cos_(device, table_dtype(), plain({table_rows, pairs()}), Poison::nan, Fence::after),
         sin_(device, table_dtype(), plain({table_rows, pairs()}), Poison::nan, Fence::before) {
     std::mt19937 random(given.seed);
-    for (GuardedTensor* const tensor : {&k_new_, &v_new_, &q_}) fill(*tensor, random);
+    for (GuardedTensor* const tensor : {&k_new_, &v_new_, &q_}) fill(*tensor, random, given.hard_rows);
     fill_tables(random);
     fill_places(random);
+    fill_scales();
     for (GuardedTensor* const tensor : all()) tensor->upload();
     make_args();
-    for (const GuardedTensor* const tensor : {&k_, &v_, &q_out_, &q_}) before_.push_back(tensor->elements());
+    keep_as_before();
   }
 
   const AttentionSpec& spec() const { return spec_; }
@@ -96,6 +104,8 @@ class AppendProblem {
                                                 {&v_new_, "v_new", false},
                                                 {&k_, "k", true},
                                                 {&v_, "v", true},
+                                                {&k_scale_, "k_scale", writes_scales()},
+                                                {&v_scale_, "v_scale", writes_scales()},
                                                 {&q_, "q", rotates_q && case_.in_place},
                                                 {&q_out_, "q_out", rotates_q && !case_.in_place},
                                                 {&slots_, "slots", false},
@@ -112,20 +122,28 @@ class AppendProblem {
     if (!report.ok()) return testing::AssertionFailure() << case_.str() << "\n" << report.str();
     if (!whole) return testing::AssertionSuccess();
 
-    std::vector<std::vector<std::byte>> expected = before_;
-    const GuardedTensor* const outputs[] = {&k_, &v_, case_.in_place ? &q_ : &q_out_};
-    if (case_.in_place) expected[2] = before_[3];
+    std::vector<const GuardedTensor*> outputs = {&k_, &v_};
+    std::vector<std::vector<std::byte>> expected = {before_[0], before_[1]};
+    if (writes_scales()) {
+      outputs.insert(outputs.end(), {&k_scale_, &v_scale_});
+      expected.insert(expected.end(), {before_[2], before_[3]});
+    }
+    if (rotates_q) {
+      outputs.push_back(case_.in_place ? &q_ : &q_out_);
+      expected.push_back(before_[case_.in_place ? 5 : 4]);
+    }
     oracle.compute([&](const verify::Expected& row) {
       const std::vector<std::int64_t>& sizes = oracle.outputs[row.output].shape;
+      const bool is_scale = writes_scales() && (row.output == 2 || row.output == 3);
       std::int64_t place = 0;
-      for (std::size_t i = 0; i + 1 < sizes.size(); ++i) place = place * sizes[i] + row.place[i];
-      const std::size_t bytes = row.values.size() * size_of(case_.dtype);
+      for (std::size_t i = 0; i + !is_scale < sizes.size(); ++i) place = place * sizes[i] + row.place[i];
+      const std::size_t bytes = row.values.size() * size_of(outputs[row.output]->on_host().dtype);
       const std::vector<std::byte> now = outputs[row.output]->elements();
       const auto at = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(place) * bytes);
       std::copy_n(now.begin() + at, bytes, expected[row.output].begin() + at);
       ++written_;
     });
-    for (std::size_t i = 0; i < (rotates_q ? 3 : 2); ++i)
+    for (std::size_t i = 0; i < outputs.size(); ++i)
       if (expected[i] != outputs[i]->elements())
         return testing::AssertionFailure()
                << case_.str() << ": " << oracle.outputs[i].name << " has changed where nothing is written";
@@ -139,6 +157,19 @@ class AppendProblem {
     std::vector<std::byte> bytes = k_.elements(), more = v_.elements();
     bytes.insert(bytes.end(), more.begin(), more.end());
     return bytes;
+  }
+
+  // Other rows, places and tables in the same memory. What the caches hold now is to stay where nothing is
+  // written.
+  void draw_again(unsigned seed) {
+    std::mt19937 random(seed);
+    for (GuardedTensor* const tensor : {&k_new_, &v_new_, &q_}) fill(*tensor, random, case_.hard_rows);
+    fill_places(random);
+    for (GuardedTensor* const tensor :
+         {&k_new_, &v_new_, &q_, &slots_, &positions_, &starts_, &pages_, &rotary_positions_})
+      tensor->upload();
+    keep_as_before();
+    written_ = 0;
   }
 
   // Every token is to go to one slot.
@@ -169,15 +200,28 @@ class AppendProblem {
   TensorShape of_tokens(std::int64_t heads, std::int64_t dim) const {
     std::vector<std::int64_t> sizes = token_sizes();
     sizes.insert(sizes.end(), {heads, dim});
-    return arrange(case_.layout, sizes);
+    return arrange(case_.layout, sizes, case_.dtype);
   }
   std::int64_t pages_of_entry() const {
     return case_.page_size ? (case_.rows + case_.page_size - 1) / case_.page_size : 1;
   }
   std::int64_t num_pages() const { return case_.batch * pages_of_entry() + 2; }
   TensorShape of_cache(std::int64_t dim) const {
-    if (case_.page_size) return arrange(case_.layout, {num_pages(), case_.page_size, case_.heads_kv, dim});
-    return arrange(case_.layout, {case_.batch, case_.rows, case_.heads_kv, dim});
+    if (case_.page_size)
+      return arrange(case_.layout, {num_pages(), case_.page_size, case_.heads_kv, dim}, cache_dtype());
+    return arrange(case_.layout, {case_.batch, case_.rows, case_.heads_kv, dim}, cache_dtype());
+  }
+  DType cache_dtype() const { return case_.kv_dtype.value_or(case_.dtype); }
+  bool writes_scales() const { return case_.kv_dtype && case_.kv_scale == KvScale::token_head; }
+  TensorShape of_scales() const {
+    if (case_.kv_scale == KvScale::tensor) return plain({1});
+    if (case_.kv_scale == KvScale::head) return plain({case_.heads_kv});
+    return of_cache(1);
+  }
+  // Without the last dimension, of size 1, of scales of tokens.
+  Tensor scales(Tensor t) const {
+    if (writes_scales()) t.rank = 3;
+    return t;
   }
   int pairs() const {
     if (!case_.rotary) return 1;
@@ -187,12 +231,16 @@ class AppendProblem {
     return case_.rotary && case_.rotary->tables ? *case_.rotary->tables : DType::fp32;
   }
   std::vector<GuardedTensor*> all() {
-    return {&k_new_, &v_new_,     &k_,      &v_,     &q_,   &q_out_,
-            &slots_, &positions_, &starts_, &pages_, &cos_, &rotary_positions_,
-            &sin_};
+    return {&k_new_, &v_new_,     &k_,      &v_,     &k_scale_, &v_scale_,          &q_,  &q_out_,
+            &slots_, &positions_, &starts_, &pages_, &cos_,     &rotary_positions_, &sin_};
   }
 
-  static void fill(GuardedTensor& tensor, std::mt19937& random) {
+  void keep_as_before() {
+    before_.clear();
+    for (const GuardedTensor* const tensor : {&k_, &v_, &k_scale_, &v_scale_, &q_out_, &q_})
+      before_.push_back(tensor->elements());
+  }
+  static void fill(GuardedTensor& tensor, std::mt19937& random, bool hard_rows) {
     std::normal_distribution<float> normal;
     const Tensor t = tensor.on_host();
     const std::int64_t entries = t.rank == 4 ? t.shape[0] : 1;
@@ -203,7 +251,19 @@ class AppendProblem {
             verify::store_element(t.data, t.dtype,
                                   (t.rank == 4 ? b * t.strides[0] : 0) + i * t.strides[t.rank - 3] +
                                       h * t.strides[t.rank - 2] + c,
-                                  normal(random));
+                                  hard_rows ? hard(i, c, normal(random)) : normal(random));
+  }
+  static float hard(std::int64_t row, std::int64_t column, float normal) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    const float factors[] = {0, 0x1p-130f, 0x1p-118f, 0x1p-20f, 0x1p15f, 0x1p120f};
+    switch (row % 8) {
+      case 0:
+        return column == 3 ? NAN : normal;
+      case 1:
+        return column == 4 ? -infinity : normal;
+      default:
+        return normal * factors[row % 8 - 2];
+    }
   }
   void fill_tables(std::mt19937& random) {
     std::uniform_real_distribution<float> angle(0, 6.2831853f);
@@ -213,6 +273,14 @@ class AppendProblem {
       verify::store_element(c.data, c.dtype, i, std::cos(a));
       verify::store_element(s.data, s.dtype, i, std::sin(a));
     }
+  }
+  // Some values saturate int8.
+  void fill_scales() {
+    if (writes_scales()) return;
+    const float stored = case_.kv_dtype == DType::int8 ? 48 : 4;
+    for (const Tensor& t : {k_scale_.on_host(), v_scale_.on_host()})
+      for (std::int64_t i = 0; i < t.shape[0]; ++i)
+        static_cast<float*>(t.data)[i] = (i % 2 ? -1 : 1) / (stored + static_cast<float>(i));
   }
   void fill_places(std::mt19937& random) {
     const auto ints = [](const GuardedTensor& t) { return static_cast<std::int32_t*>(t.on_host().data); };
@@ -265,6 +333,10 @@ class AppendProblem {
     args_.v_new = v_new_.on_device();
     args_.k = k_.on_device();
     args_.v = v_.on_device();
+    if (case_.kv_dtype) {
+      args_.k_scale = scales(k_scale_.on_device());
+      args_.v_scale = scales(v_scale_.on_device());
+    }
     if (case_.by_slots) {
       args_.slots = slots_.on_device();
     } else {
@@ -293,6 +365,8 @@ class AppendProblem {
         {&AttentionArgs::v_new, &v_new_},
         {&AttentionArgs::k, &k_},
         {&AttentionArgs::v, &v_},
+        {&AttentionArgs::k_scale, &k_scale_},
+        {&AttentionArgs::v_scale, &v_scale_},
         {&AttentionArgs::slots, &slots_},
         {&AttentionArgs::append_positions, &positions_},
         {&AttentionArgs::cu_seqlens_q, &starts_},
@@ -304,8 +378,10 @@ class AppendProblem {
         {&AttentionArgs::q_out, case_.in_place ? &q_ : &q_out_}};
     for (const auto& [member, tensor] : members)
       if (args.*member) args.*member = tensor->on_host();
+    for (const TensorMember member : {&AttentionArgs::k_scale, &AttentionArgs::v_scale})
+      if (args.*member) args.*member = scales(*(args.*member));
     if (args.q && case_.in_place) {
-      q_before_ = before_[3];
+      q_before_ = before_[5];
       std::vector<std::int64_t> sizes(args.q->shape.begin(), args.q->shape.begin() + args.q->rank);
       args.q = Tensor::contiguous(q_before_.data(), case_.dtype, {}, sizes);
     }
@@ -314,10 +390,10 @@ class AppendProblem {
 
   const AppendCase case_;
   const AttentionSpec spec_;
-  GuardedTensor k_new_, v_new_, k_, v_, q_, q_out_, slots_, positions_, starts_, pages_, rotary_positions_,
-      cos_, sin_;
+  GuardedTensor k_new_, v_new_, k_, v_, k_scale_, v_scale_, q_, q_out_, slots_, positions_, starts_, pages_,
+      rotary_positions_, cos_, sin_;
   AttentionArgs args_;
-  std::vector<std::vector<std::byte>> before_;  // k, v, q_out, q
+  std::vector<std::vector<std::byte>> before_;  // k, v, k_scale, v_scale, q_out, q
   std::vector<std::byte> q_before_;
   int written_ = 0;
 };

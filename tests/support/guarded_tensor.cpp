@@ -30,7 +30,7 @@ void fill_poison(std::byte* begin, std::size_t bytes, DType dtype, Poison poison
 
 }  // namespace
 
-TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape) {
+TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape, DType dtype) {
   TensorShape t;
   t.rank = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), t.shape.begin());
@@ -48,11 +48,13 @@ TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape)
       of_batch = heads * dim;
       of_row = batch * of_batch;
       break;
-    case MemoryLayout::padded:
-      of_head = dim + 8;
-      of_row = heads * of_head + 16;
-      of_batch = (rows + 3) * of_row + 8;
+    case MemoryLayout::padded: {
+      const std::int64_t unit = size_of(dtype) == 1 ? 16 : 8;
+      of_head = (dim + unit - 1) / unit * unit + unit;
+      of_row = heads * of_head + 2 * unit;
+      of_batch = (rows + 3) * of_row + unit;
       break;
+    }
     case MemoryLayout::sliced_heads:
       of_head = 2 * dim;
       of_row = 2 * heads * dim;

@@ -32,7 +32,8 @@ enum class MemoryLayout {
   sliced_heads,  // every other head of a tensor with twice as many
   odd,           // strides that are no multiples of anything; only for CPUs
 };
-TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape);
+// `padded` has strides that are multiples of 16 bytes, as GPU kernels need.
+TensorShape arrange(MemoryLayout layout, const std::vector<std::int64_t>& shape, DType dtype);
 
 class GuardedTensor {
  public:

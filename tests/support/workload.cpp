@@ -139,7 +139,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
   for (std::size_t i = 0; i < num_arguments; ++i) {
     const Argument& argument = arguments[i];
     if (!has_argument(spec, argument)) continue;
-    if (argument.role_in(case_.spec.op) == Role::input || argument.role_in(case_.spec.op) == Role::output) {
+    if (argument.role_in(case_.spec) == Role::input || argument.role_in(case_.spec) == Role::output) {
       const auto arranged = [&](const Shape& shape) {
         const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, shape);
         const TensorMember member = argument.tensor();
@@ -147,11 +147,11 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
           return arrange_rows(sizes);
         const bool keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
                           member == &AttentionArgs::dk || member == &AttentionArgs::dv;
-        return arrange(keys ? case_.layout_kv : case_.layout, sizes);
+        return arrange(keys ? case_.layout_kv : case_.layout, sizes, argument.dtype(spec));
       };
       const TensorShape whole = arranged(all);
       tensors_[i] = make(argument.dtype(spec), whole);
-      if (argument.role_in(case_.spec.op) == Role::output) {
+      if (argument.role_in(case_.spec) == Role::output) {
         TensorShape elements = arranged(used);
         elements.strides = whole.strides;
         tensors_[i]->limit_elements(elements);
@@ -283,7 +283,8 @@ void Workload::fill() {
   if (case_.spec.kv_dtype)
     for (const TensorMember member :
          {TensorMember(&AttentionArgs::k_scale), TensorMember(&AttentionArgs::v_scale)})
-      fill_scales(tensor(member).on_host(), 1 / stored);
+      fill_scales(tensor(member).on_host(), 1 / stored,
+                  member == &AttentionArgs::v_scale && case_.spec.kv_scale == KvScale::token_head);
   if (case_.spec.sink_logits) {
     // Above and below what rows' sums usually are.
     const Tensor sinks = tensor(&AttentionArgs::sink_logits).on_host();
@@ -406,14 +407,18 @@ void Workload::spoil() {
 }
 
 // From half to twice `usual`, by each element's index.
-void Workload::fill_scales(const Tensor& t, float usual) const {
+void Workload::fill_scales(const Tensor& t, float usual, bool wide) const {
   for (std::int64_t i = 0; i < t.shape[0]; ++i)
     for (std::int64_t j = 0; j < (t.rank > 1 ? t.shape[1] : 1); ++j)
       for (std::int64_t h = 0; h < (t.rank > 2 ? t.shape[2] : 1); ++h) {
         const auto place = static_cast<std::uint64_t>((i * 1000 + j) * 1000 + h);
-        const auto share = static_cast<float>(verify::random_bits(case_.seed, place) % 48);
+        const std::uint64_t bits = verify::random_bits(case_.seed, place);
+        const auto share = static_cast<float>(bits % 48);
+        int exponent = wide && bits >> 8 & 1 ? static_cast<int>(bits >> 9 & 15) - 11 : 0;
+        if (wide && j < 70 && t.shape[1] > 70) exponent -= 18;
         static_cast<float*>(t.data)[i * t.strides[0] + (t.rank > 1 ? j * t.strides[1] : 0) +
-                                    (t.rank > 2 ? h * t.strides[2] : 0)] = usual * (0.5f + share / 32);
+                                    (t.rank > 2 ? h * t.strides[2] : 0)] =
+            std::ldexp(usual * (0.5f + share / 32), exponent);
       }
 }
 
@@ -475,7 +480,7 @@ const Kernel& Workload::kernel(Engine& engine) {
 
 void Workload::reset() {
   for (std::size_t i = 0; i < num_arguments; ++i)
-    if (tensors_[i] && arguments[i].role_in(case_.spec.op) == Role::output) tensors_[i]->poison_elements();
+    if (tensors_[i] && arguments[i].role_in(case_.spec) == Role::output) tensors_[i]->poison_elements();
   device_.synchronize();
 }
 
@@ -485,7 +490,7 @@ testing::AssertionResult Workload::fetch() {
     if (!tensors_[i]) continue;
     tensors_[i]->download();
     const auto untouched =
-        tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role_in(case_.spec.op) == Role::output);
+        tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role_in(case_.spec) == Role::output);
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   for (const auto& table : named_tensors_) {
@@ -525,7 +530,7 @@ std::vector<std::byte> Workload::outputs() {
   device_.synchronize();
   std::vector<std::byte> bits;
   for (std::size_t i = 0; i < num_arguments; ++i) {
-    if (!tensors_[i] || arguments[i].role_in(case_.spec.op) != Role::output) continue;
+    if (!tensors_[i] || arguments[i].role_in(case_.spec) != Role::output) continue;
     tensors_[i]->download();
     const std::vector<std::byte> more = tensors_[i]->elements();
     bits.insert(bits.end(), more.begin(), more.end());

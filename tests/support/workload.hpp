@@ -104,7 +104,8 @@ class Workload {
   void make_named(const Shape& shape);
   void fill();
   void poison_stale_slots(float poison);
-  void fill_scales(const Tensor& scales, float usual) const;
+  // wide: of very different sizes, the first of a long cache the least.
+  void fill_scales(const Tensor& scales, float usual, bool wide) const;
   // Tensors with a value or more for each key and key/value head, [batch or pages, rows, heads, columns].
   std::vector<Tensor> of_keys();
   bool packed_keys() const { return key_layout(case_.spec) == KeyLayout::packed; }

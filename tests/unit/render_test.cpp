@@ -91,6 +91,16 @@ const Golden goldens[] = {
          "varlen": true, "paged": true})",
      "x86-64-v4",
      {64, 64, 1, 1}},
+    {"bf16_d128_decode_fp8_paged.cu",
+     R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "paged": true, "kv_dtype": "fp8_e4m3",
+         "kv_scale": "token_head"})",
+     "sm_90",
+     {16, 32, 2, 12}},
+    {"bf16_d64_decode_append.cu",
+     R"({"op": "decode", "dtype": "bf16", "head_dim": 64, "mask": ["causal"], "varlen": true, "paged": true,
+         "append": true, "rotary": {"style": "half", "dim": 32, "q": true}})",
+     "sm_90",
+     {16, 32, 2, 8}},
     {"bf16_d128_backward.cu",
      R"({"op": "backward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]})",
      "sm_90",
@@ -163,6 +173,19 @@ TEST(Render, IsAFunctionOfItsArguments) {
     Golden other = golden;
     other.config.tile_order = TileOrder::heads;
     EXPECT_TRUE(texts.insert(render(other).text).second);
+  }
+}
+
+TEST(Render, StepsOfADecodeThatAppends) {
+  for (const Target& target : Target::all()) {
+    const AttentionSpec spec =
+        AttentionSpec{.op = Operation::decode, .head_dim = 64, .append = true}.validated();
+    const std::vector<Step> steps =
+        render(spec, target, heuristic_config(spec, target, {1, 1, 1000, 8, 2})).steps;
+    ASSERT_EQ(steps.size(), target.is_cuda() ? 3u : 2u);
+    EXPECT_EQ(steps[0].function, "flashjit_append");
+    EXPECT_EQ(steps[0].threads, target.is_cuda() ? 128 : 0);
+    EXPECT_EQ(steps[1].function, "flashjit_decode");
   }
 }
 

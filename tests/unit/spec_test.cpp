@@ -256,6 +256,20 @@ TEST(Spec, Rotary) {
                      {"op append_kv", "leaving it out would work"});
 }
 
+TEST(Spec, DecodeThatAppends) {
+  const auto decode = [](const std::string& rest) {
+    return R"({"op": "decode", "dtype": "bf16", "head_dim": 128)" + rest + "}";
+  };
+  EXPECT_EQ(parse(decode(R"(, "rotary": {"q": true}, "append": true)")).to_json(),
+            decode(R"(, "append": true, "rotary": {"style": "half", "q": true})"));
+  EXPECT_EQ(parse(decode(R"(, "append": false)")).to_json(), decode(""));
+  EXPECT_NE(parse(decode(R"(, "append": true)")).hash(), parse(decode("")).hash());
+  expect_unsupported(decode(R"(, "rotary": {})"), {"rotary", "appends nothing", "\"append\": true"});
+  expect_unsupported(with(R"("append": true)"), {"append true", "op forward", "false would work"});
+  expect_unsupported(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 128, "append": true})",
+                     {"append true", "op append_kv"});
+}
+
 TEST(Spec, KnownButUnsupported) {
   expect_unsupported(with(R"("parts_dtype": "bf16")"), {"parts_dtype \"bf16\"", "leaving it out would work"});
   expect_invalid(with(R"("o_dtype": "fp16")"),

@@ -82,33 +82,37 @@ struct Candidate {
 struct Row : Measured {
   std::string spec_name;
   std::optional<double> fma_share, amx_share;  // on a CPU; amx_share only for kernels that use AMX
-  double read_gb_per_s = 0;                    // of a plain read, beside a decode
-  double read_share() const { return decoded_gb_per_s / read_gb_per_s; }
+  double plain_gb_per_s = 0;                   // of a plain read beside a decode, of a copy beside an append
+  double plain_share() const { return decoded_gb_per_s / plain_gb_per_s; }
 };
 
-// A plain read of a GPU's memory, of as many bytes as a decode reads.
-struct PlainReadRow {
+// A plain read of a GPU's memory, of as many bytes as a decode reads, or a copy that reads and writes as many
+// as an append does.
+struct PlainRow {
   Shape shape;
+  Operation of;
   double bytes = 0, ms = 0, spread_percent = 0;
   double gb_per_s() const { return bytes / ms * 1e-6; }
+  const char* name() const { return of == Operation::append_kv ? "copy" : "read"; }
+  bool serves(const Workload& work) const { return bytes == work.decoded_bytes() && of == work.spec().op; }
 };
 
-// Samples of decodes, each after 256 MB were read, and of plain reads of as many bytes, which are the
-// yardstick. Launches of a sample are queued at once.
-class ColdDecodes {
+// Samples of decodes and appends, each after 256 MB were read, and of plain reads and copies of as many
+// bytes, which are the yardstick. Launches of a sample are queued at once.
+class ColdSamples {
  public:
   // Both must outlive this.
-  ColdDecodes(const cuda::Context& context, const std::vector<std::unique_ptr<Workload>>& works)
+  ColdSamples(const cuda::Context& context, const std::vector<std::unique_ptr<Workload>>& works)
       : read_(context), launches_(context, &read_, cuda::ColdLaunches::Before::read) {
     double most = 0;
     for (const auto& work : works) {
       const double bytes = work->decoded_bytes();
       most = std::max(most, bytes);
       const bool is_new =
-          std::none_of(reads_.begin(), reads_.end(), [&](const PlainReadRow& r) { return r.bytes == bytes; });
-      if (bytes > 0 && is_new) reads_.push_back({work->shape(), bytes});
+          std::none_of(plain_.begin(), plain_.end(), [&](const PlainRow& r) { return r.serves(*work); });
+      if (bytes > 0 && is_new) plain_.push_back({work->shape(), work->spec().op, bytes});
     }
-    samples_.resize(reads_.size());
+    samples_.resize(plain_.size());
     memory_ = cuda::DeviceBuffer(context, static_cast<std::size_t>(most));
     memory_.fill(1, launches_.stream().get());
   }
@@ -116,23 +120,26 @@ class ColdDecodes {
   void sample(const PreparedLaunch& launch, std::vector<double>& samples) {
     add(samples, [&](Stream stream) { launch.launch(stream); });
   }
-  void sample_reads() {
-    for (std::size_t i = 0; i < reads_.size(); ++i)
+  void sample_plain() {
+    for (std::size_t i = 0; i < plain_.size(); ++i)
       add(samples_[i], [&](Stream stream) {
-        read_.launch(memory_.data(), static_cast<std::size_t>(reads_[i].bytes), stream);
+        const auto bytes = static_cast<std::size_t>(plain_[i].bytes);
+        if (plain_[i].of == Operation::append_kv)
+          memory_.copy_within(bytes / 2, stream);
+        else
+          read_.launch(memory_.data(), bytes, stream);
       });
   }
 
-  const std::vector<PlainReadRow>& reads() {
-    for (std::size_t i = 0; i < reads_.size(); ++i) {
-      reads_[i].ms = median(samples_[i]);
-      reads_[i].spread_percent = spread_percent(samples_[i]);
+  const std::vector<PlainRow>& plain() {
+    for (std::size_t i = 0; i < plain_.size(); ++i) {
+      plain_[i].ms = median(samples_[i]);
+      plain_[i].spread_percent = spread_percent(samples_[i]);
     }
-    return reads_;
+    return plain_;
   }
-  const PlainReadRow& read_of(const Workload& work) {
-    return *std::find_if(reads().begin(), reads().end(),
-                         [&](const PlainReadRow& r) { return r.bytes == work.decoded_bytes(); });
+  const PlainRow& plain_of(const Workload& work) {
+    return *std::find_if(plain().begin(), plain().end(), [&](const PlainRow& r) { return r.serves(work); });
   }
 
  private:
@@ -145,7 +152,7 @@ class ColdDecodes {
   cuda::PlainRead read_;
   cuda::ColdLaunches launches_;
   cuda::DeviceBuffer memory_;
-  std::vector<PlainReadRow> reads_;
+  std::vector<PlainRow> plain_;
   std::vector<std::vector<double>> samples_;  // of each
 };
 
@@ -166,6 +173,7 @@ class Bench {
     for (const AttentionSpec& spec : specs_) {
       any_paged_ |= spec.paged;
       any_decode_ |= spec.op == Operation::decode;
+      any_append_ |= spec.op == Operation::append_kv;
     }
     for (const std::string& path : options.baselines) {
       const std::vector<SpeedRow> rows = read_speed_rows(path);
@@ -222,8 +230,8 @@ class Bench {
     for (Candidate& c : candidates) {
       c.times = launches_of_a_sample(time, c.launch);
     }
-    const std::unique_ptr<ColdDecodes> cold =
-        context && any_decode_ ? std::make_unique<ColdDecodes>(*context, works) : nullptr;
+    const std::unique_ptr<ColdSamples> cold =
+        context && (any_decode_ || any_append_) ? std::make_unique<ColdSamples>(*context, works) : nullptr;
     const Target& target = engine_.target();
     std::vector<double> fma, amx;
     for (int round = 0; round < options_.rounds; ++round) {
@@ -235,7 +243,7 @@ class Bench {
         else
           c.samples.push_back(time(c.launch, c.times));
       }
-      if (cold) cold->sample_reads();
+      if (cold) cold->sample_plain();
     }
     const double fma_tflops = on_cpu_ ? median(fma) : 0, amx_tflops = target.amx ? median(amx) : 0;
     fma_.insert(fma_.end(), fma.begin(), fma.end());
@@ -245,13 +253,15 @@ class Bench {
               c.spec_name,
               {},
               {}};
-      if (row.decoded_gb_per_s > 0)
-        row.read_gb_per_s = cold ? cold->read_of(*c.work).gb_per_s() : read_gb_per_s_;
+      if (row.decoded_gb_per_s > 0 && cold)
+        row.plain_gb_per_s = cold->plain_of(*c.work).gb_per_s();
+      else if (c.work->spec().op == Operation::decode)
+        row.plain_gb_per_s = read_gb_per_s_;
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
       if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
       rows_.push_back(std::move(row));
     }
-    if (cold) reads_.insert(reads_.end(), cold->reads().begin(), cold->reads().end());
+    if (cold) plain_.insert(plain_.end(), cold->plain().begin(), cold->plain().end());
   }
 
   void print_table() {
@@ -266,7 +276,10 @@ class Bench {
     std::vector<std::string> columns = {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s"};
     columns.push_back(on_cpu_ ? "of FMA" : "registers");
     if (!amx_.empty()) columns.push_back("of AMX");
-    if (any_decode_) columns.insert(columns.end(), {"K, V GB/s", "of read"});
+    const bool has_rates = any_decode_ || any_append_;
+    if (has_rates)
+      columns.insert(columns.end(),
+                     {"K, V GB/s", any_append_ ? any_decode_ ? "of plain" : "of copy" : "of read"});
     verify::Table table(columns);
     for (const Row& r : rows_) {
       std::vector<std::string> cells = {
@@ -279,13 +292,14 @@ class Bench {
           number(r.tflops),
           r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)};
       if (!amx_.empty()) cells.push_back(r.amx_share ? number(*r.amx_share) : "");
-      if (any_decode_ && r.decoded_gb_per_s > 0)
-        cells.insert(cells.end(), {number(r.decoded_gb_per_s), number(r.read_share())});
+      if (has_rates && r.decoded_gb_per_s > 0)
+        cells.insert(cells.end(),
+                     {number(r.decoded_gb_per_s), r.plain_gb_per_s > 0 ? number(r.plain_share()) : ""});
       cells.resize(columns.size());
       table.add(cells);
     }
-    for (const PlainReadRow& r : reads_) {
-      table.add({"read", std::to_string(r.shape.batch),
+    for (const PlainRow& r : plain_) {
+      table.add({r.name(), std::to_string(r.shape.batch),
                  std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k), "",
                  number(r.ms), number(r.spread_percent), "", "", number(r.gb_per_s()), number(1)});
     }
@@ -317,9 +331,10 @@ class Bench {
       row["spec_name"] = r.spec_name;
       row["fma_share"] = r.fma_share ? Json(*r.fma_share) : Json();
       row["amx_share"] = r.amx_share ? Json(*r.amx_share) : Json();
-      if (r.read_gb_per_s > 0) {
-        row["read_gb_per_s"] = r.read_gb_per_s;
-        row["read_share"] = r.read_share();
+      if (r.plain_gb_per_s > 0) {
+        const std::string plain = r.kernel.spec.op == Operation::append_kv ? "copy" : "read";
+        row[plain + "_gb_per_s"] = r.plain_gb_per_s;
+        row[plain + "_share"] = r.plain_share();
       }
       rows.push_back(row);
     }
@@ -357,11 +372,11 @@ class Bench {
   const Clock clock_;
   const int num_threads_;
   std::vector<AttentionSpec> specs_;
-  bool any_paged_ = false, any_decode_ = false;
+  bool any_paged_ = false, any_decode_ = false, any_append_ = false;
   double read_gb_per_s_ = 0;       // of a CPU's memory, for decode
   std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
-  std::vector<PlainReadRow> reads_;
+  std::vector<PlainRow> plain_;
   std::vector<SpeedRow> recorded_;  // of the baselines
 };
 
@@ -409,6 +424,7 @@ Json to_json(const Measured& m) {
                {"spill_bytes", m.kernel.spill_bytes},
                {"smem_bytes", m.kernel.shared_memory}};
   if (m.kernel.spec.op == Operation::decode) json["decoded_gb_per_s"] = m.decoded_gb_per_s;
+  if (m.kernel.spec.op == Operation::append_kv) json["appended_gb_per_s"] = m.decoded_gb_per_s;
   return json;
 }
 
@@ -488,6 +504,8 @@ Verb add_bench(const Arguments& parent) {
       "On a\n"
       "GPU 256 MB are read before each launch of a decode and before each plain read, whose row is "
       "\"read\".\n"
+      "Of op append_kv they count the bytes of rows and scales that are read and written, and \"of copy\" is "
+      "their share\nof the rate of the driver's copy, whose row is \"copy\".\n"
       "Pages are in random order.\n\n"
       "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"
       "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192}], \"rounds\": 40}\n"

@@ -41,7 +41,7 @@ struct Measured {
   Shape shape;
   KernelInfo kernel;
   double ms, spread_percent, tflops;
-  double decoded_gb_per_s;  // of K and V in decode; otherwise 0
+  double decoded_gb_per_s;  // of K and V in decode; of all rows in append_kv; otherwise 0
 };
 
 // Sorts the samples (milliseconds of a launch). `flops` are the floating-point operations of a launch,

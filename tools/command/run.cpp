@@ -87,11 +87,11 @@ std::string output_option(const flashjit::Argument& argument) {
 void check_files(const AttentionSpec& spec, const RunOptions& options) {
   std::string written;
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role_in(spec.op) == Role::output && has_argument(spec, argument))
+    if (argument.role_in(spec) == Role::output && has_argument(spec, argument))
       written += (written.empty() ? "" : ", ") + output_option(argument);
   for (const flashjit::Argument& argument : arguments) {
-    const bool reads = argument.role_in(spec.op) == Role::input && has_argument(spec, argument);
-    const bool writes = argument.role_in(spec.op) == Role::output && has_argument(spec, argument);
+    const bool reads = argument.role_in(spec) == Role::input && has_argument(spec, argument);
+    const bool writes = argument.role_in(spec) == Role::output && has_argument(spec, argument);
     if (!options.files[argument].empty() && argument.role != Role::table && !reads)
       throw Error(ErrorCode::invalid_argument, input_option(argument) + " was given, but op " +
                                                    to_string(spec.op) + " does not read it: leave it out");

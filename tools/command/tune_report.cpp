@@ -243,7 +243,7 @@ Work tuned_work(const AttentionSpec& spec, const Shape& shape) {
   set_typical_numbers(spec, shape, args);
   double bytes = 0;
   for (const flashjit::Argument& argument : arguments) {
-    if ((argument.role_in(spec.op) != Role::input && argument.role_in(spec.op) != Role::output) ||
+    if ((argument.role_in(spec) != Role::input && argument.role_in(spec) != Role::output) ||
         !has_argument(spec, argument))
       continue;
     const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);

@@ -177,7 +177,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   verify::MaskData data = masks.generate(spec, shape, seed);
   std::uint64_t own_seed = 3 * seed;
   for (const flashjit::Argument& argument : arguments) {
-    if (argument.role_in(spec.op) != Role::input || !has_argument(spec, argument)) continue;
+    if (argument.role_in(spec) != Role::input || !has_argument(spec, argument)) continue;
     std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
     const bool is_cache = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
     const bool is_scale =
@@ -255,7 +255,7 @@ Workload Workload::read(const AttentionSpec& spec, const TensorFiles& files, con
     if (!files[argument].empty()) work.add(argument, read_tensor(files[argument], argument, spec));
   const ArgumentSet required = arguments_of(spec).required;
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role_in(spec.op) == Role::input && (required & bit_of(argument)) && files[argument].empty())
+    if (argument.role_in(spec) == Role::input && (required & bit_of(argument)) && files[argument].empty())
       throw Error(ErrorCode::invalid_argument, std::string(argument.name) + " is missing: op " +
                                                    to_string(spec.op) + " takes it, " +
                                                    argument.layout_of(spec));
@@ -291,8 +291,12 @@ Shape Workload::shape_of_inputs() const {
 }
 
 void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
-  tensors_.push_back(
-      {std::move(tensor), {}, &argument, argument.name, argument.role_in(spec_.op) == Role::output});
+  tensors_.push_back({std::move(tensor),
+                      {},
+                      &argument,
+                      argument.name,
+                      argument.role_in(spec_) == Role::output,
+                      argument.written_in(spec_)});
   host_args_.*argument.tensor() = tensors_.back().host.view();
 }
 
@@ -315,7 +319,7 @@ void Workload::finish() {
   if (spec_.varlen && host_args_.q) sized.total_q = host_args_.q->shape[0];
   if (key_layout(spec_) == KeyLayout::packed && host_args_.k) sized.total_k = host_args_.k->shape[0];
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role_in(spec_.op) == Role::output && has_argument(spec_, argument))
+    if (argument.role_in(spec_) == Role::output && has_argument(spec_, argument))
       add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
   if (host_args_.cu_seqlens_q && has_argument(spec_, argument_of(&AttentionArgs::max_seqlen_q))) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
@@ -399,7 +403,7 @@ void Workload::fetch() {
   if (!context_) return;
   cuda::synchronize(*context_);
   for (Placed& tensor : tensors_) {
-    if (tensor.output) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
+    if (tensor.written) tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
   }
   cuda::synchronize(*context_);
 }
@@ -440,16 +444,22 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
   return 2 * elements;
 }
 
+// Of a key and its value in the caches of a key/value head, and of their scales.
+double bytes_of_cached_row(const AttentionSpec& spec) {
+  const auto element = static_cast<double>(size_of(spec.kv_dtype.value_or(spec.dtype)));
+  const double scales = spec.kv_scale == KvScale::token_head ? 2 * sizeof(float) : 0;
+  return (spec.head_dim + spec.head_dim_v) * element + scales;
+}
+
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {
-  const auto of_key =
-      static_cast<double>(spec.head_dim + spec.head_dim_v) * static_cast<double>(size_of(spec.dtype));
-  return verify::read_keys(spec, args) * of_key;
+  return verify::read_keys(spec, args) * bytes_of_cached_row(spec);
 }
 
 double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
-  const double elements = rows_of(*args.k_new) * (spec.head_dim + spec.head_dim_v) +
-                          (args.q ? rows_of(*args.q) * spec.head_dim : 0);
-  return 2 * elements * static_cast<double>(size_of(spec.dtype));
+  const auto element = static_cast<double>(size_of(spec.dtype));
+  const double of_new_row = (spec.head_dim + spec.head_dim_v) * element;
+  return rows_of(*args.k_new) * (of_new_row + bytes_of_cached_row(spec)) +
+         (args.q ? 2 * rows_of(*args.q) * spec.head_dim * element : 0);
 }
 
 double Workload::decoded_bytes() const {

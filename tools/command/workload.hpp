@@ -109,6 +109,7 @@ class Workload {
   // Writes the outputs of the last fetch() to the files that are named.
   void write_outputs(const TensorFiles& files) const;
 
+  const AttentionSpec& spec() const { return spec_; }
   const Shape& shape() const { return shape_; }
   std::int64_t query_rows() const;  // of all heads
   // Operations of one launch.
@@ -123,7 +124,8 @@ class Workload {
     cuda::DeviceBuffer device;
     const flashjit::Argument* argument = nullptr;  // null: a table of the spec's own
     std::string_view name;
-    bool output = false;
+    bool output = false;   // holds nothing before a launch
+    bool written = false;  // an output, or a cache that a decode appends to
   };
 
   explicit Workload(const AttentionSpec& spec) : own_(std::make_unique<AttentionSpec>(spec)), spec_(*own_) {}

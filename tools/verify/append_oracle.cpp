@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <numbers>
 #include <unordered_map>
 
 #include "tools/verify/element.hpp"
 #include "tools/verify/error_bound.hpp"
+#include "tools/verify/forward_oracle.hpp"
 #include "tools/verify/layout.hpp"
 
 namespace flashjit::verify {
@@ -96,6 +98,14 @@ std::vector<Token> tokens_of(const AttentionSpec& spec, const AttentionArgs& arg
   return tokens;
 }
 
+bool writes_scales(const AttentionSpec& spec) {
+  return spec.kv_dtype && spec.kv_scale == KvScale::token_head;
+}
+// Outputs are k, v, the scales that are written, and q_out.
+std::size_t output_of_q(const AttentionSpec& spec) {
+  return writes_scales(spec) ? 4 : 2;
+}
+
 class Rows {
  public:
   Rows(const Append& append, const Visit& visit)
@@ -115,25 +125,62 @@ class Rows {
     const int heads = static_cast<int>(args.k_new->shape[args.k_new->rank - 2]);
     if (token.page >= 0)
       for (int head = 0; head < heads; ++head) {
-        const auto place = [&](const Tensor& t) {
-          return token.page * t.strides[0] + token.page_row * t.strides[1] + head * t.strides[2];
-        };
-        show(0, *args.k_new, append_.index(*args.k_new, token, head), dim_, *args.k, place(*args.k),
-             {token.page, token.page_row, head});
-        show(1, *args.v_new, append_.index(*args.v_new, token, head), 0, *args.v, place(*args.v),
-             {token.page, token.page_row, head});
+        write({.output = 0, .from = *args.k_new, .rotated = dim_, .cache = *args.k, .scale = args.k_scale},
+              token, head);
+        write({.output = 1, .from = *args.v_new, .rotated = 0, .cache = *args.v, .scale = args.v_scale},
+              token, head);
       }
     if (!append_.spec.rotary || !append_.spec.rotary->q || !token.in_batch) return;
     const int heads_q = static_cast<int>(args.q->shape[args.q->rank - 2]);
     for (int head = 0; head < heads_q; ++head) {
       std::array<std::int64_t, 4> place = {token.entry, token.row, head};
       if (append_.spec.varlen) place = {token.row, head};
-      show(2, *args.q, append_.index(*args.q, token, head), dim_, *args.q_out,
-           append_.index(*args.q_out, token, head), place);
+      make(*args.q, append_.index(*args.q, token, head), dim_);
+      round(args.q_out->dtype);
+      show(output_of_q(append_.spec), append_.index(*args.q_out, token, head), place);
     }
   }
 
  private:
+  // K or V.
+  struct Kind {
+    std::size_t output;
+    const Tensor& from;
+    int rotated;
+    const Tensor& cache;
+    const std::optional<Tensor>& scale;
+  };
+
+  void write(const Kind& kind, const Token& token, int head) {
+    const auto index = [&](const Tensor& t) {
+      return token.page * t.strides[0] + token.page_row * t.strides[1] + head * t.strides[2];
+    };
+    const std::array<std::int64_t, 4> place = {token.page, token.page_row, head};
+    make(kind.from, append_.index(kind.from, token, head), kind.rotated);
+    if (!append_.spec.kv_dtype) {
+      round(kind.cache.dtype);
+      return show(kind.output, index(kind.cache), place);
+    }
+    const Tensor& scale = *kind.scale;
+    switch (append_.spec.kv_scale.value_or(KvScale::tensor)) {
+      case KvScale::tensor:
+        quantise(load_element(scale.data, scale.dtype, 0));
+        break;
+      case KvScale::head:
+        quantise(load_element(scale.data, scale.dtype, head * scale.strides[0]));
+        break;
+      case KvScale::token_head: {
+        const std::vector<double> values = values_, errors = errors_;
+        set_scale();
+        show(kind.output + 2, index(scale), place);
+        values_ = values;
+        errors_ = errors;
+        quantise(load_element(scale.data, scale.dtype, index(scale)));
+      }
+    }
+    show(kind.output, index(kind.cache), place);
+  }
+
   void compute_angles(std::int64_t position) {
     const AttentionArgs& args = append_.args;
     for (int i = 0; i < dim_ / 2; ++i) {
@@ -153,38 +200,88 @@ class Rows {
     }
   }
 
-  // The first `rotated` columns are rotated.
-  void show(std::size_t output, const Tensor& from, std::int64_t first, int rotated, const Tensor& to,
-            std::int64_t index, std::array<std::int64_t, 4> place) {
+  // The row before it is rounded. Its first `rotated` columns are rotated.
+  void make(const Tensor& from, std::int64_t first, int rotated) {
     const auto dim = static_cast<std::size_t>(from.shape[from.rank - 1]);
-    std::vector<double> values(dim), bounds(dim, 0.0);
+    values_.resize(dim);
+    errors_.assign(dim, 0.0);
     for (std::size_t c = 0; c < dim; ++c)
-      values[c] = load_element(from.data, from.dtype, first + static_cast<std::int64_t>(c));
+      values_[c] = load_element(from.data, from.dtype, first + static_cast<std::int64_t>(c));
+    rotated_ = static_cast<std::size_t>(rotated);
     const bool half = append_.spec.rotary && append_.spec.rotary->style == RotaryStyle::half;
     for (int i = 0; i < rotated / 2; ++i) {
       const auto pair = static_cast<std::size_t>(i), a = half ? pair : 2 * pair,
                  b = half ? pair + static_cast<std::size_t>(rotated / 2) : 2 * pair + 1;
-      const double x = values[a], y = values[b], c = cosines_[pair], s = sines_[pair];
+      const double x = values_[a], y = values_[b], c = cosines_[pair], s = sines_[pair];
       const bool tables = append_.spec.rotary->tables.has_value();
       const double size = std::abs(x) + std::abs(y);
       const double error =
           tables ? 0x1p-23 * std::max({1.0, std::abs(c), std::abs(s)}) * size : (0x1p-22 + 0x1p-23) * size;
-      const auto set = [&](std::size_t at_column, double value) {
-        values[at_column] = value;
-        bounds[at_column] = std::isfinite(x) && std::isfinite(y)
-                                ? with_rounding(rounding_of(to.dtype), value, error + 0x1p-125)
-                                : nan;
-      };
-      set(a, x * c - y * s);
-      set(b, x * s + y * c);
+      values_[a] = x * c - y * s;
+      values_[b] = x * s + y * c;
+      errors_[a] = errors_[b] = std::isfinite(x) && std::isfinite(y) ? error + 0x1p-125 : nan;
     }
-    visit_({.output = output, .place = place, .index = index, .values = values, .bounds = bounds});
+  }
+
+  // To a dtype that holds unrotated columns exactly.
+  void round(DType dtype) {
+    for (std::size_t c = 0; c < values_.size(); ++c)
+      errors_[c] = is_rotated(c) ? with_rounding(rounding_of(dtype), values_[c], errors_[c]) : 0;
+  }
+  bool is_rotated(std::size_t column) const { return column < rotated_; }
+
+  // The value that the row's scale has.
+  void set_scale() {
+    double largest = 0, error = 0;
+    for (std::size_t c = 0; c < values_.size(); ++c) {
+      if (std::isnan(errors_[c])) error = nan;
+      if (std::isnan(values_[c])) continue;
+      largest = std::max(largest, std::min(std::abs(values_[c]), double{std::numeric_limits<float>::max()}));
+      if (!std::isnan(error)) error = std::max(error, errors_[c]);
+    }
+    const double unit = largest_of(*append_.spec.kv_dtype);
+    const double scale = std::max(largest / unit, 0x1p-126);
+    values_ = {scale};
+    errors_ = {error / unit + 0x1p-22 * scale};
+  }
+
+  // Rounding is monotonous: a stored element lies between what the least and the largest number that a
+  // kernel may have before rounding become.
+  void quantise(double scale) {
+    const DType dtype = *append_.spec.kv_dtype;
+    const bool is_zero = std::abs(scale) < 0x1p-126, is_huge = std::abs(scale) > 0x1p126;
+    for (std::size_t c = 0; c < values_.size(); ++c) {
+      const double value = values_[c];
+      if (!std::isfinite(scale) || std::isnan(errors_[c]) || (is_zero && !std::isfinite(value))) {
+        errors_[c] = nan;
+        continue;
+      }
+      const double exact = is_zero ? 0 : value / scale;
+      values_[c] = rounded_to_8_bits(dtype, exact);
+      if (!std::isfinite(exact) || is_zero) {
+        errors_[c] = 0;
+        continue;
+      }
+      const double off = errors_[c] / std::abs(scale) + 0x1p-22 * std::abs(exact) + 0x1p-125 +
+                         (is_huge ? std::abs(exact) : 0);
+      errors_[c] = std::max(rounded_to_8_bits(dtype, exact + off) - values_[c],
+                            values_[c] - rounded_to_8_bits(dtype, exact - off));
+    }
+  }
+  static double largest_of(DType dtype) {
+    return dtype == DType::int8 ? 127 : dtype == DType::fp8_e4m3 ? e4m3.largest : e5m2.largest;
+  }
+
+  void show(std::size_t output, std::int64_t index, std::array<std::int64_t, 4> place) {
+    visit_({.output = output, .place = place, .index = index, .values = values_, .bounds = errors_});
   }
 
   const Append& append_;
   const Visit& visit_;
   const int dim_;
   std::vector<double> cosines_, sines_;  // of the current token
+  std::vector<double> values_, errors_;  // of the current row
+  std::size_t rotated_ = 0;              // its columns that are
 };
 
 std::vector<std::int64_t> sizes_of(const Tensor& t) {
@@ -195,6 +292,11 @@ std::vector<std::int64_t> sizes_of(const Tensor& t) {
 
 Oracle append_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
   const Append append{spec, args, options, tokens_of(spec, args)};
+  if (spec.kv_dtype) {
+    const int rank = writes_scales(spec) ? 3 : 1;
+    need(args.k_scale, "k_scale", rank);
+    need(args.v_scale, "v_scale", rank);
+  }
   const std::vector<const char*> of_cache = {"page", "row", "head", "dim"};
   Oracle oracle{{{"k", sizes_of(*args.k), args.k, of_cache}, {"v", sizes_of(*args.v), args.v, of_cache}},
                 [append](const Visit& visit) {
@@ -207,6 +309,11 @@ Oracle append_oracle(const AttentionSpec& spec, const AttentionArgs& args, const
                       append.options.max_rows > 0 ? count / std::max<std::size_t>(most, 1) + 1 : 1;
                   for (std::size_t i = 0; i < count; i += step) rows.run(i);
                 }};
+  if (writes_scales(spec)) {
+    const std::vector<const char*> of_scale = {"page", "row", "head"};
+    oracle.outputs.push_back({"k_scale", sizes_of(*args.k_scale), args.k_scale, of_scale});
+    oracle.outputs.push_back({"v_scale", sizes_of(*args.v_scale), args.v_scale, of_scale});
+  }
   if (spec.rotary && spec.rotary->q) {
     const Tensor& q_out = need(args.q_out, "q_out", spec.varlen ? 3 : 4);
     std::vector<const char*> names = {"row", "head", "dim"};
@@ -214,6 +321,48 @@ Oracle append_oracle(const AttentionSpec& spec, const AttentionArgs& args, const
     need(args.q, "q", q_out.rank);
     oracle.outputs.push_back({"q_out", sizes_of(q_out), q_out, names});
   }
+  return oracle;
+}
+
+Oracle decode_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
+  if (!spec.append) return forward_oracle(spec, args, options);
+  AttentionSpec decode = spec, rows = spec;
+  decode.append = false;
+  decode.rotary.reset();
+  rows.op = Operation::append_kv;
+  const bool rotates_q = spec.rotary && spec.rotary->q;
+  AttentionArgs of_decode = args, of_rows = args;
+  if (rotates_q) of_decode.q = need(args.q_out, "q_out", args.q->rank);
+
+  // The new rows are the last keys.
+  const auto batch = static_cast<std::int64_t>(
+      spec.varlen ? need(args.cu_seqlens_q, "cu_seqlens_q", 1).shape[0] - 1 : need(args.q, "q", 4).shape[0]);
+  const Tensor& k = need(args.k, "k", 4);
+  const std::int64_t most =
+      spec.paged ? need(args.page_table, "page_table", 2).shape[1] * k.shape[1] : k.shape[1];
+  const auto positions = std::make_shared<std::vector<std::int32_t>>();
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t length = args.seqlens_k ? at<std::int32_t>(*args.seqlens_k, b) : most;
+    const std::int64_t new_rows =
+        spec.varlen ? at<std::int32_t>(*args.cu_seqlens_q, b + 1) - at<std::int32_t>(*args.cu_seqlens_q, b)
+                    : args.q->shape[1];
+    positions->push_back(static_cast<std::int32_t>(length - new_rows));
+  }
+  of_rows.append_positions = Tensor::contiguous(positions->data(), DType::int32, {}, {batch});
+
+  Oracle oracle = forward_oracle(decode, of_decode, options);
+  const Oracle appended = append_oracle(rows, of_rows, options);
+  const std::size_t first = oracle.outputs.size();
+  oracle.outputs.insert(oracle.outputs.end(), appended.outputs.begin(), appended.outputs.end());
+  oracle.compute = [attention = oracle.compute, rows_of = appended.compute, first,
+                    positions](const Visit& visit) {
+    attention(visit);
+    rows_of([&](const Expected& row) {
+      Expected moved = row;
+      moved.output += first;
+      visit(moved);
+    });
+  };
   return oracle;
 }
 

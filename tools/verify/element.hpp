@@ -66,12 +66,12 @@ struct Fp8 {
     return sign *
            std::ldexp(static_cast<float>(implied + mantissa), std::max(exponent, 1) - bias - mantissa_bits);
   }
-  std::uint8_t bits(float f) const {
+  std::uint8_t bits(double f) const {
     const std::uint8_t sign = std::signbit(f) ? 0x80 : 0;
     if (std::isnan(f)) return sign | 0x7f;
-    const float x = std::min(std::fabs(f), largest);
+    const double x = std::min(std::fabs(f), double{largest});
     int exponent = 1 - bias;
-    if (x >= std::ldexp(1.f, exponent)) exponent = std::ilogb(x);
+    if (x >= std::ldexp(1., exponent)) exponent = std::ilogb(x);
     // In units of the last place. A carry moves to the next exponent by itself.
     const auto units = static_cast<int>(std::nearbyint(std::ldexp(x, mantissa_bits - exponent)));
     return static_cast<std::uint8_t>(sign | (((exponent + bias - 1) << mantissa_bits) + units));
@@ -80,11 +80,24 @@ struct Fp8 {
 inline constexpr Fp8 e4m3{3, 7, 448.f, false}, e5m2{2, 15, 57344.f, true};
 
 template <class Integer>
-Integer float_to_integer8(float f) {
+Integer float_to_integer8(double f) {
   using Limits = std::numeric_limits<Integer>;
   return std::isnan(f) ? Integer{0}
                        : static_cast<Integer>(
-                             std::clamp(std::nearbyint(f), float{Limits::min()}, float{Limits::max()}));
+                             std::clamp(std::nearbyint(f), double{Limits::min()}, double{Limits::max()}));
+}
+// The value of an 8-bit element that a number is rounded to.
+inline double rounded_to_8_bits(DType dtype, double x) {
+  switch (dtype) {
+    case DType::fp8_e4m3:
+      return e4m3.value(e4m3.bits(x));
+    case DType::fp8_e5m2:
+      return e5m2.value(e5m2.bits(x));
+    case DType::uint8:
+      return float_to_integer8<unsigned char>(x);
+    default:
+      return float_to_integer8<signed char>(x);
+  }
 }
 
 inline double load_element(const void* data, DType dtype, std::int64_t index) {

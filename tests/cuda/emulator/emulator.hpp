@@ -122,18 +122,27 @@ class Block {
     if (++b.arrived == 32) b.complete(progress_);
     wait([&] { return b.generation != generation; });
   }
+  // The lanes of `mask` wait for each other.
+  void warp_sync(u32 mask) {
+    Barrier& b = partial_[{threadIdx.x / 32, mask}];
+    const int generation = b.generation;
+    if (++b.arrived == std::popcount(mask)) b.complete(progress_);
+    wait([&] { return b.generation != generation; });
+  }
   int threads() const { return static_cast<int>(fibers_.size()); }
 
-  // The values of all lanes of the warp, in the order of lanes.
+  // The values of the warp's lanes, in the order of lanes. All lanes of `mask` call it; other lanes' values
+  // are any.
   template <class T>
-  std::array<T, 32> all_lanes(const T& mine) {
+  std::array<T, 32> all_lanes(const T& mine, u32 mask = 0xffffffff) {
     static_assert(sizeof(T) <= 16);
     std::memcpy(slots_[threadIdx.x].data(), &mine, sizeof mine);
-    warp_sync();
+    const auto sync = [&] { mask == 0xffffffff ? warp_sync() : warp_sync(mask); };
+    sync();
     std::array<T, 32> all;
     for (std::size_t lane = 0; lane < 32; ++lane)
       std::memcpy(&all[lane], slots_[threadIdx.x / 32 * 32 + lane].data(), sizeof mine);
-    warp_sync();
+    sync();
     return all;
   }
 
@@ -211,6 +220,7 @@ class Block {
   std::map<u32, Mbarrier> mbarriers_;
   std::array<Barrier, 16> named_;
   std::vector<Barrier> warps_;
+  std::map<std::pair<u32, u32>, Barrier> partial_;  // of a warp and a mask
   std::vector<std::array<char, 16>> slots_;
   ucontext_t scheduler_;
   std::size_t running_ = 0;

@@ -16,8 +16,8 @@ inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }
 template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  return flashjit::emulator::block().all_lanes(value)[threadIdx.x % 32 ^ static_cast<unsigned>(mask)];
+T __shfl_xor_sync(unsigned lanes, T value, int mask) {
+  return flashjit::emulator::block().all_lanes(value, lanes)[threadIdx.x % 32 ^ static_cast<unsigned>(mask)];
 }
 template <class T>
 T __shfl_sync(unsigned, T value, unsigned lane) {

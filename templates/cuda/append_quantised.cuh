@@ -1,0 +1,187 @@
+// Writes new rows of K and V into 8-bit caches, with rotary embedding of K and Q. Scales are given, or
+// computed for each token and head.
+#pragma once
+
+#include "cuda/append.cuh"
+#include "cuda/kv_rounding.cuh"
+#include "shared/append_quantised.h"
+
+namespace flashjit::device {
+
+// Defaults of a rendered Spec.
+struct AppendQuantisedCudaSpec : AppendCudaSpec {
+  static constexpr KvScale kv_scale = KvScale::tensor;
+};
+
+// A few consecutive elements of a row: as they are read, then as floats.
+template <class Element, int columns>
+class WidePiece {
+ public:
+  FLASHJIT_FN void load_lasting(const Element* from) { read_.load_lasting(from); }
+  FLASHJIT_FN void widen() {
+#pragma unroll
+    for (int c = 0; c < columns; ++c) wide_[c] = read_[c];
+  }
+  FLASHJIT_FN float operator[](int c) const { return wide_[c]; }
+  FLASHJIT_FN void set(const float (&x)[columns]) {
+#pragma unroll
+    for (int c = 0; c < columns; ++c) wide_[c] = x[c];
+  }
+  FLASHJIT_FN float largest() const {
+    float largest = 0;
+#pragma unroll
+    for (int c = 0; c < columns; ++c) largest = fmaxf(largest, fabsf(wide_[c]));
+    return largest;
+  }
+  template <class KvElement>
+  FLASHJIT_FN void store(KvElement* to, float factor) const {
+    float x[columns];
+#pragma unroll
+    for (int c = 0; c < columns; ++c) x[c] = wide_[c] * factor;
+    store_rounded(to, x);
+  }
+
+ private:
+  RowPiece<Element, columns> read_;
+  float wide_[columns];
+};
+
+// Own: parameters besides those of scales and rotary embedding.
+template <class Spec, class Config, class Own = CudaAppendParams>
+struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
+  using Base = Append<Spec, Config, Quantised<Own>>;
+  using typename Base::Element;
+  using typename Base::Params;
+  using KvElement = typename Spec::kv_dtype;
+  static constexpr bool computes_scales = Spec::kv_scale == KvScale::token_head;
+  static constexpr QuantisedRows rows{computes_scales, Base::of_k, Base::of_v};
+
+  FLASHJIT_FN static void run(const Params& p) {
+    u32 thread;
+    i64 token;
+    if (!Base::find_item(p, token, thread)) return;
+    constexpr u32 of_row_of_k = rows.threads(Base::of_k), of_row_of_v = rows.threads(Base::of_v);
+    const u32 groups = (p.heads_kv + Base::heads_of_item - 1) / Base::heads_of_item;
+    const u32 threads_k = groups * of_row_of_k, threads_v = p.heads_kv * of_row_of_v;
+    const Token at{p, static_cast<int>(token), row_of_token<Spec::varlen>(p, static_cast<int>(token))};
+    if (thread < threads_k) {
+      write_rows<true>(at, thread);
+    } else if (thread < threads_k + threads_v) {
+      write_rows<false>(at, thread - threads_k);
+    } else if constexpr (Spec::rotates_q) {
+      Base::template write_heads<true>(at, p.rotary.q, p.rotary.q_out, p.rotary.heads_q,
+                                       thread - threads_k - threads_v);
+    }
+  }
+
+ private:
+  using typename Base::Token;
+
+  // A thread's pieces of rows of K or V: the same columns of a few heads.
+  template <bool is_k>
+  struct Pieces {
+    static constexpr RowItems items = is_k ? Base::of_k : Base::of_v;
+    static constexpr int dim = is_k ? Spec::head_dim : Spec::head_dim_v;
+    static constexpr int heads = is_k ? Base::heads_of_item : 1;
+    static constexpr int threads = rows.threads(items), count = rows.items_of_thread(items);
+    using Piece = WidePiece<Element, items.columns>;
+
+    const int thread;  // of the row
+    Piece a[count][heads], b[count][heads];
+
+    FLASHJIT_FN explicit Pieces(int of_row) : thread(of_row) {}
+    FLASHJIT_FN int item(int j) const { return thread + j * threads; }
+    FLASHJIT_FN bool exists(int j) const { return item(j) < items.items; }
+    FLASHJIT_FN int first(int j) const { return items.first(item(j)); }
+    FLASHJIT_FN int second(int j) const { return items.second(item(j)); }
+    // Calls f(piece, column) for each piece of the i-th head.
+    template <class F>
+    FLASHJIT_FN void for_each(int i, F&& f) {
+#pragma unroll
+      for (int j = 0; j < count; ++j) {
+        if (!exists(j)) continue;
+        f(a[j][i], first(j));
+        if (second(j) < dim) f(b[j][i], second(j));
+      }
+    }
+    FLASHJIT_FN float largest(int i) const {
+      float largest = 0;  // pieces that do not exist are zeros
+#pragma unroll
+      for (int j = 0; j < count; ++j) largest = fmaxf(largest, fmaxf(a[j][i].largest(), b[j][i].largest()));
+      return largest;
+    }
+    FLASHJIT_FN void widen() {
+#pragma unroll
+      for (int j = 0; j < count; ++j)
+#pragma unroll
+        for (int i = 0; i < heads; ++i) {
+          a[j][i].widen();
+          b[j][i].widen();
+        }
+    }
+  };
+
+  // The loads need not wait for the token's place.
+  template <bool is_k>
+  FLASHJIT_FN static void write_rows(Token at, u32 thread) {
+    using Mine = Pieces<is_k>;
+    const TensorView &from = is_k ? at.p.k_new : at.p.v_new, &to = is_k ? at.p.k : at.p.v;
+    const KvScales& scales = is_k ? at.p.k_scale : at.p.v_scale;
+    const u32 head = thread / Mine::threads * Mine::heads;
+    Mine pieces(static_cast<int>(thread % Mine::threads));
+    float scale[Mine::heads] = {};
+#pragma unroll
+    for (int i = 0; i < Mine::heads; ++i) {
+      if (head + i >= at.p.heads_kv) continue;
+      const Element* const row =
+          static_cast<const Element*>(from.data) + from.offset(at.place.entry, at.place.row, head + i);
+      pieces.for_each(i, [&](typename Mine::Piece& piece, int column) { piece.load_lasting(row + column); });
+      if constexpr (!computes_scales) scale[i] = ld_global_nc(scales.data + (head + i) * scales.head_stride);
+    }
+    const i64 given = Base::given_position(at);
+    find_in_cache<Spec::varlen>(at.p, at.index, at.place);
+    pieces.widen();
+    if constexpr (is_k && Base::rotates) {
+      const i64 position = at.p.rotary.positions ? given : at.place.position;
+#pragma unroll
+      for (int j = 0; j < Mine::count; ++j)
+        if (pieces.exists(j))
+          Base::rotate(at.p, position, pieces.first(j), pieces.second(j), pieces.a[j], pieces.b[j]);
+    }
+    if constexpr (computes_scales)
+#pragma unroll
+      for (int i = 0; i < Mine::heads; ++i)
+        scale[i] = scale_of_row<KvElement>(largest_of_row(pieces.largest(i)));
+    if (!is_in_cache(at.p, at.place)) return;
+#pragma unroll
+    for (int i = 0; i < Mine::heads; ++i) {
+      if (head + i >= at.p.heads_kv) continue;
+      if (computes_scales && pieces.thread == 0)
+        st_global(const_cast<float*>(scales.data) + at.place.page * scales.batch_stride +
+                      at.place.page_row * scales.row_stride + (head + i) * scales.head_stride,
+                  __float_as_uint(scale[i]));
+      const float factor = fabsf(scale[i]) < least_scale ? 0 : rcp_approx(scale[i]);
+      KvElement* const row =
+          static_cast<KvElement*>(to.data) + to.offset(at.place.page, at.place.page_row, head + i);
+      pieces.for_each(
+          i, [&](const typename Mine::Piece& piece, int column) { piece.store(row + column, factor); });
+    }
+  }
+
+  // Of the threads that have the row. All of them come here.
+  FLASHJIT_FN static float largest_of_row(float largest) {
+    constexpr u32 lanes = rows.lanes, all = lanes == 32 ? 0xffffffffu : (1u << lanes % 32) - 1;
+    const u32 mask = all << tid_x() % 32 / lanes * lanes;
+#pragma unroll
+    for (u32 step = lanes / 2; step > 0; step /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(mask, largest, static_cast<int>(step)));
+    return largest;
+  }
+};
+
+template <class Spec, class Config>
+FLASHJIT_FN void append_quantised(const typename AppendQuantised<Spec, Config>::Params& params) {
+  AppendQuantised<Spec, Config>::run(params);
+}
+
+}  // namespace flashjit::device

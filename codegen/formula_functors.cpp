@@ -381,6 +381,7 @@ std::string interval_text(const Limits& limits, const Writer& writer) {
 // cap * tanh(score / cap), as users write softcaps. The same holds for the magnitude of the cap.
 struct Cap {
   FormulaNode cap, before_cap;
+  bool of_score;
 };
 std::optional<Cap> cap_of(const FormulaNode& node) {
   const auto is = [](const FormulaNode& of, FormulaOperation name) {
@@ -391,11 +392,13 @@ std::optional<Cap> cap_of(const FormulaNode& node) {
   if (!is(function, tanh) || !is(function.operands[0], divide)) return {};
   const FormulaNode& divisor = function.operands[0].operands[1];
   if (cap.kind != divisor.kind) return {};
-  if (cap.kind == Kind::real && cap.real == divisor.real && cap.real > 0) return Cap{cap, function};
+  const bool of_score = is_name(function.operands[0].operands[0], {FormulaName::score});
+  if (cap.kind == Kind::real && cap.real == divisor.real && cap.real > 0) return Cap{cap, function, of_score};
   if (cap.kind != Kind::scalar || cap.declared != divisor.declared) return {};
   Cap magnitudes = {
       {.kind = Kind::operation, .type = FormulaType::real, .operation = absolute, .operands = {cap}},
-      function};
+      function,
+      of_score};
   magnitudes.before_cap.operands[0].operands[1] = magnitudes.cap;
   return magnitudes;
 }
@@ -452,8 +455,12 @@ std::string functor_text(const std::string& name, const std::string& words, Form
   Writer writer(spec, use);
   if (const auto cap = use == FormulaUse::score ? cap_of(formula) : std::nullopt) {
     const std::string before_cap = writer.value(cap->before_cap);
-    return text + "  static constexpr bool caps = true;\n" + ahead_text("of_row", writer) +
-           function_text("cap", {}, writer.value(cap->cap)) + function_text("before_cap", "Row", before_cap) +
+    text += "  static constexpr bool caps = true;\n";
+    if (cap->of_score)
+      text += std::string("  static constexpr bool caps_score = true") +
+              (spec.precise ? ", precise = true" : "") + ";\n";
+    return text + ahead_text("of_row", writer) + function_text("cap", {}, writer.value(cap->cap)) +
+           function_text("before_cap", "Row", before_cap) +
            function_text("value", "Row", "cap(at) * before_cap(at, row)") + "};\n\n";
   }
   const std::string value = writer.value(formula);

@@ -216,6 +216,7 @@ FLASHJIT_FN void mask_rows(int unit_rows, const Both<A, B>& mask, float* s, Span
   mask_rows(unit_rows, mask.b, s, rows, keys, first_head, packed_heads);
 }
 template <class Formula, class Params>
+  requires(!Formula::interval)
 __attribute__((noinline)) void mask_rows(int unit_rows, const FormulaMask<Formula, Params>& mask, float* s,
                                          Span rows, Span keys, int first_head, int packed_heads) {
   for (int i = 0; i < unit_rows; i += lanes) {
@@ -242,6 +243,7 @@ FLASHJIT_FN void mask_keys(const Both<A, B>& mask, float* s, int position, int h
   mask_keys(mask.b, s, position, head, keys, others);
 }
 template <class Formula, class Params, class Others>
+  requires(!Formula::interval)
 FLASHJIT_FN void mask_keys(const FormulaMask<Formula, Params>& mask, float* s, int position, int head,
                            Span keys, const Others&) {
   const FormulaRow row(mask.problem, position, head);

@@ -117,8 +117,8 @@ class DecodeProducer {
   };
   struct NoScales {};
   using RowScales = typename Choose<own_scales, Scales, NoScales>::type;
-  // Where the rows of a block begin. together: k and v are of its first row, and the others follow it. Else
-  // they are of row `lane`; one that does not exist is zeros. Scales are of row `lane`.
+  // Where the rows of a block begin. together: in each part of `part_keys` rows the others follow the first.
+  // k, v and scales are of row `lane`; one that does not exist is zeros.
   struct Rows {
     bool together, exists;
     const KvElement *k, *v;
@@ -133,18 +133,17 @@ class DecodeProducer {
     const int blocks = entry.steps(segment.begin, segment.end) * layout.groups;
     // Producers take turns through all segments. Page ids are looked up one block ahead.
     const int first = static_cast<int>((index_ + layout.copiers - count_ % layout.copiers) % layout.copiers);
-    Rows next;
-    if (first < blocks) next = rows_of(entry, segment, first, k, v, scales);
+    int next_page = first < blocks ? page_of(entry, segment, first) : 0;
     for (int i = first; i < blocks; i += layout.copiers) {
-      const Rows rows = next;
-      if (i + layout.copiers < blocks) next = rows_of(entry, segment, i + layout.copiers, k, v, scales);
+      const int page = next_page;
+      if (i + layout.copiers < blocks) next_page = page_of(entry, segment, i + layout.copiers);
+      const Rows rows = rows_of(entry, block_of(entry, segment, i), page, k, v, scales);
       const u32 count = count_ + i, slot = count % layout.slots;
       mbarrier_wait(shared_.empty(slot), (count / layout.slots & 1) ^ 1);
       const u32 k_tile = shared_.k(slot), v_tile = shared_.v(slot);
-      if (Spec::paged ? __shfl_sync(all_lanes, rows.together, 0) : rows.together) {
-        const auto first_row = [](const KvElement* row) { return Spec::paged ? of_lane(row, 0) : row; };
-        copy_together<KTile, Spec::head_dim>(k_tile, first_row(rows.k), p_.k.row_stride);
-        copy_together<VTile, Spec::head_dim_v>(v_tile, first_row(rows.v), p_.v.row_stride);
+      if (rows.together) {
+        copy_together<KTile, Spec::head_dim>(k_tile, rows.k, p_.k.row_stride);
+        copy_together<VTile, Spec::head_dim_v>(v_tile, rows.v, p_.v.row_stride);
       } else {
         const u32 existing = __ballot_sync(all_lanes, rows.exists);
         copy_apart<KTile, Spec::head_dim>(k_tile, rows.k, existing);
@@ -161,26 +160,38 @@ class DecodeProducer {
     count_ += blocks;
   }
 
-  FLASHJIT_FN Rows rows_of(const Entry& entry, const DecodeSegment& segment, int i, const KvElement* k,
-                           const KvElement* v, const RowScales& scales) const {
+  FLASHJIT_FN Span block_of(const Entry& entry, const DecodeSegment& segment, int i) const {
     const int first = entry.step(segment.begin, i / layout.groups) * step_keys + i % layout.groups * block_n;
-    const Span block = {first, first + block_n};
+    return {first, first + block_n};
+  }
+  FLASHJIT_FN bool has_key(const Entry& entry, int key) const {
+    return lane_ < block_n && entry.keys.contains(key) && !entry.gap.contains(key);
+  }
+  // The id of the page that has the lane's row of block i.
+  FLASHJIT_FN int page_of(const Entry& entry, const DecodeSegment& segment, int i) const {
+    if constexpr (!Spec::paged) return 0;
+    const int key = block_of(entry, segment, i).begin + lane_;
+    if (!has_key(entry, key)) return 0;
+    return p_.pages.table[entry.problem.batch * p_.pages.table_stride + p_.pages.page_of(key)];
+  }
+  FLASHJIT_FN Rows rows_of(const Entry& entry, Span block, int page_id, const KvElement* k,
+                           const KvElement* v, const RowScales& scales) const {
     const bool all_seen = entry.keys.contains(block) && intersect(block, entry.gap).empty();
-    if (!Spec::paged && all_seen)
-      return {true, true, k + first * p_.k.row_stride, v + first * p_.v.row_stride,
-              scales_of(scales, lane_ < block_n, 0, first + lane_)};
-    const int key = first + lane_;
-    if (lane_ >= block_n || !entry.keys.contains(key) || entry.gap.contains(key))
-      return {false, false, k, v, scales_of(scales, false, 0, 0)};
-    if constexpr (!Spec::paged)
+    const int key = block.begin + lane_;
+    if constexpr (!Spec::paged) {
+      if (all_seen)
+        return {true, true, k + block.begin * p_.k.row_stride, v + block.begin * p_.v.row_stride,
+                scales_of(scales, lane_ < block_n, 0, key)};
+      if (!has_key(entry, key)) return {false, false, k, v, scales_of(scales, false, 0, 0)};
       return {false, true, k + key * p_.k.row_stride, v + key * p_.v.row_stride,
               scales_of(scales, true, 0, key)};
-    const u32 page_size = static_cast<u32>(p_.pages.page_size);
-    const int index = static_cast<int>(key / page_size), place = static_cast<int>(key % page_size);
-    const int id = p_.pages.table[entry.problem.batch * p_.pages.table_stride + index];
-    const i64 page = min(max(id, 0), p_.pages.num_pages - 1);
-    return {all_seen && page_size % block_n == 0, true, k + p_.k.offset(page, place, 0),
-            v + p_.v.offset(page, place, 0), scales_of(scales, true, page, place)};
+    }
+    const bool together = all_seen && static_cast<u32>(p_.pages.page_size) % part_keys == 0;
+    if (!has_key(entry, key)) return {together, false, k, v, scales_of(scales, false, 0, 0)};
+    const i64 page = p_.pages.clamped(page_id);
+    const int place = key - p_.pages.page_of(key) * p_.pages.page_size;
+    return {together, true, k + p_.k.offset(page, place, 0), v + p_.v.offset(page, place, 0),
+            scales_of(scales, true, page, place)};
   }
   // Those of a head's first row, and of another row.
   FLASHJIT_FN RowScales scales_of_head(i64 batch, int head) const {
@@ -207,14 +218,21 @@ class DecodeProducer {
   }
 
   // Both copy a block's rows, chunk by chunk: lane l copies chunks l, l + 32, ...
+  // `from`: the block's first row. With pages row l begins at `from` of lane l.
   template <class Tile, int head_dim>
   FLASHJIT_FN void copy_together(u32 to, const KvElement* from, i64 row_stride) const {
     const Chunk<Tile> own(lane_, 0);
-    const KvElement* source = from + own.row * row_stride + own.column * chunk_columns;
+    const KvElement* part = from;
+    const KvElement* source = from;
 #pragma unroll
     for (u32 first = 0; first < Chunk<Tile>::count; first += 32) {
+      const u32 row = first / Tile::chunks;
+      const bool begins = first == 0 || (Spec::paged && part_keys < block_n && row % part_keys == 0);
+      if (begins && Spec::paged) part = of_lane(from, row);
       const Chunk<Tile> chunk(lane_, first);
-      if (!Chunk<Tile>::in_columns) source = from + chunk.row * row_stride + chunk.column * chunk_columns;
+      if (begins || !Chunk<Tile>::in_columns)
+        source = part + (Chunk<Tile>::in_columns ? own.row : chunk.row) * row_stride +
+                 chunk.column * chunk_columns;
       if (chunk.exists())
         copy_chunk<head_dim>(to + chunk.offset(), source, chunk.column,
                              chunk.template within<head_dim>() ? 16 : 0);
@@ -254,6 +272,7 @@ class DecodeProducer {
     // With rows of 2, 4, ... 32 chunks a lane's chunks lie in one column, `step` rows apart.
     static constexpr bool in_columns = 32 % Tile::chunks == 0;
     static constexpr u32 step = 32 / Tile::chunks;
+    static constexpr bool in_parts = in_columns && 16 % step == 0;
     u32 index, row, column;
 
     FLASHJIT_FN Chunk(u32 lane, u32 first) : index(first + lane) {
@@ -268,6 +287,9 @@ class DecodeProducer {
       return Tile::chunks * chunk_columns == head_dim || column * chunk_columns < head_dim;
     }
   };
+
+  // Rows that must lie in one page to be copied together.
+  static constexpr int part_keys = Chunk<KTile>::in_parts && Chunk<VTile>::in_parts ? 16 : block_n;
 
   const CudaDecodeParams& p_;
   const Shared shared_;

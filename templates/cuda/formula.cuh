@@ -133,6 +133,49 @@ FLASHJIT_FN void end_of_columns(int i) {
   if (loads && i % 2 == 1) __syncwarp();
 }
 
+// The exponents of capped scores, cap * tanh(s * scale / cap), where the operand of tanh is at most 3/4: s
+// times a minimax polynomial in s * s, whose relative error is 2^-16.4, precise 2^-25.
+template <bool precise>
+class CappedNearZero {
+  static constexpr int terms = precise ? 6 : 4;
+  static constexpr float farthest = 0.75f;
+
+ public:
+  static constexpr bool by_thread = false;
+
+  CappedNearZero() = default;
+  // cap_log2: in exponents of 2.
+  FLASHJIT_FN CappedNearZero(float scale, float cap_log2) {
+    constexpr float fast[] = {0.999988984f, -0.332696709f, 0.127426971f, -0.0354527862f};
+    constexpr float exact[] = {0.999999971f,   -0.333329589f, 0.13325406f,
+                               -0.0533444305f, 0.0195829085f, -0.00471625733f};
+    const float factor = scale / cap_log2 * 1.44269504f;
+    float power = factor;
+#pragma unroll
+    for (int i = 0; i < terms; ++i, power *= factor * factor)
+      term_[i] = (precise ? exact : fast)[i] * power * cap_log2;
+    // Powers of other factors may leave the range of float32.
+    const bool in_range = fabsf(factor) > 0x1p-8f && fabsf(factor) < 0x1p8f;
+    limit_ = in_range ? farthest / fabsf(factor) : -1.f;
+    cap_log2_ = cap_log2;
+  }
+  // The largest magnitude of s. Exponents are at most 50 then or, where weights are fp16, 13: far from the
+  // ends of the range. tanh(x) <= x.
+  FLASHJIT_FN float limit(bf16) const { return limit_ * fminf(1.f, 50.f / (farthest * cap_log2_)); }
+  FLASHJIT_FN float limit(fp16) const { return limit_ * fminf(1.f, 13.f / (farthest * cap_log2_)); }
+
+  FLASHJIT_FN float relative(int, float s, float, float reference) const {
+    const float square = __fmul_rn(s, s);
+    float p = term_[terms - 1];
+#pragma unroll
+    for (int i = terms - 2; i >= 0; --i) p = __fmaf_rn(p, square, term_[i]);
+    return __fmaf_rn(s, p, -reference);
+  }
+
+ private:
+  float term_[terms], limit_, cap_log2_;
+};
+
 // Formulas of scores. Fragments are those of online_softmax.cuh.
 template <class Params, class... Formulas>
 class FormulaScore {
@@ -140,6 +183,8 @@ class FormulaScore {
   using Row = FormulaRow<int, int>;
 
  public:
+  static constexpr bool bounds = sizeof...(Formulas) == 1 && (Formulas::caps_score || ...);
+
   // The factor of changed scores. They are in natural units, but for a cap, whose multiplication is left to
   // the softmax. It must not be 0, since minus infinity times 0 is NaN.
   template <class Base>
@@ -154,7 +199,9 @@ class FormulaScore {
 
   template <class Base>
   FLASHJIT_FN FormulaScore(const Base& p, const Problem& of)
-      : problem_(p, static_cast<const Params&>(p).formulas, of) {}
+      : problem_(p, static_cast<const Params&>(p).formulas, of) {
+    if constexpr (bounds) near_zero_ = {problem_.params.scale, scale_log2(p)};
+  }
 
   // The values of the thread's two rows that no key changes. A kernel asks for it ahead, as it may come from
   // memory.
@@ -170,36 +217,68 @@ class FormulaScore {
   // A formula that is linear in the key costs a multiply-add for each score; what the key does not change
   // becomes a shift of the row. A magnitude is linear on either side of the row's own key.
   static constexpr bool tilts = sizeof...(Formulas) == 1 && (Formulas::tilts || ...);
-  template <int columns, class Rows, class Heads>
-  FLASHJIT_FN Shifted tilt(float* scores, const OfRows& of_rows, const Rows& rows, const Heads& heads,
-                           int first_key, int lane) const {
+  // Of a tile: for each of the thread's rows the tilt and the key that it begins from, and the lowest and the
+  // highest such key of the warp's rows.
+  struct Tilts {
+    float tilt[2];
+    int from[2], lowest, highest;
+  };
+  template <class Rows, class Heads>
+  FLASHJIT_FN Tilts tilts_of(const Rows& rows, const Heads& heads) const {
     using Only = typename Chain::Front;
-    constexpr float log2_e = 1.44269504f;
-    const float scale = problem_.params.scale;
-    float tilt[2], shift[2];
-    bool linear = scale > 1e-30f;  // it has an inverse
+    Tilts tilts;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Row at = row(rows, heads, 8 * r);
-      const int from = Only::from(at).v;
-      tilt[r] = Only::tilt(at, r ? of_rows.row_8.first : of_rows.row_0.first).v;
-      if constexpr (Only::tilts_by_magnitude) {
-        const bool before = from >= first_key + columns - 1;
-        linear = linear && (before || from <= first_key);
-        if (before) tilt[r] = -tilt[r];
-      }
-      shift[r] = __fmul_rn(tilt[r], static_cast<float>(first_key + lane % 4 * 2 - from)) * log2_e;
+      tilts.from[r] = Only::from(at).v;
+      tilts.tilt[r] = Only::tilt(at, Only::of_row(at)).v;
     }
-    if (__any_sync(0xffffffff, !linear)) {
-      modify<columns>(scores, of_rows, rows, heads, first_key, lane);
+    tilts.lowest = min(tilts.from[0], tilts.from[1]);
+    tilts.highest = max(tilts.from[0], tilts.from[1]);
+#pragma unroll
+    for (int lanes = 16; lanes >= 4; lanes /= 2) {  // four lanes share their rows
+      tilts.lowest = min(tilts.lowest, __shfl_xor_sync(0xffffffff, tilts.lowest, lanes));
+      tilts.highest = max(tilts.highest, __shfl_xor_sync(0xffffffff, tilts.highest, lanes));
+    }
+    return tilts;
+  }
+  template <int columns, class Rows, class Heads>
+  FLASHJIT_FN Shifted tilt(float* scores, const Tilts& tilts, const Rows& rows, const Heads& heads,
+                           int first_key, int lane) const {
+    constexpr bool by_magnitude = Chain::Front::tilts_by_magnitude;
+    constexpr float log2_e = 1.44269504f;
+    const float scale = problem_.params.scale;
+    const bool before = by_magnitude && first_key + columns - 1 <= tilts.lowest;
+    const bool linear = !by_magnitude || before || first_key >= tilts.highest;
+    if (!linear || !(scale > 1e-30f)) {  // such a scale has no inverse
+      modify<columns>(scores, of_rows(rows, heads), rows, heads, first_key, lane);
       return {log2_e, {0, 0}};
     }
-    const float inverse = rcp_approx(scale);
+    float tilt[2], shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      tilt[r] = before ? -tilts.tilt[r] : tilts.tilt[r];
+      shift[r] = __fmul_rn(tilt[r], static_cast<float>(first_key + lane % 4 * 2 - tilts.from[r])) * log2_e;
+      tilt[r] *= rcp_approx(scale);
+    }
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i)
-      scores[i] = __fmaf_rn(tilt[i / 2 % 2] * inverse, static_cast<float>(i / 4 * 8 + i % 2), scores[i]);
+      scores[i] = __fmaf_rn(tilt[i / 2 % 2], static_cast<float>(i / 4 * 8 + i % 2), scores[i]);
     return {scale * log2_e, {shift[0], shift[1]}};
   }
+
+  // A cap of the score itself. Few scores come near it. A block whose scores are all nearer to 0 takes a
+  // polynomial instead of a special function for each, and no maxima: its weights stay in range as they are.
+  template <class Element, int registers>
+  FLASHJIT_FN bool are_near_zero(const float* scores) const {
+    float largest[4] = {};
+#pragma unroll
+    for (int i = 0; i < registers; ++i) largest[i % 4] = fmaxf(largest[i % 4], fabsf(scores[i]));
+    const float limit = near_zero_.limit(Element{});
+    return !__any_sync(0xffffffff,
+                       !(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])) <= limit));
+  }
+  FLASHJIT_FN const auto& near_zero() const { return near_zero_; }
 
   // Scores of a block of `columns` keys from `first_key` on.
   template <int columns, class Rows, class Heads>
@@ -227,7 +306,9 @@ class FormulaScore {
     return Row(problem_, rows(r), heads(r));
   }
 
+  struct Nothing {};
   FormulaProblem problem_;
+  typename Choose<bounds, CappedNearZero<(Formulas::precise || ...)>, Nothing>::type near_zero_;
 };
 
 // Sets the scores of a block that a mask with formulas excludes to minus infinity. A block that is partly

@@ -194,6 +194,7 @@ struct ForwardSm90a {
         const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
         const Score score(p_, work.problem);
         const auto heads = [&](int i) { return head_of(work.problem.head_q, lane_ / 4 + i); };
+        const auto tilts = tilts_of(score, rows, heads);
         if constexpr (q_in_registers) take_q();
         wait_k();
         issue_qk();
@@ -201,11 +202,12 @@ struct ForwardSm90a {
         blocks.take(block, *this);
         if constexpr (Spec::dropout) make_row_words(work);
         softmax_.reset();
+        near_zero_ = true;
         under_way_ = 0;
         int v_stage =  // of the product with V that is under way
             block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
         for (;;) {
-          weigh(blocks, score, rows, heads, block, v_stage);
+          weigh(blocks, score, tilts, rows, heads, block, v_stage);
           if (!blocks.next(block)) break;
           const Ring before = ring_;
           ring_.advance();
@@ -370,16 +372,19 @@ struct ForwardSm90a {
 
     // Turns scores into weights beside the product of the previous weights and V. One body serves all blocks,
     // first and later, masked and whole: each further body would cost a tenth of the compile time.
-    template <class Heads>
-    FLASHJIT_FN void weigh(const Blocks& blocks, const Score& score, const Positions& rows,
-                           const Heads& heads, const Block& block, int v_stage) {
-      const auto of_rows = score.of_rows(rows, heads);
+    template <class Tilts, class Heads>
+    FLASHJIT_FN void weigh(const Blocks& blocks, const Score& score, const Tilts& tilts,
+                           const Positions& rows, const Heads& heads, const Block& block, int v_stage) {
+      const auto of_rows = this->of_rows(score, rows, heads);
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      const auto exponents = change(score, of_rows, rows, heads, block.index * block_n);
-      if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
-      const bool rescale = softmax_.template take_max<block_n / 2>(scores_, exponents);
-      softmax_.template exponentiate<block_n / 2>(scores_, exponents);
+      bool rescale = false;
+      if (!weigh_near_zero(score, block)) {
+        const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
+        if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
+        rescale = softmax_.template take_max<block_n / 2>(scores_, exponents);
+        softmax_.template exponentiate<block_n / 2>(scores_, exponents);
+      }
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
       release(shared_.v_empty(v_stage), under_way_);
@@ -390,12 +395,43 @@ struct ForwardSm90a {
       }
     }
 
+    // Capped scores that are all near 0. After a block where they are not, a tile's others are not asked.
+    FLASHJIT_FN bool weigh_near_zero(const Score& score, const Block& block) {
+      if constexpr (Score::bounds) {
+        if (near_zero_ && block.whole) {
+          near_zero_ = score.template are_near_zero<Element, block_n / 2>(scores_);
+          if (near_zero_) {
+            softmax_.take_near_zero();
+            softmax_.template exponentiate<block_n / 2>(scores_, score.near_zero());
+            return true;
+          }
+        }
+      }
+      return false;
+    }
+    // What a formula has of a tile's rows.
+    struct Nothing {};
+    template <class Heads>
+    FLASHJIT_FN static auto tilts_of(const Score& score, const Positions& rows, const Heads& heads) {
+      if constexpr (Score::tilts)
+        return score.tilts_of(rows, heads);
+      else
+        return Nothing{};
+    }
+    // The same, asked for before the wait for a block's scores, as it may come from memory.
+    template <class Heads>
+    FLASHJIT_FN static auto of_rows(const Score& score, const Positions& rows, const Heads& heads) {
+      if constexpr (Score::tilts)
+        return Nothing{};
+      else
+        return score.of_rows(rows, heads);
+    }
     // The formulas on scores, and how their results become exponents.
-    template <class OfRows, class Heads>
-    FLASHJIT_FN auto change(const Score& score, const OfRows& of_rows, const Positions& rows,
-                            const Heads& heads, int first_key) {
+    template <class Tilts, class OfRows, class Heads>
+    FLASHJIT_FN auto change(const Score& score, const Tilts& tilts, const OfRows& of_rows,
+                            const Positions& rows, const Heads& heads, int first_key) {
       if constexpr (Score::tilts) {
-        return score.template tilt<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
+        return score.template tilt<block_n>(scores_, tilts, rows, heads, first_key, lane_);
       } else {
         score.template modify<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
         return Unshifted{};
@@ -462,6 +498,7 @@ struct ForwardSm90a {
     u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax<1, false> softmax_;
+    bool near_zero_;         // the tile's scores so far, with Score::bounds
     int under_way_;          // 1: a product with V is under way, to which the next one adds
     RowWords row_words_[2];  // with dropout
   };

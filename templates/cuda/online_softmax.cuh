@@ -141,6 +141,14 @@ class OnlineSoftmax {
     return true;
   }
 
+  // Instead of take_max() for a block whose scores are all so near to 0 that their weights stay in range
+  // relative to any reference that other blocks made.
+  FLASHJIT_FN void take_near_zero() {
+#pragma unroll
+    for (int r = 0; r < rows; ++r)
+      if (reference_[r] == lowest) reference_[r] = 0;
+  }
+
   // Turns scores into weights relative to the references and adds the weights up.
   template <int registers, class Exponents = Unshifted>
   FLASHJIT_FN void exponentiate(float* scores, const Exponents& exponents = {}) {

@@ -291,7 +291,8 @@ struct Formula {
   // A score's formula that is score + tilt() * (key - from()), or with the magnitude of the difference.
   static constexpr bool tilts = false;
   // A score's formula that is cap() * before_cap(); the same cap, not negative, for all scores.
-  static constexpr bool caps = false;
+  // caps_score: before_cap() is tanh(score / cap()).
+  static constexpr bool caps = false, caps_score = false, precise = false;
   template <class Row>
   FLASHJIT_FN static NoValue of_tile(const Row&) {
     return {};

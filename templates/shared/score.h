@@ -10,7 +10,7 @@ namespace flashjit::device {
 // Leaves scores as they are: products of q and k, without the scale.
 struct PlainScore {
   static constexpr bool changes = false;
-  static constexpr bool tilts = false;
+  static constexpr bool tilts = false, bounds = false;
   // The factor of scores in the exponents of their weights.
   template <class Params>
   FLASHJIT_FN static float scale_log2(const Params& params) {

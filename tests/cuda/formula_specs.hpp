@@ -120,6 +120,43 @@ struct WithTilt : Base {
   }
 };
 
+// A cap of the score itself.
+template <class Base, class Params, bool precise_>
+struct WithCap : Base {
+  using scalar_cap = device::Scalar<0, device::fp32>;
+
+  struct Score1 : device::Formula {
+    static constexpr bool caps = true, caps_score = true, precise = precise_;
+    template <class At>
+    static auto of_row(const At& at) {
+      return device::row_values(inverse(abs(at.read(scalar_cap()))));
+    }
+    template <class At>
+    static auto cap(const At& at) {
+      return abs(at.read(scalar_cap()));
+    }
+    template <class At, class Row>
+    static auto before_cap(const At& at, const Row& row) {
+      if constexpr (precise)
+        return precise_tanh(at.score * row.a);
+      else
+        return tanh(at.score * row.a);
+    }
+    template <class At, class Row>
+    static auto value(const At& at, const Row& row) {
+      return cap(at) * before_cap(at, row);
+    }
+  };
+  using Score = device::FormulaScore<Params, Score1>;
+
+  static AttentionSpec add_to(AttentionSpec spec) {
+    spec.score = {"cap * tanh(score / cap)"};
+    spec.scalars = {{"cap", DType::fp32}};
+    spec.precise = precise_;
+    return spec.validated();
+  }
+};
+
 // Adds its formulas to the spec if Spec has some.
 template <class Spec>
 AttentionSpec with_formulas(AttentionSpec spec) {

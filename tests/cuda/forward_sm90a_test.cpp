@@ -191,6 +191,24 @@ TEST_F(ForwardSm90a, FormulasLinearInTheKey) {
   }
 }
 
+// Scores near 0 in all blocks, in some, and in none; caps whose exponents leave the range of weights.
+TEST_F(ForwardSm90a, Caps) {
+  using Spec = SpecOf<Bf16, 24, 40, false>;
+  for (const Data data : {Data::plain, Data::huge_scores, Data::rising, Data::falling})
+    for (const double cap : {2.5, 50.0, 1000.0}) {
+      const Case c{.batch = 1,
+                   .heads_q = 2,
+                   .heads_kv = 1,
+                   .seqlen_q = 70,
+                   .seqlen_k = 150,
+                   .data = data,
+                   .named = {{}, {{"cap", cap}}}};
+      expect<WithCap<Spec, FormulaParams, false>, ConfigOf<64, 32, false, false>>(c, {});
+      expect<WithCap<SpecOf<Fp16, 24, 40, false, BottomRight>, FormulaParams, true>,
+             ConfigOf<128, 48, false, true, sections>>(c, {CausalMask{}});
+    }
+}
+
 TEST_F(ForwardSm90a, HeadsApart) {
   expect_gqa<SpecOf<Bf16, 24, 40, false, BottomRight>, ConfigOf<64, 32, true, false, sections>>(
       {CausalMask{}}, {1, 70}, 50);

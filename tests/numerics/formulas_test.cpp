@@ -139,7 +139,7 @@ TEST_P(Formulas, KnownVariants) {
   }
 }
 
-// Beside what else a launch has: packed and paged sequences, lengths, dropout, heads that share tiles, parts
+// Beside what else a launch has: formulas that keep intervals and others in one mask, packed and paged sequences, lengths, dropout, heads that share tiles, parts
 // of keys that are merged.
 TEST_P(Formulas, WithOtherFeatures) {
   constexpr char scores[] =
@@ -152,7 +152,7 @@ TEST_P(Formulas, WithOtherFeatures) {
   const std::vector<int> rows = {0, 5, 300, 1, 64, 65, 0}, keys = {7, 5, 260, 130, 0, 64, 0};
   forward(std::string(scores) + R"_(, "causal"], "varlen": true)_",
           {.lengths_q = rows, .lengths_k = keys, .spare_rows = 130, .seed = 1});
-  forward(R"_("varlen": true, "mask": ["causal", "document[key] == document[position]"],
+  forward(R"_("varlen": true, "mask": ["key <= position", "document[key] == document[position]"],
               "score": ["score + gain[head, row] - loss[key]"],
               "tables": {"document": {"dtype": "uint8", "shape": ["total_k"]},
                          "gain": {"dtype": "fp16", "shape": ["heads_q", "total_q"]},
@@ -185,7 +185,8 @@ TEST_P(Formulas, WithOtherFeatures) {
           .page_size = 64,
           .seed = 9});
   decode(
-      R"_("mask": ["prefix_lm"], "score": ["score + bias[head_kv, min(position - key, 255)]"], "batch_invariant": true,
+      R"_("mask": ["prefix_lm", "key % 7 != position % 5"], "batch_invariant": true,
+             "score": ["score + bias[head_kv, min(position - key, 255)]"],
              "tables": {"bias": {"dtype": "fp32", "shape": ["heads_kv", 256]}})_",
       {.batch = 2, .seqlen_q = 3, .seqlen_k = 1500, .lengths_k = {1500, 800}, .seed = 10});
 }

@@ -7,6 +7,7 @@ speeds.
     compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks decode]
     compare.py decode_peers.py --cells decode [--peers read cudnn fa2]
     compare.py decode_peers.py --cells decode_formulas --peers read
+    compare.py decode_peers.py --cells decode_8bit --peers read
     compare.py flex_peers.py --cells formulas
     compare.py decode_peers.py --cells append
     compare.py PEERS --cells backward [--target sm_90]
@@ -19,10 +20,10 @@ and mode:
     -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
 For a backward cell "modes" is ["bwd"]; a row of the forward may come before the answer.
 For a decode cell the request has "op": "decode", "sq" (query rows), "lengths" (null, or keys of each sequence),
-"page_size" (0: contiguous) and "samples". The peer "read" is the yardstick, a plain read of as many bytes, and never
-the best peer. A decode's amount is bytes of K and V a second. Its last column compares it with a decode of the same
-run: with one without formula; without pages; with one of a single query row; else with one of 8/8 heads and as many
-bytes. The last column of a formula cell compares its rate on the pairs that it keeps with the cell of the built-in mask
+"page_size" (0: contiguous), "kv_dtype" (null: the dtype of q), "bytes" (of K, V and their scales) and "samples". The
+peer "read" is the yardstick, a plain read of as many bytes, and never the best peer. A decode's amount is these bytes a
+second. Its last column compares its time with that of a decode of the same run: with one of 16-bit keys and without
+formula; without pages; with one of a single query row; else with one of 8/8 heads and as many bytes. The last column of a formula cell compares its rate on the pairs that it keeps with the cell of the built-in mask
 or without formula.
 For an append cell the request has "op": "append" and "bytes", those that flashjit reads and writes; the yardstick is
 "copy", which reads and writes as many.
@@ -73,6 +74,8 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
                  "1x8192", "1x131072", "16x8192", "64x8192", "16x32768", "1x100000+63x500:p16",
                  "16x8192:p1", "16x8192:p16", "16x8192:p64", "16x8192:p256",
                  "16x8192:8/8", "16x8192:64/8", "128x8192:64/1", "16x8192:q8", "16x8192:q16")],
+             "decode_8bit": ["decode:" + sizes + pages + kv_dtype for sizes in ("64x8192", "16x32768") for pages in ("", ":p16")
+                             for kv_dtype in ("", ":fp8_e4m3", ":fp8_e4m3/token_head", ":int8", ":int8/token_head")],
              "decode_formulas": ["decode:16x8192" + formula for formula in ("", ":alibi", ":softcap", ":sinks")],
              "append": ["append:" + cell for cell in (
                  "16x8192", "16x8192:q", "16x8192:p16", "16x8192:fp8_e4m3", "16x8192:fp8_e4m3/token_head", "16x8192:int8/token_head",
@@ -143,6 +146,21 @@ class Cell:
         return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
 
 
+KV_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2")
+
+
+def kv_of(option):
+    """The kv_dtype and kv_scale that KV_DTYPE[/KV_SCALE] names; a ValueError if there are none such."""
+    kv_dtype, kv_scale = (option.split("/") + ["tensor"])[:2]
+    if kv_dtype not in KV_DTYPES or kv_scale not in ("tensor", "head", "token_head"):
+        raise ValueError
+    return kv_dtype, kv_scale
+
+
+def kv_fields(cell):
+    return {"kv_dtype": cell.kv_dtype, "kv_scale": cell.kv_scale} if cell.kv_dtype else {}
+
+
 class Decode:
     """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA], head_dim 128.
     Without more it has 32/8 heads, a row, no pages and no formula."""
@@ -152,24 +170,31 @@ class Decode:
 
     def __init__(self, text):
         self.name, self.rows, self.page_size, self.heads_q, self.heads_kv, self.formula = text, 1, 0, 32, 8, None
+        self.kv_dtype = self.kv_scale = None
         try:
             _, sizes, *more = text.split(":")
             sizes = [[int(x) for x in size.split("x")] for size in sizes.split("+")]
             self.lengths = [keys for count, keys in sizes for _ in range(count)]
             for option in more:
-                if "/" in option:
+                if option[0].isdigit():
                     self.heads_q, self.heads_kv = [int(x) for x in option.split("/")]
+                elif option.split("/")[0] in KV_DTYPES:
+                    self.kv_dtype, self.kv_scale = kv_of(option)
                 elif option in DECODE_FORMULAS:
                     self.formula = option
                 else:
                     setattr(self, {"q": "rows", "p": "page_size"}[option[0]], int(option[1:]))
             self.batch, self.seqlen, self.ragged = len(self.lengths), max(self.lengths), len(sizes) > 1
         except (ValueError, KeyError, IndexError):
-            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA], "
-                             "as in decode:16x8192:alibi or decode:1x100000+63x500:64/8:q8:p16")
+            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA]"
+                             "[:KV_DTYPE[/KV_SCALE]], as in decode:16x8192:alibi, decode:1x100000+63x500:64/8:q8:p16 or decode:64x8192:int8/token_head")
 
     def key_elements(self):
         return sum(self.lengths) * self.heads_kv * (self.dim + self.dim_v)
+
+    def bytes(self, element):
+        stored = self.key_elements() * (1 if self.kv_dtype else element)
+        return stored + sum(self.lengths) * self.heads_kv * 8 * (self.kv_scale == "token_head")
 
     def flops(self):
         return 2 * self.rows * self.key_elements() * self.heads_q // self.heads_kv
@@ -177,8 +202,10 @@ class Decode:
     def compares_with(self, other):
         """Whether the last column is this decode's rate relative to that of `other`."""
         same = (self.lengths, self.heads_q, self.heads_kv) == (other.lengths, other.heads_q, other.heads_kv)
-        if self.formula:
-            return same and (other.page_size, other.rows, other.formula) == (self.page_size, self.rows, None)
+        if self.kv_dtype or self.formula:
+            return same and (other.page_size, other.rows, other.formula, other.kv_dtype) == (self.page_size, self.rows, None, None)
+        if other.kv_dtype:
+            return False
         if self.page_size:
             return same and other.page_size == 0 and other.rows == self.rows
         if other.page_size or other.rows > 1 or other.formula:
@@ -189,7 +216,8 @@ class Decode:
             other.key_elements() == self.key_elements()
 
     def request(self):
-        return {"op": "decode", "sq": self.rows, "lengths": self.lengths if self.ragged else None, "page_size": self.page_size}
+        return {"op": "decode", "sq": self.rows, "lengths": self.lengths if self.ragged else None, "page_size": self.page_size,
+                "kv_dtype": self.kv_dtype, "bytes": self.bytes(2)}
 
     def flashjit_request(self):
         shape = {"seqlen_q": self.rows, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}
@@ -249,9 +277,7 @@ class Append:
                 elif option[0].isdigit():
                     self.heads_q, self.heads_kv = [int(x) for x in option.split("/")]
                 else:
-                    self.kv_dtype, self.kv_scale = (option.split("/") + ["tensor"])[:2]
-                    if self.kv_dtype not in ("int8", "fp8_e4m3", "fp8_e5m2") or self.kv_scale not in ("tensor", "head", "token_head"):
-                        raise ValueError
+                    self.kv_dtype, self.kv_scale = kv_of(option)
         except (ValueError, IndexError):
             raise SystemExit(f"cell {text!r} is not append:BATCHxTOKENS[:HEADS_Q/HEADS_KV][:q][:pPAGE_SIZE][:KV_DTYPE[/KV_SCALE]], as in "
                              "append:16x8192:q:p16 or append:64x1:fp8_e4m3/token_head")
@@ -269,8 +295,8 @@ class Append:
         return bool(self.page_size) and other.page_size == 0 and self.name.replace(f":p{self.page_size}", "") == other.name
 
     def spec(self, dtype):
-        quantised = {"kv_dtype": self.kv_dtype, "kv_scale": self.kv_scale} if self.kv_dtype else {}
-        return {"op": "append_kv", "dtype": dtype, "head_dim": self.dim, "paged": self.page_size > 0, "rotary": {"q": self.rotates_q}, **quantised}
+        return {"op": "append_kv", "dtype": dtype, "head_dim": self.dim, "paged": self.page_size > 0, "rotary": {"q": self.rotates_q},
+                **kv_fields(self)}
 
     def request(self):
         return {"op": "append", "bytes": self.bytes()}
@@ -295,7 +321,7 @@ def spec_of(case, dtype, options):
     cell = case.cell
     if cell.mask == "decode":
         return {"op": "decode", "dtype": dtype, "head_dim": cell.dim, "lse": False, "paged": cell.page_size > 0,
-                **DECODE_FORMULAS.get(cell.formula, {})}
+                **DECODE_FORMULAS.get(cell.formula, {}), **kv_fields(cell)}
     if cell.mask == "append":
         return cell.spec(dtype)
     if cell.mask == "formula":
@@ -470,7 +496,7 @@ class Table:
         if case.cell.mask == "append":
             return f"{case.cell.bytes() / ms * 1e-9:.2f}"
         if case.cell.mask == "decode":
-            return f"{case.cell.key_elements() * (4 if case.dtype == 'fp32' else 2) / ms * 1e-9:.{4 if case.threads else 2}f}"
+            return f"{case.cell.bytes(4 if case.dtype == 'fp32' else 2) / ms * 1e-9:.{4 if case.threads else 2}f}"
         return f"{ms:.3g}" if self.unit == "ms" else f"{case.cell.tflops(ms):.0f}"
 
     def print(self, cases):
@@ -553,7 +579,7 @@ def parse(arguments):
     parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas flex; of append copy; of backward fa3, for "
                                                   "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; decode_formulas; formulas: 14 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
                              "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")

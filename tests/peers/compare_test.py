@@ -307,6 +307,22 @@ class CompareTest(unittest.TestCase):
         for cell in compare.GPU_CELLS["decode"]:
             compare.Decode(cell)
 
+    def test_decode_of_8_bits(self):
+        self.stand_in(DECODE_PEERS, DECODE_FLASHJIT)
+        done = self.run_compare("--states", "rest", "--peers", "read", "--cells", "decode:2x1000", "decode:2x1000:p16",
+                                "decode:2x1000:fp8_e4m3/token_head", "decode:2x1000:p16:int8")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = done.stdout.splitlines()
+        for cell, base in (("decode:2x1000:fp8_e4m3/token_head", "decode:2x1000"), ("decode:2x1000:p16:int8", "decode:2x1000:p16")):
+            self.assertTrue(any(line.startswith(f"| {cell} |") and line.endswith(f") {base} |") for line in lines), done.stdout)
+        int8 = compare.Decode("decode:2x1000:int8/token_head")
+        self.assertEqual(int8.bytes(2), 2000 * 8 * (256 + 8))
+        self.assertEqual(compare.Decode("decode:2x1000").bytes(2), 2000 * 8 * 512)
+        self.assertEqual(compare.kv_fields(int8), {"kv_dtype": "int8", "kv_scale": "token_head"})
+        for wrong in ("int4", "int8/row"):
+            with self.assertRaises(SystemExit):
+                compare.Decode("decode:2x1000:" + wrong)
+
     def test_formulas(self):
         self.stand_in(FLEX_PEERS, FLEX_FLASHJIT)
         done = self.run_compare("--states", "rest", "--cells", "formula:none", "formula:prefix_lm", "formula:alibi:causal")

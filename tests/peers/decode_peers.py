@@ -51,14 +51,13 @@ def call_of(request, peer):
         source, to = (torch.ones(request["bytes"] // 2, device="cuda", dtype=torch.uint8) for _ in range(2))
         return lambda: to.copy_(source)
     b, s, sq, hq, hk, d = (request[name] for name in ("b", "s", "sq", "hq", "hk", "d"))
-    keys = sum(request["lengths"]) if request["lengths"] else b * s
     if peer == "read":
-        kv, out = torch.ones(keys * hk * d, device="cuda"), torch.empty((), device="cuda")  # float32: K and V together
+        kv, out = torch.ones(request["bytes"] // 4, device="cuda"), torch.empty((), device="cuda")
         return lambda: torch.sum(kv, 0, out=out)
     if peer not in BACKENDS:
         raise ValueError(f"peer {peer!r} is not read, cudnn or fa2")
-    if request["lengths"] or request["page_size"]:
-        raise ValueError("PyTorch has no pages and no caches of different lengths")
+    if request["lengths"] or request["page_size"] or request["kv_dtype"]:
+        raise ValueError("PyTorch has no pages, no caches of different lengths and none of 8 bits")
     draw = lambda heads, rows: torch.randn(b, heads, rows, d, device="cuda", dtype=BF16)
     q, k, v = draw(hq, sq), draw(hk, s), draw(hk, s)
     return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=hq != hk)

@@ -147,17 +147,24 @@ KernelConfig heuristic_config(const AttentionSpec& spec, const Target& target, c
 }
 
 std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Target& target) {
-  // Beyond some power of two, lengths and heads no longer change the choice.
-  constexpr int max_seqlen_log2 = 20, max_heads_log2 = 10;
+  // Beyond some power of two, lengths and heads no longer change the choice. Of page sizes it matters how
+  // many keys lie together.
+  constexpr int max_seqlen_log2 = 20, max_heads_log2 = 10, max_group_log2 = 8;
+  const std::vector<int> page_sizes = spec.paged ? std::vector{1, 16, 32} : std::vector{0};
+  const int max_q_log2 = spec.op == Operation::decode ? 6 : max_seqlen_log2;
   std::set<KernelConfig> preferred;
-  for (int q = 0; q <= max_seqlen_log2; ++q) {
-    for (int k = 0; k <= max_seqlen_log2; ++k) {
-      for (int heads = 0; heads <= max_heads_log2; ++heads) {
-        const Shape shape{.seqlen_q = 1 << q, .seqlen_k = 1 << k, .num_heads_q = 1 << heads};
-        preferred.insert(family_of(spec.op, target).preferred(spec, target, bucket(shape)));
-      }
-    }
-  }
+  for (int q = 0; q <= max_q_log2; ++q)
+    for (int k = 0; k <= max_seqlen_log2; ++k)
+      for (int heads = 0; heads <= max_heads_log2; ++heads)
+        for (int group = 0; group <= std::min(heads, max_group_log2); ++group)
+          for (const int page_size : page_sizes) {
+            const Shape shape{.seqlen_q = 1 << q,
+                              .seqlen_k = 1 << k,
+                              .num_heads_q = 1 << heads,
+                              .num_heads_kv = 1 << (heads - group),
+                              .page_size = page_size};
+            preferred.insert(family_of(spec.op, target).preferred(spec, target, bucket(shape)));
+          }
   const std::vector<KernelConfig> space = search_space(spec, target);
   std::set<KernelConfig> configs;
   for (const KernelConfig& config : preferred) configs.insert(nearest(space, with_pins(config, spec.config)));

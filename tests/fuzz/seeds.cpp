@@ -36,7 +36,7 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
   for (const auto& [name, op] : {std::pair("sm_90a", Operation::forward),
                                  {"x86-64-v4", Operation::forward},
                                  {"x86-64-v3", Operation::backward}}) {
-    const AttentionSpec spec = specs_of(models().front(), op).front();
+    const AttentionSpec spec = specs_of(models().front(), {op}).front();
     const Target target = Target::parse(name);
     const KernelConfig config = heuristic_config(spec, target, {1, 100, 100, 8, 2});
     const KernelSource source = render(spec, target, config);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
@@ -76,11 +77,30 @@ TEST(Manifest, OperationsOfAModel) {
   EXPECT_EQ(ops_of(R"(, "ops": ["backward"])"), std::pair(0ul, 4ul));
 }
 
+TEST(Manifest, CachesOfAModel) {
+  const auto items =
+      parse_manifest(R"({"kernels": [{"model": "qwen3-8b", "ops": ["decode", "append_kv", "forward"],
+                                                     "kv_dtype": "int8", "kv_scale": "token_head"}]})");
+  std::map<Operation, int> count;
+  for (const ManifestItem& item : items) {
+    ++count[item.spec.op];
+    const bool of_cache = item.spec.op != Operation::forward;
+    EXPECT_EQ(item.spec.kv_dtype, of_cache ? std::optional(DType::int8) : std::nullopt);
+    EXPECT_EQ(item.spec.kv_scale, of_cache ? std::optional(KvScale::token_head) : std::nullopt);
+    EXPECT_EQ(item.spec.rotary.has_value(), item.spec.op == Operation::append_kv);
+    for (const Shape& shape : item.shapes) EXPECT_EQ(shape.seqlen_q == 1, of_cache);
+    for (const char* target : {"sm_90a", "sm_80", "x86-64-v4"})
+      EXPECT_FALSE(search_space(item.spec, Target::parse(target)).empty()) << item.spec.to_json();
+  }
+  EXPECT_EQ(count, (std::map<Operation, int>{
+                       {Operation::forward, 8}, {Operation::decode, 12}, {Operation::append_kv, 8}}));
+}
+
 TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
   for (const Model& model : models()) {
     for (const Operation op : {Operation::forward, Operation::backward}) {
       std::set<std::string> distinct;
-      for (const AttentionSpec& spec : specs_of(model, op)) {
+      for (const AttentionSpec& spec : specs_of(model, {op})) {
         distinct.insert(spec.to_json());
         EXPECT_EQ(spec.op, op);
         EXPECT_EQ(spec.mask.empty(), !model.causal);
@@ -110,8 +130,18 @@ TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
   for (const char* ops : {"3", "[]", "\"backward\""})
     EXPECT_THAT(refusal(std::string(R"({"kernels": [{"model": "sdxl", "ops": )") + ops + "}]}"),
                 HasSubstr("kernels[0].ops is not a list of operations"));
-  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "ops": ["decode"]}]})"),
-              HasSubstr("kernels[0].ops has \"decode\"; a model has forward and backward"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "ops": ["merge"]}]})"),
+              HasSubstr("kernels[0].ops has \"merge\"; a model has forward, backward, decode and append_kv"));
+  EXPECT_THAT(
+      refusal(R"({"kernels": [{"model": "sdxl", "ops": ["decode"]}]})"),
+      HasSubstr(
+          "kernels[0].model sdxl keeps no cache of keys and values, so it has no decode; these do: llama"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "qwen3-8b", "kv_dtype": "int8"}]})"),
+              HasSubstr("\"ops\": [\"decode\", \"append_kv\"] would work"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "qwen3-8b", "ops": ["decode"], "kv_dtype": "int4"}]})"),
+              HasSubstr("kv_dtype"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"spec": {"op": "decode"}, "kv_dtype": "int8"}]})"),
+              HasSubstr("has kv_dtype beside a spec"));
   EXPECT_THAT(refusal(R"({"kernels": [{"spec": )" + small_spec + R"(, "ops": ["forward"]}]})"),
               HasSubstr("has ops beside a spec"));
   EXPECT_THAT(refusal(R"({"kernels": [{"modle": "sdxl"}]})"),
@@ -140,7 +170,14 @@ TEST(Manifest, Schema) {
   std::vector<std::string> names;
   for (const Model& model : models()) names.emplace_back(model.name);
   EXPECT_EQ(entries[0]["properties"]["model"]["enum"].get<std::vector<std::string>>(), names);
-  EXPECT_EQ(entries[0]["properties"]["ops"]["items"]["enum"], Json({"forward", "backward"}));
+  EXPECT_EQ(entries[0]["properties"]["ops"]["items"]["enum"],
+            Json({"forward", "backward", "decode", "append_kv"}));
+  std::ifstream spec_file(FLASHJIT_SOURCE_DIR "/tools/spec.schema.json");
+  const Json spec = Json::parse(spec_file)["properties"];
+  const Json& model = entries[0]["properties"];
+  EXPECT_EQ(model["kv_scale"]["enum"], spec["kv_scale"]["enum"]);
+  for (const Json& name : model["kv_dtype"]["enum"])  // a spec may name the dtype of q, too
+    EXPECT_THAT(spec["kv_dtype"]["enum"], testing::Contains(name));
   for (const auto& [name, rule] : entries[1]["properties"]["shapes"]["items"]["properties"].items())
     EXPECT_EQ(refusal(with_shape(R"({"seqlen_q": 6, ")" + name + R"(": 1})")),
               name == "seqlen_q" ? "invalid_argument: field \"seqlen_q\" is given twice; once would work"
@@ -161,11 +198,14 @@ TEST(Manifest, HeuristicConfigsAreThoseOfEveryShape) {
       const Target target = Target::parse(name);
       const Operation op =
           has_kernels(Operation::backward, name) && random() % 2 ? Operation::backward : Operation::forward;
-      const AttentionSpec spec = specs_of(model, op)[random() % 4];
+      const bool decodes = model.has_cache && random() % 2;
+      const AttentionSpec spec = specs_of(model, {decodes ? Operation::decode : op})[random() % 4];
       const std::vector<KernelConfig> configs = heuristic_configs(spec, target);
       EXPECT_LE(configs.size(), 8u);
       for (int i = 0; i < 100; ++i) {
-        const Shape shape{size(12), size(22), size(22), size(8), 1};
+        const int heads_kv = size(6);
+        const Shape shape{size(12), size(decodes ? 6 : 22),  size(22), heads_kv * size(7),
+                          heads_kv, spec.paged ? size(8) : 0};
         const KernelConfig config = heuristic_config(spec, target, bucket(shape));
         EXPECT_TRUE(std::binary_search(configs.begin(), configs.end(), config))
             << model.name << " " << name << " " << to_json(config);

@@ -54,33 +54,57 @@ Shape read_shape(const std::string& where, const Json& json) {
   return shape;
 }
 
-// "ops" of a model: what it is prebuilt for.
-std::vector<Operation> read_ops(const std::string& where, const Json& entry) {
-  if (!entry.contains("ops")) return {Operation::forward};
+// "ops", "kv_dtype" and "kv_scale" of a model: what it is prebuilt for.
+std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
   constexpr std::pair<std::string_view, Operation> known[] = {{"forward", Operation::forward},
-                                                              {"backward", Operation::backward}};
-  const Json& list = entry["ops"];
+                                                              {"backward", Operation::backward},
+                                                              {"decode", Operation::decode},
+                                                              {"append_kv", Operation::append_kv}};
+  // The spec's own words, and its errors.
+  AttentionSpec cache{.op = Operation::decode, .head_dim = 64};
+  const bool names_cache = entry.contains("kv_dtype") || entry.contains("kv_scale");
+  if (names_cache) {
+    Json spec = {{"op", "decode"}, {"dtype", "bf16"}, {"head_dim", 64}};
+    for (const char* field : {"kv_dtype", "kv_scale"})
+      if (entry.contains(field)) spec[field] = entry[field];
+    try {
+      cache = AttentionSpec::from_json(spec.dump());
+    } catch (const Error& error) {
+      refuse(where, "has a cache that no spec has: " + error.message());
+    }
+  }
+  const Json list = entry.contains("ops") ? entry["ops"] : Json::array({"forward"});
   if (!list.is_array() || list.empty())
     refuse(where + ".ops", R"(is not a list of operations; ["forward", "backward"] would work)");
-  std::vector<Operation> ops;
+  std::vector<ModelUse> uses;
+  bool caches = false;
   for (const Json& name : list) {
     const auto op = std::find_if(std::begin(known), std::end(known),
                                  [&](const auto& item) { return name == item.first; });
     if (op == std::end(known))
-      refuse(where + ".ops", "has " + name.dump() + "; a model has forward and backward");
-    ops.push_back(op->second);
+      refuse(where + ".ops", "has " + name.dump() + "; a model has forward, backward, decode and append_kv");
+    uses.push_back({op->second, cache.kv_dtype, cache.kv_scale});
+    caches |= op->second == Operation::decode || op->second == Operation::append_kv;
   }
-  return ops;
+  if (names_cache && !caches)
+    refuse(
+        where,
+        R"(has a kv_dtype, which caches have, and no operation on them; "ops": ["decode", "append_kv"] would work)");
+  return uses;
 }
 
-void add_model(const std::string& where, std::string_view name, const std::vector<Operation>& ops,
+void add_model(const std::string& where, std::string_view name, const std::vector<ModelUse>& uses,
                std::vector<ManifestItem>& items) {
   std::vector<std::string_view> names;
   for (const Model& model : models()) {
     names.push_back(model.name);
     if (model.name != name) continue;
-    for (const Operation op : ops)
-      for (AttentionSpec& spec : specs_of(model, op)) items.push_back({std::move(spec), model.shapes, true});
+    for (const ModelUse& use : uses) try {
+        for (AttentionSpec& spec : specs_of(model, use))
+          items.push_back({std::move(spec), shapes_of(model, use.op), true});
+      } catch (const Error& error) {
+        refuse(where, error.message());
+      }
     return;
   }
   refuse(where, in_quotes(name) + " is not a known model; known: " + or_meant(name, names));
@@ -92,17 +116,19 @@ void add_spec(const Json& json, std::vector<Shape> shapes, std::vector<ManifestI
 }
 
 void add_entry(const std::string& where, const Json& entry, std::vector<ManifestItem>& items) {
-  constexpr std::string_view fields[] = {"model", "ops", "spec", "shapes"};
+  constexpr std::string_view fields[] = {"model", "ops", "kv_dtype", "kv_scale", "spec", "shapes"};
   require_fields(where, entry, fields);
   if (entry.contains("model") == entry.contains("spec"))
     refuse(where, "must have either a \"model\" or a \"spec\"");
   if (entry.contains("model")) {
     if (entry.contains("shapes")) refuse(where, "has shapes beside a model, which has its own");
     if (!entry["model"].is_string()) refuse(where + ".model", "is not a name");
-    return add_model(where + ".model", entry["model"].get_ref<const std::string&>(), read_ops(where, entry),
+    return add_model(where + ".model", entry["model"].get_ref<const std::string&>(), read_uses(where, entry),
                      items);
   }
-  if (entry.contains("ops")) refuse(where, "has ops beside a spec, which has its \"op\"");
+  for (const char* field : {"ops", "kv_dtype", "kv_scale"})
+    if (entry.contains(field))
+      refuse(where, std::string("has ") + field + " beside a spec, which says it itself");
   std::vector<Shape> shapes;
   if (entry.contains("shapes")) {
     const Json& list = entry["shapes"];
@@ -124,8 +150,7 @@ std::vector<ManifestItem> parse_manifest(std::string_view text) {
   const std::size_t start = text.find_first_not_of(" \t\r\n");
   if (start == std::string_view::npos) refuse("", "is empty");
   if (text[start] != '{') {
-    add_model("", text.substr(start, text.find_last_not_of(" \t\r\n") + 1 - start), {Operation::forward},
-              items);
+    add_model("", text.substr(start, text.find_last_not_of(" \t\r\n") + 1 - start), {ModelUse{}}, items);
     return items;
   }
   const Json json = parse_strict_json(text, "the manifest", ErrorCode::invalid_argument);

@@ -1,6 +1,9 @@
 #include "tools/manifest/models.hpp"
 
 #include <initializer_list>
+#include <string>
+
+#include "codegen/error.hpp"
 
 namespace flashjit {
 namespace {
@@ -19,20 +22,21 @@ std::vector<Model> make_models() {
   };
   return {
       // Language models; Llama 3 takes 8192 tokens.
-      {"llama-3-8b", 128, 128, true, self_attention(32, 8, {512, 2048, 8192}),
+      {"llama-3-8b", 128, 128, true, true, self_attention(32, 8, {512, 2048, 8192}),
        "meta-llama/Meta-Llama-3-8B: config.json"},
-      {"llama-3-70b", 128, 128, true, self_attention(64, 8, {512, 2048, 8192}),
+      {"llama-3-70b", 128, 128, true, true, self_attention(64, 8, {512, 2048, 8192}),
        "meta-llama/Meta-Llama-3-70B: config.json"},
-      {"qwen2.5-7b", 128, 128, true, prompts(28, 4), "Qwen/Qwen2.5-7B: config.json"},
-      {"qwen2.5-72b", 128, 128, true, prompts(64, 8), "Qwen/Qwen2.5-72B: config.json"},
-      {"qwen3-8b", 128, 128, true, prompts(32, 8), "Qwen/Qwen3-8B: config.json"},
-      {"qwen3-32b", 128, 128, true, prompts(64, 8), "Qwen/Qwen3-32B: config.json"},
-      // Prefill, with keys and values expanded: qk_nope_head_dim 128 + qk_rope_head_dim 64, v_head_dim 128.
-      {"deepseek-v3", 192, 128, true, prompts(128, 128), "deepseek-ai/DeepSeek-V3: config.json"},
+      {"qwen2.5-7b", 128, 128, true, true, prompts(28, 4), "Qwen/Qwen2.5-7B: config.json"},
+      {"qwen2.5-72b", 128, 128, true, true, prompts(64, 8), "Qwen/Qwen2.5-72B: config.json"},
+      {"qwen3-8b", 128, 128, true, true, prompts(32, 8), "Qwen/Qwen3-8B: config.json"},
+      {"qwen3-32b", 128, 128, true, true, prompts(64, 8), "Qwen/Qwen3-32B: config.json"},
+      // Prefill, with keys and values expanded; its cache is of latent vectors, not of these:
+      // qk_nope_head_dim 128 + qk_rope_head_dim 64, v_head_dim 128.
+      {"deepseek-v3", 192, 128, true, false, prompts(128, 128), "deepseek-ai/DeepSeek-V3: config.json"},
       // Vision: 1152 over 16 heads; 27 x 27 and 16 x 16 patches.
-      {"siglip-so400m-384", 72, 72, false, self_attention(16, 16, {729}),
+      {"siglip-so400m-384", 72, 72, false, false, self_attention(16, 16, {729}),
        "google/siglip-so400m-patch14-384: config.json"},
-      {"siglip-so400m-224", 72, 72, false, self_attention(16, 16, {256}),
+      {"siglip-so400m-224", 72, 72, false, false, self_attention(16, 16, {256}),
        "google/siglip-so400m-patch14-224: config.json"},
       // Images of 1024 x 1024: 640 channels over 10 heads at 64 x 64, 1280 over 20 at 32 x 32, each also over
       // 77 tokens of text.
@@ -40,10 +44,11 @@ std::vector<Model> make_models() {
        64,
        64,
        false,
+       false,
        {{1, 4096, 4096, 10, 10}, {1, 1024, 1024, 20, 20}, {1, 4096, 77, 10, 10}, {1, 1024, 77, 20, 20}},
        "stabilityai/stable-diffusion-xl-base-1.0: unet/config.json"},
       // The same images in 64 x 64 tokens, after 512 of text.
-      {"flux.1", 128, 128, false, self_attention(24, 24, {4608}),
+      {"flux.1", 128, 128, false, false, self_attention(24, 24, {4608}),
        "black-forest-labs/FLUX.1-dev: transformer/config.json"},
   };
 }
@@ -55,22 +60,51 @@ std::span<const Model> models() {
   return all;
 }
 
-std::vector<AttentionSpec> specs_of(const Model& model, Operation op) {
-  std::vector<AttentionSpec> specs;
-  for (const DType dtype : {DType::bf16, DType::fp16}) {
-    for (const bool varlen : {false, true}) {
-      for (const bool lse : {false, true}) {
-        if (op == Operation::backward && !lse) continue;  // a backward reads lse
-        AttentionSpec spec{
-            .op = op, .dtype = dtype, .head_dim = model.head_dim, .head_dim_v = model.head_dim_v};
-        if (model.causal) spec.mask = {CausalMask{}};
-        spec.varlen = varlen;
-        spec.lse = lse;
-        specs.push_back(spec.validated());
-      }
-    }
+std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
+  const bool of_cache = use.op == Operation::decode || use.op == Operation::append_kv;
+  if (of_cache && !model.has_cache) {
+    std::string known;
+    for (const Model& other : models())
+      if (other.has_cache) known += (known.empty() ? "" : ", ") + std::string(other.name);
+    throw Error(ErrorCode::invalid_argument, std::string(model.name) +
+                                                 " keeps no cache of keys and values, so it has no " +
+                                                 to_string(use.op) + "; these do: " + known);
   }
+  std::vector<AttentionSpec> specs;
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const bool paged : {false, true})
+      for (const bool varlen : {false, true})
+        for (const bool lse : {false, true}) {
+          if (paged && !of_cache) continue;
+          if (use.op == Operation::decode && varlen && !paged) continue;
+          if (use.op == Operation::backward && !lse) continue;  // it reads lse
+          if (use.op == Operation::append_kv && lse) continue;  // it has none
+          AttentionSpec spec{
+              .op = use.op, .dtype = dtype, .head_dim = model.head_dim, .head_dim_v = model.head_dim_v};
+          spec.varlen = varlen;
+          spec.paged = paged;
+          if (use.op == Operation::append_kv) {
+            spec.rotary = Rotary{.q = true};
+          } else {
+            spec.lse = lse;
+            if (model.causal) spec.mask = {CausalMask{}};
+          }
+          if (of_cache) {
+            spec.kv_dtype = use.kv_dtype;
+            if (use.kv_scale) spec.kv_scale = use.kv_scale;
+          }
+          specs.push_back(spec.validated());
+        }
   return specs;
+}
+
+std::vector<Shape> shapes_of(const Model& model, Operation op) {
+  if (op != Operation::decode && op != Operation::append_kv) return model.shapes;
+  const Shape& longest = model.shapes.back();
+  std::vector<Shape> shapes;
+  for (const int batch : {1, 16, 64})
+    shapes.push_back({batch, 1, longest.seqlen_k, longest.num_heads_q, longest.num_heads_kv, 16});
+  return shapes;
 }
 
 }  // namespace flashjit

@@ -123,7 +123,8 @@ TEST_F(EmulatedAmx, Lengths) {
     const EmulatedKernel kernel(spec, tiles_of(64, 64));
     std::uint64_t seed = 0;
     for (const int rows : {1, 2, 31, 32, 33, 70, 130})
-      for (const int keys : {1, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200})
+      for (const int keys : {1, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200}) {
+        if (++seed % 2 && !test_all()) continue;
         expect({.spec = spec,
                 .batch = 2,
                 .heads_q = 3,
@@ -132,9 +133,10 @@ TEST_F(EmulatedAmx, Lengths) {
                 .seqlen_k = keys,
                 .layout = static_cast<MemoryLayout>(seed % 6),
                 .layout_kv = static_cast<MemoryLayout>(seed / 2 % 6),
-                .poison = seed % 2 ? Poison::nan : Poison::infinity,
-                .seed = ++seed},
+                .poison = seed / 2 % 2 ? Poison::nan : Poison::infinity,
+                .seed = seed},
                kernel);
+      }
   }
 }
 
@@ -200,10 +202,11 @@ TEST_F(EmulatedAmx, Masks) {
                                      {TreeMask{}, PaddingMask{}}};
   for (const auto& mask : masks) {
     for (const int dim : {40, 72}) {
+      if (!test_all() && (&mask - masks + dim / 8) % 2) continue;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
       const EmulatedKernel one_tile(spec, heuristic_config(spec, amx, {})), several(spec, tiles_of(32, 96));
       for (const std::uint64_t seed : {1, 3, 4, 6}) {
-        if (!test_all() && (seed + &mask - masks + dim / 8) % 2) continue;
+        if (!test_all() && (seed + (&mask - masks) / 2) % 2) continue;
         const Case c = {.spec = spec,
                         .batch = 2,
                         .heads_q = 4,

@@ -17,7 +17,7 @@ class PackGqa : public ComputesOnEveryDevice {
       GTEST_SKIP() << "of GPUs' kernels only sm_90a's pack heads";
   }
   void expect(Case c, PinnedConfig pins = {}) {
-    if (!takes_next(c.spec, 5)) return;
+    if (!takes_next(c.spec, 9)) return;
     if (on().is_cuda()) pins.pack_gqa = true;
     c.spec.config = pins;
     EXPECT_TRUE(computes(on(), c));

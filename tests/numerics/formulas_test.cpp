@@ -139,8 +139,8 @@ TEST_P(Formulas, KnownVariants) {
   }
 }
 
-// Beside what else a launch has: formulas that keep intervals and others in one mask, packed and paged sequences, lengths, dropout, heads that share tiles, parts
-// of keys that are merged.
+// Formulas that keep intervals and others in one mask, beside what else a launch has: packed and paged
+// sequences, lengths, dropout, heads that share tiles, parts of keys that are merged.
 TEST_P(Formulas, WithOtherFeatures) {
   constexpr char scores[] =
       R"_("score": ["alibi", "softcap"], "sink_logits": true, "mask": ["position - key < 900 || key < 7")_";

@@ -1,5 +1,5 @@
 #!/bin/sh
-# sanitized.sh BUILD_FOLDER: runs the labels unit, cache and numerics in a build with sanitizers.
+# sanitized.sh BUILD_FOLDER: runs what the folder holds of the labels unit, cache and numerics, a build with sanitizers.
 # Unless FLASHJIT_TEST_ALL=1, it leaves out tests that take the same paths many times over:
 #   numerics on more than one CPU target, and the 20 launches after a first: the host's code is the same for all
 #   the oracle and its bounds in more than one dtype
@@ -10,7 +10,8 @@
 set -eu
 often='cpu_x86_64_v4|^All/Invariants\.SameBitsRunAfterRun'
 often="$often|^Dtypes/.*/(fp16|fp32|bf16_into_bf16|fp16_into_fp16|fp32_into_fp32|bf16_into_fp32)( |\$)"
-often="$often|^Mask\.|^SearchSpace\.HoldsFitting|^Manifest\.HeuristicConfigs|^DropoutStatistics\."
+often="$often|^Mask\.|^SearchSpace\.(HoldsFitting|OfBackwards|BlockSparse)|^Manifest\.(HeuristicConfigs|AModelIs)"
+often="$often|^DropoutStatistics\.|^DecodePartition\.FitsTheConfig|^TileSchedule\."
 often="$often|^BackwardOracle\.|^Spec\.AnyText|^Schema\.AgreesWithTheParser"
 often="$often|^SharedCache\.(SixteenProcesses|KilledCompilers|FilesThatVanish)"
 case $1 in */asan) often="$often|^PolicyTest\." ;; esac

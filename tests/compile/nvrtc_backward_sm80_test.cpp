@@ -68,7 +68,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackwardByMmaSync) {
         if (!usual(head_dim) && (head_dim / 8 + target.level) % features != feature) continue;
         ++place;
         if ((usual(head_dim) && feature < 2 && target.level == 90) ||
-            has_turn(place, usual(head_dim) ? 37 : 59))
+            has_turn(place, usual(head_dim) ? 71 : 113))
           cases.push_back(default_case(spec_with(head_dim, feature), target));
       }
   for_each_compiled(cases, expect_sound_mma_sync);

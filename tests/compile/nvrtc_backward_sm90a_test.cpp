@@ -46,7 +46,8 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
     EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
 }
 
-// Head dimensions 64 and 128 for sm_90a, with every feature that changes code; others in turns.
+// Head dimensions 64 and 128 for sm_90a, full and causal; every feature that changes code and others in
+// turns.
 TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
@@ -66,8 +67,8 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
         spec.mask = {CausalMask{}, PaddingMask{}, BlockSparseMask{}};
         spec.dtype = DType::fp16, spec.deterministic = spec.dropout = true;
       }
-      const bool always = usual && feature < 4;
-      if (always || has_turn(place, usual ? 3 : 53)) cases.push_back(default_case(spec.validated(), target));
+      const bool always = usual && feature < 2;
+      if (always || has_turn(place, usual ? 7 : 107)) cases.push_back(default_case(spec.validated(), target));
       ++place;
     }
   }
@@ -84,7 +85,7 @@ TEST_F(NvrtcTest, SearchSpaceOfBackwardOnSm90a) {
   for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {40, 72}, {72, 40}, {96, 96}, {128, 64}})
     for (const bool dropout : {false, true})
       for (const bool deterministic : {false, true}) {
-        if (!has_turn(place++, 4)) continue;
+        if (!has_turn(place++, 7)) continue;
         AttentionSpec spec = backward_spec(DType::bf16, head_dim, {CausalMask{}});
         spec.head_dim_v = head_dim_v;
         spec.dropout = dropout;

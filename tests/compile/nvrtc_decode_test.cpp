@@ -61,7 +61,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfDecode) {
       for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
         const bool usual = head_dim == 64 || head_dim == 128 || head_dim == 256;
         ++place;
-        if ((usual && target.arch_specific && seqlen_q != 8) || has_turn(place, usual ? 23 : 197))
+        if ((usual && target.arch_specific && seqlen_q != 8) || has_turn(place, usual ? 43 : 389))
           cases.push_back(case_for_rows(
               decode_spec(place % 3 ? DType::bf16 : DType::fp16, head_dim, place % 5 ? 0 : 264 - head_dim),
               target, seqlen_q));
@@ -87,7 +87,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfEveryOptionOfDecode) {
         for (const int head_dim : {64, 128, 256})
           for (const int seqlen_q : {1, 8, 64})
             for (const char* target : {"sm_90a", "sm_80", "sm_89"}) {
-              if (!has_turn(place++, 133)) continue;
+              if (!has_turn(place++, 263)) continue;
               AttentionSpec spec = decode_spec(DType::bf16, head_dim, 0, masks);
               spec.paged = paged;
               spec.varlen = varlen;
@@ -116,10 +116,10 @@ TEST_F(NvrtcTest, EightBitKeysOfDecode) {
             spec.kv_scale = kv_scale;
             spec = spec.validated();
             for (const int seqlen_q : {1, 8, 64})
-              if (has_turn(3 * place + static_cast<std::size_t>(seqlen_q), 449))
+              if (has_turn(3 * place + static_cast<std::size_t>(seqlen_q), 877))
                 cases.push_back(case_for_rows(spec, target, seqlen_q));
             const std::vector<KernelConfig> space = search_space(spec, target);
-            if (has_turn(place, 307)) cases.push_back({spec, target, space[place % space.size()]});
+            if (has_turn(place, 601)) cases.push_back({spec, target, space[place % space.size()]});
           }
   for_each_compiled(cases, expect_sound_decode);
 }
@@ -136,7 +136,7 @@ TEST_F(NvrtcTest, SearchSpaceOfDecode) {
         spec.paged = paged;
         const Target target = Target::parse(name);
         for (const KernelConfig& config : search_space(spec.validated(), target))
-          if (has_turn(place++, 167)) cases.push_back({spec.validated(), target, config});
+          if (has_turn(place++, 331)) cases.push_back({spec.validated(), target, config});
       }
   for_each_compiled(cases, expect_sound_decode);
 }

@@ -139,7 +139,7 @@ TEST_F(NvrtcTest, Merge) {
         for (const bool narrow : {false, true}) {
           if (narrow) spec.parts_dtype = dtype;
           for (const KernelConfig& config : search_space(spec.validated(), target))
-            if (has_turn(place++, 8)) cases.push_back({spec.validated(), target, config});
+            if (has_turn(place++, 17)) cases.push_back({spec.validated(), target, config});
         }
       }
     }
@@ -167,10 +167,10 @@ TEST_F(NvrtcTest, Append) {
         for (const bool varlen : {false, true}) {
           AttentionSpec spec{.op = Operation::append_kv, .dtype = dtype, .head_dim = 128, .varlen = varlen};
           spec.rotary = rotary;
-          if (has_turn(place++, 16)) cases.push_back(default_case(spec.validated(), target));
+          if (has_turn(place++, 31)) cases.push_back(default_case(spec.validated(), target));
           for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
             for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head}) {
-              if (dtype == DType::fp32 || !has_turn(place_of_8_bits++, 128)) continue;
+              if (dtype == DType::fp32 || !has_turn(place_of_8_bits++, 251)) continue;
               spec.kv_dtype = kv_dtype;
               spec.kv_scale = kv_scale;
               cases.push_back(default_case(spec.validated(), target));
@@ -262,7 +262,7 @@ TEST_F(NvrtcTest, DefaultKernelsWithPages) {
         .batch = 8, .seqlen_q = seqlen_q, .seqlen_k = 8192, .num_heads_q = 32, .num_heads_kv = 8};
     for (const char* name : {"sm_90", "sm_90a"}) {
       const Target target = Target::parse(name);
-      if (usual || has_turn(place++, 55))
+      if (usual || has_turn(place++, 109))
         cases.push_back({spec.validated(), target, heuristic_config(spec.validated(), target, shape)});
     }
     ++place;
@@ -336,7 +336,7 @@ TEST_F(NvrtcTest, Formulas) {
   std::vector<Case> cases;
   std::size_t place = 0;
   const auto add = [&](const char* op, const std::string& fields, int head_dim, const char* target) {
-    if (!has_turn(place++, 4)) return;
+    if (!has_turn(place++, 7)) return;
     cases.push_back(
         default_case(AttentionSpec::from_json(std::string(R"({"op": ")") + op + R"(", "dtype": "bf16",
                                  "head_dim": )" +

@@ -85,7 +85,9 @@ TEST_F(NvrtcTest, PairwiseSample) {
                                   /*third of the search space*/ 3};
   std::vector<Case> cases;
   for (int repeat = 0; repeat < (test_all() ? 4 : 1); ++repeat) {
-    for (const Point& p : pairwise(sizes, random)) {
+    std::vector<Point> points = pairwise(sizes, random);
+    if (!test_all()) points.resize(points.size() / 2);  // they hold more than half of the pairs
+    for (const Point& p : points) {
       AttentionSpec spec = make_spec(p[4] ? DType::fp16 : DType::bf16, head_dims[p[1]], head_dims[p[2]]);
       spec.mask = masks[p[3]];
       spec.lse = p[5];
@@ -133,7 +135,7 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
             std::vector<KernelConfig> space = search_space(spec, target);
             std::shuffle(space.begin(), space.end(), random);
             const int place = head_dim / 16 + (dtype == DType::fp16) + causal + dropout;
-            if (!has_turn(static_cast<std::size_t>(2 * other + place), 23)) continue;
+            if (!has_turn(static_cast<std::size_t>(2 * other + place), 43)) continue;
             if (!test_all()) space.resize(1);
             for (const KernelConfig& config : space) cases.push_back({spec, target, config});
           }

@@ -35,7 +35,7 @@ inline unsigned seed() {
 
 // Whether a place has a turn: every n-th place has, and every place
 // with FLASHJIT_TEST_ALL=1. The seed decides which place is the first.
-inline bool has_turn(std::size_t place, std::size_t n = 11) {
+inline bool has_turn(std::size_t place, std::size_t n = 19) {
   return test_all() || (place + seed()) % n == 0;
 }
 

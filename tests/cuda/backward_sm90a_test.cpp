@@ -169,8 +169,8 @@ TEST_F(BackwardSm90a, LengthsAroundEdges) {
                    .layout = static_cast<MemoryLayout>(seed % 5),
                    .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                    .seed = seed + 1};
-      // A random half of the cases: a host thread takes long for each GPU thread.
-      if (!test_all() && verify::random_bits(0, seed) % 2) {
+      // A random quarter of the cases: a host thread takes long for each GPU thread.
+      if (!test_all() && verify::random_bits(0, seed) % 4) {
         ++seed;
         continue;
       }
@@ -203,6 +203,7 @@ TEST_F(BackwardSm90a, HeadDims) {
 
 TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {
   for (const auto& [heads_q, heads_kv] : {std::pair{3, 3}, {6, 2}, {5, 1}}) {
+    if (heads_kv != 2 && !test_all()) continue;
     const Case fixed{
         .batch = 2, .heads_q = heads_q, .heads_kv = heads_kv, .seqlen_q = 140, .seqlen_k = 140, .seed = 3};
     const Case packed{.heads_q = heads_q,
@@ -237,7 +238,7 @@ TEST_F(BackwardSm90a, MasksAndDropout) {
     using Plain = typename In::Plain;
     using Dropping = typename In::Dropping;
     for (const Poison poison : {Poison::nan, Poison::infinity}) {
-      ++c.seed;
+      if (++c.seed % 2 == turn % 2 && !test_all()) continue;
       c.poison = poison;
       expect<Plain, typename In::template ConfigFor<Plain>>(c, masks);
     }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # run.sh BUILD_FOLDER TARGET: runs one fuzz target from its seeds and the
-# kept corpus, for FLASHJIT_FUZZ_SECONDS (5; with FLASHJIT_TEST_ALL=1 60).
+# kept corpus, for FLASHJIT_FUZZ_SECONDS (3; with FLASHJIT_TEST_ALL=1 60).
 set -eu
 build=$1
 target=$2
@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$build/fuzz-failures"
 case "$target" in spec | manifest | tune_record | entry) set -- "-dict=$here/json.dict" ;; *) set -- ;; esac
 # A failing input is kept; fuzz_TARGET FILE repeats it.
-seconds=5
+seconds=3
 [ "${FLASHJIT_TEST_ALL-}" != 1 ] || seconds=60
 mkdir "$work/found" "$work/corpus"
 [ ! -e "$here/corpus/$target.tar.gz" ] || tar -xzf "$here/corpus/$target.tar.gz" -C "$work/corpus"

@@ -65,7 +65,7 @@ class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>>
   // host's code, so each takes a `one_in`th of its share of the table's cases: of `one_in` times as many
   // consecutive cases as there are targets, each target takes one. GPUs take every case, and so do all
   // devices with FLASHJIT_TEST_ALL=1.
-  bool takes_next(const AttentionSpec& spec, std::uint64_t one_in = 4);
+  bool takes_next(const AttentionSpec& spec, std::uint64_t one_in = 6);
   // The dtypes for tables that every device takes. Unless FLASHJIT_TEST_ALL=1, dtypes whose
   // kernels are the same as another device's are left out (AMX multiplies only bf16).
   std::vector<DType> own_dtypes();

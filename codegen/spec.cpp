@@ -67,6 +67,10 @@ void check_kv_dtype(const AttentionSpec& spec) {
     throw Error(
         ErrorCode::unsupported,
         asked + " is not supported by a forward without pages; \"paged\": true or op decode would work");
+  if (spec.dropout)
+    throw Error(
+        ErrorCode::unsupported,
+        asked + " is not supported with dropout, which is for training; leaving either out would work");
 }
 
 void check_rotary(const AttentionSpec& spec) {

@@ -14,9 +14,9 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
-                                       "paged",      "deterministic", "o_dtype", "score", "tables",
-                                       "scalars",    "sink_logits",   "precise", "config"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
+    "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
 constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
@@ -111,11 +111,12 @@ std::string function_text(const AttentionSpec& spec) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const Products products = products_of(spec, source.target);
-  source.text += include_lines("cpu/forward.h", spec, "cpu/paged_keys.h") + "#include \"" + products.header +
-                 "\"\n\n" +
-                 structs(spec, "ForwardCpuSpec", params_type("CpuForwardParams", spec), "", choices,
-                         source.config, std::string(products.type) + "<Spec, Config>") +
-                 function_text(spec);
+  source.text +=
+      include_lines("cpu/forward.h", spec, spec.kv_dtype ? "cpu/quantised_keys.h" : "cpu/paged_keys.h") +
+      "#include \"" + products.header + "\"\n\n" +
+      structs(spec, "ForwardCpuSpec", params_type("CpuForwardParams", spec), "", choices, source.config,
+              std::string(products.type) + "<Spec, Config>") +
+      function_text(spec);
   source.steps.push_back(
       {.function = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
 }

@@ -20,6 +20,7 @@ struct Forward {
     device::ForwardParams forward;
     device::PageTable pages;  // with paged
     std::optional<device::FormulaParams> formulas;
+    std::optional<CheckedKvScales> kv_scales;
   };
   struct Checked {
     Params params;
@@ -29,21 +30,33 @@ struct Forward {
 
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     const CheckedArguments checked = check_arguments(spec, device, args);
-    return {{checked.params, checked.pages, checked.formulas}, checked.shape, checked.empty};
+    return {
+        {checked.params, checked.pages, checked.formulas, checked.kv_scales}, checked.shape, checked.empty};
   }
 
   // Needs none: GPU kernels keep everything on chip, and CPU threads lend their own memory.
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
-  // Makes the step's params, of type Own, with Paged and WithFormulas around it.
+  // Makes the step's params, of type Own, with Paged, Quantised and WithFormulas around it.
   template <class Own>
   static Own& make_params(const PlannedKernel& kernel, const Params& params, StepLaunch& step) {
     if (!kernel.spec.paged) return flashjit::make_params<Own>(step, params.forward, params.formulas);
-    auto& p = flashjit::make_params<device::Paged<Own>>(step, params.forward, params.formulas);
+    auto& p =
+        flashjit::make_params<device::Paged<Own>>(step, params.forward, params.formulas, params.kv_scales);
     p.pages = params.pages;
     p.box_keys = std::gcd(params.pages.page_size, kernel.config.block_n);
     p.copying_warps = std::min(4, kernel.config.block_n / p.box_keys);
     return p;
+  }
+
+  // Makes sm_90a's second parameter.
+  static device::ForwardMaps& make_maps(const AttentionSpec& spec, const Params& params, StepLaunch& step) {
+    using Own = device::Sm90aForwardParams;
+    const bool formulas = params.formulas.has_value();
+    if (params.kv_scales)
+      return make_second<device::Quantised<device::Paged<Own>>, device::ForwardMaps>(step, formulas);
+    if (spec.paged) return make_second<device::Paged<Own>, device::ForwardMaps>(step, formulas);
+    return make_second<Own, device::ForwardMaps>(step, formulas);
   }
 
   static void plan_cuda(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
@@ -55,11 +68,7 @@ struct Forward {
     }
     auto& p = make_params<device::Sm90aForwardParams>(kernel, params, step);
     step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
-    const bool formulas = params.formulas.has_value();
-    auto& maps =
-        kernel.spec.paged
-            ? make_second<device::Paged<device::Sm90aForwardParams>, device::ForwardMaps>(step, formulas)
-            : make_second<device::Sm90aForwardParams, device::ForwardMaps>(step, formulas);
+    auto& maps = make_maps(kernel.spec, params, step);
     const cuda::ContextScope scope(*kernel.context);
     cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
   }
@@ -97,7 +106,7 @@ struct Forward {
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
                        const device::PageTable& pages, const std::optional<device::FormulaParams>& formulas,
                        Launch& launch) {
-  Forward::plan_cuda(kernel, {params, pages, formulas}, nullptr, launch);
+  Forward::plan_cuda(kernel, {params, pages, formulas, {}}, nullptr, launch);
 }
 
 const OperationRuntime forward_runtime = operation_runtime<Forward>;

@@ -8,6 +8,7 @@
 
 #include "cpu/tile.h"
 #include "shared/forward_cpu_params.h"
+#include "shared/kv_scale_params.h"
 #include "shared/score.h"
 
 namespace flashjit::device {
@@ -18,6 +19,8 @@ struct ForwardCpuSpec {
   using Score = PlainScore;
   using Sinks = NoSinks;
   using o_dtype = void;
+  using kv_dtype = void;
+  static constexpr KvScale kv_scale = KvScale::tensor;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
 
@@ -29,14 +32,18 @@ struct StridedKeys {
   FLASHJIT_FN StridedKeys(const CpuForwardParams& params, const Problem& problem)
       : k{static_cast<const Element*>(params.k.data) + problem.k_offset(params.k), params.k.row_stride},
         v{static_cast<const Element*>(params.v.data) + problem.k_offset(params.v), params.v.row_stride} {}
-  // The rows of a group of keys.
+  // The rows of a group of keys. They may lie in `room`, of K or of V, not both.
   struct Group {
-    StridedRows<Element> k, v;
+    StridedRows<Element> of_k, of_v;
+    FLASHJIT_FN const auto& k(float* /*room*/) const { return of_k; }
+    FLASHJIT_FN const auto& v(float* /*room*/) const { return of_v; }
   };
   FLASHJIT_FN Group group(int key, int) const { return {{k[key], k.stride}, {v[key], v.stride}}; }
 };
 template <class Spec>
 struct PagedKeys;  // cpu/paged_keys.h
+template <class Spec>
+struct QuantisedKeys;  // cpu/quantised_keys.h
 
 template <class Spec, class Config>
 struct ForwardTile {
@@ -49,7 +56,10 @@ struct ForwardTile {
   using Sinks = typename Spec::Sinks;
   using Products = typename Config::Products;
   using Operand = typename Products::Operand;
-  using KeyRows = typename Choose<Spec::paged, PagedKeys<Spec>, StridedKeys<Spec>>::type;
+  static constexpr bool quantised = is_quantised<typename Spec::kv_dtype>;
+  using KeyRows =
+      typename Choose<quantised, QuantisedKeys<Spec>,
+                      typename Choose<Spec::paged, PagedKeys<Spec>, StridedKeys<Spec>>::type>::type;
   static constexpr int most_rows = round_up(block_m, Products::row_step);
   static constexpr int q_row = Products::q_row, o_row = Products::o_rows;
   static constexpr int keys_whole = Products::keys_whole;
@@ -108,8 +118,9 @@ struct ForwardTile {
       const int at = i * packed_group, key = first + at;
       const int count = min(packed_group, min(block_n - at, problem.seqlen_k - key));
       const auto group = rows.group(key, count);
-      Products::pack_k(group.k, count, k_of(block) + at * Products::k_key);
-      if (!Products::pack_v(group.v, count, v_of(block) + at * Products::v_key)) block.nonfinite |= 1u << i;
+      Products::pack_k(group.k(room), count, k_of(block) + at * Products::k_key);
+      if (!Products::pack_v(group.v(room), count, v_of(block) + at * Products::v_key))
+        block.nonfinite |= 1u << i;
     }
     block.packed |= wanted;
     return !(block.nonfinite & wanted);
@@ -168,6 +179,7 @@ struct ForwardTile {
       const Span seen = {now.kept.begin - before, now.kept.end - before};  // kept, from the step's first key
       const bool whole = mask.whole(now.positions, now.kept);
       float* const kept = now.s + seen.begin * unit_rows;
+      if constexpr (quantised) KeyRows(params, problem).scale_scores(unit_rows, kept, now.kept);
       if constexpr (Score::changes)
         Score::modify_rows(params, problem, unit_rows, kept, now.rows, now.kept, params.packed_heads);
       if (!whole) {
@@ -348,7 +360,8 @@ struct ForwardTile {
   // Writes O, by way of `room`, and lse.
   __attribute__((noinline)) void write_rows(const CpuForwardParams& params, const Problem& problem,
                                             Span tile) const {
-    const float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
+    float scale_o = Spec::dropout ? params.dropout.scale : 1.0f;
+    if constexpr (quantised) scale_o *= KeyRows(params, problem).of_outputs();
     OElement* const rows = static_cast<OElement*>(params.o.data) + problem.q_offset(params.o);
     float* const lse = static_cast<float*>(params.lse.data) + problem.q_offset(params.lse);
     const Span valid = valid_rows(params, problem, tile);

@@ -7,44 +7,63 @@
 
 namespace flashjit::device {
 
+// The places of a batch entry's keys.
+template <class Spec>
+class PagedPlaces {
+  using Mask = typename Spec::Mask;
+
+ public:
+  FLASHJIT_FN PagedPlaces(const CpuForwardParams& p, const Problem& of)
+      : pages_(with_pages(p).pages), problem_(of), reads_(read_keys(Mask(p, of), {0, of.seqlen_q})) {}
+
+  // body(i, page, row) for the i-th of `keys`; page is -1 for keys that are not to be read.
+  template <class Body>
+  FLASHJIT_FN void each(Span keys, Body body) const {
+    const int* const table = pages_.table + problem_.batch * pages_.table_stride;
+    const int size = pages_.page_size;
+    for (int key = keys.begin; key < keys.end;) {
+      const int index = key / size, end = min(keys.end, (index + 1) * size);
+      const i64 page = reads_({key, end}) ? pages_.clamped(table[index]) : -1;
+      for (; key < end; ++key) body(key - keys.begin, page, key - index * size);
+    }
+  }
+
+ private:
+  const PageTable& pages_;
+  const Problem& problem_;
+  // The keys of all rows, since packed blocks serve other tiles, too.
+  const ReadKeys reads_;
+};
+
 template <class Spec>
 struct PagedKeys {
   using Element = typename Spec::Element;
-  using Mask = typename Spec::Mask;
   static constexpr Element zeros[256] = {};
 
   const CpuForwardParams& params;
-  const PageTable& pages;
   const Problem& problem;
-  // The keys of all rows, since packed blocks serve other tiles, too.
-  const ReadKeys reads;
+  const PagedPlaces<Spec> places;
 
   FLASHJIT_FN PagedKeys(const CpuForwardParams& p, const Problem& of)
-      : params(p), pages(with_pages(p).pages), problem(of), reads(read_keys(Mask(p, of), {0, of.seqlen_q})) {}
+      : params(p), problem(of), places(p, of) {}
 
   // The rows of a group of keys. Keys that are not to be read are zeros.
   struct Group {
     struct Pointers {
       const Element* row[packed_group + packed_rows_ahead];
       FLASHJIT_FN const Element* operator[](int i) const { return row[i]; }
-    } k, v;
+    } of_k, of_v;
+    FLASHJIT_FN const auto& k(float* /*room*/) const { return of_k; }
+    FLASHJIT_FN const auto& v(float* /*room*/) const { return of_v; }
   };
   FLASHJIT_FN Group group(int first, int count) const {
     Group found;
-    const int* const table = pages.table + problem.batch * pages.table_stride;
-    const int size = pages.page_size;
-    for (int i = 0; i < count;) {
-      const int index = (first + i) / size, end = min(count, (index + 1) * size - first);
-      const bool read = reads({first + i, first + end});
-      const i64 page = read ? pages.clamped(table[index]) : 0;
-      for (; i < end; ++i) {
-        const int row = first + i - index * size;
-        found.k.row[i] = read ? row_of(params.k, page, row) : zeros;
-        found.v.row[i] = read ? row_of(params.v, page, row) : zeros;
-      }
-    }
+    places.each({first, first + count}, [&](int i, i64 page, int row) {
+      found.of_k.row[i] = page < 0 ? zeros : row_of(params.k, page, row);
+      found.of_v.row[i] = page < 0 ? zeros : row_of(params.v, page, row);
+    });
     for (int i = count; i < packed_group + packed_rows_ahead; ++i)
-      found.k.row[i] = found.k.row[count - 1], found.v.row[i] = found.v.row[count - 1];
+      found.of_k.row[i] = found.of_k.row[count - 1], found.of_v.row[i] = found.of_v.row[count - 1];
     return found;
   }
 

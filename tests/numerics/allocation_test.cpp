@@ -331,16 +331,18 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   }
 
   for (const KvScale scale : {KvScale::tensor, KvScale::head, KvScale::token_head}) {
-    Workload quantised(on(),
-                       {.spec = decode_spec(DType::bf16, 64, {CausalMask{}},
+    for (const auto make_spec : {decode_spec, forward_spec}) {
+      Workload quantised(on(),
+                         {.spec = make_spec(DType::bf16, 64, {CausalMask{}},
                                             {.paged = true, .kv_dtype = DType::int8, .kv_scale = scale}),
-                        .batch = 2,
-                        .heads_q = 4,
-                        .heads_kv = 2,
-                        .seqlen_q = 3,
-                        .seqlen_k = 100,
-                        .page_size = 16});
-    expect_none(quantised, quantised.args());
+                          .batch = 2,
+                          .heads_q = 4,
+                          .heads_kv = 2,
+                          .seqlen_q = 3,
+                          .seqlen_k = 100,
+                          .page_size = 16});
+      expect_none(quantised, quantised.args());
+    }
   }
 
   for (const AppendCase& c :

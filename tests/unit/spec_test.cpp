@@ -298,6 +298,8 @@ TEST(Spec, EightBitKeysAndValues) {
                      {"kv_dtype int8", "dtype fp32", "bf16 or fp16 would work"});
   expect_unsupported(with(R"("kv_dtype": "fp8_e4m3")"),
                      {"kv_dtype fp8_e4m3", "\"paged\": true or op decode"});
+  expect_unsupported(with(R"("paged": true, "kv_dtype": "fp8_e4m3", "dropout": true)"),
+                     {"kv_dtype fp8_e4m3", "dropout", "leaving either out would work"});
 }
 
 TEST(Spec, Decode) {

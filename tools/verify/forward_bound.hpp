@@ -56,8 +56,10 @@
 //     multiplied by its key's scale, and a weight, or the sum, by that of its value: gamma(head_dim + 2) and
 //     gamma(n + 1). The other 1 of the former is for GPUs, which make q fp16 times a power of two: that loses
 //     less than 2^-34 |q||k_j|.
-// 14. GPUs round P to fp16, so f is 2^-25 for bf16, too. With a scale of each value they round P times that
-//     scale, in units of at most an eighth of the largest scale.
+// 14. A decode on a GPU rounds P to fp16, so f is 2^-25 for bf16, too. With a scale of each value it rounds P
+//     times that scale, in units of at most an eighth of the largest scale.
+// 15. A forward with a scale of each value rounds the value times its scale to the dtype: its relative error
+//     adds to that of P, and fp16 adds 2^-25 where the product is below the least normal number.
 //
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
@@ -80,17 +82,18 @@ struct Arithmetic {
   double exp_error;     // relative; see 3
   double weight_unit;   // rounding of P, relative; 0: float32
   double weight_floor;  // the same, absolute, in units of the row's largest weight: f
+  double value_floor;   // rounding of V, absolute; see 15
 };
 
-// The arithmetic of kernels whose q, k and v have that dtype, or k and v are 8-bit.
-inline Arithmetic arithmetic_of(DType dtype, bool quantised) {
+// The arithmetic of kernels whose q, k and v have that dtype. weights_in_fp16, scales_values: see 14, 15.
+inline Arithmetic arithmetic_of(DType dtype, bool weights_in_fp16, bool scales_values) {
   switch (dtype) {
     case DType::bf16:
-      return {0x1p-13, 0x1p-8, quantised ? 0x1p-25 : 0x1p-126};
+      return {0x1p-13, 0x1p-8 + (scales_values ? 0x1p-9 : 0), weights_in_fp16 ? 0x1p-25 : 0x1p-126, 0};
     case DType::fp16:
-      return {0x1p-13, 0x1p-11, 0x1p-25};
+      return {0x1p-13, 0x1p-11 + (scales_values ? 0x1p-12 : 0), 0x1p-25, scales_values ? 0x1p-25 : 0};
     default:
-      return {0x1p-21, 0, 0x1p-126};
+      return {0x1p-21, 0, 0x1p-126, 0};
   }
 }
 

@@ -65,7 +65,8 @@ class Worker {
         scale_(resolved_scale(args_, layout_.head_dim)),
         options_(forward.options),
         visit_(visit),
-        arithmetic_(arithmetic_of(spec_.dtype, spec_.kv_dtype.has_value())),
+        scales_values_(spec_.kv_scale == KvScale::token_head),
+        arithmetic_(arithmetic_of(spec_.dtype, spec_.kv_dtype && decodes(), scales_values_ && !decodes())),
         rounding_of_o_(rounding_of(args_.o ? args_.o->dtype : spec_.dtype)),
         dropout_(dropout_of(spec_, args_)),
         sees_(spec_, args_),
@@ -135,10 +136,12 @@ class Worker {
     }
   }
 
+  bool decodes() const { return spec_.op == Operation::decode; }
+
   // floor_ = f of each key: see 14 of forward_bound.hpp.
   void compute_floors(const RowTask& task) {
     floor_.assign(keys_, arithmetic_.weight_floor);
-    if (!spec_.kv_dtype || spec_.kv_scale != KvScale::token_head) return;
+    if (!scales_values_ || !decodes()) return;
     const Sequence& s = layout_.sequences[task.sequence];
     const auto scale = [&](int key) { return std::abs(kv_scale(args_.v_scale, s, key, task.head)); };
     double largest = 0;
@@ -450,7 +453,7 @@ class Worker {
       const double scaled = output_scale_ * (spread[column] + spread[columns_ + column]);
       error = std::min(error, wide_mean_error(o, scaled, state.keys, arithmetic_.weight_unit + state.floors));
     }
-    return with_rounding(rounding_of_o_, o, error);
+    return with_rounding(rounding_of_o_, o, error + arithmetic_.value_floor);
   }
 
   void report(const RowTask& task, std::size_t r) {
@@ -490,6 +493,7 @@ class Worker {
   const double scale_;
   const OracleOptions& options_;
   const Visit& visit_;
+  const bool scales_values_;
   const Arithmetic arithmetic_;
   const Rounding rounding_of_o_;
   const Dropout dropout_;

@@ -14,9 +14,9 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
-                                       "paged",      "deterministic", "o_dtype", "score", "tables",
-                                       "scalars",    "sink_logits",   "precise", "config"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
+    "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
 constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
@@ -24,6 +24,9 @@ constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num
 constexpr int rows_of_a_warp = 16;
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
+  if (spec.kv_dtype)
+    return device::cuda_quantised_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m,
+                                                        config.block_n, spec.kv_scale == KvScale::token_head);
   return device::cuda_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
                                             config.num_stages, spec.dropout);
 }
@@ -37,6 +40,9 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.num_stages != 1 && config.num_stages != 2) {
     return wrong("num_stages", config.num_stages, "is not 1 or 2");
   }
+  if (spec.kv_dtype && config.num_stages != 2)
+    return wrong("num_stages", config.num_stages,
+                 "is not 2 with kv_dtype: one block as it is stored, one converted");
   const int rows = rows_of_a_warp * config.num_warps;
   if (config.block_m <= 0 || config.block_m % rows != 0 || config.block_m > 2 * rows) {
     return wrong("block_m", config.block_m,
@@ -107,8 +113,12 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   if (spec.head_dim_v <= 128 && !(reads_formula_params(spec) && work_of_formulas(spec).loads))
     add(small_heads);
   add(others);
+  if (spec.kv_dtype) {
+    candidates.push_back({64, 32, 2, 4});  // the widest heads on targets of little shared memory
+    for (KernelConfig& config : candidates) config.num_stages = 2;
+  }
   for (const KernelConfig& config : candidates) {
-    if (futility(spec, target, config).empty()) return config;
+    if (futility(spec, target, config).empty() && misfit(spec, target, config).empty()) return config;
   }
   return candidates.back();
 }
@@ -125,7 +135,9 @@ std::string function_text(const AttentionSpec& spec) {
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text +=
-      include_lines("cuda/forward_sm80.cuh", spec, "cuda/paged_tile.cuh") + "#pragma nv_hdrstop\n\n" +
+      include_lines("cuda/forward_sm80.cuh", spec,
+                    spec.kv_dtype ? "cuda/quantised_tile.cuh" : "cuda/paged_tile.cuh") +
+      "#pragma nv_hdrstop\n\n" +
       structs(spec, "ForwardSm80Spec", params_type("Sm80ForwardParams", spec), "", choices, config, "") +
       function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",

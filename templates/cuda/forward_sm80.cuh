@@ -12,6 +12,7 @@
 #include "cuda/tile.cuh"
 #include "cuda/tile_order.cuh"
 #include "shared/forward_sm80_params.h"
+#include "shared/kv_scale_params.h"
 #include "shared/mask.h"
 #include "shared/score.h"
 
@@ -23,11 +24,15 @@ struct ForwardSm80Spec {
   using Score = PlainScore;
   using Sinks = NoSinks;
   using o_dtype = void;
+  using kv_dtype = void;
+  static constexpr KvScale kv_scale = KvScale::tensor;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
 
-template <class Tile, int head_dim, int threads>
+template <class Tile, int head_dim, int threads, int element_bytes>
 class PagedTileCopy;  // cuda/paged_tile.cuh
+template <class Spec, class Config, class KTile, class VTile>
+class QuantisedTiles;  // cuda/quantised_tile.cuh
 
 template <class Spec, class Config>
 class ForwardSm80 {
@@ -53,9 +58,12 @@ class ForwardSm80 {
   using OTile = SharedTile<block_m, o_tiles>;
   static constexpr int stage_bytes = KTile::bytes + VTile::bytes;
   static constexpr int words_bytes = Spec::dropout ? block_n * 4 : 0;
-  static_assert(max(QTile::bytes + Config::num_stages * (stage_bytes + words_bytes), OTile::bytes) ==
-                cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
-                                           Config::num_stages, Spec::dropout));
+  // 8-bit keys and values: the next block is in the place of a second stage, as it is stored.
+  static constexpr bool quantised = is_quantised<typename Spec::kv_dtype>;
+  static constexpr int stages = quantised ? 1 : Config::num_stages;
+  static_assert(quantised || max(QTile::bytes + stages * (stage_bytes + words_bytes), OTile::bytes) ==
+                                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m,
+                                                            block_n, Config::num_stages, Spec::dropout));
 
   using Softmax = OnlineSoftmax<m_tiles, true>;
 
@@ -97,7 +105,7 @@ class ForwardSm80 {
   FLASHJIT_FN u32 q_tile() const { return shared_; }
   FLASHJIT_FN u32 k_tile(int stage) const { return shared_ + QTile::bytes + stage * stage_bytes; }
   FLASHJIT_FN u32 v_tile(int stage) const { return k_tile(stage) + KTile::bytes; }
-  FLASHJIT_FN u32 column_words(int stage) const { return k_tile(Config::num_stages) + stage * words_bytes; }
+  FLASHJIT_FN u32 column_words(int stage) const { return k_tile(stages) + stage * words_bytes; }
 
   FLASHJIT_FN void run(const Problem& problem) {
     softmax_.reset();
@@ -108,10 +116,19 @@ class ForwardSm80 {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
 
-    const auto copy_k = copy_of<KTile, Spec::head_dim>(p_.k, problem);
-    const auto copy_v = copy_of<VTile, Spec::head_dim_v>(p_.v, problem);
     const TileCopy<QTile, Spec::head_dim, threads> copy_q(
         static_cast<const Element*>(p_.q.data) + problem.q_offset(p_.q), p_.q.row_stride, threadIdx.x);
+    if constexpr (quantised)
+      run_quantised(problem, copy_q);
+    else
+      run_whole(problem, copy_q);
+    finish();
+  }
+
+  template <class CopyQ>
+  FLASHJIT_FN void run_whole(const Problem& problem, const CopyQ& copy_q) {
+    const auto copy_k = copy_of<KTile, Spec::head_dim>(p_.k, problem);
+    const auto copy_v = copy_of<VTile, Spec::head_dim_v>(p_.v, problem);
     const int seqlen_k = problem.seqlen_k;
     [[maybe_unused]] Words key;
     if constexpr (Spec::dropout) {
@@ -170,13 +187,42 @@ class ForwardSm80 {
       }
     }
     wait_and_sync<0>();
-    finish();
+  }
+
+  // The next block arrives during a whole step, in 8 bits. Then all threads convert it.
+  template <class CopyQ>
+  FLASHJIT_FN void run_quantised(const Problem& problem, const CopyQ& copy_q) {
+    const QuantisedTiles<Spec, Config, KTile, VTile> stored(p_, problem, mask_, rows(),
+                                                            shared_ + QTile::bytes + stage_bytes);
+    BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
+    Block block;
+    const auto copy_next = [&] {
+      BlockWalk<Keys, Mask> ahead = walk;
+      Block next;
+      if (ahead.next(next)) stored.copy(next.index * block_n);
+      cp_async_commit_group();
+    };
+    copy_q(q_tile(), first_row_, seqlen_q_);
+    cp_async_commit_group();
+    copy_next();
+    load_q();
+    while (walk.next(block)) {
+      wait_and_sync<0>();
+      stored.convert(k_tile(0), v_tile(0));
+      __syncthreads();
+      copy_next();
+      compute_scores(k_tile(0));
+      stored.scale_scores(s_);
+      modify_and_mask(block);
+      accumulate(v_tile(0), 0);
+    }
+    wait_and_sync<0>();
   }
 
   template <class Tile, int head_dim>
   FLASHJIT_FN auto copy_of(const TensorView& keys, const Problem& problem) const {
     if constexpr (Spec::paged) {
-      return PagedTileCopy<Tile, head_dim, threads>(p_, keys, problem, mask_, rows(), threadIdx.x);
+      return PagedTileCopy<Tile, head_dim, threads, 2>(p_, keys, problem, mask_, rows(), threadIdx.x);
     } else {
       return TileCopy<Tile, head_dim, threads>(
           static_cast<const Element*>(keys.data) + problem.k_offset(keys), keys.row_stride, threadIdx.x);
@@ -324,6 +370,12 @@ class ForwardSm80 {
     }
   }
 
+  // The factor of all outputs.
+  FLASHJIT_FN float of_outputs([[maybe_unused]] const Problem& problem) const {
+    if constexpr (quantised) return QuantisedTiles<Spec, Config, KTile, VTile>::of_outputs(p_, problem);
+    return Spec::dropout ? p_.dropout.scale : 1.0f;
+  }
+
   // Normalises o, and writes it and lse. float32 goes directly to memory: four lanes hold a row, and write 32
   // contiguous bytes of it at a time. 16 bits go through shared memory, which nothing else uses any more, for
   // stores of 16 bytes.
@@ -333,17 +385,18 @@ class ForwardSm80 {
         make_problem<Spec::varlen, Mask::padding, Spec::paged>(p_, tile.batch, tile.head_q);
     const int first_row = tile.m_block * block_m;
     const u32 o_tile = shared_, thread = tid_x();
+    const float factor = of_outputs(problem);
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float lse;
         const float sum = softmax_.sum(2 * i + half, lse);
-        float inverse = rcp_approx(sum) * (Spec::dropout ? p_.dropout.scale : 1.0f);
+        float inverse = rcp_approx(sum) * factor;
         if constexpr (Sinks::exist)
           inverse = Softmax::normalizer(sum, softmax_.reference(2 * i + half),
                                         Sinks::log2(p_, problem.head_q), lse) *
-                    (Spec::dropout ? p_.dropout.scale : 1.0f);
+                    factor;
         const u32 row = accumulator_row(thread, i, half);
         const int position = first_row + static_cast<int>(row);
         const bool unused = Mask::padding && position >= problem.seqlen_q;

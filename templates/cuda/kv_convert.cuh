@@ -1,5 +1,6 @@
-// 8-bit keys and values on their way to products: words of four stored elements become operands of mma.sync.
-// All int8, e4m3 and e5m2 numbers are exact in bf16 and fp16. Infinities of e5m2 stay infinite in fp16 only.
+// 8-bit keys and values on their way to products: words of four stored elements become operands. All int8,
+// e4m3 and e5m2 numbers are exact in bf16 and fp16. Infinity stays infinite; NaN stays NaN, but may become
+// 480 where there is no instruction for e4m3.
 #pragma once
 
 #include "cuda/ptx_packed.cuh"
@@ -12,8 +13,8 @@ FLASHJIT_FN constexpr u32 twice(u32 bits) {
   return bits << 16 | bits;
 }
 
-// parted: elements 0 and 2 of `word` become `even`, elements 1 and 3 become `odd`. in_order: elements 0 and 1
-// become `low`, elements 2 and 3 become `high`.
+// To fp16 in two orders, to bf16 in one. parted: elements 0 and 2 of `word` become `even`, elements 1 and 3
+// become `odd`. in_order: elements 0 and 1 become `low`, elements 2 and 3 become `high`.
 template <class Element, class KvElement>
 struct ConvertKeys;
 
@@ -30,34 +31,6 @@ FLASHJIT_FN void rebias_fp8(u32 word, u32& even, u32& odd, Element, u32 factor) 
   even = fma_rn_x2(Element{}, e, factor, sign);
   odd = fma_rn_x2(Element{}, o, factor, sign);
 }
-
-template <>
-struct ConvertKeys<bf16, fp8_e4m3> {
-  FLASHJIT_FN static void parted(u32 word, u32& even, u32& odd) {
-    rebias_fp8<4>(word, even, odd, bf16{}, twice((127 + 120) << 7));
-  }
-};
-template <>
-struct ConvertKeys<bf16, fp8_e5m2> {
-  FLASHJIT_FN static void parted(u32 word, u32& even, u32& odd) {
-    rebias_fp8<5>(word, even, odd, bf16{}, twice((127 + 112) << 7));
-  }
-};
-// The number's low seven bits lie in the fraction of 128 + bits. The sign bit lies in the exponent's lowest
-// bit of 128 or 256, which is taken away.
-template <>
-struct ConvertKeys<bf16, int8> {
-  FLASHJIT_FN static void parted(u32 word, u32& even, u32& odd) {
-    even = of_low(word);
-    odd = of_low(word >> 8);
-  }
-
- private:
-  FLASHJIT_FN static u32 of_low(u32 word) {
-    const u32 low = (word & twice(0x7f)) | twice(0x4300), minus_high = (word & twice(0x80)) | twice(0xc300);
-    return fma_rn_x2(bf16{}, low, twice(0x3f80), minus_high);
-  }
-};
 
 template <>
 struct ConvertKeys<fp16, fp8_e4m3> {
@@ -113,5 +86,55 @@ struct ConvertKeys<fp16, int8> {
     b = fma_rn_x2(fp16{}, prmt(positive, 0x64646464, second), one, minus_1152);
   }
 };
+
+// Two fp16 numbers in another type, times `scale`.
+template <class Element>
+FLASHJIT_FN u32 scaled_halves(Element element, u32 halves, float scale) {
+  float low, high;
+  cvt_f32_f16x2(low, high, halves);
+  return cvt_rn_x2(element, low * scale, high * scale);
+}
+
+template <class KvElement>
+struct ConvertKeys<bf16, KvElement> {
+  FLASHJIT_FN static void in_order(u32 word, u32& low, u32& high) {
+    ConvertKeys<fp16, KvElement>::in_order(word, low, high);
+    low = scaled_halves(bf16{}, low, 1);
+    high = scaled_halves(bf16{}, high, 1);
+  }
+};
+// The number's low seven bits lie in the fraction of 128 + bits. The sign bit lies in the exponent's lowest
+// bit of 128 or 256, which is taken away.
+template <>
+struct ConvertKeys<bf16, int8> {
+  FLASHJIT_FN static void in_order(u32 word, u32& low, u32& high) {
+    low = of_low(prmt(word, 0, 0x4140));
+    high = of_low(prmt(word, 0, 0x4342));
+  }
+
+ private:
+  FLASHJIT_FN static u32 of_low(u32 word) {
+    const u32 low = (word & twice(0x7f)) | twice(0x4300), minus_high = (word & twice(0x80)) | twice(0xc300);
+    return fma_rn_x2(bf16{}, low, twice(0x3f80), minus_high);
+  }
+};
+
+// 16 stored elements, in order.
+template <class Element, class KvElement>
+FLASHJIT_FN void convert_chunk(const u32 (&stored)[4], u32 (&to)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) ConvertKeys<Element, KvElement>::in_order(stored[i], to[2 * i], to[2 * i + 1]);
+}
+// The same times `scale`, rounded.
+template <class Element, class KvElement>
+FLASHJIT_FN void convert_chunk(const u32 (&stored)[4], u32 (&to)[8], float scale) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    u32 low, high;
+    ConvertKeys<fp16, KvElement>::in_order(stored[i], low, high);
+    to[2 * i] = scaled_halves(Element{}, low, scale);
+    to[2 * i + 1] = scaled_halves(Element{}, high, scale);
+  }
+}
 
 }  // namespace flashjit::device

@@ -9,8 +9,9 @@ namespace flashjit::device {
 
 // Copies keys' rows into a SharedTile as TileCopy does. Each thread looks up the pages of the rows that it
 // copies a part of.
-template <class Tile, int head_dim, int threads>
+template <class Tile, int head_dim, int threads, int element_bytes = 2>
 class PagedTileCopy {
+  static constexpr int columns = 16 / element_bytes;  // of a chunk
   static constexpr int rows_per_pass = threads / Tile::chunks;
   static constexpr int passes = ceil_div(Tile::rows, rows_per_pass);
   static constexpr int at_once = 4;  // passes whose look-ups are under way together
@@ -26,13 +27,15 @@ class PagedTileCopy {
         reads_(read_keys(mask, rows)),
         row_(thread / Tile::chunks),
         chunk_(thread % Tile::chunks) {
-    source_ = static_cast<const char*>(keys.data) + (problem.head_kv * keys.head_stride + chunk_ * 8) * 2;
+    source_ = static_cast<const char*>(keys.data) +
+              (problem.head_kv * keys.head_stride + chunk_ * columns) * element_bytes;
   }
 
   // Copies keys [first, first + Tile::rows). Keys that are not to be read become zeros.
   FLASHJIT_FN void operator()(u32 tile, int first, int) const {
     if (threads % Tile::chunks != 0 && row_ >= rows_per_pass) return;
-    const bool padding = Tile::chunks * 8 != head_dim && chunk_ * 8 >= head_dim;
+    const int left = (head_dim - static_cast<int>(chunk_) * columns) * element_bytes;
+    const int valid = Tile::chunks * columns == head_dim ? 16 : min(max(left, 0), 16);
 #pragma unroll
     for (int pass = 0; pass < passes; pass += at_once) {
       int page[at_once];
@@ -40,7 +43,7 @@ class PagedTileCopy {
       for (int i = 0; i < at_once; ++i) {
         const int row = static_cast<int>(row_) + (pass + i) * rows_per_pass, key = first + row;
         page[i] = -1;
-        if (pass + i < passes && row < Tile::rows && !padding && reads_({key, key + 1}))
+        if (pass + i < passes && row < Tile::rows && valid > 0 && reads_({key, key + 1}))
           page[i] = pages_.clamped(table_[pages_.page_of(key)]);
       }
 #pragma unroll
@@ -48,9 +51,10 @@ class PagedTileCopy {
         const int row = static_cast<int>(row_) + (pass + i) * rows_per_pass, key = first + row;
         if (pass + i >= passes || row >= Tile::rows) continue;
         const int place = key - pages_.page_of(key) * pages_.page_size;
-        const char* const source = source_ + (page[i] * keys_.batch_stride + place * keys_.row_stride) * 2;
+        const char* const source =
+            source_ + (page[i] * keys_.batch_stride + place * keys_.row_stride) * element_bytes;
         cp_async_cg(tile + Tile::offset(static_cast<u32>(row), chunk_), page[i] < 0 ? source_ : source,
-                    page[i] < 0 ? 0 : 16);
+                    page[i] < 0 ? 0 : valid);
       }
     }
   }

@@ -48,7 +48,7 @@ FLASHJIT_FN u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes to shared memory. The first `valid` bytes (0 or 16) are read, the others are zeros.
+// Copies 16 bytes to shared memory. The first `valid` bytes (0 to 16) are read, the others are zeros.
 FLASHJIT_FN void cp_async_cg(u32 to, const void* from, int valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
                : "memory");

@@ -34,6 +34,16 @@ FLASHJIT_FN void cvt_rn_f16x2_e4m3x2(u32& low, u32& high, u32 word) {
       : "=r"(low), "=r"(high)
       : "r"(word));
 }
+FLASHJIT_FN void cvt_f32_f16x2(float& low, float& high, u32 halves) {
+  asm("{\n"
+      ".reg .b16 l, h;\n"
+      "mov.b32 {l, h}, %2;\n"
+      "cvt.f32.f16 %0, l;\n"
+      "cvt.f32.f16 %1, h;\n"
+      "}"
+      : "=f"(low), "=f"(high)
+      : "r"(halves));
+}
 
 // Copies 4 bytes to shared memory. The first `valid` bytes (0 or 4) are read, the others are zeros.
 FLASHJIT_FN void cp_async_ca_4(u32 to, const void* from, int valid) {

@@ -17,6 +17,19 @@ FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_
   return max(2 * inputs + 4 * words, 2 * block_m * head_dim_v);
 }
 
+// Bytes of a block of 8-bit K and V as it is stored. own_scales: and of their scales, and of those of the
+// keys that are in use.
+FLASHJIT_FN constexpr int cuda_stored_block(int head_dim, int head_dim_v, int block_n, bool own_scales) {
+  return block_n * (round_up(head_dim, 16) + round_up(head_dim_v, 16) + (own_scales ? 3 * 4 : 0));
+}
+// The same with 8-bit K and V: Q, a block of K and V, and the next one as it is stored.
+FLASHJIT_FN constexpr int cuda_quantised_forward_shared_memory(int head_dim, int head_dim_v, int block_m,
+                                                               int block_n, bool own_scales) {
+  return max(cuda_forward_shared_memory(head_dim, head_dim_v, block_m, block_n, 1, false),
+             2 * (block_m + block_n) * round_up(head_dim, 16) + 2 * block_n * head_dim_v +
+                 cuda_stored_block(head_dim, head_dim_v, block_n, own_scales));
+}
+
 // Registers of a thread of the sm_80 forward for scores and output.
 FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m, int block_n, int num_warps) {
   return block_m * (block_n + head_dim_v) / (num_warps * 32);

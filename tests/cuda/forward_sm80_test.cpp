@@ -4,7 +4,7 @@
 // The kernel's name for what the emulator calls dynamic_shared.
 #define shared_memory dynamic_shared
 #include "cuda/forward_sm80.cuh"
-#include "cuda/paged_tile.cuh"
+#include "cuda/quantised_tile.cuh"
 #undef shared_memory
 
 #include <gtest/gtest.h>
@@ -16,6 +16,7 @@
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
 #include "tests/cuda/formula_specs.hpp"
+#include "tests/cuda/kv_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 
@@ -48,7 +49,7 @@ class ForwardSm80 : public testing::Test {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
     given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
                               {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .paged = Spec::paged});
-    given.spec = with_formulas<Spec>(given.spec);
+    given.spec = with_formulas<Spec>(with_kv<Spec>(given.spec));
     if (!Spec::paged) given.page_size = 0;
     Workload workload(host, given);
     workload.reset();
@@ -57,6 +58,9 @@ class ForwardSm80 : public testing::Test {
   }
 
  private:
+  template <class Spec>
+  static constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
+
   template <class Spec, class Config>
   void launch(const AttentionSpec& spec, const AttentionArgs& args) {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
@@ -64,15 +68,32 @@ class ForwardSm80 : public testing::Test {
     const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
     if (checked.empty) return;
     StepLaunch step;
-    auto& p = step.make_params<FormulaParams>(checked.params);
-    if (checked.formulas) p.formulas = *checked.formulas;
+    using QuantisedParams = device::Quantised<device::Paged<device::Sm80ForwardParams>>;
+    using Params = std::conditional_t<quantised<Spec>, QuantisedParams, FormulaParams>;
+    auto& p = make_params<Params>(step, checked);
     p.pages = checked.pages;
     gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
-    constexpr int shared_bytes = device::cuda_forward_shared_memory(
-        Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n, Config::num_stages, false);
+    constexpr int shared_bytes =
+        quantised<Spec>
+            ? device::cuda_quantised_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, Config::block_m,
+                                                           Config::block_n,
+                                                           Spec::kv_scale == device::KvScale::token_head)
+            : device::cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, Config::block_m,
+                                                 Config::block_n, Config::num_stages, false);
     for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
       emulator::Block::run(Config::num_warps * 32, shared_bytes, 0xff,
                            [&] { device::forward_sm80<Spec, Config>(p); });
+  }
+  template <class Params>
+  static Params& make_params(StepLaunch& step, const CheckedArguments& checked) {
+    auto& p = step.make_params<Params>(checked.params);
+    if constexpr (std::is_same_v<Params, FormulaParams>) {
+      if (checked.formulas) p.formulas = *checked.formulas;
+    } else {
+      p.k_scale = checked.kv_scales->k;
+      p.v_scale = checked.kv_scales->v;
+    }
+    return p;
   }
 };
 
@@ -128,6 +149,32 @@ TEST_F(ForwardSm80, PagesUnderSinksListsAndPadding) {
       expect<SpecOf<Fp16, 24, 40, true, false, device::Padding, device::BlockSparse<16, 32, false>>,
              ConfigOf<32, 2>>(c, {PaddingMask{}, BlockSparseMask{16, 32}});
     }
+}
+
+// Each dtype and sharing of scales; rows of odd numbers of chunks; lengths that end within a block.
+TEST_F(ForwardSm80, EightBitKeysAndValues) {
+  using enum device::KvScale;
+  using device::fp8_e4m3, device::fp8_e5m2, device::int8;
+  Case c{.batch = 2,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .seqlen_q = 70,
+         .seqlen_k = 200,
+         .lengths_k = {200, 77},
+         .page_size = 16,
+         .layout_kv = MemoryLayout::padded,
+         .seed = 500};
+  using Causal = SpecOf<Bf16, 40, 24, true, false, BottomRight>;
+  expect<WithKv<Causal, fp8_e4m3, token_head>, ConfigOf<48, 2>>(c, {CausalMask{}});
+  c.page_size = 2;
+  expect<WithKv<Causal, int8, tensor>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  using Windows = SpecOf<Fp16, 32, 80, true, false, WindowWithSinks>;
+  c.page_size = 48;
+  expect<WithKv<Windows, fp8_e5m2, head>, ConfigOf<32, 2>>(c, {SlidingWindowMask{bottom_right, true}});
+  expect<WithKv<Windows, int8, token_head>, ConfigOf<144, 2>>(c, {SlidingWindowMask{bottom_right, true}});
+  c.lengths_q = {3, 70};
+  expect<WithKv<SpecOf<Bf16, 128, 64, true, true, device::Tree>, fp8_e5m2, token_head>, ConfigOf<32, 2>>(
+      c, {TreeMask{}});
 }
 
 TEST_F(ForwardSm80, ContiguousKeys) {

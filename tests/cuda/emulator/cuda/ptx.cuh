@@ -112,7 +112,7 @@ void mma_m16n8k16(T type, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 inline void cp_async_cg(u32 to, const void* from, int valid) {
   std::array<char, 16> bytes{};
-  if (valid) std::memcpy(bytes.data(), from, 16);
+  std::memcpy(bytes.data(), from, static_cast<std::size_t>(valid));
   emulator::block().store(to, bytes);
 }
 inline void cp_async_cg(u32 to, const void* from, int valid, u64) {

@@ -27,6 +27,10 @@ inline void cvt_rn_f16x2_e4m3x2(u32& low, u32& high, u32 word) {
   low = element(0) | element(8) << 16;
   high = element(16) | element(24) << 16;
 }
+inline void cvt_f32_f16x2(float& low, float& high, u32 halves) {
+  low = emulator::to_float(fp16{}, halves & 0xffff);
+  high = emulator::to_float(fp16{}, halves >> 16);
+}
 inline void cp_async_ca_4(u32 to, const void* from, int valid) {
   float value = 0;
   if (valid) std::memcpy(&value, from, 4);

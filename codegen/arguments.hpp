@@ -85,7 +85,7 @@ struct Layout {
     const char* text = nullptr;
     int rank = 0;
     constexpr Form() = default;
-    constexpr Form(const char* dims) : text(dims), rank(1) {
+    constexpr explicit Form(const char* dims) : text(dims), rank(1) {
       for (; *dims; ++dims) rank += *dims == ',';
     }
   };

@@ -170,7 +170,7 @@ class Arguments {
   }
   Arguments(const Arguments&) = delete;
 
-  operator const AttentionArgs&() const { return args_; }
+  const AttentionArgs& get() const { return args_; }
 
  private:
   void add_named(const flashjit_argument& arg, size_t position, const AttentionSpec& spec) {
@@ -352,7 +352,7 @@ flashjit_status flashjit_kernel_launch(const flashjit_kernel* kernel, const flas
                                        size_t num_args, void* stream) {
   return guarded([&] {
     const Kernel& k = kernel_of(kernel);
-    k.launch(Arguments(args, num_args, &k.info().spec), stream);
+    k.launch(Arguments(args, num_args, &k.info().spec).get(), stream);
   });
 }
 
@@ -361,13 +361,14 @@ flashjit_status flashjit_kernel_prepare(const flashjit_kernel* kernel, const fla
   return guarded([&] {
     flashjit_prepared*& created = require(prepared, "prepared");
     const Kernel& k = kernel_of(kernel);
-    created = new flashjit_prepared{k.prepare(Arguments(args, num_args, &k.info().spec))};
+    created = new flashjit_prepared{k.prepare(Arguments(args, num_args, &k.info().spec).get())};
   });
 }
 flashjit_status flashjit_merge(flashjit_engine* engine, const flashjit_argument* args, size_t num_args,
                                void* stream) {
-  return guarded(
-      [&] { flashjit::merge(require(engine, "engine").engine, Arguments(args, num_args, nullptr), stream); });
+  return guarded([&] {
+    flashjit::merge(require(engine, "engine").engine, Arguments(args, num_args, nullptr).get(), stream);
+  });
 }
 flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream) {
   return guarded([&] { require(prepared, "prepared").launch.launch(stream); });

@@ -73,7 +73,10 @@ struct FormulaMask<Formula, Params> : Interval<FormulaMask<Formula, Params>> {
     const FormulaRow at(problem, row, problem.heads.begin);
     return within({Formula::begin(at, of_tile).v, Formula::end(at, of_tile).v});
   }
-  FLASHJIT_FN Span within(Span keys) const { return intersect(keys, {0, problem.seqlen_k}); }
+  // Differences of these limits and keys do not wrap.
+  FLASHJIT_FN Span within(Span keys) const {
+    return {max(keys.begin, 0), max(min(keys.end, problem.seqlen_k), 0)};
+  }
 };
 
 }  // namespace flashjit::device

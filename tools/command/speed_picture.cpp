@@ -145,7 +145,8 @@ std::string speed_svg(const std::string& title, const std::string& run, const st
   for (std::size_t i = 0; i < panels.size(); ++i) {
     const Panel& panel = panels[i];
     const double x0 = left + (two_columns && i % 2 == 1 ? width + gap : 0);
-    const double y0 = top + (two_columns ? static_cast<double>(i / 2) * row_height : 0);
+    const std::size_t row = two_columns ? i / 2 : 0;
+    const double y0 = top + static_cast<double>(row) * row_height;
     std::map<int, bool> seqlens;
     for (const auto& [name, line] : panel.lines)
       for (const auto& [seqlen, tflops] : line) seqlens[seqlen] = true;

@@ -18,9 +18,9 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v", "mask",          "dropout", "lse",   "varlen",
-                                       "paged",      "deterministic", "o_dtype", "score", "tables",
-                                       "scalars",    "sink_logits",   "precise", "config"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
+    "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
 constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
                                       BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
@@ -32,9 +32,14 @@ int consumers(const KernelConfig& config) {
   return config.block_m / device::Sm90aLayout::warpgroup_rows;
 }
 
+device::Converts converts(const AttentionSpec& spec) {
+  if (!spec.kv_dtype) return device::Converts::nothing;
+  return spec.kv_scale == KvScale::token_head ? device::Converts::scaled_rows : device::Converts::numbers;
+}
+
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::Sm90aLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                             config.num_stages, spec.dropout)
+                             config.num_stages, spec.dropout, converts(spec))
       .end;
 }
 
@@ -95,7 +100,9 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
                              consumers(config), std::max(spec.head_dim, spec.head_dim_v),
                              looks_up(spec) || config.tile_order == TileOrder::waves)
                        : 0) -
-         (spec.paged ? device::Sm90aLayout::registers_for_pages(consumers(config)) : 0);
+         (spec.kv_dtype ? device::Sm90aLayout::registers_for_conversion(consumers(config))
+          : spec.paged  ? device::Sm90aLayout::registers_for_pages(consumers(config))
+                        : 0);
 }
 
 // Whether the query heads of one key/value head see the same keys.
@@ -268,11 +275,13 @@ std::string function_text(const AttentionSpec& spec) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text += include_lines("cuda/forward_sm90a.cuh", spec, "cuda/forward_sm90a_pages.cuh") +
-                 "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "ForwardSm90aSpec", params_type("Sm90aForwardParams", spec),
-                         wgmma_products(spec, config), choices, config, "WgmmaProducts") +
-                 function_text(spec);
+  source.text +=
+      include_lines("cuda/forward_sm90a.cuh", spec,
+                    spec.kv_dtype ? "cuda/forward_sm90a_quantised.cuh" : "cuda/forward_sm90a_pages.cuh") +
+      "#pragma nv_hdrstop\n\n" +
+      structs(spec, "ForwardSm90aSpec", params_type("Sm90aForwardParams", spec), wgmma_products(spec, config),
+              choices, config, "WgmmaProducts") +
+      function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config)});

@@ -15,20 +15,19 @@ namespace {
 static_assert(sizeof(device::TensorMap) == sizeof(CUtensorMap) &&
               alignof(device::TensorMap) == alignof(CUtensorMap));
 
-constexpr int element_bytes = 2;
-
+// element_bytes, box_columns: 2 and a panel, but for 8-bit keys and values.
 TensorMapShape shape_of(const device::TensorView& tensor, int batch, int heads, int rows, int dim,
-                        int box_rows) {
+                        int box_rows, int element_bytes = 2, int box_columns = device::Sm90aLayout::panel) {
   using Size = unsigned long long;
   // The view's stride is 0 in a dimension with one index, where any stride would do; 16 is a legal one.
-  const auto bytes = [](int size, std::int64_t stride) {
-    return size > 1 ? static_cast<Size>(stride) * element_bytes : Size{16};
+  const auto bytes = [&](int size, std::int64_t stride) {
+    return size > 1 ? static_cast<Size>(stride * element_bytes) : Size{16};
   };
   return {.sizes = {static_cast<Size>(dim), static_cast<Size>(rows), static_cast<Size>(heads),
                     static_cast<Size>(batch)},
           .strides = {bytes(rows, tensor.row_stride), bytes(heads, tensor.head_stride),
                       bytes(batch, tensor.batch_stride)},
-          .box = {device::Sm90aLayout::panel, static_cast<unsigned>(box_rows), 1, 1}};
+          .box = {static_cast<unsigned>(box_columns), static_cast<unsigned>(box_rows), 1, 1}};
 }
 
 class Encoder {
@@ -39,15 +38,25 @@ class Encoder {
 
   void operator()(const char* name, const device::TensorView& tensor, const TensorMapShape& shape,
                   device::TensorMap& map) const {
-    const unsigned steps[] = {1, 1, 1, 1};
-    const CUresult result = encode_(reinterpret_cast<CUtensorMap*>(&map), type_, 4, tensor.data,
-                                    shape.sizes.data(), shape.strides.data(), shape.box.data(), steps,
-                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) refuse_strides(name, tensor, result);
+    make(name, tensor, shape, type_, CU_TENSOR_MAP_SWIZZLE_128B, map);
+  }
+  // 8-bit elements, whose rows lie in shared memory as they do in the tensor.
+  void stored(const char* name, const device::TensorView& tensor, const TensorMapShape& shape,
+              device::TensorMap& map) const {
+    make(name, tensor, shape, CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_SWIZZLE_NONE, map);
   }
 
  private:
+  void make(const char* name, const device::TensorView& tensor, const TensorMapShape& shape,
+            CUtensorMapDataType type, CUtensorMapSwizzle swizzle, device::TensorMap& map) const {
+    const unsigned steps[] = {1, 1, 1, 1};
+    const CUresult result =
+        encode_(reinterpret_cast<CUtensorMap*>(&map), type, 4, tensor.data, shape.sizes.data(),
+                shape.strides.data(), shape.box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) refuse_strides(name, tensor, result);
+  }
+
   [[noreturn]] static void refuse_strides(const char* name, const device::TensorView& tensor,
                                           CUresult result) {
     throw Error(ErrorCode::invalid_argument,
@@ -69,6 +78,11 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
   const int batch = spec.varlen ? 1 : p.batch;
   const int rows_q = spec.varlen ? p.total_q : p.seqlen_q;
   int batch_k = batch, rows_k = spec.varlen ? p.total_k : p.seqlen_k, box_k = config.block_n;
+  const auto keys = [&](const device::TensorView& tensor, int dim) {
+    if (!spec.kv_dtype) return shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k);
+    return shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k, 1,
+                    device::Sm90aLayout::stored_row(dim));
+  };
   if (spec.paged) {
     const auto& paged = device::with_pages(p);
     batch_k = paged.pages.num_pages;
@@ -76,8 +90,7 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
     box_k = paged.box_keys;
   }
   TensorMapShapes shapes{shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m),
-                         shape_of(p.k, batch_k, p.num_heads_kv, rows_k, spec.head_dim, box_k),
-                         shape_of(p.v, batch_k, p.num_heads_kv, rows_k, spec.head_dim_v, box_k)};
+                         keys(p.k, spec.head_dim), keys(p.v, spec.head_dim_v)};
   if (config.pack_gqa) {
     std::swap(shapes.q.sizes[1], shapes.q.sizes[2]);
     std::swap(shapes.q.strides[0], shapes.q.strides[1]);
@@ -95,6 +108,11 @@ void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
   if (shapes.k.sizes[1] == 0 ||
       shapes.k.sizes[3] == 0) {  // no tile has a block of keys, but kernels prefetch every map
     maps.k = maps.v = maps.q;
+    return;
+  }
+  if (spec.kv_dtype) {
+    encode.stored("k", p.k, shapes.k, maps.k);
+    encode.stored("v", p.v, shapes.v, maps.v);
     return;
   }
   encode("k", p.k, shapes.k, maps.k);

@@ -25,6 +25,8 @@ struct ForwardSm90aSpec {
   using Score = PlainScore;
   using Sinks = NoSinks;
   using o_dtype = void;
+  using kv_dtype = void;
+  static constexpr KvScale kv_scale = KvScale::tensor;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
 };
 
@@ -66,7 +68,11 @@ struct ForwardSm90a {
           ? Sm90aLayout::registers_for_words(consumers, max(Spec::head_dim, Spec::head_dim_v),
                                              passes_blocks || Config::tile_order == TileOrder::waves)
           : 0;
-  static constexpr int for_pages = Spec::paged ? Sm90aLayout::registers_for_pages(consumers) : 0;
+  static constexpr bool converts = Shared::converts != Converts::nothing;
+  using Quantised = Sm90aQuantisedPages<ForwardSm90a>;
+  static constexpr int for_pages = converts      ? Sm90aLayout::registers_for_conversion(consumers)
+                                   : Spec::paged ? Sm90aLayout::registers_for_pages(consumers)
+                                                 : 0;
   static constexpr int given = for_words + for_pages;  // by each consumer
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24
@@ -82,6 +88,7 @@ struct ForwardSm90a {
   // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
   static constexpr int warpgroup_barrier = 4;  // + consumer: its own four warps
+  static constexpr int converter_barrier = 7;  // the producer's four warps
 
   // Hides a value's origin, so that the compiler hoists nothing that depends on it: registers are short.
   static FLASHJIT_FN int not_ahead(int x) {
@@ -187,6 +194,7 @@ struct ForwardSm90a {
           write_nothing(output_rows(work), work.problem.head_q);
           continue;
         }
+        if constexpr (converts) k_scale_ = Quantised::of_scores(p_, work.problem.head_kv);
         const Mask mask(p_, work.problem);
         Blocks blocks(p_, mask, work, tile);
         Block block;
@@ -233,7 +241,7 @@ struct ForwardSm90a {
         release(shared_.v_empty(ring_.stage));
         ring_.advance();
         write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
-                     factor, lse);
+                     work.problem.head_kv, factor, lse);
       }
       if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
     }
@@ -306,7 +314,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
     FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
-      if ((Spec::varlen || Mask::padding || Spec::paged) && v_stage == ends_within)
+      if ((Spec::varlen || Mask::padding || (Spec::paged && !converts)) && v_stage == ends_within)
         zero_past_the_end(ring.stage, work.problem.seqlen_k);
     }
 
@@ -378,6 +386,8 @@ struct ForwardSm90a {
       const auto of_rows = this->of_rows(score, rows, heads);
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
+      if constexpr (converts)
+        Quantised::template scale_scores<block_n / 2>(scores_, k_scale_, shared_, ring_, lane_);
       bool rescale = false;
       if (!weigh_near_zero(score, block)) {
         const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
@@ -440,15 +450,18 @@ struct ForwardSm90a {
 
     // Four lanes hold a row. With 16-bit output each lane collects one of four chunks of 8 columns: it then
     // writes 16 bytes, and a warp's store writes 64 contiguous bytes of each row.
-    FLASHJIT_FN void write_output(const OutputRows& to, int first_head, float (&factor)[2],
-                                  float (&lse)[2]) const {
+    FLASHJIT_FN void write_output(const OutputRows& to, int first_head, [[maybe_unused]] int head_kv,
+                                  float (&factor)[2], float (&lse)[2]) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
+      [[maybe_unused]] float v_scale;
+      if constexpr (converts) v_scale = Quantised::of_outputs(p_, head_kv);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = lane_ / 4 + 8 * r;
         if constexpr (!normalizes_early) factor[r] = normalizer(r, first_head, lse[r]);
         if constexpr (Spec::dropout) factor[r] *= p_.dropout.scale;
+        if constexpr (converts) factor[r] *= v_scale;
         if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
         // A row without keys may have met NaN in V, which no factor makes 0: such a row is written as zeros.
@@ -499,6 +512,7 @@ struct ForwardSm90a {
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax<1, false> softmax_;
     bool near_zero_;         // the tile's scores so far, with Score::bounds
+    float k_scale_;          // with 8-bit keys whose head has one scale
     int under_way_;          // 1: a product with V is under way, to which the next one adds
     RowWords row_words_[2];  // with dropout
   };
@@ -521,12 +535,13 @@ struct ForwardSm90a {
       mbarrier_init(shared.q_full(), 1);
       mbarrier_init(shared.q_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
-        mbarrier_init(shared.k_full(stage), Spec::dropout ? 2 : 1);
+        mbarrier_init(shared.k_full(stage), converts ? 4 : Spec::dropout ? 2 : 1);
         mbarrier_init(shared.k_empty(stage), consumer_warps);
-        mbarrier_init(shared.v_full(stage), 1);
+        mbarrier_init(shared.v_full(stage), converts ? 4 : 1);
         mbarrier_init(shared.v_empty(stage), consumer_warps);
         if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);
       }
+      if constexpr (converts) Quantised::init_barriers(shared);
       fence_mbarrier_init();
     }
     if constexpr (Config::pack_gqa) zero_unused_rows(p, shared);

@@ -40,7 +40,9 @@ class Sm90aPages {
   FLASHJIT_FN Found find(int block) const { return find_key(block * block_n + first_key()); }
 
   // Copies panels of a block; `found` is find()'s answer. All lanes of the warp, which stay together.
-  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int block, Found found) const {
+  // row_bytes: of a panel.
+  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int block, Found found,
+                        int row_bytes = 128) const {
     __syncwarp();
     const int all_lanes = 32 * warps() * p_.box_keys;
 #pragma unroll 1
@@ -48,9 +50,19 @@ class Sm90aPages {
       if (key >= all_lanes) found = find_key(block * block_n + key);
 #pragma unroll
       for (int i = 0; i < panels; ++i)
-        cp_async_bulk_tensor_4d(to + i * (block_n * 128) + key * 128, map, full, i * Sm90aLayout::panel,
+        cp_async_bulk_tensor_4d(to + i * (block_n * 128) + key * row_bytes, map, full, i * Sm90aLayout::panel,
                                 found.row, head_, found.page);
     }
+  }
+
+  // Whether the thread is of a warp that copies.
+  FLASHJIT_FN bool copies() const { return static_cast<int>(threadIdx.x) < 32 * warps(); }
+  FLASHJIT_FN int head() const { return head_; }
+  // The place of a key that is to be read; page -1: it is not.
+  FLASHJIT_FN Found place(int key) const {
+    if (!reads_({key, key + 1})) return {-1, 0};
+    const int index = p_.pages.page_of(key);
+    return {p_.pages.clamped(table_[index]), key - index * p_.pages.page_size};
   }
 
  private:

@@ -19,9 +19,12 @@ struct NoPages {
 };
 template <class Spec, class Config, bool several_warps>
 class Sm90aPages;  // cuda/forward_sm90a_pages.cuh
+template <class Kernel>
+class Sm90aQuantisedPages;  // cuda/forward_sm90a_quantised.cuh
 
 // Copies everything that comes from global memory. It is one thread; with pages some warps, whose lanes look
-// up and copy a block's pages. The first warp announces tiles, and its first lane does all else.
+// up and copy a block's pages; with 8-bit pages all four warps, which convert them, too. The first warp
+// announces tiles, and its first lane does all else.
 template <class Kernel>
 class Sm90aProducer {
   using Spec = typename Kernel::Spec;
@@ -33,9 +36,12 @@ class Sm90aProducer {
   using Ring = typename Kernel::Ring;
   // With dropout the other warps have other work. Where masks are looked up, or consumers take turns,
   // registers are short.
+  static constexpr bool converts = Shared::converts != Converts::nothing;
   static constexpr bool several_warps =
-      Spec::paged && !Spec::dropout && !Kernel::passes_blocks && !Config::ping_pong;
-  using Pages = typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>, NoPages>::type;
+      converts || (Spec::paged && !Spec::dropout && !Kernel::passes_blocks && !Config::ping_pong);
+  using Pages = typename Choose<
+      converts, Sm90aQuantisedPages<Kernel>,
+      typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>, NoPages>::type>::type;
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int block_n = Config::block_n;
   static constexpr int qk_panels = Kernel::qk_panels, v_panels = Kernel::v_panels;
@@ -44,10 +50,11 @@ class Sm90aProducer {
   static constexpr int threads = several_warps ? 128 : Spec::paged ? 32 : 1;
 
   FLASHJIT_FN Sm90aProducer(const Sm90aForwardParams& p, const ForwardMaps& maps, const Shared& shared)
-      : p_(p), maps_(maps), shared_(shared), pages_(p) {}
+      : p_(p), maps_(maps), shared_(shared), pages_(pages(p, maps, shared)) {}
 
   FLASHJIT_FN void run() {
-    if (several_warps && static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
+    if constexpr (several_warps && !converts)
+      if (static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
     typename Kernel::Schedule schedule(p_);
     for (TileIndex tile; schedule.next(tile);) {
       const Work work(p_, tile);
@@ -59,6 +66,7 @@ class Sm90aProducer {
       bool more = look_up(walk, next);
       load_last_v();
       if (empty) {
+        finish_last();
         announce({tile, Announced::empty_tile}, 0);
         continue;
       }
@@ -78,6 +86,7 @@ class Sm90aProducer {
       last_v_ = block.index();
     }
     load_last_v();
+    finish_last();
     announce({{}, Announced::end}, 0);
     if constexpr (Spec::dropout) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
@@ -86,6 +95,13 @@ class Sm90aProducer {
   }
 
  private:
+  static FLASHJIT_FN Pages pages(const Sm90aForwardParams& p, [[maybe_unused]] const ForwardMaps& maps,
+                                 [[maybe_unused]] const Shared& shared) {
+    if constexpr (converts)
+      return Pages(p, maps, shared);
+    else
+      return Pages(p);
+  }
   static FLASHJIT_FN bool leads() { return threads == 1 || threadIdx.x == 0; }
   static FLASHJIT_FN bool look_up(BlockWalk<Keys, Mask>& walk, PassedBlock& found) {
     Block block;
@@ -98,6 +114,7 @@ class Sm90aProducer {
     head_q_ = tile.head_q;
     head_kv_ = work.problem.head_kv;
     batch_ = sequence_ = tile.batch;
+    seqlen_k_ = work.problem.seqlen_k;
     q_row_ = work.rows.begin;
     k_row_ = 0;
     if constexpr (Spec::varlen) {
@@ -124,6 +141,14 @@ class Sm90aProducer {
     }
   }
   FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
+    if constexpr (converts) {
+      pages_.submit({ring_, block.index(), false, 0, {block.word | (last ? 1 : 0), block.found}});
+    } else {
+      copy_k(block, last);
+    }
+    ring_.advance();
+  }
+  FLASHJIT_FN void copy_k(const PassedBlock& block, bool last) {
     const auto found = pages_.find(block.index());
     mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
     if (leads()) {
@@ -133,7 +158,6 @@ class Sm90aProducer {
       mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
     }
     copy_keys(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, block.index(), found);
-    ring_.advance();
   }
   // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
   FLASHJIT_FN void ask_for_words(int index) {
@@ -144,6 +168,13 @@ class Sm90aProducer {
   FLASHJIT_FN void load_v(int index, int behind) {
     Ring ring = ring_;
     ring.retreat(behind);
+    if constexpr (converts) {
+      pages_.submit({ring, index, true, seqlen_k_, {}});
+    } else {
+      copy_v(ring, index);
+    }
+  }
+  FLASHJIT_FN void copy_v(const Ring& ring, int index) {
     const auto found = pages_.find(index);
     mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
     if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
@@ -153,9 +184,14 @@ class Sm90aProducer {
     if (last_v_ >= 0) load_v(last_v_, 1);
     last_v_ = -1;
   }
+  // Lets consumers finish their tile: what was loaded last may wait to be converted.
+  FLASHJIT_FN void finish_last() {
+    if constexpr (converts) pages_.flush();
+  }
   // Copies a block of K or V.
+  template <class Found>
   FLASHJIT_FN void copy_keys(u32 to, const TensorMap& map, u32 full, int panels, int index,
-                             const typename Pages::Found& found) const {
+                             const Found& found) const {
     if constexpr (Spec::paged) {
       pages_.copy(to, map, full, panels, index, found);
     } else {
@@ -177,7 +213,7 @@ class Sm90aProducer {
   Ring ring_;
   u32 q_parity_ = 0;
   int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
-  int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
+  int seqlen_k_ = 0, sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
 };
 
 }  // namespace flashjit::device

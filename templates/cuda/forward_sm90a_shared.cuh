@@ -4,6 +4,7 @@
 
 #include "cuda/tile_index.cuh"
 #include "shared/dropout.h"
+#include "shared/kv_scale_params.h"
 #include "shared/layout.h"
 
 namespace flashjit::device {
@@ -53,8 +54,11 @@ static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 template <class Spec, class Config>
 struct Sm90aShared {
   static constexpr int stages = Config::num_stages;
-  static constexpr Sm90aLayout layout{Spec::head_dim,  Spec::head_dim_v, Config::block_m,
-                                      Config::block_n, stages,           Spec::dropout};
+  static constexpr Converts converts = !is_quantised<typename Spec::kv_dtype>  ? Converts::nothing
+                                       : Spec::kv_scale == KvScale::token_head ? Converts::scaled_rows
+                                                                               : Converts::numbers;
+  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
+                                      stages,         Spec::dropout,    converts};
   using Ring = Sm90aRing<stages>;
 
   const char* memory;
@@ -78,6 +82,16 @@ struct Sm90aShared {
   FLASHJIT_FN u32 words_asked(int stage) const { return asked(stage) + 8; }
   FLASHJIT_FN u32 column_words(const Ring& ring) const {
     return start + layout.dropout_words + (ring.parity * stages + ring.stage) * (Config::block_n * 4);
+  }
+  // With conversion: a slot of 8-bit K or V as they arrive, its mbarrier, and the scales of its rows; the
+  // scales of a block's keys.
+  FLASHJIT_FN u32 stored(int slot) const { return start + layout.stored + slot * layout.stored_bytes; }
+  FLASHJIT_FN u32 stored_full(int slot) const { return start + layout.stored_barriers + slot * 8; }
+  FLASHJIT_FN u32 stored_scales(int slot) const {
+    return start + layout.stored_scales + slot * Config::block_n * 4;
+  }
+  FLASHJIT_FN u32 k_scales(const Ring& ring) const {
+    return start + layout.k_scales + (ring.parity * stages + ring.stage) * (Config::block_n * 4);
   }
   FLASHJIT_FN Words dropout_key() const {
     return *reinterpret_cast<const Words*>(memory + layout.dropout_key);

@@ -35,6 +35,9 @@ FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m,
   return block_m * (block_n + head_dim_v) / (num_warps * 32);
 }
 
+// Whether K and V are 8-bit and converted in a kernel; whether scales of each of their rows come with them.
+enum class Converts : int { nothing, numbers, scaled_rows };
+
 // The sm_90a forward's layout of shared memory: offsets in bytes from a start that is aligned to 1024.
 struct Sm90aLayout {
   // Columns of a panel. Its rows are 128 bytes, the widest that TMA swizzles.
@@ -52,18 +55,31 @@ struct Sm90aLayout {
 
   // The same for looking up and copying pages.
   FLASHJIT_FN static constexpr int registers_for_pages(int consumers) { return consumers == 1 ? 0 : 8; }
+  // And for converting K and V, too.
+  FLASHJIT_FN static constexpr int registers_for_conversion(int consumers) { return consumers == 1 ? 0 : 16; }
+
+  // 8-bit K and V as they arrive, in two slots: bytes of a row, so many that any number of rows begins at a
+  // multiple of 128, as the copy engine wants it.
+  static constexpr int stored_slots = 2;
+  FLASHJIT_FN static constexpr int stored_row(int head_dim) { return round_up(head_dim, 128); }
 
   int qk_steps, pv_steps;         // wgmmas of Q K^T, each for 16 columns; of weights V, each for 16 keys
   int q_panel, kv_panel;          // bytes of one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // bytes of all panels
-  int q, k, v, barriers;          // offsets; k, v: num_stages blocks each
-  int announced, passed;          // passed: 8 bytes a stage
+  int q, k, v;                    // offsets; k, v: num_stages blocks each
+  int stored_bytes, stored;       // with conversion: of a slot; stored_slots of them
+  int barriers;
+  int announced, passed;  // passed: 8 bytes a stage
   // With dropout: dropout_key has 16 bytes, dropout_asked 16 bytes a stage, dropout_words the column words of
   // 2 * num_stages blocks.
-  int dropout_key, dropout_asked, dropout_words, end;
+  int dropout_key, dropout_asked, dropout_words;
+  // With conversion: an mbarrier of 8 bytes for each slot. With scales of rows: those of a slot's rows, and
+  // of the keys of 2 * num_stages blocks.
+  int stored_barriers, stored_scales, k_scales;
+  int end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
-                                    bool dropout)
+                                    bool dropout, Converts converts = Converts::nothing)
       : qk_steps(ceil_div(head_dim, 16)),
         pv_steps(block_n / 16),
         q_panel(block_m * 128),
@@ -74,13 +90,21 @@ struct Sm90aLayout {
         q(0),
         k(q_bytes),
         v(k + num_stages * k_bytes),
-        barriers(v + num_stages * v_bytes),
+        stored_bytes(converts == Converts::nothing ? 0 : block_n * stored_row(max(head_dim, head_dim_v))),
+        stored(v + num_stages * v_bytes),
+        barriers(stored + stored_slots * stored_bytes),
         announced(barriers + 16 + num_stages * 32),
         passed(announced + announcement_bytes),
         dropout_key(round_up(passed + num_stages * 8, 16)),
         dropout_asked(dropout_key + 16),
         dropout_words(dropout_asked + num_stages * 16),
-        end(dropout ? dropout_words + 2 * num_stages * block_n * 4 : passed + num_stages * 8) {}
+        stored_barriers(dropout_key),
+        stored_scales(stored_barriers + stored_slots * 8),
+        k_scales(stored_scales + stored_slots * block_n * 4),
+        end(dropout                             ? dropout_words + 2 * num_stages * block_n * 4
+            : converts == Converts::nothing     ? passed + num_stages * 8
+            : converts == Converts::scaled_rows ? k_scales + 2 * num_stages * block_n * 4
+                                                : stored_scales) {}
 
   // Bytes from an operand's start to its part in a step.
   FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }

@@ -107,7 +107,7 @@ class BackwardSm90a : public testing::Test {
     device::BackwardMaps maps;
     const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
                              device::TensorMap& map) {
-      const emulator::TensorMap described{tensor.data, &shape};
+      const emulator::TensorMap described{tensor.data, &shape, 2};
       std::memcpy(&map, &described, sizeof described);
     };
     describe(p.q, shapes.q, maps.q);

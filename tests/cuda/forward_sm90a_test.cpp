@@ -6,13 +6,14 @@
 
 #include "codegen/search_space.hpp"
 #include "cuda/forward_sm90a.cuh"
-#include "cuda/forward_sm90a_pages.cuh"
+#include "cuda/forward_sm90a_quantised.cuh"
 #include "runtime/arguments.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
 #include "tests/cuda/formula_specs.hpp"
+#include "tests/cuda/kv_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -57,6 +58,21 @@ struct Emulated : Config {
 
 using FormulaParams = device::WithFormulas<device::Paged<device::Sm90aForwardParams>>;
 
+template <class Spec>
+constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
+
+template <class Params>
+Params& make_params(StepLaunch& step, const CheckedArguments& checked) {
+  auto& p = step.make_params<Params>(checked.params);
+  if constexpr (std::is_same_v<Params, FormulaParams>) {
+    if (checked.formulas) p.formulas = *checked.formulas;
+  } else {
+    p.k_scale = checked.kv_scales->k;
+    p.v_scale = checked.kv_scales->v;
+  }
+  return p;
+}
+
 template <class Spec, class Config>
 void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   constexpr int multiprocessors = 5;
@@ -73,8 +89,9 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
   StepLaunch step;
-  auto& paged = step.make_params<FormulaParams>(checked.params);
-  if (checked.formulas) paged.formulas = *checked.formulas;
+  using QuantisedParams = device::Quantised<device::Paged<device::Sm90aForwardParams>>;
+  auto& paged =
+      make_params<std::conditional_t<quantised<Spec>, QuantisedParams, FormulaParams>>(step, checked);
   paged.pages = checked.pages;
   if (spec.paged) {
     paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
@@ -87,19 +104,18 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
   device::ForwardMaps maps;
   const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
-                           device::TensorMap& map) {
-    const emulator::TensorMap described{tensor.data, &shape};
+                           device::TensorMap& map, unsigned element_bytes) {
+    const emulator::TensorMap described{tensor.data, &shape, element_bytes};
     std::memcpy(&map, &described, sizeof described);
-    EXPECT_EQ(shape.box[0] * 2, 128u);
+    EXPECT_EQ(shape.box[0] * element_bytes % 128, 0u);
+    EXPECT_TRUE(element_bytes == 1 || shape.box[0] == 64);
     for (const unsigned size : shape.box) EXPECT_LE(size, 256u);
     for (const auto stride : shape.strides) EXPECT_EQ(stride % 16, 0u);
   };
-  describe(p.q, shapes.q, maps.q);
-  describe(p.k, shapes.k, maps.k);
-  describe(p.v, shapes.v, maps.v);
-  constexpr int shared_bytes = device::Sm90aLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m,
-                                                   Config::block_n, Config::num_stages, Spec::dropout)
-                                   .end;
+  describe(p.q, shapes.q, maps.q, 2);
+  describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
+  describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
+  constexpr int shared_bytes = device::Sm90aShared<Spec, Config>::layout.end;
   for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
       emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
@@ -124,7 +140,7 @@ class ForwardSm90a : public testing::Test {
                                .dropout = Spec::dropout,
                                .o_dtype = o_dtype,
                                .paged = Spec::paged});
-    given.spec = with_formulas<Spec>(given.spec);
+    given.spec = with_formulas<Spec>(with_kv<Spec>(given.spec));
     return given;
   }
   template <class Spec, class Config>
@@ -299,6 +315,36 @@ TEST_F(ForwardSm90a, PagesOfPackedRowsAndHeads) {
     expect<WithPages<WithDropout<SpecOf<Bf16, 24, 40, true, device::Tree>>>,
            ConfigOf<64, 48, true, true, waves>>(c, {TreeMask{}});
   }
+}
+// Each dtype and sharing of scales, beside look-ups, packed rows and heads, tiles without keys and of one
+// block.
+TEST_F(ForwardSm90a, EightBitKeysAndValues) {
+  using enum device::KvScale;
+  using device::fp8_e4m3, device::fp8_e5m2, device::int8;
+  Case c{.batch = 3,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .seqlen_q = 70,
+         .seqlen_k = 260,
+         .lengths_k = {260, 0, 33},
+         .page_size = 16,
+         .layout_kv = MemoryLayout::padded,
+         .seed = 90};
+  using Causal = WithPages<SpecOf<Bf16, 24, 72, false, BottomRight>>;
+  expect<WithKv<Causal, fp8_e4m3, token_head>, ConfigOf<64, 96, true, false, sections>>(c, {CausalMask{}});
+  expect<WithKv<Causal, int8, head>, ConfigOf<128, 32, false, true, sections>>(c, {CausalMask{}});
+  c.page_size = 1;
+  expect<WithKv<Causal, int8, tensor>, ConfigOf<64, 48, false, true, waves>>(c, {CausalMask{}});
+  c.page_size = 48;
+  using Sinks = WithPages<SpecOf<Fp16, 40, 24, false, device::SlidingWindowWithSinks<Align::bottom_right>>>;
+  expect<WithKv<Sinks, fp8_e5m2, token_head>, ConfigOf<64, 32, true, true>>(
+      c, {SlidingWindowMask{bottom_right, true}});
+  using Wide = WithPages<SpecOf<Bf16, 128, 136, false, device::Padding, device::BlockSparse<16, 32, false>>>;
+  expect<WithKv<Wide, fp8_e5m2, head>, ConfigOf<64, 32, false, true, waves>>(
+      c, {PaddingMask{}, BlockSparseMask{16, 32}});
+  c.lengths_q = {1, 0, 64};
+  using Tree = WithPages<SpecOf<Bf16, 128, 64, true, device::Tree>>;
+  expect<WithKv<Tree, int8, token_head>, ConfigOf<64, 48, false, true, waves>>(c, {TreeMask{}});
 }
 TEST_F(ForwardSm90a, PagesUnderSinksListsAndPadding) {
   std::uint64_t seed = 80;

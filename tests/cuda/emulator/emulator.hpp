@@ -47,10 +47,11 @@ using device::i64;
 using device::u32;
 using device::u64;
 
-// The emulated content of a TensorMap.
+// The emulated content of a TensorMap. Rows of panels are swizzled, those of 1-byte elements are not.
 struct TensorMap {
   const void* data;
   const cuda::TensorMapShape* shape;
+  unsigned element_bytes;
 };
 
 class Block {

@@ -40,14 +40,21 @@ inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap& opaque, u32 bar, in
           inside &= at[d] >= 0 && at[d] < static_cast<i64>(sizes[d + 1]);
           offset += at[d] * static_cast<i64>(strides[d]);
         }
-        for (unsigned i0 = 0; i0 < box[0]; ++i0) {
-          std::uint16_t element = 0;
-          if (inside && c0 + i0 < sizes[0])
-            std::memcpy(&element, static_cast<const char*>(map.data) + offset + 2 * (c0 + i0), 2);
-          emulator::block().store(emulator::Block::swizzled(to + row * 128 + i0 * 2), element);
-        }
+        const auto copy = [&]<class Element>(Element element, auto place) {
+          for (unsigned i0 = 0; i0 < box[0]; ++i0) {
+            element = 0;
+            if (inside && c0 + i0 < sizes[0])
+              std::memcpy(&element, static_cast<const char*>(map.data) + offset + sizeof element * (c0 + i0),
+                          sizeof element);
+            emulator::block().store(place(i0), element);
+          }
+        };
+        if (map.element_bytes == 2)
+          copy(std::uint16_t{}, [&](u32 i) { return emulator::Block::swizzled(to + row * 128 + i * 2); });
+        else
+          copy(std::uint8_t{}, [&](u32 i) { return to + row * box[0] + i; });
       }
-  emulator::block().complete(bar, i64{row} * box[0] * 2);
+  emulator::block().complete(bar, i64{row} * box[0] * map.element_bytes);
 }
 
 inline void wgmma_fence() {}

@@ -69,16 +69,18 @@ struct Product {
 std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config) {
   const device::Sm90aLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
                                    config.num_stages, spec.dropout);
+  // As Sm90aShared has them (templates/cuda/forward_sm90a_shared.cuh).
+  const bool scaled_rows = spec.kv_scale == KvScale::token_head;
   const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
   const Product qk{.name = "qk",
-                   .type = type,
+                   .type = spec.kv_dtype ? "f16" : type,
                    .n = config.block_n,
                    .steps = layout.qk_steps,
                    .a_in_registers = config.q_in_registers,
                    .b_n_major = false,
                    .accumulates = false};
   const Product pv{.name = "pv",
-                   .type = type,
+                   .type = spec.kv_dtype && !scaled_rows ? "f16" : type,
                    .n = spec.head_dim_v,
                    .steps = layout.pv_steps,
                    .a_in_registers = true,

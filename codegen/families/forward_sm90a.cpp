@@ -82,12 +82,18 @@ int formula_registers(const AttentionSpec& spec) {
   return std::max(of_scores, of_loads);
 }
 
+// Registers for scales of keys and of a query that became fp16.
+int scale_registers(const AttentionSpec& spec) {
+  return spec.kv_scale == KvScale::token_head && spec.dtype == DType::bf16 ? 8 : 0;
+}
+
 // Registers of a consumer thread that hold scores, weights, output
 // and Q, and those that mask tables, dropout and formulas need.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
-         (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec);
+         (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec) +
+         scale_registers(spec);
 }
 
 // The most such registers that leave enough for the rest. A thread has 255,

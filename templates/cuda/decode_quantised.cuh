@@ -16,11 +16,6 @@
 
 namespace flashjit::device {
 
-template <class Element>
-inline constexpr bool is_fp16 = false;
-template <>
-inline constexpr bool is_fp16<fp16> = true;
-
 template <class Spec>
 class QuantisedProducts {
   using Element = typename Spec::Element;
@@ -46,18 +41,14 @@ class QuantisedProducts {
     if constexpr (converts_q) {
       u32 largest = 0;
 #pragma unroll
-      for (const u32 word : words) largest = max(largest, max(word & 0x7fff, word >> 16 & 0x7fff));
+      for (const u32 word : words) largest = max(largest, largest_bits(word));
 #pragma unroll
       for (int lanes = 16; lanes > 0; lanes /= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffff, largest, lanes));
-      // The largest number becomes at least 2^14 and less than 2^15, if the factor is at most 2^126.
-      const u32 exponent = min(max(largest >> 7, 15u), 254u);
-      const float factor = __uint_as_float((268 - exponent) << 23);
+      const HalvedRow halved(largest);
 #pragma unroll
-      for (u32& word : words)
-        word = cvt_rn_x2(fp16{}, __uint_as_float(word << 16) * factor,
-                         __uint_as_float(word & 0xffff0000) * factor);
-      if (lane == 0) st_shared(inverse, (exponent - 14) << 23);
+      for (u32& word : words) word = halved(word);
+      if (lane == 0) st_shared(inverse, __float_as_uint(halved.inverse()));
     }
     // Two lanes have 16 columns. The even one takes the even pairs of columns, the odd one the others.
     const bool odd = lane % 2;

@@ -69,7 +69,8 @@ struct ForwardSm90a {
                                              passes_blocks || Config::tile_order == TileOrder::waves)
           : 0;
   static constexpr bool converts = Shared::converts != Converts::nothing;
-  using Quantised = Sm90aQuantisedPages<ForwardSm90a>;
+  using Converter = Sm90aConverter<ForwardSm90a>;
+  static constexpr int converters = 3;  // warps
   static constexpr int for_pages = converts      ? Sm90aLayout::registers_for_conversion(consumers)
                                    : Spec::paged ? Sm90aLayout::registers_for_pages(consumers)
                                                  : 0;
@@ -88,7 +89,6 @@ struct ForwardSm90a {
   // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
   static constexpr int warpgroup_barrier = 4;  // + consumer: its own four warps
-  static constexpr int converter_barrier = 7;  // the producer's four warps
 
   // Hides a value's origin, so that the compiler hoists nothing that depends on it: registers are short.
   static FLASHJIT_FN int not_ahead(int x) {
@@ -132,6 +132,9 @@ struct ForwardSm90a {
 
   // A warpgroup: it computes 64 rows of every tile.
   class Consumer {
+    struct Nothing {};
+    // With 8-bit keys.
+    using ScoreScales = typename Choose<converts, Sm90aScoreScales<ForwardSm90a>, Nothing>::type;
     // Marks that no V stage is pending and that the first block extends past the sequence's end.
     static constexpr int ends_within = -1;
 
@@ -194,7 +197,7 @@ struct ForwardSm90a {
           write_nothing(output_rows(work), work.problem.head_q);
           continue;
         }
-        if constexpr (converts) k_scale_ = Quantised::of_scores(p_, work.problem.head_kv);
+        if constexpr (converts) take_scales(work.problem.head_kv);
         const Mask mask(p_, work.problem);
         Blocks blocks(p_, mask, work, tile);
         Block block;
@@ -301,6 +304,15 @@ struct ForwardSm90a {
       __syncwarp();  // all lanes have read it before lane 0 releases it
       return announced;
     }
+    // With 8-bit keys. Also makes Q ready for their products.
+    FLASHJIT_FN void take_scales(int head_kv) {
+      score_scales_.take(p_, head_kv, shared_.q() + first_row() * 128, lane_);
+      fence_proxy_async();
+      if constexpr (q_in_registers)
+        __syncwarp();
+      else
+        bar_sync(warpgroup_barrier + warpgroup_, 128);
+    }
     FLASHJIT_FN void take_q() {
 #pragma unroll
       for (int step = 0; step < layout.qk_steps; ++step) {
@@ -375,7 +387,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void pack_weights() {
 #pragma unroll
       for (int i = 0; i < block_n / 4; ++i)
-        weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, scores_[2 * i], scores_[2 * i + 1]);
+        weights_[i / 4][i % 4] = cvt_rn_x2(typename Shared::PvElement{}, scores_[2 * i], scores_[2 * i + 1]);
     }
 
     // Turns scores into weights beside the product of the previous weights and V. One body serves all blocks,
@@ -386,8 +398,7 @@ struct ForwardSm90a {
       const auto of_rows = this->of_rows(score, rows, heads);
       wgmma_wait_group<1>();
       release(shared_.k_empty(ring_.stage));
-      if constexpr (converts)
-        Quantised::template scale_scores<block_n / 2>(scores_, k_scale_, shared_, ring_, lane_);
+      if constexpr (converts) score_scales_.apply(scores_, shared_, ring_, lane_);
       bool rescale = false;
       if (!weigh_near_zero(score, block)) {
         const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
@@ -420,7 +431,6 @@ struct ForwardSm90a {
       return false;
     }
     // What a formula has of a tile's rows.
-    struct Nothing {};
     template <class Heads>
     FLASHJIT_FN static auto tilts_of(const Score& score, const Positions& rows, const Heads& heads) {
       if constexpr (Score::tilts)
@@ -455,7 +465,7 @@ struct ForwardSm90a {
       constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
       [[maybe_unused]] float v_scale;
-      if constexpr (converts) v_scale = Quantised::of_outputs(p_, head_kv);
+      if constexpr (converts) v_scale = ScoreScales::of_outputs(p_, head_kv);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = lane_ / 4 + 8 * r;
@@ -512,9 +522,9 @@ struct ForwardSm90a {
     float output_[Spec::head_dim_v / 2];
     OnlineSoftmax<1, false> softmax_;
     bool near_zero_;         // the tile's scores so far, with Score::bounds
-    float k_scale_;          // with 8-bit keys whose head has one scale
     int under_way_;          // 1: a product with V is under way, to which the next one adds
     RowWords row_words_[2];  // with dropout
+    [[no_unique_address]] ScoreScales score_scales_;
   };
 
   // Zeros the rows of Q's buffer that no copy fills: old data there would take part in a warp's votes.
@@ -535,13 +545,13 @@ struct ForwardSm90a {
       mbarrier_init(shared.q_full(), 1);
       mbarrier_init(shared.q_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
-        mbarrier_init(shared.k_full(stage), converts ? 4 : Spec::dropout ? 2 : 1);
+        mbarrier_init(shared.k_full(stage), converts ? converters : Spec::dropout ? 2 : 1);
         mbarrier_init(shared.k_empty(stage), consumer_warps);
-        mbarrier_init(shared.v_full(stage), converts ? 4 : 1);
+        mbarrier_init(shared.v_full(stage), converts ? converters : 1);
         mbarrier_init(shared.v_empty(stage), consumer_warps);
         if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);
       }
-      if constexpr (converts) Quantised::init_barriers(shared);
+      if constexpr (converts) Converter::init_barriers(shared);
       fence_mbarrier_init();
     }
     if constexpr (Config::pack_gqa) zero_unused_rows(p, shared);
@@ -554,6 +564,8 @@ struct ForwardSm90a {
         Producer(p, maps, shared).run();
       } else if (Spec::dropout && threadIdx.x / 32 == 1) {
         make_column_words(shared);
+      } else if constexpr (converts) {
+        Converter(shared).run();
       }
     } else {
       setmaxnreg_inc<consumer_registers>();

@@ -55,8 +55,6 @@ class Sm90aPages {
     }
   }
 
-  // Whether the thread is of a warp that copies.
-  FLASHJIT_FN bool copies() const { return static_cast<int>(threadIdx.x) < 32 * warps(); }
   FLASHJIT_FN int head() const { return head_; }
   // The place of a key that is to be read; page -1: it is not.
   FLASHJIT_FN Found place(int key) const {

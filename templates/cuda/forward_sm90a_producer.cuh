@@ -21,10 +21,14 @@ template <class Spec, class Config, bool several_warps>
 class Sm90aPages;  // cuda/forward_sm90a_pages.cuh
 template <class Kernel>
 class Sm90aQuantisedPages;  // cuda/forward_sm90a_quantised.cuh
+template <class Kernel>
+class Sm90aConverter;  // the same
+template <class Kernel>
+class Sm90aScoreScales;  // the same
 
 // Copies everything that comes from global memory. It is one thread; with pages some warps, whose lanes look
-// up and copy a block's pages; with 8-bit pages all four warps, which convert them, too. The first warp
-// announces tiles, and its first lane does all else.
+// up and copy a block's pages. The first warp announces tiles, and its first lane does all else. With 8-bit
+// pages it is one warp, as the other warps convert what it copies.
 template <class Kernel>
 class Sm90aProducer {
   using Spec = typename Kernel::Spec;
@@ -38,7 +42,7 @@ class Sm90aProducer {
   // registers are short.
   static constexpr bool converts = Shared::converts != Converts::nothing;
   static constexpr bool several_warps =
-      converts || (Spec::paged && !Spec::dropout && !Kernel::passes_blocks && !Config::ping_pong);
+      Spec::paged && !converts && !Spec::dropout && !Kernel::passes_blocks && !Config::ping_pong;
   using Pages = typename Choose<
       converts, Sm90aQuantisedPages<Kernel>,
       typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>, NoPages>::type>::type;
@@ -53,7 +57,7 @@ class Sm90aProducer {
       : p_(p), maps_(maps), shared_(shared), pages_(pages(p, maps, shared)) {}
 
   FLASHJIT_FN void run() {
-    if constexpr (several_warps && !converts)
+    if constexpr (several_warps)
       if (static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
     typename Kernel::Schedule schedule(p_);
     for (TileIndex tile; schedule.next(tile);) {
@@ -66,7 +70,6 @@ class Sm90aProducer {
       bool more = look_up(walk, next);
       load_last_v();
       if (empty) {
-        finish_last();
         announce({tile, Announced::empty_tile}, 0);
         continue;
       }
@@ -86,7 +89,7 @@ class Sm90aProducer {
       last_v_ = block.index();
     }
     load_last_v();
-    finish_last();
+    if constexpr (converts) pages_.end();
     announce({{}, Announced::end}, 0);
     if constexpr (Spec::dropout) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
@@ -114,7 +117,6 @@ class Sm90aProducer {
     head_q_ = tile.head_q;
     head_kv_ = work.problem.head_kv;
     batch_ = sequence_ = tile.batch;
-    seqlen_k_ = work.problem.seqlen_k;
     q_row_ = work.rows.begin;
     k_row_ = 0;
     if constexpr (Spec::varlen) {
@@ -142,7 +144,7 @@ class Sm90aProducer {
   }
   FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
     if constexpr (converts) {
-      pages_.submit({ring_, block.index(), false, 0, {block.word | (last ? 1 : 0), block.found}});
+      pages_.load_k(ring_, block.index(), {block.word | (last ? 1 : 0), block.found});
     } else {
       copy_k(block, last);
     }
@@ -169,7 +171,7 @@ class Sm90aProducer {
     Ring ring = ring_;
     ring.retreat(behind);
     if constexpr (converts) {
-      pages_.submit({ring, index, true, seqlen_k_, {}});
+      pages_.load_v(ring, index);
     } else {
       copy_v(ring, index);
     }
@@ -183,10 +185,6 @@ class Sm90aProducer {
   FLASHJIT_FN void load_last_v() {
     if (last_v_ >= 0) load_v(last_v_, 1);
     last_v_ = -1;
-  }
-  // Lets consumers finish their tile: what was loaded last may wait to be converted.
-  FLASHJIT_FN void finish_last() {
-    if constexpr (converts) pages_.flush();
   }
   // Copies a block of K or V.
   template <class Found>
@@ -213,7 +211,7 @@ class Sm90aProducer {
   Ring ring_;
   u32 q_parity_ = 0;
   int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
-  int seqlen_k_ = 0, sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
+  int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
 };
 
 }  // namespace flashjit::device

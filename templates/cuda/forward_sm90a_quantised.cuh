@@ -1,5 +1,5 @@
-// 8-bit K and V that lie in pages, for the producer of sm_90a's forward: TMA copies blocks as they are stored
-// into two slots, and the producer's four warps convert them into the tiles that wgmma reads.
+// 8-bit K and V that lie in pages, for sm_90a's forward: the producer's first warp copies blocks as they are
+// stored into two slots, and its other warps convert them into the tiles that wgmma reads.
 //
 // A key's scale multiplies its scores. A value's scale multiplies the output; if each token and head has its
 // own, the value, which is then rounded.
@@ -11,174 +11,304 @@
 
 namespace flashjit::device {
 
+// The factor of all numbers of a head. 1 if each row has its own.
+template <class Kernel>
+FLASHJIT_FN float scale_of_head(const KvScales& scales, int head) {
+  if constexpr (Kernel::Shared::converts == Converts::scaled_rows) return 1;
+  return ld_global_nc(scales.data + scales.offset(0, 0, head));
+}
+
+// For consumers: the factors of a tile's scores, of the thread's two rows and, if they have their own, of
+// keys.
+template <class Kernel>
+class Sm90aScoreScales {
+  using Shared = typename Kernel::Shared;
+  using Ring = typename Kernel::Ring;
+  static constexpr Sm90aLayout layout = Shared::layout;
+  static constexpr bool of_keys = Shared::converts == Converts::scaled_rows;
+  static constexpr bool halves_q = !is_fp16<typename Kernel::Element>;
+
+ public:
+  // The factor of all outputs of a head.
+  FLASHJIT_FN static float of_outputs(const Sm90aForwardParams& p, int head) {
+    return scale_of_head<Kernel>(with_kv_scales(with_pages(p)).v_scale, head);
+  }
+
+  // For a tile of that head. Makes a bf16 Q fp16, in place: each row times a power of two. rows: the warp's
+  // 16 rows of Q in shared memory.
+  FLASHJIT_FN void take(const Sm90aForwardParams& p, int head, u32 rows, int lane) {
+    of_rows_[0] = of_rows_[1] = scale_of_head<Kernel>(with_kv_scales(with_pages(p)).k_scale, head);
+    if constexpr (halves_q) {
+      const float inverse = halve(rows, static_cast<u32>(lane));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) of_rows_[r] *= __shfl_sync(0xffffffff, inverse, (lane / 4 + 8 * r) * 2);
+    }
+  }
+
+  template <int registers>
+  FLASHJIT_FN void apply(float (&scores)[registers], const Shared& shared, const Ring& ring, int lane) const {
+    [[maybe_unused]] u32 from;
+    if constexpr (of_keys) from = shared.k_scales(ring) + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < registers; i += 4) {
+      float scales[2] = {1, 1};
+      if constexpr (of_keys) ld_shared_v2(scales[0], scales[1], from + i * 8);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (of_keys) scores[i + j] *= scales[j % 2];
+        if (!of_keys || halves_q) scores[i + j] *= of_rows_[j / 2];
+      }
+    }
+  }
+
+ private:
+  // Two lanes have a row. Returns 1 / the factor of the lane's row.
+  FLASHJIT_FN static float halve(u32 rows, u32 lane) {
+    constexpr u32 chunks = layout.qk_steps * 2;
+    const u32 row = lane / 2;
+    const auto place = [&](u32 chunk) {
+      return rows + chunk / 8 * layout.q_panel + row * 128 + (chunk ^ row) % 8 * 16;
+    };
+    u32 largest = 0;
+#pragma unroll 2
+    for (u32 chunk = lane % 2; chunk < chunks; chunk += 2) {
+      u32 words[4];
+      ld_shared_v4(words, place(chunk));
+#pragma unroll
+      for (const u32 word : words) largest = max(largest, largest_bits(word));
+    }
+    largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    const HalvedRow halved(largest);
+#pragma unroll 2
+    for (u32 chunk = lane % 2; chunk < chunks; chunk += 2) {
+      u32 words[4];
+      ld_shared_v4(words, place(chunk));
+#pragma unroll
+      for (u32& word : words) word = halved(word);
+      st_shared_v4(place(chunk), words[0], words[1], words[2], words[3]);
+    }
+    return halved.inverse();
+  }
+
+  float of_rows_[2];
+};
+
+// What the producer tells the converting warps about a slot: the block and where its tile goes.
+struct StoredBlock {
+  enum Kind { keys, values, end };  // end: there are no more blocks
+  int kind, stage, parity;          // the ring's place
+  int seqlen;                       // values from this row of the block on become zeros
+  PassedBlock message;              // of keys, for consumers that cannot look the block up
+
+  FLASHJIT_FN void send(u32 to) const {
+    st_shared_v4(to, kind | stage << 2 | parity << 8, seqlen, message.word, message.found);
+  }
+  FLASHJIT_FN static StoredBlock receive(u32 from) {
+    u32 x[4];
+    ld_shared_v4(x, from);
+    return {static_cast<int>(x[0] & 3),
+            static_cast<int>(x[0] >> 2 & 63),
+            static_cast<int>(x[0] >> 8),
+            static_cast<int>(x[1]),
+            {static_cast<int>(x[2]), static_cast<int>(x[3])}};
+  }
+};
+
+// For the producer: one warp, which stays together.
 template <class Kernel>
 class Sm90aQuantisedPages {
   using Spec = typename Kernel::Spec;
   using Config = typename Kernel::Config;
-  using Element = typename Spec::Element;
-  using KvElement = typename Spec::kv_dtype;
   using Shared = typename Kernel::Shared;
   using Ring = typename Kernel::Ring;
-  using Found = typename Sm90aPages<Spec, Config, true>::Found;
-  static constexpr Sm90aLayout layout = Shared::layout;
-  static constexpr int block_n = Config::block_n, threads = 128;
+  using Found = typename Sm90aPages<Spec, Config, false>::Found;
+  static constexpr int block_n = Config::block_n;
   static constexpr bool own_scales = Shared::converts == Converts::scaled_rows;
 
  public:
-  // A block of K, or of V, and the ring's place that it goes to.
-  struct Item {
-    Ring ring;
-    int index;  // -1: none
-    bool values;
-    int seqlen_k;         // values of keys from here on become zeros
-    PassedBlock message;  // of a block of K, for consumers that cannot look it up
-  };
-
   FLASHJIT_FN Sm90aQuantisedPages(const Sm90aForwardParams& p, const ForwardMaps& maps, const Shared& shared)
       : p_(p), maps_(maps), shared_(shared), pages_(p) {}
-
-  FLASHJIT_FN static void init_barriers(const Shared& shared) {
-    for (int slot = 0; slot < Sm90aLayout::stored_slots; ++slot)
-      mbarrier_init(shared.stored_full(slot), own_scales ? threads + 1 : 1);
-  }
-
-  // For consumers: the factor of all scores of a head, of all its outputs; the scaling of a block's scores.
-  FLASHJIT_FN static float of_scores(const Sm90aForwardParams& p, int head) {
-    return scale_of(with_kv_scales(with_pages(p)).k_scale, head);
-  }
-  FLASHJIT_FN static float of_outputs(const Sm90aForwardParams& p, int head) {
-    return scale_of(with_kv_scales(with_pages(p)).v_scale, head);
-  }
-  template <int registers>
-  FLASHJIT_FN static void scale_scores(float (&scores)[registers], float scale, const Shared& shared,
-                                       const Ring& ring, int lane) {
-    [[maybe_unused]] u32 from;
-    if constexpr (own_scales) from = shared.k_scales(ring) + lane % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < registers; i += 4) {
-      float of[2] = {scale, scale};
-      if constexpr (own_scales) ld_shared_v2(of[0], of[1], from + i * 8);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) scores[i + j] *= of[j % 2];
-    }
-  }
 
   // A new tile.
   template <class Mask>
   FLASHJIT_FN void begin(const Problem& problem, const Mask& mask, Span rows) {
     pages_.begin(problem, mask, rows);
+    seqlen_k_ = problem.seqlen_k;
   }
 
-  // Starts an item's copies. Meanwhile converts the item before it.
-  FLASHJIT_FN void submit(const Item& item) {
-    bar_sync(Kernel::converter_barrier, threads);  // all have read the slot that is used again
-    copy(item);
-    flush();
-    pending_ = item;
-    ++count_;
+  FLASHJIT_FN void load_k(const Ring& ring, int index, const PassedBlock& message) {
+    copy<Spec::head_dim>(maps_.k, index,
+                         {StoredBlock::keys, ring.stage, static_cast<int>(ring.parity), block_n, message});
   }
-  // Converts the last item, unless that is done.
-  FLASHJIT_FN void flush() {
-    if (pending_.index >= 0) convert(count_ - 1);
-    pending_.index = -1;
+  FLASHJIT_FN void load_v(const Ring& ring, int index) {
+    copy<Spec::head_dim_v>(
+        maps_.v, index,
+        {StoredBlock::values, ring.stage, static_cast<int>(ring.parity), seqlen_k_ - index * block_n, {}});
+  }
+  FLASHJIT_FN void end() {
+    wait_for_slot();
+    send({StoredBlock::end, 0, 0, 0, {}}, 0);
+    if constexpr (own_scales) mbarrier_arrive(shared_.stored_full(slots_.stage));
   }
 
  private:
-  FLASHJIT_FN static float scale_of(const KvScales& scales, int head) {
-    return own_scales ? 1 : ld_global_nc(scales.data + scales.offset(0, 0, head));
+  FLASHJIT_FN void wait_for_slot() const {
+    mbarrier_wait(shared_.stored_empty(slots_.stage), slots_.parity ^ 1);
   }
-
-  FLASHJIT_FN static constexpr int slot_of(u32 count) {
-    return static_cast<int>(count % Sm90aLayout::stored_slots);
+  FLASHJIT_FN void send(const StoredBlock& block, int bytes) const {
+    if (threadIdx.x != 0) return;
+    block.send(shared_.stored_block(slots_.stage));
+    mbarrier_arrive_expect_tx(shared_.stored_full(slots_.stage), bytes);
   }
-
-  FLASHJIT_FN void copy(const Item& item) const {
-    const int slot = slot_of(count_), row_bytes = Sm90aLayout::stored_row(head_dim(item));
-    const u32 full = shared_.stored_full(slot);
-    if (pages_.copies()) {
-      const Found found = pages_.find(item.index);
-      if (threadIdx.x == 0) mbarrier_arrive_expect_tx(full, block_n * row_bytes);
-      pages_.copy(shared_.stored(slot), item.values ? maps_.v : maps_.k, full, 1, item.index, found,
-                  row_bytes);
-    }
+  template <int columns>
+  FLASHJIT_FN void copy(const TensorMap& map, int index, const StoredBlock& block) {
+    constexpr int row_bytes = Sm90aLayout::stored_row(columns);
+    const int slot = slots_.stage;
+    const Found found = pages_.find(index);
+    wait_for_slot();
+    send(block, block_n * row_bytes);
+    pages_.copy(shared_.stored(slot), map, shared_.stored_full(slot), 1, index, found, row_bytes);
     if constexpr (own_scales) {
       const auto& p = with_kv_scales(with_pages(p_));
-      const KvScales& scales = item.values ? p.v_scale : p.k_scale;
-      for (int i = static_cast<int>(threadIdx.x); i < block_n; i += threads) {
-        const Found place = pages_.place(item.index * block_n + i);
+      const KvScales& scales = block.kind == StoredBlock::values ? p.v_scale : p.k_scale;
+#pragma unroll 1
+      for (int i = static_cast<int>(threadIdx.x); i < block_n; i += 32) {
+        const Found place = pages_.place(index * block_n + i);
         const bool exists = place.page >= 0;
         cp_async_ca_4(shared_.stored_scales(slot) + i * 4,
                       scales.data + (exists ? scales.offset(place.page, place.row, pages_.head()) : 0),
                       exists ? 4 : 0);
       }
-      cp_async_mbarrier_arrive_noinc(full);
+      cp_async_mbarrier_arrive_noinc(shared_.stored_full(slot));
     }
-  }
-  FLASHJIT_FN static int head_dim(const Item& item) {
-    return item.values ? Spec::head_dim_v : Spec::head_dim;
-  }
-
-  // Converts pending_, item `number` of all.
-  FLASHJIT_FN void convert(u32 number) const {
-    const int slot = slot_of(number);
-    const Ring& ring = pending_.ring;
-    mbarrier_wait(shared_.stored_full(slot), number / Sm90aLayout::stored_slots & 1);
-    if (pending_.values) {
-      mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
-      convert_rows<Spec::head_dim_v, true>(slot, shared_.v(ring.stage),
-                                           pending_.seqlen_k - pending_.index * block_n);
-    } else {
-      mbarrier_wait(shared_.k_empty(ring.stage), ring.parity ^ 1);
-      convert_rows<Spec::head_dim, false>(slot, shared_.k(ring.stage), block_n);
-      if constexpr (own_scales)
-        for (int i = static_cast<int>(threadIdx.x); i < block_n; i += threads)
-          st_shared(shared_.k_scales(ring) + i * 4,
-                    __float_as_uint(ld_shared(shared_.stored_scales(slot) + i * 4)));
-      if (Kernel::passes_blocks && threadIdx.x == 0)
-        st_shared_v2(shared_.passed(ring.stage), pending_.message.word, pending_.message.found);
-    }
-    fence_proxy_async();
-    __syncwarp();
-    mbarrier_arrive_if(threadIdx.x % 32 == 0,
-                       pending_.values ? shared_.v_full(ring.stage) : shared_.k_full(ring.stage));
-  }
-
-  // A thread converts 16 columns of a row at a time: two chunks of 16 bytes in a panel whose rows are
-  // swizzled. Rows from `end` on become zeros.
-  template <int columns, bool values>
-  FLASHJIT_FN void convert_rows(int slot, u32 to, int end) const {
-    constexpr u32 chunks = ceil_div(columns, 16), count = block_n * chunks;
-    constexpr u32 row_bytes = Sm90aLayout::stored_row(columns);
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < count; i += threads) {
-      u32 row = i / chunks, chunk = i % chunks;
-      // Eight lanes read and write all banks once: halves of 8 chunks, of two rows in turn.
-      if constexpr (chunks % 8 == 0) {
-        const u32 quarter = i / 4 % 4, half = (quarter ^ quarter >> 1) & 1;
-        row = i / (2 * chunks) * 2 + quarter % 2;
-        chunk = i / 16 % (chunks / 8) * 8 + half * 4 + i % 4;
-      }
-      u32 stored[4], x[8];
-      ld_shared_v4(stored, shared_.stored(slot) + row * row_bytes + chunk * 16);
-      if constexpr (values && own_scales)
-        convert_chunk<Element, KvElement>(stored, x, ld_shared(shared_.stored_scales(slot) + row * 4));
-      else
-        convert_chunk<Element, KvElement>(stored, x);
-      if (values && static_cast<int>(row) >= end)
-#pragma unroll
-        for (u32& word : x) word = 0;
-      const u32 panel = to + chunk / 4 * layout.kv_panel + row * 128, first = chunk % 4 * 2;
-      st_shared_v4(panel + (first ^ row % 8) * 16, x[0], x[1], x[2], x[3]);
-      st_shared_v4(panel + ((first + 1) ^ row % 8) * 16, x[4], x[5], x[6], x[7]);
-    }
+    slots_.advance();
   }
 
   const Sm90aForwardParams& p_;
   const ForwardMaps& maps_;
   const Shared& shared_;
-  Sm90aPages<Spec, Config, true> pages_;
-  u32 count_ = 0;  // of items so far
-  Item pending_{{}, -1, false, 0, {}};
+  Sm90aPages<Spec, Config, false> pages_;
+  Sm90aRing<Sm90aLayout::stored_slots> slots_;
+  int seqlen_k_ = 0;
+};
+
+// The producer's other warps.
+template <class Kernel>
+class Sm90aConverter {
+  using Spec = typename Kernel::Spec;
+  using Shared = typename Kernel::Shared;
+  using KvElement = typename Spec::kv_dtype;
+  static constexpr Sm90aLayout layout = Shared::layout;
+  static constexpr int block_n = Kernel::block_n;
+  static constexpr bool own_scales = Shared::converts == Converts::scaled_rows;
+
+ public:
+  static constexpr int warps = Kernel::converters;
+
+  FLASHJIT_FN static void init_barriers(const Shared& shared) {
+    for (int slot = 0; slot < Sm90aLayout::stored_slots; ++slot) {
+      mbarrier_init(shared.stored_full(slot), own_scales ? 33 : 1);
+      mbarrier_init(shared.stored_empty(slot), warps);
+    }
+  }
+
+  FLASHJIT_FN explicit Sm90aConverter(const Shared& shared) : shared_(shared) {}
+
+  FLASHJIT_FN void run() const {
+    for (Sm90aRing<Sm90aLayout::stored_slots> slots;; slots.advance()) {
+      const int slot = slots.stage;
+      mbarrier_wait(shared_.stored_full(slot), slots.parity);
+      const StoredBlock block = StoredBlock::receive(shared_.stored_block(slot));
+      if (block.kind == StoredBlock::end) return;
+      const bool values = block.kind == StoredBlock::values;
+      mbarrier_wait(values ? shared_.v_empty(block.stage) : shared_.k_empty(block.stage), block.parity ^ 1);
+      if (values) {
+        convert_rows<Spec::head_dim_v, true>(slot, shared_.v(block.stage));
+        if (block.seqlen < block_n) zero_rows_from(block.seqlen, shared_.v(block.stage));
+      } else {
+        convert_rows<Spec::head_dim, false>(slot, shared_.k(block.stage));
+        if constexpr (own_scales)
+          for (u32 i = thread(); i < block_n; i += threads)
+            st_shared(shared_.k_scales({block.stage, static_cast<u32>(block.parity)}) + i * 4,
+                      __float_as_uint(ld_shared(shared_.stored_scales(slot) + i * 4)));
+        if (Kernel::passes_blocks && thread() == 0)
+          st_shared_v2(shared_.passed(block.stage), block.message.word, block.message.found);
+      }
+      fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(shared_.stored_empty(slot));
+        mbarrier_arrive(values ? shared_.v_full(block.stage) : shared_.k_full(block.stage));
+      }
+    }
+  }
+
+ private:
+  static constexpr u32 threads = warps * 32;
+  FLASHJIT_FN static u32 thread() { return threadIdx.x - 32; }
+
+  // Warps take 16 rows in turn. A lane converts 16 columns of some of them: two chunks of 16 bytes, in a
+  // panel whose rows are swizzled. All its addresses differ by constants.
+  template <int columns, bool values>
+  FLASHJIT_FN void convert_rows(int slot, u32 to) const {
+    using To = typename Choose<values, typename Shared::PvElement, typename Shared::QkElement>::type;
+    constexpr bool scaled = values && own_scales;
+    constexpr u32 rows_at_once = 16, row_bytes = Sm90aLayout::stored_row(columns);
+    constexpr u32 parts = ceil_div(columns, 16), parts_at_once = parts <= 4 ? 4 : 8;
+    constexpr u32 rows_of_pass = 32 / parts_at_once, passes = rows_at_once / rows_of_pass;
+    const u32 lane = threadIdx.x % 32;
+    u32 row = lane / 4, part = lane % 4;
+    if constexpr (parts_at_once == 8) {
+      // Eight lanes read and write all banks once: of one row the first half, of the next one the second.
+      const u32 quarter = lane / 4 % 4;
+      row = lane / 16 * 2 + quarter % 2;
+      part += ((quarter ^ quarter >> 1) & 1) * 4;
+    }
+    const u32 first = thread() / 32 * rows_at_once;
+    u32 from = shared_.stored(slot) + (first + row) * row_bytes + part * 16;
+    to += part / 4 * layout.kv_panel + (first + row) * 128 + ((part % 4 * 2) ^ row) * 16;
+    [[maybe_unused]] u32 scales = shared_.stored_scales(slot) + (first + row) * 4;
+#pragma unroll 1
+    for (u32 begin = first; begin < block_n; begin += warps * rows_at_once) {
+#pragma unroll
+      for (u32 more = 0; more < parts; more += parts_at_once) {
+        if (part + more >= parts) break;
+        u32 stored[passes][4];
+#pragma unroll
+        for (u32 pass = 0; pass < passes; ++pass)
+          ld_shared_v4(stored[pass], from + more * 16 + pass * rows_of_pass * row_bytes);
+#pragma unroll
+        for (u32 pass = 0; pass < passes; ++pass) {
+          u32 x[8];
+          if constexpr (scaled)
+            convert_chunk<To, KvElement>(stored[pass], x, ld_shared(scales + pass * rows_of_pass * 4));
+          else
+            convert_chunk<To, KvElement>(stored[pass], x);
+          const u32 at = (rows_of_pass == 4 ? to ^ pass % 2 * 64 : to) + more / 4 * layout.kv_panel +
+                         pass * rows_of_pass * 128;
+          st_shared_v4(at, x[0], x[1], x[2], x[3]);
+          st_shared_v4(at ^ 16, x[4], x[5], x[6], x[7]);
+        }
+      }
+      from += warps * rows_at_once * row_bytes;
+      to += warps * rows_at_once * 128;
+      scales += warps * rows_at_once * 4;
+    }
+  }
+
+  // Zeros rows of a tile of V. Warps take those that they converted.
+  FLASHJIT_FN void zero_rows_from(int end, u32 to) const {
+    constexpr u32 chunks = Sm90aLayout::panel / 8, panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
+    __syncwarp();
+#pragma unroll 1
+    for (u32 row = max(end, 0); row < block_n; ++row) {
+      if (row / 16 % warps != thread() / 32) continue;
+      for (u32 chunk = threadIdx.x % 32; chunk < panels * chunks; chunk += 32)
+        st_shared_v4(to + chunk / chunks * layout.kv_panel + row * 128 + chunk % chunks * 16, 0, 0, 0, 0);
+    }
+  }
+
+  const Shared& shared_;
 };
 
 }  // namespace flashjit::device

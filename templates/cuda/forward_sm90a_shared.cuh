@@ -57,6 +57,11 @@ struct Sm90aShared {
   static constexpr Converts converts = !is_quantised<typename Spec::kv_dtype>  ? Converts::nothing
                                        : Spec::kv_scale == KvScale::token_head ? Converts::scaled_rows
                                                                                : Converts::numbers;
+  // The types of the two products. 8-bit numbers become fp16 in a quarter of the instructions that bf16
+  // takes. Values times a scale of their own may leave fp16's range.
+  using Element = typename Spec::Element;
+  using QkElement = typename Choose<converts == Converts::nothing, Element, fp16>::type;
+  using PvElement = typename Choose<converts == Converts::numbers, fp16, Element>::type;
   static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
                                       stages,         Spec::dropout,    converts};
   using Ring = Sm90aRing<stages>;
@@ -83,10 +88,12 @@ struct Sm90aShared {
   FLASHJIT_FN u32 column_words(const Ring& ring) const {
     return start + layout.dropout_words + (ring.parity * stages + ring.stage) * (Config::block_n * 4);
   }
-  // With conversion: a slot of 8-bit K or V as they arrive, its mbarrier, and the scales of its rows; the
+  // With conversion: a slot of 8-bit K or V as they arrive, its mbarriers, and the scales of its rows; the
   // scales of a block's keys.
   FLASHJIT_FN u32 stored(int slot) const { return start + layout.stored + slot * layout.stored_bytes; }
-  FLASHJIT_FN u32 stored_full(int slot) const { return start + layout.stored_barriers + slot * 8; }
+  FLASHJIT_FN u32 stored_full(int slot) const { return start + layout.stored_barriers + slot * 32; }
+  FLASHJIT_FN u32 stored_empty(int slot) const { return stored_full(slot) + 8; }
+  FLASHJIT_FN u32 stored_block(int slot) const { return stored_full(slot) + 16; }  // the producer's message
   FLASHJIT_FN u32 stored_scales(int slot) const {
     return start + layout.stored_scales + slot * Config::block_n * 4;
   }

@@ -13,6 +13,11 @@ FLASHJIT_FN constexpr u32 twice(u32 bits) {
   return bits << 16 | bits;
 }
 
+template <class Element>
+inline constexpr bool is_fp16 = false;
+template <>
+inline constexpr bool is_fp16<fp16> = true;
+
 // To fp16 in two orders, to bf16 in one. parted: elements 0 and 2 of `word` become `even`, elements 1 and 3
 // become `odd`. in_order: elements 0 and 1 become `low`, elements 2 and 3 become `high`.
 template <class Element, class KvElement>
@@ -86,6 +91,28 @@ struct ConvertKeys<fp16, int8> {
     b = fma_rn_x2(fp16{}, prmt(positive, 0x64646464, second), one, minus_1152);
   }
 };
+
+// A row of bf16 numbers as fp16, times a power of two.
+class HalvedRow {
+ public:
+  // largest: the largest magnitude's bits. That number becomes at least 2^14 and less than 2^15, if the
+  // factor is at most 2^126.
+  FLASHJIT_FN explicit HalvedRow(u32 largest) : exponent_(min(max(largest >> 7, 15u), 254u)) {}
+  FLASHJIT_FN u32 operator()(u32 word) const {
+    const float factor = __uint_as_float((268 - exponent_) << 23);
+    return cvt_rn_x2(fp16{}, __uint_as_float(word << 16) * factor,
+                     __uint_as_float(word & 0xffff0000) * factor);
+  }
+  // 1 / the factor.
+  FLASHJIT_FN float inverse() const { return __uint_as_float((exponent_ - 14) << 23); }
+
+ private:
+  u32 exponent_;
+};
+// The largest magnitude's bits of two bf16 numbers.
+FLASHJIT_FN u32 largest_bits(u32 word) {
+  return max(word & 0x7fff, word >> 16 & 0x7fff);
+}
 
 // Two fp16 numbers in another type, times `scale`.
 template <class Element>

@@ -73,8 +73,8 @@ struct Sm90aLayout {
   // With dropout: dropout_key has 16 bytes, dropout_asked 16 bytes a stage, dropout_words the column words of
   // 2 * num_stages blocks.
   int dropout_key, dropout_asked, dropout_words;
-  // With conversion: an mbarrier of 8 bytes for each slot. With scales of rows: those of a slot's rows, and
-  // of the keys of 2 * num_stages blocks.
+  // With conversion: 32 bytes for each slot, its mbarriers and a message. With scales of rows: those of a
+  // slot's rows, and of the keys of 2 * num_stages blocks.
   int stored_barriers, stored_scales, k_scales;
   int end;
 
@@ -99,7 +99,7 @@ struct Sm90aLayout {
         dropout_asked(dropout_key + 16),
         dropout_words(dropout_asked + num_stages * 16),
         stored_barriers(dropout_key),
-        stored_scales(stored_barriers + stored_slots * 8),
+        stored_scales(stored_barriers + stored_slots * 32),
         k_scales(stored_scales + stored_slots * block_n * 4),
         end(dropout                             ? dropout_words + 2 * num_stages * block_n * 4
             : converts == Converts::nothing     ? passed + num_stages * 8

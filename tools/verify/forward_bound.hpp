@@ -56,10 +56,10 @@
 //     multiplied by its key's scale, and a weight, or the sum, by that of its value: gamma(head_dim + 2) and
 //     gamma(n + 1). The other 1 of the former is for GPUs, which make q fp16 times a power of two: that loses
 //     less than 2^-34 |q||k_j|.
-// 14. A decode on a GPU rounds P to fp16, so f is 2^-25 for bf16, too. With a scale of each value it rounds P
-//     times that scale, in units of at most an eighth of the largest scale.
-// 15. A forward with a scale of each value rounds the value times its scale to the dtype: its relative error
-//     adds to that of P, and fp16 adds 2^-25 where the product is below the least normal number.
+// 14. GPUs round P to fp16, so f is 2^-25 for bf16, too. A decode with a scale of each value rounds P times
+//     that scale, in units of at most an eighth of the largest scale.
+// 15. A forward with a scale of each value rounds P to the dtype, and the value times its scale: its relative
+//     error adds to that of P, and fp16 adds 2^-25 where the product is below the least normal number.
 //
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).

@@ -102,28 +102,32 @@ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
   emulator::multiply<N>(d, rows, [&](int k, int n) { return operand_b<T, b_n_major>(b, k, n); }, accumulate);
 }
 
+template <class Spec, class Config>
+struct Sm90aShared;
+
 // The products that codegen/wgmma_products.hpp renders, emulated.
 template <class Spec, class Config>
 struct EmulatedProducts {
-  using Element = typename Spec::Element;
+  using QkElement = typename Sm90aShared<Spec, Config>::QkElement;
+  using PvElement = typename Sm90aShared<Spec, Config>::PvElement;
   static constexpr int block_n = Config::block_n;
   static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v,   Config::block_m,
                                       block_n,        Config::num_stages, Spec::dropout};
 
   static void qk(float (&d)[block_n / 2], const u32 (&q)[layout.qk_steps][4], u64 k) {
     for (int i = 0; i < layout.qk_steps; ++i)
-      wgmma_rs<Element, block_n, false>(d, q[i], k + static_cast<u32>(layout.k_step(i)), i > 0);
+      wgmma_rs<QkElement, block_n, false>(d, q[i], k + static_cast<u32>(layout.k_step(i)), i > 0);
   }
   static void qk(float (&d)[block_n / 2], u64 q, u64 k) {
     for (int i = 0; i < layout.qk_steps; ++i)
-      wgmma_ss<Element, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
-                                 k + static_cast<u32>(layout.k_step(i)), i > 0);
+      wgmma_ss<QkElement, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
+                                   k + static_cast<u32>(layout.k_step(i)), i > 0);
   }
   static void pv(float (&d)[Spec::head_dim_v / 2], const u32 (&weights)[layout.pv_steps][4], u64 v,
                  int accumulate) {
     for (int i = 0; i < layout.pv_steps; ++i)
-      wgmma_rs<Element, Spec::head_dim_v, true>(d, weights[i], v + static_cast<u32>(layout.v_step(i)),
-                                                i > 0 || accumulate);
+      wgmma_rs<PvElement, Spec::head_dim_v, true>(d, weights[i], v + static_cast<u32>(layout.v_step(i)),
+                                                  i > 0 || accumulate);
   }
 };
 

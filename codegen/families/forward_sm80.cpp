@@ -114,7 +114,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     add(small_heads);
   add(others);
   if (spec.kv_dtype) {
-    candidates.push_back({64, 32, 2, 4});  // the widest heads on targets of little shared memory
+    // Conversion takes registers, too; and it takes shared memory, of which some targets have little.
+    constexpr KernelConfig narrow = {64, 32, 2, 4};
+    candidates.insert(spec.head_dim_v > 128 ? candidates.begin() : candidates.end(), narrow);
     for (KernelConfig& config : candidates) config.num_stages = 2;
   }
   for (const KernelConfig& config : candidates) {
@@ -149,7 +151,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   const bool tables = reads_tables(spec);
   const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
-  const bool two_look_up = tables + spec.dropout + spec.paged >= 2;
+  const bool two_look_up = tables + spec.dropout + spec.paged + spec.kv_dtype.has_value() >= 2;
   if (large || accumulators <= (tables ? 96 : 80) || two_look_up)
     source.options.push_back("--ptxas-options=-O1");
 }

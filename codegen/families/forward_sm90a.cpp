@@ -82,9 +82,12 @@ int formula_registers(const AttentionSpec& spec) {
   return std::max(of_scores, of_loads);
 }
 
-// Registers for scales of keys and of a query that became fp16.
-int scale_registers(const AttentionSpec& spec) {
-  return spec.kv_scale == KvScale::token_head && spec.dtype == DType::bf16 ? 8 : 0;
+// Registers for 8-bit keys. Found by compiling: two consumers need them for scales beside Q, three for masks
+// that are looked up.
+int conversion_registers(const AttentionSpec& spec, const KernelConfig& config) {
+  if (!spec.kv_dtype) return 0;
+  const bool scales = spec.kv_scale == KvScale::token_head && consumers(config) == 2 && config.q_in_registers;
+  return scales || (consumers(config) == 3 && looks_up(spec)) ? 16 : 0;
 }
 
 // Registers of a consumer thread that hold scores, weights, output
@@ -93,7 +96,7 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
          (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec) +
-         scale_registers(spec);
+         conversion_registers(spec, config);
 }
 
 // The most such registers that leave enough for the rest. A thread has 255,
@@ -106,7 +109,7 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
                              consumers(config), std::max(spec.head_dim, spec.head_dim_v),
                              looks_up(spec) || config.tile_order == TileOrder::waves)
                        : 0) -
-         (spec.kv_dtype ? device::Sm90aLayout::registers_for_conversion(consumers(config))
+         (spec.kv_dtype ? device::Sm90aLayout::registers_for_conversion(consumers(config), converts(spec))
           : spec.paged  ? device::Sm90aLayout::registers_for_pages(consumers(config))
                         : 0);
 }

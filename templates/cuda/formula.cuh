@@ -183,6 +183,7 @@ class FormulaScore {
   using Row = FormulaRow<int, int>;
 
  public:
+  static constexpr bool changes = true;
   static constexpr bool bounds = sizeof...(Formulas) == 1 && (Formulas::caps_score || ...);
 
   // The factor of changed scores. They are in natural units, but for a cap, whose multiplication is left to
@@ -226,30 +227,30 @@ class FormulaScore {
   template <class Rows, class Heads>
   FLASHJIT_FN Tilts tilts_of(const Rows& rows, const Heads& heads) const {
     using Only = typename Chain::Front;
-    Tilts tilts;
+    Tilts made;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Row at = row(rows, heads, 8 * r);
-      tilts.from[r] = Only::from(at).v;
-      tilts.tilt[r] = Only::tilt(at, Only::of_row(at)).v;
+      made.from[r] = Only::from(at).v;
+      made.tilt[r] = Only::tilt(at, Only::of_row(at)).v;
     }
-    tilts.lowest = min(tilts.from[0], tilts.from[1]);
-    tilts.highest = max(tilts.from[0], tilts.from[1]);
+    made.lowest = min(made.from[0], made.from[1]);
+    made.highest = max(made.from[0], made.from[1]);
 #pragma unroll
     for (int lanes = 16; lanes >= 4; lanes /= 2) {  // four lanes share their rows
-      tilts.lowest = min(tilts.lowest, __shfl_xor_sync(0xffffffff, tilts.lowest, lanes));
-      tilts.highest = max(tilts.highest, __shfl_xor_sync(0xffffffff, tilts.highest, lanes));
+      made.lowest = min(made.lowest, __shfl_xor_sync(0xffffffff, made.lowest, lanes));
+      made.highest = max(made.highest, __shfl_xor_sync(0xffffffff, made.highest, lanes));
     }
-    return tilts;
+    return made;
   }
   template <int columns, class Rows, class Heads>
-  FLASHJIT_FN Shifted tilt(float* scores, const Tilts& tilts, const Rows& rows, const Heads& heads,
+  FLASHJIT_FN Shifted tilt(float* scores, const Tilts& given, const Rows& rows, const Heads& heads,
                            int first_key, int lane) const {
     constexpr bool by_magnitude = Chain::Front::tilts_by_magnitude;
     constexpr float log2_e = 1.44269504f;
     const float scale = problem_.params.scale;
-    const bool before = by_magnitude && first_key + columns - 1 <= tilts.lowest;
-    const bool linear = !by_magnitude || before || first_key >= tilts.highest;
+    const bool before = by_magnitude && first_key + columns - 1 <= given.lowest;
+    const bool linear = !by_magnitude || before || first_key >= given.highest;
     if (!linear || !(scale > 1e-30f)) {  // such a scale has no inverse
       modify<columns>(scores, of_rows(rows, heads), rows, heads, first_key, lane);
       return {log2_e, {0, 0}};
@@ -257,8 +258,8 @@ class FormulaScore {
     float tilt[2], shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      tilt[r] = before ? -tilts.tilt[r] : tilts.tilt[r];
-      shift[r] = __fmul_rn(tilt[r], static_cast<float>(first_key + lane % 4 * 2 - tilts.from[r])) * log2_e;
+      tilt[r] = before ? -given.tilt[r] : given.tilt[r];
+      shift[r] = __fmul_rn(tilt[r], static_cast<float>(first_key + lane % 4 * 2 - given.from[r])) * log2_e;
       tilt[r] *= rcp_approx(scale);
     }
 #pragma unroll

@@ -71,7 +71,8 @@ struct ForwardSm90a {
   static constexpr bool converts = Shared::converts != Converts::nothing;
   using Converter = Sm90aConverter<ForwardSm90a>;
   static constexpr int converters = 3;  // warps
-  static constexpr int for_pages = converts      ? Sm90aLayout::registers_for_conversion(consumers)
+  static constexpr int for_pages = converts
+                                       ? Sm90aLayout::registers_for_conversion(consumers, Shared::converts)
                                    : Spec::paged ? Sm90aLayout::registers_for_pages(consumers)
                                                  : 0;
   static constexpr int given = for_words + for_pages;  // by each consumer
@@ -454,7 +455,10 @@ struct ForwardSm90a {
         return score.template tilt<block_n>(scores_, tilts, rows, heads, first_key, lane_);
       } else {
         score.template modify<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
-        return Unshifted{};
+        if constexpr (converts && !Score::changes)
+          return score_scales_.exponents();
+        else
+          return Unshifted{};
       }
     }
 

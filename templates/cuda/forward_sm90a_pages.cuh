@@ -56,7 +56,7 @@ class Sm90aPages {
   }
 
   FLASHJIT_FN int head() const { return head_; }
-  // The place of a key that is to be read; page -1: it is not.
+  // The place of a key; page -1: it is not to be read.
   FLASHJIT_FN Found place(int key) const {
     if (!reads_({key, key + 1})) return {-1, 0};
     const int index = p_.pages.page_of(key);

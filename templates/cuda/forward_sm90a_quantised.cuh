@@ -24,9 +24,13 @@ template <class Kernel>
 class Sm90aScoreScales {
   using Shared = typename Kernel::Shared;
   using Ring = typename Kernel::Ring;
+  using Score = typename Kernel::Score;
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr bool of_keys = Shared::converts == Converts::scaled_rows;
   static constexpr bool halves_q = !is_fp16<typename Kernel::Element>;
+  // Formulas take scores times all factors. Without them rows' factors are part of the exponents, which cost
+  // no instruction.
+  static constexpr bool folds_rows = !Score::changes;
 
  public:
   // The factor of all outputs of a head.
@@ -37,11 +41,19 @@ class Sm90aScoreScales {
   // For a tile of that head. Makes a bf16 Q fp16, in place: each row times a power of two. rows: the warp's
   // 16 rows of Q in shared memory.
   FLASHJIT_FN void take(const Sm90aForwardParams& p, int head, u32 rows, int lane) {
-    of_rows_[0] = of_rows_[1] = scale_of_head<Kernel>(with_kv_scales(with_pages(p)).k_scale, head);
+    const float of_head = scale_of_head<Kernel>(with_kv_scales(with_pages(p)).k_scale, head);
+    // Exponents want a factor above 0: Q takes the sign, and the least one stands for 0.
+    const u32 sign = folds_rows && of_head < 0 ? 0x80008000 : 0;
+    of_rows_[0] = of_rows_[1] =
+        folds_rows ? fmaxf(fabsf(of_head) * Score::scale_log2(p), 0x1p-126f) : of_head;
     if constexpr (halves_q) {
-      const float inverse = halve(rows, static_cast<u32>(lane));
+      const float inverse = halve(rows, static_cast<u32>(lane), sign);
 #pragma unroll
       for (int r = 0; r < 2; ++r) of_rows_[r] *= __shfl_sync(0xffffffff, inverse, (lane / 4 + 8 * r) * 2);
+    } else if (sign) {
+      each_chunk(rows, static_cast<u32>(lane), [&](u32 place, u32(&words)[4]) {
+        st_shared_v4(place, words[0] ^ sign, words[1] ^ sign, words[2] ^ sign, words[3] ^ sign);
+      });
     }
   }
 
@@ -56,37 +68,49 @@ class Sm90aScoreScales {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (of_keys) scores[i + j] *= scales[j % 2];
-        if (!of_keys || halves_q) scores[i + j] *= of_rows_[j / 2];
+        if (!folds_rows && (!of_keys || halves_q)) scores[i + j] *= of_rows_[j / 2];
       }
     }
   }
 
+  // How scores become exponents, for OnlineSoftmax.
+  struct Exponents {
+    static constexpr bool by_thread = true;
+    float scale[2];
+    FLASHJIT_FN float exponent(int r, float score) const { return __fmul_rn(score, scale[r]); }
+    FLASHJIT_FN float relative(int r, float score, float, float reference) const {
+      return __fmaf_rn(score, scale[r], -reference);
+    }
+  };
+  FLASHJIT_FN Exponents exponents() const { return {{of_rows_[0], of_rows_[1]}}; }
+
  private:
-  // Two lanes have a row. Returns 1 / the factor of the lane's row.
-  FLASHJIT_FN static float halve(u32 rows, u32 lane) {
-    constexpr u32 chunks = layout.qk_steps * 2;
+  // Two lanes have a row and take turns at its chunks.
+  template <class Body>
+  FLASHJIT_FN static void each_chunk(u32 rows, u32 lane, Body body) {
     const u32 row = lane / 2;
-    const auto place = [&](u32 chunk) {
-      return rows + chunk / 8 * layout.q_panel + row * 128 + (chunk ^ row) % 8 * 16;
-    };
-    u32 largest = 0;
 #pragma unroll 2
-    for (u32 chunk = lane % 2; chunk < chunks; chunk += 2) {
+    for (u32 chunk = lane % 2; chunk < layout.qk_steps * 2; chunk += 2) {
+      const u32 place = rows + chunk / 8 * layout.q_panel + row * 128 + (chunk ^ row) % 8 * 16;
       u32 words[4];
-      ld_shared_v4(words, place(chunk));
+      ld_shared_v4(words, place);
+      body(place, words);
+    }
+  }
+  // Returns 1 / the factor of the lane's row.
+  FLASHJIT_FN static float halve(u32 rows, u32 lane, u32 sign) {
+    u32 largest = 0;
+    each_chunk(rows, lane, [&](u32, const u32(&words)[4]) {
 #pragma unroll
       for (const u32 word : words) largest = max(largest, largest_bits(word));
-    }
+    });
     largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     const HalvedRow halved(largest);
-#pragma unroll 2
-    for (u32 chunk = lane % 2; chunk < chunks; chunk += 2) {
-      u32 words[4];
-      ld_shared_v4(words, place(chunk));
+    each_chunk(rows, lane, [&](u32 place, u32(&words)[4]) {
 #pragma unroll
-      for (u32& word : words) word = halved(word);
-      st_shared_v4(place(chunk), words[0], words[1], words[2], words[3]);
-    }
+      for (u32& word : words) word = halved(word) ^ sign;
+      st_shared_v4(place, words[0], words[1], words[2], words[3]);
+    });
     return halved.inverse();
   }
 
@@ -122,6 +146,7 @@ class Sm90aQuantisedPages {
   using Shared = typename Kernel::Shared;
   using Ring = typename Kernel::Ring;
   using Found = typename Sm90aPages<Spec, Config, false>::Found;
+  static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int block_n = Config::block_n;
   static constexpr bool own_scales = Shared::converts == Converts::scaled_rows;
 
@@ -137,12 +162,12 @@ class Sm90aQuantisedPages {
   }
 
   FLASHJIT_FN void load_k(const Ring& ring, int index, const PassedBlock& message) {
-    copy<Spec::head_dim>(maps_.k, index,
+    copy<Spec::head_dim>(maps_.k, with_kv_scales(with_pages(p_)).k_scale, index,
                          {StoredBlock::keys, ring.stage, static_cast<int>(ring.parity), block_n, message});
   }
   FLASHJIT_FN void load_v(const Ring& ring, int index) {
     copy<Spec::head_dim_v>(
-        maps_.v, index,
+        maps_.v, with_kv_scales(with_pages(p_)).v_scale, index,
         {StoredBlock::values, ring.stage, static_cast<int>(ring.parity), seqlen_k_ - index * block_n, {}});
   }
   FLASHJIT_FN void end() {
@@ -161,34 +186,49 @@ class Sm90aQuantisedPages {
     mbarrier_arrive_expect_tx(shared_.stored_full(slots_.stage), bytes);
   }
   template <int columns>
-  FLASHJIT_FN void copy(const TensorMap& map, int index, const StoredBlock& block) {
+  FLASHJIT_FN void copy(const TensorMap& map, const KvScales& scales, int index, const StoredBlock& block) {
     constexpr int row_bytes = Sm90aLayout::stored_row(columns);
     const int slot = slots_.stage;
     const Found found = pages_.find(index);
+    const ScalePlaces places(*this, scales, index);
     wait_for_slot();
     send(block, block_n * row_bytes);
     pages_.copy(shared_.stored(slot), map, shared_.stored_full(slot), 1, index, found, row_bytes);
     if constexpr (own_scales) {
-      const auto& p = with_kv_scales(with_pages(p_));
-      const KvScales& scales = block.kind == StoredBlock::values ? p.v_scale : p.k_scale;
-#pragma unroll 1
-      for (int i = static_cast<int>(threadIdx.x); i < block_n; i += 32) {
-        const Found place = pages_.place(index * block_n + i);
-        const bool exists = place.page >= 0;
-        cp_async_ca_4(shared_.stored_scales(slot) + i * 4,
-                      scales.data + (exists ? scales.offset(place.page, place.row, pages_.head()) : 0),
-                      exists ? 4 : 0);
-      }
+      places.copy(shared_.stored_scales(slot), scales);
       cp_async_mbarrier_arrive_noinc(shared_.stored_full(slot));
     }
     slots_.advance();
   }
 
+  // Where the scales of a lane's rows lie.
+  struct ScalePlaces {
+    static constexpr int rows = own_scales ? ceil_div(block_n, 32) : 0;
+    const float* place[max(rows, 1)];  // null: the row is not to be read
+    FLASHJIT_FN ScalePlaces([[maybe_unused]] const Sm90aQuantisedPages& of,
+                            [[maybe_unused]] const KvScales& scales, [[maybe_unused]] int index) {
+      if constexpr (own_scales)
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+          const Found found = of.pages_.place(index * block_n + static_cast<int>(threadIdx.x) + 32 * i);
+          place[i] =
+              found.page < 0 ? nullptr : scales.data + scales.offset(found.page, found.row, of.pages_.head());
+        }
+    }
+    FLASHJIT_FN void copy(u32 to, const KvScales& scales) const {
+      const int lane = static_cast<int>(threadIdx.x);
+#pragma unroll
+      for (int i = 0; i < rows; ++i)
+        if (block_n % 32 == 0 || lane + 32 * i < block_n)
+          cp_async_ca_4(to + (lane + 32 * i) * 4, place[i] ? place[i] : scales.data, place[i] ? 4 : 0);
+    }
+  };
+
   const Sm90aForwardParams& p_;
   const ForwardMaps& maps_;
   const Shared& shared_;
   Sm90aPages<Spec, Config, false> pages_;
-  Sm90aRing<Sm90aLayout::stored_slots> slots_;
+  Sm90aRing<layout.stored_slots> slots_;
   int seqlen_k_ = 0;
 };
 
@@ -206,7 +246,7 @@ class Sm90aConverter {
   static constexpr int warps = Kernel::converters;
 
   FLASHJIT_FN static void init_barriers(const Shared& shared) {
-    for (int slot = 0; slot < Sm90aLayout::stored_slots; ++slot) {
+    for (int slot = 0; slot < layout.stored_slots; ++slot) {
       mbarrier_init(shared.stored_full(slot), own_scales ? 33 : 1);
       mbarrier_init(shared.stored_empty(slot), warps);
     }
@@ -215,7 +255,7 @@ class Sm90aConverter {
   FLASHJIT_FN explicit Sm90aConverter(const Shared& shared) : shared_(shared) {}
 
   FLASHJIT_FN void run() const {
-    for (Sm90aRing<Sm90aLayout::stored_slots> slots;; slots.advance()) {
+    for (Sm90aRing<layout.stored_slots> slots;; slots.advance()) {
       const int slot = slots.stage;
       mbarrier_wait(shared_.stored_full(slot), slots.parity);
       const StoredBlock block = StoredBlock::receive(shared_.stored_block(slot));

@@ -55,19 +55,22 @@ struct Sm90aLayout {
 
   // The same for looking up and copying pages.
   FLASHJIT_FN static constexpr int registers_for_pages(int consumers) { return consumers == 1 ? 0 : 8; }
-  // And for converting K and V, too.
-  FLASHJIT_FN static constexpr int registers_for_conversion(int consumers) { return consumers == 1 ? 0 : 16; }
+  // And for converting K and V, too. Scales of rows take more, for which three consumers have none.
+  FLASHJIT_FN static constexpr int registers_for_conversion(int consumers, Converts converts) {
+    return consumers == 1 ? 0 : consumers == 2 && converts == Converts::scaled_rows ? 24 : 16;
+  }
 
-  // 8-bit K and V as they arrive, in two slots: bytes of a row, so many that any number of rows begins at a
-  // multiple of 128, as the copy engine wants it.
-  static constexpr int stored_slots = 2;
+  // 8-bit K and V as they arrive: bytes of a row, so many that any number of rows begins at a multiple of
+  // 128, as the copy engine wants it.
   FLASHJIT_FN static constexpr int stored_row(int head_dim) { return round_up(head_dim, 128); }
 
   int qk_steps, pv_steps;         // wgmmas of Q K^T, each for 16 columns; of weights V, each for 16 keys
   int q_panel, kv_panel;          // bytes of one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // bytes of all panels
   int q, k, v;                    // offsets; k, v: num_stages blocks each
-  int stored_bytes, stored;       // with conversion: of a slot; stored_slots of them
+  // With conversion: slots for K or V as they arrive, and their size. Two do not hide the time of a copy, but
+  // wide heads leave no room for more.
+  int stored_slots, stored_bytes, stored;
   int barriers;
   int announced, passed;  // passed: 8 bytes a stage
   // With dropout: dropout_key has 16 bytes, dropout_asked 16 bytes a stage, dropout_words the column words of
@@ -90,6 +93,9 @@ struct Sm90aLayout {
         q(0),
         k(q_bytes),
         v(k + num_stages * k_bytes),
+        stored_slots(converts == Converts::nothing      ? 0
+                     : max(head_dim, head_dim_v) <= 128 ? 4
+                                                        : 2),
         stored_bytes(converts == Converts::nothing ? 0 : block_n * stored_row(max(head_dim, head_dim_v))),
         stored(v + num_stages * v_bytes),
         barriers(stored + stored_slots * stored_bytes),

@@ -296,6 +296,45 @@ TEST_F(NvrtcTest, DefaultKernelsWithPages) {
   });
 }
 
+// 8-bit pages: sm_90a's producer converts, and so do all threads of other targets.
+TEST_F(NvrtcTest, DefaultKernelsWithEightBitPages) {
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const char* name : {"sm_80", "sm_86", "sm_90", "sm_90a"})
+    for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
+      for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head})
+        for (const int head_dim : {24, 64, 96, 128, 200, 256})
+          for (const auto& masks : std::vector<std::vector<Mask>>{
+                   {CausalMask{}}, {SlidingWindowMask{.sinks = true}, PaddingMask{}}, {TreeMask{}}})
+            for (const int seqlen_q : {1, 64, 4096}) {
+              if (!has_turn(++place, 97)) continue;
+              AttentionSpec spec = make_spec(place % 2 ? DType::fp16 : DType::bf16, head_dim);
+              spec.mask = masks;
+              spec.varlen = place % 5 == 0;
+              spec.paged = true;
+              spec.kv_dtype = kv_dtype;
+              spec.kv_scale = kv_scale;
+              if (place % 7 == 0) spec.o_dtype = DType::fp32;
+              spec = spec.validated();
+              const Target target = Target::parse(name);
+              cases.push_back({spec, target,
+                               heuristic_config(spec, target,
+                                                {.batch = 8,
+                                                 .seqlen_q = seqlen_q,
+                                                 .seqlen_k = 8192,
+                                                 .num_heads_q = 32,
+                                                 .num_heads_kv = 8,
+                                                 .page_size = 16})});
+            }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+    const bool by_instruction = c.spec.kv_dtype == DType::fp8_e4m3 && c.target.level >= 89;
+    EXPECT_EQ(kernel.assembly.find("cvt.rn.f16x2.e4m3x2") != std::string::npos, by_instruction) << c.name();
+  });
+}
+
 // A float32 row is written by other stores, at the end, where registers are
 // fullest: the usual head dimensions for both targets, and packed heads.
 TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {

@@ -116,19 +116,22 @@ class ForwardSm80 {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
 
-    const TileCopy<QTile, Spec::head_dim, threads> copy_q(
-        static_cast<const Element*>(p_.q.data) + problem.q_offset(p_.q), p_.q.row_stride, threadIdx.x);
     if constexpr (quantised)
-      run_quantised(problem, copy_q);
+      run_quantised(problem);
     else
-      run_whole(problem, copy_q);
+      run_whole(problem);
     finish();
   }
 
-  template <class CopyQ>
-  FLASHJIT_FN void run_whole(const Problem& problem, const CopyQ& copy_q) {
+  FLASHJIT_FN auto copy_of_q(const Problem& problem) const {
+    return TileCopy<QTile, Spec::head_dim, threads>(
+        static_cast<const Element*>(p_.q.data) + problem.q_offset(p_.q), p_.q.row_stride, threadIdx.x);
+  }
+
+  FLASHJIT_FN void run_whole(const Problem& problem) {
     const auto copy_k = copy_of<KTile, Spec::head_dim>(p_.k, problem);
     const auto copy_v = copy_of<VTile, Spec::head_dim_v>(p_.v, problem);
+    const auto copy_q = copy_of_q(problem);
     const int seqlen_k = problem.seqlen_k;
     [[maybe_unused]] Words key;
     if constexpr (Spec::dropout) {
@@ -190,8 +193,7 @@ class ForwardSm80 {
   }
 
   // The next block arrives during a whole step, in 8 bits. Then all threads convert it.
-  template <class CopyQ>
-  FLASHJIT_FN void run_quantised(const Problem& problem, const CopyQ& copy_q) {
+  FLASHJIT_FN void run_quantised(const Problem& problem) {
     const QuantisedTiles<Spec, Config, KTile, VTile> stored(p_, problem, mask_, rows(),
                                                             shared_ + QTile::bytes + stage_bytes);
     BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
@@ -202,7 +204,7 @@ class ForwardSm80 {
       if (ahead.next(next)) stored.copy(next.index * block_n);
       cp_async_commit_group();
     };
-    copy_q(q_tile(), first_row_, seqlen_q_);
+    copy_of_q(problem)(q_tile(), first_row_, seqlen_q_);
     cp_async_commit_group();
     copy_next();
     load_q();

@@ -13,6 +13,41 @@ using enum CausalAlign;
 class PagedForward : public ComputesOnEveryDevice {
  protected:
   void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
+
+  // Keys and values of an 8-bit dtype, with each sharing of scales.
+  void expect_8bit(DType kv_dtype, std::uint64_t seed) {
+    for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head})
+      for (const auto& [dim, dim_v] : {std::pair{64, 64}, {128, 128}, {80, 40}, {24, 256}})
+        for (const auto& masks : std::vector<std::vector<Mask>>{{CausalMask{}},
+                                                                {PaddingMask{}},
+                                                                {SlidingWindowMask{bottom_right, true}},
+                                                                {BlockSparseMask{64, 32, true}},
+                                                                {TreeMask{}}}) {
+          ++seed;
+          const AttentionSpec spec = forward_spec(seed % 2 ? DType::bf16 : DType::fp16, dim, masks,
+                                                  {.head_dim_v = dim_v,
+                                                   .varlen = seed % 3 == 0 && masks.front().index() == 0,
+                                                   .paged = true,
+                                                   .kv_dtype = kv_dtype,
+                                                   .kv_scale = kv_scale});
+          if (!takes_next(spec)) continue;
+          Case c{.spec = spec,
+                 .batch = 3,
+                 .heads_q = 6,
+                 .heads_kv = 2,
+                 .seqlen_q = seed % 7 == 0 ? 1 : 150,
+                 .seqlen_k = 300,
+                 .lengths_k = {300, 37, 170},
+                 .page_size = seed % 5 == 0 ? 1 : 16 << seed % 3,
+                 .layout_kv = static_cast<MemoryLayout>(seed % 4),
+                 .poison = seed % 2 ? Poison::nan : Poison::infinity,
+                 .seed = seed};
+          // Rows of 24 or 40 bytes begin at multiples of 16 only with gaps between them.
+          if (on().is_cuda() && (dim % 16 || dim_v % 16)) c.layout_kv = MemoryLayout::padded;
+          if (spec.varlen) c.lengths_q = {1, 150, 77};
+          expect(c);
+        }
+  }
 };
 
 TEST_P(PagedForward, PageSizesAndLayouts) {
@@ -178,40 +213,14 @@ TEST_P(PagedForward, DropoutAndOutputsInFloat32) {
   }
 }
 
-TEST_P(PagedForward, EightBitKeysAndValues) {
-  std::uint64_t seed = 700;
-  for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
-    for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head})
-      for (const auto& [dim, dim_v] : {std::pair{64, 64}, {128, 128}, {80, 40}, {24, 256}})
-        for (const auto& masks : std::vector<std::vector<Mask>>{{CausalMask{}},
-                                                                {PaddingMask{}},
-                                                                {SlidingWindowMask{bottom_right, true}},
-                                                                {BlockSparseMask{64, 32, true}},
-                                                                {TreeMask{}}}) {
-          ++seed;
-          const AttentionSpec spec = forward_spec(seed % 2 ? DType::bf16 : DType::fp16, dim, masks,
-                                                  {.head_dim_v = dim_v,
-                                                   .varlen = seed % 3 == 0 && masks.front().index() == 0,
-                                                   .paged = true,
-                                                   .kv_dtype = kv_dtype,
-                                                   .kv_scale = kv_scale});
-          if (!takes_next(spec, 3)) continue;
-          Case c{.spec = spec,
-                 .batch = 3,
-                 .heads_q = 6,
-                 .heads_kv = 2,
-                 .seqlen_q = seed % 7 == 0 ? 1 : 150,
-                 .seqlen_k = 300,
-                 .lengths_k = {300, 37, 170},
-                 .page_size = seed % 5 == 0 ? 1 : 16 << seed % 3,
-                 .layout_kv = static_cast<MemoryLayout>(seed % 4),
-                 .poison = seed % 2 ? Poison::nan : Poison::infinity,
-                 .seed = seed};
-          // Rows of 24 or 40 bytes begin at multiples of 16 only with gaps between them.
-          if (on().is_cuda() && (dim % 16 || dim_v % 16)) c.layout_kv = MemoryLayout::padded;
-          if (spec.varlen) c.lengths_q = {1, 150, 77};
-          expect(c);
-        }
+TEST_P(PagedForward, Int8) {
+  expect_8bit(DType::int8, 700);
+}
+TEST_P(PagedForward, Fp8E4m3) {
+  expect_8bit(DType::fp8_e4m3, 800);
+}
+TEST_P(PagedForward, Fp8E5m2) {
+  expect_8bit(DType::fp8_e5m2, 900);
 }
 
 TEST_P(PagedForward, NothingToDo) {

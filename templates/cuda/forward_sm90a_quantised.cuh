@@ -1,5 +1,5 @@
 // 8-bit K and V that lie in pages, for sm_90a's forward: the producer's first warp copies blocks as they are
-// stored into two slots, and its other warps convert them into the tiles that wgmma reads.
+// stored into slots, and its other warps convert them into the tiles that wgmma reads.
 //
 // A key's scale multiplies its scores. A value's scale multiplies the output; if each token and head has its
 // own, the value, which is then rounded.
@@ -42,10 +42,9 @@ class Sm90aScoreScales {
   // 16 rows of Q in shared memory.
   FLASHJIT_FN void take(const Sm90aForwardParams& p, int head, u32 rows, int lane) {
     const float of_head = scale_of_head<Kernel>(with_kv_scales(with_pages(p)).k_scale, head);
-    // Exponents want a factor above 0: Q takes the sign, and the least one stands for 0.
+    // Exponents want factors above 0: Q takes the sign, and the least number stands for 0.
     const u32 sign = folds_rows && of_head < 0 ? 0x80008000 : 0;
-    of_rows_[0] = of_rows_[1] =
-        folds_rows ? fmaxf(fabsf(of_head) * Score::scale_log2(p), 0x1p-126f) : of_head;
+    of_rows_[0] = of_rows_[1] = folds_rows ? fabsf(of_head) * Score::scale_log2(p) : of_head;
     if constexpr (halves_q) {
       const float inverse = halve(rows, static_cast<u32>(lane), sign);
 #pragma unroll
@@ -55,6 +54,9 @@ class Sm90aScoreScales {
         st_shared_v4(place, words[0] ^ sign, words[1] ^ sign, words[2] ^ sign, words[3] ^ sign);
       });
     }
+    if constexpr (folds_rows)
+#pragma unroll
+      for (float& factor : of_rows_) factor = fmaxf(factor, 0x1p-126f);
   }
 
   template <int registers>

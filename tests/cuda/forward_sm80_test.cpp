@@ -68,9 +68,8 @@ class ForwardSm80 : public testing::Test {
     const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
     if (checked.empty) return;
     StepLaunch step;
-    using QuantisedParams = device::Quantised<device::Paged<device::Sm80ForwardParams>>;
-    using Params = std::conditional_t<quantised<Spec>, QuantisedParams, FormulaParams>;
-    auto& p = make_params<Params>(step, checked);
+    auto& p = make_params<device::Paged<device::Sm80ForwardParams>>(step, checked.params, checked.formulas,
+                                                                    checked.kv_scales);
     p.pages = checked.pages;
     gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
     constexpr int shared_bytes =
@@ -83,17 +82,6 @@ class ForwardSm80 : public testing::Test {
     for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
       emulator::Block::run(Config::num_warps * 32, shared_bytes, 0xff,
                            [&] { device::forward_sm80<Spec, Config>(p); });
-  }
-  template <class Params>
-  static Params& make_params(StepLaunch& step, const CheckedArguments& checked) {
-    auto& p = step.make_params<Params>(checked.params);
-    if constexpr (std::is_same_v<Params, FormulaParams>) {
-      if (checked.formulas) p.formulas = *checked.formulas;
-    } else {
-      p.k_scale = checked.kv_scales->k;
-      p.v_scale = checked.kv_scales->v;
-    }
-    return p;
   }
 };
 

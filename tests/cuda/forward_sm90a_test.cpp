@@ -61,18 +61,6 @@ using FormulaParams = device::WithFormulas<device::Paged<device::Sm90aForwardPar
 template <class Spec>
 constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
 
-template <class Params>
-Params& make_params(StepLaunch& step, const CheckedArguments& checked) {
-  auto& p = step.make_params<Params>(checked.params);
-  if constexpr (std::is_same_v<Params, FormulaParams>) {
-    if (checked.formulas) p.formulas = *checked.formulas;
-  } else {
-    p.k_scale = checked.kv_scales->k;
-    p.v_scale = checked.kv_scales->v;
-  }
-  return p;
-}
-
 template <class Spec, class Config>
 void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   constexpr int multiprocessors = 5;
@@ -89,9 +77,8 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
   StepLaunch step;
-  using QuantisedParams = device::Quantised<device::Paged<device::Sm90aForwardParams>>;
-  auto& paged =
-      make_params<std::conditional_t<quantised<Spec>, QuantisedParams, FormulaParams>>(step, checked);
+  auto& paged = make_params<device::Paged<device::Sm90aForwardParams>>(step, checked.params, checked.formulas,
+                                                                       checked.kv_scales);
   paged.pages = checked.pages;
   if (spec.paged) {
     paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);

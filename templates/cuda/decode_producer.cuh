@@ -229,7 +229,7 @@ class DecodeProducer {
       const u32 row = first / Tile::chunks;
       const bool begins = first == 0 || (Spec::paged && part_keys < block_n && row % part_keys == 0);
       if (begins && Spec::paged) part = of_lane(from, row);
-      const Chunk<Tile> chunk(lane_, first);
+      const Chunk<Tile> chunk(lane_of_chunk<Tile, head_dim>(), first);
       if (begins || !Chunk<Tile>::in_columns)
         source = part + (Chunk<Tile>::in_columns ? own.row : chunk.row) * row_stride +
                  chunk.column * chunk_columns;
@@ -243,7 +243,7 @@ class DecodeProducer {
   template <class Tile, int head_dim>
   FLASHJIT_FN void copy_apart(u32 to, const KvElement* own, u32 existing) const {
     const auto copy = [&](u32 first, bool all_exist) {
-      const Chunk<Tile> chunk(lane_, first);
+      const Chunk<Tile> chunk(lane_of_chunk<Tile, head_dim>(), first);
       const KvElement* const source = of_lane(own, chunk.row) + chunk.column * chunk_columns;
       const bool valid = (all_exist || existing >> chunk.row & 1) && chunk.template within<head_dim>();
       if (chunk.exists()) copy_chunk<head_dim>(to + chunk.offset(), source, chunk.column, valid ? 16 : 0);
@@ -256,6 +256,14 @@ class DecodeProducer {
 #pragma unroll 1
       for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first, false);
     }
+  }
+  // The lane. Where some chunks lie beyond the row's end, what follows from it is not kept from block to
+  // block: registers are short.
+  template <class Tile, int head_dim>
+  FLASHJIT_FN int lane_of_chunk() const {
+    int lane = lane_;
+    if constexpr (Tile::chunks * chunk_columns != head_dim) asm volatile("" : "+r"(lane));
+    return lane;
   }
   // A row of an odd number of eight 8-bit columns ends with half a chunk.
   template <int head_dim>

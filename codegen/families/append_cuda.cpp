@@ -38,18 +38,27 @@ constexpr char function_text[] =
 }
 )",
                quantised_text[] =
-                   R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
+                   R"(
     flashjit_append(const __grid_constant__ AppendQuantised<Spec, Config>::Params params) {
   append_quantised<Spec, Config>(params);
 }
 )";
+
+// Into 8-bit caches, with pairs in pieces of two columns, ptxas spills on sm_80 to fit into 32 registers,
+// unless it is told that one block is enough.
+std::string quantised_function(const AttentionSpec& spec) {
+  const bool narrow = spec.rotary && spec.rotary->style == RotaryStyle::half &&
+                      (spec.rotary->dim ? spec.rotary->dim : spec.head_dim) / 2 % 4 == 2;
+  return std::string(R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)") +
+         (narrow ? ", 1)" : ")") + quantised_text;
+}
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const bool quantised = spec.kv_dtype.has_value();
   source.text += include_lines(append_header(false, spec), spec) + "#pragma nv_hdrstop\n\n" +
                  structs(spec, quantised ? "AppendQuantisedCudaSpec" : "AppendCudaSpec", "", "", choices,
                          source.config, "") +
-                 (quantised ? quantised_text : function_text);
+                 (quantised ? quantised_function(spec) : function_text);
   source.steps.push_back({.function = "flashjit_append", .threads = source.config.num_warps * 32});
 }
 

@@ -92,8 +92,14 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
     FLASHJIT_FN explicit Pieces(int of_row) : thread(of_row) {}
     FLASHJIT_FN int item(int j) const { return thread + j * threads; }
     FLASHJIT_FN bool exists(int j) const { return item(j) < items.items; }
-    FLASHJIT_FN int first(int j) const { return items.first(item(j)); }
-    FLASHJIT_FN int second(int j) const { return items.second(item(j)); }
+    FLASHJIT_FN int first(int j) const {
+      constexpr RowItems row = items;  // nvcc has no device copy of a static member
+      return row.first(item(j));
+    }
+    FLASHJIT_FN int second(int j) const {
+      constexpr RowItems row = items;
+      return row.second(item(j));
+    }
     // Calls f(piece, column) for each piece of the i-th head.
     template <class F>
     FLASHJIT_FN void for_each(int i, F&& f) {

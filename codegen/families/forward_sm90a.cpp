@@ -74,10 +74,14 @@ bool computes_functions(const AttentionSpec& spec) {
 }
 
 // Registers that formulas take beyond those of looks_up(). Found by compiling known variants.
-int formula_registers(const AttentionSpec& spec) {
+int formula_registers(const AttentionSpec& spec, const KernelConfig& config) {
   if (!reads_formula_params(spec)) return 0;
   const FormulaWork work = work_of_formulas(spec);
-  const int of_scores = spec.score.empty() ? 0 : work.functions && spec.precise ? 24 : 8;
+  const bool paged_waves = spec.paged && config.tile_order == TileOrder::waves;
+  const int plain_scores = !paged_waves ? 8 : config.pack_gqa ? 32 : 16;
+  const int of_scores = spec.score.empty()               ? 0
+                        : work.functions && spec.precise ? std::max(24, plain_scores)
+                                                         : plain_scores;
   const int of_loads = work.loads ? 8 : 0;
   return std::max(of_scores, of_loads);
 }
@@ -95,8 +99,16 @@ int conversion_registers(const AttentionSpec& spec, const KernelConfig& config) 
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
   return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
-         (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec) +
+         (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec, config) +
          conversion_registers(spec, config);
+}
+
+// Whether several warps copy pages, and what they walk takes more registers.
+bool walks_more_pages(const AttentionSpec& spec, const KernelConfig& config) {
+  if (spec.dropout || config.ping_pong || looks_up(spec)) return false;
+  return find_mask<SlidingWindowMask>(spec.mask) || find_mask<FormulaMask>(spec.mask) ||
+         (config.tile_order == TileOrder::waves &&
+          std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel);
 }
 
 // The most such registers that leave enough for the rest. A thread has 255,
@@ -110,8 +122,9 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
                              looks_up(spec) || config.tile_order == TileOrder::waves)
                        : 0) -
          (spec.kv_dtype ? device::Sm90aLayout::registers_for_conversion(consumers(config), converts(spec))
-          : spec.paged  ? device::Sm90aLayout::registers_for_pages(consumers(config))
-                        : 0);
+          : spec.paged
+              ? device::Sm90aLayout::registers_for_pages(consumers(config), walks_more_pages(spec, config))
+              : 0);
 }
 
 // Whether the query heads of one key/value head see the same keys.

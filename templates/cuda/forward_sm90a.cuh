@@ -62,18 +62,27 @@ struct ForwardSm90a {
   // for which consumers have no registers. The producer makes them and passes each block on with its K.
   static constexpr bool passes_blocks = !Mask::row_intervals;
 
+  static constexpr bool waves = Config::tile_order == TileOrder::waves;
+
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
   static constexpr int for_words =
-      Spec::dropout
-          ? Sm90aLayout::registers_for_words(consumers, max(Spec::head_dim, Spec::head_dim_v),
-                                             passes_blocks || Config::tile_order == TileOrder::waves)
-          : 0;
+      Spec::dropout ? Sm90aLayout::registers_for_words(consumers, max(Spec::head_dim, Spec::head_dim_v),
+                                                       passes_blocks || waves)
+                    : 0;
   static constexpr bool converts = Shared::converts != Converts::nothing;
+  // Whether several warps copy pages. With dropout the other warps have other work. Where masks are looked
+  // up, or consumers take turns, registers are short.
+  static constexpr bool several_warps =
+      Spec::paged && !converts && !Spec::dropout && !passes_blocks && !ping_pong;
   using Converter = Sm90aConverter<ForwardSm90a>;
   static constexpr int converters = 3;  // warps
+  // Whether what those walk takes them more registers. Found by compiling.
+  static constexpr bool walks_more =
+      several_warps &&
+      (begins_late<Mask> || (waves && max(Spec::head_dim, Spec::head_dim_v) <= Sm90aLayout::panel));
   static constexpr int for_pages = converts
                                        ? Sm90aLayout::registers_for_conversion(consumers, Shared::converts)
-                                   : Spec::paged ? Sm90aLayout::registers_for_pages(consumers)
+                                   : Spec::paged ? Sm90aLayout::registers_for_pages(consumers, walks_more)
                                                  : 0;
   static constexpr int given = for_words + for_pages;  // by each consumer
   static constexpr int producer_registers = (consumers == 3   ? 32

@@ -38,11 +38,8 @@ class Sm90aProducer {
   using Work = typename Kernel::Work;
   using Shared = typename Kernel::Shared;
   using Ring = typename Kernel::Ring;
-  // With dropout the other warps have other work. Where masks are looked up, or consumers take turns,
-  // registers are short.
   static constexpr bool converts = Shared::converts != Converts::nothing;
-  static constexpr bool several_warps =
-      Spec::paged && !converts && !Spec::dropout && !Kernel::passes_blocks && !Config::ping_pong;
+  static constexpr bool several_warps = Kernel::several_warps;
   using Pages = typename Choose<
       converts, Sm90aQuantisedPages<Kernel>,
       typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>, NoPages>::type>::type;

@@ -35,6 +35,8 @@ FLASHJIT_FN auto bounded_difference(Integer<A> a, Integer<B> b) {
 
 template <class Formula, class Params>
 struct FormulaMask;  // shared/formula_mask.h
+template <class Formula, class Params>
+inline constexpr bool begins_late<FormulaMask<Formula, Params>> = true;
 
 // Params: the kernel's, WithFormulas.
 template <class Formula, class Params>

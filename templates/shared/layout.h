@@ -53,8 +53,11 @@ struct Sm90aLayout {
     return consumers == 1 ? 0 : consumers == 2 && (looks_up || widest_head <= panel) ? 16 : 8;
   }
 
-  // The same for looking up and copying pages.
-  FLASHJIT_FN static constexpr int registers_for_pages(int consumers) { return consumers == 1 ? 0 : 8; }
+  // The same for looking up and copying pages. Two consumers leave more to several warps that copy
+  // intervals of keys that begin late, or narrow heads of tiles in waves.
+  FLASHJIT_FN static constexpr int registers_for_pages(int consumers, bool walks_more) {
+    return consumers == 1 ? 0 : consumers == 2 && walks_more ? 16 : 8;
+  }
   // And for converting K and V, too. Scales of rows take more, for which three consumers have none.
   FLASHJIT_FN static constexpr int registers_for_conversion(int consumers, Converts converts) {
     return consumers == 1 ? 0 : consumers == 2 && converts == Converts::scaled_rows ? 24 : 16;

@@ -231,6 +231,12 @@ struct IntersectOf<Only> {
 template <class... Masks>
 using Intersect = typename IntersectOf<Masks...>::type;
 
+// Whether a row's interval of keys may begin after the first key (sliding_window.h, formula_interval.h).
+template <class Mask>
+inline constexpr bool begins_late = false;
+template <class A, class B>
+inline constexpr bool begins_late<Both<A, B>> = begins_late<A> || begins_late<B>;
+
 // Whether a mask has formulas (formula_mask.h). Formulas skip blocks by a search, and kernels test them
 // element by element.
 template <class Mask>

@@ -7,7 +7,9 @@
 #include <iostream>
 #include <random>
 #include <set>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tests/compile/nvrtc_test.hpp"
@@ -114,32 +116,33 @@ TEST_F(NvrtcTest, PairwiseSample) {
   std::cout << cases.size() << " kernels of the search space, " << spilling << " of them spill\n";
 }
 
-// A sample of sm_90a's search space at the most important head dimensions, or all
-// of it with FLASHJIT_TEST_ALL=1. The register budgets promise that nothing spills.
-TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
-  std::mt19937 random(seed());
+// A sample of sm_90a's search space at the most important head dimensions, or all of it with
+// FLASHJIT_TEST_ALL=1, which takes minutes for each of them and each dtype. The register budgets promise that
+// nothing spills.
+using HeadDims = std::pair<int, int>;
+class NvrtcSearchSpaceOfSm90a : public NvrtcTest,
+                                public testing::WithParamInterface<std::tuple<HeadDims, DType>> {};
+
+TEST_P(NvrtcSearchSpaceOfSm90a, DoesNotSpill) {
+  const auto& [head_dims, dtype] = GetParam();
+  std::mt19937 random(seed() + static_cast<unsigned>(head_dims.first));
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
-  for (const auto& [head_dim, head_dim_v] :
-       {std::pair{64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}) {
-    for (const DType dtype : {DType::bf16, DType::fp16}) {
-      for (const bool causal : {false, true}) {
-        for (const bool dropout : {false, true}) {
-          for (int other = 0; other < 4; ++other) {
-            AttentionSpec spec = make_spec(dtype, head_dim, head_dim_v);
-            if (causal) spec.mask = {CausalMask{}};
-            spec.dropout = dropout;
-            if (other % 2) spec.o_dtype = DType::fp32;
-            spec.paged = other / 2;
-            std::vector<KernelConfig> space = search_space(spec, target);
-            std::shuffle(space.begin(), space.end(), random);
-            const int place = head_dim / 16 + (dtype == DType::fp16) + causal + dropout;
-            if (!has_turn(static_cast<std::size_t>(2 * other + place), 43)) continue;
-            if (!test_all()) space.resize(1);
-            for (const KernelConfig& config : space) cases.push_back({spec, target, config});
-          }
-        }
+  for (const bool causal : {false, true}) {
+    for (const bool dropout : {false, true}) {
+      for (int other = 0; other < 4; ++other) {
+        AttentionSpec spec = make_spec(dtype, head_dims.first, head_dims.second);
+        if (causal) spec.mask = {CausalMask{}};
+        spec.dropout = dropout;
+        if (other % 2) spec.o_dtype = DType::fp32;
+        spec.paged = other / 2;
+        std::vector<KernelConfig> space = search_space(spec, target);
+        std::shuffle(space.begin(), space.end(), random);
+        const int place = head_dims.first / 16 + (dtype == DType::fp16) + causal + dropout;
+        if (!has_turn(static_cast<std::size_t>(2 * other + place), 43)) continue;
+        if (!test_all()) space.resize(1);
+        for (const KernelConfig& config : space) cases.push_back({spec, target, config});
       }
     }
   }
@@ -148,6 +151,17 @@ TEST_F(NvrtcTest, SearchSpaceOfSm90a) {
     expect_no_spill(c, kernel);
   });
 }
+
+std::string search_space_name(const testing::TestParamInfo<std::tuple<HeadDims, DType>>& of) {
+  const auto& [head_dims, dtype] = of.param;
+  return std::to_string(head_dims.first) + "_" + std::to_string(head_dims.second) + "_" + to_string(dtype);
+}
+INSTANTIATE_TEST_SUITE_P(Of, NvrtcSearchSpaceOfSm90a,
+                         testing::Combine(testing::Values(HeadDims{64, 64}, HeadDims{80, 80},
+                                                          HeadDims{128, 128}, HeadDims{192, 128},
+                                                          HeadDims{256, 256}),
+                                          testing::Values(DType::bf16, DType::fp16)),
+                         search_space_name);
 
 }  // namespace
 }  // namespace flashjit::nvrtc_testing

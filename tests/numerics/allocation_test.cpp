@@ -29,7 +29,8 @@ void count() {
 }  // namespace
 
 // The C library's own allocator under its internal names. The functions
-// below replace it, so that every allocation in the process is counted.
+// below replace it, so that every allocation in the process is counted. They are visible to the C++ library.
+#pragma GCC visibility push(default)
 extern "C" {
 void* __libc_malloc(std::size_t);
 void* __libc_calloc(std::size_t, std::size_t);
@@ -60,6 +61,7 @@ int posix_memalign(void** to, std::size_t alignment, std::size_t bytes) {
   return *to ? 0 : 12;
 }
 }
+#pragma GCC visibility pop
 
 namespace flashjit::testing_support {
 namespace {

@@ -58,6 +58,19 @@ std::vector<std::shared_ptr<TestDevice>> find_devices() {
   return devices;
 }
 
+std::vector<const TestDevice*> cpu_devices() {
+  std::vector<const TestDevice*> cpus;
+  for (const auto& device : test_devices())
+    if (device && !device->is_cuda()) cpus.push_back(device.get());
+  return cpus;
+}
+
+// Of the test that runs, without its device.
+std::string name_of_test() {
+  const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
+  return name.substr(0, name.find('/'));
+}
+
 // Whether the device's kernels of that dtype are those of x86-64-v4: AmxKernel.OfOtherDtypesIsThatForAvx512.
 bool repeats_avx512(const TestDevice& device, DType dtype) {
   return Target::parse(device.target()).amx && dtype != DType::bf16;
@@ -124,18 +137,20 @@ bool test_all() {
   return value && std::string(value) == "1";
 }
 
+bool test_quick() {
+  const char* value = std::getenv("FLASHJIT_TEST_QUICK");
+  return value && std::string(value) == "1";
+}
+
 bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) {
-  std::vector<const TestDevice*> cpus;
-  for (const auto& device : test_devices())
-    if (device && !device->is_cuda()) cpus.push_back(device.get());
+  const std::vector<const TestDevice*> cpus = cpu_devices();
   const std::uint64_t place = place_++, size = cpus.size();
   if (test_all() || on().is_cuda()) return true;
   // Draws at random instead of in turns: the table may have a period of its own. Each test draws differently.
-  const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
-  const std::uint64_t seed = std::hash<std::string>{}(name.substr(0, name.find('/')));
+  const std::uint64_t seed = std::hash<std::string>{}(name_of_test());
   const std::uint64_t drawn = verify::random_bits(seed, place / size), step = place % size;
   const TestDevice* taker = cpus[(drawn + (drawn / size % 2 ? step : size - step)) % size];
-  if (repeats_avx512(*taker, spec.dtype))
+  if (!test_quick() && repeats_avx512(*taker, spec.dtype))
     taker = *std::find_if(cpus.begin(), cpus.end(),
                           [](const TestDevice* cpu) { return cpu->target() == "x86-64-v4"; });
   return taker == &on() && verify::random_bits(seed + 1, place) % one_in == 0;
@@ -143,12 +158,17 @@ bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) 
 
 std::vector<DType> OnEveryDevice::own_dtypes() {
   std::vector<DType> dtypes = on().dtypes();
-  if (!test_all()) std::erase_if(dtypes, [&](DType dtype) { return repeats_avx512(on(), dtype); });
+  if (!test_all() && !test_quick())
+    std::erase_if(dtypes, [&](DType dtype) { return repeats_avx512(on(), dtype); });
   return dtypes;
 }
 
 void OnEveryDevice::SetUp() {
   if (!GetParam()) GTEST_SKIP() << "no GPU: " << why_no_cuda;
+  if (!test_quick() || on().is_cuda()) return;
+  const std::vector<const TestDevice*> cpus = cpu_devices();
+  const TestDevice* const taker = cpus[std::hash<std::string>{}(name_of_test()) % cpus.size()];
+  if (taker != &on()) GTEST_SKIP() << "FLASHJIT_TEST_QUICK=1: runs on " << taker->target();
 }
 
 }  // namespace flashjit::testing_support

@@ -56,10 +56,14 @@ inline void PrintTo(const std::shared_ptr<TestDevice>& device, std::ostream* out
 // Whether FLASHJIT_TEST_ALL=1: tests that otherwise take a sample run whole.
 bool test_all();
 
+// Whether FLASHJIT_TEST_QUICK=1, which tools/test --quick sets: each test of a suite runs on one CPU target.
+bool test_quick();
+
 // A suite whose cases run once on every device.
 class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>> {
  protected:
-  void SetUp() override;  // skips the test if the device is null
+  // Skips the test if the device is null, and with FLASHJIT_TEST_QUICK=1 on all CPU targets but one.
+  void SetUp() override;
   TestDevice& on() { return *GetParam(); }
   // Whether this device takes the next case of a long table, a kernel of `spec`. CPU targets share the
   // host's code, so each takes a `one_in`th of its share of the table's cases: of `one_in` times as many

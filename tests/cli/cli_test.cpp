@@ -1,14 +1,12 @@
-// The output of every verb, as text and as JSON.
+// The output of most verbs, as text and as JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <regex>
-#include <sstream>
 
 #include "tests/cli/command_line.hpp"
-#include "tests/cli/xml.hpp"
 
 namespace flashjit::cli_test {
 namespace {
@@ -20,19 +18,8 @@ using ::testing::StartsWith;
 const std::vector<std::string> tiny = {"--batch",   "2", "--seqlen-q", "48",
                                        "--heads-q", "4", "--heads-kv", "2"};
 
-std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 bool has_nvrtc(const CommandLine& flashjit) {
   return flashjit({"doctor", "--json"}).json()["compiles_for_cuda"];
-}
-
-std::string slurp(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
 }
 
 // Type and shape of a .npy file: "'<f4' (2,48)".
@@ -435,208 +422,6 @@ TEST(Run, SizesOfZero) {
     const Outcome result = flashjit({"run", small_spec, "--heads-q", "2", size, "0", "--verify", "--json"});
     EXPECT_TRUE(result.json()["ok"].get<bool>()) << size;
   }
-}
-
-TEST(Bench, ComparesConfigs) {
-  const CommandLine flashjit;
-  const std::vector<std::string> bench = {"bench", small_spec,      "--seqlens", "32,64",    "--heads-q",
-                                          "2",     "--num-threads", "1",         "--rounds", "3"};
-  const nlohmann::json all = flashjit(bench + std::vector<std::string>{"--configs", "all", "--json"}).json();
-  EXPECT_GT(all["rows"].size(), 2u);
-  EXPECT_EQ(all["rounds"], 3);
-  EXPECT_GT(all["fma_tflops"].get<double>(), 0);
-  for (const nlohmann::json& row : all["rows"]) {
-    for (const char* name : {"ms", "spread_percent", "tflops", "fma_share"})
-      EXPECT_TRUE(row[name].is_number()) << name;
-  }
-  const nlohmann::json& config = all["rows"][0]["config"];
-  const std::string one =
-      std::to_string(config["block_m"].get<int>()) + "x" + std::to_string(config["block_n"].get<int>());
-  const Outcome table = flashjit(bench + std::vector<std::string>{"--configs", one, "--processor-time"});
-  EXPECT_EQ(table.exit_code, 0) << table.err;
-  EXPECT_THAT(table.out,
-              AllOf(HasSubstr(one), HasSubstr("32 x 32"), HasSubstr("64 x 64"), HasSubstr("of FMA")));
-}
-
-// A rate of K and V: 2 heads of 200 keys, 2 x 16 elements of 4 bytes; with a window of the last 50 and one
-// row.
-TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
-  const CommandLine flashjit;
-  const auto measured = [&](const std::string& mask, const std::vector<std::string>& more) {
-    const std::string spec = R"({"op": "decode", "dtype": "fp32", "head_dim": 16, "mask": [)" + mask + "]}";
-    const std::vector<std::string> bench = {"bench",    spec,        "--seqlens", "1",          "--seqlen-k",
-                                            "200",      "--heads-q", "4",         "--heads-kv", "2",
-                                            "--rounds", "3",         "--json"};
-    const nlohmann::json json = flashjit(bench + more).json();
-    return json["rows"][0];
-  };
-  const auto expect_bytes = [](const nlohmann::json& row, double bytes) {
-    const auto rate = row["decoded_gb_per_s"].get<double>(), read = row["read_gb_per_s"].get<double>();
-    EXPECT_NEAR(rate * row["ms"].get<double>() * 1e6, bytes, 1e-6 * bytes);
-    EXPECT_GT(read, 0);
-    EXPECT_DOUBLE_EQ(row["read_share"].get<double>(), rate / read);
-  };
-  expect_bytes(measured("", {}), 2 * 200 * 128);
-  expect_bytes(measured("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
-}
-
-// Two entries of 7 tokens and 2 heads: 64 bytes of K and V in bf16 are read, and 32 and two scales written.
-TEST(Bench, RateAtWhichAppendMovesRows) {
-  const CommandLine flashjit;
-  const std::string spec =
-      R"({"op": "append_kv", "dtype": "bf16", "head_dim": 16, "kv_dtype": "int8", "kv_scale": "token_head"})";
-  const nlohmann::json row = flashjit({"bench", spec, "--batch", "2", "--seqlens", "7", "--seqlen-k", "20",
-                                       "--heads-q", "2", "--rounds", "3", "--json"})
-                                 .json()["rows"][0];
-  EXPECT_NEAR(row["appended_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6,
-              2 * 7 * 2 * (64 + 32 + 8), 1);
-  EXPECT_EQ(row.count("decoded_gb_per_s"), 0u);
-  const nlohmann::json run =
-      flashjit({"run", spec, "--batch", "2", "--seqlen-q", "7", "--seqlen-k", "20", "--verify", "--json"})
-          .json();
-  EXPECT_GT(run["verification"]["rows"], 0) << run;
-}
-
-// Sequences of 3, 3 and 200 keys, 256 bytes for each, in pages of 16: 15 of them and not 39, as sequences of
-// 200 keys would take.
-TEST(Bench, LengthsOfACache) {
-  const CommandLine flashjit;
-  const std::string spec = R"({"op": "decode", "dtype": "fp32", "head_dim": 16, "paged": true})";
-  const auto with = [&](const std::string& verb, const std::vector<std::string>& more) {
-    return flashjit(std::vector<std::string>{verb, spec, "--heads-q", "4", "--heads-kv", "2"} + more);
-  };
-  const std::string file = flashjit.file("lengths", "3 3\n200\n");
-  for (const std::string& lengths : {std::string("2x3,200"), file}) {
-    const nlohmann::json row =
-        with("bench", {"--seqlens", "1", "--rounds", "2", "--json", "--lengths-k", lengths})
-            .json()["rows"][0];
-    EXPECT_EQ(row["batch"], 3);
-    EXPECT_EQ(row["seqlen_k"], 200);
-    EXPECT_NEAR(row["decoded_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6, 206 * 256, 1);
-    const nlohmann::json run =
-        with("run", {"--seqlen-q", "2", "--verify", "--json", "--lengths-k", lengths}).json();
-    EXPECT_EQ(run["shape"]["batch"], 3);
-    EXPECT_EQ(run["verification"]["rows"], 3 * 2 * 4) << run;
-  }
-  EXPECT_EQ(
-      with("bench", {"--seqlens", "1", "--rounds", "1", "--lengths-k", "2x3,200", "--heads-first"}).exit_code,
-      0);
-  const std::string out = flashjit.folder() + "/lengths_out";
-  EXPECT_EQ(with("generate", {"--seqlen-q", "1", "--lengths-k", "2x3,200", "--out", out}).exit_code, 0);
-  std::stringstream k;
-  k << std::ifstream(out + "/k.npy").rdbuf();
-  EXPECT_THAT(k.str().substr(0, 128), HasSubstr("(15,16,2,16,)"));
-  for (const char* wrong : {"1x2x3", "x3", "5x,3", "0x5", "3x-1", "/nonexistent", ","}) {
-    const Outcome outcome = with("bench", {"--seqlens", "1", "--lengths-k", wrong});
-    EXPECT_EQ(outcome.exit_code, 3) << wrong;
-    EXPECT_THAT(outcome.err, HasSubstr("1x100000,63x500")) << wrong;
-  }
-  EXPECT_EQ(with("bench", {"--lengths-k", "5", "--batch", "3"}).exit_code, 64);
-  const Outcome forward = flashjit({"bench", small_spec, "--seqlens", "5", "--lengths-k", "5"});
-  EXPECT_EQ(forward.exit_code, 3);
-  EXPECT_THAT(forward.err, HasSubstr("neither of op decode nor paged"));
-}
-
-// A plain read of as many bytes is a row of its own.
-TEST(Bench, DecodeOnAGpu) {
-  const CommandLine flashjit;
-  const std::vector<std::string> bench = {
-      "bench",       R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "paged": true})",
-      "--device",    "cuda:0",
-      "--seqlens",   "1",
-      "--lengths-k", "2000,100",
-      "--heads-q",   "8",
-      "--heads-kv",  "2"};
-  const Outcome table = flashjit(bench);
-  if (table.exit_code != 0) GTEST_SKIP() << table.err;
-  EXPECT_THAT(table.out, AllOf(HasSubstr("of read"), HasSubstr("\nread ")));
-  const nlohmann::json row = flashjit(bench + std::vector<std::string>{"--json"}).json()["rows"].at(0);
-  EXPECT_GT(row["read_gb_per_s"].get<double>(), 0);
-  EXPECT_GT(row["read_share"].get<double>(), 0);
-}
-
-TEST(Bench, DrawsSpeedOverSeqlenBesideABaseline) {
-  const CommandLine flashjit;
-  const std::string full = R"({"op": "forward", "dtype": "fp32", "head_dim": 16})";
-  const std::string svg = flashjit.folder() + "/speed.svg";
-  // The baseline has another config of the same computation, a peer, and a spec that is not drawn.
-  const std::string before =
-      flashjit.file("before.json", R"({"model": "Imaginary <1>", "target": "sm_0", "rows": [
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], "lse": false,
-                "config": {"block_m": 48}}, "seqlen_q": 16, "tflops": 200.0},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 64, "tflops": 400},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 64, "tflops": 100},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 32, "tflops": 7,
-       "name": "peer"},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 24}, "seqlen_q": 4096, "tflops": 9999}]})");
-  const std::vector<std::string> bench = {"bench",     small_spec,   full,       "--seqlens", "16,64",
-                                          "--heads-q", "2",          "--rounds", "1",         "--svg",
-                                          svg,         "--baseline", before};
-  const Outcome outcome = flashjit(bench);
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("TFLOP/s")) << "the table is still printed";
-  const std::string picture = slurp(svg);
-  EXPECT_EQ(xml_error(picture), "");
-  EXPECT_THAT(picture,
-              AllOf(HasSubstr(">this run ("), HasSubstr(">before (Imaginary &lt;1&gt;, sm_0)</text>"),
-                    HasSubstr(">peer (Imaginary &lt;1&gt;, sm_0)</text>")));
-  EXPECT_THAT(picture, AllOf(HasSubstr(">fp32, head_dim 16, causal</text>"),
-                             HasSubstr(">fp32, head_dim 16, no mask</text>"),
-                             HasSubstr(">seqlen (logarithmic)</text>"), HasSubstr(">TFLOP/s</text>"),
-                             HasSubstr(">16</text>"), HasSubstr(">64</text>"), HasSubstr(">400</text>")));
-  EXPECT_THAT(picture, ::testing::Not(HasSubstr("4096")));
-  EXPECT_THAT(picture, HasSubstr("seqlen 64: 400 TFLOP/s</title>"));
-  EXPECT_THAT(picture, ::testing::Not(HasSubstr("seqlen 64: 100 TFLOP/s</title>")))
-      << "the fastest config counts";
-  // 16, 32 and 64 are equally far apart; 200 is half as high as 400.
-  std::smatch line;
-  ASSERT_TRUE(std::regex_search(
-      picture, line, std::regex("points=\"([0-9.]+),([0-9.]+) ([0-9.]+),([0-9.]+)\"[^>]*#1565c0")));
-  EXPECT_NEAR(std::stod(line[2]) - std::stod(line[4]), 80, 0.1);
-  EXPECT_NEAR(std::stod(line[3]) - std::stod(line[1]), 206, 0.1);
-  EXPECT_THAT(picture, HasSubstr("cx=\"" + std::string("189") + "\""));
-
-  // What bench --json prints is a baseline.
-  const std::string own = flashjit.file(
-      "own.json",
-      flashjit({"bench", full, "--seqlens", "16", "--heads-q", "2", "--rounds", "1", "--json"}).out);
-  EXPECT_EQ(flashjit({"bench", full, "--seqlens", "16", "--heads-q", "2", "--rounds", "1", "--svg", svg,
-                      "--baseline", own})
-                .exit_code,
-            0);
-  EXPECT_THAT(slurp(svg), HasSubstr(">own ("));
-  EXPECT_THAT(slurp(svg), HasSubstr(">GFLOP/s</text>"));
-}
-
-TEST(Bench, RefusesABaselineBeforeItMeasures) {
-  const CommandLine flashjit;
-  const std::string svg = flashjit.folder() + "/speed.svg";
-  const auto refused = [&](const std::string& text) {
-    const Outcome outcome =
-        flashjit({"bench", small_spec, "--svg", svg, "--baseline", flashjit.file("b.json", text)});
-    EXPECT_EQ(outcome.exit_code, 3) << text;
-    EXPECT_FALSE(std::filesystem::exists(svg)) << text;
-    return outcome.err;
-  };
-  EXPECT_THAT(refused("no JSON"), HasSubstr("it has no \"rows\""));
-  EXPECT_THAT(refused("[]"), HasSubstr("'flashjit bench --json' printed would work"));
-  EXPECT_THAT(refused(R"({"rows": [1]})"), HasSubstr("a row has no \"spec\""));
-  EXPECT_THAT(refused(R"({"rows": [{"spec": {}, "seqlen_q": 1.5}]})"),
-              HasSubstr("a row has no \"seqlen_q\""));
-  EXPECT_THAT(refused(R"({"rows": []})"), HasSubstr("has no row of a SPEC"));
-  EXPECT_EQ(flashjit({"bench", small_spec, "--baseline", "b.json"}).exit_code, 64) << "it needs --svg";
-  EXPECT_EQ(flashjit({"bench", small_spec, "--svg", svg, "--compile"}).exit_code, 64);
-}
-
-TEST(Bench, MeasuresTheWayToAKernel) {
-  const CommandLine flashjit;
-  const nlohmann::json report =
-      flashjit({"bench", small_spec, "--compile", "--targets", "native", "--rounds", "2", "--json"}).json();
-  const nlohmann::json& row = report["rows"].at(0);
-  EXPECT_GT(row["cold_ms"].get<double>(), row["warm_ms"].get<double>());
-  EXPECT_GT(row["hot_us"].get<double>(), 0);
-  EXPECT_EQ(row["to"], "callable");
-  EXPECT_FALSE(std::filesystem::exists(flashjit.cache())) << "the user's cache is not for measurements";
 }
 
 TEST(Cache, ListsAndClears) {

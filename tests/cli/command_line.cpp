@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 namespace flashjit::cli_test {
 namespace {
@@ -73,6 +74,17 @@ Outcome CommandLine::operator()(const std::vector<std::string>& arguments,
   EXPECT_EQ(waitpid(child, &status, 0), child);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
           standard_output.empty() ? read(out) : "", read(err)};
+}
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::string slurp(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
 }
 
 }  // namespace flashjit::cli_test

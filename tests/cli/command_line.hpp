@@ -42,6 +42,12 @@ class CommandLine {
   std::string folder_;
 };
 
+// Arguments, and more of them.
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b);
+
+// A file's bytes.
+std::string slurp(const std::string& path);
+
 // A small kernel, quick to compile.
 inline const std::string small_spec =
     R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]})";

@@ -177,7 +177,8 @@ Allowed allowed(const Row& row) {
       const Real spread = contenders + others;
       error = std::min(error, spread + (2 * of_sum(n) + u.weight + floors) * (spread + std::abs(o)));
     }
-    o *= factor, error *= factor;
+    o *= factor;
+    error = error * factor + 0x1p-126L * (1 + factor * n / sum);
     result.o.push_back(o);
     result.o_bound.push_back(error + u.output * (std::abs(o) + error) + u.output_floor);
   }

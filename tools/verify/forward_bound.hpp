@@ -61,6 +61,10 @@
 // 15. A forward with a scale of each value rounds P to the dtype, and the value times its scale: its relative
 //     error adds to that of P, and fp16 adds 2^-25 where the product is below the least normal number.
 //
+// 16. Denormal float32 numbers may count as zeros, and do on CPUs. With t = 2^-126 each of the n products of
+// a
+//     weight and a value is off by at most t of the largest weight, and o by t.
+//
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
 #pragma once
@@ -96,6 +100,9 @@ inline Arithmetic arithmetic_of(DType dtype, bool weights_in_fp16, bool scales_v
       return {0x1p-21, 0, 0x1p-126, 0};
   }
 }
+
+// See 16.
+constexpr double least_normal = 0x1p-126;
 
 // See 2: of the fold of log2(e) and the subtraction of the maximum.
 inline double shift_error(double score, double max_score) {

@@ -454,7 +454,8 @@ class Worker {
       const double scaled = output_scale_ * (spread[column] + spread[columns_ + column]);
       error = std::min(error, wide_mean_error(o, scaled, state.keys, arithmetic_.weight_unit + state.floors));
     }
-    return with_rounding(rounding_of_o_, o, error + arithmetic_.value_floor);
+    const double underflow = least_normal * (1 + output_scale_ * state.keys * state.largest);
+    return with_rounding(rounding_of_o_, o, error + arithmetic_.value_floor + underflow);
   }
 
   void report(const RowTask& task, std::size_t r) {

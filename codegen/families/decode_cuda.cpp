@@ -89,8 +89,11 @@ ConfigAxes axes(const AttentionSpec&, const Target&) {
 
 // Found by compiling: a thread has no registers for more.
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const int others = spec.kv_dtype ? 56 : 64;  // registers for everything but scores, output and Q
   const device::CudaDecodeLayout layout = layout_of(spec, config);
+  // Registers for everything but scores, output and Q. Scales of each key take more beside a second tile of
+  // rows.
+  const bool scales_of_keys = spec.kv_scale == KvScale::token_head;
+  const int others = spec.kv_dtype ? (scales_of_keys && layout.m_tiles > 1 ? 64 : 56) : 64;
   const int held = layout.accumulators(spec.head_dim_v) + layout.m_tiles * config.block_n / 2 +
                    layout.q_registers(spec.head_dim, spec.head_dim_v);
   const int registers = registers_of(layout.resident_blocks(target.max_shared_memory()) * config.num_warps);

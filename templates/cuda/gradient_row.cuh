@@ -1,4 +1,4 @@
-// Writes rows of gradients from a wgmma accumulator, of which four lanes hold a row.
+// Writes rows of gradients from an accumulator. Four lanes hold a row.
 #pragma once
 
 #include "cuda/accumulator_row.cuh"

@@ -148,17 +148,24 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
                    .accumulates = true}
         .text([](int) { return 0; }, row_step);
   };
-  const Product dq{.name = "dq",
+  const auto dq = [&](const char* name, int columns) {
+    return Product{.name = name,
                    .type = type,
-                   .n = layout.dq_columns,
+                   .n = columns,
                    .steps = config.block_n / 16,
                    .a_in_registers = false,
                    .b_n_major = true,
-                   .accumulates = false};
+                   .accumulates = false}
+        .text(q_step, row_step);
+  };
   std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim) +
                      scores("dp", spec.head_dim_v) + gradient("dv", spec.head_dim_v) +
                      gradient("dk", spec.head_dim);
-  if (!spec.deterministic) text += dq.text(q_step, row_step);
+  if (!spec.deterministic) {
+    if (layout.divides_rows || layout.dq_pairs > 0) text += dq("dq", layout.dq_columns);
+    if (!layout.divides_rows && layout.dq_parts > layout.dq_pairs)
+      text += dq("dq_last", layout.dq_last_columns);
+  }
   text += "};\n\n";
   return spec.deterministic ? text + dq_products(spec, type) : text;
 }

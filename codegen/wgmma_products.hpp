@@ -24,6 +24,8 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
 //   dv(float (&)[head_dim_v / 2], weights, u64 d_o, int)        dV += P^T dO, or = if the last is 0
 //   dk(float (&)[head_dim / 2], ds, u64 q, int)                 dK += dS^T Q, likewise
 //   dq(float (&)[dq_columns / 2], u64 ds, u64 k)                dQ = dS K
+//   dq_last(float (&)[dq_last_columns / 2], u64 ds, u64 k)      the same for half of a last panel, if one is
+//   left
 // If the spec is deterministic, struct DqProducts, the type Config::DqProducts (cuda/backward_sm90a_dq.cuh),
 // instead of dq.
 std::string backward_products(const AttentionSpec& spec, const KernelConfig& config);

@@ -25,18 +25,32 @@ constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num
 
 constexpr int wgmma_block_n = 128, wgmma_warps = 12;
 
+using device::BackwardSums;
+
+// Whether blocks of the grid make either dK or dV.
+bool divides_sums(const AttentionSpec& spec) {
+  return device::backward_divides_sums(spec.head_dim, spec.head_dim_v);
+}
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
-  return device::Sm90aBackwardLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                     config.num_stages, spec.dropout, spec.deterministic)
-      .end;
+  const auto end = [&](int num_stages, BackwardSums sums) {
+    return device::Sm90aBackwardLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                       num_stages, spec.dropout, spec.deterministic, sums)
+        .end;
+  };
+  if (!divides_sums(spec)) return end(config.num_stages, BackwardSums::both);
+  return std::max(end(config.num_stages, BackwardSums::dk),
+                  end(device::backward_dv_stages, BackwardSums::dv));
 }
 int dq_shared_memory(const AttentionSpec& spec) {
   return device::Sm90aDqLayout(spec.head_dim, spec.head_dim_v, spec.dropout).end;
 }
 
-// Sums that a thread holds at once: scores and dP of 64 keys and block_m rows, dK and dV of the keys.
+// Sums that a thread holds at once: scores and dP of 64 keys and block_m rows, dK and dV of the keys or
+// either.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
-  return config.block_m + (spec.head_dim + spec.head_dim_v) / 2;
+  const int columns =
+      divides_sums(spec) ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
+  return config.block_m + columns / 2;
 }
 // The most that leave enough of a thread's 232 registers for the rest. Dropout takes 8 of them and holds a
 // bit for each weight. Found by compiling; tests/compile holds every config to no spills.
@@ -55,8 +69,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("block_n", config.block_n, "is not 128, 64 keys for each of two warpgroups");
   if (config.block_m != 64 && config.block_m != 128)
     return wrong("block_m", config.block_m, "is not 64 or 128");
-  if (config.num_stages != 2 && config.num_stages != 3)
-    return wrong("num_stages", config.num_stages, "is not 2 or 3");
+  if (config.num_stages < 1 || config.num_stages > 3)
+    return wrong("num_stages", config.num_stages, "is not 1, 2 or 3");
   if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
     return "block_m " + std::to_string(config.block_m) + " and num_warps 12 hold " + std::to_string(held) +
            " sums in registers, more than the " + std::to_string(register_budget(spec, config)) +
@@ -76,7 +90,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 std::vector<KernelConfig> wgmma_configs(const AttentionSpec& spec, const Target& target) {
   std::vector<KernelConfig> configs;
   for (const int block_m : {128, 64}) {
-    for (const int num_stages : {2, 3}) {
+    for (const int num_stages : {2, 3, 1}) {
       const KernelConfig config{
           .block_m = block_m, .block_n = wgmma_block_n, .num_stages = num_stages, .num_warps = wgmma_warps};
       if (misfit(spec, target, config).empty()) configs.push_back(config);
@@ -87,7 +101,8 @@ std::vector<KernelConfig> wgmma_configs(const AttentionSpec& spec, const Target&
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   if (wgmma_configs(spec, target).empty()) return backward_sm80.axes(spec, target);
-  return {.block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {2, 3}, .num_warps = {wgmma_warps}};
+  return {
+      .block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2, 3}, .num_warps = {wgmma_warps}};
 }
 
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {

@@ -143,7 +143,9 @@ struct Backward {
     const int dq_rows =
         wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
     add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false);
-    add(blocks(params.seqlen_k, kernel.config.block_n), params.num_heads_kv, wgmma);
+    const bool divides_sums =
+        wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
+    add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1), params.num_heads_kv, wgmma);
     if (kernel.spec.deterministic)
       add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
     else

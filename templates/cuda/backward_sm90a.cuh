@@ -6,6 +6,7 @@
 //   dV += P^T dO       dK += dS^T Q
 // Each consumer warpgroup owns 64 keys. dS goes through shared memory for dQ = dS K, which the copy engine
 // adds to sums in global memory, in the order in which accumulators hold it. Another kernel puts it in order.
+// With wide heads no thread has the registers for dK and dV. There a block of the grid makes either of them.
 #pragma once
 
 #include "cuda/backward_sm90a_parts.cuh"
@@ -16,7 +17,7 @@
 
 namespace flashjit::device {
 
-template <class Spec_, class Config_>
+template <class Spec_, class Config_, BackwardSums sums>
 struct BackwardSm90a {
   using Spec = Spec_;
   using Config = Config_;
@@ -26,11 +27,13 @@ struct BackwardSm90a {
   using Products = typename Config::Products;
   using Message = BackwardMessage;
 
-  static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
-  static constexpr bool deterministic = Spec::deterministic;
+  static constexpr int block_m = Config::block_m, block_n = Config::block_n;
+  static constexpr bool makes_dk = sums != BackwardSums::dv, makes_dv = sums != BackwardSums::dk;
+  static constexpr bool makes_dq = makes_dk && !Spec::deterministic;
+  static constexpr int stages = makes_dk ? Config::num_stages : backward_dv_stages;
   using Ring = Sm90aRing<stages>;
-  static constexpr Sm90aBackwardLayout layout{Spec::head_dim, Spec::head_dim_v, block_m,      block_n,
-                                              stages,         Spec::dropout,    deterministic};
+  static constexpr Sm90aBackwardLayout layout{Spec::head_dim, Spec::head_dim_v,    block_m, block_n, stages,
+                                              Spec::dropout,  Spec::deterministic, sums};
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, layout.panel);
@@ -43,10 +46,10 @@ struct BackwardSm90a {
   static constexpr int consumer_registers = (consumers == 2 ? 232 : 256) - given;
 
   // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
-  static constexpr bool early_dv = block_m <= 64 && !Spec::dropout;
+  static constexpr bool early_dv = sums == BackwardSums::both && block_m <= 64 && !Spec::dropout;
 
   // clears_keys: also in K, which dQ's product reads.
-  static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && !deterministic;
+  static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && makes_dq;
 
   // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int ds_barrier = 1;         // all consumers
@@ -92,9 +95,10 @@ struct BackwardSm90a {
     int group;        // query heads of the group
     Span keys;        // without padding
     int keys_end;     // with padding
-    FLASHJIT_FN explicit Work(const CudaBackwardParams& p) {
+    // place: in the grid, among the blocks that make the same sums.
+    FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
       const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
-      const KeyBlock<Mask> of_grid(blockIdx.x, blocks, static_cast<u32>(p.batch * p.num_heads_kv),
+      const KeyBlock<Mask> of_grid(place, blocks, static_cast<u32>(p.batch * p.num_heads_kv),
                                    Spec::head_dim > 64 ? 4 : 1);
       const int block = static_cast<int>(of_grid.block);
       const int head_kv = static_cast<int>(of_grid.head % static_cast<u32>(p.num_heads_kv));
@@ -115,25 +119,33 @@ struct BackwardSm90a {
 
   // Sums of a block of rows. They are no members, so that they take no registers before their product begins.
   using Scores = float[block_m / 2];
-  using Dq = float[layout.dq_columns / 2];
+  // A consumer's dQ leaves in at most two parts, a product each.
+  struct Dq {
+    float first[layout.dq_part_columns(0) / 2];
+    float second[max(layout.dq_part_columns(1), 2) / 2];
+  };
+  static constexpr int dq_parts = layout.dq_parts;
 
   // A warpgroup: it computes dK and dV of 64 keys, and its part of every dQ.
   class Consumer {
    public:
-    FLASHJIT_FN Consumer(const CudaBackwardParams& p, const Shared& shared)
+    FLASHJIT_FN Consumer(const CudaBackwardParams& p, const Shared& shared, u32 place)
         : p_(p),
           shared_(shared),
+          place_(place),
           warpgroup_(__shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1),
           warp_(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0)),
           lane_(threadIdx.x % 32) {}
 
     FLASHJIT_FN void run() {
+      if constexpr (makes_dk)
 #pragma unroll
-      for (float& x : dk_) x = 0;
+        for (float& x : dk_) x = 0;
+      if constexpr (makes_dv)
 #pragma unroll
-      for (float& x : dv_) x = 0;
+        for (float& x : dv_) x = 0;
       {
-        const Work work(p_);
+        const Work work(p_, place_);
         if (!work.keys.empty()) take_keys(work);
         if constexpr (Spec::dropout) make_column_words(work);
       }
@@ -144,8 +156,8 @@ struct BackwardSm90a {
         if (message.ends()) break;
         add(ring, message, odd);
       }
-      if constexpr (!deterministic) {
-        mbarrier_wait(shared_.dq_empty(warpgroup_), odd ^ 1);
+      if constexpr (makes_dq) {
+        wait_for_dq_buffer(0, odd);
         announce_dq(no_more_blocks, 0);
       }
       griddepcontrol_launch_dependents();
@@ -159,10 +171,10 @@ struct BackwardSm90a {
     // Waits for K and V.
     FLASHJIT_FN void take_keys(const Work& work) {
       mbarrier_wait(shared_.k_full(), 0);
-      mbarrier_wait(shared_.v_full(), 0);
+      if constexpr (makes_dk) mbarrier_wait(shared_.v_full(), 0);
       if (ends_within_tensors<Spec> && work.keys.size() < block_n) {
         zero_rows_from<k_panels, block_n>(shared_.k(), work.keys.size());
-        zero_rows_from<v_panels, block_n>(shared_.v(), work.keys.size());
+        if constexpr (makes_dk) zero_rows_from<v_panels, block_n>(shared_.v(), work.keys.size());
         fence_proxy_async();
         bar_sync(warpgroup_barrier + warpgroup_, 128);
       }
@@ -230,49 +242,91 @@ struct BackwardSm90a {
       if constexpr (ends_within_tensors<Spec> && !isolates) zero_past_the_end(ring, message.index());
       const u64 q = wgmma_descriptor(shared_.q(stage), layout.q_panel);
       const u64 d_o = wgmma_descriptor(shared_.d_o(stage), layout.q_panel);
-      const u32 own_keys = warpgroup_ * (layout.warpgroup_keys * 128);
-      Scores scores, dp;
-      wgmma_fence();
-      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys, 0), q);
-      wgmma_commit_group();
+      Scores scores;
+      issue_scores(scores, q);
       mbarrier_wait(shared_.do_full(stage), ring.parity);
       if constexpr (isolates) clear_rows_without_weights(stage);
-      wgmma_fence();
-      Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys, 0), d_o);
-      wgmma_commit_group();
-      wgmma_wait_group<1>();
-      weigh(scores, stage, message);
-      if constexpr (early_dv) {
-        pack_weights(scores);
-        issue_dv(d_o);
-        wgmma_wait_group<1>();
-      } else {
+      if constexpr (sums == BackwardSums::dv) {
         wgmma_wait_group<0>();
-      }
-      make_ds(scores, dp, stage);
-      if constexpr (!early_dv) {
+        weigh(scores, stage, message);
         pack_weights(scores);
         issue_dv(d_o);
+        wgmma_wait_group<0>();
+        release(shared_.do_empty(stage));
+        release(shared_.q_empty(stage));
+      } else {
+        Scores dp;
+        wgmma_fence();
+        Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys(), 0), d_o);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        weigh(scores, stage, message);
+        if constexpr (early_dv) {
+          pack_weights(scores);
+          issue_dv(d_o);
+          wgmma_wait_group<1>();
+        } else {
+          wgmma_wait_group<0>();
+        }
+        if constexpr (sums == BackwardSums::dk && !layout.dq_in_do) release(shared_.do_empty(stage));
+        make_ds(scores, dp, stage);
+        if constexpr (sums == BackwardSums::both && !early_dv) {
+          pack_weights(scores);
+          issue_dv(d_o);
+        }
+        if constexpr (makes_dq) store_ds(shared_.ds(odd));
+        if constexpr (sums == BackwardSums::dk)
+          add_dk_then_dq(q, stage, message, odd);
+        else
+          add_dq_then_dk(q, stage, message, odd);
       }
+    }
+    // dQ leaves while dK runs.
+    FLASHJIT_FN void add_dq_then_dk(u64 q, int stage, const Message& message, u32 odd) {
       Dq dq;
-      if constexpr (!deterministic) {
-        store_ds(shared_.ds(odd));
+      if constexpr (makes_dq) {
         bar_sync(ds_barrier, consumers * 128);
         issue_dq(dq, shared_.ds(odd));
       }
-      wgmma_fence();
-      Products::dk(dk_, ds_, q, 1);
-      wgmma_commit_group();
+      issue_dk(q);
       wgmma_wait_group<1>();  // all but dK
       release(shared_.do_empty(stage));
-      if constexpr (!deterministic) pass_dq(dq, message, odd);
+      if constexpr (makes_dq) {
+        pass_dq(dq.first, 0, message, odd);
+        if constexpr (dq_parts > 1) pass_dq(dq.second, 1, message, odd);
+      }
       wgmma_wait_group<0>();
       release(shared_.q_empty(stage));
+    }
+    // The next Q arrives while dQ runs, where memory has a place for one Q only.
+    FLASHJIT_FN void add_dk_then_dq(u64 q, int stage, const Message& message, u32 odd) {
+      issue_dk(q);
+      if constexpr (makes_dq) {
+        Dq dq;
+        bar_sync(ds_barrier, consumers * 128);
+        issue_dq(dq, shared_.ds(odd));
+        wgmma_wait_group<dq_parts>();  // dK
+        release(shared_.q_empty(stage));
+        wgmma_wait_group<dq_parts - 1>();
+        pass_dq(dq.first, 0, message, odd);
+        wgmma_wait_group<0>();
+        if constexpr (dq_parts > 1) pass_dq(dq.second, 1, message, odd);
+      } else {
+        wgmma_wait_group<0>();
+        release(shared_.q_empty(stage));
+      }
+    }
+    // Bytes from the start of K's and V's panels to the warpgroup's keys.
+    FLASHJIT_FN u32 own_keys() const { return warpgroup_ * (layout.warpgroup_keys * 128); }
+    FLASHJIT_FN void issue_scores(Scores& scores, u64 q) const {
+      wgmma_fence();
+      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q);
+      wgmma_commit_group();
     }
 
     // Rows of Q and dO past the sequence's end.
     FLASHJIT_FN void zero_past_the_end(const Ring& ring, int index) const {
-      const int rows = Work(p_).problem.seqlen_q - index * block_m;
+      const int rows = Work(p_, place_).problem.seqlen_q - index * block_m;
       if (rows >= block_m) return;
       mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
       zero_rows_from<k_panels, block_m>(shared_.q(ring.stage), rows);
@@ -359,26 +413,49 @@ struct BackwardSm90a {
       for (int step = 0; step < steps; ++step) stmatrix_x4_trans(to + step * (16 * 128), ds_[step]);
       fence_proxy_async();
     }
-    FLASHJIT_FN void issue_dq(Dq& dq, u32 buffer) {
-      const int own_rows = layout.divides_rows ? warpgroup_ * (64 * 128) : 0;
-      const int own_columns = layout.divides_rows                 ? 0
-                              : layout.dq_columns == layout.panel ? warpgroup_ * layout.k_panel
-                                                                  : warpgroup_ * layout.dq_columns * 2;
+    FLASHJIT_FN void issue_dk(u64 q) {
       wgmma_fence();
-      Products::dq(dq, wgmma_descriptor(buffer + own_rows, 0),
-                   wgmma_descriptor(shared_.k() + own_columns, layout.k_panel));
+      Products::dk(dk_, ds_, q, 1);
       wgmma_commit_group();
     }
-    // Gives dQ to the thread that adds it to the sums.
-    FLASHJIT_FN void pass_dq(const Dq& dq, const Message& message, u32 odd) const {
-      mbarrier_wait(shared_.dq_empty(warpgroup_), odd ^ 1);
-      const u32 to = shared_.dq(warpgroup_) + warp_ * (layout.dq_bytes / 4) + lane_ * 16;
+    FLASHJIT_FN void issue_dq(Dq& dq, u32 buffer) {
+      const u64 ds = wgmma_descriptor(buffer + (layout.divides_rows ? warpgroup_ * (64 * 128) : 0), 0);
+      wgmma_fence();
+      if constexpr (layout.divides_rows || layout.dq_pairs > 0)
+        Products::dq(dq.first, ds, dq_keys(0));
+      else
+        Products::dq_last(dq.first, ds, dq_keys(0));
+      wgmma_commit_group();
+      if constexpr (dq_parts > 1) {
+        wgmma_fence();
+        if constexpr (layout.dq_pairs > 1)
+          Products::dq(dq.second, ds, dq_keys(1));
+        else
+          Products::dq_last(dq.second, ds, dq_keys(1));
+        wgmma_commit_group();
+      }
+    }
+    // K's columns of a part of dQ.
+    FLASHJIT_FN u64 dq_keys(int part) const {
+      const int column = layout.dq_first_column(part, warpgroup_), panel = column / layout.panel;
+      return wgmma_descriptor(shared_.k() + panel * layout.k_panel + column % layout.panel * 2,
+                              layout.k_panel);
+    }
+    // Gives a part of dQ to the thread that adds it to the sums.
+    template <int size>
+    FLASHJIT_FN void pass_dq(const float (&dq)[size], int part, const Message& message, u32 odd) const {
+      wait_for_dq_buffer(part, odd);
+      const u32 to = shared_.dq(warpgroup_) + warp_ * (size * 2 * 16 * 4) + lane_ * 16;
 #pragma unroll
-      for (int i = 0; i < layout.dq_columns / 8; ++i)
+      for (int i = 0; i < size / 4; ++i)
         st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
                      __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
       fence_proxy_async();
       announce_dq(message.word, message.place);
+    }
+    // A step's only part has the step's parity, two parts have both parities.
+    FLASHJIT_FN void wait_for_dq_buffer(int part, u32 odd) const {
+      mbarrier_wait(shared_.dq_empty(warpgroup_), (dq_parts > 1 ? part : odd) ^ 1);
     }
     FLASHJIT_FN void announce_dq(int word, int place) const {
       if (threadIdx.x % 128 == 0) st_message(shared_.message(stages + warpgroup_), word, 0, place);
@@ -388,7 +465,7 @@ struct BackwardSm90a {
 
     // Gives `value` to the pairs that the mask drops.
     FLASHJIT_FN void mask_scores(Scores& scores, const Message& message, float value) {
-      const Work work(p_);
+      const Work work(p_, place_);
       const Mask mask(p_, work.of_head(message.second));
       const int first_row = message.index() * block_m, key = work.keys.begin + first_key();
       if constexpr (Mask::row_intervals) {
@@ -432,7 +509,7 @@ struct BackwardSm90a {
     }
 
     FLASHJIT_FN void write_gradients() const {
-      const Work work(p_);
+      const Work work(p_, place_);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int key = work.keys.begin + first_key() + lane_ / 4 + 8 * r;
@@ -440,39 +517,42 @@ struct BackwardSm90a {
         const auto row = [&](const TensorView& t) {
           return static_cast<Gradient*>(t.data) + work.problem.k_offset(t) + key * t.row_stride;
         };
-        write_gradient(row(p_.dk), dk_, r, valid ? p_.scale : 0, inside, lane_ % 4);
-        write_gradient(row(p_.dv), dv_, r,
-                       !valid          ? 0
-                       : Spec::dropout ? p_.dropout.scale
-                                       : 1,
-                       inside, lane_ % 4);
+        if constexpr (makes_dk) write_gradient(row(p_.dk), dk_, r, valid ? p_.scale : 0, inside, lane_ % 4);
+        if constexpr (makes_dv)
+          write_gradient(row(p_.dv), dv_, r,
+                         !valid          ? 0
+                         : Spec::dropout ? p_.dropout.scale
+                                         : 1,
+                         inside, lane_ % 4);
       }
     }
 
     const CudaBackwardParams& p_;
     const Shared& shared_;
+    const u32 place_;
     const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
-    float dk_[Spec::head_dim / 2], dv_[Spec::head_dim_v / 2];
+    float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
     u32 weights_[steps][4], ds_[steps][4];
     u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 
-  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {
+  // place: of the block, among those that make the same sums.
+  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps, u32 place) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
     if (threadIdx.x == 0) {
       prefetch_tensormap(maps.q);
       prefetch_tensormap(maps.k);
-      prefetch_tensormap(maps.v);
+      if constexpr (makes_dk) prefetch_tensormap(maps.v);
       prefetch_tensormap(maps.d_o);
       mbarrier_init(shared.k_full(), 1);
       mbarrier_init(shared.v_full(), 1);
       for (int stage = 0; stage < stages; ++stage) {
         mbarrier_init(shared.q_full(stage), 2);
         mbarrier_init(shared.q_empty(stage), consumer_warps);
-        mbarrier_init(shared.do_full(stage), 2);
-        mbarrier_init(shared.do_empty(stage), consumer_warps);
+        mbarrier_init(shared.do_full(stage), makes_dk ? 2 : 1);
+        mbarrier_init(shared.do_empty(stage), layout.dq_in_do ? consumers : consumer_warps);
         mbarrier_init(shared.asked(stage), 1);
       }
       for (int consumer = 0; consumer < consumers; ++consumer) {
@@ -487,22 +567,30 @@ struct BackwardSm90a {
     if (threadIdx.x < 128) {
       setmaxnreg_dec<producer_registers>();
       if (threadIdx.x == 0) {
-        Producer::copy(p, maps, shared);
+        Producer::copy(p, maps, shared, place);
       } else if (threadIdx.x / 32 == 1) {
-        Producer::add_rows(p, shared);
-      } else if (!deterministic && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
+        Producer::add_rows(p, shared, place);
+      } else if (makes_dq && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
         if (threadIdx.x / 32 - 2 < consumers) Producer::add_dq(p, shared, threadIdx.x / 32 - 2);
       }
     } else {
       setmaxnreg_inc<consumer_registers>();
-      Consumer(p, shared).run();
+      Consumer(p, shared, place).run();
     }
   }
 };
 
 template <class Spec, class Config>
 FLASHJIT_FN void backward_sm90a(const CudaBackwardParams& params, const BackwardMaps& maps) {
-  BackwardSm90a<Spec, Config>::run(params, maps);
+  if constexpr (!backward_divides_sums(Spec::head_dim, Spec::head_dim_v)) {
+    BackwardSm90a<Spec, Config, BackwardSums::both>::run(params, maps, blockIdx.x);
+  } else {
+    // In turns: only dK adds to dQ, and memory takes less at once than all blocks would add.
+    if (blockIdx.x % 2 == 0)
+      BackwardSm90a<Spec, Config, BackwardSums::dk>::run(params, maps, blockIdx.x / 2);
+    else
+      BackwardSm90a<Spec, Config, BackwardSums::dv>::run(params, maps, blockIdx.x / 2);
+  }
 }
 
 }  // namespace flashjit::device

@@ -21,8 +21,9 @@ struct Sm90aBackwardProducer {
   static constexpr int k_panels = Kernel::k_panels, v_panels = Kernel::v_panels;
 
   // Copies K and V, then every block of Q and dO that may see the keys.
-  static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
-    const Work work(p);
+  static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared,
+                               u32 place) {
+    const Work work(p, place);
     // Packed tensors are one batch entry.
     const int batch = Spec::varlen ? 0 : work.problem.batch;
     Ring ring;
@@ -31,9 +32,11 @@ struct Sm90aBackwardProducer {
       mbarrier_arrive_expect_tx(shared.k_full(), layout.k_bytes);
       copy_tile<k_panels, Kernel::block_n>(shared.k(), maps.k, shared.k_full(), first_key,
                                            work.problem.head_kv, batch);
-      mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
-      copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), first_key,
-                                           work.problem.head_kv, batch);
+      if constexpr (Kernel::makes_dk) {
+        mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
+        copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), first_key,
+                                             work.problem.head_kv, batch);
+      }
 #pragma unroll 1
       for (int head = work.problem.head_q, end = head + work.group; head < end; ++head) {
         Problem problem = work.of_head(head);
@@ -64,9 +67,9 @@ struct Sm90aBackwardProducer {
   }
 
   // A warp: copies lse and delta of a block's rows and makes dropout's words, while its Q arrives.
-  static FLASHJIT_FN void add_rows(const CudaBackwardParams& p, const Shared& shared) {
+  static FLASHJIT_FN void add_rows(const CudaBackwardParams& p, const Shared& shared, u32 place) {
     const int lane = threadIdx.x % 32;
-    const Work work(p);
+    const Work work(p, place);
     const i64 first = p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen);
     // The step before makes lse and delta. Without blocks, too: a kernel must not end before the one that it
     // follows.
@@ -89,8 +92,10 @@ struct Sm90aBackwardProducer {
         }
         if (lane == 0) {
           st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
-          mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
-          cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
+          if constexpr (Kernel::makes_dk) {
+            mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
+            cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
+          }
         }
         __syncwarp();
         if (lane == 0) {
@@ -108,25 +113,30 @@ struct Sm90aBackwardProducer {
   static FLASHJIT_FN void add_dq(const CudaBackwardParams& p, const Shared& shared, int consumer) {
     griddepcontrol_wait();  // the step before zeroes the sums
     constexpr int row_floats = cuda_backward_row(Spec::head_dim);
-    const int first_row = layout.divides_rows ? consumer * 64 : 0;
-    const int first_column = layout.divides_rows ? 0 : consumer * layout.dq_columns;
-    float* const sums = p.dq_sums + first_row * row_floats + first_column * 16;
-    // The bytes of 16 rows; the product of the last columns may be wider than the sums.
-    const int bytes = min(layout.dq_columns, row_floats - first_column) * (16 * 4);
-    for (u32 parity = 0;; parity ^= 1) {
-      mbarrier_wait(shared.dq_full(consumer), parity);
+    float* const sums = p.dq_sums + (layout.divides_rows ? consumer * 64 * row_floats : 0);
+    for (u32 parity = 0;;) {
       u32 message[4];
-      ld_shared_v4(message, shared.message(stages + consumer));
-      if (static_cast<int>(message[0]) < 0) break;
-      float* const to = sums + static_cast<i64>(message[2]) * (place_rows * row_floats);
-      if (bytes > 0)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          cp_reduce_async_bulk_add(to + i * (16 * row_floats),
-                                   shared.dq(consumer) + i * (layout.dq_bytes / 4), bytes);
-      cp_async_bulk_commit_group();
-      cp_async_bulk_wait_group_read();
-      mbarrier_arrive(shared.dq_empty(consumer));
+      for (int part = 0; part < layout.dq_parts; ++part) {
+        mbarrier_wait(shared.dq_full(consumer), parity);
+        parity ^= 1;
+        ld_shared_v4(message, shared.message(stages + consumer));
+        if (static_cast<int>(message[0]) < 0) break;
+        const int columns = layout.dq_part_columns(part), first = layout.dq_first_column(part, consumer);
+        float* const to = sums + static_cast<i64>(message[2]) * (place_rows * row_floats) + first * 16;
+        // The bytes of 16 rows. The product of the last columns may be wider than the sums.
+        const int bytes = min(columns, row_floats - first) * (16 * 4);
+        if (bytes > 0)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            cp_reduce_async_bulk_add(to + i * (16 * row_floats), shared.dq(consumer) + i * (columns * 16 * 4),
+                                     bytes);
+        cp_async_bulk_commit_group();
+        cp_async_bulk_wait_group_read();
+        mbarrier_arrive(shared.dq_empty(consumer));
+      }
+      if (static_cast<int>(message[0]) < 0) break;
+      if constexpr (layout.dq_in_do) mbarrier_arrive(shared.do_empty(0));
     }
     cp_async_bulk_wait_group();
   }

@@ -5,6 +5,13 @@
 
 namespace flashjit::device {
 
+// The sums that a block of the grid makes for its keys. Where no thread has the registers for both, a block
+// makes either, and the weights are computed twice.
+enum class BackwardSums { both, dk, dv };
+FLASHJIT_FN constexpr bool backward_divides_sums(int head_dim, int head_dim_v) {
+  return head_dim + head_dim_v > 256;
+}
+
 // The key blocks' kernel: offsets in bytes from a start that is aligned to 1024. A block of the grid holds
 // block_n keys, and takes block_m query rows at a time. Each consumer warpgroup owns 64 keys.
 struct Sm90aBackwardLayout {
@@ -16,59 +23,79 @@ struct Sm90aBackwardLayout {
   static constexpr int barrier_bytes = 8, message_bytes = 16;
 
   int consumers;
-  // dQ of a step is divided among consumers: each computes 64 rows, or dq_columns columns of the only 64.
+  // dQ of a step is divided among consumers. With 128 rows each computes 64 of them. With 64 rows each
+  // computes one panel of every two, and its part of a last one. So it has one product or two.
   bool divides_rows;
-  int dq_columns;  // of one consumer's product
+  int dq_pairs;                     // of panels
+  int dq_parts;                     // products of a consumer
+  int dq_columns, dq_last_columns;  // of a product: all of 64 rows or a panel; of a last panel
+  // Whether dO's buffer holds dQ once dP is computed, as there is memory for one dO only.
+  bool dq_in_do;
 
   int q_panel, k_panel;                     // bytes of one panel: of Q and dO, of K and V
   int q_bytes, do_bytes, k_bytes, v_bytes;  // bytes of all panels
-  int ds_bytes, dq_bytes;                   // dS of a step; one consumer's sums of dQ
-  // Offsets. k, v: one block; q, d_o, lse, delta, words: num_stages each; ds: ds_buffers; dq: consumers.
-  // words: with dropout two words for each row. messages: one for each stage, then one for each consumer.
+  int ds_bytes, dq_bytes;                   // dS of a step; a product's sums of one consumer
+  // Offsets. k, v: one block; q, d_o, lse, delta, words: num_stages each; ds: ds_buffers; dq: consumers. dV
+  // needs no V. words: with dropout two words for each row. messages: one for each stage, then one for each
+  // consumer.
   int k, v, q, d_o, ds, dq, lse, delta, words, messages, dropout_key, barriers, end;
 
   FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
-                                            int num_stages, bool dropout, bool deterministic)
+                                            int num_stages, bool dropout, bool deterministic,
+                                            BackwardSums sums = BackwardSums::both)
       : consumers(block_n / warpgroup_keys),
         divides_rows(block_m == consumers * 64),
-        dq_columns(divides_rows       ? head_dim
-                   : head_dim > panel ? panel
-                                      : panel / consumers),
+        dq_pairs(divides_rows ? 0 : ceil_div(head_dim, panel) / 2),
+        dq_parts(divides_rows ? 1 : ceil_div(ceil_div(head_dim, panel), 2)),
+        dq_columns(divides_rows ? head_dim : panel),
+        dq_last_columns(panel / consumers),
+        dq_in_do(sums == BackwardSums::dk && num_stages == 1 && !deterministic),
         q_panel(block_m * 128),
         k_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),
         do_bytes(ceil_div(head_dim_v, panel) * q_panel),
         k_bytes(ceil_div(head_dim, panel) * k_panel),
-        v_bytes(ceil_div(head_dim_v, panel) * k_panel),
-        ds_bytes(deterministic ? 0 : consumers * q_panel),
-        dq_bytes(deterministic ? 0 : 64 * dq_columns * 4),
+        v_bytes(sums == BackwardSums::dv ? 0 : ceil_div(head_dim_v, panel) * k_panel),
+        ds_bytes(deterministic || sums == BackwardSums::dv ? 0 : consumers * q_panel),
+        dq_bytes(deterministic || sums == BackwardSums::dv ? 0 : 64 * 4 * dq_part_columns(0)),
         k(0),
         v(k_bytes),
         q(v + v_bytes),
         d_o(q + num_stages * q_bytes),
-        ds(d_o + num_stages * do_bytes),
-        dq(ds + ds_buffers * ds_bytes),
-        lse(dq + consumers * dq_bytes),
+        ds(d_o + (dq_in_do ? max(do_bytes, consumers * dq_bytes) : num_stages * do_bytes)),
+        dq(dq_in_do ? d_o : ds + ds_buffers * ds_bytes),
+        lse(ds + ds_buffers * ds_bytes + (dq_in_do ? 0 : consumers * dq_bytes)),
         delta(lse + num_stages * block_m * 4),
-        words(delta + num_stages * block_m * 4),
+        words(delta + (sums == BackwardSums::dv ? 0 : num_stages * block_m * 4)),
         messages(words + (dropout ? num_stages * block_m * 8 : 0)),
         dropout_key(messages + (num_stages + consumers) * message_bytes),
         barriers(dropout_key + (dropout ? 16 : 0)),
         end(barriers + (2 + 5 * num_stages + 2 * consumers) * barrier_bytes) {}
+
+  // Columns of a part of dQ, 0 if there is no such part, and the first one of a consumer's.
+  FLASHJIT_FN constexpr int dq_part_columns(int part) const {
+    return part >= dq_parts ? 0 : divides_rows || part < dq_pairs ? dq_columns : dq_last_columns;
+  }
+  FLASHJIT_FN constexpr int dq_first_column(int part, int consumer) const {
+    return divides_rows ? 0 : 2 * part * panel + consumer * dq_part_columns(part);
+  }
 
   // Bytes from an operand's start to its part in a step of a product.
   FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }
   FLASHJIT_FN constexpr int k_step(int step) const { return step / 4 * k_panel + step % 4 * 32; }
   FLASHJIT_FN static constexpr int row_step(int step) { return step * 16 * 128; }
 };
+// Stages of blocks that make dV alone. They hold no V, so two always fit.
+constexpr int backward_dv_stages = 2;
 
 // The kernel for dQ alone: a block of the grid holds `rows` rows, and takes `keys` keys at a time. Each
 // consumer warpgroup owns 64 rows.
 struct Sm90aDqLayout {
-  static constexpr int rows = 128, keys = 64, consumers = rows / 64, stages = 2;
+  static constexpr int rows = 128, keys = 64, consumers = rows / 64;
   static constexpr int threads = (consumers + 1) * 128;
   int q_panel = rows * 128, k_panel = keys * 128;
   int q_bytes, do_bytes, k_bytes, v_bytes;
+  int stages;                                                     // of K and V
   int q, d_o, k, v, words, messages, dropout_key, barriers, end;  // k, v, words, messages: `stages` each
 
   FLASHJIT_FN constexpr Sm90aDqLayout(int head_dim, int head_dim_v, bool dropout)
@@ -76,6 +103,7 @@ struct Sm90aDqLayout {
         do_bytes(ceil_div(head_dim_v, Sm90aBackwardLayout::panel) * q_panel),
         k_bytes(ceil_div(head_dim, Sm90aBackwardLayout::panel) * k_panel),
         v_bytes(ceil_div(head_dim_v, Sm90aBackwardLayout::panel) * k_panel),
+        stages(q_bytes + do_bytes + 2 * (k_bytes + v_bytes) > 208 * 1024 ? 1 : 2),
         q(0),
         d_o(q_bytes),
         k(d_o + do_bytes),

@@ -84,7 +84,13 @@ class BackwardSm90a : public testing::Test {
 
   template <class Spec, class Config>
   void launch(const Case& given, AttentionArgs args) {
-    using Kernel = device::BackwardSm90a<Spec, Emulated<Spec, Config>>;
+    using device::BackwardSums;
+    constexpr bool divides_sums = device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v);
+    const auto shared_memory = [](int num_stages, BackwardSums sums) {
+      return device::Sm90aBackwardLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
+                                         num_stages, Spec::dropout, Spec::deterministic, sums)
+          .end;
+    };
     device::CudaBackwardParams p{};
     check(given, args, p);
     if (p.batch == 0) return;
@@ -114,8 +120,12 @@ class BackwardSm90a : public testing::Test {
     describe(p.k, shapes.k, maps.k);
     describe(p.v, shapes.v, maps.v);
     describe(p.d_o, shapes.d_o, maps.d_o);
-    run_grid(i64{p.batch} * p.num_heads_kv * device::ceil_div(p.seqlen_k, Config::block_n),
-             (Config::block_n / 64 + 1) * 128, Kernel::layout.end,
+    run_grid(i64{p.batch} * p.num_heads_kv * device::ceil_div(p.seqlen_k, Config::block_n) *
+                 (divides_sums ? 2 : 1),
+             (Config::block_n / 64 + 1) * 128,
+             divides_sums ? std::max(shared_memory(Config::num_stages, BackwardSums::dk),
+                                     shared_memory(device::backward_dv_stages, BackwardSums::dv))
+                          : shared_memory(Config::num_stages, BackwardSums::both),
              [&] { device::backward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
     if (Spec::deterministic)
       run_grid(i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::Sm90aDqLayout::rows),
@@ -199,6 +209,22 @@ TEST_F(BackwardSm90a, HeadDims) {
   expect<SpecOf<Bf16, 72, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 96, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<Deterministic<SpecOf<Bf16, 120, 120, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+}
+// Blocks of the grid make either dK or dV.
+TEST_F(BackwardSm90a, WideHeads) {
+  const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 140};
+  expect<SpecOf<Bf16, 256, 256, false, BottomRight>, ConfigOf<64, 1>>(c, {CausalMask{}});
+  expect<SpecOf<Fp16, 192, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 136, 160, false>, ConfigOf<64, 1>>(c, {});
+  expect<SpecOf<Bf16, 40, 224, false, BottomRight, device::Padding>, ConfigOf<64, 2>>(
+      c, {CausalMask{}, PaddingMask{}});
+  expect<Deterministic<SpecOf<Fp16, 200, 72, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<WithDropout<SpecOf<Bf16, 160, 256, false, BottomRight>>, ConfigOf<64, 1>>(c, {CausalMask{}});
+  const Case packed{
+      .heads_q = 4, .heads_kv = 2, .lengths_q = {30, 1, 0, 130}, .lengths_k = {30, 140, 5, 20}, .seed = 4};
+  expect<SpecOf<Bf16, 256, 72, true, BottomRight>, ConfigOf<64, 1>>(packed, {CausalMask{}});
+  const std::vector<Mask> lists = {BlockSparseMask{16, 32, true}};
+  expect<SpecOf<Fp16, 184, 104, false, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(c, lists, true);
 }
 
 TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {

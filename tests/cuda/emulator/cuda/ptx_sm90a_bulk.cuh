@@ -74,6 +74,9 @@ struct EmulatedBackwardProducts {
   static void dq(float (&d)[layout.dq_columns / 2], u64 ds, u64 k) {
     emulated_ss<Element, layout.dq_columns, true>(d, ds, k, Config::block_n / 16, q_step, row_step);
   }
+  static void dq_last(float (&d)[layout.dq_last_columns / 2], u64 ds, u64 k) {
+    emulated_ss<Element, layout.dq_last_columns, true>(d, ds, k, Config::block_n / 16, q_step, row_step);
+  }
 };
 
 template <class Spec>

@@ -13,6 +13,7 @@
 #include "cuda/backward_sm90a_producer.cuh"
 #include "cuda/dropout.cuh"
 #include "cuda/gradient_row.cuh"
+#include "cuda/ptx_reduce.cuh"
 #include "shared/backward_cuda_params.h"
 
 namespace flashjit::device {
@@ -30,10 +31,16 @@ struct BackwardSm90a {
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr bool makes_dk = sums != BackwardSums::dv, makes_dv = sums != BackwardSums::dk;
   static constexpr bool makes_dq = makes_dk && !Spec::deterministic;
-  static constexpr int stages = makes_dk ? Config::num_stages : backward_dv_stages;
+  static constexpr Sm90aBackwardLayout layout{Spec::head_dim,
+                                              Spec::head_dim_v,
+                                              block_m,
+                                              block_n,
+                                              makes_dk ? Config::num_stages : backward_dv_stages,
+                                              Spec::dropout,
+                                              Spec::deterministic,
+                                              sums};
+  static constexpr int stages = layout.stages;
   using Ring = Sm90aRing<stages>;
-  static constexpr Sm90aBackwardLayout layout{Spec::head_dim, Spec::head_dim_v,    block_m, block_n, stages,
-                                              Spec::dropout,  Spec::deterministic, sums};
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, layout.panel);
@@ -60,8 +67,12 @@ struct BackwardSm90a {
     u32 start;
     FLASHJIT_FN u32 k() const { return start + layout.k; }
     FLASHJIT_FN u32 v() const { return start + layout.v; }
-    FLASHJIT_FN u32 q(int stage) const { return start + layout.q + stage * layout.q_bytes; }
-    FLASHJIT_FN u32 d_o(int stage) const { return start + layout.d_o + stage * layout.do_bytes; }
+    FLASHJIT_FN u32 q(int stage) const {
+      return start + layout.q + stage * (layout.rotates ? layout.buffer_bytes : layout.q_bytes);
+    }
+    FLASHJIT_FN u32 d_o(int stage) const {
+      return layout.rotates ? q(stage ^ 1) : start + layout.d_o + stage * layout.do_bytes;
+    }
     FLASHJIT_FN u32 ds(int buffer) const { return start + layout.ds + buffer * layout.ds_bytes; }
     FLASHJIT_FN u32 dq(int consumer) const { return start + layout.dq + consumer * layout.dq_bytes; }
     FLASHJIT_FN u32 lse(int stage) const { return start + layout.lse + stage * (block_m * 4); }
@@ -120,10 +131,8 @@ struct BackwardSm90a {
   // Sums of a block of rows. They are no members, so that they take no registers before their product begins.
   using Scores = float[block_m / 2];
   // A consumer's dQ leaves in at most two parts, a product each.
-  struct Dq {
-    float first[layout.dq_part_columns(0) / 2];
-    float second[max(layout.dq_part_columns(1), 2) / 2];
-  };
+  template <int part>
+  using DqPart = float[max(layout.dq_part_columns(part), 2) / 2];
   static constexpr int dq_parts = layout.dq_parts;
 
   // A warpgroup: it computes dK and dV of 64 keys, and its part of every dQ.
@@ -149,16 +158,34 @@ struct BackwardSm90a {
         if (!work.keys.empty()) take_keys(work);
         if constexpr (Spec::dropout) make_column_words(work);
       }
+      Ring ring;
       u32 odd = 0;
-      for (Ring ring;; ring.advance(), odd ^= 1) {
-        mbarrier_wait(shared_.q_full(ring.stage), ring.parity);
-        const Message message = shared_.read_message(ring.stage);
-        if (message.ends()) break;
-        add(ring, message, odd);
+      if constexpr (sums == BackwardSums::both) {
+        for (;; ring.advance(), odd ^= 1) {
+          const Message message = take_q(ring);
+          if (message.ends()) break;
+          add(ring, message, odd);
+        }
+      } else {
+        // Scores of a block are computed while the block before it ends. After the last block they are of no
+        // use.
+        Scores scores;
+        Message message = take_q(ring);
+        issue_scores(scores, ring.stage);
+        wgmma_wait_group<0>();
+        if constexpr (sums == BackwardSums::dv) take_weights(scores, ring.stage, message);
+        for (; !message.ends(); ring.advance(), odd ^= 1) {
+          if constexpr (sums == BackwardSums::dv)
+            add_to_dv(ring, message);
+          else
+            add_to_dk(scores, ring, message, odd);
+        }
       }
       if constexpr (makes_dq) {
-        wait_for_dq_buffer(0, odd);
-        announce_dq(no_more_blocks, 0);
+        if constexpr (layout.stages_dq) {
+          wait_for_dq_buffer(0, odd);
+          announce_dq(no_more_blocks, 0);
+        }
       }
       griddepcontrol_launch_dependents();
       write_gradients();
@@ -235,102 +262,166 @@ struct BackwardSm90a {
       }
     }
 
+    // Waits for a block's Q. A block's rows past the end have no weights.
+    FLASHJIT_FN Message take_q(const Ring& ring) const {
+      mbarrier_wait(shared_.q_full(ring.stage), ring.parity);
+      const Message message = shared_.read_message(ring.stage);
+      if constexpr (ends_within_tensors<Spec> && !isolates)
+        if (!message.ends()) zero_past_the_end<k_panels>(shared_.q(ring.stage), message.index());
+      return message;
+    }
+    FLASHJIT_FN void take_do(const Ring& ring, const Message& message) const {
+      mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
+      if constexpr (isolates) clear_rows_without_weights(ring.stage);
+      if constexpr (ends_within_tensors<Spec> && !isolates)
+        zero_past_the_end<v_panels>(shared_.d_o(ring.stage), message.index());
+    }
+    FLASHJIT_FN static Ring next_of(Ring ring) {
+      ring.advance();
+      return ring;
+    }
+
     // One block of query rows.
     FLASHJIT_FN void add(const Ring& ring, const Message& message, u32 odd) {
       const int stage = ring.stage;
-      // A row past the end has no weights.
-      if constexpr (ends_within_tensors<Spec> && !isolates) zero_past_the_end(ring, message.index());
-      const u64 q = wgmma_descriptor(shared_.q(stage), layout.q_panel);
-      const u64 d_o = wgmma_descriptor(shared_.d_o(stage), layout.q_panel);
-      Scores scores;
-      issue_scores(scores, q);
-      mbarrier_wait(shared_.do_full(stage), ring.parity);
-      if constexpr (isolates) clear_rows_without_weights(stage);
-      if constexpr (sums == BackwardSums::dv) {
-        wgmma_wait_group<0>();
-        weigh(scores, stage, message);
+      Scores scores, dp;
+      issue_scores(scores, stage);
+      take_do(ring, message);
+      issue_dp(dp, stage);
+      wgmma_wait_group<1>();
+      weigh(scores, stage, message);
+      if constexpr (early_dv) {
         pack_weights(scores);
-        issue_dv(d_o);
-        wgmma_wait_group<0>();
-        release(shared_.do_empty(stage));
-        release(shared_.q_empty(stage));
-      } else {
-        Scores dp;
-        wgmma_fence();
-        Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys(), 0), d_o);
-        wgmma_commit_group();
+        issue_dv(stage);
         wgmma_wait_group<1>();
-        weigh(scores, stage, message);
-        if constexpr (early_dv) {
-          pack_weights(scores);
-          issue_dv(d_o);
-          wgmma_wait_group<1>();
-        } else {
-          wgmma_wait_group<0>();
-        }
-        if constexpr (sums == BackwardSums::dk && !layout.dq_in_do) release(shared_.do_empty(stage));
-        make_ds(scores, dp, stage);
-        if constexpr (sums == BackwardSums::both && !early_dv) {
-          pack_weights(scores);
-          issue_dv(d_o);
-        }
-        if constexpr (makes_dq) store_ds(shared_.ds(odd));
-        if constexpr (sums == BackwardSums::dk)
-          add_dk_then_dq(q, stage, message, odd);
-        else
-          add_dq_then_dk(q, stage, message, odd);
+      } else {
+        wgmma_wait_group<0>();
       }
-    }
-    // dQ leaves while dK runs.
-    FLASHJIT_FN void add_dq_then_dk(u64 q, int stage, const Message& message, u32 odd) {
-      Dq dq;
+      make_ds(scores, dp, stage);
+      if constexpr (!early_dv) {
+        pack_weights(scores);
+        issue_dv(stage);
+      }
+      DqPart<0> first;
+      DqPart<1> second;
       if constexpr (makes_dq) {
+        store_ds(shared_.ds(odd));
         bar_sync(ds_barrier, consumers * 128);
-        issue_dq(dq, shared_.ds(odd));
+        issue_dq<0>(first, shared_.ds(odd));
+        if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(odd));
       }
-      issue_dk(q);
+      issue_dk(stage);
       wgmma_wait_group<1>();  // all but dK
       release(shared_.do_empty(stage));
+      // dQ leaves while dK is computed.
       if constexpr (makes_dq) {
-        pass_dq(dq.first, 0, message, odd);
-        if constexpr (dq_parts > 1) pass_dq(dq.second, 1, message, odd);
+        pass_dq<0>(first, message, odd);
+        if constexpr (dq_parts > 1) pass_dq<1>(second, message, odd);
       }
       wgmma_wait_group<0>();
       release(shared_.q_empty(stage));
     }
-    // The next Q arrives while dQ runs, where memory has a place for one Q only.
-    FLASHJIT_FN void add_dk_then_dq(u64 q, int stage, const Message& message, u32 odd) {
-      issue_dk(q);
+
+    // The same without dV, for a block whose scores are there. Computes those of the next block, whose
+    // message takes the place of this one's.
+    FLASHJIT_FN void add_to_dk(Scores& scores, const Ring& ring, Message& message, u32 odd) {
+      const int stage = ring.stage;
+      const Message now = message;
+      take_do(ring, now);
+      Scores dp;
+      issue_dp(dp, stage);
+      weigh(scores, stage, now);
+      wgmma_wait_group<0>();
+      release(shared_.do_empty(stage));
+      make_ds(scores, dp, stage);
+      if constexpr (makes_dq) store_ds(shared_.ds(odd));
+      issue_dk(stage);
       if constexpr (makes_dq) {
-        Dq dq;
         bar_sync(ds_barrier, consumers * 128);
-        issue_dq(dq, shared_.ds(odd));
-        wgmma_wait_group<dq_parts>();  // dK
+        DqPart<0> first;
+        issue_dq<0>(first, shared_.ds(odd));
+        wgmma_wait_group<1>();  // dK
         release(shared_.q_empty(stage));
-        wgmma_wait_group<dq_parts - 1>();
-        pass_dq(dq.first, 0, message, odd);
+        Scores following;
+        if constexpr (dq_parts == 1) {
+          issue_next_scores(following, ring, message);
+          wgmma_wait_group<1>();
+          pass_dq<0>(first, now, odd);
+        } else {
+          wgmma_wait_group<0>();
+          pass_dq<0>(first, now, odd);
+          DqPart<1> second;
+          issue_dq<1>(second, shared_.ds(odd));
+          issue_next_scores(following, ring, message);
+          wgmma_wait_group<1>();
+          pass_dq<1>(second, now, odd);
+        }
         wgmma_wait_group<0>();
-        if constexpr (dq_parts > 1) pass_dq(dq.second, 1, message, odd);
+        assign(scores, following);
       } else {
         wgmma_wait_group<0>();
         release(shared_.q_empty(stage));
+        Scores following;
+        issue_next_scores(following, ring, message);
+        wgmma_wait_group<0>();
+        assign(scores, following);
       }
+    }
+    // No asm statement may have the old scores as operands: they would stay alive until then.
+    FLASHJIT_FN static void assign(Scores& to, const Scores& from) {
+#pragma unroll
+      for (int i = 0; i < block_m / 2; ++i) to[i] = from[i];
+    }
+    FLASHJIT_FN void issue_next_scores(Scores& scores, const Ring& ring, Message& message) {
+      const Ring next = next_of(ring);
+      message = take_q(next);
+      issue_scores(scores, next.stage);
+    }
+
+    // dV alone, for a block whose weights are there. Makes those of the next one while dV is computed.
+    FLASHJIT_FN void add_to_dv(const Ring& ring, Message& message) {
+      const Ring next = next_of(ring);
+      const Message now = message;
+      Scores scores;
+      issue_next_scores(scores, ring, message);
+      take_do(ring, now);
+      issue_dv(ring.stage);
+      wgmma_wait_group<1>();
+      weigh(scores, next.stage, message);
+      wgmma_wait_group<0>();
+      release(shared_.do_empty(ring.stage));
+      release(shared_.q_empty(next.stage));
+      pack_weights(scores);
+    }
+    FLASHJIT_FN void take_weights(Scores& scores, int stage, const Message& message) {
+      weigh(scores, stage, message);
+      release(shared_.q_empty(stage));
+      pack_weights(scores);
+    }
+
+    FLASHJIT_FN u64 q_operand(int stage) const { return wgmma_descriptor(shared_.q(stage), layout.q_panel); }
+    FLASHJIT_FN u64 do_operand(int stage) const {
+      return wgmma_descriptor(shared_.d_o(stage), layout.q_panel);
+    }
+    FLASHJIT_FN void issue_scores(Scores& scores, int stage) const {
+      wgmma_fence();
+      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q_operand(stage));
+      wgmma_commit_group();
+    }
+    FLASHJIT_FN void issue_dp(Scores& dp, int stage) const {
+      wgmma_fence();
+      Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys(), 0), do_operand(stage));
+      wgmma_commit_group();
     }
     // Bytes from the start of K's and V's panels to the warpgroup's keys.
     FLASHJIT_FN u32 own_keys() const { return warpgroup_ * (layout.warpgroup_keys * 128); }
-    FLASHJIT_FN void issue_scores(Scores& scores, u64 q) const {
-      wgmma_fence();
-      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q);
-      wgmma_commit_group();
-    }
 
-    // Rows of Q and dO past the sequence's end.
-    FLASHJIT_FN void zero_past_the_end(const Ring& ring, int index) const {
+    // Makes zeros of a tile's rows past the sequence's end.
+    template <int panels>
+    FLASHJIT_FN void zero_past_the_end(u32 tile, int index) const {
       const int rows = Work(p_, place_).problem.seqlen_q - index * block_m;
       if (rows >= block_m) return;
-      mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
-      zero_rows_from<k_panels, block_m>(shared_.q(ring.stage), rows);
-      zero_rows_from<v_panels, block_m>(shared_.d_o(ring.stage), rows);
+      zero_rows_from<panels, block_m>(tile, rows);
       fence_proxy_async();
       bar_sync(warpgroup_barrier + warpgroup_, 128);
     }
@@ -399,12 +490,11 @@ struct BackwardSm90a {
         weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, weight(2 * i), weight(2 * i + 1));
       }
     }
-    FLASHJIT_FN void issue_dv(u64 d_o) {
+    FLASHJIT_FN void issue_dv(int stage) {
       wgmma_fence();
-      Products::dv(dv_, weights_, d_o, 1);
+      Products::dv(dv_, weights_, do_operand(stage), 1);
       wgmma_commit_group();
     }
-
     // dS^T to shared memory, as rows of 64 keys: a panel for each consumer.
     FLASHJIT_FN void store_ds(u32 buffer) const {
       const int matrix = lane_ / 8, row = matrix / 2 * 8 + lane_ % 8, chunk = warp_ * 2 + matrix % 2;
@@ -413,45 +503,54 @@ struct BackwardSm90a {
       for (int step = 0; step < steps; ++step) stmatrix_x4_trans(to + step * (16 * 128), ds_[step]);
       fence_proxy_async();
     }
-    FLASHJIT_FN void issue_dk(u64 q) {
+    FLASHJIT_FN void issue_dk(int stage) {
       wgmma_fence();
-      Products::dk(dk_, ds_, q, 1);
+      Products::dk(dk_, ds_, q_operand(stage), 1);
       wgmma_commit_group();
     }
-    FLASHJIT_FN void issue_dq(Dq& dq, u32 buffer) {
+    template <int part>
+    FLASHJIT_FN void issue_dq(DqPart<part>& dq, u32 buffer) {
       const u64 ds = wgmma_descriptor(buffer + (layout.divides_rows ? warpgroup_ * (64 * 128) : 0), 0);
       wgmma_fence();
-      if constexpr (layout.divides_rows || layout.dq_pairs > 0)
-        Products::dq(dq.first, ds, dq_keys(0));
+      if constexpr (layout.divides_rows || part < layout.dq_pairs)
+        Products::dq(dq, ds, dq_keys(part));
       else
-        Products::dq_last(dq.first, ds, dq_keys(0));
+        Products::dq_last(dq, ds, dq_keys(part));
       wgmma_commit_group();
-      if constexpr (dq_parts > 1) {
-        wgmma_fence();
-        if constexpr (layout.dq_pairs > 1)
-          Products::dq(dq.second, ds, dq_keys(1));
-        else
-          Products::dq_last(dq.second, ds, dq_keys(1));
-        wgmma_commit_group();
-      }
     }
     // K's columns of a part of dQ.
     FLASHJIT_FN u64 dq_keys(int part) const {
-      const int column = layout.dq_first_column(part, warpgroup_), panel = column / layout.panel;
+      constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
+      const int column = parts.dq_first_column(part, warpgroup_), panel = column / layout.panel;
       return wgmma_descriptor(shared_.k() + panel * layout.k_panel + column % layout.panel * 2,
                               layout.k_panel);
     }
-    // Gives a part of dQ to the thread that adds it to the sums.
-    template <int size>
-    FLASHJIT_FN void pass_dq(const float (&dq)[size], int part, const Message& message, u32 odd) const {
-      wait_for_dq_buffer(part, odd);
-      const u32 to = shared_.dq(warpgroup_) + warp_ * (size * 2 * 16 * 4) + lane_ * 16;
+    // Adds a part of dQ to the sums, or gives it to the thread that does. Tiles of 16 x 8 sums have a warp's
+    // accumulator as it lies.
+    template <int part, int size>
+    FLASHJIT_FN void pass_dq(const float (&dq)[size], const Message& message, u32 odd) const {
+      if constexpr (layout.stages_dq) {
+        wait_for_dq_buffer(part, odd);
+        const u32 to = shared_.dq(warpgroup_) + warp_ * (size * 2 * 16 * 4) + lane_ * 16;
 #pragma unroll
-      for (int i = 0; i < size / 4; ++i)
-        st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
-                     __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
-      fence_proxy_async();
-      announce_dq(message.word, message.place);
+        for (int i = 0; i < size / 4; ++i)
+          st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
+                       __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
+        fence_proxy_async();
+        announce_dq(message.word, message.place);
+      } else {
+        constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
+        constexpr int row_floats = cuda_backward_row(Spec::head_dim);
+        const int first = parts.dq_first_column(part, warpgroup_);
+        const int row = (layout.divides_rows ? warpgroup_ * 64 : 0) + warp_ * 16;
+        float* const to = p_.dq_sums + (static_cast<i64>(message.place) * place_rows + row) * row_floats +
+                          first * 16 + lane_ * 4;
+        // The product of the last columns may be wider than the sums.
+#pragma unroll
+        for (int i = 0; i < size / 4; ++i)
+          if (first + 8 * i < row_floats)
+            red_add_v4(to + i * (8 * 16), {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]});
+      }
     }
     // A step's only part has the step's parity, two parts have both parities.
     FLASHJIT_FN void wait_for_dq_buffer(int part, u32 odd) const {
@@ -552,7 +651,7 @@ struct BackwardSm90a {
         mbarrier_init(shared.q_full(stage), 2);
         mbarrier_init(shared.q_empty(stage), consumer_warps);
         mbarrier_init(shared.do_full(stage), makes_dk ? 2 : 1);
-        mbarrier_init(shared.do_empty(stage), layout.dq_in_do ? consumers : consumer_warps);
+        mbarrier_init(shared.do_empty(stage), consumer_warps);
         mbarrier_init(shared.asked(stage), 1);
       }
       for (int consumer = 0; consumer < consumers; ++consumer) {
@@ -570,7 +669,7 @@ struct BackwardSm90a {
         Producer::copy(p, maps, shared, place);
       } else if (threadIdx.x / 32 == 1) {
         Producer::add_rows(p, shared, place);
-      } else if (makes_dq && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
+      } else if (layout.stages_dq && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
         if (threadIdx.x / 32 - 2 < consumers) Producer::add_dq(p, shared, threadIdx.x / 32 - 2);
       }
     } else {

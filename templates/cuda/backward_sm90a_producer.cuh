@@ -47,13 +47,13 @@ struct Sm90aBackwardProducer {
 #pragma unroll 1
         for (Block block; walk.next(block);) {
           const int stage = ring.stage, row = work.problem.first_q + block.index * block_m;
-          mbarrier_wait(shared.q_empty(stage), ring.parity ^ 1);
+          wait_for_q_buffer(shared, ring);
           ask(shared, stage,
               block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
               head);
           mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
           copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head, batch);
-          mbarrier_wait(shared.do_empty(stage), ring.parity ^ 1);
+          wait_for_do_buffer(shared, ring);
           mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
           copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
                                        problem.head_q, batch);
@@ -113,6 +113,7 @@ struct Sm90aBackwardProducer {
   static FLASHJIT_FN void add_dq(const CudaBackwardParams& p, const Shared& shared, int consumer) {
     griddepcontrol_wait();  // the step before zeroes the sums
     constexpr int row_floats = cuda_backward_row(Spec::head_dim);
+    constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
     float* const sums = p.dq_sums + (layout.divides_rows ? consumer * 64 * row_floats : 0);
     for (u32 parity = 0;;) {
       u32 message[4];
@@ -122,7 +123,7 @@ struct Sm90aBackwardProducer {
         parity ^= 1;
         ld_shared_v4(message, shared.message(stages + consumer));
         if (static_cast<int>(message[0]) < 0) break;
-        const int columns = layout.dq_part_columns(part), first = layout.dq_first_column(part, consumer);
+        const int columns = parts.dq_part_columns(part), first = parts.dq_first_column(part, consumer);
         float* const to = sums + static_cast<i64>(message[2]) * (place_rows * row_floats) + first * 16;
         // The bytes of 16 rows. The product of the last columns may be wider than the sums.
         const int bytes = min(columns, row_floats - first) * (16 * 4);
@@ -136,12 +137,28 @@ struct Sm90aBackwardProducer {
         mbarrier_arrive(shared.dq_empty(consumer));
       }
       if (static_cast<int>(message[0]) < 0) break;
-      if constexpr (layout.dq_in_do) mbarrier_arrive(shared.do_empty(0));
     }
     cp_async_bulk_wait_group();
   }
 
  private:
+  // Where buffers rotate, Q comes where the step before had dO, and dO where it had Q.
+  static FLASHJIT_FN void wait_for_q_buffer(const Shared& shared, Ring ring) {
+    if constexpr (layout.rotates) {
+      ring.retreat(1);
+      mbarrier_wait(shared.do_empty(ring.stage), ring.parity);
+    } else {
+      mbarrier_wait(shared.q_empty(ring.stage), ring.parity ^ 1);
+    }
+  }
+  static FLASHJIT_FN void wait_for_do_buffer(const Shared& shared, Ring ring) {
+    if constexpr (layout.rotates) {
+      ring.retreat(1);
+      mbarrier_wait(shared.q_empty(ring.stage), ring.parity);
+    } else {
+      mbarrier_wait(shared.do_empty(ring.stage), ring.parity ^ 1);
+    }
+  }
   // Sends the message about a block and asks for its rows' numbers.
   static FLASHJIT_FN void ask(const Shared& shared, int stage, int word, int head) {
     st_shared_v2(shared.message(stage), static_cast<u32>(word), static_cast<u32>(head));

@@ -29,13 +29,19 @@ struct Sm90aBackwardLayout {
   int dq_pairs;                     // of panels
   int dq_parts;                     // products of a consumer
   int dq_columns, dq_last_columns;  // of a product: all of 64 rows or a panel; of a last panel
-  // Whether dO's buffer holds dQ once dP is computed, as there is memory for one dO only.
-  bool dq_in_do;
+  // Whether Q and dO take turns at two buffers, as there is memory for one stage only: the next Q comes where
+  // dO was, as soon as dP is computed, and the next dO where Q was.
+  bool rotates;
+  int stages;  // of everything else that comes with Q and dO
+  // Whether the copy engine adds dQ, from shared memory, and not each thread its own, for which there is
+  // always room.
+  bool stages_dq;
 
   int q_panel, k_panel;                     // bytes of one panel: of Q and dO, of K and V
   int q_bytes, do_bytes, k_bytes, v_bytes;  // bytes of all panels
+  int buffer_bytes;                         // of a buffer that holds Q or dO
   int ds_bytes, dq_bytes;                   // dS of a step; a product's sums of one consumer
-  // Offsets. k, v: one block; q, d_o, lse, delta, words: num_stages each; ds: ds_buffers; dq: consumers. dV
+  // Offsets. k, v: one block; q, d_o, lse, delta, words: `stages` each; ds: ds_buffers; dq: consumers. dV
   // needs no V. words: with dropout two words for each row. messages: one for each stage, then one for each
   // consumer.
   int k, v, q, d_o, ds, dq, lse, delta, words, messages, dropout_key, barriers, end;
@@ -49,28 +55,39 @@ struct Sm90aBackwardLayout {
         dq_parts(divides_rows ? 1 : ceil_div(ceil_div(head_dim, panel), 2)),
         dq_columns(divides_rows ? head_dim : panel),
         dq_last_columns(panel / consumers),
-        dq_in_do(sums == BackwardSums::dk && num_stages == 1 && !deterministic),
+        rotates(sums == BackwardSums::dk && num_stages == 1),
+        stages(rotates ? 2 : num_stages),
+        stages_dq(false),
         q_panel(block_m * 128),
         k_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),
         do_bytes(ceil_div(head_dim_v, panel) * q_panel),
         k_bytes(ceil_div(head_dim, panel) * k_panel),
         v_bytes(sums == BackwardSums::dv ? 0 : ceil_div(head_dim_v, panel) * k_panel),
+        buffer_bytes(max(q_bytes, do_bytes)),
         ds_bytes(deterministic || sums == BackwardSums::dv ? 0 : consumers * q_panel),
         dq_bytes(deterministic || sums == BackwardSums::dv ? 0 : 64 * 4 * dq_part_columns(0)),
         k(0),
         v(k_bytes),
         q(v + v_bytes),
-        d_o(q + num_stages * q_bytes),
-        ds(d_o + (dq_in_do ? max(do_bytes, consumers * dq_bytes) : num_stages * do_bytes)),
-        dq(dq_in_do ? d_o : ds + ds_buffers * ds_bytes),
-        lse(ds + ds_buffers * ds_bytes + (dq_in_do ? 0 : consumers * dq_bytes)),
-        delta(lse + num_stages * block_m * 4),
-        words(delta + (sums == BackwardSums::dv ? 0 : num_stages * block_m * 4)),
-        messages(words + (dropout ? num_stages * block_m * 8 : 0)),
-        dropout_key(messages + (num_stages + consumers) * message_bytes),
-        barriers(dropout_key + (dropout ? 16 : 0)),
-        end(barriers + (2 + 5 * num_stages + 2 * consumers) * barrier_bytes) {}
+        d_o(q + (rotates ? buffer_bytes : stages * q_bytes)),
+        ds(d_o + (rotates ? buffer_bytes : stages * do_bytes)),
+        dq(ds + ds_buffers * ds_bytes),
+        lse(dq + consumers * dq_bytes),
+        delta(0),
+        words(0),
+        messages(0),
+        dropout_key(0),
+        barriers(0),
+        end(0) {
+    place_rest(block_m, sums, dropout);
+    stages_dq = dq_bytes > 0 && end <= most_bytes;
+    if (!stages_dq) {
+      dq_bytes = 0;
+      lse = dq;
+      place_rest(block_m, sums, dropout);
+    }
+  }
 
   // Columns of a part of dQ, 0 if there is no such part, and the first one of a consumer's.
   FLASHJIT_FN constexpr int dq_part_columns(int part) const {
@@ -84,6 +101,18 @@ struct Sm90aBackwardLayout {
   FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }
   FLASHJIT_FN constexpr int k_step(int step) const { return step / 4 * k_panel + step % 4 * 32; }
   FLASHJIT_FN static constexpr int row_step(int step) { return step * 16 * 128; }
+
+ private:
+  static constexpr int most_bytes = 227 * 1024;  // of a block on sm_90a
+  // What lies behind lse.
+  FLASHJIT_FN constexpr void place_rest(int block_m, BackwardSums sums, bool dropout) {
+    delta = lse + stages * block_m * 4;
+    words = delta + (sums == BackwardSums::dv ? 0 : stages * block_m * 4);
+    messages = words + (dropout ? stages * block_m * 8 : 0);
+    dropout_key = messages + (stages + consumers) * message_bytes;
+    barriers = dropout_key + (dropout ? 16 : 0);
+    end = barriers + (2 + 5 * stages + 2 * consumers) * barrier_bytes;
+  }
 };
 // Stages of blocks that make dV alone. They hold no V, so two always fit.
 constexpr int backward_dv_stages = 2;

@@ -1,4 +1,4 @@
-// Which of two kernels a backward on sm_90a is.
+// Which of two kernels a backward on a GPU is.
 #pragma once
 
 #include "codegen/config.hpp"

@@ -1,4 +1,4 @@
-// Backward on every GPU from sm_80 up, on sm_90a only where heads are wide, by mma.sync: a block has block_n
+// Backward on every GPU from sm_80 up, by mma.sync: a block has block_n
 // keys of a key/value head and passes block_m query rows by at a time.
 #include <algorithm>
 

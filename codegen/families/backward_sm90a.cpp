@@ -1,5 +1,7 @@
-// Backward on sm_90a: the wgmma kernel, or where heads are too wide for its registers the one by mma.sync.
-#include "codegen/backward_kernels.hpp"
+// Backward on sm_90a, by wgmma.
+#include <algorithm>
+#include <iterator>
+
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/wgmma_products.hpp"
@@ -7,8 +9,6 @@
 #include "shared/backward_sm90a_layout.h"
 
 namespace flashjit {
-
-extern const KernelFamily backward_sm80;
 
 namespace {
 
@@ -59,12 +59,11 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (!backward_by_wgmma(config)) return backward_sm80.misfit(spec, target, config);
   const auto wrong = [](const char* field, int value, const std::string& rule) {
     return std::string(field) + " " + std::to_string(value) + " " + rule;
   };
   if (config.num_warps != wgmma_warps)
-    return wrong("num_warps", config.num_warps, "is not 4, 8 or 12: 12 are of the wgmma kernel");
+    return wrong("num_warps", config.num_warps, "is not 12, a warpgroup that copies and two that compute");
   if (config.block_n != wgmma_block_n)
     return wrong("block_n", config.block_n, "is not 128, 64 keys for each of two warpgroups");
   if (config.block_m != 64 && config.block_m != 128)
@@ -86,32 +85,23 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return {};
 }
 
-// The wgmma kernel's configs that fit, the best first.
-std::vector<KernelConfig> wgmma_configs(const AttentionSpec& spec, const Target& target) {
-  std::vector<KernelConfig> configs;
-  for (const int block_m : {128, 64}) {
-    for (const int num_stages : {2, 3, 1}) {
-      const KernelConfig config{
-          .block_m = block_m, .block_n = wgmma_block_n, .num_stages = num_stages, .num_warps = wgmma_warps};
-      if (misfit(spec, target, config).empty()) configs.push_back(config);
-    }
-  }
-  return configs;
-}
-
-ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
-  if (wgmma_configs(spec, target).empty()) return backward_sm80.axes(spec, target);
+ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {
       .block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2, 3}, .num_warps = {wgmma_warps}};
 }
 
-std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  return backward_by_wgmma(config) ? "" : backward_sm80.futility(spec, target, config);
+std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return "";
 }
 
-KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
-  const std::vector<KernelConfig> configs = wgmma_configs(spec, target);
-  return configs.empty() ? backward_sm80.preferred(spec, target, shape) : configs.front();
+// The first that fits. Two stages are better than one, also where they leave no room for dQ.
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
+  constexpr KernelConfig configs[] = {{128, wgmma_block_n, 2, wgmma_warps},
+                                      {64, wgmma_block_n, 2, wgmma_warps},
+                                      {64, wgmma_block_n, 1, wgmma_warps}};
+  for (const KernelConfig& config : configs)
+    if (misfit(spec, target, config).empty()) return config;
+  return configs[std::size(configs) - 1];
 }
 
 std::string function(const char* name, const std::string& bounds, const char* params, const char* body) {
@@ -121,7 +111,6 @@ std::string function(const char* name, const std::string& bounds, const char* pa
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  if (!backward_by_wgmma(config)) return backward_sm80.render(spec, source);
   const char* const maps = ",\n        const __grid_constant__ BackwardMaps maps";
   const int threads = config.num_warps * 32;
   source.text +=

@@ -121,8 +121,17 @@ struct Backward {
     const i64 numbers = params.num_heads_q * p.rows;
     p.lse_log2 = static_cast<float*>(workspace);
     p.delta = p.lse_log2 + numbers;
-    if (!kernel.spec.deterministic) p.dq_sums = p.delta + numbers;
-    const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles) {
+    float* rest = p.delta + numbers;
+    if (!kernel.spec.deterministic) {
+      p.dq_sums = rest;
+      rest += numbers * device::cuda_backward_row(kernel.spec.head_dim);
+    }
+    const bool wgmma = backward_by_wgmma(kernel.config);
+    const bool divides_sums =
+        wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
+    const bool persistent = wgmma && !divides_sums;
+    if (persistent) p.next_place = reinterpret_cast<device::u32*>(rest);
+    const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles) -> Grid& {
       const auto blocks = product_of({blocks_of_head, params.batch, heads});
       if (!blocks || *blocks > most_blocks)
         refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
@@ -136,16 +145,16 @@ struct Backward {
         const cuda::ContextScope scope(*kernel.context);
         cuda::encode_backward_maps(kernel.spec, p, maps);
       }
+      return step.grid;
     };
     const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
     const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
-    const bool wgmma = backward_by_wgmma(kernel.config);
     const int dq_rows =
         wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
     add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false);
-    const bool divides_sums =
-        wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
-    add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1), params.num_heads_kv, wgmma);
+    Grid& grid = add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1),
+                     params.num_heads_kv, wgmma);
+    if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
     if (kernel.spec.deterministic)
       add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
     else
@@ -206,7 +215,7 @@ struct Backward {
     return static_cast<int>((wanted - 1) / items + 1);
   }
 
-  // Two numbers of each row, and unless deterministic a row of sums of dQ.
+  // Two numbers of each row, unless deterministic a row of sums of dQ, and a counter.
   static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const bool packed = kernel.spec.varlen;
     const i64 rows = device::backward_rows(
@@ -215,7 +224,7 @@ struct Backward {
     const int row = kernel.spec.deterministic ? 0 : device::cuda_backward_row(kernel.spec.head_dim);
     const auto floats = product_of({shape.num_heads_q, rows, 2 + row});
     if (!floats || *floats > most_floats) refuse_workspace(shape);
-    return 4 * static_cast<std::size_t>(*floats);
+    return 4 * static_cast<std::size_t>(*floats) + sizeof(device::u32);
   }
 
   // Rows of a head in the workspace.

@@ -116,6 +116,11 @@ class BackwardRow {
   FLASHJIT_FN void prepare() const {
     const int padded = round_up(problem_.rows, backward_row_unit);
     const bool used = row_ < problem_.seqlen_q;
+    if (p_.dq_sums != nullptr && row_ < padded) {
+      constexpr u32 zeros[4] = {};
+      for (int column = static_cast<int>(lane_) * 4; column < sums_row; column += lanes * 4)
+        st_global_v4(p_.dq_sums + place_ * sums_row + column, zeros);
+    }
     float delta = 0;
     [[maybe_unused]] float zero_or_nan = 0;  // NaN if dO is not finite
     if (used) {
@@ -149,10 +154,6 @@ class BackwardRow {
       p_.lse_log2[place_] = sees_keys ? lse_log2 : -minus_infinity;
       p_.delta[place_] = sees_keys ? delta - dlse : 0;
     }
-    if (p_.dq_sums == nullptr) return;
-    constexpr u32 zeros[4] = {};
-    for (int column = static_cast<int>(lane_) * 4; column < sums_row; column += lanes * 4)
-      st_global_v4(p_.dq_sums + place_ * sums_row + column, zeros);
   }
 
  private:
@@ -183,6 +184,7 @@ template <class Spec>
 FLASHJIT_FN void backward_prepare(const CudaBackwardParams& params) {
   // The next kernel waits for the results before it reads them.
   griddepcontrol_launch_dependents();
+  if (params.next_place && ctaid_x() == 0 && tid_x() == 0) *params.next_place = 0;
   BackwardRow<Spec>(params).prepare();
 }
 

@@ -40,6 +40,8 @@ struct BackwardSm90a {
                                               Spec::deterministic,
                                               sums};
   static constexpr int stages = layout.stages;
+  // Whether a block of the grid may have several places.
+  static constexpr bool has_places = sums == BackwardSums::both;
   using Ring = Sm90aRing<stages>;
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
@@ -91,30 +93,38 @@ struct BackwardSm90a {
     FLASHJIT_FN u32 barrier(int i) const { return start + layout.barriers + i * layout.barrier_bytes; }
     FLASHJIT_FN u32 k_full() const { return barrier(0); }
     FLASHJIT_FN u32 v_full() const { return barrier(1); }
-    FLASHJIT_FN u32 q_full(int stage) const { return barrier(2 + 5 * stage); }
-    FLASHJIT_FN u32 q_empty(int stage) const { return barrier(3 + 5 * stage); }
-    FLASHJIT_FN u32 do_full(int stage) const { return barrier(4 + 5 * stage); }
-    FLASHJIT_FN u32 do_empty(int stage) const { return barrier(5 + 5 * stage); }
-    FLASHJIT_FN u32 asked(int stage) const { return barrier(6 + 5 * stage); }
-    FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(2 + 5 * stages + 2 * consumer); }
-    FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
+    FLASHJIT_FN u32 keys_empty() const { return barrier(2); }  // K and V
+    FLASHJIT_FN u32 q_full(int stage) const { return barrier(3 + 5 * stage); }
+    FLASHJIT_FN u32 q_empty(int stage) const { return barrier(4 + 5 * stage); }
+    FLASHJIT_FN u32 do_full(int stage) const { return barrier(5 + 5 * stage); }
+    FLASHJIT_FN u32 do_empty(int stage) const { return barrier(6 + 5 * stage); }
+    FLASHJIT_FN u32 asked(int stage) const { return barrier(7 + 5 * stage); }
+    FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
+    FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(4 + 5 * stages + 2 * consumer); }
   };
 
-  // A block of the grid: keys of one key/value head.
+  // A place is block_n keys of a key/value head. Where one kernel makes all sums, the grid has a block for
+  // each multiprocessor. It begins with a place of its own and takes the next one that is left, whose copies
+  // begin while the place before ends. Else a block has one place.
+  FLASHJIT_FN static u32 first_place() { return has_places ? blockIdx.x : blockIdx.x / 2; }
+  FLASHJIT_FN static u32 places(const CudaBackwardParams& p) {
+    return static_cast<u32>(p.batch * p.num_heads_kv) * max(ceil_div(p.seqlen_k, block_n), 1);
+  }
+
+  // A place's work.
   struct Work {
     Problem problem;  // with the first query head of the group
     int group;        // query heads of the group
     Span keys;        // without padding
     int keys_end;     // with padding
-    // place: in the grid, among the blocks that make the same sums.
     FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
       const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
+      group = static_cast<int>(static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv));
       const KeyBlock<Mask> of_grid(place, blocks, static_cast<u32>(p.batch * p.num_heads_kv),
-                                   Spec::head_dim > 64 ? 4 : 1);
+                                   Spec::head_dim > 64 && group == 1 ? 4 : 1);
       const int block = static_cast<int>(of_grid.block);
       const int head_kv = static_cast<int>(of_grid.head % static_cast<u32>(p.num_heads_kv));
       const int batch = static_cast<int>(of_grid.head / static_cast<u32>(p.num_heads_kv));
-      group = static_cast<int>(static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv));
       problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_kv * group);
       const Problem slot = make_problem<Spec::varlen>(p, batch, head_kv * group);
       keys = {block * block_n, min((block + 1) * block_n, problem.seqlen_k)};
@@ -138,39 +148,58 @@ struct BackwardSm90a {
   // A warpgroup: it computes dK and dV of 64 keys, and its part of every dQ.
   class Consumer {
    public:
-    FLASHJIT_FN Consumer(const CudaBackwardParams& p, const Shared& shared, u32 place)
+    FLASHJIT_FN Consumer(const CudaBackwardParams& p, const Shared& shared)
         : p_(p),
           shared_(shared),
-          place_(place),
           warpgroup_(__shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1),
           warp_(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0)),
           lane_(threadIdx.x % 32) {}
 
     FLASHJIT_FN void run() {
-      if constexpr (makes_dk)
-#pragma unroll
-        for (float& x : dk_) x = 0;
-      if constexpr (makes_dv)
-#pragma unroll
-        for (float& x : dv_) x = 0;
-      {
-        const Work work(p_, place_);
-        if (!work.keys.empty()) take_keys(work);
-        if constexpr (Spec::dropout) make_column_words(work);
-      }
       Ring ring;
-      u32 odd = 0;
-      if constexpr (sums == BackwardSums::both) {
-        for (;; ring.advance(), odd ^= 1) {
-          const Message message = take_q(ring);
-          if (message.ends()) break;
-          add(ring, message, odd);
+      u32 odd = 0, next;
+#pragma unroll 1
+      for (place_ = first_place();; place_ = next) {
+        if constexpr (makes_dk)
+#pragma unroll
+          for (float& x : dk_) x = 0;
+        if constexpr (makes_dv)
+#pragma unroll
+          for (float& x : dv_) x = 0;
+        next = take_rows(ring, odd);
+        if constexpr (has_places) {
+          release(shared_.q_empty(ring.stage));
+          release(shared_.do_empty(ring.stage));
+          ring.advance();
         }
+        write_gradients();
+        if (!has_places || next >= places(p_)) break;
+      }
+      if constexpr (layout.stages_dq) {
+        wait_for_dq_buffer(0, odd);
+        announce_dq(no_more_blocks, 0);
+      }
+      griddepcontrol_launch_dependents();
+    }
+
+   private:
+    // Adds all blocks of rows to the sums. Returns the next place. The ring ends at the message that there
+    // are no more blocks.
+    FLASHJIT_FN u32 take_rows(Ring& ring, u32& odd) {
+      const bool any_keys = take_keys();
+      Message message = take_q(ring);
+      if constexpr (has_places) {
+        while (!message.ends()) {
+          add(ring, message, odd);
+          odd ^= 1;
+          ring.advance();
+          message = take_q(ring);
+        }
+        if (any_keys) release(shared_.keys_empty());
       } else {
         // Scores of a block are computed while the block before it ends. After the last block they are of no
         // use.
         Scores scores;
-        Message message = take_q(ring);
         issue_scores(scores, ring.stage);
         wgmma_wait_group<0>();
         if constexpr (sums == BackwardSums::dv) take_weights(scores, ring.stage, message);
@@ -181,24 +210,19 @@ struct BackwardSm90a {
             add_to_dk(scores, ring, message, odd);
         }
       }
-      if constexpr (makes_dq) {
-        if constexpr (layout.stages_dq) {
-          wait_for_dq_buffer(0, odd);
-          announce_dq(no_more_blocks, 0);
-        }
-      }
-      griddepcontrol_launch_dependents();
-      write_gradients();
+      return static_cast<u32>(message.second);
     }
-
-   private:
     FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
     FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
 
     // Waits for K and V.
-    FLASHJIT_FN void take_keys(const Work& work) {
-      mbarrier_wait(shared_.k_full(), 0);
-      if constexpr (makes_dk) mbarrier_wait(shared_.v_full(), 0);
+    // Waits for K and V. Returns false if the place has no keys.
+    FLASHJIT_FN bool take_keys() {
+      const Work work(p_, place_);
+      if (work.keys.empty()) return false;
+      mbarrier_wait(shared_.k_full(), keys_parity_);
+      if constexpr (makes_dk) mbarrier_wait(shared_.v_full(), keys_parity_);
+      keys_parity_ ^= 1;
       if (ends_within_tensors<Spec> && work.keys.size() < block_n) {
         zero_rows_from<k_panels, block_n>(shared_.k(), work.keys.size());
         if constexpr (makes_dk) zero_rows_from<v_panels, block_n>(shared_.v(), work.keys.size());
@@ -206,6 +230,8 @@ struct BackwardSm90a {
         bar_sync(warpgroup_barrier + warpgroup_, 128);
       }
       if constexpr (clears_keys) clear_bad_keys();
+      if constexpr (Spec::dropout) make_column_words(work);
+      return true;
     }
     // Finds keys whose K is not finite among the thread's two, and makes it zeros.
     FLASHJIT_FN void clear_bad_keys() {
@@ -342,17 +368,14 @@ struct BackwardSm90a {
         issue_dq<0>(first, shared_.ds(odd));
         wgmma_wait_group<1>();  // dK
         release(shared_.q_empty(stage));
+        wgmma_wait_group<0>();
+        pass_dq<0>(first, now, odd);
+        // A second part only now: registers would not hold both.
+        DqPart<1> second;
+        if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(odd));
         Scores following;
-        if constexpr (dq_parts == 1) {
-          issue_next_scores(following, ring, message);
-          wgmma_wait_group<1>();
-          pass_dq<0>(first, now, odd);
-        } else {
-          wgmma_wait_group<0>();
-          pass_dq<0>(first, now, odd);
-          DqPart<1> second;
-          issue_dq<1>(second, shared_.ds(odd));
-          issue_next_scores(following, ring, message);
+        issue_next_scores(following, ring, message);
+        if constexpr (dq_parts > 1) {
           wgmma_wait_group<1>();
           pass_dq<1>(second, now, odd);
         }
@@ -628,7 +651,7 @@ struct BackwardSm90a {
 
     const CudaBackwardParams& p_;
     const Shared& shared_;
-    const u32 place_;
+    u32 place_ = 0, keys_parity_ = 0;
     const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
     float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
     u32 weights_[steps][4], ds_[steps][4];
@@ -636,8 +659,7 @@ struct BackwardSm90a {
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 
-  // place: of the block, among those that make the same sums.
-  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps, u32 place) {
+  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
     if (threadIdx.x == 0) {
@@ -647,6 +669,7 @@ struct BackwardSm90a {
       prefetch_tensormap(maps.d_o);
       mbarrier_init(shared.k_full(), 1);
       mbarrier_init(shared.v_full(), 1);
+      mbarrier_init(shared.keys_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
         mbarrier_init(shared.q_full(stage), 2);
         mbarrier_init(shared.q_empty(stage), consumer_warps);
@@ -666,15 +689,15 @@ struct BackwardSm90a {
     if (threadIdx.x < 128) {
       setmaxnreg_dec<producer_registers>();
       if (threadIdx.x == 0) {
-        Producer::copy(p, maps, shared, place);
+        Producer::copy(p, maps, shared);
       } else if (threadIdx.x / 32 == 1) {
-        Producer::add_rows(p, shared, place);
+        Producer::add_rows(p, shared);
       } else if (layout.stages_dq && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
         if (threadIdx.x / 32 - 2 < consumers) Producer::add_dq(p, shared, threadIdx.x / 32 - 2);
       }
     } else {
       setmaxnreg_inc<consumer_registers>();
-      Consumer(p, shared, place).run();
+      Consumer(p, shared).run();
     }
   }
 };
@@ -682,13 +705,13 @@ struct BackwardSm90a {
 template <class Spec, class Config>
 FLASHJIT_FN void backward_sm90a(const CudaBackwardParams& params, const BackwardMaps& maps) {
   if constexpr (!backward_divides_sums(Spec::head_dim, Spec::head_dim_v)) {
-    BackwardSm90a<Spec, Config, BackwardSums::both>::run(params, maps, blockIdx.x);
+    BackwardSm90a<Spec, Config, BackwardSums::both>::run(params, maps);
   } else {
     // In turns: only dK adds to dQ, and memory takes less at once than all blocks would add.
     if (blockIdx.x % 2 == 0)
-      BackwardSm90a<Spec, Config, BackwardSums::dk>::run(params, maps, blockIdx.x / 2);
+      BackwardSm90a<Spec, Config, BackwardSums::dk>::run(params, maps);
     else
-      BackwardSm90a<Spec, Config, BackwardSums::dv>::run(params, maps, blockIdx.x / 2);
+      BackwardSm90a<Spec, Config, BackwardSums::dv>::run(params, maps);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/ptx_reduce.cuh"
 #include "cuda/row_walk.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/dropout.h"
@@ -20,92 +21,81 @@ struct Sm90aBackwardProducer {
   static constexpr int block_m = Kernel::block_m, stages = Kernel::stages;
   static constexpr int k_panels = Kernel::k_panels, v_panels = Kernel::v_panels;
 
-  // Copies K and V, then every block of Q and dO that may see the keys.
-  static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared,
-                               u32 place) {
-    const Work work(p, place);
-    // Packed tensors are one batch entry.
-    const int batch = Spec::varlen ? 0 : work.problem.batch;
+  // Copies K and V of each place, then every block of Q and dO that may see the keys.
+  static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
     Ring ring;
-    if (!work.keys.empty()) {
-      const int first_key = work.problem.first_k + work.keys.begin;
-      mbarrier_arrive_expect_tx(shared.k_full(), layout.k_bytes);
-      copy_tile<k_panels, Kernel::block_n>(shared.k(), maps.k, shared.k_full(), first_key,
-                                           work.problem.head_kv, batch);
-      if constexpr (Kernel::makes_dk) {
-        mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
-        copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), first_key,
+    u32 keys_parity = 0, next;
+#pragma unroll 1
+    for (u32 place = Kernel::first_place();; place = next) {
+      const Work work(p, place);
+      // Packed tensors are one batch entry.
+      const int batch = Spec::varlen ? 0 : work.problem.batch;
+      if (!work.keys.empty()) {
+        mbarrier_wait(shared.keys_empty(), keys_parity ^ 1);
+        keys_parity ^= 1;
+        const int first_key = work.problem.first_k + work.keys.begin;
+        mbarrier_arrive_expect_tx(shared.k_full(), layout.k_bytes);
+        copy_tile<k_panels, Kernel::block_n>(shared.k(), maps.k, shared.k_full(), first_key,
                                              work.problem.head_kv, batch);
-      }
+        if constexpr (Kernel::makes_dk) {
+          mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
+          copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), first_key,
+                                               work.problem.head_kv, batch);
+        }
 #pragma unroll 1
-      for (int head = work.problem.head_q, end = head + work.group; head < end; ++head) {
-        Problem problem = work.of_head(head);
-        // Hides the value's origin, so that nothing that depends on it is kept for the next head.
-        asm volatile("" : "+r"(problem.seqlen_q));
-        const Mask mask(p, problem);
-        RowWalk<Mask, block_m> walk(mask, work.keys);
+        for (int head = work.problem.head_q, end = head + work.group; head < end; ++head) {
+          Problem problem = work.of_head(head);
+          // Hides the value's origin, so that nothing that depends on it is kept for the next head.
+          asm volatile("" : "+r"(problem.seqlen_q));
+          const Mask mask(p, problem);
+          RowWalk<Mask, block_m> walk(mask, work.keys);
 #pragma unroll 1
-        for (Block block; walk.next(block);) {
-          const int stage = ring.stage, row = work.problem.first_q + block.index * block_m;
-          wait_for_q_buffer(shared, ring);
-          ask(shared, stage,
-              block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
-              head);
-          mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
-          copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head, batch);
-          wait_for_do_buffer(shared, ring);
-          mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
-          copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
-                                       problem.head_q, batch);
-          ring.advance();
+          for (Block block; walk.next(block);) {
+            const int stage = ring.stage, row = work.problem.first_q + block.index * block_m;
+            wait_for_q_buffer(shared, ring);
+            ask(shared, stage,
+                block.index << 1 |
+                    (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
+                head);
+            mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
+            copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head, batch);
+            wait_for_do_buffer(shared, ring);
+            mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
+            copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
+                                         problem.head_q, batch);
+            ring.advance();
+          }
         }
       }
+      next = next_place(p);
+      mbarrier_wait(shared.q_empty(ring.stage), ring.parity ^ 1);
+      ask(shared, ring.stage, no_more_blocks, static_cast<int>(next));
+      if constexpr (Kernel::has_places) {
+        // The phases of dO keep pace with those of Q.
+        mbarrier_wait(shared.do_empty(ring.stage), ring.parity ^ 1);
+        mbarrier_arrive(shared.do_full(ring.stage));
+      }
+      mbarrier_arrive(shared.q_full(ring.stage));
+      if (!Kernel::has_places || next >= Kernel::places(p)) return;
+      ring.advance();
     }
-    mbarrier_wait(shared.q_empty(ring.stage), ring.parity ^ 1);
-    ask(shared, ring.stage, no_more_blocks, 0);
-    mbarrier_arrive(shared.q_full(ring.stage));
   }
 
   // A warp: copies lse and delta of a block's rows and makes dropout's words, while its Q arrives.
-  static FLASHJIT_FN void add_rows(const CudaBackwardParams& p, const Shared& shared, u32 place) {
-    const int lane = threadIdx.x % 32;
-    const Work work(p, place);
-    const i64 first = p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen);
+  static FLASHJIT_FN void add_rows(const CudaBackwardParams& p, const Shared& shared) {
     // The step before makes lse and delta. Without blocks, too: a kernel must not end before the one that it
     // follows.
     griddepcontrol_wait();
-    for (Ring ring;; ring.advance()) {
-      const int stage = ring.stage;
-      mbarrier_wait(shared.asked(stage), ring.parity);
-      int word, head;
-      ld_shared_v2(word, head, shared.message(stage));
-      if (word >= 0) {
-        const i64 row = head * p.rows + first + (word >> 1) * block_m;
-        if constexpr (Spec::dropout) {
-          const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
+    Ring ring;
+    int next = 0;
 #pragma unroll 1
-          for (int i = lane; i < block_m; i += 32) {
-            const RowWords words =
-                dropout_row_words(key, (word >> 1) * block_m + i, head, work.problem.batch);
-            st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
-          }
-        }
-        if (lane == 0) {
-          st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
-          if constexpr (Kernel::makes_dk) {
-            mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
-            cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
-          }
-        }
-        __syncwarp();
-        if (lane == 0) {
-          mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4);
-          cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
-        }
-      } else {
-        if (lane == 0) mbarrier_arrive(shared.q_full(stage));
-        return;
-      }
+    for (u32 place = Kernel::first_place();; place = static_cast<u32>(next)) {
+      const Work work(p, place);
+      const i64 first = p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen);
+      while (add_rows_of_block(p, shared, ring.stage, ring.parity, work.problem.batch, first, next))
+        ring.advance();
+      if (!Kernel::has_places || static_cast<u32>(next) >= Kernel::places(p)) return;
+      ring.advance();
     }
   }
 
@@ -158,6 +148,51 @@ struct Sm90aBackwardProducer {
     } else {
       mbarrier_wait(shared.do_empty(ring.stage), ring.parity ^ 1);
     }
+  }
+  // Takes a place that no block has taken. The step before makes its counter 0.
+  static FLASHJIT_FN u32 next_place(const CudaBackwardParams& p) {
+    if constexpr (!Kernel::has_places) return 0;
+    griddepcontrol_wait();
+    return gridDim.x + atom_add(p.next_place, 1);
+  }
+  // Returns false after a place's last block, whose message has the next place.
+  static FLASHJIT_FN bool add_rows_of_block(const CudaBackwardParams& p, const Shared& shared, int stage,
+                                            u32 parity, int batch, i64 first, int& next) {
+    const int lane = threadIdx.x % 32;
+    mbarrier_wait(shared.asked(stage), parity);
+    int word, head;
+    ld_shared_v2(word, head, shared.message(stage));
+    if (word < 0) {
+      next = head;
+      __syncwarp();  // all have read it
+      if (lane == 0) {
+        if constexpr (Kernel::has_places) mbarrier_arrive(shared.do_full(stage));
+        mbarrier_arrive(shared.q_full(stage));
+      }
+      return false;
+    }
+    const i64 row = head * p.rows + first + (word >> 1) * block_m;
+    if constexpr (Spec::dropout) {
+      const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
+#pragma unroll 1
+      for (int i = lane; i < block_m; i += 32) {
+        const RowWords words = dropout_row_words(key, (word >> 1) * block_m + i, head, batch);
+        st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
+      }
+    }
+    if (lane == 0) {
+      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
+      if constexpr (Kernel::makes_dk) {
+        mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
+        cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
+      }
+    }
+    __syncwarp();
+    if (lane == 0) {
+      mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4);
+      cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
+    }
+    return true;
   }
   // Sends the message about a block and asks for its rows' numbers.
   static FLASHJIT_FN void ask(const Shared& shared, int stage, int word, int head) {

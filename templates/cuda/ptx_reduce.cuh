@@ -1,4 +1,4 @@
-// Wrappers of PTX instructions that add to floats in global memory. Each is named after its instruction.
+// Wrappers of PTX instructions that add to numbers in global memory. Each is named after its instruction.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -7,6 +7,12 @@ namespace flashjit::device {
 
 FLASHJIT_FN void red_add(float* to, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+// Returns the number before the addition.
+FLASHJIT_FN u32 atom_add(u32* to, u32 value) {
+  u32 before;
+  asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
 }
 // `to` is a multiple of 16 bytes.
 #if __CUDA_ARCH__ >= 900

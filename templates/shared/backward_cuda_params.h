@@ -79,6 +79,9 @@ struct CudaBackwardParams : BackwardParams {
   // of the kernels' accumulators. Null if a kernel of its own computes dQ.
   float* dq_sums;
   i64 rows;  // of a head, a multiple of backward_row_unit
+  // In the workspace: places that blocks of a persistent grid took beyond their first ones. Null if the grid
+  // is none.
+  u32* next_place;
 
   // The first row of a batch entry's sequence. Packed sequences need no table: rounding down (first packed
   // row + batch * unit) leaves each at least its length, rounded up.

@@ -111,7 +111,7 @@ struct Sm90aBackwardLayout {
     messages = words + (dropout ? stages * block_m * 8 : 0);
     dropout_key = messages + (stages + consumers) * message_bytes;
     barriers = dropout_key + (dropout ? 16 : 0);
-    end = barriers + (2 + 5 * stages + 2 * consumers) * barrier_bytes;
+    end = barriers + (3 + 5 * stages + 2 * consumers) * barrier_bytes;
   }
 };
 // Stages of blocks that make dV alone. They hold no V, so two always fit.

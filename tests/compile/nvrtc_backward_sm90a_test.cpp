@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <random>
 
-#include "codegen/backward_kernels.hpp"
+#include "shared/backward_sm90a_layout.h"
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {
@@ -25,28 +25,28 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
   std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
-  if (backward_by_wgmma(c.config)) {
-    instructions.insert(
-        instructions.end(),
-        {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_m) + "k16.f32." + type + "." +
-             type,
-         "cp.async.bulk.tensor.4d.shared", "cp.async.bulk.shared", "mbarrier.try_wait", "setmaxnreg.inc",
-         "setmaxnreg.dec", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
-    if (!c.spec.deterministic)
-      instructions.insert(instructions.end(),
-                          {"cp.reduce.async.bulk.global.shared", "stmatrix.sync.aligned"});
-  } else {
-    instructions.push_back("mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32");
+  instructions.insert(
+      instructions.end(),
+      {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_m) + "k16.f32." + type + "." +
+           type,
+       "cp.async.bulk.tensor.4d.shared", "cp.async.bulk.shared", "mbarrier.try_wait", "setmaxnreg.inc",
+       "setmaxnreg.dec", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
+  if (!c.spec.deterministic) {
+    const bool divides_sums = device::backward_divides_sums(c.spec.head_dim, c.spec.head_dim_v);
+    const device::Sm90aBackwardLayout layout(
+        c.spec.head_dim, c.spec.head_dim_v, c.config.block_m, c.config.block_n, c.config.num_stages,
+        c.spec.dropout, false, divides_sums ? device::BackwardSums::dk : device::BackwardSums::both);
+    instructions.push_back(layout.stages_dq ? "cp.reduce.async.bulk.global.shared" : "red.global.add.v4.f32");
+    instructions.push_back("stmatrix.sync.aligned");
   }
   for (const std::string& instruction : instructions)
     EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
   EXPECT_EQ(kernel.steps.size(), 3u) << c.name();
-  if (!backward_by_wgmma(c.config)) return;  // may spill: the tuner measures, and takes another config
   for (const CompiledStep& step : kernel.steps)
     EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
 }
 
-// Head dimensions 64 and 128 for sm_90a, full and causal; every feature that changes code and others in
+// Head dimensions 64, 128 and 256 for sm_90a, full and causal; every feature that changes code and others in
 // turns.
 TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
   std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
@@ -54,7 +54,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
   std::vector<Case> cases;
   std::size_t place = 0;
   for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
-    const bool usual = head_dim == 64 || head_dim == 128;
+    const bool usual = head_dim == 64 || head_dim == 128 || head_dim == 256;
     for (int feature = 0; feature < 8; ++feature) {
       AttentionSpec spec = backward_spec(DType::bf16, head_dim);
       if (feature == 1) spec.mask = {CausalMask{}};
@@ -82,7 +82,8 @@ TEST_F(NvrtcTest, SearchSpaceOfBackwardOnSm90a) {
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
   std::size_t place = 0;
-  for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {40, 72}, {72, 40}, {96, 96}, {128, 64}})
+  for (const auto& [head_dim, head_dim_v] :
+       {std::pair{64, 64}, {40, 72}, {72, 40}, {96, 96}, {128, 64}, {192, 128}, {256, 256}})
     for (const bool dropout : {false, true})
       for (const bool deterministic : {false, true}) {
         if (!has_turn(place++, 7)) continue;

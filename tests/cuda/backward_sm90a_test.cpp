@@ -105,6 +105,8 @@ class BackwardSm90a : public testing::Test {
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;
+    device::u32 next_place = 0xffffffff;
+    if (!divides_sums) p.next_place = &next_place;
     const i64 row_units =
         i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit);
     run_grid(row_units * (device::backward_row_unit / device::backward_rows_of_block),
@@ -120,13 +122,19 @@ class BackwardSm90a : public testing::Test {
     describe(p.k, shapes.k, maps.k);
     describe(p.v, shapes.v, maps.v);
     describe(p.d_o, shapes.d_o, maps.d_o);
-    run_grid(i64{p.batch} * p.num_heads_kv * device::ceil_div(p.seqlen_k, Config::block_n) *
-                 (divides_sums ? 2 : 1),
-             (Config::block_n / 64 + 1) * 128,
-             divides_sums ? std::max(shared_memory(Config::num_stages, BackwardSums::dk),
-                                     shared_memory(device::backward_dv_stages, BackwardSums::dv))
-                          : shared_memory(Config::num_stages, BackwardSums::both),
-             [&] { device::backward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
+    const i64 places = i64{p.batch} * p.num_heads_kv * device::ceil_div(p.seqlen_k, Config::block_n);
+    const auto main_step = [&] { device::backward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); };
+    constexpr int threads = Config::num_warps * 32;
+    if (divides_sums) {
+      run_grid(2 * places, threads,
+               std::max(shared_memory(Config::num_stages, BackwardSums::dk),
+                        shared_memory(device::backward_dv_stages, BackwardSums::dv)),
+               main_step);
+    } else if (places > 0) {
+      // A persistent grid of few blocks, so that some take several places.
+      run_grid(std::min<i64>(places, 2), threads, shared_memory(Config::num_stages, BackwardSums::both),
+               main_step);
+    }
     if (Spec::deterministic)
       run_grid(i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::Sm90aDqLayout::rows),
                device::Sm90aDqLayout::threads,

@@ -110,7 +110,8 @@ struct AttentionArgs {
   // ascending order. A dimension of size 1 is shared by all batch entries or heads.
   std::optional<Tensor> block_offsets{};  // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
   std::optional<Tensor> block_indices{};  // [listed blocks]
-  // [listed blocks]: the index of each block's bitmask, or -1: the block is seen whole; absent: all -1
+  // [listed blocks]: the index of each block's bitmask, or -1: the block is seen whole; absent: all -1. With
+  // of_masks also -2: the spec's other masks test the block. Entries that no list holds may be anything.
   std::optional<Tensor> block_bitmask_of{};
   std::optional<Tensor> block_bitmasks{};  // [bitmasks, block_m, ceil(block_n / 32)]
   // tree: [batch or 1, seqlen_q, words of 32 new keys], the new keys that each row sees.

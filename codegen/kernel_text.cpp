@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formula_functors.hpp"
+#include "mask_rules.hpp"
 #include "shared/last_keys.h"
 
 namespace flashjit {
@@ -28,8 +29,8 @@ Functor functor(const PaddingMask&) {
 }
 Functor functor(const BlockSparseMask& mask) {
   return {"BlockSparse<" + std::to_string(mask.block_m) + ", " + std::to_string(mask.block_n) + ", " +
-              (mask.per_head ? "true" : "false") + ">",
-          "shared/block_sparse.h", true};
+              (mask.per_head ? "true" : "false") + (mask.of_masks ? ", true>" : ">"),
+          mask.of_masks ? "shared/listed_mask.h" : "shared/block_sparse.h", true};
 }
 Functor functor(const TreeMask&) {
   return {"Tree", "shared/tree.h", true};
@@ -67,14 +68,17 @@ std::string member(const char* name, const std::optional<KvScale>& scale) {
   return line(std::string("static constexpr KvScale ") + name + " = KvScale::" + to_string(*scale));
 }
 std::string member(const char*, const std::vector<Mask>& masks) {
-  std::string type = "using Mask = Intersect<Bounds";
+  std::string type = "using Mask = Intersect<Bounds", lists;
   int formulas = 0;
   for (const Mask& mask : masks) {
-    type += ", " + functor_of(mask).type;
-    if (std::holds_alternative<FormulaMask>(mask))
-      type.replace(type.find('#'), 1, std::to_string(++formulas));
+    std::string one = functor_of(mask).type;
+    if (std::holds_alternative<FormulaMask>(mask)) one.replace(one.find('#'), 1, std::to_string(++formulas));
+    (is_of_masks(mask) ? lists : type) += ", " + one;
   }
-  return line(type + ">");
+  if (lists.empty()) return line(type + ">");
+  // The others go by the lists: Intersect<Bounds, Listed<BlockSparse<...>, Intersect<...>>>.
+  const std::string bounds = "using Mask = Intersect<Bounds, ";
+  return line(bounds + "Listed<" + lists.substr(2) + ", Intersect<" + type.substr(bounds.size()) + ">>>");
 }
 std::string member(const char*, const std::optional<Rotary>& rotary) {
   std::string text =

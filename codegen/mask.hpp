@@ -60,12 +60,16 @@ struct BlockSparseMask {
   static constexpr char kind[] = "block_sparse";
   int block_m = 128, block_n = 128;
   bool per_head = false;  // each query head has its own lists
+  // The lists were made of the spec's other masks, as op make_block_lists makes them: those test no block
+  // that is listed whole.
+  bool of_masks = false;
 
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
     visit("block_m", self.block_m);
     visit("block_n", self.block_n);
     visit("per_head", self.per_head);
+    visit("of_masks", self.of_masks);
   }
   auto operator<=>(const BlockSparseMask&) const = default;
 };

@@ -68,6 +68,11 @@ void check_masks(const std::vector<Mask>& masks) {
   if (const auto* blocks = find_mask<BlockSparseMask>(masks)) {
     check_block_size("block_m", blocks->block_m);
     check_block_size("block_n", blocks->block_n);
+    if (blocks->of_masks && masks.size() == 1)
+      invalid(
+          "block_sparse with of_masks is made of the spec's other masks, and there are none; another mask, "
+          "or "
+          "leaving of_masks out, would work");
   }
   const auto* causal = find_mask<CausalMask>(masks);
   const auto* window = find_mask<SlidingWindowMask>(masks);
@@ -86,6 +91,11 @@ void check_masks(const std::vector<Mask>& masks) {
 
 bool uneven_on_device(const std::vector<Mask>& masks, bool varlen) {
   return varlen || find_mask<PaddingMask>(masks) || find_mask<BlockSparseMask>(masks);
+}
+
+bool is_of_masks(const Mask& mask) {
+  const auto* blocks = std::get_if<BlockSparseMask>(&mask);
+  return blocks && blocks->of_masks;
 }
 
 std::string to_json(const Mask& mask) {

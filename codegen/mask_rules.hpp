@@ -26,6 +26,9 @@ bool uneven_on_device(const std::vector<Mask>& masks, bool varlen);
 // in quotes.
 std::string to_json(const Mask& mask);
 
+// Whether its lists were made of the spec's other masks.
+bool is_of_masks(const Mask& mask);
+
 // The list's mask of this kind; null if there is none.
 template <class Kind>
 const Kind* find_mask(const std::vector<Mask>& masks) {

@@ -76,20 +76,26 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
   require_table("block_indices", blocks);
   p.blocks.blocks = static_cast<const int*>(blocks.data);
   p.blocks.num_blocks = size(blocks, 0);
-  if (args.block_bitmask_of.has_value() != args.block_bitmasks.has_value())
+  if (!mask.of_masks && args.block_bitmask_of.has_value() != args.block_bitmasks.has_value())
     refuse_argument(
         "block_bitmask_of and block_bitmasks belong together: "
         "give both, or neither if every listed block is seen whole");
+  if (mask.of_masks && !args.block_bitmask_of)
+    refuse_argument(
+        "block_bitmask_of is missing: the spec's block_sparse has \"of_masks\": true, so it says which "
+        "blocks the "
+        "other masks test; make_block_lists writes it");
   if (!args.block_bitmask_of) return;
   const Tensor& bitmask_of = require<&AttentionArgs::block_bitmask_of>(spec, args, device);
   require_shape("block_bitmask_of", bitmask_of, 0, p.blocks.num_blocks, "as block_indices");
   require_table("block_bitmask_of", bitmask_of);
+  p.blocks.bitmask_of = static_cast<const int*>(bitmask_of.data);
+  if (!args.block_bitmasks) return;
   const Tensor& bitmasks = require<&AttentionArgs::block_bitmasks>(spec, args, device);
   require_shape("block_bitmasks", bitmasks, 1, mask.block_m, "the mask's block_m");
   require_shape("block_bitmasks", bitmasks, 2, device::ceil_div(mask.block_n, 32),
                 "ceil(block_n / 32) words of 32 keys");
   require_table("block_bitmasks", bitmasks);
-  p.blocks.bitmask_of = static_cast<const int*>(bitmask_of.data);
   p.blocks.bitmasks = static_cast<const device::u32*>(bitmasks.data);
   p.blocks.num_bitmasks = size(bitmasks, 0);
 }
@@ -141,8 +147,9 @@ void check_used_lengths(const char* name, const int* given, int batch, const int
 // Checks the lists of one batch entry and head.
 class ListCheck {
  public:
-  ListCheck(const device::BlockLists& lists, int key_blocks, int batch, int head)
+  ListCheck(const device::BlockLists& lists, bool of_masks, int key_blocks, int batch, int head)
       : lists_(lists),
+        least_(of_masks ? -2 : -1),
         offsets_(lists.offsets + batch * lists.batch_stride + head * lists.head_stride),
         key_blocks_(key_blocks),
         batch_(batch),
@@ -159,6 +166,9 @@ class ListCheck {
         const int block = lists_.blocks[e];
         if (block <= before || block >= key_blocks_) refuse_block(i, e);
         before = block;
+        if (lists_.bitmask_of &&
+            (lists_.bitmask_of[e] < least_ || lists_.bitmask_of[e] >= lists_.num_bitmasks))
+          refuse_bitmask(e);
       }
     }
   }
@@ -177,7 +187,14 @@ class ListCheck {
                     "; a list ascends and names no block twice");
   }
 
+  [[noreturn]] void refuse_bitmask(int e) const {
+    refuse_argument("block_bitmask_of[", e, "] is ", lists_.bitmask_of[e], ", it must be -1",
+                    least_ == -2 ? ", -2" : "", " or the index of one of the ", lists_.num_bitmasks,
+                    " block_bitmasks");
+  }
+
   const device::BlockLists& lists_;
+  const int least_;  // number of a block without a bitmask
   const int* const offsets_;
   const int key_blocks_, batch_, head_;
 };
@@ -187,11 +204,8 @@ void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool
   // Lists that were made for longer packed sequences may name blocks beyond these sequences.
   const int key_blocks = varlen ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
-    for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h) ListCheck(lists, key_blocks, b, h)();
-  for (int e = 0; lists.bitmask_of && e < lists.num_blocks; ++e)
-    if (lists.bitmask_of[e] < -1 || lists.bitmask_of[e] >= lists.num_bitmasks)
-      refuse_argument("block_bitmask_of[", e, "] is ", lists.bitmask_of[e],
-                      ", it must be -1 or the index of one of the ", lists.num_bitmasks, " block_bitmasks");
+    for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h)
+      ListCheck(lists, mask.of_masks, key_blocks, b, h)();
 }
 
 }  // namespace

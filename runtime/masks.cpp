@@ -144,7 +144,9 @@ std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
 }  // namespace
 
 std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape) {
-  check_masks({mask});
+  BlockSparseMask alone = mask;
+  alone.of_masks = false;
+  check_masks({alone});
   if (shape.batch < 0 || shape.heads < 0 || shape.seqlen_q < 0 || shape.seqlen_k < 0)
     refuse_argument("the shape of a block list has a negative size");
   if (shape.heads != 1 && !mask.per_head)

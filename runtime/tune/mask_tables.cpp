@@ -85,6 +85,10 @@ class Tables {
     const auto listed = static_cast<std::int64_t>(indices.size());
     add(&AttentionArgs::block_offsets, {1, heads, row_blocks + 1}, std::move(offsets));
     add(&AttentionArgs::block_indices, {listed}, std::move(indices));
+    // Which ones another mask keeps whole depends on its tables.
+    if (mask.of_masks)
+      add(&AttentionArgs::block_bitmask_of, {listed},
+          std::vector<std::int32_t>(static_cast<std::size_t>(listed), -2));
   }
 
   // Every row sees all rows before it, the most that a tree allows.

@@ -215,6 +215,16 @@ FLASHJIT_FN void mask_rows(int unit_rows, const Both<A, B>& mask, float* s, Span
   mask_rows(unit_rows, mask.a, s, rows, keys, first_head, packed_heads);
   mask_rows(unit_rows, mask.b, s, rows, keys, first_head, packed_heads);
 }
+template <class Blocks, class Others>
+FLASHJIT_FN void mask_rows(int unit_rows, const Listed<Blocks, Others>& mask, float* s, Span rows, Span keys,
+                           int first_head, int packed_heads) {
+  const int found = mask.blocks.look_up(
+      {position_of(rows.begin, packed_heads), position_of(rows.end - 1, packed_heads) + 1}, keys);
+  if (found != everywhere && found != by_masks)
+    apply_mask(unit_rows, mask.blocks, s, rows, keys, packed_heads);
+  if (found == by_masks || found == not_found)
+    mask_rows(unit_rows, mask.others, s, rows, keys, first_head, packed_heads);
+}
 template <class Formula, class Params>
   requires(!Formula::interval)
 __attribute__((noinline)) void mask_rows(int unit_rows, const FormulaMask<Formula, Params>& mask, float* s,

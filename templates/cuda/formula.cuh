@@ -332,6 +332,19 @@ FLASHJIT_FN void mask_elements(float* scores, const Both<A, B>& mask, const Rows
     mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
   }
 }
+// A block that the lists keep whole is here only because of another mask.
+template <int tile_rows, int columns, class Blocks, class Others, class Rows, class Heads>
+FLASHJIT_FN void mask_elements(float* scores, const Listed<Blocks, Others>& mask, const Rows& rows,
+                               const Heads& heads, const Block& block, int lane) {
+  if constexpr (!has_formula<Others>) {
+    mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+  } else {
+    if (block.found != everywhere && block.found != by_masks)
+      mask_scores<tile_rows, columns>(scores, mask.blocks, rows, block, lane);
+    if (block.found == by_masks || block.found == not_found)
+      mask_part<tile_rows, columns>(scores, mask.others, rows, heads, block, lane);
+  }
+}
 template <int tile_rows, int columns, class Formula, class Params, class Rows, class Heads>
 FLASHJIT_FN void mask_elements(float* scores, const FormulaMask<Formula, Params>& mask, const Rows& rows,
                                const Heads& heads, const Block& block, int lane) {

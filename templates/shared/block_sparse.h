@@ -1,12 +1,15 @@
 // Block-sparse masks. Each query block has a list of the key blocks that it sees, whole or by a bitmask. The
 // mask's block sizes are its own; a kernel's tiles may have other sizes.
+//
+// of_masks: lists that were made of other masks, in shared/listed_mask.h. They also have blocks that the
+// other masks test.
 #pragma once
 
 #include "shared/mask.h"
 
 namespace flashjit::device {
 
-template <int block_m, int block_n, bool per_head_>
+template <int block_m, int block_n, bool per_head_, bool of_masks = false>
 struct BlockSparse {
   static constexpr bool row_intervals = false;
   static constexpr bool per_head = per_head_;
@@ -61,6 +64,9 @@ struct BlockSparse {
     bool fixed;          // `found` holds for all bits that will be asked for
     int m = -1, n = -1;  // the block that was looked up last
 
+    // With of_masks: whether other masks may have to be asked, too.
+    FLASHJIT_FN bool asks_masks() const { return !fixed || found == by_masks; }
+
     template <int keys>
     FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) {
       if constexpr (block_n % keys == 0 && keys % word_keys == 0) {
@@ -69,7 +75,7 @@ struct BlockSparse {
         if (bitmask >= 0) {
           for (int i = 0; i < words_of<keys>; ++i) words[i] = from[i];
         } else {
-          for (int i = 0; i < words_of<keys>; ++i) words[i] = bitmask == everywhere ? all_bits : 0;
+          for (int i = 0; i < words_of<keys>; ++i) words[i] = keeps_all(bitmask) ? all_bits : 0;
         }
       } else {
         for (int i = 0; i < words_of<keys>; ++i) {
@@ -81,7 +87,7 @@ struct BlockSparse {
     // The bits of 16 keys. No edge of a block lies between them.
     FLASHJIT_FN u32 half(int row, int key) {
       const int bitmask = look_up(row, key), column = key % block_n;
-      if (bitmask < 0) return bitmask == everywhere ? 0xffff : 0;
+      if (bitmask < 0) return keeps_all(bitmask) ? 0xffff : 0;
       return mask.words_of_row(bitmask, row)[column / word_keys] >> column % word_keys & 0xffff;
     }
 
@@ -102,6 +108,12 @@ struct BlockSparse {
   }
   FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const {
     return cursor.begin >= 0 && covering(keys, block_n).size() == 1 ? bitmask_of(cursor.end - 1) : not_found;
+  }
+
+  // What a walk finds for rows and keys of one block; of several, not_found.
+  FLASHJIT_FN int look_up(Span rows, Span keys) const {
+    const Span m = covering(rows, block_m), n = covering(keys, block_n);
+    return m.size() == 1 && n.size() == 1 ? find(m.begin, n.begin) : not_found;
   }
 
   FLASHJIT_FN int previous(Keys, Span rows, int bound, Cursor<Keys>& cursor) const {
@@ -135,6 +147,8 @@ struct BlockSparse {
   }
 
  private:
+  // Whether a block without a bitmask keeps all, as far as the lists say.
+  FLASHJIT_FN static bool keeps_all(int found) { return of_masks ? found != nowhere : found == everywhere; }
   FLASHJIT_FN static Span covering(Span s, int size) { return {s.begin / size, (s.end - 1) / size + 1}; }
   // The first key of a block. `block` may be any number.
   FLASHJIT_FN static int first_key(int block) {
@@ -161,12 +175,13 @@ struct BlockSparse {
   }
   FLASHJIT_FN int bitmask_of(int entry) const {
     const int at = lists.bitmask_of ? lists.bitmask_of[entry] : everywhere;
-    return static_cast<u32>(at) < static_cast<u32>(lists.num_bitmasks) ? at : everywhere;
+    const int others = of_masks && at != everywhere ? by_masks : everywhere;
+    return static_cast<u32>(at) < static_cast<u32>(lists.num_bitmasks) ? at : others;
   }
   FLASHJIT_FN const u32* words_of_row(int bitmask, int row) const {
     return lists.bitmasks + (static_cast<i64>(bitmask) * block_m + row % block_m) * words_per_row;
   }
-  // The number of the bitmask of block (m, n), or `everywhere`, or `nowhere`.
+  // The number of the bitmask of block (m, n), or `everywhere`, `nowhere` or `by_masks`.
   FLASHJIT_FN int find(int m, int n) const {
     const Span list = list_of(m);
     const int entry = lower_bound(list, n);

@@ -110,6 +110,9 @@ struct FormulaMask {
   FLASHJIT_FN Maybe pairs(Queries, Span keys, Span rows) const { return known(rows, keys); }
 };
 
+template <class Blocks, class Others>
+struct Listed;  // shared/listed_mask.h
+
 template <class Formula, class Params>
 inline constexpr bool has_formula<FormulaMask<Formula, Params>> = !Formula::interval;
 

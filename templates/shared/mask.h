@@ -61,6 +61,7 @@ struct Queries {};
 // The result of a walk's look-up, for whole() and tile(): the number of a bitmask, or one of these.
 inline constexpr int not_found = -3;  // nothing: look it up
 inline constexpr int nowhere = -2, everywhere = -1;
+inline constexpr int by_masks = -4;  // the block's other masks test it (shared/listed_mask.h)
 
 // Bits of keys come in words of 32.
 inline constexpr int word_keys = 32;

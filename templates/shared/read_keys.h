@@ -21,10 +21,10 @@ FLASHJIT_FN Span hull_of_heads(const Mask& mask, Span rows) {
   return mask.hull(Keys{}, rows);
 }
 // Each head may have lists of its own.
-template <int block_m, int block_n, bool per_head>
+template <int block_m, int block_n, bool per_head, bool of_masks>
 struct BlockSparse;
-template <int block_m, int block_n, bool per_head>
-FLASHJIT_FN Span hull_of_heads(const BlockSparse<block_m, block_n, per_head>&, Span) {
+template <int block_m, int block_n, bool per_head, bool of_masks>
+FLASHJIT_FN Span hull_of_heads(const BlockSparse<block_m, block_n, per_head, of_masks>&, Span) {
   return {0, 0x7fffffff};
 }
 template <class A, class B>

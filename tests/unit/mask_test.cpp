@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "shared/block_sparse.h"
+#include "shared/listed_mask.h"
 #include "shared/read_keys.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
@@ -354,7 +354,34 @@ class RandomBlocks {
                 .num_bitmasks = static_cast<int>(bitmasks_.size()) / words};
     return p;
   }
+  // Makes them lists of a mask: each block is tested by the mask or, if the mask keeps all of it, is whole
+  // or, if it keeps a part, has a bitmask of that part.
+  void make_of(std::mt19937& random, const Problem& p, const Kept& mask) {
+    bitmasks_.clear();
+    for (int m = 0; m < row_blocks_; ++m)
+      for (int e = offsets_[m]; e < offsets_[m + 1]; ++e) {
+        const Span rows = {m * size_m, min((m + 1) * size_m, p.seqlen_q)},
+                   keys = {blocks_[e] * size_n, min((blocks_[e] + 1) * size_n, p.seqlen_k)};
+        bitmask_of_[e] = -2;
+        if (random() % 3 == 0) continue;
+        if (all(rows, keys, mask)) {
+          bitmask_of_[e] = -1;
+          continue;
+        }
+        bitmask_of_[e] = static_cast<int>(bitmasks_.size()) / words;
+        const std::size_t first = bitmasks_.size();
+        bitmasks_.resize(first + words);
+        for (int i = rows.begin; i < rows.end; ++i)
+          for (int j = keys.begin; j < keys.end; ++j)
+            if (mask(i, j))
+              bitmasks_[first + i % size_m * words_per_row + j % size_n / 32] |= 1u << j % size_n % 32;
+      }
+  }
   bool listed(int row, int key) const { return find(row, key) >= 0; }
+  bool whole(int row, int key) const {
+    const int entry = find(row, key);
+    return entry >= 0 && bitmask_of_[entry] == -1;
+  }
   bool full(int row, int key) const {
     const int entry = find(row, key);
     return entry >= 0 && bitmask_of_[entry] < 0;
@@ -421,6 +448,43 @@ TEST(Mask, BlockSparseAndCausal) {
 TEST(Mask, BlockSparseAndSlidingWindowWithSinks) {
   check_block_lists<SlidingWindowWithSinks<Align::bottom_right>>(
       [](const Problem& p) { return window(p, Align::bottom_right, 40, 0, 20); });
+}
+
+// Lists of other masks: those test the blocks that are neither whole nor have a bitmask.
+template <class... Others, class MakeKept>
+void check_listed(MakeKept make_kept) {
+  constexpr int size_m = 16, size_n = 48;
+  using Mask = Intersect<Bounds, Listed<BlockSparse<size_m, size_n, false, true>, Intersect<Others...>>>;
+  static_assert(Mask::list_rows == size_m && !Mask::row_intervals);
+  const unsigned seed = 20261124;
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    const Problem p = problem(random() % 90, random() % 230);
+    const Kept other = make_kept(p);
+    RandomBlocks<size_m, size_n> blocks(random, p, (random() % 5) / 4.0);
+    blocks.make_of(random, p, other);
+    ProblemParams params = blocks.params();
+    params.window_left = 40;
+    params.num_sinks = 20;
+    const Mask mask(params, p);
+    const Kept listed = [&](int i, int j) { return blocks.listed(i, j); };
+    const Kept kept = [&](int i, int j) { return blocks.listed(i, j) && other(i, j); };
+    const Kept certain = [&](int i, int j) { return blocks.whole(i, j) && inside(p)(i, j); };
+    for (const auto& [tile_m, tile_n] : {std::pair{8, 16}, std::pair{16, 48}, std::pair{40, 96}}) {
+      check_both_ways(mask, p, tile_m, tile_n, kept, certain, {listed});
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Mask, ListsOfCausal) {
+  check_listed<Causal<Align::bottom_right>>([](const Problem& p) { return causal(p, Align::bottom_right); });
+}
+TEST(Mask, ListsOfTwoMasks) {
+  check_listed<Causal<Align::top_left>, SlidingWindowWithSinks<Align::bottom_right>>([](const Problem& p) {
+    return both(causal(p, Align::top_left), window(p, Align::bottom_right, 40, 0, 20));
+  });
 }
 
 // A cursor reads each block of a list once over a walk, however many blocks the walk visits.

@@ -61,7 +61,7 @@ struct Element {
       if (blocks[e] != key / mask.block_n) continue;
       const int bitmask =
           args.block_bitmask_of ? static_cast<const std::int32_t*>(args.block_bitmask_of->data)[e] : -1;
-      if (bitmask < 0) return true;
+      if (bitmask < 0) return true;  // or the other masks decide
       const int words = (mask.block_n + 31) / 32, column = key % mask.block_n;
       const auto* bits = static_cast<const std::int32_t*>(need(args.block_bitmasks, "block_bitmasks").data);
       return bit_of(bits[(std::int64_t{bitmask} * mask.block_m + row % mask.block_m) * words + column / 32],

@@ -99,9 +99,9 @@ class Maker {
                                                    : draw_.between(0, 4) / 4.0;
         for (int j = 0; j < key_blocks; ++j) {
           if (!draw_.chance(density)) continue;
-          const bool partial = draw_.chance(options_.hard ? 0.4 : options_.partial);
+          const bool partial = !mask.of_masks && draw_.chance(options_.hard ? 0.4 : options_.partial);
           indices.push_back(j);
-          bitmask_of.push_back(partial ? count++ : -1);
+          bitmask_of.push_back(partial ? count++ : mask.of_masks ? -2 : -1);
           for (std::int64_t word = 0; partial && word < words; ++word) bitmasks.push_back(draw_.word());
           require_moderate("words of bitmasks", {static_cast<std::int64_t>(bitmasks.size())});
         }
@@ -111,6 +111,7 @@ class Maker {
     const auto listed = static_cast<std::int64_t>(indices.size());
     add(&AttentionArgs::block_offsets, {batch, heads, row_blocks + 1}, std::move(offsets));
     add(&AttentionArgs::block_indices, {listed}, std::move(indices));
+    if (mask.of_masks) add(&AttentionArgs::block_bitmask_of, {listed}, bitmask_of);
     if (count == 0) return;
     add(&AttentionArgs::block_bitmask_of, {listed}, std::move(bitmask_of));
     add(&AttentionArgs::block_bitmasks, {count, mask.block_m, (mask.block_n + 31) / 32}, std::move(bitmasks));

@@ -3,8 +3,6 @@
 #include <array>
 #include <utility>
 
-#include "codegen/mask_rules.hpp"
-
 namespace flashjit {
 namespace {
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codegen/attention_args.hpp"
+#include "codegen/mask_rules.hpp"
 #include "codegen/shape.hpp"
 
 namespace flashjit {
@@ -154,7 +155,7 @@ constexpr unsigned bit(Operation operation) {
 }
 constexpr unsigned forward = bit(Operation::forward), decode = bit(Operation::decode),
                    merge = bit(Operation::merge), backward = bit(Operation::backward),
-                   append = bit(Operation::append_kv);
+                   append = bit(Operation::append_kv), listing = bit(Operation::make_block_lists);
 constexpr unsigned attention = forward | decode, training = forward | backward;
 constexpr bool required = true, optional = false;
 
@@ -268,8 +269,21 @@ constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { r
 constexpr Layout page_lists{"[batch, max_pages]",
                             [](const Spec&, const Shape& z) -> Sizes { return {z.batch, pages_of(z)}; }};
 constexpr Layout one{"[1]", [](const Spec&, const Shape&) -> Sizes { return {1}; }};
-constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", nullptr};
-constexpr Layout listed{"[listed blocks]", nullptr};
+// Sizes of lists that an operation makes.
+inline Sizes list_sizes(const Spec& s, const Shape& z) {
+  const auto* blocks = find_mask<BlockSparseMask>(s.mask);
+  if (!blocks) return {0, 0, 0};
+  return {z.batch, blocks->per_head ? z.num_heads_q : 1,
+          (std::int64_t{z.seqlen_q} + blocks->block_m - 1) / blocks->block_m + 1};
+}
+constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", list_sizes};
+constexpr Layout listed{"[listed blocks]", [](const Spec& s, const Shape& z) -> Sizes {
+                          const auto* blocks = find_mask<BlockSparseMask>(s.mask);
+                          if (!blocks) return {0};
+                          const Sizes of_lists = list_sizes(s, z);
+                          return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) *
+                                  ((std::int64_t{z.seqlen_k} + blocks->block_n - 1) / blocks->block_n)};
+                        }};
 constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]", nullptr};
 constexpr Layout tree_rows{"[batch or 1, seqlen_q, words of 32 new keys]", nullptr};
 constexpr Layout bytes{"[bytes]", nullptr};
@@ -280,28 +294,28 @@ using enum Role;
 using enum Needs;
 // clang-format off
 inline constexpr Argument all[] = {
-    {"q", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append},
-    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append, 0, append},
+    {"q", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
+    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing, 0, append},
     {"v", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append, 0, append},
     {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
     {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
-    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append, 0, 0, append},
-    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training},
-    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward},
-    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training},
+    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},
+    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training | listing},
+    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward | listing},
+    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training | listing},
     {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention | backward},
-    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward},
-    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training},
-    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward},
-    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward},
-    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention | backward},
-    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention | backward},
-    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training},
-    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training},
-    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training},
+    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward | listing},
+    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training | listing},
+    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward | listing},
+    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward | listing},
+    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention | backward | listing},
+    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention | backward | listing},
+    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training | listing, 0, listing},
+    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training | listing, 0, listing},
+    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training | listing, 0, listing},
     {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training},
-    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward},
-    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward},
+    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward | listing},
+    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward | listing},
     {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, training},
     {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, training},
     {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, training},

@@ -548,6 +548,17 @@ bool masks_read_head(const AttentionSpec& spec) {
                                [](const FormulaNode& formula) { return reads(formula, FormulaName::head); });
 }
 
+bool masks_differ_by_head(const AttentionSpec& spec) {
+  return device_text::any_mask(spec, [](const FormulaNode& formula) {
+    return reads(formula, FormulaName::head) || reads(formula, FormulaName::head_kv);
+  });
+}
+
+bool masks_differ_by_batch(const AttentionSpec& spec) {
+  return device_text::any_mask(spec,
+                               [](const FormulaNode& formula) { return reads(formula, FormulaName::batch); });
+}
+
 bool masks_read_tables(const AttentionSpec& spec) {
   return device_text::any_mask(spec, [](const FormulaNode& formula) {
     return device_text::any(formula,

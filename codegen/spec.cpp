@@ -8,6 +8,7 @@
 
 #include "declarations.hpp"
 #include "families/kernel_family.hpp"
+#include "formula_functors.hpp"
 #include "mask_rules.hpp"
 #include "spec_fields.hpp"
 
@@ -81,6 +82,21 @@ void check_rotary(const AttentionSpec& spec) {
     throw Error(ErrorCode::unsupported,
                 "rotary is not supported by a decode that appends nothing; \"append\": true or op append_kv "
                 "would work");
+}
+
+void check_block_lists(const AttentionSpec& spec) {
+  if (spec.op != Operation::make_block_lists) return;
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  if (!blocks || !blocks->of_masks)
+    invalid(
+        "op make_block_lists makes the lists of a block_sparse mask with of_masks, and the spec has none; "
+        "mask "
+        R"([{"kind": "block_sparse", "of_masks": true}, "causal"] would work)");
+  if (!blocks->per_head && masks_differ_by_head(spec))
+    invalid(
+        "a formula of the mask reads head or head_kv, and block_sparse with \"per_head\": false has one list "
+        "for "
+        "all heads; \"per_head\": true would work");
 }
 
 class Hasher {
@@ -186,6 +202,7 @@ AttentionSpec AttentionSpec::validated() const {
   check_kv_dtype(spec);
   check_rotary(spec);
   check_masks(spec.mask);
+  check_block_lists(spec);
   check_supported(spec);
   return spec;
 }
@@ -229,6 +246,8 @@ const char* to_string(Operation op) noexcept {
       return "merge";
     case Operation::append_kv:
       return "append_kv";
+    case Operation::make_block_lists:
+      return "make_block_lists";
   }
   return "unknown";
 }

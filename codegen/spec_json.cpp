@@ -25,8 +25,8 @@ constexpr auto names_of_spec = [] {
                  [](const SpecField& field) { return field.name; });
   return names;
 }();
-constexpr std::array operations = {Operation::forward, Operation::backward, Operation::decode,
-                                   Operation::merge, Operation::append_kv};
+constexpr std::array operations = {Operation::forward, Operation::backward,  Operation::decode,
+                                   Operation::merge,   Operation::append_kv, Operation::make_block_lists};
 constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
                                   DType::bf16, DType::fp16,     DType::fp32};
 constexpr std::array kv_scales = {KvScale::tensor, KvScale::head, KvScale::token_head};

@@ -84,6 +84,56 @@ bool checks_device_data() {
 
 }  // namespace
 
+void check_heads(const Tensor& q, const Tensor& k, device::ProblemParams& p) {
+  p.num_heads_q = size(q, q.rank - 2);
+  p.num_heads_kv = size(k, k.rank - 2);
+  if (p.num_heads_q > 0 && (p.num_heads_kv == 0 || p.num_heads_q % p.num_heads_kv))
+    refuse_argument("q has ", p.num_heads_q, " heads and k has ", p.num_heads_kv,
+                    ": the number of query heads must be a multiple of the number of key/value heads");
+}
+
+CheckedPages check_sequences(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                             int most_rows, device::ProblemParams& p) {
+  const Tensor &q = *args.q, &k = *args.k;
+  CheckedPages pages;
+  if (spec.varlen) {
+    const Tensor& cq = require<&AttentionArgs::cu_seqlens_q>(spec, args, device);
+    if (cq.shape[0] < 1)
+      refuse_argument("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
+    require_table("cu_seqlens_q", cq);
+    p.cu_seqlens_q = static_cast<const int*>(cq.data);
+    p.batch = size(cq, 0) - 1;
+    p.total_q = size(q, 0);
+    p.seqlen_q = std::min(longest("max_seqlen_q", args.max_seqlen_q, p.total_q), most_rows);
+  } else {
+    p.batch = size(q, 0);
+    p.seqlen_q = length("q", q);
+  }
+  switch (key_layout(spec)) {
+    case KeyLayout::packed: {
+      const Tensor& ck = require<&AttentionArgs::cu_seqlens_k>(spec, args, device);
+      require_shape("cu_seqlens_k", ck, 0, p.batch + 1, "as cu_seqlens_q");
+      require_table("cu_seqlens_k", ck);
+      p.cu_seqlens_k = static_cast<const int*>(ck.data);
+      p.total_k = size(k, 0);
+      p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
+      break;
+    }
+    case KeyLayout::batched:
+      if (spec.varlen) {
+        require_shape("k", k, 0, p.batch, "the batch of cu_seqlens_q");
+        if (args.v) require_shape("v", *args.v, 0, p.batch, "the batch of cu_seqlens_q");
+      }
+      p.seqlen_k = length("k", k);
+      break;
+    case KeyLayout::paged:
+      pages = check_pages(spec, device, args, p.batch);
+      p.seqlen_k = pages.longest;
+  }
+  require_countable_rows(p);
+  return pages;
+}
+
 CheckedAttention check_attention(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                                  int most_rows, device::ProblemParams& p) {
   const bool varlen = spec.varlen;
@@ -111,10 +161,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
     require_shape("k", k, 0, q.shape[0], "q's batch");
     require_shape("v", v, 0, q.shape[0], "q's batch");
   }
-  const int num_heads_q = size(q, heads), num_heads_kv = size(k, key_heads);
-  if (num_heads_q > 0 && (num_heads_kv == 0 || num_heads_q % num_heads_kv))
-    refuse_argument("q has ", num_heads_q, " heads and k has ", num_heads_kv,
-                    ": the number of query heads must be a multiple of the number of key/value heads");
+  check_heads(q, k, p);
   require_alignment("q", q);
   require_alignment("k", k);
   require_alignment("v", v);
@@ -122,49 +169,12 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
 
   const bool writes_o = argument_of(&AttentionArgs::o).role_in(spec) == Role::output;
   CheckedAttention checked{.q = view(q), .k = view(k), .v = view(v), .o = view(o)};
-  p.num_heads_q = num_heads_q;
-  p.num_heads_kv = num_heads_kv;
-
-  if (varlen) {
-    const Tensor& cq = require<&AttentionArgs::cu_seqlens_q>(spec, args, device);
-    if (cq.shape[0] < 1)
-      refuse_argument("cu_seqlens_q is empty: it holds batch + 1 running totals, the first of them 0");
-    require_table("cu_seqlens_q", cq);
-    p.cu_seqlens_q = static_cast<const int*>(cq.data);
-    p.batch = size(cq, 0) - 1;
-    p.total_q = size(q, 0);
-    p.seqlen_q = std::min(longest("max_seqlen_q", args.max_seqlen_q, p.total_q), most_rows);
-  } else {
-    p.batch = size(q, 0);
-    p.seqlen_q = length("q", q);
-  }
-  switch (keys) {
-    case KeyLayout::packed: {
-      const Tensor& ck = require<&AttentionArgs::cu_seqlens_k>(spec, args, device);
-      require_shape("cu_seqlens_k", ck, 0, p.batch + 1, "as cu_seqlens_q");
-      require_table("cu_seqlens_k", ck);
-      p.cu_seqlens_k = static_cast<const int*>(ck.data);
-      p.total_k = size(k, 0);
-      p.seqlen_k = longest("max_seqlen_k", args.max_seqlen_k, p.total_k);
-      break;
-    }
-    case KeyLayout::batched:
-      if (varlen) {
-        require_shape("k", k, 0, p.batch, "the batch of cu_seqlens_q");
-        require_shape("v", v, 0, p.batch, "the batch of cu_seqlens_q");
-      }
-      p.seqlen_k = length("k", k);
-      break;
-    case KeyLayout::paged:
-      checked.pages = check_pages(spec, device, args, p.batch);
-      p.seqlen_k = checked.pages.longest;
-  }
-  require_countable_rows(p);
+  checked.pages = check_sequences(spec, device, args, most_rows, p);
 
   if (spec.lse) {
     const Tensor& lse = require<&AttentionArgs::lse>(spec, args, device);
     if (!varlen) require_shape("lse", lse, 0, p.batch, "q's batch");
-    require_shape("lse", lse, rank - 3, num_heads_q, "q's heads");
+    require_shape("lse", lse, rank - 3, p.num_heads_q, "q's heads");
     require_shape("lse", lse, rank - 2, q.shape[rows], "q's rows");
     if (lse.shape[rank - 2] > 1 && lse.strides[rank - 2] != 1)
       refuse_argument("lse's last dimension has stride ", lse.strides[rank - 2],
@@ -196,7 +206,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
                    .num_heads_q = p.num_heads_q,
                    .num_heads_kv = p.num_heads_kv,
                    .page_size = checked.pages.table.page_size};
-  checked.empty = p.batch == 0 || num_heads_q == 0 || p.seqlen_q == 0;
+  checked.empty = p.batch == 0 || p.num_heads_q == 0 || p.seqlen_q == 0;
   return checked;
 }
 

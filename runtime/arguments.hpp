@@ -21,6 +21,11 @@ struct CheckedAttention {
   Shape shape{};
   bool empty = false;  // no query row
 };
+// Fill the problem's heads, and then its batch and lengths. All that they read of q and k has been checked by
+// itself. Throw invalid_argument.
+void check_heads(const Tensor& q, const Tensor& k, device::ProblemParams& problem);
+CheckedPages check_sequences(const AttentionSpec& spec, Device device, const AttentionArgs& args,
+                             int most_rows, device::ProblemParams& problem);
 // Fills the problem. Packed sequences count as at most most_rows long. Throws invalid_argument naming the
 // argument. Touches no tensor memory.
 CheckedAttention check_attention(const AttentionSpec& spec, Device device, const AttentionArgs& args,

@@ -377,6 +377,12 @@ void flashjit_prepared_destroy(flashjit_prepared* prepared) {
   delete prepared;
 }
 
+flashjit_status flashjit_most_listed_blocks(const flashjit_block_lists* lists, int64_t* blocks) {
+  return guarded([&] {
+    const BlockLists given(lists);
+    require(blocks, "blocks") = flashjit::most_listed_blocks(given.mask, given.shape);
+  });
+}
 flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lists, const uint8_t* seen,
                                                  flashjit_tables** tables) {
   return make_tables(tables, [&] {

@@ -229,6 +229,10 @@ typedef struct {
   int32_t batch, heads;               /* heads: 1 unless per_head */
   int32_t seqlen_q, seqlen_k;
 } flashjit_block_lists;
+/* How many blocks lists of this shape name at most: the elements of block_indices and block_bitmask_of that
+   op make_block_lists writes to. */
+FLASHJIT_C_API flashjit_status flashjit_most_listed_blocks(const flashjit_block_lists* lists,
+                                                           int64_t* blocks);
 /* `seen`: [batch, heads, seqlen_q, seqlen_k] bytes, nonzero if the row sees the key. */
 FLASHJIT_C_API flashjit_status flashjit_block_sparse_from_dense(const flashjit_block_lists* lists,
                                                                 const uint8_t* seen,

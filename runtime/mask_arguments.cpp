@@ -100,6 +100,11 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
   p.blocks.num_bitmasks = size(bitmasks, 0);
 }
 
+// Whether the launch is given the lists of its block_sparse mask, and does not make them.
+bool reads_lists(const AttentionSpec& spec) {
+  return argument_of(&AttentionArgs::block_offsets).role_in(spec) == Role::table;
+}
+
 void check_tree(const AttentionSpec& spec, const AttentionArgs& args, Device device, ProblemParams& p) {
   const Tensor& bits = require<&AttentionArgs::tree_bits>(spec, args, device);
   require_rows("tree_bits", bits, 1, p.seqlen_q, spec.varlen, "the longest seqlen_q");
@@ -219,8 +224,8 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
   p.seqlens_q = lengths<&AttentionArgs::seqlens_q>(spec, device, args, p);
   p.seqlens_k = lengths<&AttentionArgs::seqlens_k>(spec, device, args, p);
   if (find_mask<SlidingWindowMask>(spec.mask)) check_window(args, p);
-  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask))
-    check_blocks(*blocks, spec, args, device, p);
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  if (blocks && reads_lists(spec)) check_blocks(*blocks, spec, args, device, p);
   if (find_mask<TreeMask>(spec.mask)) check_tree(spec, args, device, p);
 }
 
@@ -239,7 +244,8 @@ void check_tables(const AttentionSpec& spec, const ProblemParams& p, const devic
                   spec.paged ? "page_table's max_pages x page_size" : "seqlen_k");
   }
   check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
-  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) check_blocks_data(*blocks, p, spec.varlen);
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  if (blocks && reads_lists(spec)) check_blocks_data(*blocks, p, spec.varlen);
   if (spec.paged) check_page_ids(spec, p, pages);
 }
 

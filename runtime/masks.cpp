@@ -165,6 +165,16 @@ std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape
   return *offsets - std::int64_t{shape.batch} * shape.heads;
 }
 
+std::int64_t most_listed_blocks(const BlockSparseMask& mask, const BlockListShape& shape) {
+  const std::int64_t lists = count_block_lists(mask, shape),
+                     of_list = blocks_of(shape.seqlen_k, mask.block_n);
+  const auto most = product_of({lists, of_list});
+  if (!most || *most > most_elements)
+    refuse_argument(lists, " lists of ", of_list, " key blocks each are more than ", most_elements,
+                    " blocks; larger blocks, or a part of the batch, would work");
+  return *most;
+}
+
 MaskTables block_sparse_from_dense(const BlockSparseMask& mask, const BlockListShape& shape,
                                    std::span<const std::uint8_t> seen) {
   Lister lister(mask, shape);

@@ -46,6 +46,10 @@ struct BlockListShape {
 // Throws invalid_argument for a shape that block lists cannot have.
 FLASHJIT_API std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape);
 
+// The number of blocks that lists of this shape name at most: the elements that make_block_lists takes of
+// block_indices and block_bitmask_of. Throws invalid_argument likewise.
+FLASHJIT_API std::int64_t most_listed_blocks(const BlockSparseMask& mask, const BlockListShape& shape);
+
 // Whether a row sees a key.
 using SeesPair = std::function<bool(int batch, int head, int row, int key)>;
 

@@ -17,7 +17,7 @@ constexpr struct {
 } operations[] = {
     {Operation::forward, forward_runtime},  {Operation::backward, backward_runtime},
     {Operation::decode, decode_runtime},    {Operation::merge, merge_runtime},
-    {Operation::append_kv, append_runtime},
+    {Operation::append_kv, append_runtime}, {Operation::make_block_lists, block_lists_runtime},
 };
 
 }  // namespace

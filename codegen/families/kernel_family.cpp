@@ -7,13 +7,15 @@
 namespace flashjit {
 
 extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu, decode_cuda, decode_sm90a, decode_cpu,
-    merge_cuda, merge_cpu, backward_sm80, backward_sm90a, backward_cpu, append_cuda, append_cpu;
+    merge_cuda, merge_cpu, backward_sm80, backward_sm90a, backward_cpu, append_cuda, append_cpu,
+    block_lists_cuda, block_lists_cpu;
 
 namespace {
 
 constexpr const KernelFamily* families[] = {
-    &forward_sm80, &forward_sm90a, &forward_cpu,    &decode_cuda,  &decode_sm90a, &decode_cpu, &merge_cuda,
-    &merge_cpu,    &backward_sm80, &backward_sm90a, &backward_cpu, &append_cuda,  &append_cpu,
+    &forward_sm80, &forward_sm90a, &forward_cpu, &decode_cuda,      &decode_sm90a,
+    &decode_cpu,   &merge_cuda,    &merge_cpu,   &backward_sm80,    &backward_sm90a,
+    &backward_cpu, &append_cuda,   &append_cpu,  &block_lists_cuda, &block_lists_cpu,
 };
 
 const KernelFamily* find_family(Operation op, const Target& target) {

@@ -15,6 +15,7 @@ extern const OperationRuntime backward_runtime;
 extern const OperationRuntime decode_runtime;
 extern const OperationRuntime merge_runtime;
 extern const OperationRuntime append_runtime;
+extern const OperationRuntime block_lists_runtime;
 
 // Adds the step of a forward's kernel on a GPU. The kernel's spec may be a decode's.
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,

@@ -47,6 +47,7 @@ class Tables {
  public:
   Tables(const AttentionSpec& spec, const Shape& shape)
       : shape_(shape),
+        makes_lists_(spec.op == Operation::make_block_lists),
         lengths_q_(typical_lengths(shape.batch, shape.seqlen_q, shape.total_q, 1)),
         lengths_k_(typical_lengths(shape.batch, shape.seqlen_k, shape.total_k, 2)) {
     if (spec.paged) add_pages();
@@ -68,6 +69,7 @@ class Tables {
   }
 
   void operator()(const BlockSparseMask& mask) {
+    if (makes_lists_) return;
     const int row_blocks = (shape_.seqlen_q - 1) / mask.block_m + 1;
     const int key_blocks = (shape_.seqlen_k - 1) / mask.block_n + 1;
     const int heads = mask.per_head ? shape_.num_heads_q : 1;
@@ -128,6 +130,7 @@ class Tables {
   }
 
   const Shape shape_;
+  const bool makes_lists_;
   const Lengths lengths_q_, lengths_k_;
   MaskTables tables_;
 };

@@ -155,8 +155,42 @@ struct Table {
     using Form = typename CommonForm<Indices...>::type;
     return read(Form{}, problem, indices...);
   }
+  // The same, but where one index is a range of few places, and the others are single, all elements are read.
+  template <class... Indices>
+  FLASHJIT_FN static auto read_over(const FormulaProblem& problem, Indices... indices) {
+    if constexpr ((int{IsRange<Indices>::value} + ... + 0) != 1) {
+      return read(problem, indices...);
+    } else {
+      constexpr int most = 512;
+      const Places places = places_of<0>(problem, indices...);
+      auto known = point(read(Single{}, problem, single(indices, places.first)...).v);
+      if (places.last - places.first >= most) return read(Ranges{}, problem, indices...);
+      for (int place = places.first + 1; place <= places.last; ++place)
+        known = choose(Maybe{true, true}, known, point(read(Single{}, problem, single(indices, place)...).v));
+      return value_of(known);
+    }
+  }
 
  private:
+  // The least and the greatest index of a range within its dimension.
+  struct Places {
+    int first, last;
+  };
+  template <int dim, class First, class... Rest>
+  FLASHJIT_FN static Places places_of(const FormulaProblem& problem, First first, Rest... rest) {
+    if constexpr (IsRange<First>::value) {
+      constexpr Dimension kind = dimension<dim>();
+      const int size = kind == Dimension::total_q   ? problem.seqlen_q
+                       : kind == Dimension::total_k ? problem.seqlen_k
+                                                    : problem.params.tables[index].sizes[dim];
+      return {max(min(first.low, size - 1), 0), max(min(first.high, size - 1), 0)};
+    } else {
+      return places_of<dim + 1>(problem, rest...);
+    }
+  }
+  FLASHJIT_FN static int single(int other, int) { return other; }
+  FLASHJIT_FN static int single(Range<int>, int place) { return place; }
+
   template <int dim>
   FLASHJIT_FN static constexpr Dimension dimension() {
     constexpr Dimension given[] = {dimensions..., Dimension::plain};

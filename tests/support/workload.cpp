@@ -145,6 +145,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
         const TensorMember member = argument.tensor();
         if (member == &AttentionArgs::lse || member == &AttentionArgs::dlse || sizes.size() == 1)
           return arrange_rows(sizes);
+        if (argument.role == Role::table) return arrange(MemoryLayout::contiguous, sizes, DType::int32);
         const bool keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
                           member == &AttentionArgs::dk || member == &AttentionArgs::dv;
         return arrange(keys ? case_.layout_kv : case_.layout, sizes, argument.dtype(spec));
@@ -191,7 +192,8 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       args->dropout_offset = case_.seed;
     }
     masks_.set_sizes(*args);
-    const bool bounds = !masks_.tables.empty() || !spec.tables.empty();  // tables are as long as they say
+    const bool bounds = !masks_.tables.empty() || !spec.tables.empty() ||
+                        spec.op == Operation::make_block_lists;  // tables are as long as they say
     if (spec.varlen && bounds) args->max_seqlen_q = longest.seqlen_q;
     if (packed_keys() && bounds) args->max_seqlen_k = longest.seqlen_k;
   }
@@ -261,6 +263,7 @@ std::unique_ptr<GuardedTensor> Workload::make(DType dtype, const TensorShape& sh
 }
 
 void Workload::fill() {
+  if (case_.spec.op == Operation::make_block_lists) return;  // it reads no elements
   // Memory beyond the last sequence stays poisoned.
   const auto used = [&](GuardedTensor& tensor, bool is_packed) {
     Tensor t = tensor.on_host();

@@ -426,7 +426,9 @@ double rows_of(const Tensor& t) {
 }  // namespace
 
 std::int64_t Workload::query_rows() const {
-  const Tensor& o = spec_.op == Operation::append_kv ? *host_args_.k_new : *host_args_.o;
+  const Tensor& o = spec_.op == Operation::append_kv          ? *host_args_.k_new
+                    : spec_.op == Operation::make_block_lists ? *host_args_.q
+                                                              : *host_args_.o;
   std::int64_t rows = 1;
   for (int i = 0; i + 1 < o.rank; ++i) rows *= o.shape[i];
   return rows;
@@ -436,6 +438,12 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
   if (spec.op == Operation::append_kv) {
     const int dim = !spec.rotary ? 0 : spec.rotary->dim ? spec.rotary->dim : spec.head_dim;
     return 3.0 * dim * (rows_of(*args.k_new) + (args.q ? rows_of(*args.q) : 0));
+  }
+  if (spec.op == Operation::make_block_lists) {
+    const Tensor &q = *args.q, &k = *args.k, &lists = *args.block_offsets;
+    const double pairs = static_cast<double>(lists.shape[0] * lists.shape[1]) *
+                         static_cast<double>(q.shape[q.rank - 3]) * static_cast<double>(k.shape[k.rank - 3]);
+    return spec.varlen ? pairs / static_cast<double>(std::max<std::int64_t>(lists.shape[0], 1)) : pairs;
   }
   const double passes = spec.op == Operation::backward ? 2.5 : 1;  // five products, where a forward has two
   if (!args.parts_o) return passes * 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);

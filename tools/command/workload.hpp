@@ -65,7 +65,8 @@ NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
 
 // Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
 // that the mask keeps, in a backward 2.5 times as many; for a merge, 2 for each element of the parts; for an
-// append_kv, 3 for each rotated element.
+// append_kv, 3 for each rotated element; for make_block_lists, 1 for each pair of rows and keys, of all heads
+// or of each head that has lists of its own.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
 // Bytes of K and V, each read once for a key/value head. Reading them bounds a decode.
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);

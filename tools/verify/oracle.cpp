@@ -2,6 +2,7 @@
 
 #include "tools/verify/append_oracle.hpp"
 #include "tools/verify/backward_oracle.hpp"
+#include "tools/verify/block_lists_oracle.hpp"
 #include "tools/verify/forward_oracle.hpp"
 #include "tools/verify/merge_oracle.hpp"
 
@@ -14,7 +15,7 @@ constexpr struct {
 } oracles[] = {
     {Operation::forward, forward_oracle},  {Operation::backward, backward_oracle},
     {Operation::decode, decode_oracle},    {Operation::merge, merge_oracle},
-    {Operation::append_kv, append_oracle},
+    {Operation::append_kv, append_oracle}, {Operation::make_block_lists, block_lists_oracle},
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ class Maker {
       : shape_(shape),
         options_(options),
         draw_(seed ^ 0x6d61736b),
+        makes_lists_(spec.op == Operation::make_block_lists),
         has_padding_(has<PaddingMask>(spec)),
         counts_keys_(spec.paged || spec.op == Operation::decode) {
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
@@ -83,6 +84,7 @@ class Maker {
   }
 
   void make(const BlockSparseMask& mask) {
+    if (makes_lists_) return;
     const int row_blocks = device::ceil_div(shape_.seqlen_q, mask.block_m);
     const int key_blocks = device::ceil_div(shape_.seqlen_k, mask.block_n);
     const int batch = options_.hard && draw_.chance(0.5) ? shape_.batch : 1;
@@ -210,7 +212,7 @@ class Maker {
   Shape shape_;
   MaskDataOptions options_;
   Draw draw_;
-  bool has_padding_, counts_keys_;  // seqlens_k may be given without padding
+  bool makes_lists_, has_padding_, counts_keys_;  // seqlens_k may be given without padding
   MaskData data_;
 };
 

@@ -1,0 +1,71 @@
+// make_block_lists on every GPU from sm_80 up.
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/kernel_text.hpp"
+
+namespace flashjit {
+namespace {
+
+bool serves(const Target& target) {
+  return target.is_cuda();
+}
+
+constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",    "varlen", "deterministic",
+                                       "tables",     "scalars", "config"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
+constexpr std::string_view choices[] = {"num_warps"};
+
+std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
+  if (config.num_warps == 4 || config.num_warps == 8 || config.num_warps == 16) return {};
+  return "num_warps " + std::to_string(config.num_warps) + " is not 4, 8 or 16";
+}
+
+ConfigAxes axes(const AttentionSpec&, const Target&) {
+  return {.block_m = {0}, .block_n = {0}, .num_stages = {1}, .num_warps = {4, 8, 16}};
+}
+
+std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return {};
+}
+
+// One batch entry of 16,384 rows is 128 lists of 128 rows: about as many as a GPU has multiprocessors, so
+// each takes many warps.
+KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
+  return {.num_warps = 16};
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  const std::string params = with_features("BlockListsParams", spec);
+  const int threads = source.config.num_warps * 32;
+  const auto step = [&](const std::string& name, int shared_memory) {
+    source.text += "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    flashjit_" +
+                   name + "_blocks(const __grid_constant__ " + params + " params) {\n  " + name +
+                   "_blocks<Spec, Config>(params);\n}\n";
+    source.steps.push_back(
+        {.function = "flashjit_" + name + "_blocks", .threads = threads, .shared_memory = shared_memory});
+  };
+  source.text += include_lines("cuda/block_lists.cuh", spec) + "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "BlockListsCudaSpec", params, "", choices, source.config, "");
+  step("find", source.config.num_warps * static_cast<int>(sizeof(int)));
+  source.text += "\n";
+  step("write", 0);
+}
+
+}  // namespace
+
+extern constinit const KernelFamily block_lists_cuda = {
+    .op = Operation::make_block_lists,
+    .serves = serves,
+    .dtypes = dtypes,
+    .fields = fields,
+    .masks = masks,
+    .choices = choices,
+    .misfit = misfit,
+    .axes = axes,
+    .futility = futility,
+    .preferred = preferred,
+    .render = render,
+};
+
+}  // namespace flashjit

@@ -1,0 +1,67 @@
+// make_block_lists on CPUs, in two steps: find what each block keeps, by ranges and where they do not tell by
+// every pair; write the lists.
+#pragma once
+
+#include "cpu/formula.h"
+#include "shared/block_lists.h"
+
+namespace flashjit::device {
+
+// Defaults of a rendered Spec.
+struct BlockListsCpuSpec {
+  static constexpr bool varlen = false;
+};
+
+template <class Spec>
+class BlockListsCpu {
+  using List = BlockList<Spec>;
+  using Masks = typename List::Masks;
+
+ public:
+  // Items are lists.
+  FLASHJIT_FN static void find(const BlockListsParams& p, i64 begin, i64 end) {
+    for (i64 item = begin; item < end; ++item) {
+      const List list(p, item / p.row_blocks, static_cast<int>(item % p.row_blocks));
+      const Problem problem = list.problem();
+      const Masks masks(p, problem);
+      const Span rows = list.rows(problem);
+      int count = 0;
+      for (int block = 0; block < p.key_blocks; ++block) {
+        const Span keys = List::keys(problem, block);
+        Maybe pairs = {false, true};
+        if (!rows.empty() && !keys.empty()) pairs = known_pairs(masks, rows, keys);
+        if (pairs.can_hold && pairs.can_fail) pairs = test(masks, rows, keys);
+        list.found(block) = kept_of(pairs);
+        count += pairs.can_hold;
+      }
+      list.counts()[list.row_block] = count;
+    }
+  }
+
+  // Items are the ends of lists: one more than the lists of each group.
+  FLASHJIT_FN static void write(const BlockListsParams& p, i64 begin, i64 end) {
+    for (i64 item = begin; item < end; ++item) {
+      const List list(p, item / (p.row_blocks + 1), static_cast<int>(item % (p.row_blocks + 1)));
+      int place = list.first_place();
+      for (int other = 0; other < list.row_block; ++other) place += list.counts()[other];
+      list.set_offset(place);
+      for (int block = 0; list.row_block < p.row_blocks && block < p.key_blocks; ++block)
+        if (const Keeps keeps = list.found(block); keeps != Keeps::nothing)
+          list.set_block(place++, block, keeps);
+    }
+  }
+
+ private:
+  __attribute__((noinline)) static Maybe test(const Masks& masks, Span rows, Span keys) {
+    Maybe pairs = {false, false};
+    for (int row = rows.begin; row < rows.end && !(pairs.can_hold && pairs.can_fail); ++row)
+      for (int key = keys.begin; key < keys.end; ++key) {
+        const bool kept = masks.keep(row, key);
+        pairs.can_hold |= kept;
+        pairs.can_fail |= !kept;
+      }
+    return pairs;
+  }
+};
+
+}  // namespace flashjit::device

@@ -1,0 +1,102 @@
+// What make_block_lists computes on every target: which blocks masks keep, whole or in part.
+#pragma once
+
+#include "shared/block_lists_params.h"
+#include "shared/formula_mask.h"
+#include "shared/listed_mask.h"
+
+namespace flashjit::device {
+
+// Rows of a mask's formula that knows which elements of tables the rows and keys of a block read.
+template <class R>
+struct ReadingRow : FormulaRow<R, int> {
+  FLASHJIT_FN ReadingRow(const FormulaProblem& p, R rows) : FormulaRow<R, int>(p, rows, p.heads.begin) {}
+
+  template <class Values>
+  FLASHJIT_FN auto read(Values) const {
+    return Values::read(this->problem);
+  }
+  template <class Values, class First, class... Rest>
+  FLASHJIT_FN auto read(Values, Integer<First> first, Integer<Rest>... rest) const {
+    return Values::read_over(this->problem, first.v, rest.v...);
+  }
+};
+
+// Which of the pairs a mask keeps, as far as ranges tell. No span is empty.
+template <class Mask>
+FLASHJIT_FN Maybe known_pairs(const Mask& mask, Span rows, Span keys) {
+  return {touches(mask, rows, keys), !mask.whole(rows, keys)};
+}
+template <class Formula, class Params>
+FLASHJIT_FN Maybe known_pairs(const FormulaMask<Formula, Params>& mask, Span rows, Span keys) {
+  const ReadingRow at(mask.problem, Range<int>{rows.begin, rows.end - 1, false});
+  if constexpr (Formula::interval) {
+    const auto begin = in_form(Ranges{}, Formula::begin(at, mask.of_tile).v),
+               end = in_form(Ranges{}, Formula::end(at, mask.of_tile).v);
+    return {!intersect({begin.low, end.high}, keys).empty(), !Span{begin.high, end.low}.contains(keys)};
+  } else {
+    const FormulaKey pairs(at, Range<int>{keys.begin, keys.end - 1, false});
+    return in_form(Ranges{}, Formula::value(pairs, Formula::of_row(at)).v);
+  }
+}
+template <class A, class B>
+FLASHJIT_FN Maybe known_pairs(const Both<A, B>& mask, Span rows, Span keys) {
+  return both(known_pairs(mask.a, rows, keys), known_pairs(mask.b, rows, keys));
+}
+
+// The lists that a rendered Spec's mask asks for, and the masks that they are made of.
+template <class Mask>
+struct ListsOf;
+template <int block_m_, int block_n_, bool per_head, class Others>
+struct ListsOf<Both<Bounds, Listed<BlockSparse<block_m_, block_n_, per_head, true>, Others>>> {
+  using Masks = Others;
+  static constexpr int block_m = block_m_, block_n = block_n_;
+};
+
+// One list: the key blocks of a query block of a batch entry and head.
+template <class Spec>
+struct BlockList {
+  using Lists = ListsOf<typename Spec::Mask>;
+  using Masks = typename Lists::Masks;
+
+  const BlockListsParams& p;
+  i64 group;
+  int row_block, head, batch;
+
+  FLASHJIT_FN BlockList(const BlockListsParams& params, i64 of_group, int block)
+      : p(params),
+        group(of_group),
+        row_block(block),
+        head(static_cast<int>(of_group % params.list_heads)),
+        batch(static_cast<int>(of_group / params.list_heads)) {}
+
+  FLASHJIT_FN Problem problem() const {
+    return make_problem<Spec::varlen, Spec::Mask::padding>(p, batch, head);
+  }
+  FLASHJIT_FN Span rows(const Problem& of) const {
+    return {row_block * Lists::block_m, min((row_block + 1) * Lists::block_m, of.seqlen_q)};
+  }
+  FLASHJIT_FN static Span keys(const Problem& of, int block) {
+    return {block * Lists::block_n, min((block + 1) * Lists::block_n, of.seqlen_k)};
+  }
+
+  FLASHJIT_FN int* counts() const { return p.counts + group * p.row_blocks; }  // of the group
+  FLASHJIT_FN Keeps& found(int block) const {
+    return p.found[(group * p.row_blocks + row_block) * p.key_blocks + block];
+  }
+  // The place of the group's first block.
+  FLASHJIT_FN int first_place() const { return static_cast<int>(group * p.row_blocks * p.key_blocks); }
+  // Sets where the list begins; row_block may be row_blocks, where the last one ends.
+  FLASHJIT_FN void set_offset(int place) const {
+    p.offsets[batch * p.offsets_batch_stride + head * p.offsets_head_stride + row_block] = place;
+  }
+  FLASHJIT_FN void set_block(int place, int block, Keeps keeps) const {
+    p.indices[place] = block;
+    p.bitmask_of[place] = keeps == Keeps::all ? -1 : -2;
+  }
+};
+FLASHJIT_FN Keeps kept_of(Maybe pairs) {
+  return !pairs.can_hold ? Keeps::nothing : pairs.can_fail ? Keeps::some : Keeps::all;
+}
+
+}  // namespace flashjit::device

@@ -1,0 +1,210 @@
+// make_block_lists against the elementwise oracle, and forwards that take its lists against attention of the
+// masks alone.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/workload.hpp"
+#include "tools/verify/random_formulas.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+struct ListedMasks {
+  const char* name;
+  const char* fields;  // of the spec, as JSON; the mask's list begins with the lists of blocks
+};
+
+constexpr ListedMasks listed_masks[] = {
+    {"documents", R"_("mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 64, "of_masks": true},
+        "document[key] == document[position]"],
+        "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}})_"},
+    {"causal within documents",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 128, "block_n": 64, "of_masks": true}, "causal",
+        "document[key] == document[position]"],
+        "tables": {"document": {"dtype": "uint8", "shape": ["batch or 1", "seqlen_k"]}})_"},
+    {"built-in masks alone",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 48, "of_masks": true}, "causal",
+        {"kind": "sliding_window", "sinks": true}, "padding"])_"},
+    {"a tree",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 16, "block_n": 32, "of_masks": true}, "tree"])_"},
+    {"a window of each row",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 48, "block_n": 80, "of_masks": true},
+        "abs(position - key) < reach[position]", "key >= first[row]"],
+        "tables": {"reach": {"dtype": "int8", "shape": ["seqlen_k"]},
+                   "first": {"dtype": "int32", "shape": ["seqlen_q"]}})_"},
+    {"each head its own lists",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 32, "per_head": true, "of_masks": true},
+        "key <= position && (position - key < reach[head] || is_global[key] != 0)"],
+        "tables": {"reach": {"dtype": "int32", "shape": ["heads_q"]},
+                   "is_global": {"dtype": "uint8", "shape": ["seqlen_k"]}})_"},
+    {"pairs and reals",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 16, "block_n": 16, "of_masks": true},
+        "allowed[position / 16, key / 16] != 0", "weight[key] < limit * weight[position]"],
+        "tables": {"allowed": {"dtype": "uint8", "shape": ["m", "n"]},
+                   "weight": {"dtype": "fp16", "shape": ["seqlen_k"]}}, "scalars": {"limit": "fp32"})_"},
+};
+
+AttentionSpec listed_spec(const std::string& fields, const std::string& op, DType dtype = DType::bf16) {
+  return AttentionSpec::from_json(R"({"op": ")" + op + R"(", "dtype": ")" + to_string(dtype) +
+                                  R"(", "head_dim": 64, )" + fields + "}");
+}
+
+class BlockLists : public ComputesOnEveryDevice {
+ protected:
+  void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
+};
+
+TEST_P(BlockLists, KnownMasks) {
+  std::uint64_t seed = 0;
+  for (const ListedMasks& variant : listed_masks) {
+    SCOPED_TRACE(variant.name);
+    const AttentionSpec spec = listed_spec(variant.fields, "make_block_lists");
+    seed += 4;
+    if (!takes_next(spec, 1)) continue;
+    std::uint64_t of_sizes = seed;
+    for (const auto& [rows, keys] : {std::pair{333, 270}, {70, 400}, {1, 1}, {130, 0}})
+      expect({.spec = spec,
+              .batch = 2,
+              .heads_q = 4,
+              .heads_kv = 2,
+              .seqlen_q = rows,
+              .seqlen_k = keys,
+              .seed = ++of_sizes});
+  }
+}
+
+TEST_P(BlockLists, PackedSequences) {
+  const char* const fields[] = {
+      R"_("varlen": true, "mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 64, "of_masks": true},
+          "causal", "document[key] == document[position]"],
+          "tables": {"document": {"dtype": "int8", "shape": ["total_k"]}})_",
+      R"_("varlen": true, "mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 16, "per_head": true,
+          "of_masks": true}, "sliding_window", "key % 5 != row % 3"])_"};
+  std::uint64_t seed = 40;
+  for (const char* const of_spec : fields) {
+    const AttentionSpec spec = listed_spec(of_spec, "make_block_lists");
+    ++seed;
+    if (!takes_next(spec, 1)) continue;
+    expect({.spec = spec,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .lengths_q = {0, 5, 300, 1, 64, 65, 0},
+            .lengths_k = {7, 5, 260, 130, 0, 64, 0},
+            .spare_rows = 9,
+            .seed = seed});
+  }
+}
+
+TEST_P(BlockLists, RandomMasks) {
+  const char* const given = std::getenv("FLASHJIT_TEST_SEED");
+  const bool many = test_all() || on().is_cuda();
+  const std::uint64_t seed = given && *given ? std::strtoull(given, nullptr, 0) : 1;
+  std::cout << "FLASHJIT_TEST_SEED=" << seed << std::endl;
+  verify::Draw draw(seed + (many ? 0 : std::hash<std::string>{}(on().target()) % 1000));
+  for (int i = 0; i < (many ? 24 : 3); ++i) {
+    AttentionSpec spec{.op = Operation::make_block_lists, .dtype = DType::bf16, .head_dim = 64};
+    spec.varlen = draw.chance(0.3);
+    verify::declare_names(spec);
+    spec.mask.emplace_back(BlockSparseMask{.block_m = 16 * draw.between(1, 6),
+                                           .block_n = 16 * draw.between(1, 6),
+                                           .per_head = true,
+                                           .of_masks = true});
+    if (draw.chance(0.3)) spec.mask.emplace_back(CausalMask{});
+    for (int masks = draw.between(1, 2); masks > 0; --masks)
+      spec.mask.emplace_back(FormulaMask{verify::random_formula(draw, FormulaUse::mask, spec)});
+    verify::drop_unread_names(spec);
+    spec = spec.validated();
+    Case c{.spec = spec,
+           .batch = 2,
+           .heads_q = 4,
+           .heads_kv = 2,
+           .seqlen_q = draw.between(1, 150),
+           .seqlen_k = draw.between(1, 300),
+           .seed = static_cast<std::uint64_t>(draw.between(1, 1 << 30))};
+    if (spec.varlen) c.lengths_q = {c.seqlen_q, 3}, c.lengths_k = {c.seqlen_k, 17};
+    expect(c);
+  }
+}
+
+// Documents of so many keys.
+verify::NamedData documents_of(int length, int batch, int seqlen_k) {
+  verify::NamedTable table{
+      .name = "document", .dtype = DType::int32, .shape = {batch, seqlen_k}, .elements = {}};
+  std::vector<std::int32_t> ids;
+  for (int i = 0; i < batch * seqlen_k; ++i) ids.push_back((i % seqlen_k + i / seqlen_k * 7) / length);
+  table.elements.resize(ids.size() * sizeof ids[0]);
+  std::memcpy(table.elements.data(), ids.data(), table.elements.size());
+  return {.tables = {table}, .scalars = {}};
+}
+
+// A launch with lists that were made on its device computes what the masks alone say.
+class ListsForForward : public BlockLists {
+ protected:
+  void expect_attention(const char* fields, const Case& sizes) {
+    try {
+      check(fields, sizes);
+    } catch (const Prebuilt&) {
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.message() << "\n" << error.detail();
+    }
+  }
+
+ private:
+  void check(const char* fields, Case c) {
+    const DType dtype = on().dtypes().front();
+    const AttentionSpec lists_spec = listed_spec(fields, "make_block_lists", dtype);
+    c.spec = listed_spec(fields, "forward", dtype);
+    Workload forward(on(), c);
+    Case of_lists = c;
+    of_lists.spec = lists_spec;
+    Workload lists(on(), of_lists);
+    const Kernel& make = lists.kernel(on().engine());
+    // The masks' arguments are the forward's.
+    AttentionArgs args = forward.args();
+    args.v.reset(), args.o.reset(), args.lse.reset(), args.block_bitmasks.reset();
+    args.softmax_scale.reset();
+    args.workspace = lists.args().workspace;
+    for (const TensorMember member :
+         {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
+      args.*member = lists.args().*member;
+    lists.reset();
+    make.launch(args);
+
+    AttentionArgs with_lists = forward.args();
+    for (const TensorMember member :
+         {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
+      with_lists.*member = lists.args().*member;
+    forward.reset();
+    forward.kernel(on().engine()).launch(with_lists);
+    ASSERT_TRUE(forward.fetch());
+    AttentionSpec masks = c.spec;
+    std::erase_if(masks.mask, [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
+    const verify::Report report = verify::verify_outputs(masks, forward.host_args());
+    EXPECT_TRUE(report.ok()) << report.str() << "\n" << c.str();
+  }
+};
+
+TEST_P(ListsForForward, ComputesWhatTheMasksSay) {
+  for (const ListedMasks& variant : listed_masks) {
+    SCOPED_TRACE(variant.name);
+    const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 333, .seqlen_k = 270, .seed = 5};
+    if (takes_next(listed_spec(variant.fields, "forward"), 1)) expect_attention(variant.fields, c);
+  }
+  // Blocks that are skipped, whole and partly kept.
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 1000, .seqlen_k = 1000, .seed = 6};
+  c.named = documents_of(150, 2, 1000);
+  expect_attention(listed_masks[0].fields, c);
+}
+
+FLASHJIT_ON_EVERY_DEVICE(BlockLists);
+FLASHJIT_ON_EVERY_DEVICE(ListsForForward);
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -1,0 +1,12 @@
+// The oracle of make_block_lists. Every block's pairs are looked at one by one; results are exact. Elements
+// that no list holds are not visited.
+#pragma once
+
+#include "tools/verify/oracle.hpp"
+
+namespace flashjit::verify {
+
+// Outputs: block_offsets, block_indices, block_bitmask_of.
+Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
+
+}  // namespace flashjit::verify

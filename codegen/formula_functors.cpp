@@ -554,11 +554,6 @@ bool masks_differ_by_head(const AttentionSpec& spec) {
   });
 }
 
-bool masks_differ_by_batch(const AttentionSpec& spec) {
-  return device_text::any_mask(spec,
-                               [](const FormulaNode& formula) { return reads(formula, FormulaName::batch); });
-}
-
 bool masks_read_tables(const AttentionSpec& spec) {
   return device_text::any_mask(spec, [](const FormulaNode& formula) {
     return device_text::any(formula,

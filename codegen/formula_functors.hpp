@@ -22,9 +22,8 @@ bool is_interval(const FormulaMask& mask, const AttentionSpec& spec);
 bool reads(const FormulaNode& formula, FormulaName name);
 // Whether a formula of the masks differs between the query heads of a key/value head.
 bool masks_read_head(const AttentionSpec& spec);
-// Whether a formula of the masks differs between query heads at all, or between batch entries.
+// Whether a formula of the masks differs between query heads at all.
 bool masks_differ_by_head(const AttentionSpec& spec);
-bool masks_differ_by_batch(const AttentionSpec& spec);
 // Whether a formula of the masks reads a table, so that only the device knows how much work a tile has.
 bool masks_read_tables(const AttentionSpec& spec);
 // The costly work of formulas for each key of a row, beside arithmetic.

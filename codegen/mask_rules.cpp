@@ -69,10 +69,10 @@ void check_masks(const std::vector<Mask>& masks) {
     check_block_size("block_m", blocks->block_m);
     check_block_size("block_n", blocks->block_n);
     if (blocks->of_masks && masks.size() == 1)
-      invalid(
-          "block_sparse with of_masks is made of the spec's other masks, and there are none; another mask, "
-          "or "
-          "leaving of_masks out, would work");
+      throw Error(
+          ErrorCode::unsupported,
+          "block_sparse with of_masks is not supported without another mask, of which its lists are made; "
+          "one more mask, or leaving of_masks out, would work");
   }
   const auto* causal = find_mask<CausalMask>(masks);
   const auto* window = find_mask<SlidingWindowMask>(masks);

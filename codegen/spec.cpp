@@ -88,10 +88,10 @@ void check_block_lists(const AttentionSpec& spec) {
   if (spec.op != Operation::make_block_lists) return;
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   if (!blocks || !blocks->of_masks)
-    invalid(
-        "op make_block_lists makes the lists of a block_sparse mask with of_masks, and the spec has none; "
-        "mask "
-        R"([{"kind": "block_sparse", "of_masks": true}, "causal"] would work)");
+    throw Error(
+        ErrorCode::unsupported,
+        "a spec without a block_sparse mask with of_masks is not supported by op make_block_lists, which "
+        R"(makes the lists of one; mask [{"kind": "block_sparse", "of_masks": true}, "causal"] would work)");
   if (!blocks->per_head && masks_differ_by_head(spec))
     invalid(
         "a formula of the mask reads head or head_kv, and block_sparse with \"per_head\": false has one list "

@@ -2,8 +2,9 @@
 #include <climits>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 
-#include "codegen/formula_functors.hpp"
 #include "codegen/mask_rules.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
@@ -15,10 +16,27 @@
 namespace flashjit {
 namespace {
 
-// The masks that differ between batch entries, whatever their tables hold.
+// Whether a formula's canonical text, which names every index, has the word. A launch may not parse it, since
+// that takes memory.
+bool has_word(std::string_view formula, std::string_view word) {
+  const auto is_part = [](char c) {
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+  };
+  for (std::size_t at = formula.find(word); at != std::string_view::npos; at = formula.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    if ((at == 0 || !is_part(formula[at - 1])) && (end == formula.size() || !is_part(formula[end])))
+      return true;
+  }
+  return false;
+}
+
+// Whether masks differ between batch entries, whatever their tables hold.
 bool differs_by_batch(const AttentionSpec& spec) {
-  return spec.varlen || find_mask<PaddingMask>(spec.mask) || find_mask<TreeMask>(spec.mask) ||
-         masks_differ_by_batch(spec);
+  return spec.varlen || std::any_of(spec.mask.begin(), spec.mask.end(), [](const Mask& mask) {
+           const auto* formula = std::get_if<FormulaMask>(&mask);
+           return std::holds_alternative<PaddingMask>(mask) || std::holds_alternative<TreeMask>(mask) ||
+                  (formula && has_word(formula->formula, "batch"));
+         });
 }
 
 struct MakeBlockLists {

@@ -127,6 +127,22 @@ TEST(MaskArguments, BlockLists) {
   m.expect_refusal({"block_offsets", "1 or the batch"});
 }
 
+// Lists that were made of the other masks.
+TEST(MaskArguments, BlockListsOfMasks) {
+  MaskArguments m({BlockSparseMask{.block_m = 16, .block_n = 16, .of_masks = true}, CausalMask{}});
+  m.table(&AttentionArgs::block_offsets, {1, 1, 2}, {0, 1});
+  m.table(&AttentionArgs::block_indices, {2}, {0, 99});
+  m.expect_refusal({"block_bitmask_of is missing", "make_block_lists writes it"});
+  auto& bitmask_of = m.table(&AttentionArgs::block_bitmask_of, {2}, {-2, 99});
+  m.expect_works();
+  bitmask_of[0] = -3;
+  m.expect_refusal({"block_bitmask_of[0] is -3", "-1, -2 or"});
+  bitmask_of[0] = 0;
+  m.expect_refusal({"block_bitmask_of[0] is 0", "one of the 0 block_bitmasks"});
+  m.table(&AttentionArgs::block_bitmasks, {1, 16, 1}, std::vector<std::int32_t>(16, 1));
+  m.expect_works();
+}
+
 TEST(MaskArguments, Trees) {
   MaskArguments m({TreeMask{}});
   m.expect_refusal({"tree_bits", "missing"});

@@ -110,7 +110,8 @@ TEST(BackwardVerbs, DoctorNamesTheOperations) {
       EXPECT_THAT(names, ::testing::Contains("backward")) << target;
     }
   }
-  EXPECT_THAT(flashjit({"doctor"}).out, HasSubstr(" has op forward, backward, decode, merge, append_kv.\n"));
+  EXPECT_THAT(flashjit({"doctor"}).out,
+              HasSubstr(" has op forward, backward, decode, merge, append_kv, make_block_lists.\n"));
 }
 
 // A target either has the kernels or is refused with those that have them.

@@ -17,6 +17,7 @@
 #include "shared/tree.h"
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
+#include "tests/cuda/listed_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 
@@ -55,6 +56,22 @@ class ForwardSm80 : public testing::Test {
     workload.reset();
     launch<Spec, Config>(given.spec, workload.args());
     EXPECT_TRUE(workload.check());
+  }
+
+  // With lists of the spec's own masks, against attention of the masks alone.
+  template <class Spec, class Config>
+  void expect_listed(Case given) {
+    given.spec =
+        with_formulas<Spec>(forward_spec(DType::bf16, Spec::head_dim, {}, {.head_dim_v = Spec::head_dim_v}));
+    Workload workload(host, given);
+    AttentionArgs args = workload.args();
+    MaskTables lists = set_lists_of_masks(workload.given().spec, args);
+    workload.reset();
+    launch<Spec, Config>(workload.given().spec, args);
+    ASSERT_TRUE(workload.fetch());
+    const verify::Report report =
+        verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
+    EXPECT_TRUE(report.ok()) << report.str();
   }
 
  private:
@@ -186,6 +203,14 @@ TEST(FormulaFunctions, TanhIsWithinItsBound) {
   }
   EXPECT_NEAR(tanh(device::Real<float>(0.0f)).v, 0, 1e-6);
   EXPECT_TRUE(std::isnan(tanh(device::Real<float>(NAN)).v));
+}
+
+// Tiles within blocks, blocks within tiles, and tiles across the edges of blocks.
+TEST_F(ForwardSm80, ListsOfItsMasks) {
+  const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 200};
+  using Spec = SpecOf<Bf16, 40, 24, false, false>;
+  expect_listed<WithLists<Spec, FormulaParams, 128, 32>, ConfigOf<32, 2>>(c);
+  expect_listed<WithLists<Spec, FormulaParams, 16, 16>, ConfigOf<48, 1>>(c);
 }
 
 TEST_F(ForwardSm80, Formulas) {

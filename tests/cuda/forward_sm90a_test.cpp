@@ -14,6 +14,7 @@
 #include "shared/tree.h"
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
+#include "tests/cuda/listed_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -137,6 +138,20 @@ class ForwardSm90a : public testing::Test {
     launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number);
     EXPECT_TRUE(workload.check());
   }
+  // With lists of the spec's own masks, against attention of the masks alone.
+  template <class Spec, class Config>
+  void expect_listed(Case given) {
+    Workload workload(host, with_spec<Spec>(given, {}));
+    AttentionArgs args = workload.args();
+    MaskTables lists = set_lists_of_masks(workload.given().spec, args);
+    workload.reset();
+    launch<Spec, Config>(workload.given().spec, args, not_a_number);
+    ASSERT_TRUE(workload.fetch());
+    const verify::Report report =
+        verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
+    EXPECT_TRUE(report.ok()) << report.str();
+  }
+
   // Numbers of query heads for each key/value head: one, powers
   // of two, divisors of no tile, more than a tile has rows.
   template <class Spec, class Config>
@@ -168,6 +183,15 @@ using device::TileOrder::sections;
 using device::TileOrder::waves;
 using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
+
+// Tiles within blocks, blocks within tiles, and tiles across the edges of blocks.
+TEST_F(ForwardSm90a, ListsOfItsMasks) {
+  const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 200};
+  using Spec = SpecOf<Bf16, 24, 40, false>;
+  expect_listed<WithLists<Spec, FormulaParams, 64, 32>, ConfigOf<64, 32, true, false, waves>>(c);
+  expect_listed<WithLists<Spec, FormulaParams, 16, 16>, ConfigOf<128, 48, false, true, waves>>(c);
+  expect_listed<WithLists<Spec, FormulaParams, 48, 80>, ConfigOf<64, 64, true, false, waves>>(c);
+}
 
 TEST_F(ForwardSm90a, Formulas) {
   Case c{.batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150};

@@ -287,6 +287,16 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
     expect_none(formulas, formulas.args());
   }
 
+  Workload lists(
+      on(), {.spec = AttentionSpec::from_json(R"({"op": "make_block_lists", "dtype": "bf16", "head_dim": 64,
+                                "mask": [{"kind": "block_sparse", "of_masks": true}, "prefix_lm"]})"),
+             .batch = 2,
+             .heads_q = 4,
+             .heads_kv = 2,
+             .seqlen_q = 300,
+             .seqlen_k = 300});
+  expect_none(lists, lists.args());
+
   Workload drops(
       on(), {.spec = forward_spec(DType::bf16, 64, {}, {.dropout = true}), .seqlen_q = 20, .seqlen_k = 20});
   expect_none(drops, drops.args());

@@ -35,8 +35,8 @@ TEST(Family, NamesAreThoseOfFieldsMasksAndChoices) {
   EXPECT_EQ(masks.size(), std::variant_size_v<Mask>);
   for_each_choice([&](const char* name, auto, auto) { choices.insert(name); });
   for (const Target& target : Target::all()) {
-    for (const Operation op :
-         {Operation::forward, Operation::decode, Operation::merge, Operation::append_kv}) {
+    for (const Operation op : {Operation::forward, Operation::decode, Operation::merge, Operation::append_kv,
+                               Operation::make_block_lists}) {
       const KernelFamily& family = family_of(op, target);
       EXPECT_THAT(fields, IsSupersetOf(family.fields)) << target.str();
       EXPECT_THAT(masks, IsSupersetOf(family.masks)) << target.str();

@@ -111,6 +111,8 @@ TEST(Spec, DifferentSpecsGiveDifferentTextAndHash) {
                            R"("mask": [{"kind": "block_sparse", "block_m": 64}])",
                            R"("mask": [{"kind": "block_sparse", "block_n": 64}])",
                            R"("mask": [{"kind": "block_sparse", "per_head": true}])",
+                           R"("mask": ["causal", "block_sparse"])",
+                           R"("mask": ["causal", {"kind": "block_sparse", "of_masks": true}])",
                            R"("lse": false)",
                            R"("varlen": true)",
                            R"("deterministic": true)",
@@ -192,8 +194,25 @@ TEST(Spec, Types) {
   expect_invalid(with(R"("config": [])"), {"config a list", "object"});
   expect_invalid(with(R"("config": null)"), {"config null", "object"});
   expect_invalid(R"({"op": 1, "dtype": "bf16", "head_dim": 64})",
-                 {"op 1", "forward, backward, decode, merge and append_kv"});
+                 {"op 1", "forward, backward, decode, merge, append_kv and make_block_lists"});
   EXPECT_EQ(parse(with(R"("head_dim_v": 64.0)")).head_dim_v, 64);
+}
+
+// Lists of blocks are made of a spec's other masks.
+TEST(Spec, MakeBlockLists) {
+  const auto lists = [](const std::string& mask, const std::string& more = "") {
+    return R"({"op": "make_block_lists", "dtype": "bf16", "head_dim": 64, "mask": [)" + mask + "]" + more +
+           "}";
+  };
+  const std::string blocks = R"({"kind": "block_sparse", "of_masks": true}, )";
+  EXPECT_EQ(parse(lists(blocks + R"("causal")")).to_json(),
+            lists(R"("causal", {"kind": "block_sparse", "of_masks": true})"));
+  expect_unsupported(lists(R"("causal")"), {"without a block_sparse mask with of_masks", "would work"});
+  expect_unsupported(lists(R"("causal", "block_sparse")"), {"without a block_sparse mask with of_masks"});
+  for (const char* formula : {"key < 9 * head", "key < 9 * head_kv"})
+    expect_invalid(lists(blocks + '"' + formula + '"'), {"reads head or head_kv", "\"per_head\": true"});
+  expect_unsupported(lists(blocks + R"("causal")", R"(, "score": ["softcap"])"),
+                     {"score", "op make_block_lists", "leaving it out"});
 }
 
 TEST(Spec, Words) {
@@ -347,6 +366,8 @@ TEST(Spec, MasksThatContradict) {
                  {"tree", "top_left", "bottom_right would work"});
   expect_invalid(with(R"("mask": ["tree", {"kind": "sliding_window", "align": "top_left"}])"),
                  {"tree with sliding_window", "bottom_right would work"});
+  expect_unsupported(with(R"("mask": [{"kind": "block_sparse", "of_masks": true}])"),
+                     {"of_masks", "without another mask", "one more mask"});
   expect_invalid(with(R"("mask": [{"kind": "block_sparse", "block_m": 100}])"),
                  {"block_m 100", "96 or 112 would work"});
   expect_invalid(with(R"("mask": [{"kind": "block_sparse", "block_n": 512}])"),

@@ -31,6 +31,9 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
 inline float __int_as_float(int x) {
   return __builtin_bit_cast(float, x);
 }

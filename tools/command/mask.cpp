@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "codegen/mask_rules.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/mask_picture.hpp"
 #include "tools/command/options.hpp"
@@ -66,6 +67,7 @@ MaskPicture draw(const DrawingOptions& options) {
   AttentionSpec spec = read_spec(options.spec);
   spec.paged = false;
   spec.varlen = false;  // the drawing is of one sequence, as long as the options say
+  std::erase_if(spec.mask, is_of_masks);  // such lists change nothing
   const Shape shape = options.shape.shape();
   require_drawable(options, shape);
   if (options.entry >= shape.batch || options.head >= shape.num_heads_q)

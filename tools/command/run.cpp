@@ -95,6 +95,10 @@ void check_files(const AttentionSpec& spec, const RunOptions& options) {
     if (!options.files[argument].empty() && argument.role != Role::table && !reads)
       throw Error(ErrorCode::invalid_argument, input_option(argument) + " was given, but op " +
                                                    to_string(spec.op) + " does not read it: leave it out");
+    if (!options.files[argument].empty() && writes)
+      throw Error(ErrorCode::invalid_argument, input_option(argument) + " was given, but op " +
+                                                   to_string(spec.op) + " writes it; " +
+                                                   output_option(argument) + " would work");
     if (!options.outputs[argument].empty() && !writes)
       throw Error(
           ErrorCode::invalid_argument,
@@ -296,7 +300,7 @@ Verb add_run(const Arguments& parent) {
 
   app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role == Role::output)
+    if (argument.role == Role::output || (argument.role == Role::table && argument.written_by != 0))
       app.add_option(output_option(argument), options->outputs[argument],
                      std::string("Write ") + argument.name + " to this .npy file");
   app.add_flag("--verify", options->verify,

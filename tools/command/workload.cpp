@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "codegen/declarations.hpp"
+#include "codegen/mask_rules.hpp"
 #include "codegen/suggest.hpp"
 #include "runtime/tune/named_tables.hpp"
 #include "tools/verify/backward_oracle.hpp"
+#include "tools/verify/block_lists_oracle.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
 
@@ -199,6 +201,14 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     if (!computed) verify::fill_random(tensor.view(), own_seed++, own_numbers);
     work.add(argument, std::move(tensor));
   }
+  // Lists of the spec's other masks are made of them, below.
+  const bool lists_masks = spec.op != Operation::make_block_lists &&
+                           std::any_of(spec.mask.begin(), spec.mask.end(), is_of_masks);
+  const TensorMember lists[] = {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
+                                &AttentionArgs::block_bitmask_of};
+  std::erase_if(data.tables, [&](const MaskTable& table) {
+    return lists_masks && std::find(std::begin(lists), std::end(lists), table.argument) != std::end(lists);
+  });
   data.limit_lengths(work.host_args_);
   for (MaskTable& table : data.tables) {
     HostTensor tensor(DType::int32, table.shape);
@@ -207,7 +217,11 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   }
   data.set_sizes(work.host_args_);
   work.add_named(masks.named);
+  for (const TensorMember list : lists)
+    if (lists_masks)
+      work.add(argument_of(list), HostTensor(DType::int32, argument_of(list).layout.sizes(spec, sized)));
   work.finish();
+  if (lists_masks) verify::fill_block_lists(spec, work.host_args_);
   return work;
 }
 

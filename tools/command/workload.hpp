@@ -77,7 +77,8 @@ double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args);
 class Workload {
  public:
   // Seeded q, k and v, by default with outliers and long rows. With varlen or padding the first sequence has
-  // the shape's length and the others are shorter. Block lists and trees are random.
+  // the shape's length and the others are shorter. Block lists and trees are random,
+  // but for lists of the spec's other masks.
   static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                            const MaskOptions& masks = {}, const verify::RandomOptions& numbers = {});
   // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tools/verify/element.hpp"
 #include "tools/verify/layout.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/rows.hpp"
@@ -124,6 +125,15 @@ Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args,
                       [&] { return Worker{lists, kept}; });
             visit(lists, kept, offsets, to);
           }};
+}
+
+void fill_block_lists(const AttentionSpec& spec, const AttentionArgs& args) {
+  const Oracle oracle = block_lists_oracle(spec, args, {});
+  oracle.compute([&](const Expected& expected) {
+    const Tensor& to = *oracle.outputs[expected.output].actual;
+    for (std::size_t i = 0; i < expected.values.size(); ++i)
+      store_element(to.data, to.dtype, expected.index + static_cast<std::int64_t>(i), expected.values[i]);
+  });
 }
 
 }  // namespace flashjit::verify

@@ -94,7 +94,7 @@ class BlockListsCuda {
           __any_sync(all_lanes, pairs.can_fail))
         break;
     }
-    return {__any_sync(all_lanes, pairs.can_hold), __any_sync(all_lanes, pairs.can_fail)};
+    return {__any_sync(all_lanes, pairs.can_hold) != 0, __any_sync(all_lanes, pairs.can_fail) != 0};
   }
 };
 

@@ -41,7 +41,8 @@ FLASHJIT_FN Maybe known_pairs(const FormulaMask<Formula, Params>& mask, Span row
 }
 template <class A, class B>
 FLASHJIT_FN Maybe known_pairs(const Both<A, B>& mask, Span rows, Span keys) {
-  return both(known_pairs(mask.a, rows, keys), known_pairs(mask.b, rows, keys));
+  const Maybe of_a = known_pairs(mask.a, rows, keys);
+  return of_a.can_hold ? both(of_a, known_pairs(mask.b, rows, keys)) : of_a;
 }
 
 // The lists that a rendered Spec's mask asks for, and the masks that they are made of.

@@ -189,6 +189,34 @@ TEST_F(NvrtcTest, Append) {
   });
 }
 
+// Lists of blocks by a formula with tables, and the forwards that take them: all tests of blocks are in
+// registers.
+TEST_F(NvrtcTest, BlockListsOfMasks) {
+  const auto spec_of = [](const std::string& op, int head_dim, const std::string& more) {
+    return AttentionSpec::from_json(R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": )" +
+                                    std::to_string(head_dim) +
+                                    R"(, "mask": [{"kind": "block_sparse", "of_masks": true}, "causal",
+                                                "document[key] == document[position]")" +
+                                    more);
+  };
+  const std::string documents =
+      R"(], "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}}})";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const Target& target : cuda_targets()) {
+    const bool usual = target.str() == "sm_80" || target.str() == "sm_90a";
+    if (usual || has_turn(place++))
+      cases.push_back(default_case(spec_of("make_block_lists", 64, documents), target));
+    for (const int head_dim : {64, 128, 256})
+      if ((usual && head_dim == 128) || has_turn(place++, 7))
+        cases.push_back(default_case(spec_of("forward", head_dim, documents), target));
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+    expect_no_spill(c, kernel);
+  });
+}
+
 // A decode that appends: dependent launches from sm_90 on, except before the forward's kernel.
 TEST_F(NvrtcTest, DecodeThatAppends) {
   std::vector<Case> cases;

@@ -78,6 +78,10 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
       R"( "tables": {"document": {"dtype": "uint8", "shape": ["batch or 1", "seqlen_k"]}},)"
       R"( "scalars": {"cap": "fp32", "reach": "int32"}, "sink_logits": true, "precise": true})");
   write(
+      to / "spec/block_lists",
+      R"({"op": "make_block_lists", "dtype": "bf16", "head_dim": 64, "varlen": true, "mask": ["causal",)"
+      R"( {"kind": "block_sparse", "block_m": 64, "per_head": true, "of_masks": true}, "key % 3 != head"]})");
+  write(
       to / "spec/append",
       R"({"op": "append_kv", "dtype": "fp16", "head_dim": 96, "varlen": true, "paged": true, "kv_dtype": "fp8_e5m2",)"
       R"( "kv_scale": "token_head", "rotary": {"style": "interleaved", "dim": 48, "q": true, "tables": "fp32"}})");

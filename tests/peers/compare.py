@@ -9,6 +9,7 @@ speeds.
     compare.py decode_peers.py --cells decode_formulas --peers read
     compare.py decode_peers.py --cells decode_8bit --peers read
     compare.py flex_peers.py --cells formulas
+    compare.py flex_peers.py --cells documents
     compare.py decode_peers.py --cells append
     compare.py PEERS --cells backward [--target sm_90]
     compare.py cpu_peers.py --device cpu --cells backward backward_masks
@@ -41,13 +42,17 @@ The best peer of a cell in a state is the peer with the lowest median time there
 (PEERS may need more).
 """
 import argparse
+import array
 import contextlib
 import itertools
 import json
 import math
+import os
 import statistics
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 
@@ -85,7 +90,8 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
                  "64x1", "64x1:p16", "64x1:fp8_e4m3/token_head")],
              "formulas": ["formula:" + name for name in (
                  "none", "causal", "window", "causal_formula", "window_formula", "prefix_lm", "alibi", "softcap",
-                 "softcap_precise", "t5", "alibi:causal", "softcap:causal", "softcap_precise:causal", "t5:causal")]}
+                 "softcap_precise", "t5", "alibi:causal", "softcap:causal", "softcap_precise:causal", "t5:causal")],
+             "documents": ["documents:" + part for part in ("whole", "attention", "lists", "lists:b1", "whole:causal", "attention:causal")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
              "backward": ["backward:" + cell for cell in grid((64, 128), (512, 1024, 2048, 4096))],
@@ -259,6 +265,53 @@ class Formula:
         return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
 
 
+class Documents:
+    """Documents of 1,500 rows by a formula, with block lists: documents:PART[:causal][:bBATCH]. PART is lists (make_block_lists; the peer's
+    block mask), attention (a forward with lists that are there) or whole (both). 16,384 rows, 16 heads, head_dim 128; batch 4 without more."""
+
+    dim = dim_v = 128
+    heads_q = heads_kv = 16
+    seqlen, length = 16384, 1500
+    mask, op, mode = "documents", "forward", "fwd"
+
+    def __init__(self, text):
+        self.name, self.batch, self.causal = text, 4, False
+        try:
+            _, self.part, *more = text.split(":")
+            if self.part not in ("whole", "attention", "lists"):
+                raise ValueError
+            for option in more:
+                if option == "causal":
+                    self.causal = True
+                elif option[0] == "b":
+                    self.batch = int(option[1:])
+                else:
+                    raise ValueError
+        except (ValueError, IndexError):
+            raise SystemExit(f"cell {text!r} is not documents:whole|attention|lists[:causal][:bBATCH], as in documents:lists:b1")
+
+    def specs(self, dtype):
+        """The specs of the launches that the part has, one after the other."""
+        ops = {"whole": ["make_block_lists", "forward"], "attention": ["forward"], "lists": ["make_block_lists"]}[self.part]
+        masks = [{"kind": "block_sparse", "of_masks": True}, "document[key] == document[position]", *["causal"] * self.causal]
+        return [{"op": op, "dtype": dtype, "head_dim": self.dim, "mask": masks,
+                 "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}}} for op in ops]
+
+    def write_table(self, path):
+        """Writes the documents' numbers as a .npy file."""
+        row = array.array("i", (key // self.length for key in range(self.seqlen)))
+        header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({self.batch}, {self.seqlen}), }}"
+        header += " " * (63 - (len(header) + 10) % 64) + "\n"
+        with open(path, "wb") as file:
+            file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + row.tobytes() * self.batch)
+
+    def request(self):
+        return {"op": "documents", "part": self.part, "causal": self.causal, "length": self.length}
+
+    def flashjit_request(self):
+        return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
+
+
 class Append:
     """New tokens with rotary embedding: append:BATCHxTOKENS[:HEADS_Q/HEADS_KV][:q][:pPAGE_SIZE][:KV_DTYPE[/KV_SCALE]], head_dim 128; q: Q is
     rotated in the launch. Without more it has 32/8 heads and no pages."""
@@ -318,6 +371,10 @@ class Case:
         self.name = cell.name if threads is None else f"{dtype} on {threads}: {cell.name}"
         # On a CPU a round takes not much longer than half a second.
         self.samples = options.samples if threads is None else max(2, min(options.samples, int(3e10 * threads / cell.flops())))
+
+
+def specs_of(case, dtype, options):
+    return case.cell.specs(dtype) if case.cell.mask == "documents" else [spec_of(case, dtype, options)]
 
 
 def spec_of(case, dtype, options):
@@ -408,11 +465,13 @@ class Flashjit:
 
     def __init__(self, name, options, dtype=None):
         self.name, self.options, self.dtype, self.processes = name, options, dtype, {}
+        self.tables = tempfile.TemporaryDirectory()
         self.model = self.target = ""
 
     def visit(self, case):
         options, cell = self.options, case.cell
-        if case.threads not in self.processes:
+        place = (case.threads, cell.batch if cell.mask == "documents" else 0)
+        if place not in self.processes:
             command = [options.flashjit, "bench", "--serve", "--device", options.device, *MASK_OPTIONS]
             if case.threads is not None:
                 command += ["--num-threads", str(case.threads)]
@@ -422,22 +481,28 @@ class Flashjit:
                 command.append("--heads-first")
             if options.target:
                 command += ["--target", options.target]
-            self.processes[case.threads] = Process("flashjit", command)
-        process = self.processes[case.threads]
-        spec = spec_of(case, self.dtype or case.dtype, options)
-        process.ask({"spec": spec, "rounds": case.samples, **cell.flashjit_request()})
-        answer = process.answer()
-        if "error" in answer:
-            raise SystemExit(f"{case.name}: flashjit: {answer['error']['message']}")
-        self.model, self.target = answer["model"], answer["target"]
-        row = answer["rows"][0]
+            if cell.mask == "documents":
+                table = os.path.join(self.tables.name, f"document_{cell.batch}.npy")
+                cell.write_table(table)
+                command += ["--named", f"document={table}"]
+            self.processes[place] = Process("flashjit", command)
+        process, ms = self.processes[place], 0
+        for spec in specs_of(case, self.dtype or case.dtype, options):
+            process.ask({"spec": spec, "rounds": case.samples, **cell.flashjit_request()})
+            answer = process.answer()
+            if "error" in answer:
+                raise SystemExit(f"{case.name}: flashjit: {answer['error']['message']}")
+            self.model, self.target = answer["model"], answer["target"]
+            row = answer["rows"][0]
+            ms += row["ms"]
         if cell.mask == "formula":
             cell.pairs = row["tflops"] * row["ms"]  # of the tables that it drew, in an arbitrary unit
-        return row["ms"]
+        return ms
 
     def close(self):
         for process in self.processes.values():
             process.close()
+        self.tables.cleanup()
 
 
 def measure(cases, sides, states, rounds, minutes):
@@ -505,7 +570,7 @@ class Table:
     def print(self, cases):
         options, self.cases = self.options, cases
         mask = cases[0].cell.mask
-        self.unit = "TB/s" if mask in ("decode", "append") else "ms" if cases[0].threads or mask == "formula" else "TFLOP/s"
+        self.unit = "TB/s" if mask in ("decode", "append") else "ms" if cases[0].threads or mask in ("formula", "documents") else "TFLOP/s"
         columns = [("" if cases[0].threads is None else "dtype on threads: ") + (mask if mask in RELATIVE else "head_dim:seqlen:mask"),
                    f"flashjit {self.unit}"]
         for name in options.peers:
@@ -563,7 +628,7 @@ def default_peers(options, on_cpu):
         return ["sdpa"]
     if options.decode:
         return ["read", "cudnn", "fa2"]
-    if options.op == "formula":
+    if options.op in ("formula", "documents"):
         return ["flex"]
     if options.op == "append":
         return ["copy"]
@@ -579,10 +644,10 @@ def parse(arguments):
     parser.add_argument("--flashjit", default="build/release/bin/flashjit", help="the command [%(default)s]")
     parser.add_argument("--device", default="cuda:0", help="[%(default)s]")
     parser.add_argument("--target", help="[the device's best]")
-    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas flex; of append copy; of backward fa3, for "
+    parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas and documents flex; of append copy; of backward fa3, for "
                                                   "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
                              "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")
@@ -604,14 +669,14 @@ def parse(arguments):
         raise SystemExit("--fp16 and --states are for GPUs: on a CPU give --dtypes fp16")
     if not on_cpu and (options.threads or options.dtypes):
         raise SystemExit("--threads and --dtypes are for --device cpu")
-    ops = {next((op for op in ("decode", "backward", "formula", "append") if name.startswith(op)), "forward") for name in options.cells or [""]}
+    ops = {next((op for op in ("decode", "backward", "formula", "documents", "append") if name.startswith(op)), "forward") for name in options.cells or [""]}
     if len(ops) > 1:
         raise SystemExit(f"cells of {' and '.join(sorted(ops))} have a table each: give those of one operation")
     options.op = ops.pop()
     options.decode = options.op == "decode"
-    if options.op in ("decode", "formula", "append") and (options.dropout is not None or options.fp16):
+    if options.op in ("decode", "formula", "documents", "append") and (options.dropout is not None or options.fp16):
         raise SystemExit(f"cells of {options.op} have no dropout and no --fp16")
-    if on_cpu and options.op in ("formula", "append"):
+    if on_cpu and options.op in ("formula", "documents", "append"):
         raise SystemExit(f"cells of {options.op} are for GPUs")
     options.peers = options.peers or default_peers(options, on_cpu)
     options.samples = options.samples or (25 if on_cpu else 40)
@@ -627,7 +692,7 @@ def main(arguments=None):
     on_cpu = options.device == "cpu"
     names = options.cells or (["grid", "masks"] if on_cpu else ["128:8192:full", "128:8192:causal", "64:8192:full", "64:8192:causal"])
     sets = CPU_CELLS if on_cpu else GPU_CELLS
-    kinds = {"decode": Decode, "formula": Formula, "append": Append}
+    kinds = {"decode": Decode, "formula": Formula, "documents": Documents, "append": Append}
     cells = [kinds[options.op](text) if options.op in kinds else Cell(text, None if on_cpu else options.tokens)
              for name in names for text in sets.get(name, [name])]
     if on_cpu:
@@ -655,6 +720,9 @@ def main(arguments=None):
         problem = (f"{peers[0].version}; decode" if on_cpu else "bf16 decode") + ", head_dim 128, TB/s of K and V"
     elif options.op == "append":
         problem = "bf16 append with rotary, head_dim 128, TB/s read and written"
+    elif options.op == "documents":
+        problem = (f"{peers[0].version}; bf16 forward within documents of {Documents.length} rows with lists of blocks, 16,384 rows, "
+                   "16 heads, head_dim 128, milliseconds")
     elif options.op == "formula":
         problem = f"{peers[0].version}; bf16 forward with formulas, batch 4, 16 heads, 8,192 keys, head_dim 128, milliseconds"
     else:

@@ -145,6 +145,28 @@ for line in sys.stdin:
     print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [row]}}), flush=True)
 """
 
+# The forward takes 2 ms, the lists 0.5 ms a batch entry; FlexAttention 3 ms for a part and 6 ms for both.
+DOCUMENT_PEERS = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    assert request["op"] == "documents" and (request["s"], request["d"], request["length"]) == (16384, 128, 1500), request
+    ms = {"whole": 6.0, "attention": 3.0, "lists": 3.0}[request["part"]]
+    print(json.dumps({"section": "serve", "peer": "flex", "mode": "fwd", "version": "PyTorch 0", "ms": ms}), flush=True)
+"""
+DOCUMENT_FLASHJIT = """#!{python}
+import array, json, sys
+with open(sys.argv[sys.argv.index("--named") + 1].removeprefix("document="), "rb") as file: table = file.read()
+assert len(table) % 128 == 0 and table[8:10] == bytes([118, 0]) and table[127:128] == bytes([10]), table[:128]
+for line in sys.stdin:
+    request = json.loads(line)
+    batch = request["shapes"][0]["batch"]
+    ids = array.array("i", table[128:])
+    assert len(ids) == batch * 16384 and ids[1499:1501] == array.array("i", [0, 1]), (len(ids), batch)
+    ms = 2.0 if request["spec"]["op"] == "forward" else 0.5 * batch
+    print(json.dumps({{"model": "Imaginary", "target": "sm_90", "rows": [{{"ms": ms}}]}}), flush=True)
+"""
+
 
 class CompareTest(unittest.TestCase):
     def setUp(self):
@@ -337,6 +359,13 @@ class CompareTest(unittest.TestCase):
         self.assertEqual([compare.Decode(cell).formula for cell in compare.GPU_CELLS["decode_formulas"]],
                          [None, "alibi", "softcap", "sinks"])
 
+    def test_documents(self):
+        self.stand_in(DOCUMENT_PEERS, DOCUMENT_FLASHJIT)
+        done = self.run_compare("--states", "rest", "--cells", "documents")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for row in ("whole | 4 | 6 | 1.50 (1.50-1.50)", "attention:causal | 2 | 3 | 1.50 (1.50-1.50)", "lists:b1 | 0.5 | 3 | 6.00 (6.00-6.00)"):
+            self.assertIn("| documents:" + row + " |\n", done.stdout)
+
     def test_decode_on_a_cpu(self):
         self.stand_in(CPU_PEERS.replace('request["b"] * request["hq"] == 8 and ', 'request["sq"] == 1 and ')
                       .replace('(25 if request["s"] == 128 else 2)', "25").replace('"full": 6.0', '"decode": 6.0'),
@@ -417,6 +446,7 @@ for line in sys.stdin:
                      ["--cells", "128:8192:window"], ["--cells", "128:8192"], ["--states", "warm"], ["--cells", "decode:16"],
                      ["--cells", "decode:1x2:z3"], ["--cells", "decode", "128:8192:full"], ["--cells", "decode", "--fp16"],
                      ["--cells", "append:1"], ["--cells", "append:1x2:int4"], ["--cells", "formula:tanh"], ["--cells", "formula:none:full"],
+                     ["--cells", "documents:half"], ["--cells", "documents:whole:x"],
                      ["--cells", "formula:none", "--dropout", "0.1"], ["--cells", "backward", "128:8192:full"], ["--cells", "backward:128:8192:window"], ["--cells", "backward:128"]):
             self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 

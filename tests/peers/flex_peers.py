@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""FlexAttention's forward on a GPU, as the peer flex of compare.py's formula cells.
+"""FlexAttention's forward on a GPU, as the peer flex of compare.py's formula and documents cells.
 
     {"op": "formula", "formula": "softcap", "causal": true, "d": 128, "s": 8192, "b": 4, "hq": 16, "peers": ["flex"]}
     -> {"section": "serve", "peer": "flex", "mode": "fwd", "ms": 4.2}
+
+    {"op": "documents", "part": "whole", "causal": false, "length": 1500, "d": 128, "s": 16384, "b": 4, "hq": 16, "peers": ["flex"]}
+
+is attention within documents: part lists is the making of a block mask, attention takes one that is there, whole does both.
 
 Each formula is compiled at its first visit, which compare.py does not count. A mask has a block mask, made once. Needs
 PyTorch 2.5 or newer and Triton.
@@ -32,6 +36,8 @@ def scores(name, heads):
 
 def call_of(request):
     b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
+    if request["op"] == "documents":
+        return call_of_documents(request)
     name = ALIASES.get(request["formula"], request["formula"])
     masks = dict(MASKS)
     if name == "prefix_lm":
@@ -46,6 +52,25 @@ def call_of(request):
     blocks = mask and create_block_mask(mask, b if name == "prefix_lm" else None, None, s, s, device="cuda")
     compiled = torch.compile(flex_attention)
     return lambda: compiled(q, k, v, score_mod=score, block_mask=blocks)
+
+
+def call_of_documents(request):
+    b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
+    document = (torch.arange(s, device="cuda", dtype=torch.int32) // request["length"]).repeat(b, 1)
+
+    def within(b_, h, i, j):
+        return document[b_, i] == document[b_, j]
+
+    mask = (lambda b_, h, i, j: within(b_, h, i, j) & (i >= j)) if request["causal"] else within
+    make_blocks, attend = torch.compile(create_block_mask), torch.compile(flex_attention)
+    lists = lambda: make_blocks(mask, b, None, s, s, device="cuda")
+    if request["part"] == "lists":
+        return lists
+    q, k, v = (torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    if request["part"] == "whole":
+        return lambda: attend(q, k, v, block_mask=lists())
+    blocks = lists()
+    return lambda: attend(q, k, v, block_mask=blocks)
 
 
 def main():

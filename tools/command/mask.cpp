@@ -66,7 +66,7 @@ std::string subtitle_of(const DrawingOptions& options, const Shape& shape, const
 MaskPicture draw(const DrawingOptions& options) {
   AttentionSpec spec = read_spec(options.spec);
   spec.paged = false;
-  spec.varlen = false;  // the drawing is of one sequence, as long as the options say
+  spec.varlen = false;                    // the drawing is of one sequence, as long as the options say
   std::erase_if(spec.mask, is_of_masks);  // such lists change nothing
   const Shape shape = options.shape.shape();
   require_drawable(options, shape);

@@ -202,8 +202,8 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     work.add(argument, std::move(tensor));
   }
   // Lists of the spec's other masks are made of them, below.
-  const bool lists_masks = spec.op != Operation::make_block_lists &&
-                           std::any_of(spec.mask.begin(), spec.mask.end(), is_of_masks);
+  const bool lists_masks =
+      spec.op != Operation::make_block_lists && std::any_of(spec.mask.begin(), spec.mask.end(), is_of_masks);
   const TensorMember lists[] = {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
                                 &AttentionArgs::block_bitmask_of};
   std::erase_if(data.tables, [&](const MaskTable& table) {

@@ -10,7 +10,8 @@ namespace flashjit::verify {
 Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
 
 // Writes what the oracle of make_block_lists expects, for a spec of any operation that takes the lists: into
-// args.block_offsets, block_indices and block_bitmask_of, whose sizes are those that make_block_lists asks for.
+// args.block_offsets, block_indices and block_bitmask_of, whose sizes are those that make_block_lists asks
+// for.
 void fill_block_lists(const AttentionSpec& spec, const AttentionArgs& args);
 
 }  // namespace flashjit::verify

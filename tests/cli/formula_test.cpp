@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/cli/command_line.hpp"
 
 namespace flashjit::cli_test {
@@ -43,6 +45,30 @@ TEST(Formulas, AreRunOnGeneratedTablesAndOnFiles) {
   refused("allowed=" + file("alibi_slopes"), "the spec declares [seqlen_q, seqlen_k]");
   refused("allowed=nothing.npy", "nothing.npy");
   refused("alibi_slopes=" + file("q"), "4 dimensions");
+}
+
+// Lists of a mask are made and written, and a forward runs with them.
+TEST(Formulas, HaveBlockLists) {
+  const CommandLine flashjit;
+  const auto spec_of = [](const std::string& op) {
+    return R"({"op": ")" + op + R"(", "dtype": "fp32", "head_dim": 16, "mask": [
+        {"kind": "block_sparse", "block_m": 16, "block_n": 32, "of_masks": true}, "document[key] == document[position]"],
+        "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}}})";
+  };
+  const std::string offsets = flashjit.folder() + "/offsets.npy";
+  const Outcome lists = flashjit({"run", spec_of("make_block_lists"), "--seqlen-q", "100", "--batch", "2",
+                                  "--verify", "--json", "--block-offsets-out", offsets});
+  ASSERT_EQ(lists.exit_code, 0) << lists.err;
+  EXPECT_TRUE(lists.json()["ok"]);
+  EXPECT_TRUE(std::filesystem::exists(offsets));
+  const Outcome forward =
+      flashjit({"run", spec_of("forward"), "--seqlen-q", "100", "--batch", "2", "--verify", "--json"});
+  ASSERT_EQ(forward.exit_code, 0) << forward.err;
+  EXPECT_TRUE(forward.json()["ok"]);
+  const Outcome wrong =
+      flashjit({"run", spec_of("forward"), "--seqlen-q", "100", "--block-offsets-out", offsets});
+  EXPECT_EQ(wrong.exit_code, 3);
+  EXPECT_THAT(wrong.err, HasSubstr("--block-offsets-out was given, but the spec does not write it"));
 }
 
 TEST(Formulas, MistakesNameTheirColumn) {

@@ -72,6 +72,48 @@ TEST_P(Cuda, LengthsOfPagesThatChangeBetweenReplays) {
   }
 }
 
+// Lists that a graph makes anew at each replay, for the forward after them.
+TEST_P(Cuda, ListsAndForwardInOneGraph) {
+  const std::vector<Mask> masks = {CausalMask{}, PaddingMask{},
+                                   BlockSparseMask{.block_m = 128, .block_n = 64, .of_masks = true}};
+  Case c{.spec = forward_spec(DType::bf16, 64, masks),
+         .batch = 3,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .seqlen_q = 700,
+         .seqlen_k = 800,
+         .masks = verify::MaskDataOptions{}};
+  Workload forward(on(), c);
+  AttentionSpec masks_alone = c.spec;
+  c.spec =
+      AttentionSpec{.op = Operation::make_block_lists, .dtype = DType::bf16, .head_dim = 64, .mask = masks}
+          .validated();
+  Workload lists(on(), c);
+  const Kernel &make = lists.kernel(on().engine()), &attend = forward.kernel(on().engine());
+  AttentionArgs made = lists.args(), taken = forward.args();
+  for (const TensorMember length : {&AttentionArgs::seqlens_q, &AttentionArgs::seqlens_k})
+    made.*length = taken.*length;
+  for (const TensorMember list :
+       {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
+    taken.*list = made.*list;
+  const cuda::Graph graph(on().context(), [&](Stream stream) {
+    make.launch(made, stream);
+    attend.launch(taken, stream);
+  });
+  std::erase_if(masks_alone.mask,
+                [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
+  auto* lengths = static_cast<std::int32_t*>(forward.host_args().seqlens_k->data);
+  for (const std::array<int, 3>& now : {std::array{800, 800, 800}, {0, 1, 799}, {350, 70, 0}}) {
+    std::copy(now.begin(), now.end(), lengths);
+    forward.tensor(&AttentionArgs::seqlens_k).upload();
+    forward.reset();
+    graph.launch();
+    ASSERT_TRUE(forward.fetch());
+    const verify::Report report = verify::verify_outputs(masks_alone, forward.host_args());
+    EXPECT_TRUE(report.ok()) << report.str();
+  }
+}
+
 TEST_P(Cuda, OnSeveralStreamsAndThreads) {
   constexpr int count = 4;
   std::vector<std::unique_ptr<Workload>> workloads;

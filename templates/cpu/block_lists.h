@@ -30,7 +30,7 @@ class BlockListsCpu {
         const Span keys = List::keys(problem, block);
         Maybe pairs = {false, true};
         if (!rows.empty() && !keys.empty()) pairs = known_pairs(masks, rows, keys);
-        if (pairs.can_hold && pairs.can_fail) pairs = test(masks, rows, keys);
+        if (pairs.can_hold && pairs.can_fail) pairs = test_pairs(masks, rows, keys);
         list.found(block) = kept_of(pairs);
         count += pairs.can_hold;
       }
@@ -52,13 +52,17 @@ class BlockListsCpu {
   }
 
  private:
-  __attribute__((noinline)) static Maybe test(const Masks& masks, Span rows, Span keys) {
+  __attribute__((noinline)) static Maybe test_pairs(const Masks& masks, Span rows, Span keys) {
     Maybe pairs = {false, false};
-    for (int row = rows.begin; row < rows.end && !(pairs.can_hold && pairs.can_fail); ++row)
-      for (int key = keys.begin; key < keys.end; ++key) {
-        const bool kept = masks.keep(row, key);
-        pairs.can_hold |= kept;
-        pairs.can_fail |= !kept;
+    for (int first = 0; first < test_stride; ++first)
+      for (int row = rows.begin + first; row < rows.end && !(pairs.can_hold && pairs.can_fail);
+           row += test_stride) {
+        const RowTest<Masks> test(masks, row);
+        for (int key = keys.begin; key < keys.end; ++key) {
+          const bool kept = test(key);
+          pairs.can_hold |= kept;
+          pairs.can_fail |= !kept;
+        }
       }
     return pairs;
   }

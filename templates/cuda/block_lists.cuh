@@ -42,7 +42,7 @@ class BlockListsCuda {
       if (mine && !rows.empty() && !keys.empty()) pairs = known_pairs(masks, rows, keys);
       for (u32 open = __ballot_sync(all_lanes, pairs.can_hold && pairs.can_fail); open; open &= open - 1) {
         const int other = __ffs(static_cast<int>(open)) - 1;
-        const Maybe tested = test(masks, rows, List::keys(problem, first + other), lane);
+        const Maybe tested = test_pairs(masks, rows, List::keys(problem, first + other), lane);
         if (lane == other) pairs = tested;
       }
       if (mine) list.found(block) = kept_of(pairs);
@@ -79,20 +79,19 @@ class BlockListsCuda {
   }
 
  private:
-  FLASHJIT_FN static Maybe test(const Masks& masks, Span rows, Span keys, int lane) {
-    constexpr int rows_at_once = 8;
+  FLASHJIT_FN static Maybe test_pairs(const Masks& masks, Span rows, Span keys, int lane) {
     Maybe pairs = {false, false};
-    for (int row = rows.begin; row < rows.end; ++row) {
+    for (int first = 0; first < test_stride; ++first) {
+      for (int row = rows.begin + first; row < rows.end; row += test_stride) {
+        const RowTest<Masks> test(masks, row);
 #pragma unroll
-      for (int i = 0; i < block_n; i += 32) {
-        const int key = keys.begin + i + lane;
-        const bool exists = key < keys.end, kept = exists && masks.keep(row, key);
-        pairs.can_hold |= kept;
-        pairs.can_fail |= exists && !kept;
+        for (int i = 0; i < block_n; i += 32) {
+          const bool kept = test(min(keys.begin + i + lane, keys.end - 1));  // the last key several times
+          pairs.can_hold |= kept;
+          pairs.can_fail |= !kept;
+        }
       }
-      if ((row + 1) % rows_at_once == 0 && __any_sync(all_lanes, pairs.can_hold) &&
-          __any_sync(all_lanes, pairs.can_fail))
-        break;
+      if (__any_sync(all_lanes, pairs.can_hold) && __any_sync(all_lanes, pairs.can_fail)) break;
     }
     return {__any_sync(all_lanes, pairs.can_hold) != 0, __any_sync(all_lanes, pairs.can_fail) != 0};
   }

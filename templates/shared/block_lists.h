@@ -45,6 +45,43 @@ FLASHJIT_FN Maybe known_pairs(const Both<A, B>& mask, Span rows, Span keys) {
   return of_a.can_hold ? both(of_a, known_pairs(mask.b, rows, keys)) : of_a;
 }
 
+// The keys that a row keeps, key by key.
+template <class Mask>
+struct RowTest {
+  const Mask& mask;
+  int row;
+  FLASHJIT_FN RowTest(const Mask& of, int of_row) : mask(of), row(of_row) {}
+  FLASHJIT_FN bool operator()(int key) const { return mask.keep(row, key); }
+};
+template <class Mask>
+  requires Mask::row_intervals
+struct RowTest<Mask> {
+  Span kept;
+  FLASHJIT_FN RowTest(const Mask& of, int row) : kept(of.hull(Keys{}, {row, row + 1})) {}
+  FLASHJIT_FN bool operator()(int key) const { return kept.contains(key); }
+};
+template <class Formula, class Params>
+  requires(!Formula::interval)
+struct RowTest<FormulaMask<Formula, Params>> {
+  FormulaRow<int, int> row;
+  decltype(Formula::of_row(*static_cast<const FormulaRow<int, int>*>(nullptr))) of_row;
+  FLASHJIT_FN RowTest(const FormulaMask<Formula, Params>& mask, int at)
+      : row(mask.problem, at, mask.problem.heads.begin), of_row(Formula::of_row(row)) {}
+  FLASHJIT_FN bool operator()(int key) const { return Formula::value(FormulaKey(row, key), of_row).v; }
+};
+template <class A, class B>
+  requires(!Both<A, B>::row_intervals)
+struct RowTest<Both<A, B>> {
+  RowTest<A> a;
+  RowTest<B> b;
+  FLASHJIT_FN RowTest(const Both<A, B>& mask, int row) : a(mask.a, row), b(mask.b, row) {}
+  FLASHJIT_FN bool operator()(int key) const { return both(a(key), b(key)); }
+};
+
+// A test of pairs takes every so many rows, then those after them, and so on: blocks that are partly kept
+// show it soon.
+constexpr int test_stride = 8;
+
 // The lists that a rendered Spec's mask asks for, and the masks that they are made of.
 template <class Mask>
 struct ListsOf;

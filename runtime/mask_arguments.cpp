@@ -82,9 +82,8 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
         "give both, or neither if every listed block is seen whole");
   if (mask.of_masks && !args.block_bitmask_of)
     refuse_argument(
-        "block_bitmask_of is missing: the spec's block_sparse has \"of_masks\": true, so it says which "
-        "blocks the "
-        "other masks test; make_block_lists writes it");
+        "block_bitmask_of is missing: with \"of_masks\": true it says which blocks the other masks test; "
+        "make_block_lists writes it");
   if (!args.block_bitmask_of) return;
   const Tensor& bitmask_of = require<&AttentionArgs::block_bitmask_of>(spec, args, device);
   require_shape("block_bitmask_of", bitmask_of, 0, p.blocks.num_blocks, "as block_indices");

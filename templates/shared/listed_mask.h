@@ -67,5 +67,9 @@ template <class Blocks, class Others>
 FLASHJIT_FN Span hull_of_heads(const Listed<Blocks, Others>& mask, Span rows) {
   return hull_of_heads(mask.others, rows);
 }
+template <class Blocks, class Others>
+FLASHJIT_FN Span key_gap(const Listed<Blocks, Others>& mask, Span rows) {
+  return key_gap(mask.others, rows);
+}
 
 }  // namespace flashjit::device

@@ -51,6 +51,27 @@ constexpr ListedMasks listed_masks[] = {
                    "weight": {"dtype": "fp16", "shape": ["seqlen_k"]}}, "scalars": {"limit": "fp32"})_"},
 };
 
+// More of the variants of formulas_test.cpp, with their blocks.
+constexpr ListedMasks more_masks[] = {
+    {"images see all of themselves",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 32, "of_masks": true},
+        "key <= position || image[key] != 0 && image[key] == image[position]"],
+        "tables": {"image": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}})_"},
+    {"window, global and random blocks",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 16, "block_n": 16, "of_masks": true},
+        "key < 16 || position < 16 || abs(position - key) < 24 || blocks[position / 16, key / 16] != 0"],
+        "tables": {"blocks": {"dtype": "uint8", "shape": ["blocks_m", "blocks_n"]}})_"},
+    {"neighbourhood", R"_("mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 16, "of_masks": true},
+        {"kind": "neighbourhood", "shape": [9, 16], "window": [5, 7], "dilation": [1, 2]}])_"},
+    {"prefix-LM, dilated",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 16, "of_masks": true},
+        "prefix_lm", "(position - key) % 3 == 0 && abs(position - key) <= 96"])_"},
+    {"each key/value head its own window",
+     R"_("mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 64, "per_head": true, "of_masks": true},
+        "key <= position && position - key < reach[head_kv]"],
+        "tables": {"reach": {"dtype": "int32", "shape": ["heads_kv"]}})_"},
+};
+
 AttentionSpec listed_spec(const std::string& fields, const std::string& op, DType dtype = DType::bf16) {
   return AttentionSpec::from_json(R"({"op": ")" + op + R"(", "dtype": ")" + to_string(dtype) +
                                   R"(", "head_dim": 64, )" + fields + "}");
@@ -63,7 +84,9 @@ class BlockLists : public ComputesOnEveryDevice {
 
 TEST_P(BlockLists, KnownMasks) {
   std::uint64_t seed = 0;
-  for (const ListedMasks& variant : listed_masks) {
+  std::vector<ListedMasks> all(std::begin(listed_masks), std::end(listed_masks));
+  all.insert(all.end(), std::begin(more_masks), std::end(more_masks));
+  for (const ListedMasks& variant : all) {
     SCOPED_TRACE(variant.name);
     const AttentionSpec spec = listed_spec(variant.fields, "make_block_lists");
     seed += 4;

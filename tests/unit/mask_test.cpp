@@ -471,6 +471,11 @@ void check_listed(MakeKept make_kept) {
     const Kept listed = [&](int i, int j) { return blocks.listed(i, j); };
     const Kept kept = [&](int i, int j) { return blocks.listed(i, j) && other(i, j); };
     const Kept certain = [&](int i, int j) { return blocks.whole(i, j) && inside(p)(i, j); };
+    if (p.seqlen_q > 0) {
+      const Span rows = {p.seqlen_q - 1, p.seqlen_q}, gap = read_keys(mask, rows).gap;
+      const Span of_others = key_gap(mask.b.others, rows);
+      ASSERT_EQ(std::pair(gap.begin, gap.end), std::pair(of_others.begin, of_others.end));
+    }
     for (const auto& [tile_m, tile_n] : {std::pair{8, 16}, std::pair{16, 48}, std::pair{40, 96}}) {
       check_both_ways(mask, p, tile_m, tile_n, kept, certain, {listed});
       if (testing::Test::HasFatalFailure()) return;

@@ -105,8 +105,11 @@ Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args,
     if (const auto* blocks = std::get_if<BlockSparseMask>(&mask)) lists.blocks = *blocks;
   std::erase_if(lists.masks.mask,
                 [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
-  std::int64_t longest = spec.varlen ? args.k->shape[0] : args.k->shape[1];
-  if (spec.varlen && args.max_seqlen_k) longest = std::min<std::int64_t>(longest, *args.max_seqlen_k);
+  const KeyLayout layout = key_layout(spec);
+  std::int64_t longest = layout == KeyLayout::packed ? args.k->shape[0] : args.k->shape[1];
+  if (layout == KeyLayout::packed && args.max_seqlen_k)
+    longest = std::min<std::int64_t>(longest, *args.max_seqlen_k);
+  if (layout == KeyLayout::paged) longest *= need(args.page_table, "page_table", 2).shape[1];
   lists.key_blocks = (longest + lists.blocks.block_n - 1) / lists.blocks.block_n;
   lists.sequences.resize(static_cast<std::size_t>(offsets.shape[0]));
   const auto sizes = [](const Tensor& t) {

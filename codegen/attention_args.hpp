@@ -77,7 +77,8 @@ struct NamedArgument {
 // slices of one buffer. For other strides an overlap is found if one tensor has no gaps and the other begins
 // or ends inside it.
 struct AttentionArgs {
-  // q is of the spec's dtype, k and v of its kv_dtype, o of its o_dtype.
+  // q is of the spec's dtype, k and v of its kv_dtype, o of its o_dtype. make_block_lists reads the sizes of
+  // q and k, and no element.
   std::optional<Tensor> q{}, k{}, v{}, o{};
   // float32 [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q]: the natural logarithm
   // of each row's softmax sum. A row with nothing to attend to has -inf. A row with a score of
@@ -107,7 +108,8 @@ struct AttentionArgs {
   std::optional<int> num_sinks{};     // with sinks: how many first keys every row sees; absent: 0
   // block_sparse: query block i of batch entry b and head h sees the key blocks block_indices[e]
   // for e from block_offsets[b, h, i] up to, but not including, block_offsets[b, h, i + 1], in
-  // ascending order. A dimension of size 1 is shared by all batch entries or heads.
+  // ascending order. A dimension of size 1 is shared by all batch entries or heads. make_block_lists writes
+  // them, with room for all blocks in the last two (most_listed_blocks() in masks.hpp).
   std::optional<Tensor> block_offsets{};  // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
   std::optional<Tensor> block_indices{};  // [listed blocks]
   // [listed blocks]: the index of each block's bitmask, or -1: the block is seen whole; absent: all -1. With

@@ -170,9 +170,11 @@ verify::NamedData documents_of(int length, int batch, int seqlen_k) {
 // A launch with lists that were made on its device computes what the masks alone say.
 class ListsForForward : public BlockLists {
  protected:
-  void expect_attention(const char* fields, const Case& sizes) {
+  // same_bits: the config has the same tiles with lists and without, so that the bits are the same.
+  void expect_attention(const char* fields, const Case& sizes, const PinnedConfig& config = {},
+                        bool same_bits = false) {
     try {
-      check(fields, sizes);
+      check(fields, sizes, config, same_bits);
     } catch (const Prebuilt&) {
     } catch (const Error& error) {
       ADD_FAILURE() << error.message() << "\n" << error.detail();
@@ -180,14 +182,19 @@ class ListsForForward : public BlockLists {
   }
 
  private:
-  void check(const char* fields, Case c) {
+  void check(const char* fields, Case c, const PinnedConfig& config, bool same_bits) {
     const DType dtype = on().dtypes().front();
     const AttentionSpec lists_spec = listed_spec(fields, "make_block_lists", dtype);
-    c.spec = listed_spec(fields, "forward", dtype);
-    Workload forward(on(), c);
     Case of_lists = c;
     of_lists.spec = lists_spec;
-    Workload lists(on(), of_lists);
+    std::unique_ptr<Workload> made;
+    try {
+      made = std::make_unique<Workload>(on(), of_lists);
+    } catch (const Prebuilt&) {  // the next one says so, too
+    }
+    c.spec = listed_spec(fields, "forward", dtype);
+    c.spec.config = config;
+    Workload forward(on(), c), &lists = *made;
     const Kernel& make = lists.kernel(on().engine());
     // The masks' arguments are the forward's.
     AttentionArgs args = forward.args();
@@ -211,6 +218,12 @@ class ListsForForward : public BlockLists {
     std::erase_if(masks.mask, [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
     const verify::Report report = verify::verify_outputs(masks, forward.host_args());
     EXPECT_TRUE(report.ok()) << report.str() << "\n" << c.str();
+    if (!same_bits) return;
+    c.spec = masks;
+    Workload alone(on(), c);
+    alone.reset();
+    alone.kernel(on().engine()).launch(alone.args());
+    EXPECT_EQ(alone.outputs(), forward.outputs()) << c.str();
   }
 };
 
@@ -224,6 +237,10 @@ TEST_P(ListsForForward, ComputesWhatTheMasksSay) {
   Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 1000, .seqlen_k = 1000, .seed = 6};
   c.named = documents_of(150, 2, 1000);
   expect_attention(listed_masks[0].fields, c);
+  if (!on().is_cuda())
+    expect_attention(
+        R"_("mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 64, "of_masks": true}, "causal"])_",
+        c, {.block_m = 64, .block_n = 64}, true);
 }
 
 FLASHJIT_ON_EVERY_DEVICE(BlockLists);

@@ -330,7 +330,7 @@ inline constexpr Argument all[] = {
     {"dq", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
     {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
     {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
-    {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention},
+    {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention | backward},
     {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
     {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
     {"k_new", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
@@ -343,6 +343,7 @@ inline constexpr Argument all[] = {
     {"rotary_sin", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
     {"rotary_base", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append | decode},
     {"rotary_scale", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
+    {"d_sink_logits", 49, &Args::d_sink_logits, output, sink_logits, required, fp32, of_heads, backward},
 };
 // clang-format on
 

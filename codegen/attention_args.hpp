@@ -153,6 +153,8 @@ struct AttentionArgs {
   // sink_logits: float32 [num_heads_q], natural units, by any stride. The softmax's sum of each row begins
   // with exp(logit), and lse contains it. A row with nothing to attend to has output 0 and lse = the logit.
   std::optional<Tensor> sink_logits{};
+  // backward: written: their gradient, float32 [num_heads_q], by any stride but 0.
+  std::optional<Tensor> d_sink_logits{};
 
   // kv_dtype: a stored key or value times its scale is the true one. float32, finite: [1]; with "kv_scale":
   // "head" [num_heads_kv]; with "token_head" [batch, seqlen_k, num_heads_kv], paged [num_pages, page_size,
@@ -163,7 +165,8 @@ struct AttentionArgs {
   // All tables and scalars of the spec, each once, in any order; names and values must live until the launch
   // returns. A table has its declared dtype, is on the kernel's device and lies by any strides, 0 included.
   // Its sizes are the launch's: seqlen_q and seqlen_k those of q and k, with varlen at least the longest
-  // sequence's, with pages any; a name of its own has one size in all tables.
+  // sequence's, with pages any; a name of its own has one size in all tables. A backward takes d_<name>, too,
+  // for each table with "grad": float32, of the table's sizes, written; its elements must not overlap.
   std::span<const NamedArgument> named{};
   // append_kv: writes new rows into the caches k and v, which are outputs then: [batch, seqlen_k, heads_kv,
   // head_dim], with paged pages. The rest of the caches keeps its contents. slots or append_positions says

@@ -6,6 +6,7 @@
 
 #include "arguments.hpp"
 #include "builtin_formulas.hpp"
+#include "derivatives.hpp"
 #include "formula_words.hpp"
 #include "mask_rules.hpp"
 #include "suggest.hpp"
@@ -37,7 +38,7 @@ constexpr auto dimension_names = [] {
   for (std::size_t i = 0; i < names.size(); ++i) names[i] = named_dimensions[i].name;
   return names;
 }();
-constexpr std::string_view or_one = " or 1";
+constexpr std::string_view or_one = " or 1", gradient_prefix = "d_";
 
 const NamedDimension* find_dimension(Kind kind) {
   for (const NamedDimension& named : named_dimensions)
@@ -50,8 +51,6 @@ void check_count(const char* field, std::size_t count, std::size_t most) {
     invalid(std::string(field) + " has " + std::to_string(count) + " entries, at most " +
             std::to_string(most) + " would work");
 }
-
-constexpr std::size_t longest_name = 64;
 
 // Names stand in formulas, beside the arguments of a launch and in the names of gradients.
 void check_name(const AttentionSpec& spec, const std::string& field, const std::string& name) {
@@ -66,7 +65,8 @@ void check_name(const AttentionSpec& spec, const std::string& field, const std::
   };
   if (count(spec.tables) + count(spec.scalars) > 1)
     invalid(shown + " is declared twice; another name would work");
-  if (name.starts_with("d_") && find_declared(spec.tables, name.substr(2)) >= 0)
+  if (name.starts_with(gradient_prefix) &&
+      find_declared(spec.tables, std::string_view(name).substr(gradient_prefix.size())) >= 0)
     invalid(shown + " is the gradient of table " + name.substr(2) + "; another name would work");
 }
 
@@ -107,6 +107,9 @@ void check_declarations(const AttentionSpec& spec) {
     if (table.dtype == DType::int64 || table.dtype == DType::fp8_e4m3 || table.dtype == DType::fp8_e5m2)
       invalid(path + ".dtype " + to_string(table.dtype) +
               " is none of tables; fp32, fp16, bf16, int32, int8 or uint8 would work");
+    if (table.grad && type_of(table.dtype) != FormulaType::real)
+      invalid(path + ".grad true, but its " + to_string(table.dtype) +
+              " are integers, which have no derivative; fp32, fp16 or bf16, or leaving grad out, would work");
     const std::size_t rank = table.shape.size();
     if (rank < 1 || rank > most_dimensions)
       invalid(path + ".shape has " + std::to_string(rank) + " dimensions, 1 to " +
@@ -125,12 +128,16 @@ void check_declarations(const AttentionSpec& spec) {
 // The declared names that formulas read.
 struct Used {
   std::vector<bool> tables, scalars;
+  std::vector<bool> in_scores;  // tables
 
-  void add(const FormulaNode& node) {
+  void add(const FormulaNode& node, FormulaUse use) {
     const auto declared = static_cast<std::size_t>(node.declared);
-    if (node.kind == FormulaNode::Kind::table) tables[declared] = true;
+    if (node.kind == FormulaNode::Kind::table) {
+      tables[declared] = true;
+      if (use == FormulaUse::score) in_scores[declared] = true;
+    }
     if (node.kind == FormulaNode::Kind::scalar) scalars[declared] = true;
-    for (const FormulaNode& operand : node.operands) add(operand);
+    for (const FormulaNode& operand : node.operands) add(operand, use);
   }
 };
 
@@ -223,33 +230,70 @@ bool has_formulas(const AttentionSpec& spec) {
   return !spec.score.empty() || find_mask<FormulaMask>(spec.mask);
 }
 
+std::string gradient_name(const DeclaredTable& table) {
+  return std::string(gradient_prefix) + table.name;
+}
+
+bool has_table_gradients(const AttentionSpec& spec) {
+  return std::any_of(spec.tables.begin(), spec.tables.end(), [](const auto& table) { return table.grad; });
+}
+
+bool is_gradient_name(std::string_view name, const DeclaredTable& table) {
+  return table.grad && name.starts_with(gradient_prefix) && name.substr(gradient_prefix.size()) == table.name;
+}
+
 int place_of_name(const AttentionSpec& spec, std::string_view name) {
-  if (find_declared(spec.tables, name) < 0 && find_declared(spec.scalars, name) < 0) return -1;
+  const auto is_its_gradient = [&](const DeclaredTable& table) { return is_gradient_name(name, table); };
+  if (find_declared(spec.tables, name) < 0 && find_declared(spec.scalars, name) < 0 &&
+      std::none_of(spec.tables.begin(), spec.tables.end(), is_its_gradient))
+    return -1;
   const auto before = [&](const auto& all) {
     return std::count_if(all.begin(), all.end(), [&](const auto& one) { return one.name < name; });
   };
-  return static_cast<int>(before(spec.tables) + before(spec.scalars));
+  // Names of gradients come in the order of their tables, after all names that are less than the prefix.
+  const auto gradients = std::count_if(spec.tables.begin(), spec.tables.end(), [&](const auto& table) {
+    return table.grad && (name.starts_with(gradient_prefix) ? table.name < name.substr(gradient_prefix.size())
+                                                            : gradient_prefix < name);
+  });
+  return static_cast<int>(before(spec.tables) + before(spec.scalars) + gradients);
 }
 
 Declared declared_at(const AttentionSpec& spec, int place) {
-  for (const DeclaredTable& table : spec.tables)
+  for (const DeclaredTable& table : spec.tables) {
     if (place_of_name(spec, table.name) == place) return {.table = &table};
+    if (!table.grad) continue;
+    std::array<char, gradient_prefix.size() + longest_name> name;
+    const auto end = std::copy(gradient_prefix.begin(), gradient_prefix.end(), name.begin());
+    std::copy(table.name.begin(), table.name.end(), end);
+    if (place_of_name(spec, {name.data(), gradient_prefix.size() + table.name.size()}) == place)
+      return {.table = &table, .gradient = true};
+  }
   for (const DeclaredScalar& scalar : spec.scalars)
     if (place_of_name(spec, scalar.name) == place) return {.scalar = &scalar};
   return {};
 }
 
+int count_of_names(const AttentionSpec& spec) {
+  const auto gradients =
+      std::count_if(spec.tables.begin(), spec.tables.end(), [](const auto& table) { return table.grad; });
+  return static_cast<int>(spec.tables.size() + spec.scalars.size()) + static_cast<int>(gradients);
+}
+
 void write_out_formulas(AttentionSpec& spec) {
   write_out_names(spec);
   check_declarations(spec);
-  Used used{std::vector<bool>(spec.tables.size()), std::vector<bool>(spec.scalars.size())};
+  Used used{std::vector<bool>(spec.tables.size()), std::vector<bool>(spec.scalars.size()),
+            std::vector<bool>(spec.tables.size())};
   const auto write_out = [&](std::string& text, FormulaUse use, const std::string& field, std::size_t index) {
     const auto refuse = [&](const std::string& why) {
       invalid(field + "[" + std::to_string(index) + "] " + in_quotes(text) + ", " + why);
     };
     try {
       const FormulaNode formula = parse_formula(text, use, spec);
-      used.add(formula);
+      used.add(formula, use);
+      if (spec.op == Operation::backward && use == FormulaUse::score && !has_short_derivatives(formula, spec))
+        refuse("its derivatives have more than " + std::to_string(most_nodes) +
+               " operations; a shorter formula, or several one after the other, would work");
       std::string canonical = formula_text(formula, spec);
       if (canonical.size() > most_characters)
         refuse("written out: it has " + std::to_string(canonical.size()) + " characters, at most " +
@@ -273,6 +317,11 @@ void write_out_formulas(AttentionSpec& spec) {
     invalid("mask has " + std::to_string(masks) + " formulas, at most " + std::to_string(most_formulas) +
             " would work; a && b makes one of two");
   check_used("tables", spec.tables, used.tables);
+  for (std::size_t i = 0; i < spec.tables.size(); ++i)
+    if (spec.tables[i].grad && !used.in_scores[i])
+      invalid("tables." + spec.tables[i].name +
+              ".grad true, but no score reads the table, and masks have no gradients; leaving grad out would "
+              "work");
   check_used("scalars", spec.scalars, used.scalars);
 }
 

@@ -14,6 +14,7 @@
 namespace flashjit {
 
 inline constexpr std::size_t most_tables = 8, most_scalars = 16, most_formulas = 8, most_dimensions = 6;
+inline constexpr std::size_t longest_name = 64;
 
 // Throws invalid_spec for a name that no formula could have.
 void check_identifier(const std::string& field, const std::string& name);
@@ -46,17 +47,27 @@ int find_declared(const std::vector<Declared>& all, std::string_view name) {
 
 bool has_formulas(const AttentionSpec& spec);
 
-// A table or scalar that the spec declares: one of both is null.
+// The name of a table's gradient; whether a name is that of a gradient that the table has.
+std::string gradient_name(const DeclaredTable& table);
+bool is_gradient_name(std::string_view name, const DeclaredTable& table);
+bool has_table_gradients(const AttentionSpec& spec);
+
+// A named argument of a launch: a table or scalar that the spec declares, or a table's gradient. One of
+// `table` and `scalar` is null.
 struct Declared {
   const DeclaredTable* table = nullptr;
   const DeclaredScalar* scalar = nullptr;
-  const std::string& name() const { return table ? table->name : scalar->name; }
+  bool gradient = false;  // of the table
+  explicit operator bool() const { return table || scalar; }
+  std::string name() const { return gradient ? gradient_name(*table) : table ? table->name : scalar->name; }
 };
-// The place of a name among those of tables and scalars together, in the order of names; -1 if there is none.
-// The spec is canonical.
+// The place of a name among those of tables, gradients and scalars together, in the order of names; -1 if
+// there is none. The spec is canonical.
 int place_of_name(const AttentionSpec& spec, std::string_view name);
-// The name at that place; both null if there are fewer.
+// The name at that place; false if there are fewer.
 Declared declared_at(const AttentionSpec& spec, int place);
+// How many names there are.
+int count_of_names(const AttentionSpec& spec);
 
 // Writes out built-in names, checks declarations and formulas, and gives each formula its canonical text.
 // Throws invalid_spec.

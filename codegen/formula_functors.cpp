@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "declarations.hpp"
+#include "derivatives.hpp"
 
 // A namespace of its own: operations have names of C's functions.
 namespace flashjit::device_text {
@@ -27,9 +28,12 @@ bool any(const FormulaNode& node, const Test& test) {
 bool varies(const FormulaNode& node) {
   return reads(node, FormulaName::key) || reads(node, FormulaName::score);
 }
+bool reads_row(const FormulaNode& node) {
+  return reads(node, FormulaName::row) || reads(node, FormulaName::position);
+}
 // Or between rows.
 bool varies_with_rows(const FormulaNode& node) {
-  return varies(node) || reads(node, FormulaName::row) || reads(node, FormulaName::position);
+  return varies(node) || reads_row(node);
 }
 
 bool is_function(FormulaOperation operation) {
@@ -107,8 +111,9 @@ const char* name_text(FormulaName name) {
 
 class Writer {
  public:
-  // What is computed ahead: for each row what no key changes, or for each tile what no row changes.
-  enum class Ahead { row, tile };
+  // What is computed ahead: for each row what no key changes, for each key what no row changes, or for each
+  // tile what neither changes.
+  enum class Ahead { row, key, tile };
 
   Writer(const AttentionSpec& spec, FormulaUse use, Ahead ahead = Ahead::row)
       : spec_(spec), use_(use), ahead_(ahead) {}
@@ -135,7 +140,13 @@ class Writer {
   }
 
   bool changes(const FormulaNode& node) const {
+    if (ahead_ == Ahead::key) return reads(node, FormulaName::score) || reads_row(node);
     return ahead_ == Ahead::row ? varies(node) : varies_with_rows(node);
+  }
+
+  // Whether a kernel may hold it as a value and distances from it.
+  bool stands_for_many(const FormulaNode& node) const {
+    return ahead_ == Ahead::key ? varies_with_rows(node) : varies(node);
   }
 
   // "row.a", if there is room and if this is not computed ahead itself.
@@ -146,7 +157,8 @@ class Writer {
       if (values_.size() == most_values) return false;
       values_.push_back(text);
     }
-    place = {std::string(ahead_ == Ahead::row ? "row." : "tile.") + static_cast<char>('a' + index), primary};
+    const char* const of = ahead_ == Ahead::row ? "row." : ahead_ == Ahead::key ? "of_key." : "tile.";
+    place = {std::string(of) + static_cast<char>('a' + index), primary};
     return true;
   }
 
@@ -241,7 +253,8 @@ class Writer {
   std::string real_of(const FormulaNode& node) {
     if (is_score() && is(node, absolute) && is_distance(node.operands[0]))
       return "abs(to_real(" + write(node.operands[0]).text + "))";
-    if (!is_score() || is_distance(node) || !varies(node)) return "to_real(" + write(node).text + ")";
+    if (!is_score() || is_distance(node) || !stands_for_many(node))
+      return "to_real(" + write(node).text + ")";
     return "to_real(whole(" + write(node).text + "))";
   }
 
@@ -259,7 +272,7 @@ class Writer {
     Text inverse;
     if (divisor.kind == Kind::real && std::isnormal(static_cast<float>(1 / divisor.real))) {
       inverse = {"Real(" + real_literal(1 / divisor.real) + ")", primary};
-    } else if (!varies(divisor) && !in_ahead_) {
+    } else if (!(ahead_ == Ahead::key ? changes(divisor) : varies(divisor)) && !in_ahead_) {
       in_ahead_ = true;
       const std::string text = "inverse(" + write_bare(divisor).text + ")";
       in_ahead_ = false;
@@ -365,11 +378,10 @@ std::string function_text(const char* name, const std::string& ahead, const std:
                       value.find(of + ",") != std::string::npos || value.find(of + ")") != std::string::npos;
     return "const " + type + "&" + (used ? " " + of : "");
   };
-  const bool row = ahead == "Row";
+  const char* const of = ahead == "Row" ? "row" : ahead == "OfKey" ? "of_key" : "tile";
   return "  template <class At" + (ahead.empty() ? "" : ", class " + ahead) +
          ">\n  FLASHJIT_FN static auto " + name + "(" + parameter("At", "at") +
-         (ahead.empty() ? "" : ", " + parameter(ahead, row ? "row" : "tile")) + ") {\n    return " + value +
-         ";\n  }\n";
+         (ahead.empty() ? "" : ", " + parameter(ahead, of)) + ") {\n    return " + value + ";\n  }\n";
 }
 
 std::string interval_text(const Limits& limits, const Writer& writer) {
@@ -440,8 +452,43 @@ std::optional<Tilt> tilt_of(const FormulaNode& node) {
   return {};
 }
 
+// A score's derivatives: by the score and by elements of tables. `reads`: how many elements the functors
+// before have.
+std::string derivatives_text(const FormulaNode& formula, const std::optional<Cap>& cap, Writer& writer,
+                             const std::string& ahead, const AttentionSpec& spec, int& reads) {
+  std::string text;
+  if (cap && cap->of_score) {
+    const std::string t = "before_cap(at, " + std::string(ahead == "Row" ? "row" : "of_key") + ")";
+    text += function_text("derivative", ahead, "fma(-" + t + ", " + t + ", Real(1.0f))");
+  } else if (const FormulaNode derivative = derivative_by_score(formula); is_constant(derivative, 1)) {
+    text += "  static constexpr bool shifts = true;\n";
+  } else {
+    text += function_text("derivative", ahead, writer.value(derivative));
+  }
+  const std::vector<ElementDerivative> elements = derivatives_by_elements(formula, spec);
+  if (elements.empty()) return text;
+  std::string calls;
+  for (const ElementDerivative& element : elements) {
+    calls += (calls.empty() ? "" : "\n    ") + std::string("add(Read<") + std::to_string(reads++) +
+             ">(), table_" + spec.tables[static_cast<std::size_t>(element.read.declared)].name + "(), " +
+             writer.value(element.derivative);
+    for (const FormulaNode& index : element.read.operands) calls += ", " + writer.value(index);
+    calls += ");";
+  }
+  const bool keyed = ahead == "OfKey";
+  const bool used = calls.find(keyed ? "of_key." : "row.") != std::string::npos ||
+                    calls.find(keyed ? "of_key)" : ", row)") != std::string::npos;
+  return text + "  static constexpr int reads = " + std::to_string(elements.size()) +
+         ";\n  template <class At, class " + ahead +
+         ", class Add>\n  FLASHJIT_FN static void elements(const At& at, const " + ahead + "&" +
+         (!used   ? ""
+          : keyed ? " of_key"
+                  : " row") +
+         ", const Add& add) {\n    " + calls + "\n  }\n";
+}
+
 std::string functor_text(const std::string& name, const std::string& words, FormulaUse use,
-                         const AttentionSpec& spec) {
+                         const AttentionSpec& spec, ComputedAhead computed_ahead, int& reads_before) {
   const FormulaNode formula = parse_formula(words, use, spec);
   std::string text = "// " + words + "\nstruct " + name + " : Formula {\n";
   if (use == FormulaUse::mask) {
@@ -449,29 +496,42 @@ std::string functor_text(const std::string& name, const std::string& words, Form
     if (const auto limits = limits_of(formula, writer))
       return text + "  static constexpr bool interval = true;\n" + interval_text(*limits, writer) + "};\n\n";
   }
+  const bool by_key = computed_ahead == ComputedAhead::key;
+  const std::string ahead = by_key ? "OfKey" : "Row";
+  const char* const of_ahead = by_key ? "of_key" : "of_row";
+  if (by_key) text += "  static constexpr bool by_key = true;\n";
   if (reads(formula, FormulaName::head)) text += "  static constexpr bool reads_head = true;\n";
   if (any(formula, [](const FormulaNode& node) { return node.kind == Kind::table && varies(node); }))
     text += "  static constexpr bool loads = true;\n";
-  Writer writer(spec, use);
+  Writer writer(spec, use, by_key ? Writer::Ahead::key : Writer::Ahead::row);
+  const bool differentiated = use == FormulaUse::score && spec.op == Operation::backward;
+  const auto derivatives = [&](const std::optional<Cap>& cap) {
+    return differentiated ? derivatives_text(formula, cap, writer, ahead, spec, reads_before) : std::string();
+  };
   if (const auto cap = use == FormulaUse::score ? cap_of(formula) : std::nullopt) {
     const std::string before_cap = writer.value(cap->before_cap);
     text += "  static constexpr bool caps = true;\n";
     if (cap->of_score)
       text += std::string("  static constexpr bool caps_score = true") +
               (spec.precise ? ", precise = true" : "") + ";\n";
-    return text + ahead_text("of_row", writer) + function_text("cap", {}, writer.value(cap->cap)) +
-           function_text("before_cap", "Row", before_cap) +
-           function_text("value", "Row", "cap(at) * before_cap(at, row)") + "};\n\n";
+    const std::string value =
+        function_text("cap", {}, writer.value(cap->cap)) + function_text("before_cap", ahead, before_cap) +
+        function_text("value", ahead,
+                      std::string("cap(at) * before_cap(at, ") + (by_key ? "of_key)" : "row)"));
+    const std::string derived = derivatives(cap);
+    return text + ahead_text(of_ahead, writer) + value + derived + "};\n\n";
   }
   const std::string value = writer.value(formula);
   std::string of_tilt;
-  if (const auto tilt = use == FormulaUse::score ? tilt_of(formula) : std::nullopt) {
+  if (const auto tilt = use == FormulaUse::score && !by_key ? tilt_of(formula) : std::nullopt) {
     of_tilt = std::string("  static constexpr bool tilts = true, tilts_by_magnitude = ") +
               (tilt->magnitude ? "true" : "false") + ";\n" +
               function_text("from", {}, writer.value(tilt->from)) +
               function_text("tilt", "Row", (tilt->negative ? "-(" : "(") + writer.value(tilt->tilt) + ")");
   }
-  return text + ahead_text("of_row", writer) + function_text("value", "Row", value) + of_tilt + "};\n\n";
+  const std::string derived = derivatives({});
+  return text + ahead_text(of_ahead, writer) + function_text("value", ahead, value) + of_tilt + derived +
+         "};\n\n";
 }
 
 bool is_outer(const TableDimension& dim) {
@@ -525,16 +585,21 @@ bool reads(const FormulaNode& formula, FormulaName name) {
   });
 }
 
-std::string formula_functors(const AttentionSpec& spec) {
+std::string formula_functors(const AttentionSpec& spec, ComputedAhead ahead) {
   std::string text = device_text::named_types(spec);
-  int masks = 0, scores = 0;
+  int masks = 0, scores = 0, reads = 0;
   for (const Mask& mask : spec.mask)
     if (const auto* formula = std::get_if<FormulaMask>(&mask))
       text += device_text::functor_text("Mask" + std::to_string(++masks), formula->formula, FormulaUse::mask,
-                                        spec);
+                                        spec, ahead, reads);
   for (const std::string& score : spec.score)
-    text += device_text::functor_text("Score" + std::to_string(++scores), score, FormulaUse::score, spec);
+    text += device_text::functor_text("Score" + std::to_string(++scores), score, FormulaUse::score, spec,
+                                      ahead, reads);
   return text;
+}
+
+bool has_gradients(const AttentionSpec& spec) {
+  return spec.op == Operation::backward && (spec.sink_logits || has_table_gradients(spec));
 }
 
 bool is_interval(const FormulaMask& mask, const AttentionSpec& spec) {

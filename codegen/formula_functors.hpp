@@ -10,11 +10,18 @@ namespace flashjit {
 // Whether the spec has formulas or sink logits: its kernel takes WithFormulas params.
 bool reads_formula_params(const AttentionSpec& spec);
 
+// Whether its launches write gradients of tables or sink logits: its kernel takes WithGradients params.
+bool has_gradients(const AttentionSpec& spec);
+
+// What functors compute once for many elements: what no key changes for each row, or what no row changes for
+// each key, where a thread has many rows of few keys.
+enum class ComputedAhead { row, key };
+
 // The types that functors read tables and scalars by, then the functors Mask1, Mask2, ... of the formulas in
 // spec.mask and Score1, ... of those in spec.score. The user's words stand beside each. Scores round as is
-// fast on the target, unless the spec says precise; masks round each operation to nearest. What no key
-// changes is computed once for each row.
-std::string formula_functors(const AttentionSpec& spec);
+// fast on the target, unless the spec says precise; masks round each operation to nearest. Those of a
+// backward have their derivatives.
+std::string formula_functors(const AttentionSpec& spec, ComputedAhead ahead = ComputedAhead::row);
 
 // Whether a mask's formula only compares keys with what no key changes, so that each row keeps an interval of
 // keys (templates/shared/formula_interval.h).

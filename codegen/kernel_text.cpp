@@ -139,8 +139,11 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
   if (spec.append)
     text +=
         std::string("#include \"") + append_header(is_cpu, spec) + "\"\n#include \"shared/last_keys.h\"\n";
-  if (reads_formula_params(spec))
+  if (reads_formula_params(spec)) {
     text += is_cpu ? "#include \"cpu/formula.h\"\n" : "#include \"cuda/formula.cuh\"\n";
+    if (spec.op == Operation::backward)
+      text += is_cpu ? "#include \"cpu/formula_gradient.h\"\n" : "#include \"cuda/formula_gradient.cuh\"\n";
+  }
   for (const Mask& mask : spec.mask) {
     const std::string_view name = functor_of(mask).header;
     if (name != "shared/mask.h" && name != "shared/formula_mask.h")
@@ -201,6 +204,7 @@ extern "C" __global__ void __launch_bounds__(AppendConfig::num_warps * 32)
 
 std::string with_features(const std::string& params, const AttentionSpec& spec) {
   const std::string own = spec.kv_dtype ? "Quantised<" + params + ">" : params;
+  if (has_gradients(spec)) return "WithGradients<" + own + ">";
   return reads_formula_params(spec) ? "WithFormulas<" + own + ">" : own;
 }
 
@@ -210,9 +214,10 @@ std::string params_type(const std::string& params, const AttentionSpec& spec) {
 
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,
                     const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
-                    const std::string& products) {
+                    const std::string& products, ComputedAhead ahead) {
   std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
-  if (reads_formula_params(spec)) text += "using Params = " + params + ";\n\n" + formula_functors(spec);
+  if (reads_formula_params(spec))
+    text += "using Params = " + params + ";\n\n" + formula_functors(spec, ahead);
   return text + spec_struct(spec, defaults) + between + config_struct(choices, config, products) +
          "}  // namespace\n\n";
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "families/kernel_family.hpp"
+#include "formula_functors.hpp"
 
 namespace flashjit {
 
@@ -18,7 +19,8 @@ const char* append_header(bool is_cpu, const AttentionSpec& spec);
 // before them.
 void add_append_step(const AttentionSpec& spec, KernelSource& source);
 
-// The type of params: `params`, with kv_dtype in Quantised, with formulas in WithFormulas.
+// The type of params: `params`, with kv_dtype in Quantised, with formulas in WithFormulas, with gradients of
+// what formulas read in WithGradients.
 std::string with_features(const std::string& params, const AttentionSpec& spec);
 // The type of a forward's params: the same, with pages around Paged<params>.
 std::string params_type(const std::string& params, const AttentionSpec& spec);
@@ -30,7 +32,7 @@ std::string params_type(const std::string& params, const AttentionSpec& spec);
 // choices and, if `products` is not empty, that type as Products.
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,
                     const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
-                    const std::string& products);
+                    const std::string& products, ComputedAhead ahead = ComputedAhead::row);
 
 // Whether a mask's test reads tables in memory.
 bool reads_tables(const AttentionSpec& spec);

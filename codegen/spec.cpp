@@ -138,7 +138,7 @@ class Hasher {
   void add_field(const std::vector<DeclaredTable>& tables) noexcept {
     for (const DeclaredTable& table : tables) {
       add_value(table.name);
-      add(unsigned(table.dtype) << 8 | unsigned(table.shape.size()));
+      add(unsigned(table.grad) << 16 | unsigned(table.dtype) << 8 | unsigned(table.shape.size()));
       for (const TableDimension& dim : table.shape) {
         add(std::size_t(dim.size) << 8 | unsigned(dim.kind) << 1 | dim.or_one);
         add_value(dim.name);

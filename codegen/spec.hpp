@@ -37,6 +37,7 @@ struct DeclaredTable {
   std::string name;
   DType dtype = DType::fp32;  // fp32, fp16, bf16: reals; int32, int8, uint8: integers
   std::vector<TableDimension> shape = {};
+  bool grad = false;  // a backward writes the gradient d_<name>; of reals only, no meaning elsewhere
 
   bool operator==(const DeclaredTable&) const = default;
 };

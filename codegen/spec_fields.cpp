@@ -33,7 +33,7 @@ std::string json_of(const std::vector<std::string>& formulas) {
 }
 std::string json_of(const DeclaredTable& table) {
   return std::string(R"({"dtype": ")") + to_string(table.dtype) + R"(", "shape": )" +
-         shape_text(table.shape, "\"") + "}";
+         shape_text(table.shape, "\"") + (table.grad ? ", \"grad\": true}" : "}");
 }
 std::string json_of(const DeclaredScalar& scalar) {
   return std::string("\"") + to_string(scalar.dtype) + "\"";
@@ -65,6 +65,8 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
   std::sort(spec.tables.begin(), spec.tables.end(), by_name);
   std::sort(spec.scalars.begin(), spec.scalars.end(), by_name);
+  if (spec.op != Operation::backward)
+    for (DeclaredTable& table : spec.tables) table.grad = false;
   if (!has_formulas(spec)) spec.precise = false;
   if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;
   if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();

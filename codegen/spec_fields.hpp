@@ -49,8 +49,8 @@ inline constexpr SpecField spec_fields[] = {
 };
 
 // The spec with masks, tables and scalars in canonical order, and without values that only spell out a
-// default, such as a head_dim_v equal to head_dim. Fields at their default then equal those of
-// AttentionSpec{}.
+// default, such as a head_dim_v equal to head_dim, or mean nothing to the operation: gradients of tables.
+// Fields at their default then equal those of AttentionSpec{}.
 AttentionSpec without_defaults(AttentionSpec spec);
 
 // A field's value as JSON.

@@ -290,13 +290,14 @@ void read_field(const Object& fields, const char* name, std::vector<DeclaredTabl
     const std::string path = std::string(name) + "." + table;
     if (!value.is_object())
       invalid(path + " " + shown(value) + " must be an object; " + example + " would work");
-    constexpr std::string_view known[] = {"dtype", "shape"};
+    constexpr std::string_view known[] = {"dtype", "shape", "grad"};
     const Object members(value, path + ".", known);
     members.require("dtype", R"("fp32")");
     members.require("shape", R"(["heads_q"])");
     DeclaredTable declared{.name = table};
     members.read("dtype", declared.dtype, table_dtypes);
     declared.shape = read_shape(*members.find("shape"), path + ".shape");
+    members.read("grad", declared.grad);
     out.push_back(std::move(declared));
   }
 }

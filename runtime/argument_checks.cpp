@@ -25,9 +25,9 @@ void check_names(const AttentionSpec& spec, const AttentionArgs& args) {
   std::size_t given = 0;
   for (const NamedArgument& argument : args.named) {
     if (place_of_name(spec, argument.name) < 0) {
-      std::vector<std::string_view> known;
-      for (int i = 0; declared_at(spec, i).table || declared_at(spec, i).scalar; ++i)
-        known.emplace_back(declared_at(spec, i).name());
+      std::vector<std::string> names;
+      for (int i = 0; declared_at(spec, i); ++i) names.push_back(declared_at(spec, i).name());
+      const std::vector<std::string_view> known(names.begin(), names.end());
       refuse_argument("named argument ", in_quotes(argument.name), " was given, but the spec ",
                       known.empty() ? "declares no tables and scalars" : "declares " + listed(known),
                       known.empty() ? "" : did_you_mean(argument.name, known));
@@ -37,7 +37,7 @@ void check_names(const AttentionSpec& spec, const AttentionArgs& args) {
         refuse_argument("named argument ", in_quotes(argument.name), " was given before: give it once");
     ++given;
   }
-  if (given == spec.tables.size() + spec.scalars.size()) return;
+  if (given == static_cast<std::size_t>(count_of_names(spec))) return;
   const auto is_given = [&](const std::string& name) {
     return std::any_of(args.named.begin(), args.named.end(),
                        [&](const auto& one) { return one.name == name; });
@@ -47,6 +47,11 @@ void check_names(const AttentionSpec& spec, const AttentionArgs& args) {
       refuse_argument("table ", table.name, " is missing: the spec's formulas read it as ",
                       to_string(table.dtype), " ", shape_text(table.shape, ""),
                       "; give it among the named arguments");
+  for (const DeclaredTable& table : spec.tables)
+    if (table.grad && !is_given(gradient_name(table)))
+      refuse_argument(gradient_name(table), " is missing: table ", table.name,
+                      " has \"grad\": true, so a backward writes its gradient, as fp32 ",
+                      shape_text(table.shape, ""), "; give it among the named arguments, or leave grad out");
   for (const DeclaredScalar& scalar : spec.scalars)
     if (!is_given(scalar.name))
       refuse_argument("scalar ", scalar.name, " is missing: the spec's formulas read it as ",

@@ -175,12 +175,13 @@ class Arguments {
  private:
   void add_named(const flashjit_argument& arg, size_t position, const AttentionSpec& spec) {
     const flashjit::Declared declared = declared_at(spec, arg.id - flashjit::first_named_id);
-    if (!declared.table && !declared.scalar)
+    if (!declared)
       refuse_argument("argument id ", arg.id, " at position ", position,
                       " is none of the spec: flashjit_spec_argument() has the ids of its ",
-                      spec.tables.size() + spec.scalars.size(), " tables and scalars");
-    const std::string& name = declared.name();
-    if (named_count_ == most_named) refuse_argument("argument ", name, " was given before: give it once");
+                      count_of_names(spec), " tables, gradients and scalars");
+    if (named_count_ == most_named)
+      refuse_argument("argument ", declared.name(), " was given before: give it once");
+    const std::string_view name = name_of(declared, named_count_);
     flashjit::NamedArgument* const named = &named_.all[named_count_++];
     if (declared.table) {
       std::construct_at(named, name, tensor_of(arg));
@@ -191,7 +192,15 @@ class Arguments {
     }
   }
 
-  static constexpr std::size_t most_named = flashjit::most_tables + flashjit::most_scalars;
+  // The name of a gradient, which stands nowhere, is made here.
+  std::string_view name_of(const flashjit::Declared& declared, std::size_t place) {
+    if (!declared.gradient) return declared.table ? declared.table->name : declared.scalar->name;
+    char* const to = names_[place];
+    const int size = std::snprintf(to, sizeof names_[place], "d_%s", declared.table->name.c_str());
+    return {to, static_cast<std::size_t>(size)};
+  }
+
+  static constexpr std::size_t most_named = 2 * flashjit::most_tables + flashjit::most_scalars;
   // A union: names that a launch does not have are not initialised, and so cost nothing.
   union Room {
     Room() {}
@@ -201,6 +210,7 @@ class Arguments {
   AttentionArgs args_;
   Room named_;
   std::size_t named_count_ = 0;
+  char names_[most_named][flashjit::longest_name + 3];
 };
 
 flashjit::EngineOptions options_of(const flashjit_engine_options* given) {

@@ -43,7 +43,7 @@ struct Items {
 
 // One step of a launch: the data for the kernel at the same place in KernelSource::steps.
 struct StepLaunch {
-  static constexpr std::size_t most_params_bytes = 2048;
+  static constexpr std::size_t most_params_bytes = 4096;
 
   // The kernel's parameter, of the kernel's own type. On a GPU a
   // kernel may have a second one, which begins at byte `second`.

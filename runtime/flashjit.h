@@ -133,7 +133,8 @@ typedef enum {
   FLASHJIT_ARG_ROTARY_COS = 45,            /* tensor */
   FLASHJIT_ARG_ROTARY_SIN = 46,            /* tensor */
   FLASHJIT_ARG_ROTARY_BASE = 47,           /* real */
-  FLASHJIT_ARG_ROTARY_SCALE = 48           /* real */
+  FLASHJIT_ARG_ROTARY_SCALE = 48,          /* real */
+  FLASHJIT_ARG_D_SINK_LOGITS = 49          /* tensor, written */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

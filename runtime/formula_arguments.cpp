@@ -6,10 +6,13 @@
 #include <limits>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "codegen/arguments.hpp"
 #include "codegen/declarations.hpp"
 #include "codegen/formula_functors.hpp"
 #include "runtime/argument_checks.hpp"
+#include "runtime/overlap.hpp"
 
 namespace flashjit {
 namespace {
@@ -171,7 +174,83 @@ class Check {
   FreeSizes sizes_;
 };
 
+// The gradient of what `like`, a checked table or the sink logits, holds.
+device::GradientTable gradient_of(const std::string& name, const Tensor& t, const std::string& of,
+                                  const Tensor& like, Device device) {
+  if (t.rank != like.rank)
+    refuse_argument(name, " has rank ", t.rank, ", ", of, " has ", like.rank, " dimensions");
+  if (t.dtype != DType::fp32)
+    refuse_argument(name, " has dtype ", to_string(t.dtype), "; gradients of tables are fp32");
+  require_memory(name.c_str(), t, device);
+  if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
+    refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
+  const std::string as = "as " + of;
+  device::GradientTable made{};
+  made.rank = t.rank;
+  made.count = 1;
+  for (int dim = 0; dim < t.rank; ++dim) {
+    require_shape(name.c_str(), t, dim, like.shape[dim], as.c_str());
+    made.sizes[dim] = size(t, dim);
+    made.strides[dim] = stride(t, dim);
+    made.count *= t.shape[dim];
+  }
+  if (made.count == 0) return {};
+  require_distinct_rows(name.c_str(), t);
+  made.data = static_cast<float*>(t.data);
+  return made;
+}
+
+const Tensor& gradient_given(const AttentionArgs& args, const DeclaredTable& table) {
+  for (const NamedArgument& argument : args.named) {
+    if (!is_gradient_name(argument.name, table)) continue;
+    if (const auto* tensor = std::get_if<Tensor>(&argument.value)) return *tensor;
+    refuse_argument(gradient_name(table), " was given as a number; a tensor would work");
+  }
+  refuse_argument("named argument ", gradient_name(table), " is missing");
+}
+
 }  // namespace
+
+std::optional<device::GradientParams> check_gradient_arguments(const AttentionSpec& spec, Device device,
+                                                               const AttentionArgs& args) {
+  std::optional<device::GradientParams> made;
+  if (!has_gradients(spec)) return made;
+  device::GradientParams& gradients = made.emplace();
+  gradients = {};
+  struct Output {
+    std::string name;
+    const Tensor* tensor;
+  };
+  std::vector<Output> outputs;
+  for (std::size_t i = 0; i < spec.tables.size(); ++i) {
+    const DeclaredTable& table = spec.tables[i];
+    if (!table.grad) continue;
+    const Tensor& given = gradient_given(args, table);
+    gradients.tables[i] = gradient_of(gradient_name(table), given, "table " + table.name,
+                                      std::get<Tensor>(find(args, table.name).value), device);
+    outputs.push_back({gradient_name(table), &given});
+  }
+  if (spec.sink_logits) {
+    const Tensor& given = require<&AttentionArgs::d_sink_logits>(spec, args, device);
+    gradients.tables[most_tables] =
+        gradient_of("d_sink_logits", given, "sink_logits", *args.sink_logits, device);
+    outputs.push_back({"d_sink_logits", &given});
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto apart = [&](const char* name, const Tensor& other) {
+      require_apart(outputs[i].name.c_str(), *outputs[i].tensor, {{name, &other}});
+    };
+    for (std::size_t j = 0; j < i; ++j) apart(outputs[j].name.c_str(), *outputs[j].tensor);
+    for (const DeclaredTable& table : spec.tables)
+      apart(table.name.c_str(), std::get<Tensor>(find(args, table.name).value));
+    for (const Argument& argument : arguments)
+      if (const TensorMember member = argument.tensor();
+          member && argument.role_in(spec) != Role::workspace && member != &AttentionArgs::d_sink_logits &&
+          has_argument(spec, argument) && args.*member)
+        apart(argument.name, *(args.*member));
+  }
+  return made;
+}
 
 std::optional<device::FormulaParams> check_formula_arguments(const AttentionSpec& spec, Device device,
                                                              const AttentionArgs& args,

@@ -18,6 +18,21 @@ std::optional<device::FormulaParams> check_formula_arguments(const AttentionSpec
                                                              const device::ProblemParams& problem,
                                                              float scale);
 
+// The gradients that a launch writes, of arguments that check_formula_arguments() has checked; absent if
+// kernels of the spec write none. Their sums in the workspace are not set.
+std::optional<device::GradientParams> check_gradient_arguments(const AttentionSpec& spec, Device device,
+                                                               const AttentionArgs& args);
+
+// What formulas add to the params of a backward.
+struct FormulaArguments {
+  std::optional<device::FormulaParams> formulas{};
+  std::optional<device::GradientParams> gradients{};
+};
+template <class Own, class Base>
+Own& make_params(StepLaunch& step, const Base& base, const FormulaArguments& given);
+template <class Own, class Second>
+Second& make_second(StepLaunch& step, const FormulaArguments& given);
+
 // Makes a step's params of type Own, WithFormulas if there are any.
 template <class Own, class Base>
 Own& make_params(StepLaunch& step, const Base& base, const std::optional<device::FormulaParams>& formulas) {
@@ -31,6 +46,20 @@ template <class Own, class Second>
 Second& make_second(StepLaunch& step, bool with_formulas) {
   return with_formulas ? step.make_second<device::WithFormulas<Own>, Second>()
                        : step.make_second<Own, Second>();
+}
+
+template <class Own, class Base>
+Own& make_params(StepLaunch& step, const Base& base, const FormulaArguments& given) {
+  if (!given.gradients) return make_params<Own>(step, base, given.formulas);
+  auto& made = step.make_params<device::WithGradients<Own>>(base);
+  made.formulas = *given.formulas;
+  made.gradients = *given.gradients;
+  return made;
+}
+template <class Own, class Second>
+Second& make_second(StepLaunch& step, const FormulaArguments& given) {
+  return given.gradients ? step.make_second<device::WithGradients<Own>, Second>()
+                         : make_second<Own, Second>(step, given.formulas.has_value());
 }
 
 }  // namespace flashjit

@@ -41,6 +41,8 @@ void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, D
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)
 //   plan_cpu(kernel, params, workspace, launch)
+// if a launch may need more than its shape's bytes,
+//   workspace_of(kernel, checked)
 // and, if tensors that share memory with the workspace are refused,
 //   check_workspace(args, workspace)   workspace: of the bytes that this launch uses
 template <class Operation>
@@ -48,7 +50,11 @@ constexpr OperationRuntime operation_runtime = {
     &Operation::workspace_bytes, [](const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch) {
       const auto checked = Operation::check(kernel.spec, kernel.device, args);
       if (checked.empty) return;
-      const std::size_t bytes = Operation::workspace_bytes(kernel, checked.shape);
+      std::size_t bytes = 0;
+      if constexpr (requires { Operation::workspace_of(kernel, checked); })
+        bytes = Operation::workspace_of(kernel, checked);
+      else
+        bytes = Operation::workspace_bytes(kernel, checked.shape);
       void* const workspace = require_workspace(args.workspace, bytes, kernel.device);
       if constexpr (requires { Operation::check_workspace(args, Tensor{}); })
         if (bytes > 0)

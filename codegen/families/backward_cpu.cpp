@@ -15,17 +15,18 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
-constexpr std::string_view fields[] = {"head_dim_v",    "mask",    "dropout",    "varlen",
-                                       "deterministic", "o_dtype", "grad_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
+                                       "precise",    "config", "sink_logits"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
 
 constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
 
 int scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto bytes = uses_amx(spec, target) ? device::amx_backward_scratch : device::cpu_backward_scratch;
-  return bytes(spec.head_dim, spec.head_dim_v, config.block_n);
+  return bytes(spec.head_dim, spec.head_dim_v, config.block_n, !spec.score.empty());
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -74,28 +75,27 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
-constexpr char function_text[] =
-    R"(extern "C" void flashjit_backward_rows(const CpuBackwardParams* params, i64 begin, i64 end, void*) {
-  backward_rows<Spec>(*params, begin, end);
+std::string function(const char* name, const std::string& params, const char* body, bool scratch = false) {
+  return std::string("extern \"C\" void flashjit_") + name + "(const " + params +
+         "* params, i64 begin, i64 end, void*" + (scratch ? " scratch" : "") + ") {\n  " + body +
+         "(*params, begin, end" + (scratch ? ", scratch" : "") + ");\n}\n";
 }
-extern "C" void flashjit_backward(const CpuBackwardParams* params, i64 begin, i64 end, void* scratch) {
-  backward<Spec, Config>(*params, begin, end, scratch);
-}
-extern "C" void flashjit_backward_dq(const CpuBackwardParams* params, i64 begin, i64 end, void*) {
-  backward_dq<Spec, Config>(*params, begin, end);
-}
-)";
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const bool amx = uses_amx(spec, source.target);
+  const std::string params = with_features("CpuBackwardParams", spec);
   source.text += include_lines(amx ? "cpu/backward_amx.h" : "cpu/backward_vectors.h", spec) + "\n" +
-                 structs(spec, "BackwardCpuSpec", "", "", choices, source.config,
+                 structs(spec, "BackwardCpuSpec", params, "", choices, source.config,
                          amx ? "AmxBackward<Spec, Config>" : "VectorBackward<Spec, Config>") +
-                 function_text;
+                 function("backward_rows", params, "backward_rows<Spec>") +
+                 function("backward", params, "backward<Spec, Config>", true) +
+                 function("backward_dq", params, "backward_dq<Spec, Config>") +
+                 (has_gradients(spec) ? function("backward_tables", params, "backward_tables") : "");
   source.steps.push_back({.function = "flashjit_backward_rows"});
   source.steps.push_back(
       {.function = "flashjit_backward", .scratch = scratch(spec, source.target, source.config)});
   source.steps.push_back({.function = "flashjit_backward_dq"});
+  if (has_gradients(spec)) source.steps.push_back({.function = "flashjit_backward_tables"});
 }
 
 }  // namespace

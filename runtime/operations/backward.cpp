@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "codegen/backward_kernels.hpp"
+#include "codegen/declarations.hpp"
+#include "codegen/formula_functors.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/cuda/driver.hpp"
@@ -13,6 +15,7 @@
 #include "templates/shared/backward_cpu_params.h"
 #include "templates/shared/backward_cuda_params.h"
 #include "templates/shared/backward_sm90a_layout.h"
+#include "templates/shared/exact_sum.h"
 
 namespace flashjit {
 namespace {
@@ -26,15 +29,18 @@ void require_like(const char* name, const Tensor& t, const char* like, const Ten
 }
 
 struct Backward {
+  struct Params : device::BackwardParams {
+    FormulaArguments formulas{};
+  };
   struct Checked {
-    device::BackwardParams params{};
+    Params params{};
     Shape shape{};
     bool empty = false;
   };
 
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     Checked checked;
-    device::BackwardParams& p = checked.params;
+    Params& p = checked.params;
     const CheckedAttention attention = check_attention(spec, device, args, longest_sequence, p);
     p.scale_log2 = attention.scale_log2;
     p.scale = attention.scale_log2 / std::numbers::log2e_v<float>;
@@ -77,9 +83,12 @@ struct Backward {
     require_apart("dk", dk, {{"dq", &dq}});
     require_apart("dv", dv, {{"dq", &dq}, {"dk", &dk}});
 
+    p.formulas.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
+    p.formulas.gradients = check_gradient_arguments(spec, device, args);
     check_data(spec, device, p, {});
     checked.shape = attention.shape;
     checked.empty = (p.batch == 0 || p.num_heads_q == 0) || (p.seqlen_q == 0 && p.seqlen_k == 0);
+    if (num_gradients(p.formulas) > 0) checked.empty = false;  // zeros are written at least
     if (spec.varlen) checked.shape.total_q = p.total_q;
     if (spec.varlen && device.kind == Device::Kind::cpu && p.batch > 0) {
       // The lengths that the sequences have, however long the tensors are.
@@ -109,12 +118,14 @@ struct Backward {
   }
 
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
-    check_sizes(shape);
-    return kernel.target.is_cuda() ? cuda_workspace(kernel, shape) : cpu_workspace(kernel, shape);
+    return with_sums(bytes_of_rows(kernel, shape), typical_sums(kernel, shape));
+  }
+  static std::size_t workspace_of(const PlannedKernel& kernel, const Checked& checked) {
+    const i64 sums = has_exact_sums(kernel) ? num_gradients(checked.params.formulas) : 0;
+    return with_sums(bytes_of_rows(kernel, checked.shape), sums);
   }
 
-  static void plan_cuda(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,
-                        Launch& launch) {
+  static void plan_cuda(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
     device::CudaBackwardParams p{};
     static_cast<device::BackwardParams&>(p) = params;
     p.rows = device::backward_rows(params.batch, params.seqlen_q, kernel.spec.varlen ? params.total_q : -1);
@@ -131,17 +142,19 @@ struct Backward {
         wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
     const bool persistent = wgmma && !divides_sums;
     if (persistent) p.next_place = reinterpret_cast<device::u32*>(rest);
+    FormulaArguments formulas = params.formulas;
+    if (has_exact_sums(kernel)) place_sums(formulas, rest + 1);
     const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles) -> Grid& {
       const auto blocks = product_of({blocks_of_head, params.batch, heads});
       if (!blocks || *blocks > most_blocks)
         refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
                         " blocks of rows: a launch has at most ", most_blocks, "; split the batch");
       StepLaunch& step = launch.add_step();
-      step.make_params<device::CudaBackwardParams>(p);
+      make_params<device::CudaBackwardParams>(step, p, formulas);
       step.grid.x = static_cast<unsigned>(*blocks);
       step.dependent = launch.size() > 1;
       if (copies_tiles) {
-        auto& maps = step.make_second<device::CudaBackwardParams, device::BackwardMaps>();
+        auto& maps = make_second<device::CudaBackwardParams, device::BackwardMaps>(step, formulas);
         const cuda::ContextScope scope(*kernel.context);
         cuda::encode_backward_maps(kernel.spec, p, maps);
       }
@@ -161,8 +174,7 @@ struct Backward {
       add(row_units, params.num_heads_q, false);
   }
 
-  static void plan_cpu(const PlannedKernel& kernel, const device::BackwardParams& params, void* workspace,
-                       Launch& launch) {
+  static void plan_cpu(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
     device::CpuBackwardParams p{};
     static_cast<device::BackwardParams&>(p) = params;
     const int row = device::cpu_backward_row(kernel.spec.head_dim);
@@ -173,9 +185,11 @@ struct Backward {
     p.offsets = static_cast<float*>(workspace);
     p.deltas = p.offsets + rows;
     p.sums = p.deltas + rows;
+    FormulaArguments formulas = params.formulas;
+    place_sums(formulas, p.sums + p.parts * rows * row);
     const auto add = [&](i64 count, i64 work) {
       StepLaunch& step = launch.add_step();
-      step.make_params<device::CpuBackwardParams>(p);
+      make_params<device::CpuBackwardParams>(step, p, formulas);
       step.items.count = count;
       // Smaller pieces would take less than some 10 us.
       constexpr i64 worthwhile = 1 << 17;
@@ -183,12 +197,69 @@ struct Backward {
     };
     const i64 all_rows = i64{params.batch} * params.num_heads_q * params.seqlen_q;
     const i64 units = i64{params.batch} * params.num_heads_q * ((params.seqlen_q - 1) / rows_of_item + 1);
-    add(units, all_rows * kernel.spec.head_dim_v);
+    i64 sums = 0;
+    if (formulas.gradients)
+      for (const device::GradientTable& gradient : formulas.gradients->tables)
+        sums += (gradient.count + device::cpu_backward_sums_of_item - 1) / device::cpu_backward_sums_of_item;
+    const i64 work_of_sums = sums * (device::cpu_backward_sums_of_item * device::exact_sum_words);
+    add(units + sums, all_rows * kernel.spec.head_dim_v + work_of_sums);
     add(items * p.parts, all_rows * params.seqlen_k / 4 * kernel.spec.head_dim);
     add(units, all_rows * row * p.parts);
+    if (formulas.gradients) add(sums, work_of_sums);
   }
 
  private:
+  // Whether gradients of tables are summed up in the workspace, so that their bits are equal run after run.
+  static bool has_exact_sums(const PlannedKernel& kernel) {
+    return has_gradients(kernel.spec) && (kernel.spec.deterministic || !kernel.target.is_cuda());
+  }
+  static i64 num_gradients(const FormulaArguments& given) {
+    i64 count = 0;
+    if (given.gradients)
+      for (const device::GradientTable& gradient : given.gradients->tables) count += gradient.count;
+    return count;
+  }
+  // The same for tables of a shape: as large as they may be, but for sizes that only tensors say.
+  static i64 typical_sums(const PlannedKernel& kernel, const Shape& shape) {
+    constexpr i64 usual_size = 128;
+    if (!has_exact_sums(kernel)) return 0;
+    Shape sized = shape;
+    sized.total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
+    sized.total_k = argument_table::total(shape.batch, shape.seqlen_k, shape.total_k);
+    i64 count = kernel.spec.sink_logits ? shape.num_heads_q : 0;
+    for (const DeclaredTable& table : kernel.spec.tables) {
+      if (!table.grad) continue;
+      std::vector<i64> sizes;
+      for (const TableDimension& dim : table.shape) sizes.push_back(size_in(sized, dim).value_or(usual_size));
+      const auto elements = product_of(sizes);
+      if (!elements || *elements > most_floats) refuse_workspace(shape);
+      count += *elements;
+    }
+    return count;
+  }
+  // The exact sums begin at a multiple of 64 bytes.
+  static constexpr std::size_t sums_alignment = 64;
+  static std::size_t with_sums(std::size_t bytes, i64 sums) {
+    if (sums == 0) return bytes;
+    return (bytes + sums_alignment - 1) / sums_alignment * sums_alignment +
+           static_cast<std::size_t>(sums) * device::exact_sum_words * sizeof(i64);
+  }
+  static void place_sums(FormulaArguments& given, const float* end) {
+    if (!given.gradients) return;
+    const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(end) + sums_alignment - 1;
+    auto* next = reinterpret_cast<device::i64*>(at / sums_alignment * sums_alignment);
+    for (device::GradientTable& gradient : given.gradients->tables) {
+      gradient.sums = next;
+      next += gradient.count * device::exact_sum_words;
+    }
+  }
+
+  // But for exact sums.
+  static std::size_t bytes_of_rows(const PlannedKernel& kernel, const Shape& shape) {
+    check_sizes(shape);
+    return kernel.target.is_cuda() ? cuda_workspace(kernel, shape) : cpu_workspace(kernel, shape);
+  }
+
   // Throws where the workspace's size might need more than 64 bits, or the rows of a head more than 31: no
   // memory holds such a workspace.
   static void check_sizes(const Shape& shape) {

@@ -15,6 +15,7 @@
 
 #include "cpu/tile.h"
 #include "shared/backward_cpu_params.h"
+#include "shared/score.h"
 
 namespace flashjit::device {
 
@@ -23,6 +24,8 @@ struct BackwardCpuSpec {
   using Mask = Intersect<Bounds>;
   using o_dtype = void;
   using grad_dtype = void;
+  using Score = PlainScore;
+  using Sinks = NoSinks;
   static constexpr bool varlen = false, dropout = false;
 };
 
@@ -107,10 +110,20 @@ FLASHJIT_FN void for_each_rows(const CpuBackwardParams& params, i64 begin, i64 e
   }
 }
 
-// The first step: offset and delta of each row.
-template <class Spec>
-FLASHJIT_FN void backward_rows(const CpuBackwardParams& params, i64 begin, i64 end) {
+FLASHJIT_FN i64 items_of_rows(const CpuBackwardParams& params) {
+  const i64 groups = max(ceil_div(params.seqlen_q, cpu_backward_rows_of_item), 1);
+  return static_cast<i64>(params.batch) * params.num_heads_q * groups;
+}
+
+// The first step: offset and delta of each row; then zeros of exact sums.
+template <class Spec, class Params>
+FLASHJIT_FN void backward_rows(const Params& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
+  if constexpr (has_gradients<Params>) {
+    const i64 rows = items_of_rows(params);
+    if (end > rows) clear_sums(params, max(begin, rows) - rows, end - rows);
+    end = min(end, rows);
+  }
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   for_each_rows<Spec>(params, begin, end, [&](const Problem& problem, Span rows) {
@@ -165,15 +178,20 @@ FLASHJIT_FN void backward(const CpuBackwardParams& params, i64 begin, i64 end, v
   }
 }
 
-// The third step: adds up the parts of dQ, which are 0 for padding.
-template <class Spec, class Config>
-FLASHJIT_FN void backward_dq(const CpuBackwardParams& params, i64 begin, i64 end) {
+// The third step: adds up the parts of dQ, which are 0 for padding; and what rows give sink logits.
+template <class Spec, class Config, class Params>
+FLASHJIT_FN void backward_dq(const Params& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
   constexpr int row_floats = cpu_backward_row(Spec::head_dim), group = cpu_backward_group;
   const i64 part_floats = static_cast<i64>(params.num_heads_q) * params.rows * row_floats;
   for_each_rows<Spec>(params, begin, end, [&](const Problem& problem, Span rows) {
     GradientOf<Spec>* const dq = static_cast<GradientOf<Spec>*>(params.dq.data) + problem.q_offset(params.dq);
     float* const sums = params.sums + workspace_row<Spec>(params, problem) * row_floats;
+    if constexpr (Spec::Sinks::exist) {
+      const i64 first = workspace_row<Spec>(params, problem);
+      add_to_sink_logit(params, problem, params.offsets + first + rows.begin,
+                        params.deltas + first + rows.begin, rows.size());
+    }
     for (int row = rows.begin; row < rows.end; row += group) {
       float* const sum = sums + static_cast<i64>(row) * row_floats;
       for (int part = 1; part < params.parts; ++part)

@@ -22,6 +22,8 @@ class AmxBackward {
   static_assert(group == cpu_backward_group && block_n % group == 0 && block_n <= 32 * group);
   using Gradient = GradientOf<Spec>;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using ScoreGradient = device::ScoreGradient<Score>;
 
   template <int columns>
   struct Heads {
@@ -41,6 +43,7 @@ class AmxBackward {
   bf16* ds_pairs;                       // [block_n / 32] of two tiles
   u32 *multiplier, *addend;             // [unit]; with dropout only
   u32* column;                          // [block_n]; with dropout only
+  float* raw;                           // sums: scores before formulas, if these have derivatives
   u32 nonfinite_k = 0;                  // bit i: of the block's group i
 
  public:
@@ -54,6 +57,7 @@ class AmxBackward {
     p = d_o_pairs + unit * v_row, ds = p + block_n * unit, ds_pairs = ds + block_n * unit;
     multiplier = reinterpret_cast<u32*>(ds_pairs + block_n * group), addend = multiplier + unit;
     column = addend + unit;
+    raw = reinterpret_cast<float*>(column + block_n);
     configure_tiles();
   }
   FLASHJIT_FN ~AmxBackward() { release_tiles(); }
@@ -225,10 +229,23 @@ class AmxBackward {
                  2 * tile_bytes, low_bits(k_blocks), s, false);
         multiply(v + key_group * v_blocks * pair, v_blocks * tile_bytes, tile_bytes,
                  d_o + i * v_blocks * pair, 2 * tile_bytes, low_bits(v_blocks), dp, false);
-        if (!mask.whole(ours, some)) apply_mask(group, mask, s + (some.begin - first) * group, ours, some, 1);
+        float* const seen = s + (some.begin - first) * group;
+        if constexpr (ScoreGradient::changes) copy(raw, s, sums);
+        if constexpr (Score::changes) Score::modify_rows(params, problem, group, seen, ours, some, 1);
+        if (!mask.whole(ours, some)) {
+          if constexpr (has_formula<Mask>)
+            mask_rows(group, mask, seen, ours, some, problem.head_q, 1);
+          else
+            apply_mask(group, mask, seen, ours, some, 1);
+        }
         leave_out(group, s, 0, some.begin - first);
         leave_out(group, s, some.end - first, group);
         if (nan_rows) spread_nan(params.offsets + at + row, group, s, group);
+        if constexpr (ScoreGradient::changes) {
+          make_gradients(params, at + row, i, key_group);
+          ScoreGradient::apply(params, problem, group, raw + (some.begin - first) * group,
+                               dp + (some.begin - first) * group, ours, some);
+        }
         make_weights(params, at + row, i, key_group);
         fetch_share(dq_of_rows, key_group);
         used[key_group] |= 1u << i;
@@ -270,11 +287,35 @@ class AmxBackward {
         21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63));
   }
 
+  // Replaces scores by weights, which dropout changes, and dO V^T by the gradients of final scores.
+  __attribute__((noinline)) void make_gradients(const CpuBackwardParams& params, i64 row, int row_group,
+                                                int key_group) const {
+    const Vec scale = splat(Score::scale_log2(params));
+    for (int i = 0; i < group; i += lanes) {
+      const Vec offset = load_offsets(params.offsets + row + i), delta = load(params.deltas + row + i);
+      [[maybe_unused]] WordVec by, plus;
+      if constexpr (Spec::dropout)
+        by = load(multiplier + row_group * group + i), plus = load(addend + row_group * group + i);
+      for (int key = 0; key < group; ++key) {
+        float *const weight = s + key * group + i, *const gradient = dp + key * group + i;
+        const Vec e = exp2_to_bf16(fma(load(weight), scale, -offset));
+        Vec kept = e, change = load(gradient);
+        if constexpr (Spec::dropout) {
+          const IntVec keeps = by * column[key_group * group + key] + plus >= params.dropout.below;
+          kept = select(keeps, e * params.dropout.scale, Vec{});
+          change = select(keeps, change * params.dropout.scale, Vec{});
+        }
+        store(weight, kept);
+        store(gradient, select(e == 0.0f, Vec{}, e * (change - delta)));
+      }
+    }
+  }
+
   // Makes weights, which dropout changes, of the scores, and dS of dO V^T, as bf16.
   __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, i64 row, int row_group,
                                               int key_group) const {
     constexpr u32 half = 0x8000;  // half a unit in the last place of bf16
-    const Vec scale = splat(params.scale_log2);
+    const Vec scale = splat(Score::scale_log2(params));
     const float *scores = s, *gradients = dp;
     bf16* to_p = p + (key_group * row_groups + row_group) * pair;
     bf16* to_ds = ds + (key_group * row_groups + row_group) * pair;
@@ -298,17 +339,20 @@ class AmxBackward {
         WordVec weights[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const Vec e = exp2_to_bf16(fma(load(scores + i * lanes), scale, -offset[i]));
-          Vec kept = e, gradient = load(gradients + i * lanes);
-          if constexpr (Spec::dropout) {
-            const IntVec keeps =
-                by[i] * column[key_group * group + key + j] + plus[i] >= params.dropout.below;
-            kept = select(keeps, e * params.dropout.scale, Vec{});
-            gradient = select(keeps, gradient * params.dropout.scale, Vec{});
+          Vec kept = load(scores + i * lanes), gradient = load(gradients + i * lanes);
+          if constexpr (!ScoreGradient::changes) {
+            const Vec e = exp2_to_bf16(fma(kept, scale, -offset[i]));
+            kept = e;
+            if constexpr (Spec::dropout) {
+              const IntVec keeps =
+                  by[i] * column[key_group * group + key + j] + plus[i] >= params.dropout.below;
+              kept = select(keeps, e * params.dropout.scale, Vec{});
+              gradient = select(keeps, gradient * params.dropout.scale, Vec{});
+            }
+            gradient = select(e == 0.0f, Vec{}, e * (gradient - delta[i]));
           }
           weights[i] = reinterpret_cast<WordVec>(kept) + half;
-          changed[j][i] =
-              reinterpret_cast<WordVec>(select(e == 0.0f, Vec{}, e * (gradient - delta[i]))) + half;
+          changed[j][i] = reinterpret_cast<WordVec>(gradient) + half;
         }
         store(to_p + j * group, joined(weights[0], weights[1]));
         store(to_ds + j * group, joined(changed[j][0], changed[j][1]));

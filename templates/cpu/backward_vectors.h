@@ -113,6 +113,8 @@ struct VectorBackward {
   static constexpr int unit = backward_unit, step_n = cpu_backward_keys;
   static constexpr int dq_row = cpu_backward_row(head_dim);
   using Element = typename Spec::Element;
+  using Score = typename Spec::Score;
+  using ScoreGradient = device::ScoreGradient<Score>;
   using Gradient = GradientOf<Spec>;
   using Mask = typename Spec::Mask;
 
@@ -124,6 +126,7 @@ struct VectorBackward {
   float *offset, *delta;           // [unit]
   u32 *multiplier, *addend;        // [unit]; with dropout only
   u32* column;                     // [block_n]; with dropout only
+  float* raw;                      // [step_n][unit]; scores before formulas, if these have derivatives
 
   FLASHJIT_FN explicit VectorBackward(void* scratch) {
     float* next = static_cast<float*>(scratch);
@@ -139,7 +142,8 @@ struct VectorBackward {
     p = take(step_n * unit), ds = take(step_n * unit);
     offset = take(unit), delta = take(unit);
     multiplier = reinterpret_cast<u32*>(take(unit)), addend = reinterpret_cast<u32*>(take(unit));
-    column = reinterpret_cast<u32*>(next);
+    column = reinterpret_cast<u32*>(take(block_n));
+    raw = next;
   }
 
   // Computes dK and dV of the keys from `first` on, of at most block_n, and adds to dQ.
@@ -211,26 +215,37 @@ struct VectorBackward {
     for (int begin = kept.begin / step_n * step_n; begin < kept.end; begin += step_n) {
       const Span some = intersect(kept, {begin, begin + step_n});
       if (Mask::row_intervals || touches(mask, rows, some))
-        add_step(params, mask, rows, some, first, finite_q, finite_k, finite_d_o, nan_rows,
+        add_step(params, problem, mask, rows, some, first, finite_q, finite_k, finite_d_o, nan_rows,
                  sums + at * dq_row);
     }
   }
 
   // The same for some of the keys.
-  FLASHJIT_FN void add_step(const CpuBackwardParams& params, const Mask& mask, Span rows, Span kept,
-                            int first, bool finite_q, bool finite_k, bool finite_d_o, bool nan_rows,
-                            float* dq) const {
+  FLASHJIT_FN void add_step(const CpuBackwardParams& params, const Problem& problem, const Mask& mask,
+                            Span rows, Span kept, int first, bool finite_q, bool finite_k, bool finite_d_o,
+                            bool nan_rows, float* dq) const {
     // Whole groups of eight keys.
     const int begin = kept.begin - kept.begin % 8, count = round_up(kept.end - begin, 8);
     const float* const keys = k + (begin - first) * k_row;
     multiply<unit, Strides<k_row, 1, unit, unit>, false>(keys, q_columns, head_dim, p, count);
     multiply<unit, Strides<v_row, 1, unit, unit>, false>(v + (begin - first) * v_row, d_o_columns, head_dim_v,
                                                          ds, count);
-    if (!mask.whole(rows, kept)) apply_mask(unit, mask, p + (kept.begin - begin) * unit, rows, kept, 1);
+    float* const seen = p + (kept.begin - begin) * unit;
+    if constexpr (ScoreGradient::changes) copy(raw, p, count * unit);
+    if constexpr (Score::changes) Score::modify_rows(params, problem, unit, seen, rows, kept, 1);
+    if (!mask.whole(rows, kept)) {
+      if constexpr (has_formula<Mask>)
+        mask_rows(unit, mask, seen, rows, kept, problem.head_q, 1);
+      else
+        apply_mask(unit, mask, seen, rows, kept, 1);
+    }
     leave_out(unit, p, 0, kept.begin - begin);
     leave_out(unit, p, kept.end - begin, count);
     if (nan_rows) spread_nan(offset, unit, p, count);
     make_weights(params, begin - first, count);
+    if constexpr (ScoreGradient::changes)
+      ScoreGradient::apply(params, problem, unit, raw + (kept.begin - begin) * unit,
+                           ds + (kept.begin - begin) * unit, rows, kept);
     const int depth = round_up(rows.size(), unrolled);  // rows beyond `rows` are zeros
     add_product<head_dim_v, Strides<unit, 1, v_row, v_row>>(finite_d_o, p, d_o, depth,
                                                             dv + (begin - first) * v_row, count);
@@ -243,7 +258,7 @@ struct VectorBackward {
   // Replaces scores by weights, which dropout changes, and dO V^T by dS. The first key is the block's key
   // `first`.
   __attribute__((noinline)) void make_weights(const CpuBackwardParams& params, int first, int count) const {
-    const Vec scale = splat(params.scale_log2);
+    const Vec scale = splat(Score::scale_log2(params));
     Vec offsets[unit / lanes], subtracted[unit / lanes];
     for (int j = 0; j < unit / lanes; ++j) {
       offsets[j] = load_offsets(offset + j * lanes);

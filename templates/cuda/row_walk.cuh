@@ -30,7 +30,7 @@ struct KeyBlock {
 // The blocks of query rows that may see `keys`. Blocks of the grid that share a head run at the same time. If
 // they walked the same way, they would add to the same rows of dQ at once. So for masks of intervals a walk
 // goes upwards from the first row that sees the keys, and if that is row 0 from a row that goes by the keys.
-template <class Mask, int block_m, bool intervals = Mask::row_intervals>
+template <class Mask, int block_m, bool intervals = key_intervals<Mask>>
 class RowWalk {
  public:
   FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : mask_(mask), keys_(keys) {

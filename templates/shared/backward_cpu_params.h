@@ -31,6 +31,8 @@ struct CpuBackwardParams : BackwardParams {
 
 // Rows of an item of the first and of the last step.
 constexpr int cpu_backward_rows_of_item = 2 * cpu_backward_group;
+// Exact sums of an item: the first step clears them after its rows, a last step converts them.
+constexpr int cpu_backward_sums_of_item = 512;
 
 // Floats from one packed row to the next. Rows begin at whole vectors, and share no cache sets.
 FLASHJIT_FN constexpr int cpu_backward_packed_row(int columns) {
@@ -46,11 +48,12 @@ FLASHJIT_FN constexpr int cpu_backward_row(int head_dim) {
 constexpr int cpu_backward_keys = 64;
 // Bytes of a CPU worker's scratch: K, V, dK and dV of a block; a unit's Q and dO, as they are and transposed;
 // its weights, and dS; the lse, delta and words of its rows; the words of the block's columns.
-FLASHJIT_FN constexpr int cpu_backward_scratch(int head_dim, int head_dim_v, int block_n) {
+// keeps_scores: also the scores before formulas.
+FLASHJIT_FN constexpr int cpu_backward_scratch(int head_dim, int head_dim_v, int block_n, bool keeps_scores) {
   const int k_row = cpu_backward_packed_row(head_dim), v_row = cpu_backward_packed_row(head_dim_v);
   const int unit = cpu_unit_rows;
   return 4 * (2 * block_n * (k_row + v_row) + unit * (k_row + v_row + head_dim + head_dim_v) +
-              2 * cpu_backward_keys * unit + 4 * unit + block_n);
+              (keeps_scores ? 3 : 2) * cpu_backward_keys * unit + 4 * unit + block_n);
 }
 
 // With AMX: rows of a unit. Sums of dK and dV are loaded and stored once a unit.
@@ -58,9 +61,9 @@ constexpr int amx_backward_unit = 128;
 // Bytes of a worker's scratch with AMX. As float32: dK and dV of a block, scores and dO V^T of 32 x 32 pairs.
 // As bf16: K twice and V of the block, Q and dO of a unit twice, weights and dS of both, dS of the
 // block and 32 rows. Then the words of the unit's rows and of the block's columns.
-FLASHJIT_FN constexpr int amx_backward_scratch(int head_dim, int head_dim_v, int block_n) {
+FLASHJIT_FN constexpr int amx_backward_scratch(int head_dim, int head_dim_v, int block_n, bool keeps_scores) {
   const int k_row = round_up(head_dim, 32), v_row = round_up(head_dim_v, 32), unit = amx_backward_unit;
-  return 4 * (block_n * (k_row + v_row) + 2 * amx_unit * amx_unit) +
+  return 4 * (block_n * (k_row + v_row) + (keeps_scores ? 3 : 2) * amx_unit * amx_unit) +
          2 * (block_n * (2 * k_row + v_row) + 2 * unit * (k_row + v_row) + 2 * block_n * unit +
               block_n * amx_unit) +
          4 * (2 * unit + block_n);

@@ -150,6 +150,7 @@ FLASHJIT_FN int near_its_use(int x) {
 // A spec's table; its index is its place in FormulaParams. Dimensions that are left out are plain.
 template <int index, class Element, Dimension... dimensions>
 struct Table {
+  static constexpr int place = index;
   template <class... Indices>
   FLASHJIT_FN static auto read(const FormulaProblem& problem, Indices... indices) {
     using Form = typename CommonForm<Indices...>::type;
@@ -169,6 +170,11 @@ struct Table {
         known = choose(Maybe{true, true}, known, point(read(Single{}, problem, single(indices, place)...).v));
       return value_of(known);
     }
+  }
+  // Calls use(index within the dimension) for one dimension after the other.
+  template <class Use, class... Indices>
+  FLASHJIT_FN static void clamp(const FormulaProblem& problem, const Use& use, Indices... indices) {
+    clamp_from<0>(problem, use, indices...);
   }
 
  private:
@@ -195,6 +201,13 @@ struct Table {
   FLASHJIT_FN static constexpr Dimension dimension() {
     constexpr Dimension given[] = {dimensions..., Dimension::plain};
     return given[min(dim, static_cast<int>(sizeof...(dimensions)))];
+  }
+  template <int dim, class Use>
+  FLASHJIT_FN static void clamp_from(const FormulaProblem&, const Use&) {}
+  template <int dim, class Use, class... Rest>
+  FLASHJIT_FN static void clamp_from(const FormulaProblem& problem, const Use& use, int first, Rest... rest) {
+    use(problem.template clamped<dimension<dim>()>(first, problem.params.tables[index].sizes[dim]));
+    clamp_from<dim + 1>(problem, use, rest...);
   }
   // In bytes.
   template <int dim>
@@ -315,6 +328,13 @@ FLASHJIT_FN RowValues<Values...> row_values(Values... values) {
 //   begin(row, of_tile), end(row, of_tile)
 //                        a row's keys, whatever its head
 struct Formula {
+  // Where a kernel's thread has many rows of few keys: of_key(at) has the values that no row changes, instead
+  // of of_row().
+  static constexpr bool by_key = false;
+  template <class At>
+  FLASHJIT_FN static NoValue of_key(const At&) {
+    return {};
+  }
   static constexpr bool reads_head = false;
   static constexpr bool loads = false;     // an element of a table for each key
   static constexpr bool interval = false;  // a mask's formula that keeps an interval of keys for each row
@@ -331,9 +351,25 @@ struct Formula {
   FLASHJIT_FN static NoValue of_tile(const Row&) {
     return {};
   }
+  // In a backward (shared/formula_gradient.h) a score's formula has derivative(at, of_row), that by the
+  // score, unless it is 1, and elements(at, of_row, add), which calls add(Read<i>(), table, derivative by the
+  // element, indices...) for each of the `reads` elements that it reads and that are learned.
+  static constexpr bool shifts = false;
+  static constexpr int reads = 0;
+  template <class At, class Row, class Add>
+  FLASHJIT_FN static void elements(const At&, const Row&, const Add&) {}
 };
 
-// Formulas of scores, applied one after the other.
+// The values computed ahead, for one element.
+template <class Formula, class Key>
+FLASHJIT_FN auto ahead_of(const Key& at) {
+  if constexpr (Formula::by_key)
+    return Formula::of_key(at);
+  else
+    return Formula::of_row(at);
+}
+
+// Formulas of scores, applied one after the other. OfRow: what is computed ahead, OfKey the same for a key.
 template <class... Formulas>
 struct ScoreChain {
   static constexpr bool caps = false;
@@ -341,8 +377,12 @@ struct ScoreChain {
   struct OfRow {
     FLASHJIT_FN explicit OfRow(const Row&) {}
   };
-  template <bool without_cap = false, class Key, class Row, class S>
-  FLASHJIT_FN static S apply(const Key&, const OfRow<Row>&, S score) {
+  template <class Key>
+  struct OfKey {
+    FLASHJIT_FN explicit OfKey(const Key&) {}
+  };
+  template <bool without_cap = false, class Key, class Ahead, class S>
+  FLASHJIT_FN static S apply(const Key&, const Ahead&, S score) {
     return score;
   }
 };
@@ -364,15 +404,21 @@ struct ScoreChain<First, Rest...> {
     typename ScoreChain<Rest...>::template OfRow<Row> rest;
     FLASHJIT_FN explicit OfRow(const Row& row) : first(First::of_row(row)), rest(row) {}
   };
+  template <class Key>
+  struct OfKey {
+    decltype(First::of_key(*static_cast<const Key*>(nullptr))) first;
+    typename ScoreChain<Rest...>::template OfKey<Key> rest;
+    FLASHJIT_FN explicit OfKey(const Key& key) : first(First::of_key(key)), rest(key) {}
+  };
   // without_cap: the caller multiplies by cap().
-  template <bool without_cap = false, class Key, class Row, class S>
-  FLASHJIT_FN static auto apply(const Key& key, const OfRow<Row>& of_row, S score) {
+  template <bool without_cap = false, class Key, class Ahead, class S>
+  FLASHJIT_FN static auto apply(const Key& key, const Ahead& ahead, S score) {
     const FormulaScoreAt at(key, score);
     if constexpr (without_cap && last && caps)
-      return in_form(typename FormOf<S>::type{}, First::before_cap(at, of_row.first).v);
+      return in_form(typename FormOf<S>::type{}, First::before_cap(at, ahead.first).v);
     else
       return ScoreChain<Rest...>::template apply<without_cap>(
-          key, of_row.rest, in_form(typename FormOf<S>::type{}, First::value(at, of_row.first).v));
+          key, ahead.rest, in_form(typename FormOf<S>::type{}, First::value(at, ahead.first).v));
   }
 };
 

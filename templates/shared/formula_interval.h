@@ -33,6 +33,30 @@ FLASHJIT_FN auto bounded_difference(Integer<A> a, Integer<B> b) {
   return integer(bounded_minus(in_form(Form{}, a.v), in_form(Form{}, b.v)));
 }
 
+// Blocks of every kernel are multiples of so many positions.
+constexpr int search_step = 16;
+
+// The last position before `bound` of the last step that may keep a pair. What is skipped doubles, as long as
+// nothing is kept there. may_hold(span): whether it may keep a pair.
+template <class MayHold>
+FLASHJIT_FN int last_that_may_hold(int bound, const MayHold& may_hold) {
+  constexpr int step = search_step;
+  int end = bound, size = step;
+  while (end > 0) {
+    const int last = (end - 1) / step * step;  // the first position of the last step
+    const int begin = max(last + step - size, 0);
+    if (!may_hold(Span{begin, end})) {
+      end = begin;
+      size = min(size, 1 << 29) * 2;
+    } else if (begin == last) {
+      return end - 1;
+    } else {
+      size = size / 2;
+    }
+  }
+  return -1;
+}
+
 template <class Formula, class Params>
 struct FormulaMask;  // shared/formula_mask.h
 template <class Formula, class Params>
@@ -63,6 +87,17 @@ struct FormulaMask<Formula, Params> : Interval<FormulaMask<Formula, Params>> {
   }
   FLASHJIT_FN bool keep(int row, int key) const { return of_row(row).contains(key); }
 
+  // The rows that keep a key need not be an interval: they are searched by ranges.
+  template <class Axis>
+  using Cursor = typename Interval<FormulaMask>::template Cursor<Axis>;
+  FLASHJIT_FN int previous(Keys axis, Span rows, int bound, Cursor<Keys>& cursor) const {
+    return Interval<FormulaMask>::previous(axis, rows, bound, cursor);
+  }
+  FLASHJIT_FN int previous(Queries, Span keys, int bound, Cursor<Queries>&) const {
+    return last_that_may_hold(min(bound, problem.seqlen_q),
+                              [&](Span rows) { return !intersect(hull(Keys{}, rows), keys).empty(); });
+  }
+
  private:
   struct Limits {
     Range<int> begin, end;
@@ -80,5 +115,9 @@ struct FormulaMask<Formula, Params> : Interval<FormulaMask<Formula, Params>> {
     return {max(keys.begin, 0), max(min(keys.end, problem.seqlen_k), 0)};
   }
 };
+
+template <class Formula, class Params>
+  requires Formula::interval
+inline constexpr bool key_intervals<FormulaMask<Formula, Params>> = false;
 
 }  // namespace flashjit::device

@@ -29,7 +29,7 @@ struct FormulaMask {
     const FormulaRow row(problem, Range<int>{rows.begin, rows.end - 1, false},
                          HeadSpan{heads.begin, heads.end - 1});
     const FormulaKey at(row, Range<int>{keys.begin, keys.end - 1, false});
-    return in_form(Ranges{}, Formula::value(at, Formula::of_row(row)).v);
+    return in_form(Ranges{}, Formula::value(at, ahead_of<Formula>(at)).v);
   }
 
   // All: a search takes long. searched_hull() makes one.
@@ -39,8 +39,8 @@ struct FormulaMask {
     return !rows.empty() && !keys.empty() && known(rows, keys).certain();
   }
   FLASHJIT_FN bool keep(int row, int key) const {
-    const FormulaRow at(problem, row, problem.heads.begin);
-    return Formula::value(FormulaKey(at, key), Formula::of_row(at)).v;
+    const FormulaKey at(FormulaRow(problem, row, problem.heads.begin), key);
+    return Formula::value(at, ahead_of<Formula>(at)).v;
   }
 
   struct Tile {
@@ -48,10 +48,14 @@ struct FormulaMask {
     template <int keys>
     FLASHJIT_FN void bits(int row, int key, u32 (&words)[words_of<keys>]) const {
       const FormulaRow at(mask.problem, row, mask.problem.heads.begin);
-      const auto of_row = Formula::of_row(at);
+      [[maybe_unused]] const auto of_row = Formula::of_row(at);
       for (u32& word : words) word = 0;
       for (int i = 0; i < keys; ++i) {
-        const bool kept = Formula::value(FormulaKey(at, key + i), of_row).v;
+        bool kept;
+        if constexpr (Formula::by_key)
+          kept = mask.keep(row, key + i);
+        else
+          kept = Formula::value(FormulaKey(at, key + i), of_row).v;
         words[i / word_keys] |= static_cast<u32>(kept) << i % word_keys;
       }
     }
@@ -63,28 +67,13 @@ struct FormulaMask {
   }
   FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
 
-  // Blocks of every kernel are multiples of so many keys.
-  static constexpr int step = 16;
+  static constexpr int step = search_step;
 
-  // The last position before `bound` of the last step that may keep a pair. What is skipped doubles, as long
-  // as nothing is kept there.
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {
-    int end = min(bound, hull(axis, across).end), size = step;
     if (across.empty()) return -1;
-    while (end > 0) {
-      const int last = (end - 1) / step * step;  // the first position of the last step
-      const int begin = max(last + step - size, 0);
-      if (!pairs(axis, across, {begin, end}).can_hold) {
-        end = begin;
-        size = min(size, 1 << 29) * 2;
-      } else if (begin == last) {
-        return end - 1;
-      } else {
-        size = size / 2;
-      }
-    }
-    return -1;
+    return last_that_may_hold(min(bound, hull(axis, across).end),
+                              [&](Span some) { return pairs(axis, across, some).can_hold; });
   }
   // The first position from `begin` on of the first step that may keep a pair; the hull's end if none does.
   template <class Axis>

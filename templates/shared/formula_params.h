@@ -29,4 +29,36 @@ struct WithFormulas : Params {
   FormulaParams formulas;
 };
 
+// The gradient of a table that formulas read, which has its sizes.
+struct GradientTable {
+  float* data;                   // null if the table has no gradient, or no elements
+  i64 strides[most_table_dims];  // of elements
+  i64 count;                     // of elements
+  // The elements' exact sums, row-major (shared/exact_sum.h), in the workspace; null where `data` is added
+  // to.
+  i64* sums;
+  int sizes[most_table_dims], rank;
+
+  // An element by its row-major place.
+  FLASHJIT_FN float* element(i64 place) const {
+    float* at = data;
+    for (int dim = rank - 1; dim >= 0; --dim) {
+      at += place % sizes[dim] * strides[dim];
+      place /= sizes[dim];
+    }
+    return at;
+  }
+};
+constexpr int most_gradients = most_formula_tables + 1;
+struct GradientParams {
+  GradientTable tables[most_gradients];  // of tables at their places, then of sink logits
+  FLASHJIT_FN const GradientTable& sink_logits() const { return tables[most_formula_tables]; }
+};
+
+// With the gradients of what formulas read.
+template <class Params>
+struct WithGradients : WithFormulas<Params> {
+  GradientParams gradients;
+};
+
 }  // namespace flashjit::device

@@ -5,7 +5,9 @@
 // A mask is a struct M with
 //   M(const Params&, const Problem&)     cheap; reads its run-time data from the kernel's params, which
 //                                        outlive it
-//   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1})
+//   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1}), and,
+//   unless
+//                                        key_intervals says otherwise, every key the rows of its hull
 //   static constexpr bool per_head       differs between query heads of one KV head (forbids GQA packing)
 //   static constexpr bool padding        gives batch entries lengths of their own (see problem.h)
 //   static constexpr int list_rows       rows [i * list_rows, (i + 1) * list_rows) share a list of key
@@ -245,6 +247,21 @@ inline constexpr bool has_formula = false;
 template <class A, class B>
 inline constexpr bool has_formula<Both<A, B>> = has_formula<A> || has_formula<B>;
 
+// Whether every key is kept by exactly the rows hull(Queries{}, {key, key + 1}).
+template <class Mask>
+inline constexpr bool key_intervals = Mask::row_intervals;
+template <class A, class B>
+inline constexpr bool key_intervals<Both<A, B>> = key_intervals<A> && key_intervals<B>;
+// Whether a hull is all that a walk along the axis needs.
+template <class Mask>
+FLASHJIT_FN constexpr bool hulls_are_exact(Keys) {
+  return Mask::row_intervals;
+}
+template <class Mask>
+FLASHJIT_FN constexpr bool hulls_are_exact(Queries) {
+  return key_intervals<Mask>;
+}
+
 // hull(Keys{}, rows), as small as a search makes it. A kernel asks once for many blocks.
 template <class Mask>
 FLASHJIT_FN Span searched_hull(const Mask& mask, Span rows) {
@@ -293,8 +310,8 @@ class BlockWalk {
  public:
   FLASHJIT_FN BlockWalk(const Mask& mask, Span across, int size, Span within = {0, 0x7fffffff})
       : mask_(mask), across_(across), size_(size) {
-    // Without row intervals, previous() takes the hull into account.
-    const Span h = Mask::row_intervals ? intersect(mask.hull(Axis{}, across), within) : within;
+    // Without intervals, previous() takes the hull into account.
+    const Span h = hulls_are_exact<Mask>(Axis{}) ? intersect(mask.hull(Axis{}, across), within) : within;
     const bool empty = h.empty() || across.empty();
     first_ = empty ? 0 : max(h.begin, 0) / size;
     next_ = empty ? -1 : (h.end - 1) / size;
@@ -302,7 +319,7 @@ class BlockWalk {
   }
 
   FLASHJIT_FN bool next(Block& block) {
-    if constexpr (!Mask::row_intervals) {
+    if constexpr (!hulls_are_exact<Mask>(Axis{})) {
       if (next_ >= first_) {
         // Avoids (next_ + 1) * size_ beyond the largest int.
         const int bound = next_ >= end_ / size_ ? end_ : (next_ + 1) * size_;

@@ -33,4 +33,19 @@ struct NoSinks {
   static constexpr bool exist = false;
 };
 
+// What a backward does with gradients by final scores; formula_gradient.h of each target has that of
+// formulas. changes: they are none of products of q and k, or elements of tables have gradients.
+template <class Score>
+struct ScoreGradient {
+  static constexpr bool changes = false;
+};
+
+template <class Params>
+struct WithGradients;  // shared/formula_params.h
+// Whether params have gradients of what formulas read.
+template <class Params>
+inline constexpr bool has_gradients = false;
+template <class Params>
+inline constexpr bool has_gradients<WithGradients<Params>> = true;
+
 }  // namespace flashjit::device

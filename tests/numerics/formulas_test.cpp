@@ -139,6 +139,41 @@ TEST_P(Formulas, KnownVariants) {
   }
 }
 
+// A variant's tables of reals get gradients.
+AttentionSpec training_spec(const Variant& variant, DType dtype) {
+  AttentionSpec spec = spec_of(variant.fields, dtype, "backward");
+  for (DeclaredTable& table : spec.tables)
+    if (table.dtype == DType::fp32 || table.dtype == DType::bf16 || table.dtype == DType::fp16)
+      table.grad = true;
+  return spec.validated();
+}
+
+TEST_P(Formulas, KnownVariantsTrain) {
+  std::uint64_t seed = 100;
+  for (const Variant& variant : variants) {
+    SCOPED_TRACE(std::string(variant.name) + " (" + variant.source + ")");
+    const AttentionSpec spec = training_spec(variant, next_dtype());
+    seed += 2;
+    if (!takes_next(spec, 2)) continue;
+    expect({.spec = spec,
+            .batch = 2,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .seqlen_q = variant.rows,
+            .seqlen_k = variant.keys,
+            .seed = seed});
+    const bool square = variant.rows == variant.keys;
+    expect({.spec = spec,
+            .batch = 1,
+            .heads_q = 2,
+            .heads_kv = 2,
+            .seqlen_q = square ? variant.rows : 190,
+            .seqlen_k = square ? variant.keys : 170,
+            .layout = MemoryLayout::padded,
+            .seed = seed + 1});
+  }
+}
+
 // Formulas that keep intervals and others in one mask, beside what else a launch has: packed and paged
 // sequences, lengths, dropout, heads that share tiles, parts of keys that are merged.
 TEST_P(Formulas, WithOtherFeatures) {

@@ -41,15 +41,29 @@ struct Problem {
   std::vector<std::int32_t> starts_q, starts_k;
   MaskData masks;
   Array q, k, v, o, lse, d_o, dlse, dq, dk, dv;
+  // With scores: tables `slope` [heads_q] and `bias` [heads_q, 5], and sink logits, with their gradients.
+  Array slope{{4}}, bias{{4, 5}}, sinks{{4}}, d_slope{{4}}, d_bias{{4, 5}}, d_sinks{{4}};
+  std::vector<NamedArgument> named;
   AttentionArgs args;
 
-  static AttentionSpec spec_of(std::vector<Mask> mask, bool dropout, bool varlen) {
+  static AttentionSpec spec_of(std::vector<Mask> mask, bool dropout, bool varlen,
+                               const std::vector<std::string>& score) {
     AttentionSpec spec;
     spec.op = Operation::backward;
     spec.dtype = DType::fp32;
     spec.head_dim = 16, spec.head_dim_v = 8;
     spec.mask = std::move(mask);
     spec.dropout = dropout, spec.varlen = varlen;
+    if (!score.empty()) {
+      spec.score = score;
+      spec.tables = {
+          {"slope", DType::fp32, {{.kind = TableDimension::Kind::heads_q}}, true},
+          {"bias",
+           DType::fp32,
+           {{.kind = TableDimension::Kind::heads_q}, {.kind = TableDimension::Kind::number, .size = 5}},
+           true}};
+      spec.sink_logits = true;
+    }
     return spec.validated();
   }
   std::vector<std::int64_t> sizes(std::int64_t rows, std::int64_t heads, std::int64_t dim) const {
@@ -61,8 +75,9 @@ struct Problem {
     return spec.varlen ? std::vector{heads, batch * rows - 3} : std::vector{batch, heads, rows};
   }
 
-  Problem(std::vector<Mask> mask, bool dropout, bool varlen, std::uint64_t seed)
-      : spec(spec_of(std::move(mask), dropout, varlen)),
+  Problem(std::vector<Mask> mask, bool dropout, bool varlen, std::uint64_t seed,
+          const std::vector<std::string>& score = {})
+      : spec(spec_of(std::move(mask), dropout, varlen, score)),
         shape{.batch = 2, .seqlen_q = 9, .seqlen_k = 12, .num_heads_q = 4, .num_heads_kv = 2},
         starts_q{0, 9, 15},
         starts_k{0, 12, 21},
@@ -83,6 +98,13 @@ struct Problem {
     args = {.q = q.view, .k = k.view, .v = v.view, .o = o.view, .lse = lse.view};
     args.d_o = d_o.view, args.dlse = dlse.view;
     args.dq = dq.view, args.dk = dk.view, args.dv = dv.view;
+    if (!score.empty()) {
+      for (Array* array : {&slope, &bias, &sinks}) fill_random(array->view, seed++, plain);
+      named = {
+          {"slope", slope.view}, {"bias", bias.view}, {"d_slope", d_slope.view}, {"d_bias", d_bias.view}};
+      args.named = named;
+      args.sink_logits = sinks.view, args.d_sink_logits = d_sinks.view;
+    }
     if (dropout) args.dropout_p = 0.3, args.dropout_seed = seed, args.dropout_offset = 7;
     if (varlen) {
       args.cu_seqlens_q = Tensor::contiguous(starts_q.data(), DType::int32, {}, {3});
@@ -99,6 +121,7 @@ struct Problem {
   double loss() const {
     AttentionSpec forward = spec;
     forward.op = Operation::forward;
+    for (DeclaredTable& table : forward.tables) table.grad = false;
     double sum = 0;
     forward_oracle(forward, args, one_thread()).compute([&](const Expected& expected) {
       const std::vector<float>& by = expected.output == 0 ? d_o.values : dlse.values;
@@ -112,7 +135,9 @@ struct Problem {
   // The oracle's gradients become the results.
   void take_gradients() {
     backward_oracle(spec, args, one_thread()).compute([&](const Expected& expected) {
-      Array& to = expected.output == 0 ? dq : expected.output == 1 ? dk : dv;
+      // Tables are in the order of their names.
+      Array* const outputs[] = {&dq, &dk, &dv, &d_bias, &d_slope, &d_sinks};
+      Array& to = *outputs[expected.output];
       for (std::size_t i = 0; i < expected.values.size(); ++i)
         to.values[static_cast<std::size_t>(expected.index) + i] = static_cast<float>(expected.values[i]);
     });
@@ -131,6 +156,21 @@ const std::vector<std::vector<Mask>> masks = {
     {CausalMask{}, PaddingMask{}},
 };
 
+// The gradient's element i against a central difference of the loss.
+void expect_difference(const Problem& problem, const char* name, Array& of, const Array& gradient,
+                       std::size_t i) {
+  float& x = of.values[i];
+  const float before = x;
+  constexpr float step = 0x1p-10f;
+  x = before + step;
+  const double above = x, loss_above = problem.loss();
+  x = before - step;
+  const double difference = (loss_above - problem.loss()) / (above - x);
+  x = before;
+  EXPECT_NEAR(gradient.values[i], difference, 2e-5 * (1 + std::abs(difference)))
+      << problem.spec.to_json() << " " << name << " " << i;
+}
+
 TEST(BackwardOracle, AgreesWithFiniteDifferences) {
   std::uint64_t seed = 1;
   for (const auto& mask : masks)
@@ -145,19 +185,40 @@ TEST(BackwardOracle, AgreesWithFiniteDifferences) {
                      {"dk", &problem.k, &problem.dk},
                      {"dv", &problem.v, &problem.dv}};
         for (const auto& [name, of, gradient] : pairs)
-          for (std::size_t i = seed % 7; i + 1 < of->values.size(); i += 13) {
-            float& x = of->values[i];
-            const float before = x;
-            constexpr float step = 0x1p-10f;
-            x = before + step;
-            const double above = x, loss_above = problem.loss();
-            x = before - step;
-            const double difference = (loss_above - problem.loss()) / (above - x);
-            x = before;
-            EXPECT_NEAR(gradient->values[i], difference, 2e-5 * (1 + std::abs(difference)))
-                << problem.spec.to_json() << " " << name << " " << i;
-          }
+          for (std::size_t i = seed % 7; i + 1 < of->values.size(); i += 13)
+            expect_difference(problem, name, *of, *gradient, i);
       }
+}
+
+// Through formulas, whose derivatives the oracle computes by dual numbers: by q, k and what formulas read.
+TEST(BackwardOracle, FormulasAgreeWithFiniteDifferences) {
+  const std::vector<std::vector<std::string>> scores = {
+      {"score + slope[head] * (key - position) / 4 + bias[key % 5]"},
+      {"2 * tanh(score / 2) * (1 + slope[head] / 4)", "score + bias[min(max(position - key, 0), 3)]"},
+      {"exp(score / 4) + log(2 + abs(bias[1])) * score", "score * sqrt(1 + slope[2] * slope[head_kv])"},
+      {"row % 3 == 0 ? score * slope[0] : max(score, bias[row]) - min(score / 2, slope[head])"},
+      {"score / (2 + tanh(bias[key - row])) - (key == 4 ? inf : sqrt(1 + (score - slope[head]) * (score - "
+       "slope[head])))"},
+      {"-(bias[floor(score)] - slope[head] * score)"},
+  };
+  std::uint64_t seed = 700;
+  for (const auto& score : scores)
+    for (const bool varlen : {false, true}) {
+      Problem problem({CausalMask{}}, varlen, varlen, seed += 10, score);
+      problem.take_gradients();
+      const struct {
+        const char* name;
+        Array *of, *gradient;
+        std::size_t step;
+      } pairs[] = {{"dq", &problem.q, &problem.dq, 23},
+                   {"dk", &problem.k, &problem.dk, 23},
+                   {"d_slope", &problem.slope, &problem.d_slope, 1},
+                   {"d_bias", &problem.bias, &problem.d_bias, 3},
+                   {"d_sink_logits", &problem.sinks, &problem.d_sinks, 1}};
+      for (const auto& [name, of, gradient, step] : pairs)
+        for (std::size_t i = 0; i + 1 < of->values.size(); i += step)
+          expect_difference(problem, name, *of, *gradient, i);
+    }
 }
 
 TEST(BackwardOracle, BoundCatchesDefects) {
@@ -168,6 +229,15 @@ TEST(BackwardOracle, BoundCatchesDefects) {
     const std::vector<float> right = gradient->values;
     for (float& value : gradient->values) value *= 1.001f;
     EXPECT_FALSE(verify_outputs(problem.spec, problem.args).ok());
+    gradient->values = right;
+  }
+  Problem learned({CausalMask{}}, false, false, 5, {"score + slope[head] * bias[key % 5]"});
+  learned.take_gradients();
+  EXPECT_TRUE(verify_outputs(learned.spec, learned.args).ok());
+  for (Array* gradient : {&learned.d_slope, &learned.d_bias, &learned.d_sinks}) {
+    const std::vector<float> right = gradient->values;
+    gradient->values[2] *= 1.001f;
+    EXPECT_FALSE(verify_outputs(learned.spec, learned.args).ok());
     gradient->values = right;
   }
   problem.args.softmax_scale = 0.2502f;  // instead of 0.25

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "codegen/declarations.hpp"
@@ -208,7 +210,7 @@ TEST(FormulaOracle, Bounds) {
   const auto final_score = [](const std::string& formula, double score, double error, double& final_error) {
     Launch launch({}, {formula});
     const Sequence s{.batch = 0, .seqlen_q = 6, .seqlen_k = 9, .rows = 6, .q_begin = 0, .k_begin = 0};
-    Formulas(launch.spec, launch.args).score(s, 0, 0, {&score, 1}, {&error, 1});
+    Formulas(launch.spec, launch.args).score(s, 0, 0, 0, {&score, 1}, {&error, 1});
     final_error = error;
     return score;
   };
@@ -245,6 +247,43 @@ TEST(FormulaOracle, Bounds) {
   EXPECT_EQ(error, 0);
   EXPECT_EQ(final_score("(key < 3 ? -inf : score) + score", 1, 0.1, error), -unbounded);
   EXPECT_EQ(error, 0);
+}
+
+// Derivatives by hand, with those that are chosen where there is none, and their bounds.
+TEST(FormulaOracle, Derivatives) {
+  const auto derivative = [](const std::string& formula, double score, double error, double& bound) {
+    Launch launch({}, {formula});
+    const Sequence s{.batch = 0, .seqlen_q = 6, .seqlen_k = 9, .rows = 6, .q_begin = 0, .k_begin = 0};
+    const auto all = Formulas(launch.spec, launch.args).derivatives(s, 0, 0, 0, {&score, 1}, {&error, 1});
+    bound = all.errors.front();
+    return all.by_score.front();
+  };
+  double bound = 0;
+  EXPECT_EQ(derivative("score + slope[head]", 3, 0.1, bound), 1);
+  EXPECT_EQ(bound, 0);
+  EXPECT_EQ(derivative("slope[head]", 3, 0.1, bound), 0);
+  EXPECT_EQ(bound, 0);
+  EXPECT_EQ(derivative("score * score", 3, 0.5, bound), 6);
+  EXPECT_GE(bound, 1);
+  EXPECT_NEAR(derivative("cap * tanh(score / cap)", 1, 0, bound), 1 - std::pow(std::tanh(0.4), 2), 1e-12);
+  EXPECT_NEAR(derivative("log(score)", 4, 0, bound), 0.25, 1e-12);
+  EXPECT_NEAR(derivative("sqrt(score)", 4, 0, bound), 0.25, 1e-12);
+  EXPECT_NEAR(derivative("exp(score) / score", 2, 0, bound), std::exp(2) / 4, 1e-12);
+  for (const auto& [formula, at, slope] : {std::tuple{"abs(score)", 0.0, 0.0},
+                                           {"abs(score)", -2.0, -1.0},
+                                           {"sqrt(score)", 0.0, 0.0},
+                                           {"floor(score) + 0.0", 1.5, 0.0},
+                                           {"min(score, 2 * score)", 0.0, 1.0},
+                                           {"max(2 * score, score)", 0.0, 2.0},
+                                           {"min(score, 2.0)", 3.0, 0.0},
+                                           {"score > 1 ? 3 * score : 2 * score", 1.0, 2.0},
+                                           {"key == 0 ? 2 * score : log(score - score)", 1.0, 2.0}})
+    EXPECT_EQ(derivative(formula, at, 0, bound), slope) << formula;
+  // Either side may be right.
+  derivative("abs(score)", 0.25, 0.5, bound);
+  EXPECT_GE(bound, 2);
+  derivative("max(score, 3 * score)", 0.25, 0.5, bound);
+  EXPECT_GE(bound, 2);
 }
 
 }  // namespace

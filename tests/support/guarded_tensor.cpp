@@ -143,14 +143,17 @@ void GuardedTensor::poison_elements() {
 
 template <class F>
 void GuardedTensor::for_each_row(F&& body) const {
+  const int last = elements_.rank - 1;
+  // Rows of one element where these lie apart.
+  const int outer = elements_.strides[last] == 1 ? last : last + 1;
   std::int64_t rows = 1;
-  for (int i = 0; i < elements_.rank; ++i) rows *= i + 1 < elements_.rank ? elements_.shape[i] : 1;
+  for (int i = 0; i < outer; ++i) rows *= elements_.shape[i];
   const std::size_t width = size_of(dtype_);
-  const std::size_t bytes = width * static_cast<std::size_t>(elements_.shape[elements_.rank - 1]);
+  const std::size_t bytes = width * static_cast<std::size_t>(outer == last ? elements_.shape[last] : 1);
   if (bytes == 0) return;
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int64_t at = 0;
-    for (std::int64_t i = elements_.rank - 2, rest = row; i >= 0; rest /= elements_.shape[i], --i) {
+    for (std::int64_t i = outer - 1, rest = row; i >= 0; rest /= elements_.shape[i], --i) {
       at += rest % elements_.shape[i] * elements_.strides[i];
     }
     body(offset_ + width * static_cast<std::size_t>(at), bytes);

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "codegen/declarations.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/forward_bound.hpp"
@@ -240,6 +241,13 @@ void Workload::make_named(const Shape& shape) {
     tensor.upload();
     host_named_.emplace_back(table.name, tensor.on_host());
     device_named_.emplace_back(table.name, tensor.on_device());
+    const int declared = find_declared(case_.spec.tables, table.name);
+    if (!case_.spec.tables[static_cast<std::size_t>(declared)].grad) continue;
+    const auto& [name, gradient] = named_outputs_.emplace_back(
+        gradient_name(case_.spec.tables[static_cast<std::size_t>(declared)]), make(DType::fp32, to));
+    gradient->upload();
+    host_named_.emplace_back(name, gradient->on_host());
+    device_named_.emplace_back(name, gradient->on_device());
   }
 }
 
@@ -484,6 +492,7 @@ const Kernel& Workload::kernel(Engine& engine) {
 void Workload::reset() {
   for (std::size_t i = 0; i < num_arguments; ++i)
     if (tensors_[i] && arguments[i].role_in(case_.spec) == Role::output) tensors_[i]->poison_elements();
+  for (const auto& [name, gradient] : named_outputs_) gradient->poison_elements();
   device_.synchronize();
 }
 
@@ -499,6 +508,11 @@ testing::AssertionResult Workload::fetch() {
   for (const auto& table : named_tensors_) {
     table->download();
     const auto untouched = table->was_not_touched("a table", false);
+    if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
+  }
+  for (const auto& [name, gradient] : named_outputs_) {
+    gradient->download();
+    const auto untouched = gradient->was_not_touched(name.c_str(), true);
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   for (const auto& workspace : workspaces_) {
@@ -536,6 +550,11 @@ std::vector<std::byte> Workload::outputs() {
     if (!tensors_[i] || arguments[i].role_in(case_.spec) != Role::output) continue;
     tensors_[i]->download();
     const std::vector<std::byte> more = tensors_[i]->elements();
+    bits.insert(bits.end(), more.begin(), more.end());
+  }
+  for (const auto& [name, gradient] : named_outputs_) {
+    gradient->download();
+    const std::vector<std::byte> more = gradient->elements();
     bits.insert(bits.end(), more.begin(), more.end());
   }
   return bits;

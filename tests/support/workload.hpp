@@ -5,9 +5,11 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codegen/arguments.hpp"
@@ -120,6 +122,7 @@ class Workload {
   verify::MaskData masks_;
   verify::NamedData named_;
   std::vector<std::unique_ptr<GuardedTensor>> named_tensors_;
+  std::deque<std::pair<std::string, std::unique_ptr<GuardedTensor>>> named_outputs_;  // gradients of tables
   std::vector<NamedArgument> host_named_, device_named_;
   AttentionArgs host_args_, device_args_;
   std::vector<std::unique_ptr<GuardedTensor>> workspaces_;  // prepared launches may use all of them

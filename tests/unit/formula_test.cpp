@@ -467,16 +467,87 @@ TEST(FormulaSpec, OperationsWithoutFormulasRefuseThem) {
   const auto refused = [](const std::string& more, std::initializer_list<const char*> parts) {
     SCOPED_TRACE(more);
     expect_error(ErrorCode::unsupported, parts, [&] {
-      AttentionSpec::from_json(R"({"op": "backward", "dtype": "bf16", "head_dim": 128, )" + more + "}");
+      AttentionSpec::from_json(R"({"op": "merge", "dtype": "bf16", "head_dim": 128, )" + more + "}");
     });
   };
-  refused(R"("mask": ["key <= position"])", {"mask formula is not supported by op backward; leaving it out"});
+  refused(R"("mask": ["key <= position"])", {"mask [\"key <= position\"] is not supported by op merge"});
   refused(R"("score": ["score / 2"])",
-          {"score [\"score / 2.0\"] is not supported by op backward; leaving it out"});
-  refused(R"("sink_logits": true)", {"sink_logits true is not supported by op backward; false would work"});
+          {"score [\"score / 2.0\"] is not supported by op merge; leaving it out"});
+  refused(R"("sink_logits": true)", {"sink_logits true is not supported by op merge; false would work"});
   refused(
       R"("score": [")" + std::string(2000, ' ') + R"(score + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1"])",
       {"..."});
+}
+
+// One JSON serves a forward and its backward: elsewhere "grad" means nothing, and changes no key.
+TEST(FormulaSpec, GradientsOfTables) {
+  const auto spec_of = [](const std::string& op, const std::string& dtype, const std::string& more,
+                          const std::string& score = "score + slope[head]") {
+    return AttentionSpec::from_json(
+        R"({"op": ")" + op + R"(", "dtype": "bf16", "head_dim": 64, "score": [")" + score +
+        R"("], "tables": {"slope": {"dtype": ")" + dtype + R"(", "shape": ["heads_q"])" + more + "}}}");
+  };
+  EXPECT_EQ(spec_of("forward", "fp32", R"(, "grad": true)").to_json(),
+            spec_of("forward", "fp32", "").to_json());
+  EXPECT_EQ(spec_of("decode", "fp32", R"(, "grad": true)"), spec_of("decode", "fp32", ""));
+  const AttentionSpec with = spec_of("backward", "fp32", R"(, "grad": true)"),
+                      without = spec_of("backward", "fp32", R"(, "grad": false)");
+  EXPECT_NE(with, without);
+  EXPECT_NE(with.hash(), without.hash());
+  EXPECT_EQ(AttentionSpec::from_json(with.to_json()), with);
+  EXPECT_EQ(with.to_json().find("grad"), with.to_json().rfind("grad"));
+  EXPECT_NE(with.to_json().find(R"("shape": ["heads_q"], "grad": true})"), std::string::npos);
+  EXPECT_EQ(without.to_json().find("grad"), std::string::npos);
+  EXPECT_EQ(place_of_name(with, "d_slope"), 0);
+  EXPECT_EQ(place_of_name(with, "slope"), 1);
+  EXPECT_TRUE(declared_at(with, 0).gradient);
+  EXPECT_EQ(declared_at(with, 0).name(), "d_slope");
+  EXPECT_FALSE(declared_at(with, 2));
+  EXPECT_EQ(place_of_name(without, "d_slope"), -1);
+
+  const auto refused = [](std::initializer_list<const char*> parts, const auto& make) {
+    expect_error(ErrorCode::invalid_spec, parts, make);
+  };
+  for (const char* op : {"forward", "backward"}) {
+    refused({"tables.slope.grad true", "int32 are integers", "fp32, fp16 or bf16"},
+            [&] { spec_of(op, "int32", R"(, "grad": true)"); });
+    refused({"tables.slope.grad true", "no score reads the table", "leaving grad out"}, [&] {
+      AttentionSpec::from_json(R"({"op": ")" + std::string(op) + R"(", "dtype": "bf16", "head_dim": 64,
+          "mask": ["slope[head] > 0.5"], "tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}}})");
+    });
+  }
+  refused({"tables.slope.grad 1 must be true or false"},
+          [&] { spec_of("backward", "fp32", R"(, "grad": 1)"); });
+  std::string powers = "score";
+  for (int i = 0; i < 60; ++i) powers = "(" + powers + ") * (score * slope[" + std::to_string(i) + "])";
+  refused({"score[0]", "derivatives have more than 16384 operations", "one after the other"},
+          [&] { spec_of("backward", "fp32", R"(, "grad": true)", powers); });
+}
+
+// What codegen renders, as text, for the forms that it knows and for others.
+TEST(FormulaSpec, Derivatives) {
+  const auto functors = [](const std::string& score, bool by_key = false) {
+    const AttentionSpec spec = AttentionSpec::from_json(
+        R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "score": [")" + score +
+        R"("], "scalars": {"cap": "fp32"}, "tables": {"bias": {"dtype": "fp32", "shape": ["n"], "grad": true}}})");
+    return formula_functors(spec, by_key ? ComputedAhead::key : ComputedAhead::row);
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  };
+  has(functors("score + cap * bias[key]"), "shifts = true");
+  has(functors("score + cap * bias[key]"), "add(Read<0>(), table_bias(), at.read(scalar_cap()), at.key);");
+  has(functors("score * bias[key] + cap"), "return at.read(table_bias(), at.key);");
+  has(functors("score + cap + bias[row] * bias[row]"), "Read<0>");
+  EXPECT_EQ(functors("score + cap + bias[row] * bias[row]").find("Read<1>"), std::string::npos);
+  has(functors("score + cap + bias[row] * bias[key]"), "Read<1>");
+  has(functors("abs(score) + cap + bias[row]"), "select(at.score < Real(0.0f), Real(-1.0f), Real(0.0f))");
+  has(functors("score + cap + bias[3]", true), "return row_values(at.read(table_bias(), Integer(3)));");
+  has(functors("score + cap + bias[key]", true), "by_key = true");
+  const std::string capped =
+      formula_functors(AttentionSpec::from_json(R"({"op": "backward", "dtype": "bf16", "head_dim": 64,
+          "score": ["softcap"]})"));
+  has(capped, "return fma(-before_cap(at, row), before_cap(at, row), Real(1.0f));");
 }
 
 }  // namespace

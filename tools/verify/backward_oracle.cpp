@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "codegen/declarations.hpp"
 #include "runtime/dropout.hpp"
 #include "tools/verify/dropout.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/error_bound.hpp"
+#include "tools/verify/formula.hpp"
+#include "tools/verify/forward_bound.hpp"
 #include "tools/verify/forward_oracle.hpp"
 #include "tools/verify/layout.hpp"
 #include "tools/verify/mask.hpp"
@@ -66,6 +72,7 @@ struct Pair {
   bool kept = false;
   double w = 0, w_error = 0, w_rounding = 0;
   double g = 0, g_error = 0, g_rounding = 0;
+  double final_g = 0, final_error = 0;  // by the final score, after formulas
 };
 
 class Worker {
@@ -81,7 +88,9 @@ class Worker {
         dropout_(dropout_of(spec_, args_)),
         dropout_scale_(dropout_scale(dropout_.p)),
         rounding_(rounding_of(spec_.dtype)),
-        gradient_rounding_(rounding_of(spec_.grad_dtype.value_or(spec_.dtype))) {}
+        gradient_rounding_(rounding_of(spec_.grad_dtype.value_or(spec_.dtype))),
+        sees_(spec_, args_),
+        formulas_(spec_, args_) {}
 
  protected:
   void load_rows(int sequence, int head) {
@@ -128,36 +137,80 @@ class Worker {
     }
   }
 
-  // Of the rows and keys that were loaded.
-  Pair pair(int sequence, int head, int row, int key) const {
+  // The pairs of a row and `count` keys, of those that were loaded.
+  void make_pairs(int sequence, int head, int row, int first_key, int count) {
     const Sequence& s = layout_.sequences[sequence];
+    const auto keys = static_cast<std::size_t>(std::max(count, 0));
+    pairs_.assign(keys, {});
+    derivatives_ = {};
+    if (keys == 0 || lse_[row] == -std::numeric_limits<double>::infinity()) return;
+    seen_.resize(keys);
+    sees_.row(s, head, row, first_key, seen_);
+    scores_.resize(keys);
+    score_errors_.resize(keys);
+    for (std::size_t i = 0; i < keys; ++i) {
+      const int key = first_key + static_cast<int>(i);
+      scores_[i] = scale_ * dot(q_[row], k_[key], q_.dim);
+      const double norms = scale_ * q_.norms[row] * k_.norms[key];
+      score_errors_[i] =
+          formulas_.has_scores() ? raw_score_error(q_.dim, norms, scores_[i]) : gamma(q_.dim) * norms;
+    }
+    if (formulas_.has_scores()) {
+      derivatives_ = formulas_.derivatives(s, head, row, first_key, scores_, score_errors_);
+      formulas_.score(s, head, row, first_key, scores_, score_errors_);
+    }
+    for (std::size_t i = 0; i < keys; ++i) {
+      const int key = first_key + static_cast<int>(i);
+      if (seen_[i] && (!options_.keep || options_.keep(s.batch, head, row, key)))
+        pairs_[i] = pair(s, row, key, i);
+    }
+  }
+
+  Pair pair(const Sequence& s, int row, int key, std::size_t at) const {
     Pair pair;
-    if (lse_[row] == -std::numeric_limits<double>::infinity()) return pair;
-    if (options_.keep && !options_.keep(s.batch, head, row, key)) return pair;
-    if (!sees(spec_, args_, s, head, row, key)) return pair;
     pair.kept = true;
     const double x = spec_.dtype == DType::fp32 ? 0x1p-21 : 0x1p-13;
-    const double score = scale_ * dot(q_[row], k_[key], q_.dim), p = std::exp(score - lse_[row]);
-    const double d = gamma(q_.dim) * scale_ * q_.norms[row] * k_.norms[key] +
-                     0x1p-22 * (std::abs(score) + std::abs(lse_[row]) + 1);
+    const double score = scores_[at], p = std::exp(score - lse_[row]);
+    const double d = score_errors_[at] + 0x1p-22 * (std::abs(score) + std::abs(lse_[row]) + 1);
     const double e = std::expm1(d + x);
+    const bool rounds = spec_.dtype != DType::fp32;
+    if (formulas_.has_scores() &&
+        (score == -std::numeric_limits<double>::infinity() || p * (1 + e) < 0x1p-151)) {
+      // The weight is 0, whatever the derivatives are.
+      pair.w_error = pair.g_error = pair.final_error = least;
+      if (rounds) pair.w_rounding = pair.g_rounding = rounding_.floor;
+      return pair;
+    }
     const double m = !spec_.dropout ? 1
                      : keep_[static_cast<std::size_t>(row) * s.seqlen_k + static_cast<std::size_t>(key)]
                          ? dropout_scale_
                          : 0;
     const double product = m * dot(d_o_[row], v_[key], v_.dim);
     const double product_error = m * (gamma(v_.dim) * d_o_.norms[row] * v_.norms[key] + v_.dim * least);
-    const bool rounds = spec_.dtype != DType::fp32;
     pair.w = m * p;
     pair.w_error = m * (p * e + least);
     pair.g = p * (product - delta_[row]);
     pair.g_error = std::abs(pair.g) * e + (p * (1 + e) + least) * (product_error + delta_error_[row]) +
                    (p * 0x1p-22 + least) * (std::abs(product) + std::abs(delta_[row])) + least;
+    pair.final_g = pair.g;
+    pair.final_error = pair.g_error;
+    if (formulas_.has_scores()) {
+      const auto [g, error] = times(pair, derivatives_.by_score[at], derivatives_.errors[at]);
+      pair.g = g;
+      pair.g_error = error;
+    }
     if (rounds) {
       pair.w_rounding = m > 0 ? rounding_.unit * pair.w + rounding_.floor : 0;
       pair.g_rounding = rounding_.unit * std::abs(pair.g) + rounding_.floor;
     }
     return pair;
+  }
+  // The gradient by the final score times a derivative, and its error.
+  static std::pair<double, double> times(const Pair& pair, double derivative, double error) {
+    if (derivative == 0 && error == 0) return {0, 0};
+    const double g = pair.final_g * derivative;
+    return {g, std::abs(pair.final_g) * error + pair.final_error * (std::abs(derivative) + error) +
+                   0x1p-23 * std::abs(g) + least};
   }
 
   void report(std::size_t output, const std::optional<Tensor>& actual, const Sequence& s, std::int64_t row,
@@ -196,6 +249,12 @@ class Worker {
   Vectors q_, d_o_, k_, v_;
   std::vector<double> lse_, delta_, delta_error_, values_, bounds_;
   std::vector<std::uint8_t> keep_;
+  const SeenKeys sees_;
+  const Formulas formulas_;
+  std::vector<char> seen_;
+  std::vector<double> scores_, score_errors_;
+  std::vector<Pair> pairs_;
+  Formulas::Derivatives derivatives_;
 };
 
 // Rows of dq.
@@ -209,8 +268,9 @@ class RowWorker : Worker {
     for (const int row : task.rows) {
       std::vector<Sum> sums(static_cast<std::size_t>(layout_.head_dim));
       int terms = 0;
+      if (row < s.seqlen_q) make_pairs(task.sequence, task.head, row, 0, s.seqlen_k);
       for (int key = 0; row < s.seqlen_q && key < s.seqlen_k; ++key) {
-        const Pair p = pair(task.sequence, task.head, row, key);
+        const Pair& p = pairs_[static_cast<std::size_t>(key)];
         if (!p.kept) continue;
         ++terms;
         for (int c = 0; c < layout_.head_dim; ++c) sums[c].add(p.g, p.g_error, p.g_rounding, k_[key][c]);
@@ -236,9 +296,13 @@ class KeyWorker : Worker {
     load_keys(task.sequence, first);
     for (int head = first; head < first + group; ++head) {
       load_rows(task.sequence, head);
-      for (std::size_t i = 0; i < task.rows.size(); ++i) {
-        for (int row = 0; task.rows[i] < s.seqlen_k && row < s.seqlen_q; ++row) {
-          const Pair p = pair(task.sequence, head, row, task.rows[i]);
+      const auto [least_key, last_key] = std::minmax_element(task.rows.begin(), task.rows.end());
+      const int first_key = *least_key;
+      for (int row = 0; row < s.seqlen_q; ++row) {
+        make_pairs(task.sequence, head, row, first_key, std::min(*last_key + 1, s.seqlen_k) - first_key);
+        for (std::size_t i = 0; i < task.rows.size(); ++i) {
+          if (task.rows[i] >= s.seqlen_k) continue;
+          const Pair& p = pairs_[static_cast<std::size_t>(task.rows[i] - first_key)];
           if (!p.kept) continue;
           ++terms[i];
           for (std::size_t c = 0; c < dim; ++c) dk[i][c].add(p.g, p.g_error, p.g_rounding, q_[row][c]);
@@ -256,6 +320,149 @@ class KeyWorker : Worker {
     }
   }
 };
+
+// What one output of a spec's names gets: sums for each element, row-major.
+struct NamedSums {
+  std::vector<Sum> sums;
+  std::vector<std::int64_t> terms;
+  bool told = true;  // false: nobody can tell which elements some pairs read
+  explicit NamedSums(std::size_t count = 0) : sums(count), terms(count) {}
+
+  void add(std::int64_t place, double value, double error) {
+    if (place < 0) told = false;
+    if (place < 0 || static_cast<std::size_t>(place) >= sums.size()) return;
+    Sum& sum = sums[static_cast<std::size_t>(place)];
+    sum.value += value;
+    sum.error += error;
+    sum.magnitude += std::abs(value);
+    ++terms[static_cast<std::size_t>(place)];
+  }
+  void add(const NamedSums& other) {
+    told = told && other.told;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i].value += other.sums[i].value;
+      sums[i].error += other.sums[i].error;
+      sums[i].magnitude += other.sums[i].magnitude;
+      terms[i] += other.terms[i];
+    }
+  }
+};
+// A table with a gradient, or the sink logits.
+struct Learned {
+  std::string name;
+  int table = -1;
+  Tensor like;
+  std::optional<Tensor> actual;
+
+  std::size_t count() const {
+    std::int64_t count = 1;
+    for (int dim = 0; dim < like.rank; ++dim) count *= like.shape[dim];
+    return static_cast<std::size_t>(count);
+  }
+};
+
+std::vector<Learned> learned_of(const AttentionSpec& spec, const AttentionArgs& args) {
+  std::vector<Learned> all;
+  const auto named = [&](const std::string& name) -> std::optional<Tensor> {
+    for (const NamedArgument& argument : args.named)
+      if (argument.name == name)
+        if (const auto* tensor = std::get_if<Tensor>(&argument.value)) return *tensor;
+    return {};
+  };
+  for (std::size_t i = 0; i < spec.tables.size(); ++i) {
+    const DeclaredTable& table = spec.tables[i];
+    if (!table.grad) continue;
+    const std::optional<Tensor> like = named(table.name);
+    if (!like) refuse("table " + table.name + " is missing");
+    all.push_back({gradient_name(table), static_cast<int>(i), *like, named(gradient_name(table))});
+  }
+  if (spec.sink_logits) {
+    need(args.sink_logits, "sink_logits", 1);
+    all.push_back({"d_sink_logits", -1, *args.sink_logits, args.d_sink_logits});
+  }
+  return all;
+}
+
+// Adds up what all rows give to tables and sink logits.
+class NamedWorker : Worker {
+ public:
+  NamedWorker(const Backward& of, const Visit& visit, const std::vector<Learned>& learned,
+              std::vector<NamedSums>& all, std::mutex& mutex)
+      : Worker(of, visit), learned_(learned), all_(all), mutex_(mutex) {
+    for (const Learned& one : learned) sums_.emplace_back(one.count());
+  }
+  NamedWorker(const NamedWorker&) = delete;
+  ~NamedWorker() {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < sums_.size(); ++i) all_[i].add(sums_[i]);
+  }
+
+  void run(const RowTask& task) {
+    const Sequence& s = layout_.sequences[task.sequence];
+    load_rows(task.sequence, task.head);
+    load_keys(task.sequence, task.head);
+    for (const int row : task.rows) {
+      if (row >= s.seqlen_q) continue;
+      make_pairs(task.sequence, task.head, row, 0, s.seqlen_k);
+      for (std::size_t i = 0; i < learned_.size(); ++i) {
+        if (learned_[i].table < 0) {
+          add_sink(row, task.head, sums_[i]);
+          continue;
+        }
+        for (const Formulas::ByElement& read : derivatives_.by_elements)
+          if (read.table == static_cast<std::size_t>(learned_[i].table)) add_read(read, sums_[i]);
+      }
+    }
+  }
+
+ private:
+  void add_read(const Formulas::ByElement& read, NamedSums& sums) const {
+    for (std::size_t key = 0; key < pairs_.size(); ++key) {
+      if (!pairs_[key].kept) continue;
+      const auto [value, error] = times(pairs_[key], read.values[key], read.errors[key]);
+      sums.add(read.places[key], value, error);
+    }
+  }
+  void add_sink(int row, int head, NamedSums& sums) const {
+    const Tensor& logits = *args_.sink_logits;
+    const double logit = load_element(logits.data, logits.dtype, head * logits.strides[0]);
+    if (std::isinf(lse_[row]) || logit == -std::numeric_limits<double>::infinity()) return;
+    const double weight = std::exp(logit - lse_[row]);
+    const double e = std::expm1(0x1p-22 * (std::abs(logit) + std::abs(lse_[row]) + 1) + 0x1p-21);
+    const double value = -weight * delta_[row];
+    sums.add(head, value,
+             std::abs(value) * e + (weight * (1 + e) + least) * delta_error_[row] +
+                 least * (std::abs(delta_[row]) + 1) + 0x1p-23 * std::abs(value));
+  }
+
+  const std::vector<Learned>& learned_;
+  std::vector<NamedSums> sums_;
+  std::vector<NamedSums>& all_;
+  std::mutex& mutex_;
+};
+
+void visit_sums(std::size_t output, const Learned& learned, const NamedSums& sums, const Visit& visit) {
+  const Rounding rounding = rounding_of(DType::fp32);
+  for (std::size_t i = 0; i < sums.sums.size(); ++i) {
+    const Sum& sum = sums.sums[i];
+    const auto terms = sums.terms[i];
+    const double error =
+        sum.error + gamma(terms) * (sum.magnitude + sum.error) + least * static_cast<double>(terms);
+    const double bound = !sums.told || !std::isfinite(sum.value) ? std::numeric_limits<double>::quiet_NaN()
+                         : terms == 0                            ? 0
+                                                                 : with_rounding(rounding, sum.value, error);
+    std::int64_t index = 0, rest = static_cast<std::int64_t>(i);
+    for (int dim = learned.like.rank - 1; learned.actual && dim >= 0; --dim) {
+      index += rest % learned.like.shape[dim] * learned.actual->strides[dim];
+      rest /= learned.like.shape[dim];
+    }
+    visit({.output = output,
+           .place = {static_cast<std::int64_t>(i)},
+           .index = index,
+           .values = {&sum.value, 1},
+           .bounds = {&bound, 1}});
+  }
+}
 
 // Keys of each sequence's slot, padding included.
 std::vector<int> slot_keys(const Backward& of) {
@@ -281,21 +488,38 @@ Oracle backward_oracle(const AttentionSpec& spec, const AttentionArgs& args, con
     return {
         name, {like.shape.begin(), like.shape.begin() + like.rank}, actual, {"batch", row, "head", "dim"}};
   };
-  return {{output("dq", args.dq, of.layout.q, "row"), output("dk", args.dk, of.layout.k, "key"),
-           output("dv", args.dv, of.layout.v, "key")},
-          [of](const Visit& visit) {
+  std::vector<Output> outputs = {output("dq", args.dq, of.layout.q, "row"),
+                                 output("dk", args.dk, of.layout.k, "key"),
+                                 output("dv", args.dv, of.layout.v, "key")};
+  const std::vector<Learned> learned = learned_of(spec, args);
+  for (const Learned& one : learned)
+    outputs.push_back({one.name,
+                       {one.like.shape.begin(), one.like.shape.begin() + one.like.rank},
+                       one.actual,
+                       {"element"}});
+  return {std::move(outputs), [of, learned](const Visit& visit) {
             std::vector<int> rows_of;
             for (const Sequence& s : of.layout.sequences) rows_of.push_back(s.rows);
             run_tasks(row_tasks(rows_of, of.layout.heads_q, group_rows, of.options), of.options,
                       [&] { return RowWorker(of, visit); });
             run_tasks(row_tasks(slot_keys(of), of.layout.heads_kv, group_rows, of.options), of.options,
                       [&] { return KeyWorker(of, visit); });
+            if (learned.empty()) return;
+            OracleOptions every_row = of.options;
+            every_row.max_rows = 0;
+            std::vector<NamedSums> sums;
+            for (const Learned& one : learned) sums.emplace_back(one.count());
+            std::mutex mutex;
+            run_tasks(row_tasks(rows_of, of.layout.heads_q, group_rows, every_row), every_row,
+                      [&] { return NamedWorker(of, visit, learned, sums, mutex); });
+            for (std::size_t i = 0; i < learned.size(); ++i) visit_sums(3 + i, learned[i], sums[i], visit);
           }};
 }
 
 void fill_forward(const AttentionSpec& spec, const AttentionArgs& args) {
   AttentionSpec forward = spec;
   forward.op = Operation::forward;
+  for (DeclaredTable& table : forward.tables) table.grad = false;
   forward_oracle(forward, args, {}).compute([&](const Expected& expected) {
     const Tensor& t = expected.output == 0 ? *args.o : *args.lse;
     for (std::size_t i = 0; i < expected.values.size(); ++i)

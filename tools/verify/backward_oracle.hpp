@@ -22,6 +22,19 @@
 // 5. A sum of n terms is off by gamma(n) of the sum of magnitudes and by n f, and its product with scale by
 //    f more. The output is rounded: D.
 //
+// With formulas of scores and sinks:
+//
+// 6. s_ij is the final score, with the error that formula.hpp gives it in place of the product's, and
+//    g_ij = g'_ij D_ij, where g'_ij is the gradient by the final score, as above, and D_ij the final score's
+//    derivative by the raw one. It is off by |g'_ij| E_ij + a_ij (|D_ij| + E_ij) + 2^-23 |g_ij| + f with the
+//    bound E_ij of D_ij (formula.hpp). A pair whose weight float32 cannot hold, and a score of -inf, give 0.
+// 7. An element of a table gets the sum of g'_ij times the final score's derivative by it, over all pairs and
+// all
+//    places where a formula reads it. Terms are off as in 6, their sum as in 5.
+// 8. A sink logit t gets -sum_i exp(t - lse_i) delta_i. A term is off by the factor exp(2^-22 (|t| + |lse_i|
+// + 1) +
+//    2^-21) and by delta_i's error.
+//
 // An element whose exact value is NaN or infinite cannot be told.
 #pragma once
 
@@ -29,7 +42,8 @@
 
 namespace flashjit::verify {
 
-// Outputs: dq, dk, dv. OracleOptions::max_rows counts rows of dq, and keys of dk and dv.
+// Outputs: dq, dk, dv, then the gradients of tables, and d_sink_logits. OracleOptions::max_rows counts rows
+// of dq, and keys of dk and dv; tables and sink logits take all rows.
 Oracle backward_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
 
 // Computes o and lse of `args`, inputs of a backward in host memory, in float64 from q, k and v.

@@ -246,6 +246,83 @@ Bounded either(const Bounded& a, const Bounded& b) {
   return {b.value, a.value == b.value ? std::max(gap(a), gap(b)) : std::isnan(error) ? infinity : error};
 }
 
+// --- reals of scores with a derivative
+
+struct Dual {
+  Bounded value, slope;
+};
+bool is_zero(const Bounded& a) {
+  return a.value == 0 && a.error == 0;
+}
+// A slope of 0 stays 0, whatever it is multiplied by: the operand does not change.
+Bounded times(const Bounded& a, const Bounded& slope) {
+  return is_zero(slope) ? slope : binary(Op::multiply, a, slope);
+}
+Bounded plus(const Bounded& a, const Bounded& b) {
+  return is_zero(a) ? b : is_zero(b) ? a : binary(Op::add, a, b);
+}
+Bounded over(const Bounded& slope, const Bounded& a) {
+  return is_zero(slope) ? slope : binary(Op::divide, slope, a);
+}
+Dual binary(Op op, const Dual& a, const Dual& b) {
+  const Bounded value = binary(op, a.value, b.value);
+  switch (op) {
+    case Op::add:
+      return {value, plus(a.slope, b.slope)};
+    case Op::subtract:
+      return {value, plus(a.slope, negative(b.slope))};
+    case Op::multiply:
+      return {value, plus(times(b.value, a.slope), times(a.value, b.slope))};
+    case Op::divide:
+      return {value, over(plus(a.slope, negative(times(value, b.slope))), b.value)};
+    default: {
+      const Truth less =
+          op == Op::minimum ? compare(Op::less, b.value, a.value) : compare(Op::less, a.value, b.value);
+      const bool second = std::isnan(a.value.value) || less.value;
+      const Bounded &chosen = second ? b.slope : a.slope, &other = second ? a.slope : b.slope;
+      return {value, less.sure || std::isnan(a.value.value) ? chosen : either(other, chosen)};
+    }
+  }
+}
+Dual negative(const Dual& a) {
+  return {negative(a.value), negative(a.slope)};
+}
+Dual absolute(const Dual& a) {
+  const Bounded zero{}, slope = a.value.value < 0 ? negative(a.slope) : a.value.value > 0 ? a.slope : zero;
+  const bool sure = compare(Op::less, a.value, zero).sure;
+  return {absolute(a.value), sure ? slope : either(negative(slope), either(zero, slope))};
+}
+Dual function(Op op, const Dual& a, const FunctionErrors& errors) {
+  const Bounded value = function(op, a.value, errors), one{1, 0}, half{0.5, 0};
+  switch (op) {
+    case Op::exp:
+      return {value, times(value, a.slope)};
+    case Op::log:
+      return {value, over(a.slope, a.value)};
+    case Op::tanh:
+      return {value, times(binary(Op::subtract, one, binary(Op::multiply, value, value)), a.slope)};
+    default:
+      if (is_zero(value) || std::isnan(value.value)) return {value, {}};
+      return {value, over(times(half, a.slope), value)};
+  }
+}
+Integer floor_of(const Dual& a) {
+  return floor_of(a.value);
+}
+Truth compare(Op op, const Dual& a, const Dual& b) {
+  return compare(op, a.value, b.value);
+}
+void convert(Integer from, Dual& to) {
+  to = {};
+  convert(from, to.value);
+}
+void make(double value, Dual& to) {
+  to = {{value, 0}, {}};
+}
+Dual either(const Dual& a, const Dual& b) {
+  return {either(a.value, b.value), either(a.slope, b.slope)};
+}
+
 // --- trees, for all keys of a row at once
 
 // The values of a node for each key; one value if they are all the same.
@@ -262,12 +339,14 @@ template <class Real>
 class Evaluation {
  public:
   Evaluation(const AttentionSpec& spec, const std::vector<Tensor>& tables, const std::vector<double>& scalars,
-             const Place& place, const std::vector<Real>* scores = nullptr)
+             const Place& place, const std::vector<Real>* scores = nullptr,
+             const FormulaNode* variable = nullptr)
       : spec_(spec),
         tables_(tables),
         scalars_(scalars),
         place_(place),
         scores_(scores),
+        variable_(variable),
         errors_(spec.precise ? precise_functions : fast_functions) {}
 
   Column<Real> operator()(const FormulaNode& node) const {
@@ -290,6 +369,28 @@ class Evaluation {
         break;
     }
     return operation(node);
+  }
+
+  // The row-major places of the elements that a read of a table finds: one, or one for each key.
+  std::vector<std::int64_t> places(const FormulaNode& node) const {
+    const auto declared = static_cast<std::size_t>(node.declared);
+    const Tensor& table = tables_[declared];
+    std::vector<std::vector<Integer>> indices;
+    std::size_t count = 1;
+    for (const FormulaNode& operand : node.operands) {
+      indices.push_back(std::get<std::vector<Integer>>((*this)(operand)));
+      if (indices.back().size() != 1) count = indices.back().size();
+    }
+    std::vector<std::int64_t> places(count);
+    for (std::size_t i = 0; i < count; ++i)
+      for (std::size_t dim = 0; dim < indices.size() && places[i] >= 0; ++dim) {
+        const Integer& index = indices[dim][indices[dim].size() == 1 ? 0 : i];
+        const std::int64_t size = table.shape[dim];
+        places[i] = !index.sure
+                        ? -1
+                        : places[i] * size + clamped(spec_.tables[declared].shape[dim], size, index.value);
+      }
+    return places;
   }
 
  private:
@@ -463,6 +564,10 @@ class Evaluation {
       make(empty ? 0 : load_element(table.data, table.dtype, element), values[i]);
       if constexpr (std::is_same_v<Real, Bounded>)
         if (!sure) values[i].error = infinity;
+      if constexpr (std::is_same_v<Real, Dual>) {
+        if (!sure) values[i].value.error = infinity;
+        if (&node == variable_) values[i].slope = {1, 0};
+      }
     }
     return values;
   }
@@ -483,6 +588,7 @@ class Evaluation {
   const std::vector<double>& scalars_;
   const Place& place_;
   const std::vector<Real>* scores_;
+  const FormulaNode* variable_;  // the read of a table whose element derivatives are by
   const FunctionErrors& errors_;
 };
 
@@ -550,21 +656,91 @@ void Formulas::mask(const Sequence& sequence, int head, int row, int first_key, 
   }
 }
 
-void Formulas::score(const Sequence& sequence, int head, int row, std::span<double> scores,
+namespace {
+
+// One value for each key.
+template <class Real>
+std::vector<Real> spread(Column<Real> column, std::size_t keys) {
+  auto values = std::move(std::get<std::vector<Real>>(column));
+  if (values.size() == 1) values.resize(keys, Real(values.front()));
+  return values;
+}
+
+void find_reads(const FormulaNode& node, const AttentionSpec& spec, std::vector<const FormulaNode*>& reads) {
+  if (node.kind == FormulaNode::Kind::table && spec.tables[static_cast<std::size_t>(node.declared)].grad)
+    reads.push_back(&node);
+  for (const FormulaNode& operand : node.operands) find_reads(operand, spec, reads);
+}
+
+// A kernel's derivative.
+double kernel_error(const Bounded& derivative) {
+  return is_zero(derivative) ? 0 : 2 * derivative.error + 0x1p-20 * std::abs(derivative.value);
+}
+
+}  // namespace
+
+void Formulas::score(const Sequence& sequence, int head, int row, int first_key, std::span<double> scores,
                      std::span<double> errors) const {
-  const Place place{sequence, head, head_kv_of(args_, head), row, 0, scores.size()};
+  const Place place{sequence, head, head_kv_of(args_, head), row, first_key, scores.size()};
   std::vector<Bounded> values(scores.size());
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = {scores[i], errors[i]};
-  for (const FormulaNode& formula : scores_) {
-    auto next = std::get<std::vector<Bounded>>(
-        Evaluation<Bounded>(spec_, tables_, scalars_, place, &values)(formula));
-    if (next.size() == 1) next.resize(values.size(), Bounded(next.front()));
-    values = std::move(next);
-  }
+  for (const FormulaNode& formula : scores_)
+    values = spread(Evaluation<Bounded>(spec_, tables_, scalars_, place, &values)(formula), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     scores[i] = values[i].value;
     errors[i] = values[i].error;
   }
+}
+
+Formulas::Derivatives Formulas::derivatives(const Sequence& sequence, int head, int row, int first_key,
+                                            std::span<const double> raw_scores,
+                                            std::span<const double> raw_errors) const {
+  const std::size_t keys = raw_scores.size();
+  const Place place{sequence, head, head_kv_of(args_, head), row, first_key, keys};
+  // The scores before each formula, and each formula's derivative by them.
+  std::vector<std::vector<Dual>> before(1, std::vector<Dual>(keys));
+  for (std::size_t i = 0; i < keys; ++i) before[0][i] = {{raw_scores[i], raw_errors[i]}, {1, 0}};
+  std::vector<std::vector<Bounded>> slopes;
+  for (const FormulaNode& formula : scores_) {
+    std::vector<Dual> after =
+        spread(Evaluation<Dual>(spec_, tables_, scalars_, place, &before.back())(formula), keys);
+    std::vector<Bounded>& slope = slopes.emplace_back(keys);
+    for (std::size_t i = 0; i < keys; ++i) {
+      slope[i] = after[i].slope;
+      after[i].slope = {1, 0};
+    }
+    before.push_back(std::move(after));
+  }
+  Derivatives all;
+  std::vector<Bounded> later(keys, Bounded{1, 0});  // the final score by that after a formula
+  for (std::size_t at = scores_.size(); at-- > 0;) {
+    std::vector<Dual> fixed = before[at];
+    for (Dual& score : fixed) score.slope = {};
+    std::vector<const FormulaNode*> reads;
+    find_reads(scores_[at], spec_, reads);
+    for (const FormulaNode* read : reads) {
+      const Evaluation<Dual> evaluate(spec_, tables_, scalars_, place, &fixed, read);
+      const std::vector<Dual> values = spread(evaluate(scores_[at]), keys);
+      ByElement& element = all.by_elements.emplace_back();
+      element.table = static_cast<std::size_t>(read->declared);
+      element.places = evaluate.places(*read);
+      element.places.resize(keys, std::int64_t{element.places.front()});
+      for (std::size_t i = 0; i < keys; ++i) {
+        const Bounded derivative = times(later[i], values[i].slope);
+        element.values.push_back(derivative.value);
+        element.errors.push_back(kernel_error(derivative));
+      }
+    }
+    for (std::size_t i = 0; i < keys; ++i) {
+      const Bounded& slope = slopes[at][i];
+      later[i] = slope.value == 1 && slope.error == 0 ? later[i] : times(later[i], slope);
+    }
+  }
+  for (const Bounded& derivative : later) {
+    all.by_score.push_back(derivative.value);
+    all.errors.push_back(derivative.value == 1 && derivative.error == 0 ? 0 : kernel_error(derivative));
+  }
+  return all;
 }
 
 }  // namespace flashjit::verify

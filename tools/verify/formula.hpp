@@ -13,6 +13,11 @@
 //   values. floor() of a number that is so near to an integer, and an index that depends on such a condition,
 //   make the error infinite: nobody can tell the result.
 // - So does a result beyond float32 that is not infinite in float64, and a result that may be NaN.
+//
+// Derivatives are computed by dual numbers: each operation carries the derivative of its result, with a bound
+// of its own by the same rules. Kernels compute another formula for the same derivative, in another order:
+// they get twice the bound and 2^-20 of the derivative. A choice that is not sure covers the derivatives of
+// both values. Where there is none, the derivative is the one that codegen/derivatives.hpp chooses.
 #pragma once
 
 #include <span>
@@ -47,9 +52,22 @@ class Formulas {
 
   // Clears seen[j] if a formula says that the row does not see key first_key + j.
   void mask(const Sequence& sequence, int head, int row, int first_key, std::span<char> seen) const;
-  // Replaces raw scores of the keys from 0 on, and bounds on their errors, by the final ones.
-  void score(const Sequence& sequence, int head, int row, std::span<double> scores,
+  // Replaces raw scores of the keys from first_key on, and bounds on their errors, by the final ones.
+  void score(const Sequence& sequence, int head, int row, int first_key, std::span<double> scores,
              std::span<double> errors) const;
+
+  // Derivatives of the final scores, for each key.
+  struct ByElement {
+    std::size_t table;
+    std::vector<std::int64_t> places;  // row-major; -1: nobody can tell
+    std::vector<double> values, errors;
+  };
+  struct Derivatives {
+    std::vector<double> by_score, errors;  // by the raw score
+    std::vector<ByElement> by_elements;    // of tables that have gradients; one for each read of a formula
+  };
+  Derivatives derivatives(const Sequence& sequence, int head, int row, int first_key,
+                          std::span<const double> raw_scores, std::span<const double> raw_errors) const;
 
  private:
   const AttentionSpec& spec_;

@@ -1,7 +1,9 @@
-// Which of two kernels a backward on a GPU is.
+// Which of two kernels a backward on a GPU is, and what both share.
 #pragma once
 
 #include "codegen/config.hpp"
+#include "codegen/kernel_source.hpp"
+#include "codegen/spec.hpp"
 
 namespace flashjit {
 
@@ -10,5 +12,11 @@ namespace flashjit {
 inline bool backward_by_wgmma(const KernelConfig& config) {
   return config.num_warps > 8;
 }
+
+// Whether a GPU's backward sums up gradients of tables exactly, in the workspace, and has a step that reads
+// them.
+bool has_exact_sums(const AttentionSpec& spec);
+// Adds a GPU's last step: it writes dQ from its sums, or tables from theirs.
+void add_last_step(const AttentionSpec& spec, KernelSource& source);
 
 }  // namespace flashjit

@@ -86,6 +86,7 @@ class Launch {
 
   // Adds a step after the last one. Its params are not initialised.
   StepLaunch& add_step() { return *new (&steps_[size_++].step) StepLaunch; }
+  StepLaunch& last() { return steps_[size_ - 1].step; }
   std::size_t size() const { return size_; }
   const StepLaunch& operator[](std::size_t i) const { return steps_[i].step; }
 

@@ -195,6 +195,10 @@ device::GradientTable gradient_of(const std::string& name, const Tensor& t, cons
     made.count *= t.shape[dim];
   }
   if (made.count == 0) return {};
+  std::int64_t inside = 1;
+  made.is_contiguous = true;
+  for (int dim = t.rank - 1; dim >= 0; inside *= t.shape[dim--])
+    made.is_contiguous = made.is_contiguous && (t.shape[dim] == 1 || t.strides[dim] == inside);
   require_distinct_rows(name.c_str(), t);
   made.data = static_cast<float*>(t.data);
   return made;

@@ -2,6 +2,7 @@
 // keys of a key/value head and passes block_m query rows by at a time.
 #include <algorithm>
 
+#include "codegen/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
@@ -15,10 +16,11 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v",    "mask",    "dropout",    "varlen",
-                                       "deterministic", "o_dtype", "grad_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
+                                       "precise",    "config", "sink_logits"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
@@ -115,24 +117,28 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return others[std::size(others) - 1];
 }
 
-std::string function(const char* name, const std::string& threads, const char* body) {
+std::string function(const char* name, const std::string& threads, const std::string& params,
+                     const char* body) {
   return std::string("extern \"C\" __global__ void __launch_bounds__(") + threads + ")\n    flashjit_" +
-         name + "(const __grid_constant__ CudaBackwardParams params) {\n  " + body + "(params);\n}\n";
+         name + "(const __grid_constant__ " + params + " params) {\n  " + body + "(params);\n}\n";
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const int threads = config.num_warps * 32;
-  const std::string of_block = "Config::num_warps * 32";
+  const std::string of_block = "Config::num_warps * 32", params = with_features("CudaBackwardParams", spec);
   source.text +=
       include_lines(spec.deterministic ? "cuda/backward_dq_sm80.cuh" : "cuda/backward_sm80.cuh", spec,
                     nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm80.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
-      structs(spec, "BackwardCudaSpec", "", "", choices, config, "") +
-      function("backward_prepare", "backward_threads", "backward_prepare<Spec>") +
-      function("backward", of_block, "backward_sm80<Spec, Config>") +
-      (spec.deterministic ? function("backward_dq", of_block, "backward_dq_sm80<Spec, Config>")
-                          : function("backward_finish", "backward_threads", "backward_finish<Spec>"));
+      structs(spec, "BackwardCudaSpec", params, "", choices, config, "", ComputedAhead::key) +
+      function("backward_prepare", "backward_threads", params, "backward_prepare<Spec>") +
+      function("backward", of_block, params, "backward_sm80<Spec, Config>") +
+      (spec.deterministic
+           ? function("backward_dq", of_block, params, "backward_dq_sm80<Spec, Config>")
+           : function("backward_finish", "backward_threads", params, "backward_finish<Spec>")) +
+      (has_exact_sums(spec) ? function("backward_tables", "backward_threads", params, "backward_tables<Spec>")
+                            : "");
   // At its default level ptxas loads operands early until the registers overflow, or squeezes small kernels
   // into fewer registers than they need. Both cause spills.
   const int held = held_sums(spec, config);
@@ -147,11 +153,22 @@ void render(const AttentionSpec& spec, KernelSource& source) {
     source.steps.push_back({.function = "flashjit_backward_dq",
                             .threads = threads,
                             .shared_memory = dq_shared_memory(spec, config)});
-  else
-    source.steps.push_back({.function = "flashjit_backward_finish", .threads = device::backward_threads});
+  add_last_step(spec, source);
 }
 
 }  // namespace
+
+bool has_exact_sums(const AttentionSpec& spec) {
+  return spec.deterministic && has_gradients(spec);
+}
+
+void add_last_step(const AttentionSpec& spec, KernelSource& source) {
+  if (spec.deterministic && !has_gradients(spec)) return;
+  source.steps.push_back(
+      {.function = spec.deterministic ? "flashjit_backward_tables" : "flashjit_backward_finish",
+       .threads = device::backward_threads,
+       .shared_memory = spec.sink_logits ? device::backward_sinks_shared : 0});
+}
 
 extern constinit const KernelFamily backward_sm80 = {
     .op = Operation::backward,

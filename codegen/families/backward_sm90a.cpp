@@ -17,10 +17,11 @@ bool serves(const Target& target) {
 }
 
 constexpr std::string_view dtypes[] = {"bf16", "fp16"};
-constexpr std::string_view fields[] = {"head_dim_v",    "mask",    "dropout",    "varlen",
-                                       "deterministic", "o_dtype", "grad_dtype", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
+                                       "precise",    "config", "sink_logits"};
+constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
+                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int wgmma_block_n = 128, wgmma_warps = 12;
@@ -104,27 +105,33 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return configs[std::size(configs) - 1];
 }
 
-std::string function(const char* name, const std::string& bounds, const char* params, const char* body) {
+std::string function(const char* name, const std::string& bounds, const std::string& params, const char* more,
+                     const char* body) {
   return std::string("extern \"C\" __global__ void __launch_bounds__(") + bounds + ")\n    flashjit_" + name +
-         "(const __grid_constant__ CudaBackwardParams params" + params + ") {\n  " + body + ";\n}\n";
+         "(const __grid_constant__ " + params + " params" + more + ") {\n  " + body + ";\n}\n";
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const char* const maps = ",\n        const __grid_constant__ BackwardMaps maps";
   const int threads = config.num_warps * 32;
+  const std::string params = with_features("CudaBackwardParams", spec);
   source.text +=
       include_lines("cuda/backward_sm90a.cuh", spec, nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
-      structs(
-          spec, "BackwardCudaSpec", "", backward_products(spec, config), choices, config,
-          spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts") +
-      function("backward_prepare", "backward_threads", "", "backward_prepare<Spec>(params)") +
-      function("backward", "Config::num_warps * 32, 1", maps, "backward_sm90a<Spec, Config>(params, maps)") +
+      structs(spec, "BackwardCudaSpec", params, backward_products(spec, config), choices, config,
+              spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
+              ComputedAhead::key) +
+      function("backward_prepare", "backward_threads", params, "", "backward_prepare<Spec>(params)") +
+      function("backward", "Config::num_warps * 32, 1", params, maps,
+               "backward_sm90a<Spec, Config>(params, maps)") +
       (spec.deterministic
-           ? function("backward_dq", "Sm90aDqLayout::threads, 1", maps,
+           ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
                       "backward_dq_sm90a<Spec, Config>(params, maps)")
-           : function("backward_finish", "backward_threads", "", "backward_finish<Spec>(params)"));
+           : function("backward_finish", "backward_threads", params, "", "backward_finish<Spec>(params)")) +
+      (has_exact_sums(spec)
+           ? function("backward_tables", "backward_threads", params, "", "backward_tables<Spec>(params)")
+           : "");
   source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
   source.steps.push_back(
       {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});
@@ -132,8 +139,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
     source.steps.push_back({.function = "flashjit_backward_dq",
                             .threads = device::Sm90aDqLayout::threads,
                             .shared_memory = dq_shared_memory(spec)});
-  else
-    source.steps.push_back({.function = "flashjit_backward_finish", .threads = device::backward_threads});
+  add_last_step(spec, source);
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ class CudaExecutable final : public Executable {
 
   void launch(const Launch& launch, Stream stream) const override {
     const cuda::ContextScope scope(context_);
-    for (std::size_t i = 0; i < launch.size(); ++i) run(steps_[i], launch[i], stream);
+    for (std::size_t i = 0; i < launch.size(); ++i)
+      if (launch[i].grid.x > 0) run(steps_[i], launch[i], stream);
   }
 
  private:

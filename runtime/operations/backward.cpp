@@ -144,16 +144,17 @@ struct Backward {
     if (persistent) p.next_place = reinterpret_cast<device::u32*>(rest);
     FormulaArguments formulas = params.formulas;
     if (has_exact_sums(kernel)) place_sums(formulas, rest + 1);
-    const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles) -> Grid& {
+    // more: blocks beside those of heads.
+    const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles, i64 more = 0) -> Grid& {
       const auto blocks = product_of({blocks_of_head, params.batch, heads});
-      if (!blocks || *blocks > most_blocks)
+      if (!blocks || *blocks + more > most_blocks)
         refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
                         " blocks of rows: a launch has at most ", most_blocks, "; split the batch");
       StepLaunch& step = launch.add_step();
       make_params<device::CudaBackwardParams>(step, p, formulas);
-      step.grid.x = static_cast<unsigned>(*blocks);
+      step.grid.x = static_cast<unsigned>(*blocks + more);
       step.dependent = launch.size() > 1;
-      if (copies_tiles) {
+      if (copies_tiles && *blocks > 0) {
         auto& maps = make_second<device::CudaBackwardParams, device::BackwardMaps>(step, formulas);
         const cuda::ContextScope scope(*kernel.context);
         cuda::encode_backward_maps(kernel.spec, p, maps);
@@ -164,14 +165,27 @@ struct Backward {
     const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
     const int dq_rows =
         wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
-    add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false);
+    // Gradients of tables are cleared in any case.
+    const bool no_rows = params.batch == 0 || params.num_heads_q == 0;
+    add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false,
+        no_rows && formulas.gradients ? 1 : 0);
     Grid& grid = add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1),
                      params.num_heads_kv, wgmma);
     if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
-    if (kernel.spec.deterministic)
-      add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
-    else
-      add(row_units, params.num_heads_q, false);
+    const i64 sinks = kernel.spec.sink_logits ? params.num_heads_q : 0;
+    if (!kernel.spec.deterministic) {
+      add(row_units, params.num_heads_q, false, sinks);
+      return;
+    }
+    add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
+    if (!formulas.gradients) return;
+    i64 of_tables = 0;
+    for (const device::GradientTable& gradient : formulas.gradients->tables)
+      if (&gradient != &formulas.gradients->sink_logits())
+        of_tables +=
+            (gradient.count + device::backward_elements_of_block - 1) / device::backward_elements_of_block;
+    add(0, params.num_heads_q, false, of_tables + sinks);
+    launch.last().dependent = false;  // a step without blocks that wait may end before the one before it
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {

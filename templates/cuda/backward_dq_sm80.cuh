@@ -15,6 +15,8 @@ class BackwardDqSm80 {
   using Element = typename Spec::Element;
   using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using ScoreGradient = device::ScoreGradient<Score>;
 
   static constexpr int num_warps = Config::num_warps, threads = num_warps * 32;
   static constexpr int block_m = backward_dq_rows(num_warps),
@@ -146,21 +148,33 @@ class BackwardDqSm80 {
     if constexpr (isolates_dropped<Mask>) clear_bad_keys(p, k_tile(stage));
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
-      if (!block.whole)
-        mask_scores<block_m, block_n>(
-            p[i][0], mask_, [&](int row) { return first_row_ + row_of(i, row / 8); }, block, lane_);
+      if (!block.whole) {
+        const auto rows_of_tile = [&](int row) { return first_row_ + row_of(i, row / 8); };
+        if constexpr (has_formula<Mask>)
+          mask_elements<block_m, block_n>(
+              p[i][0], mask_, rows_of_tile, [&](int) { return problem_.head_q; }, block, lane_);
+        else
+          mask_scores<block_m, block_n>(p[i][0], mask_, rows_of_tile, block, lane_);
+      }
 #pragma unroll
       for (int n = 0; n < n_tiles; ++n) {
         [[maybe_unused]] u32 columns[4];
         if constexpr (Spec::dropout) ld_column_words(columns, column_words(stage), n / 2, lane_);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float weight = ex2_approx(__fmaf_rn(p[i][n][e], p_.scale_log2, -lse_log2_[i][e / 2]));
           float dp = ds[i][n][e];
           if constexpr (Spec::dropout)
             dp = dropped(row_words_[i][e / 2], columns[n % 2 * 2 + e % 2], p_.dropout.below)
                      ? 0
                      : dp * p_.dropout.scale;
+          if constexpr (Score::changes) {
+            const int first_key = block.index * block_n + static_cast<int>(lane_ % 4) * 2;
+            ds[i][n][e] =
+                ScoreGradient::of_pair(p_, problem_, first_row_ + row_of(i, e / 2), first_key, n * 8 + e % 2,
+                                       p[i][n][e], lse_log2_[i][e / 2], dp, delta_[i][e / 2]);
+            continue;
+          }
+          const float weight = ex2_approx(__fmaf_rn(p[i][n][e], p_.scale_log2, -lse_log2_[i][e / 2]));
           ds[i][n][e] = weight * (dp - delta_[i][e / 2]);
           // A dropped pair may be NaN in dO V^T.
           if (!block.whole && weight == 0) ds[i][n][e] = 0;

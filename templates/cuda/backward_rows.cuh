@@ -6,6 +6,7 @@
 #include "cuda/ptx_sync.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/mask.h"
+#include "shared/score.h"
 
 namespace flashjit::device {
 
@@ -14,6 +15,8 @@ struct BackwardCudaSpec {
   using Mask = Intersect<Bounds>;
   using o_dtype = void;
   using grad_dtype = void;
+  using Score = PlainScore;
+  using Sinks = NoSinks;
   static constexpr bool varlen = false, dropout = false, deterministic = false;
 };
 
@@ -180,10 +183,20 @@ class BackwardRow {
   i64 place_;
 };
 
-template <class Spec>
-FLASHJIT_FN void backward_prepare(const CudaBackwardParams& params) {
+// Blocks of backward_row_unit rows, over batch entries and heads.
+FLASHJIT_FN u32 backward_row_blocks(const CudaBackwardParams& p) {
+  const u32 units = static_cast<u32>(max(ceil_div(p.seqlen_q, backward_row_unit), 1));
+  return units * static_cast<u32>(p.batch) * static_cast<u32>(p.num_heads_q);
+}
+
+template <class Spec, class Params>
+FLASHJIT_FN void backward_prepare(const Params& params) {
   // The next kernel waits for the results before it reads them.
   griddepcontrol_launch_dependents();
+  if constexpr (has_gradients<Params>) {
+    clear_gradients(params);
+    if (params.batch == 0 || params.num_heads_q == 0) return;
+  }
   if (params.next_place && ctaid_x() == 0 && tid_x() == 0) *params.next_place = 0;
   BackwardRow<Spec>(params).prepare();
 }
@@ -236,8 +249,13 @@ class BackwardFinish {
                      static_cast<int>(lane % 4));
   }
 };
-template <class Spec>
-FLASHJIT_FN void backward_finish(const CudaBackwardParams& params) {
+// Further blocks write gradients of sink logits.
+template <class Spec, class Params>
+FLASHJIT_FN void backward_finish(const Params& params) {
+  if constexpr (Spec::Sinks::exist) {
+    const u32 blocks = backward_row_blocks(params);
+    if (ctaid_x() >= blocks) return add_up_sink_logit<Spec>(params, static_cast<int>(ctaid_x() - blocks));
+  }
   BackwardFinish<Spec>::run(params);
 }
 

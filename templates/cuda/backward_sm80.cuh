@@ -24,6 +24,8 @@ class BackwardSm80 {
   using Element = typename Spec::Element;
   using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using ScoreGradient = device::ScoreGradient<Score>;
 
   static constexpr int num_warps = Config::num_warps, threads = num_warps * 32;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
@@ -123,7 +125,7 @@ class BackwardSm80 {
       const Problem problem = problem_of(min(head, first_head + group - 1));
       const Mask mask(p_, problem);
       // Narrow heads have no registers for a walk of their own.
-      RowWalk<Mask, block_m, Mask::row_intervals && parts == 2> walk(mask, has_rows ? keys : Span{0, 0});
+      RowWalk<Mask, block_m, key_intervals<Mask> && parts == 2> walk(mask, has_rows ? keys : Span{0, 0});
       Step next;
       do {
         next.head = walk.next(next.block) ? head : -1;
@@ -148,6 +150,7 @@ class BackwardSm80 {
         stage ^= 1;
       } while (next.head >= 0);
     }
+    if constexpr (ScoreGradient::changes) ScoreGradient::flush(p_, place(any, 0, 0), terms_);
     cp_async_wait_group<0>();
     __syncthreads();
     if (!Spec::deterministic && parts == 1 && before.head >= 0) {
@@ -244,9 +247,12 @@ class BackwardSm80 {
     float p[m_tiles][q_tiles][4], ds[m_tiles][q_tiles][4];
     multiply_rows<Element, KTile, QTile, k_steps>(p, k_rows, q_rows);
     if (!Spec::deterministic && parts == 1 && before.head >= 0) add_dq(before, turn ^ 1);
-    make_weights(p, step, stage);
+    if constexpr (!ScoreGradient::changes) make_weights(p, step, stage);
     multiply_rows<Element, VTile, OTile, v_steps>(ds, v_rows, o_rows);
-    make_gradients(ds, p, step, stage);
+    if constexpr (ScoreGradient::changes)
+      differentiate(p, ds, step, stage);
+    else
+      make_gradients(ds, p, step, stage);
     const u32 o_columns = o_tile(stage) + OTile::lane_offset(lane_),
               q_columns = q_tile(stage) + QTile::lane_offset(lane_);
     if constexpr (parts == 1)
@@ -301,10 +307,57 @@ class BackwardSm80 {
     }
   }
 
+  // The thread's pairs of tile i of its warp's keys, for formulas.
+  FLASHJIT_FN auto place(const Problem& problem, int first_row, int i) const {
+    return
+        typename ScoreGradient::Place(p_, problem, first_row + static_cast<int>(warp_row() + lane_ % 4 * 2),
+                                      warp_key() + i * 16 + static_cast<int>(lane_ / 4));
+  }
+  // Both at once, where formulas have derivatives: scores become weights, dP becomes dS.
+  FLASHJIT_FN void differentiate(float (&s)[m_tiles][q_tiles][4], float (&dp)[m_tiles][q_tiles][4],
+                                 const Step& step, int stage) {
+    if (!step.block.whole) drop_masked(s, step, minus_infinity);
+    if (clears_keys && bad_keys_) drop_bad_keys(s);
+    const Problem problem = problem_of(step.head);
+#pragma unroll
+    for (int i = 0; i < m_tiles; ++i) {
+      u32 drops[ceil_div(q_tiles, 8)] = {};
+      const auto numbers = [&](int n, float(&lse_log2)[2], float(&delta)[2]) {
+        ld_pair(lse_log2, lse(stage), n);
+        ld_pair(delta, this->delta(stage), n);
+        if constexpr (Spec::dropout) {
+          u32 w[4];
+          ld_shared_v4(w, row_words(stage) + (warp_row() + n * 8 + lane_ % 4 * 2) * 8);
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (dropped({w[e % 2 * 2], w[e % 2 * 2 + 1]}, column_words_[i][e / 2], p_.dropout.below))
+              drops[n / 8] |= 1u << (n % 8 * 4 + e);
+        }
+      };
+      const auto is_dropped = [&](int at) { return Spec::dropout && drops[at / 32] >> at % 32 & 1; };
+      const auto change = [&](int at, float product) {
+        if (!Spec::dropout) return product;
+        return is_dropped(at) ? 0.f : product * p_.dropout.scale;
+      };
+      ScoreGradient::template differentiate<q_tiles * 8>(
+          p_, s[i][0], dp[i][0], place(problem, step.block.index * block_m, i), terms_, numbers, change);
+#pragma unroll
+      for (int at = 0; at < q_tiles * 4; ++at)
+        if (is_dropped(at)) s[i][at / 4][at % 4] = 0;
+    }
+  }
+
   // Scores become weights.
   FLASHJIT_FN void make_weights(float (&s)[m_tiles][q_tiles][4], const Step& step, int stage) const {
+    if constexpr (Score::changes) {
+      const Problem problem = problem_of(step.head);
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i)
+        ScoreGradient::template modify<q_tiles * 8>(s[i][0], place(problem, step.block.index * block_m, i));
+    }
     if (!isolates && !step.block.whole) drop_masked(s, step, minus_infinity);
     if (clears_keys && bad_keys_) drop_bad_keys(s);
+    const float scale_log2 = Score::scale_log2(p_);
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       float lse_log2[2];
@@ -313,7 +366,7 @@ class BackwardSm80 {
       for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          s[i][n][e] = ex2_approx(__fmaf_rn(s[i][n][e], p_.scale_log2, -lse_log2[e % 2]));
+          s[i][n][e] = ex2_approx(__fmaf_rn(s[i][n][e], scale_log2, -lse_log2[e % 2]));
     }
     if (isolates && !step.block.whole) drop_masked(s, step, 0);
   }
@@ -338,7 +391,33 @@ class BackwardSm80 {
     const Problem problem = problem_of(step.head);
     const Mask mask(p_, problem);
     const int first_row = step.block.index * block_m + static_cast<int>(warp_row() + lane_ % 4 * 2);
-    if constexpr (Mask::row_intervals) {
+    if constexpr (has_formula<Mask>) {
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i)
+        drop_pairs<q_tiles * 8>(s[i][0], mask, problem, first_row,
+                                warp_key() + i * 16 + static_cast<int>(lane_ / 4), value,
+                                DropBy{*this, s, problem, first_row, value, i == 0});
+    } else {
+      drop_by(s, mask, problem, first_row, value);
+    }
+  }
+  struct DropBy {
+    const BackwardSm80& kernel;
+    float (&s)[m_tiles][q_tiles][4];
+    const Problem& problem;
+    int first_row;
+    float value;
+    bool once;
+    template <class Part>
+    FLASHJIT_FN void operator()(const Part& part) const {
+      if (once) kernel.drop_by(s, part, problem, first_row, value);
+    }
+  };
+  // By a mask without formulas, or with intervals.
+  template <class Part>
+  FLASHJIT_FN void drop_by(float (&s)[m_tiles][q_tiles][4], const Part& mask, const Problem& problem,
+                           int first_row, float value) const {
+    if constexpr (key_intervals<Part>) {
       // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from first_row.
       // before(limit) counts those before `limit`.
       const auto before = [&](int limit) {
@@ -360,7 +439,7 @@ class BackwardSm80 {
               if (!(bits >> (2 * n + c) & 1)) s[i][n][half * 2 + c] = value;
         }
     } else {
-      typename Mask::Tile tile = mask.tile();
+      typename Part::Tile tile = mask.tile();
 #pragma unroll
       for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
@@ -494,7 +573,9 @@ class BackwardSm80 {
   float dk_[m_tiles][k_tiles][4], dv_[m_tiles][v_tiles][4];
   Words key_;                     // with dropout
   u32 column_words_[m_tiles][2];  // with dropout
-  u32 bad_keys_;                  // if `clears_keys`: a bit for each of the thread's keys
+  // Of formulas that read elements of tables that are learned.
+  [[no_unique_address]] typename TermsOf<ScoreGradient, Spec::deterministic>::type terms_;
+  u32 bad_keys_;  // if `clears_keys`: a bit for each of the thread's keys
 };
 
 template <class Spec, class Config>

@@ -25,6 +25,8 @@ struct BackwardSm90a {
   using Element = typename Spec::Element;
   using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using ScoreGradient = device::ScoreGradient<Score>;
   using Products = typename Config::Products;
   using Message = BackwardMessage;
 
@@ -55,7 +57,8 @@ struct BackwardSm90a {
   static constexpr int consumer_registers = (consumers == 2 ? 232 : 256) - given;
 
   // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
-  static constexpr bool early_dv = sums == BackwardSums::both && block_m <= 64 && !Spec::dropout;
+  static constexpr bool early_dv =
+      sums == BackwardSums::both && block_m <= 64 && !Spec::dropout && !ScoreGradient::changes;
 
   // clears_keys: also in K, which dQ's product reads.
   static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && makes_dq;
@@ -175,6 +178,8 @@ struct BackwardSm90a {
         write_gradients();
         if (!has_places || next >= places(p_)) break;
       }
+      if constexpr (makes_dk && ScoreGradient::changes)
+        ScoreGradient::flush(p_, pairs(Work(p_, place_).problem, 0), terms_);
       if constexpr (layout.stages_dq) {
         wait_for_dq_buffer(0, odd);
         announce_dq(no_more_blocks, 0);
@@ -314,16 +319,21 @@ struct BackwardSm90a {
       issue_scores(scores, stage);
       take_do(ring, message);
       issue_dp(dp, stage);
-      wgmma_wait_group<1>();
-      weigh(scores, stage, message);
-      if constexpr (early_dv) {
-        pack_weights(scores);
-        issue_dv(stage);
-        wgmma_wait_group<1>();
-      } else {
+      if constexpr (ScoreGradient::changes) {
         wgmma_wait_group<0>();
+        differentiate(scores, dp, stage, message);
+      } else {
+        wgmma_wait_group<1>();
+        weigh(scores, stage, message);
+        if constexpr (early_dv) {
+          pack_weights(scores);
+          issue_dv(stage);
+          wgmma_wait_group<1>();
+        } else {
+          wgmma_wait_group<0>();
+        }
+        make_ds(scores, dp, stage);
       }
-      make_ds(scores, dp, stage);
       if constexpr (!early_dv) {
         pack_weights(scores);
         issue_dv(stage);
@@ -356,10 +366,13 @@ struct BackwardSm90a {
       take_do(ring, now);
       Scores dp;
       issue_dp(dp, stage);
-      weigh(scores, stage, now);
+      if constexpr (!ScoreGradient::changes) weigh(scores, stage, now);
       wgmma_wait_group<0>();
       release(shared_.do_empty(stage));
-      make_ds(scores, dp, stage);
+      if constexpr (ScoreGradient::changes)
+        differentiate(scores, dp, stage, now);
+      else
+        make_ds(scores, dp, stage);
       if constexpr (makes_dq) store_ds(shared_.ds(odd));
       issue_dk(stage);
       if constexpr (makes_dq) {
@@ -452,14 +465,47 @@ struct BackwardSm90a {
     // Registers 4 i ... 4 i + 3 of a thread hold rows 8 i + 2 (lane % 4) and the next one: first of key
     // lane / 4, then of key lane / 4 + 8.
 
-    // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
-    FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message) {
-      if (!isolates && !message.whole()) mask_scores(scores, message, minus_infinity);
+    // The thread's pairs, for formulas.
+    FLASHJIT_FN auto pairs(const Problem& problem, int first_row) const {
+      const int first = Work(p_, place_).keys.begin + first_key();
+      return typename ScoreGradient::Place(p_, problem, first_row + lane_ % 4 * 2, first + lane_ / 4);
+    }
+    // Both at once, where formulas have derivatives: scores become weights, dP becomes dS.
+    FLASHJIT_FN void differentiate(Scores& scores, Scores& dp, int stage, const Message& message) {
+      if (!message.whole()) mask_scores(scores, message, minus_infinity);
+      drop_bad_keys(scores);
+      if constexpr (Spec::dropout) find_dropped(stage);
+      const u32 own = lane_ % 4 * 8;
+      ScoreGradient::template differentiate<block_m>(
+          p_, scores, dp, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m), terms_,
+          [&](int i, float(&lse)[2], float(&delta)[2]) {
+            ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + own + i * 32);
+            ld_shared_v2(delta[0], delta[1], shared_.delta(stage) + own + i * 32);
+          },
+          [&](int at, float product) {
+            if constexpr (Spec::dropout) return is_dropped(at) ? 0 : product * p_.dropout.scale;
+            return product;
+          });
+#pragma unroll
+      for (int i = 0; i < block_m / 4; ++i)
+        ds_[i / 4][i % 4] = cvt_rn_x2(Element{}, dp[2 * i], dp[2 * i + 1]);
+    }
+    FLASHJIT_FN void drop_bad_keys(Scores& scores) const {
       if (clears_keys && bad_keys_) {
 #pragma unroll
         for (int i = 0; i < block_m / 2; ++i)
           if (bad_keys_ >> i / 2 % 2 & 1) scores[i] = minus_infinity;
       }
+    }
+
+    // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
+    FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message) {
+      if constexpr (Score::changes)
+        ScoreGradient::template modify<block_m>(
+            scores, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m));
+      if (!isolates && !message.whole()) mask_scores(scores, message, minus_infinity);
+      drop_bad_keys(scores);
+      const float scale_log2 = Score::scale_log2(p_);
       const u32 from = shared_.lse(stage) + lane_ % 4 * 8;
 #pragma unroll
       for (int i = 0; i < block_m / 8; ++i) {
@@ -467,7 +513,7 @@ struct BackwardSm90a {
         ld_shared_v2(lse[0], lse[1], from + i * 32);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          scores[4 * i + j] = ex2_approx(__fmaf_rn(scores[4 * i + j], p_.scale_log2, -lse[j % 2]));
+          scores[4 * i + j] = ex2_approx(__fmaf_rn(scores[4 * i + j], scale_log2, -lse[j % 2]));
       }
       if (isolates && !message.whole()) mask_scores(scores, message, 0);
       if constexpr (Spec::dropout) find_dropped(stage);
@@ -590,7 +636,28 @@ struct BackwardSm90a {
       const Work work(p_, place_);
       const Mask mask(p_, work.of_head(message.second));
       const int first_row = message.index() * block_m, key = work.keys.begin + first_key();
-      if constexpr (Mask::row_intervals) {
+      if constexpr (has_formula<Mask>)
+        drop_pairs<block_m>(scores, mask, work.problem, first_row + lane_ % 4 * 2, key + lane_ / 4, value,
+                            MaskBy{*this, scores, work, first_row, key, value});
+      else
+        mask_by(scores, mask, work, first_row, key, value);
+    }
+    struct MaskBy {
+      const Consumer& consumer;
+      Scores& scores;
+      const Work& work;
+      int first_row, key;
+      float value;
+      template <class Part>
+      FLASHJIT_FN void operator()(const Part& part) const {
+        consumer.mask_by(scores, part, work, first_row, key, value);
+      }
+    };
+    // By a mask without formulas, or with intervals.
+    template <class Part>
+    FLASHJIT_FN void mask_by(Scores& scores, const Part& mask, const Work& work, int first_row, int key,
+                             float value) const {
+      if constexpr (key_intervals<Part>) {
         // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from `base`.
         // before(limit) counts those before `limit`.
         const int base = first_row + lane_ % 4 * 2;
@@ -612,7 +679,7 @@ struct BackwardSm90a {
         }
       } else {
         // A lane looks up rows for all lanes of its warp, which has 16 keys.
-        typename Mask::Tile tile = mask.tile();
+        typename Part::Tile tile = mask.tile();
 #pragma unroll
         for (int first = 0; first < block_m; first += 32) {
           u32 words[1];
@@ -656,6 +723,8 @@ struct BackwardSm90a {
     float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
     u32 weights_[steps][4], ds_[steps][4];
     u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
+    // Of formulas that read elements of tables that are learned.
+    [[no_unique_address]] typename TermsOf<ScoreGradient, Spec::deterministic>::type terms_;
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 

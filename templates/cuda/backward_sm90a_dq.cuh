@@ -18,6 +18,8 @@ struct BackwardDqSm90a {
   using Element = typename Spec::Element;
   using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
   using Mask = typename Spec::Mask;
+  using Score = typename Spec::Score;
+  using ScoreGradient = device::ScoreGradient<Score>;
   using Products = typename Config::DqProducts;
   static constexpr Sm90aDqLayout layout{Spec::head_dim, Spec::head_dim_v, Spec::dropout};
   static constexpr int block_m = layout.rows, block_n = layout.keys, stages = layout.stages;
@@ -195,10 +197,18 @@ struct BackwardDqSm90a {
       if constexpr (isolates) clear_bad_keys(scores, shared_.k(stage));
       const typename Rows::Positions rows{work.rows.begin + first_row() + lane_ / 4};
       const Block block{message.index(), message.whole(), message.second};
-      if (!block.whole) mask_scores<block_m, block_n>(scores, mask, rows, block, lane_);
+      if (!block.whole) {
+        if constexpr (has_formula<Mask>)
+          mask_elements<block_m, block_n>(
+              scores, mask, rows, [&](int) { return work.problem.head_q; }, block, lane_);
+        else
+          mask_scores<block_m, block_n>(scores, mask, rows, block, lane_);
+      }
+      if constexpr (!Score::changes) {
 #pragma unroll
-      for (int i = 0; i < block_n / 2; ++i)
-        scores[i] = ex2_approx(__fmaf_rn(scores[i], p_.scale_log2, -lse_[i / 2 % 2]));
+        for (int i = 0; i < block_n / 2; ++i)
+          scores[i] = ex2_approx(__fmaf_rn(scores[i], p_.scale_log2, -lse_[i / 2 % 2]));
+      }
       wgmma_wait_group<0>();
 #pragma unroll
       for (int step = 0; step < block_n / 16; ++step) {
@@ -212,6 +222,12 @@ struct BackwardDqSm90a {
             x = dropped(row_words_[i / 2 % 2], words[i / 4 * 2 + i % 2], p_.dropout.below)
                     ? 0
                     : x * p_.dropout.scale;
+          if constexpr (Score::changes) {
+            ds[i] = ScoreGradient::of_pair(
+                p_, work.problem, rows(i / 2 % 2 * 8), block.index * block_n + lane_ % 4 * 2,
+                16 * step + i / 4 * 8 + i % 2, scores[8 * step + i], lse_[i / 2 % 2], x, delta_[i / 2 % 2]);
+            continue;
+          }
           ds[i] = scores[8 * step + i] * (x - delta_[i / 2 % 2]);
           if (isolates && scores[8 * step + i] == 0) ds[i] = 0;
         }

@@ -350,13 +350,18 @@ FLASHJIT_FN void mask_elements(float* scores, const FormulaMask<Formula, Params>
                                const Heads& heads, const Block& block, int lane) {
   const int base = block.index * columns + lane % 4 * 2;
   const FormulaRow row_0(mask.problem, rows(0), heads(0)), row_8(mask.problem, rows(8), heads(8));
-  const auto of_row_0 = Formula::of_row(row_0), of_row_8 = Formula::of_row(row_8);
+  [[maybe_unused]] const auto of_row_0 = Formula::of_row(row_0), of_row_8 = Formula::of_row(row_8);
 #pragma unroll
   for (int i = 0; i < columns / 8; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const FormulaKey at(e < 2 ? row_0 : row_8, plus(base, 8 * i + e % 2));
-      if (!Formula::value(at, e < 2 ? of_row_0 : of_row_8).v) scores[4 * i + e] = minus_infinity;
+      bool kept;
+      if constexpr (Formula::by_key)
+        kept = Formula::value(at, Formula::of_key(at)).v;
+      else
+        kept = Formula::value(at, e < 2 ? of_row_0 : of_row_8).v;
+      if (!kept) scores[4 * i + e] = minus_infinity;
     }
     end_of_columns<Formula::loads>(i);
   }

@@ -8,6 +8,9 @@ namespace flashjit::device {
 FLASHJIT_FN void red_add(float* to, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
+FLASHJIT_FN void red_add(i64* to, i64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
 // Returns the number before the addition.
 FLASHJIT_FN u32 atom_add(u32* to, u32 value) {
   u32 before;

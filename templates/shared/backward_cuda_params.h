@@ -11,6 +11,10 @@ constexpr int backward_row_unit = 128;
 
 // Threads and rows of a block of the first and the last step.
 constexpr int backward_threads = 256, backward_rows_of_block = 32;
+// Shared memory of the step that adds up gradients of sink logits. Elements of a table that a block of a
+// deterministic backward's last step writes.
+constexpr int backward_sinks_shared = backward_threads / 32 * 4,
+              backward_elements_of_block = 4 * backward_threads;
 
 // The warps that share the same keys. Up to 64 columns a warp has 32 keys to itself. With wider heads a
 // thread has no registers for their dK and dV, so two warps share 32 keys: each makes the scores of half of

@@ -13,6 +13,22 @@ struct Read {
   static constexpr int index = index_;
 };
 
+// Functors, since NVRTC takes no generic lambdas.
+struct NoElements {
+  template <class... Arguments>
+  FLASHJIT_FN void operator()(const Arguments&...) const {}
+};
+// Passes derivatives of a formula's value on, times the gradient by it.
+template <class G, class Add>
+struct TimesGradient {
+  G by_value;
+  const Add& add;
+  template <class Read, class Table, class Derivative, class... Indices>
+  FLASHJIT_FN void operator()(Read read, Table table, Derivative derivative, Indices... indices) const {
+    add(read, table, in_form(typename FormOf<G>::type{}, (Real<G>(by_value) * derivative).v), indices.v...);
+  }
+};
+
 // Formulas of scores, backwards.
 template <class... Formulas>
 struct GradientChain {
@@ -39,10 +55,7 @@ struct GradientChain<First, Rest...> {
             ? gradient
             : GradientChain<Rest...>::apply(key, ahead.rest, in_form(Form{}, First::value(at, ahead.first).v),
                                             gradient, add);
-    if constexpr (First::reads > 0)
-      First::elements(at, ahead.first, [&](auto read, auto table, auto derivative, auto... indices) {
-        add(read, table, in_form(Form{}, (Real<G>(by_value) * derivative).v), indices.v...);
-      });
+    if constexpr (First::reads > 0) First::elements(at, ahead.first, TimesGradient<G, Add>{by_value, add});
     if constexpr (First::shifts)
       return by_value;
     else

@@ -38,9 +38,11 @@ struct GradientTable {
   // to.
   i64* sums;
   int sizes[most_table_dims], rank;
+  bool is_contiguous;  // row-major without gaps
 
   // An element by its row-major place.
   FLASHJIT_FN float* element(i64 place) const {
+    if (is_contiguous) return data + place;
     float* at = data;
     for (int dim = rank - 1; dim >= 0; --dim) {
       at += place % sizes[dim] * strides[dim];

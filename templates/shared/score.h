@@ -40,6 +40,17 @@ struct ScoreGradient {
   static constexpr bool changes = false;
 };
 
+// What a kernel's thread remembers for it.
+struct NoTerms {};
+template <class Gradient, bool exact, bool exist = Gradient::changes>
+struct TermsOf {
+  using type = NoTerms;
+};
+template <class Gradient, bool exact>
+struct TermsOf<Gradient, exact, true> {
+  using type = typename Gradient::template Terms<exact>;
+};
+
 template <class Params>
 struct WithGradients;  // shared/formula_params.h
 // Whether params have gradients of what formulas read.

@@ -9,6 +9,7 @@
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/learned_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 
@@ -70,7 +71,7 @@ class BackwardOnGpu : public testing::Test {
                                  .o_dtype = floats});
     given.spec.grad_dtype = floats;
     given.spec.deterministic = Spec::deterministic;
-    given.spec = given.spec.validated();
+    given.spec = with_learned<Spec>(given.spec.validated());
     Workload workload(host, given);
     if (spoilt) workload.spoil();
     workload.reset();
@@ -109,8 +110,8 @@ class BackwardOnGpu : public testing::Test {
     Launch launch;
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
-    ASSERT_EQ(launch.size(), 3u);
-    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<device::CudaBackwardParams>();
+    ASSERT_EQ(launch.size(), learns<Spec> && Spec::deterministic ? 4u : 3u);
+    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<BackwardParamsOf<Spec>>();
     constexpr int threads = Config::num_warps * 32;
     run(launch[0], device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
     constexpr device::CudaBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   Config::block_m,
@@ -125,8 +126,12 @@ class BackwardOnGpu : public testing::Test {
                                                 2,
                                                 Spec::dropout};
       run(launch[2], threads, dq.end, [&] { device::backward_dq_sm80<Spec, Config>(p); });
+      if constexpr (learns<Spec>)
+        run(launch[3], device::backward_threads, device::backward_sinks_shared,
+            [&] { device::backward_tables<Spec>(p); });
     } else {
-      run(launch[2], device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
+      run(launch[2], device::backward_threads, device::backward_sinks_shared,
+          [&] { device::backward_finish<Spec>(p); });
     }
   }
 };
@@ -181,6 +186,33 @@ TEST_F(BackwardOnGpu, MasksAndDropout) {
     expect<Deterministic<Dropping<SpecOf<Bf16, 16, 16, device::Padding, device::Tree>>>, Config>(
         c, {PaddingMask{}, TreeMask{}});
   }
+}
+
+// Formulas with and without derivatives, what they learn, and masks that are tested or intervals: beside the
+// heads of a group, dropout, packed sequences, block lists, and with dQ by its own kernel.
+TEST_F(BackwardOnGpu, Formulas) {
+  Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 50, .seqlen_k = 90, .seed = 80};
+  using Plain = SpecOf<Bf16, 16, 24>;
+  using Config = ConfigOf<32, 64, 2, 4>;
+  expect<WithLearned<Plain, true, true>, Config>(c, {});
+  ++c.seed;
+  expect<WithLearned<Deterministic<Dropping<SpecOf<Fp16, 16, 16, BottomRight>>>, false, true>, Config>(
+      c, {CausalMask{}});
+  ++c.seed;
+  expect<WithShift<Dropping<SpecOf<Fp16, 24, 16, device::Padding>>>, Config>(c, {PaddingMask{}});
+  ++c.seed;
+  expect<WithLearned<SpecOf<Fp16, 72, 16, device::BlockSparse<32, 64, true>>, false, false>,
+         ConfigOf<32, 64, 2, 8>>(c, {BlockSparseMask{.block_m = 32, .block_n = 64, .per_head = true}});
+  expect<WithLearned<Deterministic<Plain>, true, false>, Config>({.batch = 0, .heads_q = 2, .heads_kv = 1},
+                                                                 {});
+  const Case packed{.heads_q = 2,
+                    .heads_kv = 1,
+                    .lengths_q = {30, 1, 0, 70},
+                    .lengths_k = {30, 80, 5, 20},
+                    .spare_rows = 7,
+                    .seed = 90};
+  expect<WithLearned<Packed<Plain>, true, true>, Config>(packed, {});
+  expect<WithLearned<Deterministic<Packed<Plain>>, true, true>, Config>(packed, {});
 }
 
 // NaN and infinity reach no gradient through a pair that a mask with block lists drops, in blocks that are

@@ -12,6 +12,7 @@
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/learned_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -73,7 +74,7 @@ class BackwardSm90a : public testing::Test {
         {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .dropout = Spec::dropout});
     given.spec.deterministic = Spec::deterministic;
     if (!std::is_void_v<typename Spec::grad_dtype>) given.spec.grad_dtype = DType::fp32;
-    given.spec = given.spec.validated();
+    given.spec = with_learned<Spec>(given.spec.validated());
     Workload workload(host, given);
     if (spoilt) workload.spoil();
     workload.reset();
@@ -91,9 +92,21 @@ class BackwardSm90a : public testing::Test {
                                          num_stages, Spec::dropout, Spec::deterministic, sums)
           .end;
     };
-    device::CudaBackwardParams p{};
+    BackwardParamsOf<Spec> p{};
     check(given, args, p);
     if (p.batch == 0) return;
+    std::vector<i64> sums;
+    if constexpr (learns<Spec>) {
+      for (device::GradientTable& gradient : p.gradients.tables) gradient.sums = nullptr;
+      i64 count = 0;
+      for (const device::GradientTable& gradient : p.gradients.tables) count += gradient.count;
+      sums.assign(static_cast<std::size_t>(count) * device::exact_sum_words, -1);
+      i64* next = sums.data();
+      for (device::GradientTable& gradient : p.gradients.tables) {
+        if (Spec::deterministic) gradient.sums = next;
+        next += gradient.count * device::exact_sum_words;
+      }
+    }
     p.rows = device::backward_rows(p.batch, p.seqlen_q, Spec::varlen ? p.total_q : -1);
     const int row = device::cuda_backward_row(Spec::head_dim);
     const auto stats = static_cast<std::size_t>(p.num_heads_q * p.rows);
@@ -141,11 +154,21 @@ class BackwardSm90a : public testing::Test {
                device::Sm90aDqLayout(Spec::head_dim, Spec::head_dim_v, Spec::dropout).end,
                [&] { device::backward_dq_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
     else
-      run_grid(row_units, device::backward_threads, 0, [&] { device::backward_finish<Spec>(p); });
+      run_grid(row_units + (learns<Spec> ? p.num_heads_q : 0), device::backward_threads,
+               device::backward_sinks_shared, [&] { device::backward_finish<Spec>(p); });
+    if constexpr (learns<Spec> && Spec::deterministic) {
+      i64 blocks = p.num_heads_q;
+      for (int table = 0; table < device::most_formula_tables; ++table)
+        blocks += (p.gradients.tables[table].count + device::backward_elements_of_block - 1) /
+                  device::backward_elements_of_block;
+      run_grid(blocks, device::backward_threads, device::backward_sinks_shared,
+               [&] { device::backward_tables<Spec>(p); });
+    }
   }
 
   // The checked arguments, by a launch on a CPU; none if there is nothing to compute.
-  static void check(const Case& given, AttentionArgs args, device::CudaBackwardParams& p) {
+  template <class Params>
+  static void check(const Case& given, AttentionArgs args, Params& p) {
     const Target target = Target::parse("x86-64-v3");
     const KernelConfig config{.block_n = 128, .num_stages = 1, .num_warps = 1};
     const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, 1, nullptr};
@@ -161,9 +184,14 @@ class BackwardSm90a : public testing::Test {
                             .strides = {1}};
     Launch launch;
     operation.plan(kernel, args, launch);
-    if (launch.size() > 0)
-      static_cast<device::BackwardParams&>(p) =
-          const_cast<StepLaunch&>(launch[0]).params_as<device::CpuBackwardParams>();
+    if (launch.size() == 0) return;
+    auto& first = const_cast<StepLaunch&>(launch[0]);
+    static_cast<device::BackwardParams&>(p) = first.params_as<device::CpuBackwardParams>();
+    if constexpr (std::is_same_v<Params, LearnedParams>) {
+      const auto& checked = first.params_as<device::WithGradients<device::CpuBackwardParams>>();
+      p.formulas = checked.formulas;
+      p.gradients = checked.gradients;
+    }
   }
 };
 
@@ -174,6 +202,31 @@ using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
 
 using Window = device::SlidingWindow<Align::bottom_right>;
+
+// Formulas with and without derivatives, what they learn, and masks that are tested or intervals: beside the
+// heads of a group, dropout, packed sequences, block lists, and with dQ by its own kernel.
+TEST_F(BackwardSm90a, Formulas) {
+  Case c{.batch = 1, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150, .seed = 80};
+  using Plain = SpecOf<Bf16, 64, 64, false>;
+  expect<WithLearned<Plain, true, true>, ConfigOf<64, 2>>(c, {});
+  ++c.seed;
+  c.heads_q = 2;
+  expect<WithLearned<Deterministic<WithDropout<SpecOf<Fp16, 64, 64, false, BottomRight>>>, false, true>,
+         ConfigOf<64, 2>>(c, {CausalMask{}});
+  ++c.seed;
+  expect<WithShift<WithDropout<SpecOf<Fp16, 64, 64, false, device::Padding>>>, ConfigOf<128, 2>>(
+      c, {PaddingMask{}});
+  ++c.seed;
+  expect<WithLearned<SpecOf<Fp16, 64, 64, false, device::BlockSparse<64, 64, true>>, true, false>,
+         ConfigOf<128, 2>>(c, {BlockSparseMask{.block_m = 64, .block_n = 64, .per_head = true}});
+  const Case packed{.heads_q = 1,
+                    .heads_kv = 1,
+                    .lengths_q = {30, 1, 0, 70},
+                    .lengths_k = {30, 80, 5, 20},
+                    .spare_rows = 7,
+                    .seed = 90};
+  expect<WithLearned<SpecOf<Bf16, 64, 64, true>, true, true>, ConfigOf<64, 2>>(packed, {});
+}
 
 // Lengths around the edges of blocks of rows and of keys, in each form of dQ's product.
 TEST_F(BackwardSm90a, LengthsAroundEdges) {

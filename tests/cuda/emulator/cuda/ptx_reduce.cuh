@@ -18,4 +18,8 @@ inline void red_add_v4(float* to, const float (&v)[4]) {
   for (int i = 0; i < 4; ++i) to[i] += v[i];
 }
 
+inline void red_add(i64* to, i64 value) {
+  *to += value;
+}
+
 }  // namespace flashjit::device

@@ -29,8 +29,9 @@ class TuneTensors {
   AttentionArgs with_workspace(const AttentionArgs& set, std::size_t bytes);
 
   struct Output {
-    const Argument* argument;
+    const Argument* argument;  // null: the gradient of a table
     std::vector<char> elements;
+    const char* name = nullptr;  // of a gradient
   };
   // Fills the first set's outputs with NaN.
   void poison();
@@ -50,12 +51,14 @@ class TuneTensors {
   std::unique_ptr<cuda::Context> context_;
   std::vector<Buffer> buffers_;
   std::vector<AttentionArgs> sets_;
+  std::vector<std::unique_ptr<const std::string>> gradient_names_;
   std::vector<std::vector<NamedArgument>> named_;  // of each set
   Device device_;
   std::optional<Tensor> workspace_;  // the largest
   struct OutputBuffer {
     const Argument* argument;
     std::size_t index;  // among the buffers
+    const char* name;
   };
   std::vector<OutputBuffer> outputs_;  // of the first set
 };
@@ -66,6 +69,7 @@ class TuneTensors {
 //               dtype, 2^-8 for bf16 and 2^-11 for fp16. Both round the weights P and o to it: their errors
 //               are independent and stay near 2 u of the row. 2^-12 covers exponentials and sums in float32.
 //   lse:        |a - b| <= 2^-9 + 2^-20 |b|
+//   gradients of tables: both are numbers. Their terms may cancel, so nothing says how far apart they may be.
 std::string output_difference(const AttentionSpec& spec, const std::vector<TuneTensors::Output>& outputs,
                               const std::vector<TuneTensors::Output>& expected);
 

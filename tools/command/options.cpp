@@ -176,7 +176,10 @@ void MaskOptions::add(const Arguments& app) {
                  "block_sparse: lists of documents of so many tokens instead of random ones")
       .at_least(0)
       .type_name("N");
-  app.add_option("--named", named, "NAME=NUMBER or NAME=FILE.npy: a scalar or table of the spec's formulas")
+  app.add_option(
+         "--named", named,
+         "NAME=NUMBER or NAME=FILE.npy: a scalar or table of the spec's formulas; d_NAME=FILE.npy: where a "
+         "table's gradient is written")
       .repeated()
       .type_name("NAME=VALUE");
   for (const char* name : {"--window-left", "--window-right", "--num-sinks", "--density", "--partial",

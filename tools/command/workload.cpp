@@ -101,6 +101,7 @@ NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
   NamedValues values;
   std::vector<TypicalTable> typical;
   std::vector<std::string> files(spec.tables.size());
+  values.gradient_files.resize(spec.tables.size());
   for (const DeclaredScalar& scalar : spec.scalars)
     values.scalars.emplace_back(scalar.name, typical_scalar(scalar, shape));
   for (const std::string& text : given) {
@@ -109,6 +110,13 @@ NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
     const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
     if (const int table = find_declared(spec.tables, name); table >= 0) {
       files[static_cast<std::size_t>(table)] = value;
+      continue;
+    }
+    const auto learned =
+        std::find_if(spec.tables.begin(), spec.tables.end(),
+                     [&](const DeclaredTable& table) { return is_gradient_name(name, table); });
+    if (learned != spec.tables.end()) {
+      values.gradient_files[static_cast<std::size_t>(learned - spec.tables.begin())] = value;
       continue;
     }
     const int scalar = find_declared(spec.scalars, name);
@@ -231,17 +239,20 @@ void Workload::compute_forward() {
 
 void Workload::compute_forward(Engine& engine) {
   if (spec_.op != Operation::backward) return;
-  AttentionSpec forward{.op = Operation::forward,
-                        .dtype = spec_.dtype,
-                        .head_dim = spec_.head_dim,
-                        .head_dim_v = spec_.head_dim_v,
-                        .mask = spec_.mask,
-                        .dropout = spec_.dropout,
-                        .lse = true,
-                        .varlen = spec_.varlen};
-  forward.o_dtype = spec_.o_dtype;
+  AttentionSpec forward = spec_;
+  forward.op = Operation::forward;
+  forward.lse = true;
+  forward.deterministic = false;
+  forward.grad_dtype.reset();
+  forward.config = {};
   forward = forward.validated();
   AttentionArgs args = device_args_;
+  std::vector<NamedArgument> named(args.named.begin(), args.named.end());
+  std::erase_if(named, [&](const NamedArgument& one) {
+    return std::any_of(spec_.tables.begin(), spec_.tables.end(),
+                       [&](const DeclaredTable& table) { return is_gradient_name(one.name, table); });
+  });
+  args.named = named;
   for (const flashjit::Argument& argument : arguments)
     if (argument.tensor() && (!has_argument(forward, argument) || argument.role == Role::workspace))
       (args.*argument.tensor()).reset();
@@ -322,7 +333,16 @@ void Workload::add_named(const std::vector<std::string>& given) {
   host_named_ = std::move(values.scalars);
   for (auto& [name, tensor] : values.tables) {
     host_named_.emplace_back(name, tensor.view());
+    const auto declared = static_cast<std::size_t>(find_declared(spec_.tables, name));
+    const Tensor view = tensor.view();
     tensors_.push_back({std::move(tensor), {}, nullptr, name});
+    if (!spec_.tables[declared].grad) continue;
+    const std::string& gradient = *gradient_names_.emplace_back(
+        std::make_unique<const std::string>(gradient_name(spec_.tables[declared])));
+    HostTensor made(DType::fp32, {view.shape.begin(), view.shape.begin() + view.rank});
+    host_named_.emplace_back(gradient, made.view());
+    tensors_.push_back(
+        {std::move(made), {}, nullptr, gradient, true, true, std::move(values.gradient_files[declared])});
   }
   host_args_.named = host_named_;
 }
@@ -423,9 +443,11 @@ void Workload::fetch() {
 }
 
 void Workload::write_outputs(const TensorFiles& files) const {
-  for (const Placed& tensor : tensors_)
-    if (tensor.output && !files[*tensor.argument].empty())
-      verify::write_npy(files[*tensor.argument], tensor.host.view());
+  for (const Placed& tensor : tensors_) {
+    if (!tensor.output) continue;
+    const std::string& file = tensor.argument ? files[*tensor.argument] : tensor.file;
+    if (!file.empty()) verify::write_npy(file, tensor.host.view());
+  }
 }
 
 namespace {

@@ -57,6 +57,8 @@ class TensorFiles {
 struct NamedValues {
   std::vector<std::pair<std::string_view, HostTensor>> tables;
   std::vector<NamedArgument> scalars;
+  // Of each table: the file that its gradient, NAME "d_" and its own, is written to; empty: none.
+  std::vector<std::string> gradient_files;
 };
 // Throws invalid_argument for a name that the spec does not declare, and for a file that is no such table.
 // `shape` has the totals of packed sequences.
@@ -126,8 +128,9 @@ class Workload {
     cuda::DeviceBuffer device;
     const flashjit::Argument* argument = nullptr;  // null: a table of the spec's own
     std::string_view name;
-    bool output = false;   // holds nothing before a launch
-    bool written = false;  // an output, or a cache that a decode appends to
+    bool output = false;    // holds nothing before a launch
+    bool written = false;   // an output, or a cache that a decode appends to
+    std::string file = {};  // of a table's gradient: where it is written
   };
 
   explicit Workload(const AttentionSpec& spec) : own_(std::make_unique<AttentionSpec>(spec)), spec_(*own_) {}
@@ -143,6 +146,7 @@ class Workload {
   std::vector<Placed> tensors_;
   std::vector<cuda::DeviceBuffer> workspaces_;  // earlier launches may use all of them
   std::vector<HostTensor> host_workspaces_;
+  std::vector<std::unique_ptr<const std::string>> gradient_names_;
   std::vector<NamedArgument> host_named_, device_named_;
   AttentionArgs host_args_, device_args_;
 };

@@ -76,8 +76,9 @@ class Paths {
       case Op::negate:
         return walk(a, negative(so_far));
       case Op::absolute: {
-        choose(condition(Op::less, a, number(0)), true, a, negative(so_far));
-        return choose(condition(Op::greater, a, number(0)), true, a, so_far);
+        FormulaNode sign = real(Op::select, condition(Op::less, a, number(0)), number(-1),
+                                real(Op::select, condition(Op::greater, a, number(0)), number(1), number(0)));
+        return walk(a, product(so_far, std::move(sign)));
       }
       case Op::exp:
         return walk(a, product(so_far, node));

@@ -1,6 +1,8 @@
 // Known variants of attention as formulas, and random formulas, against the float64 oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
@@ -139,6 +141,10 @@ TEST_P(Formulas, KnownVariants) {
   }
 }
 
+bool is_real(DType dtype) {
+  return dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16;
+}
+
 // A variant's tables of reals get gradients.
 AttentionSpec training_spec(const Variant& variant, DType dtype) {
   AttentionSpec spec = spec_of(variant.fields, dtype, "backward");
@@ -224,6 +230,131 @@ TEST_P(Formulas, WithOtherFeatures) {
              "score": ["score + bias[head_kv, min(position - key, 255)]"],
              "tables": {"bias": {"dtype": "fp32", "shape": ["heads_kv", 256]}})_",
       {.batch = 2, .seqlen_q = 3, .seqlen_k = 1500, .lengths_k = {1500, 800}, .seed = 10});
+}
+
+// Gradients beside what else a backward has: packed sequences, lengths, dropout, groups, block lists, equal
+// bits run after run; and where weights are 0: scores of -inf, NaN scores of dropped keys, rows and keys
+// without others.
+TEST_P(Formulas, TrainingWithOtherFeatures) {
+  const auto train = [&](const std::string& fields, Case c) {
+    c.spec = spec_of(fields, next_dtype(), "backward");
+    c.heads_q = 6, c.heads_kv = 2;
+    if (takes_next(c.spec)) expect(c);
+  };
+  constexpr char capped[] =
+      R"_("score": ["score * (1 + gain[head_kv] / 8) + loss[key % 5, row]", "softcap"], "sink_logits": true, "mask": ["position - key < 90 || key < 7")_";
+  constexpr char tables[] = R"_("tables": {"gain": {"dtype": "fp16", "shape": ["heads_kv"], "grad": true},
+      "loss": {"dtype": "bf16", "shape": [5, "seqlen_q or 1"], "grad": true}})_";
+  const std::vector<int> rows = {0, 5, 130, 1, 64, 65, 0}, keys = {7, 5, 100, 130, 0, 64, 0};
+  train(std::string(capped) + R"_(, "causal"], "varlen": true, "dropout": true, )_" + tables,
+        {.lengths_q = rows, .lengths_k = keys, .spare_rows = 130, .dropout_p = 0.3, .seed = 1});
+  train(R"_("varlen": true, "mask": ["key <= position", "document[key] == document[position]"],
+            "score": ["score + gain[head, row] - loss[key]"],
+            "tables": {"document": {"dtype": "uint8", "shape": ["total_k"]},
+                       "gain": {"dtype": "fp16", "shape": ["heads_q", "total_q"], "grad": true},
+                       "loss": {"dtype": "bf16", "shape": ["total_k"], "grad": true}})_",
+        {.lengths_q = rows, .lengths_k = keys, .spare_rows = 9, .seed = 2});
+  train(std::string(capped) +
+            R"_(, "padding"], "dropout": true, "deterministic": true, "grad_dtype": "fp32", )_" + tables,
+        {.batch = 3, .seqlen_q = 130, .seqlen_k = 100, .layout = MemoryLayout::padded, .seed = 3});
+  train(std::string(capped) + R"_(, {"kind": "block_sparse", "block_m": 64, "block_n": 64}], )_" + tables,
+        {.batch = 2, .seqlen_q = 100, .seqlen_k = 150, .seed = 4});
+  // NaN for dropped keys, -inf for a row's own.
+  train(R"_("mask": ["causal"], "score": ["score + abs(slope[head]) * log(position - key)"],
+            "tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}})_",
+        {.batch = 2, .seqlen_q = 70, .seqlen_k = 90, .seed = 5});
+  train(R"_("mask": ["key > position + 20"], "sink_logits": true)_",
+        {.batch = 2, .seqlen_q = 64, .seqlen_k = 64, .seed = 6});
+  // Zeros, whatever the outputs held before.
+  constexpr char bias[] = R"_("score": ["score + bias[head, 0]"], "sink_logits": true,
+      "tables": {"bias": {"dtype": "fp32", "shape": ["heads_q", "n"], "grad": true}})_";
+  train(bias, {.batch = 0, .seqlen_q = 40, .seqlen_k = 40, .seed = 7});
+  train(bias, {.batch = 2, .seqlen_q = 0, .seqlen_k = 40, .seed = 8});
+  train(bias, {.batch = 2, .seqlen_q = 40, .seqlen_k = 0, .seed = 9});
+}
+
+TEST_P(Formulas, GradientsHaveEqualBitsRunAfterRun) {
+  const AttentionSpec spec = spec_of(
+      R"_("deterministic": true, "score": ["score + bias[min(abs(key - position), 40), head] * slope[head_kv]"],
+          "sink_logits": true, "tables": {"bias": {"dtype": "fp32", "shape": [41, "heads_q"], "grad": true},
+                                          "slope": {"dtype": "fp32", "shape": ["heads_kv"], "grad": true}})_",
+      DType::bf16, "backward");
+  Workload workload(
+      on(), {.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 300, .seqlen_k = 280});
+  const Kernel& kernel = workload.kernel(on().engine());
+  std::vector<std::byte> first;
+  for (int run = 0; run < 10; ++run) {
+    workload.reset();
+    kernel.launch(workload.args());
+    if (run == 0) first = workload.outputs();
+    EXPECT_EQ(workload.outputs(), first);
+  }
+  EXPECT_TRUE(workload.check());
+}
+
+// The same for backwards of random formulas.
+TEST_P(Formulas, RandomTraining) {
+  const char* const given = std::getenv("FLASHJIT_TEST_SEED");
+  const bool many = test_all() || on().is_cuda();
+  const std::uint64_t seed = given && *given ? std::strtoull(given, nullptr, 0) : 1;
+  std::cout << "FLASHJIT_TEST_SEED=" << seed << std::endl;
+  verify::Draw draw(seed + 77 + (many ? 0 : std::hash<std::string>{}(on().target()) % 1000));
+  int cases = 0, told = 0;
+  for (int i = 0; i < (many ? 30 : 3); ++i) {
+    AttentionSpec spec{.op = Operation::backward, .dtype = next_dtype(), .head_dim = 64};
+    spec.varlen = draw.chance(0.3);
+    spec.dropout = draw.chance(0.3);
+    spec.sink_logits = draw.chance(0.4);
+    spec.precise = draw.chance(0.3);
+    spec.deterministic = draw.chance(0.3);
+    verify::declare_names(spec);
+    if (draw.chance(0.5)) spec.mask.emplace_back(CausalMask{});
+    const int scores = draw.between(1, 2);
+    for (int j = 0; j < scores; ++j)
+      spec.score.push_back(verify::random_formula(draw, FormulaUse::score, spec));
+    if (draw.chance(0.4))
+      spec.mask.emplace_back(FormulaMask{verify::random_formula(draw, FormulaUse::mask, spec)});
+    verify::drop_unread_names(spec);
+    for (DeclaredTable& table : spec.tables)
+      table.grad =
+          is_real(table.dtype) && std::any_of(spec.score.begin(), spec.score.end(), [&](const auto& score) {
+            return score.find(table.name + "[") != std::string::npos;
+          });
+    try {
+      spec = spec.validated();
+    } catch (const Error& error) {  // derivatives of a long formula
+      EXPECT_NE(error.message().find("derivatives"), std::string::npos) << error.message();
+      continue;
+    }
+    Case c{.spec = spec,
+           .batch = 2,
+           .heads_q = 4,
+           .heads_kv = 2,
+           .seqlen_q = draw.between(1, 100),
+           .seqlen_k = draw.between(1, 150),
+           .data = Data::plain,
+           .seed = static_cast<std::uint64_t>(draw.between(1, 1 << 30))};
+    if (spec.varlen) {
+      c.lengths_q = {c.seqlen_q, draw.between(0, c.seqlen_q)};
+      c.lengths_k = {c.seqlen_k, draw.between(0, c.seqlen_k)};
+    }
+    SCOPED_TRACE(c.str());
+    try {
+      Workload workload(on(), c);
+      workload.reset();
+      workload.kernel(on().engine()).launch(workload.args());
+      ASSERT_TRUE(workload.fetch());
+      const verify::Report report = workload.report();
+      EXPECT_EQ(report.wrong, 0) << report.str();
+      ++cases;
+      told += report.undecided * 2 <= report.rows * 3 * spec.head_dim;
+    } catch (const Prebuilt&) {
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.message() << "\n" << error.detail();
+    }
+  }
+  std::cout << "  " << told << " of " << cases << " can be told" << std::endl;
+  EXPECT_GE(told * 3, cases);
 }
 
 // Formulas that nobody would write. A few of their results cannot be told: where a difference in the last bit

@@ -541,7 +541,8 @@ TEST(FormulaSpec, Derivatives) {
   has(functors("score + cap + bias[row] * bias[row]"), "Read<0>");
   EXPECT_EQ(functors("score + cap + bias[row] * bias[row]").find("Read<1>"), std::string::npos);
   has(functors("score + cap + bias[row] * bias[key]"), "Read<1>");
-  has(functors("abs(score) + cap + bias[row]"), "select(at.score < Real(0.0f), Real(-1.0f), Real(0.0f))");
+  has(functors("abs(score) + cap + bias[row]"),
+      "select(at.score < Real(0.0f), Real(-1.0f), select(at.score > Real(0.0f), Real(1.0f), Real(0.0f)))");
   has(functors("score + cap + bias[3]", true), "return row_values(at.read(table_bias(), Integer(3)));");
   has(functors("score + cap + bias[key]", true), "by_key = true");
   const std::string capped =

@@ -69,7 +69,7 @@ struct Sum {
 
 // What one pair of a row and a key adds.
 struct Pair {
-  bool kept = false;
+  bool kept = false, weightless = false;
   double w = 0, w_error = 0, w_rounding = 0;
   double g = 0, g_error = 0, g_rounding = 0;
   double final_g = 0, final_error = 0;  // by the final score, after formulas
@@ -177,7 +177,8 @@ class Worker {
     if (formulas_.has_scores() &&
         (score == -std::numeric_limits<double>::infinity() || p * (1 + e) < 0x1p-151)) {
       // The weight is 0, whatever the derivatives are.
-      pair.w_error = pair.g_error = pair.final_error = least;
+      pair.weightless = true;
+      pair.w_error = pair.g_error = least;
       if (rounds) pair.w_rounding = pair.g_rounding = rounding_.floor;
       return pair;
     }
@@ -207,7 +208,7 @@ class Worker {
   }
   // The gradient by the final score times a derivative, and its error.
   static std::pair<double, double> times(const Pair& pair, double derivative, double error) {
-    if (derivative == 0 && error == 0) return {0, 0};
+    if (pair.weightless || (derivative == 0 && error == 0 && std::isfinite(pair.final_g))) return {0, 0};
     const double g = pair.final_g * derivative;
     return {g, std::abs(pair.final_g) * error + pair.final_error * (std::abs(derivative) + error) +
                    0x1p-23 * std::abs(g) + least};

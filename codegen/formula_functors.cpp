@@ -608,6 +608,20 @@ bool is_interval(const FormulaMask& mask, const AttentionSpec& spec) {
   return device_text::limits_of(parse_formula(mask.formula, FormulaUse::mask, spec), writer).has_value();
 }
 
+bool masks_are_tested(const AttentionSpec& spec) {
+  return std::any_of(spec.mask.begin(), spec.mask.end(), [&](const Mask& mask) {
+    const auto* formula = std::get_if<FormulaMask>(&mask);
+    return formula && !is_interval(*formula, spec);
+  });
+}
+
+bool has_derivatives(const AttentionSpec& spec) {
+  return has_table_gradients(spec) ||
+         std::any_of(spec.score.begin(), spec.score.end(), [&](const std::string& score) {
+           return !is_constant(derivative_by_score(parse_formula(score, FormulaUse::score, spec)), 1);
+         });
+}
+
 bool masks_read_head(const AttentionSpec& spec) {
   return device_text::any_mask(spec,
                                [](const FormulaNode& formula) { return reads(formula, FormulaName::head); });

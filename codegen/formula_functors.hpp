@@ -26,6 +26,10 @@ std::string formula_functors(const AttentionSpec& spec, ComputedAhead ahead = Co
 // Whether a mask's formula only compares keys with what no key changes, so that each row keeps an interval of
 // keys (templates/shared/formula_interval.h).
 bool is_interval(const FormulaMask& mask, const AttentionSpec& spec);
+// Whether a formula of the masks is none, so that its elements are tested one by one.
+bool masks_are_tested(const AttentionSpec& spec);
+// Whether a backward changes gradients by derivatives of scores, or adds them to elements of tables.
+bool has_derivatives(const AttentionSpec& spec);
 bool reads(const FormulaNode& formula, FormulaName name);
 // Whether a formula of the masks differs between the query heads of a key/value head.
 bool masks_read_head(const AttentionSpec& spec);

@@ -724,7 +724,7 @@ struct BackwardSm90a {
     u32 weights_[steps][4], ds_[steps][4];
     u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
     // Of formulas that read elements of tables that are learned.
-    [[no_unique_address]] typename TermsOf<ScoreGradient, Spec::deterministic>::type terms_;
+    [[no_unique_address]] typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 

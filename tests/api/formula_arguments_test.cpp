@@ -2,9 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
+#include "codegen/declarations.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
 #include "tests/unit/expect_error.h"
@@ -156,6 +159,85 @@ TEST_F(NamedArguments, HaveIdsInC) {
   refused("null pointer");
   flashjit_spec_destroy(spec);
   flashjit_engine_destroy(c_engine);
+}
+
+// A backward writes gradients of tables and sink logits by name; what they must be.
+TEST(NamedGradients, AreCheckedAndHaveIds) {
+  constexpr char backward[] = R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24,
+      "score": ["score + a_table_of_a_long_name[head, row] + cap"], "scalars": {"cap": "fp32"}, "sink_logits": true,
+      "tables": {"a_table_of_a_long_name": {"dtype": "fp32", "shape": ["heads_q", "seqlen_q"], "grad": true}}})";
+  const AttentionSpec spec = AttentionSpec::from_json(backward);
+  Engine engine{EngineOptions{}};
+  const Kernel& kernel = engine.get(spec, GoodArguments::shape());
+  GoodArguments good;
+  AttentionArgs& args = good.args;
+  std::vector<std::vector<float>> memory;
+  const auto like = [&](const Tensor& t) {
+    Tensor made = t;
+    made.data = memory.emplace_back(4096).data();
+    return made;
+  };
+  args.d_o = like(*args.o), args.dq = like(*args.q), args.dk = like(*args.k), args.dv = like(*args.v);
+  float table[20] = {}, gradient[40], sinks[4] = {}, d_sinks[8];
+  args.sink_logits = Tensor::contiguous(sinks, DType::fp32, {}, {4});
+  args.d_sink_logits = Tensor::contiguous(d_sinks, DType::fp32, {}, {4});
+  std::vector<float> workspace(kernel.workspace_bytes(GoodArguments::shape()) / 4 + 16);
+  const auto at = (reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64;
+  args.workspace = Tensor::contiguous(reinterpret_cast<void*>(at), DType::fp32, {},
+                                      {static_cast<std::int64_t>(workspace.size()) - 16});
+  NamedArgument named[] = {
+      {"cap", 1},
+      {"a_table_of_a_long_name", Tensor::contiguous(table, DType::fp32, {}, {4, 5})},
+      {"d_a_table_of_a_long_name", Tensor::contiguous(gradient, DType::fp32, {}, {4, 5})}};
+  args.named = named;
+  for (float& x : gradient) x = 77;
+  kernel.launch(args);
+  EXPECT_EQ(std::count(std::begin(gradient), std::end(gradient), 77.0f), 20);
+
+  const auto refused = [&](std::initializer_list<const char*> parts, const auto& spoil) {
+    const AttentionArgs args_before = args;
+    const NamedArgument before = named[2];
+    spoil(std::get<Tensor>(named[2].value));
+    expect_error(ErrorCode::invalid_argument, parts, [&] { kernel.launch(args); });
+    args = args_before;
+    named[2] = before;
+    EXPECT_NO_THROW(kernel.launch(args));
+  };
+  const char* const name = "d_a_table_of_a_long_name";
+  refused({name, "is missing", "\"grad\": true", "leave grad out"},
+          [&](Tensor&) { args.named = args.named.first(2); });
+  refused({name, "dtype bf16", "fp32"}, [](Tensor& t) { t.dtype = DType::bf16; });
+  refused({name, "rank 1"}, [](Tensor& t) { t.rank = 1; });
+  refused({name, "shape [4, 6]", "must be 5", "as table a_table_of_a_long_name"},
+          [](Tensor& t) { t.shape[1] = 6; });
+  refused({name}, [](Tensor& t) { t.strides[0] = 0; });
+  refused({name, "not aligned to 4 bytes"}, [](Tensor& t) { t.data = static_cast<char*>(t.data) + 2; });
+  refused({name, "null"}, [](Tensor& t) { t.data = nullptr; });
+  refused({name, "share memory", "a_table_of_a_long_name"}, [&](Tensor& t) { t.data = table; });
+  refused({name, "share memory", "lse"}, [&](Tensor& t) { t.data = args.lse->data; });
+  refused({"d_sink_logits is missing"}, [&](Tensor&) { args.d_sink_logits.reset(); });
+  refused({"sink_logits is missing"}, [&](Tensor&) { args.sink_logits.reset(); });
+  refused({"d_sink_logits", "shape [3]"}, [&](Tensor&) { args.d_sink_logits->shape[0] = 3; });
+  refused({"d_sink_logits"}, [&](Tensor&) { args.d_sink_logits->strides[0] = 0; });
+  refused({"d_sink_logits", "share memory", name}, [&](Tensor&) { args.d_sink_logits->data = gradient; });
+  refused({"workspace"}, [&](Tensor&) { args.workspace->shape[0] /= 8; });
+  named[2] = {name, 3};
+  expect_error(ErrorCode::invalid_argument, {name, "given as a number"}, [&] { kernel.launch(args); });
+
+  AttentionSpec forward = spec;
+  forward.op = Operation::forward;
+  EXPECT_EQ(place_of_name(forward.validated(), name), -1);  // it has no such argument
+  flashjit_spec* c_spec = nullptr;
+  ASSERT_EQ(flashjit_spec_create(backward, &c_spec), FLASHJIT_OK);
+  std::int32_t id = -1;
+  for (const auto& [of, expected] : {std::pair{"a_table_of_a_long_name", FLASHJIT_FIRST_NAMED_ARG},
+                                     {"cap", FLASHJIT_FIRST_NAMED_ARG + 1},
+                                     {name, FLASHJIT_FIRST_NAMED_ARG + 2},
+                                     {"d_sink_logits", int{FLASHJIT_ARG_D_SINK_LOGITS}}}) {
+    ASSERT_EQ(flashjit_spec_argument(c_spec, of, &id), FLASHJIT_OK) << flashjit_last_error_message();
+    EXPECT_EQ(id, expected) << of;
+  }
+  flashjit_spec_destroy(c_spec);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <random>
 
+#include "codegen/formula_functors.hpp"
 #include "shared/backward_sm90a_layout.h"
 #include "tests/compile/nvrtc_test.hpp"
 
@@ -41,7 +42,7 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   }
   for (const std::string& instruction : instructions)
     EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
-  EXPECT_EQ(kernel.steps.size(), 3u) << c.name();
+  EXPECT_EQ(kernel.steps.size(), c.spec.deterministic && has_gradients(c.spec) ? 4u : 3u) << c.name();
   for (const CompiledStep& step : kernel.steps)
     EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
 }
@@ -72,6 +73,35 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
       ++place;
     }
   }
+  for_each_compiled(cases, expect_sound_backward);
+}
+
+// With formulas: without derivatives, with them, and with gradients of what they read, which a thread adds
+// up.
+TEST_F(NvrtcTest, FormulasOfBackward) {
+  constexpr const char* fields[] = {
+      R"("score": ["alibi"])",
+      R"("score": ["softcap"])",
+      R"("score": ["alibi"], "tables": {"alibi_slopes": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}})",
+      R"("score": ["score + bias[bucket[min(max(position - key, 0), 127)], head]"],
+         "tables": {"bias": {"dtype": "fp32", "shape": [32, "heads_q"], "grad": true},
+                    "bucket": {"dtype": "uint8", "shape": [128]}})",
+      R"("mask": ["causal", "document[key] == document[position]"],
+         "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}})",
+      R"("mask": ["key <= position && position - key < 1000"], "sink_logits": true)",
+      R"("score": ["alibi", "softcap"], "deterministic": true, "sink_logits": true,
+         "tables": {"alibi_slopes": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}})",
+      R"("score": ["softcap"], "dropout": true, "varlen": true, "mask": ["causal"])"};
+  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const char* more : fields)
+    for (const int head_dim : {64, 96, 128}) {
+      const AttentionSpec spec =
+          AttentionSpec::from_json(R"({"op": "backward", "dtype": "bf16", "head_dim": )" +
+                                   std::to_string(head_dim) + ", " + more + "}");
+      if (has_turn(place++, 5)) cases.push_back(default_case(spec, Target::parse("sm_90a")));
+    }
   for_each_compiled(cases, expect_sound_backward);
 }
 

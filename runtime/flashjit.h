@@ -139,7 +139,7 @@ typedef enum {
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their
    names; flashjit_spec_argument() finds them. A table is a tensor, an fp32 scalar a real, an int32 scalar an
-   integer. */
+   integer. A backward writes the gradient of a table with "grad", the tensor d_<name>. */
 #define FLASHJIT_FIRST_NAMED_ARG 4096
 
 typedef struct {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "codegen/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/wgmma_products.hpp"

@@ -73,8 +73,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("block_n", config.block_n, "is not 128, 64 keys for each of two warpgroups");
   if (config.block_m != 64 && config.block_m != 128)
     return wrong("block_m", config.block_m, "is not 64 or 128");
-  if (config.num_stages != 2 && config.num_stages != 3 && !(config.num_stages == 1 && divides_sums(spec)))
-    return wrong("num_stages", config.num_stages, divides_sums(spec) ? "is not 1, 2 or 3" : "is not 2 or 3");
+  if (config.num_stages != 2 && !(config.num_stages == 1 && divides_sums(spec)))
+    return wrong("num_stages", config.num_stages, divides_sums(spec) ? "is not 1 or 2" : "is not 2");
   if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
     return "block_m " + std::to_string(config.block_m) + " and num_warps 12 hold " + std::to_string(held) +
            " sums in registers, more than the " + std::to_string(register_budget(spec, config)) +
@@ -91,8 +91,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {
-      .block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2, 3}, .num_warps = {wgmma_warps}};
+  return {.block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
 }
 
 std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {

@@ -51,8 +51,9 @@ struct BackwardSm90a {
   static constexpr int steps = block_m / 16;  // of the products over a block's rows
 
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
-  // With dropout consumers give more of theirs to the producer's group, which makes words of rows.
-  static constexpr int given = Spec::dropout && consumers == 2 ? 8 : 0;
+  // With dropout consumers give more of theirs to the producer's group, which makes words of rows. So they do
+  // with packed sequences and 128 rows, where a walk within lengths takes more.
+  static constexpr int given = consumers == 2 && (Spec::dropout || (Spec::varlen && block_m > 64)) ? 8 : 0;
   static constexpr int producer_registers = (consumers == 2 ? 40 : 56) + consumers * given;
   static constexpr int consumer_registers = (consumers == 2 ? 232 : 256) - given;
 
@@ -724,7 +725,8 @@ struct BackwardSm90a {
     u32 weights_[steps][4], ds_[steps][4];
     u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
     // Of formulas that read elements of tables that are learned.
-    [[no_unique_address]] typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;
+    [[no_unique_address]]
+    typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 

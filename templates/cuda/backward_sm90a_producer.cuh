@@ -27,44 +27,32 @@ struct Sm90aBackwardProducer {
     u32 keys_parity = 0, next;
 #pragma unroll 1
     for (u32 place = Kernel::first_place();; place = next) {
-      const Work work(p, place);
-      // Packed tensors are one batch entry.
-      const int batch = Spec::varlen ? 0 : work.problem.batch;
-      if (!work.keys.empty()) {
-        mbarrier_wait(shared.keys_empty(), keys_parity ^ 1);
-        keys_parity ^= 1;
-        const int first_key = work.problem.first_k + work.keys.begin;
-        mbarrier_arrive_expect_tx(shared.k_full(), layout.k_bytes);
-        copy_tile<k_panels, Kernel::block_n>(shared.k(), maps.k, shared.k_full(), first_key,
-                                             work.problem.head_kv, batch);
-        if constexpr (Kernel::makes_dk) {
-          mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
-          copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), first_key,
-                                               work.problem.head_kv, batch);
-        }
+      const int heads = copy_keys(p, maps, shared, place, keys_parity);
 #pragma unroll 1
-        for (int head = work.problem.head_q, end = head + work.group; head < end; ++head) {
-          Problem problem = work.of_head(head);
-          // Hides the value's origin, so that nothing that depends on it is kept for the next head.
-          asm volatile("" : "+r"(problem.seqlen_q));
-          const Mask mask(p, problem);
-          RowWalk<Mask, block_m> walk(mask, work.keys);
+      for (int i = 0; i < heads; ++i) {
+        // Hides the value's origin, so that nothing that depends on it is kept for the next head.
+        u32 here = place;
+        asm volatile("" : "+r"(here));
+        const Work work(p, here);
+        const int batch = batch_of_maps(work);
+        const Problem problem = work.of_head(work.problem.head_q + i);
+        const Mask mask(p, problem);
+        RowWalk<Mask, block_m> walk(mask, work.keys);
 #pragma unroll 1
-          for (Block block; walk.next(block);) {
-            const int stage = ring.stage, row = work.problem.first_q + block.index * block_m;
-            wait_for_q_buffer(shared, ring);
-            ask(shared, stage,
-                block.index << 1 |
-                    (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
-                head);
-            mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
-            copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, head, batch);
-            wait_for_do_buffer(shared, ring);
-            mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
-            copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
-                                         problem.head_q, batch);
-            ring.advance();
-          }
+        for (Block block; walk.next(block);) {
+          const int stage = ring.stage, row = problem.first_q + block.index * block_m;
+          wait_for_q_buffer(shared, ring);
+          ask(shared, stage,
+              block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
+              problem.head_q);
+          mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
+          copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, problem.head_q,
+                                       batch);
+          wait_for_do_buffer(shared, ring);
+          mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
+          copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
+                                       problem.head_q, batch);
+          ring.advance();
         }
       }
       next = next_place(p);
@@ -132,6 +120,26 @@ struct Sm90aBackwardProducer {
   }
 
  private:
+  // Packed tensors are one batch entry.
+  static FLASHJIT_FN int batch_of_maps(const Work& work) { return Spec::varlen ? 0 : work.problem.batch; }
+  // Copies a place's K and V. Returns how many query heads see them, 0 if there are no keys.
+  static FLASHJIT_FN int copy_keys(const CudaBackwardParams& p, const BackwardMaps& maps,
+                                   const Shared& shared, u32 place, u32& parity) {
+    const Work work(p, place);
+    if (work.keys.empty()) return 0;
+    const int batch = batch_of_maps(work), key = work.problem.first_k + work.keys.begin;
+    mbarrier_wait(shared.keys_empty(), parity ^ 1);
+    parity ^= 1;
+    mbarrier_arrive_expect_tx(shared.k_full(), layout.k_bytes);
+    copy_tile<k_panels, Kernel::block_n>(shared.k(), maps.k, shared.k_full(), key, work.problem.head_kv,
+                                         batch);
+    if constexpr (Kernel::makes_dk) {
+      mbarrier_arrive_expect_tx(shared.v_full(), layout.v_bytes);
+      copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), key, work.problem.head_kv,
+                                           batch);
+    }
+    return work.group;
+  }
   // Where buffers rotate, Q comes where the step before had dO, and dO where it had Q.
   static FLASHJIT_FN void wait_for_q_buffer(const Shared& shared, Ring ring) {
     if constexpr (layout.rotates) {

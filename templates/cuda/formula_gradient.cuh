@@ -168,6 +168,7 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
       }
       end_of_columns<(Formulas::loads || ...)>(i);
     }
+    if constexpr (reads > 0) __syncwarp();  // lanes may have parted where they add to memory
   }
 
   // One pair, in a kernel whose threads have few rows: the gradient by the product of q and k. The key is the

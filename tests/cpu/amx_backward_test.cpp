@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iostream>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -125,6 +126,21 @@ TEST_F(AmxBackward, PackedSequencesAndPartsOfBlocks) {
       expect({.spec = backward_spec(72, mask), .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 400},
              64, threads);
     }
+}
+
+// Formulas with and without derivatives, and what they learn.
+TEST_F(AmxBackward, Formulas) {
+  for (
+      const char* fields :
+      {R"("score": ["softcap", "score * (1 + slope[head] / 8) + bias[min(abs(key - position), 5)]"], "dropout": true,
+           "mask": ["causal", "key % 7 != 3"], "sink_logits": true,
+           "tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"], "grad": true},
+                      "bias": {"dtype": "bf16", "shape": ["n"], "grad": true}})",
+       R"("score": ["alibi"], "mask": ["key <= position && position - key < 50"])"}) {
+    const AttentionSpec spec = AttentionSpec::from_json(
+        std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 40, )") + fields + "}");
+    expect({.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 130}, 64, 3);
+  }
 }
 
 TEST_F(AmxBackward, MasksWithAndWithoutDropout) {

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "codegen/render.hpp"
@@ -63,8 +64,16 @@ class EmulatedCode {
     return text;
   }
   std::string compile() {
-    for (EmbeddedHeader& header : source_.headers)
+    std::string lanes;
+    for (EmbeddedHeader& header : source_.headers) {
       if (header.name == "cpu/instructions.h") header.text = emulator();
+      if (header.name != "cpu/formula_lanes.h") continue;
+      // No register of this target holds a vector.
+      constexpr std::string_view in_register = "\"+v\"(product)";
+      lanes = header.text;
+      lanes.replace(lanes.find(in_register), in_register.size(), "\"+m\"(product)");
+      header.text = lanes;
+    }
     source_.target = Target::parse("x86-64-v3");
     return clang_compiler()->compile(source_).code;
   }

@@ -38,7 +38,8 @@ constexpr auto dimension_names = [] {
   for (std::size_t i = 0; i < names.size(); ++i) names[i] = named_dimensions[i].name;
   return names;
 }();
-constexpr std::string_view or_one = " or 1", gradient_prefix = "d_";
+constexpr std::string_view or_one = " or 1";
+constexpr std::size_t prefix_size = sizeof gradient_prefix - 1;
 
 const NamedDimension* find_dimension(Kind kind) {
   for (const NamedDimension& named : named_dimensions)
@@ -66,7 +67,7 @@ void check_name(const AttentionSpec& spec, const std::string& field, const std::
   if (count(spec.tables) + count(spec.scalars) > 1)
     invalid(shown + " is declared twice; another name would work");
   if (name.starts_with(gradient_prefix) &&
-      find_declared(spec.tables, std::string_view(name).substr(gradient_prefix.size())) >= 0)
+      find_declared(spec.tables, std::string_view(name).substr(prefix_size)) >= 0)
     invalid(shown + " is the gradient of table " + name.substr(2) + "; another name would work");
 }
 
@@ -239,7 +240,7 @@ bool has_table_gradients(const AttentionSpec& spec) {
 }
 
 bool is_gradient_name(std::string_view name, const DeclaredTable& table) {
-  return table.grad && name.starts_with(gradient_prefix) && name.substr(gradient_prefix.size()) == table.name;
+  return table.grad && name.starts_with(gradient_prefix) && name.substr(prefix_size) == table.name;
 }
 
 int place_of_name(const AttentionSpec& spec, std::string_view name) {
@@ -252,7 +253,7 @@ int place_of_name(const AttentionSpec& spec, std::string_view name) {
   };
   // Names of gradients come in the order of their tables, after all names that are less than the prefix.
   const auto gradients = std::count_if(spec.tables.begin(), spec.tables.end(), [&](const auto& table) {
-    return table.grad && (name.starts_with(gradient_prefix) ? table.name < name.substr(gradient_prefix.size())
+    return table.grad && (name.starts_with(gradient_prefix) ? table.name < name.substr(prefix_size)
                                                             : gradient_prefix < name);
   });
   return static_cast<int>(before(spec.tables) + before(spec.scalars) + gradients);
@@ -262,10 +263,10 @@ Declared declared_at(const AttentionSpec& spec, int place) {
   for (const DeclaredTable& table : spec.tables) {
     if (place_of_name(spec, table.name) == place) return {.table = &table};
     if (!table.grad) continue;
-    std::array<char, gradient_prefix.size() + longest_name> name;
-    const auto end = std::copy(gradient_prefix.begin(), gradient_prefix.end(), name.begin());
+    std::array<char, prefix_size + longest_name> name;
+    const auto end = std::copy_n(gradient_prefix, prefix_size, name.begin());
     std::copy(table.name.begin(), table.name.end(), end);
-    if (place_of_name(spec, {name.data(), gradient_prefix.size() + table.name.size()}) == place)
+    if (place_of_name(spec, {name.data(), prefix_size + table.name.size()}) == place)
       return {.table = &table, .gradient = true};
   }
   for (const DeclaredScalar& scalar : spec.scalars)

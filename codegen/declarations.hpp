@@ -15,6 +15,7 @@ namespace flashjit {
 
 inline constexpr std::size_t most_tables = 8, most_scalars = 16, most_formulas = 8, most_dimensions = 6;
 inline constexpr std::size_t longest_name = 64;
+inline constexpr char gradient_prefix[] = "d_";  // of the names of tables' gradients
 
 // Throws invalid_spec for a name that no formula could have.
 void check_identifier(const std::string& field, const std::string& name);

@@ -3,10 +3,10 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "codegen/arguments.hpp"
 #include "codegen/declarations.hpp"
@@ -174,22 +174,29 @@ class Check {
   FreeSizes sizes_;
 };
 
-// The gradient of what `like`, a checked table or the sink logits, holds.
-device::GradientTable gradient_of(const std::string& name, const Tensor& t, const std::string& of,
-                                  const Tensor& like, Device device) {
+// A name with a prefix, without allocation.
+struct Name {
+  char text[longest_name + 16];
+  Name(const char* prefix, std::string_view name) {
+    std::snprintf(text, sizeof text, "%s%.*s", prefix, static_cast<int>(name.size()), name.data());
+  }
+};
+
+// The gradient of what `like`, a checked table or the sink logits, holds. as: "as table slope".
+device::GradientTable gradient_of(const char* name, const Tensor& t, const char* as, const Tensor& like,
+                                  Device device) {
   if (t.rank != like.rank)
-    refuse_argument(name, " has rank ", t.rank, ", ", of, " has ", like.rank, " dimensions");
+    refuse_argument(name, " has rank ", t.rank, ", it must have ", like.rank, " dimensions, ", as);
   if (t.dtype != DType::fp32)
     refuse_argument(name, " has dtype ", to_string(t.dtype), "; gradients of tables are fp32");
-  require_memory(name.c_str(), t, device);
+  require_memory(name, t, device);
   if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
     refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
-  const std::string as = "as " + of;
   device::GradientTable made{};
   made.rank = t.rank;
   made.count = 1;
   for (int dim = 0; dim < t.rank; ++dim) {
-    require_shape(name.c_str(), t, dim, like.shape[dim], as.c_str());
+    require_shape(name, t, dim, like.shape[dim], as);
     made.sizes[dim] = size(t, dim);
     made.strides[dim] = stride(t, dim);
     made.count *= t.shape[dim];
@@ -199,7 +206,7 @@ device::GradientTable gradient_of(const std::string& name, const Tensor& t, cons
   made.is_contiguous = true;
   for (int dim = t.rank - 1; dim >= 0; inside *= t.shape[dim--])
     made.is_contiguous = made.is_contiguous && (t.shape[dim] == 1 || t.strides[dim] == inside);
-  require_distinct_rows(name.c_str(), t);
+  require_distinct_rows(name, t);
   made.data = static_cast<float*>(t.data);
   return made;
 }
@@ -221,37 +228,35 @@ std::optional<device::GradientParams> check_gradient_arguments(const AttentionSp
   if (!has_gradients(spec)) return made;
   device::GradientParams& gradients = made.emplace();
   gradients = {};
-  struct Output {
-    std::string name;
-    const Tensor* tensor;
+  const auto apart_from_all = [&](const char* name, const Tensor& gradient) {
+    const auto apart = [&](const char* other, const Tensor& t) {
+      require_apart(name, gradient, {{other, &t}});
+    };
+    for (const DeclaredTable& table : spec.tables)
+      apart(table.name.c_str(), std::get<Tensor>(find(args, table.name).value));
+    for (const DeclaredTable& table : spec.tables)
+      if (const Name other(gradient_prefix, table.name); table.grad && other.text != std::string_view(name))
+        apart(other.text, gradient_given(args, table));
+    for (const Argument& argument : arguments)
+      if (const TensorMember member = argument.tensor();
+          member && argument.role_in(spec) != Role::workspace && has_argument(spec, argument) &&
+          args.*member && argument.name != std::string_view(name))
+        apart(argument.name, *(args.*member));
   };
-  std::vector<Output> outputs;
   for (std::size_t i = 0; i < spec.tables.size(); ++i) {
     const DeclaredTable& table = spec.tables[i];
     if (!table.grad) continue;
+    const Name name(gradient_prefix, table.name), as("as table ", table.name);
     const Tensor& given = gradient_given(args, table);
-    gradients.tables[i] = gradient_of(gradient_name(table), given, "table " + table.name,
-                                      std::get<Tensor>(find(args, table.name).value), device);
-    outputs.push_back({gradient_name(table), &given});
+    gradients.tables[i] =
+        gradient_of(name.text, given, as.text, std::get<Tensor>(find(args, table.name).value), device);
+    apart_from_all(name.text, given);
   }
   if (spec.sink_logits) {
     const Tensor& given = require<&AttentionArgs::d_sink_logits>(spec, args, device);
     gradients.tables[most_tables] =
-        gradient_of("d_sink_logits", given, "sink_logits", *args.sink_logits, device);
-    outputs.push_back({"d_sink_logits", &given});
-  }
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const auto apart = [&](const char* name, const Tensor& other) {
-      require_apart(outputs[i].name.c_str(), *outputs[i].tensor, {{name, &other}});
-    };
-    for (std::size_t j = 0; j < i; ++j) apart(outputs[j].name.c_str(), *outputs[j].tensor);
-    for (const DeclaredTable& table : spec.tables)
-      apart(table.name.c_str(), std::get<Tensor>(find(args, table.name).value));
-    for (const Argument& argument : arguments)
-      if (const TensorMember member = argument.tensor();
-          member && argument.role_in(spec) != Role::workspace && member != &AttentionArgs::d_sink_logits &&
-          has_argument(spec, argument) && args.*member)
-        apart(argument.name, *(args.*member));
+        gradient_of("d_sink_logits", given, "as sink_logits", *args.sink_logits, device);
+    apart_from_all("d_sink_logits", given);
   }
   return made;
 }

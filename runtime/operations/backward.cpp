@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <numbers>
+#include <optional>
 #include <utility>
 
 #include "codegen/backward_kernels.hpp"
@@ -243,9 +244,9 @@ struct Backward {
     i64 count = kernel.spec.sink_logits ? shape.num_heads_q : 0;
     for (const DeclaredTable& table : kernel.spec.tables) {
       if (!table.grad) continue;
-      std::vector<i64> sizes;
-      for (const TableDimension& dim : table.shape) sizes.push_back(size_in(sized, dim).value_or(usual_size));
-      const auto elements = product_of(sizes);
+      std::optional<i64> elements = 1;
+      for (const TableDimension& dim : table.shape)
+        if (elements) elements = product_of({*elements, size_in(sized, dim).value_or(usual_size)});
       if (!elements || *elements > most_floats) refuse_workspace(shape);
       count += *elements;
     }

@@ -384,6 +384,13 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                            .seqlen_k = 120});
   expect_none(backward, backward.args());
 
+  const AttentionSpec learning = AttentionSpec::from_json(
+      R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "score": ["score + a_table_of_a_long_name[head, row]"],
+          "sink_logits": true, "tables": {"a_table_of_a_long_name":
+              {"dtype": "fp32", "shape": ["heads_q", "seqlen_q"], "grad": true}}})");
+  Workload learns(on(), {.spec = learning, .heads_q = 4, .heads_kv = 2, .seqlen_q = 100, .seqlen_k = 120});
+  expect_none(learns, learns.args());
+
   for (const Argument& argument : arguments)
     EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
 }

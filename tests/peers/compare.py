@@ -8,7 +8,7 @@ speeds.
     compare.py decode_peers.py --cells decode [--peers read cudnn fa2]
     compare.py decode_peers.py --cells decode_formulas --peers read
     compare.py decode_peers.py --cells decode_8bit --peers read
-    compare.py flex_peers.py --cells formulas
+    compare.py flex_peers.py --cells formulas formulas_backward
     compare.py flex_peers.py --cells documents
     compare.py decode_peers.py --cells append
     compare.py PEERS --cells backward [--target sm_90]
@@ -91,6 +91,9 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "formulas": ["formula:" + name for name in (
                  "none", "causal", "window", "causal_formula", "window_formula", "prefix_lm", "alibi", "softcap",
                  "softcap_precise", "t5", "alibi:causal", "softcap:causal", "softcap_precise:causal", "t5:causal")],
+             "formulas_backward": ["formula:" + name for name in (
+                 "none:backward", "causal:backward", "window:backward", "alibi:backward", "softcap:backward", "t5:backward",
+                 "t5:backward:learned")],
              "documents": ["documents:" + part for part in ("whole", "attention", "lists", "lists:b1", "whole:causal", "attention:causal")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
@@ -238,7 +241,8 @@ class Decode:
 
 
 class Formula:
-    """A forward with a formula: formula:NAME[:causal], batch 4, 16 heads, 8,192 keys, head_dim 128."""
+    """A forward or a backward with a formula: formula:NAME[:causal][:backward][:learned], batch 4, 16 heads, 8,192 keys, head_dim 128.
+    learned: with the gradient of its table."""
 
     dim = dim_v = 128
     batch, heads_q, heads_kv, seqlen = 4, 16, 16, 8192
@@ -247,19 +251,23 @@ class Formula:
     def __init__(self, text):
         self.name, self.pairs = text, None
         _, self.formula, *more = text.split(":")
-        if self.formula not in FORMULAS or more not in ([], ["causal"]):
-            raise SystemExit(f"cell {text!r} is not formula:NAME[:causal] with a NAME of {', '.join(FORMULAS)}")
-        self.causal = bool(more)
+        if self.formula not in FORMULAS or not set(more) <= {"causal", "backward", "learned"}:
+            raise SystemExit(f"cell {text!r} is not formula:NAME[:causal][:backward][:learned] with a NAME of {', '.join(FORMULAS)}")
+        self.causal, self.learned = "causal" in more, "learned" in more
+        if "backward" in more:
+            self.op, self.mode = "backward", "bwd"
         self.fields, base = FORMULAS[self.formula]
         if self.causal:
             self.fields = {**self.fields, "mask": [*self.fields.get("mask", []), "causal"]}
-        self.base = base and "formula:" + ("causal" if self.causal and base == "none" else base)
+        if self.learned:
+            self.fields = {**self.fields, "tables": {name: {**table, "grad": True} for name, table in self.fields["tables"].items()}}
+        self.base = base and "formula:" + ("causal" if self.causal and base == "none" else base) + ":backward" * (self.op == "backward")
 
     def compares_with(self, other):
         return other.name == self.base
 
     def request(self):
-        return {"op": "formula", "formula": self.formula, "causal": self.causal}
+        return {"op": "formula", "formula": self.formula, "causal": self.causal, "learned": self.learned}
 
     def flashjit_request(self):
         return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
@@ -647,7 +655,7 @@ def parse(arguments):
     parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas and documents flex; of append copy; of backward fa3, for "
                                                   "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; backward: 4 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                        help="or grid: 36 cells; backward: 4 cells, backward_grid: 36 cells, backward_dims: 8 cells, backward_gqa: 6 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells, formulas_backward: 7 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
                              "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""FlexAttention's forward on a GPU, as the peer flex of compare.py's formula and documents cells.
+"""FlexAttention on a GPU, as the peer flex of compare.py's formula and documents cells.
 
     {"op": "formula", "formula": "softcap", "causal": true, "d": 128, "s": 8192, "b": 4, "hq": 16, "peers": ["flex"]}
     -> {"section": "serve", "peer": "flex", "mode": "fwd", "ms": 4.2}
 
     {"op": "documents", "part": "whole", "causal": false, "length": 1500, "d": 128, "s": 16384, "b": 4, "hq": 16, "peers": ["flex"]}
 
-is attention within documents: part lists is the making of a block mask, attention takes one that is there, whole does both.
+"modes": ["bwd"] asks for the backward, "learned" for its gradient of T5's table. The second request is attention within
+documents: part lists is the making of a block mask, attention takes one that is there, whole does both.
 
 Each formula is compiled at its first visit, which compare.py does not count. A mask has a block mask, made once. Needs
 PyTorch 2.5 or newer and Triton.
@@ -26,9 +27,8 @@ MASKS = {
 ALIASES = {"causal_formula": "causal", "window_formula": "window"}
 
 
-def scores(name, heads):
+def scores(name, heads, bias):
     slopes = torch.exp2(-8 * torch.arange(1, heads + 1, device="cuda") / heads)
-    bias = torch.randn(heads, 128, device="cuda")
     return {"alibi": lambda s, b, h, i, j: s - slopes[h] * (i - j).abs(),
             "softcap": lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP),
             "t5": lambda s, b, h, i, j: s + bias[h, (i - j).abs().clamp(max=127)]}.get(name)
@@ -43,15 +43,24 @@ def call_of(request):
     if name == "prefix_lm":
         prefix = torch.randint(0, s, (b,), device="cuda")
         masks[name] = lambda b_, h, i, j: (j < prefix[b_]) | (i >= j)
-    score = scores(name, heads)
+    bias = torch.randn(heads, 128, device="cuda", requires_grad=request.get("learned", False))
+    score = scores(name, heads, bias)
     mask = masks.get("causal" if request["causal"] else name)
     if score is None and mask is None and name != "none":
         raise ValueError(f"FlexAttention here has no {name}")
-    draw = lambda: torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16)
+    backward = "bwd" in request["modes"]
+    draw = lambda: torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16, requires_grad=backward)
     q, k, v = draw(), draw(), draw()
     blocks = mask and create_block_mask(mask, b if name == "prefix_lm" else None, None, s, s, device="cuda")
     compiled = torch.compile(flex_attention)
-    return lambda: compiled(q, k, v, score_mod=score, block_mask=blocks)
+    call = lambda: compiled(q, k, v, score_mod=score, block_mask=blocks)
+    if not backward:
+        return call
+    with torch.enable_grad():
+        o = call()
+    d_o = torch.randn_like(o)
+    learned = [q, k, v] + [bias] * bias.requires_grad
+    return lambda: torch.autograd.grad(o, learned, d_o, retain_graph=True)
 
 
 def call_of_documents(request):
@@ -80,7 +89,7 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         for peer in request["peers"]:
-            row = {"section": "serve", "peer": peer, "mode": "fwd", "version": f"PyTorch {torch.__version__}"}
+            row = {"section": "serve", "peer": peer, "mode": request["modes"][0], "version": f"PyTorch {torch.__version__}"}
             try:
                 if peer != "flex":
                     raise ValueError(f"peer {peer!r} is not flex")

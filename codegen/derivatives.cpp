@@ -9,15 +9,15 @@
 namespace flashjit {
 namespace {
 
-using Kind = FormulaNode::Kind;
+using NodeKind = FormulaNode::Kind;
 using Op = FormulaOperation;
 
 FormulaNode number(double value) {
-  return {.kind = Kind::real, .type = FormulaType::real, .real = value};
+  return {.kind = NodeKind::real, .type = FormulaType::real, .real = value};
 }
 template <class... Operands>
 FormulaNode made(FormulaType type, Op op, Operands... operands) {
-  FormulaNode node{.kind = Kind::operation, .type = type, .operation = op};
+  FormulaNode node{.kind = NodeKind::operation, .type = type, .operation = op};
   (node.operands.push_back(std::move(operands)), ...);
   return node;
 }
@@ -31,8 +31,8 @@ FormulaNode condition(Op op, Operands... operands) {
 }
 
 FormulaNode negative(FormulaNode a) {
-  if (a.kind == Kind::real) return number(-a.real);
-  if (a.kind == Kind::operation && a.operation == Op::negate) return std::move(a.operands.front());
+  if (a.kind == NodeKind::real) return number(-a.real);
+  if (a.kind == NodeKind::operation && a.operation == Op::negate) return std::move(a.operands.front());
   return real(Op::negate, std::move(a));
 }
 FormulaNode product(FormulaNode a, FormulaNode b) {
@@ -70,7 +70,7 @@ class Paths {
       done_ = !visit_(node, std::move(derivative));
       return;
     }
-    if (node.kind != Kind::operation || node.type != FormulaType::real || !has_leaf(node)) return;
+    if (node.kind != NodeKind::operation || node.type != FormulaType::real || !has_leaf(node)) return;
     const FormulaNode& a = node.operands.front();
     switch (node.operation) {
       case Op::negate:
@@ -155,18 +155,18 @@ std::size_t size_of(const FormulaNode& node) {
 }
 
 bool is_score(const FormulaNode& node) {
-  return node.kind == Kind::name && node.name == FormulaName::score;
+  return node.kind == NodeKind::name && node.name == FormulaName::score;
 }
 Leaf is_learned(const AttentionSpec& declared) {
   return [&declared](const FormulaNode& node) {
-    return node.kind == Kind::table && declared.tables[static_cast<std::size_t>(node.declared)].grad;
+    return node.kind == NodeKind::table && declared.tables[static_cast<std::size_t>(node.declared)].grad;
   };
 }
 
 }  // namespace
 
 bool is_constant(const FormulaNode& formula, double value) {
-  return formula.kind == Kind::real && formula.real == value;
+  return formula.kind == NodeKind::real && formula.real == value;
 }
 
 FormulaNode derivative_by_score(const FormulaNode& formula) {

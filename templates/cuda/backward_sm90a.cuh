@@ -221,7 +221,6 @@ struct BackwardSm90a {
     FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
     FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
 
-    // Waits for K and V.
     // Waits for K and V. Returns false if the place has no keys.
     FLASHJIT_FN bool take_keys() {
       const Work work(p_, place_);
@@ -271,13 +270,13 @@ struct BackwardSm90a {
         found |= (has_no_weights(lse[1]) ? 2u : 0) << first / 32;
       }
       if (!__any_sync(0xffffffff, found != 0)) return;
-      const RowOfTile<Element, PanelTile<k_panels, block_m>> q{shared_.q(stage), 0, 1};
+      [[maybe_unused]] const RowOfTile<Element, PanelTile<k_panels, block_m>> q{shared_.q(stage), 0, 1};
       const RowOfTile<Element, PanelTile<v_panels, block_m>> d_o{shared_.d_o(stage), 0, 1};
 #pragma unroll 1
       for (u32 i = 0; i < block_m / 32; ++i)
         if (found >> i & 1) {
           const u32 row = i / 2 * 64 + lane * 2 + i % 2;
-          q.clear(row);
+          if constexpr (makes_dk) q.clear(row);
           d_o.clear(row);
         }
       fence_proxy_async();
@@ -422,17 +421,19 @@ struct BackwardSm90a {
       Scores scores;
       issue_next_scores(scores, ring, message);
       take_do(ring, now);
+      if constexpr (isolates) release(shared_.q_empty(ring.stage));
       issue_dv(ring.stage);
       wgmma_wait_group<1>();
       weigh(scores, next.stage, message);
       wgmma_wait_group<0>();
       release(shared_.do_empty(ring.stage));
-      release(shared_.q_empty(next.stage));
+      // take_do() reads the rows' lse once more if the mask has block lists.
+      if constexpr (!isolates) release(shared_.q_empty(next.stage));
       pack_weights(scores);
     }
     FLASHJIT_FN void take_weights(Scores& scores, int stage, const Message& message) {
       weigh(scores, stage, message);
-      release(shared_.q_empty(stage));
+      if constexpr (!isolates) release(shared_.q_empty(stage));
       pack_weights(scores);
     }
 

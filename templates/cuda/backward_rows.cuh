@@ -93,6 +93,14 @@ struct RowOfTile {
   }
 };
 
+// Of formula_gradient.cuh. Kernels without formulas name them, too, and nvcc must know that they are
+// templates.
+template <int rows, class Mask, class Others>
+FLASHJIT_FN void drop_pairs(float* scores, const Mask& mask, const Problem& problem, int first_row,
+                            int first_key, float value, const Others& others);
+template <class Spec, class Params>
+FLASHJIT_FN void add_up_sink_logit(const Params& p, int head);
+
 // Eight lanes have a row.
 template <class Spec>
 class BackwardRow {

@@ -70,6 +70,11 @@ class Block {
   void wait(const Condition& condition) {
     while (!condition()) swapcontext(&fibers_[running_].context, &scheduler_);
   }
+  // Lets all other threads run first.
+  void pause() {
+    ++progress_;
+    swapcontext(&fibers_[running_].context, &scheduler_);
+  }
 
   // ---- shared memory
 

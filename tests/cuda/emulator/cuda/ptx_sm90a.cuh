@@ -8,6 +8,8 @@ namespace flashjit::device {
 
 inline void mbarrier_arrive_if(int condition, u32 bar) {
   if (condition) mbarrier_arrive(bar);
+  // Whoever waits for a buffer may write to it before this warp goes on.
+  emulator::block().pause();
 }
 inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   emulator::block().arrive(bar, bytes);

@@ -96,6 +96,10 @@ TEST_P(Cuda, ListsAndForwardInOneGraph) {
   for (const TensorMember list :
        {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
     taken.*list = made.*list;
+  const std::size_t bytes = make.workspace_bytes(lists.given().shape());
+  const cuda::DeviceBuffer workspace(on().context(), bytes);
+  made.workspace = Tensor::contiguous(workspace.data(), DType::int32, on().device(),
+                                      {static_cast<std::int64_t>((bytes + 3) / 4)});
   const cuda::Graph graph(on().context(), [&](Stream stream) {
     make.launch(made, stream);
     attend.launch(taken, stream);

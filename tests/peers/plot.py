@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plots the speeds that `compare.py --cells grid --json FILE` measured: flashjit beside the peers, a panel for each
+"""Plots the speeds that `compare.py --cells grid --json FILE` measured, or those of `--cells backward_grid`: flashjit beside the peers, a panel for each
 head_dim and mask.
 
     plot.py FILE.json OUT.svg
@@ -39,10 +39,12 @@ def panel(x, y, title, seqlens, lines, top):
 def main(measured_file, svg_file):
     with open(measured_file) as file:
         measured = json.load(file)
+    backward = any(visit["cell"].startswith("backward:") for visit in measured["visits"])
+    grid = GPU_CELLS["backward_grid" if backward else "grid"]
     times = {}  # (cell, side, state): milliseconds, one of each round
     for visit in measured["visits"]:
         for side, ms in visit["ms"].items():
-            if visit["cell"] in GPU_CELLS["grid"] and side in SIDES and ms:
+            if visit["cell"] in grid and side in SIDES and ms:
                 times.setdefault((visit["cell"], side, visit["state"]), []).append(ms)
     panels = {}  # (head_dim, causal): {(side, state): points}
     for (name, side, state), of in times.items():
@@ -53,7 +55,7 @@ def main(measured_file, svg_file):
     for number, ((dim, causal), lines) in enumerate(sorted(panels.items())):
         seqlens = sorted({seqlen for points in lines.values() for seqlen, _ in points})
         out.append(panel(LEFT + number // 2 * (WIDTH + GAP), TOP + number % 2 * (HEIGHT + GAP),
-                         f"head_dim {dim}, {'causal' if causal else 'full'}", seqlens, lines, 900))
+                         f"head_dim {dim}, {'causal' if causal else 'full'}", seqlens, lines, 700 if backward else 900))
     drawn = [SIDES[side] for side in SIDES if any(side == drawn for _, drawn, _ in times)]
     states = [state for state in STATES if any(state == drawn for _, _, drawn in times)]
     legend = "".join(f'<text x="{LEFT + 130 * i}" y="38" fill="{colour}">{name}</text>' for i, (name, colour) in enumerate(drawn))
@@ -61,7 +63,7 @@ def main(measured_file, svg_file):
     with open(svg_file, "w") as file:
         file.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">\n'
                    f'<rect width="{width}" height="{height}" fill="white"/>\n'
-                   f'<text x="{LEFT}" y="20" font-size="14">{measured["model"]}, {measured["target"]}: bf16 forward, TFLOP/s over seqlen, '
+                   f'<text x="{LEFT}" y="20" font-size="14">{measured["model"]}, {measured["target"]}: bf16 {"backward" if backward else "forward"}, TFLOP/s over seqlen, '
                    f'{measured["tokens"]:,} tokens; {", ".join(f"{STATES[s].lower()} {LINES[s][0]}" for s in states)}</text>\n{legend}\n'
                    + "\n".join(out) + "\n</svg>\n")
 

@@ -271,6 +271,12 @@ TEST_F(BackwardSm90a, HeadDims) {
   expect<SpecOf<Bf16, 96, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<Deterministic<SpecOf<Bf16, 120, 120, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
 }
+// A consumer's dQ has two parts.
+TEST_F(BackwardSm90a, WideKeysAndNarrowValues) {
+  const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 140};
+  expect<SpecOf<Fp16, 176, 72, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 248, 8, false>, ConfigOf<64, 2>>(c, {});
+}
 // Blocks of the grid make either dK or dV.
 TEST_F(BackwardSm90a, WideHeads) {
   const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 140};

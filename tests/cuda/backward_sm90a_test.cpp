@@ -295,6 +295,10 @@ TEST_F(BackwardSm90a, WideHeads) {
   const std::vector<Mask> lists = {BlockSparseMask{16, 32, true}};
   expect<SpecOf<Fp16, 184, 104, false, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(longer, lists,
                                                                                             true);
+  const Case padded{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 300, .seqlen_k = 150, .seed = 6};
+  expect<Deterministic<
+             SpecOf<Bf16, 248, 40, false, Window, device::Padding, device::BlockSparse<80, 112, true>>>,
+         ConfigOf<64, 2>>(padded, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{80, 112, true}}, true);
 }
 
 TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {

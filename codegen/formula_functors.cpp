@@ -111,8 +111,8 @@ const char* name_text(FormulaName name) {
 
 class Writer {
  public:
-  // What is computed ahead: for each row what no key changes, for each key what no row changes, or for each
-  // tile what neither changes.
+  // A functor computes parts of its formula ahead: for each row those that no key changes, for each key those
+  // that no row changes, or for each tile those that neither changes.
   enum class Ahead { row, key, tile };
 
   Writer(const AttentionSpec& spec, FormulaUse use, Ahead ahead = Ahead::row)

@@ -13,8 +13,8 @@ bool reads_formula_params(const AttentionSpec& spec);
 // Whether its launches write gradients of tables or sink logits: its kernel takes WithGradients params.
 bool has_gradients(const AttentionSpec& spec);
 
-// What functors compute once for many elements: what no key changes for each row, or what no row changes for
-// each key, where a thread has many rows of few keys.
+// Functors compute some parts once for many elements: for each row those that no key changes; or for each key
+// those that no row changes, where a thread has many rows of few keys.
 enum class ComputedAhead { row, key };
 
 // The types that functors read tables and scalars by, then the functors Mask1, Mask2, ... of the formulas in

@@ -23,7 +23,7 @@ std::optional<device::FormulaParams> check_formula_arguments(const AttentionSpec
 std::optional<device::GradientParams> check_gradient_arguments(const AttentionSpec& spec, Device device,
                                                                const AttentionArgs& args);
 
-// What formulas add to the params of a backward.
+// The params that formulas add to those of a backward.
 struct FormulaArguments {
   std::optional<device::FormulaParams> formulas{};
   std::optional<device::GradientParams> gradients{};

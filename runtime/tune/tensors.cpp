@@ -362,7 +362,7 @@ std::string output_difference(const AttentionSpec& spec, const std::vector<TuneT
       continue;
     }
     const Argument& argument = *expected[i].argument;
-    // Of sink logits no size is known here.
+    // The size of sink logits is not known here.
     const auto dim = static_cast<std::size_t>(
         argument.layout.of_scales ? 1 : std::max<std::int64_t>(argument.layout.sizes(spec, {}).back(), 1));
     std::string difference = argument.tensor() == &AttentionArgs::lse

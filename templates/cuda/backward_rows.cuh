@@ -93,8 +93,8 @@ struct RowOfTile {
   }
 };
 
-// Of formula_gradient.cuh. Kernels without formulas name them, too, and nvcc must know that they are
-// templates.
+// formula_gradient.cuh defines these. Kernels without formulas name them, too, and nvcc must know that they
+// are templates.
 template <int rows, class Mask, class Others>
 FLASHJIT_FN void drop_pairs(float* scores, const Mask& mask, const Problem& problem, int first_row,
                             int first_key, float value, const Others& others);

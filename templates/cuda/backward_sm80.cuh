@@ -573,7 +573,7 @@ class BackwardSm80 {
   float dk_[m_tiles][k_tiles][4], dv_[m_tiles][v_tiles][4];
   Words key_;                     // with dropout
   u32 column_words_[m_tiles][2];  // with dropout
-  // Of formulas that read elements of tables that are learned.
+  // The gradients of learned tables, as far as this thread has added them up.
   [[no_unique_address]] typename TermsOf<ScoreGradient, Spec::deterministic>::type terms_;
   u32 bad_keys_;  // if `clears_keys`: a bit for each of the thread's keys
 };

@@ -725,7 +725,7 @@ struct BackwardSm90a {
     float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
     u32 weights_[steps][4], ds_[steps][4];
     u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
-    // Of formulas that read elements of tables that are learned.
+    // The gradients of learned tables, as far as this thread has added them up.
     [[no_unique_address]]
     typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys

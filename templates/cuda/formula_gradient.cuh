@@ -15,8 +15,8 @@ FLASHJIT_FN void add_exactly(i64* words, float term) {
   if (!finite) red_add(reinterpret_cast<float*>(words), term);
 }
 
-// What a thread's pairs give one element after the other: terms that come in a row are added up in a
-// register.
+// Terms that a thread's pairs give to elements of a table. Terms of one element that come in a row are added
+// up in a register.
 template <bool exact>
 class TermsInARow {
  public:
@@ -93,7 +93,7 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
       terms.of_read[Read::index].flush_warp(gradient_of<Table>(params));
     }
   };
-  // What a pair gives elements; one that is dropped gives nothing.
+  // Adds the term of a pair to an element. A dropped pair gives nothing.
   template <bool exact>
   struct AddTerm {
     const Params& params;

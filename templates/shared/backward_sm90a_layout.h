@@ -104,7 +104,7 @@ struct Sm90aBackwardLayout {
 
  private:
   static constexpr int most_bytes = 227 * 1024;  // of a block on sm_90a
-  // What lies behind lse.
+  // Places everything behind lse.
   FLASHJIT_FN constexpr void place_rest(int block_m, BackwardSums sums, bool dropout) {
     delta = lse + stages * block_m * 4;
     words = delta + (sums == BackwardSums::dv ? 0 : stages * block_m * 4);

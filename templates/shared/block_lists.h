@@ -1,4 +1,4 @@
-// What make_block_lists computes on every target: which blocks masks keep, whole or in part.
+// make_block_lists on every target: finds which blocks masks keep, whole or in part.
 #pragma once
 
 #include "shared/block_lists_params.h"

@@ -33,14 +33,14 @@ struct NoSinks {
   static constexpr bool exist = false;
 };
 
-// What a backward does with gradients by final scores; formula_gradient.h of each target has that of
-// formulas. changes: they are none of products of q and k, or elements of tables have gradients.
+// Turns gradients by final scores into those by products of q and k. formula_gradient.h of each target has
+// the version for formulas. changes: the two differ, or elements of tables have gradients.
 template <class Score>
 struct ScoreGradient {
   static constexpr bool changes = false;
 };
 
-// What a kernel's thread remembers for it.
+// The state that a kernel's thread keeps for it.
 struct NoTerms {};
 template <class Gradient, bool exact, bool exist = Gradient::changes>
 struct TermsOf {

@@ -1,4 +1,4 @@
-// What `bench` measures, prints and draws.
+// The verb `bench`: its measurements, tables and pictures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

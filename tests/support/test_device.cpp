@@ -65,7 +65,7 @@ std::vector<const TestDevice*> cpu_devices() {
   return cpus;
 }
 
-// Of the test that runs, without its device.
+// The name of the test that runs, without its device.
 std::string name_of_test() {
   const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
   return name.substr(0, name.find('/'));

@@ -524,7 +524,7 @@ TEST(FormulaSpec, GradientsOfTables) {
           [&] { spec_of("backward", "fp32", R"(, "grad": true)", powers); });
 }
 
-// What codegen renders, as text, for the forms that it knows and for others.
+// The rendered text of derivatives, for the forms that codegen knows and for others.
 TEST(FormulaSpec, Derivatives) {
   const auto functors = [](const std::string& score, bool by_key = false) {
     const AttentionSpec spec = AttentionSpec::from_json(

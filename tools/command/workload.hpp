@@ -57,7 +57,7 @@ class TensorFiles {
 struct NamedValues {
   std::vector<std::pair<std::string_view, HostTensor>> tables;
   std::vector<NamedArgument> scalars;
-  // Of each table: the file that its gradient, NAME "d_" and its own, is written to; empty: none.
+  // The file of each table's gradient, whose name is "d_" and the table's; empty: it is not written.
   std::vector<std::string> gradient_files;
 };
 // Throws invalid_argument for a name that the spec does not declare, and for a file that is no such table.

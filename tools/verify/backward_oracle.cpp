@@ -322,7 +322,7 @@ class KeyWorker : Worker {
   }
 };
 
-// What one output of a spec's names gets: sums for each element, row-major.
+// The sums of one output that a spec names: one for each element, row-major.
 struct NamedSums {
   std::vector<Sum> sums;
   std::vector<std::int64_t> terms;

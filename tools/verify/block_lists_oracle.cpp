@@ -20,7 +20,7 @@ struct Lists {
   std::int64_t row_blocks, key_blocks;
 };
 
-// What a block keeps: nothing (0), some pairs (-2) or all (-1).
+// A block keeps nothing (0), some pairs (-2) or all (-1).
 using Kept = std::vector<double>;
 
 // Finds out what the blocks of a list keep; a task's rows are numbers of lists.

@@ -290,7 +290,7 @@ TEST_F(BackwardSm90a, WideHeads) {
   const Case packed{
       .heads_q = 4, .heads_kv = 2, .lengths_q = {30, 1, 0, 130}, .lengths_k = {30, 140, 5, 20}, .seed = 4};
   expect<SpecOf<Bf16, 256, 72, true, BottomRight>, ConfigOf<64, 1>>(packed, {CausalMask{}});
-  // Rows of several blocks: none may lose its lse before block lists have looked at it.
+  // Block lists look at the rows of several blocks, each of which takes the place of an earlier one.
   const Case longer{.heads_q = 1, .heads_kv = 1, .seqlen_q = 330, .seqlen_k = 40, .seed = 5};
   const std::vector<Mask> lists = {BlockSparseMask{16, 32, true}};
   expect<SpecOf<Fp16, 184, 104, false, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(longer, lists,

@@ -104,6 +104,23 @@ AttentionSpec spec_of(const std::string& fields, DType dtype, const std::string&
 class Formulas : public ComputesOnEveryDevice {
  protected:
   void expect(const Case& c) { EXPECT_TRUE(computes(on(), c)); }
+  // The variant in its own size, and in that of `other`, whose seed both draw from.
+  void expect_variant(const Variant& variant, const AttentionSpec& spec, Case other) {
+    Case c{.spec = spec,
+           .batch = 2,
+           .heads_q = 4,
+           .heads_kv = 2,
+           .seqlen_q = variant.rows,
+           .seqlen_k = variant.keys};
+    c.seed = other.seed++;
+    expect(c);
+    other.spec = spec;
+    other.batch = 1;
+    other.heads_kv = 2;
+    if (variant.rows == variant.keys) other.seqlen_q = variant.rows, other.seqlen_k = variant.keys;
+    other.layout = MemoryLayout::padded;
+    expect(other);
+  }
   // The dtype's turn; each target has all of them in turns.
   DType next_dtype() {
     const std::vector<DType> dtypes = on().dtypes();
@@ -122,22 +139,7 @@ TEST_P(Formulas, KnownVariants) {
     const AttentionSpec spec = spec_of(variant.fields, next_dtype());
     seed += 2;
     if (!takes_next(spec, 2)) continue;
-    expect({.spec = spec,
-            .batch = 2,
-            .heads_q = 4,
-            .heads_kv = 2,
-            .seqlen_q = variant.rows,
-            .seqlen_k = variant.keys,
-            .seed = seed});
-    const bool square = variant.rows == variant.keys;
-    expect({.spec = spec,
-            .batch = 1,
-            .heads_q = 6,
-            .heads_kv = 2,
-            .seqlen_q = square ? variant.rows : 333,
-            .seqlen_k = square ? variant.keys : 270,
-            .layout = MemoryLayout::padded,
-            .seed = seed + 1});
+    expect_variant(variant, spec, {.heads_q = 6, .seqlen_q = 333, .seqlen_k = 270, .seed = seed});
   }
 }
 
@@ -148,9 +150,7 @@ bool is_real(DType dtype) {
 // A variant's tables of reals get gradients.
 AttentionSpec training_spec(const Variant& variant, DType dtype) {
   AttentionSpec spec = spec_of(variant.fields, dtype, "backward");
-  for (DeclaredTable& table : spec.tables)
-    if (table.dtype == DType::fp32 || table.dtype == DType::bf16 || table.dtype == DType::fp16)
-      table.grad = true;
+  for (DeclaredTable& table : spec.tables) table.grad = is_real(table.dtype);
   return spec.validated();
 }
 
@@ -161,22 +161,7 @@ TEST_P(Formulas, KnownVariantsTrain) {
     const AttentionSpec spec = training_spec(variant, next_dtype());
     seed += 2;
     if (!takes_next(spec, 2)) continue;
-    expect({.spec = spec,
-            .batch = 2,
-            .heads_q = 4,
-            .heads_kv = 2,
-            .seqlen_q = variant.rows,
-            .seqlen_k = variant.keys,
-            .seed = seed});
-    const bool square = variant.rows == variant.keys;
-    expect({.spec = spec,
-            .batch = 1,
-            .heads_q = 2,
-            .heads_kv = 2,
-            .seqlen_q = square ? variant.rows : 190,
-            .seqlen_k = square ? variant.keys : 170,
-            .layout = MemoryLayout::padded,
-            .seed = seed + 1});
+    expect_variant(variant, spec, {.heads_q = 2, .seqlen_q = 190, .seqlen_k = 170, .seed = seed});
   }
 }
 

@@ -92,7 +92,8 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
                  "none", "causal", "window", "causal_formula", "window_formula", "prefix_lm", "alibi", "softcap",
                  "softcap_precise", "t5", "alibi:causal", "softcap:causal", "softcap_precise:causal", "t5:causal")],
              "formulas_backward": ["formula:" + name for name in (
-                 "none:backward", "causal:backward", "window:backward", "alibi:backward", "softcap:backward", "t5:backward",
+                 "none:backward", "causal:backward", "window:backward", "padding:backward", "blocks_0.5:backward",
+                 "blocks_0.2:backward", "blocks_0.05:backward", "alibi:backward", "softcap:backward", "t5:backward",
                  "t5:backward:learned")],
              "documents": ["documents:" + part for part in ("whole", "attention", "lists", "lists:b1", "whole:causal", "attention:causal")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
@@ -101,11 +102,14 @@ CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "backward_masks": [f"backward:128:4096:{mask}" for mask in ("padding", "window", "blocks")],
              "decode": ["decode:1x32768"]}
 YARDSTICKS = ("read", "copy")
+DENSITIES = (0.5, 0.2, 0.05)  # of listed blocks
 # What a formula cell adds to the spec, and the cell that has no formula.
 FORMULAS = {
     "none": ({}, None),
     "causal": ({"mask": ["causal"]}, None),
     "window": ({"mask": ["sliding_window"]}, None),
+    "padding": ({"mask": ["padding"]}, "none"),
+    **{f"blocks_{density}": ({"mask": [{"kind": "block_sparse", "block_m": 128, "block_n": 128}]}, "none") for density in DENSITIES},
     "causal_formula": ({"mask": ["key <= position"]}, "causal"),
     "window_formula": ({"mask": ["position - key < 1024 && key <= position"]}, "window"),
     "prefix_lm": ({"mask": ["prefix_lm"]}, "none"),
@@ -262,6 +266,9 @@ class Formula:
         if self.learned:
             self.fields = {**self.fields, "tables": {name: {**table, "grad": True} for name, table in self.fields["tables"].items()}}
         self.base = base and "formula:" + ("causal" if self.causal and base == "none" else base) + ":backward" * (self.op == "backward")
+        # Each side draws masks of its own, so rates on kept pairs are compared: a side's time is scaled to all pairs.
+        self.scales = self.formula == "padding" or self.formula.startswith("blocks_")
+        self.density = self.formula.split("_")[1] if self.formula.startswith("blocks_") else None
 
     def compares_with(self, other):
         return other.name == self.base
@@ -271,6 +278,9 @@ class Formula:
 
     def flashjit_request(self):
         return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
+
+    def all_flops(self):
+        return (10 if self.op == "backward" else 4) * self.batch * self.heads_q * self.seqlen**2 * self.dim
 
 
 class Documents:
@@ -478,7 +488,8 @@ class Flashjit:
 
     def visit(self, case):
         options, cell = self.options, case.cell
-        place = (case.threads, cell.batch if cell.mask == "documents" else 0)
+        density = getattr(cell, "density", None)
+        place = (case.threads, cell.batch if cell.mask == "documents" else 0, density)
         if place not in self.processes:
             command = [options.flashjit, "bench", "--serve", "--device", options.device, *MASK_OPTIONS]
             if case.threads is not None:
@@ -489,6 +500,8 @@ class Flashjit:
                 command.append("--heads-first")
             if options.target:
                 command += ["--target", options.target]
+            if density:
+                command += ["--density", density]
             if cell.mask == "documents":
                 table = os.path.join(self.tables.name, f"document_{cell.batch}.npy")
                 cell.write_table(table)
@@ -504,7 +517,9 @@ class Flashjit:
             row = answer["rows"][0]
             ms += row["ms"]
         if cell.mask == "formula":
-            cell.pairs = row["tflops"] * row["ms"]  # of the tables that it drew, in an arbitrary unit
+            if cell.scales:
+                ms = cell.all_flops() / row["tflops"] * 1e-9
+            cell.pairs = row["tflops"] * ms  # of the tables that it drew, in an arbitrary unit
         return ms
 
     def close(self):
@@ -655,7 +670,7 @@ def parse(arguments):
     parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas and documents flex; of append copy; of backward fa3, for "
                                                   "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; backward: 4 cells, backward_grid: 36 cells, backward_dims: 8 cells, backward_gqa: 6 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells, formulas_backward: 7 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                        help="or grid: 36 cells; backward: 4 cells, backward_grid: 36 cells, backward_dims: 8 cells, backward_gqa: 6 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells, formulas_backward: 11 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
                              "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")

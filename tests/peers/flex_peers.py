@@ -6,7 +6,8 @@
 
     {"op": "documents", "part": "whole", "causal": false, "length": 1500, "d": 128, "s": 16384, "b": 4, "hq": 16, "peers": ["flex"]}
 
-"modes": ["bwd"] asks for the backward, "learned" for its gradient of T5's table. The second request is attention within
+"modes": ["bwd"] asks for the backward, "learned" for its gradient of T5's table. Where a mask of blocks or of padding keeps
+a share of the blocks, "ms" is divided by that share. The second request is attention within
 documents: part lists is the making of a block mask, attention takes one that is there, whole does both.
 
 Each formula is compiled at its first visit, which compare.py does not count. A mask has a block mask, made once. Needs
@@ -35,14 +36,22 @@ def scores(name, heads, bias):
 
 
 def call_of(request):
+    """The call, and the share of blocks that it keeps if it is to be told from the time."""
     b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
     if request["op"] == "documents":
-        return call_of_documents(request)
+        return call_of_documents(request), 1
     name = ALIASES.get(request["formula"], request["formula"])
     masks = dict(MASKS)
     if name == "prefix_lm":
         prefix = torch.randint(0, s, (b,), device="cuda")
         masks[name] = lambda b_, h, i, j: (j < prefix[b_]) | (i >= j)
+    if name == "padding":
+        lengths = torch.tensor([8192, 6000, 3000, 1000], device="cuda")
+        masks[name] = lambda b_, h, i, j: j < lengths[b_]
+    if name.startswith("blocks_"):
+        listed = torch.rand(s // 128, s // 128, device="cuda") < float(name.split("_")[1])
+        listed |= torch.eye(s // 128, dtype=torch.bool, device="cuda")
+        masks[name] = lambda b_, h, i, j: listed[i // 128, j // 128]
     bias = torch.randn(heads, 128, device="cuda", requires_grad=request.get("learned", False))
     score = scores(name, heads, bias)
     mask = masks.get("causal" if request["causal"] else name)
@@ -51,16 +60,17 @@ def call_of(request):
     backward = "bwd" in request["modes"]
     draw = lambda: torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16, requires_grad=backward)
     q, k, v = draw(), draw(), draw()
-    blocks = mask and create_block_mask(mask, b if name == "prefix_lm" else None, None, s, s, device="cuda")
+    blocks = mask and create_block_mask(mask, b if name in ("prefix_lm", "padding") else None, None, s, s, device="cuda")
+    kept = 1 - blocks.sparsity() / 100 if name == "padding" or name.startswith("blocks_") else 1
     compiled = torch.compile(flex_attention)
     call = lambda: compiled(q, k, v, score_mod=score, block_mask=blocks)
     if not backward:
-        return call
+        return call, kept
     with torch.enable_grad():
         o = call()
     d_o = torch.randn_like(o)
     learned = [q, k, v] + [bias] * bias.requires_grad
-    return lambda: torch.autograd.grad(o, learned, d_o, retain_graph=True)
+    return lambda: torch.autograd.grad(o, learned, d_o, retain_graph=True), kept
 
 
 def call_of_documents(request):
@@ -96,7 +106,8 @@ def main():
                 with torch.no_grad():
                     if line not in calls:
                         calls[line] = call_of(request)
-                    row["ms"] = triton.testing.do_bench(calls[line], warmup=10, rep=40, return_mode="median")
+                    call, kept = calls[line]
+                    row["ms"] = triton.testing.do_bench(call, warmup=10, rep=40, return_mode="median") / kept
             except Exception as error:
                 row["error"] = str(error)[:200]
             print(json.dumps(row), flush=True)

@@ -501,7 +501,7 @@ class Flashjit:
             if options.target:
                 command += ["--target", options.target]
             if density:
-                command += ["--density", density]
+                command[command.index("--density") + 1] = density
             if cell.mask == "documents":
                 table = os.path.join(self.tables.name, f"document_{cell.batch}.npy")
                 cell.write_table(table)
@@ -547,7 +547,9 @@ def measure(cases, sides, states, rounds, minutes):
 
     progress("first visits")
     for case in cases:
-        visit(case, sides, None)
+        for side in sides:
+            progress(f"first visit of {case.name}, {side.name}")
+            side.visit(case)
     visits = []
     for number in range(rounds):
         round_started = time.monotonic()

@@ -17,6 +17,7 @@ import json
 import sys
 
 import torch
+import torch._functorch.config
 import triton
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -63,7 +64,9 @@ def call_of(request):
     blocks = mask and create_block_mask(mask, b if name in ("prefix_lm", "padding") else None, None, s, s, device="cuda")
     kept = 1 - blocks.sparsity() / 100 if name == "padding" or name.startswith("blocks_") else 1
     compiled = torch.compile(flex_attention)
-    call = lambda: compiled(q, k, v, score_mod=score, block_mask=blocks)
+    # The default configs of the gradient of a table need more shared memory than there is.
+    kernel_options = {"num_stages": 1} if bias.requires_grad else None
+    call = lambda: compiled(q, k, v, score_mod=score, block_mask=blocks, kernel_options=kernel_options)
     if not backward:
         return call, kept
     with torch.enable_grad():
@@ -95,6 +98,7 @@ def call_of_documents(request):
 def main():
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # all formulas are compiled from one function
+    torch._functorch.config.donated_buffer = False  # a backward runs many times
     calls = {}
     for line in sys.stdin:
         request = json.loads(line)

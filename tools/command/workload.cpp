@@ -260,7 +260,8 @@ void Workload::compute_forward(Engine& engine) {
   if (!context_) return;
   cuda::synchronize(*context_);
   for (Placed& tensor : tensors_)
-    if (tensor.argument->tensor() == &AttentionArgs::o || tensor.argument->tensor() == &AttentionArgs::lse)
+    if (tensor.argument &&
+        (tensor.argument->tensor() == &AttentionArgs::o || tensor.argument->tensor() == &AttentionArgs::lse))
       tensor.device.copy_to(tensor.host.view().data, tensor.host.bytes());
   cuda::synchronize(*context_);
 }

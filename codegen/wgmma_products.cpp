@@ -123,7 +123,10 @@ std::string dq_products(const AttentionSpec& spec, const char* type) {
 
 std::string backward_products(const AttentionSpec& spec, const KernelConfig& config) {
   const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                           config.num_stages, spec.dropout, spec.deterministic);
+                                           config.num_stages, spec.dropout, spec.deterministic,
+                                           device::backward_divides_sums(spec.head_dim, spec.head_dim_v)
+                                               ? device::BackwardSums::dk
+                                               : device::BackwardSums::both);
   const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
   const auto q_step = [&](int step) { return layout.q_step(step); };
   const auto k_step = [&](int step) { return layout.k_step(step); };
@@ -163,7 +166,7 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
                      gradient("dk", spec.head_dim);
   if (!spec.deterministic) {
     if (layout.divides_rows || layout.dq_pairs > 0) text += dq("dq", layout.dq_columns);
-    if (!layout.divides_rows && layout.dq_parts > layout.dq_pairs)
+    if (!layout.divides_rows && !layout.joins_dq && layout.dq_parts > layout.dq_pairs)
       text += dq("dq_last", layout.dq_last_columns);
   }
   text += "};\n\n";

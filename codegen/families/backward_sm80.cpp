@@ -132,11 +132,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                     nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm80.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
       structs(spec, "BackwardCudaSpec", params, "", choices, config, "", ComputedAhead::key) +
-      function("backward_prepare", "backward_threads", params, "backward_prepare<Spec>") +
+      function("backward_prepare", "backward_threads", params, "backward_prepare<Spec, false>") +
       function("backward", of_block, params, "backward_sm80<Spec, Config>") +
       (spec.deterministic
            ? function("backward_dq", of_block, params, "backward_dq_sm80<Spec, Config>")
-           : function("backward_finish", "backward_threads", params, "backward_finish<Spec>")) +
+           : function("backward_finish", "backward_threads", params, "backward_finish<Spec, false>")) +
       (has_exact_sums(spec) ? function("backward_tables", "backward_threads", params, "backward_tables<Spec>")
                             : "");
   // At its default level ptxas loads operands early until the registers overflow, or squeezes small kernels

@@ -59,7 +59,7 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
 // tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   if (config.block_m <= 64) return 192;
-  if (spec.dropout) return 144;
+  if (spec.dropout) return 128;
   return has_derivatives(spec) || masks_are_tested(spec) ? 176 : 192;
 }
 
@@ -125,16 +125,18 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       structs(spec, "BackwardCudaSpec", params, backward_products(spec, config), choices, config,
               spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
               ComputedAhead::key) +
-      function("backward_prepare", "backward_threads", params, "", "backward_prepare<Spec>(params)") +
+      function("backward_prepare", "backward_threads, backward_blocks", params, "",
+               "backward_prepare<Spec, true>(params)") +
       function("backward", "Config::num_warps * 32, 1", params, maps,
                "backward_sm90a<Spec, Config>(params, maps)") +
-      (spec.deterministic
-           ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
-                      "backward_dq_sm90a<Spec, Config>(params, maps)")
-           : function("backward_finish", "backward_threads", params, "", "backward_finish<Spec>(params)")) +
-      (has_exact_sums(spec)
-           ? function("backward_tables", "backward_threads", params, "", "backward_tables<Spec>(params)")
-           : "");
+      (spec.deterministic ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
+                                     "backward_dq_sm90a<Spec, Config>(params, maps)")
+                          : function("backward_finish", "backward_threads, backward_blocks", params, "",
+                                     divides_sums(spec) ? "backward_finish<Spec, false>(params)"
+                                                        : "backward_finish<Spec, true>(params)")) +
+      (has_exact_sums(spec) ? function("backward_tables", "backward_threads, backward_blocks", params, "",
+                                       "backward_tables<Spec>(params)")
+                            : "");
   source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
   source.steps.push_back(
       {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});

@@ -138,6 +138,26 @@ struct Backward {
       p.dq_sums = rest;
       rest += numbers * device::cuda_backward_row(kernel.spec.head_dim);
     }
+    const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
+    p.section = section(kernel.spec, params.seqlen_q, blocks(params.seqlen_k, kernel.config.block_n));
+    const bool divides_groups =
+        Backward::divides_groups(kernel, params.num_heads_q, params.num_heads_kv, params.seqlen_q);
+    p.place_heads = divides_groups ? params.num_heads_q : params.num_heads_kv;
+    p.place_group = params.num_heads_q / std::max(p.place_heads, 1);
+    p.key_rows =
+        device::backward_rows(params.batch, params.seqlen_k, kernel.spec.varlen ? params.total_k : -1);
+    if (divides_groups) {
+      const i64 keys = params.num_heads_kv * p.key_rows;
+      p.dk_sums = rest;
+      p.dv_sums = p.dk_sums + keys * device::cuda_backward_row(kernel.spec.head_dim);
+      rest = p.dv_sums + keys * device::cuda_backward_row(kernel.spec.head_dim_v);
+    }
+    if (has_row_bits(kernel)) {
+      p.row_bits = rest;
+      p.row_block = kernel.config.block_m;
+      p.row_words = static_cast<int>(row_words(kernel, params.seqlen_q));
+      rest += 2 * row_bits_of(kernel, params.num_heads_q, p.key_rows, params.seqlen_q);
+    }
     const bool wgmma = backward_by_wgmma(kernel.config);
     const bool divides_sums =
         wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
@@ -162,7 +182,6 @@ struct Backward {
       }
       return step.grid;
     };
-    const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
     const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
     const int dq_rows =
         wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
@@ -170,12 +189,15 @@ struct Backward {
     const bool no_rows = params.batch == 0 || params.num_heads_q == 0;
     add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false,
         no_rows && formulas.gradients ? 1 : 0);
-    Grid& grid = add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1),
-                     params.num_heads_kv, wgmma);
+    Grid& grid =
+        add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1), p.place_heads, wgmma);
     if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
     const i64 sinks = kernel.spec.sink_logits ? params.num_heads_q : 0;
     if (!kernel.spec.deterministic) {
-      add(row_units, params.num_heads_q, false, sinks);
+      const i64 key_units = divides_groups ? params.batch * params.num_heads_kv *
+                                                 blocks(params.seqlen_k, device::backward_row_unit)
+                                           : 0;
+      add(row_units, params.num_heads_q, false, sinks + key_units);
       return;
     }
     add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
@@ -301,16 +323,72 @@ struct Backward {
     return static_cast<int>((wanted - 1) / items + 1);
   }
 
-  // Two numbers of each row, unless deterministic a row of sums of dQ, and a counter.
+  // The second-level cache's share that rows which are computed together may take, with dQ's sums.
+  static constexpr i64 rows_in_cache = i64{32} << 20;
+  static i64 bytes_of_head(const AttentionSpec& spec, i64 seqlen_q) {
+    return seqlen_q *
+           (2 * spec.head_dim + 2 * spec.head_dim_v + 4 * device::cuda_backward_row(spec.head_dim));
+  }
+  // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache.
+  static unsigned section(const AttentionSpec& spec, i64 seqlen_q, i64 blocks_of_head) {
+    constexpr i64 most = 16, blocks = 256;  // so that no multiprocessor is without work for long
+    const i64 in_cache = rows_in_cache / std::max(bytes_of_head(spec, seqlen_q), i64{1});
+    return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), i64{1}, most));
+  }
+  // Whether a block of the grid has one query head of a group: the rows of all do not stay in the cache.
+  static bool divides_groups(const PlannedKernel& kernel, i64 heads_q, i64 heads_kv, i64 seqlen_q) {
+    const AttentionSpec& spec = kernel.spec;
+    return backward_by_wgmma(kernel.config) &&
+           !device::backward_divides_sums(spec.head_dim, spec.head_dim_v) && !spec.deterministic &&
+           heads_q > heads_kv && heads_q / heads_kv * bytes_of_head(spec, seqlen_q) > rows_in_cache;
+  }
+
+  // Whether the first step makes bits of the rows that see a block of keys: masks whose keys keep no
+  // interval.
+  static bool has_row_bits(const PlannedKernel& kernel) {
+    return backward_by_wgmma(kernel.config) &&
+           std::any_of(kernel.spec.mask.begin(), kernel.spec.mask.end(), [](const Mask& mask) {
+             const auto* window = std::get_if<SlidingWindowMask>(&mask);
+             return !std::holds_alternative<CausalMask>(mask) && !std::holds_alternative<PaddingMask>(mask) &&
+                    !(window && !window->sinks);
+           });
+  }
+  static i64 row_words(const PlannedKernel& kernel, i64 seqlen_q) {
+    const i64 rows = i64{32} * kernel.config.block_m;
+    return (seqlen_q + rows - 1) / rows;
+  }
+  // RowBits of a launch.
+  static i64 row_bits_of(const PlannedKernel& kernel, i64 heads_q, i64 key_rows, i64 seqlen_q) {
+    return heads_q * (key_rows / device::backward_row_unit) * row_words(kernel, seqlen_q);
+  }
+
+  // Two numbers of each row, unless deterministic a row of sums of dQ, sums of dK and dV where groups are
+  // divided, bits of rows for some masks, and a counter.
   static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const bool packed = kernel.spec.varlen;
-    const i64 rows = device::backward_rows(
-        shape.batch, shape.seqlen_q,
-        packed ? argument_table::total(shape.batch, shape.seqlen_q, shape.total_q) : -1);
+    const i64 total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
+    const i64 rows = device::backward_rows(shape.batch, shape.seqlen_q, packed ? total_q : -1);
     const int row = kernel.spec.deterministic ? 0 : device::cuda_backward_row(kernel.spec.head_dim);
     const auto floats = product_of({shape.num_heads_q, rows, 2 + row});
-    if (!floats || *floats > most_floats) refuse_workspace(shape);
-    return 4 * static_cast<std::size_t>(*floats) + sizeof(device::u32);
+    const i64 key_rows = device::backward_rows(
+        shape.batch, shape.seqlen_k,
+        packed ? argument_table::total(shape.batch, shape.seqlen_k, shape.total_k) : -1);
+    std::optional<i64> sums = 0;
+    // A launch may leave its longest sequence out: then it has the length of all.
+    if (divides_groups(kernel, shape.num_heads_q, shape.num_heads_kv, packed ? total_q : shape.seqlen_q)) {
+      sums = product_of({shape.num_heads_kv, key_rows,
+                         device::cuda_backward_row(kernel.spec.head_dim) +
+                             device::cuda_backward_row(kernel.spec.head_dim_v)});
+    }
+    if (!floats || !sums || *floats > most_floats / 2 || *sums > most_floats / 4) refuse_workspace(shape);
+    i64 words = 0;
+    if (has_row_bits(kernel)) {
+      const auto bits = product_of({2, shape.num_heads_q, key_rows / device::backward_row_unit,
+                                    row_words(kernel, packed ? total_q : shape.seqlen_q)});
+      if (!bits || *bits > std::numeric_limits<std::uint32_t>::max()) refuse_workspace(shape);
+      words = *bits;
+    }
+    return 4 * static_cast<std::size_t>(*floats + *sums + words) + sizeof(device::u32);
   }
 
   // Rows of a head in the workspace.

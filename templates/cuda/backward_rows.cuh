@@ -4,6 +4,7 @@
 
 #include "cuda/gradient_row.cuh"
 #include "cuda/ptx_sync.cuh"
+#include "cuda/row_bits.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/mask.h"
 #include "shared/score.h"
@@ -197,7 +198,21 @@ FLASHJIT_FN u32 backward_row_blocks(const CudaBackwardParams& p) {
   return units * static_cast<u32>(p.batch) * static_cast<u32>(p.num_heads_q);
 }
 
-template <class Spec, class Params>
+// The blocks of the grid share dK's and dV's sums.
+template <class Spec>
+FLASHJIT_FN void clear_key_sums(const CudaBackwardParams& p) {
+  if (p.dk_sums == nullptr) return;
+  constexpr u32 zeros[4] = {};
+  const i64 rows = p.num_heads_kv * p.key_rows, step = static_cast<i64>(nctaid_x()) * (backward_threads * 4);
+  const i64 first = (static_cast<i64>(ctaid_x()) * backward_threads + tid_x()) * 4;
+  for (i64 i = first; i < rows * cuda_backward_row(Spec::head_dim); i += step)
+    st_global_v4(p.dk_sums + i, zeros);
+  for (i64 i = first; i < rows * cuda_backward_row(Spec::head_dim_v); i += step)
+    st_global_v4(p.dv_sums + i, zeros);
+}
+
+// by_wgmma: for the kernels of sm_90a.
+template <class Spec, bool by_wgmma, class Params>
 FLASHJIT_FN void backward_prepare(const Params& params) {
   // The next kernel waits for the results before it reads them.
   griddepcontrol_launch_dependents();
@@ -206,10 +221,15 @@ FLASHJIT_FN void backward_prepare(const Params& params) {
     if (params.batch == 0 || params.num_heads_q == 0) return;
   }
   if (params.next_place && ctaid_x() == 0 && tid_x() == 0) *params.next_place = 0;
+  if constexpr (by_wgmma) {
+    clear_key_sums<Spec>(params);
+    if constexpr (has_row_bits<typename Spec::Mask>) make_row_bits<Spec>(params);
+  }
   BackwardRow<Spec>(params).prepare();
 }
 
-// Writes dQ: a warp converts 16 rows, 32 columns at a time, so that four lanes write 64 bytes of a row.
+// Writes a gradient from its sums: a warp converts 16 rows, 32 columns at a time, so that four lanes write 64
+// bytes of a row.
 template <class Spec>
 class BackwardFinish {
   using Gradient = typename OutputElement<typename Spec::grad_dtype, typename Spec::Element>::type;
@@ -217,32 +237,61 @@ class BackwardFinish {
   static_assert(backward_threads / 32 * warp_rows == backward_row_unit);
 
  public:
-  FLASHJIT_FN static void run(const CudaBackwardParams& p) {
-    const u32 blocks = static_cast<u32>(max(ceil_div(p.seqlen_q, backward_row_unit), 1));
-    const u32 index = ctaid_x() / blocks, lane = tid_x() % 32;
-    const int batch = static_cast<int>(index / p.num_heads_q);
-    const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(
-        p, batch, static_cast<int>(index - batch * p.num_heads_q));
-    const int first = static_cast<int>(ctaid_x() % blocks * backward_row_unit + tid_x() / 32 * warp_rows);
-    const int row = first + static_cast<int>(lane / 4);
-    const i64 place = problem.head_q * p.rows + p.first_row(batch, problem.first_q, Spec::varlen) + first;
-    const float* from = p.dq_sums + place * cuda_backward_row(Spec::head_dim);
-    Gradient* const to = static_cast<Gradient*>(p.dq.data) + problem.q_offset(p.dq) + row * p.dq.row_stride;
+  // block: of backward_row_unit query rows, over batch entries and heads.
+  FLASHJIT_FN static void finish_dq(const CudaBackwardParams& p, u32 block) {
+    const Place at(block, p.seqlen_q, p.num_heads_q);
+    const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(p, at.batch, at.head);
+    const i64 place =
+        problem.head_q * p.rows + p.first_row(at.batch, problem.first_q, Spec::varlen) + at.first;
     griddepcontrol_wait();
-    if (first >= problem.rows) return;
-    constexpr int columns = 32, whole = Spec::head_dim / columns * columns;
-#pragma unroll 4
-    for (int column = 0; column < whole; column += columns)
-      convert<columns>(p, to + column, from + column * warp_rows, problem.rows - row, lane);
-    if constexpr (whole < Spec::head_dim)
-      convert<Spec::head_dim - whole>(p, to + whole, from + whole * warp_rows, problem.rows - row, lane);
+    run<Spec::head_dim>(p.dq_sums, place, p.dq, problem.q_offset(p.dq), at.first, problem.rows, p.scale);
+  }
+  // block: of backward_row_unit keys, over batch entries and heads of K and V.
+  FLASHJIT_FN static void finish_dk_dv(const CudaBackwardParams& p, u32 block) {
+    const Place at(block, p.seqlen_k, p.num_heads_kv);
+    const Problem problem =
+        make_problem<Spec::varlen>(p, at.batch, at.head * (p.num_heads_q / p.num_heads_kv));
+    const i64 place =
+        problem.head_kv * p.key_rows + p.first_key_row(at.batch, problem.first_k, Spec::varlen) + at.first;
+    float factor = 1;
+    if constexpr (Spec::dropout) factor = p.dropout.scale;
+    griddepcontrol_wait();
+    run<Spec::head_dim>(p.dk_sums, place, p.dk, problem.k_offset(p.dk), at.first, problem.seqlen_k, p.scale);
+    run<Spec::head_dim_v>(p.dv_sums, place, p.dv, problem.k_offset(p.dv), at.first, problem.seqlen_k, factor);
   }
 
  private:
+  // The warp's rows.
+  struct Place {
+    int batch, head, first;
+    FLASHJIT_FN Place(u32 block, int seqlen, int heads) {
+      const u32 blocks = static_cast<u32>(max(ceil_div(seqlen, backward_row_unit), 1)),
+                index = block / blocks;
+      batch = static_cast<int>(index / heads);
+      head = static_cast<int>(index - batch * heads);
+      first = static_cast<int>(block % blocks * backward_row_unit + tid_x() / 32 * warp_rows);
+    }
+  };
+  // place: the warp's first row in the sums, `first` in the problem, which has `rows`.
+  template <int head_dim>
+  FLASHJIT_FN static void run(const float* sums, i64 place, const TensorView& gradient, i64 offset, int first,
+                              int rows, float factor) {
+    if (first >= rows) return;
+    const u32 lane = tid_x() % 32;
+    const int row = first + static_cast<int>(lane / 4);
+    const float* from = sums + place * cuda_backward_row(head_dim);
+    Gradient* const to = static_cast<Gradient*>(gradient.data) + offset + row * gradient.row_stride;
+    constexpr int columns = 32, whole = head_dim / columns * columns;
+#pragma unroll 4
+    for (int column = 0; column < whole; column += columns)
+      convert<columns>(gradient, to + column, from + column * warp_rows, rows - row, lane, factor);
+    if constexpr (whole < head_dim)
+      convert<head_dim - whole>(gradient, to + whole, from + whole * warp_rows, rows - row, lane, factor);
+  }
   // rows: of the problem, from the lane's first one on.
   template <int columns>
-  FLASHJIT_FN static void convert(const CudaBackwardParams& p, Gradient* to, const float* from, int rows,
-                                  u32 lane) {
+  FLASHJIT_FN static void convert(const TensorView& gradient, Gradient* to, const float* from, int rows,
+                                  u32 lane, float factor) {
     float sums[columns / 2];
 #pragma unroll
     for (int i = 0; i < columns / 8; ++i) {
@@ -253,18 +302,22 @@ class BackwardFinish {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      write_gradient(to + half * 8 * p.dq.row_stride, sums, half, p.scale, half * 8 < rows,
+      write_gradient(to + half * 8 * gradient.row_stride, sums, half, factor, half * 8 < rows,
                      static_cast<int>(lane % 4));
   }
 };
-// Further blocks write gradients of sink logits.
-template <class Spec, class Params>
+// Further blocks write gradients of sink logits, then others dK and dV where groups are divided.
+template <class Spec, bool divides_groups, class Params>
 FLASHJIT_FN void backward_finish(const Params& params) {
+  const u32 blocks = backward_row_blocks(params);
+  if (ctaid_x() < blocks) return BackwardFinish<Spec>::finish_dq(params, ctaid_x());
+  u32 block = ctaid_x() - blocks;
   if constexpr (Spec::Sinks::exist) {
-    const u32 blocks = backward_row_blocks(params);
-    if (ctaid_x() >= blocks) return add_up_sink_logit<Spec>(params, static_cast<int>(ctaid_x() - blocks));
+    const u32 heads = static_cast<u32>(params.num_heads_q);
+    if (block < heads) return add_up_sink_logit<Spec>(params, static_cast<int>(block));
+    block -= heads;
   }
-  BackwardFinish<Spec>::run(params);
+  if constexpr (divides_groups) BackwardFinish<Spec>::finish_dk_dv(params, block);
 }
 
 }  // namespace flashjit::device

@@ -61,7 +61,7 @@ class BackwardSm80 {
  public:
   FLASHJIT_FN static void run(const CudaBackwardParams& p, u32 shared) {
     const KeyBlock<Mask> keys(ctaid_x(), static_cast<u32>(max(ceil_div(p.seqlen_k, block_n), 1)),
-                              static_cast<u32>(p.batch * p.num_heads_kv), 4);
+                              static_cast<u32>(p.batch * p.place_heads), p.section);
     const int first_key = static_cast<int>(keys.block) * block_n;
     const int batch = static_cast<int>(keys.head / p.num_heads_kv);
     const int head_kv = static_cast<int>(keys.head) - batch * p.num_heads_kv;

@@ -51,11 +51,17 @@ struct BackwardSm90a {
   static constexpr int steps = block_m / 16;  // of the products over a block's rows
 
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
-  // With dropout consumers give more of theirs to the producer's group, which makes words of rows. So they do
-  // with packed sequences and 128 rows, where a walk within lengths takes more.
-  static constexpr int given = consumers == 2 && (Spec::dropout || (Spec::varlen && block_m > 64)) ? 8 : 0;
+  // With dropout consumers give more of theirs to the producer's group, which makes words of rows.
+  static constexpr int given = consumers == 2 && Spec::dropout ? 8 : 0;
   static constexpr int producer_registers = (consumers == 2 ? 40 : 56) + consumers * given;
   static constexpr int consumer_registers = (consumers == 2 ? 232 : 256) - given;
+
+  // Whether dQ of a block is computed during the step of the next one.
+  static constexpr bool delays_dq = makes_dq && layout.ds_buffers > 2 && !isolates_dropped<Mask>;
+  using DsRing = Sm90aRing<layout.ds_buffers>;
+  // Whether the second consumer begins a place later than the first, so that one computes weights during the
+  // products of the other. With 64 rows, whose weights take less time, this is slower.
+  static constexpr bool staggers = delays_dq && block_m > 64 && consumers == 2 && !ScoreGradient::changes;
 
   // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
   static constexpr bool early_dv =
@@ -65,7 +71,7 @@ struct BackwardSm90a {
   static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && makes_dq;
 
   // Ids of named barriers; 0 belongs to __syncthreads.
-  static constexpr int ds_barrier = 1;         // all consumers
+  static constexpr int keys_barrier = 1;       // all consumers
   static constexpr int warpgroup_barrier = 2;  // + consumer: its own four warps
 
   struct Shared {
@@ -105,6 +111,8 @@ struct BackwardSm90a {
     FLASHJIT_FN u32 asked(int stage) const { return barrier(7 + 5 * stage); }
     FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
     FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(4 + 5 * stages + 2 * consumer); }
+    FLASHJIT_FN u32 begun() const { return barrier(3 + 5 * stages + 2 * consumers + layout.ds_buffers); }
+    FLASHJIT_FN u32 ds_full(int buffer) const { return barrier(3 + 5 * stages + 2 * consumers + buffer); }
   };
 
   // A place is block_n keys of a key/value head. Where one kernel makes all sums, the grid has a block for
@@ -112,25 +120,25 @@ struct BackwardSm90a {
   // begin while the place before ends. Else a block has one place.
   FLASHJIT_FN static u32 first_place() { return has_places ? blockIdx.x : blockIdx.x / 2; }
   FLASHJIT_FN static u32 places(const CudaBackwardParams& p) {
-    return static_cast<u32>(p.batch * p.num_heads_kv) * max(ceil_div(p.seqlen_k, block_n), 1);
+    return static_cast<u32>(p.batch * p.place_heads) * max(ceil_div(p.seqlen_k, block_n), 1);
   }
 
   // A place's work.
   struct Work {
     Problem problem;  // with the first query head of the group
-    int group;        // query heads of the group
+    int group;        // query heads of the place
     Span keys;        // without padding
     int keys_end;     // with padding
     FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
       const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
-      group = static_cast<int>(static_cast<u32>(p.num_heads_q) / static_cast<u32>(p.num_heads_kv));
-      const KeyBlock<Mask> of_grid(place, blocks, static_cast<u32>(p.batch * p.num_heads_kv),
-                                   Spec::head_dim > 64 && group == 1 ? 4 : 1);
+      const u32 heads_of_entry = static_cast<u32>(p.place_heads);
+      group = p.place_group;
+      const KeyBlock<Mask> of_grid(place, blocks, static_cast<u32>(p.batch) * heads_of_entry, p.section);
       const int block = static_cast<int>(of_grid.block);
-      const int head_kv = static_cast<int>(of_grid.head % static_cast<u32>(p.num_heads_kv));
-      const int batch = static_cast<int>(of_grid.head / static_cast<u32>(p.num_heads_kv));
-      problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_kv * group);
-      const Problem slot = make_problem<Spec::varlen>(p, batch, head_kv * group);
+      const int head_q = static_cast<int>(of_grid.head % heads_of_entry) * group;
+      const int batch = static_cast<int>(of_grid.head / heads_of_entry);
+      problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_q);
+      const Problem slot = make_problem<Spec::varlen>(p, batch, head_q);
       keys = {block * block_n, min((block + 1) * block_n, problem.seqlen_k)};
       keys_end = min((block + 1) * block_n, slot.seqlen_k);
     }
@@ -161,7 +169,7 @@ struct BackwardSm90a {
 
     FLASHJIT_FN void run() {
       Ring ring;
-      u32 odd = 0, next;
+      u32 next;
 #pragma unroll 1
       for (place_ = first_place();; place_ = next) {
         if constexpr (makes_dk)
@@ -170,7 +178,7 @@ struct BackwardSm90a {
         if constexpr (makes_dv)
 #pragma unroll
           for (float& x : dv_) x = 0;
-        next = take_rows(ring, odd);
+        next = take_rows(ring);
         if constexpr (has_places) {
           release(shared_.q_empty(ring.stage));
           release(shared_.do_empty(ring.stage));
@@ -182,7 +190,7 @@ struct BackwardSm90a {
       if constexpr (makes_dk && ScoreGradient::changes)
         ScoreGradient::flush(p_, pairs(Work(p_, place_).problem, 0), terms_);
       if constexpr (layout.stages_dq) {
-        wait_for_dq_buffer(0, odd);
+        wait_for_dq_buffer(0, ds_ring_);
         announce_dq(no_more_blocks, 0);
       }
       griddepcontrol_launch_dependents();
@@ -191,16 +199,20 @@ struct BackwardSm90a {
    private:
     // Adds all blocks of rows to the sums. Returns the next place. The ring ends at the message that there
     // are no more blocks.
-    FLASHJIT_FN u32 take_rows(Ring& ring, u32& odd) {
+    FLASHJIT_FN u32 take_rows(Ring& ring) {
       const bool any_keys = take_keys();
       Message message = take_q(ring);
       if constexpr (has_places) {
+        if (staggers && warpgroup_ > 0 && !message.ends()) {
+          mbarrier_wait(shared_.begun(), begun_parity_);
+          begun_parity_ ^= 1;
+        }
         while (!message.ends()) {
-          add(ring, message, odd);
-          odd ^= 1;
+          add(ring, message);
           ring.advance();
           message = take_q(ring);
         }
+        if constexpr (delays_dq) add_last_dq();
         if (any_keys) release(shared_.keys_empty());
       } else {
         // Scores of a block are computed while the block before it ends. After the last block they are of no
@@ -209,12 +221,13 @@ struct BackwardSm90a {
         issue_scores(scores, ring.stage);
         wgmma_wait_group<0>();
         if constexpr (sums == BackwardSums::dv) take_weights(scores, ring.stage, message);
-        for (; !message.ends(); ring.advance(), odd ^= 1) {
+        for (; !message.ends(); ring.advance()) {
           if constexpr (sums == BackwardSums::dv)
             add_to_dv(ring, message);
           else
-            add_to_dk(scores, ring, message, odd);
+            add_to_dk(scores, ring, message);
         }
+        if constexpr (delays_dq) add_last_dq();
       }
       return static_cast<u32>(message.second);
     }
@@ -255,7 +268,7 @@ struct BackwardSm90a {
         }
       }
       fence_proxy_async();
-      bar_sync(ds_barrier, consumers * 128);
+      bar_sync(keys_barrier, consumers * 128);
     }
     // Zeros for rows of Q and dO whose weights are 0 or NaN. Each warpgroup writes the same ones. Scores may
     // be computed meanwhile: no score changes such weights.
@@ -313,7 +326,7 @@ struct BackwardSm90a {
     }
 
     // One block of query rows.
-    FLASHJIT_FN void add(const Ring& ring, const Message& message, u32 odd) {
+    FLASHJIT_FN void add(const Ring& ring, const Message& message) {
       const int stage = ring.stage;
       Scores scores, dp;
       issue_scores(scores, stage);
@@ -324,6 +337,9 @@ struct BackwardSm90a {
         differentiate(scores, dp, stage, message);
       } else {
         wgmma_wait_group<1>();
+        // The other consumer begins while this one is between its products.
+        if constexpr (staggers)
+          mbarrier_arrive_if(waiting_ < 0 && warpgroup_ == 0 && lane_ == 0, shared_.begun());
         weigh(scores, stage, message);
         if constexpr (early_dv) {
           pack_weights(scores);
@@ -340,27 +356,66 @@ struct BackwardSm90a {
       }
       DqPart<0> first;
       DqPart<1> second;
-      if constexpr (makes_dq) {
-        store_ds(shared_.ds(odd));
-        bar_sync(ds_barrier, consumers * 128);
-        issue_dq<0>(first, shared_.ds(odd));
-        if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(odd));
+      if constexpr (delays_dq) {
+        // Once all have passed dS of the block before, no one reads the buffer that dS goes to now.
+        wait_for_ds(before(ds_ring_));
+        pass_ds();
+        issue_dq_parts(first, second, before(ds_ring_).stage);  // of no use in a place's first step
+      } else if constexpr (makes_dq) {
+        waiting_ = message.place;
+        pass_ds();
+        wait_for_ds(ds_ring_);
+        issue_dq_parts(first, second, ds_ring_.stage);
       }
       issue_dk(stage);
       wgmma_wait_group<1>();  // all but dK
       release(shared_.do_empty(stage));
       // dQ leaves while dK is computed.
       if constexpr (makes_dq) {
-        pass_dq<0>(first, message, odd);
-        if constexpr (dq_parts > 1) pass_dq<1>(second, message, odd);
+        if (!delays_dq || waiting_ >= 0)
+          pass_dq_parts(first, second, delays_dq ? before(ds_ring_) : ds_ring_);
+        // From shared memory once more, so that no register holds it meanwhile.
+        if constexpr (delays_dq) waiting_ = shared_.read_message(stage).place;
+        ds_ring_.advance();
       }
       wgmma_wait_group<0>();
       release(shared_.q_empty(stage));
     }
+    // dQ of a place's last block. Without blocks the product is of no use; a branch around it would cost
+    // registers.
+    FLASHJIT_FN void add_last_dq() {
+      DqPart<0> first;
+      DqPart<1> second;
+      wait_for_ds(before(ds_ring_));
+      issue_dq_parts(first, second, before(ds_ring_).stage);
+      wgmma_wait_group<0>();
+      if (waiting_ >= 0) pass_dq_parts(first, second, before(ds_ring_));
+      waiting_ = -1;
+    }
+    FLASHJIT_FN void issue_dq_parts(DqPart<0>& first, DqPart<1>& second, int buffer) {
+      issue_dq<0>(first, shared_.ds(buffer));
+      if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(buffer));
+    }
+    FLASHJIT_FN void pass_dq_parts(const DqPart<0>& first, const DqPart<1>& second, const DsRing& of) const {
+      pass_dq<0>(first, of);
+      if constexpr (dq_parts > 1) pass_dq<1>(second, of);
+    }
+    FLASHJIT_FN void pass_ds() const {
+      store_ds(shared_.ds(ds_ring_.stage));
+      __syncwarp();
+      release(shared_.ds_full(ds_ring_.stage));
+    }
+    FLASHJIT_FN void wait_for_ds(const DsRing& ring) const {
+      mbarrier_wait(shared_.ds_full(ring.stage), ring.parity);
+    }
+    FLASHJIT_FN static DsRing before(DsRing ring) {
+      ring.retreat(1);
+      return ring;
+    }
 
     // The same without dV, for a block whose scores are there. Computes those of the next block, whose
     // message takes the place of this one's.
-    FLASHJIT_FN void add_to_dk(Scores& scores, const Ring& ring, Message& message, u32 odd) {
+    FLASHJIT_FN void add_to_dk(Scores& scores, const Ring& ring, Message& message) {
       const int stage = ring.stage;
       const Message now = message;
       take_do(ring, now);
@@ -373,35 +428,64 @@ struct BackwardSm90a {
         differentiate(scores, dp, stage, now);
       else
         make_ds(scores, dp, stage);
-      if constexpr (makes_dq) store_ds(shared_.ds(odd));
-      issue_dk(stage);
-      if constexpr (makes_dq) {
-        bar_sync(ds_barrier, consumers * 128);
+      if constexpr (delays_dq) {
+        const DsRing of = before(ds_ring_);
+        wait_for_ds(of);
+        pass_ds();
         DqPart<0> first;
-        issue_dq<0>(first, shared_.ds(odd));
-        wgmma_wait_group<1>();  // dK
-        release(shared_.q_empty(stage));
-        wgmma_wait_group<0>();
-        pass_dq<0>(first, now, odd);
-        // A second part only now: registers would not hold both.
+        issue_dq<0>(first, shared_.ds(of.stage));
+        issue_dk(stage);
+        wgmma_wait_group<1>();
+        if (waiting_ >= 0) pass_dq<0>(first, of);
         DqPart<1> second;
-        if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(odd));
+        if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(of.stage));
         Scores following;
         issue_next_scores(following, ring, message);
+        wgmma_wait_group<dq_parts>();  // dK
+        release(shared_.q_empty(stage));
         if constexpr (dq_parts > 1) {
           wgmma_wait_group<1>();
-          pass_dq<1>(second, now, odd);
+          if (waiting_ >= 0) pass_dq<1>(second, of);
         }
+        waiting_ = now.place;
+        ds_ring_.advance();
         wgmma_wait_group<0>();
         assign(scores, following);
+        return;
+      }
+      if constexpr (makes_dq) pass_ds();
+      issue_dk(stage);
+      Scores following;
+      if constexpr (makes_dq) {
+        waiting_ = now.place;
+        wait_for_ds(ds_ring_);
+        const DsRing here = ds_ring_;
+        ds_ring_.advance();
+        DqPart<0> first;
+        issue_dq<0>(first, shared_.ds(here.stage));
+        wgmma_wait_group<1>();  // dK
+        release(shared_.q_empty(stage));
+        if constexpr (dq_parts > 1) {
+          wgmma_wait_group<0>();
+          pass_dq<0>(first, here);
+          // A second part only now: registers would not hold both.
+          DqPart<1> second;
+          issue_dq<1>(second, shared_.ds(here.stage));
+          issue_next_scores(following, ring, message);
+          wgmma_wait_group<1>();
+          pass_dq<1>(second, here);
+        } else {
+          issue_next_scores(following, ring, message);
+          wgmma_wait_group<1>();
+          pass_dq<0>(first, here);
+        }
       } else {
         wgmma_wait_group<0>();
         release(shared_.q_empty(stage));
-        Scores following;
         issue_next_scores(following, ring, message);
-        wgmma_wait_group<0>();
-        assign(scores, following);
       }
+      wgmma_wait_group<0>();
+      assign(scores, following);
     }
     // No asm statement may have the old scores as operands: they would stay alive until then.
     FLASHJIT_FN static void assign(Scores& to, const Scores& from) {
@@ -594,37 +678,39 @@ struct BackwardSm90a {
       constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
       const int column = parts.dq_first_column(part, warpgroup_), panel = column / layout.panel;
       return wgmma_descriptor(shared_.k() + panel * layout.k_panel + column % layout.panel * 2,
-                              layout.k_panel);
+                              parts.dq_leading(warpgroup_));
     }
-    // Adds a part of dQ to the sums, or gives it to the thread that does. Tiles of 16 x 8 sums have a warp's
-    // accumulator as it lies.
+    // Adds a part of dQ of the block at `waiting_` to the sums, or gives it to the thread that does. Tiles of
+    // 16 x 8 sums have a warp's accumulator as it lies.
     template <int part, int size>
-    FLASHJIT_FN void pass_dq(const float (&dq)[size], const Message& message, u32 odd) const {
+    FLASHJIT_FN void pass_dq(const float (&dq)[size], const DsRing& of) const {
       if constexpr (layout.stages_dq) {
-        wait_for_dq_buffer(part, odd);
+        wait_for_dq_buffer(part, of);
         const u32 to = shared_.dq(warpgroup_) + warp_ * (size * 2 * 16 * 4) + lane_ * 16;
 #pragma unroll
         for (int i = 0; i < size / 4; ++i)
           st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
                        __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
         fence_proxy_async();
-        announce_dq(message.word, message.place);
+        announce_dq(0, waiting_);
       } else {
         constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
         constexpr int row_floats = cuda_backward_row(Spec::head_dim);
-        const int first = parts.dq_first_column(part, warpgroup_);
         const int row = (layout.divides_rows ? warpgroup_ * 64 : 0) + warp_ * 16;
-        float* const to = p_.dq_sums + (static_cast<i64>(message.place) * place_rows + row) * row_floats +
-                          first * 16 + lane_ * 4;
+        float* const to =
+            p_.dq_sums + (static_cast<i64>(waiting_) * place_rows + row) * row_floats + lane_ * 4;
         // The product of the last columns may be wider than the sums.
 #pragma unroll
-        for (int i = 0; i < size / 4; ++i)
-          if (first + 8 * i < row_floats)
-            red_add_v4(to + i * (8 * 16), {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]});
+        for (int i = 0; i < size / 4; ++i) {
+          const int column = parts.dq_column(part, warpgroup_, 8 * i);
+          if (column < row_floats)
+            red_add_v4(to + column * 16, {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]});
+        }
       }
     }
     // A step's only part has the step's parity, two parts have both parities.
-    FLASHJIT_FN void wait_for_dq_buffer(int part, u32 odd) const {
+    FLASHJIT_FN void wait_for_dq_buffer(int part, const DsRing& of) const {
+      const u32 odd = (of.stage + of.parity * layout.ds_buffers) % 2;
       mbarrier_wait(shared_.dq_empty(warpgroup_), (dq_parts > 1 ? part : odd) ^ 1);
     }
     FLASHJIT_FN void announce_dq(int word, int place) const {
@@ -701,6 +787,13 @@ struct BackwardSm90a {
 
     FLASHJIT_FN void write_gradients() const {
       const Work work(p_, place_);
+      if (has_places && makes_dq && p_.dk_sums != nullptr) {
+        // Beyond its last key a sequence has no rows in the workspace.
+        if (work.keys.begin >= work.keys_end) return;
+        add_gradient<makes_dk ? Spec::head_dim : 0>(p_.dk_sums, dk_, work);
+        add_gradient<makes_dv ? Spec::head_dim_v : 0>(p_.dv_sums, dv_, work);
+        return;
+      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int key = work.keys.begin + first_key() + lane_ / 4 + 8 * r;
@@ -718,9 +811,24 @@ struct BackwardSm90a {
       }
     }
 
+    // Adds the warp's 16 keys of dK or dV to the sums of the group.
+    template <int columns, int size>
+    FLASHJIT_FN void add_gradient(float* to_sums, const float (&gradient)[size], const Work& work) const {
+      constexpr int row_floats = cuda_backward_row(columns);
+      const Problem& problem = work.problem;
+      const i64 row = problem.head_kv * p_.key_rows +
+                      p_.first_key_row(problem.batch, problem.first_k, Spec::varlen) + work.keys.begin +
+                      first_key();
+      float* const to = to_sums + row * row_floats + lane_ * 4;
+#pragma unroll
+      for (int i = 0; i < columns / 8; ++i)
+        red_add_v4(to + i * (16 * 8),
+                   {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]});
+    }
+
     const CudaBackwardParams& p_;
     const Shared& shared_;
-    u32 place_ = 0, keys_parity_ = 0;
+    u32 place_ = 0, keys_parity_ = 0, begun_parity_ = 0;
     const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
     float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
     u32 weights_[steps][4], ds_[steps][4];
@@ -728,6 +836,8 @@ struct BackwardSm90a {
     // The gradients of learned tables, as far as this thread has added them up.
     [[no_unique_address]]
     typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;
+    DsRing ds_ring_;    // where the next dS goes
+    int waiting_ = -1;  // the place of the block whose dQ is to be computed, -1 if there is none
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 
@@ -753,6 +863,9 @@ struct BackwardSm90a {
         mbarrier_init(shared.dq_full(consumer), 4);
         mbarrier_init(shared.dq_empty(consumer), 1);
       }
+      for (int buffer = 0; buffer < layout.ds_buffers; ++buffer)
+        mbarrier_init(shared.ds_full(buffer), consumer_warps);
+      mbarrier_init(shared.begun(), 4);
       fence_mbarrier_init();
     }
     if (Spec::dropout && threadIdx.x == 32)

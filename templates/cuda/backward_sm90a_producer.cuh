@@ -4,6 +4,7 @@
 
 #include "cuda/backward_sm90a_parts.cuh"
 #include "cuda/ptx_reduce.cuh"
+#include "cuda/row_bits.cuh"
 #include "cuda/row_walk.cuh"
 #include "shared/backward_cuda_params.h"
 #include "shared/dropout.h"
@@ -37,7 +38,12 @@ struct Sm90aBackwardProducer {
         const int batch = batch_of_maps(work);
         const Problem problem = work.of_head(work.problem.head_q + i);
         const Mask mask(p, problem);
-        RowWalk<Mask, block_m> walk(mask, work.keys);
+        auto walk = [&] {
+          if constexpr (has_row_bits<Mask>)
+            return RowBitsWalk(row_bits<Spec>(p, problem, work.keys.begin), p.row_words);
+          else
+            return RowWalk<Mask, block_m>(mask, work.keys);
+        }();
 #pragma unroll 1
         for (Block block; walk.next(block);) {
           const int stage = ring.stage, row = problem.first_q + block.index * block_m;

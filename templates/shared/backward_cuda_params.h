@@ -11,6 +11,9 @@ constexpr int backward_row_unit = 128;
 
 // Threads and rows of a block of the first and the last step.
 constexpr int backward_threads = 256, backward_rows_of_block = 32;
+// Such blocks that a multiprocessor has at once on sm_90a. Without a number ptxas squeezes some of the steps
+// into so few registers that they spill.
+constexpr int backward_blocks = 5;
 // Shared memory of the step that adds up gradients of sink logits. Elements of a table that a block of a
 // deterministic backward's last step writes.
 constexpr int backward_sinks_shared = backward_threads / 32 * 4,
@@ -86,20 +89,40 @@ struct CudaBackwardParams : BackwardParams {
   // In the workspace: places that blocks of a persistent grid took beyond their first ones. Null if the grid
   // is none.
   u32* next_place;
+  // A block of the grid has the keys of a place for so many query heads, all of a group or one. An entry of
+  // the batch has so many heads with places of their own.
+  int place_group, place_heads;
+  u32 section;  // such heads whose keys the grid takes together: see KeyBlock
+  // In the workspace, dK / scale and dV without dropout's scale: [num_heads_kv, key_rows,
+  // cuda_backward_row(head_dim or head_dim_v)], ordered as dQ's sums. Blocks of the grid that have one query
+  // head of a group each add to them. Null if a block has all heads of a group.
+  float *dk_sums, *dv_sums;
+  i64 key_rows;  // of a head, a multiple of backward_row_unit
+  // In the workspace, for masks whose keys keep no intervals of rows: [1 or num_heads_q, key_rows /
+  // backward_row_unit, row_words] RowBits (cuda/row_bits.cuh) of blocks of row_block rows.
+  void* row_bits;
+  int row_words, row_block;
 
   // The first row of a batch entry's sequence. Packed sequences need no table: rounding down (first packed
   // row + batch * unit) leaves each at least its length, rounded up.
   FLASHJIT_FN i64 first_row(int entry, int first_q, bool varlen) const {
+    return first_row_of(entry, first_q, seqlen_q, varlen);
+  }
+  // The same of key_rows.
+  FLASHJIT_FN i64 first_key_row(int entry, int first_k, bool varlen) const {
+    return first_row_of(entry, first_k, seqlen_k, varlen);
+  }
+  FLASHJIT_FN static i64 first_row_of(int entry, int first, int seqlen, bool varlen) {
     const i64 unit = backward_row_unit;
-    return varlen ? (first_q / unit + entry) * unit : entry * ((seqlen_q + unit - 1) / unit * unit);
+    return varlen ? (first / unit + entry) * unit : entry * ((seqlen + unit - 1) / unit * unit);
   }
 };
 
-// The rows of a head in the workspace: of `batch` sequences of at most seqlen_q rows, or if total_q >= 0
-// packed in so many rows.
-FLASHJIT_FN constexpr i64 backward_rows(i64 batch, i64 seqlen_q, i64 total_q) {
+// The rows of a head in the workspace: of `batch` sequences of at most `seqlen` rows, or if total >= 0 packed
+// in so many rows.
+FLASHJIT_FN constexpr i64 backward_rows(i64 batch, i64 seqlen, i64 total) {
   constexpr i64 unit = backward_row_unit;
-  return total_q >= 0 ? (total_q / unit + batch) * unit : batch * ((seqlen_q + unit - 1) / unit * unit);
+  return total >= 0 ? (total / unit + batch) * unit : batch * ((seqlen + unit - 1) / unit * unit);
 }
 
 }  // namespace flashjit::device

@@ -18,14 +18,15 @@ struct Sm90aBackwardLayout {
   // Columns of a panel. Its rows are 128 bytes, the widest that TMA swizzles.
   static constexpr int panel = 64;
   static constexpr int warpgroup_keys = 64;
-  static constexpr int box_rows = 64;   // of every copy by TMA
-  static constexpr int ds_buffers = 2;  // a consumer may be a step ahead of another
+  static constexpr int box_rows = 64;  // of every copy by TMA
   static constexpr int barrier_bytes = 8, message_bytes = 16;
 
   int consumers;
   // dQ of a step is divided among consumers. With 128 rows each computes 64 of them. With 64 rows each
   // computes one panel of every two, and its part of a last one. So it has one product or two.
   bool divides_rows;
+  // With three panels the two are one product where each thread adds its own sums: fewer reads of dS.
+  bool joins_dq;
   int dq_pairs;                     // of panels
   int dq_parts;                     // products of a consumer
   int dq_columns, dq_last_columns;  // of a product: all of 64 rows or a panel; of a last panel
@@ -36,6 +37,8 @@ struct Sm90aBackwardLayout {
   // Whether the copy engine adds dQ, from shared memory, and not each thread its own, for which there is
   // always room.
   bool stages_dq;
+  // Buffers of dS. With three, dQ of a block is computed a step later, so that consumers need not keep pace.
+  int ds_buffers;
 
   int q_panel, k_panel;                     // bytes of one panel: of Q and dO, of K and V
   int q_bytes, do_bytes, k_bytes, v_bytes;  // bytes of all panels
@@ -51,13 +54,17 @@ struct Sm90aBackwardLayout {
                                             BackwardSums sums = BackwardSums::both)
       : consumers(block_n / warpgroup_keys),
         divides_rows(block_m == consumers * 64),
+        joins_dq(sums == BackwardSums::dk && !divides_rows && ceil_div(head_dim, panel) == 3),
         dq_pairs(divides_rows ? 0 : ceil_div(head_dim, panel) / 2),
-        dq_parts(divides_rows ? 1 : ceil_div(ceil_div(head_dim, panel), 2)),
-        dq_columns(divides_rows ? head_dim : panel),
+        dq_parts(divides_rows || joins_dq ? 1 : ceil_div(ceil_div(head_dim, panel), 2)),
+        dq_columns(divides_rows ? head_dim
+                   : joins_dq   ? panel + panel / consumers
+                                : panel),
         dq_last_columns(panel / consumers),
         rotates(sums == BackwardSums::dk && num_stages == 1),
         stages(rotates ? 2 : num_stages),
         stages_dq(false),
+        ds_buffers(0),
         q_panel(block_m * 128),
         k_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),
@@ -66,35 +73,48 @@ struct Sm90aBackwardLayout {
         v_bytes(sums == BackwardSums::dv ? 0 : ceil_div(head_dim_v, panel) * k_panel),
         buffer_bytes(max(q_bytes, do_bytes)),
         ds_bytes(deterministic || sums == BackwardSums::dv ? 0 : consumers * q_panel),
-        dq_bytes(deterministic || sums == BackwardSums::dv ? 0 : 64 * 4 * dq_part_columns(0)),
+        dq_bytes(0),
         k(0),
         v(k_bytes),
         q(v + v_bytes),
         d_o(q + (rotates ? buffer_bytes : stages * q_bytes)),
         ds(d_o + (rotates ? buffer_bytes : stages * do_bytes)),
-        dq(ds + ds_buffers * ds_bytes),
-        lse(dq + consumers * dq_bytes),
+        dq(0),
+        lse(0),
         delta(0),
         words(0),
         messages(0),
         dropout_key(0),
         barriers(0),
         end(0) {
-    place_rest(block_m, sums, dropout);
-    stages_dq = dq_bytes > 0 && end <= most_bytes;
-    if (!stages_dq) {
-      dq_bytes = 0;
-      lse = dq;
+    const bool makes_dq = !deterministic && sums != BackwardSums::dv;
+    const auto fits = [&](int buffers, bool with_dq) {
+      ds_buffers = buffers;
+      stages_dq = with_dq && makes_dq && !joins_dq;
+      dq_bytes = stages_dq ? 64 * 4 * dq_part_columns(0) : 0;
       place_rest(block_m, sums, dropout);
-    }
+      return end <= most_bytes;
+    };
+    const bool both = sums == BackwardSums::both;
+    if (makes_dq && !rotates && fits(3, both)) return;
+    if (!fits(2, true)) fits(2, false);
   }
 
-  // Columns of a part of dQ, 0 if there is no such part, and the first one of a consumer's.
+  // Columns of a part of dQ, 0 if there is no such part. Where they lie in a row: first_column if they are
+  // not joined, else by dq_column.
   FLASHJIT_FN constexpr int dq_part_columns(int part) const {
     return part >= dq_parts ? 0 : divides_rows || part < dq_pairs ? dq_columns : dq_last_columns;
   }
   FLASHJIT_FN constexpr int dq_first_column(int part, int consumer) const {
-    return divides_rows ? 0 : 2 * part * panel + consumer * dq_part_columns(part);
+    return divides_rows ? 0 : 2 * part * panel + consumer * (joins_dq ? panel : dq_part_columns(part));
+  }
+  FLASHJIT_FN constexpr int dq_column(int part, int consumer, int column) const {
+    return joins_dq && column >= panel ? 2 * panel + consumer * (dq_columns - panel) + column - panel
+                                       : dq_first_column(part, consumer) + column;
+  }
+  // Bytes between the panels of K that a part of dQ reads.
+  FLASHJIT_FN constexpr int dq_leading(int consumer) const {
+    return joins_dq ? (2 - consumer) * k_panel + consumer * (dq_columns - panel) * 2 : k_panel;
   }
 
   // Bytes from an operand's start to its part in a step of a product.
@@ -104,14 +124,16 @@ struct Sm90aBackwardLayout {
 
  private:
   static constexpr int most_bytes = 227 * 1024;  // of a block on sm_90a
-  // Places everything behind lse.
+  // Places everything behind dS.
   FLASHJIT_FN constexpr void place_rest(int block_m, BackwardSums sums, bool dropout) {
+    dq = ds + ds_buffers * ds_bytes;
+    lse = dq + consumers * dq_bytes;
     delta = lse + stages * block_m * 4;
     words = delta + (sums == BackwardSums::dv ? 0 : stages * block_m * 4);
     messages = words + (dropout ? stages * block_m * 8 : 0);
     dropout_key = messages + (stages + consumers) * message_bytes;
     barriers = dropout_key + (dropout ? 16 : 0);
-    end = barriers + (3 + 5 * stages + 2 * consumers) * barrier_bytes;
+    end = barriers + (3 + 5 * stages + 2 * consumers + ds_buffers + 1) * barrier_bytes;
   }
 };
 // Stages of blocks that make dV alone. They hold no V, so two always fit.

@@ -113,7 +113,7 @@ class BackwardOnGpu : public testing::Test {
     ASSERT_EQ(launch.size(), learns<Spec> && Spec::deterministic ? 4u : 3u);
     const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<BackwardParamsOf<Spec>>();
     constexpr int threads = Config::num_warps * 32;
-    run(launch[0], device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
+    run(launch[0], device::backward_threads, 0, [&] { device::backward_prepare<Spec, false>(p); });
     constexpr device::CudaBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   Config::block_m,
                                                 Config::block_n,    Config::num_stages, Spec::dropout,
                                                 Spec::deterministic};
@@ -131,7 +131,7 @@ class BackwardOnGpu : public testing::Test {
             [&] { device::backward_tables<Spec>(p); });
     } else {
       run(launch[2], device::backward_threads, device::backward_sinks_shared,
-          [&] { device::backward_finish<Spec>(p); });
+          [&] { device::backward_finish<Spec, false>(p); });
     }
   }
 };

@@ -110,20 +110,38 @@ class BackwardSm90a : public testing::Test {
     p.rows = device::backward_rows(p.batch, p.seqlen_q, Spec::varlen ? p.total_q : -1);
     const int row = device::cuda_backward_row(Spec::head_dim);
     const auto stats = static_cast<std::size_t>(p.num_heads_q * p.rows);
+    p.section = 2;
+    const bool divides_groups = !divides_sums && !Spec::deterministic && p.num_heads_q > p.num_heads_kv;
+    p.place_heads = divides_groups ? p.num_heads_q : p.num_heads_kv;
+    p.place_group = p.num_heads_q / std::max(p.place_heads, 1);
+    p.key_rows = device::backward_rows(p.batch, p.seqlen_k, Spec::varlen ? p.total_k : -1);
+    const auto keys = static_cast<std::size_t>(divides_groups ? p.num_heads_kv * p.key_rows : 0);
+    const int row_v = device::cuda_backward_row(Spec::head_dim_v);
     // It may hold anything.
-    std::vector<float> memory(stats * static_cast<std::size_t>(2 + row) + 16,
-                              std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> memory(
+        stats * static_cast<std::size_t>(2 + row) + keys * static_cast<std::size_t>(row + row_v) + 16,
+        std::numeric_limits<float>::quiet_NaN());
     float* const floats =
         reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 15) / 16 * 16);
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;
+    if (divides_groups) {
+      p.dk_sums = p.dq_sums + stats * static_cast<std::size_t>(row);
+      p.dv_sums = p.dk_sums + keys * static_cast<std::size_t>(row);
+    }
+    p.row_block = Config::block_m;
+    p.row_words = device::ceil_div(p.seqlen_q, 32 * Config::block_m);
+    std::vector<device::RowBits> row_bits(
+        static_cast<std::size_t>(p.num_heads_q * (p.key_rows / device::backward_row_unit) * p.row_words),
+        device::RowBits{~0u, ~0u});
+    p.row_bits = row_bits.data();
     device::u32 next_place = 0xffffffff;
     if (!divides_sums) p.next_place = &next_place;
     const i64 row_units =
         i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit);
     run_grid(row_units * (device::backward_row_unit / device::backward_rows_of_block),
-             device::backward_threads, 0, [&] { device::backward_prepare<Spec>(p); });
+             device::backward_threads, 0, [&] { device::backward_prepare<Spec, true>(p); });
     const cuda::BackwardMapShapes shapes = cuda::backward_map_shapes(given.spec, p);
     device::BackwardMaps maps;
     const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
@@ -135,7 +153,7 @@ class BackwardSm90a : public testing::Test {
     describe(p.k, shapes.k, maps.k);
     describe(p.v, shapes.v, maps.v);
     describe(p.d_o, shapes.d_o, maps.d_o);
-    const i64 places = i64{p.batch} * p.num_heads_kv * device::ceil_div(p.seqlen_k, Config::block_n);
+    const i64 places = i64{p.batch} * p.place_heads * device::ceil_div(p.seqlen_k, Config::block_n);
     const auto main_step = [&] { device::backward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); };
     constexpr int threads = Config::num_warps * 32;
     if (divides_sums) {
@@ -154,8 +172,12 @@ class BackwardSm90a : public testing::Test {
                device::Sm90aDqLayout(Spec::head_dim, Spec::head_dim_v, Spec::dropout).end,
                [&] { device::backward_dq_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
     else
-      run_grid(row_units + (learns<Spec> ? p.num_heads_q : 0), device::backward_threads,
-               device::backward_sinks_shared, [&] { device::backward_finish<Spec>(p); });
+      run_grid(row_units + (Spec::Sinks::exist ? p.num_heads_q : 0) +
+                   (divides_groups ? i64{p.batch} * p.num_heads_kv *
+                                         device::ceil_div(p.seqlen_k, device::backward_row_unit)
+                                   : 0),
+               device::backward_threads, device::backward_sinks_shared,
+               [&] { device::backward_finish<Spec, !divides_sums>(p); });
     if constexpr (learns<Spec> && Spec::deterministic) {
       i64 blocks = p.num_heads_q;
       for (int table = 0; table < device::most_formula_tables; ++table)

@@ -145,16 +145,16 @@ struct Config {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(backward_threads)
+extern "C" __global__ void __launch_bounds__(backward_threads, backward_blocks)
     flashjit_backward_prepare(const __grid_constant__ CudaBackwardParams params) {
-  backward_prepare<Spec>(params);
+  backward_prepare<Spec, true>(params);
 }
 extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_backward(const __grid_constant__ CudaBackwardParams params,
         const __grid_constant__ BackwardMaps maps) {
   backward_sm90a<Spec, Config>(params, maps);
 }
-extern "C" __global__ void __launch_bounds__(backward_threads)
+extern "C" __global__ void __launch_bounds__(backward_threads, backward_blocks)
     flashjit_backward_finish(const __grid_constant__ CudaBackwardParams params) {
-  backward_finish<Spec>(params);
+  backward_finish<Spec, true>(params);
 }

@@ -30,7 +30,7 @@ struct Config {
 
 extern "C" __global__ void __launch_bounds__(backward_threads)
     flashjit_backward_prepare(const __grid_constant__ CudaBackwardParams params) {
-  backward_prepare<Spec>(params);
+  backward_prepare<Spec, false>(params);
 }
 extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
     flashjit_backward(const __grid_constant__ CudaBackwardParams params) {

@@ -88,6 +88,24 @@ TEST_P(BackwardOnCuda, ReplaysWithOtherLengths) {
   }
 }
 
+// Rows of a group that would not stay in the second-level cache: blocks of the grid have one query head each.
+TEST_P(BackwardOnCuda, GroupsBeyondTheCache) {
+  for (const bool varlen : {false, true}) {
+    Workload workload(on(), {.spec = gpu_backward({SlidingWindowMask{}}, varlen),
+                             .heads_q = 34,
+                             .heads_kv = 1,
+                             .seqlen_q = 2'050,
+                             .seqlen_k = 2'000,
+                             .masks = verify::MaskDataOptions{.window_left = 40, .window_right = 10}});
+    const Kernel& kernel = workload.kernel(on().engine());
+    for (int launch = 0; launch < 2; ++launch) {
+      workload.reset();
+      kernel.launch(workload.args());
+      EXPECT_TRUE(workload.check());
+    }
+  }
+}
+
 TEST_P(BackwardOnCuda, OnSeveralStreamsAndThreads) {
   constexpr int count = 4;
   std::vector<std::unique_ptr<Workload>> workloads;

@@ -31,6 +31,9 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }
+inline int __clz(int bits) {
+  return bits ? __builtin_clz(static_cast<unsigned>(bits)) : 32;
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }

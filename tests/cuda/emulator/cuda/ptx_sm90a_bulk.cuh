@@ -52,9 +52,15 @@ template <class Spec, class Config>
 struct EmulatedBackwardProducts {
   using Element = typename Spec::Element;
   static constexpr int block_m = Config::block_m;
-  static constexpr Sm90aBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   block_m,
-                                              Config::block_n,    Config::num_stages, Spec::dropout,
-                                              Spec::deterministic};
+  static constexpr Sm90aBackwardLayout layout{
+      Spec::head_dim,
+      Spec::head_dim_v,
+      block_m,
+      Config::block_n,
+      Config::num_stages,
+      Spec::dropout,
+      Spec::deterministic,
+      backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ? BackwardSums::dk : BackwardSums::both};
   static constexpr auto q_step = [](int i) { return layout.q_step(i); };
   static constexpr auto k_step = [](int i) { return layout.k_step(i); };
   static constexpr auto row_step = [](int i) { return layout.row_step(i); };

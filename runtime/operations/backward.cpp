@@ -90,7 +90,10 @@ struct Backward {
     checked.shape = attention.shape;
     checked.empty = (p.batch == 0 || p.num_heads_q == 0) || (p.seqlen_q == 0 && p.seqlen_k == 0);
     if (num_gradients(p.formulas) > 0) checked.empty = false;  // zeros are written at least
-    if (spec.varlen) checked.shape.total_q = p.total_q;
+    if (spec.varlen) {
+      checked.shape.total_q = p.total_q;
+      checked.shape.total_k = p.total_k;
+    }
     if (spec.varlen && device.kind == Device::Kind::cpu && p.batch > 0) {
       // The lengths that the sequences have, however long the tensors are.
       p.total_q = p.cu_seqlens_q[p.batch];

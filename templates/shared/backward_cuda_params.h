@@ -13,7 +13,7 @@ constexpr int backward_row_unit = 128;
 constexpr int backward_threads = 256, backward_rows_of_block = 32;
 // Such blocks that a multiprocessor has at once on sm_90a. Without a number ptxas squeezes some of the steps
 // into so few registers that they spill.
-constexpr int backward_blocks = 5;
+constexpr int backward_blocks = 4;
 // Shared memory of the step that adds up gradients of sink logits. Elements of a table that a block of a
 // deterministic backward's last step writes.
 constexpr int backward_sinks_shared = backward_threads / 32 * 4,

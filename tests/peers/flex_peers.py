@@ -13,6 +13,7 @@ documents: part lists is the making of a block mask, attention takes one that is
 Each formula is compiled at its first visit, which compare.py does not count. A mask has a block mask, made once. Needs
 PyTorch 2.5 or newer and Triton.
 """
+import functools
 import json
 import sys
 
@@ -76,16 +77,22 @@ def call_of(request):
     return lambda: torch.autograd.grad(o, learned, d_o, retain_graph=True), kept
 
 
-def call_of_documents(request):
-    b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
-    document = (torch.arange(s, device="cuda", dtype=torch.int32) // request["length"]).repeat(b, 1)
+@functools.cache
+def documents(b, s, length, causal):
+    """What the parts share: compiled, the making of a block mask and attention with one."""
+    document = (torch.arange(s, device="cuda", dtype=torch.int32) // length).repeat(b, 1)
 
     def within(b_, h, i, j):
         return document[b_, i] == document[b_, j]
 
-    mask = (lambda b_, h, i, j: within(b_, h, i, j) & (i >= j)) if request["causal"] else within
-    make_blocks, attend = torch.compile(create_block_mask), torch.compile(flex_attention)
-    lists = lambda: make_blocks(mask, b, None, s, s, device="cuda")
+    mask = (lambda b_, h, i, j: within(b_, h, i, j) & (i >= j)) if causal else within
+    make_blocks = torch.compile(create_block_mask)
+    return lambda: make_blocks(mask, b, None, s, s, device="cuda"), torch.compile(flex_attention)
+
+
+def call_of_documents(request):
+    b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
+    lists, attend = documents(b, s, request["length"], request["causal"])
     if request["part"] == "lists":
         return lists
     q, k, v = (torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))

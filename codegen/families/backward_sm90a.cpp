@@ -54,12 +54,12 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
       divides_sums(spec) ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
   return config.block_m + columns / 2;
 }
-// The most that leave enough of a thread's 232 registers for the rest. Dropout takes 8 of them and holds a
-// bit for each weight. Formulas that are computed beside the scores take some. Found by compiling;
+// The most that leave enough of a thread's 232 registers for the rest. Formulas that are computed beside the
+// scores take some. Beside formulas with derivatives dropout holds a bit for each weight. Found by compiling;
 // tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   if (config.block_m <= 64) return 192;
-  if (spec.dropout) return 128;
+  if (spec.dropout && has_derivatives(spec)) return 144;
   return has_derivatives(spec) || masks_are_tested(spec) ? 176 : 192;
 }
 
@@ -103,8 +103,11 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   constexpr KernelConfig configs[] = {{128, wgmma_block_n, 2, wgmma_warps},
                                       {64, wgmma_block_n, 2, wgmma_warps},
                                       {64, wgmma_block_n, 1, wgmma_warps}};
-  for (const KernelConfig& config : configs)
+  for (const KernelConfig& config : configs) {
+    // Dropout's words leave no room for dS of three blocks of 128 rows.
+    if (spec.dropout && config.block_m > 64) continue;
     if (misfit(spec, target, config).empty()) return config;
+  }
   return configs[std::size(configs) - 1];
 }
 

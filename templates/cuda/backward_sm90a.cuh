@@ -51,10 +51,10 @@ struct BackwardSm90a {
   static constexpr int steps = block_m / 16;  // of the products over a block's rows
 
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
-  // With dropout consumers give more of theirs to the producer's group, which makes words of rows.
-  static constexpr int given = consumers == 2 && Spec::dropout ? 8 : 0;
-  static constexpr int producer_registers = (consumers == 2 ? 40 : 56) + consumers * given;
-  static constexpr int consumer_registers = (consumers == 2 ? 232 : 256) - given;
+  static constexpr int producer_registers = 40, consumer_registers = 232;
+  // A block has what its threads begin with. Waiting for more would never end.
+  static_assert(producer_registers + consumers * consumer_registers <=
+                (consumers + 1) * (65536 / ((consumers + 1) * 128) / 8 * 8));
 
   // Whether dQ of a block is computed during the step of the next one.
   static constexpr bool delays_dq = makes_dq && layout.ds_buffers > 2 && !isolates_dropped<Mask>;
@@ -66,6 +66,8 @@ struct BackwardSm90a {
   // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
   static constexpr bool early_dv =
       sums == BackwardSums::both && block_m <= 64 && !Spec::dropout && !ScoreGradient::changes;
+  // Else weights are packed as soon as their dS is made, so that their registers are free.
+  static constexpr bool packs_late = sums == BackwardSums::both && !early_dv && !ScoreGradient::changes;
 
   // clears_keys: also in K, which dQ's product reads.
   static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && makes_dq;
@@ -180,6 +182,7 @@ struct BackwardSm90a {
           for (float& x : dv_) x = 0;
         next = take_rows(ring);
         if constexpr (has_places) {
+          mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
           release(shared_.q_empty(ring.stage));
           release(shared_.do_empty(ring.stage));
           ring.advance();
@@ -351,7 +354,7 @@ struct BackwardSm90a {
         make_ds(scores, dp, stage);
       }
       if constexpr (!early_dv) {
-        pack_weights(scores);
+        if constexpr (!packs_late) pack_weights(scores);
         issue_dv(stage);
       }
       DqPart<0> first;
@@ -602,8 +605,26 @@ struct BackwardSm90a {
           scores[4 * i + j] = ex2_approx(__fmaf_rn(scores[4 * i + j], scale_log2, -lse[j % 2]));
       }
       if (isolates && !message.whole()) mask_scores(scores, message, 0);
-      if constexpr (Spec::dropout) find_dropped(stage);
+      if constexpr (Spec::dropout) mark_dropped(scores, stage);
     }
+    // No weight is negative, so a set sign marks a dropped one: tests of it take fewer instructions than
+    // those of bits.
+    FLASHJIT_FN void mark_dropped(Scores& weights, int stage) const {
+      const u32 from = shared_.words(stage) + lane_ % 4 * 16;
+#pragma unroll
+      for (int i = 0; i < block_m / 8; ++i) {
+        u32 words[4];
+        ld_shared_v4(words, from + i * 64);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          u32 bits = __float_as_uint(weights[4 * i + j]);
+          if (dropped({words[j % 2 * 2], words[j % 2 * 2 + 1]}, column_words_[j / 2], p_.dropout.below))
+            bits |= 0x80000000u;
+          weights[4 * i + j] = __uint_as_float(bits);
+        }
+      }
+    }
+    FLASHJIT_FN static bool is_marked(float weight) { return static_cast<int>(__float_as_uint(weight)) < 0; }
     FLASHJIT_FN void find_dropped(int stage) {
       const u32 from = shared_.words(stage) + lane_ % 4 * 16;
 #pragma unroll
@@ -628,22 +649,34 @@ struct BackwardSm90a {
         ld_shared_v2(delta[0], delta[1], from + i * 32);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float x = dp[4 * i + j];
-          if constexpr (Spec::dropout) x = is_dropped(4 * i + j) ? 0 : x * p_.dropout.scale;
-          ds[j] = scores[4 * i + j] * (x - delta[j % 2]);
-          if (isolates && scores[4 * i + j] == 0) ds[j] = 0;
+          float weight = scores[4 * i + j], x = dp[4 * i + j] - delta[j % 2];
+          if constexpr (Spec::dropout) {
+            x = __fmaf_rn(is_marked(weight) ? 0.f : dp[4 * i + j], p_.dropout.scale, -delta[j % 2]);
+            weight = fabsf(weight);
+          }
+          ds[j] = weight * x;
+          if (isolates && weight == 0) ds[j] = 0;
         }
         ds_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, ds[0], ds[1]);
         ds_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, ds[2], ds[3]);
+        if constexpr (packs_late) pack_weights(scores, i);
       }
     }
     // A thread holds the same elements of an accumulator and of operand A.
     FLASHJIT_FN void pack_weights(const Scores& scores) {
 #pragma unroll
-      for (int i = 0; i < block_m / 4; ++i) {
-        const auto weight = [&](int at) { return Spec::dropout && is_dropped(at) ? 0.f : scores[at]; };
-        weights_[i / 4][i % 4] = cvt_rn_x2(Element{}, weight(2 * i), weight(2 * i + 1));
-      }
+      for (int i = 0; i < block_m / 8; ++i) pack_weights(scores, i);
+    }
+    FLASHJIT_FN void pack_weights(const Scores& scores, int i) {
+      const auto weight = [&](int j) {
+        const float weight = scores[4 * i + j];
+        if constexpr (!Spec::dropout) return weight;
+        if constexpr (ScoreGradient::changes) return is_dropped(4 * i + j) ? 0.f : weight;
+        // Integers have the order of floats: marked ones become 0, also NaN.
+        return __uint_as_float(static_cast<u32>(max(static_cast<int>(__float_as_uint(weight)), 0)));
+      };
+      weights_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, weight(0), weight(1));
+      weights_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, weight(2), weight(3));
     }
     FLASHJIT_FN void issue_dv(int stage) {
       wgmma_fence();

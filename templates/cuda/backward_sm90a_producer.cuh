@@ -185,15 +185,16 @@ struct Sm90aBackwardProducer {
       }
       return false;
     }
-    const i64 row = head * p.rows + first + (word >> 1) * block_m;
     if constexpr (Spec::dropout) {
       const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
 #pragma unroll 1
       for (int i = lane; i < block_m; i += 32) {
-        const RowWords words = dropout_row_words(key, (word >> 1) * block_m + i, head, batch);
+        const RowWords words = dropout_row_words<true>(key, (word >> 1) * block_m + i, head, batch);
         st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
       }
+      ld_shared_v2(word, head, shared.message(stage));  // once more, so that no register held them
     }
+    const i64 row = head * p.rows + first + (word >> 1) * block_m;
     if (lane == 0) {
       st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
       if constexpr (Kernel::makes_dk) {

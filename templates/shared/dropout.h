@@ -24,16 +24,25 @@ struct Words {
   u32 x[4];
 };
 
+FLASHJIT_FN void philox_round(u32 (&x)[4], u32& key0, u32& key1) {
+  const u64 first = u64{0xd2511f53} * x[0], second = u64{0xcd9e8d57} * x[2];
+  x[0] = static_cast<u32>(second >> 32) ^ x[1] ^ key0;
+  x[1] = static_cast<u32>(second);
+  x[2] = static_cast<u32>(first >> 32) ^ x[3] ^ key1;
+  x[3] = static_cast<u32>(first);
+  key0 += 0x9e3779b9;
+  key1 += 0xbb67ae85;
+}
+// few_registers: the rounds stay a loop on GPUs.
+template <bool few_registers = false>
 FLASHJIT_FN Words philox(u32 key0, u32 key1, Words counter) {
-  u32(&x)[4] = counter.x;
-  for (int round = 0; round < 10; ++round) {
-    const u64 first = u64{0xd2511f53} * x[0], second = u64{0xcd9e8d57} * x[2];
-    x[0] = static_cast<u32>(second >> 32) ^ x[1] ^ key0;
-    x[1] = static_cast<u32>(second);
-    x[2] = static_cast<u32>(first >> 32) ^ x[3] ^ key1;
-    x[3] = static_cast<u32>(first);
-    key0 += 0x9e3779b9;
-    key1 += 0xbb67ae85;
+  if constexpr (few_registers) {
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
+    for (int round = 0; round < 10; ++round) philox_round(counter.x, key0, key1);
+  } else {
+    for (int round = 0; round < 10; ++round) philox_round(counter.x, key0, key1);
   }
   return counter;
 }
@@ -50,9 +59,10 @@ FLASHJIT_FN Words dropout_key(const DropoutParams& p) {
 struct RowWords {
   u32 multiplier, addend;
 };
+template <bool few_registers = false>
 FLASHJIT_FN RowWords dropout_row_words(const Words& key, int row, int head_q, int batch) {
-  const Words w = philox(key.x[0], key.x[1],
-                         {static_cast<u32>(row), static_cast<u32>(head_q), static_cast<u32>(batch), 0});
+  const Words w = philox<few_registers>(
+      key.x[0], key.x[1], {static_cast<u32>(row), static_cast<u32>(head_q), static_cast<u32>(batch), 0});
   return {w.x[0] | 1, w.x[1]};
 }
 

@@ -479,6 +479,7 @@ const Kernel& Workload::kernel(Engine& engine) {
   const Kernel& kernel = engine.get(case_.spec, case_.shape());
   Shape shape = case_.shape();
   if (case_.spec.varlen && args().q) shape.total_q = args().q->shape[0];
+  if (packed_keys() && args().k) shape.total_k = args().k->shape[0];
   const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(shape) + 3) / 4);
   std::optional<Tensor>& workspace = device_args_.workspace;
   if (words > 0 && (!workspace || workspace->shape[0] < words)) {

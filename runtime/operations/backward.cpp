@@ -343,7 +343,8 @@ struct Backward {
     const AttentionSpec& spec = kernel.spec;
     return backward_by_wgmma(kernel.config) &&
            !device::backward_divides_sums(spec.head_dim, spec.head_dim_v) && !spec.deterministic &&
-           heads_q > heads_kv && heads_q / heads_kv * bytes_of_head(spec, seqlen_q) > rows_in_cache;
+           heads_q > heads_kv &&
+           heads_q / std::max(heads_kv, i64{1}) * bytes_of_head(spec, seqlen_q) > rows_in_cache;
   }
 
   // Whether the first step makes bits of the rows that see a block of keys: masks whose keys keep no

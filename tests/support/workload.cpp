@@ -480,7 +480,9 @@ const Kernel& Workload::kernel(Engine& engine) {
   Shape shape = case_.shape();
   if (case_.spec.varlen && args().q) shape.total_q = args().q->shape[0];
   if (packed_keys() && args().k) shape.total_k = args().k->shape[0];
-  const auto words = static_cast<std::int64_t>((kernel.workspace_bytes(shape) + 3) / 4);
+  auto words = static_cast<std::int64_t>((kernel.workspace_bytes(shape) + 3) / 4);
+  // On a CPU it begins at a multiple of 64 bytes, also if it ends at a fence.
+  if (!device_.is_cuda()) words = (words + 15) / 16 * 16;
   std::optional<Tensor>& workspace = device_args_.workspace;
   if (words > 0 && (!workspace || workspace->shape[0] < words)) {
     workspaces_.push_back(make(DType::int32, {.rank = 1, .shape = {words}, .strides = {1}}));

@@ -9,8 +9,10 @@
 // With wide heads no thread has the registers for dK and dV. There a block of the grid makes either of them.
 #pragma once
 
+#include "cuda/backward_sm90a_mask.cuh"
 #include "cuda/backward_sm90a_parts.cuh"
 #include "cuda/backward_sm90a_producer.cuh"
+#include "cuda/backward_sm90a_shared.cuh"
 #include "cuda/dropout.cuh"
 #include "cuda/gradient_row.cuh"
 #include "cuda/ptx_reduce.cuh"
@@ -76,46 +78,7 @@ struct BackwardSm90a {
   static constexpr int keys_barrier = 1;       // all consumers
   static constexpr int warpgroup_barrier = 2;  // + consumer: its own four warps
 
-  struct Shared {
-    const char* memory;
-    u32 start;
-    FLASHJIT_FN u32 k() const { return start + layout.k; }
-    FLASHJIT_FN u32 v() const { return start + layout.v; }
-    FLASHJIT_FN u32 q(int stage) const {
-      return start + layout.q + stage * (layout.rotates ? layout.buffer_bytes : layout.q_bytes);
-    }
-    FLASHJIT_FN u32 d_o(int stage) const {
-      return layout.rotates ? q(stage ^ 1) : start + layout.d_o + stage * layout.do_bytes;
-    }
-    FLASHJIT_FN u32 ds(int buffer) const { return start + layout.ds + buffer * layout.ds_bytes; }
-    FLASHJIT_FN u32 dq(int consumer) const { return start + layout.dq + consumer * layout.dq_bytes; }
-    FLASHJIT_FN u32 lse(int stage) const { return start + layout.lse + stage * (block_m * 4); }
-    FLASHJIT_FN u32 delta(int stage) const { return start + layout.delta + stage * (block_m * 4); }
-    FLASHJIT_FN u32 words(int stage) const { return start + layout.words + stage * (block_m * 8); }
-    // i: a stage, or stages + the consumer whose dQ it is.
-    FLASHJIT_FN u32 message(int i) const { return start + layout.messages + i * layout.message_bytes; }
-    FLASHJIT_FN Message read_message(int i) const {
-      return reinterpret_cast<const Message*>(memory + layout.messages)[i];
-    }
-    FLASHJIT_FN Words dropout_key() const {
-      return *reinterpret_cast<const Words*>(memory + layout.dropout_key);
-    }
-    // mbarriers. "full" expects an arrival of each thread that copies and the bytes, "empty" one of every
-    // consumer warp; of dQ, which consumers fill, it is the other way round.
-    FLASHJIT_FN u32 barrier(int i) const { return start + layout.barriers + i * layout.barrier_bytes; }
-    FLASHJIT_FN u32 k_full() const { return barrier(0); }
-    FLASHJIT_FN u32 v_full() const { return barrier(1); }
-    FLASHJIT_FN u32 keys_empty() const { return barrier(2); }  // K and V
-    FLASHJIT_FN u32 q_full(int stage) const { return barrier(3 + 5 * stage); }
-    FLASHJIT_FN u32 q_empty(int stage) const { return barrier(4 + 5 * stage); }
-    FLASHJIT_FN u32 do_full(int stage) const { return barrier(5 + 5 * stage); }
-    FLASHJIT_FN u32 do_empty(int stage) const { return barrier(6 + 5 * stage); }
-    FLASHJIT_FN u32 asked(int stage) const { return barrier(7 + 5 * stage); }
-    FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
-    FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(4 + 5 * stages + 2 * consumer); }
-    FLASHJIT_FN u32 begun() const { return barrier(3 + 5 * stages + 2 * consumers + layout.ds_buffers); }
-    FLASHJIT_FN u32 ds_full(int buffer) const { return barrier(3 + 5 * stages + 2 * consumers + buffer); }
-  };
+  using Shared = Sm90aBackwardShared<BackwardSm90a>;
 
   // A place is block_n keys of a key/value head. Where one kernel makes all sums, the grid has a block for
   // each multiprocessor. It begins with a place of its own and takes the next one that is left, whose copies
@@ -757,67 +720,14 @@ struct BackwardSm90a {
       const Work work(p_, place_);
       const Mask mask(p_, work.of_head(message.second));
       const int first_row = message.index() * block_m, key = work.keys.begin + first_key();
+      const Sm90aBackwardMasked<block_m, isolates> masked{
+          scores, work.problem.seqlen_q, work.keys.end, first_row, key, lane_, value};
       if constexpr (has_formula<Mask>)
         drop_pairs<block_m>(scores, mask, work.problem, first_row + lane_ % 4 * 2, key + lane_ / 4, value,
-                            MaskBy{*this, scores, work, first_row, key, value});
+                            masked);
       else
-        mask_by(scores, mask, work, first_row, key, value);
+        masked(mask);
     }
-    struct MaskBy {
-      const Consumer& consumer;
-      Scores& scores;
-      const Work& work;
-      int first_row, key;
-      float value;
-      template <class Part>
-      FLASHJIT_FN void operator()(const Part& part) const {
-        consumer.mask_by(scores, part, work, first_row, key, value);
-      }
-    };
-    // By a mask without formulas, or with intervals.
-    template <class Part>
-    FLASHJIT_FN void mask_by(Scores& scores, const Part& mask, const Work& work, int first_row, int key,
-                             float value) const {
-      if constexpr (key_intervals<Part>) {
-        // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from `base`.
-        // before(limit) counts those before `limit`.
-        const int base = first_row + lane_ % 4 * 2;
-        const auto before = [&](int limit) {
-          const int n = min(max(limit - base, 0), block_m);
-          return n / 8 * 2 + min(n % 8, 2);
-        };
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int own = key + lane_ / 4 + 8 * r;
-          const Span kept = mask.hull(Queries{}, {own, own + 1});
-          const u32 bits =
-              own < work.keys.end ? low_bits(before(kept.end)) & ~low_bits(before(kept.begin)) : 0;
-#pragma unroll
-          for (int i = 0; i < block_m / 8; ++i)
-#pragma unroll
-            for (int c = 0; c < 2; ++c)
-              if (!(bits >> (2 * i + c) & 1)) scores[4 * i + 2 * r + c] = value;
-        }
-      } else {
-        // A lane looks up rows for all lanes of its warp, which has 16 keys.
-        typename Part::Tile tile = mask.tile();
-#pragma unroll
-        for (int first = 0; first < block_m; first += 32) {
-          u32 words[1];
-          tile.template bits<16>(first_row + first + lane_, key, words);
-          if (isolates && first_row + first + lane_ >= work.problem.seqlen_q) words[0] = 0;
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const int row = i / 2 * 8 + i % 2;  // + 2 (lane % 4)
-            const u32 bits = __shfl_sync(0xffffffff, words[0], row + lane_ % 4 * 2) >> lane_ / 4;
-            const int at = 4 * (first / 8 + i / 2) + i % 2;
-            if (!(bits & 1)) scores[at] = value;
-            if (!(bits >> 8 & 1)) scores[at + 2] = value;
-          }
-        }
-      }
-    }
-
     FLASHJIT_FN void write_gradients() const {
       const Work work(p_, place_);
       if (has_places && makes_dq && p_.dk_sums != nullptr) {

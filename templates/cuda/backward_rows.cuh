@@ -244,7 +244,8 @@ class BackwardFinish {
     const i64 place =
         problem.head_q * p.rows + p.first_row(at.batch, problem.first_q, Spec::varlen) + at.first;
     griddepcontrol_wait();
-    run<Spec::head_dim>(p.dq_sums, place, p.dq, problem.q_offset(p.dq), at.first, problem.rows, p.scale);
+    run<Spec::head_dim>(p.dq_sums, place, p.dq, problem.q_offset(p.dq), at.first, problem.rows, problem.rows,
+                        p.scale);
   }
   // block: of backward_row_unit keys, over batch entries and heads of K and V.
   FLASHJIT_FN static void finish_dk_dv(const CudaBackwardParams& p, u32 block) {
@@ -253,11 +254,15 @@ class BackwardFinish {
         make_problem<Spec::varlen>(p, at.batch, at.head * (p.num_heads_q / p.num_heads_kv));
     const i64 place =
         problem.head_kv * p.key_rows + p.first_key_row(at.batch, problem.first_k, Spec::varlen) + at.first;
+    int valid = problem.seqlen_k;
+    if constexpr (Spec::Mask::padding) valid = padded_length(p.seqlens_k, at.batch, valid);
     float factor = 1;
     if constexpr (Spec::dropout) factor = p.dropout.scale;
     griddepcontrol_wait();
-    run<Spec::head_dim>(p.dk_sums, place, p.dk, problem.k_offset(p.dk), at.first, problem.seqlen_k, p.scale);
-    run<Spec::head_dim_v>(p.dv_sums, place, p.dv, problem.k_offset(p.dv), at.first, problem.seqlen_k, factor);
+    run<Spec::head_dim>(p.dk_sums, place, p.dk, problem.k_offset(p.dk), at.first, problem.seqlen_k, valid,
+                        p.scale);
+    run<Spec::head_dim_v>(p.dv_sums, place, p.dv, problem.k_offset(p.dv), at.first, problem.seqlen_k, valid,
+                          factor);
   }
 
  private:
@@ -272,10 +277,11 @@ class BackwardFinish {
       first = static_cast<int>(block % blocks * backward_row_unit + tid_x() / 32 * warp_rows);
     }
   };
-  // place: the warp's first row in the sums, `first` in the problem, which has `rows`.
+  // place: the warp's first row in the sums, `first` in the problem, which has `rows`. Those from `valid` on
+  // are zeros, whatever the sums are.
   template <int head_dim>
   FLASHJIT_FN static void run(const float* sums, i64 place, const TensorView& gradient, i64 offset, int first,
-                              int rows, float factor) {
+                              int rows, int valid, float factor) {
     if (first >= rows) return;
     const u32 lane = tid_x() % 32;
     const int row = first + static_cast<int>(lane / 4);
@@ -284,14 +290,16 @@ class BackwardFinish {
     constexpr int columns = 32, whole = head_dim / columns * columns;
 #pragma unroll 4
     for (int column = 0; column < whole; column += columns)
-      convert<columns>(gradient, to + column, from + column * warp_rows, rows - row, lane, factor);
+      convert<columns>(gradient, to + column, from + column * warp_rows, rows - row, valid - row, lane,
+                       factor);
     if constexpr (whole < head_dim)
-      convert<head_dim - whole>(gradient, to + whole, from + whole * warp_rows, rows - row, lane, factor);
+      convert<head_dim - whole>(gradient, to + whole, from + whole * warp_rows, rows - row, valid - row, lane,
+                                factor);
   }
-  // rows: of the problem, from the lane's first one on.
+  // rows, valid: from the lane's first row on.
   template <int columns>
   FLASHJIT_FN static void convert(const TensorView& gradient, Gradient* to, const float* from, int rows,
-                                  u32 lane, float factor) {
+                                  int valid, u32 lane, float factor) {
     float sums[columns / 2];
 #pragma unroll
     for (int i = 0; i < columns / 8; ++i) {
@@ -302,8 +310,8 @@ class BackwardFinish {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      write_gradient(to + half * 8 * gradient.row_stride, sums, half, factor, half * 8 < rows,
-                     static_cast<int>(lane % 4));
+      write_gradient(to + half * 8 * gradient.row_stride, sums, half, half * 8 < valid ? factor : 0,
+                     half * 8 < rows, static_cast<int>(lane % 4));
   }
 };
 // Further blocks write gradients of sink logits, then others dK and dV where groups are divided.

@@ -79,7 +79,8 @@ struct ForwardSm90a {
   // Whether what those walk takes them more registers. Found by compiling.
   static constexpr bool walks_more =
       several_warps &&
-      (begins_late<Mask> || (waves && max(Spec::head_dim, Spec::head_dim_v) <= Sm90aLayout::panel));
+      (begins_late<Mask> || ((waves || (Config::tile_order == TileOrder::heads && makes_work_differ<Mask>)) &&
+                             max(Spec::head_dim, Spec::head_dim_v) <= Sm90aLayout::panel));
   static constexpr int for_pages = converts
                                        ? Sm90aLayout::registers_for_conversion(consumers, Shared::converts)
                                    : Spec::paged ? Sm90aLayout::registers_for_pages(consumers, walks_more)

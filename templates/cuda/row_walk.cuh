@@ -5,12 +5,6 @@
 
 namespace flashjit::device {
 
-// Whether keys of one head may be seen by more rows than others.
-template <class Mask>
-constexpr bool makes_work_differ = true;
-template <>
-inline constexpr bool makes_work_differ<Bounds> = false;
-
 // The keys of a block of the grid: block `block` of the keys of `head`, counted over all batch entries. Where
 // a mask makes work differ, `section` heads together begin with their first keys, which most rows see with a
 // causal mask, so that the longest work never comes last. The rows of a section fit a second-level cache.

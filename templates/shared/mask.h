@@ -240,6 +240,12 @@ inline constexpr bool begins_late = false;
 template <class A, class B>
 inline constexpr bool begins_late<Both<A, B>> = begins_late<A> || begins_late<B>;
 
+// Whether rows of one head may see more keys than others, and keys be seen by more rows.
+template <class Mask>
+inline constexpr bool makes_work_differ = true;
+template <>
+inline constexpr bool makes_work_differ<Bounds> = false;
+
 // Whether a mask has formulas (formula_mask.h). Formulas skip blocks by a search, and kernels test them
 // element by element.
 template <class Mask>

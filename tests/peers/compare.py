@@ -76,7 +76,7 @@ def grid(dims, seqlens):
 GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "backward": ["backward:" + cell for cell in grid((64, 128), (8192,))],
              "backward_grid": ["backward:" + cell for cell in grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384))],
-             "backward_dims": [f"backward:{dims}:8192:causal" for dims in ("40", "72", "80", "96", "112", "160", "192", "192/128:16")],
+             "backward_dims": [f"backward:{dims}:8192:causal" for dims in ("40", "72", "80", "96", "112", "160", "192")] + ["backward:192/128:8192:causal:16"],
              "backward_gqa": [f"backward:128:{seqlen}:{mask}:64/8" for mask in ("full", "causal") for seqlen in (2048, 8192, 32768)],
              "decode": ["decode:" + cell for cell in (
                  "1x8192", "1x131072", "16x8192", "64x8192", "16x32768", "1x100000+63x500:p16",

@@ -345,6 +345,15 @@ class CompareTest(unittest.TestCase):
             with self.assertRaises(SystemExit):
                 compare.Decode("decode:2x1000:" + wrong)
 
+    def test_every_named_cell_is_one(self):
+        kinds = {"decode": compare.Decode, "formula": compare.Formula, "documents": compare.Documents, "append": compare.Append}
+        for sets, tokens in ((compare.GPU_CELLS, 16384), (compare.CPU_CELLS, None)):
+            for name, cells in sets.items():
+                for text in cells:
+                    kind = kinds.get(text.split(":")[0])
+                    with self.subTest(set=name, cell=text):
+                        self.assertEqual((kind(text) if kind else compare.Cell(text, tokens)).name, text)
+
     def test_formulas(self):
         self.stand_in(FLEX_PEERS, FLEX_FLASHJIT)
         done = self.run_compare("--states", "rest", "--cells", "formula:none", "formula:prefix_lm", "formula:alibi:causal")

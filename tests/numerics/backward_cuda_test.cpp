@@ -96,6 +96,8 @@ TEST_P(BackwardOnCuda, GroupsBeyondTheCache) {
                              .heads_kv = 1,
                              .seqlen_q = 2'050,
                              .seqlen_k = 2'000,
+                             .lengths_q = varlen ? std::vector{900, 0, 1'150} : std::vector<int>{},
+                             .lengths_k = varlen ? std::vector{1'100, 70, 830} : std::vector<int>{},
                              .masks = verify::MaskDataOptions{.window_left = 40, .window_right = 10}});
     const Kernel& kernel = workload.kernel(on().engine());
     for (int launch = 0; launch < 2; ++launch) {

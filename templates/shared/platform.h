@@ -4,8 +4,10 @@
 
 #if defined(__CUDACC__)
 #define FLASHJIT_FN __device__ __forceinline__
-#else
+#elif defined(__clang__)
 #define FLASHJIT_FN inline __attribute__((always_inline))
+#else
+#define FLASHJIT_FN inline  // Clang alone compiles kernels for CPUs
 #endif
 
 namespace flashjit::device {

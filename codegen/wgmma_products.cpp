@@ -134,7 +134,7 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
   const auto scores = [&](const char* name, int head_dim) {
     return Product{.name = name,
                    .type = type,
-                   .n = config.block_m,
+                   .n = layout.tile_rows,
                    .steps = device::ceil_div(head_dim, 16),
                    .a_in_registers = false,
                    .b_n_major = false,
@@ -145,7 +145,7 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
     return Product{.name = name,
                    .type = type,
                    .n = head_dim,
-                   .steps = config.block_m / 16,
+                   .steps = layout.tile_rows / 16,
                    .a_in_registers = true,
                    .b_n_major = true,
                    .accumulates = true}

@@ -50,9 +50,12 @@ int dq_shared_memory(const AttentionSpec& spec) {
 // Sums that a thread holds at once: scores and dP of 64 keys and block_m rows, dK and dV of the keys or
 // either.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
-  const int columns =
-      divides_sums(spec) ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
-  return config.block_m + columns / 2;
+  const bool divides = divides_sums(spec);
+  const int columns = divides ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
+  const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                           config.num_stages, spec.dropout, spec.deterministic,
+                                           divides ? BackwardSums::dk : BackwardSums::both);
+  return layout.tile_rows + columns / 2;
 }
 // The most that leave enough of a thread's 232 registers for the rest. Formulas that are computed beside the
 // scores take some. Beside formulas with derivatives dropout holds a bit for each weight. Found by compiling;

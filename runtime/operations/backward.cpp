@@ -165,6 +165,7 @@ struct Backward {
     const bool divides_sums =
         wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
     const bool persistent = wgmma && !divides_sums;
+    if (kernel.spec.dropout) p.place_dropout_scale(wgmma && !has_derivatives(kernel.spec));
     if (persistent) p.next_place = reinterpret_cast<device::u32*>(rest);
     FormulaArguments formulas = params.formulas;
     if (has_exact_sums(kernel)) place_sums(formulas, rest + 1);

@@ -163,8 +163,8 @@ class BackwardRow {
           sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
       float lse_log2 = lse * log2_e;
       if constexpr (isolates_dropped<typename Spec::Mask>) lse_log2 += zero_or_nan;
-      p_.lse_log2[place_] = sees_keys ? lse_log2 : -minus_infinity;
-      p_.delta[place_] = sees_keys ? delta - dlse : 0;
+      p_.lse_log2[place_] = sees_keys ? lse_log2 - lg2_approx(p_.weight_scale) : -minus_infinity;
+      p_.delta[place_] = sees_keys ? (delta - dlse) * p_.delta_scale : 0;
     }
   }
 
@@ -256,13 +256,11 @@ class BackwardFinish {
         problem.head_kv * p.key_rows + p.first_key_row(at.batch, problem.first_k, Spec::varlen) + at.first;
     int valid = problem.seqlen_k;
     if constexpr (Spec::Mask::padding) valid = padded_length(p.seqlens_k, at.batch, valid);
-    float factor = 1;
-    if constexpr (Spec::dropout) factor = p.dropout.scale;
     griddepcontrol_wait();
     run<Spec::head_dim>(p.dk_sums, place, p.dk, problem.k_offset(p.dk), at.first, problem.seqlen_k, valid,
                         p.scale);
     run<Spec::head_dim_v>(p.dv_sums, place, p.dv, problem.k_offset(p.dv), at.first, problem.seqlen_k, valid,
-                          factor);
+                          p.dv_scale);
   }
 
  private:

@@ -561,9 +561,8 @@ class BackwardSm80 {
     };
     store_rows<Gradient, KTile>(dk_, p_.scale, shared_ + layout.k, warp_ * warp_keys, lane_, rows_of(p_.dk),
                                 part_ * k_tiles, Spec::head_dim / 8);
-    store_rows<Gradient, VTile>(dv_, Spec::dropout ? p_.dropout.scale : 1.0f, shared_ + layout.v,
-                                warp_ * warp_keys, lane_, rows_of(p_.dv), part_ * v_tiles,
-                                Spec::head_dim_v / 8);
+    store_rows<Gradient, VTile>(dv_, p_.dv_scale, shared_ + layout.v, warp_ * warp_keys, lane_,
+                                rows_of(p_.dv), part_ * v_tiles, Spec::head_dim_v / 8);
   }
 
   const CudaBackwardParams& p_;

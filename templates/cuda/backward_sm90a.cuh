@@ -50,16 +50,22 @@ struct BackwardSm90a {
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, layout.panel);
-  static constexpr int steps = block_m / 16;  // of the products over a block's rows
+  // A block's rows are taken in tiles, which are all of them unless dK and dV leave too few registers.
+  static constexpr int tile_rows = layout.tile_rows, tiles = block_m / tile_rows;
+  static constexpr int steps = tile_rows / 16;  // of the products over a tile's rows
 
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
-  static constexpr int producer_registers = 40, consumer_registers = 232;
+  static constexpr bool needs_more = tiles > 1 || isolates_dropped<Mask>;
+  static constexpr int producer_registers = needs_more ? 24 : 40, consumer_registers = needs_more ? 240 : 232;
   // A block has what its threads begin with. Waiting for more would never end.
   static_assert(producer_registers + consumers * consumer_registers <=
                 (consumers + 1) * (65536 / ((consumers + 1) * 128) / 8 * 8));
 
+  // clears_keys: also in K, which dQ's product reads.
+  static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && makes_dq;
+
   // Whether dQ of a block is computed during the step of the next one.
-  static constexpr bool delays_dq = makes_dq && layout.ds_buffers > 2 && !isolates_dropped<Mask>;
+  static constexpr bool delays_dq = makes_dq && layout.ds_buffers > 2 && !(isolates && block_m > 64);
   using DsRing = Sm90aRing<layout.ds_buffers>;
   // Whether the second consumer begins a place later than the first, so that one computes weights during the
   // products of the other. With 64 rows, whose weights take less time, this is slower.
@@ -67,12 +73,9 @@ struct BackwardSm90a {
 
   // Whether dV's product begins before dS is made: P is then held twice, in 16 bits and in 32.
   static constexpr bool early_dv =
-      sums == BackwardSums::both && block_m <= 64 && !Spec::dropout && !ScoreGradient::changes;
+      sums == BackwardSums::both && block_m <= 64 && tiles == 1 && !Spec::dropout && !ScoreGradient::changes;
   // Else weights are packed as soon as their dS is made, so that their registers are free.
   static constexpr bool packs_late = sums == BackwardSums::both && !early_dv && !ScoreGradient::changes;
-
-  // clears_keys: also in K, which dQ's product reads.
-  static constexpr bool isolates = isolates_dropped<Mask>, clears_keys = isolates && makes_dq;
 
   // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int keys_barrier = 1;       // all consumers
@@ -115,8 +118,8 @@ struct BackwardSm90a {
   };
   using Producer = Sm90aBackwardProducer<BackwardSm90a>;
 
-  // Sums of a block of rows. They are no members, so that they take no registers before their product begins.
-  using Scores = float[block_m / 2];
+  // Sums of a tile of rows. They are no members, so that they take no registers before their product begins.
+  using Scores = float[tile_rows / 2];
   // A consumer's dQ leaves in at most two parts, a product each.
   template <int part>
   using DqPart = float[max(layout.dq_part_columns(part), 2) / 2];
@@ -173,10 +176,20 @@ struct BackwardSm90a {
           mbarrier_wait(shared_.begun(), begun_parity_);
           begun_parity_ ^= 1;
         }
-        while (!message.ends()) {
-          add(ring, message);
-          ring.advance();
-          message = take_q(ring);
+        if constexpr (tiles > 1) {
+          // Those of the first tile of a block that is none are of no use.
+          Scores scores, dp;
+          issue_scores(scores, ring.stage, 0);
+          take_do(ring, message);
+          issue_dp(dp, ring.stage, 0);
+          wgmma_wait_group<0>();
+          while (!message.ends()) add_in_tiles(scores, dp, ring, message);
+        } else {
+          while (!message.ends()) {
+            add(ring, message);
+            ring.advance();
+            message = take_q(ring);
+          }
         }
         if constexpr (delays_dq) add_last_dq();
         if (any_keys) release(shared_.keys_empty());
@@ -322,24 +335,24 @@ struct BackwardSm90a {
       }
       DqPart<0> first;
       DqPart<1> second;
+      DsRing of = ds_ring_;
       if constexpr (delays_dq) {
         // Once all have passed dS of the block before, no one reads the buffer that dS goes to now.
-        wait_for_ds(before(ds_ring_));
+        of = before(ds_ring_);
+        wait_for_ds(of);
         pass_ds();
-        issue_dq_parts(first, second, before(ds_ring_).stage);  // of no use in a place's first step
       } else if constexpr (makes_dq) {
         waiting_ = message.place;
         pass_ds();
-        wait_for_ds(ds_ring_);
-        issue_dq_parts(first, second, ds_ring_.stage);
+        wait_for_ds(of);
       }
+      if constexpr (makes_dq) issue_dq_parts(first, second, of.stage);  // of no use in a place's first step
       issue_dk(stage);
       wgmma_wait_group<1>();  // all but dK
       release(shared_.do_empty(stage));
       // dQ leaves while dK is computed.
       if constexpr (makes_dq) {
-        if (!delays_dq || waiting_ >= 0)
-          pass_dq_parts(first, second, delays_dq ? before(ds_ring_) : ds_ring_);
+        if (!delays_dq || waiting_ >= 0) pass_dq_parts(first, second, of);
         // From shared memory once more, so that no register holds it meanwhile.
         if constexpr (delays_dq) waiting_ = shared_.read_message(stage).place;
         ds_ring_.advance();
@@ -347,15 +360,91 @@ struct BackwardSm90a {
       wgmma_wait_group<0>();
       release(shared_.q_empty(stage));
     }
+    // The same in two tiles, for a block whose first tile has its scores and dP. Computes those of the next
+    // block, whose message takes the place of this one's, while dQ leaves.
+    FLASHJIT_FN void add_in_tiles(Scores& scores, Scores& dp, Ring& ring, Message& message) {
+      static_assert(tiles <= 2 && dq_parts <= 2);
+      const int stage = ring.stage;
+      make_tile(scores, dp, stage, message, 0);
+      DsRing of = ds_ring_;
+      if constexpr (delays_dq) {
+        of = before(ds_ring_);
+        wait_for_ds(of);
+      }
+      if constexpr (makes_dq) store_ds(0);
+      issue_dv(stage, 0);
+      issue_dk(stage, 0);
+      Scores scores1, dp1;
+      issue_scores(scores1, stage, 1);
+      issue_dp(dp1, stage, 1);
+      wgmma_wait_group<1>();  // all but dP
+      make_tile(scores1, dp1, stage, message, 1);
+      if constexpr (!delays_dq) waiting_ = message.place;
+      const int place = message.place;
+      issue_dv(stage, 1);
+      DqPart<0> first;
+      if constexpr (makes_dq) {
+        pass_ds();
+        if constexpr (!delays_dq) wait_for_ds(of);
+        issue_dq<0>(first, shared_.ds(of.stage));  // of no use in a place's first step
+      }
+      issue_dk(stage, 1);
+      wgmma_wait_group<1>();  // all but dK
+      release(shared_.do_empty(stage));
+      const bool any = !delays_dq || waiting_ >= 0;
+      if constexpr (makes_dq)
+        if (any) pass_dq<0>(first, of);
+      DqPart<1> second;
+      if constexpr (makes_dq && dq_parts > 1) issue_dq<1>(second, shared_.ds(of.stage));
+      Scores next, next_dp;
+      ring.advance();
+      message = take_q(ring);
+      issue_scores(next, ring.stage, 0);
+      wgmma_wait_group<1>();  // all but the scores
+      release(shared_.q_empty(stage));
+      if constexpr (makes_dq && dq_parts > 1)
+        if (any) pass_dq<1>(second, of);
+      take_do(ring, message);
+      issue_dp(next_dp, ring.stage, 0);
+      if constexpr (delays_dq) waiting_ = place;
+      if constexpr (makes_dq) ds_ring_.advance();
+      wgmma_wait_group<0>();
+      assign(scores, next);
+      assign(dp, next_dp);
+    }
+    // Makes weights and dS of a tile of a block, whose dP may not be there yet.
+    FLASHJIT_FN void make_tile(Scores& scores, Scores& dp, int stage, const Message& message, int tile) {
+      if constexpr (ScoreGradient::changes) {
+        wgmma_wait_group<0>();
+        differentiate(scores, dp, stage, message, tile);
+        pack_weights(scores);
+      } else {
+        weigh(scores, stage, message, tile);
+        wgmma_wait_group<0>();
+        make_ds(scores, dp, stage, tile);
+      }
+    }
     // dQ of a place's last block. Without blocks the product is of no use; a branch around it would cost
     // registers.
     FLASHJIT_FN void add_last_dq() {
+      const DsRing of = before(ds_ring_);
       DqPart<0> first;
       DqPart<1> second;
-      wait_for_ds(before(ds_ring_));
-      issue_dq_parts(first, second, before(ds_ring_).stage);
-      wgmma_wait_group<0>();
-      if (waiting_ >= 0) pass_dq_parts(first, second, before(ds_ring_));
+      wait_for_ds(of);
+      if constexpr (tiles == 1) {
+        issue_dq_parts(first, second, of.stage);
+        wgmma_wait_group<0>();
+        if (waiting_ >= 0) pass_dq_parts(first, second, of);
+      } else {
+        issue_dq<0>(first, shared_.ds(of.stage));
+        wgmma_wait_group<0>();
+        if (waiting_ >= 0) pass_dq<0>(first, of);
+        if constexpr (dq_parts > 1) {
+          issue_dq<1>(second, shared_.ds(of.stage));
+          wgmma_wait_group<0>();
+          if (waiting_ >= 0) pass_dq<1>(second, of);
+        }
+      }
       waiting_ = -1;
     }
     FLASHJIT_FN void issue_dq_parts(DqPart<0>& first, DqPart<1>& second, int buffer) {
@@ -367,7 +456,7 @@ struct BackwardSm90a {
       if constexpr (dq_parts > 1) pass_dq<1>(second, of);
     }
     FLASHJIT_FN void pass_ds() const {
-      store_ds(shared_.ds(ds_ring_.stage));
+      store_ds(tiles - 1);
       __syncwarp();
       release(shared_.ds_full(ds_ring_.stage));
     }
@@ -386,21 +475,21 @@ struct BackwardSm90a {
       const Message now = message;
       take_do(ring, now);
       Scores dp;
-      issue_dp(dp, stage);
+      issue_dp(dp, stage, 0);
       if constexpr (!ScoreGradient::changes) weigh(scores, stage, now);
       wgmma_wait_group<0>();
       release(shared_.do_empty(stage));
       if constexpr (ScoreGradient::changes)
-        differentiate(scores, dp, stage, now);
+        differentiate(scores, dp, stage, now, 0);
       else
-        make_ds(scores, dp, stage);
+        make_ds(scores, dp, stage, 0);
       if constexpr (delays_dq) {
         const DsRing of = before(ds_ring_);
         wait_for_ds(of);
         pass_ds();
         DqPart<0> first;
         issue_dq<0>(first, shared_.ds(of.stage));
-        issue_dk(stage);
+        issue_dk(stage, 0);
         wgmma_wait_group<1>();
         if (waiting_ >= 0) pass_dq<0>(first, of);
         DqPart<1> second;
@@ -420,7 +509,7 @@ struct BackwardSm90a {
         return;
       }
       if constexpr (makes_dq) pass_ds();
-      issue_dk(stage);
+      issue_dk(stage, 0);
       Scores following;
       if constexpr (makes_dq) {
         waiting_ = now.place;
@@ -456,7 +545,7 @@ struct BackwardSm90a {
     // No asm statement may have the old scores as operands: they would stay alive until then.
     FLASHJIT_FN static void assign(Scores& to, const Scores& from) {
 #pragma unroll
-      for (int i = 0; i < block_m / 2; ++i) to[i] = from[i];
+      for (int i = 0; i < tile_rows / 2; ++i) to[i] = from[i];
     }
     FLASHJIT_FN void issue_next_scores(Scores& scores, const Ring& ring, Message& message) {
       const Ring next = next_of(ring);
@@ -472,7 +561,7 @@ struct BackwardSm90a {
       issue_next_scores(scores, ring, message);
       take_do(ring, now);
       if constexpr (isolates) release(shared_.q_empty(ring.stage));
-      issue_dv(ring.stage);
+      issue_dv(ring.stage, 0);
       wgmma_wait_group<1>();
       weigh(scores, next.stage, message);
       wgmma_wait_group<0>();
@@ -487,18 +576,21 @@ struct BackwardSm90a {
       pack_weights(scores);
     }
 
-    FLASHJIT_FN u64 q_operand(int stage) const { return wgmma_descriptor(shared_.q(stage), layout.q_panel); }
-    FLASHJIT_FN u64 do_operand(int stage) const {
-      return wgmma_descriptor(shared_.d_o(stage), layout.q_panel);
+    static constexpr int tile_bytes = tile_rows * 128;  // of a panel
+    FLASHJIT_FN u64 q_operand(int stage, int tile) const {
+      return wgmma_descriptor(shared_.q(stage) + tile * tile_bytes, layout.q_panel);
     }
-    FLASHJIT_FN void issue_scores(Scores& scores, int stage) const {
+    FLASHJIT_FN u64 do_operand(int stage, int tile) const {
+      return wgmma_descriptor(shared_.d_o(stage) + tile * tile_bytes, layout.q_panel);
+    }
+    FLASHJIT_FN void issue_scores(Scores& scores, int stage, int tile = 0) const {
       wgmma_fence();
-      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q_operand(stage));
+      Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q_operand(stage, tile));
       wgmma_commit_group();
     }
-    FLASHJIT_FN void issue_dp(Scores& dp, int stage) const {
+    FLASHJIT_FN void issue_dp(Scores& dp, int stage, int tile = 0) const {
       wgmma_fence();
-      Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys(), 0), do_operand(stage));
+      Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys(), 0), do_operand(stage, tile));
       wgmma_commit_group();
     }
     // Bytes from the start of K's and V's panels to the warpgroup's keys.
@@ -523,13 +615,16 @@ struct BackwardSm90a {
       return typename ScoreGradient::Place(p_, problem, first_row + lane_ % 4 * 2, first + lane_ / 4);
     }
     // Both at once, where formulas have derivatives: scores become weights, dP becomes dS.
-    FLASHJIT_FN void differentiate(Scores& scores, Scores& dp, int stage, const Message& message) {
-      if (!message.whole()) mask_scores(scores, message, minus_infinity);
+    FLASHJIT_FN void differentiate(Scores& scores, Scores& dp, int stage, const Message& message,
+                                   int tile = 0) {
+      const int at = tile * tile_rows;
+      if (!message.whole()) mask_scores(scores, message, tile, minus_infinity);
       drop_bad_keys(scores);
-      if constexpr (Spec::dropout) find_dropped(stage);
-      const u32 own = lane_ % 4 * 8;
-      ScoreGradient::template differentiate<block_m>(
-          p_, scores, dp, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m), terms_,
+      if constexpr (Spec::dropout) find_dropped(stage, tile);
+      const u32 own = at * 4 + lane_ % 4 * 8;
+      ScoreGradient::template differentiate<tile_rows>(
+          p_, scores, dp, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m + at),
+          terms_,
           [&](int i, float(&lse)[2], float(&delta)[2]) {
             ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + own + i * 32);
             ld_shared_v2(delta[0], delta[1], shared_.delta(stage) + own + i * 32);
@@ -539,43 +634,47 @@ struct BackwardSm90a {
             return product;
           });
 #pragma unroll
-      for (int i = 0; i < block_m / 4; ++i)
+      for (int i = 0; i < tile_rows / 4; ++i)
         ds_[i / 4][i % 4] = cvt_rn_x2(Element{}, dp[2 * i], dp[2 * i + 1]);
     }
     FLASHJIT_FN void drop_bad_keys(Scores& scores) const {
       if (clears_keys && bad_keys_) {
 #pragma unroll
-        for (int i = 0; i < block_m / 2; ++i)
+        for (int i = 0; i < tile_rows / 2; ++i)
           if (bad_keys_ >> i / 2 % 2 & 1) scores[i] = minus_infinity;
       }
     }
 
     // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
-    FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message) {
+    FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message, int tile = 0) {
+      const int at = tile * tile_rows;
       if constexpr (Score::changes)
-        ScoreGradient::template modify<block_m>(
-            scores, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m));
-      if (!isolates && !message.whole()) mask_scores(scores, message, minus_infinity);
+        ScoreGradient::template modify<tile_rows>(
+            scores, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m + at));
+      if (!isolates && !message.whole()) mask_scores(scores, message, tile, minus_infinity);
       drop_bad_keys(scores);
       const float scale_log2 = Score::scale_log2(p_);
-      const u32 from = shared_.lse(stage) + lane_ % 4 * 8;
+      const u32 from = shared_.lse(stage) + at * 4 + lane_ % 4 * 8;
 #pragma unroll
-      for (int i = 0; i < block_m / 8; ++i) {
+      for (int i = 0; i < tile_rows / 8; ++i) {
         float lse[2];
         ld_shared_v2(lse[0], lse[1], from + i * 32);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           scores[4 * i + j] = ex2_approx(__fmaf_rn(scores[4 * i + j], scale_log2, -lse[j % 2]));
       }
-      if (isolates && !message.whole()) mask_scores(scores, message, 0);
-      if constexpr (Spec::dropout) mark_dropped(scores, stage);
+      if (isolates && !message.whole()) mask_scores(scores, message, tile, 0);
+      if constexpr (Spec::dropout) mark_dropped(scores, stage, tile);
+    }
+    FLASHJIT_FN u32 words_of_thread(int stage, int tile) const {
+      return shared_.words(stage) + tile * (tile_rows * 8) + lane_ % 4 * 16;
     }
     // No weight is negative, so a set sign marks a dropped one: tests of it take fewer instructions than
     // those of bits.
-    FLASHJIT_FN void mark_dropped(Scores& weights, int stage) const {
-      const u32 from = shared_.words(stage) + lane_ % 4 * 16;
+    FLASHJIT_FN void mark_dropped(Scores& weights, int stage, int tile) const {
+      const u32 from = words_of_thread(stage, tile);
 #pragma unroll
-      for (int i = 0; i < block_m / 8; ++i) {
+      for (int i = 0; i < tile_rows / 8; ++i) {
         u32 words[4];
         ld_shared_v4(words, from + i * 64);
 #pragma unroll
@@ -587,11 +686,15 @@ struct BackwardSm90a {
         }
       }
     }
-    FLASHJIT_FN static bool is_marked(float weight) { return static_cast<int>(__float_as_uint(weight)) < 0; }
-    FLASHJIT_FN void find_dropped(int stage) {
-      const u32 from = shared_.words(stage) + lane_ % 4 * 16;
+    // 0 for a marked weight. Integers have the order of floats: marked ones become 0, also NaN.
+    FLASHJIT_FN static float kept(float weight) {
+      if constexpr (!Spec::dropout) return weight;
+      return __uint_as_float(static_cast<u32>(max(static_cast<int>(__float_as_uint(weight)), 0)));
+    }
+    FLASHJIT_FN void find_dropped(int stage, int tile) {
+      const u32 from = words_of_thread(stage, tile);
 #pragma unroll
-      for (int i = 0; i < block_m / 8; ++i) {
+      for (int i = 0; i < tile_rows / 8; ++i) {
         u32 words[4];
         ld_shared_v4(words, from + i * 64);
         if (i % 8 == 0) dropped_[i / 8] = 0;
@@ -604,20 +707,16 @@ struct BackwardSm90a {
     FLASHJIT_FN bool is_dropped(int i) const { return dropped_[i / 32] >> i % 32 & 1; }
 
     // dP^T becomes dS^T, in the form of an operand.
-    FLASHJIT_FN void make_ds(const Scores& scores, const Scores& dp, int stage) {
-      const u32 from = shared_.delta(stage) + lane_ % 4 * 8;
+    FLASHJIT_FN void make_ds(const Scores& scores, const Scores& dp, int stage, int tile = 0) {
+      const u32 from = shared_.delta(stage) + tile * (tile_rows * 4) + lane_ % 4 * 8;
 #pragma unroll
-      for (int i = 0; i < block_m / 8; ++i) {
+      for (int i = 0; i < tile_rows / 8; ++i) {
         float delta[2], ds[4];
         ld_shared_v2(delta[0], delta[1], from + i * 32);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float weight = scores[4 * i + j], x = dp[4 * i + j] - delta[j % 2];
-          if constexpr (Spec::dropout) {
-            x = __fmaf_rn(is_marked(weight) ? 0.f : dp[4 * i + j], p_.dropout.scale, -delta[j % 2]);
-            weight = fabsf(weight);
-          }
-          ds[j] = weight * x;
+          const float weight = scores[4 * i + j];
+          ds[j] = __fmaf_rn(kept(weight), dp[4 * i + j], fabsf(weight) * -delta[j % 2]);
           if (isolates && weight == 0) ds[j] = 0;
         }
         ds_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, ds[0], ds[1]);
@@ -628,35 +727,36 @@ struct BackwardSm90a {
     // A thread holds the same elements of an accumulator and of operand A.
     FLASHJIT_FN void pack_weights(const Scores& scores) {
 #pragma unroll
-      for (int i = 0; i < block_m / 8; ++i) pack_weights(scores, i);
+      for (int i = 0; i < tile_rows / 8; ++i) pack_weights(scores, i);
     }
     FLASHJIT_FN void pack_weights(const Scores& scores, int i) {
       const auto weight = [&](int j) {
         const float weight = scores[4 * i + j];
-        if constexpr (!Spec::dropout) return weight;
-        if constexpr (ScoreGradient::changes) return is_dropped(4 * i + j) ? 0.f : weight;
-        // Integers have the order of floats: marked ones become 0, also NaN.
-        return __uint_as_float(static_cast<u32>(max(static_cast<int>(__float_as_uint(weight)), 0)));
+        if constexpr (Spec::dropout && ScoreGradient::changes)
+          return is_dropped(4 * i + j) ? 0.f : weight;
+        else
+          return kept(weight);
       };
       weights_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, weight(0), weight(1));
       weights_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, weight(2), weight(3));
     }
-    FLASHJIT_FN void issue_dv(int stage) {
+    FLASHJIT_FN void issue_dv(int stage, int tile = 0) {
       wgmma_fence();
-      Products::dv(dv_, weights_, do_operand(stage), 1);
+      Products::dv(dv_, weights_, do_operand(stage, tile), 1);
       wgmma_commit_group();
     }
     // dS^T to shared memory, as rows of 64 keys: a panel for each consumer.
-    FLASHJIT_FN void store_ds(u32 buffer) const {
+    FLASHJIT_FN void store_ds(int tile) const {
+      const u32 buffer = shared_.ds(ds_ring_.stage) + tile * tile_bytes;
       const int matrix = lane_ / 8, row = matrix / 2 * 8 + lane_ % 8, chunk = warp_ * 2 + matrix % 2;
       const u32 to = buffer + warpgroup_ * layout.q_panel + row * 128 + (chunk ^ row % 8) * 16;
 #pragma unroll
       for (int step = 0; step < steps; ++step) stmatrix_x4_trans(to + step * (16 * 128), ds_[step]);
       fence_proxy_async();
     }
-    FLASHJIT_FN void issue_dk(int stage) {
+    FLASHJIT_FN void issue_dk(int stage, int tile = 0) {
       wgmma_fence();
-      Products::dk(dk_, ds_, q_operand(stage), 1);
+      Products::dk(dk_, ds_, q_operand(stage, tile), 1);
       wgmma_commit_group();
     }
     template <int part>
@@ -716,15 +816,15 @@ struct BackwardSm90a {
     }
 
     // Gives `value` to the pairs that the mask drops.
-    FLASHJIT_FN void mask_scores(Scores& scores, const Message& message, float value) {
+    FLASHJIT_FN void mask_scores(Scores& scores, const Message& message, int tile, float value) {
       const Work work(p_, place_);
       const Mask mask(p_, work.of_head(message.second));
-      const int first_row = message.index() * block_m, key = work.keys.begin + first_key();
-      const Sm90aBackwardMasked<block_m, isolates> masked{
+      const int first_row = message.index() * block_m + tile * tile_rows, key = work.keys.begin + first_key();
+      const Sm90aBackwardMasked<tile_rows, isolates> masked{
           scores, work.problem.seqlen_q, work.keys.end, first_row, key, lane_, value};
       if constexpr (has_formula<Mask>)
-        drop_pairs<block_m>(scores, mask, work.problem, first_row + lane_ % 4 * 2, key + lane_ / 4, value,
-                            masked);
+        drop_pairs<tile_rows>(scores, mask, work.problem, first_row + lane_ % 4 * 2, key + lane_ / 4, value,
+                              masked);
       else
         masked(mask);
     }
@@ -746,11 +846,7 @@ struct BackwardSm90a {
         };
         if constexpr (makes_dk) write_gradient(row(p_.dk), dk_, r, valid ? p_.scale : 0, inside, lane_ % 4);
         if constexpr (makes_dv)
-          write_gradient(row(p_.dv), dv_, r,
-                         !valid          ? 0
-                         : Spec::dropout ? p_.dropout.scale
-                                         : 1,
-                         inside, lane_ % 4);
+          write_gradient(row(p_.dv), dv_, r, valid ? p_.dv_scale : 0, inside, lane_ % 4);
       }
     }
 
@@ -775,7 +871,7 @@ struct BackwardSm90a {
     const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
     float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
     u32 weights_[steps][4], ds_[steps][4];
-    u32 column_words_[2], dropped_[ceil_div(block_m, 64)];  // with dropout
+    u32 column_words_[2], dropped_[ceil_div(tile_rows, 64)];  // with dropout
     // The gradients of learned tables, as far as this thread has added them up.
     [[no_unique_address]]
     typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;

@@ -219,9 +219,9 @@ struct BackwardDqSm90a {
         for (int i = 0; i < 8; ++i) {
           float x = dp[8 * step + i];
           if constexpr (Spec::dropout)
-            x = dropped(row_words_[i / 2 % 2], words[i / 4 * 2 + i % 2], p_.dropout.below)
-                    ? 0
-                    : x * p_.dropout.scale;
+            x = dropped(row_words_[i / 2 % 2], words[i / 4 * 2 + i % 2], p_.dropout.below) ? 0
+                : ScoreGradient::changes ? x * p_.dropout.scale
+                                         : x;
           if constexpr (Score::changes) {
             ds[i] = ScoreGradient::of_pair(
                 p_, work.problem, rows(i / 2 % 2 * 8), block.index * block_n + lane_ % 4 * 2,

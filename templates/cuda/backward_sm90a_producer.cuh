@@ -22,15 +22,21 @@ struct Sm90aBackwardProducer {
   static constexpr int block_m = Kernel::block_m, stages = Kernel::stages;
   static constexpr int k_panels = Kernel::k_panels, v_panels = Kernel::v_panels;
 
-  // Copies K and V of each place, then every block of Q and dO that may see the keys.
+  // Copies K and V of each place, and every block of Q and dO that may see the keys. The first of these come
+  // before K and V, whose memory is free only when the place before has ended.
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
-    Ring ring;
+    Step step;
     u32 keys_parity = 0, next;
 #pragma unroll 1
     for (u32 place = Kernel::first_place();; place = next) {
-      const int heads = copy_keys(p, maps, shared, place, keys_parity);
+      bool has_keys = false;
+      const auto copy_keys_once = [&] {
+        if (!has_keys) copy_keys(p, maps, shared, place, keys_parity);
+        has_keys = true;
+      };
+      if (place == Kernel::first_place()) copy_keys_once();
 #pragma unroll 1
-      for (int i = 0; i < heads; ++i) {
+      for (int i = Work(p, place).keys.empty() ? p.place_group : 0; i < p.place_group; ++i) {
         // Hides the value's origin, so that nothing that depends on it is kept for the next head.
         u32 here = place;
         asm volatile("" : "+r"(here));
@@ -46,32 +52,34 @@ struct Sm90aBackwardProducer {
         }();
 #pragma unroll 1
         for (Block block; walk.next(block);) {
-          const int stage = ring.stage, row = problem.first_q + block.index * block_m;
-          wait_for_q_buffer(shared, ring);
+          const int stage = step.stage(), row = problem.first_q + block.index * block_m;
+          wait_for_q_buffer(shared, step);
           ask(shared, stage,
               block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
               problem.head_q);
           mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
           copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, problem.head_q,
                                        batch);
-          wait_for_do_buffer(shared, ring);
+          wait_for_do_buffer(shared, step);
           mbarrier_arrive_expect_tx(shared.do_full(stage), layout.do_bytes);
           copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
                                        problem.head_q, batch);
-          ring.advance();
+          ++step.count;
+          copy_keys_once();
         }
       }
+      copy_keys_once();
       next = next_place(p);
-      mbarrier_wait(shared.q_empty(ring.stage), ring.parity ^ 1);
-      ask(shared, ring.stage, no_more_blocks, static_cast<int>(next));
+      mbarrier_wait(shared.q_empty(step.stage()), step.parity() ^ 1);
+      ask(shared, step.stage(), no_more_blocks, static_cast<int>(next));
       if constexpr (Kernel::has_places) {
         // The phases of dO keep pace with those of Q.
-        mbarrier_wait(shared.do_empty(ring.stage), ring.parity ^ 1);
-        mbarrier_arrive(shared.do_full(ring.stage));
+        mbarrier_wait(shared.do_empty(step.stage()), step.parity() ^ 1);
+        mbarrier_arrive(shared.do_full(step.stage()));
       }
-      mbarrier_arrive(shared.q_full(ring.stage));
+      mbarrier_arrive(shared.q_full(step.stage()));
       if (!Kernel::has_places || next >= Kernel::places(p)) return;
-      ring.advance();
+      ++step.count;
     }
   }
 
@@ -128,11 +136,10 @@ struct Sm90aBackwardProducer {
  private:
   // Packed tensors are one batch entry.
   static FLASHJIT_FN int batch_of_maps(const Work& work) { return Spec::varlen ? 0 : work.problem.batch; }
-  // Copies a place's K and V. Returns how many query heads see them, 0 if there are no keys.
-  static FLASHJIT_FN int copy_keys(const CudaBackwardParams& p, const BackwardMaps& maps,
-                                   const Shared& shared, u32 place, u32& parity) {
+  static FLASHJIT_FN void copy_keys(const CudaBackwardParams& p, const BackwardMaps& maps,
+                                    const Shared& shared, u32 place, u32& parity) {
     const Work work(p, place);
-    if (work.keys.empty()) return 0;
+    if (work.keys.empty()) return;
     const int batch = batch_of_maps(work), key = work.problem.first_k + work.keys.begin;
     mbarrier_wait(shared.keys_empty(), parity ^ 1);
     parity ^= 1;
@@ -144,24 +151,26 @@ struct Sm90aBackwardProducer {
       copy_tile<v_panels, Kernel::block_n>(shared.v(), maps.v, shared.v_full(), key, work.problem.head_kv,
                                            batch);
     }
-    return work.group;
   }
+  // The position in the stages, as one number, because registers are few.
+  struct Step {
+    u32 count = 0;
+    FLASHJIT_FN int stage() const { return static_cast<int>(count % stages); }
+    FLASHJIT_FN u32 parity() const { return count / stages % 2; }
+    FLASHJIT_FN Step before() const { return {count - 1}; }
+  };
   // Where buffers rotate, Q comes where the step before had dO, and dO where it had Q.
-  static FLASHJIT_FN void wait_for_q_buffer(const Shared& shared, Ring ring) {
-    if constexpr (layout.rotates) {
-      ring.retreat(1);
-      mbarrier_wait(shared.do_empty(ring.stage), ring.parity);
-    } else {
-      mbarrier_wait(shared.q_empty(ring.stage), ring.parity ^ 1);
-    }
+  static FLASHJIT_FN void wait_for_q_buffer(const Shared& shared, Step step) {
+    if constexpr (layout.rotates)
+      mbarrier_wait(shared.do_empty(step.before().stage()), step.before().parity());
+    else
+      mbarrier_wait(shared.q_empty(step.stage()), step.parity() ^ 1);
   }
-  static FLASHJIT_FN void wait_for_do_buffer(const Shared& shared, Ring ring) {
-    if constexpr (layout.rotates) {
-      ring.retreat(1);
-      mbarrier_wait(shared.q_empty(ring.stage), ring.parity);
-    } else {
-      mbarrier_wait(shared.do_empty(ring.stage), ring.parity ^ 1);
-    }
+  static FLASHJIT_FN void wait_for_do_buffer(const Shared& shared, Step step) {
+    if constexpr (layout.rotates)
+      mbarrier_wait(shared.q_empty(step.before().stage()), step.before().parity());
+    else
+      mbarrier_wait(shared.do_empty(step.stage()), step.parity() ^ 1);
   }
   // Takes a place that no block has taken. The step before makes its counter 0.
   static FLASHJIT_FN u32 next_place(const CudaBackwardParams& p) {

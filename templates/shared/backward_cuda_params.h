@@ -102,6 +102,24 @@ struct CudaBackwardParams : BackwardParams {
   // backward_row_unit, row_words] RowBits (cuda/row_bits.cuh) of blocks of row_block rows.
   void* row_bits;
   int row_words, row_block;
+  // Factors of weights and of delta in the workspace, and of dV's sums: see place_dropout_scale().
+  float weight_scale = 1, delta_scale = 1, dv_scale = 1;
+
+  // With dropout of scale s. of_weights: weights take it by a shift of lse, which costs nothing.
+  //   w' = s w        dV = sum of w' dO        dS = w' (dP - delta / s)
+  // A pair that dropout drops has no w' in dV and no dP. Weights are rounded to 16 bits, so most of a huge
+  // scale is left to the end.
+  FLASHJIT_FN void place_dropout_scale(bool of_weights) {
+    // If all pairs drop, s is 0: no weight then matters, but delta does.
+    constexpr float least = 0x1p-60f, most = 4096;
+    dv_scale = dropout.scale;
+    if (!of_weights) return;
+    weight_scale = min(max(dropout.scale, least), most);
+    delta_scale = 1 / max(dropout.scale, least);
+    if (dropout.scale == 0) return;
+    dv_scale = max(dropout.scale / most, 1.0f);
+    scale *= dv_scale;
+  }
 
   // The first row of a batch entry's sequence. Packed sequences need no table: rounding down (first packed
   // row + batch * unit) leaves each at least its length, rounded up.

@@ -9,7 +9,7 @@ namespace flashjit::device {
 // makes either, and the weights are computed twice.
 enum class BackwardSums { both, dk, dv };
 FLASHJIT_FN constexpr bool backward_divides_sums(int head_dim, int head_dim_v) {
-  return head_dim + head_dim_v > 256;
+  return head_dim + head_dim_v > 256 && (head_dim > 192 || round_up(head_dim_v, 64) > 128);
 }
 
 // The key blocks' kernel: offsets in bytes from a start that is aligned to 1024. A block of the grid holds
@@ -22,6 +22,9 @@ struct Sm90aBackwardLayout {
   static constexpr int barrier_bytes = 8, message_bytes = 16;
 
   int consumers;
+  // Rows whose scores and dP a thread holds at once: those of a step, or half of them where dK and dV leave
+  // few registers.
+  int tile_rows;
   // dQ of a step is divided among consumers. With 128 rows each computes 64 of them. With 64 rows each
   // computes one panel of every two, and its part of a last one. So it has one product or two.
   bool divides_rows;
@@ -53,6 +56,7 @@ struct Sm90aBackwardLayout {
                                             int num_stages, bool dropout, bool deterministic,
                                             BackwardSums sums = BackwardSums::both)
       : consumers(block_n / warpgroup_keys),
+        tile_rows(sums == BackwardSums::both && head_dim + head_dim_v > 256 ? block_m / 2 : block_m),
         divides_rows(block_m == consumers * 64),
         joins_dq(sums == BackwardSums::dk && !divides_rows && ceil_div(head_dim, panel) == 3),
         dq_pairs(divides_rows ? 0 : ceil_div(head_dim, panel) / 2),
@@ -95,8 +99,8 @@ struct Sm90aBackwardLayout {
       place_rest(block_m, sums, dropout);
       return end <= most_bytes;
     };
-    const bool both = sums == BackwardSums::both;
-    if (makes_dq && !rotates && fits(3, both)) return;
+    const bool copies = sums == BackwardSums::both && tile_rows == block_m;
+    if (makes_dq && !rotates && fits(3, copies)) return;
     if (!fits(2, true)) fits(2, false);
   }
 

@@ -125,6 +125,7 @@ class BackwardSm90a : public testing::Test {
         std::numeric_limits<float>::quiet_NaN());
     float* const floats =
         reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 15) / 16 * 16);
+    if (Spec::dropout) p.place_dropout_scale(!device::ScoreGradient<typename Spec::Score>::changes);
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;

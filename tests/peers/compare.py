@@ -268,10 +268,15 @@ class Formula:
         self.base = base and "formula:" + ("causal" if self.causal and base == "none" else base) + ":backward" * (self.op == "backward")
         # Each side draws masks of its own, so rates on kept pairs are compared: a side's time is scaled to all pairs.
         self.scales = self.formula == "padding" or self.formula.startswith("blocks_")
-        self.density = self.formula.split("_")[1] if self.formula.startswith("blocks_") else None
+        self.density = self.formula.startswith("blocks_") and self.share_of_blocks()
 
     def compares_with(self, other):
         return other.name == self.base
+
+    def share_of_blocks(self):
+        """What FlexAttention's mask keeps: the blocks on the diagonal, and a share of the others."""
+        share = float(self.formula.split("_")[1])
+        return f"{share + (1 - share) * 128 / self.seqlen:.4f}"
 
     def request(self):
         return {"op": "formula", "formula": self.formula, "causal": self.causal, "learned": self.learned}

@@ -61,20 +61,22 @@ struct EmulatedBackwardProducts {
       Spec::dropout,
       Spec::deterministic,
       backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ? BackwardSums::dk : BackwardSums::both};
+  static constexpr int tile_rows = layout.tile_rows;
   static constexpr auto q_step = [](int i) { return layout.q_step(i); };
   static constexpr auto k_step = [](int i) { return layout.k_step(i); };
   static constexpr auto row_step = [](int i) { return layout.row_step(i); };
 
-  static void s(float (&d)[block_m / 2], u64 k, u64 q) {
-    emulated_ss<Element, block_m, false>(d, k, q, ceil_div(Spec::head_dim, 16), k_step, q_step);
+  static void s(float (&d)[tile_rows / 2], u64 k, u64 q) {
+    emulated_ss<Element, tile_rows, false>(d, k, q, ceil_div(Spec::head_dim, 16), k_step, q_step);
   }
-  static void dp(float (&d)[block_m / 2], u64 v, u64 d_o) {
-    emulated_ss<Element, block_m, false>(d, v, d_o, ceil_div(Spec::head_dim_v, 16), k_step, q_step);
+  static void dp(float (&d)[tile_rows / 2], u64 v, u64 d_o) {
+    emulated_ss<Element, tile_rows, false>(d, v, d_o, ceil_div(Spec::head_dim_v, 16), k_step, q_step);
   }
-  static void dv(float (&d)[Spec::head_dim_v / 2], const u32 (&p)[block_m / 16][4], u64 d_o, int accumulate) {
+  static void dv(float (&d)[Spec::head_dim_v / 2], const u32 (&p)[tile_rows / 16][4], u64 d_o,
+                 int accumulate) {
     emulated_rs<Element, Spec::head_dim_v>(d, p, d_o, accumulate);
   }
-  static void dk(float (&d)[Spec::head_dim / 2], const u32 (&ds)[block_m / 16][4], u64 q, int accumulate) {
+  static void dk(float (&d)[Spec::head_dim / 2], const u32 (&ds)[tile_rows / 16][4], u64 q, int accumulate) {
     emulated_rs<Element, Spec::head_dim>(d, ds, q, accumulate);
   }
   static void dq(float (&d)[layout.dq_columns / 2], u64 ds, u64 k) {

@@ -47,6 +47,10 @@ int dq_shared_memory(const AttentionSpec& spec) {
   return device::Sm90aDqLayout(spec.head_dim, spec.head_dim_v, spec.dropout).end;
 }
 
+bool has_block_lists(const AttentionSpec& spec) {
+  return std::any_of(spec.mask.begin(), spec.mask.end(),
+                     [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
+}
 // Sums that a thread holds at once: scores and dP of 64 keys and block_m rows, dK and dV of the keys or
 // either.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
@@ -63,7 +67,8 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   if (config.block_m <= 64) return 192;
   if (spec.dropout && has_derivatives(spec)) return 144;
-  return has_derivatives(spec) || masks_are_tested(spec) ? 176 : 192;
+  const bool looks_up = masks_are_tested(spec) || (spec.dropout && (spec.varlen || has_block_lists(spec)));
+  return has_derivatives(spec) || looks_up ? 176 : 192;
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -106,11 +111,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   constexpr KernelConfig configs[] = {{128, wgmma_block_n, 2, wgmma_warps},
                                       {64, wgmma_block_n, 2, wgmma_warps},
                                       {64, wgmma_block_n, 1, wgmma_warps}};
-  for (const KernelConfig& config : configs) {
-    // Dropout's words leave no room for dS of three blocks of 128 rows.
-    if (spec.dropout && config.block_m > 64) continue;
+  for (const KernelConfig& config : configs)
     if (misfit(spec, target, config).empty()) return config;
-  }
   return configs[std::size(configs) - 1];
 }
 

@@ -54,9 +54,12 @@ struct BackwardSm90a {
   static constexpr int tile_rows = layout.tile_rows, tiles = block_m / tile_rows;
   static constexpr int steps = tile_rows / 16;  // of the products over a tile's rows
 
-  // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
-  static constexpr bool needs_more = tiles > 1 || isolates_dropped<Mask>;
-  static constexpr int producer_registers = needs_more ? 24 : 40, consumer_registers = needs_more ? 240 : 232;
+  // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers. Where they need
+  // all that there are, the thread that copies tiles spills some, which costs nothing: it waits most of the
+  // time.
+  static constexpr bool needs_most = tiles > 1 || (isolates_dropped<Mask> && block_m <= 64 &&
+                                                   Spec::head_dim + Spec::head_dim_v > 224);
+  static constexpr int producer_registers = needs_most ? 24 : 40, consumer_registers = needs_most ? 240 : 232;
   // A block has what its threads begin with. Waiting for more would never end.
   static_assert(producer_registers + consumers * consumer_registers <=
                 (consumers + 1) * (65536 / ((consumers + 1) * 128) / 8 * 8));
@@ -716,7 +719,10 @@ struct BackwardSm90a {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float weight = scores[4 * i + j];
-          ds[j] = __fmaf_rn(kept(weight), dp[4 * i + j], fabsf(weight) * -delta[j % 2]);
+          if constexpr (Spec::dropout)
+            ds[j] = __fmaf_rn(kept(weight), dp[4 * i + j], fabsf(weight) * -delta[j % 2]);
+          else
+            ds[j] = weight * (dp[4 * i + j] - delta[j % 2]);
           if (isolates && weight == 0) ds[j] = 0;
         }
         ds_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, ds[0], ds[1]);

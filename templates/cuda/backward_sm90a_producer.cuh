@@ -22,8 +22,9 @@ struct Sm90aBackwardProducer {
   static constexpr int block_m = Kernel::block_m, stages = Kernel::stages;
   static constexpr int k_panels = Kernel::k_panels, v_panels = Kernel::v_panels;
 
-  // Copies K and V of each place, and every block of Q and dO that may see the keys. The first of these come
-  // before K and V, whose memory is free only when the place before has ended.
+  // Copies K and V of each place, and every block of Q and dO that may see the keys. With rows_first, the
+  // first of these come before K and V, whose memory is free only when the place before has ended. That takes
+  // registers, and pays where places are short or a look-up comes before.
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
     Step step;
     u32 keys_parity = 0, next;
@@ -34,7 +35,8 @@ struct Sm90aBackwardProducer {
         if (!has_keys) copy_keys(p, maps, shared, place, keys_parity);
         has_keys = true;
       };
-      if (place == Kernel::first_place()) copy_keys_once();
+      constexpr bool rows_first = Kernel::has_places && Kernel::needs_most;
+      if (!rows_first || place == Kernel::first_place()) copy_keys_once();
 #pragma unroll 1
       for (int i = Work(p, place).keys.empty() ? p.place_group : 0; i < p.place_group; ++i) {
         // Hides the value's origin, so that nothing that depends on it is kept for the next head.
@@ -65,10 +67,10 @@ struct Sm90aBackwardProducer {
           copy_tile<v_panels, block_m>(shared.d_o(stage), maps.d_o, shared.do_full(stage), row,
                                        problem.head_q, batch);
           ++step.count;
-          copy_keys_once();
+          if constexpr (rows_first) copy_keys_once();
         }
       }
-      copy_keys_once();
+      if constexpr (rows_first) copy_keys_once();
       next = next_place(p);
       mbarrier_wait(shared.q_empty(step.stage()), step.parity() ^ 1);
       ask(shared, step.stage(), no_more_blocks, static_cast<int>(next));

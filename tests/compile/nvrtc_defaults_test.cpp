@@ -336,7 +336,7 @@ TEST_F(NvrtcTest, DefaultKernelsWithEightBitPages) {
           for (const auto& masks : std::vector<std::vector<Mask>>{
                    {CausalMask{}}, {SlidingWindowMask{.sinks = true}, PaddingMask{}}, {TreeMask{}}})
             for (const int seqlen_q : {1, 64, 4096}) {
-              if (!has_turn(++place, 97)) continue;
+              if (!has_turn(++place, 199)) continue;
               AttentionSpec spec = make_spec(place % 2 ? DType::fp16 : DType::bf16, head_dim);
               spec.mask = masks;
               spec.varlen = place % 5 == 0;

@@ -142,33 +142,44 @@ bool test_quick() {
   return value && std::string(value) == "1";
 }
 
+const TestDevice* OnEveryDevice::sole_target() {
+  const std::string suite = testing::UnitTest::GetInstance()->current_test_info()->test_suite_name();
+  const bool random = suite.ends_with("/Random");
+  if (test_all() || on().is_cuda() || (random && !test_quick())) return nullptr;
+  const std::vector<const TestDevice*> cpus = cpu_devices();
+  return cpus[std::hash<std::string>{}(name_of_test()) % cpus.size()];
+}
+
 bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) {
   const std::vector<const TestDevice*> cpus = cpu_devices();
-  const std::uint64_t place = place_++, size = cpus.size();
+  const std::uint64_t place = place_++;
   if (test_all() || on().is_cuda()) return true;
   // Draws at random instead of in turns: the table may have a period of its own. Each test draws differently.
   const std::uint64_t seed = std::hash<std::string>{}(name_of_test());
+  const bool drawn_ones = verify::random_bits(seed + 1, place) % one_in == 0;
+  if (sole_target())
+    return drawn_ones && (!test_quick() || verify::random_bits(seed, place) % cpus.size() == 0);
+  const std::uint64_t size = cpus.size();
   const std::uint64_t drawn = verify::random_bits(seed, place / size), step = place % size;
   const TestDevice* taker = cpus[(drawn + (drawn / size % 2 ? step : size - step)) % size];
-  if (!test_quick() && repeats_avx512(*taker, spec.dtype))
+  if (repeats_avx512(*taker, spec.dtype))
     taker = *std::find_if(cpus.begin(), cpus.end(),
                           [](const TestDevice* cpu) { return cpu->target() == "x86-64-v4"; });
-  return taker == &on() && verify::random_bits(seed + 1, place) % one_in == 0;
+  return taker == &on() && drawn_ones;
 }
 
 std::vector<DType> OnEveryDevice::own_dtypes() {
   std::vector<DType> dtypes = on().dtypes();
-  if (!test_all() && !test_quick())
+  if (!test_all() && !sole_target())
     std::erase_if(dtypes, [&](DType dtype) { return repeats_avx512(on(), dtype); });
   return dtypes;
 }
 
 void OnEveryDevice::SetUp() {
   if (!GetParam()) GTEST_SKIP() << "no GPU: " << why_no_cuda;
-  if (!test_quick() || on().is_cuda()) return;
-  const std::vector<const TestDevice*> cpus = cpu_devices();
-  const TestDevice* const taker = cpus[std::hash<std::string>{}(name_of_test()) % cpus.size()];
-  if (taker != &on()) GTEST_SKIP() << "FLASHJIT_TEST_QUICK=1: runs on " << taker->target();
+  const TestDevice* const taker = sole_target();
+  if (taker && taker != &on())
+    GTEST_SKIP() << "runs on " << taker->target() << ", and with FLASHJIT_TEST_ALL=1 here";
 }
 
 }  // namespace flashjit::testing_support

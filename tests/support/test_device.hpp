@@ -56,22 +56,24 @@ inline void PrintTo(const std::shared_ptr<TestDevice>& device, std::ostream* out
 // Whether FLASHJIT_TEST_ALL=1: tests that otherwise take a sample run whole.
 bool test_all();
 
-// Whether FLASHJIT_TEST_QUICK=1, which tools/test --quick sets: each test of a suite runs on one CPU target.
+// Whether FLASHJIT_TEST_QUICK=1, which tools/test --quick sets: less of some tables.
 bool test_quick();
 
 // A suite whose cases run once on every device.
 class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>> {
  protected:
-  // Skips the test if the device is null, and with FLASHJIT_TEST_QUICK=1 on all CPU targets but one.
+  // Skips the test if the device is null, or if another one runs it alone.
   void SetUp() override;
+  // The CPU target that runs the test, which a hash of its name picks; null if each device does: GPUs, random
+  // specs (but with FLASHJIT_TEST_QUICK=1), and all tests with FLASHJIT_TEST_ALL=1.
+  const TestDevice* sole_target();
   TestDevice& on() { return *GetParam(); }
-  // Whether this device takes the next case of a long table, a kernel of `spec`. CPU targets share the
-  // host's code, so each takes a `one_in`th of its share of the table's cases: of `one_in` times as many
-  // consecutive cases as there are targets, each target takes one. GPUs take every case, and so do all
-  // devices with FLASHJIT_TEST_ALL=1.
+  // Whether this device takes the next case of a long table, a kernel of `spec`: every `one_in`th. CPU
+  // targets that share a test take them in turns. GPUs take every case, and so do all devices with
+  // FLASHJIT_TEST_ALL=1.
   bool takes_next(const AttentionSpec& spec, std::uint64_t one_in = 6);
-  // The dtypes for tables that every device takes. Unless FLASHJIT_TEST_ALL=1, dtypes whose
-  // kernels are the same as another device's are left out (AMX multiplies only bf16).
+  // The dtypes for tables that every device takes. Those whose kernels are the same as another device's are
+  // left out (AMX multiplies only bf16), unless FLASHJIT_TEST_ALL=1 or this device runs the test alone.
   std::vector<DType> own_dtypes();
 
  private:

@@ -408,6 +408,10 @@ TEST_F(BackwardSm90a, DropoutOfPackedSequences) {
                .spare_rows = 7,
                .seed = 4};
   expect<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>, ConfigOf<128, 2>>(c, {CausalMask{}});
+  // All weights drop, and dlse still has gradients.
+  Case certain = c;
+  certain.dropout_p = 1;
+  expect<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>, ConfigOf<128, 2>>(certain, {CausalMask{}});
   expect<Deterministic<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>>, ConfigOf<64, 2>>(
       c, {CausalMask{}});
 }

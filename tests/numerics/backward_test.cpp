@@ -137,6 +137,18 @@ TEST_P(Backward, EveryMaskWithAndWithoutDropout) {
         }
 }
 
+// At 1 all weights drop, and dlse alone has gradients.
+TEST_P(Backward, DropoutOfMostWeightsAndOfAll) {
+  for (const DType dtype : on().dtypes())
+    for (const double p : {0.99, 1.0})
+      expect({.spec = backward_spec(dtype, 64, causal_masks[1], {.dropout = true}),
+              .heads_q = 2,
+              .heads_kv = 1,
+              .seqlen_q = 100,
+              .seqlen_k = 200,
+              .dropout_p = p});
+}
+
 TEST_P(Backward, ScoresOfEveryKind) {
   for (const DType dtype : on().dtypes())
     for (const Data data :

@@ -102,9 +102,10 @@ struct BackwardSm90a {
     FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
       const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
       const u32 heads_of_entry = static_cast<u32>(p.place_heads);
+      const int group = p.place_group;
       const KeyBlock<Mask> of_grid(place, blocks, static_cast<u32>(p.batch) * heads_of_entry, p.section);
       const int block = static_cast<int>(of_grid.block);
-      const int head_q = static_cast<int>(of_grid.head % heads_of_entry) * p.place_group;
+      const int head_q = static_cast<int>(of_grid.head % heads_of_entry) * group;
       const int batch = static_cast<int>(of_grid.head / heads_of_entry);
       problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_q);
       const Problem slot = make_problem<Spec::varlen>(p, batch, head_q);

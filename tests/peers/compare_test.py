@@ -17,6 +17,7 @@ from unittest import mock
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 COMPARE, PLOT = os.path.join(FOLDER, "compare.py"), os.path.join(FOLDER, "plot.py")
 sys.path.insert(0, FOLDER)
+import cells
 import compare
 
 # Both stand-ins write to the file TURNS that they were asked. "broken"
@@ -225,7 +226,7 @@ class CompareTest(unittest.TestCase):
         times = [{"flashjit": 1.0, "cudnn": 3.0, "fa3": 1.9}, {"flashjit": 2.0, "cudnn": 2.0, "fa3": 2.2},
                  {"flashjit": 1.0, "cudnn": 1.1, "fa3": 1.0}]
         options = compare.parse(["peers.py"])
-        case = compare.Case(compare.Cell("128:8192:full", 16384), "bf16", None, options)
+        case = compare.Case(cells.Cell("128:8192:full", 16384), "bf16", None, options)
         row = compare.Table(options, [{"cell": case.name, "ms": ms} for ms in times]).row(case)
         # Choosing the best peer in each round would give 1.00.
         self.assertEqual([row[3], row[5], row[6]], ["1.10 (1.00-3.00)", "1.10 (1.00-1.90)", "1.100 fa3"])
@@ -324,10 +325,10 @@ class CompareTest(unittest.TestCase):
                     "1.25 (1.25-1.25) decode:2x1000:8/8",
                     "decode:1x300+2x20:p1 | 0.00 | 0.00 | 1.00 (1.00-1.00) | - | - | - | - | - | -"):
             self.assertIn(f"| {row} |\n", done.stdout)
-        self.assertEqual(compare.Decode("decode:1x300+2x20:64/8").key_elements() * 2, 340 * 8 * 512)
-        self.assertEqual(len(compare.GPU_CELLS["decode"]), 15)
-        for cell in compare.GPU_CELLS["decode"]:
-            compare.Decode(cell)
+        self.assertEqual(cells.Decode("decode:1x300+2x20:64/8").key_elements() * 2, 340 * 8 * 512)
+        self.assertEqual(len(cells.GPU_CELLS["decode"]), 15)
+        for cell in cells.GPU_CELLS["decode"]:
+            cells.Decode(cell)
 
     def test_decode_of_8_bits(self):
         self.stand_in(DECODE_PEERS, DECODE_FLASHJIT)
@@ -337,22 +338,20 @@ class CompareTest(unittest.TestCase):
         lines = done.stdout.splitlines()
         for cell, base in (("decode:2x1000:fp8_e4m3/token_head", "decode:2x1000"), ("decode:2x1000:p16:int8", "decode:2x1000:p16")):
             self.assertTrue(any(line.startswith(f"| {cell} |") and line.endswith(f") {base} |") for line in lines), done.stdout)
-        int8 = compare.Decode("decode:2x1000:int8/token_head")
+        int8 = cells.Decode("decode:2x1000:int8/token_head")
         self.assertEqual(int8.bytes(2), 2000 * 8 * (256 + 8))
-        self.assertEqual(compare.Decode("decode:2x1000").bytes(2), 2000 * 8 * 512)
-        self.assertEqual(compare.kv_fields(int8), {"kv_dtype": "int8", "kv_scale": "token_head"})
+        self.assertEqual(cells.Decode("decode:2x1000").bytes(2), 2000 * 8 * 512)
+        self.assertEqual(cells.kv_fields(int8), {"kv_dtype": "int8", "kv_scale": "token_head"})
         for wrong in ("int4", "int8/row"):
             with self.assertRaises(SystemExit):
-                compare.Decode("decode:2x1000:" + wrong)
+                cells.Decode("decode:2x1000:" + wrong)
 
     def test_every_named_cell_is_one(self):
-        kinds = {"decode": compare.Decode, "formula": compare.Formula, "documents": compare.Documents, "append": compare.Append}
-        for sets, tokens in ((compare.GPU_CELLS, 16384), (compare.CPU_CELLS, None)):
-            for name, cells in sets.items():
-                for text in cells:
-                    kind = kinds.get(text.split(":")[0])
+        for sets, tokens in ((cells.GPU_CELLS, 16384), (cells.CPU_CELLS, None)):
+            for name, of_set in sets.items():
+                for text in of_set:
                     with self.subTest(set=name, cell=text):
-                        self.assertEqual((kind(text) if kind else compare.Cell(text, tokens)).name, text)
+                        self.assertEqual(cells.cell_of(text, tokens).name, text)
 
     def test_formulas(self):
         self.stand_in(FLEX_PEERS, FLEX_FLASHJIT)
@@ -362,10 +361,10 @@ class CompareTest(unittest.TestCase):
         # Half of the pairs in twice the time: a quarter of the rate.
         self.assertIn("| formula:prefix_lm | 4 | 6 | 1.50 (1.50-1.50) | 0.25 (0.25-0.25) formula:none |\n", done.stdout)
         self.assertIn("| formula:alibi:causal | 4 | 6 | 1.50 (1.50-1.50) | - |\n", done.stdout)
-        for name in compare.GPU_CELLS["formulas"]:
-            self.assertIn(compare.Formula(name).base, (None, *compare.GPU_CELLS["formulas"]))
-        self.assertEqual(compare.Formula("formula:alibi:causal").base, "formula:causal")
-        self.assertEqual([compare.Decode(cell).formula for cell in compare.GPU_CELLS["decode_formulas"]],
+        for name in cells.GPU_CELLS["formulas"]:
+            self.assertIn(cells.Formula(name).base, (None, *cells.GPU_CELLS["formulas"]))
+        self.assertEqual(cells.Formula("formula:alibi:causal").base, "formula:causal")
+        self.assertEqual([cells.Decode(cell).formula for cell in cells.GPU_CELLS["decode_formulas"]],
                          [None, "alibi", "softcap", "sinks"])
 
     def test_documents(self):
@@ -408,9 +407,9 @@ for line in sys.stdin:
         self.assertIn("| append:16x8192 | 1.07 | 1.07 | 1.00 (1.00-1.00) | - |\n", done.stdout)
         self.assertIn("| append:16x8192:p16 | 0.86 | 1.07 | 0.80 (0.80-0.80) | 0.80 (0.80-0.80) append:16x8192 |\n", done.stdout)
         self.assertIn("| append:16x8192:int8/token_head | 1.63 | 0.81 | 2.00 (2.00-2.00) | - |\n", done.stdout)
-        self.assertEqual(compare.Append("append:2x3:4/2:q").bytes(), 6 * (2 * 1024 + 4 * 512))
-        for cell in compare.GPU_CELLS["append"]:
-            compare.Append(cell)
+        self.assertEqual(cells.Append("append:2x3:4/2:q").bytes(), 6 * (2 * 1024 + 4 * 512))
+        for cell in cells.GPU_CELLS["append"]:
+            cells.Append(cell)
 
     def test_backward(self):
         self.stand_in(BACKWARD_PEERS, BACKWARD_FLASHJIT)

@@ -10,7 +10,8 @@ import json
 import statistics
 import sys
 
-from compare import GPU_CELLS, STATES, Cell
+from cells import GPU_CELLS, Cell
+from compare import STATES
 
 WIDTH, HEIGHT, GAP, LEFT, TOP = 250, 150, 45, 60, 60
 SIDES = {"flashjit": ("flashjit", "#d62728"), "cudnn": ("cuDNN", "#1f77b4"), "fa3": ("FlashAttention-3", "#7f7f7f"),

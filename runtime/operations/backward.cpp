@@ -171,15 +171,15 @@ struct Backward {
     if (has_exact_sums(kernel)) place_sums(formulas, rest + 1);
     // more: blocks beside those of heads.
     const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles, i64 more = 0) -> Grid& {
-      const auto blocks = product_of({blocks_of_head, params.batch, heads});
-      if (!blocks || *blocks + more > most_blocks)
+      const auto count = product_of({blocks_of_head, params.batch, heads});
+      if (!count || *count + more > most_blocks)
         refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
                         " blocks of rows: a launch has at most ", most_blocks, "; split the batch");
       StepLaunch& step = launch.add_step();
       make_params<device::CudaBackwardParams>(step, p, formulas);
-      step.grid.x = static_cast<unsigned>(*blocks + more);
+      step.grid.x = static_cast<unsigned>(*count + more);
       step.dependent = launch.size() > 1;
-      if (copies_tiles && *blocks > 0) {
+      if (copies_tiles && *count > 0) {
         auto& maps = make_second<device::CudaBackwardParams, device::BackwardMaps>(step, formulas);
         const cuda::ContextScope scope(*kernel.context);
         cuda::encode_backward_maps(kernel.spec, p, maps);

@@ -631,8 +631,8 @@ struct BackwardSm90a {
             ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + own + i * 32);
             ld_shared_v2(delta[0], delta[1], shared_.delta(stage) + own + i * 32);
           },
-          [&](int at, float product) {
-            if constexpr (Spec::dropout) return is_dropped(at) ? 0 : product * p_.dropout.scale;
+          [&](int index, float product) {
+            if constexpr (Spec::dropout) return is_dropped(index) ? 0 : product * p_.dropout.scale;
             return product;
           });
 #pragma unroll
@@ -736,11 +736,11 @@ struct BackwardSm90a {
     }
     FLASHJIT_FN void pack_weights(const Scores& scores, int i) {
       const auto weight = [&](int j) {
-        const float weight = scores[4 * i + j];
+        const float computed = scores[4 * i + j];
         if constexpr (Spec::dropout && ScoreGradient::changes)
-          return is_dropped(4 * i + j) ? 0.f : weight;
+          return is_dropped(4 * i + j) ? 0.f : computed;
         else
-          return kept(weight);
+          return kept(computed);
       };
       weights_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, weight(0), weight(1));
       weights_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, weight(2), weight(3));

@@ -14,6 +14,7 @@
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tests/unit/expect_error.h"
+#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 namespace {

@@ -24,7 +24,7 @@ struct Sm90aBackwardProducer {
 
   // Copies K and V of each place, and every block of Q and dO that may see the keys. With rows_first, the
   // first of these come before K and V, whose memory is free only when the place before has ended. That takes
-  // registers, and pays where places are short or a look-up comes before.
+  // registers, and pays with block lists.
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
     Step step;
     u32 keys_parity = 0, next;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formula_functors.hpp"
+#include "formula_traits.hpp"
 #include "mask_rules.hpp"
 #include "shared/last_keys.h"
 

@@ -8,7 +8,7 @@
 
 #include "declarations.hpp"
 #include "families/kernel_family.hpp"
-#include "formula_functors.hpp"
+#include "formula_traits.hpp"
 #include "mask_rules.hpp"
 #include "spec_fields.hpp"
 

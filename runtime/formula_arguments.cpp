@@ -10,7 +10,7 @@
 
 #include "codegen/arguments.hpp"
 #include "codegen/declarations.hpp"
-#include "codegen/formula_functors.hpp"
+#include "codegen/formula_traits.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/overlap.hpp"
 

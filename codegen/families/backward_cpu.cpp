@@ -3,6 +3,7 @@
 
 #include "codegen/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
+#include "codegen/formula_traits.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
 #include "templates/shared/backward_cpu_params.h"

@@ -4,6 +4,7 @@
 
 #include "codegen/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
+#include "codegen/formula_traits.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/wgmma_products.hpp"
 #include "shared/backward_cuda_params.h"

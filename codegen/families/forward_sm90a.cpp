@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/formula_functors.hpp"
+#include "codegen/formula_traits.hpp"
 #include "codegen/kernel_text.hpp"
 #include "codegen/mask_rules.hpp"
 #include "codegen/wgmma_products.hpp"

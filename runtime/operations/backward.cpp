@@ -6,7 +6,7 @@
 
 #include "codegen/backward_kernels.hpp"
 #include "codegen/declarations.hpp"
-#include "codegen/formula_functors.hpp"
+#include "codegen/formula_traits.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/cuda/driver.hpp"

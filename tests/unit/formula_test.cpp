@@ -11,6 +11,7 @@
 #include "codegen/builtin_formulas.hpp"
 #include "codegen/declarations.hpp"
 #include "codegen/formula_functors.hpp"
+#include "codegen/formula_traits.hpp"
 #include "codegen/spec_fields.hpp"
 #include "expect_error.h"
 

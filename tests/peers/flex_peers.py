@@ -79,26 +79,28 @@ def call_of(request):
 
 @functools.cache
 def documents(b, s, length, causal):
-    """What the parts share: compiled, the making of a block mask and attention with one."""
+    """What the parts share: the making of a block mask, compiled and not, and attention with one, compiled."""
     document = (torch.arange(s, device="cuda", dtype=torch.int32) // length).repeat(b, 1)
 
     def within(b_, h, i, j):
         return document[b_, i] == document[b_, j]
 
     mask = (lambda b_, h, i, j: within(b_, h, i, j) & (i >= j)) if causal else within
-    make_blocks = torch.compile(create_block_mask)
-    return lambda: make_blocks(mask, b, None, s, s, device="cuda"), torch.compile(flex_attention)
+    make_lists = lambda function: function(mask, b, None, s, s, device="cuda")
+    compiled = torch.compile(create_block_mask)
+    # Its compile takes minutes, so attention's own block mask is made without it.
+    return lambda: make_lists(compiled), lambda: make_lists(create_block_mask), torch.compile(flex_attention)
 
 
 def call_of_documents(request):
     b, s, heads, d = (request[name] for name in ("b", "s", "hq", "d"))
-    lists, attend = documents(b, s, request["length"], request["causal"])
+    lists, lists_once, attend = documents(b, s, request["length"], request["causal"])
     if request["part"] == "lists":
         return lists
     q, k, v = (torch.randn(b, heads, s, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     if request["part"] == "whole":
         return lambda: attend(q, k, v, block_mask=lists())
-    blocks = lists()
+    blocks = lists_once()
     return lambda: attend(q, k, v, block_mask=blocks)
 
 

@@ -142,7 +142,7 @@ struct Backward {
       rest += numbers * device::cuda_backward_row(kernel.spec.head_dim);
     }
     const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
-    p.section = section(kernel.spec, params.seqlen_q, blocks(params.seqlen_k, kernel.config.block_n));
+    p.section = section(kernel, params.seqlen_q, blocks(params.seqlen_k, kernel.config.block_n));
     const bool divides_groups =
         Backward::divides_groups(kernel, params.num_heads_q, params.num_heads_kv, params.seqlen_q);
     p.place_heads = divides_groups ? params.num_heads_q : params.num_heads_kv;
@@ -166,9 +166,13 @@ struct Backward {
         wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
     const bool persistent = wgmma && !divides_sums;
     if (kernel.spec.dropout) p.place_dropout_scale(wgmma && !has_derivatives(kernel.spec));
-    if (persistent) p.next_place = reinterpret_cast<device::u32*>(rest);
+    if (persistent) {
+      p.next_turn = reinterpret_cast<device::u32*>(rest);
+      p.places_done = p.next_turn + 1;
+      rest += 1 + i64{params.batch} * p.place_heads;
+    }
     FormulaArguments formulas = params.formulas;
-    if (has_exact_sums(kernel)) place_sums(formulas, rest + 1);
+    if (has_exact_sums(kernel)) place_sums(formulas, rest);
     // more: blocks beside those of heads.
     const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles, i64 more = 0) -> Grid& {
       const auto count = product_of({blocks_of_head, params.batch, heads});
@@ -201,7 +205,9 @@ struct Backward {
       const i64 key_units = divides_groups ? params.batch * params.num_heads_kv *
                                                  blocks(params.seqlen_k, device::backward_row_unit)
                                            : 0;
-      add(row_units, params.num_heads_q, false, sinks + key_units);
+      // A persistent grid writes dQ itself.
+      if (!persistent || sinks + key_units > 0)
+        add(persistent ? 0 : row_units, params.num_heads_q, false, sinks + key_units);
       return;
     }
     add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
@@ -333,10 +339,13 @@ struct Backward {
     return seqlen_q *
            (2 * spec.head_dim + 2 * spec.head_dim_v + 4 * device::cuda_backward_row(spec.head_dim));
   }
-  // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache.
-  static unsigned section(const AttentionSpec& spec, i64 seqlen_q, i64 blocks_of_head) {
-    constexpr i64 most = 16, blocks = 256;  // so that no multiprocessor is without work for long
-    const i64 in_cache = rows_in_cache / std::max(bytes_of_head(spec, seqlen_q), i64{1});
+  // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache. Lists leave
+  // less to even out, and their few visits of a row do not outweigh reading its sums from memory.
+  static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
+    constexpr i64 most = 16;
+    const i64 share = has_row_bits(kernel) ? 2 : 1;
+    const i64 blocks = 256 / share;  // so that no multiprocessor is without work for long
+    const i64 in_cache = rows_in_cache / share / std::max(bytes_of_head(kernel.spec, seqlen_q), i64{1});
     return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), i64{1}, most));
   }
   // Whether a block of the grid has one query head of a group: the rows of all do not stay in the cache.
@@ -368,7 +377,7 @@ struct Backward {
   }
 
   // Two numbers of each row, unless deterministic a row of sums of dQ, sums of dK and dV where groups are
-  // divided, bits of rows for some masks, and a counter.
+  // divided, bits of rows for some masks, and on sm_90a counters of turns and of each head's places.
   static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const bool packed = kernel.spec.varlen;
     const i64 total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
@@ -393,7 +402,8 @@ struct Backward {
       if (!bits || *bits > std::numeric_limits<std::uint32_t>::max()) refuse_workspace(shape);
       words = *bits;
     }
-    return 4 * static_cast<std::size_t>(*floats + *sums + words) + sizeof(device::u32);
+    const i64 counters = backward_by_wgmma(kernel.config) ? 1 + i64{shape.batch} * shape.num_heads_q : 1;
+    return 4 * static_cast<std::size_t>(*floats + *sums + words + counters);
   }
 
   // Rows of a head in the workspace.

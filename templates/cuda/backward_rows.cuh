@@ -116,11 +116,13 @@ class BackwardRow {
   FLASHJIT_FN explicit BackwardRow(const CudaBackwardParams& p) : p_(p), lane_(tid_x() % lanes) {
     const u32 blocks =
         static_cast<u32>(max(ceil_div(p.seqlen_q, backward_row_unit), 1)) * (backward_row_unit / rows);
-    const u32 index = ctaid_x() / blocks;
+    // The last rows first: then those that the next kernel begins with are in the second-level cache.
+    const u32 place = blocks * static_cast<u32>(p.batch * p.num_heads_q) - 1 - ctaid_x();
+    const u32 index = place / blocks;
     const int batch = static_cast<int>(index / p.num_heads_q);
     problem_ = make_problem<Spec::varlen, Spec::Mask::padding>(
         p, batch, static_cast<int>(index - batch * p.num_heads_q));
-    row_ = static_cast<int>(ctaid_x() % blocks * rows + tid_x() / lanes);
+    row_ = static_cast<int>(place % blocks * rows + tid_x() / lanes);
     place_ = problem_.head_q * p.rows + p.first_row(batch, problem_.first_q, Spec::varlen) + row_;
   }
 
@@ -211,6 +213,13 @@ FLASHJIT_FN void clear_key_sums(const CudaBackwardParams& p) {
     st_global_v4(p.dv_sums + i, zeros);
 }
 
+FLASHJIT_FN void clear_turns(const CudaBackwardParams& p) {
+  if (p.next_turn == nullptr) return;
+  const u32 first = ctaid_x() * backward_threads + tid_x(), heads = static_cast<u32>(p.batch * p.place_heads);
+  if (first == 0) *p.next_turn = 0;
+  for (u32 i = first; i < heads; i += nctaid_x() * backward_threads) p.places_done[i] = 0;
+}
+
 // by_wgmma: for the kernels of sm_90a.
 template <class Spec, bool by_wgmma, class Params>
 FLASHJIT_FN void backward_prepare(const Params& params) {
@@ -220,34 +229,97 @@ FLASHJIT_FN void backward_prepare(const Params& params) {
     clear_gradients(params);
     if (params.batch == 0 || params.num_heads_q == 0) return;
   }
-  if (params.next_place && ctaid_x() == 0 && tid_x() == 0) *params.next_place = 0;
   if constexpr (by_wgmma) {
+    clear_turns(params);
     clear_key_sums<Spec>(params);
     if constexpr (has_row_bits<typename Spec::Mask>) make_row_bits<Spec>(params);
   }
   BackwardRow<Spec>(params).prepare();
 }
 
-// Writes a gradient from its sums: a warp converts 16 rows, 32 columns at a time, so that four lanes write 64
-// bytes of a row.
-template <class Spec>
-class BackwardFinish {
+// A warp's 16 rows of a gradient, from their sums.
+template <class Spec, int head_dim>
+class GradientRows {
   using Gradient = typename OutputElement<typename Spec::grad_dtype, typename Spec::Element>::type;
   static constexpr int tile = 128, warp_rows = 16;
-  static_assert(backward_threads / 32 * warp_rows == backward_row_unit);
 
  public:
-  // block: of backward_row_unit query rows, over batch entries and heads.
+  // place: the first row in the sums; `first` in the problem, which has `rows`. Those from `valid` on are
+  // zeros, whatever the sums are.
+  FLASHJIT_FN GradientRows(const float* sums, i64 place, const TensorView& gradient, i64 offset, int first,
+                           int rows, int valid, float factor)
+      : from_(sums + place * cuda_backward_row(head_dim)),
+        row_stride_(gradient.row_stride),
+        factor_(factor),
+        lane_(tid_x() % 32) {
+    const int row = first + static_cast<int>(lane_ / 4);
+    to_ = static_cast<Gradient*>(gradient.data) + offset + row * row_stride_;
+    rows_ = rows - row;
+    valid_ = valid - row;
+  }
+  template <int columns>
+  FLASHJIT_FN void load(float (&sums)[columns / 2], int column) const {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i) {
+      u32 words[4];
+      ld_backward_sums(words, from_ + column * warp_rows + i * tile, lane_);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[4 * i + e] = __uint_as_float(words[e]);
+    }
+  }
+  template <int columns>
+  FLASHJIT_FN void write(const float (&sums)[columns / 2], int column) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      write_gradient(to_ + column + half * 8 * row_stride_, sums, half, half * 8 < valid_ ? factor_ : 0,
+                     half * 8 < rows_, static_cast<int>(lane_ % 4));
+  }
+  // 32 columns at a time, so that four lanes write 64 bytes of a row.
+  FLASHJIT_FN void convert() const {
+    constexpr int columns = 32, whole = head_dim / columns * columns;
+#pragma unroll 4
+    for (int column = 0; column < whole; column += columns) convert<columns>(column);
+    if constexpr (whole < head_dim) convert<head_dim - whole>(whole);
+  }
+
+ private:
+  template <int columns>
+  FLASHJIT_FN void convert(int column) const {
+    float sums[columns / 2];
+    load<columns>(sums, column);
+    write<columns>(sums, column);
+  }
+
+  const float* from_;
+  Gradient* to_;
+  i64 row_stride_;
+  float factor_;
+  u32 lane_;
+  int rows_, valid_;  // from the lane's first row on
+};
+// A warp's 16 rows of dQ, from the problem's row `first` on.
+template <class Spec>
+FLASHJIT_FN auto dq_rows(const CudaBackwardParams& p, const Problem& problem, int first) {
+  const i64 place =
+      problem.head_q * p.rows + p.first_row(problem.batch, problem.first_q, Spec::varlen) + first;
+  return GradientRows<Spec, Spec::head_dim>(p.dq_sums, place, p.dq, problem.q_offset(p.dq), first,
+                                            problem.rows, problem.rows, p.scale);
+}
+
+// Gradients from their sums, backward_row_unit rows a block.
+template <class Spec>
+class BackwardFinish {
+  static_assert(backward_threads / 32 * 16 == backward_row_unit);
+
+ public:
+  // block: of query rows, over batch entries and heads.
   FLASHJIT_FN static void finish_dq(const CudaBackwardParams& p, u32 block) {
     const Place at(block, p.seqlen_q, p.num_heads_q);
     const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(p, at.batch, at.head);
-    const i64 place =
-        problem.head_q * p.rows + p.first_row(at.batch, problem.first_q, Spec::varlen) + at.first;
     griddepcontrol_wait();
-    run<Spec::head_dim>(p.dq_sums, place, p.dq, problem.q_offset(p.dq), at.first, problem.rows, problem.rows,
-                        p.scale);
+    if (at.first < problem.rows) dq_rows<Spec>(p, problem, at.first).convert();
   }
-  // block: of backward_row_unit keys, over batch entries and heads of K and V.
+  // block: of keys, over batch entries and heads of K and V.
   FLASHJIT_FN static void finish_dk_dv(const CudaBackwardParams& p, u32 block) {
     const Place at(block, p.seqlen_k, p.num_heads_kv);
     const Problem problem =
@@ -257,10 +329,13 @@ class BackwardFinish {
     int valid = problem.seqlen_k;
     if constexpr (Spec::Mask::padding) valid = padded_length(p.seqlens_k, at.batch, valid);
     griddepcontrol_wait();
-    run<Spec::head_dim>(p.dk_sums, place, p.dk, problem.k_offset(p.dk), at.first, problem.seqlen_k, valid,
-                        p.scale);
-    run<Spec::head_dim_v>(p.dv_sums, place, p.dv, problem.k_offset(p.dv), at.first, problem.seqlen_k, valid,
-                          p.dv_scale);
+    if (at.first >= problem.seqlen_k) return;
+    GradientRows<Spec, Spec::head_dim>(p.dk_sums, place, p.dk, problem.k_offset(p.dk), at.first,
+                                       problem.seqlen_k, valid, p.scale)
+        .convert();
+    GradientRows<Spec, Spec::head_dim_v>(p.dv_sums, place, p.dv, problem.k_offset(p.dv), at.first,
+                                         problem.seqlen_k, valid, p.dv_scale)
+        .convert();
   }
 
  private:
@@ -272,58 +347,27 @@ class BackwardFinish {
                 index = block / blocks;
       batch = static_cast<int>(index / heads);
       head = static_cast<int>(index - batch * heads);
-      first = static_cast<int>(block % blocks * backward_row_unit + tid_x() / 32 * warp_rows);
+      first = static_cast<int>(block % blocks * backward_row_unit + tid_x() / 32 * 16);
     }
   };
-  // place: the warp's first row in the sums, `first` in the problem, which has `rows`. Those from `valid` on
-  // are zeros, whatever the sums are.
-  template <int head_dim>
-  FLASHJIT_FN static void run(const float* sums, i64 place, const TensorView& gradient, i64 offset, int first,
-                              int rows, int valid, float factor) {
-    if (first >= rows) return;
-    const u32 lane = tid_x() % 32;
-    const int row = first + static_cast<int>(lane / 4);
-    const float* from = sums + place * cuda_backward_row(head_dim);
-    Gradient* const to = static_cast<Gradient*>(gradient.data) + offset + row * gradient.row_stride;
-    constexpr int columns = 32, whole = head_dim / columns * columns;
-#pragma unroll 4
-    for (int column = 0; column < whole; column += columns)
-      convert<columns>(gradient, to + column, from + column * warp_rows, rows - row, valid - row, lane,
-                       factor);
-    if constexpr (whole < head_dim)
-      convert<head_dim - whole>(gradient, to + whole, from + whole * warp_rows, rows - row, valid - row, lane,
-                                factor);
-  }
-  // rows, valid: from the lane's first row on.
-  template <int columns>
-  FLASHJIT_FN static void convert(const TensorView& gradient, Gradient* to, const float* from, int rows,
-                                  int valid, u32 lane, float factor) {
-    float sums[columns / 2];
-#pragma unroll
-    for (int i = 0; i < columns / 8; ++i) {
-      u32 words[4];
-      ld_backward_sums(words, from + i * tile, lane);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[4 * i + e] = __uint_as_float(words[e]);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      write_gradient(to + half * 8 * gradient.row_stride, sums, half, half * 8 < valid ? factor : 0,
-                     half * 8 < rows, static_cast<int>(lane % 4));
-  }
 };
-// Further blocks write gradients of sink logits, then others dK and dV where groups are divided.
-template <class Spec, bool divides_groups, class Params>
+// Blocks of the grid write dQ, gradients of sink logits, and dK and dV where groups are divided, in this
+// order. persistent: the step before was a persistent grid, which wrote dQ itself.
+template <class Spec, bool persistent, class Params>
 FLASHJIT_FN void backward_finish(const Params& params) {
-  const u32 blocks = backward_row_blocks(params);
-  if (ctaid_x() < blocks) return BackwardFinish<Spec>::finish_dq(params, ctaid_x());
-  u32 block = ctaid_x() - blocks;
+  u32 block = ctaid_x();
+  if constexpr (!persistent) {
+    const u32 blocks = backward_row_blocks(params);
+    // The last rows first: the second-level cache has their sums.
+    if (block < blocks) return BackwardFinish<Spec>::finish_dq(params, blocks - 1 - block);
+    block -= blocks;
+  }
   if constexpr (Spec::Sinks::exist) {
     const u32 heads = static_cast<u32>(params.num_heads_q);
     if (block < heads) return add_up_sink_logit<Spec>(params, static_cast<int>(block));
     block -= heads;
   }
-  if constexpr (divides_groups) BackwardFinish<Spec>::finish_dk_dv(params, block);
+  if constexpr (persistent) BackwardFinish<Spec>::finish_dk_dv(params, block);
 }
 
 }  // namespace flashjit::device

@@ -13,6 +13,7 @@
 #include "cuda/backward_sm90a_parts.cuh"
 #include "cuda/backward_sm90a_producer.cuh"
 #include "cuda/backward_sm90a_shared.cuh"
+#include "cuda/backward_sm90a_turns.cuh"
 #include "cuda/dropout.cuh"
 #include "cuda/gradient_row.cuh"
 #include "cuda/ptx_reduce.cuh"
@@ -44,8 +45,9 @@ struct BackwardSm90a {
                                               Spec::deterministic,
                                               sums};
   static constexpr int stages = layout.stages;
-  // Whether a block of the grid may have several places.
-  static constexpr bool has_places = sums == BackwardSums::both;
+  // Whether a block of the grid may have several places, and then writes dQ as well.
+  static constexpr bool has_places = sums == BackwardSums::both, finishes_dq = has_places && makes_dq;
+  using Turns = BackwardTurns<Spec, block_n, finishes_dq>;
   using Ring = Sm90aRing<stages>;
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
@@ -80,18 +82,32 @@ struct BackwardSm90a {
   // Else weights are packed as soon as their dS is made, so that their registers are free.
   static constexpr bool packs_late = sums == BackwardSums::both && !early_dv && !ScoreGradient::changes;
 
-  // Ids of named barriers; 0 belongs to __syncthreads.
-  static constexpr int keys_barrier = 1;       // all consumers
-  static constexpr int warpgroup_barrier = 2;  // + consumer: its own four warps
+  // Id of a named barrier, + consumer: its own four warps. 0 belongs to __syncthreads.
+  static constexpr int warpgroup_barrier = 1;
 
   using Shared = Sm90aBackwardShared<BackwardSm90a>;
 
   // A place is block_n keys of a key/value head. Where one kernel makes all sums, the grid has a block for
-  // each multiprocessor. It begins with a place of its own and takes the next one that is left, whose copies
-  // begin while the place before ends. Else a block has one place.
-  FLASHJIT_FN static u32 first_place() { return has_places ? blockIdx.x : blockIdx.x / 2; }
-  FLASHJIT_FN static u32 places(const CudaBackwardParams& p) {
-    return static_cast<u32>(p.batch * p.place_heads) * max(ceil_div(p.seqlen_k, block_n), 1);
+  // each multiprocessor, which takes the next turn that is left, whose copies begin while the one before
+  // ends. Else a block has one place.
+  FLASHJIT_FN static u32 first_turn(const Shared& shared) {
+    return has_places ? shared.read_first_turn() : blockIdx.x / 2;
+  }
+  // The step before makes the counter 0.
+  FLASHJIT_FN static u32 take_turn(const CudaBackwardParams& p) {
+    const u32 turn = atom_add(p.next_turn, 1);
+    return turn < Turns(p).turns() ? turn : no_turn;
+  }
+  FLASHJIT_FN static bool has_place(const CudaBackwardParams& p, u32 turn) {
+    return !has_places || turn < Turns(p).places;
+  }
+
+  // The first query head of a head with places of its own.
+  template <bool padding>
+  FLASHJIT_FN static Problem problem_of(const CudaBackwardParams& p, u32 head) {
+    const u32 heads_of_entry = static_cast<u32>(p.place_heads);
+    return make_problem<Spec::varlen, padding>(p, static_cast<int>(head / heads_of_entry),
+                                               static_cast<int>(head % heads_of_entry) * p.place_group);
   }
 
   // A place's work.
@@ -100,15 +116,10 @@ struct BackwardSm90a {
     Span keys;        // without padding
     int keys_end;     // with padding
     FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
-      const u32 blocks = max(ceil_div(p.seqlen_k, block_n), 1);
-      const u32 heads_of_entry = static_cast<u32>(p.place_heads);
-      const int group = p.place_group;
-      const KeyBlock<Mask> of_grid(place, blocks, static_cast<u32>(p.batch) * heads_of_entry, p.section);
+      const KeyBlock<Mask> of_grid = Turns(p).key_block(place);
       const int block = static_cast<int>(of_grid.block);
-      const int head_q = static_cast<int>(of_grid.head % heads_of_entry) * group;
-      const int batch = static_cast<int>(of_grid.head / heads_of_entry);
-      problem = make_problem<Spec::varlen, Mask::padding>(p, batch, head_q);
-      const Problem slot = make_problem<Spec::varlen>(p, batch, head_q);
+      problem = problem_of<Mask::padding>(p, of_grid.head);
+      const Problem slot = problem_of<false>(p, of_grid.head);
       keys = {block * block_n, min((block + 1) * block_n, problem.seqlen_k)};
       keys_end = min((block + 1) * block_n, slot.seqlen_k);
     }
@@ -139,38 +150,58 @@ struct BackwardSm90a {
 
     FLASHJIT_FN void run() {
       Ring ring;
-      u32 next;
+      place_ = first_turn(shared_);
 #pragma unroll 1
-      for (place_ = first_place();; place_ = next) {
+      while (has_place(p_, place_)) {
         if constexpr (makes_dk)
 #pragma unroll
           for (float& x : dk_) x = 0;
         if constexpr (makes_dv)
 #pragma unroll
           for (float& x : dv_) x = 0;
-        next = take_rows(ring);
-        if constexpr (has_places) {
-          mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
-          release(shared_.q_empty(ring.stage));
-          release(shared_.do_empty(ring.stage));
-          ring.advance();
-        }
-        write_gradients();
-        if (!has_places || next >= places(p_)) break;
+        take_rows(ring);
+        Message last;
+        if constexpr (has_places) last = end_turn(ring);
+        if constexpr (finishes_dq)
+          write_dq(last, [&] { write_gradients(); });
+        else
+          write_gradients();
+        if constexpr (!has_places) break;
+        place_ = last.next_turn();
       }
-      if constexpr (makes_dk && ScoreGradient::changes)
+      if constexpr (finishes_dq) {
+        // Turns without a place.
+#pragma unroll 1
+        while (place_ != no_turn) {
+          const Message message = end_turn(ring);
+          write_dq(message);
+          place_ = message.next_turn();
+        }
+      }
+      if constexpr (makes_dk && ScoreGradient::changes) {
+        place_ = 0;  // any
         ScoreGradient::flush(p_, pairs(Work(p_, place_).problem, 0), terms_);
+      }
       if constexpr (layout.stages_dq) {
         wait_for_dq_buffer(0, ds_ring_);
-        announce_dq(no_more_blocks, 0);
+        announce_dq(no_more_blocks);
       }
       griddepcontrol_launch_dependents();
     }
 
    private:
-    // Adds all blocks of rows to the sums. Returns the next place. The ring ends at the message that there
-    // are no more blocks.
-    FLASHJIT_FN u32 take_rows(Ring& ring) {
+    // Takes the message that ends a turn, once dQ's rows of the turn are complete.
+    FLASHJIT_FN Message end_turn(Ring& ring) const {
+      mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
+      const Message message = shared_.read_message(ring.stage);
+      __syncwarp();  // all have read it
+      release(shared_.q_empty(ring.stage));
+      release(shared_.do_empty(ring.stage));
+      ring.advance();
+      return message;
+    }
+    // Adds all blocks of rows to the sums. The ring ends at the message that there are no more.
+    FLASHJIT_FN void take_rows(Ring& ring) {
       const bool any_keys = take_keys();
       Message message = take_q(ring);
       if constexpr (has_places) {
@@ -193,8 +224,11 @@ struct BackwardSm90a {
             message = take_q(ring);
           }
         }
+        const bool passed = waiting_ >= 0;
         if constexpr (delays_dq) add_last_dq();
         if (any_keys) release(shared_.keys_empty());
+        if constexpr (finishes_dq)
+          if (!(delays_dq && layout.stages_dq && passed)) end_place();
       } else {
         // Scores of a block are computed while the block before it ends. After the last block they are of no
         // use.
@@ -210,7 +244,6 @@ struct BackwardSm90a {
         }
         if constexpr (delays_dq) add_last_dq();
       }
-      return static_cast<u32>(message.second);
     }
     FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
     FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
@@ -228,15 +261,19 @@ struct BackwardSm90a {
         fence_proxy_async();
         bar_sync(warpgroup_barrier + warpgroup_, 128);
       }
-      if constexpr (clears_keys) clear_bad_keys();
+      if constexpr (clears_keys) bad_keys_ = unknown_keys;
       if constexpr (Spec::dropout) make_column_words(work);
       return true;
     }
-    // Finds keys whose K is not finite among the thread's two, and makes it zeros.
-    FLASHJIT_FN void clear_bad_keys() {
+    // By a place's first scores: finds keys whose K is not finite among the thread's two, and makes it zeros.
+    // All scores of such a key are infinite or NaN. No warp reads K of another's keys before it has this
+    // block's dS.
+    FLASHJIT_FN void clear_bad_keys(const Scores& scores) {
+      if (!clears_keys || bad_keys_ != unknown_keys) return;
+      bad_keys_ = 0;
+      if (!__any_sync(0xffffffff, __fmaf_rn(scores[0], 0, scores[2] * 0) != 0)) return;
       const u32 lane = lane_;
       const RowOfTile<Element, PanelTile<k_panels, block_n>> k{shared_.k(), lane % 4, 4};
-      bad_keys_ = 0;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const u32 row = first_key() + lane_ / 4 + 8 * r;
@@ -249,7 +286,6 @@ struct BackwardSm90a {
         }
       }
       fence_proxy_async();
-      bar_sync(keys_barrier, consumers * 128);
     }
     // Zeros for rows of Q and dO whose weights are 0 or NaN. Each warpgroup writes the same ones. Scores may
     // be computed meanwhile: no score changes such weights.
@@ -329,7 +365,7 @@ struct BackwardSm90a {
         } else {
           wgmma_wait_group<0>();
         }
-        make_ds(scores, dp, stage);
+        make_ds(scores, dp, stage, message);
       }
       if constexpr (!early_dv) {
         if constexpr (!packs_late) pack_weights(scores);
@@ -423,7 +459,7 @@ struct BackwardSm90a {
       } else {
         weigh(scores, stage, message, tile);
         wgmma_wait_group<0>();
-        make_ds(scores, dp, stage, tile);
+        make_ds(scores, dp, stage, message, tile);
       }
     }
     // dQ of a place's last block. Without blocks the product is of no use; a branch around it would cost
@@ -436,15 +472,15 @@ struct BackwardSm90a {
       if constexpr (tiles == 1) {
         issue_dq_parts(first, second, of.stage);
         wgmma_wait_group<0>();
-        if (waiting_ >= 0) pass_dq_parts(first, second, of);
+        if (waiting_ >= 0) pass_dq_parts(first, second, of, true);
       } else {
         issue_dq<0>(first, shared_.ds(of.stage));
         wgmma_wait_group<0>();
-        if (waiting_ >= 0) pass_dq<0>(first, of);
+        if (waiting_ >= 0) pass_dq<0>(first, of, true);
         if constexpr (dq_parts > 1) {
           issue_dq<1>(second, shared_.ds(of.stage));
           wgmma_wait_group<0>();
-          if (waiting_ >= 0) pass_dq<1>(second, of);
+          if (waiting_ >= 0) pass_dq<1>(second, of, true);
         }
       }
       waiting_ = -1;
@@ -453,9 +489,10 @@ struct BackwardSm90a {
       issue_dq<0>(first, shared_.ds(buffer));
       if constexpr (dq_parts > 1) issue_dq<1>(second, shared_.ds(buffer));
     }
-    FLASHJIT_FN void pass_dq_parts(const DqPart<0>& first, const DqPart<1>& second, const DsRing& of) const {
-      pass_dq<0>(first, of);
-      if constexpr (dq_parts > 1) pass_dq<1>(second, of);
+    FLASHJIT_FN void pass_dq_parts(const DqPart<0>& first, const DqPart<1>& second, const DsRing& of,
+                                   bool last = false) const {
+      pass_dq<0>(first, of, last);
+      if constexpr (dq_parts > 1) pass_dq<1>(second, of, last);
     }
     FLASHJIT_FN void pass_ds() const {
       store_ds(tiles - 1);
@@ -484,7 +521,7 @@ struct BackwardSm90a {
       if constexpr (ScoreGradient::changes)
         differentiate(scores, dp, stage, now, 0);
       else
-        make_ds(scores, dp, stage, 0);
+        make_ds(scores, dp, stage, now);
       if constexpr (delays_dq) {
         const DsRing of = before(ds_ring_);
         wait_for_ds(of);
@@ -620,6 +657,7 @@ struct BackwardSm90a {
     FLASHJIT_FN void differentiate(Scores& scores, Scores& dp, int stage, const Message& message,
                                    int tile = 0) {
       const int at = tile * tile_rows;
+      clear_bad_keys(scores);
       if (!message.whole()) mask_scores(scores, message, tile, minus_infinity);
       drop_bad_keys(scores);
       if constexpr (Spec::dropout) find_dropped(stage, tile);
@@ -650,6 +688,7 @@ struct BackwardSm90a {
     // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
     FLASHJIT_FN void weigh(Scores& scores, int stage, const Message& message, int tile = 0) {
       const int at = tile * tile_rows;
+      clear_bad_keys(scores);
       if constexpr (Score::changes)
         ScoreGradient::template modify<tile_rows>(
             scores, pairs(Work(p_, place_).of_head(message.second), message.index() * block_m + at));
@@ -708,8 +747,17 @@ struct BackwardSm90a {
     }
     FLASHJIT_FN bool is_dropped(int i) const { return dropped_[i / 32] >> i % 32 & 1; }
 
-    // dP^T becomes dS^T, in the form of an operand.
-    FLASHJIT_FN void make_ds(const Scores& scores, const Scores& dp, int stage, int tile = 0) {
+    // dP^T becomes dS^T, in the form of an operand. Where the mask drops pairs whose V may be anything, dS of
+    // a weight of 0 is 0.
+    FLASHJIT_FN void make_ds(const Scores& scores, const Scores& dp, int stage, const Message& message,
+                             int tile = 0) {
+      if (isolates && !message.whole())
+        make_ds<true>(scores, dp, stage, tile);
+      else
+        make_ds<false>(scores, dp, stage, tile);
+    }
+    template <bool drops>
+    FLASHJIT_FN void make_ds(const Scores& scores, const Scores& dp, int stage, int tile) {
       const u32 from = shared_.delta(stage) + tile * (tile_rows * 4) + lane_ % 4 * 8;
 #pragma unroll
       for (int i = 0; i < tile_rows / 8; ++i) {
@@ -722,7 +770,7 @@ struct BackwardSm90a {
             ds[j] = __fmaf_rn(kept(weight), dp[4 * i + j], fabsf(weight) * -delta[j % 2]);
           else
             ds[j] = weight * (dp[4 * i + j] - delta[j % 2]);
-          if (isolates && weight == 0) ds[j] = 0;
+          if (drops && weight == 0) ds[j] = 0;
         }
         ds_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, ds[0], ds[1]);
         ds_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, ds[2], ds[3]);
@@ -783,8 +831,9 @@ struct BackwardSm90a {
     }
     // Adds a part of dQ of the block at `waiting_` to the sums, or gives it to the thread that does. Tiles of
     // 16 x 8 sums have a warp's accumulator as it lies.
+    // last: of the place.
     template <int part, int size>
-    FLASHJIT_FN void pass_dq(const float (&dq)[size], const DsRing& of) const {
+    FLASHJIT_FN void pass_dq(const float (&dq)[size], const DsRing& of, bool last = false) const {
       if constexpr (layout.stages_dq) {
         wait_for_dq_buffer(part, of);
         const u32 to = shared_.dq(warpgroup_) + warp_ * (size * 2 * 16 * 4) + lane_ * 16;
@@ -793,7 +842,7 @@ struct BackwardSm90a {
           st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
                        __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
         fence_proxy_async();
-        announce_dq(0, waiting_);
+        announce_dq(last && part == dq_parts - 1 ? last_dq : 0);
       } else {
         constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
         constexpr int row_floats = cuda_backward_row(Spec::head_dim);
@@ -814,8 +863,9 @@ struct BackwardSm90a {
       const u32 odd = (of.stage + of.parity * layout.ds_buffers) % 2;
       mbarrier_wait(shared_.dq_empty(warpgroup_), (dq_parts > 1 ? part : odd) ^ 1);
     }
-    FLASHJIT_FN void announce_dq(int word, int place) const {
-      if (threadIdx.x % 128 == 0) st_message(shared_.message(stages + warpgroup_), word, 0, place);
+    FLASHJIT_FN void announce_dq(int word) const {
+      if (threadIdx.x % 128 == 0)
+        st_message(shared_.message(stages + warpgroup_), word, static_cast<int>(place_), waiting_);
       __syncwarp();
       release(shared_.dq_full(warpgroup_));
     }
@@ -832,6 +882,61 @@ struct BackwardSm90a {
                               masked);
       else
         masked(mask);
+    }
+    // Says that the warpgroup's part of the place's dQ is complete, unless its last dQ said so. Where another
+    // thread adds it, this takes a step of the ring of dS, so that messages keep its order.
+    FLASHJIT_FN void end_place() {
+      if constexpr (!layout.stages_dq) {
+        __syncwarp();
+        if (lane_ == 0) Turns(p_).end_place(place_, 1);
+      } else {
+        for (int part = 0; part < dq_parts; ++part) {
+          wait_for_dq_buffer(part, ds_ring_);
+          announce_dq(no_dq);
+        }
+        release(shared_.ds_full(ds_ring_.stage));
+        if constexpr (!delays_dq) wait_for_ds(ds_ring_);
+        ds_ring_.advance();
+      }
+    }
+    // Writes dQ of the rows of a turn without a place.
+    FLASHJIT_FN void write_dq(const Message& turn) const {
+      Problem problem = problem_of<Mask::padding>(p_, turn.head_of_rows());
+      const int end = min(turn.first_row + turn.rows(), problem.rows);
+#pragma unroll 1
+      for (int head = 0; head < p_.place_group; ++head, ++problem.head_q)
+#pragma unroll 1
+        for (int row = turn.first_row + (warpgroup_ * 4 + warp_) * 16; row < end; row += Turns::part_rows)
+          dq_rows<Spec>(p_, problem, row).convert();
+    }
+    // Writes dQ of the turn's rows. `meanwhile` is done while the sums of the first ones come, if registers
+    // allow.
+    template <class Meanwhile>
+    FLASHJIT_FN void write_dq(const Message& turn, const Meanwhile& meanwhile) const {
+      constexpr bool overlaps = Spec::head_dim + Spec::head_dim_v / 2 <= 192;
+      Problem problem = problem_of<Mask::padding>(p_, turn.head_of_rows());
+      const int end = min(turn.first_row + turn.rows(), problem.rows);
+      const int first = turn.first_row + (warpgroup_ * 4 + warp_) * 16;
+      int row = first, heads_left = p_.place_group;
+      if constexpr (!overlaps) meanwhile();
+      {
+        // All columns at once, as few warps wait for them, and any rows if there are none: a branch would
+        // cost registers.
+        float dq[Spec::head_dim / 2];
+        const auto of_warp = dq_rows<Spec>(p_, problem, row < end ? row : 0);
+        of_warp.template load<Spec::head_dim>(dq, 0);
+        if constexpr (overlaps) meanwhile();
+        if (row < end) of_warp.template write<Spec::head_dim>(dq, 0);
+      }
+#pragma unroll 1
+      while (row < end) {
+        row += Turns::part_rows;
+        if (row >= end && --heads_left > 0) {
+          ++problem.head_q;
+          row = first;
+        }
+        if (row < end) dq_rows<Spec>(p_, problem, row).convert();
+      }
     }
     FLASHJIT_FN void write_gradients() const {
       const Work work(p_, place_);
@@ -882,6 +987,7 @@ struct BackwardSm90a {
     typename TermsOf<ScoreGradient, Spec::deterministic, makes_dk && ScoreGradient::changes>::type terms_;
     DsRing ds_ring_;    // where the next dS goes
     int waiting_ = -1;  // the place of the block whose dQ is to be computed, -1 if there is none
+    static constexpr u32 unknown_keys = 4;
     u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
   };
 
@@ -911,6 +1017,10 @@ struct BackwardSm90a {
         mbarrier_init(shared.ds_full(buffer), consumer_warps);
       mbarrier_init(shared.begun(), 4);
       fence_mbarrier_init();
+      if constexpr (has_places) {
+        griddepcontrol_wait();
+        st_shared(shared.first_turn(), take_turn(p));
+      }
     }
     if (Spec::dropout && threadIdx.x == 32)
       *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);

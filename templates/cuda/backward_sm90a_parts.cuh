@@ -12,20 +12,27 @@ namespace flashjit::device {
 
 // The producer's message about a block. Consumers read messages as ordinary memory, as in the forward.
 struct BackwardMessage {
-  int word;  // index << 1 | whole; negative: there are no more
+  int word;  // index << 1 | whole
   // For the key blocks' kernel: the query head, and the place of the block's rows in the workspace, in units
   // of 64 rows. For dQ's: the walk's look-up.
   int second, place;
-  int unused;
+  int first_row;
   FLASHJIT_FN bool ends() const { return word < 0; }
   FLASHJIT_FN int index() const { return word >> 1; }
   FLASHJIT_FN bool whole() const { return word & 1; }
+  // Of the message that there are no more: the next turn, and the rows of dQ that this turn has, of a head
+  // over batch entries and heads with places of their own. `first_row` is the first one.
+  FLASHJIT_FN u32 next_turn() const { return static_cast<u32>(second); }
+  FLASHJIT_FN int rows() const { return ~word * 16; }
+  FLASHJIT_FN u32 head_of_rows() const { return static_cast<u32>(place); }
 };
 constexpr int place_rows = 64;
 FLASHJIT_FN void st_message(u32 to, int word, int second, int place) {
   st_shared_v4(to, static_cast<u32>(word), static_cast<u32>(second), static_cast<u32>(place), 0);
 }
 constexpr int no_more_blocks = -1;
+// A consumer's message about its dQ: it is a place's last, or the place has none.
+constexpr int last_dq = 1, no_dq = -2;
 
 // Copies panels of `rows` rows from (row, head, batch) on, in boxes.
 template <int panels, int rows>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/backward_sm90a_turns.cuh"
 #include "cuda/ptx_reduce.cuh"
 #include "cuda/row_bits.cuh"
 #include "cuda/row_walk.cuh"
@@ -27,20 +28,22 @@ struct Sm90aBackwardProducer {
   // registers, and pays with block lists.
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
     Step step;
-    u32 keys_parity = 0, next;
+    u32 keys_parity = 0, turn = Kernel::first_turn(shared);
+    [[maybe_unused]] bool first = true;
 #pragma unroll 1
-    for (u32 place = Kernel::first_place();; place = next) {
+    while (Kernel::has_place(p, turn)) {
       bool has_keys = false;
       const auto copy_keys_once = [&] {
-        if (!has_keys) copy_keys(p, maps, shared, place, keys_parity);
+        if (!has_keys) copy_keys(p, maps, shared, turn, keys_parity);
         has_keys = true;
       };
       constexpr bool rows_first = Kernel::has_places && Kernel::needs_most;
-      if (!rows_first || place == Kernel::first_place()) copy_keys_once();
+      if (!rows_first || first) copy_keys_once();
+      first = false;
 #pragma unroll 1
-      for (int i = Work(p, place).keys.empty() ? p.place_group : 0; i < p.place_group; ++i) {
+      for (int i = Work(p, turn).keys.empty() ? p.place_group : 0; i < p.place_group; ++i) {
         // Hides the value's origin, so that nothing that depends on it is kept for the next head.
-        u32 here = place;
+        u32 here = turn;
         asm volatile("" : "+r"(here));
         const Work work(p, here);
         const int batch = batch_of_maps(work);
@@ -71,18 +74,13 @@ struct Sm90aBackwardProducer {
         }
       }
       if constexpr (rows_first) copy_keys_once();
-      next = next_place(p);
-      mbarrier_wait(shared.q_empty(step.stage()), step.parity() ^ 1);
-      ask(shared, step.stage(), no_more_blocks, static_cast<int>(next));
-      if constexpr (Kernel::has_places) {
-        // The phases of dO keep pace with those of Q.
-        mbarrier_wait(shared.do_empty(step.stage()), step.parity() ^ 1);
-        mbarrier_arrive(shared.do_full(step.stage()));
-      }
-      mbarrier_arrive(shared.q_full(step.stage()));
-      if (!Kernel::has_places || next >= Kernel::places(p)) return;
+      turn = end_turn(p, shared, step);
+      if constexpr (!Kernel::has_places) return;
       ++step.count;
     }
+    if constexpr (Kernel::finishes_dq)
+#pragma unroll 1
+      for (; turn != no_turn; ++step.count) turn = end_turn(p, shared, step);
   }
 
   // A warp: copies lse and delta of a block's rows and makes dropout's words, while its Q arrives.
@@ -92,18 +90,29 @@ struct Sm90aBackwardProducer {
     griddepcontrol_wait();
     Ring ring;
     int next = 0;
+    u32 turn = Kernel::first_turn(shared);
 #pragma unroll 1
-    for (u32 place = Kernel::first_place();; place = static_cast<u32>(next)) {
-      const Work work(p, place);
+    for (; Kernel::has_place(p, turn); ring.advance()) {
+      const Work work(p, turn);
       const i64 first = p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen);
       while (add_rows_of_block(p, shared, ring.stage, ring.parity, work.problem.batch, first, next))
         ring.advance();
-      if (!Kernel::has_places || static_cast<u32>(next) >= Kernel::places(p)) return;
-      ring.advance();
+      end_turn(p, shared, ring, turn, next);
+      if constexpr (!Kernel::has_places) return;
+      turn = static_cast<u32>(next);
     }
+    if constexpr (Kernel::finishes_dq)
+#pragma unroll 1
+      for (; turn != no_turn; ring.advance()) {
+        mbarrier_wait(shared.asked(ring.stage), ring.parity);
+        next = shared.read_message(ring.stage).second;
+        __syncwarp();  // all have read it
+        end_turn(p, shared, ring, turn, next);
+        turn = static_cast<u32>(next);
+      }
   }
 
-  // One thread: adds a consumer's dQ to the sums of its rows.
+  // One thread: adds a consumer's dQ to the sums of its rows, and says when a place's is complete.
   static FLASHJIT_FN void add_dq(const CudaBackwardParams& p, const Shared& shared, int consumer) {
     griddepcontrol_wait();  // the step before zeroes the sums
     constexpr int row_floats = cuda_backward_row(Spec::head_dim);
@@ -116,7 +125,16 @@ struct Sm90aBackwardProducer {
         mbarrier_wait(shared.dq_full(consumer), parity);
         parity ^= 1;
         ld_shared_v4(message, shared.message(stages + consumer));
-        if (static_cast<int>(message[0]) < 0) break;
+        if (static_cast<int>(message[0]) == no_more_blocks) break;
+        const auto end_place = [&] {
+          cp_async_bulk_wait_group();
+          typename Kernel::Turns(p).end_place(message[1], 4);
+        };
+        if (static_cast<int>(message[0]) == no_dq) {
+          if (part == 0) end_place();
+          mbarrier_arrive(shared.dq_empty(consumer));
+          continue;
+        }
         const int columns = parts.dq_part_columns(part), first = parts.dq_first_column(part, consumer);
         float* const to = sums + static_cast<i64>(message[2]) * (place_rows * row_floats) + first * 16;
         // The bytes of 16 rows. The product of the last columns may be wider than the sums.
@@ -129,10 +147,11 @@ struct Sm90aBackwardProducer {
         cp_async_bulk_commit_group();
         cp_async_bulk_wait_group_read();
         mbarrier_arrive(shared.dq_empty(consumer));
+        if (static_cast<int>(message[0]) == last_dq) end_place();
       }
-      if (static_cast<int>(message[0]) < 0) break;
+      if (static_cast<int>(message[0]) == no_more_blocks) break;
     }
-    cp_async_bulk_wait_group();
+    if constexpr (!Kernel::finishes_dq) cp_async_bulk_wait_group();
   }
 
  private:
@@ -161,6 +180,19 @@ struct Sm90aBackwardProducer {
     FLASHJIT_FN u32 parity() const { return count / stages % 2; }
     FLASHJIT_FN Step before() const { return {count - 1}; }
   };
+  // Says that a turn has no more rows, and which one is next.
+  static FLASHJIT_FN u32 end_turn(const CudaBackwardParams& p, const Shared& shared, Step step) {
+    const u32 next = Kernel::has_places ? Kernel::take_turn(p) : 0;
+    mbarrier_wait(shared.q_empty(step.stage()), step.parity() ^ 1);
+    ask(shared, step.stage(), no_more_blocks, static_cast<int>(next));
+    if constexpr (Kernel::has_places) {
+      // The phases of dO keep pace with those of Q.
+      mbarrier_wait(shared.do_empty(step.stage()), step.parity() ^ 1);
+      mbarrier_arrive(shared.do_full(step.stage()));
+    }
+    mbarrier_arrive(shared.q_full(step.stage()));
+    return next;
+  }
   // Where buffers rotate, Q comes where the step before had dO, and dO where it had Q.
   static FLASHJIT_FN void wait_for_q_buffer(const Shared& shared, Step step) {
     if constexpr (layout.rotates)
@@ -174,13 +206,26 @@ struct Sm90aBackwardProducer {
     else
       mbarrier_wait(shared.do_empty(step.stage()), step.parity() ^ 1);
   }
-  // Takes a place that no block has taken. The step before makes its counter 0.
-  static FLASHJIT_FN u32 next_place(const CudaBackwardParams& p) {
-    if constexpr (!Kernel::has_places) return 0;
-    griddepcontrol_wait();
-    return gridDim.x + atom_add(p.next_place, 1);
+  // Adds the rows of dQ that the turn has to its last message, and lets the consumers have them once their
+  // sums are complete.
+  static FLASHJIT_FN void end_turn(const CudaBackwardParams& p, const Shared& shared, const Ring& ring,
+                                   u32 turn, int next) {
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (Kernel::finishes_dq) {
+        const typename Kernel::Turns turns(p);
+        const auto rows = turns.rows_of(turn);
+        st_shared_v4(shared.message(ring.stage), static_cast<u32>(~((rows.end - rows.begin) / 16)),
+                     static_cast<u32>(next), rows.head, static_cast<u32>(rows.begin));
+        mbarrier_arrive(shared.q_full(ring.stage));
+        turns.wait_for(rows);
+      } else {
+        mbarrier_arrive(shared.q_full(ring.stage));
+      }
+      if constexpr (Kernel::has_places) mbarrier_arrive(shared.do_full(ring.stage));
+    }
+    __syncwarp();
   }
-  // Returns false after a place's last block, whose message has the next place.
+  // Returns false after a place's last block, whose message has the next turn.
   static FLASHJIT_FN bool add_rows_of_block(const CudaBackwardParams& p, const Shared& shared, int stage,
                                             u32 parity, int batch, i64 first, int& next) {
     const int lane = threadIdx.x % 32;
@@ -190,10 +235,6 @@ struct Sm90aBackwardProducer {
     if (word < 0) {
       next = head;
       __syncwarp();  // all have read it
-      if (lane == 0) {
-        if constexpr (Kernel::has_places) mbarrier_arrive(shared.do_full(stage));
-        mbarrier_arrive(shared.q_full(stage));
-      }
       return false;
     }
     if constexpr (Spec::dropout) {

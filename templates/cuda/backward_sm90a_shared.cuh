@@ -31,6 +31,10 @@ struct Sm90aBackwardShared {
   FLASHJIT_FN BackwardMessage read_message(int i) const {
     return reinterpret_cast<const BackwardMessage*>(memory + layout.messages)[i];
   }
+  FLASHJIT_FN u32 first_turn() const { return start + layout.first_turn; }
+  FLASHJIT_FN u32 read_first_turn() const {
+    return *reinterpret_cast<const u32*>(memory + layout.first_turn);
+  }
   FLASHJIT_FN Words dropout_key() const {
     return *reinterpret_cast<const Words*>(memory + layout.dropout_key);
   }

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(256) backward_dq(const __grid_constant__ CudaB
 }
 __global__ void __launch_bounds__(backward_threads)
     finish_backward(const __grid_constant__ CudaBackwardParams params) {
-  backward_finish<PlainBackward>(params);
+  backward_finish<PlainBackward, false>(params);
 }
 
 }  // namespace

@@ -12,8 +12,11 @@ template <class Mask>
 struct KeyBlock {
   u32 block, head;
 
+  // Heads that are taken together, of `section` that may be.
+  FLASHJIT_FN static u32 heads_of(u32 section) { return makes_work_differ<Mask> ? section : 1; }
+
   FLASHJIT_FN KeyBlock(u32 place, u32 blocks, u32 heads, u32 section) {
-    if (!makes_work_differ<Mask>) section = 1;
+    section = heads_of(section);
     const u32 first = place / (section * blocks) * section, in_section = place - first * blocks;
     const u32 heads_here = min(section, heads - first);
     block = in_section / heads_here;

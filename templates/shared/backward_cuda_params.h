@@ -86,9 +86,10 @@ struct CudaBackwardParams : BackwardParams {
   // of the kernels' accumulators. Null if a kernel of its own computes dQ.
   float* dq_sums;
   i64 rows;  // of a head, a multiple of backward_row_unit
-  // In the workspace: places that blocks of a persistent grid took beyond their first ones. Null if the grid
-  // is none.
-  u32* next_place;
+  // In the workspace, of a persistent grid: the next turn that no block has taken, and for each head with
+  // places of its own the consumers' warps that have added the last dQ of a place to the sums,
+  // [batch, place_heads]. Null if the grid is none.
+  u32 *next_turn, *places_done;
   // A block of the grid has the keys of a place for so many query heads, all of a group or one. An entry of
   // the batch has so many heads with places of their own.
   int place_group, place_heads;
@@ -136,11 +137,12 @@ struct CudaBackwardParams : BackwardParams {
   }
 };
 
-// The rows of a head in the workspace: of `batch` sequences of at most `seqlen` rows, or if total >= 0 packed
-// in so many rows.
+// The rows of a head in the workspace, at least a unit: of `batch` sequences of at most `seqlen` rows, or if
+// total >= 0 packed in so many rows.
 FLASHJIT_FN constexpr i64 backward_rows(i64 batch, i64 seqlen, i64 total) {
   constexpr i64 unit = backward_row_unit;
-  return total >= 0 ? (total / unit + batch) * unit : batch * ((seqlen + unit - 1) / unit * unit);
+  return total >= 0 ? (total / unit + batch) * unit
+                    : batch * (max((seqlen + unit - 1) / unit, i64{1}) * unit);
 }
 
 }  // namespace flashjit::device

@@ -50,7 +50,7 @@ struct Sm90aBackwardLayout {
   // Offsets. k, v: one block; q, d_o, lse, delta, words: `stages` each; ds: ds_buffers; dq: consumers. dV
   // needs no V. words: with dropout two words for each row. messages: one for each stage, then one for each
   // consumer.
-  int k, v, q, d_o, ds, dq, lse, delta, words, messages, dropout_key, barriers, end;
+  int k, v, q, d_o, ds, dq, lse, delta, words, messages, dropout_key, first_turn, barriers, end;
 
   FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
                                             int num_stages, bool dropout, bool deterministic,
@@ -89,6 +89,7 @@ struct Sm90aBackwardLayout {
         words(0),
         messages(0),
         dropout_key(0),
+        first_turn(0),
         barriers(0),
         end(0) {
     const bool makes_dq = !deterministic && sums != BackwardSums::dv;
@@ -136,7 +137,8 @@ struct Sm90aBackwardLayout {
     words = delta + (sums == BackwardSums::dv ? 0 : stages * block_m * 4);
     messages = words + (dropout ? stages * block_m * 8 : 0);
     dropout_key = messages + (stages + consumers) * message_bytes;
-    barriers = dropout_key + (dropout ? 16 : 0);
+    first_turn = dropout_key + (dropout ? 16 : 0);
+    barriers = first_turn + 8;
     end = barriers + (3 + 5 * stages + 2 * consumers + ds_buffers + 1) * barrier_bytes;
   }
 };

@@ -139,8 +139,11 @@ class BackwardSm90a : public testing::Test {
         static_cast<std::size_t>(p.num_heads_q * (p.key_rows / device::backward_row_unit) * p.row_words),
         device::RowBits{~0u, ~0u});
     p.row_bits = row_bits.data();
-    device::u32 next_place = 0xffffffff;
-    if (!divides_sums) p.next_place = &next_place;
+    std::vector<device::u32> counters(static_cast<std::size_t>(1 + p.batch * p.place_heads), 0xffffffff);
+    if (!divides_sums) {
+      p.next_turn = counters.data();
+      p.places_done = p.next_turn + 1;
+    }
     const i64 row_units =
         i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit);
     run_grid(row_units * (device::backward_row_unit / device::backward_rows_of_block),
@@ -165,7 +168,7 @@ class BackwardSm90a : public testing::Test {
                         shared_memory(device::backward_dv_stages, BackwardSums::dv)),
                main_step);
     } else if (places > 0) {
-      // A persistent grid of few blocks, so that some take several places.
+      // A persistent grid of few blocks. The first one takes all turns.
       run_grid(std::min<i64>(places, 2), threads, shared_memory(Config::num_stages, BackwardSums::both),
                main_step);
     }
@@ -175,7 +178,7 @@ class BackwardSm90a : public testing::Test {
                device::Sm90aDqLayout(Spec::head_dim, Spec::head_dim_v, Spec::dropout).end,
                [&] { device::backward_dq_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
     else
-      run_grid(row_units + (Spec::Sinks::exist ? p.num_heads_q : 0) +
+      run_grid((divides_sums ? row_units : 0) + (Spec::Sinks::exist ? p.num_heads_q : 0) +
                    (divides_groups ? i64{p.batch} * p.num_heads_kv *
                                          device::ceil_div(p.seqlen_k, device::backward_row_unit)
                                    : 0),

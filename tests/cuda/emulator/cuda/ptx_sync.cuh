@@ -20,6 +20,12 @@ inline void mbarrier_wait(u32 bar, u32 parity) {
 inline void bar_sync(int id, int threads) {
   emulator::block().named_sync(id, threads);
 }
+inline void red_add_release(u32* to, u32 value) {
+  *to += value;
+}
+inline void ld_acquire_wait(const u32* from, u32 least) {
+  emulator::block().wait([&] { return *from >= least; });
+}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 

@@ -1,0 +1,71 @@
+// What a block of sm_90a's persistent grid does in a turn: a place, which is block_n keys of a head, then a
+// share of dQ's rows, whose sums are complete and still in the second-level cache. A launch of its own for dQ
+// would read them from memory. Blocks take turns in order:
+//   turn        0 ...    lag ...       places ...
+//   its place   turn     turn          none
+//   its rows    none     those of the place `lag` turns ago; at the end, of the last `lag` places in parts
+// A block that waits for the sums of its rows waits for turns that other blocks have taken before, so it
+// never waits for a block that has not begun.
+#pragma once
+
+#include "cuda/backward_rows.cuh"
+#include "cuda/ptx_sync.cuh"
+#include "cuda/row_walk.cuh"
+#include "shared/backward_cuda_params.h"
+
+namespace flashjit::device {
+
+constexpr u32 no_turn = 0xffffffff;
+
+template <class Spec, int block_n, bool finishes_dq>
+struct BackwardTurns {
+  using Mask = typename Spec::Mask;
+
+  // Rows that the consumers' warps convert at once, 16 each.
+  static constexpr int consumer_warps = block_n / 16, part_rows = consumer_warps * 16;
+
+  const CudaBackwardParams& p;
+  u32 blocks, heads, places;
+  FLASHJIT_FN explicit BackwardTurns(const CudaBackwardParams& params)
+      : p(params),
+        blocks(static_cast<u32>(max(ceil_div(p.seqlen_k, block_n), 1))),
+        heads(static_cast<u32>(p.batch * p.place_heads)),
+        places(blocks * heads) {}
+
+  FLASHJIT_FN u32 turns() const { return finishes_dq ? places + lag() * parts() : places; }
+
+  // So many turns after any of a head's places all of them are taken, and most probably done.
+  FLASHJIT_FN u32 lag() const {
+    return min(min(KeyBlock<Mask>::heads_of(p.section), heads) * blocks + 2 * gridDim.x, places);
+  }
+  // A place's share of its head's rows, and its parts in turns without a place.
+  FLASHJIT_FN int rows() const { return round_up(ceil_div(p.seqlen_q, static_cast<int>(blocks)), 16); }
+  FLASHJIT_FN u32 parts() const { return static_cast<u32>(max(ceil_div(rows(), part_rows), 1)); }
+
+  FLASHJIT_FN KeyBlock<Mask> key_block(u32 place) const { return {place, blocks, heads, p.section}; }
+
+  struct Rows {
+    u32 head;        // over batch entries and heads with places of their own
+    int begin, end;  // rows of each query head that has these places; empty: none
+  };
+  FLASHJIT_FN Rows rows_of(u32 turn) const {
+    const u32 late = lag();
+    if (!finishes_dq || turn < late) return {0, 0, 0};
+    const u32 in_end = turn - min(turn, places), count = turn < places ? 1 : parts();
+    const KeyBlock<Mask> from = key_block(turn < places ? turn - late : places - late + in_end / count);
+    const int begin = static_cast<int>(from.block) * rows();
+    if (count == 1) return {from.head, begin, begin + rows()};
+    const int part = begin + static_cast<int>(in_end % count) * part_rows;
+    return {from.head, part, min(part + part_rows, begin + rows())};
+  }
+  // Waits for the sums of rows.
+  FLASHJIT_FN void wait_for(const Rows& rows) const {
+    if (rows.begin < rows.end) ld_acquire_wait(p.places_done + rows.head, blocks * consumer_warps);
+  }
+  // Says that so many warps have added the last dQ of a place.
+  FLASHJIT_FN void end_place(u32 place, u32 warps) const {
+    red_add_release(p.places_done + key_block(place).head, warps);
+  }
+};
+
+}  // namespace flashjit::device

@@ -165,7 +165,7 @@ struct Backward {
     const bool divides_sums =
         wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
     const bool persistent = wgmma && !divides_sums;
-    if (kernel.spec.dropout) p.place_dropout_scale(wgmma && !has_derivatives(kernel.spec));
+    if (kernel.spec.dropout) p.place_dropout_scale(!has_derivatives(kernel.spec));
     if (persistent) {
       p.next_turn = reinterpret_cast<device::u32*>(rest);
       p.places_done = p.next_turn + 1;

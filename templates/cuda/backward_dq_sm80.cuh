@@ -164,9 +164,9 @@ class BackwardDqSm80 {
         for (int e = 0; e < 4; ++e) {
           float dp = ds[i][n][e];
           if constexpr (Spec::dropout)
-            dp = dropped(row_words_[i][e / 2], columns[n % 2 * 2 + e % 2], p_.dropout.below)
-                     ? 0
-                     : dp * p_.dropout.scale;
+            dp = dropped(row_words_[i][e / 2], columns[n % 2 * 2 + e % 2], p_.dropout.below) ? 0
+                 : ScoreGradient::changes ? dp * p_.dropout.scale
+                                          : dp;  // weights have the scale
           if constexpr (Score::changes) {
             const int first_key = block.index * block_n + static_cast<int>(lane_ % 4) * 2;
             ds[i][n][e] =

@@ -458,7 +458,7 @@ class BackwardSm80 {
     }
   }
 
-  // dP becomes dS. With dropout the weights become those that the product with V had, without its factor.
+  // dP becomes dS. With dropout the weights, which have its scale, become those that the product with V had.
   FLASHJIT_FN void make_gradients(float (&dp)[m_tiles][q_tiles][4], float (&p)[m_tiles][q_tiles][4],
                                   const Step& step, int stage) const {
 #pragma unroll
@@ -480,8 +480,7 @@ class BackwardSm80 {
           const float whole = weight;
           if constexpr (Spec::dropout) {
             const bool drops = dropped(words[e % 2], column_words_[i][e / 2], p_.dropout.below);
-            dp[i][n][e] = drops ? 0 : dp[i][n][e] * p_.dropout.scale;
-            if (drops) weight = 0;
+            if (drops) dp[i][n][e] = weight = 0;
           }
           dp[i][n][e] = whole * (dp[i][n][e] - delta[e % 2]);
           // A dropped pair may be NaN in dO V^T.

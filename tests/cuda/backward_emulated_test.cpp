@@ -188,6 +188,15 @@ TEST_F(BackwardOnGpu, MasksAndDropout) {
   }
 }
 
+TEST_F(BackwardOnGpu, DropoutOfMostWeightsAndOfAll) {
+  Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 100, .seqlen_k = 200};
+  for (const double p : {0.99, 1.0}) {
+    c.dropout_p = p;
+    expect<Dropping<SpecOf<Bf16, 64, 64, BottomRight>>, ConfigOf<64, 128, 2, 4>>(c, {CausalMask{}});
+    expect<Dropping<SpecOf<Fp16, 64, 64, BottomRight>>, ConfigOf<64, 128, 2, 4>>(c, {CausalMask{}});
+  }
+}
+
 // Formulas with and without derivatives, what they learn, and masks that are tested or intervals: beside the
 // heads of a group, dropout, packed sequences, block lists, and with dQ by its own kernel.
 TEST_F(BackwardOnGpu, Formulas) {

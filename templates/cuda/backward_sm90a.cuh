@@ -5,8 +5,9 @@
 // so that P^T and dS^T, in registers, are the first operands of
 //   dV += P^T dO       dK += dS^T Q
 // Each consumer warpgroup owns 64 keys. dS goes through shared memory for dQ = dS K, which the copy engine
-// adds to sums in global memory, in the order in which accumulators hold it. Another kernel puts it in order.
-// With wide heads no thread has the registers for dK and dV. There a block of the grid makes either of them.
+// adds to sums in global memory, in the order in which accumulators hold it. A later turn of a block puts it
+// in order (backward_sm90a_turns.cuh). With wide heads no thread has the registers for dK and dV. There a
+// block of the grid makes either of them, and another kernel puts dQ in order.
 #pragma once
 
 #include "cuda/backward_sm90a_mask.cuh"

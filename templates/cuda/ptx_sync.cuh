@@ -48,17 +48,13 @@ FLASHJIT_FN void bar_sync(int id, int threads) {
 
 // Adds when all that this thread has written, or has seen written, is visible.
 FLASHJIT_FN void red_add_release(u32* to, u32 value) {
-#if __CUDA_ARCH__ >= 700
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-#endif
 }
 // Waits until the number is at least so large.
 FLASHJIT_FN void ld_acquire_wait(const u32* from, u32 least) {
-#if __CUDA_ARCH__ >= 700
   u32 value;
   do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   while (value < least);
-#endif
 }
 
 // --- dependent launches: nothing before sm_90, where the next kernel begins when this one has ended

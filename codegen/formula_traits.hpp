@@ -1,4 +1,4 @@
-// What rendering, families and the runtime ask about formulas and about those of a spec.
+// Properties of a formula and of a spec's formulas, for rendering, families and the runtime.
 #pragma once
 
 #include <algorithm>

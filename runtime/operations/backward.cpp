@@ -339,8 +339,8 @@ struct Backward {
     return seqlen_q *
            (2 * spec.head_dim + 2 * spec.head_dim_v + 4 * device::cuda_backward_row(spec.head_dim));
   }
-  // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache. Lists leave
-  // less to even out, and their few visits of a row do not outweigh reading its sums from memory.
+  // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache. Masks of
+  // lists need less order: half as many heads, so that dQ's sums are in the cache until they are converted.
   static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
     constexpr i64 most = 16;
     const i64 share = has_row_bits(kernel) ? 2 : 1;

@@ -900,7 +900,7 @@ struct BackwardSm90a {
         ds_ring_.advance();
       }
     }
-    // Writes dQ of the rows of a turn without a place.
+    // Writes dQ of the rows of a turn without a place, 32 columns at a time: with more, registers spill.
     FLASHJIT_FN void write_dq(const Message& turn) const {
       Problem problem = problem_of<Mask::padding>(p_, turn.head_of_rows());
       const int end = min(turn.first_row + turn.rows(), problem.rows);

@@ -20,8 +20,8 @@ struct BackwardMessage {
   FLASHJIT_FN bool ends() const { return word < 0; }
   FLASHJIT_FN int index() const { return word >> 1; }
   FLASHJIT_FN bool whole() const { return word & 1; }
-  // Of the message that there are no more: the next turn, and the rows of dQ that this turn has, of a head
-  // over batch entries and heads with places of their own. `first_row` is the first one.
+  // The message that there are no more blocks has the next turn, and the rows of dQ that this turn has. Their
+  // head counts over batch entries and heads with places of their own. `first_row` is the first of them.
   FLASHJIT_FN u32 next_turn() const { return static_cast<u32>(second); }
   FLASHJIT_FN int rows() const { return ~word * 16; }
   FLASHJIT_FN u32 head_of_rows() const { return static_cast<u32>(place); }

@@ -1,6 +1,6 @@
-// What a block of sm_90a's persistent grid does in a turn: a place, which is block_n keys of a head, then a
-// share of dQ's rows, whose sums are complete and still in the second-level cache. A launch of its own for dQ
-// would read them from memory. Blocks take turns in order:
+// Blocks of sm_90a's persistent grid take turns, in order. A turn is a place, which is block_n keys of a
+// head, then a share of dQ's rows, whose sums are complete and still in the second-level cache. A launch of
+// its own for dQ would read them from memory.
 //   turn        0 ...    lag ...       places ...
 //   its place   turn     turn          none
 //   its rows    none     those of the place `lag` turns ago; at the end, of the last `lag` places in parts
@@ -34,7 +34,7 @@ struct BackwardTurns {
 
   FLASHJIT_FN u32 turns() const { return finishes_dq ? places + lag() * parts() : places; }
 
-  // So many turns after any of a head's places all of them are taken, and most probably done.
+  // All places of a head are taken, and most probably done, so many turns after any of them.
   FLASHJIT_FN u32 lag() const {
     return min(min(KeyBlock<Mask>::heads_of(p.section), heads) * blocks + 2 * gridDim.x, places);
   }

@@ -10,14 +10,13 @@
 // block of the grid makes either of them, and another kernel puts dQ in order.
 #pragma once
 
+#include "cuda/backward_sm90a_gradients.cuh"
 #include "cuda/backward_sm90a_mask.cuh"
 #include "cuda/backward_sm90a_parts.cuh"
 #include "cuda/backward_sm90a_producer.cuh"
 #include "cuda/backward_sm90a_shared.cuh"
 #include "cuda/backward_sm90a_turns.cuh"
 #include "cuda/dropout.cuh"
-#include "cuda/gradient_row.cuh"
-#include "cuda/ptx_reduce.cuh"
 #include "shared/backward_cuda_params.h"
 
 namespace flashjit::device {
@@ -131,6 +130,7 @@ struct BackwardSm90a {
     }
   };
   using Producer = Sm90aBackwardProducer<BackwardSm90a>;
+  using Gradients = Sm90aBackwardGradients<BackwardSm90a>;
 
   // Sums of a tile of rows. They are no members, so that they take no registers before their product begins.
   using Scores = float[tile_rows / 2];
@@ -163,10 +163,11 @@ struct BackwardSm90a {
         take_rows(ring);
         Message last;
         if constexpr (has_places) last = end_turn(ring);
+        const auto write_sums = [&] { gradients().write_dk_dv(Work(p_, place_), dk_, dv_); };
         if constexpr (finishes_dq)
-          write_dq(last, [&] { write_gradients(); });
+          gradients().write_dq(last, write_sums);
         else
-          write_gradients();
+          write_sums();
         if constexpr (!has_places) break;
         place_ = last.next_turn();
       }
@@ -175,7 +176,7 @@ struct BackwardSm90a {
 #pragma unroll 1
         while (place_ != no_turn) {
           const Message message = end_turn(ring);
-          write_dq(message);
+          gradients().write_dq(message);
           place_ = message.next_turn();
         }
       }
@@ -183,10 +184,7 @@ struct BackwardSm90a {
         place_ = 0;  // any
         ScoreGradient::flush(p_, pairs(Work(p_, place_).problem, 0), terms_);
       }
-      if constexpr (layout.stages_dq) {
-        wait_for_dq_buffer(0, ds_ring_);
-        announce_dq(no_more_blocks);
-      }
+      if constexpr (layout.stages_dq) gradients().end_dq(ds_ring_, place_, waiting_);
       griddepcontrol_launch_dependents();
     }
 
@@ -244,6 +242,19 @@ struct BackwardSm90a {
             add_to_dk(scores, ring, message);
         }
         if constexpr (delays_dq) add_last_dq();
+      }
+    }
+    FLASHJIT_FN Gradients gradients() const { return {p_, shared_, warpgroup_, warp_, lane_}; }
+    // Adds a part of dQ of the block at `waiting_` to the sums.
+    template <int part, int size>
+    FLASHJIT_FN void pass_dq(const float (&dq)[size], const DsRing& of, bool last = false) const {
+      gradients().template pass_dq<part>(dq, of, place_, waiting_, last);
+    }
+    FLASHJIT_FN void end_place() {
+      gradients().end_place(ds_ring_, place_, waiting_);
+      if constexpr (layout.stages_dq) {
+        if constexpr (!delays_dq) wait_for_ds(ds_ring_);
+        ds_ring_.advance();
       }
     }
     FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
@@ -830,47 +841,6 @@ struct BackwardSm90a {
       return wgmma_descriptor(shared_.k() + panel * layout.k_panel + column % layout.panel * 2,
                               parts.dq_leading(warpgroup_));
     }
-    // Adds a part of dQ of the block at `waiting_` to the sums, or gives it to the thread that does. Tiles of
-    // 16 x 8 sums have a warp's accumulator as it lies.
-    // last: of the place.
-    template <int part, int size>
-    FLASHJIT_FN void pass_dq(const float (&dq)[size], const DsRing& of, bool last = false) const {
-      if constexpr (layout.stages_dq) {
-        wait_for_dq_buffer(part, of);
-        const u32 to = shared_.dq(warpgroup_) + warp_ * (size * 2 * 16 * 4) + lane_ * 16;
-#pragma unroll
-        for (int i = 0; i < size / 4; ++i)
-          st_shared_v4(to + i * (32 * 16), __float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
-                       __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3]));
-        fence_proxy_async();
-        announce_dq(last && part == dq_parts - 1 ? last_dq : 0);
-      } else {
-        constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
-        constexpr int row_floats = cuda_backward_row(Spec::head_dim);
-        const int row = (layout.divides_rows ? warpgroup_ * 64 : 0) + warp_ * 16;
-        float* const to =
-            p_.dq_sums + (static_cast<i64>(waiting_) * place_rows + row) * row_floats + lane_ * 4;
-        // The product of the last columns may be wider than the sums.
-#pragma unroll
-        for (int i = 0; i < size / 4; ++i) {
-          const int column = parts.dq_column(part, warpgroup_, 8 * i);
-          if (column < row_floats)
-            red_add_v4(to + column * 16, {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]});
-        }
-      }
-    }
-    // A step's only part has the step's parity, two parts have both parities.
-    FLASHJIT_FN void wait_for_dq_buffer(int part, const DsRing& of) const {
-      const u32 odd = (of.stage + of.parity * layout.ds_buffers) % 2;
-      mbarrier_wait(shared_.dq_empty(warpgroup_), (dq_parts > 1 ? part : odd) ^ 1);
-    }
-    FLASHJIT_FN void announce_dq(int word) const {
-      if (threadIdx.x % 128 == 0)
-        st_message(shared_.message(stages + warpgroup_), word, static_cast<int>(place_), waiting_);
-      __syncwarp();
-      release(shared_.dq_full(warpgroup_));
-    }
-
     // Gives `value` to the pairs that the mask drops.
     FLASHJIT_FN void mask_scores(Scores& scores, const Message& message, int tile, float value) {
       const Work work(p_, place_);
@@ -884,98 +854,6 @@ struct BackwardSm90a {
       else
         masked(mask);
     }
-    // Says that the warpgroup's part of the place's dQ is complete, unless its last dQ said so. Where another
-    // thread adds it, this takes a step of the ring of dS, so that messages keep its order.
-    FLASHJIT_FN void end_place() {
-      if constexpr (!layout.stages_dq) {
-        __syncwarp();
-        if (lane_ == 0) Turns(p_).end_place(place_, 1);
-      } else {
-        for (int part = 0; part < dq_parts; ++part) {
-          wait_for_dq_buffer(part, ds_ring_);
-          announce_dq(no_dq);
-        }
-        release(shared_.ds_full(ds_ring_.stage));
-        if constexpr (!delays_dq) wait_for_ds(ds_ring_);
-        ds_ring_.advance();
-      }
-    }
-    // Writes dQ of the rows of a turn without a place, 32 columns at a time: with more, registers spill.
-    FLASHJIT_FN void write_dq(const Message& turn) const {
-      Problem problem = problem_of<Mask::padding>(p_, turn.head_of_rows());
-      const int end = min(turn.first_row + turn.rows(), problem.rows);
-#pragma unroll 1
-      for (int head = 0; head < p_.place_group; ++head, ++problem.head_q)
-#pragma unroll 1
-        for (int row = turn.first_row + (warpgroup_ * 4 + warp_) * 16; row < end; row += Turns::part_rows)
-          dq_rows<Spec>(p_, problem, row).convert();
-    }
-    // Writes dQ of the turn's rows. `meanwhile` is done while the sums of the first ones come, if registers
-    // allow.
-    template <class Meanwhile>
-    FLASHJIT_FN void write_dq(const Message& turn, const Meanwhile& meanwhile) const {
-      constexpr bool overlaps = Spec::head_dim + Spec::head_dim_v / 2 <= 192;
-      Problem problem = problem_of<Mask::padding>(p_, turn.head_of_rows());
-      const int end = min(turn.first_row + turn.rows(), problem.rows);
-      const int first = turn.first_row + (warpgroup_ * 4 + warp_) * 16;
-      int row = first, heads_left = p_.place_group;
-      if constexpr (!overlaps) meanwhile();
-      {
-        // All columns at once, as few warps wait for them, and any rows if there are none: a branch would
-        // cost registers.
-        float dq[Spec::head_dim / 2];
-        const auto of_warp = dq_rows<Spec>(p_, problem, row < end ? row : 0);
-        of_warp.template load<Spec::head_dim>(dq, 0);
-        if constexpr (overlaps) meanwhile();
-        if (row < end) of_warp.template write<Spec::head_dim>(dq, 0);
-      }
-#pragma unroll 1
-      while (row < end) {
-        row += Turns::part_rows;
-        if (row >= end && --heads_left > 0) {
-          ++problem.head_q;
-          row = first;
-        }
-        if (row < end) dq_rows<Spec>(p_, problem, row).convert();
-      }
-    }
-    FLASHJIT_FN void write_gradients() const {
-      const Work work(p_, place_);
-      if (has_places && makes_dq && p_.dk_sums != nullptr) {
-        // Beyond its last key a sequence has no rows in the workspace.
-        if (work.keys.begin >= work.keys_end) return;
-        add_gradient<makes_dk ? Spec::head_dim : 0>(p_.dk_sums, dk_, work);
-        add_gradient<makes_dv ? Spec::head_dim_v : 0>(p_.dv_sums, dv_, work);
-        return;
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int key = work.keys.begin + first_key() + lane_ / 4 + 8 * r;
-        const bool inside = key < work.keys_end, valid = key < work.keys.end;
-        const auto row = [&](const TensorView& t) {
-          return static_cast<Gradient*>(t.data) + work.problem.k_offset(t) + key * t.row_stride;
-        };
-        if constexpr (makes_dk) write_gradient(row(p_.dk), dk_, r, valid ? p_.scale : 0, inside, lane_ % 4);
-        if constexpr (makes_dv)
-          write_gradient(row(p_.dv), dv_, r, valid ? p_.dv_scale : 0, inside, lane_ % 4);
-      }
-    }
-
-    // Adds the warp's 16 keys of dK or dV to the sums of the group.
-    template <int columns, int size>
-    FLASHJIT_FN void add_gradient(float* to_sums, const float (&gradient)[size], const Work& work) const {
-      constexpr int row_floats = cuda_backward_row(columns);
-      const Problem& problem = work.problem;
-      const i64 row = problem.head_kv * p_.key_rows +
-                      p_.first_key_row(problem.batch, problem.first_k, Spec::varlen) + work.keys.begin +
-                      first_key();
-      float* const to = to_sums + row * row_floats + lane_ * 4;
-#pragma unroll
-      for (int i = 0; i < columns / 8; ++i)
-        red_add_v4(to + i * (16 * 8),
-                   {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]});
-    }
-
     const CudaBackwardParams& p_;
     const Shared& shared_;
     u32 place_ = 0, keys_parity_ = 0, begun_parity_ = 0;

@@ -131,10 +131,10 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
   const auto q_step = [&](int step) { return layout.q_step(step); };
   const auto k_step = [&](int step) { return layout.k_step(step); };
   const auto row_step = device::Sm90aBackwardLayout::row_step;
-  const auto scores = [&](const char* name, int head_dim) {
+  const auto scores = [&](const char* name, int head_dim, int rows) {
     return Product{.name = name,
                    .type = type,
-                   .n = layout.tile_rows,
+                   .n = rows,
                    .steps = device::ceil_div(head_dim, 16),
                    .a_in_registers = false,
                    .b_n_major = false,
@@ -161,8 +161,8 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
                    .accumulates = false}
         .text(q_step, row_step);
   };
-  std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim) +
-                     scores("dp", spec.head_dim_v) + gradient("dv", spec.head_dim_v) +
+  std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim, layout.score_rows) +
+                     scores("dp", spec.head_dim_v, layout.tile_rows) + gradient("dv", spec.head_dim_v) +
                      gradient("dk", spec.head_dim);
   if (!spec.deterministic) {
     if (layout.divides_rows || layout.dq_pairs > 0) text += dq("dq", layout.dq_columns);

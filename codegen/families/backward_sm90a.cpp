@@ -52,21 +52,21 @@ bool has_block_lists(const AttentionSpec& spec) {
   return std::any_of(spec.mask.begin(), spec.mask.end(),
                      [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
 }
-// Sums that a thread holds at once: scores and dP of 64 keys and block_m rows, dK and dV of the keys or
-// either.
+// Sums that a thread holds at once: scores and dP of 64 keys, dK and dV of the keys or either.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool divides = divides_sums(spec);
   const int columns = divides ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
   const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
                                            config.num_stages, spec.dropout, spec.deterministic,
                                            divides ? BackwardSums::dk : BackwardSums::both);
-  return layout.tile_rows + columns / 2;
+  return (layout.score_rows + layout.tile_rows + columns) / 2;
 }
-// The most that leave enough of a thread's 232 registers for the rest. Formulas that are computed beside the
+// The most that leave enough of a thread's 232 registers for the rest; of 240 where rows are taken in tiles,
+// whose weights and dS take half as many. Formulas that are computed beside the
 // scores take some. Beside formulas with derivatives dropout holds a bit for each weight. Found by compiling;
 // tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
-  if (config.block_m <= 64) return 192;
+  if (config.block_m <= 64) return spec.head_dim + spec.head_dim_v > 256 && !divides_sums(spec) ? 208 : 192;
   if (spec.dropout && has_derivatives(spec)) return 144;
   const bool looks_up = masks_are_tested(spec) || (spec.dropout && (spec.varlen || has_block_lists(spec)));
   return has_derivatives(spec) || looks_up ? 176 : 192;

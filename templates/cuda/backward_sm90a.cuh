@@ -52,8 +52,10 @@ struct BackwardSm90a {
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, layout.panel);
-  // A block's rows are taken in tiles, which are all of them unless dK and dV leave too few registers.
+  // Weights and dS of a block's rows are made in tiles, which are all of them unless dK and dV leave too few
+  // registers.
   static constexpr int tile_rows = layout.tile_rows, tiles = block_m / tile_rows;
+  static constexpr int score_tiles = block_m / layout.score_rows;
   static constexpr int steps = tile_rows / 16;  // of the products over a tile's rows
 
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers. Where they need
@@ -132,7 +134,9 @@ struct BackwardSm90a {
   using Producer = Sm90aBackwardProducer<BackwardSm90a>;
   using Gradients = Sm90aBackwardGradients<BackwardSm90a>;
 
-  // Sums of a tile of rows. They are no members, so that they take no registers before their product begins.
+  // Scores of a product; scores or dP of a tile of them. They are no members, so that they take no registers
+  // before their product begins.
+  using ProductScores = float[layout.score_rows / 2];
   using Scores = float[tile_rows / 2];
   // A consumer's dQ leaves in at most two parts, a product each.
   template <int part>
@@ -209,8 +213,9 @@ struct BackwardSm90a {
           begun_parity_ ^= 1;
         }
         if constexpr (tiles > 1) {
-          // Those of the first tile of a block that is none are of no use.
-          Scores scores, dp;
+          // Those of a block that is none are of no use.
+          ProductScores scores;
+          Scores dp;
           issue_scores(scores, ring.stage, 0);
           take_do(ring, message);
           issue_dp(dp, ring.stage, 0);
@@ -410,12 +415,12 @@ struct BackwardSm90a {
       wgmma_wait_group<0>();
       release(shared_.q_empty(stage));
     }
-    // The same in two tiles, for a block whose first tile has its scores and dP. Computes those of the next
-    // block, whose message takes the place of this one's, while dQ leaves.
-    FLASHJIT_FN void add_in_tiles(Scores& scores, Scores& dp, Ring& ring, Message& message) {
+    // The same in two tiles, for a block that has the scores of its first product, and dP of its first tile.
+    // Computes those of the next block, whose message takes the place of this one's, while dQ leaves.
+    FLASHJIT_FN void add_in_tiles(ProductScores& scores, Scores& dp, Ring& ring, Message& message) {
       static_assert(tiles <= 2 && dq_parts <= 2);
       const int stage = ring.stage;
-      make_tile(scores, dp, stage, message, 0);
+      make_tile(tile_of(scores, 0), dp, stage, message, 0);
       DsRing of = ds_ring_;
       if constexpr (delays_dq) {
         of = before(ds_ring_);
@@ -424,36 +429,42 @@ struct BackwardSm90a {
       if constexpr (makes_dq) store_ds(0);
       issue_dv(stage, 0);
       issue_dk(stage, 0);
-      Scores scores1, dp1;
-      issue_scores(scores1, stage, 1);
+      [[maybe_unused]] ProductScores scores1;
+      if constexpr (score_tiles > 1) issue_scores(scores1, stage, 1);
+      Scores dp1;
       issue_dp(dp1, stage, 1);
       wgmma_wait_group<1>();  // all but dP
-      make_tile(scores1, dp1, stage, message, 1);
+      make_tile(score_tiles > 1 ? tile_of(scores1, 0) : tile_of(scores, tiles - 1), dp1, stage, message, 1);
       if constexpr (!delays_dq) waiting_ = message.place;
       const int place = message.place;
       issue_dv(stage, 1);
-      DqPart<0> first;
       if constexpr (makes_dq) {
         pass_ds();
         if constexpr (!delays_dq) wait_for_ds(of);
-        issue_dq<0>(first, shared_.ds(of.stage));  // of no use in a place's first step
       }
       issue_dk(stage, 1);
       wgmma_wait_group<1>();  // all but dK
       release(shared_.do_empty(stage));
+      // Registers hold dQ once dV's product has passed the weights.
       const bool any = !delays_dq || waiting_ >= 0;
+      DqPart<0> first;
+      if constexpr (makes_dq) issue_dq<0>(first, shared_.ds(of.stage));  // of no use in a place's first step
+      wgmma_wait_group<makes_dq ? 1 : 0>();                              // dK
+      release(shared_.q_empty(stage));
+      wgmma_wait_group<0>();
       if constexpr (makes_dq)
         if (any) pass_dq<0>(first, of);
       DqPart<1> second;
       if constexpr (makes_dq && dq_parts > 1) issue_dq<1>(second, shared_.ds(of.stage));
-      Scores next, next_dp;
+      ProductScores next;
+      Scores next_dp;
       ring.advance();
       message = take_q(ring);
       issue_scores(next, ring.stage, 0);
-      wgmma_wait_group<1>();  // all but the scores
-      release(shared_.q_empty(stage));
-      if constexpr (makes_dq && dq_parts > 1)
+      if constexpr (makes_dq && dq_parts > 1) {
+        wgmma_wait_group<1>();  // all but the scores
         if (any) pass_dq<1>(second, of);
+      }
       take_do(ring, message);
       issue_dp(next_dp, ring.stage, 0);
       if constexpr (delays_dq) waiting_ = place;
@@ -461,6 +472,9 @@ struct BackwardSm90a {
       wgmma_wait_group<0>();
       assign(scores, next);
       assign(dp, next_dp);
+    }
+    FLASHJIT_FN static Scores& tile_of(ProductScores& scores, int tile) {
+      return *reinterpret_cast<Scores*>(scores + tile * (tile_rows / 2));
     }
     // Makes weights and dS of a tile of a block, whose dP may not be there yet.
     FLASHJIT_FN void make_tile(Scores& scores, Scores& dp, int stage, const Message& message, int tile) {
@@ -594,9 +608,10 @@ struct BackwardSm90a {
       assign(scores, following);
     }
     // No asm statement may have the old scores as operands: they would stay alive until then.
-    FLASHJIT_FN static void assign(Scores& to, const Scores& from) {
+    template <int size>
+    FLASHJIT_FN static void assign(float (&to)[size], const float (&from)[size]) {
 #pragma unroll
-      for (int i = 0; i < tile_rows / 2; ++i) to[i] = from[i];
+      for (int i = 0; i < size; ++i) to[i] = from[i];
     }
     FLASHJIT_FN void issue_next_scores(Scores& scores, const Ring& ring, Message& message) {
       const Ring next = next_of(ring);
@@ -634,7 +649,7 @@ struct BackwardSm90a {
     FLASHJIT_FN u64 do_operand(int stage, int tile) const {
       return wgmma_descriptor(shared_.d_o(stage) + tile * tile_bytes, layout.q_panel);
     }
-    FLASHJIT_FN void issue_scores(Scores& scores, int stage, int tile = 0) const {
+    FLASHJIT_FN void issue_scores(ProductScores& scores, int stage, int tile = 0) const {
       wgmma_fence();
       Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q_operand(stage, tile));
       wgmma_commit_group();

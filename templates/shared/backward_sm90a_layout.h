@@ -22,9 +22,12 @@ struct Sm90aBackwardLayout {
   static constexpr int barrier_bytes = 8, message_bytes = 16;
 
   int consumers;
-  // Rows whose scores and dP a thread holds at once: those of a step, or half of them where dK and dV leave
-  // few registers.
+  // Rows whose dP a thread holds at once: those of a step, or half of them where dK and dV leave few
+  // registers.
   int tile_rows;
+  // The same for scores. All of a step's are fewer reads of K. Deterministic kernels in tiles hold half of
+  // them: ptxas finds no registers for all.
+  int score_rows;
   // dQ of a step is divided among consumers. With 128 rows each computes 64 of them. With 64 rows each
   // computes one panel of every two, and its part of a last one. So it has one product or two.
   bool divides_rows;
@@ -57,6 +60,7 @@ struct Sm90aBackwardLayout {
                                             BackwardSums sums = BackwardSums::both)
       : consumers(block_n / warpgroup_keys),
         tile_rows(sums == BackwardSums::both && head_dim + head_dim_v > 256 ? block_m / 2 : block_m),
+        score_rows(deterministic ? tile_rows : block_m),
         divides_rows(block_m == consumers * 64),
         joins_dq(sums == BackwardSums::dk && !divides_rows && ceil_div(head_dim, panel) == 3),
         dq_pairs(divides_rows ? 0 : ceil_div(head_dim, panel) / 2),

@@ -61,13 +61,13 @@ struct EmulatedBackwardProducts {
       Spec::dropout,
       Spec::deterministic,
       backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ? BackwardSums::dk : BackwardSums::both};
-  static constexpr int tile_rows = layout.tile_rows;
+  static constexpr int tile_rows = layout.tile_rows, score_rows = layout.score_rows;
   static constexpr auto q_step = [](int i) { return layout.q_step(i); };
   static constexpr auto k_step = [](int i) { return layout.k_step(i); };
   static constexpr auto row_step = [](int i) { return layout.row_step(i); };
 
-  static void s(float (&d)[tile_rows / 2], u64 k, u64 q) {
-    emulated_ss<Element, tile_rows, false>(d, k, q, ceil_div(Spec::head_dim, 16), k_step, q_step);
+  static void s(float (&d)[score_rows / 2], u64 k, u64 q) {
+    emulated_ss<Element, score_rows, false>(d, k, q, ceil_div(Spec::head_dim, 16), k_step, q_step);
   }
   static void dp(float (&d)[tile_rows / 2], u64 v, u64 d_o) {
     emulated_ss<Element, tile_rows, false>(d, v, d_o, ceil_div(Spec::head_dim_v, 16), k_step, q_step);

@@ -284,7 +284,15 @@ constexpr Layout listed{"[listed blocks]", [](const Spec& s, const Shape& z) -> 
                           return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) *
                                   ((std::int64_t{z.seqlen_k} + blocks->block_n - 1) / blocks->block_n)};
                         }};
-constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]", nullptr};
+// As many as an operation that makes lists may be given; four for each list hold the edges of long documents.
+constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]",
+                          [](const Spec& s, const Shape& z) -> Sizes {
+                            const auto* blocks = find_mask<BlockSparseMask>(s.mask);
+                            if (!blocks) return {0, 0, 0};
+                            const Sizes of_lists = list_sizes(s, z);
+                            return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) * 4, blocks->block_m,
+                                    (std::int64_t{blocks->block_n} + 31) / 32};
+                          }};
 constexpr Layout tree_rows{"[batch or 1, seqlen_q, words of 32 new keys]", nullptr};
 constexpr Layout bytes{"[bytes]", nullptr};
 constexpr Layout value{"a number", nullptr};
@@ -313,7 +321,7 @@ inline constexpr Argument all[] = {
     {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training | listing, 0, listing},
     {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training | listing, 0, listing},
     {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training | listing, 0, listing},
-    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training},
+    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training | listing, 0, listing},
     {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward | listing},
     {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward | listing},
     {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, training},

@@ -109,7 +109,8 @@ struct AttentionArgs {
   // block_sparse: query block i of batch entry b and head h sees the key blocks block_indices[e]
   // for e from block_offsets[b, h, i] up to, but not including, block_offsets[b, h, i + 1], in
   // ascending order. A dimension of size 1 is shared by all batch entries or heads. make_block_lists writes
-  // them, with room for all blocks in the last two (most_listed_blocks() in masks.hpp).
+  // them, with room for all blocks in block_indices and block_bitmask_of (most_listed_blocks() in masks.hpp),
+  // and as many bitmasks as block_bitmasks has room for.
   std::optional<Tensor> block_offsets{};  // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
   std::optional<Tensor> block_indices{};  // [listed blocks]
   // [listed blocks]: the index of each block's bitmask, or -1: the block is seen whole; absent: all -1. With

@@ -90,11 +90,7 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
   require_table("block_bitmask_of", bitmask_of);
   p.blocks.bitmask_of = static_cast<const int*>(bitmask_of.data);
   if (!args.block_bitmasks) return;
-  const Tensor& bitmasks = require<&AttentionArgs::block_bitmasks>(spec, args, device);
-  require_shape("block_bitmasks", bitmasks, 1, mask.block_m, "the mask's block_m");
-  require_shape("block_bitmasks", bitmasks, 2, device::ceil_div(mask.block_n, 32),
-                "ceil(block_n / 32) words of 32 keys");
-  require_table("block_bitmasks", bitmasks);
+  const Tensor& bitmasks = require_bitmasks(spec, mask, args, device);
   p.blocks.bitmasks = static_cast<const device::u32*>(bitmasks.data);
   p.blocks.num_bitmasks = size(bitmasks, 0);
 }
@@ -213,6 +209,16 @@ void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool
 }
 
 }  // namespace
+
+const Tensor& require_bitmasks(const AttentionSpec& spec, const BlockSparseMask& mask,
+                               const AttentionArgs& args, Device device) {
+  const Tensor& bitmasks = require<&AttentionArgs::block_bitmasks>(spec, args, device);
+  require_shape("block_bitmasks", bitmasks, 1, mask.block_m, "the mask's block_m");
+  require_shape("block_bitmasks", bitmasks, 2, device::ceil_div(mask.block_n, 32),
+                "ceil(block_n / 32) words of 32 keys");
+  require_table("block_bitmasks", bitmasks);
+  return bitmasks;
+}
 
 void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                           ProblemParams& p) {

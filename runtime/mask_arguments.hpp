@@ -12,6 +12,10 @@ namespace flashjit {
 void check_mask_arguments(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                           device::ProblemParams& params);
 
+// The bitmasks of block lists that were given. Throws invalid_argument if their shape does not fit.
+const Tensor& require_bitmasks(const AttentionSpec& spec, const BlockSparseMask& mask,
+                               const AttentionArgs& args, Device device);
+
 // Checks the contents of the tensors of lengths, lists, prefixes and, with paged, page ids. Throws
 // invalid_argument for the first wrong number, with its place. All pointers are to host memory.
 void check_tables(const AttentionSpec& spec, const device::ProblemParams& params,

@@ -1,6 +1,7 @@
 // make_block_lists on every GPU from sm_80 up.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/kernel_text.hpp"
+#include "templates/shared/block_lists_params.h"
 
 namespace flashjit {
 namespace {
@@ -47,7 +48,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   };
   source.text += include_lines("cuda/block_lists.cuh", spec) + "#pragma nv_hdrstop\n\n" +
                  structs(spec, "BlockListsCudaSpec", params, "", choices, source.config, "");
-  step("find", source.config.num_warps * static_cast<int>(sizeof(int)));
+  step("find", source.config.num_warps * static_cast<int>(sizeof(device::ListCounts)));
   source.text += "\n";
   step("write", 0);
 }

@@ -75,15 +75,16 @@ struct MakeBlockLists {
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
     const std::size_t lists = lists_of(kernel.spec, shape);
     constexpr std::size_t unit = 256;  // workspaces are aligned to it
-    const std::size_t bytes = lists * (sizeof(int) + sizeof(device::Keeps) * key_blocks(kernel.spec, shape));
+    const std::size_t bytes =
+        lists * (sizeof(device::ListCounts) + sizeof(device::Keeps) * key_blocks(kernel.spec, shape));
     return (bytes + unit - 1) / unit * unit;
   }
 
-  static void plan_cuda(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
-    const std::int64_t lists = params.lists.groups * params.lists.row_blocks, warps = kernel.config.num_warps;
+  static void plan_cuda(const PlannedKernel&, const Params& params, void* workspace, Launch& launch) {
+    const std::int64_t lists = params.lists.groups * params.lists.row_blocks;
     add_step(params, workspace, launch).grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists, 1))};
     StepLaunch& write = add_step(params, workspace, launch);
-    write.grid = {.x = static_cast<unsigned>((lists + params.lists.groups + warps - 1) / warps)};
+    write.grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists + params.lists.groups, 1))};
     write.dependent = true;
   }
 
@@ -98,7 +99,7 @@ struct MakeBlockLists {
     const std::int64_t lists = params.lists.groups * params.lists.row_blocks;
     // Lists that take some 10 us: at least 100 ns for each block.
     add(lists, std::max(100 / std::max(params.lists.key_blocks, 1), 1));
-    add(lists + params.lists.groups, 16);
+    add(lists + params.lists.groups, params.lists.group_bitmasks > 0 ? 1 : 16);
   }
 
  private:
@@ -117,7 +118,7 @@ struct MakeBlockLists {
   static StepLaunch& add_step(const Params& params, void* workspace, Launch& launch) {
     StepLaunch& step = launch.add_step();
     auto& p = make_params<device::BlockListsParams>(step, params.lists, params.formulas);
-    p.counts = static_cast<int*>(workspace);
+    p.counts = static_cast<device::ListCounts*>(workspace);
     p.found = reinterpret_cast<device::Keeps*>(p.counts + p.groups * p.row_blocks);
     return step;
   }
@@ -167,6 +168,13 @@ struct MakeBlockLists {
     p.bitmask_of = static_cast<int*>(bitmask_of.data);
     require_apart("block_indices", indices, {{"block_offsets", &offsets}, {"block_bitmask_of", &bitmask_of}});
     require_apart("block_bitmask_of", bitmask_of, {{"block_offsets", &offsets}});
+    if (!args.block_bitmasks) return;
+    const Tensor& bitmasks = require_bitmasks(spec, mask, args, device);
+    p.bitmasks = static_cast<device::u32*>(bitmasks.data);
+    p.group_bitmasks = p.groups == 0 ? 0 : static_cast<int>(size(bitmasks, 0) / p.groups);
+    require_apart(
+        "block_bitmasks", bitmasks,
+        {{"block_offsets", &offsets}, {"block_indices", &indices}, {"block_bitmask_of", &bitmask_of}});
   }
 };
 

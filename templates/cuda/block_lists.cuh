@@ -1,6 +1,6 @@
 // make_block_lists: two kernels make lists of blocks from masks. A block of the first one's grid finds what
-// each block of a list keeps: by ranges, a lane for each, and where they do not tell by every pair. A warp of
-// the second one writes a list.
+// each block of a list keeps: by ranges, a lane for each, and where they do not tell by every pair. A block
+// of the second one's grid writes a list, and bitmasks of its blocks that are kept in part.
 #pragma once
 
 #include "cuda/ptx_sync.cuh"
@@ -23,8 +23,8 @@ class BlockListsCuda {
   static constexpr u32 all_lanes = 0xffffffff;
 
  public:
-  // of_warps: an integer in shared memory for each warp.
-  FLASHJIT_FN static void find(const BlockListsParams& p, int* of_warps) {
+  // of_warps: in shared memory, for each warp.
+  FLASHJIT_FN static void find(const BlockListsParams& p, ListCounts* of_warps) {
     griddepcontrol_launch_dependents();
     if (ctaid_x() >= p.groups * p.row_blocks) return;
     const u32 row_blocks = static_cast<u32>(p.row_blocks), group_of_lists = ctaid_x() / row_blocks;
@@ -33,7 +33,7 @@ class BlockListsCuda {
     const Masks masks(p, problem);
     const Span rows = list.rows(problem);
     const int lane = static_cast<int>(tid_x() % 32), warp = static_cast<int>(tid_x() / 32);
-    int count = 0;
+    ListCounts count = {0, 0};
     for (int first = warp * group; first < p.key_blocks; first += warps * group) {
       const int block = first + lane;
       const bool mine = lane < group && block < p.key_blocks;
@@ -46,39 +46,74 @@ class BlockListsCuda {
         if (lane == other) pairs = tested;
       }
       if (mine) list.found(block) = kept_of(pairs);
-      count += __popc(__ballot_sync(all_lanes, mine && pairs.can_hold));
+      count.blocks += __popc(__ballot_sync(all_lanes, mine && pairs.can_hold));
+      count.partial += __popc(__ballot_sync(all_lanes, mine && pairs.can_hold && pairs.can_fail));
     }
     if (lane == 0) of_warps[warp] = count;
     __syncthreads();
     if (tid_x() != 0) return;
-    for (int other = 1; other < warps; ++other) count += of_warps[other];
+    for (int other = 1; other < warps; ++other) {
+      count.blocks += of_warps[other].blocks;
+      count.partial += of_warps[other].partial;
+    }
     list.counts()[list.row_block] = count;
   }
 
   FLASHJIT_FN static void write(const BlockListsParams& p) {
     griddepcontrol_wait();
-    const int lane = static_cast<int>(tid_x() % 32);
-    const i64 warp = i64{ctaid_x()} * warps + tid_x() / 32, group_of_lists = warp / (p.row_blocks + 1);
+    const u32 lists = static_cast<u32>(p.row_blocks) + 1, group_of_lists = ctaid_x() / lists;
     if (group_of_lists >= p.groups) return;
-    const List list(p, group_of_lists, static_cast<int>(warp % (p.row_blocks + 1)));
-    int before = 0;
-    for (int other = lane; other < list.row_block; other += 32) before += list.counts()[other];
+    const List list(p, group_of_lists, static_cast<int>(ctaid_x() % lists));
+    const int lane = static_cast<int>(tid_x() % 32), warp = static_cast<int>(tid_x() / 32);
+    // Of the lists before.
+    int blocks = 0, partial = 0;
+    for (int other = lane; other < list.row_block; other += 32) {
+      blocks += list.counts()[other].blocks;
+      partial += list.counts()[other].partial;
+    }
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-      before += __shfl_xor_sync(all_lanes, before, distance);
-    int place = list.first_place() + before;
-    if (lane == 0) list.set_offset(place);
-    if (list.row_block == p.row_blocks) return;
+    for (int distance = 16; distance > 0; distance /= 2) {
+      blocks += __shfl_xor_sync(all_lanes, blocks, distance);
+      partial += __shfl_xor_sync(all_lanes, partial, distance);
+    }
+    int place = list.first_place() + blocks;
+    if (warp == 0 && lane == 0) list.set_offset(place);
+    if (list.row_block == p.row_blocks || (warp > 0 && partial >= p.group_bitmasks)) return;
+    const Problem problem = list.problem();
+    const Masks masks(p, problem);
+    const Span rows = list.rows(problem);
     for (int first = 0; first < p.key_blocks; first += 32) {
       const int block = first + lane;
       const Keeps keeps = block < p.key_blocks ? list.found(block) : Keeps::nothing;
       const u32 listed = __ballot_sync(all_lanes, keeps != Keeps::nothing);
-      if (keeps != Keeps::nothing) list.set_block(place + __popc(listed & low_bits(lane)), block, keeps);
+      const u32 in_part = __ballot_sync(all_lanes, keeps == Keeps::some), before = low_bits(lane);
+      if (warp == 0 && keeps != Keeps::nothing)
+        list.set_block(place + __popc(listed & before), block, keeps, partial + __popc(in_part & before));
       place += __popc(listed);
+      for (u32 open = in_part; open && partial < p.group_bitmasks; open &= open - 1, ++partial) {
+        const Span keys = List::keys(problem, first + __ffs(static_cast<int>(open)) - 1);
+        write_bits(list, masks, rows, keys, list.bitmask(partial), warp, lane);
+      }
     }
   }
 
  private:
+  // A warp writes every so many rows of a block's bitmask. Rows and keys beyond a sequence's end have none.
+  FLASHJIT_FN static void write_bits(const List& list, const Masks& masks, Span rows, Span keys, int bitmask,
+                                     int warp, int lane) {
+    for (int row = warp; row < List::Lists::block_m; row += warps) {
+      const bool exists = rows.begin + row < rows.end;
+      const RowTest<Masks> test(masks, exists ? rows.begin + row : rows.begin);
+      u32 word = 0;
+#pragma unroll
+      for (int i = 0; i < List::Lists::words_per_row; ++i) {
+        const int key = keys.begin + i * 32 + lane;
+        const u32 bits = __ballot_sync(all_lanes, exists && key < keys.end && test(min(key, keys.end - 1)));
+        if (lane == i) word = bits;
+      }
+      if (lane < List::Lists::words_per_row) list.words_of_row(bitmask, row)[lane] = word;
+    }
+  }
   FLASHJIT_FN static Maybe test_pairs(const Masks& masks, Span rows, Span keys, int lane) {
     Maybe pairs = {false, false};
     for (int first = 0; first < test_stride; ++first) {
@@ -100,7 +135,7 @@ class BlockListsCuda {
 template <class Spec, class Config>
 FLASHJIT_FN void find_blocks(const BlockListsParams& params) {
   extern __shared__ __align__(1024) char dynamic_shared[];
-  BlockListsCuda<Spec, Config>::find(params, reinterpret_cast<int*>(dynamic_shared));
+  BlockListsCuda<Spec, Config>::find(params, reinterpret_cast<ListCounts*>(dynamic_shared));
 }
 template <class Spec, class Config>
 FLASHJIT_FN void write_blocks(const BlockListsParams& params) {

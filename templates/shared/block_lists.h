@@ -88,7 +88,7 @@ struct ListsOf;
 template <int block_m_, int block_n_, bool per_head, class Others>
 struct ListsOf<Both<Bounds, Listed<BlockSparse<block_m_, block_n_, per_head, true>, Others>>> {
   using Masks = Others;
-  static constexpr int block_m = block_m_, block_n = block_n_;
+  static constexpr int block_m = block_m_, block_n = block_n_, words_per_row = ceil_div(block_n, 32);
 };
 
 // One list: the key blocks of a query block of a batch entry and head.
@@ -118,7 +118,7 @@ struct BlockList {
     return {block * Lists::block_n, min((block + 1) * Lists::block_n, of.seqlen_k)};
   }
 
-  FLASHJIT_FN int* counts() const { return p.counts + group * p.row_blocks; }  // of the group
+  FLASHJIT_FN ListCounts* counts() const { return p.counts + group * p.row_blocks; }  // of the group
   FLASHJIT_FN Keeps& found(int block) const {
     return p.found[(group * p.row_blocks + row_block) * p.key_blocks + block];
   }
@@ -128,9 +128,18 @@ struct BlockList {
   FLASHJIT_FN void set_offset(int place) const {
     p.offsets[batch * p.offsets_batch_stride + head * p.offsets_head_stride + row_block] = place;
   }
-  FLASHJIT_FN void set_block(int place, int block, Keeps keeps) const {
+  // partial: the number of blocks of the group before this one that are kept in part.
+  FLASHJIT_FN void set_block(int place, int block, Keeps keeps, int partial) const {
     p.indices[place] = block;
-    p.bitmask_of[place] = keeps == Keeps::all ? -1 : -2;
+    p.bitmask_of[place] = keeps == Keeps::all ? -1 : bitmask(partial);
+  }
+  // The number of a block's bitmask; -2: the masks test the block.
+  FLASHJIT_FN int bitmask(int partial) const {
+    return partial < p.group_bitmasks ? static_cast<int>(group) * p.group_bitmasks + partial : -2;
+  }
+  // row: of the block.
+  FLASHJIT_FN u32* words_of_row(int of_bitmask, int row) const {
+    return p.bitmasks + (i64{of_bitmask} * Lists::block_m + row) * Lists::words_per_row;
   }
 };
 FLASHJIT_FN Keeps kept_of(Maybe pairs) {

@@ -7,6 +7,10 @@ namespace flashjit::device {
 
 // Which pairs of a block the masks keep.
 enum class Keeps : unsigned char { nothing, all, some };
+// Blocks of a list, and those among them that are kept in part.
+struct ListCounts {
+  int blocks, partial;
+};
 
 // A group of lists is of one batch entry and head, and has a list for each query block. Groups are counted
 // over batch entries and heads, the latter fastest. The places of a group's blocks in memory begin where
@@ -19,8 +23,10 @@ struct BlockListsParams : ProblemParams {
   int* offsets;    // [row_blocks + 1] of one batch entry and head
   i64 offsets_batch_stride, offsets_head_stride;
   int *indices, *bitmask_of;  // [groups * row_blocks * key_blocks]
-  int* counts;                // [groups, row_blocks]: blocks of each list
-  Keeps* found;               // [groups, row_blocks, key_blocks]
+  u32* bitmasks;              // [groups, group_bitmasks, block_m, ceil(block_n / 32)]
+  int group_bitmasks;  // of the first blocks of a group that are kept in part; the masks test the others
+  ListCounts* counts;  // [groups, row_blocks]
+  Keeps* found;        // [groups, row_blocks, key_blocks]
 };
 
 }  // namespace flashjit::device

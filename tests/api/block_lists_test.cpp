@@ -81,6 +81,23 @@ TEST(MakeBlockLists, ByHand) {
   expect_lists(given);
 }
 
+// Three bitmasks are one for each batch entry: of its first block that is kept in part.
+TEST(MakeBlockLists, Bitmasks) {
+  GoodLists given;
+  std::vector<std::int32_t> bitmasks(3 * 16, 99);
+  given.args.block_bitmasks = Tensor::contiguous(bitmasks.data(), DType::int32, {}, {3, 16, 1});
+  kernel_of(documents).launch(given.args);
+  for (int b = 0; b < batch; ++b) {
+    const auto first = static_cast<std::size_t>(b * 9);
+    EXPECT_EQ(given.bitmask_of[first], b);
+    for (std::size_t e = 1; e < 5; ++e) EXPECT_EQ(given.bitmask_of[first + e], -2);
+    // Positions 30 and 31 see keys 0 to their own, the next rows are of another document.
+    for (std::size_t row = 0; row < 16; ++row)
+      EXPECT_EQ(bitmasks[static_cast<std::size_t>(b) * 16 + row], row == 0 ? 0x7fffffff : row == 1 ? -1 : 0);
+  }
+  EXPECT_EQ(bitmasks[2 * 16], 99) << "not written";
+}
+
 TEST(MakeBlockLists, WholeBlocks) {
   GoodLists given;
   given.args.named = {};
@@ -139,8 +156,12 @@ TEST(MakeBlockLists, Refusals) {
   expect_refusal({"workspace has 64 bytes"}, [](GoodLists& g) { g.args.workspace->shape[0] = 16; });
   expect_refusal({"table document is missing"}, [](GoodLists& g) { g.args.named = {}; });
   expect_refusal({"v was given", "make_block_lists"}, [](GoodLists& g) { g.args.v = g.args.k; });
-  expect_refusal({"block_bitmasks was given"},
-                 [](GoodLists& g) { g.args.block_bitmasks = g.args.block_offsets; });
+  expect_refusal({"block_bitmasks", "dimension 1 must be 16", "block_m"}, [](GoodLists& g) {
+    g.args.block_bitmasks = Tensor::contiguous(g.document.data(), DType::int32, {}, {2, 8, 1});
+  });
+  expect_refusal({"block_bitmasks", "block_indices"}, [](GoodLists& g) {
+    g.args.block_bitmasks = Tensor::contiguous(g.indices.data(), DType::int32, {}, {1, 16, 1});
+  });
   expect_refusal({"block_offsets is on cuda:0"},
                  [](GoodLists& g) { g.args.block_offsets->device = {Device::Kind::cuda, 0}; });
 }

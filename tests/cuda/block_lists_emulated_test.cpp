@@ -102,8 +102,9 @@ class BlockListsOnGpu : public testing::Test {
 
 TEST_F(BlockListsOnGpu, Documents) {
   expect<Documents, 4>({.batch = 2, .seqlen_q = 70, .seqlen_k = 200, .seed = 1});
-  expect<Documents, 8>({.batch = 1, .seqlen_q = 33, .seqlen_k = 2000, .seed = 2});
-  expect<Documents, 4>({.batch = 1, .seqlen_q = 40, .seqlen_k = 0, .seed = 3});
+  expect<Documents, 8>({.batch = 1, .seqlen_q = 33, .seqlen_k = 2000, .bitmasks = 3, .seed = 2});
+  expect<Documents, 4>({.batch = 1, .seqlen_q = 40, .seqlen_k = 90, .bitmasks = 0, .seed = 3});
+  expect<Documents, 4>({.batch = 1, .seqlen_q = 40, .seqlen_k = 0, .seed = 4});
 }
 
 TEST_F(BlockListsOnGpu, PackedSequencesAndHeads) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,13 +93,18 @@ TEST_P(BlockLists, KnownMasks) {
     seed += 4;
     if (!takes_next(spec, 1)) continue;
     std::uint64_t of_sizes = seed;
-    for (const auto& [rows, keys] : {std::pair{333, 270}, {70, 400}, {1, 1}, {130, 0}})
+    struct Sizes {
+      int rows, keys;
+      std::optional<int> bitmasks;  // 9: one for each batch entry and head, and one too many
+    };
+    for (const Sizes& sizes : {Sizes{333, 270, {}}, {70, 400, 9}, {1, 1, 1}, {130, 0, {}}, {130, 200, 0}})
       expect({.spec = spec,
               .batch = 2,
               .heads_q = 4,
               .heads_kv = 2,
-              .seqlen_q = rows,
-              .seqlen_k = keys,
+              .seqlen_q = sizes.rows,
+              .seqlen_k = sizes.keys,
+              .bitmasks = sizes.bitmasks,
               .seed = ++of_sizes});
   }
 }
@@ -198,19 +204,18 @@ class ListsForForward : public BlockLists {
     const Kernel& make = lists.kernel(on().engine());
     // The masks' arguments are the forward's.
     AttentionArgs args = forward.args();
-    args.v.reset(), args.o.reset(), args.lse.reset(), args.block_bitmasks.reset();
+    args.v.reset(), args.o.reset(), args.lse.reset();
     args.softmax_scale.reset();
     args.workspace = lists.args().workspace;
-    for (const TensorMember member :
-         {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
-      args.*member = lists.args().*member;
+    const TensorMember of_lists_members[] = {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
+                                             &AttentionArgs::block_bitmask_of,
+                                             &AttentionArgs::block_bitmasks};
+    for (const TensorMember member : of_lists_members) args.*member = lists.args().*member;
     lists.reset();
     make.launch(args);
 
     AttentionArgs with_lists = forward.args();
-    for (const TensorMember member :
-         {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
-      with_lists.*member = lists.args().*member;
+    for (const TensorMember member : of_lists_members) with_lists.*member = lists.args().*member;
     forward.reset();
     forward.kernel(on().engine()).launch(with_lists);
     ASSERT_TRUE(forward.fetch());

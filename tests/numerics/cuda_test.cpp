@@ -99,8 +99,8 @@ TEST_P(Cuda, ListsAndForwardInOneGraph) {
   AttentionArgs made = lists.args(), taken = forward.args();
   for (const TensorMember length : {&AttentionArgs::seqlens_q, &AttentionArgs::seqlens_k})
     made.*length = taken.*length;
-  for (const TensorMember list :
-       {&AttentionArgs::block_offsets, &AttentionArgs::block_indices, &AttentionArgs::block_bitmask_of})
+  for (const TensorMember list : {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
+                                  &AttentionArgs::block_bitmask_of, &AttentionArgs::block_bitmasks})
     taken.*list = made.*list;
   const std::size_t bytes = make.workspace_bytes(lists.given().shape());
   const cuda::DeviceBuffer workspace(on().context(), bytes);

@@ -92,6 +92,7 @@ std::string Case::str() const {
   if (spec.paged) text += " pages of " + std::to_string(page_size);
   text += std::string(" ") + name_of(layout) + "/" + name_of(layout_kv) + " " + name_of(data) +
           (poison == Poison::nan ? " nan" : " infinity");
+  if (bitmasks) text += " bitmasks " + std::to_string(*bitmasks);
   if (softmax_scale) text += " scale " + std::to_string(*softmax_scale);
   if (spec.dropout) text += " dropout_p " + std::to_string(dropout_p);
   return text + " seed " + std::to_string(seed);
@@ -141,9 +142,12 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     const Argument& argument = arguments[i];
     if (!has_argument(spec, argument)) continue;
     if (argument.role_in(case_.spec) == Role::input || argument.role_in(case_.spec) == Role::output) {
+      const TensorMember member = argument.tensor();
+      const bool of_bitmasks = member == &AttentionArgs::block_bitmasks;
+      if (of_bitmasks && case_.bitmasks == 0) continue;
       const auto arranged = [&](const Shape& shape) {
-        const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, shape);
-        const TensorMember member = argument.tensor();
+        std::vector<std::int64_t> sizes = argument.layout.sizes(spec, shape);
+        if (of_bitmasks && case_.bitmasks) sizes[0] = *case_.bitmasks;
         if (member == &AttentionArgs::lse || member == &AttentionArgs::dlse || sizes.size() == 1)
           return arrange_rows(sizes);
         if (argument.role == Role::table) return arrange(MemoryLayout::contiguous, sizes, DType::int32);

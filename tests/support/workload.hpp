@@ -53,6 +53,7 @@ struct Case {
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
+  std::optional<int> bitmasks{};  // of make_block_lists; absent: four for each list
   // Values of tables and scalars; those that are not here are hard random ones.
   verify::NamedData named{};
   double dropout_p = 0.2;  // for specs with dropout; dropout's seed and offset follow from `seed`

@@ -213,7 +213,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   const bool lists_masks =
       spec.op != Operation::make_block_lists && std::any_of(spec.mask.begin(), spec.mask.end(), is_of_masks);
   const TensorMember lists[] = {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
-                                &AttentionArgs::block_bitmask_of};
+                                &AttentionArgs::block_bitmask_of, &AttentionArgs::block_bitmasks};
   std::erase_if(data.tables, [&](const MaskTable& table) {
     return lists_masks && std::find(std::begin(lists), std::end(lists), table.argument) != std::end(lists);
   });

@@ -179,6 +179,7 @@ struct BackwardSm90a {
         // Turns without a place.
 #pragma unroll 1
         while (place_ != no_turn) {
+          mbarrier_wait(shared_.q_full(ring.stage), ring.parity);
           const Message message = end_turn(ring);
           gradients().write_dq(message);
           place_ = message.next_turn();

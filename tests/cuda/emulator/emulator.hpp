@@ -97,9 +97,12 @@ class Block {
 
   // ---- barriers
 
-  void init(u32 bar, u32 count) { mbarriers_[bar] = {count, count, 0, 0}; }
+  void init(u32 bar, u32 count) { mbarriers_[bar] = {count, count, 0, 0, true}; }
+  // Throws if no thread has waited for the phase before, as compute-sanitizer does.
   void arrive(u32 bar, i64 expected_bytes) {
     Mbarrier& b = mbarriers_.at(bar);
+    if (b.pending == b.count && !b.was_waited_for)
+      throw std::runtime_error("no thread waited for a phase of the mbarrier at " + std::to_string(bar));
     b.bytes += expected_bytes;
     --b.pending;
     b.complete_if_done(progress_);
@@ -111,6 +114,7 @@ class Block {
   }
   void wait_mbarrier(u32 bar, u32 parity) {
     wait([&] { return mbarriers_.at(bar).phase != parity; });
+    mbarriers_.at(bar).was_waited_for = true;
   }
   void named_arrive(int id, int threads) {
     Barrier& b = named_[static_cast<std::size_t>(id)];
@@ -157,11 +161,13 @@ class Block {
     u32 count, pending;
     i64 bytes;
     u32 phase;
+    bool was_waited_for;  // the last phase
     void complete_if_done(i64& progress) {
       ++progress;
       if (pending > 0 || bytes != 0) return;
       pending = count;
       phase ^= 1;
+      was_waited_for = false;
     }
   };
   struct Barrier {

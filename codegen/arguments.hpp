@@ -284,7 +284,7 @@ constexpr Layout listed{"[listed blocks]", [](const Spec& s, const Shape& z) -> 
                           return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) *
                                   ((std::int64_t{z.seqlen_k} + blocks->block_n - 1) / blocks->block_n)};
                         }};
-// As many as an operation that makes lists may be given; four for each list hold the edges of long documents.
+// Callers may give any number. The tools give four for each list, which hold the edges of long documents.
 constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]",
                           [](const Spec& s, const Shape& z) -> Sizes {
                             const auto* blocks = find_mask<BlockSparseMask>(s.mask);

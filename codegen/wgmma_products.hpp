@@ -19,7 +19,7 @@ namespace flashjit {
 std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config);
 
 // struct BackwardProducts, the type Config::Products of a backward (cuda/backward_sm90a.cuh):
-//   s(float (&)[tile_rows / 2], u64 k, u64 q)                   S^T = K Q^T
+//   s(float (&)[score_rows / 2], u64 k, u64 q)                  S^T = K Q^T
 //   dp(float (&)[tile_rows / 2], u64 v, u64 d_o)                dP^T = V dO^T
 //   dv(float (&)[head_dim_v / 2], weights, u64 d_o, int)        dV += P^T dO, or = if the last is 0
 //   dk(float (&)[head_dim / 2], ds, u64 q, int)                 dK += dS^T Q, likewise

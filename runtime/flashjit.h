@@ -102,7 +102,7 @@ typedef enum {
   FLASHJIT_ARG_WINDOW_LEFT = 14,           /* integer */
   FLASHJIT_ARG_WINDOW_RIGHT = 15,          /* integer */
   FLASHJIT_ARG_NUM_SINKS = 16,             /* integer */
-  FLASHJIT_ARG_BLOCK_OFFSETS = 17,         /* tensor; make_block_lists writes these four */
+  FLASHJIT_ARG_BLOCK_OFFSETS = 17,         /* tensor; make_block_lists writes this and the next three */
   FLASHJIT_ARG_BLOCK_INDICES = 18,         /* tensor */
   FLASHJIT_ARG_BLOCK_BITMASK_OF = 19,      /* tensor */
   FLASHJIT_ARG_BLOCK_BITMASKS = 20,        /* tensor */

@@ -61,9 +61,9 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
                                            divides ? BackwardSums::dk : BackwardSums::both);
   return (layout.score_rows + layout.tile_rows + columns) / 2;
 }
-// The most that leave enough of a thread's 232 registers for the rest; of 240 where rows are taken in tiles,
-// whose weights and dS take half as many. Formulas that are computed beside the
-// scores take some. Beside formulas with derivatives dropout holds a bit for each weight. Found by compiling;
+// The most that leave enough of a thread's 232 registers for the rest. Where rows are taken in tiles, a
+// thread has 240, and weights and dS take half as many. Formulas that are computed beside the scores take
+// some. Beside formulas with derivatives dropout holds a bit for each weight. Found by compiling;
 // tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   if (config.block_m <= 64) return spec.head_dim + spec.head_dim_v > 256 && !divides_sums(spec) ? 208 : 192;

@@ -71,7 +71,7 @@ struct MakeBlockLists {
     return checked;
   }
 
-  // The blocks of each list, and what each of them keeps.
+  // The counts of each list, and what each of its key blocks keeps.
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
     const std::size_t lists = lists_of(kernel.spec, shape);
     constexpr std::size_t unit = 256;  // workspaces are aligned to it

@@ -1,5 +1,5 @@
 // make_block_lists on CPUs, in two steps: find what each block keeps, by ranges and where they do not tell by
-// every pair; write the lists.
+// every pair; write the lists, and bitmasks of blocks that are kept in part.
 #pragma once
 
 #include "cpu/formula.h"

@@ -446,7 +446,7 @@ struct BackwardSm90a {
       issue_dk(stage, 1);
       wgmma_wait_group<1>();  // all but dK
       release(shared_.do_empty(stage));
-      // Registers hold dQ once dV's product has passed the weights.
+      // dQ takes the registers of the weights, which dV's product no longer reads.
       const bool any = !delays_dq || waiting_ >= 0;
       DqPart<0> first;
       if constexpr (makes_dq) issue_dq<0>(first, shared_.ds(of.stage));  // of no use in a place's first step

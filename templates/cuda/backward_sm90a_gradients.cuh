@@ -54,7 +54,8 @@ struct Sm90aBackwardGradients {
     }
   }
   // Says that the warpgroup's part of the place's dQ is complete, unless its last dQ said so. Where another
-  // thread adds it, this takes a step of the ring of dS, so that messages keep its order.
+  // thread adds it, this arrives at the barrier of the next dS, so that messages keep the ring's order. The
+  // caller advances the ring.
   FLASHJIT_FN void end_place(const DsRing& of, u32 place, int block) const {
     if constexpr (!layout.stages_dq) {
       __syncwarp();
@@ -149,7 +150,7 @@ struct Sm90aBackwardGradients {
     __syncwarp();
     mbarrier_arrive_if(lane == 0, shared.dq_full(warpgroup));
   }
-  // The warp's.
+  // The first of the warp's 16 keys.
   FLASHJIT_FN int first_key(const Work& work) const {
     return work.keys.begin + warpgroup * layout.warpgroup_keys + warp * 16;
   }

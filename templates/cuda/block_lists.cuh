@@ -23,7 +23,7 @@ class BlockListsCuda {
   static constexpr u32 all_lanes = 0xffffffff;
 
  public:
-  // of_warps: in shared memory, for each warp.
+  // of_warps: the counts of each warp, in shared memory.
   FLASHJIT_FN static void find(const BlockListsParams& p, ListCounts* of_warps) {
     griddepcontrol_launch_dependents();
     if (ctaid_x() >= p.groups * p.row_blocks) return;
@@ -65,7 +65,7 @@ class BlockListsCuda {
     if (group_of_lists >= p.groups) return;
     const List list(p, group_of_lists, static_cast<int>(ctaid_x() % lists));
     const int lane = static_cast<int>(tid_x() % 32), warp = static_cast<int>(tid_x() / 32);
-    // Of the lists before.
+    // The counts of the group's lists before this one.
     int blocks = 0, partial = 0;
     for (int other = lane; other < list.row_block; other += 32) {
       blocks += list.counts()[other].blocks;
@@ -98,7 +98,8 @@ class BlockListsCuda {
   }
 
  private:
-  // A warp writes every so many rows of a block's bitmask. Rows and keys beyond a sequence's end have none.
+  // A warp writes every so many rows of a block's bitmask. Rows and keys beyond a sequence's end have no
+  // bits.
   FLASHJIT_FN static void write_bits(const List& list, const Masks& masks, Span rows, Span keys, int bitmask,
                                      int warp, int lane) {
     for (int row = warp; row < List::Lists::block_m; row += warps) {

@@ -25,8 +25,8 @@ struct Sm90aBackwardLayout {
   // Rows whose dP a thread holds at once: those of a step, or half of them where dK and dV leave few
   // registers.
   int tile_rows;
-  // The same for scores. All of a step's are fewer reads of K. Deterministic kernels in tiles hold half of
-  // them: ptxas finds no registers for all.
+  // The same for scores. With all rows of a step in one product, K is read once. Deterministic kernels in
+  // tiles hold half of them: ptxas finds no registers for all.
   int score_rows;
   // dQ of a step is divided among consumers. With 128 rows each computes 64 of them. With 64 rows each
   // computes one panel of every two, and its part of a last one. So it has one product or two.

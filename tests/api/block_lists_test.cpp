@@ -81,7 +81,8 @@ TEST(MakeBlockLists, ByHand) {
   expect_lists(given);
 }
 
-// Three bitmasks are one for each batch entry: of its first block that is kept in part.
+// Of three bitmasks each of the two batch entries has one, for its first block that is kept in part. The
+// third is not written.
 TEST(MakeBlockLists, Bitmasks) {
   GoodLists given;
   std::vector<std::int32_t> bitmasks(3 * 16, 99);
@@ -159,6 +160,9 @@ TEST(MakeBlockLists, Refusals) {
   expect_refusal({"block_bitmasks", "dimension 1 must be 16", "block_m"}, [](GoodLists& g) {
     g.args.block_bitmasks = Tensor::contiguous(g.document.data(), DType::int32, {}, {2, 8, 1});
   });
+  expect_refusal({"block_bitmasks", "dimension 2 must be 1", "32 keys"}, [](GoodLists& g) {
+    g.args.block_bitmasks = Tensor::contiguous(g.document.data(), DType::int32, {}, {1, 16, 2});
+  });
   expect_refusal({"block_bitmasks", "block_indices"}, [](GoodLists& g) {
     g.args.block_bitmasks = Tensor::contiguous(g.indices.data(), DType::int32, {}, {1, 16, 1});
   });
@@ -174,6 +178,26 @@ TEST(MakeBlockLists, SharedByBatchEntries) {
   kernel_of(R"("key < 64"])").launch(given.args);
   EXPECT_EQ(given.offsets[3], 6);
   EXPECT_EQ(given.offsets[4], 99);
+}
+
+TEST(MakeBlockLists, BitmasksSharedByBatchEntries) {
+  GoodLists given;
+  given.args.named = {};
+  given.args.block_offsets->shape[0] = 1;
+  std::vector<std::int32_t> bitmasks(2 * 16, 99);
+  given.args.block_bitmasks = Tensor::contiguous(bitmasks.data(), DType::int32, {}, {2, 16, 1});
+  const Kernel& kernel = kernel_of(R"("key < 40"])");
+  kernel.launch(given.args);
+  // Each query block sees key block 0 whole and 8 keys of block 1.
+  for (std::size_t list = 0; list < 3; ++list) {
+    EXPECT_EQ(given.bitmask_of[2 * list], -1);
+    EXPECT_EQ(given.bitmask_of[2 * list + 1], list < 2 ? static_cast<std::int32_t>(list) : -2);
+  }
+  for (const std::int32_t word : bitmasks) EXPECT_EQ(word, 0xff);
+  // No bitmasks at all.
+  given.args.block_bitmasks = Tensor::contiguous(nullptr, DType::int32, {}, {0, 16, 1});
+  kernel.launch(given.args);
+  EXPECT_EQ(given.bitmask_of[1], -2);
 }
 
 }  // namespace

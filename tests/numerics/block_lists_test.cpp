@@ -1,5 +1,5 @@
-// make_block_lists against the elementwise oracle, and forwards that take its lists against attention of the
-// masks alone.
+// make_block_lists against the elementwise oracle, and forwards and backwards that take its lists against
+// attention of the masks alone.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,9 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "tests/support/workload.hpp"
+#include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/random_formulas.hpp"
 
 namespace flashjit::testing_support {
@@ -95,9 +97,11 @@ TEST_P(BlockLists, KnownMasks) {
     std::uint64_t of_sizes = seed;
     struct Sizes {
       int rows, keys;
-      std::optional<int> bitmasks;  // 9: one for each batch entry and head, and one too many
+      // 9: one more than a multiple of the groups, which are 8 with per_head and else 2; 1: no group has any.
+      std::optional<int> bitmasks;
     };
-    for (const Sizes& sizes : {Sizes{333, 270, {}}, {70, 400, 9}, {1, 1, 1}, {130, 0, {}}, {130, 200, 0}})
+    for (const Sizes& sizes :
+         {Sizes{333, 270, {}}, {70, 400, 9}, {1, 1, 1}, {130, 0, {}}, {130, 200, 1}, {90, 150, 0}})
       expect({.spec = spec,
               .batch = 2,
               .heads_q = 4,
@@ -174,13 +178,13 @@ verify::NamedData documents_of(int length, int batch, int seqlen_k) {
 }
 
 // A launch with lists that were made on its device computes what the masks alone say.
-class ListsForForward : public BlockLists {
+class ListsForAttention : public BlockLists {
  protected:
   // same_bits: the config has the same tiles with lists and without, so that the bits are the same.
-  void expect_attention(const char* fields, const Case& sizes, const PinnedConfig& config = {},
-                        bool same_bits = false) {
+  void expect_attention(const std::string& op, const char* fields, const Case& sizes,
+                        const PinnedConfig& config = {}, bool same_bits = false) {
     try {
-      check(fields, sizes, config, same_bits);
+      check(op, fields, sizes, config, same_bits);
     } catch (const Prebuilt&) {
     } catch (const Error& error) {
       ADD_FAILURE() << error.message() << "\n" << error.detail();
@@ -188,7 +192,7 @@ class ListsForForward : public BlockLists {
   }
 
  private:
-  void check(const char* fields, Case c, const PinnedConfig& config, bool same_bits) {
+  void check(const std::string& op, const char* fields, Case c, const PinnedConfig& config, bool same_bits) {
     const DType dtype = on().dtypes().front();
     const AttentionSpec lists_spec = listed_spec(fields, "make_block_lists", dtype);
     Case of_lists = c;
@@ -198,14 +202,22 @@ class ListsForForward : public BlockLists {
       made = std::make_unique<Workload>(on(), of_lists);
     } catch (const Prebuilt&) {  // the next one says so, too
     }
-    c.spec = listed_spec(fields, "forward", dtype);
+    c.spec = listed_spec(fields, op, dtype);
     c.spec.config = config;
-    Workload forward(on(), c), &lists = *made;
+    AttentionSpec masks = c.spec;
+    std::erase_if(masks.mask, [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
+    Workload attention(on(), c), &lists = *made;
+    if (masks.op == Operation::backward) {  // of the masks alone, not of the lists that were drawn
+      verify::fill_forward(masks, attention.host_args());
+      attention.tensor(&AttentionArgs::o).upload();
+      attention.tensor(&AttentionArgs::lse).upload();
+    }
     const Kernel& make = lists.kernel(on().engine());
-    // The masks' arguments are the forward's.
-    AttentionArgs args = forward.args();
-    args.v.reset(), args.o.reset(), args.lse.reset();
-    args.softmax_scale.reset();
+    // The masks' arguments are attention's.
+    AttentionArgs args = attention.args();
+    for (const Argument& argument : arguments)
+      if (!has_argument(lists_spec, argument))
+        std::visit([&](auto member) { (args.*member).reset(); }, argument.member);
     args.workspace = lists.args().workspace;
     const TensorMember of_lists_members[] = {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
                                              &AttentionArgs::block_bitmask_of,
@@ -214,42 +226,52 @@ class ListsForForward : public BlockLists {
     lists.reset();
     make.launch(args);
 
-    AttentionArgs with_lists = forward.args();
+    attention.reset();
+    const Kernel& attend = attention.kernel(on().engine());
+    AttentionArgs with_lists = attention.args();
     for (const TensorMember member : of_lists_members) with_lists.*member = lists.args().*member;
-    forward.reset();
-    forward.kernel(on().engine()).launch(with_lists);
-    ASSERT_TRUE(forward.fetch());
-    AttentionSpec masks = c.spec;
-    std::erase_if(masks.mask, [](const Mask& mask) { return std::holds_alternative<BlockSparseMask>(mask); });
-    const verify::Report report = verify::verify_outputs(masks, forward.host_args());
+    attend.launch(with_lists);
+    ASSERT_TRUE(attention.fetch());
+    const verify::Report report = verify::verify_outputs(masks, attention.host_args());
     EXPECT_TRUE(report.ok()) << report.str() << "\n" << c.str();
     if (!same_bits) return;
     c.spec = masks;
     Workload alone(on(), c);
     alone.reset();
     alone.kernel(on().engine()).launch(alone.args());
-    EXPECT_EQ(alone.outputs(), forward.outputs()) << c.str();
+    EXPECT_EQ(alone.outputs(), attention.outputs()) << c.str();
   }
 };
 
-TEST_P(ListsForForward, ComputesWhatTheMasksSay) {
+TEST_P(ListsForAttention, ComputesWhatTheMasksSay) {
   for (const ListedMasks& variant : listed_masks) {
     SCOPED_TRACE(variant.name);
     const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 333, .seqlen_k = 270, .seed = 5};
-    if (takes_next(listed_spec(variant.fields, "forward"), 1)) expect_attention(variant.fields, c);
+    if (takes_next(listed_spec(variant.fields, "forward"), 1)) expect_attention("forward", variant.fields, c);
   }
   // Blocks that are skipped, whole and partly kept.
   Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 1000, .seqlen_k = 1000, .seed = 6};
   c.named = documents_of(150, 2, 1000);
-  expect_attention(listed_masks[0].fields, c);
+  expect_attention("forward", listed_masks[0].fields, c);
   if (!on().is_cuda())
     expect_attention(
+        "forward",
         R"_("mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 64, "of_masks": true}, "causal"])_",
         c, {.block_m = 64, .block_n = 64}, true);
 }
 
+TEST_P(ListsForAttention, GradientsAreThoseOfTheMasks) {
+  Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 300, .seqlen_k = 300, .seed = 7};
+  c.named = documents_of(70, 2, 300);
+  for (const ListedMasks* variant : {&listed_masks[0], &listed_masks[2]}) {
+    SCOPED_TRACE(variant->name);
+    if (takes_next(listed_spec(variant->fields, "backward"), 1))
+      expect_attention("backward", variant->fields, c);
+  }
+}
+
 FLASHJIT_ON_EVERY_DEVICE(BlockLists);
-FLASHJIT_ON_EVERY_DEVICE(ListsForForward);
+FLASHJIT_ON_EVERY_DEVICE(ListsForAttention);
 
 }  // namespace
 }  // namespace flashjit::testing_support

@@ -72,7 +72,7 @@ TEST_P(Decode, EightBitKeysAndValues) {
                                                     .batch_invariant = seed % 5 == 0,
                                                     .kv_dtype = kv_dtype,
                                                     .kv_scale = kv_scale});
-            if (!why_unsupported(spec, Target::parse(on().target())).empty() || !takes_next(spec, 3))
+            if (!why_unsupported(spec, Target::parse(on().target())).empty() || !takes_next(spec, 5))
               continue;
             Case c{.spec = spec,
                    .batch = 3,

@@ -39,6 +39,16 @@ TEST(BlockListsOracle, Causal) {
       EXPECT_EQ(verify_outputs(spec, args).wrong, 1);
       --(*table)[at];
     }
+  // The first block that is kept in part gets the only bitmask.
+  std::vector<std::int32_t> bitmasks(16, 99);
+  args.block_bitmasks = ints(bitmasks, {1, 16, 1});
+  fill_block_lists(spec, args);
+  EXPECT_EQ(bitmask_of, (std::vector<std::int32_t>{0, -2, -1, -2, -1, -2, -2, 99, 99}));
+  std::vector<std::int32_t> expected(16, -1);
+  expected[0] = 0x7fffffff;
+  EXPECT_EQ(bitmasks, expected);
+  bitmasks[7] ^= 1;
+  EXPECT_EQ(verify_outputs(spec, args).wrong, 1);
 }
 
 }  // namespace

@@ -53,7 +53,8 @@ struct Case {
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
-  std::optional<int> bitmasks{};  // of make_block_lists; absent: four for each list
+  // Of make_block_lists. Absent: four for each list; 0: block_bitmasks is not given.
+  std::optional<int> bitmasks{};
   // Values of tables and scalars; those that are not here are hard random ones.
   verify::NamedData named{};
   double dropout_p = 0.2;  // for specs with dropout; dropout's seed and offset follow from `seed`

@@ -214,7 +214,7 @@ struct BackwardSm90a {
           begun_parity_ ^= 1;
         }
         if constexpr (tiles > 1) {
-          // Those of a block that is none are of no use.
+          // If the message is no block but the end, scores and dP are of no use.
           ProductScores scores;
           Scores dp;
           issue_scores(scores, ring.stage, 0);

@@ -81,7 +81,7 @@ TEST(MakeBlockLists, ByHand) {
   expect_lists(given);
 }
 
-// Of three bitmasks each of the two batch entries has one, for its first block that is kept in part. The
+// Each of the two batch entries has one of three bitmasks, for its first block that is kept in part. The
 // third is not written.
 TEST(MakeBlockLists, Bitmasks) {
   GoodLists given;

@@ -53,7 +53,7 @@ struct Case {
   Data data = Data::random;
   Poison poison = Poison::nan;
   std::optional<float> softmax_scale{};
-  // Of make_block_lists. Absent: four for each list; 0: block_bitmasks is not given.
+  // The bitmasks that make_block_lists is given. Absent: four for each list; 0: no block_bitmasks.
   std::optional<int> bitmasks{};
   // Values of tables and scalars; those that are not here are hard random ones.
   verify::NamedData named{};

@@ -23,7 +23,7 @@ struct Lists {
   std::int64_t group_bitmasks = 0;  // of the first blocks of a group that are kept in part
 };
 
-// What a list's blocks keep: nothing (0), some pairs (-2) or all (-1). Those that keep some have bitmasks, if
+// A block of a list keeps nothing (0), some pairs (-2) or all (-1). Blocks that keep some have bitmasks, if
 // there are any.
 struct Kept {
   std::vector<double> blocks;

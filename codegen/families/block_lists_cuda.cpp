@@ -38,19 +38,20 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const std::string params = with_features("BlockListsParams", spec);
-  const int threads = source.config.num_warps * 32;
-  const auto step = [&](const std::string& name, int shared_memory) {
-    source.text += "extern \"C\" __global__ void __launch_bounds__(Config::num_warps * 32)\n    flashjit_" +
+  const auto step = [&](const std::string& name, const std::string& warps, int num_warps, int shared_memory) {
+    source.text += "extern \"C\" __global__ void __launch_bounds__(" + warps + " * 32)\n    flashjit_" +
                    name + "_blocks(const __grid_constant__ " + params + " params) {\n  " + name +
                    "_blocks<Spec, Config>(params);\n}\n";
-    source.steps.push_back(
-        {.function = "flashjit_" + name + "_blocks", .threads = threads, .shared_memory = shared_memory});
+    source.steps.push_back({.function = "flashjit_" + name + "_blocks",
+                            .threads = num_warps * 32,
+                            .shared_memory = shared_memory});
   };
   source.text += include_lines("cuda/block_lists.cuh", spec) + "#pragma nv_hdrstop\n\n" +
                  structs(spec, "BlockListsCudaSpec", params, "", choices, source.config, "");
-  step("find", source.config.num_warps * static_cast<int>(sizeof(device::ListCounts)));
+  const int warps = source.config.num_warps;
+  step("find", "Config::num_warps", warps, warps * static_cast<int>(sizeof(device::ListCounts)));
   source.text += "\n";
-  step("write", 0);
+  step("write", "block_lists_write_warps", device::block_lists_write_warps, 0);
 }
 
 }  // namespace

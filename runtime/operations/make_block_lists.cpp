@@ -84,7 +84,8 @@ struct MakeBlockLists {
     const std::int64_t lists = params.lists.groups * params.lists.row_blocks;
     add_step(params, workspace, launch).grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists, 1))};
     StepLaunch& write = add_step(params, workspace, launch);
-    write.grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists + params.lists.groups, 1))};
+    write.grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists + params.lists.groups, 1)),
+                  .y = params.lists.group_bitmasks > 0 ? device::block_lists_writers : 1u};
     write.dependent = true;
   }
 

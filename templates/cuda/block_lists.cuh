@@ -1,6 +1,6 @@
 // make_block_lists: two kernels make lists of blocks from masks. A block of the first one's grid finds what
 // each block of a list keeps: by ranges, a lane for each, and where they do not tell by every pair. A block
-// of the second one's grid writes a list, and bitmasks of its blocks that are kept in part.
+// of the second one's grid writes a list, and with others the bitmasks of blocks that are kept in part.
 #pragma once
 
 #include "cuda/ptx_sync.cuh"
@@ -18,7 +18,8 @@ class BlockListsCuda {
   using List = BlockList<Spec>;
   using Masks = typename List::Masks;
   static constexpr int warps = Config::num_warps, block_n = List::Lists::block_n;
-  // Blocks that a warp looks at together. Few: most of the time goes into those that take every pair.
+  // Blocks that a warp looks at together. Few, and warps take blocks in turns: most of the time goes into
+  // blocks that take every pair, which lie beside each other.
   static constexpr int group = 8;
   static constexpr u32 all_lanes = 0xffffffff;
 
@@ -34,15 +35,15 @@ class BlockListsCuda {
     const Span rows = list.rows(problem);
     const int lane = static_cast<int>(tid_x() % 32), warp = static_cast<int>(tid_x() / 32);
     ListCounts count = {0, 0};
-    for (int first = warp * group; first < p.key_blocks; first += warps * group) {
-      const int block = first + lane;
+    for (int first = 0; first < p.key_blocks; first += warps * group) {
+      const int block = first + lane * warps + warp;
       const bool mine = lane < group && block < p.key_blocks;
       const Span keys = List::keys(problem, block);
       Maybe pairs = {false, true};
       if (mine && !rows.empty() && !keys.empty()) pairs = known_pairs(masks, rows, keys);
       for (u32 open = __ballot_sync(all_lanes, pairs.can_hold && pairs.can_fail); open; open &= open - 1) {
         const int other = __ffs(static_cast<int>(open)) - 1;
-        const Maybe tested = test_pairs(masks, rows, List::keys(problem, first + other), lane);
+        const Maybe tested = test_pairs(masks, rows, List::keys(problem, first + other * warps + warp), lane);
         if (lane == other) pairs = tested;
       }
       if (mine) list.found(block) = kept_of(pairs);
@@ -59,12 +60,14 @@ class BlockListsCuda {
     list.counts()[list.row_block] = count;
   }
 
+  // Grid.y: the blocks of the grid that write a list.
   FLASHJIT_FN static void write(const BlockListsParams& p) {
     griddepcontrol_wait();
     const u32 lists = static_cast<u32>(p.row_blocks) + 1, group_of_lists = ctaid_x() / lists;
     if (group_of_lists >= p.groups) return;
     const List list(p, group_of_lists, static_cast<int>(ctaid_x() % lists));
-    const int lane = static_cast<int>(tid_x() % 32), warp = static_cast<int>(tid_x() / 32);
+    const int lane = static_cast<int>(tid_x() % 32);
+    const int warp = static_cast<int>(ctaid_y() * block_lists_write_warps + tid_x() / 32);  // of the list
     // The counts of the group's lists before this one.
     int blocks = 0, partial = 0;
     for (int other = lane; other < list.row_block; other += 32) {
@@ -98,21 +101,34 @@ class BlockListsCuda {
   }
 
  private:
-  // A warp writes every so many rows of a block's bitmask. Rows and keys beyond a sequence's end have no
-  // bits.
+  // Every warp of the list writes some rows of a block's bitmask, a few at once. A lane tests a key of each
+  // word in all of them before the first vote, so that it reads once what belongs to a key. Rows and keys
+  // beyond a sequence's end have no bits.
   FLASHJIT_FN static void write_bits(const List& list, const Masks& masks, Span rows, Span keys, int bitmask,
                                      int warp, int lane) {
-    for (int row = warp; row < List::Lists::block_m; row += warps) {
-      const bool exists = rows.begin + row < rows.end;
-      const RowTest<Masks> test(masks, exists ? rows.begin + row : rows.begin);
+    constexpr int block_m = List::Lists::block_m, words_per_row = List::Lists::words_per_row, at_once = 4;
+    static_assert(block_m % at_once == 0 && at_once * words_per_row <= 32);
+    const int stride = static_cast<int>(nctaid_y()) * block_lists_write_warps * at_once;
+    for (int first = warp * at_once; first < block_m; first += stride) {
+      u32 kept = 0;
+#pragma unroll
+      for (int r = 0; r < at_once; ++r) {
+        const int row = rows.begin + first + r;
+        const RowTest<Masks> test(masks, min(row, rows.end - 1));
+#pragma unroll
+        for (int i = 0; i < words_per_row; ++i) {
+          const int key = keys.begin + i * 32 + lane;
+          const bool keeps = test(min(key, keys.end - 1));  // also of a key that does not exist: no branch
+          kept |= (keeps && row < rows.end && key < keys.end ? 1u : 0u) << (r * words_per_row + i);
+        }
+      }
       u32 word = 0;
 #pragma unroll
-      for (int i = 0; i < List::Lists::words_per_row; ++i) {
-        const int key = keys.begin + i * 32 + lane;
-        const u32 bits = __ballot_sync(all_lanes, exists && key < keys.end && test(min(key, keys.end - 1)));
+      for (int i = 0; i < at_once * words_per_row; ++i) {
+        const u32 bits = __ballot_sync(all_lanes, kept >> i & 1);
         if (lane == i) word = bits;
       }
-      if (lane < List::Lists::words_per_row) list.words_of_row(bitmask, row)[lane] = word;
+      if (lane < at_once * words_per_row) list.words_of_row(bitmask, first)[lane] = word;
     }
   }
   FLASHJIT_FN static Maybe test_pairs(const Masks& masks, Span rows, Span keys, int lane) {

@@ -12,6 +12,10 @@ struct ListCounts {
   int blocks, partial;
 };
 
+// On GPUs, bitmasks of a list are made by several blocks of the grid, of so many warps each: some lists,
+// those in which a document ends for instance, have many blocks that are kept in part.
+constexpr int block_lists_write_warps = 4, block_lists_writers = 8;
+
 // A group of lists is of one batch entry and head, and has a list for each query block. Groups are counted
 // over batch entries and heads, the latter fastest. The places of a group's blocks in memory begin where
 // those of the groups before it would end if they listed all blocks, so that no group waits for another.

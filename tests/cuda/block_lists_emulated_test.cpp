@@ -86,7 +86,8 @@ class BlockListsOnGpu : public testing::Test {
     ASSERT_EQ(launch.size(), 2u);
     workload.reset();
     run<num_warps>(launch[0], [](const Params& p) { device::find_blocks<Spec, ConfigOf<num_warps>>(p); });
-    run<num_warps>(launch[1], [](const Params& p) { device::write_blocks<Spec, ConfigOf<num_warps>>(p); });
+    run<device::block_lists_write_warps>(
+        launch[1], [](const Params& p) { device::write_blocks<Spec, ConfigOf<num_warps>>(p); });
     EXPECT_TRUE(workload.check());
   }
 
@@ -94,9 +95,11 @@ class BlockListsOnGpu : public testing::Test {
   template <int num_warps, class Kernel>
   static void run(const StepLaunch& step, const Kernel& kernel) {
     const Params& p = const_cast<StepLaunch&>(step).params_as<Params>();
-    gridDim = {step.grid.x, 1};
-    for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
+    gridDim = {step.grid.x, step.grid.y};
+    for (unsigned i = 0; i < gridDim.x * gridDim.y; ++i) {
+      blockIdx = {i % gridDim.x, i / gridDim.x};
       emulator::Block::run(num_warps * 32, 64, 0xff, [&] { kernel(p); });
+    }
   }
 };
 

@@ -1,6 +1,6 @@
 // make_block_lists: two kernels make lists of blocks from masks. A block of the first one's grid finds what
 // each block of a list keeps: by ranges, a lane for each, and where they do not tell by every pair. A block
-// of the second one's grid writes a list, and with others the bitmasks of blocks that are kept in part.
+// of the second one's grid writes a list. It shares the bitmasks of blocks that are kept in part with others.
 #pragma once
 
 #include "cuda/ptx_sync.cuh"
@@ -18,8 +18,8 @@ class BlockListsCuda {
   using List = BlockList<Spec>;
   using Masks = typename List::Masks;
   static constexpr int warps = Config::num_warps, block_n = List::Lists::block_n;
-  // Blocks that a warp looks at together. Few, and warps take blocks in turns: most of the time goes into
-  // blocks that take every pair, which lie beside each other.
+  // Blocks that a warp looks at together: few, and none beside another. Most of the time goes into blocks
+  // whose pairs are all tested, and these lie beside each other.
   static constexpr int group = 8;
   static constexpr u32 all_lanes = 0xffffffff;
 

@@ -12,9 +12,9 @@ struct ListCounts {
   int blocks, partial;
 };
 
-// On GPUs, bitmasks of a list are made by several blocks of the grid, of so many warps each: some lists,
-// those in which a document ends for instance, have many blocks that are kept in part.
-constexpr int block_lists_write_warps = 4, block_lists_writers = 8;
+// On GPUs so many blocks of the grid, of so many warps each, write a list and its bitmasks. Some lists have
+// many bitmasks: where a document ends, every block is kept in part.
+constexpr int block_lists_writers = 8, block_lists_write_warps = 4;
 
 // A group of lists is of one batch entry and head, and has a list for each query block. Groups are counted
 // over batch entries and heads, the latter fastest. The places of a group's blocks in memory begin where

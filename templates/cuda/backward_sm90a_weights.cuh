@@ -27,8 +27,8 @@ class Sm90aBackwardWeights {
   static constexpr Sm90aBackwardLayout layout = Kernel::layout;
   static constexpr int block_m = Kernel::block_m, block_n = Kernel::block_n;
   static constexpr int k_panels = Kernel::k_panels;
-  static constexpr int tile_rows = Kernel::tile_rows,
-                       steps = tile_rows / 16;  // of the products over a tile's rows
+  static constexpr int tile_rows = Kernel::tile_rows;
+  static constexpr int steps = tile_rows / 16;  // of the products over a tile's rows
   static constexpr bool isolates = Kernel::isolates, packs_late = Kernel::packs_late;
   static constexpr bool clears_keys = isolates && Kernel::makes_dq;  // also in K, which dQ's product reads
 
@@ -37,6 +37,7 @@ class Sm90aBackwardWeights {
                                    int lane)
       : p_(p), shared_(shared), warpgroup_(warpgroup), warp_(warp), lane_(lane) {}
 
+  // Operands of dV's and dK's products, in 16 bits.
   using Operand = u32[steps][4];
   FLASHJIT_FN const Operand& packed() const { return packed_; }
   FLASHJIT_FN const Operand& ds() const { return ds_; }
@@ -46,7 +47,7 @@ class Sm90aBackwardWeights {
     if constexpr (clears_keys) bad_keys_ = unknown_keys;
     if constexpr (Spec::dropout) make_column_words(work);
   }
-  // Scores become weights. A row without keys has an lse of infinity here, so its weights are 0.
+  // Scores of a tile become weights. A row without keys has an lse of infinity here, so its weights are 0.
   FLASHJIT_FN void weigh(Scores& scores, u32 place, int stage, const Message& message, int tile = 0) {
     const int at = tile * tile_rows;
     clear_bad_keys(scores);
@@ -101,7 +102,7 @@ class Sm90aBackwardWeights {
     for (int i = 0; i < tile_rows / 4; ++i)
       ds_[i / 4][i % 4] = cvt_rn_x2(Element{}, dp[2 * i], dp[2 * i + 1]);
   }
-  // A thread holds the same elements of an accumulator and of operand A.
+  // Weights become dV's operand. A thread holds the same elements of an accumulator and of operand A.
   FLASHJIT_FN void pack(const Scores& scores) {
 #pragma unroll
     for (int i = 0; i < tile_rows / 8; ++i) pack(scores, i);
@@ -250,6 +251,7 @@ class Sm90aBackwardWeights {
     }
   }
   FLASHJIT_FN bool is_dropped(int i) const { return dropped_[i / 32] >> i % 32 & 1; }
+
   static constexpr u32 unknown_keys = 4;
   const CudaBackwardParams& p_;
   const Shared& shared_;

@@ -59,7 +59,7 @@ std::string nvcc_command() {
   const std::string path = FLASHJIT_NVCC;
   return path.empty()
              ? path
-             : "'" + path + "' -std=c++17 -Werror all-warnings -diag-suppress=177 -cubin -o kernel.cubin ";
+             : "'" + path + "' -std=c++20 -Werror all-warnings -diag-suppress=177 -cubin -o kernel.cubin ";
 }
 
 TEST(Standalone, Nvcc) {

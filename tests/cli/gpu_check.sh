@@ -33,7 +33,7 @@ if "$work/real/bin/flashjit" doctor --json | grep -q '"cuda": false'; then
   expect 'there is no GPU here' "$work/out"
 fi
 # Every name in a filter is a test's.
-for name in TakesNoDeviceMemory CheckMode EightBit EveryMask Random HeadDim Fp8 Int8 Train; do
+for name in TakesNoDeviceMemory CheckMode EveryMask Random HeadDim Fp8 Int8 Train; do
   expect "$name" "$work/tests"
 done
 # Every spec for compute-sanitizer is one.

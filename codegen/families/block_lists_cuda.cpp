@@ -38,20 +38,20 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const std::string params = with_features("BlockListsParams", spec);
-  const auto step = [&](const std::string& name, const std::string& warps, int num_warps, int shared_memory) {
-    source.text += "extern \"C\" __global__ void __launch_bounds__(" + warps + " * 32)\n    flashjit_" +
-                   name + "_blocks(const __grid_constant__ " + params + " params) {\n  " + name +
-                   "_blocks<Spec, Config>(params);\n}\n";
-    source.steps.push_back({.function = "flashjit_" + name + "_blocks",
-                            .threads = num_warps * 32,
-                            .shared_memory = shared_memory});
+  const auto step = [&](const std::string& name, int warps, int shared_memory) {
+    const int threads = warps * 32;
+    source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) +
+                   ")\n    flashjit_" + name + "_blocks(const __grid_constant__ " + params +
+                   " params) {\n  " + name + "_blocks<Spec, Config>(params);\n}\n";
+    source.steps.push_back(
+        {.function = "flashjit_" + name + "_blocks", .threads = threads, .shared_memory = shared_memory});
   };
   source.text += include_lines("cuda/block_lists.cuh", spec) + "#pragma nv_hdrstop\n\n" +
                  structs(spec, "BlockListsCudaSpec", params, "", choices, source.config, "");
   const int warps = source.config.num_warps;
-  step("find", "Config::num_warps", warps, warps * static_cast<int>(sizeof(device::ListCounts)));
+  step("find", warps, warps * static_cast<int>(sizeof(device::ListCounts)));
   source.text += "\n";
-  step("write", "block_lists_write_warps", device::block_lists_write_warps, 0);
+  step("write", device::block_lists_write_warps, 0);
 }
 
 }  // namespace

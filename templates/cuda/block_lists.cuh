@@ -19,7 +19,7 @@ class BlockListsCuda {
   using Masks = typename List::Masks;
   static constexpr int warps = Config::num_warps, block_n = List::Lists::block_n;
   // Blocks that a warp looks at together: few, and none beside another. Most of the time goes into blocks
-  // whose pairs are all tested, and these lie beside each other.
+  // whose pairs are tested one by one, and these lie beside each other.
   static constexpr int group = 8;
   static constexpr u32 all_lanes = 0xffffffff;
 
@@ -101,9 +101,8 @@ class BlockListsCuda {
   }
 
  private:
-  // Every warp of the list writes some rows of a block's bitmask, a few at once. A lane tests a key of each
-  // word in all of them before the first vote, so that it reads once what belongs to a key. Rows and keys
-  // beyond a sequence's end have no bits.
+  // Every warp of the list writes some rows of a block's bitmask, a few at once: their loads do not wait for
+  // votes. Rows and keys beyond a sequence's end have no bits.
   FLASHJIT_FN static void write_bits(const List& list, const Masks& masks, Span rows, Span keys, int bitmask,
                                      int warp, int lane) {
     constexpr int block_m = List::Lists::block_m, words_per_row = List::Lists::words_per_row, at_once = 4;

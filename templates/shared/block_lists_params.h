@@ -12,8 +12,8 @@ struct ListCounts {
   int blocks, partial;
 };
 
-// On GPUs so many blocks of the grid, of so many warps each, write a list and its bitmasks. Some lists have
-// many bitmasks: where a document ends, every block is kept in part.
+// How many blocks of a GPU's grid write a list and its bitmasks, and the warps of each. Some lists have many
+// bitmasks: where a document ends, every block is kept in part.
 constexpr int block_lists_writers = 8, block_lists_write_warps = 4;
 
 // A group of lists is of one batch entry and head, and has a list for each query block. Groups are counted

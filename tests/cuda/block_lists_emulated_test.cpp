@@ -17,6 +17,8 @@ namespace {
 using Params = device::WithFormulas<device::BlockListsParams>;
 
 struct Documents : WithLists<device::BlockListsCudaSpec, Params, 32, 48> {};
+// A bitmask with more rows than the warps of a list make at once, and the most words.
+struct LargestBlocks : WithLists<device::BlockListsCudaSpec, Params, 256, 256> {};
 // Packed sequences, an interval of each row, lists of each head, and formulas of a head.
 struct Windows : device::BlockListsCudaSpec {
   static constexpr bool varlen = true;
@@ -108,6 +110,11 @@ TEST_F(BlockListsOnGpu, Documents) {
   expect<Documents, 8>({.batch = 1, .seqlen_q = 33, .seqlen_k = 2000, .bitmasks = 3, .seed = 2});
   expect<Documents, 4>({.batch = 1, .seqlen_q = 40, .seqlen_k = 90, .bitmasks = 0, .seed = 3});
   expect<Documents, 4>({.batch = 1, .seqlen_q = 40, .seqlen_k = 0, .seed = 4});
+}
+
+TEST_F(BlockListsOnGpu, LargestBlocks) {
+  static_assert(device::block_lists_writers * device::block_lists_write_warps * 4 < 256);
+  expect<LargestBlocks, 4>({.batch = 1, .seqlen_q = 300, .seqlen_k = 520, .seed = 5});
 }
 
 TEST_F(BlockListsOnGpu, PackedSequencesAndHeads) {

@@ -145,8 +145,8 @@ TEST_P(BlockLists, RandomMasks) {
     AttentionSpec spec{.op = Operation::make_block_lists, .dtype = DType::bf16, .head_dim = 64};
     spec.varlen = draw.chance(0.3);
     verify::declare_names(spec);
-    spec.mask.emplace_back(BlockSparseMask{.block_m = 16 * draw.between(1, 6),
-                                           .block_n = 16 * draw.between(1, 6),
+    spec.mask.emplace_back(BlockSparseMask{.block_m = 16 * draw.between(1, 16),
+                                           .block_n = 16 * draw.between(1, 16),
                                            .per_head = true,
                                            .of_masks = true});
     if (draw.chance(0.3)) spec.mask.emplace_back(CausalMask{});

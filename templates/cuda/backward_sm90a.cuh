@@ -30,7 +30,6 @@ struct BackwardSm90a {
   using Score = typename Spec::Score;
   using ScoreGradient = device::ScoreGradient<Score>;
   using Products = typename Config::Products;
-  using Message = BackwardMessage;
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr bool makes_dk = sums != BackwardSums::dv, makes_dv = sums != BackwardSums::dk;

@@ -6,8 +6,10 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "cache/trust.hpp"
@@ -61,6 +63,8 @@ class Temporary {
       struct stat status;
       if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 0) return;
       file_ = File();
+      // On a busy machine it may win many times in a row; longer and longer pauses end that.
+      std::this_thread::sleep_for(std::chrono::microseconds(10 << attempt));
       errno = EEXIST;
     }
   }

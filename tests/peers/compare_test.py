@@ -458,6 +458,19 @@ for line in sys.stdin:
                      ["--cells", "formula:none", "--dropout", "0.1"], ["--cells", "backward", "128:8192:full"], ["--cells", "backward:128:8192:window"], ["--cells", "backward:128"]):
             self.assertNotEqual(self.run_compare(*more).returncode, 0, more)
 
+    def test_an_earlier_build(self):
+        self.stand_in(BACKWARD_PEERS, BACKWARD_FLASHJIT)
+        earlier = os.path.join(self.folder.name, "earlier")
+        with open(earlier, "w") as file:
+            file.write(BACKWARD_FLASHJIT.format(python=sys.executable).replace("else 4.0", "else 5.0"))
+        os.chmod(earlier, stat.S_IRWXU)
+        self.peers = os.path.join(FOLDER, "earlier_build.py")
+        with mock.patch.dict(os.environ, FLASHJIT_EARLIER=earlier):
+            done = self.run_compare("--cells", "backward:128:8192:causal", "--peers", "earlier", "--states", "rest")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| 1.25 (1.25-1.25) |", done.stdout)
+        self.assertIn("1 cells against earlier: geometric mean 1.250, worst 1.250\n", done.stdout)
+
     def test_a_peer_that_fails(self):
         done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "fa2", "--states", "rest")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -1,6 +1,7 @@
 // Owned file descriptors and the few operations on them that cache/ needs.
 #pragma once
 
+#include <sys/resource.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cstddef>
@@ -51,8 +52,14 @@ inline bool read_fully(int descriptor, char* to, std::size_t size) {
   return true;
 }
 
-// Returns false with errno if not everything could be written.
+// Writes to an empty file. Returns false with errno if not everything could be written.
 inline bool write_fully(int descriptor, const char* from, std::size_t size) {
+  // Writing beyond this limit would raise SIGXFSZ, which ends the host process.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && size > limit.rlim_cur) {
+    errno = EFBIG;
+    return false;
+  }
   while (size > 0) {
     const ssize_t count = ::write(descriptor, from, size);
     if (count < 0 && errno == EINTR) continue;

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -78,12 +77,6 @@ class Temporary {
 
   // Returns false with errno.
   bool write(const std::string& bytes) {
-    // Writing beyond this limit would raise SIGXFSZ, which ends the host process.
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes.size() > limit.rlim_cur) {
-      errno = EFBIG;
-      return false;
-    }
     // The file is flushed because file systems may report a full disk or quota only
     // then. The folder is not flushed: a power cut may lose the rename, and so an
     // entry, but nothing else; any other damage by a power cut fails a checksum.

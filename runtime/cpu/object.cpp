@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/file.hpp"
 #include "codegen/error.hpp"
 #include "codegen/suggest.hpp"
 #include "runtime/executable.hpp"
@@ -47,8 +48,8 @@ std::string cannot_load(const std::string& reason) {
 }
 
 // The operating system failed; the object is not to blame.
-[[noreturn]] void fail(const std::string& what) {
-  throw Error(ErrorCode::device_failed, cannot_load(what + ": " + std::strerror(errno)));
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw Error(ErrorCode::device_failed, cannot_load(what + ": " + error_text(error)));
 }
 
 // Far more than any kernel has, and far within the reach of 32-bit distances.
@@ -127,6 +128,19 @@ struct Stub {
 };
 static_assert(sizeof(Stub) == 16);
 
+// Maps a file that exists in memory alone over the pages, with their contents. Policies against memory that
+// is written to and executed later (PR_SET_MDWE, seccomp, SELinux without execmem) allow it. Returns 0 or an
+// error.
+int replace_by_file(std::byte* pages, std::size_t bytes, int new_protection) {
+  // No program is started from the file. A kernel may refuse files that allow it (vm.memfd_noexec).
+  constexpr unsigned no_exec_seal = 8;  // MFD_NOEXEC_SEAL, since Linux 6.3
+  File file(::memfd_create("flashjit", MFD_CLOEXEC | no_exec_seal));
+  if (!file && errno == EINVAL) file = File(::memfd_create("flashjit", MFD_CLOEXEC));
+  if (!file || !write_fully(file.get(), reinterpret_cast<const char*>(pages), bytes)) return errno;
+  void* const mapped = ::mmap(pages, bytes, new_protection, MAP_PRIVATE | MAP_FIXED, file.get(), 0);
+  return mapped == MAP_FAILED ? errno : 0;
+}
+
 void store(std::byte* place, std::uint64_t value, std::size_t size) {
   std::memcpy(place, &value, size);  // little-endian, like the machine
 }
@@ -165,11 +179,7 @@ class Loader {
     }
     resolve();
     for (const Elf64_Shdr& section : sections_) relocate(section);
-    for (int part = 0; part < num_parts; ++part) {
-      const std::size_t bytes = part_begin_[part + 1] - part_begin_[part];
-      if (bytes > 0 && ::mprotect(memory_ + part_begin_[part], bytes, protection[part]) != 0)
-        fail("memory cannot be made executable");
-    }
+    for (int part = 0; part < num_parts; ++part) protect(static_cast<Part>(part));
     return std::move(functions_);
   }
 
@@ -197,6 +207,23 @@ class Loader {
       if (end > max_size) refuse_object("it is larger than any kernel");
       part_begin_[part + 1] = end;
     }
+  }
+
+  void protect(Part part) const {
+    std::byte* const begin = memory_ + part_begin_[part];
+    const std::size_t bytes = part_begin_[part + 1] - part_begin_[part];
+    if (bytes == 0 || ::mprotect(begin, bytes, protection[part]) == 0) return;
+    const int error = errno;
+    if (part != code) fail("memory cannot be protected", error);
+    if (const int file_error = replace_by_file(begin, bytes, protection[part]))
+      throw Error(
+          ErrorCode::device_failed,
+          cannot_load("this process may not run code that it made: memory cannot be made executable (" +
+                      error_text(error) + "), nor a file in memory be mapped as executable (" +
+                      error_text(file_error) +
+                      "). CPU kernels need one of the two: let the host's policy allow mprotect or "
+                      "memfd_create and mmap with PROT_EXEC (systemd: MemoryDenyWriteExecute=no; SELinux: "
+                      "execmem)"));
   }
 
   // Computes the address of every symbol that relocations may name, and writes the stubs.
@@ -285,7 +312,7 @@ LoadedObject::LoadedObject(std::string_view object) {
   Loader loader(object);
   void* const memory =
       ::mmap(nullptr, loader.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail("no memory");
+  if (memory == MAP_FAILED) fail("no memory", errno);
   memory_ = static_cast<std::byte*>(memory);
   size_ = loader.size();
   try {

@@ -18,7 +18,8 @@ class LoadedObject {
   // Loads untrusted bytes. Throws device_failed with the reason. The error is BadCode if
   // the bytes are damaged, are no such object, refer to unknown functions, or have static
   // initialisers, thread-local variables or relocations that position-independent code has
-  // not. Any other error means that there is no memory, or none that may be executable.
+  // not. Any other error means that there is no memory, or that the host lets this process
+  // execute neither memory that it wrote (mprotect) nor a file in memory (memfd_create, mmap).
   explicit LoadedObject(std::string_view object);
   LoadedObject(const LoadedObject&) = delete;
   LoadedObject& operator=(const LoadedObject&) = delete;

@@ -12,10 +12,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Mounts an empty file system of this size for this process only. False if that is not permitted.
 bool mount_scratch(const std::string& at, const std::string& size) {
   const uid_t user = ::geteuid();

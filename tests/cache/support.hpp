@@ -54,6 +54,10 @@ inline void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 inline std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code missing;

@@ -1,8 +1,10 @@
-// Loads objects from ELF files made by hand: which symbols are refused, and which memory may be written to.
+// Loads objects from ELF files made by hand: which symbols are refused, which memory
+// may be written to, and how code is loaded where a policy restricts executable memory.
 #include "runtime/cpu/object.hpp"
 
 #include <elf.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 #include <cstring>
@@ -10,9 +12,12 @@
 #include <sstream>
 #include <string>
 
+#include "codegen/error.hpp"
 #include "runtime/executable.hpp"
+#include "tests/cache/support.hpp"
+#include "tests/runtime/memory_policy.hpp"
 
-namespace flashjit {
+namespace flashjit::testing {
 namespace {
 
 constexpr std::string_view code("\xb8\x2a\x00\x00\x00\xc3", 6);  // mov eax, 42; ret
@@ -86,6 +91,45 @@ TEST(Object, CodeIsNeverWritableAndExecutable) {
   EXPECT_EQ(protection_at(loaded.function("answer")), "r-xp");
 }
 
+bool runs_protected() {
+  const LoadedObject loaded(object(0));
+  return reinterpret_cast<int (*)()>(loaded.function("answer"))() == 42 &&
+         protection_at(loaded.function("answer")) == "r-xp";
+}
+
+TEST(Object, RunsWhereWrittenMemoryMayNotBecomeExecutable) {
+  EXPECT_TRUE(
+      child_succeeded(start_child([] { return !set_memory_deny_write_execute() || runs_protected(); })));
+  EXPECT_TRUE(child_succeeded(start_child([] {
+    FLASHJIT_CHECK(forbid_executable_memory(true));
+    FLASHJIT_CHECK(runs_protected());
+    // The mapped file ends a process that writes it beyond its limit, unless it is not written at all.
+    const rlimit limit = {64, 64};
+    FLASHJIT_CHECK(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    try {
+      (void)runs_protected();
+    } catch (const Error& error) {
+      return contains(error.message(), "File too large");
+    }
+    return false;
+  })));
+}
+
+TEST(Object, SaysWhatToAllowWhereNoMemoryMayBeExecutable) {
+  EXPECT_TRUE(child_succeeded(start_child([] {
+    FLASHJIT_CHECK(forbid_executable_memory(false));
+    try {
+      (void)runs_protected();
+    } catch (const BadCode&) {
+      return false;  // the object is not to blame
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::device_failed && contains(error.message(), "Permission denied") &&
+             contains(error.message(), "MemoryDenyWriteExecute=no") && contains(error.message(), "execmem");
+    }
+    return false;
+  })));
+}
+
 TEST(Object, SymbolsLieWithinTheirSection) {
   EXPECT_NO_THROW(LoadedObject(object(code.size() - 1)));
   for (const std::uint64_t beyond : {code.size(), code.size() + 1, std::size_t{4096}, SIZE_MAX}) {
@@ -97,4 +141,4 @@ TEST(Object, SymbolsLieWithinTheirSection) {
 }
 
 }  // namespace
-}  // namespace flashjit
+}  // namespace flashjit::testing

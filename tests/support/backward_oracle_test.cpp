@@ -2,7 +2,10 @@
 // that kernels and oracle cannot share a mistake, and planted defects that its bound must catch.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -245,6 +248,66 @@ TEST(BackwardOracle, BoundCatchesDefects) {
   problem.args.softmax_scale.reset();
   problem.args.dlse.reset();
   EXPECT_FALSE(verify_outputs(problem.spec, problem.args).ok());
+}
+
+// The weights of scores so far from 0 that float32 cannot hold their lse are those of the softmax.
+TEST(BackwardOracle, FarScoresHaveTheirSoftmax) {
+  // All keys are equal: each of 12 gets the same share of do, of two heads.
+  Problem equal({}, false, false, 5, {"0 * (score + slope[head] * bias[0]) - 1e9"});
+  std::fill(equal.sinks.values.begin(), equal.sinks.values.end(), -HUGE_VALF);
+  fill_forward(equal.spec, equal.args);
+  equal.take_gradients();
+  for (std::int64_t i = 0; i + 1 < static_cast<std::int64_t>(equal.dv.values.size()); ++i) {
+    const std::int64_t column = i % 8, head_kv = i / 8 % 2, batch = i / 8 / 2 / 12;
+    double sum = 0;
+    for (std::int64_t row = 0; row < 9; ++row)
+      for (std::int64_t head = 2 * head_kv; head < 2 * head_kv + 2; ++head)
+        sum += equal.d_o.values[static_cast<std::size_t>(((batch * 9 + row) * 4 + head) * 8 + column)];
+    EXPECT_NEAR(equal.dv.values[static_cast<std::size_t>(i)], sum / 12, 1e-5);
+  }
+  EXPECT_TRUE(verify_outputs(equal.spec, equal.args).ok());
+  for (const float wrong : {338939.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    const std::vector<float> right = equal.dv.values;
+    equal.dv.values[3] = wrong;
+    EXPECT_EQ(verify_outputs(equal.spec, equal.args).wrong, 1);
+    equal.dv.values = right;
+  }
+  // What exp(score - lse) makes of it, with an lse of float32.
+  for (const float scale : {3e4f, 1e7f, 1e10f}) {
+    Problem far({CausalMask{}}, false, false, 5);
+    far.args.softmax_scale = scale;
+    fill_forward(far.spec, far.args);
+    far.take_gradients();
+    EXPECT_TRUE(verify_outputs(far.spec, far.args).ok()) << scale;
+    for (float& value : far.dv.values) value *= 1.001f;
+    EXPECT_FALSE(verify_outputs(far.spec, far.args).ok()) << scale;
+  }
+}
+
+// A merge's lse is that of other keys, too.
+TEST(BackwardOracle, AMergesLseMakesWeightsSmaller) {
+  Problem alone({CausalMask{}}, false, false, 5), part({CausalMask{}}, false, false, 5);
+  for (float& lse : part.lse.values) lse += std::log(2.0f);
+  alone.take_gradients();
+  part.take_gradients();
+  for (std::size_t i = 0; i + 1 < alone.dv.values.size(); ++i)
+    EXPECT_NEAR(part.dv.values[i], alone.dv.values[i] / 2, 1e-5);
+  EXPECT_TRUE(verify_outputs(part.spec, part.args).ok());
+}
+
+// A row whose do and dlse are 0 gives exactly 0.
+TEST(BackwardOracle, RowsWithoutGradientsGiveNothing) {
+  Problem problem({CausalMask{}}, false, false, 5, {"score + slope[head] * bias[key % 5]"});
+  std::fill(problem.d_o.values.begin(), problem.d_o.values.end(), 0.0f);
+  std::fill(problem.dlse.values.begin(), problem.dlse.values.end(), 0.0f);
+  problem.take_gradients();
+  EXPECT_TRUE(verify_outputs(problem.spec, problem.args).ok());
+  for (Array* gradient : {&problem.dq, &problem.dk, &problem.dv, &problem.d_slope, &problem.d_sinks}) {
+    EXPECT_EQ(gradient->values[0], 0);
+    gradient->values[0] = 1e-38f;
+    EXPECT_FALSE(verify_outputs(problem.spec, problem.args).ok());
+    gradient->values[0] = 0;
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "tools/verify/forward_oracle.hpp"
 #include "tools/verify/layout.hpp"
 #include "tools/verify/mask.hpp"
+#include "tools/verify/row_softmax.hpp"
 #include "tools/verify/rows.hpp"
 
 namespace flashjit::verify {
@@ -33,9 +34,12 @@ struct Backward {
 };
 
 double dot(const double* a, const double* b, int n) {
-  double sum = 0;
-  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
+  double sums[4] = {};
+  int i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (int j = 0; j < 4; ++j) sums[j] += a[i + j] * b[i + j];
+  for (; i < n; ++i) sums[0] += a[i] * b[i];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 // Vectors of a head, converted.
@@ -75,13 +79,17 @@ struct Pair {
   double final_g = 0, final_error = 0;  // by the final score, after formulas
 };
 
+// The softmax of every row: of a sequence's head, one for each row.
+using Softmaxes = std::vector<std::vector<RowSoftmax>>;
+
 class Worker {
  public:
-  Worker(const Backward& of, const Visit& visit)
+  Worker(const Backward& of, Softmaxes& softmaxes, const Visit& visit)
       : spec_(of.spec),
         args_(of.args),
         options_(of.options),
         layout_(of.layout),
+        softmaxes_(softmaxes),
         visit_(visit),
         scale_(args_.softmax_scale ? static_cast<double>(*args_.softmax_scale)
                                    : 1 / std::sqrt(static_cast<double>(layout_.head_dim))),
@@ -103,6 +111,7 @@ class Worker {
     o.resize(1, layout_.head_dim_v);
     lse_.resize(static_cast<std::size_t>(s.seqlen_q));
     delta_ = delta_error_ = lse_;
+    gives_nothing_.resize(lse_.size());
     for (int row = 0; row < s.seqlen_q; ++row) {
       const auto place = [&](const Tensor& t) { return layout_.index(t, s.batch, s.q_begin + row, head); };
       const auto number = [&](const Tensor& t) {
@@ -117,6 +126,7 @@ class Worker {
       delta_error_[row] = gamma(o.dim) * d_o_.norms[row] * o.norms[0] +
                           0x1p-22 * (std::abs(delta_[row]) + std::abs(dlse)) +
                           (o.dim + d_o_.norms[row]) * least;
+      gives_nothing_[row] = d_o_.norms[row] == 0 && dlse == 0 && std::isfinite(delta_[row]);
     }
     keep_.assign(static_cast<std::size_t>(s.seqlen_k) * (spec_.dropout ? s.seqlen_q : 0), 1);
     for (int row = 0; spec_.dropout && row < s.seqlen_q; ++row)
@@ -137,45 +147,64 @@ class Worker {
     }
   }
 
-  // The pairs of a row and `count` keys, of those that were loaded.
-  void make_pairs(int sequence, int head, int row, int first_key, int count) {
+  // -infinity: none.
+  double sink_of(int head) const {
+    if (!spec_.sink_logits) return -std::numeric_limits<double>::infinity();
+    const Tensor& logits = need(args_.sink_logits, "sink_logits", 1);
+    return load_element(logits.data, logits.dtype, head * logits.strides[0]);
+  }
+
+  std::vector<RowSoftmax>& softmaxes_of(int sequence, int head) {
+    return softmaxes_[static_cast<std::size_t>(sequence) * layout_.heads_q + head];
+  }
+
+  // Which keys the row keeps, of `count` that were loaded, and their scores. Those before formulas have their
+  // derivatives if `differentiates`.
+  void make_scores(int sequence, int head, int row, int first_key, int count, bool differentiates) {
     const Sequence& s = layout_.sequences[sequence];
-    const auto keys = static_cast<std::size_t>(std::max(count, 0));
-    pairs_.assign(keys, {});
-    derivatives_ = {};
-    if (keys == 0 || lse_[row] == -std::numeric_limits<double>::infinity()) return;
+    const auto keys = static_cast<std::size_t>(count);
     seen_.resize(keys);
     sees_.row(s, head, row, first_key, seen_);
     scores_.resize(keys);
     score_errors_.resize(keys);
     for (std::size_t i = 0; i < keys; ++i) {
       const int key = first_key + static_cast<int>(i);
+      seen_[i] = seen_[i] && (!options_.keep || options_.keep(s.batch, head, row, key));
       scores_[i] = scale_ * dot(q_[row], k_[key], q_.dim);
       const double norms = scale_ * q_.norms[row] * k_.norms[key];
       score_errors_[i] =
           formulas_.has_scores() ? raw_score_error(q_.dim, norms, scores_[i]) : gamma(q_.dim) * norms;
+      if (may_overflow(scale_, q_.norms[row] * k_.norms[key])) score_errors_[i] = HUGE_VAL;
     }
-    if (formulas_.has_scores()) {
-      derivatives_ = formulas_.derivatives(s, head, row, first_key, scores_, score_errors_);
-      formulas_.score(s, head, row, first_key, scores_, score_errors_);
-    }
+    if (!formulas_.has_scores()) return;
+    if (differentiates) derivatives_ = formulas_.derivatives(s, head, row, first_key, scores_, score_errors_);
+    formulas_.score(s, head, row, first_key, scores_, score_errors_);
+  }
+
+  // The pairs of a row and `count` keys, of those that were loaded.
+  void make_pairs(int sequence, int head, int row, int first_key, int count) {
+    const Sequence& s = layout_.sequences[sequence];
+    const auto keys = static_cast<std::size_t>(std::max(count, 0));
+    pairs_.assign(keys, {});
+    derivatives_ = {};
+    if (keys == 0 || lse_[row] == -std::numeric_limits<double>::infinity() || gives_nothing_[row]) return;
+    make_scores(sequence, head, row, first_key, count, true);
+    const RowSoftmax& softmax = softmaxes_of(sequence, head)[static_cast<std::size_t>(row)];
     for (std::size_t i = 0; i < keys; ++i) {
       const int key = first_key + static_cast<int>(i);
-      if (seen_[i] && (!options_.keep || options_.keep(s.batch, head, row, key)))
-        pairs_[i] = pair(s, row, key, i);
+      if (seen_[i])
+        pairs_[i] =
+            pair(s, row, key, i, softmax.weight(static_cast<std::size_t>(key), scores_[i], score_errors_[i]));
     }
   }
 
-  Pair pair(const Sequence& s, int row, int key, std::size_t at) const {
+  Pair pair(const Sequence& s, int row, int key, std::size_t at, const Weight& weight) const {
     Pair pair;
     pair.kept = true;
-    const double x = spec_.dtype == DType::fp32 ? 0x1p-21 : 0x1p-13;
-    const double score = scores_[at], p = std::exp(score - lse_[row]);
-    const double d = score_errors_[at] + 0x1p-22 * (std::abs(score) + std::abs(lse_[row]) + 1);
-    const double e = std::expm1(d + x);
+    const double p = weight.value, p_error = weight.error();
     const bool rounds = spec_.dtype != DType::fp32;
     if (formulas_.has_scores() &&
-        (score == -std::numeric_limits<double>::infinity() || p * (1 + e) < 0x1p-151)) {
+        (scores_[at] == -std::numeric_limits<double>::infinity() || weight.most < 0x1p-151)) {
       // The weight is 0, whatever the derivatives are.
       pair.weightless = true;
       pair.w_error = pair.g_error = least;
@@ -189,9 +218,10 @@ class Worker {
     const double product = m * dot(d_o_[row], v_[key], v_.dim);
     const double product_error = m * (gamma(v_.dim) * d_o_.norms[row] * v_.norms[key] + v_.dim * least);
     pair.w = m * p;
-    pair.w_error = m * (p * e + least);
+    pair.w_error = m * (p_error + least);
     pair.g = p * (product - delta_[row]);
-    pair.g_error = std::abs(pair.g) * e + (p * (1 + e) + least) * (product_error + delta_error_[row]) +
+    pair.g_error = std::abs(product - delta_[row]) * p_error +
+                   (weight.most + least) * (product_error + delta_error_[row]) +
                    (p * 0x1p-22 + least) * (std::abs(product) + std::abs(delta_[row])) + least;
     pair.final_g = pair.g;
     pair.final_error = pair.g_error;
@@ -241,6 +271,7 @@ class Worker {
   const AttentionArgs& args_;
   const OracleOptions& options_;
   const Layout& layout_;
+  Softmaxes& softmaxes_;
   const Visit& visit_;
   const double scale_;
   const Dropout dropout_;
@@ -249,6 +280,7 @@ class Worker {
   int rows_of_[2] = {-1, -1}, keys_of_[2] = {-1, -1};
   Vectors q_, d_o_, k_, v_;
   std::vector<double> lse_, delta_, delta_error_, values_, bounds_;
+  std::vector<char> gives_nothing_;  // rows whose do and dlse are 0
   std::vector<std::uint8_t> keep_;
   const SeenKeys sees_;
   const Formulas formulas_;
@@ -256,6 +288,33 @@ class Worker {
   std::vector<double> scores_, score_errors_;
   std::vector<Pair> pairs_;
   Formulas::Derivatives derivatives_;
+};
+
+// The softmax of rows.
+class SoftmaxWorker : Worker {
+ public:
+  using Worker::Worker;
+  void run(const RowTask& task) {
+    const Sequence& s = layout_.sequences[task.sequence];
+    load_rows(task.sequence, task.head);
+    load_keys(task.sequence, task.head);
+    for (const int row : task.rows) {
+      if (row >= s.seqlen_q) continue;
+      RowSoftmax& softmax = softmaxes_of(task.sequence, task.head)[static_cast<std::size_t>(row)];
+      const double exp_error = spec_.dtype == DType::fp32 ? 0x1p-21 : 0x1p-13;
+      // A sample of keys sees all rows: their softmaxes would take longer than all else.
+      if (options_.max_rows > 0 && std::abs(lse_[row]) <= largest_exact_lse) {
+        softmax = {lse_[row], exp_error};
+        continue;
+      }
+      make_scores(task.sequence, task.head, row, 0, s.seqlen_k, false);
+      for (std::size_t key = 0; key < seen_.size(); ++key)
+        if (!seen_[key]) scores_[key] = -std::numeric_limits<double>::infinity(), score_errors_[key] = 0;
+      scores_.push_back(sink_of(task.head));
+      score_errors_.push_back(0);
+      softmax = {scores_, score_errors_, lse_[row], exp_error, options_.largest_score};
+    }
+  }
 };
 
 // Rows of dq.
@@ -387,9 +446,9 @@ std::vector<Learned> learned_of(const AttentionSpec& spec, const AttentionArgs& 
 // Adds up what all rows give to tables and sink logits.
 class NamedWorker : Worker {
  public:
-  NamedWorker(const Backward& of, const Visit& visit, const std::vector<Learned>& learned,
-              std::vector<NamedSums>& all, std::mutex& mutex)
-      : Worker(of, visit), learned_(learned), all_(all), mutex_(mutex) {
+  NamedWorker(const Backward& of, Softmaxes& softmaxes, const Visit& visit,
+              const std::vector<Learned>& learned, std::vector<NamedSums>& all, std::mutex& mutex)
+      : Worker(of, softmaxes, visit), learned_(learned), all_(all), mutex_(mutex) {
     for (const Learned& one : learned) sums_.emplace_back(one.count());
   }
   NamedWorker(const NamedWorker&) = delete;
@@ -407,7 +466,7 @@ class NamedWorker : Worker {
       make_pairs(task.sequence, task.head, row, 0, s.seqlen_k);
       for (std::size_t i = 0; i < learned_.size(); ++i) {
         if (learned_[i].table < 0) {
-          add_sink(row, task.head, sums_[i]);
+          add_sink(task.sequence, task.head, row, sums_[i]);
           continue;
         }
         for (const Formulas::ByElement& read : derivatives_.by_elements)
@@ -424,15 +483,16 @@ class NamedWorker : Worker {
       sums.add(read.places[key], value, error);
     }
   }
-  void add_sink(int row, int head, NamedSums& sums) const {
-    const Tensor& logits = *args_.sink_logits;
-    const double logit = load_element(logits.data, logits.dtype, head * logits.strides[0]);
-    if (std::isinf(lse_[row]) || logit == -std::numeric_limits<double>::infinity()) return;
-    const double weight = std::exp(logit - lse_[row]);
-    const double e = std::expm1(0x1p-22 * (std::abs(logit) + std::abs(lse_[row]) + 1) + 0x1p-21);
-    const double value = -weight * delta_[row];
+  void add_sink(int sequence, int head, int row, NamedSums& sums) {
+    const double logit = sink_of(head);
+    if (lse_[row] == -std::numeric_limits<double>::infinity() || gives_nothing_[row] ||
+        logit == -std::numeric_limits<double>::infinity())
+      return;
+    const auto keys = static_cast<std::size_t>(layout_.sequences[sequence].seqlen_k);
+    const Weight weight = softmaxes_of(sequence, head)[static_cast<std::size_t>(row)].weight(keys, logit, 0);
+    const double value = -weight.value * delta_[row];
     sums.add(head, value,
-             std::abs(value) * e + (weight * (1 + e) + least) * delta_error_[row] +
+             std::abs(delta_[row]) * weight.error() + (weight.most + least) * delta_error_[row] +
                  least * (std::abs(delta_[row]) + 1) + 0x1p-23 * std::abs(value));
   }
 
@@ -500,19 +560,26 @@ Oracle backward_oracle(const AttentionSpec& spec, const AttentionArgs& args, con
                        {"element"}});
   return {std::move(outputs), [of, learned](const Visit& visit) {
             std::vector<int> rows_of;
-            for (const Sequence& s : of.layout.sequences) rows_of.push_back(s.rows);
-            run_tasks(row_tasks(rows_of, of.layout.heads_q, group_rows, of.options), of.options,
-                      [&] { return RowWorker(of, visit); });
-            run_tasks(row_tasks(slot_keys(of), of.layout.heads_kv, group_rows, of.options), of.options,
-                      [&] { return KeyWorker(of, visit); });
-            if (learned.empty()) return;
+            Softmaxes softmaxes;
+            for (const Sequence& s : of.layout.sequences) {
+              rows_of.push_back(s.rows);
+              for (int head = 0; head < of.layout.heads_q; ++head)
+                softmaxes.emplace_back(static_cast<std::size_t>(s.seqlen_q));
+            }
             OracleOptions every_row = of.options;
             every_row.max_rows = 0;
+            run_tasks(row_tasks(rows_of, of.layout.heads_q, group_rows, every_row), of.options,
+                      [&] { return SoftmaxWorker(of, softmaxes, visit); });
+            run_tasks(row_tasks(rows_of, of.layout.heads_q, group_rows, of.options), of.options,
+                      [&] { return RowWorker(of, softmaxes, visit); });
+            run_tasks(row_tasks(slot_keys(of), of.layout.heads_kv, group_rows, of.options), of.options,
+                      [&] { return KeyWorker(of, softmaxes, visit); });
+            if (learned.empty()) return;
             std::vector<NamedSums> sums;
             for (const Learned& one : learned) sums.emplace_back(one.count());
             std::mutex mutex;
             run_tasks(row_tasks(rows_of, of.layout.heads_q, group_rows, every_row), every_row,
-                      [&] { return NamedWorker(of, visit, learned, sums, mutex); });
+                      [&] { return NamedWorker(of, softmaxes, visit, learned, sums, mutex); });
             for (std::size_t i = 0; i < learned.size(); ++i) visit_sums(3 + i, learned[i], sums[i], visit);
           }};
 }

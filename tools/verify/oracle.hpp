@@ -23,7 +23,7 @@ struct OracleOptions {
       0;  // 0: every row. Otherwise about so many, spread over all heads, first and last included
   std::uint64_t seed = 0;  // seed of the choice of rows
   int num_threads = 0;     // 0: one for each processor
-  // The rest is for the forward only.
+  // The rest is for the forward and the backward only.
   Keep keep;                     // one more mask beside the spec's masks
   bool repeated_scores = false;  // rows hold many equal scores: forward_bound.hpp, 5
   // Times log2(e); NaN is no wrong result of rows whose maximum is beyond: forward_bound.hpp, 9.

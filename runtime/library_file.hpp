@@ -7,7 +7,8 @@
 // - Users who can change the library or program that holds this code are trusted with
 //   other code, too. These are its owner, a group that may write to it, and those who
 //   can change the folders that lead to it. So code that a software account installs,
-//   or that a checkout holds, works for the users who run it from there.
+//   or that a checkout holds, works for the users who run it from there. Code that was
+//   opened by a relative path is no such case where /proc does not tell its place.
 // - A group with the same number as the owner is the owner's private group, for
 //   which the default umask is 002. Its right to write counts as the owner's.
 #pragma once
@@ -17,8 +18,9 @@
 
 namespace flashjit {
 
-// The folder of the library or program that holds this code, without symbolic links; empty if it is unknown.
-std::filesystem::path own_folder();
+// The folder of the library or program that holds this code, without symbolic links. Empty, with the reason
+// in *why, if it is unknown.
+std::filesystem::path own_folder(std::string* why);
 
 // The library's path without symbolic links, so that the checked path is the opened
 // path. Empty, with the reason in *why, if there is no such file or it is not trusted.

@@ -293,7 +293,8 @@ std::vector<std::string> nvrtc_candidates() {
       add_folder(fs::path(home) / "lib64");
   }
   for (const char* name : sonames) candidates.push_back(name);
-  if (const fs::path own = own_folder(); !own.empty()) {
+  std::string ignored;
+  if (const fs::path own = own_folder(&ignored); !own.empty()) {
     add_folder(own / "nvrtc");
     add_folder(own.parent_path() / "lib" / "nvrtc");  // for a program in bin/ that holds the library
   }

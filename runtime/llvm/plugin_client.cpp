@@ -17,13 +17,17 @@ namespace {
 
 constexpr const char* plugin_file = "libflashjit-llvm.so";
 
-std::vector<std::string> places() {
+// The plugin's possible places. `problems` gets a line for each that is unknown.
+std::vector<std::string> places(std::string& problems) {
   if (std::string chosen = environment_variable("FLASHJIT_LLVM_PLUGIN"); !chosen.empty())
     return {std::move(chosen)};
   std::vector<std::string> result;
-  if (const std::filesystem::path folder = own_folder(); !folder.empty()) {
+  std::string why;
+  if (const std::filesystem::path folder = own_folder(&why); !folder.empty()) {
     result.push_back((folder / plugin_file).string());
     result.push_back((folder.parent_path() / "lib" / plugin_file).string());
+  } else {
+    problems += "beside the flashjit library or program, whose folder is unknown: " + why + "\n";
   }
   result.push_back(plugin_file);
   return result;
@@ -41,7 +45,7 @@ std::vector<std::string> places() {
 
 LlvmPluginFile find_file() {
   std::string problems;
-  for (const std::string& place : places()) {
+  for (const std::string& place : places(problems)) {
     LlvmPluginFile file;
     std::string why;
     if (place.find('/') != std::string::npos) {

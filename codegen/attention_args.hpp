@@ -31,8 +31,9 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// Memory that the caller owns. Strides count elements;
-// the last dimension of q, k, v and o must be contiguous.
+// Memory that the caller owns, aligned to its dtype. Strides count elements. The last dimension must be
+// contiguous, unless the argument may have any strides. On a GPU, data pointers and other strides of tensors
+// with a head_dim must be multiples of 16 bytes.
 struct Tensor {
   static constexpr int max_rank = 6;
   void* data = nullptr;
@@ -111,12 +112,15 @@ struct AttentionArgs {
   // ascending order. A dimension of size 1 is shared by all batch entries or heads. make_block_lists writes
   // them, with room for all blocks in block_indices and block_bitmask_of (most_listed_blocks() in masks.hpp),
   // and as many bitmasks as block_bitmasks has room for.
-  std::optional<Tensor> block_offsets{};  // [batch or 1, num_heads_q or 1, ceil(seqlen_q / block_m) + 1]
+  // [batch or 1, with per_head num_heads_q or 1, else 1, ceil(seqlen_q / block_m) + 1]
+  std::optional<Tensor> block_offsets{};
   std::optional<Tensor> block_indices{};  // [listed blocks]
   // [listed blocks]: the index of each block's bitmask, or -1: the block is seen whole; absent: all -1. With
-  // of_masks also -2: the spec's other masks test the block. Entries that no list holds may be anything.
+  // of_masks it must be given, and -2 says that the spec's other masks test the block. Entries that no list
+  // holds may be anything.
   std::optional<Tensor> block_bitmask_of{};
-  std::optional<Tensor> block_bitmasks{};  // [bitmasks, block_m, ceil(block_n / 32)]
+  // [bitmasks, block_m, ceil(block_n / 32)]; without of_masks given together with block_bitmask_of.
+  std::optional<Tensor> block_bitmasks{};
   // tree: [batch or 1, seqlen_q, words of 32 new keys], the new keys that each row sees.
   std::optional<Tensor> tree_bits{};
   // tree: [batch], how many keys come before the new ones; absent: seqlen_k - seqlen_q.
@@ -142,7 +146,7 @@ struct AttentionArgs {
   // log-sum-exp is -inf counts as nothing, whatever its parts_o holds.
   // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim].
   std::optional<Tensor> parts_o{};
-  // float32 [n, batch, heads, seqlen], packed [n, heads, total].
+  // float32 [n, batch, heads, seqlen], packed [n, heads, total]; like a merge's lse by any strides.
   std::optional<Tensor> parts_lse{};
 
   // backward: the loss's gradients. o and lse are inputs then, as the forward wrote them: o has the spec's
@@ -157,10 +161,10 @@ struct AttentionArgs {
   // backward: written: their gradient, float32 [num_heads_q], by any stride but 0.
   std::optional<Tensor> d_sink_logits{};
 
-  // kv_dtype: a stored key or value times its scale is the true one. float32, finite: [1]; with "kv_scale":
+  // kv_dtype: a stored key or value times its scale is the true one. float32: [1]; with "kv_scale":
   // "head" [num_heads_kv]; with "token_head" [batch, seqlen_k, num_heads_kv], paged [num_pages, page_size,
   // num_heads_kv], by any strides. Scales of keys beyond a length are never read. append_kv writes those of
-  // "token_head", each with its token, and reads the others.
+  // "token_head", each with its token, and reads the others. On a CPU those of [1] and "head" must be finite.
   std::optional<Tensor> k_scale{}, v_scale{};
 
   // All tables and scalars of the spec, each once, in any order; names and values must live until the launch
@@ -176,7 +180,7 @@ struct AttentionArgs {
   // A decode with append writes them as the last keys of their batch entries, and takes neither.
   std::optional<Tensor> k_new{}, v_new{};  // [batch, seqlen, heads_kv, head_dim], varlen: [total, ...]
   // int64 [batch, seqlen], packed [total]: page * page_size + row of the page, in contiguous caches
-  // batch entry * seqlen_k + row; a negative one skips the token.
+  // batch entry * seqlen_k + row; a negative one skips the token. Takes no page_table and no cu_seqlens_q.
   std::optional<Tensor> slots{};
   // Instead of slots: int32 [batch], the place of each batch entry's first new token; with paged in the pages
   // that page_table has for it. Packed tokens take cu_seqlens_q then;

@@ -200,10 +200,11 @@ Mask read_neighbourhood(const Json& json, const std::string& path) {
     const Json* const list = fields.find(name);
     if (!list) continue;
     const auto fits = [](const Json& value) {
-      return value.is_number_integer() && value.is_number() && std::fabs(value.get<double>()) <= INT_MAX;
+      const double number = value.is_number() ? value.get<double>() : NAN;
+      return number == std::trunc(number) && std::fabs(number) <= INT_MAX;
     };
-    if (!list->is_array() || !std::all_of(list->begin(), list->end(), fits))
-      invalid(fields.wrong(name, *list, "must be a list of integers; [7, 7] would work"));
+    if (!list->is_array() || list->empty() || !std::all_of(list->begin(), list->end(), fits))
+      invalid(fields.wrong(name, *list, "must be a list of 1 to 3 integers; [7, 7] would work"));
     for (const Json& value : *list) lists[i].push_back(value.get<int>());
   }
   return FormulaMask::neighbourhood(lists[0], lists[1], lists[2]);

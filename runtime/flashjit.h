@@ -182,7 +182,8 @@ typedef struct {
   size_t struct_size;    /* sizeof(flashjit_engine_options) */
   const char* device;    /* "cpu" (default) or "cuda:N" */
   const char* target;    /* default: the device's best */
-  const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit; "": no disk cache */
+  const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else flashjit in XDG_CACHE_HOME or ~/.cache;
+                              "": no disk cache */
   int32_t num_threads;   /* for CPU kernels; default: as many as this process may use; at most 8192 */
   /* CPU kernels run on it instead of the engine's threads, with work divided for num_threads */
   flashjit_parallel_for parallel_for;

@@ -145,7 +145,7 @@ inline constexpr int max_num_threads = 8192;
 struct EngineOptions {
   std::string device = "cpu";  // "cpu" or "cuda:N"
   std::string target{};        // empty: the best for the device
-  // Absent: FLASHJIT_CACHE_DIR, else ~/.cache/flashjit. Empty: no disk cache.
+  // Absent: FLASHJIT_CACHE_DIR, else flashjit in XDG_CACHE_HOME or ~/.cache. Empty: no disk cache.
   std::optional<std::string> cache_dir{};
   // Read-only folders of prebuilt kernels, separated by colons, searched before cache_dir.
   // Absent: FLASHJIT_CACHE_PATH. Empty: none.

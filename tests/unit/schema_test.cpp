@@ -2,11 +2,19 @@
 // and limit of the schema on the parser, and looks up every word of the parser's messages in the schema.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "codegen/spec.hpp"
 
@@ -198,6 +206,170 @@ TEST(Schema, FormulasAndTheirDeclarations) {
   EXPECT_EQ(words_after(refusal(spec("fp32", "zzz")), " is not one of "), scalars);
   for (const std::string& table : tables)
     for (const std::string& scalar : scalars) EXPECT_EQ(refusal(spec(table, scalar)), "");
+}
+
+// Whether the value is of the schema. Throws for a keyword that it does not know: no part of the schema is
+// passed over.
+bool is_of(const Json& schema, const Json& value) {
+  const auto every = [](const Json& values, auto&& holds) {
+    return std::all_of(values.begin(), values.end(), holds);
+  };
+  const auto matches = [&](const Json& pattern) {
+    return std::regex_search(value.get<std::string>(), std::regex(pattern.get<std::string>()));
+  };
+  const double number = value.is_number() ? value.get<double>() : 0;
+  using Rule = std::function<bool(const Json&)>;
+  const std::map<std::string, Rule> rules = {
+      {"type",
+       [&](const Json& type) {
+         return type == "object"    ? value.is_object()
+                : type == "array"   ? value.is_array()
+                : type == "string"  ? value.is_string()
+                : type == "boolean" ? value.is_boolean()
+                : type == "integer" ? value.is_number() && number == std::trunc(number)
+                                    : throw std::logic_error("unknown type");
+       }},
+      {"enum", [&](const Json& all) { return !every(all, [&](const Json& one) { return one != value; }); }},
+      {"const", [&](const Json& one) { return one == value; }},
+      {"anyOf",
+       [&](const Json& all) { return !every(all, [&](const Json& one) { return !is_of(one, value); }); }},
+      {"not", [&](const Json& one) { return !is_of(one, value); }},
+      {"minimum", [&](const Json& low) { return !value.is_number() || number >= low.get<double>(); }},
+      {"maximum", [&](const Json& high) { return !value.is_number() || number <= high.get<double>(); }},
+      {"multipleOf", [&](const Json& step) { return std::fmod(number, step.get<double>()) == 0; }},
+      {"pattern", [&](const Json& pattern) { return !value.is_string() || matches(pattern); }},
+      {"maxLength",
+       [&](const Json& most) {
+         return !value.is_string() || value.get<std::string>().size() <= most.get<std::size_t>();
+       }},
+      {"minItems",
+       [&](const Json& least) { return !value.is_array() || value.size() >= least.get<std::size_t>(); }},
+      {"maxItems",
+       [&](const Json& most) { return !value.is_array() || value.size() <= most.get<std::size_t>(); }},
+      {"maxProperties",
+       [&](const Json& most) { return !value.is_object() || value.size() <= most.get<std::size_t>(); }},
+      {"items",
+       [&](const Json& item) {
+         return !value.is_array() || every(value, [&](const Json& one) { return is_of(item, one); });
+       }},
+      {"required",
+       [&](const Json& names) {
+         return !value.is_object() ||
+                every(names, [&](const Json& name) { return value.contains(name.get<std::string>()); });
+       }},
+      {"propertyNames",
+       [&](const Json& of_names) {
+         const auto items = value.items();
+         return std::all_of(items.begin(), items.end(),
+                            [&](const auto& item) { return is_of(of_names, item.key()); });
+       }},
+      {"properties",
+       [&](const Json& properties) {
+         const auto items = properties.items();
+         return std::all_of(items.begin(), items.end(), [&](const auto& item) {
+           return !value.is_object() || !value.contains(item.key()) || is_of(item.value(), value[item.key()]);
+         });
+       }},
+      {"additionalProperties",
+       [&](const Json& other) {
+         if (!value.is_object()) return true;
+         const Json known = schema.value("properties", Json::object());
+         const auto items = value.items();
+         return std::all_of(items.begin(), items.end(), [&](const auto& item) {
+           return known.contains(item.key()) || (other.is_object() && is_of(other, item.value()));
+         });
+       }},
+  };
+  bool holds = true;
+  for (const auto& [keyword, rule] : schema.items()) {
+    if (keyword == "description" || keyword == "default" || keyword == "title" || keyword == "$schema")
+      continue;
+    holds = rules.at(keyword)(rule) && holds;
+  }
+  return holds;
+}
+
+// Lists, names and texts at their limits and beyond, where the schema and the parser must say the same.
+TEST(Schema, LimitsOfListsNamesAndTexts) {
+  const Json schema = load_schema();
+  const auto agree = [&](const Json& spec) {
+    const std::string message = refusal(spec);
+    EXPECT_EQ(is_of(schema, spec), message.empty()) << spec.dump().substr(0, 300) << "\n" << message;
+    return message.empty();
+  };
+  const auto table = [](const Json& shape) { return Json{{"dtype", "fp32"}, {"shape", shape}}; };
+  // A score that reads all of the tables and scalars.
+  const auto with_declared = [&](const Json& tables, const Json& scalars) {
+    std::string sum = "score";
+    for (const auto& [name, declared] : tables.items()) {
+      sum += " + " + name + "[0";
+      if (declared["shape"].is_array())
+        for (std::size_t i = 1; i < declared["shape"].size(); ++i) sum += ", 0";
+      sum += "]";
+    }
+    for (const auto& [name, dtype] : scalars.items()) sum += " + " + name;
+    return in_spec({{"varlen", true}, {"score", {sum}}, {"tables", tables}, {"scalars", scalars}});
+  };
+  for (const int count : {7, 8, 9, 15, 16, 17}) {
+    Json tables = Json::object(), scalars = Json::object();
+    for (int i = 0; i < count; ++i) {
+      tables["t" + std::to_string(i)] = table({4});
+      scalars["s" + std::to_string(i)] = "fp32";
+    }
+    EXPECT_EQ(agree(with_declared(tables, Json::object())), count <= 8);
+    EXPECT_EQ(agree(with_declared(Json::object(), scalars)), count <= 16);
+    EXPECT_EQ(agree(in_spec({{"score", std::vector<std::string>(count, "score / 2")}})), count <= 8);
+  }
+  for (const std::string& name :
+       {std::string("a"), std::string("a_1"), std::string("_a"), std::string("1a"), std::string("a b"),
+        std::string("\u00e9"), std::string(), std::string(64, 'a'), std::string(65, 'a')}) {
+    agree(with_declared({{name, table({4})}}, Json::object()));
+    agree(with_declared(Json::object(), {{name, "fp32"}}));
+    agree(with_declared({{"t", table({name})}}, Json::object()));
+  }
+  for (const char* size : {"batch", "batch or 1", "heads_q or 1", "heads_kv", "seqlen_q or 1",
+                           "seqlen_k or 1", "total_q", "total_k", "total_q or 1", "n", "n or 1", "batch or 2",
+                           "batch  or 1", "headless", "my_seq", "total", "subtotal"})
+    agree(with_declared({{"t", table({size})}}, Json::object()));
+  for (const Json& size : {Json(0), Json(1), Json(-1), Json(4.0), Json(4.5), Json(2147483647),
+                           Json(2147483648), Json(nullptr), Json(true), Json::array({4})})
+    agree(with_declared({{"t", table(Json::array({size}))}}, Json::object()));
+  for (const int rank : {0, 1, 6, 7})
+    EXPECT_EQ(agree(with_declared({{"t", table(std::vector<int>(rank, 2))}}, Json::object())),
+              rank >= 1 && rank <= 6);
+  for (const std::size_t length : {4096, 4097}) {
+    std::string text = "key < 3";
+    text.insert(0, length - text.size(), ' ');
+    EXPECT_EQ(agree(in_spec({{"mask", {text}}})), length == 4096);
+    EXPECT_EQ(agree(in_spec({{"mask", {{{"formula", text}}}}})), length == 4096);
+    text.replace(length - 7, 7, "score+1");
+    EXPECT_EQ(agree(in_spec({{"score", {text}}})), length == 4096);
+  }
+  const auto neighbourhood = [&](const Json& lists) {
+    Json mask = {{"kind", "neighbourhood"}, {"shape", {8, 8}}, {"window", {2, 2}}};
+    mask.update(lists);
+    return agree(in_spec({{"mask", Json::array({mask})}}));
+  };
+  EXPECT_TRUE(neighbourhood({{"dilation", {4, 4.0}}}));
+  EXPECT_TRUE(neighbourhood({{"shape", {8.0, 8}}, {"window", {2, 2.0}}}));
+  for (const char* list : {"shape", "window", "dilation"})
+    for (const Json& value :
+         {Json::array(), Json::array({0, 2}), Json::array({2, -1}), Json::array({2.5, 2}),
+          Json::array({2, "2"}), Json::array({2, 2, 2, 2}), Json::array({2, 1e10}), Json(2)})
+      EXPECT_FALSE(neighbourhood({{list, value}})) << list << value;
+  const Json most = {{"kind", "neighbourhood"}, {"shape", {1 << 30}}, {"window", {1 << 30}}};
+  EXPECT_TRUE(agree(in_spec({{"mask", Json::array({most})}})));
+}
+
+TEST(Schema, ExamplesAreOfIt) {
+  const Json schema = load_schema();
+  int examples = 0;
+  for (const auto& file : std::filesystem::directory_iterator(FLASHJIT_SOURCE_DIR "/tools/examples")) {
+    if (file.path().extension() != ".json") continue;
+    ++examples;
+    EXPECT_TRUE(is_of(schema, Json::parse(std::ifstream(file.path())))) << file.path();
+  }
+  EXPECT_GT(examples, 0);
 }
 
 TEST(Schema, RequiredFields) {

@@ -31,6 +31,9 @@ class Sm90aBackwardWeights {
   static constexpr int steps = tile_rows / 16;  // of the products over a tile's rows
   static constexpr bool isolates = Kernel::isolates, packs_late = Kernel::packs_late;
   static constexpr bool clears_keys = isolates && Kernel::makes_dq;  // also in K, which dQ's product reads
+  // Whether differentiate() makes the weights, which leaves dropped ones as they are. Else weigh() marks
+  // them. Blocks of the grid that make dV alone need no derivatives.
+  static constexpr bool differentiates = ScoreGradient::changes && Kernel::makes_dk;
 
  public:
   FLASHJIT_FN Sm90aBackwardWeights(const CudaBackwardParams& p, const Shared& shared, int warpgroup, int warp,
@@ -204,7 +207,7 @@ class Sm90aBackwardWeights {
   FLASHJIT_FN void pack(const Scores& scores, int i) {
     const auto weight = [&](int j) {
       const float computed = scores[4 * i + j];
-      if constexpr (Spec::dropout && ScoreGradient::changes)
+      if constexpr (Spec::dropout && differentiates)
         return is_dropped(4 * i + j) ? 0.f : computed;
       else
         return kept(computed);
@@ -257,8 +260,9 @@ class Sm90aBackwardWeights {
   const Shared& shared_;
   const int warpgroup_, warp_, lane_;
   Operand packed_, ds_;
-  u32 column_words_[2], dropped_[ceil_div(tile_rows, 64)];  // with dropout
-  u32 bad_keys_ = 0;  // if `clears_keys`: a bit for each of the thread's two keys
+  u32 column_words_[2];                   // with dropout
+  u32 dropped_[ceil_div(tile_rows, 64)];  // with dropout if `differentiates`
+  u32 bad_keys_ = 0;                      // if `clears_keys`: a bit for each of the thread's two keys
   // The gradients of learned tables, as far as this thread has added them up.
   [[no_unique_address]]
   typename TermsOf<ScoreGradient, Spec::deterministic, Kernel::makes_dk && ScoreGradient::changes>::type

@@ -330,6 +330,30 @@ TEST_F(BackwardSm90a, WideHeads) {
          ConfigOf<64, 2>>(padded, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{80, 112, true}}, true);
 }
 
+// Dropout beside derivatives of scores, where blocks make either dK or dV, or both in two tiles of rows: the
+// ways to make a weight, and to know that it is dropped, differ.
+TEST_F(BackwardSm90a, WideHeadsDropBesideDerivatives) {
+  const Case c{.batch = 1, .heads_q = 1, .heads_kv = 1, .seqlen_q = 65, .seqlen_k = 70, .seed = 30};
+  const Case packed{
+      .heads_q = 1, .heads_kv = 1, .lengths_q = {5, 0, 66}, .lengths_k = {30, 5, 70}, .seed = 31};
+  const std::vector<Mask> causal = {CausalMask{}};
+  expect<WithLearned<WithDropout<SpecOf<Bf16, 136, 136, false>>, true, true>, ConfigOf<64, 1>>(c, {});
+  expect<WithLearned<WithDropout<SpecOf<Fp16, 192, 128, false, BottomRight>>, true, true>, ConfigOf<64, 2>>(
+      c, causal);
+  expect<WithLearned<WithDropout<SpecOf<Fp16, 200, 80, true, BottomRight>>, false, true>, ConfigOf<64, 1>>(
+      packed, causal);
+  expect<WithLearned<Deterministic<WithDropout<SpecOf<Bf16, 64, 256, false>>>, false, true>, ConfigOf<64, 2>>(
+      c, {});
+  if (!test_all()) return;
+  expect<WithLearned<WithDropout<SpecOf<Fp16, 256, 64, false, device::Padding>>, true, true>,
+         ConfigOf<64, 1>>(c, {PaddingMask{}});
+  expect<
+      WithLearned<WithDropout<SpecOf<Bf16, 256, 256, false, device::BlockSparse<64, 64, true>>>, true, true>,
+      ConfigOf<64, 1>>(c, {BlockSparseMask{64, 64, true}});
+  expect<WithLearned<Deterministic<WithDropout<SpecOf<Bf16, 192, 128, false, Window>>>, false, true>,
+         ConfigOf<64, 2>>(c, {SlidingWindowMask{}});
+}
+
 TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {
   for (const auto& [heads_q, heads_kv] : {std::pair{3, 3}, {6, 2}, {5, 1}}) {
     if (heads_kv != 2 && !test_all()) continue;

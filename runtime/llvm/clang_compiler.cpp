@@ -22,6 +22,8 @@ std::vector<std::string> clang_options(const Target& target) {
       "-nobuiltininc", "-I", "templates",
       // An object may be loaded at any address, and is never unwound.
       "-mrelocation-model", "pic", "-pic-level", "2", "-mframe-pointer=none", "-fno-threadsafe-statics",
+      // A host with control-flow enforcement calls only what begins with endbr64.
+      "-fcf-protection=branch",
       // The templates are our own and tested, so passes are not verified and values have no names.
       "-disable-llvm-verifier", "-discard-value-names", "-disable-lifetime-markers", "-ferror-limit", "20",
       // Clang 22 by default allows nesting that overflows its stack.

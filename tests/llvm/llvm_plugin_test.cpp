@@ -22,6 +22,7 @@
 #include "codegen/embedded_headers.hpp"
 #include "codegen/error.hpp"
 #include "runtime/compiler.hpp"
+#include "runtime/cpu/object.hpp"
 #include "runtime/executable.hpp"
 #include "templates/shared/forward_params.h"
 
@@ -164,6 +165,13 @@ TEST(LlvmPlugin, SameSourceSameCodeAndOptionsChangeIt) {
   EXPECT_THAT(clang_compiler()->compile(v3, true).assembly, AllOf(HasSubstr("%ymm"), Not(HasSubstr("%zmm"))));
   EXPECT_THAT(clang_compiler()->compile(v4, true).assembly, HasSubstr("%zmm"));
   EXPECT_NE(clang_compiler()->options(v3), clang_compiler()->options(v4));
+}
+
+// An indirect call to anything else is a fault in a process whose indirect calls are checked.
+TEST(LlvmPlugin, FunctionsBeginWithLandingPads) {
+  const LoadedObject object(compiled(source_of(doubling)).code);
+  constexpr unsigned char endbr64[] = {0xf3, 0x0f, 0x1e, 0xfa};
+  EXPECT_EQ(std::memcmp(object.function("flashjit_forward"), endbr64, sizeof endbr64), 0);
 }
 
 TEST(LlvmPlugin, AssemblyOnRequest) {

@@ -174,8 +174,8 @@ TEST_F(CApi, BadOptions) {
   options.cache_dir = "/proc/no/such/place";
   expect(FLASHJIT_CACHE_FAILED, {"/proc/no/such/place"}, flashjit_engine_create(&options, &e));
   options.cache_dir = "";
-  options.cache_path = "/usr:/no/such/layer";
-  expect(FLASHJIT_CACHE_FAILED, {"/no/such/layer"}, flashjit_engine_create(&options, &e));
+  options.cache_path = "/usr:/proc/no/such/layer";
+  expect(FLASHJIT_CACHE_FAILED, {"/proc/no/such/layer"}, flashjit_engine_create(&options, &e));
   options.cache_path = "";
   options.policy = 3;
   expect(FLASHJIT_INVALID_ARGUMENT, {"policy", "3"}, flashjit_engine_create(&options, &e));

@@ -194,7 +194,7 @@ TEST(BackwardVerbs, PrebuildServesForwardAndBackward) {
       {"prebuild", R"({"kernels": [{"spec": )" + small_spec + R"(}, {"spec": )" + small_backward + "}]}",
        "--target", "native", "-o", bundle, "--json"});
   ASSERT_EQ(built.exit_code, 0) << built.err;
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
   flashjit.environment["FLASHJIT_CACHE_PATH"] = bundle;
   for (const char* seqlen : {"1", "300"}) {
     const Outcome run = flashjit({"run", small_backward, "--seqlen-q", seqlen, "--verify", "--json"});

@@ -61,8 +61,8 @@ TEST(BadSpec, Text) {
 
 TEST(BadSpec, File) {
   const CommandLine flashjit;
-  expect_failure(flashjit, {"run", "/nonexistent/spec.json"}, invalid_argument,
-                 {"/nonexistent/spec.json", "No such file"});
+  expect_failure(flashjit, {"run", flashjit.missing("spec.json")}, invalid_argument,
+                 {flashjit.missing("spec.json"), "No such file"});
   expect_failure(flashjit, {"run", flashjit.folder()}, invalid_argument, {flashjit.folder()});
 }
 
@@ -127,9 +127,9 @@ TEST(BadTarget, UnknownOrNotOfThisMachine) {
 
 TEST(Missing, Compilers) {
   CommandLine flashjit;
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
-  flashjit.environment["FLASHJIT_NVRTC"] = "/nonexistent/libnvrtc.so";
-  expect_failure(flashjit, {"run", small_spec}, compiler_unavailable, {"/nonexistent/plugin.so"});
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
+  flashjit.environment["FLASHJIT_NVRTC"] = flashjit.missing("libnvrtc.so");
+  expect_failure(flashjit, {"run", small_spec}, compiler_unavailable, {flashjit.missing("plugin.so")});
   expect_failure(flashjit,
                  {"compile", R"({"op": "forward", "dtype": "bf16", "head_dim": 64})", "--target", "sm_90"},
                  compiler_unavailable, {"NVRTC", "FLASHJIT_NVRTC"});

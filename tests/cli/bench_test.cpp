@@ -105,7 +105,8 @@ TEST(Bench, LengthsOfACache) {
   std::stringstream k;
   k << std::ifstream(out + "/k.npy").rdbuf();
   EXPECT_THAT(k.str().substr(0, 128), HasSubstr("(15,16,2,16,)"));
-  for (const char* wrong : {"1x2x3", "x3", "5x,3", "0x5", "3x-1", "/nonexistent", ","}) {
+  for (const std::string& wrong :
+       std::vector<std::string>{"1x2x3", "x3", "5x,3", "0x5", "3x-1", flashjit.missing("lengths"), ","}) {
     const Outcome outcome = with("bench", {"--seqlens", "1", "--lengths-k", wrong});
     EXPECT_EQ(outcome.exit_code, 3) << wrong;
     EXPECT_THAT(outcome.err, HasSubstr("1x100000,63x500")) << wrong;

@@ -54,7 +54,7 @@ TEST(CacheLayers, AreShown) {
 
 TEST(CacheLayers, ExplainNeedsNoCompiler) {
   Layered test;
-  test.flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  test.flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = test.flashjit.missing("plugin.so");
   for (const std::string& spec : {small_spec, test.other_spec})
     EXPECT_TRUE(test.flashjit({"cache", "explain", "--spec", spec, "--json"}).json()["found"].get<bool>());
 }
@@ -154,8 +154,8 @@ TEST(CacheArchive, WhatIsNoArchiveIsRefused) {
   Outcome outcome = flashjit({"cache", "import", flashjit.file("x.tar", std::string(10240, 'x'))});
   EXPECT_EQ(outcome.exit_code, 7);
   EXPECT_THAT(outcome.err, HasSubstr("not a ustar archive"));
-  EXPECT_EQ(flashjit({"cache", "import", "/nonexistent.tar"}).exit_code, 3);
-  EXPECT_EQ(flashjit({"cache", "export", "/nonexistent/folder/x.tar"}).exit_code, 3);
+  EXPECT_EQ(flashjit({"cache", "import", flashjit.missing("x.tar")}).exit_code, 3);
+  EXPECT_EQ(flashjit({"cache", "export", flashjit.missing("x.tar")}).exit_code, 3);
   outcome = flashjit({"cache", "export", "/dev/full"});
   EXPECT_EQ(outcome.exit_code, 7);
   EXPECT_THAT(outcome.err, HasSubstr("No space left on device"));

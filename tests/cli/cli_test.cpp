@@ -127,17 +127,17 @@ TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
   EXPECT_THAT(found[1]["found"].get<std::string>(), HasSubstr("0 entries, 0 tune records"));
 
   // An engine does not start if a layer cannot be used.
-  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent";
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":" + flashjit.folder() + "/missing";
   const Outcome broken = flashjit({"doctor"});
   EXPECT_EQ(broken.exit_code, 4);
-  EXPECT_THAT(broken.out, AllOf(HasSubstr("missing  layer  cache folder /nonexistent: "),
+  EXPECT_THAT(broken.out, AllOf(HasSubstr("missing  layer  cache folder " + flashjit.folder() + "/missing: "),
                                 HasSubstr("found    layer"), HasSubstr("CPU kernels do not run here")));
 }
 
 TEST(Doctor, SaysWhatIsMissingAndWhatToDo) {
   CommandLine flashjit;
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
-  flashjit.environment["FLASHJIT_NVRTC"] = "/nonexistent/libnvrtc.so";
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
+  flashjit.environment["FLASHJIT_NVRTC"] = flashjit.missing("libnvrtc.so");
   const Outcome report = flashjit({"doctor"});
   EXPECT_EQ(report.exit_code, 4);
   EXPECT_THAT(report.out, AllOf(HasSubstr("missing  llvm"), HasSubstr("missing  nvrtc"),
@@ -194,7 +194,7 @@ TEST(Layers, PrebuiltKernelsNeedNoCompiler) {
   const CommandLine builder;
   builder(std::vector<std::string>{"compile", small_spec} + tiny);
   CommandLine flashjit;
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
   const auto run = [&] {
     return flashjit(std::vector<std::string>{"run", small_spec, "--verify", "--json"} + tiny);
   };
@@ -212,8 +212,9 @@ TEST(Layers, PrebuiltKernelsNeedNoCompiler) {
   flashjit.environment["FLASHJIT_CACHE_DIR"] = builder.cache();
   EXPECT_EQ(run().json()["origin"], "disk");
 
-  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":/nonexistent/layer";
-  EXPECT_THAT(run().error()["message"].get<std::string>(), HasSubstr("/nonexistent: No such file"));
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache() + ":" + flashjit.missing("layer");
+  EXPECT_THAT(run().error()["message"].get<std::string>(),
+              HasSubstr(flashjit.folder() + "/missing: No such file"));
 }
 
 TEST(Compile, SeveralGpuTargetsWithoutAGpu) {

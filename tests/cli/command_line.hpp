@@ -30,6 +30,8 @@ class CommandLine {
 
   const std::string& folder() const { return folder_; }
   std::string cache() const { return folder_ + "/cache"; }
+  // A path in a folder that does not exist.
+  std::string missing(const std::string& name) const { return folder_ + "/missing/" + name; }
   // Writes a file into the folder and gives its path.
   std::string file(const std::string& name, const std::string& text) const;
 

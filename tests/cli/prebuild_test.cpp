@@ -39,7 +39,7 @@ TEST(Prebuild, ServesEveryShapeWithoutACompiler) {
   EXPECT_EQ(again.exit_code, 0);
   EXPECT_THAT(again.err, HasSubstr("there already"));
 
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
   flashjit.environment["FLASHJIT_CACHE_PATH"] = bundle;
   for (const char* seqlen : {"1", "40", "100", "300"}) {
     for (const char* heads : {"1", "3", "16"}) {
@@ -64,7 +64,7 @@ TEST(Prebuild, DecodeOfEveryPageSize) {
                 "--target", "native", "-o", bundle, "--json"});
   ASSERT_EQ(built.exit_code, 0) << built.err;
   EXPECT_EQ(built.json()["failed"], 0);
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
   flashjit.environment["FLASHJIT_CACHE_PATH"] = bundle;
   for (const char* page_size : {"1", "16", "256"}) {
     const Outcome run =
@@ -119,7 +119,7 @@ TEST(Prebuild, TakesTuningRecordsAlong) {
       flashjit({"prebuild", spec, "--target", "native", "--records", tuner.cache(), "-o", bundle, "--json"});
   ASSERT_EQ(built.exit_code, 0) << built.err;
   EXPECT_EQ(built.json()["tune_records"], 1);
-  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = "/nonexistent/plugin.so";
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
   flashjit.environment["FLASHJIT_CACHE_PATH"] = bundle;
   const Outcome ran = flashjit({"run", spec, "--json", "--seqlen-q", "40", "--heads-q", "2"});
   ASSERT_EQ(ran.exit_code, 0) << ran.err;

@@ -89,8 +89,8 @@ TEST(Tune, BadCommandLines) {
     EXPECT_THAT(outcome.err, HasSubstr("would work")) << budget;
   }
   EXPECT_EQ(flashjit({"tune", narrow_spec, "--seqlens", "0"}).exit_code, 64);
-  EXPECT_EQ(flashjit({"tune", narrow_spec, "--seqlens", "8", "--report", "/no/such/folder/x.html"}).exit_code,
-            3);
+  EXPECT_EQ(
+      flashjit({"tune", narrow_spec, "--seqlens", "8", "--report", flashjit.missing("x.html")}).exit_code, 3);
 }
 
 // Runs the command with a terminal as stderr.

@@ -129,12 +129,12 @@ TEST_F(NvrtcTest, SpillsAreReported) {
 
 TEST(NvrtcSearch, NowhereToBeFound) {
   try {
-    open_nvrtc({"/nonexistent/libnvrtc.so.13", "libflashjit-no-such-library.so"});
+    open_nvrtc({"/proc/no/such/libnvrtc.so.13", "libflashjit-no-such-library.so"});
     FAIL() << "opened";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::compiler_unavailable);
     EXPECT_THAT(error.message(), HasSubstr("FLASHJIT_NVRTC"));
-    EXPECT_THAT(error.detail(), HasSubstr("/nonexistent/libnvrtc.so.13"));
+    EXPECT_THAT(error.detail(), HasSubstr("/proc/no/such/libnvrtc.so.13"));
     EXPECT_THAT(error.detail(), HasSubstr("libflashjit-no-such-library.so"));
   }
 }
@@ -163,8 +163,8 @@ class NvrtcEnvironment : public testing::Test {
 };
 
 TEST_F(NvrtcEnvironment, ChosenFileIsTheOnlyCandidate) {
-  setenv("FLASHJIT_NVRTC", "/nonexistent/nvrtc.so", 1);
-  EXPECT_THAT(nvrtc_candidates(), testing::ElementsAre("/nonexistent/nvrtc.so"));
+  setenv("FLASHJIT_NVRTC", "/proc/no/such/nvrtc.so", 1);
+  EXPECT_THAT(nvrtc_candidates(), testing::ElementsAre("/proc/no/such/nvrtc.so"));
 }
 
 TEST_F(NvrtcEnvironment, ChosenFolderHasTheUsualNames) {

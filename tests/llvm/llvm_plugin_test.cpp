@@ -338,9 +338,9 @@ TEST(LlvmPlugin, LeavesTheHostAsItWas) {
 
 TEST(LlvmPluginDeathTest, AMissingPluginIsAnErrorThatHelps) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(report_unavailable("/nowhere/libflashjit-llvm.so"), testing::ExitedWithCode(0),
+  EXPECT_EXIT(report_unavailable("/proc/no/such/libflashjit-llvm.so"), testing::ExitedWithCode(0),
               AllOf(HasSubstr("compiler_unavailable"), HasSubstr("FLASHJIT_LLVM_PLUGIN"),
-                    HasSubstr("/nowhere/libflashjit-llvm.so: cannot open")));
+                    HasSubstr("/proc/no/such/libflashjit-llvm.so: cannot open")));
   EXPECT_EXIT(report_unavailable("libm.so.6"), testing::ExitedWithCode(0),
               AllOf(HasSubstr("compiler_unavailable"), HasSubstr("not a flashjit plugin")));
 }

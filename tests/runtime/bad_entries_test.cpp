@@ -154,7 +154,7 @@ TEST_F(BadEntries, AreAnErrorWhereThereIsNoCompiler) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   fill(user.path(), garbage);
   const auto report = [&] {
-    ::setenv("FLASHJIT_LLVM_PLUGIN", "/nowhere/libflashjit-llvm.so", 1);
+    ::setenv("FLASHJIT_LLVM_PLUGIN", (user / "missing/libflashjit-llvm.so").c_str(), 1);
     try {
       get();
     } catch (const Error& error) {
@@ -163,8 +163,8 @@ TEST_F(BadEntries, AreAnErrorWhereThereIsNoCompiler) {
     std::exit(set_aside(user.path()).empty() ? 0 : 1);
   };
   EXPECT_EXIT(report(), ::testing::ExitedWithCode(0),
-              AllOf(HasSubstr("compiler_unavailable"), HasSubstr("/nowhere/"), HasSubstr("cannot be used: "),
-                    HasSubstr("it ends early")));
+              AllOf(HasSubstr("compiler_unavailable"), HasSubstr("/missing/libflashjit-llvm.so"),
+                    HasSubstr("cannot be used: "), HasSubstr("it ends early")));
 }
 
 TEST_F(BadEntries, MetByManyProcessesAtOnce) {

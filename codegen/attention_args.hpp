@@ -100,7 +100,8 @@ struct AttentionArgs {
   // has: its further query blocks and rows are not read, its further key blocks are not seen.
 
   // padding: [batch], the true length of each batch entry; with varlen, the used rows of
-  // each packed sequence. One of the two may be absent: all rows, or all keys, are used.
+  // each packed sequence. One of the two may be absent: all rows, or all keys, are used. Unused rows get
+  // output 0 and lse -inf, also with sink_logits, and give no gradient.
   std::optional<Tensor> seqlens_q{};
   // Decode and paged take seqlens_k without padding: it counts the new tokens, too.
   std::optional<Tensor> seqlens_k{};
@@ -156,7 +157,7 @@ struct AttentionArgs {
   std::optional<Tensor> dq{}, dk{}, dv{};  // written: by q, k and v, of the spec's grad_dtype
 
   // sink_logits: float32 [num_heads_q], natural units, by any stride. The softmax's sum of each row begins
-  // with exp(logit), and lse contains it. A row with nothing to attend to has output 0 and lse = the logit.
+  // with exp(logit), and lse contains it. A used row that sees no key has output 0 and lse = the logit.
   std::optional<Tensor> sink_logits{};
   // backward: written: their gradient, float32 [num_heads_q], by any stride but 0.
   std::optional<Tensor> d_sink_logits{};

@@ -217,6 +217,31 @@ TEST_P(Formulas, WithOtherFeatures) {
       {.batch = 2, .seqlen_q = 3, .seqlen_k = 1500, .lengths_k = {1500, 800}, .seed = 10});
 }
 
+// Rows that padding leaves unused have an lse of -inf, whatever the sinks, and give a sink no gradient,
+// whatever they hold. Each kernel has its own end of a row.
+TEST_P(Formulas, SinksOfUnusedRows) {
+  constexpr char fields[] = R"_("sink_logits": true, "mask": ["padding"])_";
+  constexpr char packed[] = R"_("sink_logits": true, "varlen": true, "mask": ["padding", "causal"])_";
+  for (const char* op : {"forward", "backward"})
+    for (const DType dtype : own_dtypes()) {
+      for (const std::uint64_t seed : {1u, 2u})
+        expect({.spec = spec_of(fields, dtype, op),
+                .batch = 3,
+                .heads_q = 4,
+                .heads_kv = 2,
+                .seqlen_q = 70,
+                .seqlen_k = 50,
+                .seed = seed});
+      expect({.spec = spec_of(packed, dtype, op),
+              .heads_q = 4,
+              .heads_kv = 2,
+              .lengths_q = {70, 0, 33, 64},
+              .lengths_k = {50, 20, 33, 0},
+              .spare_rows = 40,
+              .seed = 3});
+    }
+}
+
 // Gradients beside what else a backward has: packed sequences, lengths, dropout, groups, block lists, equal
 // bits run after run; and where weights are 0: scores of -inf, NaN scores of dropped keys, rows and keys
 // without others.

@@ -171,6 +171,23 @@ TEST(FormulaOracle, SinkLogits) {
   }
 }
 
+// A row that padding leaves unused has no softmax for a sink to be part of.
+TEST(FormulaOracle, SinkLogitsOfUnusedRows) {
+  Launch sinks({}, {}, true);
+  sinks.spec.mask = {PaddingMask{}};
+  std::vector<std::int32_t> lengths(Launch::batch, Launch::seqlen_q);
+  lengths[0] = 2;
+  sinks.args.seqlens_q = Tensor::contiguous(lengths.data(), DType::int32, {}, {Launch::batch});
+  const auto is_used = [&](int b, int, int i, int) { return i < lengths[static_cast<std::size_t>(b)]; };
+  sinks.compute(is_used, raw_score);
+  EXPECT_EQ(sinks.lse[2], sinks.sinks[0]);
+  EXPECT_FALSE(sinks.right());
+  for (int h = 0; h < Launch::heads; ++h)
+    for (int i = lengths[0]; i < Launch::seqlen_q; ++i)
+      sinks.lse[h * Launch::seqlen_q + i] = -std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(sinks.right()) << verify_outputs(sinks.spec, sinks.args).str();
+}
+
 // Values of one element by the language's rules.
 TEST(FormulaOracle, Arithmetic) {
   const auto holds = [](const std::string& condition) {

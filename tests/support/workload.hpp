@@ -106,8 +106,11 @@ class Workload {
   TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;
   // Tables by any strides, and scalars.
   void make_named(const Shape& shape);
+  float poison_value() const;
   void fill();
   void poison_stale_slots(float poison);
+  // A backward's o, lse and dlse in rows that padding leaves unused.
+  void poison_unused_rows();
   // wide: of very different sizes, the first of a long cache the least.
   void fill_scales(const Tensor& scales, float usual, bool wide) const;
   // Tensors with a value or more for each key and key/value head, [batch or pages, rows, heads, columns].

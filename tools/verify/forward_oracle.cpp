@@ -94,7 +94,8 @@ class Worker {
     compute_floors(task);
     compute_scores(task);
     if (formulas_.has_scores()) compute_formulas(task);
-    for (std::size_t r = 0; r < task.rows.size(); ++r) compute_weights(r, s, sink_of(task.head));
+    for (std::size_t r = 0; r < task.rows.size(); ++r)
+      compute_weights(r, s, task.rows[r] < s.seqlen_q ? sink_of(task.head) : -infinity);
     if (spec_.dropout) drop_weights(task);
     compute_outputs(task);
     if (!reach_.empty()) compute_spread(task);

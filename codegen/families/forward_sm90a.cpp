@@ -195,7 +195,18 @@ bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
   return blocks.block_m % config.block_m == 0 && blocks.block_n % config.block_n == 0;
 }
 
-ConfigAxes axes(const AttentionSpec& spec, const Target&) {
+// Whether some tile fits with so many keys: the ones that hold least, with one and with two consumers.
+bool fits_keys(const AttentionSpec& spec, const Target& target, int block_n) {
+  const auto fits = [&](int block_m) {
+    KernelConfig config{.block_m = block_m, .block_n = block_n, .num_stages = 2};
+    config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
+    config.tile_order = tile_orders(spec).front();
+    return misfit(spec, target, config).empty();
+  };
+  return fits(64) || fits(128);
+}
+
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = {.block_m = {64, 128, 192},
                      .block_n = {64, 80, 96, 112, 128},
                      .num_stages = {2, 3},
@@ -211,6 +222,9 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
   } else if (looks_up(spec) && spec.dropout) {
     axes.block_n.insert(axes.block_n.begin(), 48);  // the widest heads leave registers for no more
   }
+  // Nor for that beside formulas, pages or 8-bit keys. 16 keys always fit.
+  while (axes.block_n.front() > 16 && !fits_keys(spec, target, axes.block_n.front()))
+    axes.block_n.insert(axes.block_n.begin(), axes.block_n.front() - 16);
   return axes;
 }
 

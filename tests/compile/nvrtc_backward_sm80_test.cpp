@@ -58,7 +58,6 @@ bool by_mma_sync(const Target& target) {
 
 // Head dimensions 64 and 128, full and causal, for sm_90; all else in turns.
 TEST_F(NvrtcTest, DefaultKernelsOfBackwardByMmaSync) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const Target& target : cuda_targets())

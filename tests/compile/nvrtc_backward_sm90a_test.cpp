@@ -58,7 +58,6 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
 // Head dimensions 64, 128 and 256 for sm_90a with a causal mask; every feature that changes code and others
 // in turns.
 TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
   std::size_t place = 0;
@@ -100,7 +99,6 @@ TEST_F(NvrtcTest, FormulasOfBackward) {
       R"("score": ["alibi", "softcap"], "deterministic": true, "sink_logits": true,
          "tables": {"alibi_slopes": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}})",
       R"("score": ["softcap"], "dropout": true, "varlen": true, "mask": ["causal"])"};
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const char* more : fields)
@@ -116,7 +114,6 @@ TEST_F(NvrtcTest, FormulasOfBackward) {
 // A sample of the wgmma kernel's search space. The register budget promises that nothing spills.
 TEST_F(NvrtcTest, SearchSpaceOfBackwardOnSm90a) {
   std::mt19937 random(seed());
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
   std::size_t place = 0;

@@ -53,7 +53,6 @@ void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
 
 // The usual head dimensions for sm_90a, others and other targets in turns.
 TEST_F(NvrtcTest, DefaultKernelsOfDecode) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const Target& target : cuda_targets())
@@ -70,7 +69,6 @@ TEST_F(NvrtcTest, DefaultKernelsOfDecode) {
 }
 
 TEST_F(NvrtcTest, DefaultKernelsOfEveryOptionOfDecode) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const std::vector<std::vector<Mask>> lists = {
       {},
       {CausalMask{}},
@@ -102,7 +100,6 @@ TEST_F(NvrtcTest, DefaultKernelsOfEveryOptionOfDecode) {
 class NvrtcEightBitKeysOfDecode : public NvrtcTest, public testing::WithParamInterface<Target> {};
 
 TEST_P(NvrtcEightBitKeysOfDecode, DoNotSpill) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
@@ -132,7 +129,6 @@ INSTANTIATE_TEST_SUITE_P(On, NvrtcEightBitKeysOfDecode, testing::ValuesIn(cuda_t
 
 // The tuner's other choices.
 TEST_F(NvrtcTest, SearchSpaceOfDecode) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const char* name : {"sm_90a", "sm_86"})

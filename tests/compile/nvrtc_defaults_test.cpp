@@ -18,7 +18,6 @@ using testing::Not;
 
 // Head dimensions 64, 128 and 256 for sm_90 and sm_90a, bf16. All else in turns.
 TEST_F(NvrtcTest, DefaultKernels) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   const std::vector<Target> targets = cuda_targets();
   std::size_t column = 0;  // counts pairs of target and dtype
@@ -49,7 +48,6 @@ TEST_F(NvrtcTest, DefaultKernels) {
 // branches, cause no spills either. Causal is tried for both targets, all else in turns. The seed decides
 // whether top_left is tried with packed sequences.
 TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   const auto add = [&](int head_dim, const std::vector<Mask>& mask, bool varlen, std::vector<int> seqlens) {
@@ -91,7 +89,6 @@ bool is_usual(int head_dim) {
 // Kernels that pack heads because each has few rows: the usual
 // head dimensions, and other options that change code in turns.
 TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
   std::size_t place = 0;
@@ -242,7 +239,6 @@ TEST_F(NvrtcTest, DecodeThatAppends) {
 // Dropout's words take registers and shared memory: the usual head dimensions in bf16
 // for both targets; fp16, other head dimensions and masks in turns.
 TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   const auto add = [&](AttentionSpec spec, int seqlen) {
@@ -281,7 +277,6 @@ TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
 // Pages take registers of sm_90a's producer, and of every thread of other targets: the usual head dimensions
 // for both, causal; packed sequences, packed heads, dropout and other masks in turns for one of the two.
 TEST_F(NvrtcTest, DefaultKernelsWithPages) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   const auto add = [&](AttentionSpec spec, int seqlen_q, bool usual) {
@@ -326,7 +321,6 @@ TEST_F(NvrtcTest, DefaultKernelsWithPages) {
 
 // 8-bit pages: sm_90a's producer converts, and so do all threads of other targets.
 TEST_F(NvrtcTest, DefaultKernelsWithEightBitPages) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const char* name : {"sm_80", "sm_86", "sm_90", "sm_90a"})
@@ -389,7 +383,6 @@ TEST_F(NvrtcTest, DefaultKernelsWithFloatOutput) {
 
 // Formulas of known variants spill nothing. The seed decides which of them have a turn.
 TEST_F(NvrtcTest, Formulas) {
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   constexpr const char* forwards[] = {
       R"("mask": ["causal"], "score": ["alibi"])",
       R"("score": ["softcap"])",

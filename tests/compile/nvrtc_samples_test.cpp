@@ -64,7 +64,6 @@ std::vector<Point> pairwise(const std::vector<int>& sizes, std::mt19937& random)
 
 TEST_F(NvrtcTest, PairwiseSample) {
   std::mt19937 random(seed());
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const std::vector<Target> targets = cuda_targets();
   const std::vector<int> head_dims =
       test_all() ? std::vector{8, 40, 64, 96, 128, 192, 256} : std::vector{40, 64, 128, 256};
@@ -126,7 +125,6 @@ class NvrtcSearchSpaceOfSm90a : public NvrtcTest,
 TEST_P(NvrtcSearchSpaceOfSm90a, DoesNotSpill) {
   const auto& [head_dims, dtype] = GetParam();
   std::mt19937 random(seed() + static_cast<unsigned>(head_dims.first));
-  std::cout << "FLASHJIT_TEST_SEED=" << seed() << "\n";
   const Target target = Target::parse("sm_90a");
   std::vector<Case> cases;
   for (const bool causal : {false, true}) {

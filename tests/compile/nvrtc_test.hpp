@@ -20,17 +20,14 @@
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/cuda/nvrtc.hpp"
+#include "tests/support/sample_seed.hpp"
 
 namespace flashjit::nvrtc_testing {
 
-inline bool test_all() {
-  const char* value = std::getenv("FLASHJIT_TEST_ALL");
-  return value && std::string(value) == "1";
-}
+using testing_support::test_all;
 
 inline unsigned seed() {
-  const char* value = std::getenv("FLASHJIT_TEST_SEED");
-  return value ? static_cast<unsigned>(std::strtoul(value, nullptr, 10)) : 20260101u;
+  return static_cast<unsigned>(testing_support::sample_seed());
 }
 
 // Whether a place has a turn: every n-th place has, and every place

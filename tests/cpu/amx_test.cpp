@@ -124,7 +124,7 @@ TEST_F(EmulatedAmx, Lengths) {
     std::uint64_t seed = 0;
     for (const int rows : {1, 2, 31, 32, 33, 70, 130})
       for (const int keys : {1, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200}) {
-        if (++seed % 2 && !test_all()) continue;
+        if (!in_sample("lengths, AMX", ++seed, 2)) continue;
         expect({.spec = spec,
                 .batch = 2,
                 .heads_q = 3,
@@ -202,12 +202,13 @@ TEST_F(EmulatedAmx, Masks) {
                                      {TreeMask{}, PaddingMask{}}};
   for (const auto& mask : masks) {
     for (const int dim : {40, 72}) {
-      if (!test_all() && (&mask - masks + dim / 8) % 2) continue;
+      if (!in_sample("masks, AMX", static_cast<std::uint64_t>(&mask - masks + dim), 2)) continue;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
       const EmulatedKernel one_tile(spec, heuristic_config(spec, amx, {})), several(spec, tiles_of(32, 96));
       constexpr std::uint64_t seeds[] = {1, 3, 4, 6};
       for (const std::uint64_t& seed : seeds) {
-        if (!test_all() && (&seed - seeds + &mask - masks) % 4) continue;
+        if (!in_sample("seeds, AMX", static_cast<std::uint64_t>(&seed - seeds + 4 * (&mask - masks)), 4))
+          continue;
         const Case c = {.spec = spec,
                         .batch = 2,
                         .heads_q = 4,
@@ -264,7 +265,7 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
     std::vector<KernelConfig> configs = search_space(spec, amx);
     configs.push_back(tiles_of(48, 80));
     for (std::size_t i = 0; i < configs.size(); ++i) {
-      if (i % 3 && !test_all()) continue;
+      if (!in_sample("configs, AMX", i, 3)) continue;
       const KernelConfig& config = configs[i];
       expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
     }

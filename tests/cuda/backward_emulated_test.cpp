@@ -168,7 +168,7 @@ TEST_F(BackwardOnGpu, Tiles) {
 TEST_F(BackwardOnGpu, MasksAndDropout) {
   std::uint64_t seed = 40;
   for (const Poison poison : {Poison::nan, Poison::infinity}) {
-    if (poison == Poison::infinity && !test_all()) continue;
+    if (!test_all() && (poison == Poison::infinity) != (sample_seed() % 2 == 1)) continue;
     const Case c{.batch = 2,
                  .heads_q = 4,
                  .heads_kv = 2,

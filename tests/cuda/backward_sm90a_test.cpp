@@ -269,7 +269,7 @@ TEST_F(BackwardSm90a, LengthsAroundEdges) {
                    .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                    .seed = seed + 1};
       // A random quarter of the cases: a host thread takes long for each GPU thread.
-      if (!test_all() && verify::random_bits(0, seed) % 4) {
+      if (!in_sample("lengths, backward", seed, 4)) {
         ++seed;
         continue;
       }
@@ -391,7 +391,7 @@ TEST_F(BackwardSm90a, MasksAndDropout) {
     using Plain = typename In::Plain;
     using Dropping = typename In::Dropping;
     for (const Poison poison : {Poison::nan, Poison::infinity}) {
-      if (++c.seed % 2 == turn % 2 && !test_all()) continue;
+      if (!in_sample("masks, backward", ++c.seed, 2)) continue;
       c.poison = poison;
       expect<Plain, typename In::template ConfigFor<Plain>>(c, masks);
     }

@@ -304,10 +304,8 @@ TEST_P(Formulas, GradientsHaveEqualBitsRunAfterRun) {
 
 // The same for backwards of random formulas.
 TEST_P(Formulas, RandomTraining) {
-  const char* const given = std::getenv("FLASHJIT_TEST_SEED");
   const bool many = test_all() || on().is_cuda();
-  const std::uint64_t seed = given && *given ? std::strtoull(given, nullptr, 0) : 1;
-  std::cout << "FLASHJIT_TEST_SEED=" << seed << std::endl;
+  const std::uint64_t seed = sample_seed();
   verify::Draw draw(seed + 77 + (many ? 0 : std::hash<std::string>{}(on().target()) % 1000));
   int cases = 0, told = 0;
   for (int i = 0; i < (many ? 30 : 3); ++i) {
@@ -370,10 +368,8 @@ TEST_P(Formulas, RandomTraining) {
 // Formulas that nobody would write. A few of their results cannot be told: where a difference in the last bit
 // decides a comparison, or beyond float32.
 TEST_P(Formulas, Random) {
-  const char* const given = std::getenv("FLASHJIT_TEST_SEED");
   const bool many = test_all() || on().is_cuda();
-  const std::uint64_t seed = given && *given ? std::strtoull(given, nullptr, 0) : 1;
-  std::cout << "FLASHJIT_TEST_SEED=" << seed << std::endl;
+  const std::uint64_t seed = sample_seed();
   verify::Draw draw(seed + (many ? 0 : std::hash<std::string>{}(on().target()) % 1000));
   int cases = 0, told = 0;
   for (int i = 0; i < (many ? 40 : 4); ++i) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <sstream>
 
 #include "runtime/cpu/amx.hpp"
@@ -132,11 +131,6 @@ std::string describe(const std::shared_ptr<TestDevice>& device) {
   return device ? device->name() : "cuda";
 }
 
-bool test_all() {
-  const char* value = std::getenv("FLASHJIT_TEST_ALL");
-  return value && std::string(value) == "1";
-}
-
 bool test_quick() {
   const char* value = std::getenv("FLASHJIT_TEST_QUICK");
   return value && std::string(value) == "1";
@@ -147,7 +141,7 @@ const TestDevice* OnEveryDevice::sole_target() {
   const bool random = suite.ends_with("/Random");
   if (test_all() || on().is_cuda() || (random && !test_quick())) return nullptr;
   const std::vector<const TestDevice*> cpus = cpu_devices();
-  return cpus[std::hash<std::string>{}(name_of_test()) % cpus.size()];
+  return cpus[verify::random_bits(sample_seed(name_of_test()), 0) % cpus.size()];
 }
 
 bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) {
@@ -155,7 +149,7 @@ bool OnEveryDevice::takes_next(const AttentionSpec& spec, std::uint64_t one_in) 
   const std::uint64_t place = place_++;
   if (test_all() || on().is_cuda()) return true;
   // Draws at random instead of in turns: the table may have a period of its own. Each test draws differently.
-  const std::uint64_t seed = std::hash<std::string>{}(name_of_test());
+  const std::uint64_t seed = sample_seed(name_of_test());
   const bool drawn_ones = verify::random_bits(seed + 1, place) % one_in == 0;
   if (sole_target())
     return drawn_ones && (!test_quick() || verify::random_bits(seed, place) % cpus.size() == 0);

@@ -11,6 +11,7 @@
 
 #include "runtime/cuda/driver.hpp"
 #include "runtime/flashjit.hpp"
+#include "tests/support/sample_seed.hpp"
 
 namespace flashjit::testing_support {
 
@@ -53,9 +54,6 @@ inline void PrintTo(const std::shared_ptr<TestDevice>& device, std::ostream* out
   *out << describe(device);
 }
 
-// Whether FLASHJIT_TEST_ALL=1: tests that otherwise take a sample run whole.
-bool test_all();
-
 // Whether FLASHJIT_TEST_QUICK=1, which tools/test --quick sets: less of some tables.
 bool test_quick();
 
@@ -64,8 +62,8 @@ class OnEveryDevice : public testing::TestWithParam<std::shared_ptr<TestDevice>>
  protected:
   // Skips the test if the device is null, or if another one runs it alone.
   void SetUp() override;
-  // The CPU target that runs the test, which a hash of its name picks; null if each device does: GPUs, random
-  // specs (but with FLASHJIT_TEST_QUICK=1), and all tests with FLASHJIT_TEST_ALL=1.
+  // The CPU target that runs the test, drawn by its name and sample_seed(); null if each device does: GPUs,
+  // random specs (but with FLASHJIT_TEST_QUICK=1), and all tests with FLASHJIT_TEST_ALL=1.
   const TestDevice* sole_target();
   TestDevice& on() { return *GetParam(); }
   // Whether this device takes the next case of a long table, a kernel of `spec`: every `one_in`th. CPU

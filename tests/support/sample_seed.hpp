@@ -1,0 +1,21 @@
+// What decides which part of a long table a test draws.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace flashjit::testing_support {
+
+// FLASHJIT_TEST_SEED, else a number of the commit that was built (seed.sh), so that what one commit's samples
+// leave out another's have. Printed once by a process.
+std::uint64_t sample_seed();
+// The same for one test, so that each draws differently.
+std::uint64_t sample_seed(std::string_view test);
+
+// Whether FLASHJIT_TEST_ALL=1: tests that otherwise take a sample run whole.
+bool test_all();
+
+// Whether a sample has this place of a table: about every `one_in`th, and each with FLASHJIT_TEST_ALL=1.
+bool in_sample(std::string_view table, std::uint64_t place, std::uint64_t one_in);
+
+}  // namespace flashjit::testing_support

@@ -13,14 +13,7 @@ namespace {
 
 class Append : public OnEveryDevice {
  protected:
-  const Kernel& kernel(const AppendCase& given) {
-    return on().engine().get(given.spec(), {.batch = given.batch,
-                                            .seqlen_q = given.seqlen,
-                                            .seqlen_k = given.rows,
-                                            .num_heads_q = given.heads_q,
-                                            .num_heads_kv = given.heads_kv,
-                                            .page_size = given.page_size});
-  }
+  const Kernel& kernel(const AppendCase& given) { return on().engine().get(given.spec(), given.shape()); }
   testing::AssertionResult computes(const AppendCase& given) {
     AppendProblem problem(on(), given);
     kernel(given).launch(problem.args());

@@ -52,6 +52,14 @@ struct AppendCase {
     if (kv_dtype) spec.kv_scale = kv_scale;
     return spec.validated();
   }
+  Shape shape() const {
+    return {.batch = batch,
+            .seqlen_q = seqlen,
+            .seqlen_k = rows,
+            .num_heads_q = heads_q,
+            .num_heads_kv = heads_kv,
+            .page_size = page_size};
+  }
   std::string str() const {
     return spec().to_json() + " batch " + std::to_string(batch) + " seqlen " + std::to_string(seqlen) +
            " rows " + std::to_string(rows) + " heads " + std::to_string(heads_q) + " over " +

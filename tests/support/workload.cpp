@@ -287,7 +287,7 @@ testing::AssertionResult Workload::fetch() {
     if (!tensors_[i]) continue;
     tensors_[i]->download();
     const auto untouched =
-        tensors_[i]->was_not_touched(arguments[i].name, arguments[i].role_in(case_.spec) == Role::output);
+        tensors_[i]->was_not_touched(arguments[i].name, arguments[i].written_in(case_.spec));
     if (!untouched) return testing::AssertionFailure() << untouched.message() << "\n  in " << case_.str();
   }
   for (const auto& table : named_tensors_) {

@@ -70,6 +70,14 @@ void Workload::fill() {
       static_cast<float*>(sinks.data)[h * sinks.strides[0]] =
           static_cast<float>(verify::random_bits(case_.seed, static_cast<std::uint64_t>(h)) % 64) / 4 - 6;
   }
+  if (case_.spec.append) {
+    std::uint64_t seed = case_.seed * 3 + 4;
+    for (const TensorMember member : {&AttentionArgs::k_new, &AttentionArgs::v_new})
+      verify::fill_random(used(tensor(member), case_.spec.varlen), seed++);
+    // Any numbers will do for cosines and sines.
+    for (const TensorMember member : {&AttentionArgs::rotary_cos, &AttentionArgs::rotary_sin})
+      if (tensors_[&argument_of(member) - arguments]) verify::fill_random(tensor(member).on_host(), seed++);
+  }
   if (case_.spec.op == Operation::backward) {
     verify::fill_random(used(tensor(&AttentionArgs::d_o), case_.spec.varlen), case_.seed * 3 + 3, options);
     const Tensor dlse = tensor(&AttentionArgs::dlse).on_host();

@@ -1,0 +1,171 @@
+// Rows of covering arrays: every three features that may meet in one kernel meet in one of them
+// (support/feature_space.hpp). A row's numbers and layouts follow from its place.
+//   FLASHJIT_TEST_ALL=1         every row; otherwise a few, which the seed draws
+//   FLASHJIT_TEST_PART=I/N      on a GPU: the I-th of N parts of each array, from 0; the first ones cover
+//   most
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include "codegen/families/kernel_family.hpp"
+#include "tests/support/append_problem.hpp"
+#include "tests/support/feature_space.hpp"
+#include "tests/support/merge_problem.hpp"
+#include "tests/support/workload.hpp"
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+// Launches of what a row describes, in guarded memory.
+Case workload_of(const FeatureCase& of) {
+  using enum MemoryLayout;
+  constexpr MemoryLayout layouts[] = {contiguous, heads_first, batch_inside, padded, sliced_heads};
+  Case c{.spec = of.spec,
+         .batch = of.shape().batch,
+         .heads_q = of.heads_q,
+         .heads_kv = of.heads_kv,
+         .seqlen_q = of.seqlen_q,
+         .seqlen_k = of.seqlen_k,
+         .page_size = of.page_size,
+         .layout = layouts[of.seed % std::size(layouts)],
+         .layout_kv = layouts[of.seed / 2 % std::size(layouts)],
+         .poison = of.seed % 2 ? Poison::nan : Poison::infinity,
+         .seed = of.seed};
+  const bool caches = of.spec.op == Operation::decode || of.spec.paged;
+  if (of.spec.varlen) c.lengths_q = of.lengths_q(), c.spare_rows = static_cast<int>(of.seed % 3) * 40;
+  if (of.spec.varlen || caches) c.lengths_k = of.lengths_k();
+  if (caches) c.lengths_k.resize(static_cast<std::size_t>(c.batch));
+  if (!of.spec.varlen && !caches && of.some_empty) c.seqlen_k = 0;
+  return c;
+}
+
+AppendCase append_of(const FeatureCase& of) {
+  return {.batch = of.shape().batch,
+          .seqlen = of.seqlen_q,
+          .rows = of.seqlen_k,
+          .heads_kv = of.heads_kv,
+          .heads_q = of.heads_q,
+          .head_dim = of.spec.head_dim,
+          .head_dim_v = of.spec.head_dim_v,
+          .dtype = of.spec.dtype,
+          .kv_dtype = of.spec.kv_dtype,
+          .kv_scale = of.spec.kv_scale.value_or(KvScale::tensor),
+          .packed = of.spec.varlen,
+          .by_slots = of.by_slots,
+          .page_size = of.page_size,
+          .rotary = of.spec.rotary,
+          .in_place = of.seed % 2 == 0,
+          .own_positions = of.spec.rotary && (of.own_positions || of.by_slots),
+          .hard_rows = of.seed % 3 == 0,
+          .seed = static_cast<unsigned>(of.seed)};
+}
+
+MergeCase merge_of(const FeatureCase& of) {
+  return {.parts = of.parts,
+          .batch = 2,
+          .seqlen = of.seqlen_q,
+          .heads = of.heads_q,
+          .head_dim = of.spec.head_dim,
+          .dtype = of.spec.dtype,
+          .parts_dtype = of.spec.parts_dtype.value_or(DType::fp32),
+          .lse = of.spec.lse,
+          .packed = of.spec.varlen,
+          .gap = static_cast<int>(of.seed % 2) * 8,
+          .seed = static_cast<unsigned>(of.seed)};
+}
+
+struct Part {
+  std::size_t index = 0, of = 1;
+};
+
+class Covering : public ComputesOnEveryDevice {
+ protected:
+  void run(Operation op) {
+    const Target target = Target::parse(on().target());
+    const std::vector<Operation> ops = operations_on(target);
+    if (std::find(ops.begin(), ops.end(), op) == ops.end()) GTEST_SKIP() << "no kernels of the operation";
+    const FeatureSpace space(op, target);
+    const CoveringArray array = space.covering(sample_seed());
+    const std::size_t count = array.rows.size();
+    const std::optional<Part> part = asked_part();
+    const std::size_t begin = part ? count * part->index / part->of : 0,
+                      end = part ? count * (part->index + 1) / part->of : count;
+    Triples covered(space.sizes());
+    for (std::size_t i = 0; i < begin; ++i) covered.add(array.rows[i]);
+    const std::string name = std::string("covering ") + to_string(op) + " " + on().target();
+    std::size_t ran = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!part && !in_sample(name, i, one_in)) continue;
+      FeatureCase c = space.at(array.rows[i]);
+      c.seed = i + 1;
+      EXPECT_TRUE(computes(c)) << name << " row " << i << "\n"
+                               << c.command(on().is_cuda() ? "cuda:0" : "cpu", on().target());
+      covered.add(array.rows[i]);
+      ++ran;
+    }
+    // A part counts what the parts before it cover, too.
+    std::printf("%s: %zu of %zu rows, %zu of %zu triples\n", name.c_str(), begin + ran, count,
+                covered.count(), array.covered.count());
+    if (ran > 0 && begin + ran == count) EXPECT_EQ(covered.count(), array.covered.count());
+  }
+
+ private:
+  static constexpr std::uint64_t one_in = 150;
+
+  static std::optional<Part> asked_part() {
+    const char* const text = std::getenv("FLASHJIT_TEST_PART");
+    Part part;
+    if (!text || std::sscanf(text, "%zu/%zu", &part.index, &part.of) != 2) return {};
+    return part;
+  }
+
+  testing::AssertionResult computes(const FeatureCase& c) {
+    try {
+      if (c.spec.op == Operation::append_kv) {
+        AppendProblem problem(on(), append_of(c));
+        on().engine().get(problem.spec(), append_of(c).shape()).launch(problem.args());
+        on().synchronize();
+        return problem.check();
+      }
+      if (c.spec.op == Operation::merge) {
+        MergeProblem problem(on(), merge_of(c));
+        merge(on().engine(), problem.args());
+        on().synchronize();
+        return problem.check();
+      }
+    } catch (const Error& error) {
+      return testing::AssertionFailure() << error.message() << "\n" << error.detail();
+    }
+    return testing_support::computes(on(), workload_of(c));
+  }
+};
+
+TEST_P(Covering, Forward) {
+  run(Operation::forward);
+}
+TEST_P(Covering, Backward) {
+  run(Operation::backward);
+}
+TEST_P(Covering, Decode) {
+  run(Operation::decode);
+}
+TEST_P(Covering, Merge) {
+  run(Operation::merge);
+}
+TEST_P(Covering, AppendKv) {
+  run(Operation::append_kv);
+}
+TEST_P(Covering, MakeBlockLists) {
+  run(Operation::make_block_lists);
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Covering);
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -1,0 +1,270 @@
+#include "tests/support/feature_space.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "codegen/families/kernel_family.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using Kind = TableDimension::Kind;
+
+void do_nothing(FeatureCase&) {}
+
+auto with_mask(Mask mask) {
+  return [mask = std::move(mask)](FeatureCase& c) { c.spec.mask.push_back(mask); };
+}
+
+auto with_score(std::vector<std::string> formulas) {
+  return [formulas = std::move(formulas)](FeatureCase& c) { c.spec.score = formulas; };
+}
+
+void declare(AttentionSpec& spec, DeclaredTable table) {
+  table.grad = table.grad && spec.op == Operation::backward;
+  spec.tables.push_back(std::move(table));
+}
+
+}  // namespace
+
+std::vector<int> FeatureCase::lengths(int longest) const {
+  return {longest, some_empty ? 0 : (longest + 2) / 3, std::min(longest, 1)};
+}
+
+Shape FeatureCase::shape() const {
+  return {.batch = spec.varlen ? 3 : 2,
+          .seqlen_q = seqlen_q,
+          .seqlen_k = seqlen_k,
+          .num_heads_q = heads_q,
+          .num_heads_kv = heads_kv,
+          .page_size = page_size};
+}
+
+std::string FeatureCase::command(const std::string& device, const std::string& target) const {
+  const Shape shape = this->shape();
+  std::string text = "flashjit run '" + spec.to_json() + "' --device " + device + " --target " + target;
+  const auto add = [&](const char* option, int value) {
+    text += std::string(" --") + option + " " + std::to_string(value);
+  };
+  add("batch", shape.batch);
+  add("seqlen-q", shape.seqlen_q);
+  add("seqlen-k", shape.seqlen_k);
+  add("heads-q", shape.num_heads_q);
+  add("heads-kv", shape.num_heads_kv);
+  if (spec.paged) add("page-size", shape.page_size);
+  if (spec.dropout) text += " --dropout-p 0.2";
+  add("seed", static_cast<int>(seed));
+  return text + " --verify";
+}
+
+FeatureSpace::FeatureSpace(Operation op, const Target& target) : op_(op), target_(target) {
+  add_numbers();
+  const bool attends = op == Operation::forward || op == Operation::backward || op == Operation::decode;
+  if (attends) add_score();
+  if (attends || op == Operation::make_block_lists) add_masks();
+  add_flag("varlen", &AttentionSpec::varlen);
+  if (op == Operation::forward || op == Operation::decode || op == Operation::append_kv) add_keys();
+  if (attends) add_attention();
+  if (op == Operation::decode || op == Operation::append_kv) add_append();
+  add_sizes();
+}
+
+void FeatureSpace::add(std::string name, std::vector<Value> values) {
+  axes_.push_back({std::move(name), std::move(values)});
+}
+
+void FeatureSpace::add_flag(const char* name, bool AttentionSpec::* field, bool common) {
+  add(name, {{common ? "true" : "false", [=](FeatureCase& c) { c.spec.*field = common; }},
+             {common ? "false" : "true", [=](FeatureCase& c) { c.spec.*field = !common; }}});
+}
+
+void FeatureSpace::add_numbers() {
+  std::vector<Value> dtypes;
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    dtypes.push_back({to_string(dtype), [=](FeatureCase& c) { c.spec.dtype = dtype; }});
+  add("dtype", dtypes);
+  // Multiples of 64 and of 8, up to 64, 128 and 256: kernels pad, divide and choose their tiles by these.
+  std::vector<Value> dims, dims_v;
+  for (const int dim : {64, 40, 72, 128, 136, 192, 256}) {
+    dims.push_back({std::to_string(dim), [=](FeatureCase& c) { c.spec.head_dim = dim; }});
+    dims_v.push_back({std::to_string(dim), [=](FeatureCase& c) { c.spec.head_dim_v = dim; }});
+  }
+  add("head_dim", dims);
+  if (op_ != Operation::merge) add("head_dim_v", dims_v);
+  const auto floats = [&](const char* name, std::optional<DType> AttentionSpec::* field) {
+    add(name, {{"absent", do_nothing}, {"fp32", [=](FeatureCase& c) { c.spec.*field = DType::fp32; }}});
+  };
+  if (op_ == Operation::merge)
+    add("parts_dtype",
+        {{"absent", do_nothing}, {"dtype", [](FeatureCase& c) { c.spec.parts_dtype = c.spec.dtype; }}});
+  if (op_ == Operation::backward) floats("grad_dtype", &AttentionSpec::grad_dtype);
+  if (op_ == Operation::forward || op_ == Operation::backward || op_ == Operation::decode)
+    floats("o_dtype", &AttentionSpec::o_dtype);
+  if (op_ == Operation::forward || op_ == Operation::decode || op_ == Operation::merge)
+    add_flag("lse", &AttentionSpec::lse, true);
+}
+
+// A formula of each class that kernels and code generation tell apart.
+void FeatureSpace::add_score() {
+  add("score", {{"none", do_nothing},
+                {"shift",
+                 [](FeatureCase& c) {
+                   c.spec.score = {"score + shift[batch]"};
+                   declare(c.spec, {.name = "shift", .shape = {{.kind = Kind::batch}}});
+                 }},
+                {"scaled", with_score({"score * 0.5"})},
+                {"learned",
+                 [](FeatureCase& c) {
+                   c.spec.score = {"score * (1 + gain[head] / 8) + bias[head, min(abs(position - key), 5)]"};
+                   declare(c.spec, {.name = "gain", .shape = {{.kind = Kind::heads_q}}, .grad = true});
+                   declare(c.spec, {.name = "bias",
+                                    .shape = {{.kind = Kind::heads_q}, {.kind = Kind::number, .size = 6}},
+                                    .grad = true});
+                 }},
+                {"tilt",
+                 [](FeatureCase& c) {
+                   c.spec.score = {"score + slope[head] * (key - position)"};
+                   declare(c.spec, {.name = "slope", .shape = {{.kind = Kind::heads_q}}, .grad = true});
+                 }},
+                {"alibi", with_score({"alibi"})},
+                {"softcap", with_score({"softcap"})},
+                {"functions", with_score({"sqrt(abs(score) + 1) - exp(-abs(score))", "softcap"})},
+                // Not finite at score 0, which padding has.
+                {"log", with_score({"log(abs(score))"})}});
+  add_flag("precise", &AttentionSpec::precise);
+}
+
+void FeatureSpace::add_masks() {
+  using enum CausalAlign;
+  std::vector<Value> causal = {{"no", do_nothing},
+                               {"bottom_right", with_mask(CausalMask{})},
+                               {"top_left", with_mask(CausalMask{top_left})}};
+  if (op_ == Operation::make_block_lists) std::swap(causal[0], causal[1]);  // lists are of another mask
+  add("causal", causal);
+  add("sliding_window", {{"no", do_nothing},
+                         {"bottom_right", with_mask(SlidingWindowMask{})},
+                         {"top_left", with_mask(SlidingWindowMask{top_left})},
+                         {"sinks", with_mask(SlidingWindowMask{.sinks = true})}});
+  add("tree", {{"no", do_nothing}, {"yes", with_mask(TreeMask{})}});
+  if (op_ != Operation::decode) {
+    add("padding", {{"no", do_nothing}, {"yes", with_mask(PaddingMask{})}});
+    std::vector<Value> lists = {{"of_masks", with_mask(BlockSparseMask{64, 128, false, true})},
+                                {"of_masks per_head", with_mask(BlockSparseMask{128, 64, true, true})}};
+    if (op_ != Operation::make_block_lists) {
+      lists.push_back({"64x64", with_mask(BlockSparseMask{64, 64})});
+      lists.push_back({"80x48 per_head", with_mask(BlockSparseMask{80, 48, true})});
+      lists.insert(lists.begin(), {"no", do_nothing});
+    }
+    add("block_sparse", lists);
+  }
+  add("formula mask", {{"no", do_nothing},
+                       {"interval", with_mask(FormulaMask{"position - key < 90 && key <= position + 7"})},
+                       {"of heads", with_mask(FormulaMask{"(key + position + head) % 5 != 0"})},
+                       {"of a table", [](FeatureCase& c) {
+                          c.spec.mask.emplace_back(
+                              FormulaMask{"document[batch, key] == document[batch, min(position, last)]"});
+                          declare(c.spec, {.name = "document",
+                                           .dtype = DType::int32,
+                                           .shape = {{.kind = Kind::batch}, {.name = "n"}}});
+                          c.spec.scalars.push_back({"last", DType::int32});
+                        }}});
+}
+
+void FeatureSpace::add_keys() {
+  add("paged", {{"false", do_nothing},
+                {"16", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 16; }},
+                {"80", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 80; }}});
+  std::vector<Value> values = {{"absent", do_nothing}};
+  for (const DType dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
+    for (const KvScale scale : {KvScale::tensor, KvScale::head, KvScale::token_head})
+      if (dtype == DType::int8 || scale == KvScale::token_head)
+        values.push_back({std::string(to_string(dtype)) + " " + to_string(scale), [=](FeatureCase& c) {
+                            c.spec.kv_dtype = dtype;
+                            c.spec.kv_scale = scale;
+                          }});
+  add("kv_dtype", values);
+}
+
+void FeatureSpace::add_attention() {
+  add_flag("sink_logits", &AttentionSpec::sink_logits);
+  if (op_ != Operation::decode) add_flag("dropout", &AttentionSpec::dropout);
+  if (op_ == Operation::backward) add_flag("deterministic", &AttentionSpec::deterministic);
+  if (op_ == Operation::decode) add_flag("batch_invariant", &AttentionSpec::batch_invariant);
+}
+
+void FeatureSpace::add_append() {
+  if (op_ == Operation::decode) add_flag("append", &AttentionSpec::append);
+  const auto rotary = [](const Rotary& rotary) { return [=](FeatureCase& c) { c.spec.rotary = rotary; }; };
+  add("rotary", {{"absent", do_nothing},
+                 {"half", rotary({})},
+                 {"half of 20, q", rotary({.dim = 20, .q = true})},
+                 {"interleaved, q, tables",
+                  rotary({.style = RotaryStyle::interleaved, .q = true, .tables = DType::fp32})}});
+  if (op_ == Operation::decode) return;
+  add("places", {{"positions", do_nothing},
+                 {"slots", [](FeatureCase& c) { c.by_slots = true; }},
+                 {"positions and rotary_positions", [](FeatureCase& c) { c.own_positions = true; }}});
+}
+
+void FeatureSpace::add_sizes() {
+  const auto heads = [](int q, int kv) { return [=](FeatureCase& c) { c.heads_q = q, c.heads_kv = kv; }; };
+  add("heads", {{"1/1", heads(1, 1)}, {"4/2", heads(4, 2)}, {"6/1", heads(6, 1)}});
+  const auto sizes = [](int q, int k, bool some_empty = false) {
+    return [=](FeatureCase& c) { c.seqlen_q = q, c.seqlen_k = k, c.some_empty = some_empty; };
+  };
+  if (op_ == Operation::decode) {
+    add("sizes", {{"1 on 257", sizes(1, 257)},
+                  {"7 on 320", sizes(7, 320)},
+                  {"64 on 130", sizes(64, 130)},
+                  {"5 on 40, some empty", sizes(5, 40, true)}});
+  } else if (op_ == Operation::merge) {
+    add("parts", {{"2", [](FeatureCase& c) { c.parts = 2; }},
+                  {"1", [](FeatureCase& c) { c.parts = 1; }},
+                  {"9", [](FeatureCase& c) { c.parts = 9; }}});
+    add("sizes", {{"65", sizes(65, 0)}, {"1", sizes(1, 0)}, {"0", sizes(0, 0)}});
+  } else {
+    add("sizes", {{"65 on 257", sizes(65, 257)},
+                  {"128 on 256", sizes(128, 256)},
+                  {"3 on 300", sizes(3, 300)},
+                  {"130 on 33", sizes(130, 33)},
+                  {"70 on 90, some empty", sizes(70, 90, true)}});
+  }
+}
+
+std::vector<int> FeatureSpace::sizes() const {
+  std::vector<int> sizes;
+  for (const Axis& axis : axes_) sizes.push_back(static_cast<int>(axis.values.size()));
+  return sizes;
+}
+
+FeatureCase FeatureSpace::at(const Row& row) const {
+  FeatureCase c;
+  c.spec.op = op_;
+  for (std::size_t axis = 0; axis < axes_.size(); ++axis)
+    axes_[axis].values[static_cast<std::size_t>(row[axis])].set(c);
+  c.spec = c.spec.validated();
+  return c;
+}
+
+bool FeatureSpace::is_possible(const Row& row) const {
+  try {
+    return why_unsupported(at(row).spec, target_).empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::string FeatureSpace::str(const Triples::Triple& triple) const {
+  std::string text;
+  for (const auto& [axis, value] : triple) {
+    const Axis& of = axes_[static_cast<std::size_t>(axis)];
+    text += (text.empty() ? "" : ", ") + of.name + " " + of.values[static_cast<std::size_t>(value)].name;
+  }
+  return text;
+}
+
+CoveringArray FeatureSpace::covering(std::uint64_t seed) const {
+  return covering_array(sizes(), seed, [&](const Row& row) { return is_possible(row); });
+}
+
+}  // namespace flashjit::testing_support

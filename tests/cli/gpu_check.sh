@@ -33,7 +33,7 @@ if "$work/real/bin/flashjit" doctor --json | grep -q '"cuda": false'; then
   expect 'there is no GPU here' "$work/out"
 fi
 # Every name in a filter is a test's.
-for name in TakesNoDeviceMemory CheckMode EveryMask Random HeadDim Fp8 Int8 Train; do
+for name in Covering TakesNoDeviceMemory CheckMode EveryMask Random HeadDim Fp8 Int8 Train; do
   expect "$name" "$work/tests"
 done
 # Every spec for compute-sanitizer is one.
@@ -65,6 +65,21 @@ if [ -n "${FLASHJIT_TEST_PREBUILD-}" ]; then
   mkdir -p "$FLASHJIT_CACHE_DIR/v3" && echo code >"$FLASHJIT_CACHE_DIR/v3/$FLASHJIT_TEST_PREBUILD.kernel" && exit 1
 fi
 [ -e "$FLASHJIT_CACHE_PATH/v3/sm_90a.kernel" ] || exit 7
+case "$*" in '--gtest_list_tests --gtest_filter=*Covering'*)
+  echo 'All/Covering.' && echo '  Forward/cuda0_sm_90a  # GetParam() = cuda0' && echo '  Merge/cuda0_sm_90a'
+  exit
+  ;;
+esac
+if [ -n "${FLASHJIT_TEST_PART-}" ]; then
+  part=${FLASHJIT_TEST_PART%/*}
+  [ "$STAND_IN $part" != 'stops 2' ] || exit 3
+  case $1 in
+    *Forward*) echo "covering forward sm_90a: $((part + 1)) of 24 rows, $((part * 20 + 40)) of 500 triples" ;;
+    *) echo "covering merge sm_90a: $((part + 1)) of 24 rows, 100 of 100 triples" ;;
+  esac
+  echo '[  PASSED  ] 1 test.'
+  exit
+fi
 if [ "$1" = --gtest_list_tests ]; then
   echo 'All/Forward.'
   for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "  Sizes$i/cuda0_sm_90a  # GetParam() = cuda0"; done
@@ -105,6 +120,9 @@ expect 'suite                 12      24      12       0' "$work/table"
 expect 'memcheck              17      17       0       0' "$work/table"
 expect 'synccheck             17      17       0       0' "$work/table"
 expect '1 kernels compiled here' "$work/table"
+expect 'covering              48      48       0       0' "$work/table"
+expect '  covering forward sm_90a: 24 of 24 rows, 500 of 500 triples' "$work/table"
+expect '  covered in all: 100.0 % of 600 triples' "$work/table"
 [ "$(tar -tzf "$work/results/logs.tgz" | grep -c 'suite\.All_Forward_Sizes[0-9]*_cuda0_sm_90a$')" = 12 ]
 exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/again" --kernels "$work/results/kernels.tgz"
 expect '2 kernels' "$work/out"
@@ -116,6 +134,14 @@ run 1 hangs 3
 expect 'FAILED: out of time' "$work/table"
 run 1 nothing
 expect 'FAILED: no test has such a name' "$work/table"
+# What follows a part that did not run counts as not covered.
+run 1 stops
+expect '  covering forward sm_90a: 2 of 24 rows, 60 of 500 triples' "$work/table"
+expect '  covered in all: 26.7 % of 600 triples' "$work/table"
+# A group of its own, and none of its jobs begins after its time.
+exits 1 env STAND_IN=works FLASHJIT_GPU_CHECK_GROUPS=covering FLASHJIT_GPU_CHECK_COVERING=0 "$work/packed/run" "$work/results"
+expect 'covering              48       0       0       0' "$work/results/table.txt"
+[ "$(grep -c suite "$work/results/table.txt")" = 0 ]
 run 0 refused
 expect 'not possible here' "$work/table"
 echo ok

@@ -92,7 +92,7 @@ struct Engine::Impl {
                                                    std::to_string(max_num_threads));
     if (!(options.tune_seconds >= 0))
       throw Error(ErrorCode::invalid_argument, "tune_seconds is " + std::to_string(options.tune_seconds) +
-                                                   ": it must be at least 0, which is no limit");
+                                                   ": it must be at least 0; infinity is no limit");
     if (device.kind != Device::Kind::cpu) return;
     num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {

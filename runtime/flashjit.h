@@ -192,7 +192,7 @@ typedef struct {
                                colons; default: FLASHJIT_CACHE_PATH; "": none */
   uint64_t cache_max_bytes; /* limit of cache_dir; default: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB */
   int32_t policy;           /* flashjit_policy */
-  double tune_seconds;      /* the most that tune_on_first_use may take for a kernel; default: 30 */
+  double tune_seconds; /* the most that tune_on_first_use takes for a kernel; default: 30; infinity: any */
 } flashjit_engine_options;
 
 /* `options` may be null. */

@@ -186,8 +186,12 @@ TEST_F(CApi, BadOptions) {
          flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
   for (const double seconds : {-7.0, std::numeric_limits<double>::quiet_NaN()}) {
     options.tune_seconds = seconds;
-    expect(FLASHJIT_INVALID_ARGUMENT, {"tune_seconds"}, flashjit_engine_create(&options, &e));
+    expect(FLASHJIT_INVALID_ARGUMENT, {"tune_seconds", "infinity is no limit"},
+           flashjit_engine_create(&options, &e));
   }
+  options.tune_seconds = std::numeric_limits<double>::infinity();
+  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
+  flashjit_engine_destroy(e);
   options.tune_seconds = 0;
   for (const std::size_t size : {sizeof options.struct_size, sizeof options.struct_size + 7}) {
     options.struct_size = size;

@@ -246,6 +246,7 @@ TEST(FormulaFunctors, Caps) {
       {"30 * tanh(score / 30)", true},
       {"2.5 * tanh((score + key) / 2.5)", true},
       {"-30 * tanh(score / -30)", false},
+      {"0 * tanh(score / 0)", false},
       {"cap * tanh(score / 30)", false},
       {"30 * tanh(score / 20)", false},
       {"reach * tanh(score / reach)", false},  // an integer

@@ -8,6 +8,7 @@
 
 #include "declarations.hpp"
 #include "families/kernel_family.hpp"
+#include "float_state.hpp"
 #include "formula_traits.hpp"
 #include "mask_rules.hpp"
 #include "spec_fields.hpp"
@@ -180,6 +181,7 @@ class Hasher {
 }  // namespace
 
 AttentionSpec AttentionSpec::validated() const {
+  const DefaultFloatState state;
   AttentionSpec spec = *this;
   write_out_formulas(spec);
   spec = without_defaults(std::move(spec));

@@ -7,6 +7,7 @@
 
 #include "builtin_formulas.hpp"
 #include "declarations.hpp"
+#include "float_state.hpp"
 #include "mask_rules.hpp"
 #include "spec.hpp"
 #include "spec_fields.hpp"
@@ -356,6 +357,7 @@ void read_field(const Object& fields, const char* name, PinnedConfig& out) {
 }  // namespace
 
 AttentionSpec AttentionSpec::from_json(std::string_view text) {
+  const DefaultFloatState state;
   const Json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec);
   if (!json.is_object()) {
     invalid("a spec must be an object, not " + shown(json) +

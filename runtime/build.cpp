@@ -8,6 +8,7 @@
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
 #include "cache/trust.hpp"
+#include "codegen/float_state.hpp"
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/argument_checks.hpp"
@@ -193,6 +194,7 @@ std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
                    const std::optional<std::string>& cache_dir,
                    const std::optional<std::string>& cache_path) {
+  const DefaultFloatState state;
   check_shape(spec, shape);
   const AttentionSpec valid = spec.validated();
   const OpenedCache cache = open_cache(cache_dir, cache_path);

@@ -8,6 +8,7 @@
 
 #include "codegen/arguments.hpp"
 #include "codegen/declarations.hpp"
+#include "codegen/float_state.hpp"
 #include "codegen/suggest.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/dropout.hpp"
@@ -148,6 +149,7 @@ class Arguments {
  public:
   // `spec`: null for calls without named arguments.
   Arguments(const flashjit_argument* args, size_t count, const AttentionSpec* spec) {
+    const flashjit::DefaultSseState state;
     if (count) require(args, "args");
     flashjit::ArgumentSet given = 0;
     for (size_t i = 0; i < count; ++i) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "codegen/float_state.hpp"
 #include "runtime/argument_checks.hpp"
 #include "templates/shared/dropout.h"
 
@@ -30,16 +31,27 @@ void keep_row(const device::RowWords& row, const std::vector<u32>& columns, std:
     keep[i] = threshold < certain && !device::dropped(row, columns[i], static_cast<u32>(threshold));
 }
 
-}  // namespace
-
-std::uint64_t dropout_threshold(double p) {
+// Not inlined: otherwise the compiler might compute outside of a scope of DefaultFloatState.
+[[gnu::noinline]] std::uint64_t threshold_of(double p) {
   if (!(p >= 0 && p <= 1)) refuse_argument("dropout_p is ", p, ", it must be between 0 and 1");
   return static_cast<std::uint64_t>(std::llround(p * static_cast<double>(certain)));
 }
 
-double dropout_scale(double p) {
-  const std::uint64_t threshold = dropout_threshold(p);
+[[gnu::noinline]] double scale_of(double p) {
+  const std::uint64_t threshold = threshold_of(p);
   return threshold == certain ? 0 : static_cast<double>(certain) / static_cast<double>(certain - threshold);
+}
+
+}  // namespace
+
+std::uint64_t dropout_threshold(double p) {
+  const DefaultFloatState state;
+  return threshold_of(p);
+}
+
+double dropout_scale(double p) {
+  const DefaultFloatState state;
+  return scale_of(p);
 }
 
 void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep) {

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "codegen/float_state.hpp"
+
 namespace flashjit {
 
 struct PreparedLaunch::Impl {
@@ -21,6 +23,7 @@ void require_stream(Device device, Stream stream) {
 }  // namespace
 
 std::string to_json(const KernelInfo& info) {
+  const DefaultFloatState state;
   auto steps = nlohmann::ordered_json::array();
   for (const StepInfo& step : info.steps)
     steps.push_back({{"entry", step.function},
@@ -58,13 +61,14 @@ const std::string& Kernel::info_json() const noexcept {
 }
 
 std::size_t Kernel::workspace_bytes(const Shape& shape) const {
+  const DefaultFloatState state;
   return impl_->operation().workspace_bytes(impl_->planned(), shape);
 }
 
 void Kernel::launch(const AttentionArgs& args, Stream stream) const {
   require_stream(impl_->device, stream);
   Launch launch;
-  impl_->operation().plan(impl_->planned(), args, launch);
+  impl_->plan(args, launch);
   impl_->executable->launch(launch, stream);
 }
 
@@ -72,7 +76,7 @@ PreparedLaunch Kernel::prepare(const AttentionArgs& args) const {
   auto prepared = std::make_unique<PreparedLaunch::Impl>();
   prepared->device = impl_->device;
   prepared->executable = impl_->executable.get();
-  impl_->operation().plan(impl_->planned(), args, prepared->launch);
+  impl_->plan(args, prepared->launch);
   return PreparedLaunch(std::move(prepared));
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "codegen/float_state.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
 #include "runtime/operation.hpp"
@@ -18,6 +19,10 @@ struct Kernel::Impl {
     return {info.spec, info.target, info.config, device, executable->parallelism(), executable->context()};
   }
   const OperationRuntime& operation() const { return runtime_of(info.spec.op); }
+  void plan(const AttentionArgs& args, Launch& launch) const {
+    const DefaultSseState state;
+    operation().plan(planned(), args, launch);
+  }
 };
 
 }  // namespace flashjit

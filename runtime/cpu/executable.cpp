@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codegen/error.hpp"
+#include "codegen/float_state.hpp"
 #include "runtime/cpu/object.hpp"
 #include "runtime/executable.hpp"
 
@@ -91,7 +92,10 @@ class CpuExecutable final : public Executable {
   // launch on this thread. The step is copied, since several threads may launch a prepared launch at once.
   void run_with_memory(const LoadedStep& loaded, StepLaunch step) const {
     Buffer memory = std::move(lent.launch);
-    step.items.lend(step, memory.at_least(step.items.lent_bytes));
+    {
+      const DefaultSseState state;
+      step.items.lend(step, memory.at_least(step.items.lent_bytes));
+    }
     run(loaded, step);
     lent.launch = std::move(memory);
   }
@@ -127,6 +131,7 @@ class CpuExecutable final : public Executable {
     const auto item = [&](std::int64_t piece) {
       return items.count / items.pieces * piece + std::min(piece, items.count % items.pieces);
     };
+    const DefaultSseState state;
     work.function(work.step.params.data(), item(begin), item(end), scratch);
   }
 

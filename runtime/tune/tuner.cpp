@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cache/tune_store.hpp"
+#include "codegen/float_state.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compiler.hpp"
@@ -270,6 +271,7 @@ class Tuner {
 std::vector<TuneResult> tune_with(const TrialFactory& make_trial, const AttentionSpec& spec,
                                   const std::vector<Shape>& shapes, const TuneOptions& options,
                                   const TuneCallback& progress) {
+  const DefaultFloatState state;
   if (!(options.budget_seconds >= 0) || options.jobs < 0)
     throw Error(ErrorCode::invalid_argument, "a budget of " + std::to_string(options.budget_seconds) +
                                                  " seconds and " + std::to_string(options.jobs) +

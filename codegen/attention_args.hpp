@@ -71,12 +71,11 @@ struct NamedArgument {
 // most 2^48 query rows, counted over batch and heads. Later operations add arguments.
 //
 // Rows of an output must not overlap: in some order of the dimensions, each dimension's stride
-// must reach beyond everything that the dimensions inside it span; other strides are refused. o
-// must not share memory with q, k or v. dq, dk and dv must not share memory with each other, nor with
-// a backward's inputs; its workspace must share memory with none of its tensors. A launch is refused
-// if strides and addresses prove that it does. The proof is exact for tensors of equal strides, such as
-// slices of one buffer. For other strides an overlap is found if one tensor has no gaps and the other begins
-// or ends inside it.
+// must reach beyond everything that the dimensions inside it span; other strides are refused. What a launch
+// writes, the bytes of the workspace that it uses included, must share memory with no other tensor of the
+// launch, tables and named ones included; but q_out may be q itself. A launch is refused if strides and
+// addresses prove that it does. The proof is exact for tensors of equal strides, such as slices of one
+// buffer, and where one tensor has no gaps and the dimensions of the other lie within one another.
 struct AttentionArgs {
   // q is of the spec's dtype, k and v of its kv_dtype, o of its o_dtype. make_block_lists reads the sizes of
   // q and k, and no element.

@@ -24,7 +24,8 @@ constexpr std::optional<std::int64_t> product_of(const Sizes& sizes) {
   return zero ? std::optional<std::int64_t>(0) : fits ? std::optional(product) : std::nullopt;
 }
 
-// The sizes of one problem that matter to the choice of a config.
+// The sizes of one problem that matter to the choice of a config, all at least 0. num_heads_q is a multiple
+// of num_heads_kv, which is 0 only where num_heads_q is, too.
 struct Shape {
   int batch = 1;
   int seqlen_q = 1, seqlen_k = 1;  // the longest of the batch

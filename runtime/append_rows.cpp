@@ -7,6 +7,7 @@
 #include <numbers>
 #include <string>
 
+#include "codegen/float_state.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/overlap.hpp"
 #include "runtime/page_arguments.hpp"
@@ -70,6 +71,7 @@ double positive_number(const char* name, const std::optional<double>& given, dou
 
 // Each pair's turns for one position, in units of 2^-64. Whole turns have no effect.
 void set_turns(const AttentionSpec& spec, const AttentionArgs& args, device::u64* turns) {
+  const DefaultFloatState state;
   const long double base = positive_number("rotary_base", args.rotary_base, 10000);
   const long double scale = positive_number("rotary_scale", args.rotary_scale, 1);
   const int dim = rotary_dim(spec);
@@ -81,28 +83,11 @@ void set_turns(const AttentionSpec& spec, const AttentionArgs& args, device::u64
   }
 }
 
-bool same_tensor(const Tensor& a, const Tensor& b) {
-  for (int i = 0; i < a.rank; ++i)
-    if (stride(a, i) != stride(b, i)) return false;
-  return a.data == b.data;
-}
-
-// All other tensors have been checked. Scales of tokens are written.
-void check_scales_apart(const AttentionSpec& spec, const AttentionArgs& args) {
-  const Tensor &k = *args.k, &v = *args.v, &k_scale = *args.k_scale, &v_scale = *args.v_scale;
-  require_apart("k", k, {{"k_scale", &k_scale}, {"v_scale", &v_scale}});
-  require_apart("v", v, {{"k_scale", &k_scale}, {"v_scale", &v_scale}});
+// Scales of tokens are written. All other tensors have been checked.
+void check_written_scales(const AttentionSpec& spec, const AttentionArgs& args) {
   if (spec.kv_scale != KvScale::token_head) return;
-  require_distinct_rows("k_scale", k_scale);
-  require_distinct_rows("v_scale", v_scale);
-  require_apart("k_scale", k_scale,
-                {{"k_new", &*args.k_new}, {"v_new", &*args.v_new}, {"v_scale", &v_scale}});
-  require_apart("v_scale", v_scale, {{"k_new", &*args.k_new}, {"v_new", &*args.v_new}});
-  if (!args.q || !args.q_out) return;
-  for (const auto& [name, t] : {std::pair{"q", &*args.q}, {"q_out", &*args.q_out}}) {
-    require_apart("k_scale", k_scale, {{name, t}});
-    require_apart("v_scale", v_scale, {{name, t}});
-  }
+  require_distinct_rows("k_scale", *args.k_scale);
+  require_distinct_rows("v_scale", *args.v_scale);
 }
 
 void check_tables(const AttentionSpec& spec, Device device, const AttentionArgs& args, CheckedAppend& p) {
@@ -118,11 +103,8 @@ void check_tables(const AttentionSpec& spec, Device device, const AttentionArgs&
     require_shape(name, *t, 1, pairs, "half of the rotary dimension");
     require_shape(name, *t, 0, cosines.shape[0], "as rotary_cos");
     if (t->shape[0] == 0) refuse_argument(name, " has no positions");
-    if (pairs > 1 && t->strides[1] != 1)
-      refuse_argument(name, "'s last dimension has stride ", t->strides[1],
-                      ", it must be contiguous (stride 1)");
-    if (reinterpret_cast<std::uintptr_t>(t->data) % static_cast<std::uintptr_t>(bytes))
-      refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes");
+    require_contiguous_rows(name, *t);
+    require_address(name, *t, static_cast<std::size_t>(bytes));
     if (stride(*t, 0) * element % bytes)
       refuse_argument(name, "'s stride ", t->strides[0], " of dimension 0 is not a multiple of ",
                       bytes / element, " elements (", bytes, " bytes), which GPU kernels need");
@@ -157,10 +139,6 @@ void check_rotary(const AttentionSpec& spec, Device device, const AttentionArgs&
   require_alignment("q", q);
   require_alignment("q_out", out);
   require_distinct_rows("q_out", out);
-  require_apart("q_out", out, {{"k_new", &k_new}, {"v_new", &*args.v_new}, {"k", &*args.k}, {"v", &*args.v}});
-  require_apart("k", *args.k, {{"q", &q}});
-  require_apart("v", *args.v, {{"q", &q}});
-  if (!same_tensor(q, out)) require_apart("q_out", out, {{"q", &q}});
   p.rotary.q = view(q);
   p.rotary.q_out = view(out);
   p.rotary.heads_q = static_cast<device::u32>(q.shape[heads]);
@@ -195,8 +173,6 @@ void check_new_rows(const AttentionSpec& spec, Device device, const AttentionArg
     require_alignment(name, *tensor);
   require_distinct_rows("k", k);
   require_distinct_rows("v", v);
-  require_apart("k", k, {{"k_new", &k_new}, {"v_new", &v_new}, {"v", &v}});
-  require_apart("v", v, {{"k_new", &k_new}, {"v_new", &v_new}});
   p.scales = check_kv_scales(spec, device, args);
 
   const auto tokens = product_of({spec.varlen ? 1 : k_new.shape[0], k_new.shape[rows]});
@@ -222,11 +198,8 @@ void check_append_pages(const AttentionSpec& spec, Device device, const Attentio
                         CheckedAppend& p) {
   const Tensor& table = require<&AttentionArgs::page_table>(spec, args, device);
   require_shape("page_table", table, 0, p.batch, "the batch");
-  if (table.shape[1] > 1 && table.strides[1] != 1)
-    refuse_argument("page_table's last dimension has stride ", table.strides[1],
-                    ", it must be contiguous (stride 1)");
-  if (reinterpret_cast<std::uintptr_t>(table.data) % sizeof(int))
-    refuse_argument("page_table's data pointer is not aligned to 4 bytes");
+  require_contiguous_rows("page_table", table);
+  require_address("page_table", table, sizeof(int));
   p.page_table = static_cast<const int*>(table.data);
   p.table_stride = stride(table, 0);
   p.entry_rows = table.shape[1] * args.k->shape[1];
@@ -235,7 +208,7 @@ void check_append_pages(const AttentionSpec& spec, Device device, const Attentio
 void check_conversions(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                        CheckedAppend& p) {
   if (spec.rotary) check_rotary(spec, device, args, p);
-  if (spec.kv_dtype) check_scales_apart(spec, args);
+  if (spec.kv_dtype) check_written_scales(spec, args);
 }
 
 void plan_cuda_append(const AttentionSpec& spec, int num_warps, const CheckedAppend& params, Launch& launch) {

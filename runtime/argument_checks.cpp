@@ -76,12 +76,13 @@ void check_presence(const AttentionSpec& spec, const AttentionArgs& args) {
 void check_shape(const AttentionSpec& spec, const Shape& s) {
   const bool countable = s.batch >= 0 && s.seqlen_q >= 0 && s.seqlen_k >= 0 && s.page_size >= 0 &&
                          s.total_q >= 0 && s.total_k >= 0;
-  if (countable && s.num_heads_q > 0 && s.num_heads_kv > 0 && s.num_heads_q % s.num_heads_kv == 0 &&
-      (s.page_size == 0 || spec.paged))
-    return;
-  if (s.num_heads_q < 1 || s.num_heads_kv < 1 || s.num_heads_q % s.num_heads_kv)
+  const bool has_groups =
+      s.num_heads_q == 0 ? s.num_heads_kv >= 0
+                         : s.num_heads_q > 0 && s.num_heads_kv > 0 && s.num_heads_q % s.num_heads_kv == 0;
+  if (countable && has_groups && (s.page_size == 0 || spec.paged)) return;
+  if (!has_groups)
     refuse_argument("the shape has num_heads_q ", s.num_heads_q, " and num_heads_kv ", s.num_heads_kv,
-                    ": both must be at least 1, and the first a multiple of the second");
+                    ": neither may be negative, and the first must be a multiple of the second");
   if (countable)
     refuse_argument(
         "the shape has page_size ", s.page_size,
@@ -116,25 +117,38 @@ void require_memory(const char* name, const Tensor& t, Device device) {
                     t.device.kind == Device::Kind::cpu && device.kind == Device::Kind::cpu
                         ? ": a CPU's index is 0"
                         : ": copy the tensor there");
-  bool has_elements = true;
-  for (int i = 0; i < t.rank; ++i) {
+  for (int i = 0; i < t.rank; ++i)
     if (t.shape[i] < 0 || t.shape[i] > INT_MAX)
       refuse_argument(name, " has shape ", shape_text(t), ": every size must be between 0 and 2147483647");
-    has_elements = has_elements && t.shape[i] > 0;
-  }
   if (!product_of(std::span(t.shape).first(static_cast<std::size_t>(t.rank))))
     refuse_argument(name, " has shape ", shape_text(t), ": more elements than 64 bits count");
-  if (has_elements && !t.data) refuse_argument(name, " has a null data pointer but shape ", shape_text(t));
+  if (!has_elements(t)) return;
+  if (!t.data) refuse_argument(name, " has a null data pointer but shape ", shape_text(t));
   // The driver knows where the memory really is. Asking costs
   // 40 ns; a fault in a kernel would destroy the host's context.
-  if (has_elements && device.kind == Device::Kind::cuda)
-    cuda::check_device_pointer(t.data, device.index, name);
+  if (device.kind == Device::Kind::cuda) cuda::check_device_pointer(t.data, device.index, name);
 }
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what) {
   if (t.shape[dim] != expected)
     refuse_argument(name, " has shape ", shape_text(t), ": dimension ", dim, " must be ", expected, ", ",
                     what);
+}
+
+bool has_elements(const Tensor& t) {
+  return std::find(t.shape.begin(), t.shape.begin() + t.rank, 0) == t.shape.begin() + t.rank;
+}
+
+void require_address(const char* name, const Tensor& t, std::size_t bytes, const char* why) {
+  if (reinterpret_cast<std::uintptr_t>(t.data) % bytes && has_elements(t))
+    refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes", why);
+}
+
+void require_contiguous_rows(const char* name, const Tensor& t) {
+  const int last = t.rank - 1;
+  if (t.shape[last] > 1 && t.strides[last] != 1 && has_elements(t))
+    refuse_argument(name, "'s last dimension has stride ", t.strides[last],
+                    ", it must be contiguous (stride 1)");
 }
 
 void require_table(const char* name, const Tensor& t) {
@@ -145,30 +159,25 @@ void require_table(const char* name, const Tensor& t) {
     stride *= t.shape[i];
   }
   if (!contiguous && stride != 0) refuse_argument(name, " must be contiguous");
-  const std::size_t bytes = size_of(t.dtype);
-  if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
-    refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes");
+  require_address(name, t, size_of(t.dtype));
 }
 
 void require_alignment(const char* name, const Tensor& t) {
   const bool cuda = t.device.kind == Device::Kind::cuda;
   const std::size_t element = size_of(t.dtype);
   const std::size_t bytes = cuda ? 16 : element;
-  if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
-    refuse_argument(name, "'s data pointer is not aligned to ", bytes, " bytes, which ",
-                    cuda ? "GPU kernels need" : std::string("its dtype ") + to_string(t.dtype) + " needs");
-  if (t.shape[t.rank - 1] > 1 && t.strides[t.rank - 1] != 1)
-    refuse_argument(name, "'s last dimension has stride ", t.strides[t.rank - 1],
-                    ", it must be contiguous (stride 1)");
+  require_address(name, t, bytes, cuda ? ", which GPU kernels need" : ", which its dtype needs");
+  require_contiguous_rows(name, t);
   if (!cuda) return;
   const auto elements = static_cast<std::int64_t>(bytes / element);
   for (int i = 0; i + 1 < t.rank; ++i)
-    if (stride(t, i) % elements)
+    if (stride(t, i) % elements && has_elements(t))
       refuse_argument(name, "'s stride ", t.strides[i], " of dimension ", i, " is not a multiple of ",
                       elements, " elements (16 bytes), which GPU kernels need");
 }
 
 device::TensorView view(const Tensor& t) {
+  if (!has_elements(t)) return {t.data, 0, 0, 0};
   if (t.rank == 4) return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
   return {t.data, 0, stride(t, 0), stride(t, 1)};
 }

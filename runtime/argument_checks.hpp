@@ -48,12 +48,10 @@ void require_memory(const char* name, const Tensor& t, Device device);
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what);
 
-// Throws for sizes that no kernel can have: negative sizes,
-// no heads, num_heads_q that is no multiple of num_heads_kv.
+// Throws for sizes that no kernel can have: negative sizes, num_heads_q that is no multiple of num_heads_kv.
 void check_shape(const AttentionSpec& spec, const Shape& shape);
 
-// Requires a table of integers to be row-major without gaps and aligned
-// to its elements. A table without elements may have any strides.
+// Requires a table of integers to be row-major without gaps and aligned to its elements.
 void require_table(const char* name, const Tensor& t);
 
 // The stride of a dimension; 0 if the dimension has at most one
@@ -62,8 +60,14 @@ inline std::int64_t stride(const Tensor& t, int dim) {
   return t.shape[dim] > 1 ? t.strides[dim] : 0;
 }
 
-// Requires a contiguous last dimension, and rows at addresses that
-// the device can load from: GPU kernels load 16 bytes at a time.
+// Checks of where elements lie. A tensor without elements passes all of them: nobody reads its pointer or its
+// strides, and libraries give such tensors any.
+bool has_elements(const Tensor& t);
+// Requires an address that is a multiple of so many bytes, for the reason given ("", ", which ...").
+void require_address(const char* name, const Tensor& t, std::size_t bytes, const char* why = "");
+// Requires stride 1 along the last dimension, whose elements kernels read together.
+void require_contiguous_rows(const char* name, const Tensor& t);
+// Requires contiguous rows at addresses that the device can load from: GPU kernels load 16 bytes at a time.
 void require_alignment(const char* name, const Tensor& t);
 
 // Kernels' view of a tensor [batch, row, head, dim] or packed [row, head, dim].

@@ -176,19 +176,13 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
     if (!varlen) require_shape("lse", lse, 0, p.batch, "q's batch");
     require_shape("lse", lse, rank - 3, p.num_heads_q, "q's heads");
     require_shape("lse", lse, rank - 2, q.shape[rows], "q's rows");
-    if (lse.shape[rank - 2] > 1 && lse.strides[rank - 2] != 1)
-      refuse_argument("lse's last dimension has stride ", lse.strides[rank - 2],
-                      ", it must be contiguous (stride 1)");
-    if (reinterpret_cast<std::uintptr_t>(lse.data) % sizeof(float))
-      refuse_argument("lse's data pointer is not aligned to 4 bytes");
+    require_contiguous_rows("lse", lse);
+    require_address("lse", lse, sizeof(float));
     if (writes_o) require_distinct_rows("lse", lse);
     checked.lse = {lse.data, varlen ? 0 : stride(lse, 0), 1, stride(lse, rank - 3)};
   }
 
-  if (writes_o) {
-    require_distinct_rows("o", o);
-    require_apart("o", o, {{"q", &q}, {"k", &k}, {"v", &v}});
-  }
+  if (writes_o) require_distinct_rows("o", o);
 
   const float scale = args.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.head_dim)));
   checked.scale = scale;

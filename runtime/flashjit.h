@@ -15,7 +15,11 @@
    Every function that can fail returns FLASHJIT_OK or an error code; flashjit_last_error_message() and
    flashjit_last_error_detail() then say more on the calling thread. Outputs are written only on success.
    All functions may be called from several threads at once. The caller must not destroy an object that
-   another thread is using, and must not use an engine's kernels after the engine is destroyed. */
+   another thread is using, and must not use an engine's kernels after the engine is destroyed.
+
+   A host's floating-point state (rounding, traps, denormal numbers as zeros) changes no result, and is as it
+   was after each call. In a child made by fork() engines for CPUs work, those for GPUs refuse, since CUDA
+   does not survive fork(), and all may be destroyed. */
 #ifndef FLASHJIT_H
 #define FLASHJIT_H
 
@@ -151,8 +155,8 @@ typedef struct {
   } value;
 } flashjit_argument;
 
-/* The sizes of a problem, all at least 0. num_heads_kv is at least 1 and num_heads_q a multiple of it. Later
-   versions append sizes; a later size of 0 means its default. */
+/* The sizes of a problem, all at least 0. num_heads_q is a multiple of num_heads_kv, which is 0 only where
+   num_heads_q is, too. Later versions append sizes; a later size of 0 means its default. */
 typedef struct {
   size_t struct_size; /* sizeof(flashjit_shape) */
   int32_t batch, seqlen_q, seqlen_k, num_heads_q, num_heads_kv;
@@ -215,7 +219,8 @@ FLASHJIT_C_API flashjit_status flashjit_engine_get(flashjit_engine* engine, cons
                                                    const flashjit_kernel** kernel);
 
 /* flashjit_engine_get() in the background. Destroying a request does not cancel it; destroying the engine
-   waits for it. Fails with FLASHJIT_DEVICE_FAILED if the system gives no thread. */
+   waits for it. Fails with FLASHJIT_DEVICE_FAILED if the system gives no thread. In a forked child, which
+   lacks the thread, waiting fails so, too; flashjit_engine_get() begins anew. */
 FLASHJIT_C_API flashjit_status flashjit_engine_get_async(flashjit_engine* engine, const flashjit_spec* spec,
                                                          const flashjit_shape* shape,
                                                          flashjit_request** request);

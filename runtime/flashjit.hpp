@@ -10,6 +10,10 @@
 // Every failure is a flashjit::Error. All functions may be called from several
 // threads at once. The caller must not destroy an object that another thread is
 // using, and must not use an engine's kernels after the engine is destroyed.
+//
+// A host's floating-point state (rounding, traps, denormal numbers as zeros) changes no
+// result, and is as it was after each call. In a child made by fork() engines for CPUs work, those
+// for GPUs refuse, since CUDA does not survive fork(), and all may be destroyed.
 #pragma once
 
 #include <cstddef>
@@ -169,7 +173,8 @@ class FLASHJIT_API Engine {
   // no lock and allocate nothing. The reference is valid for the engine's life. Throws errors of any code.
   const Kernel& get(const AttentionSpec& spec, const Shape& shape);
   // get() on a thread of the engine. The engine's destructor waits
-  // for it. Throws device_failed if the system gives no thread.
+  // for it. Throws device_failed if the system gives no thread. In a forked
+  // child, which lacks the thread, waiting throws device_failed; get() begins anew.
   std::shared_future<const Kernel*> get_async(const AttentionSpec& spec, const Shape& shape);
 
   const Target& target() const noexcept;

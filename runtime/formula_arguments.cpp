@@ -76,17 +76,15 @@ class Check {
                       to_string(declared.dtype));
     require_memory(name.c_str(), t, device_);
     const std::size_t bytes = size_of(t.dtype);
-    if (reinterpret_cast<std::uintptr_t>(t.data) % bytes)
+    if (reinterpret_cast<std::uintptr_t>(t.data) % bytes && has_elements(t))
       refuse_argument("table ", name, "'s data pointer is not aligned to ", bytes, " bytes");
-    bool has_elements = true;
     for (int dim = 0; dim < rank; ++dim) {
       check_size(declared, t, dim);
       to.strides[dim] = stride(t, dim);
       check_stride(declared, t, dim);
       to.sizes[dim] = size(t, dim);
-      has_elements = has_elements && t.shape[dim] > 0;
     }
-    to.data = has_elements ? t.data : nullptr;
+    to.data = has_elements(t) ? t.data : nullptr;
   }
 
   device::u32 scalar(const DeclaredScalar& declared) const {
@@ -147,7 +145,7 @@ class Check {
     const bool outer = kind == Kind::batch || kind == Kind::heads_q || kind == Kind::heads_kv;
     const std::int64_t by = stride(t, dim), most = std::numeric_limits<std::int32_t>::max() /
                                                    static_cast<std::int64_t>(size_of(t.dtype));
-    if (!outer && (by > most || by < -most))
+    if (!outer && (by > most || by < -most) && has_elements(t))
       refuse_argument("table ", table.name, " has stride ", by, " along dimension ", dim,
                       ": only strides along batch entries and heads may exceed 2^31 bytes");
   }
@@ -190,8 +188,7 @@ device::GradientTable gradient_of(const char* name, const Tensor& t, const char*
   if (t.dtype != DType::fp32)
     refuse_argument(name, " has dtype ", to_string(t.dtype), "; gradients of tables are fp32");
   require_memory(name, t, device);
-  if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
-    refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
+  require_address(name, t, sizeof(float));
   device::GradientTable made{};
   made.rank = t.rank;
   made.count = 1;
@@ -228,21 +225,6 @@ std::optional<device::GradientParams> check_gradient_arguments(const AttentionSp
   if (!has_gradients(spec)) return made;
   device::GradientParams& gradients = made.emplace();
   gradients = {};
-  const auto apart_from_all = [&](const char* name, const Tensor& gradient) {
-    const auto apart = [&](const char* other, const Tensor& t) {
-      require_apart(name, gradient, {{other, &t}});
-    };
-    for (const DeclaredTable& table : spec.tables)
-      apart(table.name.c_str(), std::get<Tensor>(find(args, table.name).value));
-    for (const DeclaredTable& table : spec.tables)
-      if (const Name other(gradient_prefix, table.name); table.grad && other.text != std::string_view(name))
-        apart(other.text, gradient_given(args, table));
-    for (const Argument& argument : arguments)
-      if (const TensorMember member = argument.tensor();
-          member && argument.role_in(spec) != Role::workspace && has_argument(spec, argument) &&
-          args.*member && argument.name != std::string_view(name))
-        apart(argument.name, *(args.*member));
-  };
   for (std::size_t i = 0; i < spec.tables.size(); ++i) {
     const DeclaredTable& table = spec.tables[i];
     if (!table.grad) continue;
@@ -250,13 +232,11 @@ std::optional<device::GradientParams> check_gradient_arguments(const AttentionSp
     const Tensor& given = gradient_given(args, table);
     gradients.tables[i] =
         gradient_of(name.text, given, as.text, std::get<Tensor>(find(args, table.name).value), device);
-    apart_from_all(name.text, given);
   }
   if (spec.sink_logits) {
     const Tensor& given = require<&AttentionArgs::d_sink_logits>(spec, args, device);
     gradients.tables[most_tables] =
         gradient_of("d_sink_logits", given, "as sink_logits", *args.sink_logits, device);
-    apart_from_all("d_sink_logits", given);
   }
   return made;
 }
@@ -275,8 +255,7 @@ std::optional<device::FormulaParams> check_formula_arguments(const AttentionSpec
   if (!spec.sink_logits) return made;
   const Tensor& logits = require<&AttentionArgs::sink_logits>(spec, args, device);
   require_shape("sink_logits", logits, 0, problem.num_heads_q, "num_heads_q");
-  if (reinterpret_cast<std::uintptr_t>(logits.data) % sizeof(float))
-    refuse_argument("sink_logits's data pointer is not aligned to 4 bytes");
+  require_address("sink_logits", logits, sizeof(float));
   formulas.sink_logits = static_cast<const float*>(logits.data);
   formulas.sink_stride = stride(logits, 0);
   return made;

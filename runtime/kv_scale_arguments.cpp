@@ -21,8 +21,7 @@ device::KvScales check(const AttentionSpec& spec, Device device, const Attention
     require_shape(name, t, 1, keys.shape[1], spec.paged ? "k's page size" : "k's rows");
     require_shape(name, t, 2, keys.shape[2], "k's heads");
   }
-  if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
-    refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
+  require_address(name, t, sizeof(float));
   const auto* const data = static_cast<const float*>(t.data);
   if (shared == KvScale::token_head) return {data, stride(t, 0), stride(t, 1), stride(t, 2)};
   const std::int64_t head_stride = shared == KvScale::head ? stride(t, 0) : 0;

@@ -164,11 +164,10 @@ class ListCheck {
       int before = -1;
       for (int e = begin; e < end; ++e) {
         const int block = lists_.blocks[e];
-        if (block <= before || block >= key_blocks_) refuse_block(i, e);
+        if (block <= before || block >= key_blocks_) refuse_block(i, e, block, before);
         before = block;
-        if (lists_.bitmask_of &&
-            (lists_.bitmask_of[e] < least_ || lists_.bitmask_of[e] >= lists_.num_bitmasks))
-          refuse_bitmask(e);
+        const int bitmask = lists_.bitmask_of ? lists_.bitmask_of[e] : -1;
+        if (bitmask < least_ || bitmask >= lists_.num_bitmasks) refuse_bitmask(e, bitmask);
       }
     }
   }
@@ -178,19 +177,17 @@ class ListCheck {
     return "the list of query block " + std::to_string(i) + " (batch " + std::to_string(batch_) + ", head " +
            std::to_string(head_) + ")";
   }
-  [[noreturn]] void refuse_block(int i, int e) const {
-    const int block = lists_.blocks[e];
+  [[noreturn]] void refuse_block(int i, int e, int block, int before) const {
     if (block < 0 || block >= key_blocks_)
       refuse_argument("block_indices[", e, "] in ", list(i), " is ", block, ", it must be between 0 and ",
                       key_blocks_ - 1, ", the last key block");
-    refuse_argument("block_indices[", e, "] in ", list(i), " is ", block, " after ", lists_.blocks[e - 1],
+    refuse_argument("block_indices[", e, "] in ", list(i), " is ", block, " after ", before,
                     "; a list ascends and names no block twice");
   }
 
-  [[noreturn]] void refuse_bitmask(int e) const {
-    refuse_argument("block_bitmask_of[", e, "] is ", lists_.bitmask_of[e], ", it must be -1",
-                    least_ == -2 ? ", -2" : "", " or the index of one of the ", lists_.num_bitmasks,
-                    " block_bitmasks");
+  [[noreturn]] void refuse_bitmask(int e, int bitmask) const {
+    refuse_argument("block_bitmask_of[", e, "] is ", bitmask, ", it must be -1", least_ == -2 ? ", -2" : "",
+                    " or the index of one of the ", lists_.num_bitmasks, " block_bitmasks");
   }
 
   const device::BlockLists& lists_;
@@ -201,6 +198,7 @@ class ListCheck {
 
 void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool varlen) {
   const device::BlockLists& lists = p.blocks;
+  if (p.batch == 0 || p.num_heads_q == 0) return;
   // Lists that were made for longer packed sequences may name blocks beyond these sequences.
   const int key_blocks = varlen ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
@@ -274,11 +272,12 @@ void check_tables_on(Device device, const AttentionSpec& spec, const ProblemPara
   fetch(p.tree.prefix_lengths, p.batch);
   const std::int64_t of_heads =
       p.blocks.row_blocks + std::int64_t{1} + (p.num_heads_q - 1) * p.blocks.head_stride;
-  fetch(p.blocks.offsets, of_heads + (p.batch - 1) * p.blocks.batch_stride);
+  if (p.batch > 0 && p.num_heads_q > 0)
+    fetch(p.blocks.offsets, of_heads + (p.batch - 1) * p.blocks.batch_stride);
   fetch(p.blocks.blocks, p.blocks.num_blocks);
   fetch(p.blocks.bitmask_of, p.blocks.num_blocks);
   const std::int64_t of_entry = spec.paged ? device::ceil_div(p.seqlen_k, pages.page_size) : 0;
-  if (of_entry > 0) fetch(pages.table, of_entry + (p.batch - 1) * pages.table_stride);
+  if (of_entry > 0 && p.batch > 0) fetch(pages.table, of_entry + (p.batch - 1) * pages.table_stride);
   check_tables(spec, p, pages);
 }
 

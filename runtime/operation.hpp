@@ -10,6 +10,7 @@
 #include "codegen/target.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
+#include "runtime/overlap.hpp"
 
 namespace flashjit {
 
@@ -36,15 +37,22 @@ const OperationRuntime& runtime_of(Operation op);
 // The memory of args.workspace, checked to have so many bytes; null if bytes is 0.
 void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device);
 
+// The bytes as a tensor.
+inline Tensor bytes_at(void* memory, std::size_t bytes) {
+  return {.data = memory,
+          .dtype = DType::uint8,
+          .rank = 1,
+          .shape = {static_cast<std::int64_t>(bytes)},
+          .strides = {1}};
+}
+
 // The table row of an operation. The operation's file describes it by a struct with these static functions:
 //   check(spec, device, args)     returns {params, shape, empty}; empty: there is nothing to compute
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)
 //   plan_cpu(kernel, params, workspace, launch)
-// if a launch may need more than its shape's bytes,
+// and, if a launch may need more than its shape's bytes,
 //   workspace_of(kernel, checked)
-// and, if tensors that share memory with the workspace are refused,
-//   check_workspace(args, workspace)   workspace: of the bytes that this launch uses
 template <class Operation>
 constexpr OperationRuntime operation_runtime = {
     &Operation::workspace_bytes, [](const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch) {
@@ -56,10 +64,8 @@ constexpr OperationRuntime operation_runtime = {
       else
         bytes = Operation::workspace_bytes(kernel, checked.shape);
       void* const workspace = require_workspace(args.workspace, bytes, kernel.device);
-      if constexpr (requires { Operation::check_workspace(args, Tensor{}); })
-        if (bytes > 0)
-          Operation::check_workspace(args, Tensor::contiguous(workspace, DType::int32, kernel.device,
-                                                              {static_cast<std::int64_t>((bytes + 3) / 4)}));
+      const Tensor used = bytes_at(workspace, bytes);
+      require_outputs_apart(kernel.spec, args, workspace ? &used : nullptr);
       const auto plan = kernel.target.is_cuda() ? &Operation::plan_cuda : &Operation::plan_cpu;
       plan(kernel, checked.params, workspace, launch);
     }};

@@ -1,8 +1,13 @@
 #include "runtime/overlap.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <memory>
+#include <string_view>
 
+#include "codegen/arguments.hpp"
+#include "codegen/declarations.hpp"
 #include "runtime/argument_checks.hpp"
 
 namespace flashjit {
@@ -40,6 +45,16 @@ struct Dimensions {
     for (int i = 0; i < count; ++i) product *= list[i].size;
     return product;
   }
+  bool gapless() const { return extent() == elements(); }
+  // Whether each dimension's stride reaches beyond everything that the dimensions inside it span.
+  bool lie_within_one_another() const {
+    Wide inside = 1;
+    for (int i = 0; i < count; ++i) {
+      if (list[i].stride < inside) return false;
+      inside += list[i].stride * (list[i].size - 1);
+    }
+    return true;
+  }
 
  private:
   void insert(Dimension d) {
@@ -54,6 +69,7 @@ struct Dimensions {
 struct Range {
   std::int64_t begin, end;
   bool has(std::int64_t address) const { return begin <= address && address < end; }
+  bool touches(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 Range range_of(const Tensor& t) {
   const auto bytes = static_cast<std::int64_t>(size_of(t.dtype));
@@ -146,18 +162,92 @@ bool lies_in_order(const Tensor& t) {
   }
 }
 
+// The least distance of an element from the first one that is at least `least`; -1 if there is none. The
+// dimensions, innermost first, lie within one another.
+Wide next_element(const Dimension* dimensions, int count, Wide least) {
+  if (least <= 0) return 0;
+  if (count == 0) return -1;
+  const Dimension& outer = dimensions[count - 1];
+  const Wide step = least / outer.stride;
+  if (step >= outer.size) return -1;
+  if (const Wide inside = next_element(dimensions, count - 1, least - step * outer.stride); inside >= 0)
+    return step * outer.stride + inside;
+  return step + 1 < outer.size ? (step + 1) * outer.stride : -1;
+}
+
+// Whether the tensor certainly has a byte in a range that it touches. A tensor has elements at both ends of
+// its own range.
+bool has_bytes_in(const Tensor& t, const Dimensions& dimensions, const Range& own, const Range& range) {
+  if (range.has(own.begin) || range.has(own.end - 1)) return true;
+  if (!dimensions.lie_within_one_another()) return false;
+  const auto bytes = static_cast<std::int64_t>(size_of(t.dtype));
+  const Wide least =
+      (Wide{range.begin} - own.begin) / bytes;  // the element that holds the range's first byte
+  return next_element(dimensions.list, dimensions.count, least) * bytes < Wide{range.end} - own.begin;
+}
+
 // Whether two tensors whose address ranges overlap certainly share memory.
-[[gnu::noinline]] bool share_memory(const Tensor& output, const Tensor& input) {
-  if (have_equal_strides(output, input)) return share_elements(output, input);
-  const auto gapless = [](const Tensor& t) {
-    const Dimensions dimensions(t);
-    return dimensions.extent() == dimensions.elements();
+[[gnu::noinline]] bool share_memory(const Tensor& a, const Tensor& b) {
+  if (have_equal_strides(a, b)) return share_elements(a, b);
+  const Dimensions of_a(a), of_b(b);
+  const Range range_a = range_of(a), range_b = range_of(b);
+  return (of_a.gapless() && has_bytes_in(b, of_b, range_b, range_a)) ||
+         (of_b.gapless() && has_bytes_in(a, of_a, range_a, range_b));
+}
+
+// A tensor of a launch.
+struct Used {
+  std::string_view name;
+  const Tensor* tensor;
+  Range range;
+  bool written;
+};
+
+// The tensors of a launch whose elements it reads or writes.
+class UsedTensors {
+ public:
+  UsedTensors(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace) {
+    // The sizes of q and k are all that make_block_lists reads of them.
+    static constexpr ArgumentSet sizes_alone =
+        bit_of(argument_of(&AttentionArgs::q)) | bit_of(argument_of(&AttentionArgs::k));
+    if (workspace) add("workspace", *workspace, true);
+    ArgumentSet left = given_arguments(args) & ~bit_of(argument_of(&AttentionArgs::workspace));
+    if (spec.op == Operation::make_block_lists) left &= ~sizes_alone;
+    for (; left != 0; left &= left - 1) {
+      const Argument& argument = arguments[std::countr_zero(left)];
+      if (const TensorMember member = argument.tensor())
+        add(argument.name, *(args.*member), argument.written_in(spec));
+    }
+    for (const NamedArgument& named : args.named)
+      if (const auto* tensor = std::get_if<Tensor>(&named.value))
+        add(named.name, *tensor,
+            std::any_of(spec.tables.begin(), spec.tables.end(),
+                        [&](const DeclaredTable& table) { return is_gradient_name(named.name, table); }));
+  }
+
+  const Used* begin() const { return all_; }
+  const Used* end() const { return all_ + count_; }
+
+ private:
+  void add(std::string_view name, const Tensor& t, bool written) {
+    std::construct_at(&all_[count_++], Used{name, &t, range_of(t), written});
+  }
+
+  static constexpr std::size_t most = num_arguments + 2 * most_tables;  // the workspace is an argument
+  // A union: tensors that a launch does not have are not initialised, and so cost nothing.
+  union {
+    Used all_[most];
   };
-  // A tensor has elements at both ends of its range, so a
-  // tensor without gaps contains them if it contains the ends.
-  const Range a = range_of(output), b = range_of(input);
-  return (gapless(output) && (a.has(b.begin) || a.has(b.end - 1))) ||
-         (gapless(input) && (b.has(a.begin) || b.has(a.end - 1)));
+  std::size_t count_ = 0;
+};
+
+// Each row of q is read before its row of q_out is written, so that q_out may be q.
+bool may_be_same(const Used& a, const Used& b) {
+  if (a.name != argument_of(&AttentionArgs::q).name || b.name != argument_of(&AttentionArgs::q_out).name)
+    return false;
+  for (int i = 0; i < a.tensor->rank; ++i)
+    if (stride(*a.tensor, i) != stride(*b.tensor, i)) return false;
+  return a.tensor->data == b.tensor->data;
 }
 
 }  // namespace
@@ -166,15 +256,17 @@ void require_distinct_rows(const char* name, const Tensor& t) {
   if (!lies_in_order(t)) require_distinct_in_any_order(name, t);
 }
 
-void require_apart(const char* name, const Tensor& output,
-                   std::initializer_list<std::pair<const char*, const Tensor*>> inputs) {
-  const Range of_output = range_of(output);
-  for (const auto& [input_name, input] : inputs) {
-    const Range of_input = range_of(*input);
-    if (of_output.begin < of_input.end && of_input.begin < of_output.end && share_memory(output, *input))
-      refuse_argument(name, " and ", input_name, " share memory: ", name,
+void require_outputs_apart(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace) {
+  const UsedTensors all(spec, args, workspace);
+  for (const Used& a : all)
+    for (const Used* b = &a + 1; b != all.end(); ++b) {
+      if (!(a.written || b->written) || !a.range.touches(b->range) || !share_memory(*a.tensor, *b->tensor) ||
+          may_be_same(a, *b))
+        continue;
+      const Used &output = a.written ? a : *b, &other = a.written ? *b : a;
+      refuse_argument(output.name, " and ", other.name, " share memory: ", output.name,
                       " is written while others still read; give it memory of its own");
-  }
+    }
 }
 
 }  // namespace flashjit

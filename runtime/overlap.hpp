@@ -1,9 +1,6 @@
 // Finds outputs that overlap themselves or inputs, from strides and addresses alone.
 #pragma once
 
-#include <initializer_list>
-#include <utility>
-
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {
@@ -12,9 +9,9 @@ namespace flashjit {
 // memory because its dimensions do not lie within one another.
 void require_distinct_rows(const char* name, const Tensor& output);
 
-// Throws invalid_argument if the output certainly shares an element
-// with one of the inputs; AttentionArgs says when that is found.
-void require_apart(const char* name, const Tensor& output,
-                   std::initializer_list<std::pair<const char*, const Tensor*>> inputs);
+// Throws invalid_argument if something that a launch writes certainly shares an element with another tensor
+// of the launch; AttentionArgs says when that is found. The table of arguments says what is written. All
+// tensors have been checked by themselves. workspace: the bytes of it that the launch uses; null for none.
+void require_outputs_apart(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace);
 
 }  // namespace flashjit

@@ -39,11 +39,8 @@ CheckedPages check_pages(const AttentionSpec& spec, Device device, const Attenti
   const Tensor& table = require<&AttentionArgs::page_table>(spec, args, device);
   require_page_size(k);
   require_shape("page_table", table, 0, batch, "the batch");
-  if (table.shape[1] > 1 && table.strides[1] != 1)
-    refuse_argument("page_table's last dimension has stride ", table.strides[1],
-                    ", it must be contiguous (stride 1)");
-  if (reinterpret_cast<std::uintptr_t>(table.data) % sizeof(int))
-    refuse_argument("page_table's data pointer is not aligned to 4 bytes");
+  require_contiguous_rows("page_table", table);
+  require_address("page_table", table, sizeof(int));
 
   CheckedPages checked{.table = {.table = static_cast<const int*>(table.data),
                                  .table_stride = stride(table, 0),
@@ -68,7 +65,8 @@ void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p,
     int rows = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.seqlen_q;
     if (p.seqlens_q) rows = std::min(rows, p.seqlens_q[b]);
     if (rows == 0) continue;
-    const int length = p.seqlens_k ? p.seqlens_k[b] : p.seqlen_k;
+    // The table has room for seqlen_k keys; another thread may have written lengths since they were checked.
+    const int length = p.seqlens_k ? std::min(p.seqlens_k[b], p.seqlen_k) : p.seqlen_k;
     std::int64_t sinks_end = 0, window_begin = 0;  // keys between the two are not read
     if (window) {
       const std::int64_t first_row = window->align == CausalAlign::bottom_right ? length - rows : 0;
@@ -78,8 +76,9 @@ void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p,
     const int* const of_entry = pages.table + b * pages.table_stride;
     for (std::int64_t page = 0; page * page_size < length; ++page) {
       if (page * page_size >= sinks_end && (page + 1) * page_size <= window_begin) continue;
-      if (of_entry[page] >= 0 && of_entry[page] < pages.num_pages) continue;
-      refuse_argument("page_table[", b, ", ", page, "] is ", of_entry[page], ", it must be between 0 and ",
+      const int id = of_entry[page];
+      if (id >= 0 && id < pages.num_pages) continue;
+      refuse_argument("page_table[", b, ", ", page, "] is ", id, ", it must be between 0 and ",
                       pages.num_pages - 1, ", the last page of k: batch entry ", b, " has ", length, " keys");
     }
   }

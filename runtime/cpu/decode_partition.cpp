@@ -158,7 +158,8 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
   way.whole_keys = ceil_of(wanted, config.block_n) * config.block_n;
   if (!way.fixed_parts) way.part_keys = way.whole_keys;
   device::CpuDecodeEntry counted;
-  while (counted = count_items(p, head_tiles, way), counted.slot > most_slots) way.lengthen(most_keys);
+  while (counted = count_items(p, head_tiles, way), counted.slot > most_slots)
+    way.lengthen(p.seqlen_k);  // not most_keys: another thread may write longer lengths meanwhile
   cut.part_keys = static_cast<int>(std::min(way.part_keys, most_keys));
   cut.whole_keys = static_cast<int>(std::min(way.whole_keys, most_keys));
   cut.items = counted.item;

@@ -59,12 +59,8 @@ struct Backward {
     if (args.dlse) {
       const Tensor& dlse = require<&AttentionArgs::dlse>(spec, args, device);
       require_like("dlse", dlse, "lse", lse);
-      const int rows = lse.rank - 1;
-      if (dlse.shape[rows] > 1 && dlse.strides[rows] != 1)
-        refuse_argument("dlse's last dimension has stride ", dlse.strides[rows],
-                        ", it must be contiguous (stride 1)");
-      if (reinterpret_cast<std::uintptr_t>(dlse.data) % sizeof(float))
-        refuse_argument("dlse's data pointer is not aligned to 4 bytes");
+      require_contiguous_rows("dlse", dlse);
+      require_address("dlse", dlse, sizeof(float));
       p.dlse = {dlse.data, spec.varlen ? 0 : stride(dlse, 0), 1, stride(dlse, lse.rank - 2)};
     }
     const Tensor& dq = require<&AttentionArgs::dq>(spec, args, device);
@@ -74,15 +70,11 @@ struct Backward {
       require_like(name, t, like, other);
       require_alignment(name, t);
       require_distinct_rows(name, t);
-      require_apart(name, t, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"do", &d_o}, {"lse", &lse}});
-      if (args.dlse) require_apart(name, t, {{"dlse", &*args.dlse}});
       return view(t);
     };
     p.dq = output("dq", dq, "q", q);
     p.dk = output("dk", dk, "k", k);
     p.dv = output("dv", dv, "v", v);
-    require_apart("dk", dk, {{"dq", &dq}});
-    require_apart("dv", dv, {{"dq", &dq}, {"dk", &dk}});
 
     p.formulas.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
     p.formulas.gradients = check_gradient_arguments(spec, device, args);
@@ -95,30 +87,22 @@ struct Backward {
       checked.shape.total_k = p.total_k;
     }
     if (spec.varlen && device.kind == Device::Kind::cpu && p.batch > 0) {
-      // The lengths that the sequences have, however long the tensors are.
-      p.total_q = p.cu_seqlens_q[p.batch];
-      p.total_k = p.cu_seqlens_k[p.batch];
-      int longest = 0;
-      for (int b = 0; b < p.batch; ++b)
-        longest = std::max(longest, p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b]);
+      // The lengths that the sequences have, however long the tensors are. They have been checked, but
+      // another thread may have written them since: each total is read once more, and the workspace serves
+      // what is read now.
+      int longest = 0, before = 0;
+      for (int b = 0; b < p.batch; ++b) {
+        const int end = std::clamp(p.cu_seqlens_q[b + 1], before, p.total_q);
+        longest = std::max(longest, end - before);
+        before = end;
+      }
+      p.total_q = before;
+      p.total_k = std::clamp(p.cu_seqlens_k[p.batch], 0, p.total_k);
+      p.seqlen_q = std::min(p.seqlen_q, longest);
       checked.shape.seqlen_q = longest;
       checked.shape.total_q = p.total_q;
     }
     return checked;
-  }
-
-  static void check_workspace(const AttentionArgs& args, const Tensor& workspace) {
-    require_apart("workspace", workspace,
-                  {{"q", &*args.q},
-                   {"k", &*args.k},
-                   {"v", &*args.v},
-                   {"o", &*args.o},
-                   {"lse", &*args.lse},
-                   {"do", &*args.d_o},
-                   {"dq", &*args.dq},
-                   {"dk", &*args.dk},
-                   {"dv", &*args.dv}});
-    if (args.dlse) require_apart("workspace", workspace, {{"dlse", &*args.dlse}});
   }
 
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {

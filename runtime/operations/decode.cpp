@@ -10,7 +10,6 @@
 #include "runtime/arguments.hpp"
 #include "runtime/cpu/decode_partition.hpp"
 #include "runtime/operations/operations.hpp"
-#include "runtime/overlap.hpp"
 #include "templates/shared/decode_cuda_layout.h"
 #include "templates/shared/decode_cuda_params.h"
 #include "templates/shared/last_keys.h"
@@ -121,9 +120,7 @@ struct Decode {
     if (spec.paged) check_append_pages(spec, device, args, p);
     p.last_keys = {decode.seqlens_k, decode.seqlen_k};
     check_conversions(spec, device, args, p);
-    require_apart("o", *args.o, {{"k_new", &k_new}, {"v_new", &*args.v_new}});
     if (!p.rotary.heads_q) return;
-    require_apart("o", *args.o, {{"q_out", &*args.q_out}});
     decode.q = p.rotary.q_out;
   }
 

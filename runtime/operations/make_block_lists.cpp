@@ -10,7 +10,6 @@
 #include "runtime/arguments.hpp"
 #include "runtime/mask_arguments.hpp"
 #include "runtime/operations/operations.hpp"
-#include "runtime/overlap.hpp"
 #include "templates/shared/block_lists_params.h"
 
 namespace flashjit {
@@ -167,15 +166,10 @@ struct MakeBlockLists {
     }
     p.indices = static_cast<int*>(indices.data);
     p.bitmask_of = static_cast<int*>(bitmask_of.data);
-    require_apart("block_indices", indices, {{"block_offsets", &offsets}, {"block_bitmask_of", &bitmask_of}});
-    require_apart("block_bitmask_of", bitmask_of, {{"block_offsets", &offsets}});
     if (!args.block_bitmasks) return;
     const Tensor& bitmasks = require_bitmasks(spec, mask, args, device);
     p.bitmasks = static_cast<device::u32*>(bitmasks.data);
     p.group_bitmasks = p.groups == 0 ? 0 : static_cast<int>(size(bitmasks, 0) / p.groups);
-    require_apart(
-        "block_bitmasks", bitmasks,
-        {{"block_offsets", &offsets}, {"block_indices", &indices}, {"block_bitmask_of", &bitmask_of}});
   }
 };
 

@@ -25,11 +25,6 @@ device::TensorView view_of_lse(const Tensor& t) {
   return {t.data, t.rank == 3 ? stride(t, 0) : 0, stride(t, t.rank - 1), stride(t, t.rank - 2)};
 }
 
-void require_floats(const char* name, const Tensor& t) {
-  if (reinterpret_cast<std::uintptr_t>(t.data) % sizeof(float))
-    refuse_argument(name, "'s data pointer is not aligned to 4 bytes");
-}
-
 struct Merge {
   struct Checked {
     device::MergeParams params{};
@@ -51,7 +46,7 @@ struct Merge {
       if (o.rank == 4) require_shape(name, t, first, o.shape[0], "o's batch");
       require_shape(name, t, first + rows, o.shape[heads], "o's heads");
       require_shape(name, t, first + rows + 1, o.shape[rows], "o's rows");
-      require_floats(name, t);
+      require_address(name, t, sizeof(float));
     };
     require_rows_of_o("parts_lse", parts_lse, 1);
     if (o.shape[rows] > longest_sequence)
@@ -59,7 +54,6 @@ struct Merge {
     require_alignment("parts_o", parts_o);
     require_alignment("o", o);
     require_distinct_rows("o", o);
-    require_apart("o", o, {{"parts_o", &parts_o}});
 
     Checked checked;
     device::MergeParams& p = checked.params;

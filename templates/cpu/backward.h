@@ -8,8 +8,10 @@
 // As in the forward, scores are held transposed, keys x rows. A struct computes blocks: VectorBackward
 // (backward_vectors.h) or AmxBackward (backward_amx.h). It has
 //   B(scratch)                               its destructor ends what it began
-//   run(params, batch, head_kv, first, sums) computes dK and dV of the keys from `first` on, of at most
-//                                            block_n, and adds their share to dQ
+//   run(params, slot, first, sums)           computes dK and dV of the keys from `first` on, of at most
+//                                            block_n, of the slot's key/value head, and adds their share to
+//                                            dQ. slot: the problem of the group's first query head, with the
+//                                            keys and rows of its batch entry's slot, padding included
 //   write_dq<Gradient>(sums, scale, count, dq, stride)   converts the first `count` rows of a group of dQ
 #pragma once
 
@@ -46,10 +48,17 @@ FLASHJIT_FN i64 workspace_row(const CpuBackwardParams& params, const Problem& pr
   return static_cast<i64>(problem.head_q) * params.rows + first;
 }
 
-// The keys of a batch entry's slot, padding included.
+// The problem of a query head of the slot's group. Where the slot begins and ends is not read again: the
+// caller's memory may have changed, and everything of an item must lie within one slot.
 template <class Spec>
-FLASHJIT_FN int slot_keys(const CpuBackwardParams& params, const Problem& problem) {
-  return make_problem<Spec::varlen>(params, problem.batch, problem.head_q).seqlen_k;
+FLASHJIT_FN Problem problem_in(const CpuBackwardParams& params, const Problem& slot, int head) {
+  Problem problem = slot;
+  problem.head_q = head;
+  if constexpr (Spec::Mask::padding) {
+    problem.seqlen_q = padded_length(params.seqlens_q, slot.batch, slot.seqlen_q);
+    problem.seqlen_k = padded_length(params.seqlens_k, slot.batch, slot.seqlen_k);
+  }
+  return problem;
 }
 
 // The words of rows and of keys. Those of keys are made for whole groups of four.
@@ -165,16 +174,14 @@ FLASHJIT_FN void backward(const CpuBackwardParams& params, i64 begin, i64 end, v
     const int head_kv = static_cast<int>(item / params.parts % params.num_heads_kv);
     const int batch = static_cast<int>(item / params.parts / params.num_heads_kv);
     float* const sums = params.sums + static_cast<i64>(part) * params.num_heads_q * params.rows * row;
-    Problem problem;
+    const Problem slot = make_problem<Spec::varlen>(params, batch, head_kv * group);
     for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-      problem = backward_problem<Spec>(params, batch, head);
-      float* const first = sums + workspace_row<Spec>(params, problem) * row;
-      const i64 floats = static_cast<i64>(round_up(problem.rows, cpu_backward_group)) * row;
+      float* const first = sums + workspace_row<Spec>(params, problem_in<Spec>(params, slot, head)) * row;
+      const i64 floats = static_cast<i64>(round_up(slot.rows, cpu_backward_group)) * row;
       for (i64 i = 0; i < floats; i += lanes) store(first + i, Vec{});
     }
-    const int keys = slot_keys<Spec>(params, problem);
-    for (int key = part * block_n; key < keys; key += params.parts * block_n)
-      block.run(params, batch, head_kv, key, sums);
+    for (int key = part * block_n; key < slot.seqlen_k; key += params.parts * block_n)
+      block.run(params, slot, key, sums);
   }
 }
 

@@ -62,16 +62,16 @@ class AmxBackward {
   }
   FLASHJIT_FN ~AmxBackward() { release_tiles(); }
 
-  FLASHJIT_FN void run(const CpuBackwardParams& params, int batch, int head_kv, int first, float* dq) {
+  FLASHJIT_FN void run(const CpuBackwardParams& params, const Problem& slot, int first, float* dq) {
     const int heads = params.num_heads_q / params.num_heads_kv;
-    const Problem any = backward_problem<Spec>(params, batch, head_kv * heads);
+    const Problem any = problem_in<Spec>(params, slot, slot.head_q);
     const Span keys = {first, min(first + block_n, any.seqlen_k)};
     clear(dk, block_n * 32 * (k_blocks + v_blocks));  // dv follows
     if (!keys.empty()) {
       pack_keys(params, any, keys);
-      if constexpr (Spec::dropout) make_column_words(params, batch, keys, column);
-      for (int head = head_kv * heads; head < (head_kv + 1) * heads; ++head) {
-        const Problem problem = backward_problem<Spec>(params, batch, head);
+      if constexpr (Spec::dropout) make_column_words(params, slot.batch, keys, column);
+      for (int head = slot.head_q; head < slot.head_q + heads; ++head) {
+        const Problem problem = problem_in<Spec>(params, slot, head);
         const Mask mask(params, problem);
         BlockWalk<Queries, Mask> walk(mask, keys, unit);
         for (Block block; walk.next(block);)
@@ -79,7 +79,7 @@ class AmxBackward {
                    keys, dq);
       }
     }
-    write_keys(params, any, first);
+    write_keys(params, slot, first);
   }
 
   // A group of dQ is [k_blocks][32 columns][group].
@@ -365,11 +365,11 @@ class AmxBackward {
   }
 
   // Writes dK and dV of the block's keys, padding included: its sums are 0.
-  __attribute__((noinline)) void write_keys(const CpuBackwardParams& params, const Problem& problem,
+  __attribute__((noinline)) void write_keys(const CpuBackwardParams& params, const Problem& slot,
                                             int first) const {
-    Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + problem.k_offset(params.dk);
-    Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + problem.k_offset(params.dv);
-    for (int key = first; key < min(first + block_n, slot_keys<Spec>(params, problem)); ++key) {
+    Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + slot.k_offset(params.dk);
+    Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + slot.k_offset(params.dv);
+    for (int key = first; key < min(first + block_n, slot.seqlen_k); ++key) {
       const int of_block = key - first, at = of_block % group * group;
       for (int i = 0; i < k_blocks; ++i)
         write_row(dk + (of_block / group * k_blocks + i) * sums + at, params.scale,

@@ -147,10 +147,9 @@ struct VectorBackward {
   }
 
   // Computes dK and dV of the keys from `first` on, of at most block_n, and adds to dQ.
-  FLASHJIT_FN void run(const CpuBackwardParams& params, int batch, int head_kv, int first,
-                       float* sums) const {
+  FLASHJIT_FN void run(const CpuBackwardParams& params, const Problem& slot, int first, float* sums) const {
     const int group = params.num_heads_q / params.num_heads_kv;
-    const Problem any = backward_problem<Spec>(params, batch, head_kv * group);
+    const Problem any = problem_in<Spec>(params, slot, slot.head_q);
     const Span keys = {first, min(first + block_n, any.seqlen_k)};
     clear(dk, block_n * (k_row + v_row));  // dv follows
     if (!keys.empty()) {
@@ -159,9 +158,9 @@ struct VectorBackward {
           params.k.row_stride, keys.size(), block_n, head_dim, k, k_row);
       load(static_cast<const Element*>(params.v.data) + any.k_offset(params.v) + first * params.v.row_stride,
            params.v.row_stride, keys.size(), block_n, head_dim_v, v, v_row);
-      if constexpr (Spec::dropout) make_column_words(params, batch, keys, column);
-      for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-        const Problem problem = backward_problem<Spec>(params, batch, head);
+      if constexpr (Spec::dropout) make_column_words(params, slot.batch, keys, column);
+      for (int head = slot.head_q; head < slot.head_q + group; ++head) {
+        const Problem problem = problem_in<Spec>(params, slot, head);
         const Mask mask(params, problem);
         BlockWalk<Queries, Mask> walk(mask, keys, unit);
         for (Block block; walk.next(block);) {
@@ -172,7 +171,7 @@ struct VectorBackward {
         }
       }
     }
-    write_keys(params, any, first);
+    write_keys(params, slot, first);
   }
 
   // A group of dQ is [group][row].
@@ -287,11 +286,11 @@ struct VectorBackward {
   }
 
   // Writes dK and dV of the block's keys, padding included: its sums are 0.
-  __attribute__((noinline)) void write_keys(const CpuBackwardParams& params, const Problem& problem,
+  __attribute__((noinline)) void write_keys(const CpuBackwardParams& params, const Problem& slot,
                                             int first) const {
-    Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + problem.k_offset(params.dk);
-    Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + problem.k_offset(params.dv);
-    for (int key = first; key < min(first + block_n, slot_keys<Spec>(params, problem)); ++key) {
+    Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + slot.k_offset(params.dk);
+    Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + slot.k_offset(params.dv);
+    for (int key = first; key < min(first + block_n, slot.seqlen_k); ++key) {
       write_row(dk + (key - first) * k_row, params.scale, head_dim, to_k + key * params.dk.row_stride);
       write_row(dv + (key - first) * v_row, 1.0f, head_dim_v, to_v + key * params.dv.row_stride);
     }

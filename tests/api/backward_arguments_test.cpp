@@ -184,9 +184,9 @@ TEST(BackwardArguments, OutputsMustNotOverlap) {
   };
   for (const Named& output : outputs)
     for (const Named& input : inputs) refuse(output, input);
-  refuse(outputs[1], outputs[0]);
-  refuse(outputs[2], outputs[0]);
-  refuse(outputs[2], outputs[1]);
+  refuse(outputs[0], outputs[1]);
+  refuse(outputs[0], outputs[2]);
+  refuse(outputs[1], outputs[2]);
   // A tensor anywhere within the bytes that the launch uses, and none behind them.
   for (const Named& tensor :
        {outputs[0], outputs[1], outputs[2], inputs[0], inputs[3], inputs[5], inputs[6]}) {

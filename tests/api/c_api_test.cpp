@@ -218,7 +218,6 @@ TEST_F(CApi, BadShapes) {
                                  offsetof(flashjit_shape, seqlen_q) - 1, sizeof(flashjit_shape) + 8})
     refused({"struct_size", "flashjit_shape"}, [&](flashjit_shape& s) { s.struct_size = size; });
   refused({"num_heads_kv 0"}, [](flashjit_shape& s) { s.num_heads_kv = 0; });
-  refused({"num_heads_q 0"}, [](flashjit_shape& s) { s.num_heads_q = 0; });
   refused({"num_heads_q -4"}, [](flashjit_shape& s) { s.num_heads_q = -4; });
   refused({"num_heads_kv 3", "multiple"}, [](flashjit_shape& s) { s.num_heads_kv = 3; });
   refused({"batch -1"}, [](flashjit_shape& s) { s.batch = -1; });

@@ -161,6 +161,30 @@ TEST_F(NamedArguments, HaveIdsInC) {
   flashjit_engine_destroy(c_engine);
 }
 
+// Kernels compute addresses along rows, keys and free dimensions from 32 bits.
+TEST(NamedTables, StridesOfInnerDimensionsReachTwoGigabytes) {
+  Engine engine{EngineOptions{}};
+  const AttentionSpec spec =
+      AttentionSpec::from_json(R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24,
+      "score": ["score + t[batch, key]"], "tables": {"t": {"dtype": "fp32", "shape": ["batch", "seqlen_k"]}}})");
+  const Kernel& kernel = engine.get(spec, GoodArguments::shape());
+  GoodArguments good;
+  float table[1] = {};
+  Tensor t = Tensor::contiguous(table, DType::fp32, {}, {2, 7});
+  const auto prepare = [&](std::int64_t batch_stride, std::int64_t key_stride) {
+    t.strides = {batch_stride, key_stride};
+    const NamedArgument named[] = {{"t", t}};
+    good.args.named = named;
+    kernel.prepare(good.args);  // reads no element
+  };
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 4;
+  EXPECT_NO_THROW(prepare(std::int64_t{1} << 40, most));
+  EXPECT_NO_THROW(prepare(-(std::int64_t{1} << 40), -most));
+  for (const std::int64_t wrong : {most + 1, -most - 1})
+    expect_error(ErrorCode::invalid_argument, {"table t has stride", "along dimension 1", "2^31 bytes"},
+                 [&] { prepare(7, wrong); });
+}
+
 // A backward writes gradients of tables and sink logits by name; what they must be.
 TEST(NamedGradients, AreCheckedAndHaveIds) {
   constexpr char backward[] = R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24,

@@ -85,14 +85,12 @@ bool is_locked(int file, std::int64_t offset) {
 KeyLock& KeyLock::operator=(KeyLock&& other) noexcept {
   std::swap(file_, other.file_);
   std::swap(offset_, other.offset_);
-  std::swap(process_, other.process_);
   return *this;
 }
 
 KeyLock::~KeyLock() {
-  // Unlocks explicitly: a child forked meanwhile shares the lock, so closing would
-  // not release it. Such a child must not release it for us, hence the process check.
-  if (file_ && process_ == ::getpid()) set_lock(file_.get(), F_UNLCK, offset_);
+  // Unlocks explicitly: a child that a host made without fork()'s handlers may share the lock.
+  if (file_.is_ours()) set_lock(file_.get(), F_UNLCK, offset_);
 }
 
 std::string DiskCache::default_folder() {
@@ -198,13 +196,13 @@ KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience,
   const File store = open_store(folder_, true, why);
   if (!store) return lock;
   // Private: a process that can open the file could make others wait.
-  File file(::openat(store.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  HeldFile file(
+      [&] { return ::openat(store.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600); });
   if (!file) {
     tell(why, "cannot lock: " + error_text(errno));
     return lock;
   }
   lock.offset_ = lock_offset(key.digest());
-  lock.process_ = ::getpid();
   // Polls instead of blocking: a blocked wait cannot give up, and NFS clients ask only at long
   // intervals. Polling notices the release late by at most a sixteenth of the time waited.
   for (const auto start = steady_clock::now(); !set_lock(file.get(), F_WRLCK, lock.offset_);) {

@@ -23,15 +23,15 @@
 
 #include "cache/entry_format.hpp"
 #include "cache/eviction.hpp"
-#include "cache/file.hpp"
 #include "cache/folder.hpp"
+#include "cache/fork.hpp"
 #include "cache/key.hpp"
 
 namespace flashjit {
 
 // Exclusive hold on one key across threads and processes. Destruction releases
 // it, and so does the end of the process, however it ends. A child made by fork()
-// does not release its parent's lock, but keeps it if the parent dies first.
+// neither releases its parent's lock nor keeps it.
 class KeyLock {
  public:
   KeyLock() = default;
@@ -42,9 +42,8 @@ class KeyLock {
 
  private:
   friend class DiskCache;
-  File file_;
+  HeldFile file_;
   std::int64_t offset_ = 0;
-  int process_ = 0;
 };
 
 // Called by a lookup with an undamaged entry, whose data it may move

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "cache/fork.hpp"
 #include "cache/trust.hpp"
 #include "codegen/error.hpp"
 
@@ -52,8 +53,9 @@ class Temporary {
       std::uint64_t random = 0;
       if (::getrandom(&random, sizeof random, 0) != sizeof random) return;
       name_ = std::to_string(random);
-      file_ =
-          File(::openat(folder_, name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+      file_ = HeldFile([&] {
+        return ::openat(folder_, name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+      });
       if (!file_ && errno == EEXIST) continue;
       if (!file_) return;
       // On a file system without locks no file is ever locked, and remove_stale() takes none for stale.
@@ -61,7 +63,7 @@ class Temporary {
       // Another process's remove_stale() may have removed the file between creation and lock.
       struct stat status;
       if (::fstat(file_.get(), &status) == 0 && status.st_nlink > 0) return;
-      file_ = File();
+      file_ = HeldFile();
       // On a busy machine it may win many times in a row; longer and longer pauses end that.
       std::this_thread::sleep_for(std::chrono::microseconds(10 << attempt));
       errno = EEXIST;
@@ -70,7 +72,7 @@ class Temporary {
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
   ~Temporary() {
-    if (file_) ::unlinkat(folder_, name_.c_str(), 0);
+    if (file_.is_ours()) ::unlinkat(folder_, name_.c_str(), 0);
   }
 
   explicit operator bool() const { return static_cast<bool>(file_); }
@@ -84,7 +86,7 @@ class Temporary {
   }
   bool move_to(int folder, const std::string& name) {
     if (::renameat(folder_, name_.c_str(), folder, name.c_str()) != 0) return false;
-    file_ = File();
+    file_ = HeldFile();
     return true;
   }
 
@@ -102,7 +104,7 @@ class Temporary {
  private:
   int folder_;
   std::string name_;
-  File file_;
+  HeldFile file_;
 };
 
 }  // namespace

@@ -1,10 +1,17 @@
+#include <pthread.h>
+
+#include <algorithm>
 #include <chrono>
+#include <list>
 #include <map>
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <utility>
 
+#include "cache/fork.hpp"
+#include "codegen/float_state.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/build.hpp"
@@ -49,6 +56,77 @@ Target choose_target(Device device, const std::string& wanted) {
   return target;
 }
 
+using KernelFuture = std::shared_future<const Kernel*>;
+
+// A kernel that another thread promises. In a forked child, which has no such thread, waiting for it ends
+// with an exception.
+class Promise {
+ public:
+  Promise() {
+    const std::lock_guard lock(process_mutex());
+    all().push_front(this);
+    place_ = all().begin();
+  }
+  Promise(const Promise&) = delete;
+  Promise& operator=(const Promise&) = delete;
+  ~Promise() {
+    const std::lock_guard lock(process_mutex());
+    all().erase(place_);
+  }
+
+  KernelFuture future() { return promise_.get_future().share(); }
+  void keep(const std::function<const Kernel*()>& make) {
+    const Kernel* kernel = nullptr;
+    std::exception_ptr failure;
+    try {
+      kernel = make();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::lock_guard lock(process_mutex());
+    kept_ = true;
+    if (failure)
+      promise_.set_exception(failure);
+    else
+      promise_.set_value(kernel);
+  }
+
+ private:
+  // All of this process, under process_mutex().
+  static std::list<Promise*>& all() {
+    static auto& promises = *new std::list<Promise*>;
+    return promises;
+  }
+  static void break_all() {
+    for (Promise* const promise : all())
+      if (!promise->kept_)
+        promise->promise_.set_exception(std::make_exception_ptr(
+            Error(ErrorCode::device_failed,
+                  "this process was forked while its parent made the kernel, which goes on only there: "
+                  "call get, which makes it here")));
+    all().clear();
+  }
+  static const int registered_;
+
+  std::promise<const Kernel*> promise_;
+  bool kept_ = false;
+  std::list<Promise*>::iterator place_;
+};
+const int Promise::registered_ = (all(), ::pthread_atfork(nullptr, nullptr, &break_all));
+
+// The threads of get_async. Changes under process_mutex(), but for its end.
+struct Background {
+  struct Task {
+    std::thread thread;
+    KernelFuture future;
+  };
+  std::list<Task> tasks;
+
+  ~Background() {
+    for (Task& task : tasks) task.thread.join();
+  }
+};
+
 }  // namespace
 
 struct ConfigChoice {
@@ -65,19 +143,24 @@ struct Engine::Impl {
   const OpenedCache cache;
   const TuneStore records;
   const TuneEnvironment environment;
-  std::unique_ptr<ThreadPool> pool;  // null on a GPU, and if the host brings its own threads
+  std::optional<PerProcess<ThreadPool>> pool;  // absent on a GPU, and if the host brings its own threads
   ParallelFor parallel_for;
   int num_threads = 0;  // threads of parallel_for; a host's are taken to be as many as it could have
 
   KernelTable table;
-  // Every (spec, config) that was ever asked for. All callers
-  // share the future of a kernel that is being built.
-  using KernelFuture = std::shared_future<const Kernel*>;
-  std::mutex mutex;
-  std::map<std::tuple<std::string, KernelConfig, ConfigSource>, KernelFuture> builds;
+  // Every (spec, config) that was ever asked for. All callers share the future of a kernel that is being
+  // built. A forked child begins anew what its parent was building. Both under process_mutex().
+  struct Build {
+    KernelFuture kernel;
+    std::uint32_t of = forks();
+    bool goes_on() const {
+      return of == forks() || kernel.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    }
+  };
+  std::map<std::tuple<std::string, KernelConfig, ConfigSource>, Build> builds;
   std::vector<std::unique_ptr<Kernel>> kernels;
-  std::vector<KernelFuture> pending;  // kernels asked for by get_async
-  std::mutex tuning;                  // held by the one tuning under way: tunings share the device
+  PerProcess<std::mutex> tuning;  // held by the one tuning under way: tunings share the device
+  std::optional<PerProcess<Background>> background{std::in_place};
 
   explicit Impl(EngineOptions given)
       : options(std::move(given)),
@@ -99,20 +182,20 @@ struct Engine::Impl {
       parallel_for = options.parallel_for;
       return;
     }
-    pool = std::make_unique<ThreadPool>(num_threads);
-    parallel_for = [p = pool.get()](std::int64_t count, ThreadPool::Body body, void* context) {
-      p->run(count, body, context);
+    pool.emplace([n = num_threads] { return std::make_unique<ThreadPool>(n); });
+    parallel_for = [p = &*pool](std::int64_t count, ThreadPool::Body body, void* context) {
+      p->get().run(count, body, context);
     };
   }
 
-  ~Impl() {
-    for (const KernelFuture& future : pending) future.wait();
-  }
+  // Its threads use everything else.
+  ~Impl() { background.reset(); }
 
   const Kernel& get(const AttentionSpec& spec, const Shape& shape) {
     check_shape(spec, shape);
     const Shape b = bucket(shape);
     if (const Kernel* kernel = table.find(spec, b)) return *kernel;
+    const DefaultFloatState state;
     const AttentionSpec valid = spec.validated();
     const Kernel* kernel = build_once(valid, choose_config(valid, shape));
     table.insert(spec, b, kernel);
@@ -158,7 +241,7 @@ struct Engine::Impl {
   }
 
   TuneResult tune_now(const AttentionSpec& spec, const Shape& shape) {
-    const std::lock_guard lock(tuning);
+    const std::lock_guard lock(tuning.get());
     return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds, .resume = false})
         .front();
   }
@@ -167,26 +250,26 @@ struct Engine::Impl {
     const std::tuple name(spec.to_json(), choice.config, choice.source);
     std::promise<const Kernel*> promise;
     {
-      std::unique_lock lock(mutex);
-      const auto [it, first] = builds.try_emplace(name, promise.get_future().share());
-      if (!first) {
-        const KernelFuture other = it->second;
+      std::unique_lock lock(process_mutex());
+      if (const auto found = builds.find(name); found != builds.end() && found->second.goes_on()) {
+        const KernelFuture other = found->second.kernel;
         lock.unlock();
         return other.get();
       }
+      builds[name] = {promise.get_future().share()};
     }
     try {
       std::unique_ptr<Kernel> kernel = make(spec, choice);
       const Kernel* loaded = kernel.get();
       {
-        const std::lock_guard lock(mutex);
+        const std::lock_guard lock(process_mutex());
         kernels.push_back(std::move(kernel));
       }
       promise.set_value(loaded);
       return loaded;
     } catch (...) {
       {
-        const std::lock_guard lock(mutex);
+        const std::lock_guard lock(process_mutex());
         builds.erase(name);  // the next attempt may succeed
       }
       promise.set_exception(std::current_exception());
@@ -221,7 +304,10 @@ struct Engine::Impl {
   }
 };
 
-Engine::Engine(EngineOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Engine::Engine(EngineOptions options) {
+  const DefaultFloatState state;
+  impl_ = std::make_unique<Impl>(std::move(options));
+}
 Engine::~Engine() = default;
 
 const Kernel& Engine::get(const AttentionSpec& spec, const Shape& shape) {
@@ -235,21 +321,35 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
     ready.set_value(kernel);
     return ready.get_future().share();
   }
-  Impl::KernelFuture future;
+  // Nothing may throw once the thread has begun.
+  std::list<Background::Task>& tasks = impl_->background->get().tasks;
+  std::list<Background::Task> begun(1), ended;
+  Background::Task& task = begun.front();
   try {
-    const auto get = [impl = impl_.get(), spec, shape] { return &impl->get(spec, shape); };
-    future = std::async(std::launch::async, get).share();
+    const auto promise = std::make_shared<Promise>();
+    task.future = promise->future();
+    const SignalsBlocked of_the_host;
+    task.thread = std::thread([promise, impl = impl_.get(), spec, shape] {
+      promise->keep([&] { return &impl->get(spec, shape); });
+    });
   } catch (const std::system_error& error) {
     throw Error(ErrorCode::device_failed,
                 std::string("get_async: the system gives no more threads (") + error.what() +
                     "): call get, which uses the caller's thread, "
                     "or allow more (ulimit -u, or the container's limit of processes)");
   }
-  const std::lock_guard lock(impl_->mutex);
-  std::erase_if(impl_->pending, [](const Impl::KernelFuture& f) {
-    return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-  });
-  impl_->pending.push_back(future);
+  const KernelFuture future = task.future;
+  {
+    const std::lock_guard lock(process_mutex());
+    for (auto it = tasks.begin(); it != tasks.end();) {
+      const auto next = std::next(it);
+      if (it->future.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
+        ended.splice(ended.end(), tasks, it);
+      it = next;
+    }
+    tasks.splice(tasks.end(), begun);
+  }
+  for (Background::Task& one : ended) one.thread.join();
   return future;
 }
 

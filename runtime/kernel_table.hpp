@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "cache/fork.hpp"
 #include "codegen/shape.hpp"
 #include "codegen/spec.hpp"
 
@@ -34,7 +34,7 @@ class KernelTable {
 
   // Inserts a kernel. The first kernel inserted for a (spec, bucket) stays.
   void insert(const AttentionSpec& spec, const Shape& bucket, const Kernel* kernel) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(process_mutex());
     if (find(spec, bucket)) return;
     if (2 * (nodes_.size() + 1) > tables_.back()->size()) grow();
     nodes_.push_back(std::make_unique<Node>(Node{hash(spec, bucket), spec, bucket, kernel}));
@@ -76,7 +76,6 @@ class KernelTable {
     current_.store(tables_.back().get(), std::memory_order_release);
   }
 
-  std::mutex mutex_;
   std::vector<std::unique_ptr<Slots>> tables_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::atomic<const Slots*> current_{nullptr};

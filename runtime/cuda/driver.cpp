@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "cache/fork.hpp"
 #include "codegen/error.hpp"
 #include "runtime/library_file.hpp"
 
@@ -103,9 +104,27 @@ void require_device(int index) {
 
 }  // namespace
 
+namespace {
+
+struct OpenedDriver {
+  DriverApi api = load();
+  std::uint32_t of = forks();
+};
+constinit std::atomic<const OpenedDriver*> opened = nullptr;
+
+}  // namespace
+
 const DriverApi& driver() {
-  static const DriverApi api = load();  // after an exception the next call tries again
-  return api;
+  const OpenedDriver& found = opened_once(opened, [] { return OpenedDriver(); });
+  if (found.of == forks()) return found.api;
+  throw Error(ErrorCode::target_unavailable,
+              "CUDA does not work in a process that was forked after its parent had used it: "
+              "make the engine in the child first, or start the child by exec (multiprocessing: spawn)");
+}
+
+const DriverApi* driver_of_this_process() noexcept {
+  const OpenedDriver* const found = opened.load(std::memory_order_acquire);
+  return found && found->of == forks() ? &found->api : nullptr;
 }
 
 std::string error_text(CUresult result) {
@@ -151,7 +170,7 @@ Context::Context(int device_index) : index_(device_index) {
 // At process exit the driver may be gone already. It then
 // returns an error, and there is nothing left to release.
 Context::~Context() {
-  driver().DevicePrimaryCtxRelease(device_);
+  if (const DriverApi* const api = driver_of_this_process()) api->DevicePrimaryCtxRelease(device_);
 }
 
 ContextScope::ContextScope(const Context& context) {
@@ -164,7 +183,8 @@ ContextScope::ContextScope(const Context& context) {
 
 ContextScope::~ContextScope() {
   CUcontext popped;
-  if (pushed_) driver().CtxPopCurrent(&popped);
+  const DriverApi* const api = driver_of_this_process();
+  if (pushed_ && api) api->CtxPopCurrent(&popped);
 }
 
 }  // namespace cuda

@@ -30,8 +30,11 @@ std::string cuda_driver_version();
 
 namespace cuda {
 
-// Throws target_unavailable if there is no driver, no device, or the driver is too old.
+// Throws target_unavailable if there is no driver, no device, the driver is too old, or this process was
+// forked after it was opened.
 const DriverApi& driver();
+// Null where driver() would throw or would open it: for what a forked child destroys of its parent's.
+const DriverApi* driver_of_this_process() noexcept;
 
 // "CUDA_ERROR_INVALID_VALUE (invalid argument)".
 std::string error_text(CUresult result);

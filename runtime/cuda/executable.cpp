@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/float_state.hpp"
 #include "runtime/cuda/driver.hpp"
 
 namespace flashjit {
@@ -32,12 +33,15 @@ class CudaExecutable final : public Executable {
   }
 
   // At process exit the driver or the context may be gone already, and the code with them.
-  ~CudaExecutable() override { driver().LibraryUnload(library_); }
+  ~CudaExecutable() override {
+    if (const cuda::DriverApi* const api = cuda::driver_of_this_process()) api->LibraryUnload(library_);
+  }
 
   int parallelism() const override { return device_.multiprocessors; }
   const cuda::Context* context() const override { return &context_; }
 
   void launch(const Launch& launch, Stream stream) const override {
+    const DefaultFloatState state;
     const cuda::ContextScope scope(context_);
     for (std::size_t i = 0; i < launch.size(); ++i)
       if (launch[i].grid.x > 0) run(steps_[i], launch[i], stream);

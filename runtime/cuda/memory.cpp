@@ -80,10 +80,11 @@ DeviceBuffer::DeviceBuffer(const Context& context, std::size_t bytes) : context_
 
 DeviceBuffer::~DeviceBuffer() {
   // A destructor reports no failure, such as a context that is gone with its memory.
-  if (pointer_ == 0 || driver().CtxPushCurrent(context_->handle()) != CUDA_SUCCESS) return;
-  driver().MemFree(pointer_);
+  const DriverApi* const api = driver_of_this_process();
+  if (pointer_ == 0 || !api || api->CtxPushCurrent(context_->handle()) != CUDA_SUCCESS) return;
+  api->MemFree(pointer_);
   CUcontext popped;
-  driver().CtxPopCurrent(&popped);
+  api->CtxPopCurrent(&popped);
 }
 
 void DeviceBuffer::copy_from(const void* host, std::size_t bytes, Stream stream) {
@@ -113,7 +114,7 @@ OwnedStream::OwnedStream(const Context& context) : context_(context) {
 }
 
 OwnedStream::~OwnedStream() {
-  driver().StreamDestroy(handle_);
+  if (const DriverApi* const api = driver_of_this_process()) api->StreamDestroy(handle_);
 }
 
 void OwnedStream::synchronize() const {
@@ -127,7 +128,7 @@ Event::Event(const Context& context) : context_(context) {
 }
 
 Event::~Event() {
-  driver().EventDestroy(handle_);
+  if (const DriverApi* const api = driver_of_this_process()) api->EventDestroy(handle_);
 }
 
 void Event::record(Stream stream) {
@@ -167,7 +168,7 @@ Graph::Graph(const Context& context, const std::function<void(Stream)>& body) : 
 }
 
 Graph::~Graph() {
-  driver().GraphExecDestroy(handle_);
+  if (const DriverApi* const api = driver_of_this_process()) api->GraphExecDestroy(handle_);
 }
 
 void Graph::launch(Stream stream) const {

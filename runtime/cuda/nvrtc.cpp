@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <type_traits>
 
+#include "cache/fork.hpp"
 #include "cache/trust.hpp"
 #include "codegen/digest.hpp"
 #include "codegen/error.hpp"
@@ -97,6 +100,56 @@ std::vector<CompiledStep> read_ptxas_report(std::string_view log) {
 
 // ---- compiler ----
 
+// The compiles under way. Neither member is ever destroyed: compiles may outlast static objects.
+class Compiles {
+ public:
+  // Throws if none can begin any more.
+  void begin() {
+    const std::lock_guard lock(process_mutex());
+    if (of_ != forks()) {
+      of_ = forks();
+      lost_ = lost_ || count_ > 0;
+      count_ = 0;
+    }
+    if (lost_)
+      throw Error(ErrorCode::compiler_unavailable,
+                  "this process was forked while NVRTC compiled in its parent, and NVRTC's locks are held "
+                  "for ever here: compile in the parent, or fork before or after");
+    if (ending_)
+      throw Error(ErrorCode::compiler_unavailable, "the process is ending, so that NVRTC compiles no more");
+    ++count_;
+  }
+  void end() {
+    const std::lock_guard lock(process_mutex());
+    --count_;
+    ended_.notify_all();
+  }
+  // NVRTC's own static objects are destroyed after this.
+  void end_all() {
+    std::unique_lock lock(process_mutex());
+    ending_ = true;
+    ended_.wait(lock, [&] { return count_ == 0 || of_ != forks(); });
+  }
+
+ private:
+  std::condition_variable ended_;  // all under process_mutex()
+  int count_ = 0;
+  std::uint32_t of_ = forks();
+  bool lost_ = false, ending_ = false;
+};
+Compiles& compiles() {
+  static Compiles& all = *new Compiles;
+  return all;
+}
+
+class CompileUnderWay {
+ public:
+  CompileUnderWay() { compiles().begin(); }
+  ~CompileUnderWay() { compiles().end(); }
+  CompileUnderWay(const CompileUnderWay&) = delete;
+  CompileUnderWay& operator=(const CompileUnderWay&) = delete;
+};
+
 class Nvrtc final : public Compiler {
  public:
   Nvrtc(const NvrtcApi& api, int major, int minor, const std::string& build)
@@ -120,6 +173,7 @@ class Nvrtc final : public Compiler {
 
   CompiledKernel compile(const KernelSource& source, bool keep_assembly) const override {
     require_architecture(source.target);
+    const CompileUnderWay under_way;
     const auto start = std::chrono::steady_clock::now();
     const Program program(api_, source);
     const std::vector<std::string> options = option_list(source);
@@ -269,6 +323,9 @@ std::shared_ptr<const Compiler> open_one(const std::string& name, std::string& w
     why_not = problem;
     return nullptr;
   }
+  // exit() calls the handlers that were registered last first, so this one comes before NVRTC's own.
+  compiles();
+  std::atexit([] { compiles().end_all(); });
   return std::make_shared<Nvrtc>(api, major, minor, build_of(path));
 }
 
@@ -320,8 +377,8 @@ std::shared_ptr<const Compiler> open_nvrtc(const std::vector<std::string>& candi
 
 std::shared_ptr<const Compiler> nvrtc_compiler() {
   // After an exception the next call tries again.
-  static const std::shared_ptr<const Compiler> compiler = open_nvrtc(nvrtc_candidates());
-  return compiler;
+  static constinit std::atomic<const std::shared_ptr<const Compiler>*> compiler = nullptr;
+  return opened_once(compiler, [] { return open_nvrtc(nvrtc_candidates()); });
 }
 
 }  // namespace flashjit

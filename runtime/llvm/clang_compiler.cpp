@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/fork.hpp"
 #include "codegen/error.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/llvm/plugin_client.hpp"
@@ -113,8 +114,8 @@ class ClangCompiler final : public Compiler {
 }  // namespace
 
 std::shared_ptr<const Compiler> clang_compiler() {
-  static const auto compiler = std::make_shared<const ClangCompiler>();
-  return compiler;
+  static constinit std::atomic<const std::shared_ptr<const Compiler>*> compiler = nullptr;
+  return opened_once(compiler, [] { return std::make_shared<const ClangCompiler>(); });
 }
 
 }  // namespace flashjit

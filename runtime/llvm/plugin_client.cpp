@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/fork.hpp"
 #include "cache/trust.hpp"
 #include "codegen/error.hpp"
 #include "runtime/build_id.hpp"
@@ -64,7 +65,7 @@ LlvmPluginFile find_file() {
   unavailable(problems);
 }
 
-const flashjit_llvm_plugin_api& open_plugin() {
+flashjit_llvm_plugin_api open_plugin() {
   const LlvmPluginFile& file = llvm_plugin_file();
   std::string why;
   void* const library = open_library(file.name, &why);
@@ -84,13 +85,13 @@ const flashjit_llvm_plugin_api& open_plugin() {
 }  // namespace
 
 const LlvmPluginFile& llvm_plugin_file() {
-  static const LlvmPluginFile file = find_file();
-  return file;
+  static constinit std::atomic<const LlvmPluginFile*> file = nullptr;
+  return opened_once(file, find_file);
 }
 
 const flashjit_llvm_plugin_api& llvm_plugin() {
-  static const flashjit_llvm_plugin_api& plugin = open_plugin();
-  return plugin;
+  static constinit std::atomic<const flashjit_llvm_plugin_api*> plugin = nullptr;
+  return opened_once(plugin, open_plugin);
 }
 
 std::string take_text(const flashjit_llvm_plugin_api& plugin, flashjit_llvm_text& text) {

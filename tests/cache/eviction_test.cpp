@@ -127,6 +127,23 @@ TEST_F(Eviction, PublishingKeepsToTheCap) {
   EXPECT_GE(present().size(), 8u);
 }
 
+// Another process fills the folder while this one still has room of its own: it uses up no more than that.
+TEST_F(Eviction, LimitHoldsBesideAnotherWriter) {
+  const std::uint64_t limit = 64 * one_;
+  const DiskCache ours(scratch_.path(), DiskCache::Access::read_write, limit);
+  const DiskCache others(scratch_.path(), DiskCache::Access::read_write, limit);
+  const auto publish_to = [&](const DiskCache& cache, int n) {
+    ASSERT_TRUE(cache.publish(make_entry(n, payload)));
+    set_used(n, 10'000 - n);
+  };
+  publish_to(ours, 0);
+  for (int n = 1; n < 64; ++n) publish_to(others, n);
+  for (int n = 64; n < 76; ++n) {
+    publish_to(ours, n);
+    EXPECT_LE(bytes(), limit + limit / 16 + one_) << n;
+  }
+}
+
 TEST_F(Eviction, OthersFilesAreNotCounted) {
   publish(1, 1000);
   write_file(cache_.folder() + "/v3/README", std::string(1'000'000, 'x'));

@@ -167,6 +167,33 @@ TEST(Lock, Fork) {
   ::close(pipe[0]);
 }
 
+// A child that outlives the process that held a lock, or was writing a file, keeps neither.
+TEST(Lock, DiesWithItsHolderThoughAChildLives) {
+  const Scratch scratch;
+  const DiskCache cache(scratch.path());
+  int begun[2], over[2];
+  ASSERT_EQ(::pipe(begun), 0);
+  ASSERT_EQ(::pipe(over), 0);
+  const pid_t holder = start_child([&] {
+    const KeyLock lock = cache.lock(make_key(1));
+    const pid_t lives_on = start_child([&] {
+      char byte;
+      if (::write(begun[1], "b", 1) == 1) ::close(over[1]);
+      return ::read(over[0], &byte, 1) == 0;
+    });
+    if (lives_on > 0) ::pause();
+    return lock.held();
+  });
+  char byte;
+  ASSERT_EQ(::read(begun[0], &byte, 1), 1);
+  EXPECT_FALSE(cache.lock(make_key(1), 0ms).held());
+  ::kill(holder, SIGKILL);
+  EXPECT_FALSE(child_succeeded(holder));
+  EXPECT_TRUE(cache.lock(make_key(1), 0ms).held());
+  ::close(over[1]);
+  for (const int descriptor : {begun[0], begun[1], over[0]}) ::close(descriptor);
+}
+
 TEST(Lock, DiesWithAKilledBuilder) {
   const Scratch scratch;
   const DiskCache cache(scratch.path());

@@ -4,9 +4,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string>
+#include <thread>
 
 #include "codegen/error.hpp"
 #include "codegen/render.hpp"
@@ -173,6 +179,59 @@ TEST_F(NvrtcEnvironment, ChosenFolderHasTheUsualNames) {
     EXPECT_THAT(candidate, testing::StartsWith(testing::TempDir()));
     EXPECT_THAT(candidate, HasSubstr("libnvrtc.so.1"));
   }
+}
+
+// The process may end, by exit() or in a forked child, while another thread compiles.
+class NvrtcEnds : public NvrtcTest {
+ protected:
+  // Runs body() in a child whose other thread compiles, and returns how the child ended.
+  int status_of(const std::function<int()>& body) const {
+    const Case c = default_case(make_spec(DType::bf16, 64), Target::parse("sm_80"));
+    const KernelSource source = render(c.spec, c.target, c.config);
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(120);
+      std::atomic<bool> begun = false;
+      std::thread compiling([&] {
+        begun = true;
+        try {
+          for (;;) compiler_->compile(source);
+        } catch (const Error&) {  // once the process ends
+        }
+        ::pause();
+      });
+      while (!begun) std::this_thread::yield();
+      ::usleep(20'000);
+      std::exit(body());
+    }
+    int status = 0;
+    return ::waitpid(child, &status, 0) == child ? status : -1;
+  }
+};
+
+TEST_F(NvrtcEnds, AtExit) {
+  EXPECT_EQ(status_of([] { return 0; }), 0);
+}
+
+TEST_F(NvrtcEnds, InAForkedChild) {
+  const Case c = default_case(make_spec(DType::bf16, 64), Target::parse("sm_80"));
+  EXPECT_EQ(status_of([&] {
+              const pid_t child = ::fork();
+              if (child == 0) {
+                ::alarm(60);
+                int result = 0;
+                try {
+                  compile(c);  // where it was forked between two compiles
+                } catch (const Error& error) {
+                  result = error.message().find("forked while NVRTC compiled") == std::string::npos;
+                }
+                std::exit(result);
+              }
+              int status = 0;
+              return ::waitpid(child, &status, 0) == child && status == 0 ? 0 : 1;
+            }),
+            0);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <memory>
@@ -351,6 +353,27 @@ TEST_F(CudaDeviceTest, TooLargeABufferSaysHowMuchIsFree) {
 }
 
 // ---- process exits, each in a process of its own ----
+
+// CUDA does not survive fork(): what the child asks for is refused, and what it destroys is left alone.
+TEST_F(CudaDeviceTest, AForkedChildIsRefused) {
+  auto kernel = load(probe(target_));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    bool refused = false;
+    try {
+      kernel->launch({}, nullptr);
+    } catch (const Error& error) {
+      refused = error.message().find("forked") != std::string::npos;
+    }
+    refused = refused && error_of([] { cuda_device(0); }).message().find("forked") != std::string::npos;
+    kernel.reset();
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
 
 class CudaExitTest : public CudaDeviceTest {
  protected:

@@ -82,7 +82,7 @@ struct Decode {
     p.most_tiles = plan.most_tiles;
     p.most_parts = plan.most_parts;
     p.parts_o = reinterpret_cast<float*>(memory);
-    p.parts_lse = reinterpret_cast<float*>(memory + plan.parts_lse);
+    p.parts_state = reinterpret_cast<float*>(memory + plan.parts_state);
     step.grid = {.x = plan.blocks};
     if (const unsigned blocks = blocks_of_whole_tiles(kernel.spec, params, plan)) {
       step.grid.x = blocks;
@@ -133,7 +133,7 @@ struct Decode {
     int tile_heads, tile_positions, head_tiles;
     int most_tiles = 0, most_parts = 0;  // of a batch entry, of a tile
     unsigned blocks;                     // of the grid
-    std::size_t parts_lse, bytes;        // an offset in the workspace, and its size
+    std::size_t parts_state, bytes;      // an offset in the workspace, and its size
 
     CudaPlan(const PlannedKernel& kernel, const Shape& shape) {
       const KernelConfig& config = kernel.config;
@@ -173,8 +173,8 @@ struct Decode {
         rows = static_cast<std::size_t>(*needed);
       }
       const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
-      parts_lse = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
-      bytes = parts_lse + rows * sizeof(float);
+      parts_state = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
+      bytes = parts_state + rows * 2 * sizeof(float);
     }
   };
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "cuda/decode_producer.cuh"
+#include "cuda/merge_parts.cuh"
 #include "cuda/online_softmax.cuh"
-#include "cuda/store_columns.cuh"
 #include "shared/score.h"
 
 namespace flashjit::device {
@@ -54,6 +54,7 @@ struct Decode {
   static constexpr int v_chunks = ceil_div(Spec::head_dim_v * static_cast<int>(sizeof(KvElement)), 16);
   static constexpr int o_tiles = quantised ? v_chunks * 2 : v_chunks;  // 8-column tiles of the output
   static_assert(layout.consumers % layout.row_warps == 0);
+  using Softmax = OnlineSoftmax<m_tiles, true>;
 
   using QTile = SharedTile<block_m, k_steps * 2>;
   using KTile = SharedTile<block_n, quantised ? round_up(k_steps, 2) : k_steps * 2>;
@@ -140,8 +141,8 @@ struct Decode {
           });
         else
           merge_groups<false>(tile, [&, slot = slot_of(entry, segment, message.batch)](
-                                        u32 row, int column, const float(&o)[4], float lse) {
-            write_part(slot, row, column, o, lse);
+                                        u32 row, int column, const float(&o)[4], const PartState& state) {
+            write_part(slot, row, column, o, state);
           });
       }
     }
@@ -150,8 +151,6 @@ struct Decode {
     static constexpr bool q_in_registers =
         layout.q_registers(Spec::head_dim, Spec::head_dim_v) == m_tiles * 4 * k_steps;
     static constexpr int named_barrier = 1;
-    using Softmax = OnlineSoftmax<m_tiles, true>;
-
     // The row, within the tile, of elements 2 * half and 2 * half + 1 of accumulator tile i.
     FLASHJIT_FN u32 row_of(int i, int half) const {
       return row_warp_ * m_tiles * 16 + i * 16 + half * 8 + lane_ / 4;
@@ -338,8 +337,9 @@ struct Decode {
       }
     }
 
-    // Merges all groups' sums, of all keys if it `ends`. Calls write(row of the tile, column, columns, lse).
-    template <bool ends, class Write>
+    // Merges all groups' sums. If they are over all keys, `is_row`, it calls write(row of the tile, column,
+    // output, lse), else write(row of the tile, column, sums, their state).
+    template <bool is_row, class Write>
     FLASHJIT_FN void merge_groups(const DecodeTile& tile, const Write& write) const {
       const u32 rows = static_cast<u32>(tile.positions * p_.tile_heads);
 #pragma unroll
@@ -347,7 +347,7 @@ struct Decode {
         sync_consumers();  // the columns before these have been read
         give_sums(first, rows);
         sync_consumers();
-        take_sums<ends>(tile, first, rows, write);
+        take_sums<is_row>(tile, first, rows, write);
       }
     }
     FLASHJIT_FN static void sync_consumers() { bar_sync(named_barrier, layout.consumers * 32); }
@@ -358,7 +358,7 @@ struct Decode {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const u32 row = row_of(i, half);
-          const float sum = softmax_.sum(2 * i + half);
+          const float sum = softmax_.relative_sum(2 * i + half);
           if (row >= rows) continue;
           if (first == 0 && lane_ % 4 == 0)
             st_shared_v2(shared_.state(group_, row), __float_as_uint(softmax_.reference(2 * i + half)),
@@ -378,7 +378,7 @@ struct Decode {
                      __float_as_uint(o[c][half * 2 + 1]));
     }
 
-    template <bool ends, class Write>
+    template <bool is_row, class Write>
     FLASHJIT_FN void take_sums([[maybe_unused]] const DecodeTile& tile, int first, u32 rows,
                                const Write& write) const {
       const u32 vectors = static_cast<u32>(min(layout.exchange_columns, Spec::head_dim_v - first)) / 4;
@@ -406,17 +406,26 @@ struct Decode {
 #pragma unroll
           for (int e = 0; e < 4; ++e) o[e] = __fmaf_rn(__uint_as_float(words[e]), weight, o[e]);
         }
-        float factor = all == 0 ? 0.f : 1.f / all, lse = Softmax::log_sum_exp(all, top);
-        if constexpr (ends && Sinks::exist) {
-          const int head =
-              static_cast<int>(row) - static_cast<int>(row * p_.heads_inverse >> 16) * p_.tile_heads;
-          const int last = tile.heads - 1;  // rows beyond it are not written
-          factor = Softmax::normalizer(all, top, Sinks::log2(p_, tile.first_head + min(head, last)), lse);
+        float factor = 1, lse = 0;
+        if constexpr (is_row) {
+          all = Softmax::checked(all, top);
+          factor = all == 0 ? 0.f : 1.f / all;
+          lse = Softmax::log_sum_exp(all, top);
+          if constexpr (Sinks::exist) {
+            const int head =
+                static_cast<int>(row) - static_cast<int>(row * p_.heads_inverse >> 16) * p_.tile_heads;
+            const int last = tile.heads - 1;  // rows beyond it are not written
+            factor = Softmax::normalizer(all, top, Sinks::log2(p_, tile.first_head + min(head, last)), lse);
+          }
         }
         if constexpr (quantised) factor *= scale_of(with_kv_scales(p_).v_scale, tile);
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[e] = all == 0 ? 0.f : o[e] * factor;  // 0 times infinity would be NaN
-        write(row, first + static_cast<int>(column), o, lse);
+        const int at = first + static_cast<int>(column);
+        if constexpr (is_row)
+          write(row, at, o, lse);
+        else
+          write(row, at, o, PartState{top > Softmax::lowest ? top : minus_infinity, all});
       }
     }
 
@@ -437,10 +446,12 @@ struct Decode {
         return p_.fixed_slot(batch, segment.tile, entry.units.at(segment.begin));
       return 2 * i64{ctaid_x()} + segment.starts;
     }
-    FLASHJIT_FN void write_part(i64 slot, u32 row, int column, const float (&o)[4], float lse) const {
+    FLASHJIT_FN void write_part(i64 slot, u32 row, int column, const float (&o)[4],
+                                const PartState& state) const {
       const i64 place = slot * p_.tile_rows() + row;
       store_columns(p_.parts_o + place * Spec::head_dim_v + column, o);
-      if (column == 0) p_.parts_lse[place] = lse;
+      const u32 words[2] = {__float_as_uint(state.maximum), __float_as_uint(state.sum)};
+      if (column == 0) st_global_v2(p_.parts_state + place * 2, words);
     }
 
     const CudaDecodeParams& p_;

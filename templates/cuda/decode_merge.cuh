@@ -55,7 +55,8 @@ struct DecodeMerge {
 #pragma unroll 1
       for (int other = 1; other < members; ++other)
         merged.add(take(shared, tid_x() + static_cast<u32>(other * team_threads)));
-      if constexpr (D::Sinks::exist) merged.add_logit(D::Sinks::natural(p, tile.first_head + head));
+      merged.sum = D::Softmax::checked(merged.sum, merged.maximum);
+      if constexpr (D::Sinks::exist) merged.add_logit(D::Sinks::log2(p, tile.first_head + head));
       const float lse = merged.normalize();
       const auto offset = [&](const TensorView& t) {
         return entry.problem.q_offset(t) + (tile.first_position + position) * t.row_stride +
@@ -75,7 +76,7 @@ struct DecodeMerge {
       to.add_parts(
           begin + ((member - begin) & (members - 1)), end, members,
           [&](int part) { return p.parts_o + place(part) * Spec::head_dim_v + column; },
-          [&](int part) { return p.parts_lse + place(part); });
+          [&](int part) { return p.parts_state + 2 * place(part); });
     };
     if constexpr (Entry::fixed_parts) {
       const KeyUnits& units = entry.units;

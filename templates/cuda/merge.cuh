@@ -16,7 +16,7 @@ template <class Spec, class Config>
 struct Merge {
   using Element = typename Spec::Element;
   using Part = typename Spec::parts_dtype;
-  using Row = MergedRow<Part, Config::num_stages, LastingParts>;
+  using Row = MergedRow<Part, Config::num_stages, GivenParts>;
 
   static constexpr int row_threads = Spec::head_dim_v / Row::columns;
 

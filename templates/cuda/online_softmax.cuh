@@ -90,12 +90,16 @@ template <int fragments, bool at_once>
 class OnlineSoftmax {
   static constexpr int rows = 2 * fragments;
   static constexpr float tolerance = 8;  // log2
-  // The reference of a row without keys: finite, so that exp2(-inf - reference) is 0 and not NaN.
-  static constexpr float lowest = -3.402823466e38f;
   // The rounding of a larger reference may take weights out of fp16's range.
   static constexpr float farthest = 1 << 26;
+  // Lower references become this one. Their weights, which near keys of later blocks or of other parts of the
+  // row outweigh wholly, stay finite.
+  static constexpr float least = -2 * farthest;
 
  public:
+  // The reference of a row without keys: finite, so that exp2(-inf - reference) is 0 and not NaN.
+  static constexpr float lowest = -3.402823466e38f;
+
   FLASHJIT_FN explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {}
 
   FLASHJIT_FN void reset() {
@@ -128,7 +132,7 @@ class OnlineSoftmax {
       const bool grew = growth > tolerance;
       if constexpr (at_once) {
         correction_[r] = grew ? ex2_approx(-growth) : 1.f;
-        if (grew) reference_[r] = m;
+        if (grew) reference_[r] = fmaxf(m, least);
       }
       grows |= grew;
     }
@@ -173,16 +177,20 @@ class OnlineSoftmax {
 
   FLASHJIT_FN float correction(int r) const { return correction_[r]; }
 
-  // After the last block: a row's sum of weights relative to its reference. 0 for a row without keys, NaN for
-  // a row whose reference is too far from 0.
-  FLASHJIT_FN float sum(int r) const {
+  // After the last block: a row's sum of weights relative to its reference. 0 for a row without keys.
+  FLASHJIT_FN float relative_sum(int r) const {
     float sum = row_sum_[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    if (fabsf(reference_[r]) > farthest && reference_[r] != lowest) sum = not_a_number;
     return sum;
   }
+  // `lowest` for a row without keys.
   FLASHJIT_FN float reference(int r) const { return reference_[r]; }
+  // The sum over all keys of a row: NaN if the reference is too far from 0.
+  FLASHJIT_FN static float checked(float sum, float reference) {
+    return fabsf(reference) > farthest && reference > lowest ? not_a_number : sum;
+  }
+  FLASHJIT_FN float sum(int r) const { return checked(relative_sum(r), reference_[r]); }
   // Minus infinity for a row without keys.
   FLASHJIT_FN static float log_sum_exp(float sum, float reference) {
     return sum == 0 ? minus_infinity : (reference + lg2_approx(sum)) * ln_2;
@@ -210,6 +218,7 @@ class OnlineSoftmax {
 
  private:
   FLASHJIT_FN void raise(int r, float to) {
+    if (to > lowest) to = fmaxf(to, least);
     correction_[r] = ex2_approx(reference_[r] - to);
     reference_[r] = to;
   }

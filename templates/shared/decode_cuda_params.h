@@ -23,8 +23,10 @@ struct CudaDecodeParams : DecodeParams {
   // In the workspace. A slot has the partial result of a tile. Each block of the grid has two: one for a tile
   // that an earlier block began, and one for a tile that it begins and a later block ends. With
   // batch_invariant each part has a slot: [batch, most_tiles, most_parts].
-  float* parts_o;    // [slots, tile_heads * tile_positions, head_dim_v], normalised
-  float* parts_lse;  // [slots, tile_heads * tile_positions]
+  float* parts_o;  // [slots, tile_heads * tile_positions, head_dim_v], relative to the state's reference
+  // [slots, tile_heads * tile_positions, 2]: the reference, in log2, of a row's weights, and their sum.
+  // Apart, because float32 has no room for both in one number where the reference is far from 0.
+  float* parts_state;
   int most_tiles, most_parts;
 
   FLASHJIT_FN int tile_rows() const { return tile_heads * tile_positions; }

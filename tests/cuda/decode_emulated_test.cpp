@@ -11,6 +11,7 @@
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/far_scores.hpp"
 #include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -157,6 +158,41 @@ TEST_F(DecodeOnGpu, Formulas) {
     expect<Invariant<WithFormulaSpec<Paged, FormulaParams, false>>, ConfigOf<16, 16, 1, 4>>(c, {});
     expect<WithFormulaSpec<Paged, FormulaParams, true>, ConfigOf<32, 32, 1, 8>>(c, {});
   }
+}
+
+// Parts keep a row's largest score and its sum apart. In float32 one number has no room for both here.
+TEST_F(DecodeOnGpu, SumsOfFarScores) {
+  const auto expect_far = [&]<class Spec, class Config>(Spec, Config, int multiprocessors) {
+    for (const double scale : {0x1p0, 0x1p4, 0x1p11}) {
+      Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 2, .seqlen_k = 1200, .lengths_k = {1200}};
+      c.data = Data::plain;
+      c.softmax_scale = static_cast<float>(scale);
+      SCOPED_TRACE(scale);
+      Workload workload(host, with_spec<Spec>(c, {CausalMask{}}));
+      SharedMaxima maxima(workload, true);
+      maxima.set_scores(multiprocessors % 2 ? 1 : -1);
+      workload.reset();
+      launch<Spec, Config>(workload.given(), workload.args(), multiprocessors);
+      EXPECT_EQ(steps, 2u);
+      maxima.expect(scale);
+    }
+  };
+  using Spec = SpecOf<Fp16, 16, 16, true, false, BottomRight>;
+  using Eight =
+      WithKv<SpecOf<Bf16, 32, 16, false, false, BottomRight>, device::int8, device::KvScale::token_head>;
+  expect_far(Spec(), ConfigOf<16, 16, 2, 4>(), 7);
+  expect_far(Invariant<Spec>(), ConfigOf<16, 16, 2, 4>(), 4);
+  expect_far(Eight(), ConfigOf<16, 32, 2, 8>(), 6);
+}
+
+// Warps' and blocks' shares of a row that are far below its other keys count as nothing.
+TEST_F(DecodeOnGpu, SharesOfFarKeys) {
+  const Case c{
+      .heads_q = 2, .heads_kv = 1, .seqlen_q = 3, .seqlen_k = 1300, .lengths_k = {1300}, .seed = 900};
+  using Spec = SpecOf<Bf16, 16, 16, false, false>;
+  expect<WithFarKeys<Spec, FormulaParams, false>, ConfigOf<16, 16, 2, 8>>(c, {}, 7);
+  expect<WithFarKeys<Spec, FormulaParams, true>, ConfigOf<16, 16, 2, 4>>(c, {}, 1);
+  expect<Invariant<WithFarKeys<Spec, FormulaParams, true>>, ConfigOf<16, 16, 2, 4>>(c, {}, 5);
 }
 
 // One step is enough if each block takes as many whole tiles as the others, and all tiles have equally many

@@ -157,6 +157,26 @@ struct WithCap : Base {
   }
 };
 
+// Left padding by a bias: the first keys of the first rows have scores far below the others.
+template <class Base, class Params, bool farthest>
+struct WithFarKeys : Base {
+  struct Score1 : device::Formula {
+    template <class At, class Row>
+    static auto value(const At& at, const Row&) {
+      using device::Integer, device::Real;
+      return select(at.key < Integer(1100) - Integer(300) * at.row, at.score - Real(farthest ? 1e30f : 3e9f),
+                    at.score);
+    }
+  };
+  using Score = device::FormulaScore<Params, Score1>;
+
+  static AttentionSpec add_to(AttentionSpec spec) {
+    spec.score = {std::string("key < 1100 - 300 * row ? score - ") + (farthest ? "1e30" : "3e9") +
+                  " : score"};
+    return spec.validated();
+  }
+};
+
 // Adds its formulas to the spec if Spec has some.
 template <class Spec>
 AttentionSpec with_formulas(AttentionSpec spec) {

@@ -213,6 +213,14 @@ TEST_F(ForwardSm80, ListsOfItsMasks) {
   expect_listed<WithLists<Spec, FormulaParams, 16, 16>, ConfigOf<48, 1>>(c);
 }
 
+// Blocks of keys that are far below a row's later ones.
+TEST_F(ForwardSm80, FarKeys) {
+  const Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 5, .seqlen_k = 1200};
+  using Spec = SpecOf<Fp16, 16, 16, false, false>;
+  expect<WithFarKeys<Spec, FormulaParams, false>, ConfigOf<64, 2>>(c, {});
+  expect<WithFarKeys<Spec, FormulaParams, true>, ConfigOf<64, 2>>(c, {});
+}
+
 TEST_F(ForwardSm80, Formulas) {
   Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 150};
   using Spec = SpecOf<Bf16, 40, 24, false, false>;

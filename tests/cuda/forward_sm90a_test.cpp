@@ -207,6 +207,14 @@ TEST_F(ForwardSm90a, Formulas) {
          ConfigOf<128, 32, false, false, waves>>(c, {});
 }
 
+// Blocks of keys that are far below a row's other ones.
+TEST_F(ForwardSm90a, FarKeys) {
+  const Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 5, .seqlen_k = 1200};
+  using Spec = SpecOf<Fp16, 16, 16, false>;
+  expect<WithFarKeys<Spec, FormulaParams, false>, ConfigOf<64, 128, true, false>>(c, {});
+  expect<WithFarKeys<Spec, FormulaParams, true>, ConfigOf<64, 128, false, false>>(c, {});
+}
+
 // Blocks on both sides of the rows' own keys, across them, and rows before the first key.
 TEST_F(ForwardSm90a, FormulasLinearInTheKey) {
   using Spec = SpecOf<Bf16, 24, 40, false>;

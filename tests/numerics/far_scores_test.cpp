@@ -1,13 +1,14 @@
-// Scores so far from 0 that float32 has few or no bits left below them. The
-// keys with a row's maximum share its weight, and the others get none.
-// GPU kernels return NaN if |score * log2(e)| exceeds 2^26.
+// Scores so far from 0 that float32 has few or no bits left below them. GPU kernels return NaN if
+// |score * log2(e)| exceeds 2^26.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
+#include <memory>
 #include <numbers>
+#include <vector>
 
 #include "tests/numerics/specs.hpp"
+#include "tests/support/far_scores.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 
@@ -16,103 +17,119 @@ namespace {
 
 class FarScores : public ComputesOnEveryDevice {
  protected:
-  // Key j's score is sign * level(j) * 2^20, exactly.
-  static double level(std::int64_t key) { return 1 + static_cast<double>(key / 37 % 8) / 8; }
-
-  static void set_scores(Workload& workload, double sign) {
-    for (const auto& [tensor, is_q] : {std::pair{&workload.q(), true}, {&workload.k(), false}}) {
-      const Tensor t = tensor->on_host();
-      for (std::int64_t row = 0; row < t.shape[1]; ++row)
-        for (std::int64_t head = 0; head < t.shape[2]; ++head)
-          for (std::int64_t c = 0; c < t.shape[3]; ++c) {
-            const double value = is_q ? 1024 : sign * 1024 * level(row);
-            verify::store_element(t.data, t.dtype, row * t.strides[1] + head * t.strides[2] + c,
-                                  c == 3 ? static_cast<float>(value) : 0.0f);
-          }
-      tensor->upload();
-    }
-  }
-
   bool gives_up(double score) { return on().is_cuda() && std::abs(score) * std::numbers::log2e > 0x1p26; }
-  // GPU kernels compare scores that are already scaled.
-  bool does_not_see(double score) {
-    return on().is_cuda() && score * std::numbers::log2e < std::numeric_limits<float>::lowest();
-  }
 
-  // Causal: row i sees the keys up to i + seqlen_k - seqlen_q.
-  void expect_shared_maxima(Workload& workload, double sign, double scale) {
-    EXPECT_TRUE(workload.fetch());
-    const Tensor v = *workload.host_args().v, o = *workload.host_args().o, lse = *workload.host_args().lse;
-    const double unit = o.dtype == DType::bf16 ? 0x1p-8 : o.dtype == DType::fp16 ? 0x1p-11 : 0x1p-20;
-    for (std::int64_t row = 0; row < o.shape[1]; ++row) {
-      double top = -HUGE_VAL;
-      std::vector<std::int64_t> sharing;
-      for (std::int64_t key = 0; key <= row + v.shape[1] - o.shape[1]; ++key) {
-        if (sign * level(key) > top) sharing.clear();
-        top = std::max(top, sign * level(key));
-        if (sign * level(key) == top) sharing.push_back(key);
-      }
-      const auto count = static_cast<double>(sharing.size());
-      for (std::int64_t head = 0; head < o.shape[2]; ++head) {
-        const std::int64_t head_kv = head * v.shape[2] / o.shape[2];
-        for (std::int64_t c = 0; c < o.shape[3]; ++c) {
-          double sum = 0, magnitude = 0;
-          for (const std::int64_t key : sharing) {
-            const double value =
-                verify::load_element(v.data, v.dtype, key * v.strides[1] + head_kv * v.strides[2] + c);
-            sum += value, magnitude += std::abs(value);
-          }
-          const double actual =
-              verify::load_element(o.data, o.dtype, row * o.strides[1] + head * o.strides[2] + c);
-          if (does_not_see(top * 0x1p20 * scale))
-            ASSERT_EQ(actual, 0);
-          else if (gives_up(top * 0x1p20 * scale))
-            ASSERT_TRUE(std::isnan(actual));
-          else
-            ASSERT_NEAR(actual, sum / count, 4 * unit * magnitude / count)
-                << "row " << row << ", head " << head << ", dim " << c;
-        }
-        const double expected = top * 0x1p20 * scale + std::log(count);
-        const double actual = verify::load_element(lse.data, lse.dtype, head * lse.strides[1] + row);
-        if (gives_up(expected) && !does_not_see(expected)) {
-          ASSERT_TRUE(std::isnan(actual));
-          continue;
-        }
-        if (expected > std::numeric_limits<float>::max() || expected < std::numeric_limits<float>::lowest())
-          ASSERT_EQ(actual, std::copysign(HUGE_VAL, expected));
-        else
-          ASSERT_NEAR(actual, expected, 0x1p-20 * (std::abs(expected) + 1))
-              << "row " << row << ", head " << head;
-      }
+  // Launches on these engines in turn.
+  void expect_shared_maxima(const Case& given, const std::vector<Engine*>& engines) {
+    try {
+      launch_all(given, engines);
+    } catch (const Prebuilt&) {  // the kernel of all scales
     }
   }
+  // undecided: some rows are NaN on GPUs.
+  void expect_right(const Case& given, bool undecided) {
+    Workload workload(on(), given);
+    for (Engine* const engine : engines()) {
+      workload.reset();
+      workload.kernel(*engine).launch(workload.args());
+      EXPECT_TRUE(workload.fetch());
+      const verify::Report report = workload.report();
+      EXPECT_EQ(report.wrong, 0) << report.str();
+      EXPECT_EQ(report.undecided > 0, on().is_cuda() && undecided) << report.str();
+    }
+  }
+  // With many threads a row's keys are processed in parts.
+  std::vector<Engine*> engines() {
+    if (on().is_cuda()) return {&on().engine()};
+    if (!many_) many_ = on().make_engine({.num_threads = 24});
+    return {&on().engine(), many_.get()};
+  }
+
+ private:
+  void launch_all(Case given, const std::vector<Engine*>& engines) {
+    for (const double sign : {1.0, -1.0})
+      // At the first scale even a rounded offset gives the right result; at the fourth, float32 has no bits
+      // left for sums beside their level; at the last one, lse is beyond float32.
+      for (const double scale : {0x1p-8, 0x1p-4, 0x1p0, 0x1p4, 0x1p11, 0x1p60, 0x1p120}) {
+        given.softmax_scale = static_cast<float>(scale);
+        SCOPED_TRACE(given.str() + " sign " + std::to_string(sign));
+        Workload workload(on(), given);
+        SharedMaxima maxima(workload, on().is_cuda());
+        maxima.set_scores(sign);
+        for (Engine* const engine : engines) {
+          workload.reset();
+          workload.kernel(*engine).launch(workload.args());
+          maxima.expect(scale);
+        }
+      }
+  }
+
+  std::unique_ptr<Engine> many_;
 };
 
 TEST_P(FarScores, KeysOfARowsMaximumShareIt) {
-  const auto many = on().is_cuda() ? nullptr : on().make_engine({.num_threads = 24});
   for (const DType dtype : own_dtypes())
     for (const int dim : {64, 128})
-      for (const int rows : {70, 1}) {
-        const Case c = {.spec = forward_spec(dtype, dim, {CausalMask{}}),
-                        .heads_q = 2,
-                        .seqlen_q = rows,
-                        .seqlen_k = rows == 1 ? 2000 : 330,
-                        .data = Data::plain};
-        for (const double sign : {1.0, -1.0})
-          // At the first scale even a rounded offset gives the
-          // right result; at the last one, lse is beyond float32.
-          for (const double scale : {0x1p-8, 0x1p-4, 0x1p0, 0x1p11, 0x1p60, 0x1p120}) {
-            Case scaled = c;
-            scaled.softmax_scale = static_cast<float>(scale);
-            SCOPED_TRACE(scaled.str() + " sign " + std::to_string(sign));
-            Workload workload(on(), scaled);
-            set_scores(workload, sign);
-            // With many threads a row's keys are processed in parts.
-            Engine& engine = rows == 1 && many ? *many : on().engine();
-            workload.reset();
-            workload.kernel(engine).launch(workload.args());
-            expect_shared_maxima(workload, sign, scale);
-          }
+      for (const int rows : {70, 1})
+        expect_shared_maxima({.spec = forward_spec(dtype, dim, {CausalMask{}}),
+                              .heads_q = 2,
+                              .seqlen_q = rows,
+                              .seqlen_k = rows == 1 ? 2000 : 330,
+                              .data = Data::plain},
+                             {rows == 1 ? engines().back() : &on().engine()});
+}
+
+// Whether the parts of a row are of one block, of several, or of several threads.
+TEST_P(FarScores, OfADecodesParts) {
+  const auto expect = [&](const AttentionSpec& spec, int rows) {
+    if (!takes_next(spec, 3)) return;
+    expect_shared_maxima({.spec = spec,
+                          .heads_q = 4,
+                          .heads_kv = 2,
+                          .seqlen_q = rows,
+                          .seqlen_k = 2500,
+                          .lengths_k = {2500},
+                          .page_size = spec.paged ? 48 : 0,
+                          .data = Data::plain},
+                         engines());
+  };
+  for (const DType dtype : own_dtypes())
+    for (const bool paged : {false, true})
+      for (const bool invariant : {false, true})
+        expect(decode_spec(dtype, 64, {CausalMask{}}, {.paged = paged, .batch_invariant = invariant}),
+               paged ? 3 : 1);
+  for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3})
+    for (const KvScale kv_scale : {KvScale::tensor, KvScale::token_head})
+      for (const bool invariant : {false, true})
+        expect(decode_spec(
+                   DType::bf16, 64, {CausalMask{}},
+                   {.paged = true, .batch_invariant = invariant, .kv_dtype = kv_dtype, .kv_scale = kv_scale}),
+               2);
+}
+
+// Left padding by a bias: whole blocks and parts of keys are far below the row's other scores, and count as
+// nothing. A row of such keys alone is far itself.
+TEST_P(FarScores, KeysFarBelowOthersCountAsNothing) {
+  std::uint64_t seed = 0;
+  for (const bool decodes : {true, false})
+    for (const bool varied : {false, true})
+      for (const char* const by : {"1e9", "3e9", "1e30", "2e38"}) {
+        AttentionSpec spec = decodes ? decode_spec(DType::bf16, 64, {}, {.batch_invariant = varied})
+                                     : forward_spec(DType::bf16, 64);
+        spec = with_far_keys(spec, varied ? "2000 - 300 * row" : "1200", by);
+        if (!takes_next(spec, 4)) continue;
+        const Case c{.spec = spec,
+                     .heads_q = 2,
+                     .seqlen_q = decodes ? 2 : 70,
+                     .seqlen_k = 2000,
+                     .lengths_k = {2000},
+                     .data = Data::plain,
+                     .seed = ++seed};
+        SCOPED_TRACE(c.str());
+        try {
+          expect_right(c, varied);
+        } catch (const Prebuilt&) {
+        }
       }
 }
 

@@ -76,9 +76,9 @@ struct AppendQuantised : Append<Spec, Quantised<Own>> {
     } else {
       scale = *place;
     }
-    const float factor = __builtin_fabsf(scale) < least_scale ? 0 : 1 / scale;
+    const ScaleFactors by(scale, [](float x) { return 1 / x; });
     KvElement* const to = static_cast<KvElement*>(cache.data) + cache.offset(at.page, at.page_row, head);
-    for (int c = 0; c < columns; c += vector) store_rounded(to + c, load8(row + c) * factor);
+    for (int c = 0; c < columns; c += vector) store_rounded(to + c, load8(row + c) * by.first * by.second);
   }
 
   // The largest magnitude. NaN counts as nothing.

@@ -34,10 +34,10 @@ class WidePiece {
     return largest;
   }
   template <class KvElement>
-  FLASHJIT_FN void store(KvElement* to, float factor) const {
+  FLASHJIT_FN void store(KvElement* to, const ScaleFactors& by) const {
     float x[columns];
 #pragma unroll
-    for (int c = 0; c < columns; ++c) x[c] = wide_[c] * factor;
+    for (int c = 0; c < columns; ++c) x[c] = wide_[c] * by.first * by.second;
     store_rounded(to, x);
   }
 
@@ -166,11 +166,11 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
         st_global(const_cast<float*>(scales.data) + at.place.page * scales.batch_stride +
                       at.place.page_row * scales.row_stride + (head + i) * scales.head_stride,
                   __float_as_uint(scale[i]));
-      const float factor = fabsf(scale[i]) < least_scale ? 0 : rcp_approx(scale[i]);
+      const ScaleFactors by(scale[i], [](float x) { return rcp_approx(x); });
       KvElement* const row =
           static_cast<KvElement*>(to.data) + to.offset(at.place.page, at.place.page_row, head + i);
-      pieces.for_each(
-          i, [&](const typename Mine::Piece& piece, int column) { piece.store(row + column, factor); });
+      pieces.for_each(i,
+                      [&](const typename Mine::Piece& piece, int column) { piece.store(row + column, by); });
     }
   }
 

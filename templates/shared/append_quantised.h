@@ -25,7 +25,6 @@ struct KvFormat<fp8_e5m2> {
   static constexpr float largest = 57344, least_normal = 0x1p-14f, aligner = 0x1p7f;
 };
 
-// Scales are normal numbers whose reciprocals are normal, too.
 constexpr float least_scale = 0x1p-126f, largest_finite = 0x1.fffffep127f;
 
 // The scale of a row whose largest magnitude is given.
@@ -35,6 +34,23 @@ FLASHJIT_FN float scale_of_row(float largest) {
   const float scale = bounded * (1 / KvFormat<KvElement>::largest);
   return scale > least_scale ? scale : least_scale;
 }
+
+// Two factors of a new value, one after the other, that divide it by a scale. Both are normal numbers. A
+// scale below least_scale in size counts as 0: what is finite becomes a number that every dtype rounds to 0,
+// and infinity stays infinite.
+struct ScaleFactors {
+  float first, second;
+
+  // reciprocal(x) is 1 / x.
+  template <class Reciprocal>
+  FLASHJIT_FN ScaleFactors(float scale, const Reciprocal& reciprocal) {
+    const float size = scale < 0 ? -scale : scale;
+    first = second = least_scale;
+    if (size < least_scale) return;
+    first = size > 0x1p125f ? 0.25f : 1.f;
+    second = reciprocal(scale * first);
+  }
+};
 
 // How the threads of a GPU share rows of K and V. Where they compute scales, `lanes` neighbouring threads of
 // a warp have a row of K or V. Otherwise a thread has one item, as in other caches.

@@ -3,6 +3,9 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "runtime/flashjit.h"
@@ -258,6 +261,53 @@ TEST(AppendArguments, RoundingByHand) {
     for (std::size_t c = 0; c < head_dim; ++c)
       EXPECT_EQ(static_cast<unsigned char>(row[c]), stored[c]) << to_string(dtype) << " " << numbers[c];
   }
+}
+
+// Infinity counts as the largest float32 where scales are computed.
+TEST(AppendArguments, ScaleOfARowWithInfinityByHand) {
+  GoodQuantisedAppend given;
+  given.k_new[0] = verify::float_to_bf16(-HUGE_VALF);
+  given.k_new[head_dim] = verify::float_to_bf16(NAN);  // of the next head: counts as nothing
+  quantised_kernel("token_head").launch(given.args);
+  const std::size_t row = std::size_t{2} * heads;
+  EXPECT_EQ(given.k_scale[row], std::numeric_limits<float>::max() * (1.0f / 127));
+  EXPECT_EQ(given.k_scale[row + 1], 1.0f / 127);
+  const signed char* const stored = given.k.data() + row * head_dim;
+  EXPECT_EQ(stored[0], -128);
+  EXPECT_EQ(stored[1], 0);
+  EXPECT_EQ(stored[head_dim], 0);
+  EXPECT_EQ(stored[head_dim + 1], 127);
+}
+
+// At any scale infinity becomes the largest value of its sign, NaN stays NaN, and a quotient is right. Scales
+// below 2^-126 in size count as 0: finite values are stored as 0.
+TEST(AppendArguments, ScalesOfAnySizeByHand) {
+  const float scales[] = {0,          -0.0F,    0x1p-127F,  -0x1.fcp-127F, 0x1p-126F,  -0x1p-125F, 1,
+                          0x1.8p124F, 0x1p125F, 0x1.8p125F, 0x1p126F,      0x1.8p127F, -0x1p126F};
+  for (const auto& [dtype, largest, least, nan] : {std::tuple{DType::int8, 127.0, -128.0, 0},
+                                                   {DType::fp8_e4m3, 448.0, -448.0, 0x7f},
+                                                   {DType::fp8_e5m2, 57344.0, -57344.0, 0x7f}})
+    for (const float scale : scales) {
+      const bool is_zero = std::abs(scale) < 0x1p-126F, turns = !is_zero && scale < 0;
+      const float numbers[] = {HUGE_VALF, -HUGE_VALF, NAN, 0, is_zero ? 0x1.fep127F : scale};
+      const double expected[] = {turns ? least : largest, turns ? largest : least, 0, 0, is_zero ? 0.0 : 1.0};
+      GoodQuantisedAppend given;
+      for (std::size_t i = 0; i < std::size(numbers); ++i) given.k_new[i] = verify::float_to_bf16(numbers[i]);
+      given.args.k->dtype = given.args.v->dtype = dtype;
+      given.k_scale[0] = given.v_scale[0] = scale;
+      given.args.k_scale = GoodAppend::floats(given.k_scale, {1});
+      given.args.v_scale = GoodAppend::floats(given.v_scale, {1});
+      quantised_kernel("tensor", to_string(dtype)).launch(given.args);
+      const signed char* const stored = given.k.data() + std::size_t{2} * heads * head_dim;
+      for (std::int64_t i = 0; i < 5; ++i) {
+        SCOPED_TRACE(std::string(to_string(dtype)) + ": " + std::to_string(numbers[i]) + " / " +
+                     std::to_string(scale));
+        if (i == 2)
+          EXPECT_EQ(stored[i] & 0x7f, nan);
+        else
+          EXPECT_EQ(verify::load_element(stored, dtype, i), expected[i]);
+      }
+    }
 }
 
 TEST(AppendArguments, Scales) {

@@ -126,7 +126,6 @@ constexpr KvScale all_kv_scales[] = {KvScale::tensor, KvScale::head, KvScale::to
 // Head dimensions whose rows take a part of a warp, all of it, and several items of its threads.
 TEST_P(Append, QuantisedCaches) {
   std::vector<AppendCase> cases = {
-      {.seqlen = 16, .heads_kv = 3, .heads_q = 3, .hard_rows = true},
       {.heads_kv = 3, .heads_q = 6, .head_dim = 80, .head_dim_v = 48, .rotary = Rotary{.dim = 48, .q = true}},
       {.batch = 3,
        .seqlen = 9,
@@ -148,6 +147,18 @@ TEST_P(Append, QuantisedCaches) {
         if (!takes_next(c.spec())) continue;
         EXPECT_TRUE(computes(c));
       }
+}
+
+// NaN, infinity, tiny and huge numbers, and scales that count as 0 or whose reciprocal float32 has not.
+TEST_P(Append, QuantisedHardRows) {
+  for (const DType kv_dtype : all_kv_dtypes)
+    for (const KvScale kv_scale : {KvScale::head, KvScale::token_head})
+      EXPECT_TRUE(computes({.seqlen = 16,
+                            .heads_kv = 3,
+                            .heads_q = 3,
+                            .kv_dtype = kv_dtype,
+                            .kv_scale = kv_scale,
+                            .hard_rows = true}));
 }
 
 // On a GPU by replays of a captured graph.

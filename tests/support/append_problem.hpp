@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -288,7 +289,9 @@ class AppendProblem {
     const float stored = case_.kv_dtype == DType::int8 ? 48 : 4;
     for (const Tensor& t : {k_scale_.on_host(), v_scale_.on_host()})
       for (std::int64_t i = 0; i < t.shape[0]; ++i)
-        static_cast<float*>(t.data)[i] = (i % 2 ? -1 : 1) / (stored + static_cast<float>(i));
+        static_cast<float*>(t.data)[i] = case_.hard_rows && i < 2
+                                             ? std::array{0x1p-127f, -0x1.8p127f}[i]
+                                             : (i % 2 ? -1 : 1) / (stored + static_cast<float>(i));
   }
   void fill_places(std::mt19937& random) {
     const auto ints = [](const GuardedTensor& t) { return static_cast<std::int32_t*>(t.on_host().data); };

@@ -249,21 +249,20 @@ class Rows {
   // kernel may have before rounding become.
   void quantise(double scale) {
     const DType dtype = *append_.spec.kv_dtype;
-    const bool is_zero = std::abs(scale) < 0x1p-126, is_huge = std::abs(scale) > 0x1p126;
+    const bool is_zero = std::abs(scale) < 0x1p-126;  // counts as 0
     for (std::size_t c = 0; c < values_.size(); ++c) {
       const double value = values_[c];
-      if (!std::isfinite(scale) || std::isnan(errors_[c]) || (is_zero && !std::isfinite(value))) {
+      if (!std::isfinite(scale) || std::isnan(errors_[c])) {
         errors_[c] = nan;
         continue;
       }
-      const double exact = is_zero ? 0 : value / scale;
+      const double exact = !is_zero ? value / scale : std::isfinite(value) ? 0 : value;
       values_[c] = rounded_to_8_bits(dtype, exact);
       if (!std::isfinite(exact) || is_zero) {
         errors_[c] = 0;
         continue;
       }
-      const double off = errors_[c] / std::abs(scale) + 0x1p-22 * std::abs(exact) + 0x1p-125 +
-                         (is_huge ? std::abs(exact) : 0);
+      const double off = errors_[c] / std::abs(scale) + 0x1p-22 * std::abs(exact) + 0x1p-125;
       errors_[c] = std::max(rounded_to_8_bits(dtype, exact + off) - values_[c],
                             values_[c] - rounded_to_8_bits(dtype, exact - off));
     }

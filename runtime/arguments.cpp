@@ -76,13 +76,12 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
   p.offset_at = number_at<&AttentionArgs::dropout_offset_tensor>(spec, device, args);
 }
 
-// FLASHJIT_CHECK=1: tables in device memory are validated, too; that takes waiting for the device.
+}  // namespace
+
 bool checks_device_data() {
   static const bool checks = environment_variable("FLASHJIT_CHECK") == "1";
   return checks;
 }
-
-}  // namespace
 
 void check_heads(const Tensor& q, const Tensor& k, device::ProblemParams& p) {
   p.num_heads_q = size(q, q.rank - 2);

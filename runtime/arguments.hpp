@@ -30,6 +30,8 @@ CheckedPages check_sequences(const AttentionSpec& spec, Device device, const Att
 // argument. Touches no tensor memory.
 CheckedAttention check_attention(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                                  int most_rows, device::ProblemParams& problem);
+// FLASHJIT_CHECK=1: tables in a GPU's memory are checked, too, which waits for the GPU.
+bool checks_device_data();
 // Throws invalid_argument for wrong lengths, lists and page ids: always on a CPU, on a GPU with
 // FLASHJIT_CHECK=1.
 void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& problem,

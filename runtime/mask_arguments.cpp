@@ -114,19 +114,11 @@ void check_tree(const AttentionSpec& spec, const AttentionArgs& args, Device dev
 
 void check_packed_lengths(const char* name, const int* cu_seqlens, int batch, int total, int max_seqlen,
                           const char* max_name) {
-  if (cu_seqlens[0] != 0) refuse_argument(name, "[0] is ", cu_seqlens[0], ", it must be 0");
-  for (int b = 0; b < batch; ++b) {
-    const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
-    if (length < 0)
-      refuse_argument(name, " decreases at entry ", b + 1, " (", cu_seqlens[b], " to ", cu_seqlens[b + 1],
-                      "): it holds running totals of the lengths");
-    if (length > max_seqlen)
+  check_running_totals(name, cu_seqlens, batch, total);
+  for (int b = 0; b < batch; ++b)
+    if (const int length = cu_seqlens[b + 1] - cu_seqlens[b]; length > max_seqlen)
       refuse_argument(name, " gives sequence ", b, " a length of ", length, ", longer than ", max_name, " = ",
                       max_seqlen);
-  }
-  if (cu_seqlens[batch] > total)
-    refuse_argument(name, " ends at ", cu_seqlens[batch], ", beyond the ", total,
-                    " packed rows of the tensor");
 }
 
 void check_lengths(const char* name, const int* given, int batch, int longest, const char* longest_name) {
@@ -230,6 +222,25 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   if (blocks && reads_lists(spec)) check_blocks(*blocks, spec, args, device, p);
   if (find_mask<TreeMask>(spec.mask)) check_tree(spec, args, device, p);
+}
+
+void check_running_totals(const char* name, const int* cu_seqlens, int batch, int total) {
+  if (cu_seqlens[0] != 0) refuse_argument(name, "[0] is ", cu_seqlens[0], ", it must be 0");
+  for (int b = 0; b < batch; ++b)
+    if (cu_seqlens[b + 1] < cu_seqlens[b])
+      refuse_argument(name, " decreases at entry ", b + 1, " (", cu_seqlens[b], " to ", cu_seqlens[b + 1],
+                      "): it holds running totals of the lengths");
+  if (cu_seqlens[batch] > total)
+    refuse_argument(name, " ends at ", cu_seqlens[batch], ", beyond the ", total,
+                    " packed rows of the tensor");
+}
+
+void check_running_totals_on(Device device, const char* name, const int* cu_seqlens, int batch, int total) {
+  const cuda::Context context(device.index);
+  cuda::synchronize(context);
+  std::vector<int> copy(static_cast<std::size_t>(batch) + 1);
+  cuda::copy_to_host(context, copy.data(), cu_seqlens, copy.size() * sizeof(int));
+  check_running_totals(name, copy.data(), batch, total);
 }
 
 void check_tables(const AttentionSpec& spec, const ProblemParams& p, const device::PageTable& pages) {

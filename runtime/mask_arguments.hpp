@@ -16,6 +16,11 @@ void check_mask_arguments(const AttentionSpec& spec, Device device, const Attent
 const Tensor& require_bitmasks(const AttentionSpec& spec, const BlockSparseMask& mask,
                                const AttentionArgs& args, Device device);
 
+// Checks that a cu_seqlens holds running totals of at most `total` rows. Throws invalid_argument otherwise.
+// The pointer is to host memory, with _on to a GPU's: that waits for the GPU.
+void check_running_totals(const char* name, const int* cu_seqlens, int batch, int total);
+void check_running_totals_on(Device device, const char* name, const int* cu_seqlens, int batch, int total);
+
 // Checks the contents of the tensors of lengths, lists, prefixes and, with paged, page ids. Throws
 // invalid_argument for the first wrong number, with its place. All pointers are to host memory.
 void check_tables(const AttentionSpec& spec, const device::ProblemParams& params,

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "runtime/argument_checks.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/mask_arguments.hpp"
 #include "runtime/operations/operations.hpp"
 
 namespace flashjit {
@@ -73,6 +75,10 @@ struct Append {
       require_table("cu_seqlens_q", starts);
       p.cu_seqlens = static_cast<const int*>(starts.data);
       p.batch = size(starts, 0) - 1;
+      if (device.kind == Device::Kind::cpu)
+        check_running_totals("cu_seqlens_q", p.cu_seqlens, p.batch, p.tokens);
+      else if (checks_device_data())
+        check_running_totals_on(device, "cu_seqlens_q", p.cu_seqlens, p.batch, p.tokens);
     }
     require_shape("append_positions", positions, 0, p.batch,
                   spec.varlen ? "the batch of cu_seqlens_q" : "k_new's batch");

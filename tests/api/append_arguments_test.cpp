@@ -117,6 +117,25 @@ TEST(AppendArguments, PlacesAreGivenOnce) {
   });
 }
 
+TEST(AppendArguments, PackedLengths) {
+  const auto with_starts = [](std::vector<std::int32_t> starts) {
+    return [starts](GoodAppend& g) {
+      g.args.k_new = GoodAppend::floats(g.k_new, {batch * seqlen, heads, head_dim});
+      g.args.v_new = GoodAppend::floats(g.v_new, {batch * seqlen, heads, head_dim});
+      g.starts = starts;
+      g.args.cu_seqlens_q = Tensor::contiguous(g.starts.data(), DType::int32, {}, {batch + 1});
+    };
+  };
+  expect_refusal({"cu_seqlens_q[0] is 1, it must be 0"}, packed, with_starts({1, 3, 6}));
+  expect_refusal({"cu_seqlens_q decreases at entry 1 (0 to -1)"}, packed, with_starts({0, -1, 6}));
+  expect_refusal({"cu_seqlens_q decreases at entry 2 (5 to 4)"}, packed, with_starts({0, 5, 4}));
+  expect_refusal({"cu_seqlens_q ends at 7, beyond the 6 packed rows"}, packed, with_starts({0, 3, 7}));
+  GoodAppend given;
+  with_starts({0, 0, 4})(given);
+  kernel_of(packed).launch(given.args);
+  EXPECT_EQ(given.k[(rows + 4) * heads * head_dim], 1);
+}
+
 TEST(AppendArguments, Shapes) {
   expect_refusal({"v_new has shape", "as k_new"}, plain, [](GoodAppend& g) { g.args.v_new->shape[1] = 2; });
   expect_refusal({"k has shape", "k_new's heads"}, plain, [](GoodAppend& g) { g.args.k->shape[2] = 1; });

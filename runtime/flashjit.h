@@ -291,7 +291,8 @@ FLASHJIT_C_API flashjit_status flashjit_kernel_prepare(const flashjit_kernel* ke
                                                        const flashjit_argument* args, size_t num_args,
                                                        flashjit_prepared** prepared);
 /* Merges the partial results FLASHJIT_ARG_PARTS_O and _PARTS_LSE into _O and, if it is given, _LSE. The first
-   merge of a dtype and head_dim compiles or loads its kernel. */
+   merge of a dtype and head_dim compiles or loads its kernel. Where |lse| is 2^15 or more (o bf16) or 2^12 or
+   more (fp16), the rounding of lse to float32 changes o by more than o's own rounding. */
 FLASHJIT_C_API flashjit_status flashjit_merge(flashjit_engine* engine, const flashjit_argument* args,
                                               size_t num_args, void* stream);
 FLASHJIT_C_API flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream);

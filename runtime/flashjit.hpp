@@ -189,8 +189,9 @@ class FLASHJIT_API Engine {
 // Merges partial results of attention, each over keys of its own, into the result over all keys:
 // parts_o and parts_lse into o and, if it is given, lse (FlashDecoding, Dao et al. 2023). Any
 // number of parts is allowed; parts without keys (lse -inf) count as nothing; merged results may
-// be merged again. parts_o is float32 or of o's dtype. The function derives a spec of op merge
-// from the tensors and launches its kernel; the first merge of a dtype and head_dim compiles
+// be merged again. parts_o is float32 or of o's dtype. A float32 lse has lost its last bits where scores
+// are far from 0: semantics.md says from which lse on that outweighs o's own rounding. The function derives a
+// spec of op merge from the tensors and launches its kernel; the first merge of a dtype and head_dim compiles
 // or loads it. Throws invalid_argument, and all errors of Engine::get().
 FLASHJIT_API void merge(Engine& engine, const AttentionArgs& args, Stream stream = nullptr);
 

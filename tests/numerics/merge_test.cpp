@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/support/merge_problem.hpp"
@@ -53,6 +54,38 @@ TEST_P(Merge, PartsOfABatchEntrySideBySide) {
 TEST_P(Merge, PartsThatAreAllFarFromZero) {
   for (const double level : {-3e4, -300.0, 300.0, 3e4})
     EXPECT_TRUE(computes({.parts = 4, .empty_share = 0, .lse_level = level}));
+}
+
+// Parts of one row, with the lse that float32 holds, against the true softmax. Their roundings, in opposite
+// directions, change the result by half of the lse's last place times the parts' largest output: less than
+// rounding o does below a limit, and more beyond it.
+TEST_P(Merge, RoundedLseAgainstTheTrueSoftmax) {
+  // Two parts, 1 and -1, whose lse are a little above and below the middle between neighbours of float32.
+  using Fence = GuardedTensor::Fence;
+  const auto error_at = [&](DType dtype, float level) {
+    const double last_place = std::exp2(std::floor(std::log2(std::abs(double{level}))) - 23);
+    const double lse[] = {level + 0.501 * last_place, level + 0.499 * last_place};
+    GuardedTensor parts_o(on(), DType::fp32, with_gaps({2, 1, 1, 1, 8}, 0), Poison::nan, Fence::after),
+        parts_lse(on(), DType::fp32, with_gaps({2, 1, 1, 1}, 0), Poison::nan, Fence::after),
+        o(on(), dtype, with_gaps({1, 1, 1, 8}, 0), Poison::nan, Fence::after);
+    for (int part = 0; part < 2; ++part) {
+      static_cast<float*>(parts_lse.on_host().data)[part] = static_cast<float>(lse[part]);
+      for (int c = 0; c < 8; ++c)
+        static_cast<float*>(parts_o.on_host().data)[part * 8 + c] = part == 0 ? 1 : -1;
+    }
+    for (GuardedTensor* const tensor : {&parts_o, &parts_lse, &o}) tensor->upload();
+    merge(on().engine(),
+          {.o = o.on_device(), .parts_o = parts_o.on_device(), .parts_lse = parts_lse.on_device()});
+    on().synchronize();
+    o.download();
+    return std::abs(verify::load_element(o.on_host().data, dtype, 3) - std::tanh((lse[0] - lse[1]) / 2));
+  };
+  for (const float sign : {1.0f, -1.0f})
+    for (const auto& [dtype, limit, rounding] :
+         {std::tuple{DType::bf16, 0x1p15f, 0x1p-9}, {DType::fp16, 0x1p12f, 0x1p-12}}) {
+      EXPECT_LT(error_at(dtype, sign * 0.9f * limit), rounding) << to_string(dtype);
+      EXPECT_GT(error_at(dtype, sign * 2.1f * limit), rounding) << to_string(dtype);
+    }
 }
 
 TEST_P(Merge, PartsThatDifferInSizeByFarMoreThanExpSpans) {

@@ -123,7 +123,8 @@ struct AttentionArgs {
   std::optional<Tensor> block_bitmasks{};
   // tree: [batch or 1, seqlen_q, words of 32 new keys], the new keys that each row sees.
   std::optional<Tensor> tree_bits{};
-  // tree: [batch], how many keys come before the new ones; absent: seqlen_k - seqlen_q.
+  // tree: [batch], how many keys come before the new ones; absent: seqlen_k - seqlen_q, of each batch entry's
+  // own lengths. A CPU launch refuses this where it is negative and there are keys.
   std::optional<Tensor> prefix_lengths{};
 
   // dropout: the probability that a weight is dropped, rounded to a multiple of 2^-32; the

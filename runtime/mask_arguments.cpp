@@ -136,6 +136,24 @@ void check_used_lengths(const char* name, const int* given, int batch, const int
                       ", it must be between 0 and the packed sequence's length, ", all);
 }
 
+// Without prefix_lengths a tree's rows are the last keys.
+void check_prefixes(const ProblemParams& p) {
+  for (int b = 0; b < p.batch; ++b) {
+    const int rows = p.seqlens_q      ? p.seqlens_q[b]
+                     : p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b]
+                                      : p.seqlen_q;
+    const int keys = p.seqlens_k      ? p.seqlens_k[b]
+                     : p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - p.cu_seqlens_k[b]
+                                      : p.seqlen_k;
+    if (keys > 0 && keys < rows)
+      refuse_argument(
+          "prefix_lengths is missing: without it a tree's rows are the last keys of their batch "
+          "entry, but entry ",
+          b, " has ", rows, " rows and ", keys,
+          " keys; prefix_lengths, or at least as many keys, would work");
+  }
+}
+
 // Checks the lists of one batch entry and head.
 class ListCheck {
  public:
@@ -257,6 +275,7 @@ void check_tables(const AttentionSpec& spec, const ProblemParams& p, const devic
     check_lengths("seqlens_k", p.seqlens_k, p.batch, p.seqlen_k,
                   spec.paged ? "page_table's max_pages x page_size" : "seqlen_k");
   }
+  if (find_mask<TreeMask>(spec.mask) && !p.tree.prefix_lengths) check_prefixes(p);
   check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   if (blocks && reads_lists(spec)) check_blocks_data(*blocks, p, spec.varlen);

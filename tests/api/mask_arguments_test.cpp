@@ -155,6 +155,21 @@ TEST(MaskArguments, Trees) {
   m.expect_refusal({"tree_bits", "seqlen_q"});
 }
 
+// Without prefix_lengths the rows of a tree are the last keys.
+TEST(MaskArguments, TreesOfMoreRowsThanKeys) {
+  MaskArguments m({TreeMask{}, PaddingMask{}});
+  m.table(&AttentionArgs::tree_bits, {1, seqlen_q, 1}, {1, 3, 7, 15, 31});
+  auto& lengths = m.table(&AttentionArgs::seqlens_k, {2}, {seqlen_q, 0});
+  m.expect_works();  // the second one has no keys
+  lengths[1] = seqlen_q - 1;
+  m.expect_refusal({"prefix_lengths is missing", "entry 1 has 5 rows and 4 keys"});
+  m.table(&AttentionArgs::seqlens_q, {2}, {seqlen_q, seqlen_q - 1});
+  m.expect_works();
+  m.args().seqlens_q.reset();
+  m.table(&AttentionArgs::prefix_lengths, {2}, {0, 0});
+  m.expect_works();
+}
+
 // Packed launches take tables made for longer sequences, and compute the same result.
 TEST(MaskArguments, PackedWithTablesOfLongerSequences) {
   for (const bool tree : {false, true}) {

@@ -114,7 +114,7 @@ struct Problem {
       args.cu_seqlens_k = Tensor::contiguous(starts_k.data(), DType::int32, {}, {3});
     }
     masks = random_mask_data(spec, shape, seed, {.hard = true});
-    masks.limit_lengths(args);
+    masks.fit_lengths(spec, shape, args);
     for (MaskTable& table : masks.tables) args.*table.argument = table.view();
     masks.set_sizes(args);
     fill_forward(spec, args);

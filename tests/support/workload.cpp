@@ -113,11 +113,10 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
   if (spec.op == Operation::decode || spec.paged)
     mask_options.lengths_k.assign(case_.lengths_k.begin(), case_.lengths_k.end());
   masks_ = verify::random_mask_data(spec, longest, case_.seed, mask_options);
-  if (spec.varlen) {
-    AttentionArgs starts{.cu_seqlens_q = tables[0].view()};
-    if (packed_keys()) starts.cu_seqlens_k = tables[1].view();
-    masks_.limit_lengths(starts);
-  }
+  AttentionArgs starts;
+  if (spec.varlen) starts.cu_seqlens_q = tables[0].view();
+  if (packed_keys()) starts.cu_seqlens_k = tables[1].view();
+  masks_.fit_lengths(spec, longest, starts);
   tables.insert(tables.end(), masks_.tables.begin(), masks_.tables.end());
 
   for (std::size_t i = 0; i < num_arguments; ++i) {

@@ -217,7 +217,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   std::erase_if(data.tables, [&](const MaskTable& table) {
     return lists_masks && std::find(std::begin(lists), std::end(lists), table.argument) != std::end(lists);
   });
-  data.limit_lengths(work.host_args_);
+  data.fit_lengths(spec, sized, work.host_args_);
   for (MaskTable& table : data.tables) {
     HostTensor tensor(DType::int32, table.shape);
     std::memcpy(tensor.view().data, table.values.data(), tensor.bytes());

@@ -218,18 +218,35 @@ class Maker {
 
 }  // namespace
 
-void MaskData::limit_lengths(const AttentionArgs& starts) {
-  for (MaskTable& table : tables) {
-    const std::optional<Tensor>* of = table.argument == &AttentionArgs::seqlens_q   ? &starts.cu_seqlens_q
-                                      : table.argument == &AttentionArgs::seqlens_k ? &starts.cu_seqlens_k
-                                                                                    : nullptr;
-    if (!of || !*of) continue;
-    const auto* at = static_cast<const std::int32_t*>((*of)->data);
-    for (std::int32_t& length : table.values) {
-      length = std::min(length, at[1] - at[0]);
-      ++at;
-    }
+void MaskData::fit_lengths(const AttentionSpec& spec, const Shape& shape, const AttentionArgs& starts) {
+  bool has_prefixes = false;
+  std::vector<std::int32_t> rows, keys;  // of the batch entries
+  for (int b = 0; b < shape.batch; ++b) {
+    const auto length = [&](const std::optional<Tensor>& of, int longest) {
+      const auto* at = of ? static_cast<const std::int32_t*>(of->data) : nullptr;
+      return at ? at[b + 1] - at[b] : longest;
+    };
+    rows.push_back(length(starts.cu_seqlens_q, shape.seqlen_q));
+    keys.push_back(length(starts.cu_seqlens_k, shape.seqlen_k));
   }
+  for (MaskTable& table : tables) {
+    has_prefixes |= table.argument == &AttentionArgs::prefix_lengths;
+    std::vector<std::int32_t>* const lengths = table.argument == &AttentionArgs::seqlens_q   ? &rows
+                                               : table.argument == &AttentionArgs::seqlens_k ? &keys
+                                                                                             : nullptr;
+    if (!lengths) continue;
+    for (std::size_t b = 0; b < lengths->size(); ++b)
+      (*lengths)[b] = table.values[b] = std::min(table.values[b], (*lengths)[b]);
+  }
+  const auto is_tree = [](const Mask& mask) { return std::holds_alternative<TreeMask>(mask); };
+  if (has_prefixes || std::none_of(spec.mask.begin(), spec.mask.end(), is_tree)) return;
+  bool are_short = false;
+  std::vector<std::int32_t> prefixes;
+  for (std::size_t b = 0; b < rows.size(); ++b) {
+    are_short |= keys[b] < rows[b];
+    prefixes.push_back(std::max(keys[b] - rows[b], 0));
+  }
+  if (are_short) tables.push_back({&AttentionArgs::prefix_lengths, {shape.batch}, std::move(prefixes)});
 }
 
 void MaskData::set_sizes(AttentionArgs& args) const {

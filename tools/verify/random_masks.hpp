@@ -13,8 +13,9 @@ struct MaskData {
   MaskTables tables;
   std::optional<int> window_left, window_right, num_sinks;
 
-  // Cuts the lengths to those of the packed sequences, whose starts `starts` holds.
-  void limit_lengths(const AttentionArgs& starts);
+  // Cuts the lengths to those of the packed sequences, whose starts `starts` holds, if there are some. Gives
+  // a tree prefix_lengths if a batch entry has fewer keys than rows.
+  void fit_lengths(const AttentionSpec& spec, const Shape& shape, const AttentionArgs& starts);
   // Sets the arguments that are numbers.
   void set_sizes(AttentionArgs& args) const;
 };

@@ -237,12 +237,12 @@ class DecodeTile {
         for (int head = 0; head < heads_; ++head) {
           float* const scores = s_ + head * padded_ * block_n;
           if constexpr (has_scales)
-            scale_by_key(scores, here.size(), 0, head * with_kv_scales(p_).k_scale.head_stride);
+            scale_by_key<false>(scores, here.size(), 0, head * with_kv_scales(p_).k_scale.head_stride);
           if constexpr (Score::changes) modify_scores(scores, here, head);
           if (!whole) apply_mask(mask, scores, here, head);
           softmax(head * padded_, here.size());
           if constexpr (has_scales)
-            scale_by_key(scores, here.size(), block_n, head * with_kv_scales(p_).v_scale.head_stride);
+            scale_by_key<true>(scores, here.size(), block_n, head * with_kv_scales(p_).v_scale.head_stride);
         }
         if (whole)
           add_values(here.size());
@@ -378,13 +378,14 @@ class DecodeTile {
 
   // Multiplies scores, or weights, by the scales of their keys, which stand in scales_of_ from `at` on. A
   // weight of 0 stays 0: the key need not be seen, and its scale may be NaN.
+  template <bool weights>
   __attribute__((noinline)) void scale_by_key(float* s, int keys, int at, i64 offset) const {
     alignas(64) float scales[block_n];
     for (int key = 0; key < block_n; ++key) scales[key] = key < keys ? scales_of_[at + key][offset] : 0;
     for (int i = 0; i < rows_; ++i, s += block_n)
       for (int key = 0; key < keys; key += lanes) {
-        const Vec values = load(s + key);
-        store(s + key, select(values == 0, values, values * load(scales + key)));
+        const Vec values = load(s + key), scaled = values * load(scales + key);
+        store(s + key, weights ? select(values == 0, values, scaled) : scaled);
       }
   }
 

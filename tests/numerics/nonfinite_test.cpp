@@ -111,6 +111,55 @@ TEST_P(NonFinite, KeysReachTheRowsThatSeeThem) {
   EXPECT_GT(spared, 0);
 }
 
+// Of two rows the last key is the second one's alone. On a GPU a bad V, or the scale of one, may reach both.
+TEST_P(NonFinite, ALastKeyOfADecodeReachesItsRow) {
+  struct Bad {
+    TensorMember tensor;
+    bool of_scales;
+  };
+  for (const auto& [member, of_scales] : {Bad{&AttentionArgs::k, false},
+                                          {&AttentionArgs::v, false},
+                                          {&AttentionArgs::k_scale, true},
+                                          {&AttentionArgs::v_scale, true}}) {
+    const bool of_v = member == &AttentionArgs::v || member == &AttentionArgs::v_scale;
+    SpecOptions options{.lse = false};
+    if (of_scales) options.kv_dtype = DType::int8, options.kv_scale = KvScale::token_head;
+    Workload workload(on(), {.spec = decode_spec(DType::bf16, 64, {CausalMask{}}, options),
+                             .seqlen_q = 2,
+                             .seqlen_k = 100,
+                             .lengths_k = {100},
+                             .data = Data::plain});
+    SCOPED_TRACE(argument_of(member).name);
+    const Tensor t = workload.tensor(member).on_host();
+    for (std::int64_t c = 0; c < (of_scales ? 1 : 64); ++c)
+      verify::store_element(t.data, t.dtype, 99 * t.strides[1] + c, std::numeric_limits<float>::quiet_NaN());
+    workload.tensor(member).upload();
+    run(workload);
+    const std::vector<double> actual = values(*workload.host_args().o);
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      if (i < 64 && of_v && on().is_cuda()) continue;
+      ASSERT_EQ(std::isnan(actual[i]), i >= 64) << i;
+    }
+  }
+}
+
+// A product of 0 is no exception.
+TEST_P(NonFinite, ScalesOfKeysReachTheRowsThatSeeThem) {
+  Workload workload(
+      on(), {.spec = decode_spec(DType::bf16, 64, {},
+                                 {.lse = false, .kv_dtype = DType::int8, .kv_scale = KvScale::token_head}),
+             .seqlen_k = 100,
+             .lengths_k = {100},
+             .data = Data::plain});
+  const Tensor q = workload.q().on_host(), scales = workload.tensor(&AttentionArgs::k_scale).on_host();
+  for (std::int64_t c = 0; c < 64; ++c) verify::store_element(q.data, q.dtype, c, 0);
+  static_cast<float*>(scales.data)[5 * scales.strides[1]] = std::numeric_limits<float>::quiet_NaN();
+  workload.q().upload();
+  workload.tensor(&AttentionArgs::k_scale).upload();
+  run(workload);
+  for (const double value : values(*workload.host_args().o)) ASSERT_TRUE(std::isnan(value));
+}
+
 TEST_P(NonFinite, QueriesReachTheirOwnRow) {
   for (const DType dtype : own_dtypes()) {
     Workload workload(on(), {.spec = forward_spec(dtype, 64, {CausalMask{}}, {.lse = false}),

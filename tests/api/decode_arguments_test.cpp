@@ -243,7 +243,9 @@ TEST(DecodeArguments, PageSizes) {
   expect_refused({"pages of 3 keys", "a power of two up to 256 or a multiple of 16", "2 would work"},
                  with_pages_of(3));
   expect_refused({"pages of 12 keys", "8 would work"}, with_pages_of(12));
-  expect_refused({"pages of 100 keys", "96 would work"}, with_pages_of(100));
+  for (const auto& [keys, below] :
+       {std::pair{24, "16 would work"}, {40, "32 would work"}, {100, "96 would work"}})
+    expect_refused({below, "a power of two up to 256 or a multiple of 16"}, with_pages_of(keys));
   expect_refused({"pages of 0 keys", "1 would work"}, with_pages_of(0));
 }
 

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "shared/block_lists.h"
+
 namespace flashjit::device {
 
 inline Real<float> precise_exp(Real<float> a) {
@@ -226,6 +228,15 @@ void check(Exact exact, const std::function<bool(const Launch&, const Problem&, 
               ASSERT_TRUE(exact == Exact::neither || any(across, keys, kept)) << "needless " << block.index;
             }
             skipped(-1);
+            // The same as make_block_lists asks for it.
+            for (int key = 0; key < seqlen_k; key += size) {
+              const Span keys = {key, min(key + size, seqlen_k)};
+              const Maybe pairs = known_pairs(mask, across, keys);
+              const bool is_whole = all(across, keys, kept);
+              ASSERT_TRUE(pairs.can_hold || !any(across, keys, kept)) << "keys from " << key;
+              ASSERT_TRUE(pairs.can_fail || is_whole) << "keys from " << key;
+              ASSERT_TRUE(exact != Exact::both || pairs.can_fail != is_whole) << "keys from " << key;
+            }
           }
         }
         // Blocks of rows that see some keys.

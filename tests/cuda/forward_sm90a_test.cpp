@@ -365,21 +365,6 @@ TEST_F(ForwardSm90a, EightBitKeysAndValues) {
   using Tree = WithPages<SpecOf<Bf16, 128, 64, true, device::Tree>>;
   expect<WithKv<Tree, int8, token_head>, ConfigOf<64, 48, false, true, waves>>(c, {TreeMask{}});
 }
-// Blocks of the fewest keys, which the widest heads take beside many features.
-TEST_F(ForwardSm90a, NarrowBlocks) {
-  const Case c{.heads_q = 2,
-               .heads_kv = 1,
-               .seqlen_k = 90,
-               .lengths_q = {70, 0, 5},
-               .lengths_k = {90, 40, 5},
-               .page_size = 16,
-               .seed = 91};
-  using Tree = WithPages<SpecOf<Fp16, 72, 256, true, device::Tree>>;
-  expect<WithFormulaSpec<WithDropout<Tree>, FormulaParams, false>, ConfigOf<64, 16, false, false, waves>>(
-      c, {TreeMask{}});
-  expect<WithKv<WithPages<SpecOf<Bf16, 40, 256, true, BottomRight>>, int8, token_head>,
-         ConfigOf<64, 32, true, false, waves>>(c, {CausalMask{}});
-}
 TEST_F(ForwardSm90a, PagesUnderSinksListsAndPadding) {
   std::uint64_t seed = 80;
   for (const int page_size : {2, 16, 80})
@@ -396,6 +381,23 @@ TEST_F(ForwardSm90a, PagesUnderSinksListsAndPadding) {
       expect<WithPages<SpecOf<Fp16, 24, 40, false, device::Padding, device::BlockSparse<16, 32, false>>>,
              ConfigOf<64, 32, true, true, waves>>(c, {PaddingMask{}, BlockSparseMask{16, 32}});
     }
+}
+
+// Blocks of the fewest keys, which the widest heads take beside many features.
+TEST_F(ForwardSm90a, NarrowBlocks) {
+  const Case c{.heads_q = 2,
+               .heads_kv = 1,
+               .seqlen_k = 90,
+               .lengths_q = {70, 0, 5},
+               .lengths_k = {90, 40, 5},
+               .page_size = 16,
+               .seed = 91};
+  using Tree = WithPages<SpecOf<Fp16, 72, 256, true, device::Tree>>;
+  expect<WithFormulaSpec<WithDropout<Tree>, FormulaParams, false>, ConfigOf<64, 16, false, false, waves>>(
+      c, {TreeMask{}});
+  expect<
+      WithKv<WithPages<SpecOf<Bf16, 40, 256, true, BottomRight>>, device::int8, device::KvScale::token_head>,
+      ConfigOf<64, 32, true, false, waves>>(c, {CausalMask{}});
 }
 
 // A tile may have rows that belong to no query row. Whatever their memory

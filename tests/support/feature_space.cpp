@@ -246,14 +246,6 @@ FeatureCase FeatureSpace::at(const Row& row) const {
   return c;
 }
 
-bool FeatureSpace::is_possible(const Row& row) const {
-  try {
-    return why_unsupported(at(row).spec, target_).empty();
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 std::string FeatureSpace::str(const Triples::Triple& triple) const {
   std::string text;
   for (const auto& [axis, value] : triple) {
@@ -263,8 +255,16 @@ std::string FeatureSpace::str(const Triples::Triple& triple) const {
   return text;
 }
 
-CoveringArray FeatureSpace::covering(std::uint64_t seed) const {
-  return covering_array(sizes(), seed, [&](const Row& row) { return is_possible(row); });
+CoveringArray FeatureSpace::covering(std::uint64_t seed,
+                                     const std::function<bool(const AttentionSpec&)>& is_wanted) const {
+  return covering_array(sizes(), seed, [&](const Row& row) {
+    try {
+      const AttentionSpec spec = at(row).spec;
+      return is_wanted(spec) && why_unsupported(spec, target_).empty();
+    } catch (const Error&) {
+      return false;
+    }
+  });
 }
 
 }  // namespace flashjit::testing_support

@@ -46,14 +46,14 @@ class FeatureSpace {
   std::vector<int> sizes() const;
   // Throws invalid_spec or unsupported where the features exclude each other.
   FeatureCase at(const Row& row) const;
-  // Whether a spec may have these features and the target has a kernel for it: the spec is asked, and the
-  // target's family.
-  bool is_possible(const Row& row) const;
   // "dtype fp16, dropout true"
   std::string str(const Triples::Triple& triple) const;
 
-  // The array of all triples that are possible here. Made anew by each call.
-  CoveringArray covering(std::uint64_t seed) const;
+  // The array of all triples that are possible: a spec may have them, and the target has a kernel for it.
+  // Both are asked, no list says it. Of specs that `is_wanted` takes. Made anew by each call.
+  CoveringArray covering(
+      std::uint64_t seed, const std::function<bool(const AttentionSpec&)>& is_wanted =
+                              [](const AttentionSpec&) { return true; }) const;
 
  private:
   struct Value {

@@ -76,17 +76,21 @@ void check_masks(const std::vector<Mask>& masks) {
   }
   const auto* causal = find_mask<CausalMask>(masks);
   const auto* window = find_mask<SlidingWindowMask>(masks);
+  if (window && find_mask<TreeMask>(masks))
+    throw Error(ErrorCode::unsupported,
+                "mask tree with sliding_window is not supported: a window counts rows in the order of q, and "
+                "not the depth of a draft token in its tree; leaving sliding_window out would work, or a "
+                "formula that reads depths from a table, such as "
+                "\"key >= seqlen_k - seqlen_q + depth[batch, row] - window\"");
   if (causal && window && causal->align != window->align) {
     invalid(std::string("mask causal with align ") + to_string(causal->align) +
             " and sliding_window with align " + to_string(window->align) +
             " put the same row at two positions; one align for both would work");
   }
-  const bool top_left = (causal && causal->align == CausalAlign::top_left) ||
-                        (window && window->align == CausalAlign::top_left);
-  if (top_left && find_mask<TreeMask>(masks)) {
-    invalid(std::string("mask tree with ") + (causal ? "causal" : "sliding_window") +
-            " aligned top_left: draft tokens come after their prefix; align bottom_right would work");
-  }
+  if (causal && causal->align == CausalAlign::top_left && find_mask<TreeMask>(masks))
+    invalid(
+        "mask tree with causal aligned top_left: draft tokens come after their prefix; "
+        "align bottom_right would work");
 }
 
 bool uneven_on_device(const std::vector<Mask>& masks, bool varlen) {

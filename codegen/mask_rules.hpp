@@ -16,7 +16,7 @@ std::vector<Mask> canonical(std::vector<Mask> masks);
 
 // Throws invalid_spec if masks contradict each other, if one launch has no
 // arguments for them, or if a field is out of range; unsupported for lists of
-// other masks where there are none. `masks` are canonical.
+// other masks where there are none, and for a window of a tree. `masks` are canonical.
 void check_masks(const std::vector<Mask>& masks);
 
 // Whether only the device knows how much work a tile has. Tiles

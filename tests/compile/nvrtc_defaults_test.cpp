@@ -69,7 +69,8 @@ TEST_F(NvrtcTest, DefaultKernelsOfEverySpecOption) {
         add(head_dim, {CausalMask{CausalAlign::top_left}}, varlen, {64, 4096, 16384});
     }
     add(head_dim, {CausalMask{}, PaddingMask{}, BlockSparseMask{.per_head = true}}, false, {4096});
-    add(head_dim, {TreeMask{}, SlidingWindowMask{.sinks = true}, PaddingMask{}}, false, {4096});
+    add(head_dim, {SlidingWindowMask{.sinks = true}, PaddingMask{}}, false, {4096});
+    add(head_dim, {TreeMask{}, PaddingMask{}}, false, {4096});
   }
   for (const Mask& mask :
        {Mask(PaddingMask{}), Mask(SlidingWindowMask{}), Mask(SlidingWindowMask{.sinks = true}),
@@ -259,7 +260,8 @@ TEST_F(NvrtcTest, DefaultKernelsWithDropout) {
     for (const auto& masks :
          std::vector<std::vector<Mask>>{{CausalMask{}},
                                         {CausalMask{}, PaddingMask{}, BlockSparseMask{.per_head = true}},
-                                        {TreeMask{}, SlidingWindowMask{.sinks = true}, PaddingMask{}}}) {
+                                        {SlidingWindowMask{.sinks = true}, PaddingMask{}},
+                                        {TreeMask{}, PaddingMask{}}}) {
       spec.mask = masks;
       for (const int seqlen : {64, 4096, 16384})
         if (head_dim == 64 || seqlen == 4096 || test_all()) add(spec, seqlen);

@@ -1,7 +1,6 @@
 // flashjit forward for sm_120
-// {"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "mask": ["causal", {"kind": "sliding_window", "sinks": true}, {"kind": "block_sparse", "block_m": 64}, "tree"], "lse": false, "varlen": true}
+// {"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "mask": ["causal", {"kind": "block_sparse", "block_m": 64}, "tree"], "lse": false, "varlen": true}
 #include "cuda/forward_sm80.cuh"
-#include "shared/sliding_window.h"
 #include "shared/block_sparse.h"
 #include "shared/tree.h"
 #pragma nv_hdrstop
@@ -14,7 +13,7 @@ struct Spec : ForwardSm80Spec {
   using Element = fp16;
   static constexpr int head_dim = 192;
   static constexpr int head_dim_v = 128;
-  using Mask = Intersect<Bounds, Causal<Align::bottom_right>, SlidingWindowWithSinks<Align::bottom_right>, BlockSparse<64, 128, false>, Tree>;
+  using Mask = Intersect<Bounds, Causal<Align::bottom_right>, BlockSparse<64, 128, false>, Tree>;
   static constexpr bool lse = false;
   static constexpr bool varlen = true;
 };

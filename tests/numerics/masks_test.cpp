@@ -80,11 +80,10 @@ TEST_P(Masks, Compositions) {
       {SlidingWindowMask{}, BlockSparseMask{32, 32}},
       {SlidingWindowMask{top_left, true}, BlockSparseMask{64, 64}},
       {TreeMask{}, PaddingMask{}},
-      {TreeMask{}, SlidingWindowMask{}},
       {TreeMask{}, CausalMask{}},
       {TreeMask{}, BlockSparseMask{64, 64, true}},
-      {CausalMask{}, SlidingWindowMask{bottom_right, true}, PaddingMask{}, BlockSparseMask{64, 64},
-       TreeMask{}},
+      {CausalMask{}, SlidingWindowMask{bottom_right, true}, PaddingMask{}, BlockSparseMask{64, 64}},
+      {CausalMask{}, PaddingMask{}, BlockSparseMask{64, 64}, TreeMask{}},
   };
   std::uint64_t seed = 100;
   for (const auto& masks : compositions) {

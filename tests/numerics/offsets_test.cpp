@@ -201,7 +201,6 @@ TEST_P(LongestKeys, WindowsListsAndTrees) {
                .block_indices = place(DType::int32, {2}, std::vector<std::int32_t>{0, last})},
               256, 256);
   const Tensor seen = place(DType::int32, {1, 2, 1}, std::vector<std::int32_t>{1, 3});
-  expect_kept({TreeMask{}, SlidingWindowMask{}}, {.window_left = 10, .tree_bits = seen}, 11, 11);
   expect_kept({TreeMask{}},
               {.tree_bits = seen, .prefix_lengths = place(DType::int32, {1}, std::vector<std::int32_t>{0})},
               1, 2);

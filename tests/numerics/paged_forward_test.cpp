@@ -122,7 +122,7 @@ TEST_P(PagedForward, Masks) {
       {SlidingWindowMask{bottom_right, true}},
       {SlidingWindowMask{top_left, true}, PaddingMask{}},
       {TreeMask{}},
-      {CausalMask{}, SlidingWindowMask{bottom_right, true}, TreeMask{}},
+      {CausalMask{}, TreeMask{}},
       {BlockSparseMask{64, 64, true}},
       {SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 32}},
       {CausalMask{}, PaddingMask{}, BlockSparseMask{48, 80}},

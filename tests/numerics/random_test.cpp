@@ -46,7 +46,7 @@ std::vector<Mask> draw_masks(Draw& draw) {
   const auto align = tree || draw.one_in(2) ? CausalAlign::bottom_right : CausalAlign::top_left;
   if (tree) masks.emplace_back(TreeMask{});
   if (draw.one_in(2)) masks.emplace_back(CausalMask{align});
-  if (draw.one_in(4)) masks.emplace_back(SlidingWindowMask{align, draw.one_in(2)});
+  if (!tree && draw.one_in(4)) masks.emplace_back(SlidingWindowMask{align, draw.one_in(2)});
   if (draw.one_in(4)) masks.emplace_back(PaddingMask{});
   if (draw.one_in(4))
     masks.emplace_back(BlockSparseMask{16 * draw.between(1, 16), 16 * draw.between(1, 16), draw.one_in(3)});

@@ -541,7 +541,8 @@ TEST(Mask, KeptPairs) {
       {BlockSparseMask{16, 32}, PaddingMask{}},
       {BlockSparseMask{32, 16, true}, CausalMask{}},
       {TreeMask{}, PaddingMask{}},
-      {TreeMask{}, SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 16}}};
+      {CausalMask{}, SlidingWindowMask{bottom_right, true}, BlockSparseMask{16, 16}},
+      {TreeMask{}, CausalMask{}, BlockSparseMask{16, 16}}};
   for (const auto& masks : lists) {
     const AttentionSpec spec{.head_dim = 8, .mask = masks};
     for (std::uint64_t seed = 0; seed < 10; ++seed) {

@@ -66,7 +66,7 @@ const Golden goldens[] = {
      {192, 96, 2, 16, true, true, TileOrder::sections}},
     {"fp16_d192_v128_masks_pinned.cu",
      R"({"op": "forward", "dtype": "fp16", "head_dim": 192, "head_dim_v": 128, "lse": false, "varlen": true,
-         "mask": ["tree", {"kind": "block_sparse", "block_m": 64}, {"kind": "sliding_window", "sinks": true}, "causal"],
+         "mask": ["tree", {"kind": "block_sparse", "block_m": 64}, "causal"],
          "config": {"block_m": 64, "num_warps": 4}})",
      "sm_120",
      {64, 32, 1, 4}},

@@ -44,7 +44,7 @@ TEST(Spec, EveryField) {
   const AttentionSpec spec = parse(
       R"({"op": "forward", "dtype": "fp16", "head_dim": 64, "head_dim_v": 96,
           "mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 32, "per_head": true}, "causal",
-                   {"kind": "sliding_window", "align": "bottom_right", "sinks": true}, "tree"],
+                   {"kind": "sliding_window", "align": "bottom_right", "sinks": true}, "padding"],
           "dropout": false, "lse": false,
           "varlen": true, "paged": false, "deterministic": true,
           "config": {"block_m": 128, "block_n": 64, "num_stages": 2, "num_warps": 8}})");
@@ -53,7 +53,7 @@ TEST(Spec, EveryField) {
   EXPECT_EQ(spec.head_dim_v, 96);
   EXPECT_EQ(spec.mask, (std::vector<Mask>{
                            CausalMask{}, SlidingWindowMask{.align = CausalAlign::bottom_right, .sinks = true},
-                           BlockSparseMask{.block_m = 64, .block_n = 32, .per_head = true}, TreeMask{}}));
+                           PaddingMask{}, BlockSparseMask{.block_m = 64, .block_n = 32, .per_head = true}}));
   EXPECT_FALSE(spec.lse);
   EXPECT_TRUE(spec.varlen);
   EXPECT_TRUE(spec.deterministic);
@@ -70,12 +70,12 @@ TEST(Spec, CanonicalText) {
   EXPECT_EQ(
       parse(R"({"config": {"num_warps": 4, "block_m": 64}, "lse": false, "head_dim_v": 32,
                       "varlen": true,
-                      "mask": ["tree", {"kind": "sliding_window", "sinks": true},
+                      "mask": ["tree", {"kind": "causal"},
                                {"kind": "block_sparse", "block_n": 128}],
                       "dropout": true, "deterministic": true, "head_dim": 64, "dtype": "fp32", "op": "forward"})")
           .to_json(),
       R"({"op": "forward", "dtype": "fp32", "head_dim": 64, "head_dim_v": 32, )"
-      R"("mask": [{"kind": "sliding_window", "sinks": true}, "block_sparse", "tree"], "dropout": true, )"
+      R"("mask": ["causal", "block_sparse", "tree"], "dropout": true, )"
       R"("lse": false, "varlen": true, "deterministic": true, "config": {"block_m": 64, "num_warps": 4}})");
 }
 
@@ -327,10 +327,10 @@ TEST(Spec, Decode) {
   };
   EXPECT_TRUE(parse(decode(R"(, "paged": true)")).paged);
   EXPECT_EQ(parse(decode(R"(, "paged": false)")).to_json(), decode(""));
-  EXPECT_EQ(parse(decode(R"(, "mask": ["tree", {"kind": "sliding_window", "sinks": true}], "lse": false,
+  EXPECT_EQ(parse(decode(R"(, "mask": ["tree", "causal"], "lse": false,
                             "varlen": true, "paged": true, "o_dtype": "fp32")"))
                 .to_json(),
-            decode(R"(, "mask": [{"kind": "sliding_window", "sinks": true}, "tree"], "lse": false, )"
+            decode(R"(, "mask": ["causal", "tree"], "lse": false, )"
                    R"("varlen": true, "paged": true, "o_dtype": "fp32")"));
   expect_unsupported(decode(R"(, "mask": ["padding"])"), {"mask padding", "leaving it out would work"});
   expect_unsupported(decode(R"(, "mask": ["block_sparse"])"), {"mask block_sparse", "leaving it out"});
@@ -364,8 +364,13 @@ TEST(Spec, MasksThatContradict) {
                  {"causal with align bottom_right", "sliding_window with align top_left", "one align"});
   expect_invalid(with(R"("mask": ["tree", {"kind": "causal", "align": "top_left"}])"),
                  {"tree", "top_left", "bottom_right would work"});
-  expect_invalid(with(R"("mask": ["tree", {"kind": "sliding_window", "align": "top_left"}])"),
-                 {"tree with sliding_window", "bottom_right would work"});
+  for (const char* fields : {"", R"(, "sinks": true)", R"(, "align": "top_left")"})
+    expect_unsupported(
+        with(R"("mask": ["tree", {"kind": "sliding_window")" + std::string(fields) + "}]"),
+        {"tree with sliding_window", "leaving sliding_window out would work", "depth[batch, row]"});
+  EXPECT_NO_THROW(parse(with(
+      R"("mask": ["tree", "key >= seqlen_k - seqlen_q + depth[batch, row] - window"], "scalars": {"window": "int32"},
+         "tables": {"depth": {"dtype": "int32", "shape": ["batch", "seqlen_q"]}})")));
   expect_unsupported(with(R"("mask": [{"kind": "block_sparse", "of_masks": true}])"),
                      {"of_masks", "without another mask", "one more mask"});
   expect_invalid(with(R"("mask": [{"kind": "block_sparse", "block_m": 100}])"),

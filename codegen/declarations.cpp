@@ -47,12 +47,6 @@ const NamedDimension* find_dimension(Kind kind) {
   return nullptr;
 }
 
-void check_count(const char* field, std::size_t count, std::size_t most) {
-  if (count > most)
-    invalid(std::string(field) + " has " + std::to_string(count) + " entries, at most " +
-            std::to_string(most) + " would work");
-}
-
 // Names stand in formulas, beside the arguments of a launch and in the names of gradients.
 void check_name(const AttentionSpec& spec, const std::string& field, const std::string& name) {
   check_identifier(field, name);
@@ -100,8 +94,6 @@ void check_dimension(const AttentionSpec& spec, const std::string& path, const T
 }
 
 void check_declarations(const AttentionSpec& spec) {
-  check_count("tables", spec.tables.size(), most_tables);
-  check_count("scalars", spec.scalars.size(), most_scalars);
   for (const DeclaredTable& table : spec.tables) {
     check_name(spec, "tables", table.name);
     const std::string path = "tables." + table.name;
@@ -150,6 +142,12 @@ void check_used(const char* field, const std::vector<Declared>& all, const std::
 }
 
 }  // namespace
+
+void check_count(const char* field, std::size_t count, std::size_t most) {
+  if (count > most)
+    invalid(std::string(field) + " has " + std::to_string(count) + " entries, at most " +
+            std::to_string(most) + " would work");
+}
 
 void check_identifier(const std::string& field, const std::string& name) {
   if (!is_identifier(name) || name.size() > longest_name || name.starts_with("_"))
@@ -281,7 +279,15 @@ int count_of_names(const AttentionSpec& spec) {
 }
 
 void write_out_formulas(AttentionSpec& spec) {
+  const auto check_counts = [&] {
+    check_count("mask", spec.mask.size(), most_masks);
+    check_count("score", spec.score.size(), most_formulas);
+    check_count("tables", spec.tables.size(), most_tables);
+    check_count("scalars", spec.scalars.size(), most_scalars);
+  };
+  check_counts();
   write_out_names(spec);
+  check_counts();  // names declare tables and scalars
   check_declarations(spec);
   Used used{std::vector<bool>(spec.tables.size()), std::vector<bool>(spec.scalars.size()),
             std::vector<bool>(spec.tables.size())};
@@ -313,7 +319,6 @@ void write_out_formulas(AttentionSpec& spec) {
     ++masks;
   }
   for (std::size_t i = 0; i < spec.score.size(); ++i) write_out(spec.score[i], FormulaUse::score, "score", i);
-  check_count("score", spec.score.size(), most_formulas);
   if (masks > most_formulas)
     invalid("mask has " + std::to_string(masks) + " formulas, at most " + std::to_string(most_formulas) +
             " would work; a && b makes one of two");

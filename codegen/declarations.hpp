@@ -13,9 +13,15 @@
 
 namespace flashjit {
 
+// Bounds of a spec. All texts that they allow together fit into so many bytes of JSON.
+inline constexpr std::size_t most_spec_bytes = 256u << 10;
+inline constexpr std::size_t most_masks = 32;  // of a list, equal ones included
 inline constexpr std::size_t most_tables = 8, most_scalars = 16, most_formulas = 8, most_dimensions = 6;
 inline constexpr std::size_t longest_name = 64;
 inline constexpr char gradient_prefix[] = "d_";  // of the names of tables' gradients
+
+// Throws invalid_spec if a field has more entries than that.
+void check_count(const char* field, std::size_t count, std::size_t most);
 
 // Throws invalid_spec for a name that no formula could have.
 void check_identifier(const std::string& field, const std::string& name);

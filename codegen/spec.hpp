@@ -89,7 +89,7 @@ struct FLASHJIT_API AttentionSpec {
   std::optional<Rotary> rotary = {};  // with append, and of append_kv; absent: K is written as it is
   PinnedConfig config = {};
 
-  // Reads the JSON form (tools/spec.schema.json) and validates it. Throws invalid_spec or
+  // Reads the JSON form (tools/spec.schema.json), at most 256 KiB, and validates it. Throws invalid_spec or
   // unsupported; the message names the field, the value, the rule and the nearest choice that works.
   static AttentionSpec from_json(std::string_view text);
   // The fields that are not at their default, in canonical order, on one line. Equal

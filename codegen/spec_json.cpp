@@ -243,6 +243,7 @@ void read_field(const Object& fields, const char* name, std::vector<Mask>& out) 
   if (!masks) return;
   if (!masks->is_array())
     invalid(fields.wrong(name, *masks, R"(must be a list of masks; ["causal"] would work)"));
+  check_count(name, masks->size(), most_masks);
   for (std::size_t i = 0; i < masks->size(); ++i)
     out.push_back(read_mask((*masks)[i], std::string(name) + "[" + std::to_string(i) + "]"));
 }
@@ -253,6 +254,7 @@ void read_field(const Object& fields, const char* name, std::vector<std::string>
   if (!formulas->is_array())
     invalid(
         fields.wrong(name, *formulas, R"(must be a list of formulas; ["score / 2", "alibi"] would work)"));
+  check_count(name, formulas->size(), most_formulas);
   for (std::size_t i = 0; i < formulas->size(); ++i) {
     const Json& formula = (*formulas)[i];
     if (!formula.is_string())
@@ -287,6 +289,7 @@ void read_field(const Object& fields, const char* name, std::vector<DeclaredTabl
   if (!tables->is_object())
     invalid(fields.wrong(name, *tables,
                          std::string(R"(must be an object; {"slope": )") + example + "} would work"));
+  check_count(name, tables->size(), most_tables);
   for (const auto& [table, value] : tables->items()) {
     check_identifier(name, table);
     const std::string path = std::string(name) + "." + table;
@@ -309,6 +312,7 @@ void read_field(const Object& fields, const char* name, std::vector<DeclaredScal
   if (!scalars) return;
   if (!scalars->is_object())
     invalid(fields.wrong(name, *scalars, R"(must be an object; {"cap": "fp32"} would work)"));
+  check_count(name, scalars->size(), most_scalars);
   std::vector<std::string_view> names;
   for (const auto& [scalar, value] : scalars->items()) {
     check_identifier(name, scalar);
@@ -358,7 +362,7 @@ void read_field(const Object& fields, const char* name, PinnedConfig& out) {
 
 AttentionSpec AttentionSpec::from_json(std::string_view text) {
   const DefaultFloatState state;
-  const Json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec);
+  const Json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec, most_spec_bytes);
   if (!json.is_object()) {
     invalid("a spec must be an object, not " + shown(json) +
             R"(; {"op": "forward", "dtype": "bf16", "head_dim": 128} would work)");

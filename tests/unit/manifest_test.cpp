@@ -132,6 +132,17 @@ TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
                 HasSubstr("kernels[0].ops is not a list of operations"));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "ops": ["merge"]}]})"),
               HasSubstr("kernels[0].ops has \"merge\"; a model has forward, backward, decode and append_kv"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "qwen3-8b", "ops": ["decode", "forward", "decode"]}]})"),
+              HasSubstr("kernels[0].ops has \"decode\" twice"));
+  const auto many = [](const std::string& entry) {
+    std::string text = entry;
+    for (int i = 0; i < 4096; ++i) text += ", " + entry;
+    return text;
+  };
+  EXPECT_THAT(refusal(R"({"kernels": [)" + many("3") + "]}"), HasSubstr("kernels has 4097 entries"));
+  EXPECT_THAT(refusal(with_shape(many("3"))), HasSubstr("shapes has 4097 entries"));
+  EXPECT_THAT(refusal("{" + std::string(std::size_t{4} << 20, '[')),
+              HasSubstr("the manifest has 4194305 bytes; at most 4194304"));
   EXPECT_THAT(
       refusal(R"({"kernels": [{"model": "sdxl", "ops": ["decode"]}]})"),
       HasSubstr(

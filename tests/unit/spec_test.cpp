@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 
+#include "codegen/strict_json.hpp"
 #include "expect_error.h"
 
 namespace flashjit {
@@ -164,6 +166,47 @@ TEST(Spec, MalformedJson) {
   expect_invalid(std::string(100000, '['), {"nests deeper than 64"});
   for (const char* text : {"[]", "null", "3", "\"forward\"", "true"})
     expect_invalid(text, {"must be an object"});
+}
+
+// Its size is looked at before anything of it is read: these are no JSON.
+TEST(Spec, LongTextsAreRefusedUnread) {
+  expect_invalid(std::string(262'145, '['), {"the spec has 262145 bytes; at most 262144 would work"});
+  expect_invalid(std::string(262'144, '['), {"nests deeper"});
+  EXPECT_EQ(parse(std::string(262'144 - with("").size(), ' ') + with("")), parse(with("")));
+}
+
+TEST(Spec, JsonIsReadAsTheLibraryReadsIt) {
+  for (const char* text : {"{}", "[]", "null", "[1, -2, 2.5, 1e300, true, false, null, \"a\\u00e9\\n\"]",
+                           R"({"a": {"b": [{}, [], {"c": [[1], 2]}]}, "d": "", "": 18446744073709551615})"})
+    EXPECT_EQ(parse_strict_json(text, "it", ErrorCode::invalid_spec), nlohmann::json::parse(text));
+}
+
+// A reader that walks through a list after each of its members would not end in hours.
+TEST(Spec, ReadingIsLinearInObjects) {
+  std::string text = "[{}";
+  constexpr std::size_t count = 200'000;
+  for (std::size_t i = 1; i < count; ++i) text += ",{}";
+  EXPECT_EQ(parse_strict_json(text + "]", "it", ErrorCode::invalid_spec).size(), count);
+}
+
+TEST(Spec, ListsAreCountedBeforeTheyAreRead) {
+  const auto many = [](const std::string& entry) {
+    std::string text;
+    for (int i = 0; i < 5000; ++i) text += (i ? ", " : "") + entry;
+    return text;
+  };
+  expect_invalid(with("\"mask\": [" + many("3") + "]"), {"mask has 5000 entries, at most 32"});
+  expect_invalid(with("\"score\": [" + many("3") + "]"), {"score has 5000 entries, at most 8"});
+  std::string names;
+  for (int i = 0; i < 5000; ++i) names += (i ? ", \"t" : "\"t") + std::to_string(i) + "\": 3";
+  expect_invalid(with("\"tables\": {" + names + "}"), {"tables has 5000 entries, at most 8"});
+  expect_invalid(with("\"scalars\": {" + names + "}"), {"scalars has 5000 entries, at most 16"});
+  // The C++ interface takes lists, too.
+  AttentionSpec spec{.head_dim = 64};
+  spec.mask.assign(33, CausalMask{});
+  expect_error(ErrorCode::invalid_spec, {"mask has 33 entries"}, [&] { spec.validated(); });
+  spec.mask.assign(32, CausalMask{});
+  EXPECT_EQ(spec.validated().mask.size(), 1u);
 }
 
 TEST(Spec, Fields) {

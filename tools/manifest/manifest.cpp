@@ -15,8 +15,16 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::span<const std::string_view>;
 
+constexpr std::size_t most_entries = 4096;  // of the list of kernels, and of an entry's list of shapes
+
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
   throw Error(ErrorCode::invalid_argument, "manifest: " + where + (where.empty() ? "" : " ") + what);
+}
+
+void check_length(const std::string& where, const Json& list) {
+  if (list.size() > most_entries)
+    refuse(where, "has " + std::to_string(list.size()) + " entries; at most " + std::to_string(most_entries) +
+                      " would work");
 }
 
 std::string or_meant(std::string_view word, Words known) {
@@ -83,6 +91,8 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
                                  [&](const auto& item) { return name == item.first; });
     if (op == std::end(known))
       refuse(where + ".ops", "has " + name.dump() + "; a model has forward, backward, decode and append_kv");
+    if (std::any_of(uses.begin(), uses.end(), [&](const ModelUse& use) { return use.op == op->second; }))
+      refuse(where + ".ops", "has " + name.dump() + " twice; once would work");
     uses.push_back({op->second, cache.kv_dtype, cache.kv_scale});
     caches |= op->second == Operation::decode || op->second == Operation::append_kv;
   }
@@ -133,6 +143,7 @@ void add_entry(const std::string& where, const Json& entry, std::vector<Manifest
   if (entry.contains("shapes")) {
     const Json& list = entry["shapes"];
     if (!list.is_array() || list.empty()) refuse(where + ".shapes", "is not a list of shapes");
+    check_length(where + ".shapes", list);
     for (std::size_t i = 0; i < list.size(); ++i)
       shapes.push_back(read_shape(where + ".shapes[" + std::to_string(i) + "]", list[i]));
   }
@@ -162,6 +173,7 @@ std::vector<ManifestItem> parse_manifest(std::string_view text) {
   require_fields("the whole", json, fields);
   const Json& kernels = json["kernels"];
   if (!kernels.is_array() || kernels.empty()) refuse("kernels", "is not a list of models and specs");
+  check_length("kernels", kernels);
   for (std::size_t i = 0; i < kernels.size(); ++i)
     add_entry("kernels[" + std::to_string(i) + "]", kernels[i], items);
   return items;

@@ -8,6 +8,7 @@
 #include "builtin_formulas.hpp"
 #include "derivatives.hpp"
 #include "formula_words.hpp"
+#include "formula_work.hpp"
 #include "mask_rules.hpp"
 #include "suggest.hpp"
 
@@ -291,6 +292,7 @@ void write_out_formulas(AttentionSpec& spec) {
   check_declarations(spec);
   Used used{std::vector<bool>(spec.tables.size()), std::vector<bool>(spec.scalars.size()),
             std::vector<bool>(spec.tables.size())};
+  std::size_t work = 0;
   const auto write_out = [&](std::string& text, FormulaUse use, const std::string& field, std::size_t index) {
     const auto refuse = [&](const std::string& why) {
       invalid(field + "[" + std::to_string(index) + "] " + in_quotes(text) + ", " + why);
@@ -298,13 +300,21 @@ void write_out_formulas(AttentionSpec& spec) {
     try {
       const FormulaNode formula = parse_formula(text, use, spec);
       used.add(formula, use);
-      if (spec.op == Operation::backward && use == FormulaUse::score && !has_short_derivatives(formula, spec))
-        refuse("its derivatives have more than " + std::to_string(most_nodes) +
-               " operations; a shorter formula, or several one after the other, would work");
       std::string canonical = formula_text(formula, spec);
       if (canonical.size() > most_characters)
         refuse("written out: it has " + std::to_string(canonical.size()) + " characters, at most " +
                std::to_string(most_characters) + " would work");
+      const std::size_t before = work;
+      work += work_of(formula, use, spec.precise);
+      if (spec.op == Operation::backward && use == FormulaUse::score && work <= most_work)
+        work += work_of_derivatives(formula, spec, most_work - work);
+      if (work > most_work)
+        refuse(
+            "it and its derivatives are more work for a compiler than a spec's formulas may be, " +
+            std::to_string(most_work) + " operations, of which those before it take " +
+            std::to_string(before) +
+            " (one of a mask counts 2, a function or quotient of reals 8 or, if exact, 32, an element of a "
+            "table 32, a division of integers by no number 64); fewer operations would work");
       text = std::move(canonical);
     } catch (const Error& error) {
       if (error.message().starts_with("column ")) refuse(error.message());

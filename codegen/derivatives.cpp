@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "formula_work.hpp"
+
 namespace flashjit {
 namespace {
 
@@ -148,12 +150,6 @@ bool same(const FormulaNode& a, const FormulaNode& b) {
          std::equal(a.operands.begin(), a.operands.end(), b.operands.begin(), b.operands.end(), same);
 }
 
-std::size_t size_of(const FormulaNode& node) {
-  std::size_t size = 1;
-  for (const FormulaNode& operand : node.operands) size += size_of(operand);
-  return size;
-}
-
 bool is_score(const FormulaNode& node) {
   return node.kind == NodeKind::name && node.name == FormulaName::score;
 }
@@ -197,16 +193,19 @@ std::vector<ElementDerivative> derivatives_by_elements(const FormulaNode& formul
   return all;
 }
 
-bool has_short_derivatives(const FormulaNode& formula, const AttentionSpec& declared) {
-  std::size_t size = 0;
+std::size_t work_of_derivatives(const FormulaNode& formula, const AttentionSpec& declared, std::size_t most) {
+  std::size_t work = 0;
   const Leaf of_element = is_learned(declared);
   const Leaf leaf = [&](const FormulaNode& node) { return is_score(node) || of_element(node); };
   const Paths::Visit count = [&](const FormulaNode& read, const FormulaNode& path) {
-    size += size_of(read) + size_of(path);
-    return size <= most_nodes;
+    // Each is added to a sum or to memory.
+    work += 1 + work_of(path, FormulaUse::score, declared.precise);
+    for (const FormulaNode& index : read.operands)
+      work += work_of(index, FormulaUse::score, declared.precise);
+    return work <= most;
   };
   Paths(leaf, count).walk(formula, number(1));
-  return size <= most_nodes;
+  return work;
 }
 
 }  // namespace flashjit

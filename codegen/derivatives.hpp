@@ -24,8 +24,8 @@ struct ElementDerivative {
 std::vector<ElementDerivative> derivatives_by_elements(const FormulaNode& formula,
                                                        const AttentionSpec& declared);
 
-// Whether all of them together have at most so many nodes. Those of long products grow as their square.
-inline constexpr std::size_t most_nodes = 16384;
-bool has_short_derivatives(const FormulaNode& formula, const AttentionSpec& declared);
+// The work (formula_work.hpp) of all of them together; if it is more than `most`, any number above that.
+// Those of long products grow as their square.
+std::size_t work_of_derivatives(const FormulaNode& formula, const AttentionSpec& declared, std::size_t most);
 
 }  // namespace flashjit

@@ -331,7 +331,7 @@ TEST_P(Formulas, RandomTraining) {
     try {
       spec = spec.validated();
     } catch (const Error& error) {  // derivatives of a long formula
-      EXPECT_NE(error.message().find("derivatives"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("512 operations"), std::string::npos) << error.message();
       continue;
     }
     Case c{.spec = spec,
@@ -390,7 +390,12 @@ TEST_P(Formulas, Random) {
     for (int j = 0; j < masks; ++j)
       spec.mask.emplace_back(FormulaMask{verify::random_formula(draw, FormulaUse::mask, spec)});
     verify::drop_unread_names(spec);
-    spec = spec.validated();
+    try {
+      spec = spec.validated();
+    } catch (const Error& error) {  // long formulas
+      EXPECT_NE(error.message().find("512 operations"), std::string::npos) << error.message();
+      continue;
+    }
     for (int j = 0; j < 2; ++j) {
       const int most_rows = spec.op == Operation::decode ? 20 : 150;
       Case c{.spec = spec,

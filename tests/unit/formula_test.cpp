@@ -1,5 +1,6 @@
 // Formulas: their parser, its messages, and their canonical text.
 #include "codegen/formula.hpp"
+#include "codegen/formula_patterns.hpp"
 
 #include <gtest/gtest.h>
 
@@ -352,6 +353,65 @@ TEST(FormulaSpec, Mistakes) {
   expect_mistake("\"mask\": [\"" + many + "\"]" + document, {"characters, at most 4096"});
 }
 
+// A cap of 0 is none: the softmax's factor would be 0 and NaN would not come of it.
+TEST(FormulaSpec, OnlyCapsAboveZeroAreCaps) {
+  const AttentionSpec spec{.head_dim = 64};
+  const auto is_cap = [&](const char* text) {
+    return cap_of(parse_formula(text, FormulaUse::score, spec)).has_value();
+  };
+  EXPECT_TRUE(is_cap("0.5 * tanh(score / 0.5)"));
+  EXPECT_FALSE(is_cap("0.0 * tanh(score / 0.0)"));
+  EXPECT_FALSE(is_cap("-0.5 * tanh(score / -0.5)"));
+  EXPECT_FALSE(is_cap("0.5 * tanh(score / 0.25)"));
+}
+
+std::string joined(const char* between, int count, const std::string& text) {
+  // In halves, so that no chain is deep.
+  if (count == 1) return text;
+  return "(" + joined(between, count / 2, text) + between + joined(between, count - count / 2, text) + ")";
+}
+
+// All formulas of a spec, and what a backward makes of them, have one bound of work.
+TEST(FormulaSpec, WorkIsBounded) {
+  const auto list = [](const char* field, std::vector<std::string> formulas) {
+    std::string text;
+    for (const std::string& formula : formulas) text += (text.empty() ? "\"" : ", \"") + formula + "\"";
+    return "\"" + std::string(field) + "\": [" + text + "]";
+  };
+  const auto accepted = [](const std::string& more, const char* op = "forward") {
+    return AttentionSpec::from_json(std::string(R"({"op": ")") + op +
+                                    R"(", "dtype": "fp32", "head_dim": 64, )" + more + "}");
+  };
+  const auto refused = [&](const std::string& more, const std::string& where, const char* op = "forward") {
+    expect_error(ErrorCode::invalid_spec, {where.c_str(), "512 operations"}, [&] { accepted(more, op); });
+  };
+  // Operations of masks count 2: 128 comparisons, joined by 127 operators, and one more.
+  const std::string half = joined("&&", 64, "key<9"), all = "!" + joined("&&", 128, "key<9");
+  accepted(list("mask", {all}));
+  refused(list("mask", {"!" + all}), "mask[0] \"!!");
+  accepted(list("mask", {half, "!" + half}));
+  refused(list("mask", {half, "!" + half, "key<1&&key<2"}), "mask[2] \"key<1&&key<2\"");
+  refused(list("mask", {half}) + ", " + list("score", {joined("+", 260, "score")}), "score[0]");
+  // What counts more: functions, divisions, elements of tables.
+  const auto score = [&](int count, const std::string& text) {
+    return list("score", {joined("+", count, text)});
+  };
+  accepted(score(57, "exp(score)"));
+  refused(score(58, "exp(score)"), "score[0]");
+  accepted(score(7, "1.0*(key/row)"));
+  refused(score(8, "1.0*(key%row)"), "score[0]");
+  accepted(score(171, "1.0*(key/7)"));
+  refused(score(172, "1.0*(key/7)"), "score[0]");
+  const std::string table = R"("tables": {"t": {"dtype": "fp32", "shape": ["seqlen_k"], "grad": true}}, )";
+  accepted(table + score(15, "t[key]"));
+  refused(table + score(16, "t[key]"), "score[0]");
+  // A backward adds one derivative for each read of an element, and those of a product grow as its square.
+  refused(table + score(16, "t[key]"), "score[0]", "backward");
+  accepted(list("score", {joined("*", 20, "score")}), "backward");
+  refused(list("score", {joined("*", 24, "score")}), "score[0]", "backward");
+  accepted(list("score", {joined("*", 300, "score")}));
+}
+
 // The first part of validated(), before it asks which families compute the spec.
 AttentionSpec written_out(AttentionSpec spec) {
   write_out_formulas(spec);
@@ -521,8 +581,8 @@ TEST(FormulaSpec, GradientsOfTables) {
   refused({"tables.slope.grad 1 must be true or false"},
           [&] { spec_of("backward", "fp32", R"(, "grad": 1)"); });
   std::string powers = "score";
-  for (int i = 0; i < 60; ++i) powers = "(" + powers + ") * (score * slope[" + std::to_string(i) + "])";
-  refused({"score[0]", "derivatives have more than 16384 operations", "one after the other"},
+  for (int i = 0; i < 10; ++i) powers = "(" + powers + ") * (score * slope[" + std::to_string(i) + "])";
+  refused({"score[0]", "its derivatives", "512 operations"},
           [&] { spec_of("backward", "fp32", R"(, "grad": true)", powers); });
 }
 

@@ -1,0 +1,40 @@
+#include "formula_work.hpp"
+
+namespace flashjit {
+namespace {
+
+using Kind = FormulaNode::Kind;
+using enum FormulaOperation;
+
+std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool precise) {
+  const auto by_number = [&] { return node.operands[1].kind == Kind::integer; };
+  const std::size_t plain = use == FormulaUse::mask ? 2 : 1;
+  const bool exact = use == FormulaUse::mask || precise;
+  switch (node.operation) {
+    case to_real:  // which the parser adds
+      return 0;
+    case exp:
+    case log:
+    case tanh:
+    case sqrt:
+      return exact ? 32 : 8;
+    case divide:
+    case remainder:
+      if (node.type == FormulaType::real) return exact ? 32 : 8;
+      return by_number() ? plain : 64;
+    default:
+      return plain;
+  }
+}
+
+}  // namespace
+
+std::size_t work_of(const FormulaNode& node, FormulaUse use, bool precise) {
+  std::size_t work = node.kind == Kind::table       ? 32
+                     : node.kind == Kind::operation ? work_of_operation(node, use, precise)
+                                                    : 0;
+  for (const FormulaNode& operand : node.operands) work += work_of(operand, use, precise);
+  return work;
+}
+
+}  // namespace flashjit

@@ -512,7 +512,7 @@ TEST(FormulaSpec, Neighbourhoods) {
   expect_mistake(R"("mask": ["neighbourhood"])", {"mask[0]", "no shape and window"});
   expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9]}])", {"mask[0].window", "missing"});
   expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": 9, "window": [3]}])",
-                 {"mask[0].shape 9", "list of integers"});
+                 {"mask[0].shape 9", "list of 1 to 3 integers"});
   expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9], "window": [3.5]}])", {"mask[0].window"});
   expect_mistake(R"("mask": [{"kind": "neighbourhood", "shape": [9, 9], "window": [3]}])",
                  {"as many numbers"});

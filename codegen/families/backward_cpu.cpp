@@ -88,13 +88,12 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines(amx ? "cpu/backward_amx.h" : "cpu/backward_vectors.h", spec) + "\n" +
                  structs(spec, "BackwardCpuSpec", params, "", choices, source.config,
                          amx ? "AmxBackward<Spec, Config>" : "VectorBackward<Spec, Config>") +
-                 function("backward_rows", params, "backward_rows<Spec>") +
+                 function("backward_rows", params, "backward_rows<Spec, Config>", true) +
                  function("backward", params, "backward<Spec, Config>", true) +
                  function("backward_dq", params, "backward_dq<Spec, Config>") +
                  (has_gradients(spec) ? function("backward_tables", params, "backward_tables") : "");
-  source.steps.push_back({.function = "flashjit_backward_rows"});
-  source.steps.push_back(
-      {.function = "flashjit_backward", .scratch = scratch(spec, source.target, source.config)});
+  for (const char* name : {"flashjit_backward_rows", "flashjit_backward"})
+    source.steps.push_back({.function = name, .scratch = scratch(spec, source.target, source.config)});
   source.steps.push_back({.function = "flashjit_backward_dq"});
   if (has_gradients(spec)) source.steps.push_back({.function = "flashjit_backward_tables"});
 }

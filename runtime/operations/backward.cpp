@@ -214,7 +214,8 @@ struct Backward {
     p.parts = parts(params.batch, params.num_heads_kv, kernel.parallelism);
     const i64 rows = params.num_heads_q * p.rows;
     p.offsets = static_cast<float*>(workspace);
-    p.deltas = p.offsets + rows;
+    p.maxima = p.offsets + rows;
+    p.deltas = p.maxima + rows;
     p.sums = p.deltas + rows;
     FormulaArguments formulas = params.formulas;
     place_sums(formulas, p.sums + p.parts * rows * row);
@@ -411,7 +412,7 @@ struct Backward {
     const i64 sums =
         (threads * rows_of_entry(kernel.spec, shape.seqlen_q) + heads_kv * rows) * (heads_q / heads_kv);
     const auto floats = product_of({sums, device::cpu_backward_row(kernel.spec.head_dim)});
-    const auto stats = product_of({2, heads_q, rows});
+    const auto stats = product_of({3, heads_q, rows});
     if (!floats || !stats || *floats > most_floats || *stats > most_floats) refuse_workspace(shape);
     return 4 * static_cast<std::size_t>(*stats + *floats);
   }

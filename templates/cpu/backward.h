@@ -8,6 +8,7 @@
 // As in the forward, scores are held transposed, keys x rows. A struct computes blocks: VectorBackward
 // (backward_vectors.h) or AmxBackward (backward_amx.h). It has
 //   B(scratch)                               its destructor ends what it began
+//   find_sums(params, problem, rows)         finds maxima and sums of far rows, see set_sums()
 //   run(params, slot, first, sums)           computes dK and dV of the keys from `first` on, of at most
 //                                            block_n, of the slot's key/value head, and adds their share to
 //                                            dQ. slot: the problem of the group's first query head, with the
@@ -80,21 +81,90 @@ __attribute__((noinline)) inline void make_column_words(const CpuBackwardParams&
   }
 }
 
-// A row's offset is NaN if its lse is. Scores that its mask keeps then become NaN and the offset counts as 0,
-// so that the weights of pairs that the mask drops are still 0. s: [key][unit_rows].
-FLASHJIT_FN bool any_nan(const float* offset, int rows) {
+// lse beyond it, of either sign, is too far from 0: lse and scores are rounded to 2^-24 of their size, and so
+// is their scale, so that weights would be off by more than 2^-22 * 2 |lse|. Up to here that is 2^-11.
+constexpr float far_lse = 1024;
+constexpr float log2_e = 1.44269504f;
+
+// The scale of final scores in natural units.
+template <class Score>
+FLASHJIT_FN float natural_scale(const CpuBackwardParams& params) {
+  return Score::changes ? 1.0f : params.scale;
+}
+
+FLASHJIT_FN bool any_moves(const float* maxima, int rows) {
   bool any = false;
-  for (int i = 0; i < rows; ++i) any |= offset[i] != offset[i];
+  for (int i = 0; i < rows; ++i) any |= maxima[i] != 0;
   return any;
 }
-__attribute__((noinline)) inline void spread_nan(const float* offset, int unit_rows, float* s, int keys) {
-  for (int i = 0; i < unit_rows; ++i)
-    for (int key = 0; offset[i] != offset[i] && key < keys; ++key)
-      if (s[key * unit_rows + i] != minus_infinity) s[key * unit_rows + i] = offset[i];
+// Subtracts the rows' maxima, and leaves rows without weights out. NaN is subtracted from scores that the
+// mask keeps only, so that weights of pairs that it drops are 0. s: [key][unit_rows].
+__attribute__((noinline)) inline void move_scores(const float* maxima, const float* offsets, int unit_rows,
+                                                  float* s, int keys) {
+  for (int i = 0; i < unit_rows; i += lanes) {
+    const Vec maximum = load(maxima + i);
+    const IntVec none = load(offsets + i) == -minus_infinity;
+    for (float* q = s + i; q < s + keys * unit_rows; q += unit_rows)
+      store(q, select(none | (load(q) == minus_infinity), splat(minus_infinity), load(q) - maximum));
+  }
 }
-FLASHJIT_FN Vec load_offsets(const float* from) {
-  const Vec offsets = load(from);
-  return select(offsets == offsets, offsets, Vec{});
+
+// The exponent of a weight, which is at most 1 whatever lse's rounding is.
+FLASHJIT_FN Vec weight_exponent(Vec score, Vec scale, Vec offset) {
+  const Vec x = fma(score, scale, -offset);
+  return x > 0.0f ? Vec{} : x;
+}
+
+// Adds keys to the maxima and sums of exp2((score - maximum) * scale) of a unit's rows. s: [key][unit_rows].
+__attribute__((noinline)) inline void add_scores(int unit_rows, float scale, const float* s, int keys,
+                                                 RowState state) {
+  for (int i = 0; i < unit_rows; i += lanes) {
+    const float *const end = s + keys * unit_rows, *from = s + i;
+    const Vec before = load(state.maximum + i);
+    Vec maximum = before;
+    for (const float* q = from; q < end; q += unit_rows) maximum = larger(load(q), maximum);
+    const Vec reference = select(maximum == minus_infinity, Vec{}, maximum);
+    Vec sum = load(state.sum + i) * exp2((before - reference) * scale);
+    for (const float* q = from; q < end; q += unit_rows) sum += exp2((load(q) - reference) * scale);
+    store(state.maximum + i, maximum);
+    store(state.sum + i, sum);
+  }
+}
+
+// log2 of a sink's weight in a row, before the row's offset is subtracted.
+template <class Spec>
+FLASHJIT_FN float sink_exponent(const CpuBackwardParams& params, int head, float maximum) {
+  const Vec logit = splat(Spec::Sinks::logit(params, head)),
+            scale = splat(natural_scale<typename Spec::Score>(params));
+  return fma(splat(maximum), -scale, logit)[0] * log2_e;
+}
+
+// The maximum of far rows, which is infinity until set_sums() replaces it. Their offset is lse until then.
+template <class Spec>
+__attribute__((noinline)) void set_sums(const CpuBackwardParams& params, const Problem& problem, i64 row,
+                                        int rows, RowState state) {
+  using Score = typename Spec::Score;
+  for (int i = 0; i < rows; ++i) {
+    float &maximum = params.maxima[row + i], &offset = params.offsets[row + i];
+    if (maximum != -minus_infinity) continue;
+    const float lse = offset, sum = state.sum[i];
+    maximum = state.maximum[i] == minus_infinity ? 0 : state.maximum[i];
+    const float log2_sum = sum == 0 ? minus_infinity : log(splat(sum))[0] * log2_e;
+    offset = log2_sum;
+    if constexpr (Spec::Sinks::exist) {
+      const float sink = sink_exponent<Spec>(params, problem.head_q, maximum), top = max(sink, log2_sum);
+      if (top != minus_infinity) {
+        const float both = exp2(splat(sink - top))[0] + exp2(splat(log2_sum - top))[0];
+        offset = top + log(splat(both))[0] * log2_e;
+      }
+    }
+    // An lse that is larger by more than roundings is a merge's, of more keys than these.
+    const float given = fma(splat(maximum), -splat(natural_scale<Score>(params)), splat(lse))[0] * log2_e;
+    const float rounding = __builtin_fabsf(lse) * 0x1p-20f * log2_e;
+    if (given - offset > rounding && lse != -minus_infinity) offset = given;
+    if (offset != offset) maximum = offset, offset = 0;
+    if (offset == minus_infinity) offset = -minus_infinity;  // no keys
+  }
 }
 
 // Writes a row of sums as elements, multiplied by `scale`.
@@ -124,9 +194,9 @@ FLASHJIT_FN i64 items_of_rows(const CpuBackwardParams& params) {
   return static_cast<i64>(params.batch) * params.num_heads_q * groups;
 }
 
-// The first step: offset and delta of each row; then zeros of exact sums.
-template <class Spec, class Params>
-FLASHJIT_FN void backward_rows(const Params& params, i64 begin, i64 end) {
+// The first step: offset, maximum and delta of each row; then zeros of exact sums.
+template <class Spec, class Config, class Params>
+FLASHJIT_FN void backward_rows(const Params& params, i64 begin, i64 end, void* scratch) {
   const DenormalsAreZeros mode;
   if constexpr (has_gradients<Params>) {
     const i64 rows = items_of_rows(params);
@@ -140,24 +210,45 @@ FLASHJIT_FN void backward_rows(const Params& params, i64 begin, i64 end) {
     const Element* const d_o = static_cast<const Element*>(params.d_o.data) + problem.q_offset(params.d_o);
     const float* const lse = static_cast<const float*>(params.lse.data) + problem.q_offset(params.lse);
     const i64 first = workspace_row<Spec>(params, problem);
+    bool any_far = false;
     for (int row = rows.begin; row < rows.end; ++row) {
-      float offset = -minus_infinity, delta = 0;
+      // Formulas of padding may have any value.
+      float offset = -minus_infinity, delta = 0, maximum = Spec::Score::changes;
       if (row < problem.seqlen_q) {
         const float of_row = lse[row * params.lse.row_stride];
-        if (of_row != minus_infinity) {
-          Vec8 sums{};
-          for (int column = 0; column < Spec::head_dim_v; column += 8)
-            sums += load8(o + row * params.o.row_stride + column) *
-                    load8(d_o + row * params.d_o.row_stride + column);
+        const bool finite = of_row - of_row == 0;
+        maximum = of_row == minus_infinity ? 0.0f : static_cast<float>(!finite);
+        Int8 any{};
+        Vec8 sums{};
+        for (int column = 0; column < Spec::head_dim_v; column += 8) {
+          const Vec8 gradient = load8(d_o + row * params.d_o.row_stride + column);
+          sums += load8(o + row * params.o.row_stride + column) * gradient;
+          any |= reinterpret_cast<Int8>(gradient) << 1;
+        }
+        float dlse = 0;
+        if (params.dlse.data)
+          dlse = (static_cast<const float*>(params.dlse.data) +
+                  problem.q_offset(params.dlse))[row * params.dlse.row_stride];
+        // A row whose do and dlse are 0 gives nothing, whatever its scores are.
+        if (of_row != minus_infinity && (dlse != 0 || __builtin_reduce_or(any) != 0)) {
           for (int i = 0; i < 8; ++i) delta += sums[i];
-          if (params.dlse.data)
-            delta -= (static_cast<const float*>(params.dlse.data) +
-                      problem.q_offset(params.dlse))[row * params.dlse.row_stride];
-          offset = of_row / ln_2;
+          delta -= dlse;
+          if (of_row != of_row) {
+            maximum = of_row, offset = 0;
+          } else if (__builtin_fabsf(of_row) > far_lse) {
+            any_far = true, maximum = -minus_infinity, offset = of_row;
+          } else {
+            maximum = 0, offset = of_row / ln_2;
+          }
         }
       }
       params.offsets[first + row] = offset;
+      params.maxima[first + row] = maximum;
       params.deltas[first + row] = delta;
+    }
+    if (any_far) {
+      typename Config::Products block(scratch);
+      block.find_sums(params, problem, {rows.begin, min(rows.end, problem.seqlen_q)});
     }
   });
 }
@@ -196,8 +287,7 @@ FLASHJIT_FN void backward_dq(const Params& params, i64 begin, i64 end) {
     float* const sums = params.sums + workspace_row<Spec>(params, problem) * row_floats;
     if constexpr (Spec::Sinks::exist) {
       const i64 first = workspace_row<Spec>(params, problem);
-      add_to_sink_logit(params, problem, params.offsets + first + rows.begin,
-                        params.deltas + first + rows.begin, rows.size());
+      add_to_sink_logit<Spec>(params, problem, first + rows.begin, rows.size());
     }
     for (int row = rows.begin; row < rows.end; row += group) {
       float* const sum = sums + static_cast<i64>(row) * row_floats;

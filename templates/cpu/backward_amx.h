@@ -82,6 +82,31 @@ class AmxBackward {
     write_keys(params, slot, first);
   }
 
+  __attribute__((noinline)) void find_sums(const CpuBackwardParams& params, const Problem& problem,
+                                           Span all_rows) {
+    const Mask mask(params, problem);
+    alignas(64) float maxima[group], row_sums[group];
+    for (int row = all_rows.begin; row < all_rows.end; row += group) {
+      const Span rows = {row, min(row + group, all_rows.end)};
+      for (int i = 0; i < group; ++i) maxima[i] = minus_infinity, row_sums[i] = 0;
+      OfK::pack_q(group, unit_rows(params.q, problem.q_offset(params.q), rows), nullptr, q);
+      const Span seen = intersect(mask.hull(Keys{}, rows), {0, problem.seqlen_k});
+      for (int first = seen.begin / block_n * block_n; first < seen.end; first += block_n) {
+        const Span keys = intersect({first, first + block_n}, {0, problem.seqlen_k});
+        const Span kept = intersect(seen, keys);
+        pack_keys(params, problem, keys);
+        for (u32 left = touched(mask, rows, kept, first); left != 0; left &= left - 1) {
+          const int key_group = __builtin_ctz(left), of_group = first + key_group * group;
+          const Span some = intersect(kept, {of_group, of_group + group});
+          make_scores(params, problem, mask, rows, some, 0, key_group, of_group);
+          add_scores(group, Score::scale_log2(params), s, group, {maxima, row_sums});
+        }
+      }
+      set_sums<Spec>(params, problem, workspace_row<Spec>(params, problem) + row, rows.size(),
+                     {maxima, row_sums});
+    }
+  }
+
   // A group of dQ is [k_blocks][32 columns][group].
   template <class To>
   __attribute__((noinline)) static void write_dq(const float* sum, float scale, int count, To* dq,
@@ -201,6 +226,27 @@ class AmxBackward {
     }
   }
 
+  // s = the final scores of the unit's group of rows `row_group` and of a group of keys, of which the mask
+  // may keep `kept`; -inf where it drops them. raw = those before formulas, if these have derivatives.
+  // `first`: the group's first key.
+  __attribute__((noinline)) void make_scores(const CpuBackwardParams& params, const Problem& problem,
+                                             const Mask& mask, Span rows, Span kept, int row_group,
+                                             int key_group, int first) const {
+    multiply(k + key_group * k_blocks * pair, k_blocks * tile_bytes, tile_bytes,
+             q + row_group * k_blocks * pair, 2 * tile_bytes, low_bits(k_blocks), s, false);
+    float* const seen = s + (kept.begin - first) * group;
+    if constexpr (ScoreGradient::changes) copy(raw, s, sums);
+    if constexpr (Score::changes) Score::modify_rows(params, problem, group, seen, rows, kept, 1);
+    if (!mask.whole(rows, kept)) {
+      if constexpr (has_formula<Mask>)
+        mask_rows(group, mask, seen, rows, kept, problem.head_q, 1);
+      else
+        apply_mask(group, mask, seen, rows, kept, 1);
+    }
+    leave_out(group, s, 0, kept.begin - first);
+    leave_out(group, s, kept.end - first, group);
+  }
+
   // Adds the share of `rows`, of one unit.
   __attribute__((noinline)) void add_unit(const CpuBackwardParams& params, const Problem& problem,
                                           const Mask& mask, Span rows, Span keys, float* dq) const {
@@ -214,7 +260,7 @@ class AmxBackward {
       const Span ours = {row, min(row + group, rows.end)}, kept = intersect(mask.hull(Keys{}, ours), keys);
       const u32 groups = touched(mask, ours, kept, keys.begin);
       if (groups == 0) continue;
-      const bool nan_rows = any_nan(params.offsets + at + row, group);
+      const bool moves = any_moves(params.maxima + at + row, group);
       const UnitRows<bf16> of_q = unit_rows(params.q, problem.q_offset(params.q), ours);
       const UnitRows<bf16> of_d_o = unit_rows(params.d_o, problem.q_offset(params.d_o), ours);
       OfK::pack_q(group, of_q, nullptr, q + i * k_blocks * pair);
@@ -225,22 +271,10 @@ class AmxBackward {
       for (u32 left = groups; left != 0; left &= left - 1) {
         const int key_group = __builtin_ctz(left), first = keys.begin + key_group * group;
         const Span some = intersect(kept, {first, first + group});
-        multiply(k + key_group * k_blocks * pair, k_blocks * tile_bytes, tile_bytes, q + i * k_blocks * pair,
-                 2 * tile_bytes, low_bits(k_blocks), s, false);
+        make_scores(params, problem, mask, ours, some, i, key_group, first);
         multiply(v + key_group * v_blocks * pair, v_blocks * tile_bytes, tile_bytes,
                  d_o + i * v_blocks * pair, 2 * tile_bytes, low_bits(v_blocks), dp, false);
-        float* const seen = s + (some.begin - first) * group;
-        if constexpr (ScoreGradient::changes) copy(raw, s, sums);
-        if constexpr (Score::changes) Score::modify_rows(params, problem, group, seen, ours, some, 1);
-        if (!mask.whole(ours, some)) {
-          if constexpr (has_formula<Mask>)
-            mask_rows(group, mask, seen, ours, some, problem.head_q, 1);
-          else
-            apply_mask(group, mask, seen, ours, some, 1);
-        }
-        leave_out(group, s, 0, some.begin - first);
-        leave_out(group, s, some.end - first, group);
-        if (nan_rows) spread_nan(params.offsets + at + row, group, s, group);
+        if (moves) move_scores(params.maxima + at + row, params.offsets + at + row, group, s, group);
         if constexpr (ScoreGradient::changes) {
           make_gradients(params, at + row, i, key_group);
           ScoreGradient::apply(params, problem, group, raw + (some.begin - first) * group,
@@ -292,13 +326,13 @@ class AmxBackward {
                                                 int key_group) const {
     const Vec scale = splat(Score::scale_log2(params));
     for (int i = 0; i < group; i += lanes) {
-      const Vec offset = load_offsets(params.offsets + row + i), delta = load(params.deltas + row + i);
+      const Vec offset = load(params.offsets + row + i), delta = load(params.deltas + row + i);
       [[maybe_unused]] WordVec by, plus;
       if constexpr (Spec::dropout)
         by = load(multiplier + row_group * group + i), plus = load(addend + row_group * group + i);
       for (int key = 0; key < group; ++key) {
         float *const weight = s + key * group + i, *const gradient = dp + key * group + i;
-        const Vec e = exp2_to_bf16(fma(load(weight), scale, -offset));
+        const Vec e = exp2_to_bf16(weight_exponent(load(weight), scale, offset));
         Vec kept = e, change = load(gradient);
         if constexpr (Spec::dropout) {
           const IntVec keeps = by * column[key_group * group + key] + plus >= params.dropout.below;
@@ -324,7 +358,7 @@ class AmxBackward {
     WordVec by[2], plus[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      offset[i] = load_offsets(params.offsets + row + i * lanes);
+      offset[i] = load(params.offsets + row + i * lanes);
       delta[i] = load(params.deltas + row + i * lanes);
       if constexpr (Spec::dropout) {
         by[i] = load(multiplier + row_group * group + i * lanes);
@@ -341,7 +375,7 @@ class AmxBackward {
         for (int i = 0; i < 2; ++i) {
           Vec kept = load(scores + i * lanes), gradient = load(gradients + i * lanes);
           if constexpr (!ScoreGradient::changes) {
-            const Vec e = exp2_to_bf16(fma(kept, scale, -offset[i]));
+            const Vec e = exp2_to_bf16(weight_exponent(kept, scale, offset[i]));
             kept = e;
             if constexpr (Spec::dropout) {
               const IntVec keeps =

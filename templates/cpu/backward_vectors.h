@@ -119,14 +119,14 @@ struct VectorBackward {
   using Mask = typename Spec::Mask;
 
   // Scratch, in this order.
-  float *k, *v, *dk, *dv;          // [block_n][k_row], [block_n][v_row], twice
-  float *q, *d_o;                  // [unit][k_row], [unit][v_row]
-  float *q_columns, *d_o_columns;  // [head_dim][unit], [head_dim_v][unit]
-  float *p, *ds;                   // [step_n][unit]; scores, then weights; dO V^T, then dS
-  float *offset, *delta;           // [unit]
-  u32 *multiplier, *addend;        // [unit]; with dropout only
-  u32* column;                     // [block_n]; with dropout only
-  float* raw;                      // [step_n][unit]; scores before formulas, if these have derivatives
+  float *k, *v, *dk, *dv;           // [block_n][k_row], [block_n][v_row], twice
+  float *q, *d_o;                   // [unit][k_row], [unit][v_row]
+  float *q_columns, *d_o_columns;   // [head_dim][unit], [head_dim_v][unit]
+  float *p, *ds;                    // [step_n][unit]; scores, then weights; dO V^T, then dS
+  float *offset, *maximum, *delta;  // [unit]
+  u32 *multiplier, *addend;         // [unit]; with dropout only
+  u32* column;                      // [block_n]; with dropout only
+  float* raw;                       // [step_n][unit]; scores before formulas, if these have derivatives
 
   FLASHJIT_FN explicit VectorBackward(void* scratch) {
     float* next = static_cast<float*>(scratch);
@@ -140,7 +140,7 @@ struct VectorBackward {
     q = take(unit * k_row), d_o = take(unit * v_row);
     q_columns = take(head_dim * unit), d_o_columns = take(head_dim_v * unit);
     p = take(step_n * unit), ds = take(step_n * unit);
-    offset = take(unit), delta = take(unit);
+    offset = take(unit), maximum = take(unit), delta = take(unit);
     multiplier = reinterpret_cast<u32*>(take(unit)), addend = reinterpret_cast<u32*>(take(unit));
     column = reinterpret_cast<u32*>(take(block_n));
     raw = next;
@@ -174,6 +174,34 @@ struct VectorBackward {
     write_keys(params, slot, first);
   }
 
+  __attribute__((noinline)) void find_sums(const CpuBackwardParams& params, const Problem& problem,
+                                           Span all_rows) const {
+    const Mask mask(params, problem);
+    alignas(64) float maxima[unit], sums[unit];
+    for (int row = all_rows.begin; row < all_rows.end; row += unit) {
+      const Span rows = {row, min(row + unit, all_rows.end)};
+      for (int i = 0; i < unit; ++i) maxima[i] = minus_infinity, sums[i] = 0;
+      load_q(params, problem, rows);
+      const Span seen = intersect(mask.hull(Keys{}, rows), {0, problem.seqlen_k});
+      for (int first = seen.begin / block_n * block_n; first < seen.end; first += block_n) {
+        const Span keys = intersect({first, first + block_n}, {0, problem.seqlen_k});
+        load(static_cast<const Element*>(params.k.data) + problem.k_offset(params.k) +
+                 first * params.k.row_stride,
+             params.k.row_stride, keys.size(), block_n, head_dim, k, k_row);
+        const Span of_block = intersect(seen, keys);
+        for (int step = of_block.begin / step_n * step_n; step < of_block.end; step += step_n) {
+          const Span kept = intersect(of_block, {step, step + step_n});
+          const int begin = kept.begin - kept.begin % 8, count = round_up(kept.end - begin, 8);
+          if (!Mask::row_intervals && !touches(mask, rows, kept)) continue;
+          make_scores(params, problem, mask, rows, kept, begin, count, first);
+          add_scores(unit, Score::scale_log2(params), p, count, {maxima, sums});
+        }
+      }
+      set_sums<Spec>(params, problem, workspace_row<Spec>(params, problem) + row, rows.size(),
+                     {maxima, sums});
+    }
+  }
+
   // A group of dQ is [group][row].
   template <class To>
   FLASHJIT_FN static void write_dq(const float* sums, float scale, int count, To* dq, i64 stride) {
@@ -190,45 +218,22 @@ struct VectorBackward {
     return finite;
   }
 
-  // Adds the share of `rows` and of the keys `kept`, of the block that begins with key `first`.
-  __attribute__((noinline)) void add_unit(const CpuBackwardParams& params, const Problem& problem,
-                                          const Mask& mask, Span rows, Span kept, int first, bool finite_k,
-                                          float* sums) const {
-    const bool finite_q = load(static_cast<const Element*>(params.q.data) + problem.q_offset(params.q) +
-                                   rows.begin * params.q.row_stride,
-                               params.q.row_stride, rows.size(), unit, head_dim, q, k_row);
-    const bool finite_d_o = load(static_cast<const Element*>(params.d_o.data) + problem.q_offset(params.d_o) +
-                                     rows.begin * params.d_o.row_stride,
-                                 params.d_o.row_stride, rows.size(), unit, head_dim_v, d_o, v_row);
-    const i64 at = workspace_row<Spec>(params, problem) + rows.begin;
-    for (int i = 0; i < unit * dq_row; i += 16) fetch(sums + at * dq_row + i);  // dQ, for the last product
+  // Q of a unit. Returns whether all of it is finite.
+  FLASHJIT_FN bool load_q(const CpuBackwardParams& params, const Problem& problem, Span rows) const {
+    const bool finite = load(static_cast<const Element*>(params.q.data) + problem.q_offset(params.q) +
+                                 rows.begin * params.q.row_stride,
+                             params.q.row_stride, rows.size(), unit, head_dim, q, k_row);
     transpose_rows(q, k_row, head_dim, q_columns);
-    transpose_rows(d_o, v_row, head_dim_v, d_o_columns);
-    for (int i = 0; i < unit; ++i) {
-      offset[i] = i < rows.size() ? params.offsets[at + i] : -minus_infinity;
-      delta[i] = i < rows.size() ? params.deltas[at + i] : 0;
-    }
-    const bool nan_rows = any_nan(offset, unit);
-    if constexpr (Spec::dropout) make_row_words(params, problem, rows, multiplier, addend);
-
-    for (int begin = kept.begin / step_n * step_n; begin < kept.end; begin += step_n) {
-      const Span some = intersect(kept, {begin, begin + step_n});
-      if (Mask::row_intervals || touches(mask, rows, some))
-        add_step(params, problem, mask, rows, some, first, finite_q, finite_k, finite_d_o, nan_rows,
-                 sums + at * dq_row);
-    }
+    return finite;
   }
 
-  // The same for some of the keys.
-  FLASHJIT_FN void add_step(const CpuBackwardParams& params, const Problem& problem, const Mask& mask,
-                            Span rows, Span kept, int first, bool finite_q, bool finite_k, bool finite_d_o,
-                            bool nan_rows, float* dq) const {
-    // Whole groups of eight keys.
-    const int begin = kept.begin - kept.begin % 8, count = round_up(kept.end - begin, 8);
-    const float* const keys = k + (begin - first) * k_row;
-    multiply<unit, Strides<k_row, 1, unit, unit>, false>(keys, q_columns, head_dim, p, count);
-    multiply<unit, Strides<v_row, 1, unit, unit>, false>(v + (begin - first) * v_row, d_o_columns, head_dim_v,
-                                                         ds, count);
+  // p = the final scores of `count` keys from `begin` on, of which the mask may keep `kept`; -inf where it
+  // drops them. raw = those before formulas, if these have derivatives. `first`: the block's first key.
+  __attribute__((noinline)) void make_scores(const CpuBackwardParams& params, const Problem& problem,
+                                             const Mask& mask, Span rows, Span kept, int begin, int count,
+                                             int first) const {
+    multiply<unit, Strides<k_row, 1, unit, unit>, false>(k + (begin - first) * k_row, q_columns, head_dim, p,
+                                                         count);
     float* const seen = p + (kept.begin - begin) * unit;
     if constexpr (ScoreGradient::changes) copy(raw, p, count * unit);
     if constexpr (Score::changes) Score::modify_rows(params, problem, unit, seen, rows, kept, 1);
@@ -240,7 +245,46 @@ struct VectorBackward {
     }
     leave_out(unit, p, 0, kept.begin - begin);
     leave_out(unit, p, kept.end - begin, count);
-    if (nan_rows) spread_nan(offset, unit, p, count);
+  }
+
+  // Adds the share of `rows` and of the keys `kept`, of the block that begins with key `first`.
+  __attribute__((noinline)) void add_unit(const CpuBackwardParams& params, const Problem& problem,
+                                          const Mask& mask, Span rows, Span kept, int first, bool finite_k,
+                                          float* sums) const {
+    const bool finite_q = load_q(params, problem, rows);
+    const bool finite_d_o = load(static_cast<const Element*>(params.d_o.data) + problem.q_offset(params.d_o) +
+                                     rows.begin * params.d_o.row_stride,
+                                 params.d_o.row_stride, rows.size(), unit, head_dim_v, d_o, v_row);
+    const i64 at = workspace_row<Spec>(params, problem) + rows.begin;
+    for (int i = 0; i < unit * dq_row; i += 16) fetch(sums + at * dq_row + i);  // dQ, for the last product
+    transpose_rows(d_o, v_row, head_dim_v, d_o_columns);
+    for (int i = 0; i < unit; ++i) {
+      offset[i] = i < rows.size() ? params.offsets[at + i] : -minus_infinity;
+      maximum[i] = i < rows.size() ? params.maxima[at + i] : static_cast<float>(Score::changes);
+      delta[i] = i < rows.size() ? params.deltas[at + i] : 0;
+    }
+    const bool moves = any_moves(maximum, unit);
+    if constexpr (Spec::dropout) make_row_words(params, problem, rows, multiplier, addend);
+
+    for (int begin = kept.begin / step_n * step_n; begin < kept.end; begin += step_n) {
+      const Span some = intersect(kept, {begin, begin + step_n});
+      if (Mask::row_intervals || touches(mask, rows, some))
+        add_step(params, problem, mask, rows, some, first, finite_q, finite_k, finite_d_o, moves,
+                 sums + at * dq_row);
+    }
+  }
+
+  // The same for some of the keys.
+  FLASHJIT_FN void add_step(const CpuBackwardParams& params, const Problem& problem, const Mask& mask,
+                            Span rows, Span kept, int first, bool finite_q, bool finite_k, bool finite_d_o,
+                            bool moves, float* dq) const {
+    // Whole groups of eight keys.
+    const int begin = kept.begin - kept.begin % 8, count = round_up(kept.end - begin, 8);
+    const float* const keys = k + (begin - first) * k_row;
+    make_scores(params, problem, mask, rows, kept, begin, count, first);
+    multiply<unit, Strides<v_row, 1, unit, unit>, false>(v + (begin - first) * v_row, d_o_columns, head_dim_v,
+                                                         ds, count);
+    if (moves) move_scores(maximum, offset, unit, p, count);
     make_weights(params, begin - first, count);
     if constexpr (ScoreGradient::changes)
       ScoreGradient::apply(params, problem, unit, raw + (kept.begin - begin) * unit,
@@ -260,7 +304,7 @@ struct VectorBackward {
     const Vec scale = splat(Score::scale_log2(params));
     Vec offsets[unit / lanes], subtracted[unit / lanes];
     for (int j = 0; j < unit / lanes; ++j) {
-      offsets[j] = load_offsets(offset + j * lanes);
+      offsets[j] = device::load(offset + j * lanes);
       subtracted[j] = device::load(delta + j * lanes);
     }
 #pragma nounroll
@@ -270,7 +314,7 @@ struct VectorBackward {
         const int i = j * lanes;
         float* const weight = p + key * unit + i;
         float* const gradient = ds + key * unit + i;
-        const Vec e = exp2(fma(device::load(weight), scale, -offsets[j]));
+        const Vec e = exp2(weight_exponent(device::load(weight), scale, offsets[j]));
         Vec kept = e, dp = device::load(gradient);
         if constexpr (Spec::dropout) {
           const IntVec keeps =

@@ -270,11 +270,15 @@ template <class Params>
 struct SinkLogits {
   static constexpr bool exist = true;
 
+  template <class Base>
+  FLASHJIT_FN static float logit(const Base& p, int head) {
+    const FormulaParams& params = static_cast<const Params&>(p).formulas;
+    return params.sink_logits[head * params.sink_stride];
+  }
   // In the scale of exponents of 2.
   template <class Base>
   FLASHJIT_FN static float log2(const Base& p, int head) {
-    const FormulaParams& params = static_cast<const Params&>(p).formulas;
-    return params.sink_logits[head * params.sink_stride] * 1.44269504f;
+    return logit(p, head) * 1.44269504f;
   }
   // Begins each row's sum with 2^sinks[row], and replaces maxima by lse as make_lse() does. The sum of a row
   // without keys stays 0.

@@ -131,15 +131,15 @@ FLASHJIT_FN void backward_tables(const Params& params, i64 begin, i64 end) {
 }
 
 // A sink logit's weight in a row is exp(logit - lse). It has no value, so its gradient is that times -delta.
-// offsets: lse * log2(e), +inf for rows without.
-template <class Params>
-__attribute__((noinline)) void add_to_sink_logit(const Params& params, const Problem& problem,
-                                                 const float* offsets, const float* deltas, int rows) {
-  const float logit = SinkLogits<Params>::log2(params, problem.head_q);
+template <class Spec, class Params>
+__attribute__((noinline)) void add_to_sink_logit(const Params& params, const Problem& problem, i64 row,
+                                                 int rows) {
   float sum = 0;
-  for (int i = 0; i < rows; ++i) {
-    const float weight = exp2(splat(logit - offsets[i]))[0];
-    if (weight != 0) sum -= weight * deltas[i];
+  for (i64 i = row; i < row + rows; ++i) {
+    if (params.offsets[i] == -minus_infinity) continue;  // no weights
+    const Vec exponent = splat(sink_exponent<Spec>(params, problem.head_q, params.maxima[i]));
+    const float weight = exp2(weight_exponent(exponent, splat(1.0f), splat(params.offsets[i])))[0];
+    if (weight != 0) sum -= weight * params.deltas[i];
   }
   if (sum != 0)
     add_exactly(params.gradients.sink_logits().sums + static_cast<i64>(problem.head_q) * exact_sum_words,

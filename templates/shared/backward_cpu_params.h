@@ -21,8 +21,13 @@ struct CpuBackwardParams : BackwardParams {
   // cpu_backward_packed_rows().
   i64 rows;
   // In the workspace, 64-byte aligned:
-  float* offsets;  // [num_heads_q, rows]: lse * log2(e), +inf for a row without keys and after the last row
-  float* deltas;   // [num_heads_q, rows]
+  // [num_heads_q, rows] each. A weight is exp2((score - maximum) * scale - offset), where the scale has
+  // log2(e) in it. maxima: usually 0, and offsets lse * log2(e). A row whose lse is too far from 0 for that
+  // has the maximum of its scores, and the offset is log2 of the sum of exp2((score - maximum) * scale). NaN
+  // where lse is NaN. offsets: +inf for a row without weights and after the last row; its maximum is not 0
+  // where its scores may not be finite.
+  float *offsets, *maxima;
+  float* deltas;  // [num_heads_q, rows]
   // dQ without its factor, [parts, num_heads_q, rows / group] times
   //   [group, cpu_backward_row(head_dim)], or
   //   with AMX [cpu_backward_row(head_dim) / 32, 32 columns, group]
@@ -47,13 +52,13 @@ FLASHJIT_FN constexpr int cpu_backward_row(int head_dim) {
 // Keys that a unit takes at a time: their weights, dS and columns of K share the first-level cache.
 constexpr int cpu_backward_keys = 64;
 // Bytes of a CPU worker's scratch: K, V, dK and dV of a block; a unit's Q and dO, as they are and transposed;
-// its weights, and dS; the lse, delta and words of its rows; the words of the block's columns.
+// its weights, and dS; the offset, maximum, delta and words of its rows; the words of the block's columns.
 // keeps_scores: also the scores before formulas.
 FLASHJIT_FN constexpr int cpu_backward_scratch(int head_dim, int head_dim_v, int block_n, bool keeps_scores) {
   const int k_row = cpu_backward_packed_row(head_dim), v_row = cpu_backward_packed_row(head_dim_v);
   const int unit = cpu_unit_rows;
   return 4 * (2 * block_n * (k_row + v_row) + unit * (k_row + v_row + head_dim + head_dim_v) +
-              (keeps_scores ? 3 : 2) * cpu_backward_keys * unit + 4 * unit + block_n);
+              (keeps_scores ? 3 : 2) * cpu_backward_keys * unit + 5 * unit + block_n);
 }
 
 // With AMX: rows of a unit. Sums of dK and dV are loaded and stored once a unit.

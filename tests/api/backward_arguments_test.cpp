@@ -82,6 +82,15 @@ TEST(BackwardArguments, EveryTensorIsChecked) {
   }
 }
 
+// The alignment of elements.
+TEST(BackwardArguments, RowsOfFloatsAreAligned) {
+  for (const auto& [name, member] : {std::pair("lse", &AttentionArgs::lse), {"dlse", &AttentionArgs::dlse}})
+    expect_refused({name, "not aligned to 4 bytes"}, [member = member](AttentionArgs& args) {
+      Tensor& tensor = *(args.*member);
+      tensor.data = static_cast<char*>(tensor.data) + 2;
+    });
+}
+
 // A message says the request, the mistake and a value that works.
 TEST(BackwardArguments, MessagesSayWhatWorks) {
   expect_refused({"lse has shape [2, 4, 6]: dimension 2 must be 5, q's rows"},

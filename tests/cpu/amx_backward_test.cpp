@@ -169,6 +169,25 @@ TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
     }
 }
 
+// Scores so far from 0 that float32 cannot hold their lse, with rows that share it and with random ones.
+TEST_F(AmxBackward, FarScores) {
+  for (const char* fields : {R"_(, "score": ["score + (row < 40 ? -1e9 : 0)"], "sink_logits": true)_",
+                             R"(, "mask": ["causal"], "varlen": true)"})
+    for (const float scale : {1.0f, 1e4f, 1e10f}) {
+      const AttentionSpec spec = AttentionSpec::from_json(
+          std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 40)") + fields + "}");
+      Case c{.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 130};
+      c.softmax_scale = scale;
+      if (spec.varlen) c.lengths_q = {3, 70}, c.lengths_k = {40, 130};
+      Workload workload(host, c);
+      workload.reset();
+      EmulatedBackward(spec, blocks_of(64), 3).launch(c.shape(), workload.args());
+      EXPECT_TRUE(workload.fetch());
+      const verify::Report report = workload.report();
+      EXPECT_EQ(report.wrong, 0) << report.str();
+    }
+}
+
 // A NaN or infinity in an input reaches no gradient of rows and keys that do not see each other.
 TEST_F(AmxBackward, ValuesThatAreNotFinite) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();

@@ -23,8 +23,8 @@ struct Config {
 
 }  // namespace
 
-extern "C" void flashjit_backward_rows(const CpuBackwardParams* params, i64 begin, i64 end, void*) {
-  backward_rows<Spec>(*params, begin, end);
+extern "C" void flashjit_backward_rows(const CpuBackwardParams* params, i64 begin, i64 end, void* scratch) {
+  backward_rows<Spec, Config>(*params, begin, end, scratch);
 }
 extern "C" void flashjit_backward(const CpuBackwardParams* params, i64 begin, i64 end, void* scratch) {
   backward<Spec, Config>(*params, begin, end, scratch);

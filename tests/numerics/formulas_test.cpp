@@ -2,15 +2,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "codegen/spec.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
 #include "tools/verify/random_formulas.hpp"
 
 namespace flashjit::testing_support {
@@ -281,6 +286,105 @@ TEST_P(Formulas, TrainingWithOtherFeatures) {
   train(bias, {.batch = 0, .seqlen_q = 40, .seqlen_k = 40, .seed = 7});
   train(bias, {.batch = 2, .seqlen_q = 0, .seqlen_k = 40, .seed = 8});
   train(bias, {.batch = 2, .seqlen_q = 40, .seqlen_k = 0, .seed = 9});
+}
+
+// Formulas that are not finite at the scores of rows and keys that do not exist, which are 0.
+TEST_P(Formulas, TrainingOfWhatIsNotFiniteAtZero) {
+  for (const char* score : {"score + slope[head] / score", "slope[head] + log(abs(score))",
+                            "score * slope[head] + sqrt(abs(score) - 1e-30)"})
+    for (const char* others : {R"_("mask": ["causal"])_", R"_("dropout": true, "mask": ["key % 5 != 2"])_"}) {
+      Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 21, .seqlen_k = 75, .data = Data::plain};
+      c.spec =
+          spec_of(std::string(R"_("tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}},
+                                      "score": [")_") +
+                      score + "\"], " + others,
+                  next_dtype(), "backward");
+      expect(c);
+    }
+}
+
+// Where a pair has no weight, a derivative that is not finite reaches nothing. Where there is no derivative,
+// the one that formulas.md names counts: 0 of sqrt at 0, that of the first of two equal operands, that of the
+// other operand of NaN. Elements of a table are told apart.
+TEST_P(Formulas, TrainingWhereDerivativesAreSpecial) {
+  const auto table = [](const char* name, std::vector<float> values) {
+    verify::NamedTable table{.name = name,
+                             .dtype = DType::fp32,
+                             .shape = {static_cast<std::int64_t>(values.size())},
+                             .elements = {}};
+    table.elements.resize(values.size() * sizeof(float));
+    std::memcpy(table.elements.data(), values.data(), table.elements.size());
+    return table;
+  };
+  const std::string
+      tables = R"_("mask": ["causal"], "tables": {"t": {"dtype": "fp32", "shape": [2], "grad": true})_",
+      both = tables + R"_(, "u": {"dtype": "fp32", "shape": [2], "grad": true}}, )_";
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const struct {
+    std::string fields;
+    std::vector<float> t, u;
+  } cases[] = {
+      {tables + R"_(}, "score": ["score * log(position - key + 1) * t[head]"])_", {0.5f, 1}, {}},
+      {tables +
+           R"_(}, "score": ["score + t[head] * log(position - key + 1) + t[key % 2] * log(position - key + 1)"])_",
+       {0.5f, 1},
+       {}},
+      {tables + R"_(}, "score": ["score + sqrt(t[0]) + key % 3 * sqrt(t[1])"])_", {0, 4}, {}},
+      {tables + R"_(}, "score": ["score * t[0] + key % 3 * t[1]"])_", {0.5f, 1}, {}},
+      {both + R"_("score": ["score + key % 3 * min(t[head], u[head])"])_", {1, 2}, {1, 1.5f}},
+      {both + R"_("score": ["score + key % 3 * max(t[head], u[head])"])_", {1, 2}, {1, 2.5f}},
+      {both + R"_("score": ["score + key % 3 * (min(t[head], u[head]) + max(t[head], u[head]))"])_",
+       {nan, 2},
+       {1, nan}},
+  };
+  for (const auto& [fields, t, u] : cases) {
+    Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 37, .seqlen_k = 37, .data = Data::plain};
+    c.spec = spec_of(fields, next_dtype(), "backward");
+    c.named.tables.push_back(table("t", t));
+    if (!u.empty()) c.named.tables.push_back(table("u", u));
+    SCOPED_TRACE(fields);
+    Workload workload(on(), c);
+    workload.reset();
+    workload.kernel(on().engine()).launch(workload.args());
+    EXPECT_TRUE(workload.check());
+    for (const NamedArgument& named : workload.host_args().named) {
+      if (!named.name.starts_with("d_")) continue;
+      const Tensor& gradient = std::get<Tensor>(named.value);
+      for (int i = 0; i < 2; ++i)
+        EXPECT_TRUE(
+            std::isfinite(verify::load_element(gradient.data, gradient.dtype, i * gradient.strides[0])));
+    }
+  }
+}
+
+// Sums of infinities are infinite, those of both signs NaN, with the same bits always.
+TEST_P(Formulas, GradientsOfTablesThatAreNotFinite) {
+  if (on().is_cuda()) GTEST_SKIP() << "exact sums of CPUs";
+  for (const int rows : {1, 40}) {
+    Case c{.seqlen_q = rows, .seqlen_k = 2, .data = Data::plain};
+    // The derivative by the element is infinite at key 0 alone.
+    c.spec = spec_of(R"_("score": ["score + (key == 0 ? 3e38 * (t[row % 2] * (16 + key) - (16 + key)) : 0)"],
+                         "tables": {"t": {"dtype": "fp32", "shape": [2], "grad": true}})_",
+                     DType::fp32, "backward");
+    verify::NamedTable ones{.name = "t", .dtype = DType::fp32, .shape = {2}, .elements = {}};
+    constexpr float of_both[] = {1, 1};
+    ones.elements.resize(sizeof of_both);
+    std::memcpy(ones.elements.data(), of_both, sizeof of_both);
+    c.named.tables.push_back(ones);
+    Workload workload(on(), c);
+    workload.reset();
+    workload.kernel(on().engine()).launch(workload.args());
+    EXPECT_TRUE(workload.fetch());
+    for (const NamedArgument& named : workload.host_args().named) {
+      if (named.name != "d_t") continue;
+      const Tensor& gradient = std::get<Tensor>(named.value);
+      const auto* const bits = static_cast<const std::uint32_t*>(gradient.data);
+      if (rows == 1)
+        EXPECT_TRUE(std::isinf(static_cast<const float*>(gradient.data)[0]));
+      else
+        for (int i = 0; i < 2; ++i) EXPECT_EQ(bits[i * gradient.strides[0]], 0x7fffffffu);
+    }
+  }
 }
 
 TEST_P(Formulas, GradientsHaveEqualBitsRunAfterRun) {

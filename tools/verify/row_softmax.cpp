@@ -50,38 +50,48 @@ RowSoftmax::RowSoftmax(std::span<const double> scores, std::span<const double> e
   }
   // The limit is a little lower, because the kernel's own maximum is rounded.
   unknown_ |= std::abs(max_) * std::numbers::log2e > largest_score * (1 - 0x1p-20) && std::isfinite(max_);
-  true_lse_ = std::isfinite(max_) ? log_sum_of(scores) : max_;
-  if (std::isnan(lse)) true_lse_ = lse;
-  if (unknown_ || !std::isfinite(true_lse_)) return;
+  finds_sum_ = std::abs(lse) > largest_exact_lse;
+  if (std::isnan(lse) || !std::isfinite(max_)) {
+    log_sum_ = std::isnan(lse) ? lse : max_;
+    return;
+  }
+  std::vector<double> low(scores.begin(), scores.end());
+  for (double& score : low) score -= max_;
+  std::vector<double> high = low;
+  log_sum_ = log_sum_of(low);
+  if (unknown_) return;
   sum_error_ = gamma(keys);
-  std::vector<double> low(scores.size()), high(scores.size());
   for (std::size_t i = 0; i < scores.size(); ++i) {
     const double error = scores[i] == -infinity ? 0 : error_of(scores[i], errors[i]);
-    low[i] = scores[i] - error;
-    high[i] = scores[i] + error;
+    low[i] -= error;
+    high[i] += error;
   }
   least_ = LogSum(low), most_ = LogSum(high);
   has_more_keys_ =
-      lse < infinity && lse - true_lse_ > lse_bound(true_lse_, log_sum_of(high) - true_lse_) + 1e-6;
-  finds_sum_ = std::abs(lse) > largest_exact_lse;
+      lse < infinity && lse_error() > lse_bound(max_ + log_sum_, log_sum_of(high) - log_sum_) + 1e-6;
 }
 
 // See backward_oracle.hpp, 1: D.
 double RowSoftmax::error_of(double score, double error) const {
-  return error + shift_error(score - max_, true_lse_ - max_) + 0x1p-22 + exp_error_ + sum_error_;
+  return error + shift_error(score - max_, log_sum_) + 0x1p-22 + exp_error_ + sum_error_;
+}
+
+double RowSoftmax::lse_error() const {
+  return lse_ - max_ - log_sum_;
 }
 
 Weight RowSoftmax::weight(std::size_t index, double score, double error) const {
-  if (score == -infinity) return {std::exp(score - true_lse_), 0, 0};
-  if (unknown_) return {std::exp(score - true_lse_), 0, infinity};
+  const double relative = score - max_, exact = std::exp(relative - log_sum_);
+  if (score == -infinity) return {exact, 0, 0};
+  if (error == infinity || (unknown_ && finds_sum_)) return {exact, 0, infinity};
   if (finds_sum_ && !has_more_keys_) {
-    const double d = error_of(score, error), low = score - d, high = score + d;
-    return {std::exp(score - true_lse_), 1 / (1 + std::exp(most_.without(index, high) - low)),
+    const double d = error_of(score, error), low = relative - d, high = relative + d;
+    return {exact, 1 / (1 + std::exp(most_.without(index, high) - low)),
             1 / (1 + std::exp(least_.without(index, low) - high))};
   }
-  const double value = std::exp(score - (has_more_keys_ ? lse_ : true_lse_));
+  const double value = has_more_keys_ ? std::exp(score - lse_) : exact;
   const double d = error + 0x1p-22 * (std::abs(score) + std::abs(lse_) + 1) + exp_error_ +
-                   (has_more_keys_ ? 0 : std::abs(lse_ - true_lse_));
+                   (has_more_keys_ ? 0 : std::abs(lse_error()));
   const double most = value * std::exp(d);
   return {value, value * std::exp(-d), finds_sum_ ? std::min(most, 1.0) : most};
 }

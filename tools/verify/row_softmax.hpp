@@ -32,21 +32,25 @@ class RowSoftmax {
  public:
   RowSoftmax() = default;
   // scores, errors: of each key, and last of the sink. A key that is not kept has the score -inf and the
-  // error 0; an infinite error makes every weight one that cannot be told. lse: the row's as the backward
-  // gets it. exp_error: of a weight's exponential, relative. largest_score: as in OracleOptions.
+  // error 0. With an infinite error nobody can tell the weight, nor the row's others where a kernel finds
+  // their sum again. lse: the row's as the backward gets it. exp_error: of a weight's exponential, relative.
+  // largest_score: as in OracleOptions.
   RowSoftmax(std::span<const double> scores, std::span<const double> errors, double lse, double exp_error,
              double largest_score);
 
   // Of a row whose lse is no larger than largest_exact_lse: the lse is taken as it is.
-  RowSoftmax(double lse, double exp_error) : true_lse_(lse), lse_(lse), exp_error_(exp_error) {}
+  RowSoftmax(double lse, double exp_error) : max_(lse), lse_(lse), exp_error_(exp_error) {}
 
   // The weight of term `index` with this score and error.
   Weight weight(std::size_t index, double score, double error) const;
 
  private:
   double error_of(double score, double error) const;
+  double lse_error() const;
 
-  double max_ = 0, true_lse_ = 0, lse_ = 0, exp_error_ = 0, sum_error_ = 0;
+  // lse is max_ + log_sum_, apart: float64 cannot hold the sum of a score of 1e38 and a logarithm.
+  double max_ = 0, log_sum_ = 0;
+  double lse_ = 0, exp_error_ = 0, sum_error_ = 0;
   bool unknown_ = false;
   bool finds_sum_ = false;  // a kernel may have found the row's maximum and sum again
   bool has_more_keys_ = false;

@@ -133,7 +133,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                     nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm80.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
       structs(spec, "BackwardCudaSpec", params, "", choices, config, "", ComputedAhead::key) +
-      function("backward_prepare", "backward_threads", params, "backward_prepare<Spec, false>") +
+      function("backward_prepare", "backward_threads, backward_first_blocks", params,
+               "backward_prepare<Spec, false>") +
       function("backward", of_block, params, "backward_sm80<Spec, Config>") +
       (spec.deterministic
            ? function("backward_dq", of_block, params, "backward_dq_sm80<Spec, Config>")

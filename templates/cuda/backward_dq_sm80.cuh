@@ -82,7 +82,9 @@ class BackwardDqSm80 {
       for (int half = 0; half < 2; ++half) {
         lse_log2_[i][half] = p_.lse_log2[place + row_of(i, half)];
         delta_[i][half] = p_.delta[place + row_of(i, half)];
+        far_max_[i][half] = p_.far_max[place + row_of(i, half)];
       }
+    any_far_ = __any_sync(0xffffffff, far_bits<warp_rows>(p_, place + warp_ * warp_rows, lane_) != 0);
 
     BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
     Block next;
@@ -156,6 +158,12 @@ class BackwardDqSm80 {
         else
           mask_scores<block_m, block_n>(p[i][0], mask_, rows_of_tile, block, lane_);
       }
+      if (!Score::changes && any_far_) {
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) p[i][n][e] = below_far_max(p[i][n][e], far_max_[i][e / 2]);
+      }
 #pragma unroll
       for (int n = 0; n < n_tiles; ++n) {
         [[maybe_unused]] u32 columns[4];
@@ -169,9 +177,9 @@ class BackwardDqSm80 {
                                           : dp;  // weights have the scale
           if constexpr (Score::changes) {
             const int first_key = block.index * block_n + static_cast<int>(lane_ % 4) * 2;
-            ds[i][n][e] =
-                ScoreGradient::of_pair(p_, problem_, first_row_ + row_of(i, e / 2), first_key, n * 8 + e % 2,
-                                       p[i][n][e], lse_log2_[i][e / 2], dp, delta_[i][e / 2]);
+            ds[i][n][e] = ScoreGradient::of_pair(p_, problem_, first_row_ + row_of(i, e / 2), first_key,
+                                                 n * 8 + e % 2, p[i][n][e], lse_log2_[i][e / 2],
+                                                 far_max_[i][e / 2], dp, delta_[i][e / 2]);
             continue;
           }
           const float weight = ex2_approx(__fmaf_rn(p[i][n][e], p_.scale_log2, -lse_log2_[i][e / 2]));
@@ -214,7 +222,8 @@ class BackwardDqSm80 {
   const int first_row_;
   const u32 lane_, warp_;
   float dq_[m_tiles][k_tiles][4];
-  float lse_log2_[m_tiles][2], delta_[m_tiles][2];
+  float lse_log2_[m_tiles][2], delta_[m_tiles][2], far_max_[m_tiles][2];
+  bool any_far_;
   Words key_;                       // with dropout
   RowWords row_words_[m_tiles][2];  // with dropout
 };

@@ -2,6 +2,7 @@
 // from its sums.
 #pragma once
 
+#include "cuda/backward_far_rows.cuh"
 #include "cuda/gradient_row.cuh"
 #include "cuda/ptx_sync.cuh"
 #include "cuda/row_bits.cuh"
@@ -126,7 +127,8 @@ class BackwardRow {
     place_ = problem_.head_q * p.rows + p.first_row(batch, problem_.first_q, Spec::varlen) + row_;
   }
 
-  // Makes lse_log2, delta and zeros of dQ's sums.
+  // Makes lse_log2, delta, far_max and zeros of dQ's sums. A row that no gradient comes to gives none,
+  // whatever its scores are.
   FLASHJIT_FN void prepare() const {
     const int padded = round_up(problem_.rows, backward_row_unit);
     const bool used = row_ < problem_.seqlen_q;
@@ -136,7 +138,8 @@ class BackwardRow {
         st_global_v4(p_.dq_sums + place_ * sums_row + column, zeros);
     }
     float delta = 0;
-    [[maybe_unused]] float zero_or_nan = 0;  // NaN if dO is not finite
+    u32 any_bits = 0;       // of dO, but for signs
+    float zero_or_nan = 0;  // NaN if dO is not finite, where that matters
     if (used) {
       const auto* const o = static_cast<const OElement*>(p_.o.data) + offset(p_.o);
       const auto* const d_o = static_cast<const Element*>(p_.d_o.data) + offset(p_.d_o);
@@ -147,6 +150,7 @@ class BackwardRow {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           delta = __fmaf_rn(x[i], y[i], delta);
+          any_bits |= __float_as_uint(y[i]) << 1;
           if constexpr (isolates_dropped<typename Spec::Mask>) zero_or_nan = __fmaf_rn(y[i], 0, zero_or_nan);
         }
       }
@@ -158,16 +162,29 @@ class BackwardRow {
         zero_or_nan += __shfl_xor_sync(all_lanes, zero_or_nan, distance);
     }
     if (row_ >= padded) return;
+    const float lse = used ? static_cast<const float*>(p_.lse.data)[offset(p_.lse)] : minus_infinity;
+    const bool sees_keys = lse != minus_infinity,
+               is_near = !(sees_keys && !(fabsf(lse) <= farthest_lse(Element{})));
+    const float dlse =
+        sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
+    const u32 row_lanes = __ballot_sync(all_lanes, any_bits != 0) >> tid_x() % 32 / lanes * lanes;
+    const bool has_weights = sees_keys && ((row_lanes & (1u << lanes) - 1) != 0 || dlse != 0);
+    const bool is_far = has_weights && !is_near && fabsf(lse + zero_or_nan) < -minus_infinity;
+    const float lse_log2 = lse * log2_e;
     if (lane_ == 0) {
-      const float lse = used ? static_cast<const float*>(p_.lse.data)[offset(p_.lse)] : minus_infinity;
-      const bool sees_keys = lse != minus_infinity;
-      const float dlse =
-          sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
-      float lse_log2 = lse * log2_e;
-      if constexpr (isolates_dropped<typename Spec::Mask>) lse_log2 += zero_or_nan;
-      p_.lse_log2[place_] = sees_keys ? lse_log2 - lg2_approx(p_.weight_scale) : -minus_infinity;
-      p_.delta[place_] = sees_keys ? (delta - dlse) * p_.delta_scale : 0;
+      // Formulas may make any score of the zeros behind a sequence's end.
+      const bool any_score = used ? !is_near : Spec::Score::changes;
+      p_.lse_log2[place_] =
+          has_weights ? lse_log2 + zero_or_nan - lg2_approx(p_.weight_scale) : -minus_infinity;
+      p_.delta[place_] = has_weights ? (delta - dlse) * p_.delta_scale : 0;
+      p_.far_max[place_] = !has_weights && any_score ? -minus_infinity : 0;
     }
+    if (!__any_sync(all_lanes, is_far)) return;
+    const RowSum found =
+        FarRows<Spec>(p_, problem_, row_ - static_cast<int>(tid_x() % 32 / lanes)).find(lse_log2);
+    if (!is_far || lane_ != 0) return;
+    p_.lse_log2[place_] = found.log2_sum - lg2_approx(p_.weight_scale);
+    p_.far_max[place_] = found.top;
   }
 
  private:

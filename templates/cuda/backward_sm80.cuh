@@ -75,7 +75,7 @@ class BackwardSm80 {
   struct Step {
     int head = -1;  // negative: none
     Block block;
-    float* dq_sums;
+    i64 place;  // of the first row in the workspace
   };
 
   FLASHJIT_FN BackwardSm80(const CudaBackwardParams& p, u32 shared, int batch, int head_kv, int first_key)
@@ -172,14 +172,14 @@ class BackwardSm80 {
 
   FLASHJIT_FN void load(Step& step, const Problem& problem, int stage) const {
     const int first = step.block.index * block_m;
-    step.dq_sums = p_.dq_sums + place_of(problem, first) * (k_steps * 16);
+    step.place = place_of(problem, first);
     copy<QTile, Spec::head_dim>(q_tile(stage), p_.q, problem.q_offset(p_.q), first, problem.seqlen_q);
     copy<OTile, Spec::head_dim_v>(o_tile(stage), p_.d_o, problem.q_offset(p_.d_o), first, problem.seqlen_q);
     const u32 thread = tid_x(), part = thread % (block_m / 4);
     if (thread < block_m / 2) {
       const bool second = thread >= block_m / 4;
       cp_async_cg((second ? delta(stage) : lse(stage)) + part * 16,
-                  (second ? p_.delta : p_.lse_log2) + place_of(problem, first) + part * 4, 16);
+                  (second ? p_.delta : p_.lse_log2) + step.place + part * 4, 16);
     }
     if constexpr (Spec::dropout) {
       for (u32 row = thread; row < block_m; row += threads) {
@@ -245,12 +245,14 @@ class BackwardSm80 {
     const u32 k_rows = shared_ + layout.k + warp_ * warp_keys * KTile::row_bytes + KTile::lane_offset(lane_);
     const u32 v_rows = shared_ + layout.v + warp_ * warp_keys * VTile::row_bytes + VTile::lane_offset(lane_);
     float p[m_tiles][q_tiles][4], ds[m_tiles][q_tiles][4];
+    const u32 own_far_bits = far_bits<warp_rows>(p_, step.place + warp_row(), lane_);
     multiply_rows<Element, KTile, QTile, k_steps>(p, k_rows, q_rows);
+    const bool any_far = __any_sync(0xffffffff, own_far_bits != 0);
     if (!Spec::deterministic && parts == 1 && before.head >= 0) add_dq(before, turn ^ 1);
-    if constexpr (!ScoreGradient::changes) make_weights(p, step, stage);
+    if constexpr (!ScoreGradient::changes) make_weights(p, step, stage, any_far);
     multiply_rows<Element, VTile, OTile, v_steps>(ds, v_rows, o_rows);
     if constexpr (ScoreGradient::changes)
-      differentiate(p, ds, step, stage);
+      differentiate(p, ds, step, stage, any_far);
     else
       make_gradients(ds, p, step, stage);
     const u32 o_columns = o_tile(stage) + OTile::lane_offset(lane_),
@@ -315,16 +317,18 @@ class BackwardSm80 {
   }
   // Both at once, where formulas have derivatives: scores become weights, dP becomes dS.
   FLASHJIT_FN void differentiate(float (&s)[m_tiles][q_tiles][4], float (&dp)[m_tiles][q_tiles][4],
-                                 const Step& step, int stage) {
+                                 const Step& step, int stage, bool any_far) {
     if (!step.block.whole) drop_masked(s, step, minus_infinity);
     if (clears_keys && bad_keys_) drop_bad_keys(s);
     const Problem problem = problem_of(step.head);
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
       u32 drops[ceil_div(q_tiles, 8)] = {};
-      const auto numbers = [&](int n, float(&lse_log2)[2], float(&delta)[2]) {
+      const auto numbers = [&](int n, float(&lse_log2)[2], float(&delta)[2], float(&far_max)[2]) {
         ld_pair(lse_log2, lse(stage), n);
         ld_pair(delta, this->delta(stage), n);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) far_max[r] = any_far ? far_max_of(step)[n * 8 + r] : 0;
         if constexpr (Spec::dropout) {
           u32 w[4];
           ld_shared_v4(w, row_words(stage) + (warp_row() + n * 8 + lane_ % 4 * 2) * 8);
@@ -348,7 +352,8 @@ class BackwardSm80 {
   }
 
   // Scores become weights.
-  FLASHJIT_FN void make_weights(float (&s)[m_tiles][q_tiles][4], const Step& step, int stage) const {
+  FLASHJIT_FN void make_weights(float (&s)[m_tiles][q_tiles][4], const Step& step, int stage,
+                                bool any_far) const {
     if constexpr (Score::changes) {
       const Problem problem = problem_of(step.head);
 #pragma unroll
@@ -357,6 +362,9 @@ class BackwardSm80 {
     }
     if (!isolates && !step.block.whole) drop_masked(s, step, minus_infinity);
     if (clears_keys && bad_keys_) drop_bad_keys(s);
+    if (any_far)
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i) subtract_far_max<q_tiles * 8>(s[i][0], far_max_of(step));
     const float scale_log2 = Score::scale_log2(p_);
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
@@ -369,6 +377,10 @@ class BackwardSm80 {
           s[i][n][e] = ex2_approx(__fmaf_rn(s[i][n][e], scale_log2, -lse_log2[e % 2]));
     }
     if (isolates && !step.block.whole) drop_masked(s, step, 0);
+  }
+  // Those of this thread's columns, from its first one on.
+  FLASHJIT_FN const float* far_max_of(const Step& step) const {
+    return p_.far_max + step.place + warp_row() + lane_ % 4 * 2;
   }
   FLASHJIT_FN void drop_bad_keys(float (&s)[m_tiles][q_tiles][4]) const {
 #pragma unroll
@@ -511,6 +523,7 @@ class BackwardSm80 {
     const u32 warp = tid_x() / 32, row_warp = warp % dq_row_warps, column_warp = warp / dq_row_warps;
     const u32 ds = ds_tile(turn) + DsTile::lane_offset_b(lane_);
     const u32 k = shared_ + layout.k + KTile::lane_offset(lane_);
+    float* const dq_sums = p_.dq_sums + step.place * (k_steps * 16);
     float dq[dq_m_tiles][dq_pairs * 2][4];
     clear(dq);
 #pragma unroll
@@ -537,7 +550,7 @@ class BackwardSm80 {
       for (int c = 0; c < dq_pairs * 2; ++c) {
         const u32 column = column_warp * dq_pairs * 2 + c;
         if (column >= k_steps * 2) break;
-        add_tile(step.dq_sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
+        add_tile(dq_sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
       }
   }
   FLASHJIT_FN void add_tile(float* to, const float (&d)[4]) const {

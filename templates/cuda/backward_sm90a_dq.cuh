@@ -92,7 +92,8 @@ struct BackwardDqSm90a {
       for (Block block; walk.next(block);) {
         const int stage = ring.stage, key = work.problem.first_k + block.index * block_n;
         mbarrier_wait(shared.empty(stage), ring.parity ^ 1);
-        st_message(shared.message(stage), block.index << 1 | (block.whole ? 1 : 0), block.found, 0);
+        st_message(shared.message(stage), BackwardMessage::block_word(block.index, block.whole), block.found,
+                   0);
         if constexpr (Spec::dropout) mbarrier_arrive(shared.words_asked(stage));
         mbarrier_arrive_expect_tx(shared.k_full(stage), layout.k_bytes);
         copy_tile<k_panels, block_n>(shared.k(stage), maps.k, shared.k_full(stage), key, work.problem.head_kv,
@@ -120,7 +121,8 @@ struct BackwardDqSm90a {
       ld_shared_v2(word, found, shared.message(ring.stage));
       if (word >= 0 && lane < parts)
         st_column_words(shared.words(ring.stage), lane,
-                        dropout_column_words(shared.dropout_key(), (word >> 1) * parts + lane, batch));
+                        dropout_column_words(shared.dropout_key(),
+                                             BackwardMessage::index_of(word) * parts + lane, batch));
       __syncwarp();
       if (lane == 0) mbarrier_arrive(shared.k_full(ring.stage));
       if (word < 0) return;
@@ -162,11 +164,13 @@ struct BackwardDqSm90a {
       for (int r = 0; r < 2; ++r) {
         lse_[r] = p_.lse_log2[first + 8 * r];
         delta_[r] = p_.delta[first + 8 * r];
+        far_max_[r] = p_.far_max[first + 8 * r];
         if constexpr (Spec::dropout)
           row_words_[r] =
               dropout_row_words(shared_.dropout_key(), work.rows.begin + first_row() + lane_ / 4 + 8 * r,
                                 work.problem.head_q, work.problem.batch);
       }
+      any_far_ = __any_sync(0xffffffff, far_max_[0] != 0 || far_max_[1] != 0);
       mbarrier_wait(shared_.q_full(), 0);
     }
 
@@ -205,6 +209,10 @@ struct BackwardDqSm90a {
           mask_scores<block_m, block_n>(scores, mask, rows, block, lane_);
       }
       if constexpr (!Score::changes) {
+        if (any_far_) {
+#pragma unroll
+          for (int i = 0; i < block_n / 2; ++i) scores[i] = below_far_max(scores[i], far_max_[i / 2 % 2]);
+        }
 #pragma unroll
         for (int i = 0; i < block_n / 2; ++i)
           scores[i] = ex2_approx(__fmaf_rn(scores[i], p_.scale_log2, -lse_[i / 2 % 2]));
@@ -223,9 +231,10 @@ struct BackwardDqSm90a {
                 : ScoreGradient::changes ? x * p_.dropout.scale
                                          : x;
           if constexpr (Score::changes) {
-            ds[i] = ScoreGradient::of_pair(
-                p_, work.problem, rows(i / 2 % 2 * 8), block.index * block_n + lane_ % 4 * 2,
-                16 * step + i / 4 * 8 + i % 2, scores[8 * step + i], lse_[i / 2 % 2], x, delta_[i / 2 % 2]);
+            ds[i] = ScoreGradient::of_pair(p_, work.problem, rows(i / 2 % 2 * 8),
+                                           block.index * block_n + lane_ % 4 * 2,
+                                           16 * step + i / 4 * 8 + i % 2, scores[8 * step + i],
+                                           lse_[i / 2 % 2], far_max_[i / 2 % 2], x, delta_[i / 2 % 2]);
             continue;
           }
           ds[i] = scores[8 * step + i] * (x - delta_[i / 2 % 2]);
@@ -273,7 +282,8 @@ struct BackwardDqSm90a {
     const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
     float dq_[Spec::head_dim / 2];
     u32 ds_[block_n / 16][4];
-    float lse_[2], delta_[2];
+    float lse_[2], delta_[2], far_max_[2];
+    bool any_far_;
     RowWords row_words_[2];  // with dropout
   };
 

@@ -12,14 +12,19 @@ namespace flashjit::device {
 
 // The producer's message about a block. Consumers read messages as ordinary memory, as in the forward.
 struct BackwardMessage {
-  int word;  // index << 1 | whole
+  int word;  // see block_word()
   // For the key blocks' kernel: the query head, and the place of the block's rows in the workspace, in units
   // of 64 rows. For dQ's: the walk's look-up.
   int second, place;
   int first_row;
   FLASHJIT_FN bool ends() const { return word < 0; }
-  FLASHJIT_FN int index() const { return word >> 1; }
+  FLASHJIT_FN int index() const { return index_of(word); }
   FLASHJIT_FN bool whole() const { return word & 1; }
+  FLASHJIT_FN bool any_far() const { return word & far_bit; }  // whether a row of the block has a far_max
+
+  FLASHJIT_FN static int block_word(int index, bool whole) { return index << 2 | (whole ? 1 : 0); }
+  FLASHJIT_FN static int index_of(int word) { return word >> 2; }
+  static constexpr int far_bit = 2;
   // The message that there are no more blocks has the next turn, and the rows of dQ that this turn has. Their
   // head counts over batch entries and heads with places of their own. `first_row` is the first of them.
   FLASHJIT_FN u32 next_turn() const { return static_cast<u32>(second); }

@@ -60,7 +60,8 @@ struct Sm90aBackwardProducer {
           const int stage = step.stage(), row = problem.first_q + block.index * block_m;
           wait_for_q_buffer(shared, step);
           ask(shared, stage,
-              block.index << 1 | (block.whole && work.keys.begin + Kernel::block_n == work.keys.end ? 1 : 0),
+              BackwardMessage::block_word(block.index,
+                                          block.whole && work.keys.begin + Kernel::block_n == work.keys.end),
               problem.head_q);
           mbarrier_arrive_expect_tx(shared.q_full(stage), layout.q_bytes);
           copy_tile<k_panels, block_m>(shared.q(stage), maps.q, shared.q_full(stage), row, problem.head_q,
@@ -241,23 +242,26 @@ struct Sm90aBackwardProducer {
       const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
 #pragma unroll 1
       for (int i = lane; i < block_m; i += 32) {
-        const RowWords words = dropout_row_words<true>(key, (word >> 1) * block_m + i, head, batch);
+        const RowWords words =
+            dropout_row_words<true>(key, BackwardMessage::index_of(word) * block_m + i, head, batch);
         st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
       }
       ld_shared_v2(word, head, shared.message(stage));  // once more, so that no register held them
     }
-    const i64 row = head * p.rows + first + (word >> 1) * block_m;
+    const i64 row = head * p.rows + first + BackwardMessage::index_of(word) * block_m;
     if (lane == 0) {
-      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
       if constexpr (Kernel::makes_dk) {
         mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
         cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
       }
-    }
-    __syncwarp();
-    if (lane == 0) {
-      mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4);
       cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
+    }
+    // Looked up while the copies are under way: only the arrival lets the consumers have them.
+    const bool any_far = __any_sync(0xffffffff, far_bits<block_m>(p, row, static_cast<u32>(lane)) != 0);
+    if (lane == 0) {
+      if (any_far) st_shared(shared.message(stage), static_cast<u32>(word | BackwardMessage::far_bit));
+      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
+      mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4);
     }
     return true;
   }

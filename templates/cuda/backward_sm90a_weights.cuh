@@ -59,6 +59,7 @@ class Sm90aBackwardWeights {
           scores, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at));
     if (!isolates && !message.whole()) mask_scores(scores, place, message, tile, minus_infinity);
     drop_bad_keys(scores);
+    if (message.any_far()) subtract_far_max<tile_rows>(scores, far_max_of(stage, at));
     const float scale_log2 = Score::scale_log2(p_);
     const u32 from = shared_.lse(stage) + at * 4 + lane_ % 4 * 8;
 #pragma unroll
@@ -93,9 +94,11 @@ class Sm90aBackwardWeights {
     ScoreGradient::template differentiate<tile_rows>(
         p_, scores, dp, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at),
         terms_,
-        [&](int i, float(&lse)[2], float(&delta)[2]) {
+        [&](int i, float(&lse)[2], float(&delta)[2], float(&far_max)[2]) {
           ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + own + i * 32);
           ld_shared_v2(delta[0], delta[1], shared_.delta(stage) + own + i * 32);
+#pragma unroll
+          for (int r = 0; r < 2; ++r) far_max[r] = message.any_far() ? far_max_of(stage, at)[8 * i + r] : 0;
         },
         [&](int index, float product) {
           if constexpr (Spec::dropout) return is_dropped(index) ? 0 : product * p_.dropout.scale;
@@ -125,6 +128,12 @@ class Sm90aBackwardWeights {
   }
 
  private:
+  // Those of the thread's rows of a tile, from its first one on.
+  FLASHJIT_FN const float* far_max_of(int stage, int first_row) const {
+    // The place from shared memory once more, so that no register holds it until then.
+    const int place = shared_.read_message(stage).place;
+    return p_.far_max + static_cast<i64>(place) * place_rows + first_row + lane_ % 4 * 2;
+  }
   FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
   // The words of the thread's two keys.
   FLASHJIT_FN void make_column_words(const Work& work) {

@@ -84,6 +84,13 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
   };
 
  private:
+  // raw: minus infinity for a pair that a mask drops.
+  FLASHJIT_FN static float weight_of(float raw, float final_score, float scale_log2, float lse_log2,
+                                     float far_max) {
+    if (raw == minus_infinity || far_max == -minus_infinity) return 0;
+    return ex2_approx(__fmaf_rn(final_score - far_max, scale_log2, -lse_log2));
+  }
+
   template <bool exact>
   struct Flush {
     const Params& params;
@@ -138,8 +145,8 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
   }
 
   // Turns products of q and k, minus infinity for pairs that a mask drops, into weights, and products of do
-  // and v into gradients by the products of q and k. numbers(i, lse_log2, delta) has the numbers of rows 8 i
-  // and 8 i + 1 of the thread; change(index, product) is what dropout makes of a product.
+  // and v into gradients by the products of q and k. numbers(i, lse_log2, delta, far_max) has the numbers of
+  // rows 8 i and 8 i + 1 of the thread; change(index, product) is what dropout makes of a product.
   template <int rows, bool exact, class Base, class Numbers, class Change>
   FLASHJIT_FN static void differentiate(const Base& p, float* scores, float* products, const Place& place,
                                         Terms<exact>& terms, const Numbers& numbers, const Change& change) {
@@ -150,15 +157,14 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
         typename Forwards::template OfKey<Key>(place.at(0, 2))};
 #pragma unroll
     for (int i = 0; i < rows / 8; ++i) {
-      float lse_log2[2], delta[2];
-      numbers(i, lse_log2, delta);
+      float lse_log2[2], delta[2], far_max[2];
+      numbers(i, lse_log2, delta, far_max);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float raw = scores[4 * i + j];
         const Key at = place.at(i, j);
         const float final_score = Forwards::template apply<true>(at, of_key[j / 2], ScaledScore{raw, scale});
-        const float weight =
-            raw == minus_infinity ? 0 : ex2_approx(__fmaf_rn(final_score, scale_log2, -lse_log2[j % 2]));
+        const float weight = weight_of(raw, final_score, scale_log2, lse_log2[j % 2], far_max[j % 2]);
         const float gradient = weight * (change(4 * i + j, products[4 * i + j]) - delta[j % 2]);
         const float changed = Backwards::apply(
             at, of_key[j / 2], ScaledScore{raw, scale}, gradient,
@@ -175,16 +181,13 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
   // thread's first one and its distance, which the compiler knows.
   template <class Base>
   FLASHJIT_FN static float of_pair(const Base& p, const Problem& of, int row, int first_key, int distance,
-                                   float raw, float lse_log2, float product, float delta) {
+                                   float raw, float lse_log2, float far_max, float product, float delta) {
     const FormulaProblem problem(p, static_cast<const Params&>(p).formulas, of);
     const FormulaKey at(FormulaRow(problem, row, of.head_q), DistantKey{first_key, distance});
     const typename Forwards::template OfKey<decltype(at)> of_key(at);
     const ScaledScore score{raw, problem.params.scale};
-    const float weight =
-        raw == minus_infinity
-            ? 0
-            : ex2_approx(__fmaf_rn(Forwards::template apply<true>(at, of_key, score),
-                                   FormulaScore<Params, Formulas...>::scale_log2(p), -lse_log2));
+    const float weight = weight_of(raw, Forwards::template apply<true>(at, of_key, score),
+                                   FormulaScore<Params, Formulas...>::scale_log2(p), lse_log2, far_max);
     const float changed = Backwards::apply(at, of_key, score, weight * (product - delta), NoElements{});
     return weight == 0 ? 0 : changed;
   }
@@ -248,13 +251,14 @@ FLASHJIT_FN void add_up_sink_logit(const Params& p, int head) {
   extern __shared__ __align__(1024) char dynamic_shared[];
   float* const of_warps = reinterpret_cast<float*>(dynamic_shared);
   griddepcontrol_wait();
-  const float logit = SinkLogits<Params>::log2(p, head);
+  const float logit = SinkLogits<Params>::log2(p, head), scale_log2 = Spec::Score::scale_log2(p);
   float sum = 0;
   for (int batch = 0; batch < p.batch; ++batch) {
     const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(p, batch, head);
     const i64 place = head * p.rows + p.first_row(batch, problem.first_q, Spec::varlen);
     for (int row = static_cast<int>(tid_x()); row < problem.seqlen_q; row += backward_threads) {
-      const float weight = ex2_approx(logit - p.lse_log2[place + row]);
+      const float weight =
+          ex2_approx(__fmaf_rn(-p.far_max[place + row], scale_log2, logit) - p.lse_log2[place + row]);
       if (weight != 0) sum -= weight * p.delta[place + row];
     }
   }

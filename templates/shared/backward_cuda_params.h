@@ -12,8 +12,8 @@ constexpr int backward_row_unit = 128;
 // Threads and rows of a block of the first and the last step.
 constexpr int backward_threads = 256, backward_rows_of_block = 32;
 // Such blocks that a multiprocessor has at once on sm_90a. Without a number ptxas squeezes some of the steps
-// into so few registers that they spill.
-constexpr int backward_blocks = 4;
+// into so few registers that they spill. With some masks the first step needs more, to find far rows again.
+constexpr int backward_blocks = 4, backward_first_blocks = 3;
 // Shared memory of the step that adds up gradients of sink logits. Elements of a table that a block of a
 // deterministic backward's last step writes.
 constexpr int backward_sinks_shared = backward_threads / 32 * 4,
@@ -80,8 +80,14 @@ struct CudaBackwardDqLayout {
 
 struct CudaBackwardParams : BackwardParams {
   // In the workspace, [num_heads_q, rows]. A sequence's rows begin at first_row().
-  float* lse_log2;  // lse * log2(e); +inf for rows without keys and outside a sequence: their weights are 0
-  float* delta;     // rowsum(do * o) - dlse; 0 where lse_log2 is +inf
+  // lse * log2(e); +inf for rows without keys, with do and dlse of 0, and outside a sequence: their weights
+  // are 0
+  float* lse_log2;
+  float* delta;  // rowsum(do * o) - dlse; 0 where lse_log2 is +inf
+  // Of a row whose lse is far from 0 (cuda/backward_far_rows.cuh) its largest score, which kernels subtract
+  // before they scale; lse_log2 is that of the differences. +inf: the row's scores may be anything, and its
+  // weights are 0. 0 for all others: a tile of such rows alone subtracts nothing.
+  float* far_max;
   // [num_heads_q, rows, cuda_backward_row(head_dim)]: dQ / scale, tiles of 16 rows x 8 columns in the order
   // of the kernels' accumulators. Null if a kernel of its own computes dQ.
   float* dq_sums;

@@ -2,6 +2,8 @@
 // oracle: tiles, masks, heads of a group, packed sequences, dropout, dQ by sums and by its own kernel.
 #include <gtest/gtest.h>
 
+#include <concepts>
+
 #include "codegen/search_space.hpp"
 #include "cuda/backward_dq_sm80.cuh"
 #include "cuda/backward_sm80.cuh"
@@ -9,6 +11,7 @@
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/far_rows.hpp"
 #include "tests/cuda/learned_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
@@ -61,6 +64,14 @@ class BackwardOnGpu : public testing::Test {
 
   template <class Spec, class Config>
   void expect(Case given, std::vector<Mask> masks, bool spoilt = false) {
+    expect<Spec, Config>(std::move(given), std::move(masks), [&](Workload& workload) {
+      if (spoilt) workload.spoil();
+    });
+  }
+  // change: of the inputs.
+  template <class Spec, class Config, class Change>
+    requires std::invocable<Change, Workload&>
+  void expect(Case given, std::vector<Mask> masks, const Change& change) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, Bf16>;
     const auto floats = std::is_void_v<typename Spec::grad_dtype> ? std::nullopt : std::optional(DType::fp32);
     given.spec = attention_spec(Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim,
@@ -73,7 +84,7 @@ class BackwardOnGpu : public testing::Test {
     given.spec.deterministic = Spec::deterministic;
     given.spec = with_learned<Spec>(given.spec.validated());
     Workload workload(host, given);
-    if (spoilt) workload.spoil();
+    change(workload);
     workload.reset();
     launch<Spec, Config>(workload.given(), workload.args());
     EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
@@ -224,6 +235,55 @@ TEST_F(BackwardOnGpu, Formulas) {
   expect<WithLearned<Deterministic<Packed<Plain>>, true, true>, Config>(packed, {});
 }
 
+// Some rows have an lse beyond what float32 holds to a weight's precision, beside rows that have none, in
+// each way to make weights.
+TEST_F(BackwardOnGpu, FarScores) {
+  Case c{.batch = 1,
+         .heads_q = 2,
+         .heads_kv = 1,
+         .seqlen_q = 50,
+         .seqlen_k = 90,
+         .data = Data::plain,
+         .seed = 50};
+  using Config = ConfigOf<32, 64, 2, 4>;
+  const std::vector<Mask> causal = {CausalMask{}};
+  c.softmax_scale = 3000;
+  expect<SpecOf<Bf16, 24, 40, BottomRight>, Config>(c, causal);
+  c.softmax_scale = 400;
+  expect<SpecOf<Fp16, 24, 24>, Config>(c, {}, double_keys);
+  expect<Dropping<SpecOf<Fp16, 40, 24, device::BlockSparse<16, 32, true>>>, ConfigOf<64, 128, 2, 8>>(
+      c, {BlockSparseMask{16, 32, true}});
+  c.softmax_scale = 1e5f;
+  expect<Deterministic<SpecOf<Fp16, 24, 24, BottomRight>>, Config>(c, causal);
+  expect<WithLearned<SpecOf<Bf16, 16, 24>, true, false>, Config>(c, {});
+  expect<WithShift<Deterministic<SpecOf<Fp16, 24, 16>>>, Config>(c, {});
+  const Case packed{.heads_q = 2,
+                    .heads_kv = 1,
+                    .lengths_q = {30, 1, 0, 70},
+                    .lengths_k = {30, 80, 5, 20},
+                    .data = Data::plain,
+                    .softmax_scale = 1e4f,
+                    .seed = 51};
+  expect<Packed<SpecOf<Bf16, 72, 24, BottomRight>>, ConfigOf<32, 64, 1, 8>>(packed, causal);
+}
+
+// Rows without a gradient give none, whatever their lse is; rows and keys behind a sequence's end give none
+// where a formula is not finite at a score of 0.
+TEST_F(BackwardOnGpu, RowsWithoutGradients) {
+  const Case c{.batch = 1,
+               .heads_q = 1,
+               .heads_kv = 1,
+               .seqlen_q = 50,
+               .seqlen_k = 90,
+               .data = Data::plain,
+               .seed = 60};
+  using Config = ConfigOf<32, 64, 2, 4>;
+  const auto stop = [](Workload& workload) { stop_gradients(workload, true); };
+  expect<SpecOf<Bf16, 24, 40, BottomRight>, Config>(c, {CausalMask{}}, stop);
+  expect<WithInverse<SpecOf<Bf16, 24, 16>>, Config>(c, {}, stop);
+  expect<WithInverse<Deterministic<SpecOf<Bf16, 16, 16, BottomRight>>>, Config>(c, {CausalMask{}});
+}
+
 // NaN and infinity reach no gradient through a pair that a mask with block lists drops, in blocks that are
 // smaller than tiles and in parts of them.
 TEST_F(BackwardOnGpu, DroppedPairsHideNotANumber) {
@@ -263,7 +323,7 @@ TEST(BackwardOnGpuWorkspace, IsLinearInTheRows) {
         const std::size_t rows = varlen ? 128 * (300 / 128 + 3) : 3 * 256;
         const std::size_t columns = deterministic ? 0 : head_dim == 64 ? 64 : 80;
         EXPECT_EQ(runtime_of(Operation::backward).workspace_bytes(kernel, shape),
-                  4 * 4 * rows * (2 + columns) + 4)
+                  4 * 4 * rows * (3 + columns) + 4)
             << spec.to_json();
       }
 }

@@ -2,6 +2,7 @@
 // oracle: rows, heads, lengths, masks and dropout without a GPU.
 #include <gtest/gtest.h>
 
+#include <concepts>
 #include <limits>
 #include <tuple>
 
@@ -12,6 +13,7 @@
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
+#include "tests/cuda/far_rows.hpp"
 #include "tests/cuda/learned_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
@@ -68,6 +70,14 @@ class BackwardSm90a : public testing::Test {
 
   template <class Spec, class Config>
   void expect(Case given, std::vector<Mask> masks, bool spoilt = false) {
+    expect<Spec, Config>(std::move(given), std::move(masks), [&](Workload& workload) {
+      if (spoilt) workload.spoil();
+    });
+  }
+  // change: of the inputs.
+  template <class Spec, class Config, class Change>
+    requires std::invocable<Change, Workload&>
+  void expect(Case given, std::vector<Mask> masks, const Change& change) {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
     given.spec = attention_spec(
         Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
@@ -76,7 +86,7 @@ class BackwardSm90a : public testing::Test {
     if (!std::is_void_v<typename Spec::grad_dtype>) given.spec.grad_dtype = DType::fp32;
     given.spec = with_learned<Spec>(given.spec.validated());
     Workload workload(host, given);
-    if (spoilt) workload.spoil();
+    change(workload);
     workload.reset();
     launch<Spec, Config>(workload.given(), workload.args());
     EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n
@@ -121,14 +131,15 @@ class BackwardSm90a : public testing::Test {
     const int row_v = device::cuda_backward_row(Spec::head_dim_v);
     // It may hold anything.
     std::vector<float> memory(
-        stats * static_cast<std::size_t>(2 + row) + keys * static_cast<std::size_t>(row + row_v) + 16,
+        stats * static_cast<std::size_t>(3 + row) + keys * static_cast<std::size_t>(row + row_v) + 16,
         std::numeric_limits<float>::quiet_NaN());
     float* const floats =
         reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 15) / 16 * 16);
     if (Spec::dropout) p.place_dropout_scale(!device::ScoreGradient<typename Spec::Score>::changes);
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
-    p.dq_sums = Spec::deterministic ? nullptr : p.delta + stats;
+    p.far_max = p.delta + stats;
+    p.dq_sums = Spec::deterministic ? nullptr : p.far_max + stats;
     if (divides_groups) {
       p.dk_sums = p.dq_sums + stats * static_cast<std::size_t>(row);
       p.dv_sums = p.dk_sums + keys * static_cast<std::size_t>(row);
@@ -442,6 +453,48 @@ TEST_F(BackwardSm90a, DropoutOfPackedSequences) {
   expect<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>, ConfigOf<128, 2>>(certain, {CausalMask{}});
   expect<Deterministic<WithDropout<SpecOf<Bf16, 64, 64, true, BottomRight>>>, ConfigOf<64, 2>>(
       c, {CausalMask{}});
+}
+
+// Some rows have an lse beyond what float32 holds to a weight's precision, beside rows that have none, in
+// each way to make weights.
+TEST_F(BackwardSm90a, FarScores) {
+  Case c{.batch = 1,
+         .heads_q = 2,
+         .heads_kv = 1,
+         .seqlen_q = 70,
+         .seqlen_k = 140,
+         .data = Data::plain,
+         .seed = 50};
+  const std::vector<Mask> causal = {CausalMask{}};
+  c.softmax_scale = 2000;
+  expect<SpecOf<Bf16, 64, 64, false, BottomRight>, ConfigOf<128, 2>>(c, causal);
+  c.softmax_scale = 300;
+  expect<SpecOf<Fp16, 72, 24, false, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(
+      c, {BlockSparseMask{16, 32, true}});
+  c.softmax_scale = 1e5f;
+  expect<Deterministic<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>>, ConfigOf<64, 2>>(c, causal);
+  expect<WithLearned<SpecOf<Bf16, 64, 64, false>, true, false>, ConfigOf<64, 2>>(c, {});
+  if (!test_all()) return;
+  expect<SpecOf<Fp16, 192, 128, false, BottomRight>, ConfigOf<64, 2>>(c, causal);
+  expect<WithDropout<SpecOf<Bf16, 256, 72, false>>, ConfigOf<64, 1>>(c, {});
+  expect<WithShift<Deterministic<SpecOf<Fp16, 64, 64, false>>>, ConfigOf<64, 2>>(c, {});
+  Case packed{
+      .heads_q = 2, .heads_kv = 1, .lengths_q = {30, 1, 0, 70}, .lengths_k = {30, 80, 5, 20}, .seed = 51};
+  packed.softmax_scale = 1e4f;
+  expect<SpecOf<Bf16, 64, 64, true, BottomRight>, ConfigOf<64, 2>>(packed, causal);
+}
+
+// Rows without a gradient give none, whatever their lse is.
+TEST_F(BackwardSm90a, RowsWithoutGradients) {
+  const Case c{.batch = 1,
+               .heads_q = 1,
+               .heads_kv = 1,
+               .seqlen_q = 70,
+               .seqlen_k = 140,
+               .data = Data::plain,
+               .seed = 60};
+  const auto stop = [](Workload& workload) { stop_gradients(workload, true); };
+  expect<SpecOf<Bf16, 64, 64, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}}, stop);
 }
 
 TEST_F(BackwardSm90a, FloatGradients) {

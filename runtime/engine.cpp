@@ -56,6 +56,8 @@ Target choose_target(Device device, const std::string& wanted) {
   return target;
 }
 
+}  // namespace
+
 using KernelFuture = std::shared_future<const Kernel*>;
 
 // A kernel that another thread promises. In a forked child, which has no such thread, waiting for it ends
@@ -126,8 +128,6 @@ struct Background {
     for (Task& task : tasks) task.thread.join();
   }
 };
-
-}  // namespace
 
 struct ConfigChoice {
   KernelConfig config;

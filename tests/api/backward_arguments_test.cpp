@@ -219,7 +219,7 @@ TEST(BackwardArguments, WorkspaceBytes) {
   const Shape shape{.batch = 3, .seqlen_q = 50, .seqlen_k = 90, .num_heads_q = 6, .num_heads_kv = 2};
   const std::size_t threads = 2, entry = 64, rows = 3 * entry, row = 32;
   EXPECT_EQ(backward_kernel().workspace_bytes(shape),
-            4 * (2 * 6 * rows + (4 * threads * entry + 2 * rows) * 3 * row));
+            4 * (3 * 6 * rows + (4 * threads * entry + 2 * rows) * 3 * row));
   Shape longer = shape;
   longer.seqlen_k = 1 << 20;
   EXPECT_EQ(backward_kernel().workspace_bytes(longer), backward_kernel().workspace_bytes(shape));

@@ -60,7 +60,9 @@ TEST_F(Fork, AnEngineWorksAndEndsInAChild) {
     for (const bool used : {false, true}) {
       auto engine = make_engine(num_threads, scratch.path());
       const Kernel& kernel = engine->get(spec_of(), shape);
-      if (used) EXPECT_TRUE(computes_ones(kernel));
+      if (used) {
+        EXPECT_TRUE(computes_ones(kernel));
+      }
       EXPECT_TRUE(child_succeeds([&] {
         engine.reset();
         return true;

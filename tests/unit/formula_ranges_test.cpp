@@ -109,8 +109,9 @@ class Ranges : public ::testing::Test {
       for (const A x : a.elements) {
         const auto y = function(x);
         ASSERT_TRUE(holds(range, y)) << name << " of " << text(a) << ": " << x << " gives " << y;
-        if (exact && is_small(x) && a.elements.size() == 1)
+        if (exact && is_small(x) && a.elements.size() == 1) {
           ASSERT_TRUE(is_point(range, y)) << name << " of " << text(a);
+        }
       }
     }
   }
@@ -124,8 +125,9 @@ class Ranges : public ::testing::Test {
           const auto z = function(x, y);
           ASSERT_TRUE(holds(range, z))
               << name << " of " << text(a) << " and " << text(b) << ": " << x << ", " << y << " give " << z;
-          if (exact && is_small(x) && is_small(y) && a.elements.size() == 1 && b.elements.size() == 1)
+          if (exact && is_small(x) && is_small(y) && a.elements.size() == 1 && b.elements.size() == 1) {
             ASSERT_TRUE(is_point(range, z)) << name << " of " << text(a) << " and " << text(b);
+          }
         }
     }
   }
@@ -181,7 +183,9 @@ TEST_F(Ranges, OfConditions) {
           EXPECT_TRUE(holds(opposite(a), opposite(x)));
           for (const Maybe c : values)
             for (const bool z : {false, true})
-              if (holds(c, z)) EXPECT_TRUE(holds(choose(c, a, b), choose(z, x, y)));
+              if (holds(c, z)) {
+                EXPECT_TRUE(holds(choose(c, a, b), choose(z, x, y)));
+              }
           if (a.can_hold && a.can_fail) continue;
           EXPECT_TRUE(is_point(opposite(a), opposite(x)));
           if (b.can_hold && b.can_fail) continue;

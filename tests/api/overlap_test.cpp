@@ -43,7 +43,9 @@ TEST(Overlap, OfEveryPairOfTensorsIsFound) {
       }
   }
   for (const Argument& argument : flashjit::arguments)
-    if (argument.tensor()) EXPECT_TRUE(met.contains(argument.name)) << argument.name << ": no spec has it";
+    if (argument.tensor()) {
+      EXPECT_TRUE(met.contains(argument.name)) << argument.name << ": no spec has it";
+    }
 }
 
 // A table between the rows of an output is apart from it, and one in a row is not.

@@ -89,7 +89,9 @@ class Covering : public ComputesOnEveryDevice {
     // A part counts what the parts before it cover, too.
     std::printf("%s: %zu of %zu rows, %zu of %zu triples\n", name.c_str(), begin + ran, count,
                 covered.count(), array.covered.count());
-    if (ran > 0 && begin + ran == count) EXPECT_EQ(covered.count(), array.covered.count());
+    if (ran > 0 && begin + ran == count) {
+      EXPECT_EQ(covered.count(), array.covered.count());
+    }
   }
 
  private:

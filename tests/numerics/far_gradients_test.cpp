@@ -225,16 +225,26 @@ TEST_P(FarGradients, NanInLseReachesWhatItsRowSees) {
     set(workload, &AttentionArgs::lse,
         [](int row) { return row == 20 ? std::optional(std::nanf("")) : std::nullopt; });
     launch(workload);
-    if (!on().is_cuda()) EXPECT_EQ(workload.report().wrong, 0) << workload.report().str();
+    if (!on().is_cuda()) {
+      EXPECT_EQ(workload.report().wrong, 0) << workload.report().str();
+    }
     const AttentionArgs& args = workload.host_args();
     for (int row = 0; row < 60; ++row) {
       const auto at = [&](const Tensor& t) {
         return std::isnan(verify::load_element(t.data, t.dtype, row * t.strides[1] + 3));
       };
-      if (row == 20) EXPECT_TRUE(at(*args.dq));
-      if (row <= 20) EXPECT_TRUE(at(*args.dk) && at(*args.dv)) << row;
-      if (!on().is_cuda() && row != 20) EXPECT_FALSE(at(*args.dq)) << row;
-      if (!on().is_cuda() && row > 20) EXPECT_FALSE(at(*args.dk) || at(*args.dv)) << row;
+      if (row == 20) {
+        EXPECT_TRUE(at(*args.dq));
+      }
+      if (row <= 20) {
+        EXPECT_TRUE(at(*args.dk) && at(*args.dv)) << row;
+      }
+      if (!on().is_cuda() && row != 20) {
+        EXPECT_FALSE(at(*args.dq)) << row;
+      }
+      if (!on().is_cuda() && row > 20) {
+        EXPECT_FALSE(at(*args.dk) || at(*args.dv)) << row;
+      }
     }
   }
 }

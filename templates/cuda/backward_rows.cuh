@@ -168,7 +168,7 @@ class BackwardRow {
     const float dlse =
         sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
     const u32 row_lanes = __ballot_sync(all_lanes, any_bits != 0) >> tid_x() % 32 / lanes * lanes;
-    const bool has_weights = sees_keys && ((row_lanes & (1u << lanes) - 1) != 0 || dlse != 0);
+    const bool has_weights = sees_keys && ((row_lanes & ((1u << lanes) - 1)) != 0 || dlse != 0);
     const bool is_far = has_weights && !is_near && fabsf(lse + zero_or_nan) < -minus_infinity;
     const float lse_log2 = lse * log2_e;
     if (lane_ == 0) {

@@ -189,6 +189,11 @@ FLASHJIT_FN void ld_global_cg_v4(u32 (&r)[4], const void* from) {
 FLASHJIT_FN void ld_global_cg_v2(u32 (&r)[2], const void* from) {
   asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "l"(from) : "memory");
 }
+FLASHJIT_FN float ld_global_cg(const float* from) {
+  float r;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(r) : "l"(from) : "memory");
+  return r;
+}
 FLASHJIT_FN void st_global(void* to, u32 value) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

@@ -159,6 +159,9 @@ inline void ld_global_cg_v4(u32 (&r)[4], const void* from) {
 inline void ld_global_cg_v2(u32 (&r)[2], const void* from) {
   std::memcpy(r, from, sizeof r);
 }
+inline float ld_global_cg(const float* from) {
+  return *from;
+}
 inline void ld_global_nc_v4(u32 (&r)[4], const void* from) {
   std::memcpy(r, from, sizeof r);
 }

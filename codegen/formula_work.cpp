@@ -30,7 +30,8 @@ std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool prec
 }  // namespace
 
 std::size_t work_of(const FormulaNode& node, FormulaUse use, bool precise) {
-  std::size_t work = node.kind == Kind::table       ? 32
+  const std::size_t read = use == FormulaUse::mask ? 32 : 16;
+  std::size_t work = node.kind == Kind::table       ? read
                      : node.kind == Kind::operation ? work_of_operation(node, use, precise)
                                                     : 0;
   for (const FormulaNode& operand : node.operands) work += work_of(operand, use, precise);

@@ -403,10 +403,10 @@ TEST(FormulaSpec, WorkIsBounded) {
   accepted(score(171, "1.0*(key/7)"));
   refused(score(172, "1.0*(key/7)"), "score[0]");
   const std::string table = R"("tables": {"t": {"dtype": "fp32", "shape": ["seqlen_k"], "grad": true}}, )";
-  accepted(table + score(15, "t[key]"));
-  refused(table + score(16, "t[key]"), "score[0]");
+  accepted(table + score(30, "t[key]"));
+  refused(table + score(31, "t[key]"), "score[0]");
   // A backward adds one derivative for each read of an element, and those of a product grow as its square.
-  refused(table + score(16, "t[key]"), "score[0]", "backward");
+  refused(table + score(30, "t[key]"), "score[0]", "backward");
   accepted(list("score", {joined("*", 20, "score")}), "backward");
   refused(list("score", {joined("*", 24, "score")}), "score[0]", "backward");
   accepted(list("score", {joined("*", 300, "score")}));

@@ -313,8 +313,9 @@ void write_out_formulas(AttentionSpec& spec) {
             "it and its derivatives are more work for a compiler than a spec's formulas may be, " +
             std::to_string(most_work) + " operations, of which those before it take " +
             std::to_string(before) +
-            " (one of a mask counts 2, a function or quotient of reals 8 or, if exact, 32, an element of a "
-            "table 32, a division of integers by no number 64); fewer operations would work");
+            " (one of a mask counts 4, a function or quotient of reals 16 or, if exact, 64, an element of a "
+            "table 16 or, in a mask, 64, a division of integers by no number 128); fewer operations would "
+            "work");
       text = std::move(canonical);
     } catch (const Error& error) {
       if (error.message().starts_with("column ")) refuse(error.message());

@@ -8,7 +8,7 @@ using enum FormulaOperation;
 
 std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool precise) {
   const auto by_number = [&] { return node.operands[1].kind == Kind::integer; };
-  const std::size_t plain = use == FormulaUse::mask ? 2 : 1;
+  const std::size_t plain = use == FormulaUse::mask ? 4 : 1;
   const bool exact = use == FormulaUse::mask || precise;
   switch (node.operation) {
     case to_real:  // which the parser adds
@@ -17,11 +17,11 @@ std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool prec
     case log:
     case tanh:
     case sqrt:
-      return exact ? 32 : 8;
+      return exact ? 64 : 16;
     case divide:
     case remainder:
-      if (node.type == FormulaType::real) return exact ? 32 : 8;
-      return by_number() ? plain : 64;
+      if (node.type == FormulaType::real) return exact ? 64 : 16;
+      return by_number() ? plain : 128;
     default:
       return plain;
   }
@@ -30,7 +30,7 @@ std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool prec
 }  // namespace
 
 std::size_t work_of(const FormulaNode& node, FormulaUse use, bool precise) {
-  const std::size_t read = use == FormulaUse::mask ? 32 : 16;
+  const std::size_t read = use == FormulaUse::mask ? 64 : 16;
   std::size_t work = node.kind == Kind::table       ? read
                      : node.kind == Kind::operation ? work_of_operation(node, use, precise)
                                                     : 0;

@@ -9,7 +9,7 @@ namespace flashjit {
 
 // Of all formulas of a spec together, with the derivatives that a backward computes. formulas.md has what the
 // costliest specs within it take.
-inline constexpr std::size_t most_work = 512;
+inline constexpr std::size_t most_work = 1024;
 
 // An operation of a score counts 1. One that becomes more instructions counts more: those of masks, which are
 // computed on ranges, too; costly ones; exact functions and quotients, as masks and specs with `precise`

@@ -435,7 +435,7 @@ TEST_P(Formulas, RandomTraining) {
     try {
       spec = spec.validated();
     } catch (const Error& error) {  // derivatives of a long formula
-      EXPECT_NE(error.message().find("512 operations"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("1024 operations"), std::string::npos) << error.message();
       continue;
     }
     Case c{.spec = spec,
@@ -497,7 +497,7 @@ TEST_P(Formulas, Random) {
     try {
       spec = spec.validated();
     } catch (const Error& error) {  // long formulas
-      EXPECT_NE(error.message().find("512 operations"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("1024 operations"), std::string::npos) << error.message();
       continue;
     }
     for (int j = 0; j < 2; ++j) {

@@ -20,7 +20,8 @@ struct BackwardMessage {
   FLASHJIT_FN bool ends() const { return word < 0; }
   FLASHJIT_FN int index() const { return index_of(word); }
   FLASHJIT_FN bool whole() const { return word & 1; }
-  FLASHJIT_FN bool any_far() const { return word & far_bit; }  // whether a row of the block has a far_max
+  // Whether a row of the block has a far_max. The end has no block, but some kernels make weights of it.
+  FLASHJIT_FN bool any_far() const { return !ends() && (word & far_bit); }
 
   FLASHJIT_FN static int block_word(int index, bool whole) { return index << 2 | (whole ? 1 : 0); }
   FLASHJIT_FN static int index_of(int word) { return word >> 2; }

@@ -44,8 +44,9 @@ void compile_alone(const Case& what, const std::string& command, const char* fil
 
 const char bf16[] = R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})";
 const char masks[] =
-    R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding", "block_sparse", "tree",
+    R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding", "block_sparse",
         {"kind": "sliding_window", "sinks": true}]})";
+const char tree[] = R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["padding", "tree"]})";
 const char fp16[] = R"({"op": "forward", "dtype": "fp16", "head_dim": 72, "head_dim_v": 40, "varlen": true})";
 const char dropout[] =
     R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"], "dropout": true})";
@@ -77,7 +78,7 @@ TEST(Standalone, Clang) {
                            Case{backward, "x86-64-v3"}}) {
     compile_alone(what, "'" + clang + "' -std=c++20 -O1 -c -march=" + what.target, "kernel.cpp");
   }
-  for (const char* spec : {masks, dropout})
+  for (const char* spec : {masks, tree, dropout})
     compile_alone({spec, "x86-64-v4+amx"},
                   "'" + clang + "' -std=c++20 -O1 -c -march=x86-64-v4 -mamx-tile -mamx-bf16", "kernel.cpp");
 }

@@ -396,7 +396,7 @@ TEST_F(ForwardSm90a, NarrowBlocks) {
   expect<WithFormulaSpec<WithDropout<Tree>, FormulaParams, false>, ConfigOf<64, 16, false, false, waves>>(
       c, {TreeMask{}});
   expect<
-      WithKv<WithPages<SpecOf<Bf16, 40, 256, true, BottomRight>>, device::int8, device::KvScale::token_head>,
+      WithKv<WithPages<SpecOf<Bf16, 48, 256, true, BottomRight>>, device::int8, device::KvScale::token_head>,
       ConfigOf<64, 32, true, false, waves>>(c, {CausalMask{}});
 }
 

@@ -121,7 +121,11 @@ class Covering : public ComputesOnEveryDevice {
     } catch (const Error& error) {
       return testing::AssertionFailure() << error.message() << "\n" << error.detail();
     }
-    return testing_support::computes(on(), workload_of(c));
+    return testing_support::computes(on(), workload_of(c), !has_unbounded_score(c));
+  }
+  // Next to a score of 0 its rounding makes any error of the logarithm: such elements cannot be told.
+  static bool has_unbounded_score(const FeatureCase& c) {
+    return c.spec.op == Operation::backward && c.spec.score == std::vector<std::string>{"log(abs(score))"};
   }
 };
 

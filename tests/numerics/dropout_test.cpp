@@ -89,8 +89,9 @@ TEST_P(DropoutOn, EveryMask) {
                                       {BlockSparseMask{64, 64, true}},
                                       {TreeMask{}},
                                       {CausalMask{}, PaddingMask{}},
+                                      {CausalMask{}, PaddingMask{}, BlockSparseMask{64, 64}, TreeMask{}},
                                       {CausalMask{}, SlidingWindowMask{bottom_right, true}, PaddingMask{},
-                                       BlockSparseMask{64, 64}, TreeMask{}}}) {
+                                       BlockSparseMask{64, 64}}}) {
     const std::vector<DType> dtypes = on().dtypes();
     const AttentionSpec spec = dropout_spec(dtypes[seed % dtypes.size()], 64, masks);
     seed += 5;

@@ -242,6 +242,9 @@ FeatureCase FeatureSpace::at(const Row& row) const {
   c.spec.op = op_;
   for (std::size_t axis = 0; axis < axes_.size(); ++axis)
     axes_[axis].values[static_cast<std::size_t>(row[axis])].set(c);
+  // GPU kernels take rows of 8-bit caches in pieces of 16 bytes.
+  if (target_.is_cuda() && c.spec.kv_dtype)
+    for (int* const dim : {&c.spec.head_dim, &c.spec.head_dim_v}) *dim = (*dim + 15) / 16 * 16;
   c.spec = c.spec.validated();
   return c;
 }

@@ -89,7 +89,7 @@ class Workload {
   // The oracle's report on the downloaded outputs.
   verify::Report report() const;
   // fetch(), and checks that every output element is within its bound.
-  testing::AssertionResult check();
+  testing::AssertionResult check(bool all_told = true);
   // The bits of all outputs.
   std::vector<std::byte> outputs();
 
@@ -134,7 +134,7 @@ class Workload {
 };
 
 // Launches once on the device's engine and checks the result.
-testing::AssertionResult computes(TestDevice& device, const Case& given);
+testing::AssertionResult computes(TestDevice& device, const Case& given, bool all_told = true);
 
 // The largest error since the last call, as a share of its bound, over all check() calls.
 double take_share_of_bound();

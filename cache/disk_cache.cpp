@@ -190,7 +190,8 @@ std::optional<CacheEntry> DiskCache::lookup_request(const CacheKey& request, std
   return std::nullopt;
 }
 
-KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience, std::string* why) const {
+KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience, std::string* why,
+                        const std::function<bool()>& gives_up) const {
   using namespace std::chrono;
   KeyLock lock;
   const File store = open_store(folder_, true, why);
@@ -209,6 +210,10 @@ KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience,
     const auto waited = duration_cast<microseconds>(steady_clock::now() - start);
     if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
       tell(why, "cannot lock: " + error_text(errno));
+      return lock;
+    }
+    if (gives_up && gives_up()) {
+      tell(why, "the wait for another process that builds it was ended");
       return lock;
     }
     if (waited >= patience) {

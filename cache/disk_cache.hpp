@@ -96,9 +96,10 @@ class DiskCache {
   // Waits for every other holder of the key, but not longer than `patience`, so that a
   // stopped process stops no others. If patience runs out, or the folder cannot hold
   // locks (read-only, a file system without locks), the lock is not held and *why has the
-  // reason. The caller may still build and publish: publish() is safe without the lock.
+  // reason. The caller may still build and publish: publish() is safe without the lock. `gives_up`, asked
+  // every 20 ms or more often, ends the wait, too.
   KeyLock lock(const CacheKey& key, std::chrono::milliseconds patience = std::chrono::minutes(1),
-               std::string* why = nullptr) const;
+               std::string* why = nullptr, const std::function<bool()>& gives_up = {}) const;
 
   // Writes the entry to a private file, flushes and renames it. If the limit is reached, the least
   // recently used entries are removed. If the entry cannot be written (disk full, read-only),

@@ -24,6 +24,10 @@ const char* to_string(ErrorCode code) noexcept {
       return "internal";
     case ErrorCode::not_prebuilt:
       return "not_prebuilt";
+    case ErrorCode::cancelled:
+      return "cancelled";
+    case ErrorCode::limit_exceeded:
+      return "limit_exceeded";
   }
   return "unknown";
 }

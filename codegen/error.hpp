@@ -25,6 +25,8 @@ enum class ErrorCode : int {
   device_failed = 8,         // the CUDA driver or the operating system reported a failure
   internal = 9,              // a defect of flashjit itself
   not_prebuilt = 10,         // a require_prebuilt engine found the kernel in no cache folder
+  cancelled = 11,            // a compilation was cancelled by its host
+  limit_exceeded = 12,       // a compilation went beyond a limit of its host's
 };
 
 // "invalid_spec", "unsupported", ...

@@ -12,6 +12,7 @@
 #include "codegen/render.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/argument_checks.hpp"
+#include "runtime/compile_watch.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/executable.hpp"
 
@@ -86,7 +87,8 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
 }
 
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
-                         const OpenedCache& cache, bool may_compile, const CodeLoader& load) {
+                         const OpenedCache& cache, bool may_compile, const CodeLoader& load,
+                         const CompileLimits& limits) {
   const auto start = std::chrono::steady_clock::now();
   const KernelSource source = render(spec, target, config);
   const CacheKey request = request_key(spec, source);
@@ -153,12 +155,14 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     find_key();
     KeyLock lock;
     if (!compiled && cache.disk) {
-      lock = cache.disk->lock(key, std::chrono::minutes(1), &why);
+      CompileWatch watch(limits);
+      lock = cache.disk->lock(key, std::chrono::minutes(1), &why, [&] { return watch.is_cancelled(); });
+      watch.check("the kernel for " + target.str());
       note(why);
       find_key();
     }
     if (!compiled) {
-      compiled = compiler->compile(source);
+      compiled = compiler->compile(source, false, limits);
       built.compiler_identity = compiler->identity();
       info.origin = Origin::compiled;
       if (!cache.disk) {
@@ -192,14 +196,15 @@ std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const
 }
 
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
-                   const std::optional<std::string>& cache_dir,
-                   const std::optional<std::string>& cache_path) {
+                   const std::optional<std::string>& cache_dir, const std::optional<std::string>& cache_path,
+                   const CompileLimits& limits) {
   const DefaultFloatState state;
   check_shape(spec, shape);
+  check_limits(limits, target);
   const AttentionSpec valid = spec.validated();
   const OpenedCache cache = open_cache(cache_dir, cache_path);
   const KernelConfig config = heuristic_config(valid, target, bucket(shape));
-  return build_kernel(valid, target, config, cache).info;
+  return build_kernel(valid, target, config, cache, true, {}, limits).info;
 }
 
 }  // namespace flashjit

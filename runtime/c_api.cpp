@@ -230,6 +230,12 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
     refuse_argument("policy is ", o.policy, ", which is not a flashjit_policy");
   options.policy = static_cast<flashjit::Policy>(o.policy);
   if (o.tune_seconds != 0) options.tune_seconds = o.tune_seconds;
+  options.compile.seconds = o.compile_seconds;
+  options.compile.bytes = o.compile_bytes;
+  if (o.compile_cancelled)
+    options.compile.cancelled = [asked = o.compile_cancelled, user = o.compile_cancelled_user] {
+      return asked(user) != 0;
+    };
   if (o.parallel_for)
     options.parallel_for = [run = o.parallel_for, user = o.parallel_for_user](
                                std::int64_t count, void (*body)(void*, std::int64_t, std::int64_t),

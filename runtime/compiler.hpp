@@ -5,6 +5,7 @@
 #include <string>
 
 #include "codegen/kernel_source.hpp"
+#include "runtime/compile_limits.hpp"
 
 namespace flashjit {
 
@@ -15,9 +16,12 @@ class Compiler {
   virtual const std::string& identity() const = 0;
   // Everything that decides the code, except the source; part of the cache key.
   virtual std::string options(const KernelSource& source) const = 0;
-  // Throws compile_failed with the compiler's log as detail.
+  // Throws unsupported if the compiler cannot keep these limits.
+  virtual void check(const CompileLimits& limits) const = 0;
+  // Throws compile_failed with the compiler's log as detail, cancelled and limit_exceeded.
   // Thread-safe. `keep_assembly`: fills CompiledKernel::assembly.
-  virtual CompiledKernel compile(const KernelSource& source, bool keep_assembly = false) const = 0;
+  virtual CompiledKernel compile(const KernelSource& source, bool keep_assembly = false,
+                                 const CompileLimits& limits = {}) const = 0;
 };
 
 // Compilers are opened on first use and shared by the process. Throw

@@ -15,6 +15,7 @@
 #include "codegen/search_space.hpp"
 #include "runtime/argument_checks.hpp"
 #include "runtime/build.hpp"
+#include "runtime/compile_watch.hpp"
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/executable.hpp"
@@ -176,6 +177,7 @@ struct Engine::Impl {
     if (!(options.tune_seconds >= 0))
       throw Error(ErrorCode::invalid_argument, "tune_seconds is " + std::to_string(options.tune_seconds) +
                                                    ": it must be at least 0; infinity is no limit");
+    if (options.policy != Policy::require_prebuilt) check_limits(options.compile, target);
     if (device.kind != Device::Kind::cpu) return;
     num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
@@ -286,8 +288,8 @@ struct Engine::Impl {
                                ? load_cuda(device.index, code, steps)
                                : load_cpu(parallel_for, num_threads, code, steps);
     };
-    BuiltKernel built =
-        build_kernel(spec, target, choice.config, cache, options.policy != Policy::require_prebuilt, load);
+    BuiltKernel built = build_kernel(spec, target, choice.config, cache,
+                                     options.policy != Policy::require_prebuilt, load, options.compile);
     built.info.config_source = choice.source;
     built.info.config_note = choice.note;
     // The compiler that made the code is known only now. A record made with another one is a first guess.

@@ -54,7 +54,9 @@ enum {
   FLASHJIT_CACHE_FAILED = 7,
   FLASHJIT_DEVICE_FAILED = 8,
   FLASHJIT_INTERNAL = 9,
-  FLASHJIT_NOT_PREBUILT = 10
+  FLASHJIT_NOT_PREBUILT = 10,
+  FLASHJIT_CANCELLED = 11,     /* a compilation, by compile_cancelled */
+  FLASHJIT_LIMIT_EXCEEDED = 12 /* a compilation, by compile_seconds or compile_bytes */
 };
 
 /* Describe this thread's last failed call. Valid until its next failed call; empty before any. */
@@ -197,6 +199,14 @@ typedef struct {
   uint64_t cache_max_bytes; /* limit of cache_dir; default: FLASHJIT_CACHE_MAX_BYTES, else 1 GiB */
   int32_t policy;           /* flashjit_policy */
   double tune_seconds; /* the most that tune_on_first_use takes for a kernel; default: 30; infinity: any */
+  /* Limits of each compilation (compile_limits.hpp); default: none. A GPU's compiler cannot limit its
+     memory, and before NVRTC 12.8 nothing: FLASHJIT_UNSUPPORTED. */
+  double compile_seconds;
+  uint64_t compile_bytes; /* of the compiler's memory */
+  /* Asked often by threads that compile or wait for another process that does, several at once: 1 cancels the
+     compilation. It must not use an engine. */
+  int32_t (*compile_cancelled)(void* user);
+  void* compile_cancelled_user; /* the argument of compile_cancelled */
 } flashjit_engine_options;
 
 /* `options` may be null. */

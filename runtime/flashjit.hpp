@@ -32,6 +32,7 @@
 #include "codegen/shape.hpp"
 #include "codegen/spec.hpp"
 #include "codegen/target.hpp"
+#include "runtime/compile_limits.hpp"
 
 namespace flashjit {
 
@@ -160,6 +161,7 @@ struct EngineOptions {
   ParallelFor parallel_for{};
   Policy policy = Policy::heuristic;
   double tune_seconds = 30;  // the most seconds that tune_on_first_use may take for a kernel; 0: no limit
+  CompileLimits compile{};
 };
 
 class FLASHJIT_API Engine {
@@ -196,10 +198,11 @@ class FLASHJIT_API Engine {
 FLASHJIT_API void merge(Engine& engine, const AttentionArgs& args, Stream stream = nullptr);
 
 // Compiles a kernel, or finds it on disk, without loading it: for any target,
-// on any machine. `cache_dir` and `cache_path` are those of EngineOptions.
+// on any machine. `cache_dir`, `cache_path` and `limits` are those of EngineOptions.
 FLASHJIT_API KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,
                                 const std::optional<std::string>& cache_dir = {},
-                                const std::optional<std::string>& cache_path = {});
+                                const std::optional<std::string>& cache_path = {},
+                                const CompileLimits& limits = {});
 
 struct TuneOptions {
   EngineOptions engine{};       // the device to measure on, and the cache_dir of the records

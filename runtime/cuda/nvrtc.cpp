@@ -18,6 +18,7 @@
 #include "codegen/digest.hpp"
 #include "codegen/error.hpp"
 #include "runtime/build_id.hpp"
+#include "runtime/compile_watch.hpp"
 #include "runtime/library_file.hpp"
 
 namespace flashjit {
@@ -45,7 +46,11 @@ using nvrtcProgram = struct _nvrtcProgram*;
   X(GetPTXSize, nvrtcResult(nvrtcProgram, std::size_t*))                                               \
   X(GetPTX, nvrtcResult(nvrtcProgram, char*))
 
+// In NVRTC 12.8 and newer.
+using SetFlowCallback = nvrtcResult(nvrtcProgram, int (*)(void*, void*), void*);
+
 struct NvrtcApi {
+  SetFlowCallback* set_flow_callback = nullptr;
 #define FLASHJIT_MEMBER(name, ...) std::add_pointer_t<__VA_ARGS__> name = nullptr;
   FLASHJIT_NVRTC_FUNCTIONS(FLASHJIT_MEMBER)
 #undef FLASHJIT_MEMBER
@@ -115,8 +120,7 @@ class Compiles {
       throw Error(ErrorCode::compiler_unavailable,
                   "this process was forked while NVRTC compiled in its parent, and NVRTC's locks are held "
                   "for ever here: compile in the parent, or fork before or after");
-    if (ending_)
-      throw Error(ErrorCode::compiler_unavailable, "the process is ending, so that NVRTC compiles no more");
+    check();
     ++count_;
   }
   void end() {
@@ -124,7 +128,19 @@ class Compiles {
     --count_;
     ended_.notify_all();
   }
-  // NVRTC's own static objects are destroyed after this.
+  bool must_end() const noexcept { return ending_; }
+  // Throws if all must end.
+  void check() const {
+    if (ending_)
+      throw Error(ErrorCode::compiler_unavailable, "the process is ending, so that NVRTC compiles no more");
+  }
+  // exit() destroys first what was made last, and NVRTC makes static objects until it has compiled once. So
+  // this is called again and again: end_all() is to come before them.
+  void end_at_exit();
+  void note_compiled() {
+    end_at_exit();
+    has_compiled_ = true;
+  }
   void end_all() {
     std::unique_lock lock(process_mutex());
     ending_ = true;
@@ -132,14 +148,18 @@ class Compiles {
   }
 
  private:
-  std::condition_variable ended_;  // all under process_mutex()
+  std::condition_variable ended_;  // under process_mutex(), like all that are not atomic
   int count_ = 0;
   std::uint32_t of_ = forks();
-  bool lost_ = false, ending_ = false;
+  bool lost_ = false;
+  std::atomic<bool> ending_ = false, has_compiled_ = false;
 };
 Compiles& compiles() {
   static Compiles& all = *new Compiles;
   return all;
+}
+void Compiles::end_at_exit() {
+  if (!has_compiled_) std::atexit([] { compiles().end_all(); });
 }
 
 class CompileUnderWay {
@@ -171,17 +191,31 @@ class Nvrtc final : public Compiler {
     return text;
   }
 
-  CompiledKernel compile(const KernelSource& source, bool keep_assembly) const override {
+  void check(const CompileLimits& limits) const override {
+    if (!limits.any() || api_.set_flow_callback) return;
+    throw Error(ErrorCode::unsupported,
+                "limits of a compilation and cancelling are not supported by " + identity_ +
+                    ", which cannot be ended (it has no nvrtcSetFlowCallback); NVRTC 12.8 or newer "
+                    "(FLASHJIT_NVRTC says which to use), or no limits, would work");
+  }
+
+  CompiledKernel compile(const KernelSource& source, bool keep_assembly,
+                         const CompileLimits& limits) const override {
     require_architecture(source.target);
+    check(limits);
     const CompileUnderWay under_way;
     const auto start = std::chrono::steady_clock::now();
+    CompileWatch watch(limits);
     const Program program(api_, source);
+    if (api_.set_flow_callback) api_.set_flow_callback(program.handle, must_end, &watch);
     const std::vector<std::string> options = option_list(source);
     std::vector<const char*> arguments;
     for (const std::string& option : options) arguments.push_back(option.c_str());
     const nvrtcResult result =
         api_.CompileProgram(program.handle, static_cast<int>(arguments.size()), arguments.data());
 
+    watch.check("the kernel for " + source.target.str());
+    compiles().check();
     CompiledKernel kernel;
     kernel.compiler = identity_;
     kernel.log = text(program.handle, api_.GetProgramLogSize, api_.GetProgramLog);
@@ -191,6 +225,7 @@ class Nvrtc final : public Compiler {
                       api_.GetErrorString(result) + ")",
                   kernel.log);
     }
+    compiles().note_compiled();
     kernel.code = bytes(program.handle, api_.GetCUBINSize, api_.GetCUBIN);
     if (kernel.code.empty()) {
       throw Error(ErrorCode::compile_failed, identity_ + " made no machine code for " + source.target.str(),
@@ -204,6 +239,12 @@ class Nvrtc final : public Compiler {
   }
 
  private:
+  // NVRTC asks on any of its threads, and ends the compile for an answer that is not 0.
+  static int must_end(void* watch, void*) {
+    compiles().end_at_exit();
+    return compiles().must_end() || static_cast<CompileWatch*>(watch)->ends(0) ? 1 : 0;
+  }
+
   struct Program {
     Program(const NvrtcApi& nvrtc, const KernelSource& source) : api(nvrtc) {
       // NVRTC takes zero-terminated strings; the embedded texts are views.
@@ -308,6 +349,7 @@ std::shared_ptr<const Compiler> open_one(const std::string& name, std::string& w
 #define FLASHJIT_FIND(name, ...) find(api.name, "nvrtc" #name);
   FLASHJIT_NVRTC_FUNCTIONS(FLASHJIT_FIND)
 #undef FLASHJIT_FIND
+  api.set_flow_callback = reinterpret_cast<SetFlowCallback*>(dlsym(library, "nvrtcSetFlowCallback"));
   int major = 0, minor = 0;
   if (why_not.empty() && api.Version(&major, &minor) != 0) why_not = "does not tell its version";
   if (why_not.empty() && major * 100 + minor < oldest_version) {
@@ -323,9 +365,7 @@ std::shared_ptr<const Compiler> open_one(const std::string& name, std::string& w
     why_not = problem;
     return nullptr;
   }
-  // exit() calls the handlers that were registered last first, so this one comes before NVRTC's own.
-  compiles();
-  std::atexit([] { compiles().end_all(); });
+  compiles().end_at_exit();
   return std::make_shared<Nvrtc>(api, major, minor, build_of(path));
 }
 

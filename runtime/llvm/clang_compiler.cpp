@@ -1,10 +1,12 @@
 // Compiles a KernelSource to an object with Clang, through the LLVM plugin.
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cache/fork.hpp"
 #include "codegen/error.hpp"
+#include "runtime/compile_watch.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/llvm/plugin_client.hpp"
 
@@ -71,22 +73,31 @@ class ClangCompiler final : public Compiler {
     return text;
   }
 
-  CompiledKernel compile(const KernelSource& source, bool keep_assembly) const override {
+  void check(const CompileLimits&) const override {}
+
+  CompiledKernel compile(const KernelSource& source, bool keep_assembly,
+                         const CompileLimits& limits) const override {
     CompiledKernel kernel;
     kernel.compiler = llvm_plugin().identity;
     const auto start = std::chrono::steady_clock::now();
-    kernel.code = run(source, "-emit-obj", kernel.log);
+    CompileWatch watch(limits);
+    kernel.code = run(source, "-emit-obj", kernel.log, watch);
     kernel.compile_ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     if (keep_assembly) {
       std::string repeated;
-      kernel.assembly = run(source, "-S", repeated);
+      kernel.assembly = run(source, "-S", repeated, watch);
     }
     return kernel;
   }
 
  private:
-  std::string run(const KernelSource& source, const char* output, std::string& log) const {
+  static int asked_to_end(void* watch, std::uint64_t bytes) {
+    return static_cast<CompileWatch*>(watch)->ends(bytes) ? 1 : 0;
+  }
+
+  std::string run(const KernelSource& source, const char* output, std::string& log,
+                  CompileWatch& watch) const {
     std::vector<std::string> names;
     names.reserve(source.headers.size());
     std::vector<flashjit_llvm_file> files = {{"kernel.cpp", source.text.data(), source.text.size()}};
@@ -101,9 +112,11 @@ class ClangCompiler final : public Compiler {
     const flashjit_llvm_source request{files.data(), files.size(), options.data(), options.size(), passes};
     flashjit_llvm_text code{}, said{};
     const flashjit_llvm_plugin_api& plugin = llvm_plugin();
-    const int status = plugin.compile(&request, &code, &said);
+    const flashjit_llvm_watch watching{asked_to_end, &watch};
+    const int status = plugin.compile(&request, watch.can_end() ? &watching : nullptr, &code, &said);
     log = take_text(plugin, said);
     std::string result = take_text(plugin, code);
+    if (status == FLASHJIT_LLVM_ENDED) watch.check("the kernel for " + source.target.str());
     if (status != FLASHJIT_LLVM_OK) throw Error(ErrorCode::compile_failed, failure(source, status), log);
     return result;
   }

@@ -108,7 +108,7 @@ std::size_t pack(flashjit_llvm_source source, char* memory) {
 
 class Compile final : public Call {
  public:
-  ~Compile() override { std::free(memory_); }
+  ~Compile() override { try_free(memory_); }
 
   // A call that holds a copy of the source; null if there is no memory.
   static Compile* of(const flashjit_llvm_source& source) {
@@ -127,15 +127,16 @@ class Compile final : public Call {
   std::string log;
 
  private:
-  bool run() override { return compile(*reinterpret_cast<flashjit_llvm_source*>(memory_), code, log); }
+  bool run() override { return compile(*reinterpret_cast<flashjit_llvm_source*>(memory_), ends_, code, log); }
 
   char* memory_ = nullptr;  // the packed source
 };
 
-int compile_entry(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log) {
+int compile_entry(const flashjit_llvm_source* source, const flashjit_llvm_watch* watch,
+                  flashjit_llvm_text* object, flashjit_llvm_text* log) {
   *object = *log = {};
   Compile* const call = Compile::of(*source);
-  int result = Call::execute(call);
+  int result = Call::execute(call, watch);
   if (result != FLASHJIT_LLVM_OK && result != FLASHJIT_LLVM_FAILED) return result;
   if (result == FLASHJIT_LLVM_OK) {
     *object = to_text({call->code.data(), call->code.size()});
@@ -147,7 +148,7 @@ int compile_entry(const flashjit_llvm_source* source, flashjit_llvm_text* object
 }
 
 void free_text(flashjit_llvm_text* text) {
-  std::free(text->data);
+  try_free(text->data);
   *text = {};
 }
 

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define FLASHJIT_LLVM_PLUGIN_ABI 3
+#define FLASHJIT_LLVM_PLUGIN_ABI 4
 
 /* A text in the plugin's memory; free_text frees it. */
 typedef struct {
@@ -40,16 +40,27 @@ enum {
   FLASHJIT_LLVM_OK = 0,
   FLASHJIT_LLVM_FAILED = 1,    /* the diagnostics say why */
   FLASHJIT_LLVM_NO_MEMORY = 2, /* no memory for the call or its thread; another call may work */
-  FLASHJIT_LLVM_EXHAUSTED = 3  /* memory ran out in this call or an earlier one: no further call will work */
+  FLASHJIT_LLVM_EXHAUSTED = 3, /* memory ran out in this call or an earlier one: no further call will work */
+  FLASHJIT_LLVM_ENDED = 4      /* the watch has ended the call */
 };
+
+/* Ends a call. */
+typedef struct {
+  /* Asked by the caller's thread about a hundred times a second; nonzero ends the call. `bytes`: the memory
+     that the call has now. */
+  int (*ends)(void* user, uint64_t bytes);
+  void* user;
+} flashjit_llvm_watch;
 
 typedef struct {
   uint32_t abi_version;
   /* "clang 19.1.7 (Debian ...)": name, version and build; null if there was no memory to start */
   const char* identity;
   /* Returns one of the results above. OK gives a relocatable ELF object; OK and FAILED give diagnostics in
-     `log`. Thread-safe; installs no signal handlers, touches no files, does not throw. */
-  int (*compile)(const flashjit_llvm_source* source, flashjit_llvm_text* object, flashjit_llvm_text* log);
+     `log`. `watch` may be null. Thread-safe; installs no signal handlers, touches no files, does not throw.
+   */
+  int (*compile)(const flashjit_llvm_source* source, const flashjit_llvm_watch* watch,
+                 flashjit_llvm_text* object, flashjit_llvm_text* log);
   void (*free_text)(flashjit_llvm_text* text);
 } flashjit_llvm_plugin_api;
 

@@ -2,6 +2,8 @@
 #include <llvm/Support/ErrorHandling.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
@@ -29,10 +31,31 @@ bool exhausted = false;
 
 thread_local Call* this_call = nullptr;  // also null on threads that Clang starts for deep recursion
 
+constexpr std::chrono::milliseconds between_questions(5);
+
 // Not inlined: the thread-local storage must not be touched before the function is called.
 [[gnu::noinline]] void set_this_call(Call* call) {
   this_call = call;
 }
+
+// Makes the calling thread one of `call`, or of none if it is null. glibc ends the process if a thread's
+// first access to thread-local storage finds no memory, so this checks for room first. Returns false if there
+// is none.
+bool enter(Call* call) {
+  void* volatile room = try_malloc(reserve_bytes);
+  if (room == nullptr) return false;
+  try_free(room);
+  set_this_call(call);
+  return true;
+}
+
+struct Counting {
+  explicit Counting(bool counts) : count(counts ? 1 : 0) { watched_calls += count; }
+  ~Counting() { watched_calls -= count; }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+  const int count;
+};
 
 [[noreturn]] void sleep_for_ever() {
   sigset_t all;
@@ -42,6 +65,13 @@ thread_local Call* this_call = nullptr;  // also null on threads that Clang star
 }
 
 }  // namespace
+
+std::atomic<int> watched_calls = 0;
+
+void count_memory(std::ptrdiff_t bytes) {
+  if (Call* const call = this_call)
+    call->bytes_.store(call->bytes_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+}
 
 void exhaust() {
   {
@@ -88,42 +118,56 @@ void Call::finish(int result) {
 
 void* Call::thread_main(void* argument) {
   Call& call = *static_cast<Call*>(argument);
-  // glibc ends the process if a thread's first access to thread-local
-  // storage finds no memory, so this checks for room first.
-  void* volatile room = try_malloc(reserve_bytes);
-  if (room == nullptr) {
+  if (!enter(&call)) {
     call.finish(FLASHJIT_LLVM_NO_MEMORY);
     return nullptr;
   }
-  std::free(room);
-  set_this_call(&call);
   call.finish(call.run() ? FLASHJIT_LLVM_OK : FLASHJIT_LLVM_FAILED);
   return nullptr;
 }
 
-int Call::execute(Call* call) {
+void Call::wait(std::unique_lock<std::mutex>& lock, const flashjit_llvm_watch* watch) {
+  const auto over = [this] { return result_ != unfinished || exhausted; };
+  while (watch != nullptr && !ends_ && !changed.wait_for(lock, between_questions, over)) {
+    lock.unlock();
+    const auto bytes = std::max<std::ptrdiff_t>(bytes_.load(std::memory_order_relaxed), 0);
+    ends_ = watch->ends(watch->user, static_cast<std::uint64_t>(bytes)) != 0;
+    lock.lock();
+  }
+  changed.wait(lock, over);
+}
+
+int Call::execute(Call* call, const flashjit_llvm_watch* watch) {
   if (call == nullptr) return FLASHJIT_LLVM_NO_MEMORY;
   call->reserve_ = try_malloc(reserve_bytes);
+  // This thread frees what calls leave, perhaps while another call's memory is counted.
+  const bool ready = call->reserve_ != nullptr && enter(nullptr);
+  const Counting counting(watch != nullptr);
   std::unique_lock lock(mutex);
   int result = FLASHJIT_LLVM_NO_MEMORY;
   if (exhausted) {
     result = FLASHJIT_LLVM_EXHAUSTED;
-  } else if (call->reserve_ != nullptr) {
+  } else if (ready) {
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, stack_bytes);
     const int error = pthread_create(&call->thread_, &attributes, thread_main, call);
     pthread_attr_destroy(&attributes);
     if (error == 0) {
-      changed.wait(lock, [call] { return call->result_ != unfinished || exhausted; });
+      call->wait(lock, watch);
       if (call->result_ == unfinished) {
         call->abandoned_ = true;
-        std::free(call->reserve_);
+        try_free(call->reserve_);
         call->reserve_ = nullptr;
         pthread_detach(call->thread_);
         return FLASHJIT_LLVM_EXHAUSTED;
       }
       result = call->result_;
+      if (call->ends_ && result != FLASHJIT_LLVM_NO_MEMORY) {
+        lock.unlock();
+        release(call);
+        return FLASHJIT_LLVM_ENDED;
+      }
       if (result != FLASHJIT_LLVM_NO_MEMORY) return result;
       lock.unlock();
       pthread_join(call->thread_, nullptr);

@@ -37,6 +37,17 @@ void* take_early(std::size_t size, std::size_t alignment = 1) {
   return memory;
 }
 
+// Counts memory that malloc gave, or that it will be given back.
+void* counted(void* memory) {
+  if (watched_calls.load(std::memory_order_relaxed) > 0 && memory != nullptr)
+    count_memory(static_cast<std::ptrdiff_t>(malloc_usable_size(memory)));
+  return memory;
+}
+void uncount(void* memory) {
+  if (watched_calls.load(std::memory_order_relaxed) > 0 && memory != nullptr)
+    count_memory(-static_cast<std::ptrdiff_t>(malloc_usable_size(memory)));
+}
+
 }  // namespace
 
 void end_of_construction() {
@@ -51,17 +62,20 @@ void* __real_realloc(void* memory, std::size_t size);
 void __real_free(void* memory);
 
 void* __wrap_malloc(std::size_t size) {
-  void* const memory = __real_malloc(std::max<std::size_t>(size, 1));
+  void* const memory = counted(__real_malloc(std::max<std::size_t>(size, 1)));
   return memory != nullptr ? memory : take_early(size);
 }
 
 void* __wrap_calloc(std::size_t count, std::size_t size) {
-  void* const memory = __real_calloc(std::max<std::size_t>(count, 1), std::max<std::size_t>(size, 1));
+  void* const memory =
+      counted(__real_calloc(std::max<std::size_t>(count, 1), std::max<std::size_t>(size, 1)));
   return memory != nullptr ? memory : take_early(count * size);
 }
 
 void __wrap_free(void* memory) {
-  if (!is_early(memory)) __real_free(memory);
+  if (is_early(memory)) return;
+  uncount(memory);
+  __real_free(memory);
 }
 
 void* __wrap_realloc(void* memory, std::size_t size) {
@@ -70,8 +84,9 @@ void* __wrap_realloc(void* memory, std::size_t size) {
   if (is_early(memory)) {
     bytes = static_cast<std::size_t>(std::end(early) - static_cast<char*>(memory));
   } else {
-    if (void* const moved = __real_realloc(memory, size)) return moved;
-    bytes = malloc_usable_size(memory);
+    uncount(memory);
+    if (void* const moved = __real_realloc(memory, size)) return counted(moved);
+    bytes = malloc_usable_size(counted(memory));  // 0 of a null pointer
   }
   void* const moved = __wrap_malloc(size);
   if (bytes > 0) std::memcpy(moved, memory, std::min(size, bytes));
@@ -89,6 +104,9 @@ int __cxa_atexit(void (*)(void*), void*, void*) {
 void* try_malloc(std::size_t size) {
   return __real_malloc(size);
 }
+void try_free(void* memory) {
+  __real_free(memory);
+}
 
 }  // namespace flashjit::llvm_plugin
 
@@ -98,7 +116,8 @@ void* operator new(std::size_t size) {
 }
 void* operator new(std::size_t size, std::align_val_t alignment) {
   const auto align = static_cast<std::size_t>(alignment);
-  void* const memory = std::aligned_alloc(align, (size + align - 1) / align * align);
+  void* const memory =
+      flashjit::llvm_plugin::counted(std::aligned_alloc(align, (size + align - 1) / align * align));
   return memory != nullptr ? memory : flashjit::llvm_plugin::take_early(size, align);
 }
 void operator delete(void* memory) noexcept {

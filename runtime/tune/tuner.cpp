@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "cache/tune_store.hpp"
@@ -173,8 +174,8 @@ class Tuner {
            before.candidates.size() == search_space(spec_, engine_.target(), record.shape).size();
   }
 
-  // Builds the candidates, those nearest to the heuristic config first. Returns false
-  // if some were left out because half of the time was used or the user cancelled.
+  // Builds the candidates, those nearest to the heuristic config first. Returns false if some were left out
+  // because half of the time was used, a limit ended their compilation or the user cancelled.
   bool build(Trial& trial, std::vector<TuneCandidate>& candidates) {
     std::vector<TuneCandidate*> todo;
     for (TuneCandidate& c : candidates) {
@@ -183,26 +184,36 @@ class Tuner {
     progress_.stage = TuneStage::building;
     progress_.total = progress_.candidates = static_cast<int>(todo.size());
     const double enough_left = budget_.share_left() / 2;
+    std::vector<char> decided(todo.size());  // whether it is known which of them can be built
     const auto build_one = [&](std::size_t i) {
       try {
         trial.build(todo[i]->config);
+        decided[i] = true;
       } catch (const std::exception& error) {  // a candidate that cannot be built does not win
+        const auto* const ours = dynamic_cast<const Error*>(&error);
+        if (ours && ours->code() == ErrorCode::cancelled) throw;
+        // Under another limit it may be built.
+        decided[i] = !(ours && ours->code() == ErrorCode::limit_exceeded);
         todo[i]->verdict = Verdict::failed;
         todo[i]->reason = error.what();
       }
     };
-    const std::size_t begun = run_jobs(todo.size(), options_.jobs, build_one, [&](std::size_t built) {
+    run_jobs(todo.size(), options_.jobs, build_one, [&](std::size_t built) {
       progress_.done = static_cast<int>(built);
       const bool more = budget_.go_on(progress_) && budget_.share_left() > enough_left;
       return more || built == 0;  // builds at least the heuristic config
     });
-    if (candidates.front().verdict == Verdict::failed) trial.build(candidates.front().config);  // throws
-    if (begun == todo.size()) return true;
-    const auto first_left_out = candidates.begin() + (todo[begun] - candidates.data());
-    candidates.erase(std::remove_if(first_left_out, candidates.end(),
-                                    [](const TuneCandidate& c) { return c.verdict == Verdict::measured; }),
-                     candidates.end());
-    return false;
+    if (TuneCandidate& first = candidates.front(); first.verdict == Verdict::failed) {
+      trial.build(first.config);  // throws, unless less is against it now
+      first.verdict = Verdict::measured;
+      decided.front() = true;
+    }
+    std::set<KernelConfig> left_out;
+    for (std::size_t i = 0; i < todo.size(); ++i) {
+      if (!decided[i]) left_out.insert(todo[i]->config);
+    }
+    return std::erase_if(candidates, [&](const TuneCandidate& c) { return left_out.contains(c.config); }) ==
+           0;
   }
 
   // Checks the candidates. Returns false if the time was used up before all were checked.

@@ -153,6 +153,29 @@ TEST_F(CApi, BadSpecs) {
   EXPECT_EQ(s, nullptr) << "written by a call that failed";
 }
 
+TEST_F(CApi, CompilationsHaveLimitsAndAreCancelled) {
+  flashjit_engine_options options = {};
+  options.struct_size = sizeof options;
+  options.cache_dir = options.cache_path = "";
+  const auto get = [&] {
+    flashjit_engine* e = nullptr;
+    EXPECT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
+    const EngineHandle engine(e);
+    return flashjit_engine_get(e, spec.get(), &good_shape, &kernel);
+  };
+  options.compile_seconds = 1e-9;
+  expect(FLASHJIT_LIMIT_EXCEEDED, {"seconds, more than its limit of 1e-09"}, get());
+  options.compile_seconds = 0;
+  options.compile_bytes = 4096;
+  expect(FLASHJIT_LIMIT_EXCEEDED, {"bytes of memory, more than its limit of 4096"}, get());
+  options.compile_bytes = 0;
+  int asked = 0;
+  options.compile_cancelled_user = &asked;
+  options.compile_cancelled = [](void* user) -> int32_t { return ++*static_cast<int*>(user) > 2; };
+  expect(FLASHJIT_CANCELLED, {"was cancelled"}, get());
+  EXPECT_EQ(asked, 3);
+}
+
 TEST_F(CApi, BadOptions) {
   flashjit_engine_options options = {};
   flashjit_engine* e = nullptr;

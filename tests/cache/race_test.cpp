@@ -113,6 +113,8 @@ TEST(Lock, ExcludesThreadsOfTheSameKeyOnly) {
   std::thread([&] {
     EXPECT_FALSE(cache.lock(make_key(1), 0ms, &why).held());
     EXPECT_TRUE(cache.lock(make_key(2), 0ms).held());
+    EXPECT_FALSE(cache.lock(make_key(1), 200ms, &why, [] { return true; }).held());
+    EXPECT_THAT(why, ::testing::HasSubstr("was ended"));
   }).join();
   EXPECT_NE(why, "");
   KeyLock moved = std::move(first);

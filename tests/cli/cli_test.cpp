@@ -190,6 +190,16 @@ TEST(Compile, CompilesThenFindsOnDisk) {
               AllOf(HasSubstr("disk"), HasSubstr(first["key"].get<std::string>())));
 }
 
+TEST(Compile, LimitsEndIt) {
+  const CommandLine flashjit;
+  const auto late = flashjit({"compile", small_spec, "--compile-seconds", "1e-9"});
+  EXPECT_EQ(late.exit_code, 12);
+  EXPECT_THAT(late.err, HasSubstr("limit_exceeded"));
+  EXPECT_EQ(flashjit({"compile", small_spec, "--compile-bytes", "4096"}).exit_code, 12);
+  EXPECT_EQ(flashjit({"compile", small_spec, "--target", "sm_90", "--compile-bytes", "4096"}).exit_code, 2);
+  EXPECT_EQ(flashjit({"compile", small_spec, "--compile-seconds", "1e6"}).exit_code, 0);
+}
+
 TEST(Layers, PrebuiltKernelsNeedNoCompiler) {
   const CommandLine builder;
   builder(std::vector<std::string>{"compile", small_spec} + tiny);

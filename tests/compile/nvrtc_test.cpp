@@ -57,6 +57,24 @@ TEST_F(NvrtcTest, BadSourceIsRefusedWithTheLog) {
   }
 }
 
+TEST_F(NvrtcTest, CompilationsEndWhenAsked) {
+  const Case c = default_case(make_spec(DType::bf16, 64), Target::parse("sm_90"));
+  const KernelSource source = render(c.spec, c.target, c.config);
+  const auto code = [&](const CompileLimits& limits) {
+    try {
+      compiler_->compile(source, false, limits);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode{};
+  };
+  compiler_->check({.seconds = 1});
+  EXPECT_EQ(code({.seconds = 1e-9}), ErrorCode::limit_exceeded);
+  int asked = 0;
+  EXPECT_EQ(code({.cancelled = [&] { return ++asked == 2; }}), ErrorCode::cancelled);
+  EXPECT_EQ(asked, 2);
+}
+
 TEST_F(NvrtcTest, HeadersComeFromMemoryOnly) {
   const Case c = default_case(make_spec(DType::bf16, 64), Target::parse("sm_90"));
   KernelSource source = render(c.spec, c.target, c.config);
@@ -212,6 +230,59 @@ class NvrtcEnds : public NvrtcTest {
 
 TEST_F(NvrtcEnds, AtExit) {
   EXPECT_EQ(status_of([] { return 0; }), 0);
+}
+
+// Of a child whose compile is under way when it ends.
+std::atomic<bool> begun = false, ending = false;
+std::atomic<int> outcome = 0;
+struct AfterNvrtc {
+  ~AfterNvrtc() {
+    if (!begun) return;
+    while (outcome == 0) std::this_thread::yield();
+    ::_exit(outcome);
+  }
+} const after_nvrtc;  // made before NVRTC is opened, so destroyed once exit() has waited for its compiles
+
+// Static objects that NVRTC made when it first compiled are not destroyed under a compile: the first or
+// another.
+class NvrtcAtExit : public NvrtcEnds, public testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(, NvrtcAtExit, testing::Bool());
+
+TEST_P(NvrtcAtExit, EndsTheCompileUnderWay) {
+  constexpr int compiled = 1, ended = 2, failed = 3;
+  const Case c = default_case(make_spec(DType::bf16, 64), Target::parse("sm_80"));
+  const KernelSource source = render(c.spec, c.target, c.config);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(120);
+    std::thread compiling([&] {
+      if (GetParam()) {
+        KernelSource small = source;
+        small.text = "extern \"C\" __global__ void f() {}";
+        compiler_->compile(small);
+      }
+      int asked = 0;
+      const auto host = [&] {
+        begun = ++asked == (GetParam() ? 1 : 2);
+        while (begun && !ending) std::this_thread::yield();
+        return false;
+      };
+      try {
+        compiler_->compile(source, false, {.cancelled = host});
+        outcome = compiled;
+      } catch (const Error& error) {
+        outcome = error.code() == ErrorCode::compiler_unavailable ? ended : failed;
+      }
+      ::pause();
+    });
+    while (!begun) std::this_thread::yield();
+    std::atexit([] { ending = true; });
+    std::exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), ended);
 }
 
 TEST_F(NvrtcEnds, InAForkedChild) {

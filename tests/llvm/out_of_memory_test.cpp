@@ -181,5 +181,33 @@ TEST_F(OutOfMemory, InALaterCompile) {
   EXPECT_GT(board_->ended_in_clang, 0);
 }
 
+// The compile would take years, and all memory, if Clang did not look whether it is to end.
+TEST_F(OutOfMemory, IsNotReachedOnceALimitEndsTheCompile) {
+  KernelSource endless = source();
+  endless.text = R"(
+template <unsigned long n, int depth>
+struct Tree {
+  static constexpr unsigned long size = Tree<2 * n, depth - 1>::size + Tree<2 * n + 1, depth - 1>::size;
+};
+template <unsigned long n>
+struct Tree<n, 0> {
+  static constexpr unsigned long size = 1;
+};
+extern "C" unsigned long flashjit_forward() { return Tree<1, 50>::size; }
+)";
+  EXPECT_EQ(status_of([&] {
+              const auto compiler = clang_compiler();
+              llvm_plugin();
+              limit_memory(mapped_bytes() + 256 * mebibyte);
+              try {
+                compiler->compile(endless, false, {.seconds = 0.01});
+                return false;
+              } catch (const Error& error) {
+                return error.code() == ErrorCode::limit_exceeded;
+              }
+            }),
+            0);
+}
+
 }  // namespace
 }  // namespace flashjit

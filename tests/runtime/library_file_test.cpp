@@ -102,6 +102,24 @@ TEST_F(LibraryFile, TheSearchGoesOnAfterARefusal) {
   EXPECT_EQ(failure([&] { open_nvrtc({bad, library("good.so", 0755)}); }), "");
 }
 
+TEST_F(LibraryFile, AnNvrtcThatCannotBeEndedRefusesLimits) {
+  const std::shared_ptr<const Compiler> nvrtc = open_nvrtc({library("libnvrtc.so.13", 0755)});
+  const auto refused = [&](const CompileLimits& limits) {
+    try {
+      nvrtc->check(limits);
+      return false;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_THAT(error.message(), AllOf(HasSubstr("NVRTC 13.0"), HasSubstr("no nvrtcSetFlowCallback"),
+                                         HasSubstr("FLASHJIT_NVRTC")));
+      return true;
+    }
+  };
+  EXPECT_FALSE(refused({}));
+  EXPECT_TRUE(refused({.seconds = 1e6}));
+  EXPECT_TRUE(refused({.cancelled = [] { return false; }}));
+}
+
 TEST_F(LibraryFile, FoldersCountToo) {
   const std::string path = library("folder/library.so", 0755);
   ASSERT_EQ(refusal(path), "");

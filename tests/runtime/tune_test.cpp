@@ -148,6 +148,31 @@ TEST_F(Tune, WhatCannotBeBuiltDoesNotWin) {
   EXPECT_GT(failed, 0);
 }
 
+TEST_F(Tune, WhatALimitEndedIsNotRecorded) {
+  script.build = [](const KernelConfig& c) {
+    if (c.block_n == 512) throw Error(ErrorCode::limit_exceeded, "slow");
+  };
+  const TuneResult result = run();
+  EXPECT_EQ(result.record.chosen.block_n, 256);
+  EXPECT_FALSE(result.record.complete);
+  for (const TuneCandidate& c : result.record.candidates) EXPECT_NE(c.config.block_n, 512);
+  script.build = [](const KernelConfig&) {};
+  EXPECT_EQ(run().record.chosen.block_n, 512);
+}
+
+TEST_F(Tune, ACancelledCompilationEndsIt) {
+  script.build = [](const KernelConfig& c) {
+    if (c.block_n == 512) throw Error(ErrorCode::cancelled, "enough");
+  };
+  try {
+    run();
+    ADD_FAILURE() << "not cancelled";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::cancelled);
+  }
+  EXPECT_TRUE(TuneStore(scratch.path()).list().empty());
+}
+
 TEST_F(Tune, TheHeuristicConfigMustWork) {
   script.build = [](const KernelConfig&) { throw Error(ErrorCode::compile_failed, "broken"); };
   EXPECT_THROW(run(), Error);

@@ -17,6 +17,7 @@ struct CompileOptions {
   std::vector<std::string> targets = {"native"};
   ShapeOptions shape;
   std::optional<std::string> cache_dir, cache_path;
+  CompileLimits limits;
   bool json = false;
 };
 
@@ -32,7 +33,7 @@ int compile_targets(const CompileOptions& options) {
   for (const Target& target : targets) {
     const Progress progress("compiling for " + target.str());
     const KernelInfo info =
-        compile(spec, target, options.shape.shape(), options.cache_dir, options.cache_path);
+        compile(spec, target, options.shape.shape(), options.cache_dir, options.cache_path, options.limits);
     reports.push_back(kernel_json(info));
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
     table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),
@@ -61,6 +62,7 @@ Verb add_compile(const Arguments& parent) {
       .delimiter(',')
       .capture_default_str();
   options->shape.add(app);
+  add_compile_limits(app, options->limits);
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
   add_json(app, options->json);

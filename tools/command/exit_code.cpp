@@ -34,7 +34,7 @@ int report(const std::string& code, int exit_code, const std::string& message, c
 
 std::string exit_code_help() {
   std::string text = "Exit codes:\n   0  success\n";
-  for (int code = 1; code <= static_cast<int>(ErrorCode::not_prebuilt); ++code) {
+  for (int code = 1; code <= static_cast<int>(ErrorCode::limit_exceeded); ++code) {
     text += "   " + std::to_string(code) + "  " + to_string(static_cast<ErrorCode>(code)) + '\n';
   }
   return text +

@@ -9,7 +9,7 @@
 namespace flashjit::command {
 
 constexpr int exit_ok = 0;
-// Codes 1 to 10 are those of flashjit::ErrorCode.
+// Codes 1 to 12 are those of flashjit::ErrorCode.
 constexpr int exit_verification_failed = 20;  // the kernel ran, but its result is outside the bound
 constexpr int exit_verification_undecided =
     21;  // the kernel ran, but NaN or infinity hides whether its result is right

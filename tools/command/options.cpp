@@ -236,6 +236,7 @@ void DeviceOptions::add(const Arguments& app) {
   app.add_option("--num-threads", num_threads, "Threads of a CPU kernel; 0: as many as this process may use")
       .between(0, max_num_threads)
       .capture_default_str();
+  add_compile_limits(app, compile);
   add_cache_dir(app, cache_dir);
   add_cache_path(app, cache_path);
 }
@@ -246,7 +247,8 @@ EngineOptions DeviceOptions::engine() const {
           .cache_dir = cache_dir,
           .cache_path = cache_path,
           .num_threads = num_threads,
-          .parallel_for = {}};
+          .parallel_for = {},
+          .compile = compile};
 }
 
 void add_json(const Arguments& app, bool& json) {
@@ -256,6 +258,13 @@ void add_json(const Arguments& app, bool& json) {
 void add_cache_dir(const Arguments& app, std::optional<std::string>& cache_dir) {
   app.add_option("--cache-dir", cache_dir,
                  "Cache folder [FLASHJIT_CACHE_DIR, else ~/.cache/flashjit]; \"\" for none");
+}
+
+void add_compile_limits(const Arguments& app, CompileLimits& limits) {
+  app.add_option("--compile-seconds", limits.seconds,
+                 "The most seconds that a compilation may take [no limit]");
+  app.add_option("--compile-bytes", limits.bytes,
+                 "The most memory that a compilation for a CPU may have [no limit]");
 }
 
 void add_cache_path(const Arguments& app, std::optional<std::string>& cache_path) {

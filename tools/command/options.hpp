@@ -74,6 +74,7 @@ struct DeviceOptions {
   std::string target;
   std::optional<std::string> cache_dir, cache_path;
   int num_threads = 0;
+  CompileLimits compile;
 
   void add(const Arguments& app);
   EngineOptions engine() const;
@@ -82,5 +83,7 @@ struct DeviceOptions {
 void add_json(const Arguments& app, bool& json);
 void add_cache_dir(const Arguments& app, std::optional<std::string>& cache_dir);
 void add_cache_path(const Arguments& app, std::optional<std::string>& cache_path);
+// --compile-seconds and --compile-bytes.
+void add_compile_limits(const Arguments& app, CompileLimits& limits);
 
 }  // namespace flashjit::command

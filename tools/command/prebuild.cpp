@@ -16,6 +16,7 @@
 #include "cache/tune_store.hpp"
 #include "codegen/search_space.hpp"
 #include "runtime/build.hpp"
+#include "runtime/compile_watch.hpp"
 #include "runtime/jobs.hpp"
 #include "runtime/thread_pool.hpp"
 #include "tools/command/exit_code.hpp"
@@ -32,6 +33,7 @@ struct PrebuildOptions {
   std::string manifest, out, records;
   std::vector<std::string> targets;
   std::optional<std::string> cache_dir, cache_path;
+  CompileLimits limits;
   int jobs = 0;
   bool check = false, json = false;
 };
@@ -108,10 +110,10 @@ struct Outcome {
   std::optional<Error> error;
 };
 
-Outcome build(const Wanted& kernel, const OpenedCache& cache) {
+Outcome build(const Wanted& kernel, const OpenedCache& cache, const CompileLimits& limits) {
   Outcome outcome;
   try {
-    outcome.info = build_kernel(kernel.spec, kernel.target, kernel.config, cache).info;
+    outcome.info = build_kernel(kernel.spec, kernel.target, kernel.config, cache, true, {}, limits).info;
     if (outcome.info.path.empty()) throw Error(ErrorCode::cache_failed, outcome.info.cache_note);
     std::error_code ignored;
     outcome.bytes = std::filesystem::file_size(outcome.info.path, ignored);
@@ -122,12 +124,13 @@ Outcome build(const Wanted& kernel, const OpenedCache& cache) {
 }
 
 // Compiles in parallel; stderr gets a line for each finished kernel.
-std::vector<Outcome> build_all(const std::vector<Wanted>& kernels, const OpenedCache& cache, int jobs) {
+std::vector<Outcome> build_all(const std::vector<Wanted>& kernels, const OpenedCache& cache, int jobs,
+                               const CompileLimits& limits) {
   std::vector<Outcome> outcomes(kernels.size());
   std::size_t done = 0;
   std::mutex mutex;
   run_jobs(kernels.size(), jobs, [&](std::size_t i) {
-    const Outcome& outcome = outcomes[i] = build(kernels[i], cache);
+    const Outcome& outcome = outcomes[i] = build(kernels[i], cache, limits);
     const std::lock_guard lock(mutex);
     std::cerr << '[' << ++done << '/' << kernels.size() << "] " << described(kernels[i]) << ": "
               << (outcome.error                         ? "failed: " + outcome.error->message()
@@ -157,6 +160,7 @@ struct Totals {
 
 int prebuild(const PrebuildOptions& options) {
   const Plan plan = make_plan(options);
+  for (const Wanted& kernel : plan.kernels) check_limits(options.limits, kernel.target);
   // Every user may read the folder; only its owner may write to it.
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::absolute(options.out, ignored).parent_path(), ignored);
@@ -166,7 +170,7 @@ int prebuild(const PrebuildOptions& options) {
   const int jobs = options.jobs > 0 ? options.jobs : available_cpus();
 
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<Outcome> outcomes = build_all(plan.kernels, cache, jobs);
+  const std::vector<Outcome> outcomes = build_all(plan.kernels, cache, jobs, options.limits);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const TuneStore store(cache.disk->folder());
   for (const TuneRecord& record : plan.records) {
@@ -269,6 +273,7 @@ Verb add_prebuild(const Arguments& parent) {
       app.add_flag("--check", options->check,
                    "Compile nothing; list the kernels that the cache lacks, exit code 7 if there are some");
   out.excludes(check_only);
+  add_compile_limits(app, options->limits);
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
   add_json(app, options->json);

@@ -79,19 +79,18 @@ TEST_P(DropoutOn, EveryDtypeAndHeadDim) {
 TEST_P(DropoutOn, EveryMask) {
   using enum CausalAlign;
   std::uint64_t seed = 100;
-  for (const auto& masks :
-       std::vector<std::vector<Mask>>{{CausalMask{}},
-                                      {CausalMask{top_left}},
-                                      {SlidingWindowMask{}},
-                                      {SlidingWindowMask{bottom_right, true}},
-                                      {PaddingMask{}},
-                                      {BlockSparseMask{64, 128}},
-                                      {BlockSparseMask{64, 64, true}},
-                                      {TreeMask{}},
-                                      {CausalMask{}, PaddingMask{}},
-                                      {CausalMask{}, PaddingMask{}, BlockSparseMask{64, 64}, TreeMask{}},
-                                      {CausalMask{}, SlidingWindowMask{bottom_right, true}, PaddingMask{},
-                                       BlockSparseMask{64, 64}}}) {
+  for (const auto& masks : std::vector<std::vector<Mask>>{
+           {CausalMask{}},
+           {CausalMask{top_left}},
+           {SlidingWindowMask{}},
+           {SlidingWindowMask{bottom_right, true}},
+           {PaddingMask{}},
+           {BlockSparseMask{64, 128}},
+           {BlockSparseMask{64, 64, true}},
+           {TreeMask{}},
+           {CausalMask{}, PaddingMask{}},
+           {CausalMask{}, PaddingMask{}, BlockSparseMask{64, 64}, TreeMask{}},
+           {CausalMask{}, SlidingWindowMask{bottom_right, true}, PaddingMask{}, BlockSparseMask{64, 64}}}) {
     const std::vector<DType> dtypes = on().dtypes();
     const AttentionSpec spec = dropout_spec(dtypes[seed % dtypes.size()], 64, masks);
     seed += 5;

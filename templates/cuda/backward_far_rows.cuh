@@ -128,9 +128,9 @@ class FarRows {
   FLASHJIT_FN RowSum with_sink(float top, float sum) const {
     float log2_sum = lg2_approx(sum);
     if constexpr (Spec::Sinks::exist) {
-      const float sink = Spec::Sinks::log2(p_, problem_.head_q);
-      if (top == minus_infinity) return {0, sink};
-      const float of_sink = __fmaf_rn(-top, scale_log2_, sink), largest = fmaxf(log2_sum, of_sink);
+      if (top == minus_infinity) return {0, Spec::Sinks::log2(p_, problem_.head_q)};
+      const float of_sink = Spec::Sinks::template log2_above<Score>(p_, problem_.head_q, top),
+                  largest = fmaxf(log2_sum, of_sink);
       log2_sum = largest + lg2_approx(ex2_approx(log2_sum - largest) + ex2_approx(of_sink - largest));
     }
     if (top == minus_infinity) return {0, -minus_infinity};  // no forward's lse: no key has a weight

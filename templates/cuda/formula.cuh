@@ -190,12 +190,15 @@ class FormulaScore {
   // the softmax. It must not be 0, since minus infinity times 0 is NaN.
   template <class Base>
   FLASHJIT_FN static float scale_log2(const Base& p) {
-    constexpr float log2_e = 1.44269504f;
+    return scale(p) * 1.44269504f;
+  }
+  template <class Base>
+  FLASHJIT_FN static float scale(const Base& p) {
     if constexpr (Chain::caps) {
       const FormulaScalars scalars{static_cast<const Params&>(p).formulas};
-      return fmaxf(Chain::cap(scalars).v, 1e-30f) * log2_e;
+      return fmaxf(Chain::cap(scalars).v, 1e-30f);
     }
-    return log2_e;
+    return 1;
   }
 
   template <class Base>
@@ -381,6 +384,14 @@ struct SinkLogits {
   template <class Base>
   FLASHJIT_FN static float log2(const Base& p, int head) {
     return natural(p, head) * 1.44269504f;
+  }
+  // The same less a score. The difference comes first: next to far scores the roundings of both products
+  // would exceed it.
+  template <class Score, class Base>
+  FLASHJIT_FN static float log2_above(const Base& p, int head, float score) {
+    float scale = static_cast<const Params&>(p).formulas.scale;
+    if constexpr (Score::changes) scale = Score::scale(p);
+    return __fmaf_rn(-score, scale, natural(p, head)) * 1.44269504f;
   }
 };
 

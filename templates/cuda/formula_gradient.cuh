@@ -251,14 +251,14 @@ FLASHJIT_FN void add_up_sink_logit(const Params& p, int head) {
   extern __shared__ __align__(1024) char dynamic_shared[];
   float* const of_warps = reinterpret_cast<float*>(dynamic_shared);
   griddepcontrol_wait();
-  const float logit = SinkLogits<Params>::log2(p, head), scale_log2 = Spec::Score::scale_log2(p);
   float sum = 0;
   for (int batch = 0; batch < p.batch; ++batch) {
     const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding>(p, batch, head);
     const i64 place = head * p.rows + p.first_row(batch, problem.first_q, Spec::varlen);
     for (int row = static_cast<int>(tid_x()); row < problem.seqlen_q; row += backward_threads) {
-      const float weight =
-          ex2_approx(__fmaf_rn(-p.far_max[place + row], scale_log2, logit) - p.lse_log2[place + row]);
+      const float logit =
+          SinkLogits<Params>::template log2_above<typename Spec::Score>(p, head, p.far_max[place + row]);
+      const float weight = ex2_approx(logit - p.lse_log2[place + row]);
       if (weight != 0) sum -= weight * p.delta[place + row];
     }
   }

@@ -11,6 +11,7 @@
 #include "runtime/cuda/memory.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/forward_oracle.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -82,6 +83,10 @@ TEST_P(BackwardOnCuda, ReplaysWithOtherLengths) {
   for (const int divisor : {1, 3, 1}) {
     for (std::size_t b = 0; b < rows.size(); ++b) lengths(&AttentionArgs::seqlens_q)[b] = rows[b] / divisor;
     workload.tensor(&AttentionArgs::seqlens_q).upload();
+    // Causal rows see other keys now.
+    verify::fill_forward(workload.given().spec, workload.host_args());
+    for (const TensorMember member : {TensorMember(&AttentionArgs::o), TensorMember(&AttentionArgs::lse)})
+      workload.tensor(member).upload();
     workload.reset();
     graph.launch();
     EXPECT_TRUE(workload.check());

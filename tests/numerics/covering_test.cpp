@@ -125,7 +125,7 @@ class Covering : public ComputesOnEveryDevice {
   }
   // Next to a score of 0 its rounding makes any error of the logarithm: such elements cannot be told.
   static bool has_unbounded_score(const FeatureCase& c) {
-    return c.spec.op == Operation::backward && c.spec.score == std::vector<std::string>{"log(abs(score))"};
+    return c.spec.score == std::vector<std::string>{"log(abs(score))"};
   }
 };
 

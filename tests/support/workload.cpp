@@ -133,7 +133,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
           return arrange_rows(sizes);
         if (argument.role == Role::table) return arrange(MemoryLayout::contiguous, sizes, DType::int32);
         if (member == &AttentionArgs::rotary_cos || member == &AttentionArgs::rotary_sin)
-          return arrange(MemoryLayout::contiguous, sizes, argument.dtype(spec));
+          return arrange_rows(sizes);
         const bool keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
                           member == &AttentionArgs::dk || member == &AttentionArgs::dv;
         return arrange(keys ? case_.layout_kv : case_.layout, sizes, argument.dtype(spec));

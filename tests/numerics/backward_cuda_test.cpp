@@ -11,7 +11,7 @@
 #include "runtime/cuda/memory.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
-#include "tools/verify/forward_oracle.hpp"
+#include "tools/verify/backward_oracle.hpp"
 
 namespace flashjit::testing_support {
 namespace {

@@ -3,11 +3,10 @@
 namespace flashjit {
 namespace {
 
-using Kind = FormulaNode::Kind;
 using enum FormulaOperation;
 
 std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool precise) {
-  const auto by_number = [&] { return node.operands[1].kind == Kind::integer; };
+  const auto by_number = [&] { return node.operands[1].kind == FormulaNode::Kind::integer; };
   const std::size_t plain = use == FormulaUse::mask ? 4 : 1;
   const bool exact = use == FormulaUse::mask || precise;
   switch (node.operation) {
@@ -31,9 +30,9 @@ std::size_t work_of_operation(const FormulaNode& node, FormulaUse use, bool prec
 
 std::size_t work_of(const FormulaNode& node, FormulaUse use, bool precise) {
   const std::size_t read = use == FormulaUse::mask ? 64 : 16;
-  std::size_t work = node.kind == Kind::table       ? read
-                     : node.kind == Kind::operation ? work_of_operation(node, use, precise)
-                                                    : 0;
+  std::size_t work = node.kind == FormulaNode::Kind::table       ? read
+                     : node.kind == FormulaNode::Kind::operation ? work_of_operation(node, use, precise)
+                                                                 : 0;
   for (const FormulaNode& operand : node.operands) work += work_of(operand, use, precise);
   return work;
 }

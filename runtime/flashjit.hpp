@@ -32,7 +32,7 @@
 #include "codegen/shape.hpp"
 #include "codegen/spec.hpp"
 #include "codegen/target.hpp"
-#include "runtime/compile_limits.hpp"
+#include "compile_limits.hpp"
 
 namespace flashjit {
 

@@ -25,7 +25,7 @@ std::vector<ElementDerivative> derivatives_by_elements(const FormulaNode& formul
                                                        const AttentionSpec& declared);
 
 // The work (formula_work.hpp) of all of them together; if it is more than `most`, any number above that.
-// Those of long products grow as their square.
+// Derivatives of long products grow as their square.
 std::size_t work_of_derivatives(const FormulaNode& formula, const AttentionSpec& declared, std::size_t most);
 
 }  // namespace flashjit

@@ -7,7 +7,7 @@
 
 namespace flashjit {
 
-// Of all formulas of a spec together, with the derivatives that a backward computes. formulas.md has what the
+// The most work of a spec's formulas together, with the derivatives of a backward. formulas.md has what the
 // costliest specs within it take.
 inline constexpr std::size_t most_work = 1024;
 

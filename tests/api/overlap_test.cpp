@@ -1,4 +1,4 @@
-// What a launch writes shares memory with nothing else of the launch.
+// A launch's outputs share memory with nothing else of the launch.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -134,7 +134,7 @@ run 1 hangs 3
 expect 'FAILED: out of time' "$work/table"
 run 1 nothing
 expect 'FAILED: no test has such a name' "$work/table"
-# What follows a part that did not run counts as not covered.
+# Parts after one that did not run count as not covered.
 run 1 stops
 expect '  covering forward sm_90a: 2 of 24 rows, 60 of 500 triples' "$work/table"
 expect '  covered in all: 26.7 % of 600 triples' "$work/table"

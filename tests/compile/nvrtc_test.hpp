@@ -117,7 +117,7 @@ inline const CompiledStep& step_of(const CompiledKernel& kernel, std::string_vie
   throw Error(ErrorCode::internal, "ptxas said nothing of " + std::string(function));
 }
 
-// What every kernel is.
+// Every kernel is so.
 inline void expect_clean(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.code.substr(0, 4),
               "\x7f"

@@ -111,7 +111,7 @@ TEST_P(NonFinite, KeysReachTheRowsThatSeeThem) {
   EXPECT_GT(spared, 0);
 }
 
-// Of two rows the last key is the second one's alone. On a GPU a bad V, or the scale of one, may reach both.
+// The second of two rows alone sees the last key. On a GPU a bad V, or the scale of one, may reach both.
 TEST_P(NonFinite, ALastKeyOfADecodeReachesItsRow) {
   struct Bad {
     TensorMember tensor;

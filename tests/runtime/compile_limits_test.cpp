@@ -82,7 +82,7 @@ TEST_F(CompileLimitsTest, ClangEndsAnywhere) {
   EXPECT_GT(most, 1);
 }
 
-// What a compiler is asked meanwhile decides no code.
+// A compiler's questions meanwhile decide no code.
 TEST_F(CompileLimitsTest, CodeIsTheSame) {
   const KernelSource source = kernel_source();
   int asked = 0;

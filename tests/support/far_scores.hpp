@@ -110,7 +110,7 @@ class SharedMaxima {
   }
 
   std::int64_t keys() const { return workload_.given().seqlen_k; }
-  // Of a key of the first head.
+  // A key of the first head.
   std::int64_t index(const Tensor& t, std::int64_t key) const {
     if (!workload_.given().spec.paged) return key * t.strides[1];
     const Tensor table = *workload_.host_args().page_table;

@@ -15,7 +15,7 @@
 
 namespace flashjit::testing_support {
 
-// What a row describes. Lengths are of two batch entries, or of three packed sequences.
+// The problem that a row describes. Lengths are of two batch entries, or of three packed sequences.
 struct FeatureCase {
   AttentionSpec spec{};
   int heads_q = 1, heads_kv = 1;

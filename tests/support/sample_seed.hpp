@@ -1,4 +1,4 @@
-// What decides which part of a long table a test draws.
+// The seed decides which part of a long table a test draws.
 #pragma once
 
 #include <cstdint>

@@ -392,7 +392,7 @@ TEST(FormulaSpec, WorkIsBounded) {
   accepted(list("mask", {half, "!" + half}));
   refused(list("mask", {half, "!" + half, "key<1&&key<2"}), "mask[2] \"key<1&&key<2\"");
   refused(list("mask", {half}) + ", " + list("score", {joined("+", 31, "exp(score)")}), "score[0]");
-  // What counts more: functions, divisions, elements of tables.
+  // Functions, divisions and elements of tables count more.
   const auto score = [&](int count, const std::string& text) {
     return list("score", {joined("+", count, text)});
   };

@@ -38,7 +38,7 @@ class RowSoftmax {
   RowSoftmax(std::span<const double> scores, std::span<const double> errors, double lse, double exp_error,
              double largest_score);
 
-  // Of a row whose lse is no larger than largest_exact_lse: the lse is taken as it is.
+  // A row whose lse is no larger than largest_exact_lse keeps the lse that is given.
   RowSoftmax(double lse, double exp_error) : max_(lse), lse_(lse), exp_error_(exp_error) {}
 
   // The weight of term `index` with this score and error.

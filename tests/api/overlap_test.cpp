@@ -58,10 +58,10 @@ TEST(Overlap, WithATableInTheGapsOfAnOutput) {
   dk.data = memory.data();
   dk.strides[0] = row + gap;
   Tensor& starts = *launch.args.cu_seqlens_k;
+  const void* const table = starts.data;
   const auto put = [&](std::int64_t element) {
-    auto* const to = memory.data() + element;
-    std::memcpy(to, starts.data, sizeof(std::int32_t) * 3);
-    starts.data = to;
+    starts.data = memory.data() + element;
+    std::memcpy(starts.data, table, sizeof(std::int32_t) * 3);
   };
   put(3 * (row + gap) + row);
   EXPECT_NO_THROW(launch.kernel.prepare(launch.args));

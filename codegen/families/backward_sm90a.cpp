@@ -134,7 +134,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       structs(spec, "BackwardCudaSpec", params, backward_products(spec, config), choices, config,
               spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
               ComputedAhead::key) +
-      function("backward_prepare", "backward_threads, backward_first_blocks", params, "",
+      function("backward_prepare", "backward_threads, backward_first_blocks_sm90a<Spec>", params, "",
                "backward_prepare<Spec, true>(params)") +
       function("backward", "Config::num_warps * 32, 1", params, maps,
                "backward_sm90a<Spec, Config>(params, maps)") +

@@ -122,6 +122,8 @@ struct Backward {
     p.delta = p.lse_log2 + numbers;
     p.far_max = p.delta + numbers;
     float* rest = p.far_max + numbers;
+    p.far_marks = reinterpret_cast<unsigned char*>(rest);
+    rest += numbers / 16;
     if (!kernel.spec.deterministic) {
       p.dq_sums = rest;
       rest += numbers * device::cuda_backward_row(kernel.spec.head_dim);
@@ -362,14 +364,14 @@ struct Backward {
     return heads_q * (key_rows / device::backward_row_unit) * row_words(kernel, seqlen_q);
   }
 
-  // Three numbers of each row, unless deterministic a row of sums of dQ, sums of dK and dV where groups are
+  // Three numbers of each row and a byte for four of them, unless deterministic a row of sums of dQ, sums of dK and dV where groups are
   // divided, bits of rows for some masks, and on sm_90a counters of turns and of each head's places.
   static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const bool packed = kernel.spec.varlen;
     const i64 total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
     const i64 rows = device::backward_rows(shape.batch, shape.seqlen_q, packed ? total_q : -1);
     const int row = kernel.spec.deterministic ? 0 : device::cuda_backward_row(kernel.spec.head_dim);
-    const auto floats = product_of({shape.num_heads_q, rows, 3 + row});
+    const auto floats = product_of({shape.num_heads_q, rows / 16, 16 * (3 + row) + 1});
     const i64 key_rows = device::backward_rows(
         shape.batch, shape.seqlen_k,
         packed ? argument_table::total(shape.batch, shape.seqlen_k, shape.total_k) : -1);

@@ -84,7 +84,7 @@ class BackwardDqSm80 {
         delta_[i][half] = p_.delta[place + row_of(i, half)];
         far_max_[i][half] = p_.far_max[place + row_of(i, half)];
       }
-    any_far_ = __any_sync(0xffffffff, far_bits<warp_rows>(p_, place + warp_ * warp_rows, lane_) != 0);
+    any_far_ = far_marks<warp_rows>(p_, place + warp_ * warp_rows) != 0;
 
     BlockWalk<Keys, Mask> walk(mask_, rows(), block_n);
     Block next;

@@ -145,14 +145,15 @@ class FarRows {
   float top_[2] = {minus_infinity, minus_infinity}, sum_[2] = {};
 };
 
-// Of a lane's share of `rows` rows of the workspace, from `first` on: not 0 if one has a far_max.
+// Not 0 if one of `rows` rows of the workspace has a far_max. Both are multiples of 16.
 template <int rows>
-FLASHJIT_FN u32 far_bits(const CudaBackwardParams& p, i64 first, u32 lane) {
-  u32 bits = 0;
+FLASHJIT_FN u32 far_marks(const CudaBackwardParams& p, i64 first) {
+  static_assert(rows % 16 == 0);
+  const u32* const marks = reinterpret_cast<const u32*>(p.far_marks + first / 4);
+  u32 any = 0;
 #pragma unroll
-  for (u32 i = 0; i < rows; i += 32)
-    if (rows % 32 == 0 || i + lane < rows) bits |= __float_as_uint(p.far_max[first + i + lane]);
-  return bits;
+  for (int i = 0; i < rows / 16; ++i) any |= marks[i];
+  return any;
 }
 
 // A score of a row with this far_max, or without one (0), before it is scaled.

@@ -114,22 +114,23 @@ class BackwardRow {
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
 
  public:
-  FLASHJIT_FN explicit BackwardRow(const CudaBackwardParams& p) : p_(p), lane_(tid_x() % lanes) {
+  FLASHJIT_FN BackwardRow(const CudaBackwardParams& p, u32 thread, u32 block)
+      : p_(p), lane_(thread % lanes), of_warp_(thread % 32 / lanes) {
     const u32 blocks =
         static_cast<u32>(max(ceil_div(p.seqlen_q, backward_row_unit), 1)) * (backward_row_unit / rows);
     // The last rows first: then those that the next kernel begins with are in the second-level cache.
-    const u32 place = blocks * static_cast<u32>(p.batch * p.num_heads_q) - 1 - ctaid_x();
+    const u32 place = blocks * static_cast<u32>(p.batch * p.num_heads_q) - 1 - block;
     const u32 index = place / blocks;
     const int batch = static_cast<int>(index / p.num_heads_q);
     problem_ = make_problem<Spec::varlen, Spec::Mask::padding>(
         p, batch, static_cast<int>(index - batch * p.num_heads_q));
-    row_ = static_cast<int>(place % blocks * rows + tid_x() / lanes);
+    row_ = static_cast<int>(place % blocks * rows + thread / lanes);
     place_ = problem_.head_q * p.rows + p.first_row(batch, problem_.first_q, Spec::varlen) + row_;
   }
 
   // Makes lse_log2, delta, far_max and zeros of dQ's sums. A row that no gradient comes to gives none,
-  // whatever its scores are.
-  FLASHJIT_FN void prepare() const {
+  // whatever its scores are. Returns whether a row of the warp is far: find_far_row() has to follow.
+  FLASHJIT_FN bool prepare() const {
     const int padded = round_up(problem_.rows, backward_row_unit);
     const bool used = row_ < problem_.seqlen_q;
     if (p_.dq_sums != nullptr && row_ < padded) {
@@ -161,33 +162,44 @@ class BackwardRow {
       if constexpr (isolates_dropped<typename Spec::Mask>)
         zero_or_nan += __shfl_xor_sync(all_lanes, zero_or_nan, distance);
     }
-    if (row_ >= padded) return;
-    const float lse = used ? static_cast<const float*>(p_.lse.data)[offset(p_.lse)] : minus_infinity;
-    const bool sees_keys = lse != minus_infinity,
-               is_near = !(sees_keys && !(fabsf(lse) <= farthest_lse(Element{})));
+    if (row_ >= padded) return false;
+    const float lse = used ? this->lse() : minus_infinity;
+    const bool sees_keys = lse != minus_infinity, is_near = !sees_keys || is_near_lse(lse);
     const float dlse =
         sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
-    const u32 row_lanes = __ballot_sync(all_lanes, any_bits != 0) >> tid_x() % 32 / lanes * lanes;
+    const u32 row_lanes = __ballot_sync(all_lanes, any_bits != 0) >> of_warp_ * lanes;
     const bool has_weights = sees_keys && ((row_lanes & ((1u << lanes) - 1)) != 0 || dlse != 0);
     const bool is_far = has_weights && !is_near && fabsf(lse + zero_or_nan) < -minus_infinity;
-    const float lse_log2 = lse * log2_e;
+    // Formulas may make any score of the zeros behind a sequence's end.
+    const bool any_score = used ? !is_near : Spec::Score::changes;
+    const bool drops_all = !has_weights && any_score;
     if (lane_ == 0) {
-      // Formulas may make any score of the zeros behind a sequence's end.
-      const bool any_score = used ? !is_near : Spec::Score::changes;
       p_.lse_log2[place_] =
-          has_weights ? lse_log2 + zero_or_nan - lg2_approx(p_.weight_scale) : -minus_infinity;
+          has_weights ? lse * log2_e + zero_or_nan - lg2_approx(p_.weight_scale) : -minus_infinity;
       p_.delta[place_] = has_weights ? (delta - dlse) * p_.delta_scale : 0;
-      p_.far_max[place_] = !has_weights && any_score ? -minus_infinity : 0;
+      p_.far_max[place_] = drops_all ? -minus_infinity : 0;
     }
-    if (!__any_sync(all_lanes, is_far)) return;
-    const RowSum found =
-        FarRows<Spec>(p_, problem_, row_ - static_cast<int>(tid_x() % 32 / lanes)).find(lse_log2);
+    const bool any_marked = __any_sync(all_lanes, drops_all || is_far);
+    if (of_warp_ == 0 && lane_ == 0) p_.far_marks[place_ / 4] = any_marked;
+    return __any_sync(all_lanes, is_far);
+  }
+  // Replaces lse_log2 and far_max of the warp's far rows.
+  FLASHJIT_FN void find_far_row() const {
+    __syncwarp();  // another lane wrote the row's lse_log2
+    const bool used = row_ < problem_.seqlen_q;
+    const float lse = used ? this->lse() : 0;
+    const RowSum found = FarRows<Spec>(p_, problem_, row_ - static_cast<int>(of_warp_)).find(lse * log2_e);
+    // prepare() leaves a finite one to rows with weights alone.
+    const bool is_far = !is_near_lse(lse) && fabsf(p_.lse_log2[place_]) < -minus_infinity;
+    __syncwarp();  // all have read it
     if (!is_far || lane_ != 0) return;
     p_.lse_log2[place_] = found.log2_sum - lg2_approx(p_.weight_scale);
     p_.far_max[place_] = found.top;
   }
 
  private:
+  FLASHJIT_FN float lse() const { return static_cast<const float*>(p_.lse.data)[offset(p_.lse)]; }
+  FLASHJIT_FN static bool is_near_lse(float lse) { return fabsf(lse) <= farthest_lse(Element{}); }
   FLASHJIT_FN i64 offset(const TensorView& t) const { return problem_.q_offset(t) + row_ * t.row_stride; }
 
   template <class T>
@@ -205,7 +217,7 @@ class BackwardRow {
   }
 
   const CudaBackwardParams& p_;
-  const u32 lane_;
+  const u32 lane_, of_warp_;  // of the row's; the row's place among the warp's
   Problem problem_;
   int row_;
   i64 place_;
@@ -237,6 +249,14 @@ FLASHJIT_FN void clear_turns(const CudaBackwardParams& p) {
   for (u32 i = first; i < heads; i += nctaid_x() * backward_threads) p.places_done[i] = 0;
 }
 
+// Up to 64 columns the first step needs 32 registers but for far rows, which are rare: they spill, so that all
+// of a multiprocessor's threads have a row. Formulas and bits of rows need more.
+template <class Spec>
+constexpr int backward_first_blocks_sm90a =
+    Spec::head_dim_v <= 64 && !Spec::Score::changes && !has_row_bits<typename Spec::Mask>
+        ? 2048 / backward_threads
+        : backward_first_blocks;
+
 // by_wgmma: for the kernels of sm_90a.
 template <class Spec, bool by_wgmma, class Params>
 FLASHJIT_FN void backward_prepare(const Params& params) {
@@ -251,7 +271,11 @@ FLASHJIT_FN void backward_prepare(const Params& params) {
     clear_key_sums<Spec>(params);
     if constexpr (has_row_bits<typename Spec::Mask>) make_row_bits<Spec>(params);
   }
-  BackwardRow<Spec>(params).prepare();
+  if (!BackwardRow<Spec>(params, tid_x(), ctaid_x()).prepare()) return;
+  // Hides where these come from: all else is computed anew, so that no register holds it for rare rows.
+  u32 thread = tid_x(), block = ctaid_x();
+  asm volatile("" : "+r"(thread), "+r"(block));
+  BackwardRow<Spec>(params, thread, block).find_far_row();
 }
 
 // A warp's 16 rows of a gradient, from their sums.

@@ -245,9 +245,9 @@ class BackwardSm80 {
     const u32 k_rows = shared_ + layout.k + warp_ * warp_keys * KTile::row_bytes + KTile::lane_offset(lane_);
     const u32 v_rows = shared_ + layout.v + warp_ * warp_keys * VTile::row_bytes + VTile::lane_offset(lane_);
     float p[m_tiles][q_tiles][4], ds[m_tiles][q_tiles][4];
-    const u32 own_far_bits = far_bits<warp_rows>(p_, step.place + warp_row(), lane_);
+    const u32 marks = far_marks<warp_rows>(p_, step.place + warp_row());
     multiply_rows<Element, KTile, QTile, k_steps>(p, k_rows, q_rows);
-    const bool any_far = __any_sync(0xffffffff, own_far_bits != 0);
+    const bool any_far = marks != 0;
     if (!Spec::deterministic && parts == 1 && before.head >= 0) add_dq(before, turn ^ 1);
     if constexpr (!ScoreGradient::changes) make_weights(p, step, stage, any_far);
     multiply_rows<Element, VTile, OTile, v_steps>(ds, v_rows, o_rows);

@@ -20,12 +20,9 @@ struct BackwardMessage {
   FLASHJIT_FN bool ends() const { return word < 0; }
   FLASHJIT_FN int index() const { return index_of(word); }
   FLASHJIT_FN bool whole() const { return word & 1; }
-  // Whether a row of the block has a far_max. The end has no block, but some kernels make weights of it.
-  FLASHJIT_FN bool any_far() const { return !ends() && (word & far_bit); }
 
-  FLASHJIT_FN static int block_word(int index, bool whole) { return index << 2 | (whole ? 1 : 0); }
-  FLASHJIT_FN static int index_of(int word) { return word >> 2; }
-  static constexpr int far_bit = 2;
+  FLASHJIT_FN static int block_word(int index, bool whole) { return index << 1 | (whole ? 1 : 0); }
+  FLASHJIT_FN static int index_of(int word) { return word >> 1; }
   // The message that there are no more blocks has the next turn, and the rows of dQ that this turn has. Their
   // head counts over batch entries and heads with places of their own. `first_row` is the first of them.
   FLASHJIT_FN u32 next_turn() const { return static_cast<u32>(second); }

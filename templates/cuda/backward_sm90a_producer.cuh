@@ -250,18 +250,18 @@ struct Sm90aBackwardProducer {
     }
     const i64 row = head * p.rows + first + BackwardMessage::index_of(word) * block_m;
     if (lane == 0) {
+      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
       if constexpr (Kernel::makes_dk) {
         mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
         cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
       }
-      cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
     }
-    // Looked up while the copies are under way: only the arrival lets the consumers have them.
-    const bool any_far = __any_sync(0xffffffff, far_bits<block_m>(p, row, static_cast<u32>(lane)) != 0);
+    __syncwarp();
     if (lane == 0) {
-      if (any_far) st_shared(shared.message(stage), static_cast<u32>(word | BackwardMessage::far_bit));
-      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
-      mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4);
+      mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4 + layout.far_marks_bytes);
+      cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
+      cp_async_bulk(shared.far_marks(stage), p.far_marks + row / 4, layout.far_marks_bytes,
+                    shared.q_full(stage));
     }
     return true;
   }

@@ -24,6 +24,9 @@ struct Sm90aBackwardShared {
   FLASHJIT_FN u32 ds(int buffer) const { return start + layout.ds + buffer * layout.ds_bytes; }
   FLASHJIT_FN u32 dq(int consumer) const { return start + layout.dq + consumer * layout.dq_bytes; }
   FLASHJIT_FN u32 lse(int stage) const { return start + layout.lse + stage * (block_m * 4); }
+  FLASHJIT_FN u32 far_marks(int stage) const {
+    return start + layout.far_marks + stage * layout.far_marks_bytes;
+  }
   FLASHJIT_FN u32 delta(int stage) const { return start + layout.delta + stage * (block_m * 4); }
   FLASHJIT_FN u32 words(int stage) const { return start + layout.words + stage * (block_m * 8); }
   // i: a stage, or stages + the consumer whose dQ it is.

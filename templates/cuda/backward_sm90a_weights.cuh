@@ -59,7 +59,7 @@ class Sm90aBackwardWeights {
           scores, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at));
     if (!isolates && !message.whole()) mask_scores(scores, place, message, tile, minus_infinity);
     drop_bad_keys(scores);
-    if (message.any_far()) subtract_far_max<tile_rows>(scores, far_max_of(stage, at));
+    if (any_far(message, stage, at)) subtract_far_max<tile_rows>(scores, far_max_of(stage, at));
     const float scale_log2 = Score::scale_log2(p_);
     const u32 from = shared_.lse(stage) + at * 4 + lane_ % 4 * 8;
 #pragma unroll
@@ -91,6 +91,7 @@ class Sm90aBackwardWeights {
     drop_bad_keys(scores);
     if constexpr (Spec::dropout) find_dropped(stage, tile);
     const u32 own = at * 4 + lane_ % 4 * 8;
+    const bool far = any_far(message, stage, at);
     ScoreGradient::template differentiate<tile_rows>(
         p_, scores, dp, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at),
         terms_,
@@ -98,7 +99,7 @@ class Sm90aBackwardWeights {
           ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + own + i * 32);
           ld_shared_v2(delta[0], delta[1], shared_.delta(stage) + own + i * 32);
 #pragma unroll
-          for (int r = 0; r < 2; ++r) far_max[r] = message.any_far() ? far_max_of(stage, at)[8 * i + r] : 0;
+          for (int r = 0; r < 2; ++r) far_max[r] = far ? far_max_of(stage, at)[8 * i + r] : 0;
         },
         [&](int index, float product) {
           if constexpr (Spec::dropout) return is_dropped(index) ? 0 : product * p_.dropout.scale;
@@ -128,6 +129,19 @@ class Sm90aBackwardWeights {
   }
 
  private:
+  // Whether a row of a tile, whose first one is `first_row`, has a far_max. The end has no block, but some
+  // kernels make weights of it.
+  FLASHJIT_FN bool any_far(const Message& message, int stage, int first_row) const {
+    const u32 marks = shared_.far_marks(stage) + first_row / 4;
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < tile_rows / 4; i += 8) {
+      int words[2];
+      ld_shared_v2(words[0], words[1], marks + i);
+      any |= static_cast<u32>(words[0] | words[1]);
+    }
+    return !message.ends() && any != 0;
+  }
   // Those of the thread's rows of a tile, from its first one on.
   FLASHJIT_FN const float* far_max_of(int stage, int first_row) const {
     // The place from shared memory once more, so that no register holds it until then.

@@ -88,6 +88,7 @@ struct CudaBackwardParams : BackwardParams {
   // before they scale; lse_log2 is that of the differences. +inf: the row's scores may be anything, and its
   // weights are 0. 0 for all others: a tile of such rows alone subtracts nothing.
   float* far_max;
+  unsigned char* far_marks;  // a byte for every four rows: not 0 if one of them has a far_max
   // [num_heads_q, rows, cuda_backward_row(head_dim)]: dQ / scale, tiles of 16 rows x 8 columns in the order
   // of the kernels' accumulators. Null if a kernel of its own computes dQ.
   float* dq_sums;

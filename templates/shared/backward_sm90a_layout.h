@@ -50,10 +50,11 @@ struct Sm90aBackwardLayout {
   int q_bytes, do_bytes, k_bytes, v_bytes;  // bytes of all panels
   int buffer_bytes;                         // of a buffer that holds Q or dO
   int ds_bytes, dq_bytes;                   // dS of a step; a product's sums of one consumer
-  // Offsets. k, v: one block; q, d_o, lse, delta, words: `stages` each; ds: ds_buffers; dq: consumers. dV
+  int far_marks_bytes;                      // of a step's rows
+  // Offsets. k, v: one block; q, d_o, lse, far_marks, delta, words: `stages` each; ds: ds_buffers; dq: consumers. dV
   // needs no V. words: with dropout two words for each row. messages: one for each stage, then one for each
   // consumer.
-  int k, v, q, d_o, ds, dq, lse, delta, words, messages, dropout_key, first_turn, barriers, end;
+  int k, v, q, d_o, ds, dq, lse, far_marks, delta, words, messages, dropout_key, first_turn, barriers, end;
 
   FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
                                             int num_stages, bool dropout, bool deterministic,
@@ -82,6 +83,7 @@ struct Sm90aBackwardLayout {
         buffer_bytes(max(q_bytes, do_bytes)),
         ds_bytes(deterministic || sums == BackwardSums::dv ? 0 : consumers * q_panel),
         dq_bytes(0),
+        far_marks_bytes(block_m / 4),
         k(0),
         v(k_bytes),
         q(v + v_bytes),
@@ -89,6 +91,7 @@ struct Sm90aBackwardLayout {
         ds(d_o + (rotates ? buffer_bytes : stages * do_bytes)),
         dq(0),
         lse(0),
+        far_marks(0),
         delta(0),
         words(0),
         messages(0),
@@ -137,7 +140,8 @@ struct Sm90aBackwardLayout {
   FLASHJIT_FN constexpr void place_rest(int block_m, BackwardSums sums, bool dropout) {
     dq = ds + ds_buffers * ds_bytes;
     lse = dq + consumers * dq_bytes;
-    delta = lse + stages * block_m * 4;
+    far_marks = lse + stages * block_m * 4;
+    delta = far_marks + stages * far_marks_bytes;
     words = delta + (sums == BackwardSums::dv ? 0 : stages * block_m * 4);
     messages = words + (dropout ? stages * block_m * 8 : 0);
     dropout_key = messages + (stages + consumers) * message_bytes;

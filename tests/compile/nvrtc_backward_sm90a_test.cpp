@@ -46,13 +46,15 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   EXPECT_EQ(kernel.steps.size(), c.spec.deterministic && has_gradients(c.spec) ? 4u : 3u) << c.name();
   // Dropout takes registers of consumers, and derivatives need them: up to 200 bytes of wide heads spill.
   if (c.spec.dropout && has_derivatives(c.spec)) return;
-  // The thread that copies tiles spills where it has 24 registers.
+  // The thread that copies tiles spills where it has 24 registers, and the first step of narrow heads where
+  // it finds far rows.
   const bool few_registers = kernel.assembly.find("setmaxnreg.dec.sync.aligned.u32 24") != std::string::npos;
-  for (const CompiledStep& step : kernel.steps)
-    EXPECT_LE(step.spill_bytes,
-              few_registers && step.function == "flashjit_backward" ? (c.spec.dropout ? 256 : 192) : 0)
-        << c.name() << " " << step.function << "\n"
-        << kernel.log;
+  for (const CompiledStep& step : kernel.steps) {
+    const int most = step.function == "flashjit_backward" && few_registers ? (c.spec.dropout ? 256 : 192)
+                     : step.function == "flashjit_backward_prepare" && step.registers == 32 ? 256
+                                                                                            : 0;
+    EXPECT_LE(step.spill_bytes, most) << c.name() << " " << step.function << "\n" << kernel.log;
+  }
 }
 
 // Head dimensions 64, 128 and 256 for sm_90a with a causal mask; every feature that changes code and others

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <concepts>
+#include <cstring>
 #include <limits>
 #include <tuple>
 
@@ -139,6 +140,13 @@ class BackwardSm90a : public testing::Test {
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.far_max = p.delta + stats;
+    // The copy engine takes multiples of 16 bytes.
+    struct alignas(16) Marks {
+      unsigned char of_rows[16];
+    };
+    std::vector<Marks> far_marks(stats / 64);
+    std::memset(far_marks.data(), 0xff, stats / 4);
+    p.far_marks = far_marks[0].of_rows;
     p.dq_sums = Spec::deterministic ? nullptr : p.far_max + stats;
     if (divides_groups) {
       p.dk_sums = p.dq_sums + stats * static_cast<std::size_t>(row);

@@ -145,7 +145,7 @@ struct Config {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(backward_threads, backward_first_blocks)
+extern "C" __global__ void __launch_bounds__(backward_threads, backward_first_blocks_sm90a<Spec>)
     flashjit_backward_prepare(const __grid_constant__ CudaBackwardParams params) {
   backward_prepare<Spec, true>(params);
 }

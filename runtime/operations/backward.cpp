@@ -364,8 +364,9 @@ struct Backward {
     return heads_q * (key_rows / device::backward_row_unit) * row_words(kernel, seqlen_q);
   }
 
-  // Three numbers of each row and a byte for four of them, unless deterministic a row of sums of dQ, sums of dK and dV where groups are
-  // divided, bits of rows for some masks, and on sm_90a counters of turns and of each head's places.
+  // Three numbers of each row and a byte for four of them; unless deterministic, a row of sums of dQ; sums of
+  // dK and dV where groups are divided; bits of rows for some masks; on sm_90a counters of turns and of each
+  // head's places.
   static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const bool packed = kernel.spec.varlen;
     const i64 total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);

@@ -249,8 +249,8 @@ FLASHJIT_FN void clear_turns(const CudaBackwardParams& p) {
   for (u32 i = first; i < heads; i += nctaid_x() * backward_threads) p.places_done[i] = 0;
 }
 
-// Up to 64 columns the first step needs 32 registers but for far rows, which are rare: they spill, so that all
-// of a multiprocessor's threads have a row. Formulas and bits of rows need more.
+// Up to 64 columns the first step needs 32 registers but for far rows, which are rare: they spill, so that
+// all of a multiprocessor's threads have a row. Formulas and bits of rows need more.
 template <class Spec>
 constexpr int backward_first_blocks_sm90a =
     Spec::head_dim_v <= 64 && !Spec::Score::changes && !has_row_bits<typename Spec::Mask>

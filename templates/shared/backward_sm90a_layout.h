@@ -51,9 +51,9 @@ struct Sm90aBackwardLayout {
   int buffer_bytes;                         // of a buffer that holds Q or dO
   int ds_bytes, dq_bytes;                   // dS of a step; a product's sums of one consumer
   int far_marks_bytes;                      // of a step's rows
-  // Offsets. k, v: one block; q, d_o, lse, far_marks, delta, words: `stages` each; ds: ds_buffers; dq: consumers. dV
-  // needs no V. words: with dropout two words for each row. messages: one for each stage, then one for each
-  // consumer.
+  // Offsets. k, v: one block; q, d_o, lse, far_marks, delta, words: `stages` each; ds: ds_buffers; dq:
+  // consumers. dV needs no V. words: with dropout two words for each row. messages: one for each stage, then
+  // one for each consumer.
   int k, v, q, d_o, ds, dq, lse, far_marks, delta, words, messages, dropout_key, first_turn, barriers, end;
 
   FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,

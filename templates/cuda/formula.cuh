@@ -186,8 +186,9 @@ class FormulaScore {
   static constexpr bool changes = true;
   static constexpr bool bounds = sizeof...(Formulas) == 1 && (Formulas::caps_score || ...);
 
-  // The factor of changed scores. They are in natural units, but for a cap, whose multiplication is left to
-  // the softmax. It must not be 0, since minus infinity times 0 is NaN.
+  // The softmax multiplies changed scores by this. They are in natural units. A soft cap leaves its
+  // multiplication by the cap to the softmax, so the factor then contains the cap. The factor must not be 0,
+  // since minus infinity times 0 is NaN.
   template <class Base>
   FLASHJIT_FN static float scale_log2(const Base& p) {
     return scale(p) * 1.44269504f;

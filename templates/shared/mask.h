@@ -5,9 +5,9 @@
 // A mask is a struct M with
 //   M(const Params&, const Problem&)     cheap; reads its run-time data from the kernel's params, which
 //                                        outlive it
-//   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1}), and,
-//   unless
-//                                        key_intervals says otherwise, every key the rows of its hull
+//   static constexpr bool row_intervals  every row keeps exactly the keys hull(Keys{}, {row, row + 1}),
+//                                        and, unless key_intervals says otherwise, every key the rows of
+//                                        its hull
 //   static constexpr bool per_head       differs between query heads of one KV head (forbids GQA packing)
 //   static constexpr bool padding        gives batch entries lengths of their own (see problem.h)
 //   static constexpr int list_rows       rows [i * list_rows, (i + 1) * list_rows) share a list of key

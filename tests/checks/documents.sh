@@ -1,8 +1,10 @@
 #!/bin/sh
-# Every relative link of a document leads to a file, and to a heading where it names one; prose has at most 120 columns.
+# Every relative link of a document leads to a file, and to a heading where it names one; prose has at most 120
+# columns. Comments of code are checked by comments.sh.
 set -eu
 cd "$(dirname "$0")/../.."
 export LC_ALL=C
+sh tests/checks/comments.sh
 find README.md cache codegen runtime templates tools tests -name '*.md' | awk '
 # The anchor that GitHub makes of a heading.
 function slug(text) {

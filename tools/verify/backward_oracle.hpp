@@ -44,8 +44,7 @@
 //    derivative by the raw one. It is off by |g'_ij| E_ij + a_ij (|D_ij| + E_ij) + 2^-23 |g_ij| + f with the
 //    bound E_ij of D_ij (formula.hpp). A pair whose weight float32 cannot hold, and a score of -inf, give 0.
 // 7. An element of a table gets the sum of g'_ij times the final score's derivative by it, over all pairs and
-// all
-//    places where a formula reads it. Terms are off as in 6, their sum as in 5.
+//    all places where a formula reads it. Terms are off as in 6, their sum as in 5.
 // 8. A sink is one more key of a row, with an exact score t. A sink logit gets minus the sum of its weights
 //    times delta_i. A term is off by the error of the weight and by that of delta_i.
 //

@@ -13,8 +13,7 @@
 //    This is a worst case over the signs of these errors: all of them are small. (ln sum exp is convex:
 //    weights that are too small by such factors change lse by less than weights that are too large.)
 // C. Wide means have w >= 1/4, and B gives no bound for o if w >= 1. But a kernel's weights c_j sum to 1,
-// whatever
-//    their errors. If s_j is off by at most D_j,
+//    whatever their errors. If s_j is off by at most D_j,
 //        c_j <= h_j = min(1, exp(s_j + D_j) / sum_i exp(s_i - D_i)),
 //    and since sum_j c_j = 1, the error of o_c is sum_j c_j (v_jc - o_c). Terms with h_j >= 1 / n are the
 //    contenders. The error is at most

@@ -26,9 +26,9 @@
 //    1 / (1 - p). w and the sum of the weights are over all weights. If dropout drops the large weights, the
 //    floors of 5 matter most.
 // 8. C bounds wide rows, with D_j = d_j + x: scores of 1e10, for example, are off by thousands. Rounding P
-// adds r c_j, or a
-//    floor of min(h_j, f). With F = sum_j min(h_j, f), and with h_j + min(h_j, f) for h_j in the sum over
-//    the others, the rounding of C's weights is r + F. Dropped keys count as keys with v = 0.
+//    adds r c_j, or a floor of min(h_j, f). With F = sum_j min(h_j, f), and with h_j + min(h_j, f) for h_j
+//    in the sum over the others, the rounding of C's weights is r + F. Dropped keys count as keys with
+//    v = 0.
 //
 // Two cases are no errors of sums:
 //
@@ -62,8 +62,7 @@
 //     error adds to that of P, and fp16 adds 2^-25 where the product is below the least normal number.
 //
 // 16. Denormal float32 numbers may count as zeros, and do on CPUs. With t = 2^-126 each of the n products of
-// a
-//     weight and a value is off by at most t of the largest weight, and o by t.
+//     a weight and a value is off by at most t of the largest weight, and o by t.
 //
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).

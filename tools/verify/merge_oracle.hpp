@@ -14,22 +14,19 @@
 // 2. exp has relative error x = 2^-21. No weight is rounded to 16 bits here, so the cubic in 3 of
 //    forward_bound.hpp is not exact enough, whatever the parts' dtype.
 // 3. A part goes through at most n merges; empty parts are counted, because a kernel may merge them, too.
-// Their errors
-//    may have the same sign (constants, the same argument of exp again and again), so they add up:
-//    D_i = n (x + 2^-22 (|l_i| + |lse| + 1)).
+//    Their errors may have the same sign (constants, the same argument of exp again and again), so they
+//    add up: D_i = n (x + 2^-22 (|l_i| + |lse| + 1)).
 // 4. So part i's weight has a relative error of e_i <= exp(D_i) - 1 + gamma(n), and at most f = 2^-126 beside
 //    where float32 runs out of exponent. B gives lse, and o before it is rounded. Sums of numbers below
 //    2^-126 are off by n 2^-149 at most.
 // 5. C bounds wide merges, whose lse is beyond about 1e5 / n. A kernel must divide by the sum of its own
-// weights there;
-//    exp(l_i - lse) with a rounded lse is no part of a whole.
+//    weights there; exp(l_i - lse) with a rounded lse is no part of a whole.
 // 6. D rounds o.
 //
 // Two cases are no errors of sums:
 //
 // 7. Range. If |l_i| log2(e) exceeds FLT_MAX, NaN is no wrong result of that row. If this holds for all parts
-// of
-//    the row and none is above 0, an empty row is no wrong result either.
+//    of the row and none is above 0, an empty row is no wrong result either.
 // 8. NaN and infinity. An l_i of NaN or +infinity makes the row's o and lse NaN. Where an o_ic of a part that
 //    counts is NaN or infinite, o_c is what IEEE 754 has for the sum, if each such part has a weight that
 //    cannot vanish: p_i (1 - e_i) > 2 f. If one may vanish, the bound is NaN.

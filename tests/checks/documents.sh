@@ -1,10 +1,13 @@
 #!/bin/sh
 # Every relative link of a document leads to a file, and to a heading where it names one; prose has at most 120
-# columns. Comments of code are checked by comments.sh.
+# columns. The changelog has the version of CMakeLists.txt. comments.sh checks the comments of code.
 set -eu
 cd "$(dirname "$0")/../.."
 export LC_ALL=C
 sh tests/checks/comments.sh
+version=$(sed -n 's/^project(flashjit VERSION \([0-9.]*\) .*/\1/p' CMakeLists.txt)
+grep -qx "## $version" tools/package/CHANGELOG.md ||
+  { echo "tools/package/CHANGELOG.md: no section \"## $version\", the version of CMakeLists.txt" >&2; exit 1; }
 find README.md cache codegen runtime templates tools tests -name '*.md' | awk '
 # The anchor that GitHub makes of a heading.
 function slug(text) {

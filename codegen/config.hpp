@@ -8,12 +8,15 @@
 #include <type_traits>
 
 #include "error.hpp"
+#include "field_values.hpp"
 
 namespace flashjit {
 
 // The order in which the blocks of a persistent grid take a launch's tiles;
 // device code has the same names (templates/cuda/tile_schedule.cuh).
 enum class TileOrder { heads, sections, waves };
+inline constexpr std::array tile_orders = {TileOrder::heads, TileOrder::sections, TileOrder::waves};
+FLASHJIT_API const char* to_string(TileOrder) noexcept;
 
 struct KernelConfig {
   int block_m = 0;     // query rows of one tile
@@ -40,18 +43,25 @@ struct PinnedConfig {
   bool operator==(const PinnedConfig&) const = default;
 };
 
-// Calls visit(name, member of KernelConfig, member of
-// PinnedConfig) for every choice, in the order of the fields.
+// Calls visit(name, member of KernelConfig, member of PinnedConfig, values that a pin may have) for every
+// choice, in the order of the fields. Values are those of a mask's fields (mask.hpp).
 template <class Visit>
-constexpr void for_each_choice(Visit&& visit) {
-  visit("block_m", &KernelConfig::block_m, &PinnedConfig::block_m);
-  visit("block_n", &KernelConfig::block_n, &PinnedConfig::block_n);
-  visit("num_stages", &KernelConfig::num_stages, &PinnedConfig::num_stages);
-  visit("num_warps", &KernelConfig::num_warps, &PinnedConfig::num_warps);
+constexpr void for_each_choice_and_values(Visit&& visit) {
+  constexpr Range tile = {.first = 16, .last = 1024, .step = 16};
+  visit("block_m", &KernelConfig::block_m, &PinnedConfig::block_m, tile);
+  visit("block_n", &KernelConfig::block_n, &PinnedConfig::block_n, tile);
+  visit("num_stages", &KernelConfig::num_stages, &PinnedConfig::num_stages, Range{1, 8});
+  visit("num_warps", &KernelConfig::num_warps, &PinnedConfig::num_warps, Range{1, 32});
   visit("q_in_registers", &KernelConfig::q_in_registers, &PinnedConfig::q_in_registers);
   visit("ping_pong", &KernelConfig::ping_pong, &PinnedConfig::ping_pong);
-  visit("tile_order", &KernelConfig::tile_order, &PinnedConfig::tile_order);
+  visit("tile_order", &KernelConfig::tile_order, &PinnedConfig::tile_order, tile_orders);
   visit("pack_gqa", &KernelConfig::pack_gqa, &PinnedConfig::pack_gqa);
+}
+// The same without the values.
+template <class Visit>
+constexpr void for_each_choice(Visit&& visit) {
+  for_each_choice_and_values(
+      [&](const char* name, auto choice, auto pin, const auto&...) { visit(name, choice, pin); });
 }
 
 // Pins every choice of `config`, except a size of 0: the config's kernel has no such choice.
@@ -66,8 +76,6 @@ inline PinnedConfig pinned(const KernelConfig& config) {
   return pins;
 }
 
-inline constexpr std::array tile_orders = {TileOrder::heads, TileOrder::sections, TileOrder::waves};
-FLASHJIT_API const char* to_string(TileOrder) noexcept;
 // {"block_m": 128, ...}: the pinned choices only.
 FLASHJIT_API std::string to_json(const PinnedConfig&);
 inline std::string to_json(const KernelConfig& config) {

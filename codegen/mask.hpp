@@ -2,19 +2,24 @@
 // lengths, lists, trees) are not here but among the arguments (attention_args.hpp).
 #pragma once
 
+#include <array>
 #include <compare>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "error.hpp"
+#include "field_values.hpp"
 
 namespace flashjit {
 
 enum class CausalAlign { bottom_right, top_left };
+inline constexpr std::array causal_aligns = {CausalAlign::bottom_right, CausalAlign::top_left};
+FLASHJIT_API const char* to_string(CausalAlign) noexcept;
 
-// Every mask is plain data with a `kind` and visit(name, field) for each
-// of its fields. JSON, canonical text, hash and order follow from these.
+// Every mask is plain data with a `kind` and visit(name, field, values) for each of its fields. Of an integer
+// the values are a Range, of an enumeration a list; a bool has none. JSON, refusals, canonical text, hash and
+// order follow from these.
 
 // Row i sees key j iff j <= i + seqlen_k - seqlen_q (bottom_right) or j <= i (top_left).
 struct CausalMask {
@@ -23,7 +28,7 @@ struct CausalMask {
 
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
-    visit("align", self.align);
+    visit("align", self.align, causal_aligns);
   }
   auto operator<=>(const CausalMask&) const = default;
 };
@@ -37,7 +42,7 @@ struct SlidingWindowMask {
 
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
-    visit("align", self.align);
+    visit("align", self.align, causal_aligns);
     visit("sinks", self.sinks);
   }
   auto operator<=>(const SlidingWindowMask&) const = default;
@@ -55,9 +60,10 @@ struct PaddingMask {
 };
 
 // Lists say which blocks of block_m rows x block_n keys are seen, whole or by a bitmask.
-// Block sizes are multiples of 16 up to 256; they need not be the sizes of a kernel's tiles.
+// Block sizes need not be the sizes of a kernel's tiles.
 struct BlockSparseMask {
   static constexpr char kind[] = "block_sparse";
+  static constexpr Range block_sizes = {.first = 16, .last = 256, .step = 16};
   int block_m = 128, block_n = 128;
   bool per_head = false;  // each query head has its own lists
   // The lists were made of the spec's other masks, as op make_block_lists makes them: those test no block
@@ -66,8 +72,8 @@ struct BlockSparseMask {
 
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
-    visit("block_m", self.block_m);
-    visit("block_n", self.block_n);
+    visit("block_m", self.block_m, block_sizes);
+    visit("block_n", self.block_n, block_sizes);
     visit("per_head", self.per_head);
     visit("of_masks", self.of_masks);
   }
@@ -105,7 +111,5 @@ struct FormulaMask {
 };
 
 using Mask = std::variant<CausalMask, SlidingWindowMask, PaddingMask, BlockSparseMask, TreeMask, FormulaMask>;
-
-FLASHJIT_API const char* to_string(CausalAlign) noexcept;
 
 }  // namespace flashjit

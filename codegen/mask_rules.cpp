@@ -30,18 +30,10 @@ const char* kind_of(const Mask& mask) {
 template <class Kind>
 std::vector<std::string> fields_of(const Kind& mask) {
   std::vector<std::string> fields;
-  mask.for_each_field(mask, [&](const char* name, const auto& value) {
+  mask.for_each_field(mask, [&](const char* name, const auto& value, const auto&...) {
     fields.push_back(std::string("\"") + name + "\": " + text_of(value));
   });
   return fields;
-}
-
-void check_block_size(const char* field, int value) {
-  if (value >= 16 && value <= 256 && value % 16 == 0) return;
-  const int below = std::clamp(value / 16 * 16, 16, 256);
-  invalid(std::string("block_sparse's ") + field + " " + std::to_string(value) +
-          " is not a multiple of 16 between 16 and 256; " + std::to_string(below) +
-          (value > 16 && value < 256 ? " or " + std::to_string(below + 16) : "") + " would work");
 }
 
 }  // namespace
@@ -66,8 +58,6 @@ void check_masks(const std::vector<Mask>& masks) {
                    : "; one of them would work"));
   }
   if (const auto* blocks = find_mask<BlockSparseMask>(masks)) {
-    check_block_size("block_m", blocks->block_m);
-    check_block_size("block_n", blocks->block_n);
     if (blocks->of_masks && masks.size() == 1)
       throw Error(
           ErrorCode::unsupported,

@@ -14,9 +14,8 @@ namespace flashjit {
 // The masks in canonical order, each once: they are an intersection, so order and repetition do not count.
 std::vector<Mask> canonical(std::vector<Mask> masks);
 
-// Throws invalid_spec if masks contradict each other, if one launch has no
-// arguments for them, or if a field is out of range; unsupported for lists of
-// other masks where there are none, and for a window of a tree. `masks` are canonical.
+// Throws invalid_spec if masks contradict each other, or if one launch has no arguments for them; unsupported
+// for lists of other masks where there are none, and for a window of a tree. `masks` are canonical.
 void check_masks(const std::vector<Mask>& masks);
 
 // Whether only the device knows how much work a tile has. Tiles

@@ -16,23 +16,7 @@
 namespace flashjit {
 namespace {
 
-constexpr int smallest_head_dim = 8, largest_head_dim = 256, head_dim_step = 8;
-
-// Throws unless value is one of first, first + step, ..., last.
-void check_steps(const std::string& field, int value, int first, int last, int step) {
-  if (value >= first && value <= last && (value - first) % step == 0) return;
-  std::string rule =
-      step == 1 ? "is not between " : "is not a multiple of " + std::to_string(step) + " between ";
-  rule += std::to_string(first) + " and " + std::to_string(last) + "; ";
-  const int below = first + (std::clamp(value, first, last) - first) / step * step;
-  rule += std::to_string(below);
-  if (value > first && value < last) rule += " or " + std::to_string(below + step);
-  invalid(field + " " + std::to_string(value) + " " + rule + " would work");
-}
-
-void check_pin(const char* field, const std::optional<int>& value, int first, int last, int step) {
-  if (value) check_steps(std::string("config.") + field, *value, first, last, step);
-}
+constexpr Range usual_head_dims = {.first = head_dims.first, .last = 256, .step = head_dims.step};
 
 // Multi-head latent attention in the form of one shared head: K of 576 elements, V their first 512
 // (DeepSeek-V2, 2024).
@@ -60,7 +44,7 @@ void check_kv_dtype(const AttentionSpec& spec) {
     return;
   }
   const std::string asked = std::string("kv_dtype ") + to_string(*spec.kv_dtype);
-  if (*spec.kv_dtype != DType::int8 && *spec.kv_dtype != DType::fp8_e4m3 && *spec.kv_dtype != DType::fp8_e5m2)
+  if (size_of(*spec.kv_dtype) != 1)
     invalid(asked +
             " is not one of int8, fp8_e4m3, fp8_e5m2; leaving it out, which means the dtype, would work");
   if (spec.dtype == DType::fp32)
@@ -77,7 +61,7 @@ void check_kv_dtype(const AttentionSpec& spec) {
 
 void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
-  if (spec.rotary->dim) check_steps("rotary.dim", spec.rotary->dim, 2, spec.head_dim, 2);
+  if (spec.rotary->dim) check_value("rotary.dim", spec.rotary->dim, Range{2, spec.head_dim, 2});
   check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
   if (spec.op == Operation::decode && !spec.append)
     throw Error(ErrorCode::unsupported,
@@ -112,23 +96,23 @@ class Hasher {
 
   void add_field(bool value) noexcept { add_small(value); }
   void add_field(int value) noexcept { add(unsigned(value)); }
+  void add_field(RotaryStyle value) noexcept { add_small(unsigned(value)); }
   void add_field(const std::optional<DType>& value) noexcept { add_small(value ? 1 + unsigned(*value) : 0); }
   void add_field(const std::optional<KvScale>& value) noexcept {
     add_small(value ? 1 + unsigned(*value) : 0);
   }
   void add_field(const std::optional<Rotary>& rotary) noexcept {
     if (!rotary) return;
-    add_small(1 + unsigned(rotary->style));
-    add_small(rotary->q);
-    add_field(rotary->tables);
-    add_field(rotary->dim);
+    add_small(1);
+    rotary->for_each_field(*rotary,
+                           [&](const char*, const auto& value, const auto&...) { add_field(value); });
   }
   void add_field(const std::vector<Mask>& masks) noexcept {
     for (const Mask& mask : masks) {
       add(mask.index());
       std::visit(
           [&](const auto& m) {
-            m.for_each_field(m, [&](const char*, const auto& value) { add_value(value); });
+            m.for_each_field(m, [&](const char*, const auto& value, const auto&...) { add_value(value); });
           },
           mask);
     }
@@ -191,18 +175,14 @@ AttentionSpec AttentionSpec::validated() const {
     invalid(std::string("dtype ") + to_string(spec.dtype) +
             " is none that queries and outputs have; bf16, fp16 or fp32 would work");
   check_mla(spec);
-  check_steps("head_dim", spec.head_dim, smallest_head_dim, largest_head_dim, head_dim_step);
-  check_steps("head_dim_v", spec.head_dim_v, smallest_head_dim, largest_head_dim, head_dim_step);
-  check_pin("block_m", spec.config.block_m, 16, 1024, 16);
-  check_pin("block_n", spec.config.block_n, 16, 1024, 16);
-  check_pin("num_stages", spec.config.num_stages, 1, 8, 1);
-  check_pin("num_warps", spec.config.num_warps, 1, 32, 1);
-
+  check_value("head_dim", spec.head_dim, usual_head_dims);
+  check_value("head_dim_v", spec.head_dim_v, usual_head_dims);
+  check_rotary(spec);
+  check_fields(spec);
   check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
   check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
   check_dtype_of("grad_dtype", spec.grad_dtype, spec.dtype);
   check_kv_dtype(spec);
-  check_rotary(spec);
   check_masks(spec.mask);
   check_block_lists(spec);
   check_supported(spec);

@@ -1,6 +1,7 @@
 // The spec: what a kernel computes. Plain data that knows no device and holds no run-time value.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "config.hpp"
 #include "error.hpp"
+#include "field_values.hpp"
 #include "mask.hpp"
 
 namespace flashjit {
@@ -17,10 +19,14 @@ enum class Operation { forward, backward, decode, merge, append_kv, make_block_l
 // int32: lengths and offsets; int64: seeds and slots. fp8_e4m3 is E4M3FN (largest value 448, no infinity),
 // fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
 enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };
+inline constexpr std::array float_dtypes = {DType::bf16, DType::fp16, DType::fp32};
+FLASHJIT_API const char* to_string(DType) noexcept;
 
 // Stored 8-bit keys and values times a float32 scale are the true ones. Which of them share a scale: all;
 // those of a key/value head; those of a key and a key/value head.
 enum class KvScale { tensor, head, token_head };
+inline constexpr std::array kv_scales = {KvScale::tensor, KvScale::head, KvScale::token_head};
+FLASHJIT_API const char* to_string(KvScale) noexcept;
 
 // Tables and scalars that the formulas of a spec read, and a launch gives by name (AttentionArgs::named).
 // formulas.md has the language.
@@ -51,6 +57,8 @@ struct DeclaredScalar {
 // The pairs of columns that a rotary embedding turns (Su et al. 2021): half: i and i + dim / 2; interleaved:
 // 2 i and 2 i + 1.
 enum class RotaryStyle { half, interleaved };
+inline constexpr std::array rotary_styles = {RotaryStyle::half, RotaryStyle::interleaved};
+FLASHJIT_API const char* to_string(RotaryStyle) noexcept;
 
 // Rotary embedding of the first `dim` columns of K's heads: of append_kv, and of a decode that appends.
 struct Rotary {
@@ -58,6 +66,15 @@ struct Rotary {
   int dim = 0;                       // even; 0: head_dim
   bool q = false;                    // the launch rotates Q, too
   std::optional<DType> tables = {};  // of the given cosines and sines: fp32 or dtype; absent: computed
+
+  // As that of a mask.
+  template <class Self, class Visit>
+  static void for_each_field(Self& self, Visit&& visit) {
+    visit("style", self.style, rotary_styles);
+    visit("dim", self.dim, Range{.first = 2, .step = 2});  // head_dim bounds it
+    visit("q", self.q);
+    visit("tables", self.tables, float_dtypes);
+  }
   bool operator==(const Rotary&) const = default;
 };
 
@@ -105,9 +122,6 @@ struct FLASHJIT_API AttentionSpec {
 };
 
 FLASHJIT_API const char* to_string(Operation) noexcept;
-FLASHJIT_API const char* to_string(DType) noexcept;
-FLASHJIT_API const char* to_string(KvScale) noexcept;
-FLASHJIT_API const char* to_string(RotaryStyle) noexcept;
 // Bytes of one element.
 FLASHJIT_API std::size_t size_of(DType) noexcept;
 

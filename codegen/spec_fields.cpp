@@ -46,19 +46,75 @@ std::string json_of(const std::vector<Declared>& all) {
     text += (text.empty() ? "" : ", ") + json_string(one.name) + ": " + json_of(one);
   return "{" + text + "}";
 }
+std::string json_of(RotaryStyle style) {
+  return std::string("\"") + to_string(style) + "\"";
+}
+// Its style, and what is not at its default.
 std::string json_of(const std::optional<Rotary>& rotary) {
   if (!rotary) return "null";
-  std::string text = std::string(R"({"style": ")") + to_string(rotary->style) + "\"";
-  if (rotary->dim) text += ", \"dim\": " + std::to_string(rotary->dim);
-  if (rotary->q) text += ", \"q\": true";
-  if (rotary->tables) text += ", \"tables\": " + json_of(rotary->tables);
-  return text + "}";
+  std::string text;
+  rotary->for_each_field(*rotary, [&]<class Value>(const char* name, const Value& value, const auto&...) {
+    if (std::is_same_v<Value, RotaryStyle> || value != Value{})
+      text += std::string(text.empty() ? "\"" : ", \"") + name + "\": " + json_of(value);
+  });
+  return "{" + text + "}";
 }
 std::string json_of(const PinnedConfig& config) {
   return to_json(config);
 }
 
+// The fields of a part of the spec, whose names follow the path.
+struct PartCheck : FieldCheck {
+  using FieldCheck::operator();
+  // 0 is the default.
+  void operator()(const char* name, const int& value, const Range& range) const {
+    if (value != 0) FieldCheck::operator()(name, value, range);
+  }
+  template <class Value, class Values>
+  void operator()(const char* name, const std::optional<Value>& value, const Values& values) const {
+    if (value) FieldCheck::operator()(name, *value, values);
+  }
+  template <class Value>
+  void operator()(const char*, const std::optional<Value>&) const
+    requires(std::is_same_v<Value, bool>)
+  {}
+};
+
+void check_field(const SpecField& field, int value) {
+  if (value != 0) check_value(field.name, value, field.range);
+}
+void check_field(const SpecField& field, const std::optional<DType>& value) {
+  if (value) check_value(field.name, *value, field.dtypes);
+}
+void check_field(const SpecField& field, const std::optional<KvScale>& value) {
+  if (value) check_value(field.name, *value, field.scales);
+}
+void check_field(const SpecField&, const std::vector<Mask>& masks) {
+  for (const Mask& mask : masks)
+    std::visit([](const auto& m) { m.for_each_field(m, FieldCheck{std::string(m.kind) + "'s "}); }, mask);
+}
+void check_field(const SpecField&, const std::optional<Rotary>& rotary) {
+  if (rotary) rotary->for_each_field(*rotary, PartCheck{{"rotary."}});
+}
+void check_field(const SpecField&, const PinnedConfig& config) {
+  for_each_choice_and_values([&](const char* name, auto, auto pin, const auto&... values) {
+    PartCheck{{"config."}}(name, config.*pin, values...);
+  });
+}
+// Formulas, tables and scalars have rules of their own (declarations.hpp); a bool has none.
+template <class Value>
+void check_field(const SpecField&, const Value&) {
+  static_assert(std::is_same_v<Value, bool> || std::is_same_v<Value, std::vector<std::string>> ||
+                std::is_same_v<Value, std::vector<DeclaredTable>> ||
+                std::is_same_v<Value, std::vector<DeclaredScalar>>);
+}
+
 }  // namespace
+
+void check_fields(const AttentionSpec& spec) {
+  for (const SpecField& field : spec_fields)
+    std::visit([&](auto member) { check_field(field, spec.*member); }, field.member);
+}
 
 AttentionSpec without_defaults(AttentionSpec spec) {
   spec.mask = canonical(std::move(spec.mask));

@@ -21,11 +21,35 @@ struct SpecField {
                    PinnedConfig AttentionSpec::*>;
   const char* name;
   Member member;
+  // What the field may be: an integer by its range, a word by its list.
+  Range range = {.first = 0};
+  std::span<const DType> dtypes = {};
+  std::span<const KvScale> scales = {};
+
+  // An integer without a range and a word without a list do not compile. Lists, rotary and config have values
+  // of their own.
+  constexpr SpecField(const char* field, int AttentionSpec::* of, Range values)
+      : name(field), member(of), range(values) {}
+  constexpr SpecField(const char* field, std::optional<DType> AttentionSpec::* of,
+                      std::span<const DType> values)
+      : name(field), member(of), dtypes(values) {}
+  constexpr SpecField(const char* field, std::optional<KvScale> AttentionSpec::* of,
+                      std::span<const KvScale> values)
+      : name(field), member(of), scales(values) {}
+  template <class T>
+    requires(!std::is_same_v<T, int> && !std::is_same_v<T, std::optional<DType>> &&
+             !std::is_same_v<T, std::optional<KvScale>>)
+  constexpr SpecField(const char* field, T AttentionSpec::* of) : name(field), member(of) {}
 };
+
+// Families say how large a head may be.
+inline constexpr Range head_dims = {.first = 8, .step = 8};
+inline constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
+                                         DType::bf16, DType::fp16,     DType::fp32};
 
 // In the order of canonical text.
 inline constexpr SpecField spec_fields[] = {
-    {"head_dim_v", &AttentionSpec::head_dim_v},
+    {"head_dim_v", &AttentionSpec::head_dim_v, head_dims},
     {"mask", &AttentionSpec::mask},
     {"dropout", &AttentionSpec::dropout},
     {"lse", &AttentionSpec::lse},
@@ -33,11 +57,11 @@ inline constexpr SpecField spec_fields[] = {
     {"paged", &AttentionSpec::paged},
     {"deterministic", &AttentionSpec::deterministic},
     {"batch_invariant", &AttentionSpec::batch_invariant},
-    {"o_dtype", &AttentionSpec::o_dtype},
-    {"parts_dtype", &AttentionSpec::parts_dtype},
-    {"grad_dtype", &AttentionSpec::grad_dtype},
-    {"kv_dtype", &AttentionSpec::kv_dtype},
-    {"kv_scale", &AttentionSpec::kv_scale},
+    {"o_dtype", &AttentionSpec::o_dtype, float_dtypes},
+    {"parts_dtype", &AttentionSpec::parts_dtype, float_dtypes},
+    {"grad_dtype", &AttentionSpec::grad_dtype, float_dtypes},
+    {"kv_dtype", &AttentionSpec::kv_dtype, kv_dtypes},
+    {"kv_scale", &AttentionSpec::kv_scale, kv_scales},
     {"score", &AttentionSpec::score},
     {"tables", &AttentionSpec::tables},
     {"scalars", &AttentionSpec::scalars},
@@ -47,6 +71,9 @@ inline constexpr SpecField spec_fields[] = {
     {"rotary", &AttentionSpec::rotary},
     {"config", &AttentionSpec::config},
 };
+
+// Throws invalid_spec if the value of a field is none of those that it may have.
+void check_fields(const AttentionSpec& spec);
 
 // The spec with masks, tables and scalars in canonical order, and without values that only spell out a
 // default, such as a head_dim_v equal to head_dim, or mean nothing to the operation: gradients of tables.

@@ -28,11 +28,6 @@ constexpr auto names_of_spec = [] {
 }();
 constexpr std::array operations = {Operation::forward, Operation::backward,  Operation::decode,
                                    Operation::merge,   Operation::append_kv, Operation::make_block_lists};
-constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
-                                  DType::bf16, DType::fp16,     DType::fp32};
-constexpr std::array kv_scales = {KvScale::tensor, KvScale::head, KvScale::token_head};
-constexpr std::array dtypes = {DType::bf16, DType::fp16, DType::fp32};
-constexpr std::string_view names_of_rotary[] = {"style", "dim", "q", "tables"};
 constexpr auto names_of_config = [] {
   std::array<std::string_view, 8> names;
   std::size_t count = 0;
@@ -98,7 +93,8 @@ class Object {
     out = value->get<bool>();
   }
 
-  void read(const char* name, int& out) const {
+  // validated() refuses what is not in the range.
+  void read(const char* name, int& out, const Range&) const {
     const Json* value = find(name);
     if (value == nullptr) return;
     const double number = value->is_number() ? value->get<double>() : NAN;
@@ -114,12 +110,12 @@ class Object {
   }
 
   // The enumerator of `values` whose to_string() is the field's text.
-  template <class Enum, std::size_t n>
-  void read(const char* name, Enum& out, const std::array<Enum, n>& values) const {
+  template <class Enum, class Values>
+    requires std::is_enum_v<Enum>
+  void read(const char* name, Enum& out, const Values& values) const {
     const Json* value = find(name);
     if (value == nullptr) return;
-    std::array<std::string_view, n> names;
-    std::transform(values.begin(), values.end(), names.begin(), [](Enum e) { return to_string(e); });
+    const std::vector<std::string_view> names = words_of(values);
     if (!value->is_string()) invalid(wrong(name, *value, "must be one of " + listed(names) + ", in quotes"));
     const auto& word = value->get_ref<const std::string&>();
     const auto it = std::find(names.begin(), names.end(), word);
@@ -144,32 +140,16 @@ class Object {
   std::string path_;
 };
 
-void read_field(const Object& fields, const char* name, CausalAlign& out) {
-  fields.read(name, out, std::array{CausalAlign::bottom_right, CausalAlign::top_left});
-}
-void read_field(const Object& fields, const char* name, std::optional<DType>& out) {
-  if (std::string_view(name) == "kv_dtype")
-    fields.read(name, out, kv_dtypes);
-  else
-    fields.read(name, out, dtypes);
-}
-void read_field(const Object& fields, const char* name, std::optional<KvScale>& out) {
-  fields.read(name, out, kv_scales);
-}
-template <class T>
-void read_field(const Object& fields, const char* name, T& out) {
-  fields.read(name, out);
-}
-
+// A mask's fields, or a rotary embedding's, beside those that are `known`.
 template <class Kind>
-Kind read_fields(const Json& json, const std::string& path) {
-  Kind mask;
-  if (!json.is_object()) return mask;  // only the mask's name
-  std::vector<std::string_view> known = {"kind"};
-  mask.for_each_field(mask, [&](const char* name, auto&) { known.emplace_back(name); });
+Kind read_fields(const Json& json, const std::string& path, std::vector<std::string_view> known = {}) {
+  Kind given;
+  given.for_each_field(given, [&](const char* name, auto&, const auto&...) { known.emplace_back(name); });
   const Object fields(json, path + ".", known);
-  mask.for_each_field(mask, [&](const char* name, auto& value) { read_field(fields, name, value); });
-  return mask;
+  given.for_each_field(given, [&](const char* name, auto& value, const auto&... values) {
+    fields.read(name, value, values...);
+  });
+  return given;
 }
 
 // {"formula": "key <= position"}
@@ -231,7 +211,8 @@ Mask read_mask(const Json& json, const std::string& path) {
   if (word == "neighbourhood") return read_neighbourhood(json, path);
   std::optional<Mask> mask;
   for_each_kind([&](auto named) {
-    if (word == named.kind) mask = read_fields<decltype(named)>(json, path);
+    using Kind = decltype(named);
+    if (word == named.kind) mask = json.is_object() ? read_fields<Kind>(json, path, {"kind"}) : Kind{};
   });
   if (mask) return *mask;
   invalid(path + " " + in_quotes(word) + " is not one of " + listed(mask_kinds) +
@@ -331,13 +312,8 @@ void read_field(const Object& fields, const char* name, std::optional<Rotary>& o
   if (!rotary) return;
   if (!rotary->is_object())
     invalid(fields.wrong(name, *rotary, R"(must be an object; {"style": "half"} would work)"));
-  const Object given(*rotary, std::string(name) + ".", names_of_rotary);
-  Rotary& r = out.emplace();
-  given.read("style", r.style, std::array{RotaryStyle::half, RotaryStyle::interleaved});
-  given.read("dim", r.dim);
-  given.read("q", r.q);
-  given.read("tables", r.tables, dtypes);
-  if (given.find("dim") != nullptr && r.dim == 0)
+  out = read_fields<Rotary>(*rotary, name);
+  if (rotary->contains("dim") && out->dim == 0)
     invalid(
         "rotary.dim 0 rotates nothing; leaving rotary out would work, or leaving dim out, which means "
         "head_dim");
@@ -349,13 +325,26 @@ void read_field(const Object& fields, const char* name, PinnedConfig& out) {
   if (!config->is_object())
     invalid(fields.wrong(name, *config, R"(must be an object; {"block_m": 128} would work)"));
   const Object pins(*config, std::string(name) + ".", names_of_config);
-  for_each_choice([&](const char* choice, auto, auto pin) {
-    if constexpr (std::is_same_v<decltype(pin), std::optional<TileOrder> PinnedConfig::*>) {
-      pins.read(choice, out.*pin, tile_orders);
-    } else {
-      pins.read(choice, out.*pin);
-    }
+  for_each_choice_and_values([&](const char* choice, auto, auto pin, const auto&... values) {
+    pins.read(choice, out.*pin, values...);
   });
+}
+
+void read_field(const Object& fields, const SpecField& field, bool& out) {
+  fields.read(field.name, out);
+}
+void read_field(const Object& fields, const SpecField& field, int& out) {
+  fields.read(field.name, out, field.range);
+}
+void read_field(const Object& fields, const SpecField& field, std::optional<DType>& out) {
+  fields.read(field.name, out, field.dtypes);
+}
+void read_field(const Object& fields, const SpecField& field, std::optional<KvScale>& out) {
+  fields.read(field.name, out, field.scales);
+}
+template <class Value>
+void read_field(const Object& fields, const SpecField& field, Value& out) {
+  read_field(fields, field.name, out);
 }
 
 }  // namespace
@@ -374,10 +363,10 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
 
   AttentionSpec spec;
   fields.read("op", spec.op, operations);
-  fields.read("dtype", spec.dtype, dtypes);
-  fields.read("head_dim", spec.head_dim);
+  fields.read("dtype", spec.dtype, float_dtypes);
+  fields.read("head_dim", spec.head_dim, head_dims);
   for (const SpecField& field : spec_fields)
-    std::visit([&](auto member) { read_field(fields, field.name, spec.*member); }, field.member);
+    std::visit([&](auto member) { read_field(fields, field, spec.*member); }, field.member);
   if (fields.find("head_dim_v") != nullptr && spec.head_dim_v == 0) {
     invalid(
         "head_dim_v 0 is not a multiple of 8 between 8 and 256; "

@@ -284,7 +284,8 @@ TEST(Spec, Numbers) {
   expect_invalid(head_dim("4294967424"), {"head_dim 4294967424", "out of range"});
   expect_invalid(with(R"("head_dim_v": 0)"), {"head_dim_v 0", "8 would work"});
   expect_invalid(with(R"("head_dim_v": 12)"), {"head_dim_v 12", "8 or 16 would work"});
-  expect_invalid(with(R"("config": {"block_m": -64})"), {"config.block_m -64", "multiple of 16"});
+  expect_invalid(with(R"("config": {"block_m": -64})"),
+                 {"config.block_m -64", "not between 16 and 1024", "; 16 would work"});
   expect_invalid(with(R"("config": {"block_n": 100})"), {"config.block_n 100", "96 or 112"});
   expect_invalid(with(R"("config": {"num_stages": 0})"),
                  {"config.num_stages 0", "between 1 and 8", "1 would work"});

@@ -34,7 +34,7 @@ std::string mask_text(const AttentionSpec& spec) {
     std::visit(
         [&](const auto& m) {
           kind = m.kind;
-          m.for_each_field(m, [&]<class Field>(const char* name, const Field& value) {
+          m.for_each_field(m, [&]<class Field>(const char* name, const Field& value, const auto&...) {
             if constexpr (std::is_same_v<Field, int>) {
               add(name + (" " + std::to_string(value)));
             } else if constexpr (std::is_same_v<Field, bool>) {

@@ -21,8 +21,8 @@ struct Problem {
   }
 };
 
-// A range of packed sequences, clamped to the tensor: wrong cu_seqlens give wrong numbers, never an access
-// outside.
+// A range of packed sequences, clamped to the tensor. Wrong cu_seqlens give wrong numbers, but a kernel never
+// reads or writes out of bounds.
 struct PackedRange {
   int begin, length;
 };

@@ -159,8 +159,8 @@ TEST_P(BackwardOnCuda, TakesNoDeviceMemory) {
   EXPECT_GE(kernel.workspace_bytes(shape), once);
 }
 
-// The host reads no lengths, lists and prefixes: wrong ones may give wrong numbers, but never an access
-// outside (compute-sanitizer watches).
+// The host reads no lengths, lists and prefixes: wrong ones may give wrong numbers, but a kernel
+// never reads or writes out of bounds (compute-sanitizer watches).
 TEST_P(BackwardOnCuda, WrongTablesStayInsideTheTensors) {
   std::mt19937 random(20261123);
   for (const auto& masks : std::vector<std::vector<Mask>>{{PaddingMask{}},

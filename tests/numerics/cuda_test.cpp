@@ -182,7 +182,8 @@ TEST_P(Cuda, LeavesTheCallersContextCurrent) {
   EXPECT_TRUE(workload.check());
 }
 
-// The host does not read lengths on a GPU: wrong ones may give wrong numbers, but never an access outside.
+// The host does not read lengths on a GPU: wrong ones may give wrong numbers, but a kernel never reads or
+// writes out of bounds.
 TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
   Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.varlen = true}),
                            .heads_q = 2,
@@ -204,8 +205,8 @@ TEST_P(Cuda, WrongLengthsStayInsideTheTensors) {
   EXPECT_TRUE(workload.check());
 }
 
-// Wrong lengths, page ids, lists and prefixes of masks never
-// cause an access outside either (compute-sanitizer watches).
+// A kernel never reads or writes out of bounds, whatever lengths, page ids,
+// lists and prefixes of masks are (compute-sanitizer watches).
 TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
   std::mt19937 random(20250712);
   for (const auto& masks : std::vector<std::vector<Mask>>{{PaddingMask{}},
@@ -247,7 +248,7 @@ TEST_P(Cuda, WrongMaskTablesStayInsideTheTensors) {
   }
 }
 
-// Wrong lengths and page ids never cause an access outside either.
+// A kernel never reads or writes out of bounds, whatever lengths and page ids are.
 TEST_P(Cuda, WrongPagesStayInsideTheTensors) {
   const AttentionSpec spec = decode_spec(DType::bf16, 64, {CausalMask{}}, {.paged = true});
   std::mt19937 random(20250713);

@@ -506,8 +506,8 @@ TEST(Mask, CursorKeepsItsPlace) {
   }
 }
 
-// Unchecked lists: whatever they hold, no memory outside them is read
-// (sanitizers watch), walks end, and visited blocks lie in the sequence.
+// Unchecked lists: whatever they hold, a walk never reads out of bounds
+// (sanitizers watch), it ends, and visited blocks lie in the sequence.
 TEST(Mask, BlockListsOfAnything) {
   const unsigned seed = 20250611;
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every relative link of a document leads to a file, and to a heading where it names one; prose has at most 120
-# columns. The changelog has the version of CMakeLists.txt. comments.sh checks the comments of code.
+# Every relative link of a document leads to a file, and to a heading where it names one; every document but the root
+# README has a link from another; prose has at most 120 columns. The changelog has the version of CMakeLists.txt. comments.sh checks the comments of code.
 set -eu
 cd "$(dirname "$0")/../.."
 export LC_ALL=C
@@ -56,13 +56,17 @@ function resolved(path) {
       }
       target = target == "" ? document : resolved(folder target)
       places[++links] = document ":" number
+      if (target != document) linked[target]
       files[links] = target
       anchors[links] = anchor
     }
   }
   close(document)
+  documents[document]
 }
 END {
+  for (document in documents)
+    if (document != "README.md" && !(document in linked)) complain(document, "no other document links to it")
   for (i = 1; i <= links; ++i) {
     if (system("test -e \"" files[i] "\"") != 0)
       complain(places[i], "links to " files[i] ", which does not exist")

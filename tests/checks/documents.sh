@@ -1,6 +1,7 @@
 #!/bin/sh
-# Every relative link of a document leads to a file, and to a heading where it names one; every document but the root
-# README has a link from another; prose has at most 120 columns. The changelog has the version of CMakeLists.txt. comments.sh checks the comments of code.
+# Every relative link of a document leads to a file, and to a heading where it names one. Every document but the root
+# README has a link from another. Prose has at most 120 columns. The changelog has the version of CMakeLists.txt.
+# comments.sh checks the comments of code.
 set -eu
 cd "$(dirname "$0")/../.."
 export LC_ALL=C

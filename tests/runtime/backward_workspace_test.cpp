@@ -1,7 +1,9 @@
 // The workspace of a backward has the bytes that the tables of runtime/semantics.md say.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "codegen/search_space.hpp"
 #include "runtime/operation.hpp"

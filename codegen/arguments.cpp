@@ -18,13 +18,14 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.varlen) met |= bit(Needs::varlen);
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (spec.paged) met |= bit(Needs::paged);
-  if (spec.paged || spec.op == Operation::decode) met |= bit(Needs::key_lengths);
+  if (is_cached(spec)) met |= bit(Needs::key_lengths);
   if (spec.dropout) met |= bit(Needs::dropout);
   if (spec.kv_dtype) met |= bit(Needs::kv_dtype);
   if (spec.sink_logits) met |= bit(Needs::sink_logits);
   const bool rotates_q = spec.rotary && spec.rotary->q;
-  if (spec.op != Operation::append_kv || rotates_q) met |= bit(Needs::queries);
-  if (spec.op == Operation::append_kv || spec.append) met |= bit(Needs::new_rows);
+  const When appends = info_of(spec.op).appends;
+  if (appends != When::always || rotates_q) met |= bit(Needs::queries);
+  if (appends == When::always || spec.append) met |= bit(Needs::new_rows);
   if (rotates_q) met |= bit(Needs::rotates_q);
   if (spec.rotary)
     met |= bit(Needs::rotary) | bit(spec.rotary->tables ? Needs::rotary_tables : Needs::rotary_numbers);
@@ -49,8 +50,8 @@ constexpr std::array<ArgumentSets, num_needs> sets_of_needs() {
 }
 
 // One for each bit of Argument::operations.
-constexpr std::array<ArgumentSets, 8> sets_of_operations() {
-  std::array<ArgumentSets, 8> sets{};
+constexpr std::array<ArgumentSets, num_operations> sets_of_operations() {
+  std::array<ArgumentSets, num_operations> sets{};
   for (const Argument& argument : arguments)
     for (std::size_t i = 0; i < sets.size(); ++i) {
       if (!(argument.operations >> i & 1)) continue;

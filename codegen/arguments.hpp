@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -53,12 +55,17 @@ enum class Needs {
   rotary_numbers,  // rotary without tables
 };
 
+// Whether k and v are a cache, of whose keys a launch may use fewer than it has room for.
+constexpr bool is_cached(const AttentionSpec& spec) {
+  const When caches = info_of(spec.op).caches;
+  return caches == When::always || (caches == When::by_field && spec.paged);
+}
+
 // How the tensors k and v hold keys: a slot for each batch entry, packed sequences, or pages.
 enum class KeyLayout { batched, packed, paged };
 constexpr KeyLayout key_layout(const AttentionSpec& spec) {
   if (spec.paged) return KeyLayout::paged;
-  const bool packs_keys = spec.op != Operation::decode && spec.op != Operation::append_kv;
-  return spec.varlen && packs_keys ? KeyLayout::packed : KeyLayout::batched;
+  return spec.varlen && info_of(spec.op).caches != When::always ? KeyLayout::packed : KeyLayout::batched;
 }
 
 // A tensor's dimensions.
@@ -150,6 +157,8 @@ using Args = AttentionArgs;
 using Spec = AttentionSpec;
 using Sizes = std::vector<std::int64_t>;
 
+// Of Argument::operations.
+static_assert(num_operations <= std::numeric_limits<unsigned>::digits);
 constexpr unsigned bit(Operation operation) {
   return 1u << static_cast<int>(operation);
 }
@@ -396,5 +405,25 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
 inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {
   return (arguments_of(spec).allowed & bit_of(argument)) != 0;
 }
+
+// Whether a launch may give the lengths of its cached keys, whatever its masks are.
+inline bool counts_keys(const AttentionSpec& spec) {
+  return is_cached(spec) && has_argument(spec, argument_of(&AttentionArgs::seqlens_k));
+}
+
+// The argument that has the rows of the operation's launches.
+constexpr const Argument& rows_of(Operation op) {
+  for (const Argument& argument : arguments)
+    if (argument.operations & argument_table::bit(op) && std::string_view(argument.name) == info_of(op).rows)
+      return argument;
+  throw Error(ErrorCode::internal, "the operation has no argument that has its rows");
+}
+static_assert(
+    [] {
+      for (const OperationInfo& row : operation_table)
+        if (!rows_of(row.op).tensor()) return false;
+      return true;
+    }(),
+    "`rows` of every operation is the name of a tensor that it has");
 
 }  // namespace flashjit

@@ -13,8 +13,8 @@ namespace flashjit {
 // The forward and the backward multiply bf16 by AMX; other dtypes and operations use vector instructions on
 // every target.
 inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
-  return target.amx && (spec.op == Operation::forward || spec.op == Operation::backward) &&
-         spec.dtype == DType::bf16;
+  const OperationInfo& op = info_of(spec.op);
+  return target.amx && op.attends && !op.few_rows && spec.dtype == DType::bf16;
 }
 
 // Whether the kernel's products keep the tiles of one operand in registers.

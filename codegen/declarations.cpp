@@ -306,7 +306,7 @@ void write_out_formulas(AttentionSpec& spec) {
                std::to_string(most_characters) + " would work");
       const std::size_t before = work;
       work += work_of(formula, use, spec.precise);
-      if (spec.op == Operation::backward && use == FormulaUse::score && work <= most_work)
+      if (info_of(spec.op).writes_gradients && use == FormulaUse::score && work <= most_work)
         work += work_of_derivatives(formula, spec, most_work - work);
       if (work > most_work)
         refuse(

@@ -94,7 +94,7 @@ std::string functor_text(const std::string& name, const std::string& words, Form
           [](const FormulaNode& node) { return node.kind == FormulaNode::Kind::table && varies(node); }))
     text += "  static constexpr bool loads = true;\n";
   FormulaWriter writer(spec, use, by_key ? FormulaWriter::Ahead::key : FormulaWriter::Ahead::row);
-  const bool differentiated = use == FormulaUse::score && spec.op == Operation::backward;
+  const bool differentiated = use == FormulaUse::score && info_of(spec.op).writes_gradients;
   const auto derivatives = [&](const std::optional<Cap>& cap) {
     return differentiated ? derivatives_text(formula, cap, writer, ahead, spec, reads_before) : std::string();
   };

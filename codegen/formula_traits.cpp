@@ -55,7 +55,7 @@ bool reads(const FormulaNode& formula, FormulaName name) {
 }
 
 bool has_gradients(const AttentionSpec& spec) {
-  return spec.op == Operation::backward && (spec.sink_logits || has_table_gradients(spec));
+  return info_of(spec.op).writes_gradients && (spec.sink_logits || has_table_gradients(spec));
 }
 
 bool is_interval(const FormulaMask& mask, const AttentionSpec& spec) {

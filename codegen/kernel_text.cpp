@@ -142,7 +142,7 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
         std::string("#include \"") + append_header(is_cpu, spec) + "\"\n#include \"shared/last_keys.h\"\n";
   if (reads_formula_params(spec)) {
     text += is_cpu ? "#include \"cpu/formula.h\"\n" : "#include \"cuda/formula.cuh\"\n";
-    if (spec.op == Operation::backward)
+    if (info_of(spec.op).writes_gradients)
       text += is_cpu ? "#include \"cpu/formula_gradient.h\"\n" : "#include \"cuda/formula_gradient.cuh\"\n";
   }
   for (const Mask& mask : spec.mask) {

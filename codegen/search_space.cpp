@@ -151,7 +151,7 @@ std::vector<KernelConfig> heuristic_configs(const AttentionSpec& spec, const Tar
   // many keys lie together.
   constexpr int max_seqlen_log2 = 20, max_heads_log2 = 10, max_group_log2 = 8;
   const std::vector<int> page_sizes = spec.paged ? std::vector{1, 16, 32} : std::vector{0};
-  const int max_q_log2 = spec.op == Operation::decode ? 6 : max_seqlen_log2;
+  const int max_q_log2 = info_of(spec.op).few_rows ? 6 : max_seqlen_log2;
   std::set<KernelConfig> preferred;
   for (int q = 0; q <= max_q_log2; ++q)
     for (int k = 0; k <= max_seqlen_log2; ++k)

@@ -49,10 +49,9 @@ void check_kv_dtype(const AttentionSpec& spec) {
             " is not one of int8, fp8_e4m3, fp8_e5m2; leaving it out, which means the dtype, would work");
   if (spec.dtype == DType::fp32)
     throw Error(ErrorCode::unsupported, asked + " is not supported with dtype fp32; bf16 or fp16 would work");
-  if (spec.op == Operation::forward && !spec.paged)
-    throw Error(
-        ErrorCode::unsupported,
-        asked + " is not supported by a forward without pages; \"paged\": true or op decode would work");
+  if (info_of(spec.op).caches == When::by_field && !spec.paged)
+    throw Error(ErrorCode::unsupported, asked + " is not supported by a " + to_string(spec.op) +
+                                            " without pages; \"paged\": true or op decode would work");
   if (spec.dropout)
     throw Error(
         ErrorCode::unsupported,
@@ -63,20 +62,22 @@ void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
   if (spec.rotary->dim) check_value("rotary.dim", spec.rotary->dim, Range{2, spec.head_dim, 2});
   check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
-  if (spec.op == Operation::decode && !spec.append)
-    throw Error(ErrorCode::unsupported,
-                "rotary is not supported by a decode that appends nothing; \"append\": true or op append_kv "
-                "would work");
+  if (info_of(spec.op).appends == When::by_field && !spec.append)
+    throw Error(ErrorCode::unsupported, std::string("rotary is not supported by a ") + to_string(spec.op) +
+                                            " that appends nothing; \"append\": true or op append_kv would "
+                                            "work");
 }
 
 void check_block_lists(const AttentionSpec& spec) {
-  if (spec.op != Operation::make_block_lists) return;
+  if (!info_of(spec.op).makes_lists) return;
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   if (!blocks || !blocks->of_masks)
     throw Error(
         ErrorCode::unsupported,
-        "a spec without a block_sparse mask with of_masks is not supported by op make_block_lists, which "
-        R"(makes the lists of one; mask [{"kind": "block_sparse", "of_masks": true}, "causal"] would work)");
+        std::string("a spec without a block_sparse mask with of_masks is not supported by op ") +
+            to_string(spec.op) +
+            ", which "
+            R"(makes the lists of one; mask [{"kind": "block_sparse", "of_masks": true}, "causal"] would work)");
   if (!blocks->per_head && masks_differ_by_head(spec))
     invalid(
         "a formula of the mask reads head or head_kv, and block_sparse with \"per_head\": false has one list "
@@ -166,6 +167,9 @@ class Hasher {
 
 AttentionSpec AttentionSpec::validated() const {
   const DefaultFloatState state;
+  if (static_cast<std::size_t>(op) >= num_operations)
+    invalid("op " + std::to_string(static_cast<int>(op)) + " is no enumerator of Operation; " +
+            to_string(Operation::forward) + " would work");
   AttentionSpec spec = *this;
   write_out_formulas(spec);
   spec = without_defaults(std::move(spec));
@@ -217,21 +221,8 @@ std::string to_json(const PinnedConfig& config) {
 }
 
 const char* to_string(Operation op) noexcept {
-  switch (op) {
-    case Operation::forward:
-      return "forward";
-    case Operation::backward:
-      return "backward";
-    case Operation::decode:
-      return "decode";
-    case Operation::merge:
-      return "merge";
-    case Operation::append_kv:
-      return "append_kv";
-    case Operation::make_block_lists:
-      return "make_block_lists";
-  }
-  return "unknown";
+  const auto row = static_cast<std::size_t>(op);
+  return row < num_operations ? operation_table[row].name : "unknown";
 }
 
 const char* to_string(DType dtype) noexcept {

@@ -12,10 +12,10 @@
 #include "error.hpp"
 #include "field_values.hpp"
 #include "mask.hpp"
+#include "operation.hpp"
 
 namespace flashjit {
 
-enum class Operation { forward, backward, decode, merge, append_kv, make_block_lists };
 // int32: lengths and offsets; int64: seeds and slots. fp8_e4m3 is E4M3FN (largest value 448, no infinity),
 // fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
 enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };

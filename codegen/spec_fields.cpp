@@ -121,7 +121,7 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
   std::sort(spec.tables.begin(), spec.tables.end(), by_name);
   std::sort(spec.scalars.begin(), spec.scalars.end(), by_name);
-  if (spec.op != Operation::backward)
+  if (!info_of(spec.op).writes_gradients)
     for (DeclaredTable& table : spec.tables) table.grad = false;
   if (!has_formulas(spec)) spec.precise = false;
   if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;

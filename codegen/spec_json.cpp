@@ -26,8 +26,12 @@ constexpr auto names_of_spec = [] {
                  [](const SpecField& field) { return field.name; });
   return names;
 }();
-constexpr std::array operations = {Operation::forward, Operation::backward,  Operation::decode,
-                                   Operation::merge,   Operation::append_kv, Operation::make_block_lists};
+constexpr auto operations = [] {
+  std::array<Operation, num_operations> all;
+  std::transform(std::begin(operation_table), std::end(operation_table), all.begin(),
+                 [](const OperationInfo& row) { return row.op; });
+  return all;
+}();
 constexpr auto names_of_config = [] {
   std::array<std::string_view, 8> names;
   std::size_t count = 0;

@@ -9,23 +9,11 @@
 
 namespace flashjit {
 
-namespace {
-
-constexpr struct {
-  Operation op;
-  const OperationRuntime& runtime;
-} operations[] = {
-    {Operation::forward, forward_runtime},  {Operation::backward, backward_runtime},
-    {Operation::decode, decode_runtime},    {Operation::merge, merge_runtime},
-    {Operation::append_kv, append_runtime}, {Operation::make_block_lists, block_lists_runtime},
-};
-
-}  // namespace
-
 const OperationRuntime& runtime_of(Operation op) {
-  for (const auto& operation : operations)
-    if (operation.op == op) return operation.runtime;
-  throw Error(ErrorCode::internal, std::string("op ") + to_string(op) + " has no runtime");
+#define FLASHJIT_RUNTIME(name) &name##_runtime,
+  static constexpr const OperationRuntime* runtimes[] = {FLASHJIT_FOR_EACH_OPERATION(FLASHJIT_RUNTIME)};
+#undef FLASHJIT_RUNTIME
+  return *runtimes[static_cast<std::size_t>(info_of(op).op)];
 }
 
 void* require_workspace(const std::optional<Tensor>& given, std::size_t bytes, Device device) {

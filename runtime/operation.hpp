@@ -1,4 +1,4 @@
-// The runtime side of an operation: a line in the table of operation.cpp and a file in operations/.
+// The runtime side of an operation: a file in operations/.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ inline Tensor bytes_at(void* memory, std::size_t bytes) {
           .strides = {1}};
 }
 
-// The table row of an operation. The operation's file describes it by a struct with these static functions:
+// The runtime of an operation. The operation's file describes it by a struct with these static functions:
 //   check(spec, device, args)     returns {params, shape, empty}; empty: there is nothing to compute
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)

@@ -207,12 +207,12 @@ struct Used {
 class UsedTensors {
  public:
   UsedTensors(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace) {
-    // The sizes of q and k are all that make_block_lists reads of them.
+    // What a launch that makes lists reads of q and k.
     static constexpr ArgumentSet sizes_alone =
         bit_of(argument_of(&AttentionArgs::q)) | bit_of(argument_of(&AttentionArgs::k));
     if (workspace) add("workspace", *workspace, true);
     ArgumentSet left = given_arguments(args) & ~bit_of(argument_of(&AttentionArgs::workspace));
-    if (spec.op == Operation::make_block_lists) left &= ~sizes_alone;
+    if (info_of(spec.op).makes_lists) left &= ~sizes_alone;
     for (; left != 0; left &= left - 1) {
       const Argument& argument = arguments[std::countr_zero(left)];
       if (const TensorMember member = argument.tensor())

@@ -6,16 +6,17 @@
 
 namespace flashjit {
 
-extern const KernelFamily forward_sm80, forward_sm90a, forward_cpu, decode_cuda, decode_sm90a, decode_cpu,
-    merge_cuda, merge_cpu, backward_sm80, backward_sm90a, backward_cpu, append_cuda, append_cpu,
-    block_lists_cuda, block_lists_cpu;
+// The build writes families.inc: FLASHJIT_FAMILY(NAME) for each file NAME.cpp of this folder that has one.
+#define FLASHJIT_FAMILY(name) extern const KernelFamily name;
+#include "families.inc"
+#undef FLASHJIT_FAMILY
 
 namespace {
 
 constexpr const KernelFamily* families[] = {
-    &forward_sm80, &forward_sm90a, &forward_cpu, &decode_cuda,      &decode_sm90a,
-    &decode_cpu,   &merge_cuda,    &merge_cpu,   &backward_sm80,    &backward_sm90a,
-    &backward_cpu, &append_cuda,   &append_cpu,  &block_lists_cuda, &block_lists_cpu,
+#define FLASHJIT_FAMILY(name) &name,
+#include "families.inc"
+#undef FLASHJIT_FAMILY
 };
 
 const KernelFamily* find_family(Operation op, const Target& target) {
@@ -75,11 +76,11 @@ std::string targets_where(Operation op, Test&& test) {
 
 // "forward or merge": the operations that have kernels.
 std::string operations_with_families() {
-  std::vector<std::string_view> names;
-  for (const KernelFamily* family : families)
-    if (!has(names, to_string(family->op))) names.emplace_back(to_string(family->op));
   std::string text;
-  for (const std::string_view name : names) (text += text.empty() ? "" : " or ") += name;
+  for (const OperationInfo& row : operation_table)
+    if (std::any_of(std::begin(families), std::end(families),
+                    [&](const KernelFamily* family) { return family->op == row.op; }))
+      (text += text.empty() ? "" : " or ") += row.name;
   return text;
 }
 

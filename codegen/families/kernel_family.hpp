@@ -1,6 +1,6 @@
 // A kernel family: the kernels of one operation on one family of targets. It
 // says what the kernels compute, which configs they have, and renders their
-// text. Each family is one file and one line of the table in kernel_family.cpp.
+// text. Each family is one file, whose name is the family's.
 #pragma once
 
 #include <span>

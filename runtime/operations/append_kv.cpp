@@ -95,6 +95,6 @@ struct Append {
 
 }  // namespace
 
-const OperationRuntime append_runtime = operation_runtime<Append>;
+const OperationRuntime append_kv_runtime = operation_runtime<Append>;
 
 }  // namespace flashjit

@@ -175,6 +175,6 @@ struct MakeBlockLists {
 
 }  // namespace
 
-const OperationRuntime block_lists_runtime = operation_runtime<MakeBlockLists>;
+const OperationRuntime make_block_lists_runtime = operation_runtime<MakeBlockLists>;
 
 }  // namespace flashjit

@@ -1,4 +1,4 @@
-// The runtime of every operation.
+// The runtimes of all operations: NAME.cpp of this folder defines NAME_runtime.
 #pragma once
 
 #include <optional>
@@ -10,12 +10,9 @@
 
 namespace flashjit {
 
-extern const OperationRuntime forward_runtime;
-extern const OperationRuntime backward_runtime;
-extern const OperationRuntime decode_runtime;
-extern const OperationRuntime merge_runtime;
-extern const OperationRuntime append_runtime;
-extern const OperationRuntime block_lists_runtime;
+#define FLASHJIT_RUNTIME(name) extern const OperationRuntime name##_runtime;
+FLASHJIT_FOR_EACH_OPERATION(FLASHJIT_RUNTIME)
+#undef FLASHJIT_RUNTIME
 
 // Adds the step of a forward's kernel on a GPU. The kernel's spec may be a decode's.
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,

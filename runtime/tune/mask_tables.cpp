@@ -47,11 +47,11 @@ class Tables {
  public:
   Tables(const AttentionSpec& spec, const Shape& shape)
       : shape_(shape),
-        makes_lists_(spec.op == Operation::make_block_lists),
+        makes_lists_(info_of(spec.op).makes_lists),
         lengths_q_(typical_lengths(shape.batch, shape.seqlen_q, shape.total_q, 1)),
         lengths_k_(typical_lengths(shape.batch, shape.seqlen_k, shape.total_k, 2)) {
     if (spec.paged) add_pages();
-    if (spec.op == Operation::append_kv) add_positions();
+    if (has_argument(spec, argument_of(&AttentionArgs::append_positions))) add_positions();
     if (!spec.varlen) return;
     const std::int64_t starts = std::int64_t{shape.batch} + 1;
     add(&AttentionArgs::cu_seqlens_q, {starts}, starts_of(lengths_q_));

@@ -21,7 +21,7 @@ DeviceTrial::DeviceTrial(Engine& engine, const AttentionSpec& spec, const Shape&
       tensors_(spec, shape, engine.device()),
       time_(tensors_.context(), Clock::wall) {
   const cuda::Context* const context = tensors_.context();
-  if (!context || spec.op != Operation::decode) return;
+  if (!context || info_of(spec.op).traffic != Traffic::reads_cache) return;
   read_ = std::make_unique<cuda::PlainRead>(*context);
   cold_ = std::make_unique<cuda::ColdLaunches>(*context, read_.get(), cuda::ColdLaunches::Before::read);
 }

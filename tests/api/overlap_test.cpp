@@ -14,7 +14,7 @@ constexpr Shape sizes{.batch = 2, .seqlen_q = 5, .seqlen_k = 48, .num_heads_q = 
 
 // Only make_block_lists reads no element of q and k.
 bool is_read(const AnyLaunch& launch, const std::string& name) {
-  return launch.spec.op != Operation::make_block_lists || (name != "q" && name != "k");
+  return !info_of(launch.spec.op).makes_lists || (name != "q" && name != "k");
 }
 
 TEST(Overlap, OfEveryPairOfTensorsIsFound) {

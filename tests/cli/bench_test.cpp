@@ -4,9 +4,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <regex>
 #include <sstream>
 
+#include "codegen/operation.hpp"
 #include "tests/cli/command_line.hpp"
 #include "tests/cli/xml.hpp"
 
@@ -35,6 +37,34 @@ TEST(Bench, ComparesConfigs) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   EXPECT_THAT(table.out,
               AllOf(HasSubstr(one), HasSubstr("32 x 32"), HasSubstr("64 x 64"), HasSubstr("of FMA")));
+}
+
+// By the customary count, of two entries of 8 rows and keys, 4 query heads and 2 key/value heads of 16: 512
+// pairs of rows and keys of all query heads.
+TEST(Bench, FlopsOfEveryOperation) {
+  const std::map<std::string, std::pair<std::string, double>> expected = {
+      {"forward", {"", 2 * (16 + 16) * 512}},
+      {"backward", {"", 5 * (16 + 16) * 512}},
+      {"decode", {"", 2 * (16 + 16) * 512}},
+      {"merge", {"", 2 * 4 * 2 * 8 * 4 * 16}},  // of four parts
+      {"append_kv", {R"(, "rotary": {"q": true})", 3 * 16 * (2 * 8 * 2 + 2 * 8 * 4)}},
+      {"make_block_lists",
+       {R"(, "mask": [{"kind": "block_sparse", "of_masks": true}, "causal"])", 2 * 8 * 8}}};
+  std::vector<std::string> bench = {"bench"};
+  for (const OperationInfo& row : operation_table) {
+    ASSERT_TRUE(expected.contains(row.name)) << row.name;
+    bench.push_back(std::string(R"({"op": ")") + row.name + R"(", "dtype": "fp32", "head_dim": 16)" +
+                    expected.at(row.name).first + "}");
+  }
+  const nlohmann::json rows =
+      CommandLine()(bench + std::vector<std::string>{"--batch", "2", "--seqlens", "8", "--heads-q", "4",
+                                                     "--heads-kv", "2", "--rounds", "1", "--json"})
+          .json()["rows"];
+  ASSERT_EQ(rows.size(), num_operations);
+  for (const nlohmann::json& row : rows) {
+    const double flops = expected.at(row["spec"]["op"].get<std::string>()).second;
+    EXPECT_NEAR(row["tflops"].get<double>() * row["ms"].get<double>() * 1e9, flops, 1e-6 * flops) << row;
+  }
 }
 
 // A rate of K and V: 2 heads of 200 keys, 2 x 16 elements of 4 bytes; with a window of the last 50 and one
@@ -114,7 +144,7 @@ TEST(Bench, LengthsOfACache) {
   EXPECT_EQ(with("bench", {"--lengths-k", "5", "--batch", "3"}).exit_code, 64);
   const Outcome forward = flashjit({"bench", small_spec, "--seqlens", "5", "--lengths-k", "5"});
   EXPECT_EQ(forward.exit_code, 3);
-  EXPECT_THAT(forward.err, HasSubstr("neither of op decode nor paged"));
+  EXPECT_THAT(forward.err, HasSubstr("op decode, or op forward with \"paged\": true"));
 }
 
 // A plain read of as many bytes is a row of its own.

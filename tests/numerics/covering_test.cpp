@@ -129,24 +129,12 @@ class Covering : public ComputesOnEveryDevice {
   }
 };
 
-TEST_P(Covering, Forward) {
-  run(Operation::forward);
-}
-TEST_P(Covering, Backward) {
-  run(Operation::backward);
-}
-TEST_P(Covering, Decode) {
-  run(Operation::decode);
-}
-TEST_P(Covering, Merge) {
-  run(Operation::merge);
-}
-TEST_P(Covering, AppendKv) {
-  run(Operation::append_kv);
-}
-TEST_P(Covering, MakeBlockLists) {
-  run(Operation::make_block_lists);
-}
+// A test for each operation, by its name.
+#define FLASHJIT_COVERING_TEST(name) \
+  TEST_P(Covering, name) {           \
+    run(Operation::name);            \
+  }
+FLASHJIT_FOR_EACH_OPERATION(FLASHJIT_COVERING_TEST)
 
 FLASHJIT_ON_EVERY_DEVICE(Covering);
 

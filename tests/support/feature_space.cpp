@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "codegen/arguments.hpp"
 #include "codegen/families/kernel_family.hpp"
 
 namespace flashjit::testing_support {
@@ -21,7 +22,7 @@ auto with_score(std::vector<std::string> formulas) {
 }
 
 void declare(AttentionSpec& spec, DeclaredTable table) {
-  table.grad = table.grad && spec.op == Operation::backward;
+  table.grad = table.grad && info_of(spec.op).writes_gradients;
   spec.tables.push_back(std::move(table));
 }
 
@@ -59,14 +60,27 @@ std::string FeatureCase::command(const std::string& device, const std::string& t
 
 FeatureSpace::FeatureSpace(Operation op, const Target& target) : op_(op), target_(target) {
   add_numbers();
-  const bool attends = op == Operation::forward || op == Operation::backward || op == Operation::decode;
-  if (attends) add_score();
-  if (attends || op == Operation::make_block_lists) add_masks();
+  add_score();
+  if (has("mask")) add_masks();
   add_flag("varlen", &AttentionSpec::varlen);
-  if (op == Operation::forward || op == Operation::decode || op == Operation::append_kv) add_keys();
-  if (attends) add_attention();
-  if (op == Operation::decode || op == Operation::append_kv) add_append();
+  add_keys();
+  add_flag("sink_logits", &AttentionSpec::sink_logits);
+  add_flag("dropout", &AttentionSpec::dropout);
+  // No other kernels than those that write gradients differ by it.
+  if (info_of(op).writes_gradients) add_flag("deterministic", &AttentionSpec::deterministic);
+  add_flag("batch_invariant", &AttentionSpec::batch_invariant);
+  add_append();
   add_sizes();
+}
+
+bool FeatureSpace::has(std::string_view field) const {
+  const KernelFamily::Names fields = family_of(op_, target_).fields;
+  return std::find(fields.begin(), fields.end(), field) != fields.end();
+}
+
+bool FeatureSpace::has_mask(std::string_view kind) const {
+  const KernelFamily::Names masks = family_of(op_, target_).masks;
+  return std::find(masks.begin(), masks.end(), kind) != masks.end();
 }
 
 void FeatureSpace::add(std::string name, std::vector<Value> values) {
@@ -74,6 +88,7 @@ void FeatureSpace::add(std::string name, std::vector<Value> values) {
 }
 
 void FeatureSpace::add_flag(const char* name, bool AttentionSpec::* field, bool common) {
+  if (!has(name)) return;
   add(name, {{common ? "true" : "false", [=](FeatureCase& c) { c.spec.*field = common; }},
              {common ? "false" : "true", [=](FeatureCase& c) { c.spec.*field = !common; }}});
 }
@@ -90,22 +105,22 @@ void FeatureSpace::add_numbers() {
     dims_v.push_back({std::to_string(dim), [=](FeatureCase& c) { c.spec.head_dim_v = dim; }});
   }
   add("head_dim", dims);
-  if (op_ != Operation::merge) add("head_dim_v", dims_v);
+  if (!has_argument({.op = op_}, argument_of(&AttentionArgs::parts_o))) add("head_dim_v", dims_v);
   const auto floats = [&](const char* name, std::optional<DType> AttentionSpec::* field) {
+    if (!has(name)) return;
     add(name, {{"absent", do_nothing}, {"fp32", [=](FeatureCase& c) { c.spec.*field = DType::fp32; }}});
   };
-  if (op_ == Operation::merge)
+  if (has("parts_dtype"))
     add("parts_dtype",
         {{"absent", do_nothing}, {"dtype", [](FeatureCase& c) { c.spec.parts_dtype = c.spec.dtype; }}});
-  if (op_ == Operation::backward) floats("grad_dtype", &AttentionSpec::grad_dtype);
-  if (op_ == Operation::forward || op_ == Operation::backward || op_ == Operation::decode)
-    floats("o_dtype", &AttentionSpec::o_dtype);
-  if (op_ == Operation::forward || op_ == Operation::decode || op_ == Operation::merge)
-    add_flag("lse", &AttentionSpec::lse, true);
+  floats("grad_dtype", &AttentionSpec::grad_dtype);
+  floats("o_dtype", &AttentionSpec::o_dtype);
+  add_flag("lse", &AttentionSpec::lse, true);
 }
 
 // A formula of each class that kernels and code generation tell apart.
 void FeatureSpace::add_score() {
+  if (!has("score")) return;
   add("score", {{"none", do_nothing},
                 {"shift",
                  [](FeatureCase& c) {
@@ -139,18 +154,18 @@ void FeatureSpace::add_masks() {
   std::vector<Value> causal = {{"no", do_nothing},
                                {"bottom_right", with_mask(CausalMask{})},
                                {"top_left", with_mask(CausalMask{top_left})}};
-  if (op_ == Operation::make_block_lists) std::swap(causal[0], causal[1]);  // lists are of another mask
+  if (info_of(op_).makes_lists) std::swap(causal[0], causal[1]);  // lists are of another mask
   add("causal", causal);
   add("sliding_window", {{"no", do_nothing},
                          {"bottom_right", with_mask(SlidingWindowMask{})},
                          {"top_left", with_mask(SlidingWindowMask{top_left})},
                          {"sinks", with_mask(SlidingWindowMask{.sinks = true})}});
   add("tree", {{"no", do_nothing}, {"yes", with_mask(TreeMask{})}});
-  if (op_ != Operation::decode) {
-    add("padding", {{"no", do_nothing}, {"yes", with_mask(PaddingMask{})}});
+  if (has_mask(PaddingMask::kind)) add("padding", {{"no", do_nothing}, {"yes", with_mask(PaddingMask{})}});
+  if (has_mask(BlockSparseMask::kind)) {
     std::vector<Value> lists = {{"of_masks", with_mask(BlockSparseMask{64, 128, false, true})},
                                 {"of_masks per_head", with_mask(BlockSparseMask{128, 64, true, true})}};
-    if (op_ != Operation::make_block_lists) {
+    if (!info_of(op_).makes_lists) {
       lists.push_back({"64x64", with_mask(BlockSparseMask{64, 64})});
       lists.push_back({"80x48 per_head", with_mask(BlockSparseMask{80, 48, true})});
       lists.insert(lists.begin(), {"no", do_nothing});
@@ -171,6 +186,7 @@ void FeatureSpace::add_masks() {
 }
 
 void FeatureSpace::add_keys() {
+  if (!has("paged")) return;
   add("paged", {{"false", do_nothing},
                 {"16", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 16; }},
                 {"80", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 80; }}});
@@ -185,22 +201,16 @@ void FeatureSpace::add_keys() {
   add("kv_dtype", values);
 }
 
-void FeatureSpace::add_attention() {
-  add_flag("sink_logits", &AttentionSpec::sink_logits);
-  if (op_ != Operation::decode) add_flag("dropout", &AttentionSpec::dropout);
-  if (op_ == Operation::backward) add_flag("deterministic", &AttentionSpec::deterministic);
-  if (op_ == Operation::decode) add_flag("batch_invariant", &AttentionSpec::batch_invariant);
-}
-
 void FeatureSpace::add_append() {
-  if (op_ == Operation::decode) add_flag("append", &AttentionSpec::append);
+  add_flag("append", &AttentionSpec::append);
+  if (!has("rotary")) return;
   const auto rotary = [](const Rotary& rotary) { return [=](FeatureCase& c) { c.spec.rotary = rotary; }; };
   add("rotary", {{"absent", do_nothing},
                  {"half", rotary({})},
                  {"half of 20, q", rotary({.dim = 20, .q = true})},
                  {"interleaved, q, tables",
                   rotary({.style = RotaryStyle::interleaved, .q = true, .tables = DType::fp32})}});
-  if (op_ == Operation::decode) return;
+  if (!has_argument({.op = op_}, argument_of(&AttentionArgs::slots))) return;
   add("places", {{"positions", do_nothing},
                  {"slots", [](FeatureCase& c) { c.by_slots = true; }},
                  {"positions and rotary_positions", [](FeatureCase& c) { c.own_positions = true; }}});
@@ -212,12 +222,12 @@ void FeatureSpace::add_sizes() {
   const auto sizes = [](int q, int k, bool some_empty = false) {
     return [=](FeatureCase& c) { c.seqlen_q = q, c.seqlen_k = k, c.some_empty = some_empty; };
   };
-  if (op_ == Operation::decode) {
+  if (info_of(op_).few_rows) {
     add("sizes", {{"1 on 257", sizes(1, 257)},
                   {"7 on 320", sizes(7, 320)},
                   {"64 on 130", sizes(64, 130)},
                   {"5 on 40, some empty", sizes(5, 40, true)}});
-  } else if (op_ == Operation::merge) {
+  } else if (has_argument({.op = op_}, argument_of(&AttentionArgs::parts_o))) {
     add("parts", {{"2", [](FeatureCase& c) { c.parts = 2; }},
                   {"1", [](FeatureCase& c) { c.parts = 1; }},
                   {"9", [](FeatureCase& c) { c.parts = 9; }}});

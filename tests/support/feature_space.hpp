@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "codegen/shape.hpp"
@@ -65,13 +66,15 @@ class FeatureSpace {
     std::vector<Value> values;
   };
 
+  // Whether the target's kernels compute specs with the field, or the kind of mask.
+  bool has(std::string_view field) const;
+  bool has_mask(std::string_view kind) const;
   void add(std::string name, std::vector<Value> values);
   void add_flag(const char* name, bool AttentionSpec::* field, bool common = false);
   void add_numbers();
   void add_score();
   void add_masks();
   void add_keys();
-  void add_attention();
   void add_append();
   void add_sizes();
 

@@ -3,6 +3,7 @@
 
 #include <iterator>
 
+#include "codegen/arguments.hpp"
 #include "tests/support/feature_space.hpp"
 #include "tests/support/workload.hpp"
 
@@ -23,7 +24,7 @@ inline Case workload_of(const FeatureCase& of) {
          .layout_kv = layouts[of.seed / 2 % std::size(layouts)],
          .poison = of.seed % 2 ? Poison::nan : Poison::infinity,
          .seed = of.seed};
-  const bool caches = of.spec.op == Operation::decode || of.spec.paged;
+  const bool caches = counts_keys(of.spec);
   if (of.spec.varlen) c.lengths_q = of.lengths_q(), c.spare_rows = static_cast<int>(of.seed % 3) * 40;
   if (of.spec.varlen || caches) c.lengths_k = of.lengths_k();
   if (caches) c.lengths_k.resize(static_cast<std::size_t>(c.batch));

@@ -110,8 +110,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
       longest.seqlen_k = static_cast<int>(std::min<std::int64_t>(std::max(longest.seqlen_k, 1), all.total_k));
   }
   verify::MaskDataOptions mask_options = case_.masks.value_or(verify::MaskDataOptions{.hard = true});
-  if (spec.op == Operation::decode || spec.paged)
-    mask_options.lengths_k.assign(case_.lengths_k.begin(), case_.lengths_k.end());
+  if (counts_keys(spec)) mask_options.lengths_k.assign(case_.lengths_k.begin(), case_.lengths_k.end());
   masks_ = verify::random_mask_data(spec, longest, case_.seed, mask_options);
   AttentionArgs starts;
   if (spec.varlen) starts.cu_seqlens_q = tables[0].view();
@@ -181,13 +180,13 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
     }
     masks_.set_sizes(*args);
     const bool bounds = !masks_.tables.empty() || !spec.tables.empty() ||
-                        spec.op == Operation::make_block_lists;  // tables are as long as they say
+                        info_of(spec.op).makes_lists;  // tables are as long as they say
     if (spec.varlen && bounds) args->max_seqlen_q = longest.seqlen_q;
     if (packed_keys() && bounds) args->max_seqlen_k = longest.seqlen_k;
   }
   host_args_.named = host_named_;
   device_args_.named = device_named_;
-  if (spec.op == Operation::backward) {
+  if (info_of(spec.op).after) {
     verify::fill_forward(spec, host_args_);
     poison_unused_rows();
     for (const TensorMember member : {&AttentionArgs::o, &AttentionArgs::lse, &AttentionArgs::dlse})

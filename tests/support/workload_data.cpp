@@ -38,7 +38,7 @@ float Workload::poison_value() const {
 }
 
 void Workload::fill() {
-  if (case_.spec.op == Operation::make_block_lists) return;  // it reads no elements
+  if (info_of(case_.spec.op).makes_lists) return;  // it reads no elements
   // Memory beyond the last sequence stays poisoned.
   const auto used = [&](GuardedTensor& tensor, bool is_packed) {
     Tensor t = tensor.on_host();
@@ -78,7 +78,7 @@ void Workload::fill() {
     for (const TensorMember member : {&AttentionArgs::rotary_cos, &AttentionArgs::rotary_sin})
       if (tensors_[&argument_of(member) - arguments]) verify::fill_random(tensor(member).on_host(), seed++);
   }
-  if (case_.spec.op == Operation::backward) {
+  if (tensors_[&argument_of(&AttentionArgs::d_o) - arguments]) {
     verify::fill_random(used(tensor(&AttentionArgs::d_o), case_.spec.varlen), case_.seed * 3 + 3, options);
     const Tensor dlse = tensor(&AttentionArgs::dlse).on_host();
     std::int64_t last = 0;
@@ -132,7 +132,7 @@ void Workload::fill() {
     };
     if (table.argument == &AttentionArgs::seqlens_q) {
       fill_padding(q, spec.varlen, case_.lengths_q);
-      if (spec.op == Operation::backward)
+      if (tensors_[&argument_of(&AttentionArgs::d_o) - arguments])
         fill_padding(tensor(&AttentionArgs::d_o).on_host(), spec.varlen, case_.lengths_q);
     }
     if (table.argument == &AttentionArgs::seqlens_k && !spec.paged)

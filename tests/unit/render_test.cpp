@@ -13,6 +13,7 @@
 #include <string>
 
 #include "codegen/embedded_headers.hpp"
+#include "codegen/families/kernel_family.hpp"
 #include "codegen/search_space.hpp"
 #include "shared/layout.h"
 
@@ -244,8 +245,7 @@ TEST(Render, NothingButABackwardReachesItsHeaders) {
       {}, {CausalMask{}, SlidingWindowMask{.sinks = true}}, {PaddingMask{}, BlockSparseMask{}}, {TreeMask{}}};
   for (const Target& target : Target::all())
     for (const auto& mask : masks)
-      for (const Operation op :
-           {Operation::forward, Operation::decode, Operation::merge, Operation::backward}) {
+      for (const Operation op : operations_on(target)) {
         try {
           const AttentionSpec spec =
               AttentionSpec{.op = op, .dtype = DType::bf16, .head_dim = 64, .mask = mask}.validated();

@@ -82,19 +82,41 @@ struct Candidate {
 struct Row : Measured {
   std::string spec_name;
   std::optional<double> fma_share, amx_share;  // on a CPU; amx_share only for kernels that use AMX
-  double plain_gb_per_s = 0;                   // of a plain read beside a decode, of a copy beside an append
-  double plain_share() const { return decoded_gb_per_s / plain_gb_per_s; }
+  double plain_gb_per_s = 0;                   // of the same traffic without the operation
+  double plain_share() const { return gb_per_s / plain_gb_per_s; }
 };
+
+// What `bench` calls the rate of a launch and the same traffic without the operation.
+struct TrafficNames {
+  const char *rate, *plain;
+};
+TrafficNames names_of(Traffic traffic) {
+  switch (traffic) {
+    case Traffic::none:
+      break;
+    case Traffic::reads_cache:
+      return {"decoded_gb_per_s", "read"};
+    case Traffic::copies_rows:
+      return {"appended_gb_per_s", "copy"};
+  }
+  return {};
+}
+
+Traffic traffic_of(const AttentionSpec& spec) {
+  return info_of(spec.op).traffic;
+}
 
 // A plain read of a GPU's memory, of as many bytes as a decode reads, or a copy that reads and writes as many
 // as an append does.
 struct PlainRow {
   Shape shape;
-  Operation of;
+  Traffic of;
   double bytes = 0, ms = 0, spread_percent = 0;
   double gb_per_s() const { return bytes / ms * 1e-6; }
-  const char* name() const { return of == Operation::append_kv ? "copy" : "read"; }
-  bool serves(const Workload& work) const { return bytes == work.decoded_bytes() && of == work.spec().op; }
+  const char* name() const { return names_of(of).plain; }
+  bool serves(const Workload& work) const {
+    return bytes == work.bound_bytes() && of == traffic_of(work.spec());
+  }
 };
 
 // Samples of decodes and appends, each after 256 MB were read, and of plain reads and copies of as many
@@ -106,11 +128,11 @@ class ColdSamples {
       : read_(context), launches_(context, &read_, cuda::ColdLaunches::Before::read) {
     double most = 0;
     for (const auto& work : works) {
-      const double bytes = work->decoded_bytes();
+      const double bytes = work->bound_bytes();
       most = std::max(most, bytes);
       const bool is_new =
           std::none_of(plain_.begin(), plain_.end(), [&](const PlainRow& r) { return r.serves(*work); });
-      if (bytes > 0 && is_new) plain_.push_back({work->shape(), work->spec().op, bytes});
+      if (bytes > 0 && is_new) plain_.push_back({work->shape(), traffic_of(work->spec()), bytes});
     }
     samples_.resize(plain_.size());
     memory_ = cuda::DeviceBuffer(context, static_cast<std::size_t>(most));
@@ -124,7 +146,7 @@ class ColdSamples {
     for (std::size_t i = 0; i < plain_.size(); ++i)
       add(samples_[i], [&](Stream stream) {
         const auto bytes = static_cast<std::size_t>(plain_[i].bytes);
-        if (plain_[i].of == Operation::append_kv)
+        if (plain_[i].of == Traffic::copies_rows)
           memory_.copy_within(bytes / 2, stream);
         else
           read_.launch(memory_.data(), bytes, stream);
@@ -172,8 +194,8 @@ class Bench {
     options.dropout.check(specs_);
     for (const AttentionSpec& spec : specs_) {
       any_paged_ |= spec.paged;
-      any_decode_ |= spec.op == Operation::decode;
-      any_append_ |= spec.op == Operation::append_kv;
+      any_reads_ |= traffic_of(spec) == Traffic::reads_cache;
+      any_copies_ |= traffic_of(spec) == Traffic::copies_rows;
     }
     for (const std::string& path : options.baselines) {
       const std::vector<SpeedRow> rows = read_speed_rows(path);
@@ -222,7 +244,7 @@ class Bench {
       }
     }
     if (candidates.empty()) return;
-    if (on_cpu_ && any_decode_ && read_gb_per_s_ == 0)
+    if (on_cpu_ && any_reads_ && read_gb_per_s_ == 0)
       read_gb_per_s_ = 1e3 * measure_read_bandwidth(num_threads_);
 
     const cuda::Context* const context = works.front()->context();
@@ -231,14 +253,14 @@ class Bench {
       c.times = launches_of_a_sample(time, c.launch);
     }
     const std::unique_ptr<ColdSamples> cold =
-        context && (any_decode_ || any_append_) ? std::make_unique<ColdSamples>(*context, works) : nullptr;
+        context && (any_reads_ || any_copies_) ? std::make_unique<ColdSamples>(*context, works) : nullptr;
     const Target& target = engine_.target();
     std::vector<double> fma, amx;
     for (int round = 0; round < options_.rounds; ++round) {
       if (on_cpu_) fma.push_back(measure_fma_tflops(target.vector_bytes(), num_threads_, clock_));
       if (target.amx) amx.push_back(measure_amx_tflops(num_threads_, clock_));
       for (Candidate& c : candidates) {
-        if (cold && c.work->decoded_bytes() > 0)
+        if (cold && c.work->bound_bytes() > 0)
           cold->sample(c.launch, c.samples);
         else
           c.samples.push_back(time(c.launch, c.times));
@@ -249,13 +271,13 @@ class Bench {
     fma_.insert(fma_.end(), fma.begin(), fma.end());
     amx_.insert(amx_.end(), amx.begin(), amx.end());
     for (Candidate& c : candidates) {
-      Row row{measured(c.work->shape(), *c.kernel, c.samples, c.work->flops(), c.work->decoded_bytes()),
+      Row row{measured(c.work->shape(), *c.kernel, c.samples, c.work->flops(), c.work->bound_bytes()),
               c.spec_name,
               {},
               {}};
-      if (row.decoded_gb_per_s > 0 && cold)
+      if (row.gb_per_s > 0 && cold)
         row.plain_gb_per_s = cold->plain_of(*c.work).gb_per_s();
-      else if (c.work->spec().op == Operation::decode)
+      else if (traffic_of(c.work->spec()) == Traffic::reads_cache)
         row.plain_gb_per_s = read_gb_per_s_;
       if (on_cpu_) row.fma_share = row.tflops / fma_tflops;
       if (uses_amx(row.kernel.spec, target)) row.amx_share = row.tflops / amx_tflops;
@@ -276,10 +298,10 @@ class Bench {
     std::vector<std::string> columns = {"spec", "batch", "seqlen", "config", "ms", "+-%", "TFLOP/s"};
     columns.push_back(on_cpu_ ? "of FMA" : "registers");
     if (!amx_.empty()) columns.push_back("of AMX");
-    const bool has_rates = any_decode_ || any_append_;
+    const bool has_rates = any_reads_ || any_copies_;
     if (has_rates)
       columns.insert(columns.end(),
-                     {"K, V GB/s", any_append_ ? any_decode_ ? "of plain" : "of copy" : "of read"});
+                     {"K, V GB/s", any_copies_ ? any_reads_ ? "of plain" : "of copy" : "of read"});
     verify::Table table(columns);
     for (const Row& r : rows_) {
       std::vector<std::string> cells = {
@@ -292,9 +314,8 @@ class Bench {
           number(r.tflops),
           r.fma_share ? number(*r.fma_share) : std::to_string(r.kernel.registers)};
       if (!amx_.empty()) cells.push_back(r.amx_share ? number(*r.amx_share) : "");
-      if (has_rates && r.decoded_gb_per_s > 0)
-        cells.insert(cells.end(),
-                     {number(r.decoded_gb_per_s), r.plain_gb_per_s > 0 ? number(r.plain_share()) : ""});
+      if (has_rates && r.gb_per_s > 0)
+        cells.insert(cells.end(), {number(r.gb_per_s), r.plain_gb_per_s > 0 ? number(r.plain_share()) : ""});
       cells.resize(columns.size());
       table.add(cells);
     }
@@ -332,7 +353,7 @@ class Bench {
       row["fma_share"] = r.fma_share ? Json(*r.fma_share) : Json();
       row["amx_share"] = r.amx_share ? Json(*r.amx_share) : Json();
       if (r.plain_gb_per_s > 0) {
-        const std::string plain = r.kernel.spec.op == Operation::append_kv ? "copy" : "read";
+        const std::string plain = names_of(traffic_of(r.kernel.spec)).plain;
         row[plain + "_gb_per_s"] = r.plain_gb_per_s;
         row[plain + "_share"] = r.plain_share();
       }
@@ -372,7 +393,7 @@ class Bench {
   const Clock clock_;
   const int num_threads_;
   std::vector<AttentionSpec> specs_;
-  bool any_paged_ = false, any_decode_ = false, any_append_ = false;
+  bool any_paged_ = false, any_reads_ = false, any_copies_ = false;
   double read_gb_per_s_ = 0;       // of a CPU's memory, for decode
   std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
@@ -404,9 +425,9 @@ int launches_of_a_sample(LaunchTimer& time, const PreparedLaunch& launch) {
 }
 
 Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops,
-                  double decoded_bytes) {
+                  double bytes) {
   const double ms = median(samples);
-  return {shape, kernel.info(), ms, spread_percent(samples), flops / ms * 1e-9, decoded_bytes / ms * 1e-6};
+  return {shape, kernel.info(), ms, spread_percent(samples), flops / ms * 1e-9, bytes / ms * 1e-6};
 }
 
 Json to_json(const Measured& m) {
@@ -423,8 +444,7 @@ Json to_json(const Measured& m) {
                {"registers", m.kernel.registers},
                {"spill_bytes", m.kernel.spill_bytes},
                {"smem_bytes", m.kernel.shared_memory}};
-  if (m.kernel.spec.op == Operation::decode) json["decoded_gb_per_s"] = m.decoded_gb_per_s;
-  if (m.kernel.spec.op == Operation::append_kv) json["appended_gb_per_s"] = m.decoded_gb_per_s;
+  if (const char* const rate = names_of(traffic_of(m.kernel.spec)).rate) json[rate] = m.gb_per_s;
   return json;
 }
 

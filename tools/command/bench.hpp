@@ -41,13 +41,13 @@ struct Measured {
   Shape shape;
   KernelInfo kernel;
   double ms, spread_percent, tflops;
-  double decoded_gb_per_s;  // of K and V in decode; of all rows in append_kv; otherwise 0
+  double gb_per_s;  // of the traffic that bounds the operation; 0 if arithmetic does
 };
 
 // Sorts the samples (milliseconds of a launch). `flops` are the floating-point operations of a launch,
-// `decoded_bytes` those of K and V in decode.
+// `bytes` those of Workload::bound_bytes().
 Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>& samples, double flops,
-                  double decoded_bytes);
+                  double bytes);
 // {spec, batch, ..., config, ms, spread_percent, tflops, registers, ...}
 Json to_json(const Measured& measured);
 

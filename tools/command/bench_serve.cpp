@@ -25,7 +25,7 @@ struct Problem {
   Workload work;
   const Kernel* kernel;
   PreparedLaunch launch;
-  double flops, decoded_bytes;
+  double flops, bytes;
 };
 
 class Server {
@@ -49,8 +49,8 @@ class Server {
     Json rows = Json::array();
     for (Problem& problem : problems(std::move(entry))) {
       std::vector<double> samples = measure(problem, rounds);
-      rows.push_back(to_json(
-          measured(problem.work.shape(), *problem.kernel, samples, problem.flops, problem.decoded_bytes)));
+      rows.push_back(
+          to_json(measured(problem.work.shape(), *problem.kernel, samples, problem.flops, problem.bytes)));
     }
     return {{"model", device_model(engine_.device())}, {"target", engine_.target().str()}, {"rows", rows}};
   }
@@ -90,8 +90,8 @@ class Server {
         work.compute_forward(engine_);
         const Kernel& kernel = engine_.get(item.spec, shape);
         PreparedLaunch launch = kernel.prepare(work.args_for(kernel));
-        const double flops = work.flops(), decoded_bytes = work.decoded_bytes();
-        problems.push_back({std::move(work), &kernel, std::move(launch), flops, decoded_bytes});
+        const double flops = work.flops(), bytes = work.bound_bytes();
+        problems.push_back({std::move(work), &kernel, std::move(launch), flops, bytes});
       }
     }
   }
@@ -119,14 +119,14 @@ class Server {
   }
 
   // As Triton's do_bench measures, with launches and what comes before them for about `ms` milliseconds.
-  // Before a decode, which memory bounds, 256 MB are read; before other launches they are cleared.
+  // Before a launch that memory bounds, 256 MB are read; before others they are cleared.
   std::vector<double> measure_on_gpu(const Problem& problem, double ms) {
-    const bool decodes = problem.work.decoded_bytes() > 0;
-    if (decodes && !after_read_) {
+    const bool is_bound = problem.work.bound_bytes() > 0;
+    if (is_bound && !after_read_) {
       read_.emplace(*context_);
       after_read_.emplace(*context_, &*read_, cuda::ColdLaunches::Before::read);
     }
-    cuda::ColdLaunches& cold = decodes ? *after_read_ : *cleared_;
+    cuda::ColdLaunches& cold = is_bound ? *after_read_ : *cleared_;
     const auto launch = [&](Stream stream) { problem.launch.launch(stream); };
     launch(cold.stream().get());  // a kernel's first launch may load it
     cold(launch, 5);

@@ -69,7 +69,9 @@ std::int64_t rows_to_verify(const RunOptions& options, const Workload& work) {
 }
 
 bool reads_tensors(const RunOptions& options) {
-  return !options.files[&AttentionArgs::q].empty() || !options.files[&AttentionArgs::parts_o].empty();
+  return std::any_of(std::begin(arguments), std::end(arguments), [&](const flashjit::Argument& argument) {
+    return argument.role == Role::input && !options.files[argument].empty();
+  });
 }
 
 std::string input_option(const flashjit::Argument& argument) {

@@ -167,10 +167,10 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
                             const MaskOptions& masks, const verify::RandomOptions& numbers) {
   require_length(shape.seqlen_q);
   require_length(shape.seqlen_k);
-  if (!masks.lengths_k.empty() && spec.op != Operation::decode && !spec.paged)
-    throw Error(
-        ErrorCode::invalid_argument,
-        "lengths of keys were given, but the spec is neither of op decode nor paged: only those have them");
+  if (!masks.lengths_k.empty() && !counts_keys(spec))
+    throw Error(ErrorCode::invalid_argument,
+                std::string("lengths of keys were given, but a launch of this ") + to_string(spec.op) +
+                    " has none; op decode, or op forward with \"paged\": true, would work");
   Workload work(spec);
   work.shape_ = shape;
   Shape sized = shape;
@@ -211,7 +211,7 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   }
   // Lists of the spec's other masks are made of them, below.
   const bool lists_masks =
-      spec.op != Operation::make_block_lists && std::any_of(spec.mask.begin(), spec.mask.end(), is_of_masks);
+      !info_of(spec.op).makes_lists && std::any_of(spec.mask.begin(), spec.mask.end(), is_of_masks);
   const TensorMember lists[] = {&AttentionArgs::block_offsets, &AttentionArgs::block_indices,
                                 &AttentionArgs::block_bitmask_of, &AttentionArgs::block_bitmasks};
   std::erase_if(data.tables, [&](const MaskTable& table) {
@@ -234,13 +234,14 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
 }
 
 void Workload::compute_forward() {
-  if (spec_.op == Operation::backward) verify::fill_forward(spec_, host_args_);
+  if (info_of(spec_.op).after) verify::fill_forward(spec_, host_args_);
 }
 
 void Workload::compute_forward(Engine& engine) {
-  if (spec_.op != Operation::backward) return;
+  const std::optional<Operation> before = info_of(spec_.op).after;
+  if (!before) return;
   AttentionSpec forward = spec_;
-  forward.op = Operation::forward;
+  forward.op = *before;
   forward.lse = true;
   forward.deterministic = false;
   forward.grad_dtype.reset();
@@ -299,7 +300,7 @@ Shape Workload::shape_of_inputs() const {
   const auto size = [](const Tensor& t, int from_end) {
     return static_cast<int>(t.shape[t.rank - from_end]);
   };
-  const Tensor& rows = args.q ? *args.q : *args.parts_o;
+  const Tensor& rows = *(args.*rows_of(spec_.op).tensor());
   const Tensor& keys = args.k ? *args.k : rows;
   const int page_size = args.page_table ? size(keys, 3) : 0;
   Shape shape{.batch = spec_.varlen ? 1 : size(rows, 4),
@@ -398,7 +399,7 @@ void Workload::place(Device device) {
 }
 
 void Workload::put_heads_first() {
-  if (spec_.op != Operation::decode) return;
+  if (!is_cached(spec_)) return;
   for (AttentionArgs* const args : {&host_args_, &device_args_})
     for (std::optional<Tensor>* const member : {&args->k, &args->v}) {
       Tensor& t = **member;
@@ -454,39 +455,43 @@ void Workload::write_outputs(const TensorFiles& files) const {
 namespace {
 
 // The rows of all heads.
-double rows_of(const Tensor& t) {
+double num_rows(const Tensor& t) {
   double rows = 1;
   for (int i = 0; i + 1 < t.rank; ++i) rows *= static_cast<double>(t.shape[i]);
   return rows;
 }
 
+// The pairs of rows and keys, of each head that has block lists of its own.
+double listed_pairs(const AttentionSpec& spec, const AttentionArgs& args) {
+  const Tensor &q = *args.q, &k = *args.k, &lists = *args.block_offsets;
+  const double pairs = static_cast<double>(lists.shape[0] * lists.shape[1]) *
+                       static_cast<double>(q.shape[q.rank - 3]) * static_cast<double>(k.shape[k.rank - 3]);
+  return spec.varlen ? pairs / static_cast<double>(std::max<std::int64_t>(lists.shape[0], 1)) : pairs;
+}
+
 }  // namespace
 
 std::int64_t Workload::query_rows() const {
-  const Tensor& o = spec_.op == Operation::append_kv          ? *host_args_.k_new
-                    : spec_.op == Operation::make_block_lists ? *host_args_.q
-                                                              : *host_args_.o;
+  const Tensor& t = *(host_args_.*rows_of(spec_.op).tensor());
   std::int64_t rows = 1;
-  for (int i = 0; i + 1 < o.rank; ++i) rows *= o.shape[i];
+  for (int from_end = 2; from_end <= (spec_.varlen ? 3 : 4); ++from_end) rows *= t.shape[t.rank - from_end];
   return rows;
 }
 
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
-  if (spec.op == Operation::append_kv) {
-    const int dim = !spec.rotary ? 0 : spec.rotary->dim ? spec.rotary->dim : spec.head_dim;
-    return 3.0 * dim * (rows_of(*args.k_new) + (args.q ? rows_of(*args.q) : 0));
+  const CustomaryFlops& count = info_of(spec.op).flops;
+  double flops = 0;
+  if (count.per_column > 0)
+    flops += count.per_column * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
+  if (count.per_element > 0) {
+    const Tensor& t = *(args.*rows_of(spec.op).tensor());
+    flops += count.per_element * num_rows(t) * static_cast<double>(t.shape[t.rank - 1]);
   }
-  if (spec.op == Operation::make_block_lists) {
-    const Tensor &q = *args.q, &k = *args.k, &lists = *args.block_offsets;
-    const double pairs = static_cast<double>(lists.shape[0] * lists.shape[1]) *
-                         static_cast<double>(q.shape[q.rank - 3]) * static_cast<double>(k.shape[k.rank - 3]);
-    return spec.varlen ? pairs / static_cast<double>(std::max<std::int64_t>(lists.shape[0], 1)) : pairs;
-  }
-  const double passes = spec.op == Operation::backward ? 2.5 : 1;  // five products, where a forward has two
-  if (!args.parts_o) return passes * 2.0 * (spec.head_dim + spec.head_dim_v) * verify::kept_pairs(spec, args);
-  double elements = 1;
-  for (int i = 0; i < args.parts_o->rank; ++i) elements *= static_cast<double>(args.parts_o->shape[i]);
-  return 2 * elements;
+  if (count.per_rotated > 0 && spec.rotary)
+    flops += count.per_rotated * (spec.rotary->dim ? spec.rotary->dim : spec.head_dim) *
+             (num_rows(*args.k_new) + (args.q ? num_rows(*args.q) : 0));
+  if (count.per_pair > 0) flops += count.per_pair * listed_pairs(spec, args);
+  return flops;
 }
 
 // Of a key and its value in the caches of a key/value head, and of their scales.
@@ -503,13 +508,20 @@ double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {
 double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
   const auto element = static_cast<double>(size_of(spec.dtype));
   const double of_new_row = (spec.head_dim + spec.head_dim_v) * element;
-  return rows_of(*args.k_new) * (of_new_row + bytes_of_cached_row(spec)) +
-         (args.q ? 2 * rows_of(*args.q) * spec.head_dim * element : 0);
+  return num_rows(*args.k_new) * (of_new_row + bytes_of_cached_row(spec)) +
+         (args.q ? 2 * num_rows(*args.q) * spec.head_dim * element : 0);
 }
 
-double Workload::decoded_bytes() const {
-  if (spec_.op == Operation::append_kv) return appended_bytes(spec_, host_args_);
-  return spec_.op == Operation::decode ? bytes_of_keys(spec_, host_args_) : 0;
+double Workload::bound_bytes() const {
+  switch (info_of(spec_.op).traffic) {
+    case Traffic::none:
+      return 0;
+    case Traffic::reads_cache:
+      return bytes_of_keys(spec_, host_args_);
+    case Traffic::copies_rows:
+      return appended_bytes(spec_, host_args_);
+  }
+  return 0;
 }
 
 double Workload::flops() const {

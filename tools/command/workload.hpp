@@ -65,10 +65,7 @@ struct NamedValues {
 NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
                          const std::vector<std::string>& given);
 
-// Floating-point operations by the customary count: 2 (head_dim + head_dim_v) for each query head and pair
-// that the mask keeps, in a backward 2.5 times as many; for a merge, 2 for each element of the parts; for an
-// append_kv, 3 for each rotated element; for make_block_lists, 1 for each pair of rows and keys, of all heads
-// or of each head that has lists of its own.
+// Floating-point operations by the customary count, which codegen/operation.hpp has.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
 // Bytes of K and V, each read once for a key/value head. Reading them bounds a decode.
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);
@@ -93,11 +90,10 @@ class Workload {
   void set_dropout(const DropoutOptions& options);
   // On a GPU: copies the inputs to its memory and allocates the outputs. On a CPU: uses the host's memory.
   void place(Device device);
-  // After place(), of a decode: K and V lie as [batch or page, heads, seqlen, head_dim]. Numbers change
-  // places.
+  // After place(): K and V of a cache lie as [batch or page, heads, seqlen, head_dim]. Numbers change places.
   void put_heads_first();
-  // Generated o and lse of a backward, which are its inputs: by the engine's forward, after place(); or in
-  // float64. Other operations keep what they have.
+  // Inputs that another operation computes, as a forward o and lse of a backward: by the engine, after
+  // place(); or in float64. Other operations keep what they have.
   void compute_forward(Engine& engine);
   void compute_forward();
   // Null on a CPU.
@@ -118,8 +114,8 @@ class Workload {
   std::int64_t query_rows() const;  // of all heads
   // Operations of one launch.
   double flops() const;
-  // Bytes of K and V in decode, bytes read and written in append_kv; otherwise 0.
-  double decoded_bytes() const;
+  // Bytes of the traffic that bounds the operation; 0 if arithmetic does.
+  double bound_bytes() const;
   void write_inputs(const std::string& folder) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "codegen/error.hpp"
 #include "codegen/strict_json.hpp"
@@ -64,10 +65,13 @@ Shape read_shape(const std::string& where, const Json& json) {
 
 // "ops", "kv_dtype" and "kv_scale" of a model: what it is prebuilt for.
 std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
-  constexpr std::pair<std::string_view, Operation> known[] = {{"forward", Operation::forward},
-                                                              {"backward", Operation::backward},
-                                                              {"decode", Operation::decode},
-                                                              {"append_kv", Operation::append_kv}};
+  std::vector<std::string_view> known;
+  std::string of_caches;
+  for (const OperationInfo& op : operation_table) {
+    if (!op.of_models) continue;
+    known.emplace_back(op.name);
+    if (op.caches == When::always) of_caches += (of_caches.empty() ? "" : ", ") + in_quotes(op.name);
+  }
   // The spec's own words, and its errors.
   AttentionSpec cache{.op = Operation::decode, .head_dim = 64};
   const bool names_cache = entry.contains("kv_dtype") || entry.contains("kv_scale");
@@ -85,21 +89,21 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
   if (!list.is_array() || list.empty())
     refuse(where + ".ops", R"(is not a list of operations; ["forward", "backward"] would work)");
   std::vector<ModelUse> uses;
-  bool caches = false;
+  bool caches = false, seen[num_operations] = {};
   for (const Json& name : list) {
-    const auto op = std::find_if(std::begin(known), std::end(known),
-                                 [&](const auto& item) { return name == item.first; });
-    if (op == std::end(known))
-      refuse(where + ".ops", "has " + name.dump() + "; a model has forward, backward, decode and append_kv");
-    if (std::any_of(uses.begin(), uses.end(), [&](const ModelUse& use) { return use.op == op->second; }))
+    const auto* const op =
+        std::find_if(std::begin(operation_table), std::end(operation_table),
+                     [&](const OperationInfo& row) { return row.of_models && name == row.name; });
+    if (op == std::end(operation_table))
+      refuse(where + ".ops", "has " + name.dump() + "; a model has " + listed(known));
+    if (std::exchange(seen[op - operation_table], true))
       refuse(where + ".ops", "has " + name.dump() + " twice; once would work");
-    uses.push_back({op->second, cache.kv_dtype, cache.kv_scale});
-    caches |= op->second == Operation::decode || op->second == Operation::append_kv;
+    uses.push_back({op->op, cache.kv_dtype, cache.kv_scale});
+    caches |= op->caches == When::always;
   }
   if (names_cache && !caches)
-    refuse(
-        where,
-        R"(has a kv_dtype, which caches have, and no operation on them; "ops": ["decode", "append_kv"] would work)");
+    refuse(where, "has a kv_dtype, which caches have, and no operation on them; \"ops\": [" + of_caches +
+                      "] would work");
   return uses;
 }
 

@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "codegen/arguments.hpp"
 #include "codegen/error.hpp"
 
 namespace flashjit {
@@ -61,14 +62,19 @@ std::span<const Model> models() {
 }
 
 std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
-  const bool of_cache = use.op == Operation::decode || use.op == Operation::append_kv;
+  const OperationInfo& op = info_of(use.op);
+  const bool of_cache = op.caches == When::always;
+  // Other operations read lse, or have none.
+  const AttentionSpec any{.op = use.op};
+  const Argument& lse_argument = argument_of(&AttentionArgs::lse);
+  const bool writes_lse = has_argument(any, lse_argument) && lse_argument.role_in(any) == Role::output;
   if (of_cache && !model.has_cache) {
     std::string known;
     for (const Model& other : models())
       if (other.has_cache) known += (known.empty() ? "" : ", ") + std::string(other.name);
     throw Error(ErrorCode::invalid_argument, std::string(model.name) +
                                                  " keeps no cache of keys and values, so it has no " +
-                                                 to_string(use.op) + "; these do: " + known);
+                                                 op.name + "; these do: " + known);
   }
   std::vector<AttentionSpec> specs;
   for (const DType dtype : {DType::bf16, DType::fp16})
@@ -76,19 +82,15 @@ std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
       for (const bool varlen : {false, true})
         for (const bool lse : {false, true}) {
           if (paged && !of_cache) continue;
-          if (use.op == Operation::decode && varlen && !paged) continue;
-          if (use.op == Operation::backward && !lse) continue;  // it reads lse
-          if (use.op == Operation::append_kv && lse) continue;  // it has none
+          if (op.few_rows && varlen && !paged) continue;
+          if (!writes_lse && !lse) continue;
           AttentionSpec spec{
               .op = use.op, .dtype = dtype, .head_dim = model.head_dim, .head_dim_v = model.head_dim_v};
           spec.varlen = varlen;
           spec.paged = paged;
-          if (use.op == Operation::append_kv) {
-            spec.rotary = Rotary{.q = true};
-          } else {
-            spec.lse = lse;
-            if (model.causal) spec.mask = {CausalMask{}};
-          }
+          spec.lse = lse;
+          if (op.appends == When::always) spec.rotary = Rotary{.q = true};
+          if (op.attends && model.causal) spec.mask = {CausalMask{}};
           if (of_cache) {
             spec.kv_dtype = use.kv_dtype;
             if (use.kv_scale) spec.kv_scale = use.kv_scale;
@@ -99,7 +101,7 @@ std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
 }
 
 std::vector<Shape> shapes_of(const Model& model, Operation op) {
-  if (op != Operation::decode && op != Operation::append_kv) return model.shapes;
+  if (info_of(op).caches != When::always) return model.shapes;
   const Shape& longest = model.shapes.back();
   std::vector<Shape> shapes;
   for (const int batch : {1, 16, 64})

@@ -289,7 +289,7 @@ std::vector<std::int64_t> sizes_of(const Tensor& t) {
 
 }  // namespace
 
-Oracle append_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
+Oracle append_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
   const Append append{spec, args, options, tokens_of(spec, args)};
   if (spec.kv_dtype) {
     const int rank = writes_scales(spec) ? 3 : 1;
@@ -350,7 +350,7 @@ Oracle decode_oracle(const AttentionSpec& spec, const AttentionArgs& args, const
   of_rows.append_positions = Tensor::contiguous(positions->data(), DType::int32, {}, {batch});
 
   Oracle oracle = forward_oracle(decode, of_decode, options);
-  const Oracle appended = append_oracle(rows, of_rows, options);
+  const Oracle appended = append_kv_oracle(rows, of_rows, options);
   const std::size_t first = oracle.outputs.size();
   oracle.outputs.insert(oracle.outputs.end(), appended.outputs.begin(), appended.outputs.end());
   oracle.compute = [attention = oracle.compute, rows_of = appended.compute, first,

@@ -32,10 +32,10 @@
 namespace flashjit::verify {
 
 // Outputs: k, v, with scales of tokens k_scale and v_scale, and, where the spec rotates Q, q_out.
-Oracle append_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
+Oracle append_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
 
 // A decode that appends: o and lse of the caches as the launch has left them, and the outputs of
-// append_oracle().
+// append_kv_oracle().
 Oracle decode_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
 
 }  // namespace flashjit::verify

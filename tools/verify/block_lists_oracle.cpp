@@ -127,8 +127,8 @@ void visit(const Lists& lists, const std::vector<Kept>& kept, const Tensor& offs
 
 }  // namespace
 
-Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args,
-                          const OracleOptions& options) {
+Oracle make_block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args,
+                               const OracleOptions& options) {
   const Tensor& offsets = need(args.block_offsets, "block_offsets", 3);
   Lists lists{.masks = spec,
               .args = args,
@@ -177,7 +177,7 @@ Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args,
 }
 
 void fill_block_lists(const AttentionSpec& spec, const AttentionArgs& args) {
-  const Oracle oracle = block_lists_oracle(spec, args, {});
+  const Oracle oracle = make_block_lists_oracle(spec, args, {});
   oracle.compute([&](const Expected& expected) {
     auto* const to = static_cast<std::int32_t*>(oracle.outputs[expected.output].actual->data);
     for (std::size_t i = 0; i < expected.values.size(); ++i)

@@ -7,7 +7,8 @@
 namespace flashjit::verify {
 
 // Outputs: block_offsets, block_indices, block_bitmask_of and, if it is given, block_bitmasks.
-Oracle block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options);
+Oracle make_block_lists_oracle(const AttentionSpec& spec, const AttentionArgs& args,
+                               const OracleOptions& options);
 
 // Writes what the oracle of make_block_lists expects, for a spec of any operation that takes the lists: into
 // args.block_offsets, block_indices, block_bitmask_of and, if it is given, block_bitmasks, whose sizes are

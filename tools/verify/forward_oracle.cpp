@@ -138,7 +138,7 @@ class Worker {
     }
   }
 
-  bool decodes() const { return spec_.op == Operation::decode; }
+  bool decodes() const { return info_of(spec_.op).few_rows; }
 
   // floor_ = f of each key: see 14 of forward_bound.hpp.
   void compute_floors(const RowTask& task) {

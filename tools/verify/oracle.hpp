@@ -63,7 +63,7 @@ struct Oracle {
 
 // The oracle of the spec's operation. All tensors in `args` are in host memory, whatever their device fields
 // say, and must outlive the oracle. Outputs may be absent if they are not compared. Throws invalid_argument
-// if an input is missing or has the wrong rank, and unsupported for an operation without an oracle.
+// if an input is missing or has the wrong rank.
 Oracle oracle_of(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options = {});
 
 }  // namespace flashjit::verify

@@ -20,13 +20,13 @@ class Maker {
       : shape_(shape),
         options_(options),
         draw_(seed ^ 0x6d61736b),
-        makes_lists_(spec.op == Operation::make_block_lists),
+        makes_lists_(info_of(spec.op).makes_lists),
         has_padding_(has<PaddingMask>(spec)),
-        counts_keys_(spec.paged || spec.op == Operation::decode) {
+        counts_keys_(counts_keys(spec)) {
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
     if (counts_keys_) make_key_lengths();
     if (spec.paged) make_pages(spec);
-    if (spec.op == Operation::append_kv) make_append_positions();
+    if (has_argument(spec, argument_of(&AttentionArgs::append_positions))) make_append_positions();
   }
   MaskData take() { return std::move(data_); }
 

@@ -223,7 +223,9 @@ TEST(FieldUse, KernelsReadTheFieldsOfMasks) {
         const AttentionSpec before = with(mask), after = with(other);
         const bool given = lists && std::string_view(name) == "of_masks";  // always
         const KernelConfig config = family.preferred(after, target, {});
-        if (!given) EXPECT_EQ(unused(before, after, target, config), "");
+        if (!given) {
+          EXPECT_EQ(unused(before, after, target, config), "");
+        }
         value = usual_value;
       });
     };

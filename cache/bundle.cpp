@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "cache/kernel_entry.hpp"
-#include "codegen/error.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/suggest.hpp"
 
 namespace flashjit {
 namespace {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "codegen/config.hpp"
+#include "codegen/spec/config.hpp"
 
 namespace flashjit {
 

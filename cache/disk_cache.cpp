@@ -10,9 +10,9 @@
 #include "cache/folder.hpp"
 #include "cache/kernel_key.hpp"
 #include "cache/trust.hpp"
-#include "codegen/digest.hpp"
-#include "codegen/error.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/digest.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/suggest.hpp"
 
 namespace flashjit {
 namespace {

@@ -1,7 +1,7 @@
 #include "cache/entry_format.hpp"
 
 #include "cache/bytes.hpp"
-#include "codegen/digest.hpp"
+#include "codegen/base/digest.hpp"
 
 namespace flashjit {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "cache/fork.hpp"
 #include "cache/trust.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cache/config_json.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 using nlohmann::json;

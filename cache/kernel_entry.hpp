@@ -6,7 +6,7 @@
 
 #include "cache/disk_cache.hpp"
 #include "cache/entry_format.hpp"
-#include "codegen/kernel_source.hpp"
+#include "codegen/families/kernel_source.hpp"
 
 namespace flashjit {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "cache/entry_format.hpp"
-#include "codegen/digest.hpp"
+#include "codegen/base/digest.hpp"
 
 namespace flashjit {
 

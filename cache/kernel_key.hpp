@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "cache/key.hpp"
-#include "codegen/kernel_source.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/families/kernel_source.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 

@@ -1,8 +1,8 @@
 #include "cache/key.hpp"
 
 #include "cache/bytes.hpp"
-#include "codegen/digest.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/digest.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

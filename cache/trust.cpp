@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "cache/file.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

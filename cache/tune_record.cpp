@@ -4,8 +4,8 @@
 
 #include "cache/config_json.hpp"
 #include "cache/tune_store.hpp"
-#include "codegen/digest.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/digest.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 // This header is installed, so it includes by relative paths.
-#include "../codegen/config.hpp"
-#include "../codegen/shape.hpp"
+#include "../codegen/base/shape.hpp"
+#include "../codegen/spec/config.hpp"
 
 namespace flashjit {
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "cache/folder.hpp"
-#include "codegen/digest.hpp"
+#include "codegen/base/digest.hpp"
 
 namespace flashjit {
 namespace {

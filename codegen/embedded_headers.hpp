@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "kernel_source.hpp"
+#include "codegen/families/kernel_source.hpp"
 
 namespace flashjit {
 

@@ -1,10 +1,10 @@
-#include "render.hpp"
+#include "codegen/render.hpp"
 
 #include <algorithm>
 
-#include "embedded_headers.hpp"
-#include "error.hpp"
-#include "families/kernel_family.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/embedded_headers.hpp"
+#include "codegen/families/kernel_family.hpp"
 
 namespace flashjit {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "kernel_source.hpp"
-#include "spec.hpp"
+#include "codegen/families/kernel_source.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 

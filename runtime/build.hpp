@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cache/disk_cache.hpp"
-#include "codegen/kernel_source.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/families/kernel_source.hpp"
+#include "codegen/spec/spec.hpp"
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {

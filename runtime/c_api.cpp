@@ -6,11 +6,11 @@
 #include <span>
 #include <string>
 
-#include "codegen/arguments.hpp"
-#include "codegen/declarations.hpp"
-#include "codegen/float_state.hpp"
-#include "codegen/suggest.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/arguments/table.hpp"
+#include "codegen/base/float_state.hpp"
+#include "codegen/base/suggest.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/dropout.hpp"
 #include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"

@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/compiler.hpp"
 
 namespace flashjit {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <string>
 
-#include "codegen/target.hpp"
+#include "codegen/base/target.hpp"
 #include "runtime/compile_limits.hpp"
 
 namespace flashjit {

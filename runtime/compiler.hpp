@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "codegen/kernel_source.hpp"
+#include "codegen/families/kernel_source.hpp"
 #include "runtime/compile_limits.hpp"
 
 namespace flashjit {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "codegen/float_state.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/base/float_state.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "templates/shared/dropout.h"
 
 namespace flashjit {

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <span>
 
-#include "codegen/error.hpp"
-#include "codegen/shape.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/shape.hpp"
 
 namespace flashjit {
 

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "cache/fork.hpp"
-#include "codegen/float_state.hpp"
-#include "codegen/search_space.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/base/float_state.hpp"
+#include "codegen/families/search_space.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compile_watch.hpp"
 #include "runtime/cpu/amx.hpp"

@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "codegen/error.hpp"
-#include "codegen/kernel_source.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/families/kernel_source.hpp"
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {

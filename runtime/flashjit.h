@@ -1,5 +1,5 @@
 /* flashjit: attention kernels from specs, at run time. This is the C interface, for use from any language.
-   flashjit.hpp is the C++ interface; codegen/attention_args.hpp says more about each argument.
+   flashjit.hpp is the C++ interface; codegen/arguments/attention_args.hpp says more about each argument.
 
      flashjit_engine* engine;
      flashjit_spec* spec;
@@ -89,8 +89,8 @@ typedef struct {
   int64_t strides[FLASHJIT_MAX_RANK];
 } flashjit_tensor;
 
-/* The arguments of a launch; codegen/attention_args.hpp has their shapes and meaning. Later versions append
-   ids. A launch gives each id at most once. */
+/* The arguments of a launch; codegen/arguments/attention_args.hpp has their shapes and meaning. Later
+   versions append ids. A launch gives each id at most once. */
 typedef enum {
   FLASHJIT_ARG_Q = 1,                      /* tensor */
   FLASHJIT_ARG_K = 2,                      /* tensor */

@@ -27,11 +27,11 @@
 #include <vector>
 
 #include "cache/tune_record.hpp"
-#include "codegen/attention_args.hpp"
-#include "codegen/error.hpp"
-#include "codegen/shape.hpp"
-#include "codegen/spec.hpp"
-#include "codegen/target.hpp"
+#include "codegen/arguments/attention_args.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/base/target.hpp"
+#include "codegen/spec/spec.hpp"
 #include "compile_limits.hpp"
 
 namespace flashjit {

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "codegen/float_state.hpp"
+#include "codegen/base/float_state.hpp"
 
 namespace flashjit {
 

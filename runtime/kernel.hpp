@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "codegen/float_state.hpp"
+#include "codegen/base/float_state.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
 #include "runtime/operation.hpp"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cache/fork.hpp"
-#include "codegen/shape.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 

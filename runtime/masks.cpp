@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "codegen/mask_rules.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/spec/mask_rules.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "templates/shared/platform.h"
 
 namespace flashjit {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/argument_checks.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/operations/operations.hpp"
 

@@ -4,13 +4,13 @@
 #include <cstddef>
 #include <optional>
 
-#include "codegen/config.hpp"
-#include "codegen/shape.hpp"
-#include "codegen/spec.hpp"
-#include "codegen/target.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/base/target.hpp"
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
+#include "runtime/arguments/overlap.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
-#include "runtime/overlap.hpp"
 
 namespace flashjit {
 

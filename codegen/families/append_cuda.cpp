@@ -1,6 +1,6 @@
 // append_kv on every GPU from sm_80 up: a thread copies two pieces of a row, of 16 bytes each.
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/kernel_text.hpp"
 
 namespace flashjit {
 namespace {

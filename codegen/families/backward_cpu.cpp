@@ -1,11 +1,11 @@
 // Backward on CPUs: an item is every so-manieth block of block_n keys of a key/value head.
 #include <algorithm>
 
-#include "codegen/cpu_products.hpp"
+#include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/formula_traits.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/mask_rules.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "templates/shared/backward_cpu_params.h"
 
 namespace flashjit {

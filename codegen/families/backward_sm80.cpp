@@ -2,11 +2,11 @@
 // keys of a key/value head and passes block_m query rows by at a time.
 #include <algorithm>
 
-#include "codegen/backward_kernels.hpp"
+#include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/formula_traits.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/mask_rules.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "shared/backward_cuda_params.h"
 
 namespace flashjit {

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <iterator>
 
-#include "codegen/backward_kernels.hpp"
+#include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/formula_traits.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/wgmma_products.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/families/wgmma_products.hpp"
+#include "codegen/formulas/formula_traits.hpp"
 #include "shared/backward_cuda_params.h"
 #include "shared/backward_sm90a_layout.h"
 

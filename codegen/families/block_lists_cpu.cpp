@@ -1,6 +1,6 @@
 // make_block_lists on CPUs.
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/kernel_text.hpp"
 
 namespace flashjit {
 namespace {

@@ -1,6 +1,6 @@
 // make_block_lists on every GPU from sm_80 up.
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/kernel_text.hpp"
 #include "templates/shared/block_lists_params.h"
 
 namespace flashjit {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/kernel_text.hpp"
 #include "shared/decode_layout.h"
 
 namespace flashjit {

@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "codegen/decode_kernels.hpp"
 #include "codegen/families/decode_cuda.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/decode_kernels.hpp"
+#include "codegen/families/kernel_text.hpp"
 #include "shared/decode_cuda_layout.h"
 #include "shared/decode_cuda_params.h"
 

@@ -1,10 +1,10 @@
 // Decode on sm_90a: the kernel by mma.sync, which divides the keys, or for many query rows the forward's.
 #include <algorithm>
 
-#include "codegen/decode_kernels.hpp"
 #include "codegen/families/decode_cuda.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/mask_rules.hpp"
+#include "codegen/families/decode_kernels.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit {
 

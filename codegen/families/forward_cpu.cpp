@@ -1,10 +1,10 @@
 // Forward on CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
 #include <algorithm>
 
-#include "codegen/cpu_products.hpp"
+#include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/mask_rules.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit {
 namespace {

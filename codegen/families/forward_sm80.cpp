@@ -1,9 +1,9 @@
 // Forward on every GPU from sm_80 up: mma.sync kernels in which a warp owns 16 query rows, or a multiple, of
 // the tile.
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/formula_traits.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/mask_rules.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "shared/layout.h"
 
 namespace flashjit {

@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/formula_traits.hpp"
-#include "codegen/kernel_text.hpp"
-#include "codegen/mask_rules.hpp"
-#include "codegen/wgmma_products.hpp"
+#include "codegen/families/kernel_text.hpp"
+#include "codegen/families/wgmma_products.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "shared/layout.h"
 
 namespace flashjit {

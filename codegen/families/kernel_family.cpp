@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "codegen/suggest.hpp"
+#include "codegen/base/suggest.hpp"
 
 namespace flashjit {
 

@@ -8,12 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "codegen/config.hpp"
-#include "codegen/kernel_source.hpp"
-#include "codegen/shape.hpp"
-#include "codegen/spec.hpp"
-#include "codegen/spec_fields.hpp"
-#include "codegen/target.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/base/target.hpp"
+#include "codegen/families/kernel_source.hpp"
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
+#include "codegen/spec/spec_fields.hpp"
 
 namespace flashjit {
 

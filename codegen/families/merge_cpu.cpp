@@ -1,6 +1,6 @@
 // Merge on CPUs.
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/kernel_text.hpp"
 
 namespace flashjit {
 namespace {

@@ -1,6 +1,6 @@
 // Merge on every GPU from sm_80 up: a thread has 16 bytes of each part of a row.
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/kernel_text.hpp"
+#include "codegen/families/kernel_text.hpp"
 
 namespace flashjit {
 namespace {

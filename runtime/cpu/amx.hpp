@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "codegen/target.hpp"
+#include "codegen/base/target.hpp"
 
 namespace flashjit {
 

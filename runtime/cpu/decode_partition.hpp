@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codegen/config.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
+#include "runtime/arguments/scales.hpp"
 #include "runtime/executable.hpp"
-#include "runtime/kv_scale_arguments.hpp"
 #include "templates/shared/decode_cpu_params.h"
 
 namespace flashjit {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/error.hpp"
-#include "codegen/float_state.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/float_state.hpp"
 #include "runtime/cpu/object.hpp"
 #include "runtime/executable.hpp"
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "cache/file.hpp"
-#include "codegen/error.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/suggest.hpp"
 #include "runtime/executable.hpp"
 
 namespace flashjit {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "codegen/cpu_products.hpp"
-#include "codegen/mask_rules.hpp"
+#include "codegen/families/cpu_products.hpp"
+#include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "codegen/config.hpp"
-#include "codegen/spec.hpp"
-#include "codegen/target.hpp"
+#include "codegen/base/target.hpp"
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
 #include "templates/shared/forward_cpu_params.h"
 
 namespace flashjit {

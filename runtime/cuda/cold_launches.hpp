@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/kernel_source.hpp"
+#include "codegen/families/kernel_source.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/executable.hpp"
 

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include "cache/fork.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/library_file.hpp"
 
 namespace flashjit {

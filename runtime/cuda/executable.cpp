@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/float_state.hpp"
+#include "codegen/base/float_state.hpp"
 #include "runtime/cuda/driver.hpp"
 
 namespace flashjit {

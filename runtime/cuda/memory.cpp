@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit::cuda {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "cache/fork.hpp"
 #include "cache/trust.hpp"
-#include "codegen/digest.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/digest.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/build_id.hpp"
 #include "runtime/compile_watch.hpp"
 #include "runtime/library_file.hpp"

@@ -3,8 +3,8 @@
 
 #include <array>
 
-#include "codegen/config.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
 #include "templates/shared/backward_params.h"
 #include "templates/shared/backward_sm90a_params.h"
 #include "templates/shared/forward_sm90a_params.h"

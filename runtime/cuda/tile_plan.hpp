@@ -1,8 +1,8 @@
 // How a launch on a GPU is divided into tiles.
 #pragma once
 
-#include "codegen/config.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
 #include "runtime/executable.hpp"
 #include "templates/shared/forward_sm80_params.h"
 #include "templates/shared/forward_sm90a_params.h"

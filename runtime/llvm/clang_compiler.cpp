@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cache/fork.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/compile_watch.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/llvm/plugin_client.hpp"

@@ -9,7 +9,7 @@
 
 #include "cache/fork.hpp"
 #include "cache/trust.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/build_id.hpp"
 #include "runtime/library_file.hpp"
 

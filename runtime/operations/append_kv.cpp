@@ -1,12 +1,12 @@
-#include "runtime/append_rows.hpp"
+#include "runtime/arguments/append_rows.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
-#include "runtime/argument_checks.hpp"
-#include "runtime/arguments.hpp"
-#include "runtime/mask_arguments.hpp"
+#include "runtime/arguments/attention.hpp"
+#include "runtime/arguments/checks.hpp"
+#include "runtime/arguments/masks.hpp"
 #include "runtime/operations/operations.hpp"
 
 namespace flashjit {

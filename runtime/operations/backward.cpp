@@ -4,15 +4,15 @@
 #include <optional>
 #include <utility>
 
-#include "codegen/backward_kernels.hpp"
-#include "codegen/declarations.hpp"
-#include "codegen/formula_traits.hpp"
-#include "runtime/argument_checks.hpp"
-#include "runtime/arguments.hpp"
+#include "codegen/families/backward_kernels.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "runtime/arguments/attention.hpp"
+#include "runtime/arguments/checks.hpp"
+#include "runtime/arguments/overlap.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/tensor_maps.hpp"
 #include "runtime/operations/operations.hpp"
-#include "runtime/overlap.hpp"
 #include "templates/shared/backward_cpu_params.h"
 #include "templates/shared/backward_cuda_params.h"
 #include "templates/shared/backward_sm90a_layout.h"

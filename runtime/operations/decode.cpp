@@ -4,10 +4,10 @@
 #include <string>
 #include <variant>
 
-#include "codegen/decode_kernels.hpp"
-#include "runtime/append_rows.hpp"
-#include "runtime/argument_checks.hpp"
-#include "runtime/arguments.hpp"
+#include "codegen/families/decode_kernels.hpp"
+#include "runtime/arguments/append_rows.hpp"
+#include "runtime/arguments/attention.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/cpu/decode_partition.hpp"
 #include "runtime/operations/operations.hpp"
 #include "templates/shared/decode_cuda_layout.h"

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "runtime/arguments.hpp"
+#include "runtime/arguments/attention.hpp"
 #include "runtime/cpu/partition.hpp"
 #include "runtime/cpu/parts.hpp"
 #include "runtime/cuda/driver.hpp"

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <utility>
 
-#include "codegen/mask_rules.hpp"
-#include "runtime/argument_checks.hpp"
-#include "runtime/arguments.hpp"
-#include "runtime/mask_arguments.hpp"
+#include "codegen/spec/mask_rules.hpp"
+#include "runtime/arguments/attention.hpp"
+#include "runtime/arguments/checks.hpp"
+#include "runtime/arguments/masks.hpp"
 #include "runtime/operations/operations.hpp"
 #include "templates/shared/block_lists_params.h"
 

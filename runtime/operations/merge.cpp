@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <string>
 
-#include "runtime/argument_checks.hpp"
+#include "runtime/arguments/checks.hpp"
+#include "runtime/arguments/overlap.hpp"
 #include "runtime/operations/operations.hpp"
-#include "runtime/overlap.hpp"
 #include "templates/shared/merge_params.h"
 
 namespace flashjit {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <variant>
 
-#include "codegen/arguments.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/arguments/table.hpp"
+#include "runtime/arguments/checks.hpp"
 
 namespace flashjit {
 namespace {

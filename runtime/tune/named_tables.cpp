@@ -4,7 +4,8 @@
 #include <cstring>
 #include <random>
 
-#include "runtime/argument_checks.hpp"
+#include "codegen/formulas/formula.hpp"
+#include "runtime/arguments/checks.hpp"
 
 namespace flashjit {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "codegen/declarations.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {

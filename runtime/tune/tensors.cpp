@@ -10,8 +10,8 @@
 #include <new>
 #include <thread>
 
-#include "codegen/declarations.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/named_tables.hpp"

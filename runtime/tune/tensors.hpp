@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/flashjit.hpp"
 

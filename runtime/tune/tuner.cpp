@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "cache/tune_store.hpp"
-#include "codegen/float_state.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/base/float_state.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/jobs.hpp"

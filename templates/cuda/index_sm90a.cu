@@ -17,7 +17,7 @@ struct Spec : ForwardSm90aSpec {
   using Mask = Intersect<Bounds, Masks...>;
 };
 
-// A stand-in: products are rendered for each kernel (codegen/wgmma_products.hpp).
+// A stand-in: products are rendered for each kernel (codegen/families/wgmma_products.hpp).
 struct NoProducts {
   template <class... Operands>
   static FLASHJIT_FN void qk(const Operands&...) {}

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "codegen/arguments.hpp"
-#include "codegen/declarations.hpp"
+#include "codegen/arguments/table.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {

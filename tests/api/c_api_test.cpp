@@ -11,7 +11,7 @@
 #include <memory>
 #include <thread>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/declarations.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
 #include "tests/unit/expect_error.h"

@@ -4,7 +4,7 @@
 
 #include "cache/bundle.hpp"
 #include "cache/kernel_entry.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "tests/cache/support.hpp"
 
 namespace flashjit::testing {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "tests/cache/support.hpp"
 
 namespace flashjit::testing {

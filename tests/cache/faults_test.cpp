@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "tests/cache/support.hpp"
 
 namespace flashjit::testing {

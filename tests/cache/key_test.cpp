@@ -4,8 +4,8 @@
 #include <random>
 #include <set>
 
-#include "codegen/digest.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/digest.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "cache/kernel_key.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "tests/cache/support.hpp"
 
 namespace flashjit::testing {

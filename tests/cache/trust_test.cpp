@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "tests/cache/support.hpp"
 
 namespace flashjit::testing {

@@ -8,7 +8,7 @@
 #include <regex>
 #include <sstream>
 
-#include "codegen/operation.hpp"
+#include "codegen/spec/operation.hpp"
 #include "tests/cli/command_line.hpp"
 #include "tests/cli/xml.hpp"
 

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "codegen/families/kernel_family.hpp"
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
 
 namespace flashjit {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <random>
 
-#include "codegen/formula_traits.hpp"
+#include "codegen/formulas/formula_traits.hpp"
 #include "shared/backward_sm90a_layout.h"
 #include "tests/compile/nvrtc_test.hpp"
 

@@ -1,5 +1,5 @@
 // Decode's kernels compile without a spill or a warning, and have the intended instructions.
-#include "codegen/decode_kernels.hpp"
+#include "codegen/families/decode_kernels.hpp"
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {

@@ -14,7 +14,7 @@
 #include <string>
 #include <thread>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "codegen/render.hpp"
 #include "tests/compile/nvrtc_test.hpp"
 

@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
 #include "runtime/cuda/nvrtc.hpp"
 #include "tests/support/sample_seed.hpp"
 

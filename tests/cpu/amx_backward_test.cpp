@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/operation.hpp"
 #include "tests/cpu/emulated_code.hpp"
 #include "tests/numerics/specs.hpp"

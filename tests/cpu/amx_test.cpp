@@ -11,10 +11,10 @@
 #include <limits>
 #include <vector>
 
-#include "codegen/cpu_products.hpp"
+#include "codegen/families/cpu_products.hpp"
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
-#include "runtime/arguments.hpp"
+#include "runtime/arguments/attention.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cpu/object.hpp"

@@ -2,7 +2,7 @@
 // oracle.
 #include <gtest/gtest.h>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "cuda/append_quantised.cuh"
 #include "runtime/operation.hpp"
 #include "shared/last_keys.h"

@@ -4,7 +4,7 @@
 
 #include <concepts>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "cuda/backward_dq_sm80.cuh"
 #include "cuda/backward_sm80.cuh"
 #include "runtime/operation.hpp"

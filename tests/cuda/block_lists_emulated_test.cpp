@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "cuda/formula.cuh"
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"

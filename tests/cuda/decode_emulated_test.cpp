@@ -3,7 +3,7 @@
 // of work alone, for many lengths.
 #include <gtest/gtest.h>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "cuda/decode_quantised.cuh"
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"

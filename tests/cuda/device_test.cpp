@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "codegen/base/error.hpp"
 #include "codegen/embedded_headers.hpp"
-#include "codegen/error.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/cuda/cold_launches.hpp"
 #include "runtime/cuda/driver.hpp"

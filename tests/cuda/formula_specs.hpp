@@ -4,7 +4,7 @@
 #include <string>
 #include <type_traits>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 #include "cuda/formula.cuh"
 
 namespace flashjit::testing_support {

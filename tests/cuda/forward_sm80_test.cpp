@@ -9,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
-#include "codegen/search_space.hpp"
-#include "runtime/arguments.hpp"
+#include "codegen/families/search_space.hpp"
+#include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"

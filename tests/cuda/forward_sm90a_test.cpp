@@ -4,10 +4,10 @@
 
 #include <numeric>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "cuda/forward_sm90a.cuh"
 #include "cuda/forward_sm90a_quantised.cuh"
-#include "runtime/arguments.hpp"
+#include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"

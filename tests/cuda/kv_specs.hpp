@@ -4,7 +4,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 #include "shared/kv_scale_params.h"
 
 namespace flashjit::testing_support {

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 #include "cuda/formula_gradient.cuh"
 #include "shared/backward_cuda_params.h"
 

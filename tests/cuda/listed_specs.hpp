@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 #include "cuda/formula.cuh"
 #include "runtime/masks.hpp"
 #include "shared/listed_mask.h"

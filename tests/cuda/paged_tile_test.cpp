@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/page_arguments.hpp"
+#include "runtime/arguments/pages.hpp"
 
 namespace flashjit::device {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 // libFuzzer calls this with any bytes. There must be no crash,
 // no hang, no sanitizer report and no failed FUZZ_CHECK.

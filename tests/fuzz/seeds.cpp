@@ -9,8 +9,8 @@
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
 #include "cache/tune_store.hpp"
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
 #include "tools/manifest/models.hpp"
 
 using namespace flashjit;

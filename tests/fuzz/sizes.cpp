@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/backward_kernels.hpp"
-#include "codegen/search_space.hpp"
-#include "runtime/arguments.hpp"
+#include "codegen/families/backward_kernels.hpp"
+#include "codegen/families/search_space.hpp"
+#include "runtime/arguments/attention.hpp"
 #include "runtime/cpu/partition.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "runtime/dropout.hpp"

@@ -1,8 +1,8 @@
 // Fuzzes specs: an accepted spec survives a round trip, and every target renders or refuses it.
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace flashjit;

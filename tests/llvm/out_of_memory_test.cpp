@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "codegen/base/error.hpp"
 #include "codegen/embedded_headers.hpp"
-#include "codegen/error.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/llvm/plugin_client.hpp"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codegen/embedded_headers.hpp"
-#include "runtime/arguments.hpp"
+#include "runtime/arguments/attention.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/operation.hpp"
 #include "tests/unit/expect_error.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <functional>
 
-#include "codegen/cpu_products.hpp"
+#include "codegen/families/cpu_products.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"

@@ -10,7 +10,7 @@
 #include <new>
 #include <set>
 
-#include "codegen/declarations.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
 #include "tests/numerics/specs.hpp"

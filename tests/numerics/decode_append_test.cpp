@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "tests/numerics/specs.hpp"

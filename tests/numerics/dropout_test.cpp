@@ -6,7 +6,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/dropout.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/random_formulas.hpp"

@@ -1,7 +1,7 @@
 // The hard cases of a forward, against the float64 oracle.
 #include <gtest/gtest.h>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 

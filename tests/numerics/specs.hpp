@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit::testing_support {
 

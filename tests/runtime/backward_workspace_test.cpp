@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/operation.hpp"
 
 namespace flashjit {

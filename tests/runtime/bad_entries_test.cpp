@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "cache/kernel_key.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/build.hpp"
 #include "tests/cache/support.hpp"
 #include "tests/runtime/memory_policy.hpp"

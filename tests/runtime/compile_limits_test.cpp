@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/flashjit.hpp"
 #include "tests/cache/support.hpp"

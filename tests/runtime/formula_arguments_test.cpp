@@ -1,5 +1,5 @@
 // Tables, scalars and sink logits of a launch: what is refused, and the params that kernels get.
-#include "runtime/formula_arguments.hpp"
+#include "runtime/arguments/formulas.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,10 @@
 #include <bit>
 #include <limits>
 
-#include "codegen/declarations.hpp"
-#include "codegen/spec_fields.hpp"
-#include "runtime/argument_checks.hpp"
+#include "codegen/formulas/write_out.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "codegen/spec/spec_fields.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "tests/unit/expect_error.h"
 
 namespace flashjit {

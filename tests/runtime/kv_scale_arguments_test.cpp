@@ -1,5 +1,5 @@
 // Scales of an 8-bit cache: what is refused, and the params that kernels get.
-#include "runtime/kv_scale_arguments.hpp"
+#include "runtime/arguments/scales.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <sys/xattr.h>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/cuda/nvrtc.hpp"
 #include "runtime/llvm/plugin_client.hpp"
 #include "tests/cache/support.hpp"

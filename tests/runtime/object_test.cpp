@@ -12,7 +12,7 @@
 #include <sstream>
 #include <string>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/executable.hpp"
 #include "tests/cache/support.hpp"
 #include "tests/runtime/memory_policy.hpp"

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "cache/disk_cache.hpp"
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 #include "runtime/cuda/nvrtc.hpp"
 #include "runtime/llvm/plugin_client.hpp"
 

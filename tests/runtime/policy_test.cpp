@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "cache/tune_store.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/tune/environment.hpp"
 #include "tests/cache/support.hpp"

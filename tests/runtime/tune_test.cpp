@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cache/tune_store.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/tune/environment.hpp"
 #include "runtime/tune/race.hpp"
 #include "runtime/tune/trial.hpp"

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
 #include "tools/verify/element.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "tests/support/feature_space.hpp"
 #include "tests/support/sample_seed.hpp"
 

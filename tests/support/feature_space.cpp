@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "codegen/families/kernel_family.hpp"
 
 namespace flashjit::testing_support {

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "codegen/shape.hpp"
-#include "codegen/spec.hpp"
-#include "codegen/target.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/base/target.hpp"
+#include "codegen/spec/spec.hpp"
 #include "tests/support/covering_array.hpp"
 
 namespace flashjit::testing_support {

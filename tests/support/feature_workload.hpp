@@ -3,7 +3,7 @@
 
 #include <iterator>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "tests/support/feature_space.hpp"
 #include "tests/support/workload.hpp"
 

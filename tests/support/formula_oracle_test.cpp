@@ -7,8 +7,9 @@
 #include <tuple>
 #include <vector>
 
-#include "codegen/declarations.hpp"
-#include "codegen/spec_fields.hpp"
+#include "codegen/formulas/write_out.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "codegen/spec/spec_fields.hpp"
 #include "tools/verify/formula.hpp"
 #include "tools/verify/oracle.hpp"
 #include "tools/verify/random_tensor.hpp"

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "codegen/declarations.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/forward_bound.hpp"

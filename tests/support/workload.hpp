@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "runtime/flashjit.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"

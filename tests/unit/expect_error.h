@@ -5,7 +5,7 @@
 
 #include <initializer_list>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 

@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "expect_error.h"
 
 namespace flashjit {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/mask_rules.hpp"
 #include "codegen/render.hpp"
+#include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit {
 namespace {

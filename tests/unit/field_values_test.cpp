@@ -1,6 +1,6 @@
 // Every field of a spec, of its masks, of rotary embedding and of config is declared with its values. A value
 // outside of them is refused, and the schema has the same values.
-#include "codegen/field_values.hpp"
+#include "codegen/spec/field_values.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 #include <variant>
 #include <vector>
 
-#include "codegen/spec.hpp"
-#include "codegen/spec_fields.hpp"
+#include "codegen/spec/spec.hpp"
+#include "codegen/spec/spec_fields.hpp"
 #include "expect_error.h"
 
 namespace flashjit {

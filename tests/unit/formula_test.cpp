@@ -1,6 +1,6 @@
 // Formulas: their parser, its messages, and their canonical text.
-#include "codegen/formula.hpp"
-#include "codegen/formula_patterns.hpp"
+#include "codegen/formulas/formula.hpp"
+#include "codegen/formulas/formula_patterns.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/builtin_formulas.hpp"
-#include "codegen/declarations.hpp"
-#include "codegen/formula_functors.hpp"
-#include "codegen/formula_traits.hpp"
-#include "codegen/spec_fields.hpp"
+#include "codegen/formulas/formula_functors.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/formulas/write_out.hpp"
+#include "codegen/spec/builtin_names.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "codegen/spec/spec_fields.hpp"
 #include "expect_error.h"
 
 namespace flashjit {

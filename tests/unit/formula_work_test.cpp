@@ -1,12 +1,12 @@
 // The bound of the work that a spec's formulas may be to compilers.
-#include "codegen/formula_work.hpp"
+#include "codegen/formulas/formula_work.hpp"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 #include "expect_error.h"
 
 namespace flashjit {

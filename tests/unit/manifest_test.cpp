@@ -8,8 +8,8 @@
 #include <random>
 #include <set>
 
-#include "codegen/error.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/families/search_space.hpp"
 #include "tools/manifest/manifest.hpp"
 #include "tools/manifest/models.hpp"
 

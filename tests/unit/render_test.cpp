@@ -14,7 +14,7 @@
 
 #include "codegen/embedded_headers.hpp"
 #include "codegen/families/kernel_family.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "shared/layout.h"
 
 namespace flashjit {

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 namespace {

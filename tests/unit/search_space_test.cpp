@@ -1,4 +1,4 @@
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <random>
 #include <string>
 
-#include "codegen/strict_json.hpp"
+#include "codegen/base/strict_json.hpp"
 #include "expect_error.h"
 
 namespace flashjit {

@@ -1,4 +1,4 @@
-#include "codegen/target.hpp"
+#include "codegen/base/target.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/suggest.hpp"
+#include "codegen/base/suggest.hpp"
 
 namespace flashjit::command {
 

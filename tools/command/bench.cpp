@@ -9,8 +9,8 @@
 #include <memory>
 #include <sstream>
 
-#include "codegen/cpu_products.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/cpu_products.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/cuda/cold_launches.hpp"
 #include "runtime/device.hpp"
 #include "runtime/jobs.hpp"

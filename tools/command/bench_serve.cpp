@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/strict_json.hpp"
+#include "codegen/base/strict_json.hpp"
 #include "runtime/cuda/cold_launches.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/device.hpp"

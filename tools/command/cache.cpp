@@ -12,7 +12,7 @@
 
 #include "cache/config_json.hpp"
 #include "cache/tune_store.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/suggest.hpp"
 #include "runtime/build.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"

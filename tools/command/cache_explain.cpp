@@ -5,8 +5,8 @@
 
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
+#include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
-#include "codegen/search_space.hpp"
 #include "runtime/compiler.hpp"
 #include "tools/command/cache.hpp"
 #include "tools/command/exit_code.hpp"

@@ -3,7 +3,7 @@
 #include <iostream>
 #include <memory>
 
-#include "codegen/mask_rules.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/mask_picture.hpp"
 #include "tools/command/options.hpp"

@@ -7,8 +7,8 @@
 #include <iostream>
 #include <sstream>
 
-#include "codegen/strict_json.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/strict_json.hpp"
+#include "codegen/base/suggest.hpp"
 #include "tools/manifest/models.hpp"
 #include "tools/verify/input_file.hpp"
 

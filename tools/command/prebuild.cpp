@@ -14,7 +14,7 @@
 
 #include "cache/trust.hpp"
 #include "cache/tune_store.hpp"
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/build.hpp"
 #include "runtime/compile_watch.hpp"
 #include "runtime/jobs.hpp"

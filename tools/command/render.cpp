@@ -4,7 +4,7 @@
 #include <iostream>
 #include <memory>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"

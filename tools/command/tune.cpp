@@ -13,7 +13,7 @@
 #include <memory>
 #include <optional>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/device.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cache/tune_record.hpp"
-#include "codegen/target.hpp"
+#include "codegen/base/target.hpp"
 
 namespace flashjit::command {
 

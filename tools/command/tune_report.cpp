@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "runtime/device.hpp"
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"

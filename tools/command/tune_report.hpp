@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/search_space.hpp"
+#include "codegen/families/search_space.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/command/report.hpp"
 

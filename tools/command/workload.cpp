@@ -9,9 +9,9 @@
 #include <new>
 #include <utility>
 
-#include "codegen/declarations.hpp"
-#include "codegen/mask_rules.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/suggest.hpp"
+#include "codegen/spec/declarations.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "runtime/tune/named_tables.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/block_lists_oracle.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/command/options.hpp"
@@ -65,7 +65,7 @@ struct NamedValues {
 NamedValues named_values(const AttentionSpec& spec, const Shape& shape,
                          const std::vector<std::string>& given);
 
-// Floating-point operations by the customary count, which codegen/operation.hpp has.
+// Floating-point operations by the customary count, which codegen/spec/operation.hpp has.
 double customary_flops(const AttentionSpec& spec, const AttentionArgs& args);
 // Bytes of K and V, each read once for a key/value head. Reading them bounds a decode.
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);

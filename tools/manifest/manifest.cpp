@@ -5,9 +5,9 @@
 #include <span>
 #include <utility>
 
-#include "codegen/error.hpp"
-#include "codegen/strict_json.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/base/error.hpp"
+#include "codegen/base/strict_json.hpp"
+#include "codegen/base/suggest.hpp"
 #include "tools/manifest/models.hpp"
 
 namespace flashjit {

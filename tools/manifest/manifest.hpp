@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "codegen/shape.hpp"
-#include "codegen/spec.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 

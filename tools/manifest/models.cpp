@@ -3,8 +3,8 @@
 #include <initializer_list>
 #include <string>
 
-#include "codegen/arguments.hpp"
-#include "codegen/error.hpp"
+#include "codegen/arguments/table.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/declarations.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "runtime/dropout.hpp"
 #include "tools/verify/dropout.hpp"
 #include "tools/verify/element.hpp"

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit::verify {
 

@@ -32,7 +32,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "codegen/spec.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit::verify {
 

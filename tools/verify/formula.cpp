@@ -6,7 +6,7 @@
 #include <string>
 #include <variant>
 
-#include "codegen/declarations.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/formula_values.hpp"
 

@@ -17,13 +17,13 @@
 // Derivatives are computed by dual numbers: each operation carries the derivative of its result, with a bound
 // of its own by the same rules. Kernels compute another formula for the same derivative, in another order:
 // they get twice the bound and 2^-20 of the derivative. A choice that is not sure covers the derivatives of
-// both values. Where there is none, the derivative is the one that codegen/derivatives.hpp chooses.
+// both values. Where there is none, the derivative is the one that codegen/formulas/derivatives.hpp chooses.
 #pragma once
 
 #include <span>
 #include <vector>
 
-#include "codegen/formula.hpp"
+#include "codegen/formulas/formula.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/verify/mask.hpp"
 

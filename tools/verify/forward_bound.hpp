@@ -71,7 +71,7 @@
 #include <algorithm>
 #include <numbers>
 
-#include "codegen/target.hpp"
+#include "codegen/base/target.hpp"
 #include "tools/verify/error_bound.hpp"
 
 namespace flashjit::verify {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "codegen/error.hpp"
+#include "codegen/base/error.hpp"
 
 namespace flashjit::verify {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/verify/mask.hpp"
 

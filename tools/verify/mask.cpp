@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/formula.hpp"
 

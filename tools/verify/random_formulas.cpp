@@ -4,9 +4,10 @@
 #include <array>
 #include <cstdio>
 
-#include "codegen/arguments.hpp"
-#include "codegen/declarations.hpp"
-#include "codegen/suggest.hpp"
+#include "codegen/arguments/table.hpp"
+#include "codegen/base/suggest.hpp"
+#include "codegen/formulas/formula.hpp"
+#include "codegen/spec/declarations.hpp"
 
 namespace flashjit::verify {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "codegen/formula.hpp"
+#include "codegen/formulas/formula.hpp"
 #include "tools/verify/draw.hpp"
 
 namespace flashjit::verify {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "codegen/arguments.hpp"
+#include "codegen/arguments/table.hpp"
 #include "templates/shared/platform.h"
 #include "tools/verify/draw.hpp"
 

@@ -5,7 +5,8 @@
 #include <limits>
 #include <map>
 
-#include "codegen/declarations.hpp"
+#include "codegen/formulas/formula.hpp"
+#include "codegen/spec/declarations.hpp"
 #include "tools/verify/draw.hpp"
 
 namespace flashjit::verify {

@@ -107,7 +107,7 @@ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
 template <class Spec, class Config>
 struct Sm90aShared;
 
-// The products that codegen/wgmma_products.hpp renders, emulated.
+// The products that codegen/families/wgmma_products.hpp renders, emulated.
 template <class Spec, class Config>
 struct EmulatedProducts {
   using QkElement = typename Sm90aShared<Spec, Config>::QkElement;

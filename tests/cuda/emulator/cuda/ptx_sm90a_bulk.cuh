@@ -35,7 +35,7 @@ inline void ld_shared_v2(float& a, float& b, u32 from) {
   b = emulator::block().load<float>(from + 4);
 }
 
-// The products that codegen/wgmma_products.hpp renders, emulated: d (+)= a b for `steps` of 16.
+// The products that codegen/families/wgmma_products.hpp renders, emulated: d (+)= a b for `steps` of 16.
 template <class T, int N, bool b_n_major, class AStep, class BStep>
 void emulated_ss(float (&d)[N / 2], u64 a, u64 b, int steps, AStep a_step, BStep b_step) {
   for (int i = 0; i < steps; ++i)

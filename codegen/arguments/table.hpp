@@ -1,0 +1,429 @@
+// The table of a launch's arguments, one line for each. The checks, the
+// C interface, the tuner, the command's files and the tests iterate it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "codegen/arguments/attention_args.hpp"
+#include "codegen/base/shape.hpp"
+#include "codegen/spec/mask_rules.hpp"
+
+namespace flashjit {
+
+enum class Role {
+  input,      // elements
+  output,     // written
+  table,      // integers in memory that say what to compute
+  number,     // by value
+  workspace,  // scratch memory of the caller; its contents do not outlast a launch
+};
+
+using TensorMember = std::optional<Tensor> AttentionArgs::*;
+// The member of AttentionArgs that holds the argument; its type is the argument's type.
+using ArgumentMember =
+    std::variant<TensorMember, std::optional<int> AttentionArgs::*, std::optional<float> AttentionArgs::*,
+                 std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
+
+// The part of a spec without which the argument has no meaning.
+enum class Needs {
+  nothing,
+  lse,
+  varlen,
+  packed_keys,
+  paged,
+  dropout,
+  padding,
+  key_lengths,
+  sliding_window,
+  sinks,
+  block_sparse,
+  tree,
+  sink_logits,
+  kv_dtype,
+  queries,   // every operation but an append_kv that does not rotate Q
+  new_rows,  // of append_kv, or of a decode that appends
+  rotates_q,
+  rotary,
+  rotary_tables,
+  rotary_numbers,  // rotary without tables
+};
+
+// Whether k and v are a cache, of whose keys a launch may use fewer than it has room for.
+constexpr bool is_cached(const AttentionSpec& spec) {
+  const When caches = info_of(spec.op).caches;
+  return caches == When::always || (caches == When::by_field && spec.paged);
+}
+
+// How the tensors k and v hold keys: a slot for each batch entry, packed sequences, or pages.
+enum class KeyLayout { batched, packed, paged };
+constexpr KeyLayout key_layout(const AttentionSpec& spec) {
+  if (spec.paged) return KeyLayout::paged;
+  return spec.varlen && info_of(spec.op).caches != When::always ? KeyLayout::packed : KeyLayout::batched;
+}
+
+// A tensor's dimensions.
+struct Layout {
+  using Sizes = std::vector<std::int64_t> (*)(const AttentionSpec& spec, const Shape& shape);
+
+  // `packed_dims`: the dimensions with varlen. `sizes_of`: null if the data decide the sizes.
+  constexpr Layout(const char* dims, const char* packed_dims, Sizes sizes_of)
+      : text(dims), packed(packed_dims), sizes(sizes_of) {}
+  constexpr Layout(const char* dims, Sizes sizes_of) : Layout(dims, dims, sizes_of) {}
+  // For k_scale and v_scale, whose dimensions depend on KvScale and KeyLayout.
+  constexpr Layout(const char* of_tensor, const char* of_head, const char* of_token,
+                   const char* of_token_in_pages, Sizes sizes_of)
+      : text(of_tensor),
+        packed(of_head),
+        paged(of_token_in_pages),
+        token(of_token),
+        of_scales(true),
+        sizes(sizes_of) {}
+  // For k and v, whose dimensions depend on KeyLayout.
+  constexpr Layout(const char* dims, const char* packed_dims, const char* paged_dims, Sizes sizes_of)
+      : text(dims), packed(packed_dims), paged(paged_dims), of_keys(true), sizes(sizes_of) {}
+
+  struct Form {
+    const char* text = nullptr;
+    int rank = 0;
+    constexpr Form() = default;
+    constexpr explicit Form(const char* dims) : text(dims), rank(1) {
+      for (; *dims; ++dims) rank += *dims == ',';
+    }
+  };
+  constexpr const Form& of(const AttentionSpec& spec) const {
+    if (of_scales) {
+      const KvScale scale = spec.kv_scale.value_or(KvScale::tensor);
+      if (scale != KvScale::token_head) return scale == KvScale::head ? packed : text;
+      return spec.paged ? paged : token;
+    }
+    if (!of_keys) return spec.varlen ? packed : text;
+    const KeyLayout keys = key_layout(spec);
+    return keys == KeyLayout::paged ? paged : keys == KeyLayout::packed ? packed : text;
+  }
+
+  Form text, packed, paged{}, token{};
+  bool of_keys = false, of_scales = false;
+  Sizes sizes;
+};
+
+struct Argument {
+  const char* name;
+  std::int32_t id;  // FLASHJIT_ARG_... of runtime/flashjit.h
+  ArgumentMember member;
+  Role role;
+  Needs needs;
+  bool required;                         // if the spec has what it needs
+  DType (*dtype)(const AttentionSpec&);  // null for a number
+  Layout layout;                         // a number's text says what it means
+  unsigned operations;                   // that have the argument; one bit for each Operation
+  unsigned read_by = 0;                  // operations that read it, though `role` is output
+  unsigned written_by = 0;               // operations that write it, though `role` is input
+  unsigned optional_in = 0;              // operations that do without it, though it is required
+
+  // What the argument is for a spec.
+  constexpr Role role_in(const AttentionSpec& spec) const {
+    const int bit = static_cast<int>(spec.op);
+    if (read_by >> bit & 1) return Role::input;
+    // Scales of a tensor or of heads are given; those of tokens are written with the tokens.
+    const bool is_given = layout.of_scales && spec.kv_scale != KvScale::token_head;
+    return written_by >> bit & 1 && !is_given ? Role::output : role;
+  }
+
+  // Whether a launch writes it. The caches of a decode that appends are inputs, too.
+  constexpr bool written_in(const AttentionSpec& spec) const {
+    const bool is_given = layout.of_scales && spec.kv_scale != KvScale::token_head;
+    return role_in(spec) == Role::output || (spec.append && written_by != 0 && !is_given);
+  }
+
+  // Null for a number.
+  constexpr TensorMember tensor() const {
+    const TensorMember* found = std::get_if<TensorMember>(&member);
+    return found ? *found : nullptr;
+  }
+  const char* layout_of(const AttentionSpec& spec) const { return layout.of(spec).text; }
+  int rank_of(const AttentionSpec& spec) const { return layout.of(spec).rank; }
+};
+
+namespace argument_table {
+
+using Args = AttentionArgs;
+using Spec = AttentionSpec;
+using Sizes = std::vector<std::int64_t>;
+
+// Of Argument::operations.
+static_assert(num_operations <= std::numeric_limits<unsigned>::digits);
+constexpr unsigned bit(Operation operation) {
+  return 1u << static_cast<int>(operation);
+}
+constexpr unsigned forward = bit(Operation::forward), decode = bit(Operation::decode),
+                   merge = bit(Operation::merge), backward = bit(Operation::backward),
+                   append = bit(Operation::append_kv), listing = bit(Operation::make_block_lists);
+constexpr unsigned attention = forward | decode, training = forward | backward;
+constexpr bool required = true, optional = false;
+
+constexpr DType elements(const Spec& s) {
+  return s.dtype;
+}
+constexpr DType of_keys(const Spec& s) {
+  return s.kv_dtype.value_or(s.dtype);
+}
+constexpr DType of_o(const Spec& s) {
+  return s.o_dtype.value_or(s.dtype);
+}
+constexpr DType fp32(const Spec&) {
+  return DType::fp32;
+}
+constexpr DType of_gradients(const Spec& s) {
+  return s.grad_dtype.value_or(s.dtype);
+}
+constexpr DType of_parts(const Spec& s) {
+  return s.parts_dtype.value_or(DType::fp32);
+}
+constexpr DType of_rotary_tables(const Spec& s) {
+  return s.rotary ? s.rotary->tables.value_or(DType::fp32) : DType::fp32;
+}
+constexpr DType int32(const Spec&) {
+  return DType::int32;
+}
+constexpr DType int64(const Spec&) {
+  return DType::int64;
+}
+
+constexpr std::int64_t total(int batch, int seqlen, std::int64_t given) {
+  return given ? given : std::int64_t{batch} * seqlen;
+}
+inline Sizes q_sizes(const Spec& s, const Shape& z, int dim) {
+  if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q), z.num_heads_q, dim};
+  return {z.batch, z.seqlen_q, z.num_heads_q, dim};
+}
+// The page size of shapes that leave it 0.
+constexpr int usual_page_size = 16;
+constexpr int page_size_of(const Shape& z) {
+  return z.page_size ? z.page_size : usual_page_size;
+}
+// Pages of the longest sequence.
+constexpr std::int64_t pages_of(const Shape& z) {
+  return (std::int64_t{z.seqlen_k} + page_size_of(z) - 1) / page_size_of(z);
+}
+inline Sizes k_sizes(const Spec& s, const Shape& z, int dim) {
+  if (key_layout(s) == KeyLayout::paged)
+    return {std::int64_t{z.batch} * pages_of(z), page_size_of(z), z.num_heads_kv, dim};
+  if (key_layout(s) == KeyLayout::packed) return {total(z.batch, z.seqlen_k, z.total_k), z.num_heads_kv, dim};
+  return {z.batch, z.seqlen_k, z.num_heads_kv, dim};
+}
+inline int dim_v(const Spec& s) {
+  return s.head_dim_v ? s.head_dim_v : s.head_dim;
+}
+
+constexpr char rows[] = "[batch, seqlen, heads, head_dim]", packed[] = "packed [total, heads, head_dim]",
+               pages[] = "pages [num_pages, page_size, heads_kv, head_dim]";
+constexpr Layout like_q{rows, packed,
+                        [](const Spec& s, const Shape& z) { return q_sizes(s, z, s.head_dim); }};
+constexpr Layout like_k{rows, packed, pages,
+                        [](const Spec& s, const Shape& z) { return k_sizes(s, z, s.head_dim); }};
+constexpr Layout like_v{rows, packed, pages,
+                        [](const Spec& s, const Shape& z) { return k_sizes(s, z, dim_v(s)); }};
+constexpr Layout like_o{rows, packed, [](const Spec& s, const Shape& z) { return q_sizes(s, z, dim_v(s)); }};
+constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_q]",
+                         [](const Spec& s, const Shape& z) -> Sizes {
+                           if (s.varlen) return {z.num_heads_q, total(z.batch, z.seqlen_q, z.total_q)};
+                           return {z.batch, z.num_heads_q, z.seqlen_q};
+                         }};
+inline Sizes new_sizes(const Spec& s, const Shape& z, int dim) {
+  if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q), z.num_heads_kv, dim};
+  return {z.batch, z.seqlen_q, z.num_heads_kv, dim};
+}
+constexpr Layout new_k{rows, packed,
+                       [](const Spec& s, const Shape& z) { return new_sizes(s, z, s.head_dim); }};
+constexpr Layout new_v{rows, packed, [](const Spec& s, const Shape& z) { return new_sizes(s, z, dim_v(s)); }};
+constexpr Layout of_tokens{"[batch, seqlen]", "packed [total]", [](const Spec& s, const Shape& z) -> Sizes {
+                             if (s.varlen) return {total(z.batch, z.seqlen_q, z.total_q)};
+                             return {z.batch, z.seqlen_q};
+                           }};
+constexpr Layout angles{"[positions, rotary dim / 2]", [](const Spec& s, const Shape& z) -> Sizes {
+                          const int dim = s.rotary && s.rotary->dim ? s.rotary->dim : s.head_dim;
+                          return {z.seqlen_k, dim / 2};
+                        }};
+// The tuner measures with so many parts.
+inline Sizes parts_of(Sizes sizes) {
+  sizes.insert(sizes.begin(), 4);
+  return sizes;
+}
+constexpr Layout parts_of_o{"[parts, batch, seqlen, heads, head_dim]",
+                            "packed [parts, total, heads, head_dim]",
+                            [](const Spec& s, const Shape& z) { return parts_of(like_o.sizes(s, z)); }};
+constexpr Layout parts_of_lse{"[parts, batch, heads, seqlen]", "packed [parts, heads, total]",
+                              [](const Spec& s, const Shape& z) { return parts_of(of_rows.sizes(s, z)); }};
+constexpr Layout starts{"[batch + 1]",
+                        [](const Spec&, const Shape& z) -> Sizes { return {std::int64_t{z.batch} + 1}; }};
+constexpr Layout of_kv_scales{"[1]", "[num_heads_kv]", "[batch, seqlen, heads_kv]",
+                              "[num_pages, page_size, heads_kv]", [](const Spec& s, const Shape& z) -> Sizes {
+                                const KvScale scale = s.kv_scale.value_or(KvScale::tensor);
+                                if (scale == KvScale::tensor) return {1};
+                                if (scale == KvScale::head) return {z.num_heads_kv};
+                                Sizes sizes = k_sizes(s, z, 1);
+                                sizes.pop_back();
+                                return sizes;
+                              }};
+constexpr Layout of_heads{"[num_heads_q]",
+                          [](const Spec&, const Shape& z) -> Sizes { return {z.num_heads_q}; }};
+constexpr Layout lengths{"[batch]", [](const Spec&, const Shape& z) -> Sizes { return {z.batch}; }};
+constexpr Layout page_lists{"[batch, max_pages]",
+                            [](const Spec&, const Shape& z) -> Sizes { return {z.batch, pages_of(z)}; }};
+constexpr Layout one{"[1]", [](const Spec&, const Shape&) -> Sizes { return {1}; }};
+// Sizes of lists that an operation makes.
+inline Sizes list_sizes(const Spec& s, const Shape& z) {
+  const auto* blocks = find_mask<BlockSparseMask>(s.mask);
+  if (!blocks) return {0, 0, 0};
+  return {z.batch, blocks->per_head ? z.num_heads_q : 1,
+          (std::int64_t{z.seqlen_q} + blocks->block_m - 1) / blocks->block_m + 1};
+}
+constexpr Layout lists{"[batch or 1, num_heads_q or 1, query blocks + 1]", list_sizes};
+constexpr Layout listed{"[listed blocks]", [](const Spec& s, const Shape& z) -> Sizes {
+                          const auto* blocks = find_mask<BlockSparseMask>(s.mask);
+                          if (!blocks) return {0};
+                          const Sizes of_lists = list_sizes(s, z);
+                          return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) *
+                                  ((std::int64_t{z.seqlen_k} + blocks->block_n - 1) / blocks->block_n)};
+                        }};
+// Callers may give any number. The tools give four for each list, which hold the edges of long documents.
+constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]",
+                          [](const Spec& s, const Shape& z) -> Sizes {
+                            const auto* blocks = find_mask<BlockSparseMask>(s.mask);
+                            if (!blocks) return {0, 0, 0};
+                            const Sizes of_lists = list_sizes(s, z);
+                            return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) * 4, blocks->block_m,
+                                    (std::int64_t{blocks->block_n} + 31) / 32};
+                          }};
+constexpr Layout tree_rows{"[batch or 1, seqlen_q, words of 32 new keys]", nullptr};
+constexpr Layout bytes{"[bytes]", nullptr};
+constexpr Layout value{"a number", nullptr};
+constexpr Layout probability{"the probability that a weight is dropped", nullptr};
+
+using enum Role;
+using enum Needs;
+// clang-format off
+inline constexpr Argument all[] = {
+    {"q", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
+    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing, 0, append},
+    {"v", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append, 0, append},
+    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
+    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
+    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},
+    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training | listing},
+    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward | listing},
+    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training | listing},
+    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention | backward},
+    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward | listing},
+    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training | listing},
+    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward | listing},
+    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward | listing},
+    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention | backward | listing},
+    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention | backward | listing},
+    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training | listing, 0, listing},
+    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training | listing, 0, listing},
+    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training | listing, 0, listing},
+    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training | listing, 0, listing},
+    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward | listing},
+    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward | listing},
+    {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, training},
+    {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, training},
+    {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, training},
+    {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, training},
+    {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor,
+     table, dropout, optional, int64, one, training},
+    {"parts_o", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
+    {"parts_lse", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
+    {"page_table", 30, &Args::page_table, table, paged, required, int32, page_lists, attention | append, 0, 0, append},
+    {"do", 31, &Args::d_o, input, nothing, required, elements, like_o, backward},
+    {"dlse", 32, &Args::dlse, input, nothing, optional, fp32, of_rows, backward},
+    {"dq", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
+    {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
+    {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
+    {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention | backward},
+    {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"k_new", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
+    {"v_new", 40, &Args::v_new, input, new_rows, required, elements, new_v, append | decode},
+    {"slots", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
+    {"append_positions", 42, &Args::append_positions, table, nothing, optional, int32, lengths, append},
+    {"q_out", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append | decode},
+    {"rotary_positions", 44, &Args::rotary_positions, table, rotary, optional, int32, of_tokens, append | decode},
+    {"rotary_cos", 45, &Args::rotary_cos, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
+    {"rotary_sin", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
+    {"rotary_base", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append | decode},
+    {"rotary_scale", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
+    {"d_sink_logits", 49, &Args::d_sink_logits, output, sink_logits, required, fp32, of_heads, backward},
+};
+// clang-format on
+
+}  // namespace argument_table
+
+inline constexpr auto& arguments = argument_table::all;
+inline constexpr std::size_t num_arguments = std::size(arguments);
+
+// The table's line for a member.
+constexpr const Argument& argument_of(ArgumentMember member) {
+  for (const Argument& argument : arguments)
+    if (argument.member == member) return argument;
+  throw Error(ErrorCode::internal, "no argument has that member");
+}
+
+// The table's line for a C id; null if there is none.
+constexpr const Argument* find_argument(std::int32_t id) {
+  if (id >= 1 && static_cast<std::size_t>(id) <= num_arguments && arguments[id - 1].id == id)
+    return &arguments[id - 1];
+  return nullptr;
+}
+
+// C ids of the tables and scalars that a spec declares, in the order of their names.
+inline constexpr std::int32_t first_named_id = 4096;
+
+// A set of arguments: bit i stands for arguments[i].
+using ArgumentSet = std::uint64_t;
+static_assert(num_arguments <= 64);
+constexpr ArgumentSet bit_of(const Argument& argument) {
+  return ArgumentSet{1} << (&argument - arguments);
+}
+
+ArgumentSet given_arguments(const AttentionArgs& args) noexcept;
+
+// The arguments that a launch of the spec may have, and those that it must have.
+struct ArgumentSets {
+  ArgumentSet allowed, required;
+};
+ArgumentSets arguments_of(const AttentionSpec& spec) noexcept;
+// Why a launch of the spec may not have the argument: "the spec has ...".
+std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument);
+inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {
+  return (arguments_of(spec).allowed & bit_of(argument)) != 0;
+}
+
+// Whether a launch may give the lengths of its cached keys, whatever its masks are.
+inline bool counts_keys(const AttentionSpec& spec) {
+  return is_cached(spec) && has_argument(spec, argument_of(&AttentionArgs::seqlens_k));
+}
+
+// The argument that has the rows of the operation's launches.
+constexpr const Argument& rows_of(Operation op) {
+  for (const Argument& argument : arguments)
+    if (argument.operations & argument_table::bit(op) && std::string_view(argument.name) == info_of(op).rows)
+      return argument;
+  throw Error(ErrorCode::internal, "the operation has no argument that has its rows");
+}
+static_assert(
+    [] {
+      for (const OperationInfo& row : operation_table)
+        if (!rows_of(row.op).tensor()) return false;
+      return true;
+    }(),
+    "`rows` of every operation is the name of a tensor that it has");
+
+}  // namespace flashjit

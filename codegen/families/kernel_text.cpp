@@ -1,0 +1,230 @@
+#include "codegen/families/kernel_text.hpp"
+
+#include <algorithm>
+
+#include "codegen/formulas/formula_functors.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
+#include "shared/last_keys.h"
+
+namespace flashjit {
+namespace {
+
+// A mask's functor type and the header that defines it. `tables`: the mask's test reads tables in memory.
+struct Functor {
+  std::string type;
+  const char* header;
+  bool tables = false;
+};
+
+Functor functor(const CausalMask& mask) {
+  return {std::string("Causal<Align::") + to_string(mask.align) + ">", "shared/mask.h"};
+}
+Functor functor(const SlidingWindowMask& mask) {
+  return {std::string(mask.sinks ? "SlidingWindowWithSinks" : "SlidingWindow") +
+              "<Align::" + to_string(mask.align) + ">",
+          "shared/sliding_window.h"};
+}
+Functor functor(const PaddingMask&) {
+  return {"Padding", "shared/mask.h"};
+}
+Functor functor(const BlockSparseMask& mask) {
+  return {"BlockSparse<" + std::to_string(mask.block_m) + ", " + std::to_string(mask.block_n) + ", " +
+              (mask.per_head ? "true" : "false") + (mask.of_masks ? ", true>" : ">"),
+          mask.of_masks ? "shared/listed_mask.h" : "shared/block_sparse.h", true};
+}
+Functor functor(const TreeMask&) {
+  return {"Tree", "shared/tree.h", true};
+}
+Functor functor(const FormulaMask&) {
+  return {"FormulaMask<Mask#, Params>", "shared/formula_mask.h"};  // #: its number
+}
+Functor functor_of(const Mask& mask) {
+  return std::visit([](const auto& m) { return functor(m); }, mask);
+}
+
+std::string line(const std::string& declaration) {
+  return "  " + declaration + ";\n";
+}
+std::string constant(const char* name, int value) {
+  return line(std::string("static constexpr int ") + name + " = " + std::to_string(value));
+}
+std::string constant(const char* name, bool value) {
+  return line(std::string("static constexpr bool ") + name + " = " + (value ? "true" : "false"));
+}
+std::string constant(const char* name, TileOrder value) {
+  return line(std::string("static constexpr TileOrder ") + name + " = TileOrder::" + to_string(value));
+}
+
+std::string member(const char* name, bool value) {
+  if (std::string_view(name) == "append") return {};  // a step of its own
+  if (std::string_view(name) == "sink_logits") return line("using Sinks = SinkLogits<Params>");
+  if (std::string_view(name) == "precise") return {};  // functors of formulas are so
+  return constant(name, value);
+}
+std::string member(const char* name, const std::optional<DType>& dtype) {
+  return line(std::string("using ") + name + " = " + to_string(*dtype));
+}
+std::string member(const char* name, const std::optional<KvScale>& scale) {
+  return line(std::string("static constexpr KvScale ") + name + " = KvScale::" + to_string(*scale));
+}
+std::string member(const char*, const std::vector<Mask>& masks) {
+  std::string type = "using Mask = Intersect<Bounds", lists;
+  int formulas = 0;
+  for (const Mask& mask : masks) {
+    std::string one = functor_of(mask).type;
+    if (std::holds_alternative<FormulaMask>(mask)) one.replace(one.find('#'), 1, std::to_string(++formulas));
+    (is_of_masks(mask) ? lists : type) += ", " + one;
+  }
+  if (lists.empty()) return line(type + ">");
+  // The others go by the lists: Intersect<Bounds, Listed<BlockSparse<...>, Intersect<...>>>.
+  const std::string bounds = "using Mask = Intersect<Bounds, ";
+  return line(bounds + "Listed<" + lists.substr(2) + ", Intersect<" + type.substr(bounds.size()) + ">>>");
+}
+std::string member(const char*, const std::optional<Rotary>& rotary) {
+  std::string text =
+      line(std::string("static constexpr RotaryStyle rotary = RotaryStyle::") + to_string(rotary->style));
+  if (rotary->dim) text += constant("rotary_dim", rotary->dim);
+  if (rotary->q) text += constant("rotates_q", true);
+  if (rotary->tables) text += line(std::string("using RotaryTable = ") + to_string(*rotary->tables));
+  return text;
+}
+// spec_struct() writes head_dim_v beside head_dim; the effect of pins stands in Config.
+std::string member(const char*, int) {
+  return {};
+}
+std::string member(const char*, const PinnedConfig&) {
+  return {};
+}
+std::string member(const char*, const std::vector<std::string>& scores) {
+  std::string type = "using Score = FormulaScore<Params";
+  for (std::size_t i = 1; i <= scores.size(); ++i) type += ", Score" + std::to_string(i);
+  return line(type + ">");
+}
+// Formulas read them by types that stand before them.
+std::string member(const char*, const std::vector<DeclaredTable>&) {
+  return {};
+}
+std::string member(const char*, const std::vector<DeclaredScalar>&) {
+  return {};
+}
+
+std::string spec_struct(const AttentionSpec& spec, const char* defaults, const char* name = "Spec") {
+  std::string text = std::string("struct ") + name + " : " + defaults + " {\n" +
+                     line(std::string("using Element = ") + to_string(spec.dtype)) +
+                     constant("head_dim", spec.head_dim) + constant("head_dim_v", spec.head_dim_v);
+  for (const GivenField& given : given_fields(spec))
+    if (!spec.append || std::string_view(given.field.name) != "rotary")  // it is of the step that appends
+      text +=
+          std::visit([&](auto field) { return member(given.field.name, spec.*field); }, given.field.member);
+  return text + "};\n\n";
+}
+
+std::string config_struct(KernelFamily::Names choices, const KernelConfig& config,
+                          const std::string& products) {
+  std::string text = "struct Config {\n";
+  for_each_choice([&](const char* name, auto choice, auto) {
+    if (std::find(choices.begin(), choices.end(), name) != choices.end())
+      text += constant(name, config.*choice);
+  });
+  if (!products.empty()) text += line("using Products = " + products);
+  return text + "};\n\n";
+}
+
+}  // namespace
+
+std::string include_lines(const char* kernel, const AttentionSpec& spec, const char* pages) {
+  std::string text = std::string("#include \"") + kernel + "\"\n";
+  if (pages && spec.paged) text += std::string("#include \"") + pages + "\"\n";
+  const bool is_cpu = std::string_view(kernel).starts_with("cpu/");
+  if (spec.append)
+    text +=
+        std::string("#include \"") + append_header(is_cpu, spec) + "\"\n#include \"shared/last_keys.h\"\n";
+  if (reads_formula_params(spec)) {
+    text += is_cpu ? "#include \"cpu/formula.h\"\n" : "#include \"cuda/formula.cuh\"\n";
+    if (info_of(spec.op).writes_gradients)
+      text += is_cpu ? "#include \"cpu/formula_gradient.h\"\n" : "#include \"cuda/formula_gradient.cuh\"\n";
+  }
+  for (const Mask& mask : spec.mask) {
+    const std::string_view name = functor_of(mask).header;
+    if (name != "shared/mask.h" && name != "shared/formula_mask.h")
+      text += "#include \"" + std::string(name) + "\"\n";
+  }
+  return text;
+}
+
+const char* append_header(bool is_cpu, const AttentionSpec& spec) {
+  if (spec.kv_dtype) return is_cpu ? "cpu/append_quantised.h" : "cuda/append_quantised.cuh";
+  return is_cpu ? "cpu/append.h" : "cuda/append.cuh";
+}
+
+void add_append_step(const AttentionSpec& spec, KernelSource& source) {
+  if (!spec.append) return;
+  const AttentionSpec rows{.op = Operation::append_kv,
+                           .dtype = spec.dtype,
+                           .head_dim = spec.head_dim,
+                           .head_dim_v = spec.head_dim_v,
+                           .varlen = spec.varlen,
+                           .kv_dtype = spec.kv_dtype,
+                           .kv_scale = spec.kv_scale,
+                           .rotary = spec.rotary};
+  const bool is_cpu = !source.target.is_cuda();
+  const std::string kind = spec.kv_dtype ? "AppendQuantised" : "Append";
+  source.text += "\nnamespace {\n\n" +
+                 spec_struct(rows, (kind + (is_cpu ? "CpuSpec" : "CudaSpec")).c_str(), "AppendSpec");
+  if (is_cpu) {
+    source.text += "using AppendStep = " + kind + R"(<AppendSpec, LastKeys<AppendParams>>;
+
+}  // namespace
+
+extern "C" void flashjit_append(const AppendStep::Params* params, i64 begin, i64 end, void*) {
+  AppendStep{)" + (spec.kv_dtype ? "{*params}" : "*params") +
+                   R"(}.run(begin, end);
+}
+)";
+  } else {
+    source.text += R"(struct AppendConfig {
+  static constexpr int num_warps = append_step_warps;
+};
+
+using AppendStep = )" +
+                   kind + R"(<AppendSpec, AppendConfig, LastKeys<CudaAppendParams>>;
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(AppendConfig::num_warps * 32)
+    flashjit_append(const __grid_constant__ AppendStep::Params params) {
+  griddepcontrol_launch_dependents();
+  AppendStep::run(params);
+}
+)";
+  }
+  source.steps.insert(source.steps.begin(), {.function = "flashjit_append",
+                                             .threads = is_cpu ? 0 : device::append_step_warps * 32});
+}
+
+std::string with_features(const std::string& params, const AttentionSpec& spec) {
+  const std::string own = spec.kv_dtype ? "Quantised<" + params + ">" : params;
+  if (has_gradients(spec)) return "WithGradients<" + own + ">";
+  return reads_formula_params(spec) ? "WithFormulas<" + own + ">" : own;
+}
+
+std::string params_type(const std::string& params, const AttentionSpec& spec) {
+  return with_features(spec.paged ? "Paged<" + params + ">" : params, spec);
+}
+
+std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,
+                    const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
+                    const std::string& products, ComputedAhead ahead) {
+  std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
+  if (reads_formula_params(spec))
+    text += "using Params = " + params + ";\n\n" + formula_functors(spec, ahead);
+  return text + spec_struct(spec, defaults) + between + config_struct(choices, config, products) +
+         "}  // namespace\n\n";
+}
+
+bool reads_tables(const AttentionSpec& spec) {
+  return std::any_of(spec.mask.begin(), spec.mask.end(), [](const Mask& m) { return functor_of(m).tables; });
+}
+
+}  // namespace flashjit

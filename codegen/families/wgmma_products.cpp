@@ -1,0 +1,176 @@
+#include "codegen/families/wgmma_products.hpp"
+
+#include "shared/backward_sm90a_layout.h"
+#include "shared/layout.h"
+
+namespace flashjit {
+namespace {
+
+template <class Item>
+std::string list(int count, Item item) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += (i ? ", " : "") + item(i);
+  return text;
+}
+// The operands of the asm statement from `first` on: {%3, %4, ...}.
+std::string registers(int first, int count) {
+  return "{" + list(count, [&](int i) { return "%" + std::to_string(first + i); }) + "}";
+}
+// Code that sets the descriptor `to` to the operand's descriptor, advanced by `bytes`. A
+// descriptor takes two operands, its low and its high word; the low word holds the address.
+std::string advance(const std::string& to, int operand, int bytes) {
+  return "\"add.u32 low, %" + std::to_string(operand) + ", " + std::to_string(bytes >> 4) + "; mov.b64 " +
+         to + ", {low, %" + std::to_string(operand + 1) + "};\\n\"\n";
+}
+std::string words(const std::string& descriptor) {
+  return "\"r\"(static_cast<u32>(" + descriptor + ")), \"r\"(static_cast<u32>(" + descriptor + " >> 32))";
+}
+
+struct Product {
+  const char* name;
+  const char* type;  // dtype of a and b
+  int n, steps;
+  bool a_in_registers, b_n_major;
+  bool accumulates;  // if the caller says so; else overwrites d
+
+  // a_step, b_step: bytes from the operand's beginning to the part that a step reads.
+  template <class AStep, class BStep>
+  std::string text(AStep a_step, BStep b_step) const {
+    const auto number = [](int i) { return std::to_string(i); };
+    // The operands where a and b begin, and `accumulate`.
+    const int a = n / 2, b = a + (a_in_registers ? 4 * steps : 2), last = b + 2;
+    const std::string indent = "        ";
+    const char* const first = accumulates ? "p" : "0";  // whether the first step adds to d
+    std::string text = std::string("  static FLASHJIT_FN void ") + name + "(float (&d)[" + number(n / 2) +
+                       "], " + (a_in_registers ? "const u32 (&a)[" + number(steps) + "][4]" : "u64 a") +
+                       ", u64 b" + (accumulates ? ", int accumulate" : "") + ") {\n    asm volatile(\n" +
+                       indent + "\"{.reg .b32 low; .reg .b64 a, b; .reg .pred p;\\n\"\n";
+    if (accumulates) text += indent + "\"setp.ne.b32 p, %" + number(last) + ", 0;\\n\"\n";
+    for (int step = 0; step < steps; ++step) {
+      if (!a_in_registers) text += indent + advance("a", a, a_step(step));
+      text += indent + advance("b", b, b_step(step));
+      text += indent + "\"wgmma.mma_async.sync.aligned.m64n" + number(n) + "k16.f32." + type + "." + type +
+              " " + registers(0, n / 2) + ", " + (a_in_registers ? registers(a + 4 * step, 4) : "a") +
+              ", b, " + (step > 0 ? "1" : first) + ", 1, 1, " + (a_in_registers ? "" : "0, ") +
+              (b_n_major ? "1" : "0") + ";\\n\"\n";
+    }
+    text += indent + "\"}\"\n" + indent + ": " +
+            list(n / 2, [&](int i) { return "\"+f\"(d[" + number(i) + "])"; }) + "\n" + indent + ": ";
+    text +=
+        a_in_registers
+            ? list(4 * steps, [&](int i) { return "\"r\"(a[" + number(i / 4) + "][" + number(i % 4) + "])"; })
+            : words("a");
+    return text + ", " + words("b") + (accumulates ? ", \"r\"(accumulate)" : "") + ");\n  }\n";
+  }
+};
+
+}  // namespace
+
+std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config) {
+  const device::Sm90aLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                   config.num_stages, spec.dropout);
+  // As Sm90aShared has them (templates/cuda/forward_sm90a_shared.cuh).
+  const bool scaled_rows = spec.kv_scale == KvScale::token_head;
+  const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
+  const Product qk{.name = "qk",
+                   .type = spec.kv_dtype ? "f16" : type,
+                   .n = config.block_n,
+                   .steps = layout.qk_steps,
+                   .a_in_registers = config.q_in_registers,
+                   .b_n_major = false,
+                   .accumulates = false};
+  const Product pv{.name = "pv",
+                   .type = spec.kv_dtype && !scaled_rows ? "f16" : type,
+                   .n = spec.head_dim_v,
+                   .steps = layout.pv_steps,
+                   .a_in_registers = true,
+                   .b_n_major = true,
+                   .accumulates = true};
+  return "struct WgmmaProducts {\n" +
+         qk.text([&](int step) { return layout.q_step(step); },
+                 [&](int step) { return layout.k_step(step); }) +
+         pv.text([](int) { return 0; }, [&](int step) { return layout.v_step(step); }) + "};\n\n";
+}
+
+namespace {
+
+std::string dq_products(const AttentionSpec& spec, const char* type) {
+  const device::Sm90aDqLayout layout(spec.head_dim, spec.head_dim_v, spec.dropout);
+  const auto q_step = [&](int step) { return layout.q_step(step); };
+  const auto k_step = [&](int step) { return layout.k_step(step); };
+  const auto scores = [&](const char* name, int head_dim) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = layout.keys,
+                   .steps = device::ceil_div(head_dim, 16),
+                   .a_in_registers = false,
+                   .b_n_major = false,
+                   .accumulates = false}
+        .text(q_step, k_step);
+  };
+  const Product dq{.name = "dq",
+                   .type = type,
+                   .n = spec.head_dim,
+                   .steps = layout.keys / 16,
+                   .a_in_registers = true,
+                   .b_n_major = true,
+                   .accumulates = true};
+  return "struct DqProducts {\n" + scores("s", spec.head_dim) + scores("dp", spec.head_dim_v) +
+         dq.text([](int) { return 0; }, device::Sm90aBackwardLayout::row_step) + "};\n\n";
+}
+
+}  // namespace
+
+std::string backward_products(const AttentionSpec& spec, const KernelConfig& config) {
+  const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                           config.num_stages, spec.dropout, spec.deterministic,
+                                           device::backward_divides_sums(spec.head_dim, spec.head_dim_v)
+                                               ? device::BackwardSums::dk
+                                               : device::BackwardSums::both);
+  const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
+  const auto q_step = [&](int step) { return layout.q_step(step); };
+  const auto k_step = [&](int step) { return layout.k_step(step); };
+  const auto row_step = device::Sm90aBackwardLayout::row_step;
+  const auto scores = [&](const char* name, int head_dim, int rows) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = rows,
+                   .steps = device::ceil_div(head_dim, 16),
+                   .a_in_registers = false,
+                   .b_n_major = false,
+                   .accumulates = false}
+        .text(k_step, q_step);
+  };
+  const auto gradient = [&](const char* name, int head_dim) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = head_dim,
+                   .steps = layout.tile_rows / 16,
+                   .a_in_registers = true,
+                   .b_n_major = true,
+                   .accumulates = true}
+        .text([](int) { return 0; }, row_step);
+  };
+  const auto dq = [&](const char* name, int columns) {
+    return Product{.name = name,
+                   .type = type,
+                   .n = columns,
+                   .steps = config.block_n / 16,
+                   .a_in_registers = false,
+                   .b_n_major = true,
+                   .accumulates = false}
+        .text(q_step, row_step);
+  };
+  std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim, layout.score_rows) +
+                     scores("dp", spec.head_dim_v, layout.tile_rows) + gradient("dv", spec.head_dim_v) +
+                     gradient("dk", spec.head_dim);
+  if (!spec.deterministic) {
+    if (layout.divides_rows || layout.dq_pairs > 0) text += dq("dq", layout.dq_columns);
+    if (!layout.divides_rows && !layout.joins_dq && layout.dq_parts > layout.dq_pairs)
+      text += dq("dq_last", layout.dq_last_columns);
+  }
+  text += "};\n\n";
+  return spec.deterministic ? text + dq_products(spec, type) : text;
+}
+
+}  // namespace flashjit

@@ -1,0 +1,33 @@
+// The matrix products of an sm_90a kernel, as text.
+#pragma once
+
+#include <string>
+
+#include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
+
+namespace flashjit {
+
+// struct WgmmaProducts, the type Config::Products:
+//   qk(float (&scores)[block_n / 2], q, u64 k)
+//     scores = Q K^T. q: the operand's registers, u32[steps][4], or its descriptor;
+//     k: the block's descriptor.
+//   pv(float (&output)[head_dim_v / 2], const u32 (&weights)[block_n / 16][4], u64 v, int accumulate)
+//     output += weights V, or output = weights V if accumulate is 0.
+// The products are rendered because inline assembly neither loops nor counts operands. Each product is one
+// asm statement: with a statement for each wgmma, NVRTC's optimizer copies the sums between statements.
+std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config);
+
+// struct BackwardProducts, the type Config::Products of a backward (cuda/backward_sm90a.cuh):
+//   s(float (&)[score_rows / 2], u64 k, u64 q)                  S^T = K Q^T
+//   dp(float (&)[tile_rows / 2], u64 v, u64 d_o)                dP^T = V dO^T
+//   dv(float (&)[head_dim_v / 2], weights, u64 d_o, int)        dV += P^T dO, or = if the last is 0
+//   dk(float (&)[head_dim / 2], ds, u64 q, int)                 dK += dS^T Q, likewise
+//   dq(float (&)[dq_columns / 2], u64 ds, u64 k)                dQ = dS K
+//   dq_last(float (&)[dq_last_columns / 2], u64 ds, u64 k)      the same for half of a last panel, if one is
+//   left
+// If the spec is deterministic, struct DqProducts, the type Config::DqProducts (cuda/backward_sm90a_dq.cuh),
+// instead of dq.
+std::string backward_products(const AttentionSpec& spec, const KernelConfig& config);
+
+}  // namespace flashjit

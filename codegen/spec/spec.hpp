@@ -1,0 +1,128 @@
+// The spec: what a kernel computes. Plain data that knows no device and holds no run-time value.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../base/error.hpp"
+#include "config.hpp"
+#include "field_values.hpp"
+#include "mask.hpp"
+#include "operation.hpp"
+
+namespace flashjit {
+
+// int32: lengths and offsets; int64: seeds and slots. fp8_e4m3 is E4M3FN (largest value 448, no infinity),
+// fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
+enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };
+inline constexpr std::array float_dtypes = {DType::bf16, DType::fp16, DType::fp32};
+FLASHJIT_API const char* to_string(DType) noexcept;
+
+// Stored 8-bit keys and values times a float32 scale are the true ones. Which of them share a scale: all;
+// those of a key/value head; those of a key and a key/value head.
+enum class KvScale { tensor, head, token_head };
+inline constexpr std::array kv_scales = {KvScale::tensor, KvScale::head, KvScale::token_head};
+FLASHJIT_API const char* to_string(KvScale) noexcept;
+
+// Tables and scalars that the formulas of a spec read, and a launch gives by name (AttentionArgs::named).
+// formulas.md has the language.
+struct TableDimension {
+  enum class Kind { number, batch, heads_q, heads_kv, seqlen_q, seqlen_k, total_q, total_k, free };
+  Kind kind = Kind::free;
+  int size = 0;         // of a number
+  bool or_one = false;  // a tensor may have size 1 there, which all batch entries, heads, rows or keys share
+  std::string name = {};  // of a free dimension: the tensor decides its size
+
+  bool operator==(const TableDimension&) const = default;
+};
+struct DeclaredTable {
+  std::string name;
+  DType dtype = DType::fp32;  // fp32, fp16, bf16: reals; int32, int8, uint8: integers
+  std::vector<TableDimension> shape = {};
+  bool grad = false;  // a backward writes the gradient d_<name>; of reals only, no meaning elsewhere
+
+  bool operator==(const DeclaredTable&) const = default;
+};
+struct DeclaredScalar {
+  std::string name;
+  DType dtype = DType::fp32;  // fp32: a real; int32: an integer
+
+  bool operator==(const DeclaredScalar&) const = default;
+};
+
+// The pairs of columns that a rotary embedding turns (Su et al. 2021): half: i and i + dim / 2; interleaved:
+// 2 i and 2 i + 1.
+enum class RotaryStyle { half, interleaved };
+inline constexpr std::array rotary_styles = {RotaryStyle::half, RotaryStyle::interleaved};
+FLASHJIT_API const char* to_string(RotaryStyle) noexcept;
+
+// Rotary embedding of the first `dim` columns of K's heads: of append_kv, and of a decode that appends.
+struct Rotary {
+  RotaryStyle style = RotaryStyle::half;
+  int dim = 0;                       // even; 0: head_dim
+  bool q = false;                    // the launch rotates Q, too
+  std::optional<DType> tables = {};  // of the given cosines and sines: fp32 or dtype; absent: computed
+
+  // As that of a mask.
+  template <class Self, class Visit>
+  static void for_each_field(Self& self, Visit&& visit) {
+    visit("style", self.style, rotary_styles);
+    visit("dim", self.dim, Range{.first = 2, .step = 2});  // head_dim bounds it
+    visit("q", self.q);
+    visit("tables", self.tables, float_dtypes);
+  }
+  bool operator==(const Rotary&) const = default;
+};
+
+struct FLASHJIT_API AttentionSpec {
+  Operation op = Operation::forward;
+  DType dtype = DType::bf16;
+  int head_dim = 0;
+  int head_dim_v = 0;           // 0: the same as head_dim
+  std::vector<Mask> mask = {};  // intersection; empty: every key is seen
+  bool dropout = false;         // drop softmax weights with a probability given at run time
+  bool lse = true;              // write the log-sum-exp of every row
+  bool varlen = false;          // packed [total, heads, head_dim] with cu_seqlens
+  bool paged = false;
+  bool deterministic = false;
+  // The bits of a row depend on its own query, keys and target only, not on the rest of the batch.
+  bool batch_invariant = false;
+  std::optional<DType> o_dtype = {};      // absent: dtype
+  std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
+  std::optional<DType> grad_dtype = {};   // backward: dtype of dq, dk and dv; absent: dtype
+  std::optional<DType> kv_dtype = {};     // int8, fp8_e4m3, fp8_e5m2: the dtype of k and v; absent: dtype
+  std::optional<KvScale> kv_scale = {};   // with kv_dtype; absent: tensor
+  // Formulas that turn scale * q.k into the score that the softmax sees, applied one after the other.
+  std::vector<std::string> score = {};
+  std::vector<DeclaredTable> tables = {};
+  std::vector<DeclaredScalar> scalars = {};
+  bool sink_logits = false;  // each head's softmax sums begin with exp of a logit, as if with one more key
+  bool precise = false;      // exp, log, tanh and sqrt of scores are exact to float32
+  bool append = false;       // decode: the launch first writes new rows into the caches
+  std::optional<Rotary> rotary = {};  // with append, and of append_kv; absent: K is written as it is
+  PinnedConfig config = {};
+
+  // Reads the JSON form (tools/spec.schema.json), at most 256 KiB, and validates it. Throws invalid_spec or
+  // unsupported; the message names the field, the value, the rule and the nearest choice that works.
+  static AttentionSpec from_json(std::string_view text);
+  // The fields that are not at their default, in canonical order, on one line. Equal
+  // specs give equal text, and a field added to flashjit later changes no text.
+  std::string to_json() const;
+  // The canonical form, the same for all equal specs: head_dim_v is filled in, dtypes at their
+  // default are absent, masks are in canonical order, built-in names of formulas are written out. Throws
+  // invalid_spec or unsupported.
+  AttentionSpec validated() const;
+
+  std::size_t hash() const noexcept;
+  bool operator==(const AttentionSpec&) const = default;
+};
+
+FLASHJIT_API const char* to_string(Operation) noexcept;
+// Bytes of one element.
+FLASHJIT_API std::size_t size_of(DType) noexcept;
+
+}  // namespace flashjit

@@ -1,0 +1,117 @@
+// AttentionSpec::validated(): the rules of a spec, which families and formulas make.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "codegen/base/float_state.hpp"
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/formulas/formula_traits.hpp"
+#include "codegen/formulas/write_out.hpp"
+#include "codegen/spec/mask_rules.hpp"
+#include "codegen/spec/spec.hpp"
+#include "codegen/spec/spec_fields.hpp"
+
+namespace flashjit {
+namespace {
+
+constexpr Range usual_head_dims = {.first = head_dims.first, .last = 256, .step = head_dims.step};
+
+// Multi-head latent attention in the form of one shared head: K of 576 elements, V their first 512
+// (DeepSeek-V2, 2024).
+void check_mla(const AttentionSpec& spec) {
+  constexpr int latent = 512, key = 576;
+  if (spec.head_dim != key || (spec.head_dim_v != latent && spec.head_dim_v != key)) return;
+  throw Error(
+      ErrorCode::unsupported,
+      "head_dim 576 is that of MLA, whose V is a part of K: MLA is not supported by this version; heads of "
+      "its up-projected K and V would work: head_dim 192, head_dim_v 128");
+}
+
+void check_dtype_of(const char* field, const std::optional<DType>& value, DType dtype) {
+  if (!value || *value == dtype || *value == DType::fp32) return;
+  invalid(std::string(field) + " " + to_string(*value) + " is neither fp32 nor the dtype, " +
+          to_string(dtype) + "; leaving it out would work");
+}
+
+void check_kv_dtype(const AttentionSpec& spec) {
+  if (!spec.kv_dtype) {
+    if (spec.kv_scale)
+      throw Error(ErrorCode::unsupported,
+                  std::string("kv_scale ") + to_string(*spec.kv_scale) +
+                      " has no meaning without kv_dtype; a kv_dtype, or leaving kv_scale out, would work");
+    return;
+  }
+  const std::string asked = std::string("kv_dtype ") + to_string(*spec.kv_dtype);
+  if (size_of(*spec.kv_dtype) != 1)
+    invalid(asked +
+            " is not one of int8, fp8_e4m3, fp8_e5m2; leaving it out, which means the dtype, would work");
+  if (spec.dtype == DType::fp32)
+    throw Error(ErrorCode::unsupported, asked + " is not supported with dtype fp32; bf16 or fp16 would work");
+  if (info_of(spec.op).caches == When::by_field && !spec.paged)
+    throw Error(ErrorCode::unsupported, asked + " is not supported by a " + to_string(spec.op) +
+                                            " without pages; \"paged\": true or op decode would work");
+  if (spec.dropout)
+    throw Error(
+        ErrorCode::unsupported,
+        asked + " is not supported with dropout, which is for training; leaving either out would work");
+}
+
+void check_rotary(const AttentionSpec& spec) {
+  if (!spec.rotary) return;
+  if (spec.rotary->dim) check_value("rotary.dim", spec.rotary->dim, Range{2, spec.head_dim, 2});
+  check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
+  if (info_of(spec.op).appends == When::by_field && !spec.append)
+    throw Error(ErrorCode::unsupported, std::string("rotary is not supported by a ") + to_string(spec.op) +
+                                            " that appends nothing; \"append\": true or op append_kv would "
+                                            "work");
+}
+
+void check_block_lists(const AttentionSpec& spec) {
+  if (!info_of(spec.op).makes_lists) return;
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  if (!blocks || !blocks->of_masks)
+    throw Error(
+        ErrorCode::unsupported,
+        std::string("a spec without a block_sparse mask with of_masks is not supported by op ") +
+            to_string(spec.op) +
+            ", which "
+            R"(makes the lists of one; mask [{"kind": "block_sparse", "of_masks": true}, "causal"] would work)");
+  if (!blocks->per_head && masks_differ_by_head(spec))
+    invalid(
+        "a formula of the mask reads head or head_kv, and block_sparse with \"per_head\": false has one list "
+        "for "
+        "all heads; \"per_head\": true would work");
+}
+
+}  // namespace
+
+AttentionSpec AttentionSpec::validated() const {
+  const DefaultFloatState state;
+  if (static_cast<std::size_t>(op) >= num_operations)
+    invalid("op " + std::to_string(static_cast<int>(op)) + " is no enumerator of Operation; " +
+            to_string(Operation::forward) + " would work");
+  AttentionSpec spec = *this;
+  write_out_formulas(spec);
+  spec = without_defaults(std::move(spec));
+  if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
+
+  if (spec.dtype != DType::bf16 && spec.dtype != DType::fp16 && spec.dtype != DType::fp32)
+    invalid(std::string("dtype ") + to_string(spec.dtype) +
+            " is none that queries and outputs have; bf16, fp16 or fp32 would work");
+  check_mla(spec);
+  check_value("head_dim", spec.head_dim, usual_head_dims);
+  check_value("head_dim_v", spec.head_dim_v, usual_head_dims);
+  check_rotary(spec);
+  check_fields(spec);
+  check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
+  check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
+  check_dtype_of("grad_dtype", spec.grad_dtype, spec.dtype);
+  check_kv_dtype(spec);
+  check_masks(spec.mask);
+  check_block_lists(spec);
+  check_supported(spec);
+  return spec;
+}
+
+}  // namespace flashjit

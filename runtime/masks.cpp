@@ -146,7 +146,7 @@ std::optional<std::int32_t> only(std::span<const std::int32_t> ids) {
 std::int64_t count_block_lists(const BlockSparseMask& mask, const BlockListShape& shape) {
   BlockSparseMask alone = mask;
   alone.of_masks = false;
-  check_masks({alone});
+  check_values(alone);
   if (shape.batch < 0 || shape.heads < 0 || shape.seqlen_q < 0 || shape.seqlen_k < 0)
     refuse_argument("the shape of a block list has a negative size");
   if (shape.heads != 1 && !mask.per_head)

@@ -48,6 +48,10 @@ std::vector<Mask> canonical(std::vector<Mask> masks) {
   return masks;
 }
 
+void check_values(const Mask& mask) {
+  std::visit([](const auto& m) { m.for_each_field(m, FieldCheck{std::string(m.kind) + "'s "}); }, mask);
+}
+
 void check_masks(const std::vector<Mask>& masks) {
   for (std::size_t i = 1; i < masks.size(); ++i) {
     if (masks[i].index() != masks[i - 1].index() || std::holds_alternative<FormulaMask>(masks[i])) continue;

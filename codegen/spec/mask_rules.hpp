@@ -14,6 +14,9 @@ namespace flashjit {
 // The masks in canonical order, each once: they are an intersection, so order and repetition do not count.
 std::vector<Mask> canonical(std::vector<Mask> masks);
 
+// Throws invalid_spec if a field of the mask has a value that it may not have.
+void check_values(const Mask& mask);
+
 // Throws invalid_spec if masks contradict each other, or if one launch has no arguments for them; unsupported
 // for lists of other masks where there are none, and for a window of a tree. `masks` are canonical.
 void check_masks(const std::vector<Mask>& masks);

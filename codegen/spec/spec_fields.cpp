@@ -90,8 +90,7 @@ void check_field(const SpecField& field, const std::optional<KvScale>& value) {
   if (value) check_value(field.name, *value, field.scales);
 }
 void check_field(const SpecField&, const std::vector<Mask>& masks) {
-  for (const Mask& mask : masks)
-    std::visit([](const auto& m) { m.for_each_field(m, FieldCheck{std::string(m.kind) + "'s "}); }, mask);
+  for (const Mask& mask : masks) check_values(mask);
 }
 void check_field(const SpecField&, const std::optional<Rotary>& rotary) {
   if (rotary) rotary->for_each_field(*rotary, PartCheck{{"rotary."}});

@@ -14,10 +14,10 @@ namespace flashjit::device {
 
 using HalfVec = unsigned short __attribute__((vector_size(4 * lanes)));
 
-// Pointers to rows of a tensor; rows from `count` on are zeros.
-template <int rows>
+// Pointers to rows of so many columns of a tensor; rows from `count` on are zeros.
+template <int rows, int columns>
 struct RowPointers {
-  static constexpr bf16 zeros[256] = {};
+  static constexpr bf16 zeros[round_up(columns, 256)] = {};
   const bf16* data[rows];
   template <class KeyRows>
   FLASHJIT_FN static RowPointers first(const KeyRows& of, int count) {
@@ -70,7 +70,7 @@ struct AmxOperands {
   // q: [k_tiles][vectors] tiles.
   __attribute__((noinline)) static void pack_q(int, const UnitRows<bf16>& rows, float*, bf16* q) {
     for (int i = 0; i < vectors; ++i) {
-      const RowPointers<16> row(rows, 16 * i);
+      const RowPointers<16, head_dim> row(rows, 16 * i);
       const bf16* const next = rows[unit_rows + 16 * i];
       const i64 next_stride = rows.heads == 1 ? rows.row_stride : 0;
       for (int column = 0; column < k_tiles * 32; column += 8) {
@@ -109,7 +109,7 @@ struct AmxOperands {
   template <class KeyRows>
   __attribute__((noinline)) static bool pack_v(const KeyRows& rows, int count, bf16* v) {
     HalfVec largest{};  // exponent and fraction bits, which order as magnitudes do
-    const auto row = RowPointers<packed_group>::first(rows, count);
+    const auto row = RowPointers<packed_group, head_dim_v>::first(rows, count);
     for (int column = 0; column < v_tiles * 16; column += 8) {
       WordVec even[4] = {}, odd[4] = {};  // columns of keys 2 j and 2 j + 1
       if (column < head_dim_v) {

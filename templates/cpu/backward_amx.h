@@ -155,7 +155,7 @@ class AmxBackward {
   __attribute__((noinline)) static bool pack_pairs(const UnitRows<bf16>& rows, bf16* to) {
     using Words8 = u32 __attribute__((vector_size(32)));
     using Halves8 = unsigned short __attribute__((vector_size(32)));
-    const RowPointers<group> row(rows, 0);
+    const RowPointers<group, columns> row(rows, 0);
     Halves8 largest{};
     for (int i = 0; i < group; i += 2)
       for (int c = 0; c < round_up(columns, 32); c += 8) {

@@ -38,7 +38,7 @@ class PagedPlaces {
 template <class Spec>
 struct PagedKeys {
   using Element = typename Spec::Element;
-  static constexpr Element zeros[256] = {};
+  static constexpr Element zeros[round_up(max(Spec::head_dim, Spec::head_dim_v), 256)] = {};
 
   const CpuForwardParams& params;
   const Problem& problem;

@@ -15,19 +15,6 @@
 namespace flashjit {
 namespace {
 
-constexpr Range usual_head_dims = {.first = head_dims.first, .last = 256, .step = head_dims.step};
-
-// Multi-head latent attention in the form of one shared head: K of 576 elements, V their first 512
-// (DeepSeek-V2, 2024).
-void check_mla(const AttentionSpec& spec) {
-  constexpr int latent = 512, key = 576;
-  if (spec.head_dim != key || (spec.head_dim_v != latent && spec.head_dim_v != key)) return;
-  throw Error(
-      ErrorCode::unsupported,
-      "head_dim 576 is that of MLA, whose V is a part of K: MLA is not supported by this version; heads of "
-      "its up-projected K and V would work: head_dim 192, head_dim_v 128");
-}
-
 void check_dtype_of(const char* field, const std::optional<DType>& value, DType dtype) {
   if (!value || *value == dtype || *value == DType::fp32) return;
   invalid(std::string(field) + " " + to_string(*value) + " is neither fp32 nor the dtype, " +
@@ -59,7 +46,13 @@ void check_kv_dtype(const AttentionSpec& spec) {
 
 void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
-  if (spec.rotary->dim) check_value("rotary.dim", spec.rotary->dim, Range{2, spec.head_dim, 2});
+  Range dims = Rotary::dims;
+  if (spec.rotary->dim == 0 && spec.head_dim > dims.last)
+    throw Error(ErrorCode::unsupported, "rotary of all " + std::to_string(spec.head_dim) +
+                                            " columns of head_dim is not supported; \"dim\": " +
+                                            std::to_string(dims.last) + " or less would work");
+  dims.last = std::min(dims.last, spec.head_dim);
+  if (spec.rotary->dim) check_value("rotary.dim", spec.rotary->dim, dims);
   check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
   if (info_of(spec.op).appends == When::by_field && !spec.append)
     throw Error(ErrorCode::unsupported, std::string("rotary is not supported by a ") + to_string(spec.op) +
@@ -99,9 +92,7 @@ AttentionSpec AttentionSpec::validated() const {
   if (spec.dtype != DType::bf16 && spec.dtype != DType::fp16 && spec.dtype != DType::fp32)
     invalid(std::string("dtype ") + to_string(spec.dtype) +
             " is none that queries and outputs have; bf16, fp16 or fp32 would work");
-  check_mla(spec);
-  check_value("head_dim", spec.head_dim, usual_head_dims);
-  check_value("head_dim_v", spec.head_dim_v, usual_head_dims);
+  check_head_dims(spec);
   check_rotary(spec);
   check_fields(spec);
   check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);

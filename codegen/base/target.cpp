@@ -13,15 +13,21 @@ struct KnownTarget {
   Target target;
   // cuda: the most that one block may opt in to (CUDA programming guide, technical specifications).
   int shared_memory_kb;
+  Instructions own = Instructions::common;  // beyond the common ones
 };
 
 using enum Target::Family;
 constexpr KnownTarget known_targets[] = {
-    {"sm_80", {cuda, 80}, 163},        {"sm_86", {cuda, 86}, 99},
-    {"sm_89", {cuda, 89}, 99},         {"sm_90", {cuda, 90}, 227},
-    {"sm_90a", {cuda, 90, true}, 227}, {"sm_100", {cuda, 100}, 227},
-    {"sm_120", {cuda, 120}, 99},       {"x86-64-v3", {cpu, 3}, 0},
-    {"x86-64-v4", {cpu, 4}, 0},        {"x86-64-v4+amx", {cpu, 4, false, true}, 0},
+    {"sm_80", {cuda, 80}, 163},
+    {"sm_86", {cuda, 86}, 99},
+    {"sm_89", {cuda, 89}, 99},
+    {"sm_90", {cuda, 90}, 227},
+    {"sm_90a", {cuda, 90, true}, 227, Instructions::wgmma},
+    {"sm_100", {cuda, 100}, 227},
+    {"sm_120", {cuda, 120}, 99},
+    {"x86-64-v3", {cpu, 3}, 0},
+    {"x86-64-v4", {cpu, 4}, 0},
+    {"x86-64-v4+amx", {cpu, 4, false, true}, 0},
 };
 
 constexpr auto known_names = [] {
@@ -133,6 +139,12 @@ std::string Target::str() const {
   if (const KnownTarget* known = find(*this)) return std::string(known->name);
   return (is_cuda() ? "sm_" : "x86-64-v") + std::to_string(level) + (arch_specific ? "a" : "") +
          (amx ? "+amx" : "");
+}
+
+bool Target::has(Instructions instructions) const {
+  if (instructions == Instructions::common) return true;
+  const KnownTarget* known = find(*this);
+  return known != nullptr && known->own == instructions;
 }
 
 int Target::max_shared_memory() const {

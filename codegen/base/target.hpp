@@ -10,12 +10,17 @@
 
 namespace flashjit {
 
+// Instructions that kernels are written for: those of every target of a family, or a set that some targets
+// have. wgmma: with it TMA and setmaxnreg, which come together.
+enum class Instructions { common, wgmma };
+
 struct FLASHJIT_API Target {
   enum class Family { cuda, cpu };
   Family family = Family::cpu;
   // cuda: compute capability as the two digits of sm_NN (80, 86, ..., 120). cpu: level of x86-64-vN (3 or 4).
   int level = 3;
-  // cuda: uses instructions that only this compute capability has: the "a" of sm_90a.
+  // cuda: code may use instructions that only this compute capability has: the "a" of sm_90a. has() says
+  // which.
   bool arch_specific = false;
   // cpu: has AMX for bf16.
   bool amx = false;
@@ -32,6 +37,8 @@ struct FLASHJIT_API Target {
 
   std::string str() const;
   bool is_cuda() const { return family == Family::cuda; }
+  // Whether code for this target may use the instructions.
+  bool has(Instructions instructions) const;
   // Whether code for this target runs on a GPU of this compute capability.
   bool runs_on(int major, int minor) const;
   // cpu: whether a CPU of this target runs code for `other`.

@@ -5,26 +5,12 @@
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
                                        "kv_dtype",   "kv_scale", "rotary", "config"};
 constexpr std::string_view choices[] = {"num_warps"};
 
-std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
-  if (config.num_warps == 2 || config.num_warps == 4 || config.num_warps == 8) return {};
-  return "num_warps " + std::to_string(config.num_warps) + " is not 2, 4 or 8";
-}
-
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {0}, .block_n = {0}, .num_stages = {1}, .num_warps = {2, 4, 8}};
-}
-
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return {};
 }
 
 KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
@@ -66,14 +52,13 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily append_cuda = {
     .op = Operation::append_kv,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .head_dim = heads_to_256,
+    .dtypes = all_dtypes,
     .fields = fields,
     .masks = {},
     .choices = choices,
-    .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

@@ -4,6 +4,7 @@
 #include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "templates/shared/backward_cpu_params.h"
@@ -11,19 +12,10 @@
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return !target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
                                        "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
                                        "precise",    "config", "sink_logits"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
-
-constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
 
 int scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const auto bytes = uses_amx(spec, target) ? device::amx_backward_scratch : device::cpu_backward_scratch;
@@ -31,19 +23,8 @@ int scratch(const AttentionSpec& spec, const Target& target, const KernelConfig&
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const std::string& rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
-  if (config.num_warps != 1) return wrong("num_warps", config.num_warps, "is not 1, as it must be on a CPU");
-  if (config.num_stages != 1)
-    return wrong("num_stages", config.num_stages, "is not 1, as it must be on a CPU");
-  if (config.block_n <= 0 || config.block_n % 32 != 0 || config.block_n > 1024)
-    return wrong("block_n", config.block_n, "is not a multiple of 32 up to 1024");
-  if (const int bytes = scratch(spec, target, config); bytes > largest_scratch)
-    return wrong("block_n", config.block_n,
-                 "needs " + std::to_string(bytes) + " bytes of scratch, more than the " +
-                     std::to_string(largest_scratch) + " of a thread on " + target.str());
-  return {};
+  if (std::string why = not_of_cpus(config, {"block_n"}, 32); !why.empty()) return why;
+  return too_much_scratch(config, {"block_n"}, scratch(spec, target, config), target);
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
@@ -52,11 +33,10 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   if (blocks && !uses_amx(spec, target))
     axes.block_n = {blocks->block_n >= 64 ? device::round_up(std::min(blocks->block_n, 256), 32)
                                           : device::round_up(64, device::round_up(blocks->block_n, 32))};
+  // The widest heads have no room for these.
+  while (scratch(spec, target, {.block_n = axes.block_n.front()}) > largest_scratch)
+    axes.block_n.insert(axes.block_n.begin(), device::round_up(axes.block_n.front() / 2, 32));
   return axes;
-}
-
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return {};
 }
 
 // Q and dO are packed and dQ is added to once for each block: 256 keys take 5% less time than 128, 512 with
@@ -102,14 +82,14 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily backward_cpu = {
     .op = Operation::backward,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cpu,
+    .head_dim = heads_to_1024,
+    .dtypes = all_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

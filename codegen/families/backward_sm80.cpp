@@ -5,6 +5,7 @@
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "shared/backward_cuda_params.h"
@@ -12,16 +13,9 @@
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda() && !target.arch_specific;
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
                                        "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
                                        "precise",    "config", "sink_logits"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
@@ -41,9 +35,6 @@ int keys_of_a_warp(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const std::string& rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
   if (config.num_warps != 4 && config.num_warps != 8)
     return wrong("num_warps", config.num_warps, "is not 4 or 8");
   if (config.num_stages != 1 && config.num_stages != 2)
@@ -61,13 +52,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
                      (parts == 2 ? ", of which two have the same keys" : ""));
   const int bytes =
       std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec, config) : 0);
-  if (bytes > target.max_shared_memory()) {
-    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-           " and num_stages " + std::to_string(config.num_stages) + " need " + std::to_string(bytes) +
-           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
-           " of a block on " + target.str();
-  }
-  return {};
+  return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, bytes, target);
 }
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
@@ -80,14 +65,9 @@ int held_sums(const AttentionSpec& spec, const KernelConfig& config) {
   const int parts = device::backward_column_parts(spec.head_dim, spec.head_dim_v);
   return keys_of_a_warp(spec, config) / 16 * ((spec.head_dim + spec.head_dim_v) / 2 + config.block_m) / parts;
 }
-constexpr int most_sums = 192;
 
 std::string futility(const AttentionSpec& spec, const Target&, const KernelConfig& config) {
-  if (const int held = held_sums(spec, config); held > most_sums) {
-    return "a thread would hold " + std::to_string(held) + " sums in its 255 registers; more than " +
-           std::to_string(most_sums) + " leave too few registers for everything else";
-  }
-  return {};
+  return too_many_sums(held_sums(spec, config));
 }
 
 // Whether little beyond the sums needs registers.
@@ -174,10 +154,11 @@ void add_last_step(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily backward_sm80 = {
     .op = Operation::backward,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .head_dim = heads_to_256,
+    .dtypes = two_byte_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

@@ -5,6 +5,7 @@
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "shared/backward_cuda_params.h"
@@ -14,16 +15,9 @@ namespace flashjit {
 
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda() && target.arch_specific;
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
                                        "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
                                        "precise",    "config", "sink_logits"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int wgmma_block_n = 128, wgmma_warps = 12;
@@ -73,9 +67,6 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const std::string& rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
   if (config.num_warps != wgmma_warps)
     return wrong("num_warps", config.num_warps, "is not 12, a warpgroup that copies and two that compute");
   if (config.block_n != wgmma_block_n)
@@ -90,21 +81,11 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
            " that a thread has for them";
   }
   const int bytes = std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec) : 0);
-  if (bytes > target.max_shared_memory()) {
-    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-           " and num_stages " + std::to_string(config.num_stages) + " need " + std::to_string(bytes) +
-           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
-           " of a block on " + target.str();
-  }
-  return {};
+  return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, bytes, target);
 }
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
-}
-
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return "";
 }
 
 // The first that fits. Two stages are better than one, also where they leave no room for dQ.
@@ -160,14 +141,15 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily backward_sm90a = {
     .op = Operation::backward,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .needs = Instructions::wgmma,
+    .head_dim = heads_to_256,
+    .dtypes = two_byte_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

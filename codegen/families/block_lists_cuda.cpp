@@ -6,28 +6,12 @@
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {"head_dim_v", "mask",    "varlen", "deterministic",
                                        "tables",     "scalars", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"num_warps"};
-
-std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
-  if (config.num_warps == 4 || config.num_warps == 8 || config.num_warps == 16) return {};
-  return "num_warps " + std::to_string(config.num_warps) + " is not 4, 8 or 16";
-}
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {0}, .block_n = {0}, .num_stages = {1}, .num_warps = {4, 8, 16}};
-}
-
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return {};
 }
 
 // One batch entry of 16,384 rows is 128 lists of 128 rows: about as many as a GPU has multiprocessors, so
@@ -58,14 +42,13 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily block_lists_cuda = {
     .op = Operation::make_block_lists,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .head_dim = heads_to_1024,
+    .dtypes = all_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
-    .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

@@ -3,16 +3,12 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "shared/decode_layout.h"
 
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return !target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {
     "head_dim_v",      "mask",        "lse",      "varlen",   "paged",  "deterministic",
     "batch_invariant", "o_dtype",     "kv_dtype", "kv_scale", "score",  "tables",
@@ -20,8 +16,6 @@ constexpr std::string_view fields[] = {
 constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
                                       FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
-
-constexpr int largest_scratch = 2 << 20;  // bytes of a worker: within a second-level cache
 
 constexpr int usual_block_n = 64;  // with batch_invariant the only one: it orders the sums of a row
 
@@ -31,24 +25,12 @@ int scratch_of(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (config.num_warps != 1 || config.num_stages != 1) {
-    return "num_warps " + std::to_string(config.num_warps) + " and num_stages " +
-           std::to_string(config.num_stages) + " are not 1, as they must be on a CPU";
-  }
-  for (const auto& [name, value] : {std::pair{"block_m", config.block_m}, {"block_n", config.block_n}})
-    if (value <= 0 || value % 16 != 0 || value > 1024)
-      return std::string(name) + " " + std::to_string(value) + " is not a multiple of 16 up to 1024";
+  if (std::string why = not_of_cpus(config, {"block_m", "block_n"}, 16); !why.empty()) return why;
   if (spec.batch_invariant && config.block_n != usual_block_n) {
     return "batch_invariant fixes the order of sums: by blocks of " + std::to_string(usual_block_n) +
            " keys, not of " + std::to_string(config.block_n) + " as block_n says";
   }
-  const int bytes = scratch_of(spec, config);
-  if (bytes > largest_scratch) {
-    return "block_m " + std::to_string(config.block_m) + " and block_n " + std::to_string(config.block_n) +
-           " need " + std::to_string(bytes) + " bytes of scratch, more than the " +
-           std::to_string(largest_scratch) + " of a thread on " + target.str();
-  }
-  return {};
+  return too_much_scratch(config, {"block_m", "block_n"}, scratch_of(spec, config), target);
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target&) {
@@ -58,15 +40,14 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
   return axes;
 }
 
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return {};
-}
-
 // A tile holds all query heads of a key/value head. More than 256 make several tiles: so many rows take
-// longer to compute than their keys to read.
-KernelConfig preferred(const AttentionSpec&, const Target&, const Shape& shape) {
+// longer to compute than their keys to read. The widest heads leave scratch for 64.
+KernelConfig preferred(const AttentionSpec& spec, const Target&, const Shape& shape) {
   const int group = shape.num_heads_q / std::max(shape.num_heads_kv, 1);
-  return {.block_m = group <= 64 ? 64 : 256, .block_n = usual_block_n, .num_stages = 1, .num_warps = 1};
+  const KernelConfig few{.block_m = 64, .block_n = usual_block_n, .num_stages = 1, .num_warps = 1};
+  KernelConfig many = few;
+  many.block_m = 256;
+  return group <= 64 || scratch_of(spec, many) > largest_scratch ? few : many;
 }
 
 std::string function_text(const AttentionSpec& spec) {
@@ -90,14 +71,14 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily decode_cpu = {
     .op = Operation::decode,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cpu,
+    .head_dim = heads_to_1024,
+    .dtypes = all_dtypes,
     .fields = fields,
     .masks = masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

@@ -7,6 +7,7 @@
 #include "codegen/families/decode_cuda.hpp"
 #include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "shared/decode_cuda_layout.h"
 #include "shared/decode_cuda_params.h"
 
@@ -49,9 +50,6 @@ extern "C" __global__ void __launch_bounds__()" +
 namespace mma_decode {
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const char* rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
   if (config.num_warps != 4 && config.num_warps != 8 && config.num_warps != 12)
     return wrong("num_warps", config.num_warps, "is not 4, 8 or 12");
   if (config.num_stages < 1 || config.num_stages > 4)
@@ -73,14 +71,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
            std::to_string(config.block_n) + " and num_warps " + std::to_string(config.num_warps) + " make " +
            std::to_string(layout.groups) + " groups";
   }
-  if (layout.end > target.max_shared_memory()) {
-    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-           ", num_stages " + std::to_string(config.num_stages) + " and num_warps " +
-           std::to_string(config.num_warps) + " need " + std::to_string(layout.end) +
-           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
-           " of a block on " + target.str();
-  }
-  return {};
+  return too_much_shared_memory(config, {"block_m", "block_n", "num_stages", "num_warps"}, layout.end,
+                                target);
 }
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
@@ -164,19 +156,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace mma_decode
 
-namespace {
-
-// sm_90a has a family of its own.
-bool serves(const Target& target) {
-  return target.is_cuda() && !target.arch_specific;
-}
-
-}  // namespace
-
 extern constinit const KernelFamily decode_cuda = {
     .op = Operation::decode,
-    .serves = serves,
-    .dtypes = mma_decode::dtypes,
+    .on = Target::Family::cuda,
+    .head_dim = heads_to_256,
+    .dtypes = two_byte_dtypes,
     .fields = mma_decode::fields,
     .masks = mma_decode::masks,
     .choices = mma_decode::choices,

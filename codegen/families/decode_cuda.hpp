@@ -5,7 +5,6 @@
 
 namespace flashjit::mma_decode {
 
-inline constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 inline constexpr std::string_view fields[] = {
     "head_dim_v",      "mask",    "lse",      "varlen",   "paged",   "deterministic",
     "batch_invariant", "o_dtype", "score",    "tables",   "scalars", "sink_logits",

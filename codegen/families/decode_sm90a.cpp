@@ -12,10 +12,6 @@ extern const KernelFamily forward_sm90a;
 
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda() && target.arch_specific;
-}
-
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
@@ -101,8 +97,10 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily decode_sm90a = {
     .op = Operation::decode,
-    .serves = serves,
-    .dtypes = mma_decode::dtypes,
+    .on = Target::Family::cuda,
+    .needs = Instructions::wgmma,
+    .head_dim = heads_to_256,
+    .dtypes = two_byte_dtypes,
     .fields = mma_decode::fields,
     .masks = mma_decode::masks,
     .choices = choices,

@@ -4,45 +4,24 @@
 #include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return !target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {
     "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
     "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
-constexpr int largest_scratch = 2 << 20;  // bytes of one thread: fits its second-level cache
-
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const std::string& rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
-  if (config.num_warps != 1) return wrong("num_warps", config.num_warps, "is not 1, as it must be on a CPU");
-  if (config.num_stages != 1)
-    return wrong("num_stages", config.num_stages, "is not 1, as it must be on a CPU");
-  if (config.block_m <= 0 || config.block_m % 16 != 0 || config.block_m > 1024) {
-    return wrong("block_m", config.block_m, "is not a multiple of 16 up to 1024");
-  }
-  if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 1024) {
-    return wrong("block_n", config.block_n, "is not a multiple of 16 up to 1024");
-  }
-  const int bytes = cpu_scratch(spec, target, config);
-  if (bytes > largest_scratch) {
-    return "block_m " + std::to_string(config.block_m) + " and block_n " + std::to_string(config.block_n) +
-           " need " + std::to_string(bytes) + " bytes of scratch, more than the " +
-           std::to_string(largest_scratch) + " of a thread on " + target.str();
-  }
-  return {};
+  if (std::string why = not_of_cpus(config, {"block_m", "block_n"}, 16); !why.empty()) return why;
+  return too_much_scratch(config, {"block_m", "block_n"}, cpu_scratch(spec, target, config), target);
+}
+
+bool fits(const AttentionSpec& spec, const Target& target, int block_m, int block_n) {
+  return cpu_scratch(spec, target, {.block_m = block_m, .block_n = block_n}) <= largest_scratch;
 }
 
 // AMX kernels have four times the rows: converting a K/V block costs them four times as much,
@@ -62,11 +41,12 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
     axes.block_n = {blocks->block_n >= 64 ? blocks->block_n : device::round_up(64, blocks->block_n)};
     if (blocks->block_n % 128 == 0 && blocks->block_n > 128) axes.block_n.insert(axes.block_n.begin(), 128);
   }
+  // The widest heads have no room for these: the larger side is halved until the smallest tile fits.
+  while (!fits(spec, target, axes.block_m.front(), axes.block_n.front())) {
+    std::vector<int>& sizes = axes.block_n.front() > 64 ? axes.block_n : axes.block_m;
+    sizes.insert(sizes.begin(), device::round_up(sizes.front() / 2, 16));
+  }
   return axes;
-}
-
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return {};
 }
 
 // block_m: the rows of a tile share the conversion of each K/V block. The conversion takes a fifth
@@ -82,12 +62,14 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   const bool has_usual =
       std::find(values.block_n.begin(), values.block_n.end(), usual) != values.block_n.end();
   KernelConfig config{.block_m = values.block_m.front(),
-                      .block_n = has_usual ? usual : values.block_n.front(),
+                      .block_n = has_usual && fits(spec, target, values.block_m.front(), usual)
+                                     ? usual
+                                     : values.block_n.front(),
                       .num_stages = 1,
                       .num_warps = 1};
   for (KernelConfig larger = config; const int block_m : values.block_m) {
     larger.block_m = block_m;
-    if (!amx || cpu_scratch(spec, target, larger) <= largest_scratch / 2) config = larger;
+    if (cpu_scratch(spec, target, larger) <= (amx ? largest_scratch / 2 : largest_scratch)) config = larger;
   }
   return config;
 }
@@ -125,14 +107,14 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily forward_cpu = {
     .op = Operation::forward,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cpu,
+    .head_dim = heads_to_1024,
+    .dtypes = all_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

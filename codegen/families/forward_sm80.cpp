@@ -2,6 +2,7 @@
 // the tile.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "shared/layout.h"
@@ -9,16 +10,9 @@
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda() && !target.arch_specific;
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {
     "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
     "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int rows_of_a_warp = 16;
@@ -32,9 +26,6 @@ int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const std::string& rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
   if (config.num_warps != 4 && config.num_warps != 8)
     return wrong("num_warps", config.num_warps, "is not 4 or 8");
   if (config.num_stages != 1 && config.num_stages != 2) {
@@ -52,14 +43,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 256) {
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
   }
-  const int bytes = shared_memory(spec, config);
-  if (bytes > target.max_shared_memory()) {
-    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-           " and num_stages " + std::to_string(config.num_stages) + " need " + std::to_string(bytes) +
-           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
-           " of a block on " + target.str();
-  }
-  return {};
+  return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, shared_memory(spec, config),
+                                target);
 }
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
@@ -77,13 +62,10 @@ int resident_warps(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  constexpr int most_accumulators = 192, least_warps = 8;
+  constexpr int least_warps = 8;
   const int accumulators =
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
-  if (accumulators > most_accumulators) {
-    return "a thread would hold " + std::to_string(accumulators) + " sums in its 255 registers; more than " +
-           std::to_string(most_accumulators) + " leave too few registers for everything else";
-  }
+  if (std::string why = too_many_sums(accumulators); !why.empty()) return why;
   if (const int warps = resident_warps(spec, target, config); warps < least_warps) {
     return "shared memory lets a multiprocessor hold " + std::to_string(warps) +
            " warps, fewer than the eight that registers allow; too few warps hide no latency";
@@ -160,10 +142,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily forward_sm80 = {
     .op = Operation::forward,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .head_dim = heads_to_256,
+    .dtypes = two_byte_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

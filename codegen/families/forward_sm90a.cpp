@@ -5,6 +5,7 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
@@ -13,16 +14,9 @@
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda() && target.arch_specific;
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16"};
 constexpr std::string_view fields[] = {
     "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
     "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
-constexpr std::string_view masks[] = {CausalMask::kind,      SlidingWindowMask::kind, PaddingMask::kind,
-                                      BlockSparseMask::kind, TreeMask::kind,          FormulaMask::kind};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
@@ -134,9 +128,6 @@ bool packable(const AttentionSpec& spec) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const std::string& rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
   if (config.block_m != 64 && config.block_m != 128 && config.block_m != 192)
     return wrong("block_m", config.block_m, "is not 64, 128 or 192");
   if (const int warps = warps_per_warpgroup * (consumers(config) + 1); config.num_warps != warps) {
@@ -167,13 +158,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
            " values in registers, more than the " + std::to_string(register_budget(spec, config)) +
            " that a thread has for them";
   }
-  if (const int bytes = shared_memory(spec, config); bytes > target.max_shared_memory()) {
-    return "block_m " + std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-           " and num_stages " + std::to_string(config.num_stages) + " need " + std::to_string(bytes) +
-           " bytes of shared memory, more than the " + std::to_string(target.max_shared_memory()) +
-           " of a block on " + target.str();
-  }
-  return {};
+  return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, shared_memory(spec, config),
+                                target);
 }
 
 TileOrder tile_order(const AttentionSpec& spec) {
@@ -327,10 +313,12 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily forward_sm90a = {
     .op = Operation::forward,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .needs = Instructions::wgmma,
+    .head_dim = heads_to_256,
+    .dtypes = two_byte_dtypes,
     .fields = fields,
-    .masks = masks,
+    .masks = all_masks,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

@@ -20,9 +20,12 @@ constexpr const KernelFamily* families[] = {
 };
 
 const KernelFamily* find_family(Operation op, const Target& target) {
-  for (const KernelFamily* family : families)
-    if (family->op == op && family->serves(target)) return family;
-  return nullptr;
+  const KernelFamily* found = nullptr;
+  for (const KernelFamily* family : families) {
+    if (family->op != op || !family->serves(target)) continue;
+    if (found == nullptr || found->needs == Instructions::common) found = family;
+  }
+  return found;
 }
 
 bool has(KernelFamily::Names names, std::string_view name) {
@@ -54,6 +57,30 @@ std::vector<Feature> features_of(const AttentionSpec& spec, std::span<const Spec
     features.push_back({&KernelFamily::masks, kind, std::string("mask ") + kind, "leaving it out"});
   }
   return features;
+}
+
+// A head dimension of a spec, and where families have its limits.
+struct HeadDim {
+  const char* name;
+  int AttentionSpec::* value;
+  Range KernelFamily::* range;
+};
+constexpr HeadDim head_dim_fields[] = {
+    {"head_dim", &AttentionSpec::head_dim, &KernelFamily::head_dim},
+    {"head_dim_v", &AttentionSpec::head_dim_v, &KernelFamily::head_dim_v},
+};
+std::string text_of(const HeadDim& field, const AttentionSpec& spec) {
+  return std::string(field.name) + " " + std::to_string(spec.*field.value);
+}
+// "head_dim 512 is more than 256, the largest of op forward's kernels"
+std::string too_large(const HeadDim& field, const AttentionSpec& spec, int largest) {
+  return text_of(field, spec) + " is more than " + std::to_string(largest) + ", the largest of op " +
+         to_string(spec.op) + "'s kernels";
+}
+// Multi-head latent attention in the form of one shared head: K of 576 elements, V their first 512
+// (DeepSeek-V2, 2024).
+bool has_latent_heads(const AttentionSpec& spec) {
+  return spec.head_dim == 576 && (spec.head_dim_v == 512 || spec.head_dim_v == 576);
 }
 
 std::string alternatives(const Feature& feature, const KernelFamily& family) {
@@ -93,6 +120,35 @@ std::string absent(Operation op, const Target& target) {
 
 }  // namespace
 
+ConfigAxes one_config(const AttentionSpec&, const Target& target) {
+  return {.num_warps = {target.is_cuda() ? KernelConfig{}.num_warps : 1}};
+}
+
+std::string not_on_axes(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const KernelFamily& family = family_of(spec.op, target);
+  std::string why;
+  family.axes(spec, target).for_each([&](const char* name, const auto& values, auto choice, auto) {
+    if (!why.empty() || std::find(values.begin(), values.end(), config.*choice) != values.end()) return;
+    std::string others;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      others += (i == 0 ? "" : i + 1 == values.size() ? " or " : ", ") + choice_text(values[i]);
+    why = std::string(name) + " " + choice_text(config.*choice) + " is not " + others;
+  });
+  return why;
+}
+
+std::string never_futile(const AttentionSpec&, const Target&, const KernelConfig&) {
+  return {};
+}
+
+KernelConfig first_on_axes(const AttentionSpec& spec, const Target& target, const Shape&) {
+  KernelConfig config;
+  family_of(spec.op, target)
+      .axes(spec, target)
+      .for_each([&](const char*, const auto& values, auto choice, auto) { config.*choice = values.front(); });
+  return config;
+}
+
 bool KernelFamily::has_choice(std::string_view name) const {
   return has(choices, name);
 }
@@ -102,6 +158,7 @@ std::vector<Operation> operations_on(const Target& target) {
   for (const KernelFamily* family : families)
     if (family->serves(target)) operations.push_back(family->op);
   std::sort(operations.begin(), operations.end());
+  operations.erase(std::unique(operations.begin(), operations.end()), operations.end());
   return operations;
 }
 
@@ -114,6 +171,18 @@ std::string why_unsupported(const AttentionSpec& spec, const Target& target,
                             std::span<const SpecField> table) {
   const KernelFamily* const family = find_family(spec.op, target);
   if (!family) return absent(spec.op, target);
+  for (const HeadDim& field : head_dim_fields) {
+    const int value = spec.*field.value ? spec.*field.value : spec.head_dim;
+    const Range& range = family->*field.range;
+    if (value <= range.last) continue;
+    const std::string others =
+        targets_where(spec.op, [&](const KernelFamily& f) { return value <= (f.*field.range).last; });
+    return too_large(field, spec, range.last) + " for " + target.str() + "; " + std::to_string(range.last) +
+           (has_latent_heads(spec)
+                ? " would work there, heads of MLA's up-projected K and V (head_dim 192, head_dim_v 128)"
+                : " would work there") +
+           (others.empty() ? "" : ", and " + text_of(field, spec) + " on " + others);
+  }
   for (const Feature& feature : features_of(spec, table)) {
     const auto names_it = [&](const KernelFamily& f) { return has(f.*feature.names, feature.name); };
     if (names_it(*family)) continue;
@@ -122,6 +191,21 @@ std::string why_unsupported(const AttentionSpec& spec, const Target& target,
            " would work there" + (others.empty() ? "" : ", and " + feature.text + " on " + others);
   }
   return {};
+}
+
+void check_head_dims(const AttentionSpec& spec) {
+  for (const HeadDim& field : head_dim_fields) {
+    Range range = head_dims;
+    int largest = 0;
+    for (const KernelFamily* family : families)
+      if (family->op == spec.op) largest = std::max(largest, (family->*field.range).last);
+    if (largest) range.last = largest;
+    const int value = spec.*field.value;
+    if (value > range.last && head_dims.has(value))
+      throw Error(ErrorCode::unsupported,
+                  too_large(field, spec, range.last) + "; " + std::to_string(range.last) + " would work");
+    check_value(field.name, value, range);
+  }
 }
 
 void check_supported(const AttentionSpec& spec, std::span<const SpecField> table) {

@@ -1,24 +1,17 @@
 // Merge on every GPU from sm_80 up: a thread has 16 bytes of each part of a row.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 
 namespace flashjit {
 namespace {
 
-bool serves(const Target& target) {
-  return target.is_cuda();
-}
-
-constexpr std::string_view dtypes[] = {"bf16", "fp16", "fp32"};
 constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
                                        "deterministic", "parts_dtype", "config"};
 // num_stages: the number of parts whose loads are in flight at once.
 constexpr std::string_view choices[] = {"num_stages", "num_warps"};
 
 std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
-  const auto wrong = [](const char* field, int value, const char* rule) {
-    return std::string(field) + " " + std::to_string(value) + " " + rule;
-  };
   if (config.num_warps != 2 && config.num_warps != 4 && config.num_warps != 8)
     return wrong("num_warps", config.num_warps, "is not 2, 4 or 8");
   if (config.num_stages != 2 && config.num_stages != 4)
@@ -28,10 +21,6 @@ std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& conf
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {0}, .block_n = {0}, .num_stages = {2, 4}, .num_warps = {4, 8}};
-}
-
-std::string futility(const AttentionSpec&, const Target&, const KernelConfig&) {
-  return {};
 }
 
 // Measured on an H200. With many rows, more threads hide the
@@ -67,14 +56,14 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 extern constinit const KernelFamily merge_cuda = {
     .op = Operation::merge,
-    .serves = serves,
-    .dtypes = dtypes,
+    .on = Target::Family::cuda,
+    .head_dim = heads_to_256,
+    .dtypes = all_dtypes,
     .fields = fields,
     .masks = {},
     .choices = choices,
     .misfit = misfit,
     .axes = axes,
-    .futility = futility,
     .preferred = preferred,
     .render = render,
 };

@@ -49,14 +49,9 @@ std::vector<KernelConfig> candidates(const AttentionSpec& spec, const Target& ta
     }
     configs = std::move(longer);
   };
-  times(axes.block_m, &KernelConfig::block_m, spec.config.block_m);
-  times(axes.block_n, &KernelConfig::block_n, spec.config.block_n);
-  times(axes.num_stages, &KernelConfig::num_stages, spec.config.num_stages);
-  times(axes.num_warps, &KernelConfig::num_warps, spec.config.num_warps);
-  times(axes.q_in_registers, &KernelConfig::q_in_registers, spec.config.q_in_registers);
-  times(axes.ping_pong, &KernelConfig::ping_pong, spec.config.ping_pong);
-  times(axes.tile_order, &KernelConfig::tile_order, spec.config.tile_order);
-  times(axes.pack_gqa, &KernelConfig::pack_gqa, spec.config.pack_gqa);
+  axes.for_each([&](const char*, const auto& values, auto choice, auto pin) {
+    times(values, choice, spec.config.*pin);
+  });
   return configs;
 }
 

@@ -62,8 +62,9 @@ FLASHJIT_API const char* to_string(RotaryStyle) noexcept;
 
 // Rotary embedding of the first `dim` columns of K's heads: of append_kv, and of a decode that appends.
 struct Rotary {
+  static constexpr Range dims = {.first = 2, .last = 256, .step = 2};
   RotaryStyle style = RotaryStyle::half;
-  int dim = 0;                       // even; 0: head_dim
+  int dim = 0;                       // even, up to 256; 0: head_dim
   bool q = false;                    // the launch rotates Q, too
   std::optional<DType> tables = {};  // of the given cosines and sines: fp32 or dtype; absent: computed
 
@@ -71,7 +72,7 @@ struct Rotary {
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
     visit("style", self.style, rotary_styles);
-    visit("dim", self.dim, Range{.first = 2, .step = 2});  // head_dim bounds it
+    visit("dim", self.dim, dims);
     visit("q", self.q);
     visit("tables", self.tables, float_dtypes);
   }

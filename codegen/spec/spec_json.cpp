@@ -372,9 +372,7 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
   for (const SpecField& field : spec_fields)
     std::visit([&](auto member) { read_field(fields, field, spec.*member); }, field.member);
   if (fields.find("head_dim_v") != nullptr && spec.head_dim_v == 0) {
-    invalid(
-        "head_dim_v 0 is not a multiple of 8 between 8 and 256; "
-        "8 would work, or leaving it out, which means head_dim");
+    invalid("head_dim_v 0 has no columns; 8 would work, or leaving it out, which means head_dim");
   }
   return spec.validated();
 }

@@ -74,6 +74,7 @@ void set_turns(const AttentionSpec& spec, const AttentionArgs& args, device::u64
   const DefaultFloatState state;
   const long double base = positive_number("rotary_base", args.rotary_base, 10000);
   const long double scale = positive_number("rotary_scale", args.rotary_scale, 1);
+  static_assert(Rotary::dims.last / 2 <= device::most_rotary_pairs);
   const int dim = rotary_dim(spec);
   for (int i = 0; i < dim / 2; ++i) {
     const long double radians = std::pow(base, -2.0L * i / dim) / scale;

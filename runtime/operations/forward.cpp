@@ -61,7 +61,7 @@ struct Forward {
 
   static void plan_cuda(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
     StepLaunch& step = launch.add_step();
-    if (!kernel.target.arch_specific) {
+    if (!kernel.target.has(Instructions::wgmma)) {
       auto& p = make_params<device::Sm80ForwardParams>(kernel, params, step);
       step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
       return;

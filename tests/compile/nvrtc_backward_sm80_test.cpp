@@ -53,7 +53,7 @@ void expect_sound_mma_sync(const Case& c, const CompiledKernel& kernel) {
 }
 
 bool by_mma_sync(const Target& target) {
-  return !target.arch_specific;
+  return !target.has(Instructions::wgmma);
 }
 
 // Head dimensions 64 and 128, full and causal, for sm_90; all else in turns.

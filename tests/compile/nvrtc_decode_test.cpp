@@ -29,7 +29,7 @@ void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 && !c.spec.kv_dtype ? "bf16" : "f16";
-  const bool by_forward = c.target.arch_specific && decodes_by_forward(c.config);
+  const bool by_forward = c.target.has(Instructions::wgmma) && decodes_by_forward(c.config);
   std::vector<std::string> instructions = {"wgmma.mma_async.sync.aligned", "cp.async.bulk.tensor",
                                            "setmaxnreg", "ex2.approx.ftz.f32"};
   if (!by_forward)
@@ -60,7 +60,7 @@ TEST_F(NvrtcTest, DefaultKernelsOfDecode) {
       for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
         const bool usual = head_dim == 64 || head_dim == 128 || head_dim == 256;
         ++place;
-        if ((usual && target.arch_specific && seqlen_q != 8) || has_turn(place, usual ? 43 : 389))
+        if ((usual && target.has(Instructions::wgmma) && seqlen_q != 8) || has_turn(place, usual ? 43 : 389))
           cases.push_back(case_for_rows(
               decode_spec(place % 3 ? DType::bf16 : DType::fp16, head_dim, place % 5 ? 0 : 264 - head_dim),
               target, seqlen_q));

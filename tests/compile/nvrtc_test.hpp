@@ -132,10 +132,10 @@ inline void expect_clean(const Case& c, const CompiledKernel& kernel) {
 inline void expect_sound(const Case& c, const CompiledKernel& kernel) {
   expect_clean(c, kernel);
   // sm_90a multiplies 8-bit keys in fp16.
-  const bool halves = c.spec.kv_dtype && c.target.arch_specific;
+  const bool halves = c.spec.kv_dtype && c.target.has(Instructions::wgmma);
   const std::string type = c.spec.dtype == DType::bf16 && !halves ? "bf16" : "f16";
   std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
-  if (c.target.arch_specific) {
+  if (c.target.has(Instructions::wgmma)) {
     instructions.insert(
         instructions.end(),
         {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_n) + "k16.f32." + type + "." +

@@ -86,7 +86,7 @@ TEST_P(FloatOutput, PackedSequencesAndHeads) {
       const std::vector<Mask> mask = causal ? std::vector<Mask>{CausalMask{}} : std::vector<Mask>{};
       AttentionSpec packed = spec(dtype(++seed), 64, mask, {.varlen = true});
       AttentionSpec apart = spec(dtype(seed), 128, mask);
-      if (on().is_cuda() && Target::parse(on().target()).arch_specific)
+      if (on().is_cuda() && Target::parse(on().target()).has(Instructions::wgmma))
         packed.config.pack_gqa = apart.config.pack_gqa = true;
       expect({.spec = packed,
               .heads_q = heads_q,

@@ -13,7 +13,7 @@ class PackGqa : public ComputesOnEveryDevice {
  protected:
   void SetUp() override {
     ComputesOnEveryDevice::SetUp();
-    if (GetParam() && on().is_cuda() && !Target::parse(on().target()).arch_specific)
+    if (GetParam() && on().is_cuda() && !Target::parse(on().target()).has(Instructions::wgmma))
       GTEST_SKIP() << "of GPUs' kernels only sm_90a's pack heads";
   }
   void expect(Case c, PinnedConfig pins = {}) {

@@ -118,6 +118,52 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
   }
 }
 
+// Each family says which heads it takes. Where another target's takes more, the refusal says so.
+TEST(Family, HeadsAreTheirOwn) {
+  const Target gpu = Target::parse("sm_86"), cpu = Target::parse("x86-64-v3");
+  const AttentionSpec wide = AttentionSpec{.head_dim = 512, .head_dim_v = 264}.validated();
+  EXPECT_EQ(why_unsupported(wide, cpu), "");
+  EXPECT_EQ(
+      why_unsupported(wide, gpu),
+      "head_dim 512 is more than 256, the largest of op forward's kernels for sm_86; 256 would work there, "
+      "and head_dim 512 on x86-64-v3, x86-64-v4 and x86-64-v4+amx");
+  const AttentionSpec wide_v = AttentionSpec{.head_dim = 64, .head_dim_v = 264}.validated();
+  EXPECT_THAT(why_unsupported(wide_v, gpu), HasSubstr("head_dim_v 264 is more than 256"));
+  expect_error(ErrorCode::unsupported, {"head_dim 512", "sm_86", "x86-64-v3"},
+               [&] { search_space(wide, gpu); });
+  // Multi-head latent attention in the form of one shared head.
+  for (const int dim_v : {512, 576}) {
+    const AttentionSpec latent =
+        AttentionSpec{.op = Operation::decode, .head_dim = 576, .head_dim_v = dim_v}.validated();
+    EXPECT_EQ(why_unsupported(latent, cpu), "");
+    EXPECT_THAT(why_unsupported(latent, gpu),
+                HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v "
+                          "128), and head_dim 576 on x86-64-v3"));
+  }
+  for (const Target& target : Target::all())
+    for (const Operation op : operations_on(target)) {
+      const KernelFamily& family = family_of(op, target);
+      for (const Range& range : {family.head_dim, family.head_dim_v}) {
+        EXPECT_EQ(range.first, head_dims.first);
+        EXPECT_EQ(range.step, head_dims.step);
+        EXPECT_TRUE(range.has(range.last));
+        EXPECT_LE(range.last, 4096) << "not a limit";
+      }
+    }
+}
+
+// A target whose instructions are its own, but none that a family needs, has the kernels of the common ones.
+TEST(Family, ServesByInstructions) {
+  const Target common = Target::parse("sm_100"), hopper = Target::parse("sm_90a"),
+               own = {Target::Family::cuda, 100, true};
+  EXPECT_TRUE(hopper.has(Instructions::wgmma));
+  EXPECT_TRUE(own.has(Instructions::common) && !own.has(Instructions::wgmma));
+  EXPECT_EQ(operations_on(own), operations_on(common));
+  for (const Operation op : operations_on(common)) EXPECT_EQ(&family_of(op, own), &family_of(op, common));
+  for (const Operation op : {Operation::forward, Operation::decode, Operation::backward})
+    EXPECT_NE(&family_of(op, hopper), &family_of(op, common));
+}
+
 TEST(Family, RefusalsSayWhatWouldWork) {
   const AttentionSpec wide{.dtype = DType::fp32, .head_dim = 64};
   EXPECT_EQ(

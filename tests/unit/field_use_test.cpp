@@ -242,19 +242,11 @@ TEST(FieldUse, KernelsReadTheChoicesThatFamiliesName) {
     const ConfigAxes axes = family.axes(spec, target);
     const KernelSource few = render(spec, target, family.preferred(spec, target, shapes[0])),
                        many = render(spec, target, family.preferred(spec, target, shapes[1]));
-    const auto check = [&](const char* name, const auto& values) {
+    axes.for_each([&](const char* name, const auto& values, auto, auto) {
       if (!family.has_choice(name) || values.size() < 2) return;
       const std::string config = std::string("Config::") + name;
       EXPECT_TRUE(reads(few, config) || reads(many, config)) << "no header reads " << config;
-    };
-    check("block_m", axes.block_m);
-    check("block_n", axes.block_n);
-    check("num_stages", axes.num_stages);
-    check("num_warps", axes.num_warps);
-    check("q_in_registers", axes.q_in_registers);
-    check("ping_pong", axes.ping_pong);
-    check("tile_order", axes.tile_order);
-    check("pack_gqa", axes.pack_gqa);
+    });
   });
 }
 

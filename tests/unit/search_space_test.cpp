@@ -39,6 +39,41 @@ void for_each_spec(const Target& target, Body body) {
   }
 }
 
+// Scratch bounds the tiles of the widest heads: there are some for every list of blocks.
+TEST(SearchSpace, OfTheWidestHeads) {
+  for (const Target& target : {Target::parse("x86-64-v3"), Target::parse("x86-64-v4+amx")})
+    for (const Operation op : operations_on(target)) {
+      const KernelFamily& family = family_of(op, target);
+      for (const auto& [dim, dim_v] : {std::pair{family.head_dim.last, family.head_dim_v.last},
+                                       {family.head_dim.last, 8},
+                                       {8, family.head_dim_v.last}})
+        for (int block = 0; block <= 256; block += 16)
+          for (const bool flag : {false, true}) {
+            AttentionSpec spec{.op = op, .head_dim = dim, .head_dim_v = dim_v};
+            const bool lists = op == Operation::make_block_lists;
+            if (block && (lists || op == Operation::forward || op == Operation::backward))
+              spec.mask = {BlockSparseMask{.block_m = block, .block_n = 272 - block, .of_masks = lists}};
+            else if (block || lists)
+              continue;
+            if (lists) spec.mask.emplace_back(CausalMask{});
+            spec.dropout = flag && op != Operation::decode;
+            spec.batch_invariant = flag && op == Operation::decode;
+            if (flag && (op == Operation::merge || op == Operation::append_kv || lists)) continue;
+            spec = spec.validated();
+            SCOPED_TRACE(target.str() + " " + spec.to_json());
+            const std::vector<KernelConfig> space = search_space(spec, target);
+            for (const int seqlen : {1, 64, 8192})
+              for (const int heads : {1, 128}) {
+                const KernelConfig preferred = family.preferred(
+                    spec, target,
+                    {.seqlen_q = seqlen, .seqlen_k = seqlen, .num_heads_q = heads, .num_heads_kv = 1});
+                EXPECT_EQ(misfit(spec, target, preferred), "");
+                EXPECT_TRUE(holds(space, preferred));
+              }
+          }
+    }
+}
+
 TEST(SearchSpace, HoldsFittingConfigsAndTheHeuristicOne) {
   for (const Target& target : Target::all()) {
     for_each_spec(target, [&](const AttentionSpec& spec) {

@@ -275,10 +275,11 @@ TEST(Spec, Numbers) {
     return R"({"op": "forward", "dtype": "bf16", "head_dim": )" + value + "}";
   };
   expect_invalid(head_dim("100"),
-                 {"head_dim 100", "multiple of 8 between 8 and 256", "96 or 104 would work"});
+                 {"head_dim 100", "multiple of 8 between 8 and 1024", "96 or 104 would work"});
   expect_invalid(head_dim("0"), {"head_dim 0", "; 8 would work"});
   expect_invalid(head_dim("-64"), {"head_dim -64", "; 8 would work"});
-  expect_invalid(head_dim("257"), {"head_dim 257", "; 256 would work"});
+  expect_invalid(head_dim("257"), {"head_dim 257", "; 256 or 264 would work"});
+  expect_invalid(head_dim("1025"), {"head_dim 1025", "not between 8 and 1024; 1024 would work"});
   expect_invalid(head_dim("1e30"), {"head_dim 1e+30", "out of range"});
   expect_invalid(head_dim("99999999999999999999"), {"head_dim", "out of range"});
   expect_invalid(head_dim("4294967424"), {"head_dim 4294967424", "out of range"});
@@ -309,6 +310,12 @@ TEST(Spec, Rotary) {
   EXPECT_EQ(parse(append(R"({"dim": 22})")).to_json(), append(R"({"style": "half", "dim": 22})"));
   EXPECT_NE(parse(append(R"({"q": true})")).hash(), parse(append("{}")).hash());
   expect_invalid(append(R"({"dim": 130})"), {"rotary.dim 130", "between 2 and 128", "128 would work"});
+  for (const char* dims :
+       {R"("head_dim": 264, "rotary": {"dim": 258})", R"("head_dim": 256, "rotary": {"dim": 258})"})
+    expect_invalid(R"({"op": "append_kv", "dtype": "bf16", )" + std::string(dims) + "}",
+                   {"rotary.dim 258", "between 2 and 256", "256 would work"});
+  expect_unsupported(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 264, "rotary": {}})",
+                     {"rotary of all 264 columns", "\"dim\": 256 or less would work"});
   expect_invalid(append(R"({"dim": 21})"), {"rotary.dim 21", "multiple of 2", "20 or 22 would work"});
   expect_invalid(append(R"({"dim": 0})"), {"rotary.dim 0"});
   expect_invalid(append(R"({"tables": "fp16"})"), {"rotary.tables fp16 is neither fp32 nor the dtype, bf16"});
@@ -382,19 +389,19 @@ TEST(Spec, Decode) {
   expect_unsupported(decode(R"(, "parts_dtype": "bf16")"), {"parts_dtype", "leaving it out would work"});
 }
 
-TEST(Spec, HeadDimsOfMlaAreRefusedByName) {
-  for (const char* op : {"decode", "forward"})
-    for (const char* dim_v : {"", R"(, "head_dim_v": 512)"})
-      expect_unsupported(
-          R"({"op": ")" + std::string(op) + R"(", "dtype": "bf16", "head_dim": 576)" + dim_v + "}",
-          {"MLA is not supported", "head_dim 192, head_dim_v 128"});
-  expect_invalid(R"({"op": "decode", "dtype": "bf16", "head_dim": 512})",
-                 {"head_dim 512", "between 8 and 256", "256 would work"});
-  expect_invalid(R"({"op": "decode", "dtype": "bf16", "head_dim": 264})", {"head_dim 264", "256 would work"});
-  expect_invalid(R"({"op": "decode", "dtype": "bf16", "head_dim": 576, "head_dim_v": 64})",
-                 {"head_dim 576", "256 would work"});
-  EXPECT_EQ(parse(R"({"op": "decode", "dtype": "bf16", "head_dim": 192, "head_dim_v": 128})").head_dim_v,
-            128);
+// A head that no kernel of the operation takes is no wrong spec: a later version may take it.
+TEST(Spec, HeadsThatNoKernelTakes) {
+  for (const char* op : {"forward", "backward", "decode", "merge", "append_kv"}) {
+    const auto spec = [&](const std::string& dims) {
+      return R"({"op": ")" + std::string(op) + R"(", "dtype": "bf16", "head_dim": )" + dims + "}";
+    };
+    const std::string rule =
+        "is more than 1024, the largest of op " + std::string(op) + "'s kernels; 1024 would";
+    for (const char* dim : {"1032", "2048", "2147483640"})
+      expect_unsupported(spec(dim), {(std::string("head_dim ") + dim).c_str(), rule.c_str()});
+    expect_unsupported(spec(R"(64, "head_dim_v": 1032)"), {"head_dim_v 1032", rule.c_str()});
+    EXPECT_EQ(parse(spec(R"(1024, "head_dim_v": 512)")).head_dim, 1024);
+  }
 }
 
 TEST(Spec, MasksThatContradict) {

@@ -14,6 +14,7 @@
 #include "runtime/operation.hpp"
 #include "tests/cpu/emulated_code.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/sample_seed.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
@@ -110,6 +111,15 @@ TEST_F(AmxBackward, HeadDimsAndDtypesOfGradients) {
       if (fp32_gradients) spec.grad_dtype = DType::fp32;
       expect({.spec = spec.validated(), .heads_q = 2, .heads_kv = 1, .seqlen_q = 100, .seqlen_k = 170}, 96);
     }
+}
+
+TEST_F(AmxBackward, WideHeads) {
+  std::size_t place = 0;
+  for (const auto& [dim, dim_v] : {std::pair{512, 512}, {1024, 1024}}) {
+    if (!in_sample("wide heads of backwards, AMX", place++, 2)) continue;
+    const AttentionSpec spec = backward_spec(dim, {CausalMask{}}, {.head_dim_v = dim_v});
+    expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90}, 64);
+  }
 }
 
 TEST_F(AmxBackward, PackedSequencesAndPartsOfBlocks) {

@@ -272,6 +272,17 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
   }
 }
 
+// Rows that there are not are zeros as long as any head.
+TEST_F(EmulatedAmx, WideHeads) {
+  std::size_t place = 0;
+  for (const auto& [dim, dim_v] : {std::pair{512, 512}, {576, 512}, {64, 1024}, {1024, 1024}}) {
+    if (!in_sample("wide heads, AMX", place++, 4)) continue;
+    const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.head_dim_v = dim_v});
+    expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 170},
+           heuristic_config(spec, amx, {}));
+  }
+}
+
 // A NaN or infinity in V at a key that a row does not see stays out of the row.
 TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
   for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})

@@ -1,0 +1,88 @@
+// Heads of more than 256 columns, where a family takes them: tiles shrink, and rows of zeros grow. Each kind
+// of kernel with what else reads or writes whole rows.
+#include <gtest/gtest.h>
+
+#include "codegen/families/kernel_family.hpp"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/workload.hpp"
+
+namespace flashjit::testing_support {
+namespace {
+
+using enum CausalAlign;
+constexpr std::pair<int, int> dims[] = {{264, 264}, {320, 320}, {512, 512},
+                                        {576, 512}, {64, 1024}, {1024, 1024}};
+
+class WideHeads : public ComputesOnEveryDevice {
+ protected:
+  // Each place has others of the device's dtypes. Kernels of wide heads take long to compile.
+  void expect(Case c, int place) {
+    const std::vector<DType> dtypes = on().dtypes();
+    if (!c.spec.kv_dtype) c.spec.dtype = dtypes[static_cast<std::size_t>(place) % dtypes.size()];
+    if (!why_unsupported(c.spec, Target::parse(on().target())).empty() || !takes_next(c.spec, 18)) return;
+    c.batch = 2;
+    c.seqlen_q = c.seqlen_q > 1 ? c.seqlen_q : 70;
+    c.seqlen_k = 150;
+    c.layout = c.layout_kv = static_cast<MemoryLayout>(place % 4);
+    c.seed = static_cast<std::uint64_t>(place + 1);
+    EXPECT_TRUE(computes(on(), c));
+  }
+};
+
+TEST_P(WideHeads, Forward) {
+  int place = 0;
+  for (const auto& [dim, dim_v] : dims) {
+    const auto spec = [&, dim = dim, dim_v = dim_v](std::vector<Mask> mask, SpecOptions options = {}) {
+      options.head_dim_v = dim_v;
+      return forward_spec(DType::bf16, dim, std::move(mask), options);
+    };
+    expect({.spec = spec({CausalMask{}, PaddingMask{}}, {.dropout = true}), .heads_q = 4, .heads_kv = 2},
+           ++place);
+    // A list whose blocks are larger than any tile of the widest heads. Keys of other pages are zeros.
+    expect({.spec = spec({BlockSparseMask{256, 240}, TreeMask{}})}, ++place);
+    expect({.spec = spec({SlidingWindowMask{}}, {.o_dtype = DType::fp32, .paged = true}), .page_size = 16},
+           ++place);
+    expect({.spec = spec({CausalMask{}},
+                         {.paged = true, .kv_dtype = DType::int8, .kv_scale = KvScale::token_head}),
+            .page_size = 16},
+           ++place);
+  }
+}
+
+TEST_P(WideHeads, Decode) {
+  int place = 0;
+  for (const auto& [dim, dim_v] : dims) {
+    const auto spec = [&, dim = dim, dim_v = dim_v](std::vector<Mask> mask, SpecOptions options = {}) {
+      options.head_dim_v = dim_v;
+      return decode_spec(DType::bf16, dim, std::move(mask), options);
+    };
+    expect({.spec = spec({CausalMask{}}, {.paged = true}), .heads_q = 128, .seqlen_q = 2, .page_size = 16},
+           ++place);
+    expect({.spec = spec({SlidingWindowMask{}}, {.batch_invariant = true}),
+            .heads_q = 6,
+            .heads_kv = 2,
+            .seqlen_q = 5},
+           ++place);
+    expect({.spec = spec({TreeMask{}}, {.kv_dtype = DType::fp8_e4m3, .kv_scale = KvScale::token_head}),
+            .heads_q = 3,
+            .seqlen_q = 3},
+           ++place);
+  }
+}
+
+TEST_P(WideHeads, Backward) {
+  int place = 0;
+  for (const auto& [dim, dim_v] : dims) {
+    const auto spec = [&, dim = dim, dim_v = dim_v](std::vector<Mask> mask, SpecOptions options = {}) {
+      options.head_dim_v = dim_v;
+      return attention_spec(Operation::backward, DType::bf16, dim, std::move(mask), options);
+    };
+    expect({.spec = spec({CausalMask{}}, {.dropout = true}), .heads_q = 4, .heads_kv = 2}, ++place);
+    expect({.spec = spec({BlockSparseMask{64, 256}}, {})}, ++place);
+  }
+}
+
+FLASHJIT_ON_EVERY_DEVICE(WideHeads);
+
+}  // namespace
+}  // namespace flashjit::testing_support

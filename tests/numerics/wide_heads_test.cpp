@@ -5,6 +5,7 @@
 #include "codegen/families/kernel_family.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -80,6 +81,31 @@ TEST_P(WideHeads, Backward) {
     expect({.spec = spec({CausalMask{}}, {.dropout = true}), .heads_q = 4, .heads_kv = 2}, ++place);
     expect({.spec = spec({BlockSparseMask{64, 256}}, {})}, ++place);
   }
+}
+
+// Multi-head latent attention in the form of one shared head: V is a view of the first columns of K.
+TEST_P(WideHeads, DecodeWhoseValuesAreAPartOfItsKeys) {
+  const AttentionSpec spec = decode_spec(DType::bf16, 576, {CausalMask{}}, {.head_dim_v = 512});
+  if (!why_unsupported(spec, Target::parse(on().target())).empty()) return;
+  Workload workload(on(), {.spec = spec, .batch = 2, .heads_q = 16, .seqlen_q = 2, .seqlen_k = 150});
+  const Tensor k = workload.k().on_host(), v = workload.v().on_host();
+  std::int64_t at[4] = {};
+  const auto offset = [&](const Tensor& t) {
+    return at[0] * t.strides[0] + at[1] * t.strides[1] + at[2] * t.strides[2] + at[3] * t.strides[3];
+  };
+  for (at[0] = 0; at[0] < v.shape[0]; ++at[0])
+    for (at[1] = 0; at[1] < v.shape[1]; ++at[1])
+      for (at[2] = 0; at[2] < v.shape[2]; ++at[2])
+        for (at[3] = 0; at[3] < v.shape[3]; ++at[3])
+          verify::store_element(v.data, v.dtype, offset(v),
+                                static_cast<float>(verify::load_element(k.data, k.dtype, offset(k))));
+  workload.v().upload();
+  const Kernel& kernel = workload.kernel(on().engine());
+  AttentionArgs args = workload.args();
+  args.v = args.k;
+  args.v->shape[3] = 512;
+  kernel.launch(args);
+  EXPECT_TRUE(workload.check());
 }
 
 FLASHJIT_ON_EVERY_DEVICE(WideHeads);

@@ -39,7 +39,6 @@ extern constinit const KernelFamily append_cpu = {
     .head_dim = heads_to_1024,
     .dtypes = all_dtypes,
     .fields = fields,
-    .masks = {},
     .choices = choices,
     .render = render,
 };

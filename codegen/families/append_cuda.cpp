@@ -56,7 +56,6 @@ extern constinit const KernelFamily append_cuda = {
     .head_dim = heads_to_256,
     .dtypes = all_dtypes,
     .fields = fields,
-    .masks = {},
     .choices = choices,
     .axes = axes,
     .preferred = preferred,

@@ -76,11 +76,11 @@ struct KernelFamily {
   // The features that the kernels compute, by name. A spec that
   // asks for another is refused, so no field is ever ignored.
   Names dtypes;
-  Names fields;  // names from spec_fields
-  Names masks;   // kinds of masks
+  Names fields;      // names from spec_fields
+  Names masks = {};  // kinds of masks
 
   // The choices of a KernelConfig that these kernels have; the others stay at their defaults.
-  Names choices;
+  Names choices = {};
 
   // Why the config cannot run, with the numbers; empty if it can.
   std::string (*misfit)(const AttentionSpec&, const Target&, const KernelConfig&) = not_on_axes;

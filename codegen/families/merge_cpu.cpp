@@ -29,7 +29,6 @@ extern constinit const KernelFamily merge_cpu = {
     .head_dim = heads_to_1024,
     .dtypes = all_dtypes,
     .fields = fields,
-    .masks = {},
     .choices = choices,
     .render = render,
 };

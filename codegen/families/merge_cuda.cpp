@@ -60,7 +60,6 @@ extern constinit const KernelFamily merge_cuda = {
     .head_dim = heads_to_256,
     .dtypes = all_dtypes,
     .fields = fields,
-    .masks = {},
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

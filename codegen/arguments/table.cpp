@@ -3,10 +3,10 @@
 #include <array>
 #include <utility>
 
+#include "codegen/spec_fields.hpp"
+
 namespace flashjit {
 namespace {
-
-constexpr std::size_t num_needs = static_cast<std::size_t>(Needs::rotary_numbers) + 1;
 
 constexpr unsigned bit(Needs need) {
   return 1u << static_cast<int>(need);
@@ -15,13 +15,9 @@ constexpr unsigned bit(Needs need) {
 unsigned met_by(const AttentionSpec& spec) {
   unsigned met = bit(Needs::nothing);
   if (spec.lse) met |= bit(Needs::lse);
-  if (spec.varlen) met |= bit(Needs::varlen);
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
-  if (spec.paged) met |= bit(Needs::paged);
   if (is_cached(spec)) met |= bit(Needs::key_lengths);
-  if (spec.dropout) met |= bit(Needs::dropout);
   if (spec.kv_dtype) met |= bit(Needs::kv_dtype);
-  if (spec.sink_logits) met |= bit(Needs::sink_logits);
   const bool rotates_q = spec.rotary && spec.rotary->q;
   const When appends = info_of(spec.op).appends;
   if (appends != When::always || rotates_q) met |= bit(Needs::queries);
@@ -39,14 +35,31 @@ unsigned met_by(const AttentionSpec& spec) {
   return met;
 }
 
-constexpr std::array<ArgumentSets, num_needs> sets_of_needs() {
-  std::array<ArgumentSets, num_needs> sets{};
-  for (const Argument& argument : arguments) {
-    ArgumentSets& of_need = sets[static_cast<std::size_t>(argument.needs)];
-    of_need.allowed |= bit_of(argument);
-    if (argument.required) of_need.required |= bit_of(argument);
+// The conditions of the table, each once, with their arguments.
+struct Conditional {
+  Condition condition = Needs::nothing;
+  ArgumentSets sets{};
+};
+constexpr std::size_t num_conditions = [] {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < num_arguments; ++i) {
+    bool is_new = true;
+    for (std::size_t j = 0; j < i; ++j) is_new = is_new && arguments[j].needs != arguments[i].needs;
+    count += is_new;
   }
-  return sets;
+  return count;
+}();
+constexpr std::array<Conditional, num_conditions> sets_of_conditions() {
+  std::array<Conditional, num_conditions> all{};
+  std::size_t count = 0;
+  for (const Argument& argument : arguments) {
+    std::size_t at = 0;
+    while (at < count && all[at].condition != argument.needs) ++at;
+    if (at == count) all[count++].condition = argument.needs;
+    all[at].sets.allowed |= bit_of(argument);
+    if (argument.required) all[at].sets.required |= bit_of(argument);
+  }
+  return all;
 }
 
 // One for each bit of Argument::operations.
@@ -61,7 +74,14 @@ constexpr std::array<ArgumentSets, num_operations> sets_of_operations() {
   return sets;
 }
 
-constexpr char without_varlen[] = "the spec has \"varlen\": false: ask for a kernel with \"varlen\": true";
+std::string without_field(bool AttentionSpec::* member) {
+  for (const SpecField& field : spec_fields)
+    if (field.member == SpecField::Member(member)) {
+      const std::string name = std::string("\"") + field.name + "\": ";
+      return "the spec has " + name + "false: ask for a kernel with " + name + "true";
+    }
+  throw Error(ErrorCode::internal, "no field of the spec has that member");
+}
 
 std::string without_mask(const char* kind) {
   return std::string("the spec has no ") + kind + " mask: add \"" + kind +
@@ -79,14 +99,15 @@ ArgumentSet given_arguments(const AttentionArgs& args) noexcept {
 }
 
 ArgumentSets arguments_of(const AttentionSpec& spec) noexcept {
-  static constexpr auto of_needs = sets_of_needs();
+  static constexpr auto conditional = sets_of_conditions();
   static constexpr auto of_operations = sets_of_operations();
   const unsigned met = met_by(spec);
   ArgumentSets sets{};
-  for (std::size_t need = 0; need < num_needs; ++need) {
-    if (!(met >> need & 1)) continue;
-    sets.allowed |= of_needs[need].allowed;
-    sets.required |= of_needs[need].required;
+  for (const Conditional& one : conditional) {
+    const Condition& condition = one.condition;
+    if (condition.field ? !(spec.*condition.field) : !(met & bit(condition.needs))) continue;
+    sets.allowed |= one.sets.allowed;
+    sets.required |= one.sets.required;
   }
   const ArgumentSets& of_operation = of_operations[static_cast<std::size_t>(spec.op)];
   return {sets.allowed & of_operation.allowed, sets.required & of_operation.required};
@@ -96,21 +117,16 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
   if (!(argument.operations & argument_table::bit(spec.op)))
     return std::string("the spec has \"op\": \"") + to_string(spec.op) +
            "\", which has no such argument: leave it out";
-  switch (argument.needs) {
+  if (argument.needs.field) return without_field(argument.needs.field);
+  switch (argument.needs.needs) {
     case Needs::nothing:
       break;
     case Needs::lse:
       return "the spec has \"lse\": false: nothing would be written to it";
-    case Needs::varlen:
-      return without_varlen;
     case Needs::packed_keys:
       if (spec.paged)
         return "the spec has \"paged\": true: keys lie in pages, and seqlens_k has their number";
-      return without_varlen;
-    case Needs::paged:
-      return "the spec has \"paged\": false: ask for a kernel with \"paged\": true";
-    case Needs::dropout:
-      return "the spec has \"dropout\": false: ask for a kernel with \"dropout\": true";
+      return without_field(&AttentionSpec::varlen);
     case Needs::padding:
     case Needs::key_lengths:
       return without_mask("padding");
@@ -125,10 +141,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       return without_mask("tree");
     case Needs::kv_dtype:
       return "the spec has no \"kv_dtype\": k and v hold their values themselves; leave the argument out";
-    case Needs::sink_logits:
-      return "the spec has \"sink_logits\": false: ask for a kernel with \"sink_logits\": true";
     case Needs::new_rows:
-      return "the spec has \"append\": false: ask for a kernel with \"append\": true";
+      return without_field(&AttentionSpec::append);
     case Needs::queries:
     case Needs::rotates_q:
       return "the spec's rotary does not rotate Q: ask for a kernel with \"rotary\": {\"q\": true}";

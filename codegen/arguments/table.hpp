@@ -31,21 +31,17 @@ using ArgumentMember =
     std::variant<TensorMember, std::optional<int> AttentionArgs::*, std::optional<float> AttentionArgs::*,
                  std::optional<double> AttentionArgs::*, std::optional<std::uint64_t> AttentionArgs::*>;
 
-// The part of a spec without which the argument has no meaning.
+// The part of a spec without which the argument has no meaning, where it is no boolean field.
 enum class Needs {
   nothing,
   lse,
-  varlen,
   packed_keys,
-  paged,
-  dropout,
   padding,
   key_lengths,
   sliding_window,
   sinks,
   block_sparse,
   tree,
-  sink_logits,
   kv_dtype,
   queries,   // every operation but an append_kv that does not rotate Q
   new_rows,  // of append_kv, or of a decode that appends
@@ -53,6 +49,16 @@ enum class Needs {
   rotary,
   rotary_tables,
   rotary_numbers,  // rotary without tables
+};
+
+// Where a spec has the argument: a boolean field that is true, or one of the above.
+struct Condition {
+  constexpr Condition(Needs part) : needs(part) {}
+  constexpr Condition(bool AttentionSpec::* of) : field(of) {}
+  bool operator==(const Condition&) const = default;
+
+  Needs needs = Needs::nothing;
+  bool AttentionSpec::* field = nullptr;
 };
 
 // Whether k and v are a cache, of whose keys a launch may use fewer than it has room for.
@@ -118,7 +124,7 @@ struct Argument {
   std::int32_t id;  // FLASHJIT_ARG_... of runtime/flashjit.h
   ArgumentMember member;
   Role role;
-  Needs needs;
+  Condition needs;
   bool required;                         // if the spec has what it needs
   DType (*dtype)(const AttentionSpec&);  // null for a number
   Layout layout;                         // a number's text says what it means
@@ -309,6 +315,8 @@ constexpr Layout probability{"the probability that a weight is dropped", nullptr
 
 using enum Role;
 using enum Needs;
+constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dropout,
+               sink_logits = &Spec::sink_logits;
 // clang-format off
 inline constexpr Argument all[] = {
     {"q", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},

@@ -13,8 +13,7 @@ constexpr std::string_view fields[] = {
     "head_dim_v",      "mask",        "lse",      "varlen",   "paged",  "deterministic",
     "batch_invariant", "o_dtype",     "kv_dtype", "kv_scale", "score",  "tables",
     "scalars",         "sink_logits", "precise",  "append",   "rotary", "config"};
-constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
-                                      FormulaMask::kind};
+constexpr auto masks = masks_without<PaddingMask, BlockSparseMask>;
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int usual_block_n = 64;  // with batch_invariant the only one: it orders the sums of a row

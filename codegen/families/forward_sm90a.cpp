@@ -45,8 +45,8 @@ bool looks_up(const AttentionSpec& spec) {
     const auto* formula = std::get_if<FormulaMask>(&mask);
     return formula && !is_interval(*formula, spec);
   };
-  return find_mask<TreeMask>(spec.mask) || find_mask<BlockSparseMask>(spec.mask) ||
-         (window && window->sinks) || std::any_of(spec.mask.begin(), spec.mask.end(), searches);
+  return reads_tables(spec) || (window && window->sinks) ||
+         std::any_of(spec.mask.begin(), spec.mask.end(), searches);
 }
 
 // Registers for dropout: the words of a thread's rows, and the registers that

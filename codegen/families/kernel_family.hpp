@@ -3,9 +3,14 @@
 // text. Each family is one file, whose name is the family's.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "codegen/base/shape.hpp"
@@ -45,6 +50,18 @@ inline bool packing_pays(const Shape& shape) {
   return shape.num_heads_q > shape.num_heads_kv && shape.seqlen_q <= 512;
 }
 
+// The kinds of all masks: kernels take the functor of any. A family that does without some names the others.
+inline constexpr auto all_masks = []<std::size_t... i>(std::index_sequence<i...>) {
+  return std::array<std::string_view, sizeof...(i)>{std::variant_alternative_t<i, Mask>::kind...};
+}(std::make_index_sequence<std::variant_size_v<Mask>>());
+template <class... Without>
+constexpr auto masks_without = [] {
+  std::array<std::string_view, all_masks.size() - sizeof...(Without)> kinds;
+  std::copy_if(all_masks.begin(), all_masks.end(), kinds.begin(),
+               [](std::string_view kind) { return ((kind != Without::kind) && ...); });
+  return kinds;
+}();
+
 // What a family takes that does not decide it: one value of each choice; the choices' values that are on the
 // axes; every config that can run; the first value of each axis.
 ConfigAxes one_config(const AttentionSpec&, const Target&);
@@ -55,9 +72,6 @@ KernelConfig first_on_axes(const AttentionSpec&, const Target&, const Shape&);
 // Lists that several families have: features, and head dimensions.
 inline constexpr std::string_view two_byte_dtypes[] = {"bf16", "fp16"};
 inline constexpr std::string_view all_dtypes[] = {"bf16", "fp16", "fp32"};
-inline constexpr std::string_view all_masks[] = {CausalMask::kind,  SlidingWindowMask::kind,
-                                                 PaddingMask::kind, BlockSparseMask::kind,
-                                                 TreeMask::kind,    FormulaMask::kind};
 inline constexpr Range heads_to_256 = {.first = head_dims.first, .last = 256, .step = head_dims.step},
                        heads_to_1024 = {.first = head_dims.first, .last = 1024, .step = head_dims.step};
 

@@ -10,31 +10,59 @@
 namespace flashjit {
 namespace {
 
-// A mask's functor type and the header that defines it. `tables`: the mask's test reads tables in memory.
+// A mask's functor type and the header that defines it.
 struct Functor {
-  std::string type;
-  const char* header;
-  bool tables = false;
+  std::string type, header;
 };
 
+// A field's value as a template argument.
+std::string template_argument(bool value) {
+  return value ? "true" : "false";
+}
+std::string template_argument(int value) {
+  return std::to_string(value);
+}
+std::string template_argument(CausalAlign value) {
+  return std::string("Align::") + to_string(value);
+}
+
+// "SlidingWindow" of "sliding_window"
+std::string type_name(std::string_view kind) {
+  std::string name;
+  bool starts = true;
+  for (const char c : kind) {
+    if (c != '_') name += starts && c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+    starts = c == '_';
+  }
+  return name;
+}
+
+// By the mask's name, with its fields as template arguments: a mask "every_nth" with a field n is EveryNth<n>
+// of shared/every_nth.h. Masks whose functors are called otherwise have an overload below.
+template <class Kind>
+Functor functor(const Kind& mask) {
+  std::string arguments;
+  mask.for_each_field(mask, [&](const char*, const auto& value, const auto&...) {
+    arguments += (arguments.empty() ? "" : ", ") + template_argument(value);
+  });
+  return {type_name(Kind::kind) + (arguments.empty() ? "" : "<" + arguments + ">"),
+          std::string("shared/") + Kind::kind + ".h"};
+}
 Functor functor(const CausalMask& mask) {
-  return {std::string("Causal<Align::") + to_string(mask.align) + ">", "shared/mask.h"};
+  return {"Causal<" + template_argument(mask.align) + ">", "shared/mask.h"};
 }
 Functor functor(const SlidingWindowMask& mask) {
-  return {std::string(mask.sinks ? "SlidingWindowWithSinks" : "SlidingWindow") +
-              "<Align::" + to_string(mask.align) + ">",
+  return {std::string(mask.sinks ? "SlidingWindowWithSinks" : "SlidingWindow") + "<" +
+              template_argument(mask.align) + ">",
           "shared/sliding_window.h"};
 }
 Functor functor(const PaddingMask&) {
   return {"Padding", "shared/mask.h"};
 }
 Functor functor(const BlockSparseMask& mask) {
-  return {"BlockSparse<" + std::to_string(mask.block_m) + ", " + std::to_string(mask.block_n) + ", " +
-              (mask.per_head ? "true" : "false") + (mask.of_masks ? ", true>" : ">"),
-          mask.of_masks ? "shared/listed_mask.h" : "shared/block_sparse.h", true};
-}
-Functor functor(const TreeMask&) {
-  return {"Tree", "shared/tree.h", true};
+  return {"BlockSparse<" + template_argument(mask.block_m) + ", " + template_argument(mask.block_n) + ", " +
+              template_argument(mask.per_head) + (mask.of_masks ? ", true>" : ">"),
+          mask.of_masks ? "shared/listed_mask.h" : "shared/block_sparse.h"};
 }
 Functor functor(const FormulaMask&) {
   return {"FormulaMask<Mask#, Params>", "shared/formula_mask.h"};  // #: its number
@@ -146,9 +174,8 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
       text += is_cpu ? "#include \"cpu/formula_gradient.h\"\n" : "#include \"cuda/formula_gradient.cuh\"\n";
   }
   for (const Mask& mask : spec.mask) {
-    const std::string_view name = functor_of(mask).header;
-    if (name != "shared/mask.h" && name != "shared/formula_mask.h")
-      text += "#include \"" + std::string(name) + "\"\n";
+    const std::string name = functor_of(mask).header;
+    if (name != "shared/mask.h" && name != "shared/formula_mask.h") text += "#include \"" + name + "\"\n";
   }
   return text;
 }
@@ -224,7 +251,9 @@ std::string structs(const AttentionSpec& spec, const char* defaults, const std::
 }
 
 bool reads_tables(const AttentionSpec& spec) {
-  return std::any_of(spec.mask.begin(), spec.mask.end(), [](const Mask& m) { return functor_of(m).tables; });
+  return std::any_of(spec.mask.begin(), spec.mask.end(), [](const Mask& mask) {
+    return std::visit([](const auto& m) { return m.reads_tables; }, mask);
+  });
 }
 
 }  // namespace flashjit

@@ -17,13 +17,15 @@ enum class CausalAlign { bottom_right, top_left };
 inline constexpr std::array causal_aligns = {CausalAlign::bottom_right, CausalAlign::top_left};
 FLASHJIT_API const char* to_string(CausalAlign) noexcept;
 
-// Every mask is plain data with a `kind` and visit(name, field, values) for each of its fields. Of an integer
+// Every mask is plain data with a `kind`, whether its test reads tables of the launch, and visit(name, field,
+// values) for each of its fields. Of an integer
 // the values are a Range, of an enumeration a list; a bool has none. JSON, refusals, canonical text, hash and
 // order follow from these.
 
 // Row i sees key j iff j <= i + seqlen_k - seqlen_q (bottom_right) or j <= i (top_left).
 struct CausalMask {
   static constexpr char kind[] = "causal";
+  static constexpr bool reads_tables = false;
   CausalAlign align = CausalAlign::bottom_right;
 
   template <class Self, class Visit>
@@ -37,6 +39,7 @@ struct CausalMask {
 // above; with sinks also iff j < num_sinks.
 struct SlidingWindowMask {
   static constexpr char kind[] = "sliding_window";
+  static constexpr bool reads_tables = false;
   CausalAlign align = CausalAlign::bottom_right;
   bool sinks = false;
 
@@ -53,6 +56,7 @@ struct SlidingWindowMask {
 // packed sequences, the lengths count the used rows and keys, which are the first ones of each sequence.
 struct PaddingMask {
   static constexpr char kind[] = "padding";
+  static constexpr bool reads_tables = false;
 
   template <class Self, class Visit>
   static void for_each_field(Self&, Visit&&) {}
@@ -63,6 +67,7 @@ struct PaddingMask {
 // Block sizes need not be the sizes of a kernel's tiles.
 struct BlockSparseMask {
   static constexpr char kind[] = "block_sparse";
+  static constexpr bool reads_tables = true;
   static constexpr Range block_sizes = {.first = 16, .last = 256, .step = 16};
   int block_m = 128, block_n = 128;
   bool per_head = false;  // each query head has its own lists
@@ -84,6 +89,7 @@ struct BlockSparseMask {
 // of the prefix, and the new keys that its bitmask names.
 struct TreeMask {
   static constexpr char kind[] = "tree";
+  static constexpr bool reads_tables = true;
 
   template <class Self, class Visit>
   static void for_each_field(Self&, Visit&&) {}
@@ -94,6 +100,7 @@ struct TreeMask {
 // have several.
 struct FormulaMask {
   static constexpr char kind[] = "formula";
+  static constexpr bool reads_tables = false;  // those that the spec declares are read by its formulas
   std::string formula = {};
 
   // Rows and keys are the places of an array of this shape, of 1 to 3 dimensions, the last one fastest. A row

@@ -59,9 +59,11 @@ class Tables {
       add(&AttentionArgs::cu_seqlens_k, {starts}, starts_of(lengths_k_));
   }
 
-  void operator()(const CausalMask&) {}
-  void operator()(const SlidingWindowMask&) {}
-  void operator()(const FormulaMask&) {}  // named_tables.hpp has its tables
+  // named_tables.hpp has the tables of formulas.
+  template <class Kind>
+  void operator()(const Kind&) {
+    static_assert(!Kind::reads_tables, "an overload says what its tables hold");
+  }
 
   void operator()(const PaddingMask&) {
     add(&AttentionArgs::seqlens_q, {shape_.batch}, lengths_q_);

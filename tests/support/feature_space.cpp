@@ -172,17 +172,26 @@ void FeatureSpace::add_masks() {
     }
     add("block_sparse", lists);
   }
-  add("formula mask", {{"no", do_nothing},
-                       {"interval", with_mask(FormulaMask{"position - key < 90 && key <= position + 7"})},
-                       {"of heads", with_mask(FormulaMask{"(key + position + head) % 5 != 0"})},
-                       {"of a table", [](FeatureCase& c) {
-                          c.spec.mask.emplace_back(
-                              FormulaMask{"document[batch, key] == document[batch, min(position, last)]"});
-                          declare(c.spec, {.name = "document",
-                                           .dtype = DType::int32,
-                                           .shape = {{.kind = Kind::batch}, {.name = "n"}}});
-                          c.spec.scalars.push_back({"last", DType::int32});
-                        }}});
+  add(FormulaMask::kind, {{"no", do_nothing},
+                          {"interval", with_mask(FormulaMask{"position - key < 90 && key <= position + 7"})},
+                          {"of heads", with_mask(FormulaMask{"(key + position + head) % 5 != 0"})},
+                          {"of a table", [](FeatureCase& c) {
+                             c.spec.mask.emplace_back(
+                                 FormulaMask{"document[batch, key] == document[batch, min(position, last)]"});
+                             declare(c.spec, {.name = "document",
+                                              .dtype = DType::int32,
+                                              .shape = {{.kind = Kind::batch}, {.name = "n"}}});
+                             c.spec.scalars.push_back({"last", DType::int32});
+                           }}});
+  // Of kinds that are not above: with their defaults.
+  const auto add_usual = [&](auto mask) {
+    const auto is_it = [&](const Axis& axis) { return axis.name == mask.kind; };
+    if (has_mask(mask.kind) && std::none_of(axes_.begin(), axes_.end(), is_it))
+      add(mask.kind, {{"no", do_nothing}, {"yes", with_mask(mask)}});
+  };
+  [&]<std::size_t... i>(std::index_sequence<i...>) {
+    (add_usual(std::variant_alternative_t<i, Mask>{}), ...);
+  }(std::make_index_sequence<std::variant_size_v<Mask>>());
 }
 
 void FeatureSpace::add_keys() {

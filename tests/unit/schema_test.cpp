@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "codegen/spec/spec.hpp"
@@ -73,8 +76,11 @@ Json in_mask(const Json& object) {
 struct PrefixLm {
   static constexpr char kind[] = "prefix_lm";
 };
-constexpr Place in_masks[] = {in_mask<CausalMask>,      in_mask<SlidingWindowMask>, in_mask<PaddingMask>,
-                              in_mask<BlockSparseMask>, in_mask<TreeMask>,          in_mask<PrefixLm>};
+// Of every kind but formulas, whose names are kinds, too.
+constexpr auto in_masks = []<std::size_t... i>(std::index_sequence<i...>) {
+  return std::array<Place, sizeof...(i) + 1>{in_mask<std::variant_alternative_t<i, Mask>>...,
+                                             in_mask<PrefixLm>};
+}(std::make_index_sequence<std::variant_size_v<Mask> - 1>());
 
 // The words of "...; the fields are a, b and c" or "... is not one of a, b and c".
 std::set<std::string> words_after(const std::string& message, const std::string& start) {

@@ -284,7 +284,7 @@ Verb add_run(const Arguments& parent) {
 
   for (const flashjit::Argument& table : arguments) {
     if (table.role != Role::table || table.dtype({}) != DType::int32) continue;
-    if (table.needs == Needs::varlen || table.needs == Needs::packed_keys) continue;
+    if (table.needs == Condition(&AttentionSpec::varlen) || table.needs == Needs::packed_keys) continue;
     app.add_option(input_option(table), options->files[table], "table of the spec's masks, int32")
         .needs(q)
         .group(own);

@@ -58,8 +58,10 @@ class Maker {
     return values;
   }
 
-  void make(const CausalMask&) {}
-  void make(const FormulaMask&) {}
+  template <class Kind>
+  void make(const Kind&) {
+    static_assert(!Kind::reads_tables, "an overload says what its tables hold");
+  }
 
   void make(const SlidingWindowMask& mask) {
     data_.window_left = options_.window_left.value_or(shape_.seqlen_k / 4);

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "codegen/spec_fields.hpp"
+#include "codegen/spec/spec_fields.hpp"
 
 namespace flashjit {
 namespace {

@@ -9,8 +9,7 @@ inline constexpr std::string_view fields[] = {
     "head_dim_v",      "mask",    "lse",      "varlen",   "paged",   "deterministic",
     "batch_invariant", "o_dtype", "score",    "tables",   "scalars", "sink_logits",
     "precise",         "config",  "kv_dtype", "kv_scale", "append",  "rotary"};
-inline constexpr std::string_view masks[] = {CausalMask::kind, SlidingWindowMask::kind, TreeMask::kind,
-                                             FormulaMask::kind};
+inline constexpr auto masks = masks_without<PaddingMask, BlockSparseMask>;
 // num_stages: buffers of K and V for each group of warps that works on keys of its own.
 inline constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 

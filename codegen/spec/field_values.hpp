@@ -1,5 +1,5 @@
 // The values that a field may have. Each field is declared once with them: fields of masks in mask.hpp, of
-// specs in spec_fields.hpp, choices in config.hpp. Refusals follow.
+// specs in spec.hpp, choices in config.hpp. Refusals follow.
 #pragma once
 
 #include <algorithm>

@@ -79,6 +79,11 @@ struct Rotary {
   bool operator==(const Rotary&) const = default;
 };
 
+// Families say how large a head may be.
+inline constexpr Range head_dims = {.first = 8, .step = 8};
+inline constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
+                                         DType::bf16, DType::fp16,     DType::fp32};
+
 struct FLASHJIT_API AttentionSpec {
   Operation op = Operation::forward;
   DType dtype = DType::bf16;
@@ -106,6 +111,33 @@ struct FLASHJIT_API AttentionSpec {
   bool append = false;       // decode: the launch first writes new rows into the caches
   std::optional<Rotary> rotary = {};  // with append, and of append_kv; absent: K is written as it is
   PinnedConfig config = {};
+
+  // The optional fields, in the order of canonical text: their names, members and, unless the type says them,
+  // the values that they may have. JSON, refusals, text, hash and the features of families follow.
+  template <class Visit>
+  static constexpr void for_each_field(Visit&& visit) {
+    visit("head_dim_v", &AttentionSpec::head_dim_v, head_dims);
+    visit("mask", &AttentionSpec::mask);
+    visit("dropout", &AttentionSpec::dropout);
+    visit("lse", &AttentionSpec::lse);
+    visit("varlen", &AttentionSpec::varlen);
+    visit("paged", &AttentionSpec::paged);
+    visit("deterministic", &AttentionSpec::deterministic);
+    visit("batch_invariant", &AttentionSpec::batch_invariant);
+    visit("o_dtype", &AttentionSpec::o_dtype, float_dtypes);
+    visit("parts_dtype", &AttentionSpec::parts_dtype, float_dtypes);
+    visit("grad_dtype", &AttentionSpec::grad_dtype, float_dtypes);
+    visit("kv_dtype", &AttentionSpec::kv_dtype, kv_dtypes);
+    visit("kv_scale", &AttentionSpec::kv_scale, kv_scales);
+    visit("score", &AttentionSpec::score);
+    visit("tables", &AttentionSpec::tables);
+    visit("scalars", &AttentionSpec::scalars);
+    visit("sink_logits", &AttentionSpec::sink_logits);
+    visit("precise", &AttentionSpec::precise);
+    visit("append", &AttentionSpec::append);
+    visit("rotary", &AttentionSpec::rotary);
+    visit("config", &AttentionSpec::config);
+  }
 
   // Reads the JSON form (tools/spec.schema.json), at most 256 KiB, and validates it. Throws invalid_spec or
   // unsupported; the message names the field, the value, the rule and the nearest choice that works.

@@ -1,6 +1,8 @@
 #include "codegen/spec/spec_fields.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "codegen/base/suggest.hpp"
 #include "codegen/spec/declarations.hpp"
@@ -8,6 +10,21 @@
 
 namespace flashjit {
 namespace {
+
+// A value of any type, to count the members that an aggregate has.
+struct AnyValue {
+  template <class T>
+  operator T() const {
+    throw Error(ErrorCode::internal, "a value that is never made");
+  }
+};
+template <class T, std::size_t count>
+constexpr bool takes_values = []<std::size_t... i>(std::index_sequence<i...>) {
+  return requires { T{(static_cast<void>(i), AnyValue{})...}; };
+}(std::make_index_sequence<count>());
+constexpr std::size_t num_members = 3 + std::size(spec_fields);  // op, dtype and head_dim are not optional
+static_assert(takes_values<AttentionSpec, num_members> && !takes_values<AttentionSpec, num_members + 1>,
+              "for_each_field has every member: others would be in no text and never be refused");
 
 std::string json_of(bool value) {
   return value ? "true" : "false";

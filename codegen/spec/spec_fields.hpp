@@ -2,9 +2,12 @@
 // hash, rendered text and the features of families follow from it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -42,35 +45,24 @@ struct SpecField {
   constexpr SpecField(const char* field, T AttentionSpec::* of) : name(field), member(of) {}
 };
 
-// Families say how large a head may be.
-inline constexpr Range head_dims = {.first = 8, .step = 8};
-inline constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
-                                         DType::bf16, DType::fp16,     DType::fp32};
-
-// In the order of canonical text.
-inline constexpr SpecField spec_fields[] = {
-    {"head_dim_v", &AttentionSpec::head_dim_v, head_dims},
-    {"mask", &AttentionSpec::mask},
-    {"dropout", &AttentionSpec::dropout},
-    {"lse", &AttentionSpec::lse},
-    {"varlen", &AttentionSpec::varlen},
-    {"paged", &AttentionSpec::paged},
-    {"deterministic", &AttentionSpec::deterministic},
-    {"batch_invariant", &AttentionSpec::batch_invariant},
-    {"o_dtype", &AttentionSpec::o_dtype, float_dtypes},
-    {"parts_dtype", &AttentionSpec::parts_dtype, float_dtypes},
-    {"grad_dtype", &AttentionSpec::grad_dtype, float_dtypes},
-    {"kv_dtype", &AttentionSpec::kv_dtype, kv_dtypes},
-    {"kv_scale", &AttentionSpec::kv_scale, kv_scales},
-    {"score", &AttentionSpec::score},
-    {"tables", &AttentionSpec::tables},
-    {"scalars", &AttentionSpec::scalars},
-    {"sink_logits", &AttentionSpec::sink_logits},
-    {"precise", &AttentionSpec::precise},
-    {"append", &AttentionSpec::append},
-    {"rotary", &AttentionSpec::rotary},
-    {"config", &AttentionSpec::config},
-};
+// AttentionSpec::for_each_field has the fields.
+inline constexpr auto spec_fields = [] {
+  constexpr std::size_t count = [] {
+    std::size_t fields = 0;
+    AttentionSpec::for_each_field([&](const char*, auto, const auto&...) { ++fields; });
+    return fields;
+  }();
+  return [&]<std::size_t... i>(std::index_sequence<i...>) {
+    const auto at = [](std::size_t place) {
+      std::optional<SpecField> found;
+      AttentionSpec::for_each_field([&](const char* name, auto member, const auto&... values) {
+        if (place-- == 0) found.emplace(name, member, values...);
+      });
+      return *found;
+    };
+    return std::array<SpecField, count>{at(i)...};
+  }(std::make_index_sequence<count>());
+}();
 
 // Throws invalid_spec if the value of a field is none of those that it may have.
 void check_fields(const AttentionSpec& spec);

@@ -9,6 +9,9 @@
 
 namespace flashjit {
 
+// A CPU's object has a function for each step, of the step's name and this: the bytes of its kernel's params.
+inline constexpr char params_bytes_suffix[] = "_params_bytes";
+
 class Compiler {
  public:
   virtual ~Compiler() = default;

@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "codegen/base/error.hpp"
@@ -49,6 +50,7 @@ struct StepLaunch {
   // kernel may have a second one, which begins at byte `second`.
   alignas(64) std::array<std::byte, most_params_bytes> params;
   std::size_t second = 0;
+  const Step* described = nullptr;  // the kernel's step; null where a test makes a launch of its own
   Grid grid;
   // On a GPU: the step may begin before the previous step has ended.
   // Its kernel waits for that step's results (griddepcontrol.wait).
@@ -64,14 +66,12 @@ struct StepLaunch {
     static_cast<Base&>(made) = base;
     return made;
   }
-  // Makes the second parameter of a kernel whose first is of type First. It is not initialised.
-  template <class First, class Second>
+  // The second parameter of a described step. It is not initialised.
+  template <class Second>
   Second& make_second() {
-    constexpr std::size_t at = (sizeof(First) + 63) / 64 * 64;
-    static_assert(at + sizeof(Second) <= most_params_bytes && alignof(Second) <= 64 &&
-                  std::is_trivially_copyable_v<Second>);
-    second = at;
-    return *new (params.data() + at) Second;
+    static_assert(alignof(Second) <= 64 && std::is_trivially_copyable_v<Second>);
+    second = (described->params.bytes + 63) / 64 * 64;
+    return *new (params.data() + second) Second;
   }
   template <class Params>
   Params& params_as() {
@@ -104,13 +104,30 @@ class Launch {
 // nothing, except scratch that a CPU thread allocates once.
 class Executable {
  public:
+  explicit Executable(std::vector<Step> steps) : steps_(std::move(steps)) {}
   virtual ~Executable() = default;
-  // Runs the launch's steps one after the other. A launch has as many steps as were loaded, or none.
-  virtual void launch(const Launch& launch, Stream stream) const = 0;
+  // Runs the launch's steps one after the other, but for those without work. A launch has as many steps as
+  // were loaded, or none. Throws internal for any other number.
+  void launch(const Launch& launch, Stream stream) const {
+    if (launch.size() == 0) return;
+    if (launch.size() != steps_.size()) refuse_steps(launch.size());
+    run(launch, stream);
+  }
+  const std::vector<Step>& steps() const { return steps_; }
   // The multiprocessors of a GPU, or the CPU threads that work is divided for.
   virtual int parallelism() const = 0;
   // Null on a CPU.
   virtual const cuda::Context* context() const { return nullptr; }
+
+ protected:
+  virtual void run(const Launch& launch, Stream stream) const = 0;
+  // Throws internal unless the step's kernel takes params of the sizes that launches make. 0: no second one.
+  static void require_params(const Step& step, std::size_t bytes, std::size_t second_bytes);
+
+ private:
+  [[noreturn]] void refuse_steps(std::size_t launched) const;
+
+  const std::vector<Step> steps_;
 };
 
 // Thrown for code that cannot be loaded in any circumstances: it is damaged,

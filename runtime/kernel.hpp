@@ -16,7 +16,13 @@ struct Kernel::Impl {
   std::unique_ptr<Executable> executable;
 
   PlannedKernel planned() const {
-    return {info.spec, info.target, info.config, device, executable->parallelism(), executable->context()};
+    return {info.spec,
+            info.target,
+            info.config,
+            device,
+            executable->parallelism(),
+            executable->context(),
+            executable->steps()};
   }
   const OperationRuntime& operation() const { return runtime_of(info.spec.op); }
   void plan(const AttentionArgs& args, Launch& launch) const {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 
 #include "codegen/base/shape.hpp"
 #include "codegen/base/target.hpp"
@@ -22,6 +23,7 @@ struct PlannedKernel {
   Device device{};
   int parallelism = 1;                     // Executable::parallelism
   const cuda::Context* context = nullptr;  // null on a CPU
+  std::span<const Step> steps = {};        // of the kernel; a launch has each of them, with or without work
 };
 
 struct OperationRuntime {
@@ -46,11 +48,16 @@ inline Tensor bytes_at(void* memory, std::size_t bytes) {
           .strides = {1}};
 }
 
+// Gives the steps that are left no work.
+inline void leave_out_the_rest(const PlannedKernel& kernel, Launch& launch) {
+  while (launch.size() < kernel.steps.size()) launch.add_step();
+}
+
 // The runtime of an operation. The operation's file describes it by a struct with these static functions:
 //   check(spec, device, args)     returns {params, shape, empty}; empty: there is nothing to compute
 //   workspace_bytes(kernel, shape)
 //   plan_cuda(kernel, params, workspace, launch)
-//   plan_cpu(kernel, params, workspace, launch)
+//   plan_cpu(kernel, params, workspace, launch)  add the steps that have work (runtime/step_params.hpp)
 // and, if a launch may need more than its shape's bytes,
 //   workspace_of(kernel, checked)
 template <class Operation>
@@ -68,6 +75,7 @@ constexpr OperationRuntime operation_runtime = {
       require_outputs_apart(kernel.spec, args, workspace ? &used : nullptr);
       const auto plan = kernel.target.is_cuda() ? &Operation::plan_cuda : &Operation::plan_cpu;
       plan(kernel, checked.params, workspace, launch);
+      leave_out_the_rest(kernel, launch);
     }};
 
 }  // namespace flashjit

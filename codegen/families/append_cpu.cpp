@@ -1,6 +1,8 @@
 // append_kv on CPUs.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
+#include "shared/append_params.h"
 
 namespace flashjit {
 namespace {
@@ -28,7 +30,8 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                  structs(spec, quantised ? "AppendQuantisedCpuSpec" : "AppendCpuSpec", "", "", choices,
                          source.config, "") +
                  (quantised ? quantised_text : function_text);
-  source.steps.push_back({.function = "flashjit_append"});
+  source.steps.push_back(
+      {.function = "flashjit_append", .params = params_of_append<device::AppendParams>(spec, false)});
 }
 
 }  // namespace

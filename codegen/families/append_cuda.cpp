@@ -1,6 +1,8 @@
 // append_kv on every GPU from sm_80 up: a thread copies two pieces of a row, of 16 bytes each.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
+#include "shared/append_params.h"
 
 namespace flashjit {
 namespace {
@@ -45,7 +47,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                  structs(spec, quantised ? "AppendQuantisedCudaSpec" : "AppendCudaSpec", "", "", choices,
                          source.config, "") +
                  (quantised ? quantised_function(spec) : function_text);
-  source.steps.push_back({.function = "flashjit_append", .threads = source.config.num_warps * 32});
+  source.steps.push_back({.function = "flashjit_append",
+                          .threads = source.config.num_warps * 32,
+                          .params = params_of_append<device::CudaAppendParams>(spec, false)});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
@@ -64,7 +65,8 @@ std::string function(const char* name, const std::string& params, const char* bo
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const bool amx = uses_amx(spec, source.target);
-  const std::string params = with_features("CpuBackwardParams", spec);
+  const ParamsType type = params_of<device::CpuBackwardParams>(spec);
+  const std::string& params = type.text;
   source.text += include_lines(amx ? "cpu/backward_amx.h" : "cpu/backward_vectors.h", spec) + "\n" +
                  structs(spec, "BackwardCpuSpec", params, "", choices, source.config,
                          amx ? "AmxBackward<Spec, Config>" : "VectorBackward<Spec, Config>") +
@@ -73,9 +75,10 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                  function("backward_dq", params, "backward_dq<Spec, Config>") +
                  (has_gradients(spec) ? function("backward_tables", params, "backward_tables") : "");
   for (const char* name : {"flashjit_backward_rows", "flashjit_backward"})
-    source.steps.push_back({.function = name, .scratch = scratch(spec, source.target, source.config)});
-  source.steps.push_back({.function = "flashjit_backward_dq"});
-  if (has_gradients(spec)) source.steps.push_back({.function = "flashjit_backward_tables"});
+    source.steps.push_back(
+        {.function = name, .scratch = scratch(spec, source.target, source.config), .params = type});
+  source.steps.push_back({.function = "flashjit_backward_dq", .params = type});
+  if (has_gradients(spec)) source.steps.push_back({.function = "flashjit_backward_tables", .params = type});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which of two kernels a backward on a GPU is, and what both share.
+// The kernels of a backward on GPUs: what families and launches both go by.
 #pragma once
 
 #include "codegen/families/kernel_source.hpp"
@@ -7,16 +7,23 @@
 
 namespace flashjit {
 
-// Whether the config is one of the wgmma kernel, by its warps: two warpgroups that compute, and one that
-// copies. A block of the kernel by mma.sync has 4 or 8 warps.
-inline bool backward_by_wgmma(const KernelConfig& config) {
-  return config.num_warps > 8;
-}
+struct CudaBackwardKernels {
+  // By wgmma, else by mma.sync. The config's warps say it: the former has two warpgroups that compute and one
+  // that copies, a block of the latter 4 or 8 warps.
+  bool by_wgmma = false;
+  // Blocks of the grid make either dK and dQ, or dV.
+  bool divides_sums = false;
+  // The grid has a block for each multiprocessor, which takes one work tile after the other and writes dQ.
+  bool persistent = false;
+  // The first step makes bits of the rows that see a block of keys: masks whose keys keep no interval.
+  bool has_row_bits = false;
+  // Gradients of tables are summed up exactly, in the workspace, and a last step reads the sums.
+  bool has_exact_sums = false;
 
-// Whether a GPU's backward sums up gradients of tables exactly, in the workspace, and has a step that reads
-// them.
-bool has_exact_sums(const AttentionSpec& spec);
-// Adds a GPU's last step: it writes dQ from its sums, or tables from theirs.
-void add_last_step(const AttentionSpec& spec, KernelSource& source);
+  CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config);
+};
+
+// Adds the last step: it writes dQ from its sums, or tables from theirs.
+void add_last_step(const AttentionSpec& spec, const ParamsType& params, KernelSource& source);
 
 }  // namespace flashjit

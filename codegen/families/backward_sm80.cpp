@@ -5,10 +5,12 @@
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "shared/backward_cuda_params.h"
+#include "shared/backward_sm90a_layout.h"
 
 namespace flashjit {
 namespace {
@@ -107,7 +109,8 @@ std::string function(const char* name, const std::string& threads, const std::st
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const int threads = config.num_warps * 32;
-  const std::string of_block = "Config::num_warps * 32", params = with_features("CudaBackwardParams", spec);
+  const ParamsType type = params_of<device::CudaBackwardParams>(spec);
+  const std::string of_block = "Config::num_warps * 32", &params = type.text;
   source.text +=
       include_lines(spec.deterministic ? "cuda/backward_dq_sm80.cuh" : "cuda/backward_sm80.cuh", spec,
                     nullptr) +
@@ -119,8 +122,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       (spec.deterministic
            ? function("backward_dq", of_block, params, "backward_dq_sm80<Spec, Config>")
            : function("backward_finish", "backward_threads", params, "backward_finish<Spec, false>")) +
-      (has_exact_sums(spec) ? function("backward_tables", "backward_threads", params, "backward_tables<Spec>")
-                            : "");
+      (CudaBackwardKernels(spec, config).has_exact_sums
+           ? function("backward_tables", "backward_threads", params, "backward_tables<Spec>")
+           : "");
   // At its default level ptxas loads operands early until the registers overflow, or squeezes small kernels
   // into fewer registers than they need. Both cause spills.
   const int held = held_sums(spec, config);
@@ -128,28 +132,42 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const bool wide = spec.head_dim + spec.head_dim_v > 256;
   if (spec.deterministic || wide || held <= 80 || (more && held >= 176))
     source.options.push_back("--ptxas-options=-O1");
-  source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
   source.steps.push_back(
-      {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});
+      {.function = "flashjit_backward_prepare", .threads = device::backward_threads, .params = type});
+  source.steps.push_back({.function = "flashjit_backward",
+                          .threads = threads,
+                          .shared_memory = shared_memory(spec, config),
+                          .params = type});
   if (spec.deterministic)
     source.steps.push_back({.function = "flashjit_backward_dq",
                             .threads = threads,
-                            .shared_memory = dq_shared_memory(spec, config)});
-  add_last_step(spec, source);
+                            .shared_memory = dq_shared_memory(spec, config),
+                            .params = type});
+  add_last_step(spec, type, source);
 }
 
 }  // namespace
 
-bool has_exact_sums(const AttentionSpec& spec) {
-  return spec.deterministic && has_gradients(spec);
-}
+CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config)
+    : by_wgmma(config.num_warps > 8),
+      divides_sums(by_wgmma && device::backward_divides_sums(spec.head_dim, spec.head_dim_v)),
+      persistent(by_wgmma && !divides_sums),
+      has_row_bits(by_wgmma && std::any_of(spec.mask.begin(), spec.mask.end(),
+                                           [](const Mask& mask) {
+                                             const auto* window = std::get_if<SlidingWindowMask>(&mask);
+                                             return !std::holds_alternative<CausalMask>(mask) &&
+                                                    !std::holds_alternative<PaddingMask>(mask) &&
+                                                    !(window && !window->sinks);
+                                           })),
+      has_exact_sums(spec.deterministic && has_gradients(spec)) {}
 
-void add_last_step(const AttentionSpec& spec, KernelSource& source) {
+void add_last_step(const AttentionSpec& spec, const ParamsType& params, KernelSource& source) {
   if (spec.deterministic && !has_gradients(spec)) return;
   source.steps.push_back(
       {.function = spec.deterministic ? "flashjit_backward_tables" : "flashjit_backward_finish",
        .threads = device::backward_threads,
-       .shared_memory = spec.sink_logits ? device::backward_sinks_shared : 0});
+       .shared_memory = spec.sink_logits ? device::backward_sinks_shared : 0,
+       .params = params});
 }
 
 extern constinit const KernelFamily backward_sm80 = {

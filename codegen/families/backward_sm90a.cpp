@@ -5,11 +5,13 @@
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "shared/backward_cuda_params.h"
 #include "shared/backward_sm90a_layout.h"
+#include "shared/backward_sm90a_params.h"
 
 namespace flashjit {
 
@@ -108,7 +110,10 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const char* const maps = ",\n        const __grid_constant__ BackwardMaps maps";
   const int threads = config.num_warps * 32;
-  const std::string params = with_features("CudaBackwardParams", spec);
+  const CudaBackwardKernels kernels(spec, config);
+  const ParamsType type = params_of<device::CudaBackwardParams>(spec),
+                   with_maps = with_second<device::BackwardMaps>(type);
+  const std::string& params = type.text;
   source.text +=
       include_lines("cuda/backward_sm90a.cuh", spec, nullptr) +
       (spec.deterministic ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
@@ -122,19 +127,23 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       (spec.deterministic ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
                                      "backward_dq_sm90a<Spec, Config>(params, maps)")
                           : function("backward_finish", "backward_threads, backward_blocks", params, "",
-                                     divides_sums(spec) ? "backward_finish<Spec, false>(params)"
-                                                        : "backward_finish<Spec, true>(params)")) +
-      (has_exact_sums(spec) ? function("backward_tables", "backward_threads, backward_blocks", params, "",
-                                       "backward_tables<Spec>(params)")
-                            : "");
-  source.steps.push_back({.function = "flashjit_backward_prepare", .threads = device::backward_threads});
+                                     kernels.persistent ? "backward_finish<Spec, true>(params)"
+                                                        : "backward_finish<Spec, false>(params)")) +
+      (kernels.has_exact_sums ? function("backward_tables", "backward_threads, backward_blocks", params, "",
+                                         "backward_tables<Spec>(params)")
+                              : "");
   source.steps.push_back(
-      {.function = "flashjit_backward", .threads = threads, .shared_memory = shared_memory(spec, config)});
+      {.function = "flashjit_backward_prepare", .threads = device::backward_threads, .params = type});
+  source.steps.push_back({.function = "flashjit_backward",
+                          .threads = threads,
+                          .shared_memory = shared_memory(spec, config),
+                          .params = with_maps});
   if (spec.deterministic)
     source.steps.push_back({.function = "flashjit_backward_dq",
                             .threads = device::Sm90aDqLayout::threads,
-                            .shared_memory = dq_shared_memory(spec)});
-  add_last_step(spec, source);
+                            .shared_memory = dq_shared_memory(spec),
+                            .params = with_maps});
+  add_last_step(spec, type, source);
 }
 
 }  // namespace

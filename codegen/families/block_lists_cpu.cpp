@@ -1,6 +1,8 @@
 // make_block_lists on CPUs.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
+#include "shared/block_lists_params.h"
 
 namespace flashjit {
 namespace {
@@ -10,15 +12,15 @@ constexpr std::string_view fields[] = {"head_dim_v", "mask",    "varlen", "deter
 constexpr std::string_view choices[] = {"num_warps"};
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  const std::string params = with_features("BlockListsParams", spec);
+  const ParamsType params = params_of<device::BlockListsParams>(spec);
   const auto step = [&](const std::string& name) {
-    source.text += "extern \"C\" void flashjit_" + name + "_blocks(const " + params +
+    source.text += "extern \"C\" void flashjit_" + name + "_blocks(const " + params.text +
                    "* params, i64 begin, i64 end, void*) {\n  BlockListsCpu<Spec>::" + name +
                    "(*params, begin, end);\n}\n";
-    source.steps.push_back({.function = "flashjit_" + name + "_blocks"});
+    source.steps.push_back({.function = "flashjit_" + name + "_blocks", .params = params});
   };
   source.text += include_lines("cpu/block_lists.h", spec) + "\n" +
-                 structs(spec, "BlockListsCpuSpec", params, "", choices, source.config, "");
+                 structs(spec, "BlockListsCpuSpec", params.text, "", choices, source.config, "");
   step("find");
   source.text += "\n";
   step("write");

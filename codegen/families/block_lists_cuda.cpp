@@ -1,6 +1,7 @@
 // make_block_lists on every GPU from sm_80 up.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "templates/shared/block_lists_params.h"
 
 namespace flashjit {
@@ -21,17 +22,19 @@ KernelConfig preferred(const AttentionSpec&, const Target&, const Shape&) {
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  const std::string params = with_features("BlockListsParams", spec);
+  const ParamsType params = params_of<device::BlockListsParams>(spec);
   const auto step = [&](const std::string& name, int warps, int shared_memory) {
     const int threads = warps * 32;
     source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) +
-                   ")\n    flashjit_" + name + "_blocks(const __grid_constant__ " + params +
+                   ")\n    flashjit_" + name + "_blocks(const __grid_constant__ " + params.text +
                    " params) {\n  " + name + "_blocks<Spec, Config>(params);\n}\n";
-    source.steps.push_back(
-        {.function = "flashjit_" + name + "_blocks", .threads = threads, .shared_memory = shared_memory});
+    source.steps.push_back({.function = "flashjit_" + name + "_blocks",
+                            .threads = threads,
+                            .shared_memory = shared_memory,
+                            .params = params});
   };
   source.text += include_lines("cuda/block_lists.cuh", spec) + "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "BlockListsCudaSpec", params, "", choices, source.config, "");
+                 structs(spec, "BlockListsCudaSpec", params.text, "", choices, source.config, "");
   const int warps = source.config.num_warps;
   step("find", warps, warps * static_cast<int>(sizeof(device::ListCounts)));
   source.text += "\n";

@@ -3,7 +3,9 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
+#include "shared/decode_cpu_params.h"
 #include "shared/decode_layout.h"
 
 namespace flashjit {
@@ -50,7 +52,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target&, const Shape& sh
 }
 
 std::string function_text(const AttentionSpec& spec) {
-  return R"(extern "C" void flashjit_decode(const )" + with_features("CpuDecodeParams", spec) +
+  return R"(extern "C" void flashjit_decode(const )" + params_of<device::CpuDecodeParams>(spec).text +
          R"(* params, i64 begin, i64 end, void* scratch) {
   decode<Spec, Config>(*params, begin, end, scratch);
 }
@@ -58,11 +60,13 @@ std::string function_text(const AttentionSpec& spec) {
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  source.text +=
-      include_lines("cpu/decode.h", spec) + "\n" +
-      structs(spec, "DecodeCpuSpec", with_features("CpuDecodeParams", spec), "", choices, source.config, "") +
-      function_text(spec);
-  source.steps.push_back({.function = "flashjit_decode", .scratch = scratch_of(spec, source.config)});
+  source.text += include_lines("cpu/decode.h", spec) + "\n" +
+                 structs(spec, "DecodeCpuSpec", params_of<device::CpuDecodeParams>(spec).text, "", choices,
+                         source.config, "") +
+                 function_text(spec);
+  source.steps.push_back({.function = "flashjit_decode",
+                          .scratch = scratch_of(spec, source.config),
+                          .params = params_of<device::CpuDecodeParams>(spec)});
   add_append_step(spec, source);
 }
 

@@ -7,6 +7,7 @@
 #include "codegen/families/decode_cuda.hpp"
 #include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "shared/decode_cuda_layout.h"
 #include "shared/decode_cuda_params.h"
@@ -28,7 +29,7 @@ int registers_of(int warps) {
 }
 
 std::string function_text(const AttentionSpec& spec, int threads, int blocks) {
-  const std::string params = with_features("CudaDecodeParams", spec);
+  const std::string params = params_of<device::CudaDecodeParams>(spec).text;
   return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
          std::to_string(blocks) + R"()
     flashjit_decode(const __grid_constant__ )" +
@@ -140,15 +141,17 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const device::CudaDecodeLayout layout = layout_of(spec, config);
   const int threads = config.num_warps * 32;
-  source.text +=
-      include_lines(spec.kv_dtype ? "cuda/decode_quantised.cuh" : "cuda/decode_merge.cuh", spec) +
-      "#pragma nv_hdrstop\n\n" +
-      structs(spec, "DecodeCudaSpec", with_features("CudaDecodeParams", spec), "", choices, config, "") +
-      function_text(spec, threads, layout.resident_blocks(source.target.max_shared_memory()));
-  source.steps.push_back({.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end});
+  const ParamsType params = params_of<device::CudaDecodeParams>(spec);
+  source.text += include_lines(spec.kv_dtype ? "cuda/decode_quantised.cuh" : "cuda/decode_merge.cuh", spec) +
+                 "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "DecodeCudaSpec", params.text, "", choices, config, "") +
+                 function_text(spec, threads, layout.resident_blocks(source.target.max_shared_memory()));
+  source.steps.push_back(
+      {.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end, .params = params});
   source.steps.push_back({.function = "flashjit_decode_merge",
                           .threads = device::decode_merge_threads,
-                          .shared_memory = device::decode_merge_shared});
+                          .shared_memory = device::decode_merge_shared,
+                          .params = params});
   add_append_step(spec, source);
   // At its default level ptxas loads operands early until the registers overflow.
   source.options.push_back("--ptxas-options=-O1");

@@ -4,8 +4,10 @@
 #include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "shared/forward_cpu_params.h"
 
 namespace flashjit {
 namespace {
@@ -83,8 +85,12 @@ Products products_of(const AttentionSpec& spec, const Target& target) {
   return {"VectorProducts", "cpu/vector_products.h"};
 }
 
+ParamsType params_of_step(const AttentionSpec& spec) {
+  return params_of<device::CpuForwardParams, true>(spec);
+}
+
 std::string function_text(const AttentionSpec& spec) {
-  return R"(extern "C" void flashjit_forward(const )" + params_type("CpuForwardParams", spec) +
+  return R"(extern "C" void flashjit_forward(const )" + params_of_step(spec).text +
          R"(* params, i64 begin, i64 end, void* scratch) {
   forward<Spec, Config>(*params, begin, end, scratch);
 }
@@ -96,11 +102,12 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.text +=
       include_lines("cpu/forward.h", spec, spec.kv_dtype ? "cpu/quantised_keys.h" : "cpu/paged_keys.h") +
       "#include \"" + products.header + "\"\n\n" +
-      structs(spec, "ForwardCpuSpec", params_type("CpuForwardParams", spec), "", choices, source.config,
+      structs(spec, "ForwardCpuSpec", params_of_step(spec).text, "", choices, source.config,
               std::string(products.type) + "<Spec, Config>") +
       function_text(spec);
-  source.steps.push_back(
-      {.function = "flashjit_forward", .scratch = cpu_scratch(spec, source.target, source.config)});
+  source.steps.push_back({.function = "flashjit_forward",
+                          .scratch = cpu_scratch(spec, source.target, source.config),
+                          .params = params_of_step(spec)});
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 // the tile.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "shared/forward_sm80_params.h"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -107,10 +109,14 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return candidates.back();
 }
 
+ParamsType params_of_step(const AttentionSpec& spec) {
+  return params_of<device::Sm80ForwardParams, true>(spec);
+}
+
 std::string function_text(const AttentionSpec& spec) {
   return R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)
     flashjit_forward(const __grid_constant__ )" +
-         params_type("Sm80ForwardParams", spec) + R"( params) {
+         params_of_step(spec).text + R"( params) {
   forward_sm80<Spec, Config>(params);
 }
 )";
@@ -118,15 +124,15 @@ std::string function_text(const AttentionSpec& spec) {
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text +=
-      include_lines("cuda/forward_sm80.cuh", spec,
-                    spec.kv_dtype ? "cuda/quantised_tile.cuh" : "cuda/paged_tile.cuh") +
-      "#pragma nv_hdrstop\n\n" +
-      structs(spec, "ForwardSm80Spec", params_type("Sm80ForwardParams", spec), "", choices, config, "") +
-      function_text(spec);
+  source.text += include_lines("cuda/forward_sm80.cuh", spec,
+                               spec.kv_dtype ? "cuda/quantised_tile.cuh" : "cuda/paged_tile.cuh") +
+                 "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "ForwardSm80Spec", params_of_step(spec).text, "", choices, config, "") +
+                 function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
-                          .shared_memory = shared_memory(spec, config)});
+                          .shared_memory = shared_memory(spec, config),
+                          .params = params_of_step(spec)});
   // At its default level ptxas loads operands early until the registers overflow, or squeezes small
   // kernels into fewer registers than they need. Both cause spills, and the former is slower.
   const int accumulators =

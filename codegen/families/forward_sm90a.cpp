@@ -5,10 +5,12 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "shared/forward_sm90a_params.h"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -286,10 +288,14 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return config;
 }
 
+ParamsType params_of_step(const AttentionSpec& spec) {
+  return with_second<device::ForwardMaps>(params_of<device::Sm90aForwardParams, true>(spec));
+}
+
 std::string function_text(const AttentionSpec& spec) {
   return R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_forward(const __grid_constant__ )" +
-         params_type("Sm90aForwardParams", spec) + R"( params, const __grid_constant__ ForwardMaps maps) {
+         params_of_step(spec).text + R"( params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
 )";
@@ -301,12 +307,13 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       include_lines("cuda/forward_sm90a.cuh", spec,
                     spec.kv_dtype ? "cuda/forward_sm90a_quantised.cuh" : "cuda/forward_sm90a_pages.cuh") +
       "#pragma nv_hdrstop\n\n" +
-      structs(spec, "ForwardSm90aSpec", params_type("Sm90aForwardParams", spec), wgmma_products(spec, config),
-              choices, config, "WgmmaProducts") +
+      structs(spec, "ForwardSm90aSpec", params_of_step(spec).text, wgmma_products(spec, config), choices,
+              config, "WgmmaProducts") +
       function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
-                          .shared_memory = shared_memory(spec, config)});
+                          .shared_memory = shared_memory(spec, config),
+                          .params = params_of_step(spec)});
 }
 
 }  // namespace

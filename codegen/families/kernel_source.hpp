@@ -1,6 +1,7 @@
 // A rendered kernel, and what a compiler made of it.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,12 +18,30 @@ struct EmbeddedHeader {
   std::string_view text;
 };
 
+// The type of a kernel's params (params_type.hpp makes it). The rendered text has it as C++, and the runtime
+// makes a launch's params by it.
+struct ParamsType {
+  enum class Formulas { none, read, gradients };  // WithFormulas, WithGradients
+
+  const void* own = nullptr;  // id_of_struct of the family's struct, which everything else is wrapped around
+  std::string text = {};      // as C++; a kernel that appends names its type itself
+  std::size_t bytes = 0;      // of the whole
+  bool paged = false, quantised = false, last_keys = false, rotated = false;
+  Formulas formulas = Formulas::none;
+  // The struct of a second parameter, if the kernel has one.
+  const void* second = nullptr;
+  std::size_t second_bytes = 0;
+
+  bool operator==(const ParamsType&) const = default;
+};
+
 // One kernel launch of a plan.
 struct Step {
   std::string function;   // extern "C" name
   int threads = 0;        // cuda: threads of a block
   int shared_memory = 0;  // cuda: dynamic bytes of a block
   int scratch = 0;        // cpu: bytes that each thread lends to a call, with room for one packed block
+  ParamsType params = {};
   bool operator==(const Step&) const = default;
 };
 

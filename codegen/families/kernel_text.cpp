@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "codegen/families/params_type.hpp"
 #include "codegen/formulas/formula_functors.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "shared/append_params.h"
 #include "shared/last_keys.h"
 
 namespace flashjit {
@@ -226,18 +228,11 @@ extern "C" __global__ void __launch_bounds__(AppendConfig::num_warps * 32)
 }
 )";
   }
-  source.steps.insert(source.steps.begin(), {.function = "flashjit_append",
-                                             .threads = is_cpu ? 0 : device::append_step_warps * 32});
-}
-
-std::string with_features(const std::string& params, const AttentionSpec& spec) {
-  const std::string own = spec.kv_dtype ? "Quantised<" + params + ">" : params;
-  if (has_gradients(spec)) return "WithGradients<" + own + ">";
-  return reads_formula_params(spec) ? "WithFormulas<" + own + ">" : own;
-}
-
-std::string params_type(const std::string& params, const AttentionSpec& spec) {
-  return with_features(spec.paged ? "Paged<" + params + ">" : params, spec);
+  source.steps.insert(source.steps.begin(),
+                      {.function = "flashjit_append",
+                       .threads = is_cpu ? 0 : device::append_step_warps * 32,
+                       .params = is_cpu ? params_of_append<device::AppendParams>(rows, true)
+                                        : params_of_append<device::CudaAppendParams>(rows, true)});
 }
 
 std::string structs(const AttentionSpec& spec, const char* defaults, const std::string& params,

@@ -19,12 +19,6 @@ const char* append_header(bool is_cpu, const AttentionSpec& spec);
 // before them.
 void add_append_step(const AttentionSpec& spec, KernelSource& source);
 
-// The type of params: `params`, with kv_dtype in Quantised, with formulas in WithFormulas, with gradients of
-// what formulas read in WithGradients.
-std::string with_features(const std::string& params, const AttentionSpec& spec);
-// The type of a forward's params: the same, with pages around Paged<params>.
-std::string params_type(const std::string& params, const AttentionSpec& spec);
-
 // The structs of the rendered text, in an unnamed namespace so that kernels of
 // different specs can be loaded side by side. Spec holds everything that differs from
 // `defaults`, a struct of the kernel's header; before it stand its formulas, with the

@@ -1,6 +1,8 @@
 // Merge on CPUs.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
+#include "shared/merge_params.h"
 
 namespace flashjit {
 namespace {
@@ -18,7 +20,7 @@ constexpr char function_text[] =
 void render(const AttentionSpec& spec, KernelSource& source) {
   source.text += include_lines("cpu/merge.h", spec) + "\n" +
                  structs(spec, "MergeCpuSpec", "", "", choices, source.config, "") + function_text;
-  source.steps.push_back({.function = "flashjit_merge"});
+  source.steps.push_back({.function = "flashjit_merge", .params = params_of<device::MergeParams>(spec)});
 }
 
 }  // namespace

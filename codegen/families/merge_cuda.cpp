@@ -1,7 +1,9 @@
 // Merge on every GPU from sm_80 up: a thread has 16 bytes of each part of a row.
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/params_type.hpp"
 #include "codegen/families/refusals.hpp"
+#include "shared/merge_params.h"
 
 namespace flashjit {
 namespace {
@@ -49,7 +51,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   merge<Spec, Config>(params);
 }
 )";
-  source.steps.push_back({.function = "flashjit_merge", .threads = source.config.num_warps * 32});
+  source.steps.push_back({.function = "flashjit_merge",
+                          .threads = source.config.num_warps * 32,
+                          .params = params_of<device::CudaMergeParams>(spec)});
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "runtime/arguments/checks.hpp"
 #include "runtime/arguments/overlap.hpp"
 #include "runtime/arguments/pages.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/append_quantised.h"
 #include "templates/shared/last_keys.h"
 
@@ -35,7 +36,11 @@ Own& make_quantised(StepLaunch& step, const CheckedAppend& checked) {
 }
 // The params of a step, but for what Own adds.
 template <class Own>
-Own& make_params(StepLaunch& step, const CheckedAppend& checked) {
+Own& make_append_params(StepLaunch& step, const CheckedAppend& checked) {
+  const ParamsType& type = step.described->params;
+  if (type.own != &id_of_struct<Own> || type.quantised != checked.scales.has_value() ||
+      type.last_keys != checked.last_keys.has_value())
+    refuse_params(*step.described, "a struct");
   if (!checked.last_keys) return make_quantised<Own>(step, checked);
   auto& made = make_quantised<device::LastKeys<Own>>(step, checked);
   made.seqlens_k = checked.last_keys->seqlens_k;
@@ -212,9 +217,11 @@ void check_conversions(const AttentionSpec& spec, Device device, const Attention
   if (spec.kv_dtype) check_written_scales(spec, args);
 }
 
-void plan_cuda_append(const AttentionSpec& spec, int num_warps, const CheckedAppend& params, Launch& launch) {
-  StepLaunch& step = launch.add_step();
-  auto& p = make_params<device::CudaAppendParams>(step, params);
+void plan_cuda_append(const PlannedKernel& kernel, int num_warps, const CheckedAppend& params,
+                      Launch& launch) {
+  const AttentionSpec& spec = kernel.spec;
+  StepLaunch& step = add_step(kernel, launch, "flashjit_append");
+  auto& p = make_append_params<device::CudaAppendParams>(step, params);
   const auto threads = static_cast<std::int64_t>(num_warps) * 32;
   const device::RowItems k = items_of_k(spec);
   const device::RowItems v{device::RotaryStyle::none, 0, spec.head_dim_v,
@@ -237,16 +244,17 @@ void plan_cuda_append(const AttentionSpec& spec, int num_warps, const CheckedApp
                .y = static_cast<unsigned>((items - 1) / threads + 1)};
 }
 
-void plan_cpu_append(const AttentionSpec& spec, int parallelism, const CheckedAppend& params,
-                     Launch& launch) {
+void plan_cpu_append(const PlannedKernel& kernel, const CheckedAppend& params, Launch& launch) {
+  const AttentionSpec& spec = kernel.spec;
   constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
-  StepLaunch& step = launch.add_step();
-  make_params<device::AppendParams>(step, params);
+  StepLaunch& step = add_step(kernel, launch, "flashjit_append");
+  make_append_params<device::AppendParams>(step, params);
   const std::int64_t elements = std::int64_t{params.heads_kv} * (spec.head_dim + spec.head_dim_v) +
                                 std::int64_t{params.rotary.heads_q} * spec.head_dim;
   const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);  // tokens of a piece
   step.items.count = params.tokens;
-  step.items.pieces = std::clamp<std::int64_t>(params.tokens / least, 1, 4 * std::int64_t{parallelism});
+  step.items.pieces =
+      std::clamp<std::int64_t>(params.tokens / least, 1, 4 * std::int64_t{kernel.parallelism});
 }
 
 }  // namespace flashjit

@@ -34,8 +34,8 @@ void check_append_pages(const AttentionSpec& spec, Device device, const Attentio
 void check_conversions(const AttentionSpec& spec, Device device, const AttentionArgs& args, CheckedAppend& p);
 
 // Add the step. There is at least one token, and a head.
-void plan_cuda_append(const AttentionSpec& spec, int num_warps, const CheckedAppend& checked, Launch& launch);
-void plan_cpu_append(const AttentionSpec& spec, int parallelism, const CheckedAppend& checked,
-                     Launch& launch);
+void plan_cuda_append(const PlannedKernel& kernel, int num_warps, const CheckedAppend& checked,
+                      Launch& launch);
+void plan_cpu_append(const PlannedKernel& kernel, const CheckedAppend& checked, Launch& launch);
 
 }  // namespace flashjit

@@ -1,4 +1,5 @@
 #include "runtime/cpu/decode_partition.hpp"
+#include "runtime/step_params.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -179,7 +180,8 @@ void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
                       const std::optional<device::FormulaParams>& formulas,
                       const std::optional<CheckedKvScales>& kv_scales, const DecodePartition& cut,
                       const AttentionSpec& spec) {
-  auto& p = make_params<device::CpuDecodeParams>(step, params, formulas, kv_scales);
+  auto& p = make_params<device::CpuDecodeParams>(
+      step, params, {.formulas = if_any(formulas), .kv_scales = if_any(kv_scales)});
   p.heads_at_once = cut.heads_at_once;
   p.tile_rows = cut.tile_rows;
   p.part_keys = cut.part_keys;

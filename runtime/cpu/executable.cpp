@@ -11,6 +11,7 @@
 
 #include "codegen/base/error.hpp"
 #include "codegen/base/float_state.hpp"
+#include "runtime/compiler.hpp"
 #include "runtime/cpu/object.hpp"
 #include "runtime/executable.hpp"
 
@@ -56,21 +57,24 @@ class CpuExecutable final : public Executable {
  public:
   CpuExecutable(const ParallelFor& parallel_for, int num_threads, const std::string& code,
                 const std::vector<Step>& steps)
-      : object_(code), parallel_for_(parallel_for), num_threads_(num_threads) {
-    for (const Step& step : steps)
-      steps_.push_back({reinterpret_cast<StepFunction>(object_.function(step.function)),
-                        static_cast<std::size_t>(step.scratch)});
+      : Executable(steps), object_(code), parallel_for_(parallel_for), num_threads_(num_threads) {
+    for (const Step& step : steps) {
+      if (void* const bytes = object_.find(step.function + params_bytes_suffix))
+        require_params(step, reinterpret_cast<unsigned (*)()>(bytes)(), 0);
+      loaded_.push_back({reinterpret_cast<StepFunction>(object_.function(step.function)),
+                         static_cast<std::size_t>(step.scratch)});
+    }
   }
 
   int parallelism() const override { return num_threads_; }
 
-  void launch(const Launch& launch, Stream) const override {
+  void run(const Launch& launch, Stream) const override {
     for (std::size_t i = 0; i < launch.size(); ++i) {
       const StepLaunch& step = launch[i];
       if (step.items.lent_bytes == 0) {
-        run(steps_[i], step);
+        run(loaded_[i], step);
       } else {
-        run_with_memory(steps_[i], step);
+        run_with_memory(loaded_[i], step);
       }
     }
   }
@@ -138,7 +142,7 @@ class CpuExecutable final : public Executable {
   const LoadedObject object_;
   const ParallelFor parallel_for_;
   const int num_threads_;
-  std::vector<LoadedStep> steps_;
+  std::vector<LoadedStep> loaded_;
 };
 
 }  // namespace

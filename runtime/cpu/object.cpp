@@ -328,9 +328,14 @@ LoadedObject::~LoadedObject() {
 }
 
 void* LoadedObject::function(std::string_view name) const {
+  void* const found = find(name);
+  if (!found) refuse_object("the object has no function " + std::string(name));
+  return found;
+}
+
+void* LoadedObject::find(std::string_view name) const {
   const auto found = functions_.find(name);
-  if (found == functions_.end()) refuse_object("the object has no function " + std::string(name));
-  return found->second;
+  return found == functions_.end() ? nullptr : found->second;
 }
 
 }  // namespace flashjit

@@ -27,6 +27,8 @@ class LoadedObject {
 
   // The address of the global function. Throws BadCode (device_failed) if there is none.
   void* function(std::string_view name) const;
+  // The same; null if there is none.
+  void* find(std::string_view name) const;
 
  private:
   std::byte* memory_ = nullptr;

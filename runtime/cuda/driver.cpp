@@ -33,10 +33,14 @@ DriverApi load() {
   std::string missing;
   const auto find = [&](auto& function, const char* symbol) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
-    if (!function && missing.empty()) missing = symbol;
+    return function != nullptr;
   };
-#define FLASHJIT_FIND(name, symbol, ...) find(api.name, symbol);
+#define FLASHJIT_FIND(name, symbol, ...) \
+  if (!find(api.name, symbol) && missing.empty()) missing = symbol;
   FLASHJIT_CUDA_DRIVER_FUNCTIONS(FLASHJIT_FIND)
+#undef FLASHJIT_FIND
+#define FLASHJIT_FIND(name, symbol, ...) find(api.name, symbol);
+  FLASHJIT_CUDA_DRIVER_NEW_FUNCTIONS(FLASHJIT_FIND)
 #undef FLASHJIT_FIND
 
   int version = 0;

@@ -145,10 +145,15 @@ struct CUlaunchConfig {
   X(EventSynchronize, "cuEventSynchronize", CUresult(CUevent))                                            \
   X(EventElapsedTime, "cuEventElapsedTime", CUresult(float*, CUevent, CUevent))
 
+// Functions that older drivers lack. Null there.
+#define FLASHJIT_CUDA_DRIVER_NEW_FUNCTIONS(X) \
+  X(KernelGetParamInfo, "cuKernelGetParamInfo", CUresult(CUkernel, std::size_t, std::size_t*, std::size_t*))
+
 // api.LaunchKernelEx(...) is cuLaunchKernelEx(...).
 struct DriverApi {
 #define FLASHJIT_MEMBER(name, symbol, ...) std::add_pointer_t<__VA_ARGS__> name = nullptr;
   FLASHJIT_CUDA_DRIVER_FUNCTIONS(FLASHJIT_MEMBER)
+  FLASHJIT_CUDA_DRIVER_NEW_FUNCTIONS(FLASHJIT_MEMBER)
 #undef FLASHJIT_MEMBER
 };
 

@@ -20,12 +20,12 @@ constexpr int default_shared_memory = 48 * 1024;
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(int device_index, const std::string& code, const std::vector<Step>& steps)
-      : context_(device_index), device_(cuda_device(device_index)) {
+      : Executable(steps), context_(device_index), device_(cuda_device(device_index)) {
     const cuda::ContextScope scope(context_);
     check_code(driver().LibraryLoadData(&library_, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
                "the code");
     try {
-      for (const Step& step : steps) steps_.push_back({step, load(step)});
+      for (const Step& step : steps) functions_.push_back(load(step));
     } catch (...) {
       driver().LibraryUnload(library_);
       throw;
@@ -40,27 +40,22 @@ class CudaExecutable final : public Executable {
   int parallelism() const override { return device_.multiprocessors; }
   const cuda::Context* context() const override { return &context_; }
 
-  void launch(const Launch& launch, Stream stream) const override {
+  void run(const Launch& launch, Stream stream) const override {
     const DefaultFloatState state;
     const cuda::ContextScope scope(context_);
     for (std::size_t i = 0; i < launch.size(); ++i)
-      if (launch[i].grid.x > 0) run(steps_[i], launch[i], stream);
+      if (launch[i].grid.x > 0) run(steps()[i], functions_[i], launch[i], stream);
   }
 
  private:
-  struct LoadedStep {
-    Step step;
-    cuda::CUfunction function;
-  };
-
-  void run(const LoadedStep& loaded, const StepLaunch& step, Stream stream) const {
+  void run(const Step& loaded, cuda::CUfunction function, const StepLaunch& step, Stream stream) const {
     cuda::CUlaunchConfig config{};
     config.gridDimX = step.grid.x;
     config.gridDimY = step.grid.y;
     config.gridDimZ = step.grid.z;
-    config.blockDimX = static_cast<unsigned>(loaded.step.threads);
+    config.blockDimX = static_cast<unsigned>(loaded.threads);
     config.blockDimY = config.blockDimZ = 1;
-    config.sharedMemBytes = static_cast<unsigned>(loaded.step.shared_memory);
+    config.sharedMemBytes = static_cast<unsigned>(loaded.shared_memory);
     config.hStream = static_cast<cuda::CUstream>(stream);
     // Devices before sm_90 have no dependent launches: a step begins when the previous step has ended.
     cuda::CUlaunchAttribute dependent{};
@@ -72,14 +67,14 @@ class CudaExecutable final : public Executable {
     // The driver reads as many of these as the kernel has parameters.
     auto* const params = const_cast<std::byte*>(step.params.data());
     void* arguments[] = {params, params + step.second};
-    const cuda::CUresult result = driver().LaunchKernelEx(&config, loaded.function, arguments, nullptr);
+    const cuda::CUresult result = driver().LaunchKernelEx(&config, function, arguments, nullptr);
     if (result == cuda::CUDA_ERROR_INVALID_HANDLE) {
       throw Error(ErrorCode::invalid_argument,
                   "the stream does not belong to cuda:" + std::to_string(context_.index()) +
                       ", this kernel's device, or not to its primary context; "
                       "pass null or a stream that the runtime API made on that device");
     }
-    check(result, loaded.step.function.c_str());
+    check(result, loaded.function.c_str());
   }
 
   cuda::CUfunction load(const Step& step) const {
@@ -94,7 +89,16 @@ class CudaExecutable final : public Executable {
     // launch would load it, which a stream capture does not allow.
     cuda::CUfunction function = nullptr;
     check_code(driver().KernelGetFunction(&function, kernel), step.function);
+    // Drivers before CUDA 12.4 do not know.
+    if (driver().KernelGetParamInfo)
+      require_params(step, bytes_of_param(kernel, 0), bytes_of_param(kernel, 1));
     return function;
+  }
+
+  // 0 if the kernel has no such parameter.
+  static std::size_t bytes_of_param(cuda::CUkernel kernel, std::size_t index) {
+    std::size_t offset = 0, bytes = 0;
+    return driver().KernelGetParamInfo(kernel, index, &offset, &bytes) == cuda::CUDA_SUCCESS ? bytes : 0;
   }
 
   // Any of the calls that load code may be the first to read it.
@@ -113,7 +117,7 @@ class CudaExecutable final : public Executable {
   cuda::Context context_;
   CudaDevice device_;
   cuda::CUlibrary library_ = nullptr;
-  std::vector<LoadedStep> steps_;
+  std::vector<cuda::CUfunction> functions_;
 };
 
 }  // namespace

@@ -46,6 +46,24 @@ constexpr const char* passes =
     "function(sroa,early-cse,simplifycfg,loop(loop-rotate),loop(loop-unroll-full),"
     "sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop-mssa(licm),simplifycfg)";
 
+// What the text gets behind it: the loader compares the params that kernels take with those that launches
+// make. Keys do not cover it, so an object without it is as good.
+std::string params_bytes(const KernelSource& source) {
+  std::string text = R"(
+namespace {
+template <class Params, class... Rest>
+constexpr unsigned bytes_of_params(void (*)(const Params*, Rest...)) {
+  return sizeof(Params);
+}
+}  // namespace
+)";
+  for (const Step& step : source.steps)
+    if (step.params.own)
+      text += "extern \"C\" unsigned " + step.function + params_bytes_suffix +
+              "() {\n  return bytes_of_params(" + step.function + ");\n}\n";
+  return text;
+}
+
 std::string failure(const KernelSource& source, int status) {
   const std::string kernel = "the kernel for " + source.target.str();
   if (status == FLASHJIT_LLVM_NO_MEMORY)
@@ -100,7 +118,8 @@ class ClangCompiler final : public Compiler {
                   CompileWatch& watch) const {
     std::vector<std::string> names;
     names.reserve(source.headers.size());
-    std::vector<flashjit_llvm_file> files = {{"kernel.cpp", source.text.data(), source.text.size()}};
+    const std::string text = source.text + params_bytes(source);
+    std::vector<flashjit_llvm_file> files = {{"kernel.cpp", text.data(), text.size()}};
     for (const EmbeddedHeader& header : source.headers) {
       names.push_back("templates/" + std::string(header.name));
       files.push_back({names.back().c_str(), header.text.data(), header.text.size()});

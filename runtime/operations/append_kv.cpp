@@ -41,10 +41,10 @@ struct Append {
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
   static void plan_cuda(const PlannedKernel& kernel, const CheckedAppend& params, void*, Launch& launch) {
-    plan_cuda_append(kernel.spec, kernel.config.num_warps, params, launch);
+    plan_cuda_append(kernel, kernel.config.num_warps, params, launch);
   }
   static void plan_cpu(const PlannedKernel& kernel, const CheckedAppend& params, void*, Launch& launch) {
-    plan_cpu_append(kernel.spec, kernel.parallelism, params, launch);
+    plan_cpu_append(kernel, params, launch);
   }
 
  private:

@@ -13,6 +13,7 @@
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/tensor_maps.hpp"
 #include "runtime/operations/operations.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/backward_cpu_params.h"
 #include "templates/shared/backward_cuda_params.h"
 #include "templates/shared/backward_sm90a_layout.h"
@@ -142,16 +143,14 @@ struct Backward {
       p.dv_sums = p.dk_sums + keys * device::cuda_backward_row(kernel.spec.head_dim);
       rest = p.dv_sums + keys * device::cuda_backward_row(kernel.spec.head_dim_v);
     }
-    if (has_row_bits(kernel)) {
+    if (gpu(kernel).has_row_bits) {
       p.row_bits = rest;
       p.row_block = kernel.config.block_m;
       p.row_words = static_cast<int>(row_words(kernel, params.seqlen_q));
       rest += 2 * row_bits_of(kernel, params.num_heads_q, p.key_rows, params.seqlen_q);
     }
-    const bool wgmma = backward_by_wgmma(kernel.config);
-    const bool divides_sums =
-        wgmma && device::backward_divides_sums(kernel.spec.head_dim, kernel.spec.head_dim_v);
-    const bool persistent = wgmma && !divides_sums;
+    const CudaBackwardKernels kernels = gpu(kernel);
+    const bool persistent = kernels.persistent;
     if (kernel.spec.dropout) p.place_dropout_scale(!has_derivatives(kernel.spec));
     if (persistent) {
       p.next_turn = reinterpret_cast<device::u32*>(rest);
@@ -161,31 +160,34 @@ struct Backward {
     FormulaArguments formulas = params.formulas;
     if (has_exact_sums(kernel)) place_sums(formulas, rest);
     // more: blocks beside those of heads.
-    const auto add = [&](i64 blocks_of_head, int heads, bool copies_tiles, i64 more = 0) -> Grid& {
+    const AddedParams added{.formulas = if_any(formulas.formulas), .gradients = if_any(formulas.gradients)};
+    const auto add = [&](const char* function, i64 blocks_of_head, int heads, i64 more = 0) -> StepLaunch& {
       const auto count = product_of({blocks_of_head, params.batch, heads});
       if (!count || *count + more > most_blocks)
         refuse_argument("batch ", params.batch, " x ", heads, " heads x ", blocks_of_head,
                         " blocks of rows: a launch has at most ", most_blocks, "; split the batch");
-      StepLaunch& step = launch.add_step();
-      make_params<device::CudaBackwardParams>(step, p, formulas);
+      StepLaunch& step = add_step(kernel, launch, function);
+      make_params<device::CudaBackwardParams>(step, p, added);
       step.grid.x = static_cast<unsigned>(*count + more);
       step.dependent = launch.size() > 1;
-      if (copies_tiles && *count > 0) {
-        auto& maps = make_second<device::CudaBackwardParams, device::BackwardMaps>(step, formulas);
+      if (step.described->params.second && *count > 0) {
+        auto& maps = make_second<device::BackwardMaps>(step);
         const cuda::ContextScope scope(*kernel.context);
         cuda::encode_backward_maps(kernel.spec, p, maps);
       }
-      return step.grid;
+      return step;
     };
     const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
     const int dq_rows =
-        wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
+        kernels.by_wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
     // Gradients of tables are cleared in any case.
     const bool no_rows = params.batch == 0 || params.num_heads_q == 0;
-    add(row_units * (device::backward_row_unit / device::backward_rows_of_block), params.num_heads_q, false,
-        no_rows && formulas.gradients ? 1 : 0);
+    add("flashjit_backward_prepare", row_units * (device::backward_row_unit / device::backward_rows_of_block),
+        params.num_heads_q, no_rows && formulas.gradients ? 1 : 0);
     Grid& grid =
-        add(blocks(params.seqlen_k, kernel.config.block_n) * (divides_sums ? 2 : 1), p.place_heads, wgmma);
+        add("flashjit_backward",
+            blocks(params.seqlen_k, kernel.config.block_n) * (kernels.divides_sums ? 2 : 1), p.place_heads)
+            .grid;
     if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
     const i64 sinks = kernel.spec.sink_logits ? params.num_heads_q : 0;
     if (!kernel.spec.deterministic) {
@@ -194,18 +196,18 @@ struct Backward {
                                            : 0;
       // A persistent grid writes dQ itself.
       if (!persistent || sinks + key_units > 0)
-        add(persistent ? 0 : row_units, params.num_heads_q, false, sinks + key_units);
+        add("flashjit_backward_finish", persistent ? 0 : row_units, params.num_heads_q, sinks + key_units);
       return;
     }
-    add(blocks(params.seqlen_q, dq_rows), params.num_heads_q, wgmma);
+    add("flashjit_backward_dq", blocks(params.seqlen_q, dq_rows), params.num_heads_q);
     if (!formulas.gradients) return;
     i64 of_tables = 0;
     for (const device::GradientTable& gradient : formulas.gradients->tables)
       if (&gradient != &formulas.gradients->sink_logits())
         of_tables +=
             (gradient.count + device::backward_elements_of_block - 1) / device::backward_elements_of_block;
-    add(0, params.num_heads_q, false, of_tables + sinks);
-    launch.last().dependent = false;  // a step without blocks that wait may end before the one before it
+    StepLaunch& tables = add("flashjit_backward_tables", 0, params.num_heads_q, of_tables + sinks);
+    tables.dependent = false;  // a step without blocks that wait may end before the one before it
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
@@ -222,9 +224,10 @@ struct Backward {
     p.sums = p.deltas + rows;
     FormulaArguments formulas = params.formulas;
     place_sums(formulas, p.sums + p.parts * rows * row);
-    const auto add = [&](i64 count, i64 work) {
-      StepLaunch& step = launch.add_step();
-      make_params<device::CpuBackwardParams>(step, p, formulas);
+    const AddedParams added{.formulas = if_any(formulas.formulas), .gradients = if_any(formulas.gradients)};
+    const auto add = [&](const char* function, i64 count, i64 work) {
+      StepLaunch& step = add_step(kernel, launch, function);
+      make_params<device::CpuBackwardParams>(step, p, added);
       step.items.count = count;
       // Smaller pieces would take less than some 10 us.
       constexpr i64 worthwhile = 1 << 17;
@@ -237,16 +240,17 @@ struct Backward {
       for (const device::GradientTable& gradient : formulas.gradients->tables)
         sums += (gradient.count + device::cpu_backward_sums_of_item - 1) / device::cpu_backward_sums_of_item;
     const i64 work_of_sums = sums * (device::cpu_backward_sums_of_item * device::exact_sum_words);
-    add(units + sums, all_rows * kernel.spec.head_dim_v + work_of_sums);
-    add(items * p.parts, all_rows * params.seqlen_k / 4 * kernel.spec.head_dim);
-    add(units, all_rows * row * p.parts);
-    if (formulas.gradients) add(sums, work_of_sums);
+    add("flashjit_backward_rows", units + sums, all_rows * kernel.spec.head_dim_v + work_of_sums);
+    add("flashjit_backward", items * p.parts, all_rows * params.seqlen_k / 4 * kernel.spec.head_dim);
+    add("flashjit_backward_dq", units, all_rows * row * p.parts);
+    if (formulas.gradients) add("flashjit_backward_tables", sums, work_of_sums);
   }
 
  private:
+  static CudaBackwardKernels gpu(const PlannedKernel& kernel) { return {kernel.spec, kernel.config}; }
   // Whether gradients of tables are summed up in the workspace, so that their bits are equal run after run.
   static bool has_exact_sums(const PlannedKernel& kernel) {
-    return has_gradients(kernel.spec) && (kernel.spec.deterministic || !kernel.target.is_cuda());
+    return kernel.target.is_cuda() ? gpu(kernel).has_exact_sums : has_gradients(kernel.spec);
   }
   static i64 num_gradients(const FormulaArguments& given) {
     i64 count = 0;
@@ -331,7 +335,7 @@ struct Backward {
   // lists need less order: half as many heads, so that dQ's sums are in the cache until they are converted.
   static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
     constexpr i64 most = 16;
-    const i64 share = has_row_bits(kernel) ? 2 : 1;
+    const i64 share = gpu(kernel).has_row_bits ? 2 : 1;
     const i64 blocks = 256 / share;  // so that no multiprocessor is without work for long
     const i64 in_cache = rows_in_cache / share / std::max(bytes_of_head(kernel.spec, seqlen_q), i64{1});
     return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), i64{1}, most));
@@ -339,22 +343,10 @@ struct Backward {
   // Whether a block of the grid has one query head of a group: the rows of all do not stay in the cache.
   static bool divides_groups(const PlannedKernel& kernel, i64 heads_q, i64 heads_kv, i64 seqlen_q) {
     const AttentionSpec& spec = kernel.spec;
-    return backward_by_wgmma(kernel.config) &&
-           !device::backward_divides_sums(spec.head_dim, spec.head_dim_v) && !spec.deterministic &&
-           heads_q > heads_kv &&
+    return gpu(kernel).persistent && !spec.deterministic && heads_q > heads_kv &&
            heads_q / std::max(heads_kv, i64{1}) * bytes_of_head(spec, seqlen_q) > rows_in_cache;
   }
 
-  // Whether the first step makes bits of the rows that see a block of keys: masks whose keys keep no
-  // interval.
-  static bool has_row_bits(const PlannedKernel& kernel) {
-    return backward_by_wgmma(kernel.config) &&
-           std::any_of(kernel.spec.mask.begin(), kernel.spec.mask.end(), [](const Mask& mask) {
-             const auto* window = std::get_if<SlidingWindowMask>(&mask);
-             return !std::holds_alternative<CausalMask>(mask) && !std::holds_alternative<PaddingMask>(mask) &&
-                    !(window && !window->sinks);
-           });
-  }
   static i64 row_words(const PlannedKernel& kernel, i64 seqlen_q) {
     const i64 rows = i64{32} * kernel.config.block_m;
     return (seqlen_q + rows - 1) / rows;
@@ -385,13 +377,13 @@ struct Backward {
     }
     if (!floats || !sums || *floats > most_floats / 2 || *sums > most_floats / 4) refuse_workspace(shape);
     i64 words = 0;
-    if (has_row_bits(kernel)) {
+    if (gpu(kernel).has_row_bits) {
       const auto bits = product_of({2, shape.num_heads_q, key_rows / device::backward_row_unit,
                                     row_words(kernel, packed ? total_q : shape.seqlen_q)});
       if (!bits || *bits > std::numeric_limits<std::uint32_t>::max()) refuse_workspace(shape);
       words = *bits;
     }
-    const i64 counters = backward_by_wgmma(kernel.config) ? 1 + i64{shape.batch} * shape.num_heads_q : 1;
+    const i64 counters = gpu(kernel).by_wgmma ? 1 + i64{shape.batch} * shape.num_heads_q : 1;
     return 4 * static_cast<std::size_t>(*floats + *sums + words + counters);
   }
 

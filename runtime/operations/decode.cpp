@@ -10,6 +10,7 @@
 #include "runtime/arguments/checks.hpp"
 #include "runtime/cpu/decode_partition.hpp"
 #include "runtime/operations/operations.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/decode_cuda_layout.h"
 #include "templates/shared/decode_cuda_params.h"
 #include "templates/shared/last_keys.h"
@@ -62,7 +63,7 @@ struct Decode {
 
   static void plan_cuda(const PlannedKernel& kernel, const Params& checked, void* workspace, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
-    if (checked.append) plan_cuda_append(kernel.spec, device::append_step_warps, *checked.append, launch);
+    if (checked.append) plan_cuda_append(kernel, device::append_step_warps, *checked.append, launch);
     if (decodes_by_forward(kernel.config))
       return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.formulas, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
@@ -71,9 +72,10 @@ struct Decode {
                                  .num_heads_q = params.num_heads_q,
                                  .num_heads_kv = params.num_heads_kv});
     auto* const memory = static_cast<std::byte*>(workspace);
-    StepLaunch& step = launch.add_step();
+    const AddedParams added{.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)};
+    StepLaunch& step = add_step(kernel, launch, "flashjit_decode");
     step.dependent = checked.append.has_value();
-    auto& p = make_params<device::CudaDecodeParams>(step, params, checked.formulas, checked.kv_scales);
+    auto& p = make_params<device::CudaDecodeParams>(step, params, added);
     p.group = params.num_heads_q / params.num_heads_kv;
     p.tile_heads = plan.tile_heads;
     p.tile_positions = plan.tile_positions;
@@ -90,8 +92,8 @@ struct Decode {
     }
 
     constexpr unsigned most_blocks_of_a_tile = 8;
-    StepLaunch& merge = launch.add_step();
-    make_params<device::CudaDecodeParams>(merge, p, checked.formulas, checked.kv_scales);
+    StepLaunch& merge = add_step(kernel, launch, "flashjit_decode_merge");
+    make_params<device::CudaDecodeParams>(merge, p, added);
     merge.grid = {.x = kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles)
                                                    : plan.blocks,
                   .y = std::min(static_cast<unsigned>(p.tile_rows()), most_blocks_of_a_tile)};
@@ -100,8 +102,8 @@ struct Decode {
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& checked, void*, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
-    if (checked.append) plan_cpu_append(kernel.spec, kernel.parallelism, *checked.append, launch);
-    set_decode_items(launch.add_step(), params, checked.formulas, checked.kv_scales,
+    if (checked.append) plan_cpu_append(kernel, *checked.append, launch);
+    set_decode_items(add_step(kernel, launch, "flashjit_decode"), params, checked.formulas, checked.kv_scales,
                      decode_partition(params, kernel.spec, kernel.config, kernel.parallelism), kernel.spec);
   }
 

@@ -9,6 +9,7 @@
 #include "runtime/cuda/tensor_maps.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "runtime/operations/operations.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/layout.h"
 #include "templates/shared/paged_forward_params.h"
 
@@ -37,30 +38,20 @@ struct Forward {
   // Needs none: GPU kernels keep everything on chip, and CPU threads lend their own memory.
   static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
 
-  // Makes the step's params, of type Own, with Paged, Quantised and WithFormulas around it.
   template <class Own>
   static Own& make_params(const PlannedKernel& kernel, const Params& params, StepLaunch& step) {
-    if (!kernel.spec.paged) return flashjit::make_params<Own>(step, params.forward, params.formulas);
-    auto& p =
-        flashjit::make_params<device::Paged<Own>>(step, params.forward, params.formulas, params.kv_scales);
+    Own& made = flashjit::make_params<Own, true>(
+        step, params.forward, {.formulas = if_any(params.formulas), .kv_scales = if_any(params.kv_scales)});
+    if (!kernel.spec.paged) return made;
+    auto& p = static_cast<device::Paged<Own>&>(made);
     p.pages = params.pages;
     p.box_keys = std::gcd(params.pages.page_size, kernel.config.block_n);
     p.copying_warps = std::min(4, kernel.config.block_n / p.box_keys);
     return p;
   }
 
-  // Makes sm_90a's second parameter.
-  static device::ForwardMaps& make_maps(const AttentionSpec& spec, const Params& params, StepLaunch& step) {
-    using Own = device::Sm90aForwardParams;
-    const bool formulas = params.formulas.has_value();
-    if (params.kv_scales)
-      return make_second<device::Quantised<device::Paged<Own>>, device::ForwardMaps>(step, formulas);
-    if (spec.paged) return make_second<device::Paged<Own>, device::ForwardMaps>(step, formulas);
-    return make_second<Own, device::ForwardMaps>(step, formulas);
-  }
-
   static void plan_cuda(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
-    StepLaunch& step = launch.add_step();
+    StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
     if (!kernel.target.has(Instructions::wgmma)) {
       auto& p = make_params<device::Sm80ForwardParams>(kernel, params, step);
       step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
@@ -68,7 +59,7 @@ struct Forward {
     }
     auto& p = make_params<device::Sm90aForwardParams>(kernel, params, step);
     step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
-    auto& maps = make_maps(kernel.spec, params, step);
+    auto& maps = make_second<device::ForwardMaps>(step);
     const cuda::ContextScope scope(*kernel.context);
     cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
   }
@@ -76,7 +67,7 @@ struct Forward {
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
     const Partition cut =
         partition(params.forward, kernel.spec, kernel.target, kernel.config, kernel.parallelism);
-    StepLaunch& step = launch.add_step();
+    StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
     auto& p = make_params<device::CpuForwardParams>(kernel, params, step);
     p.packed_heads = cut.packed_heads;
     p.tile_rows = cut.tile_rows;

@@ -10,6 +10,7 @@
 #include "runtime/arguments/checks.hpp"
 #include "runtime/arguments/masks.hpp"
 #include "runtime/operations/operations.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/block_lists_params.h"
 
 namespace flashjit {
@@ -79,18 +80,19 @@ struct MakeBlockLists {
     return (bytes + unit - 1) / unit * unit;
   }
 
-  static void plan_cuda(const PlannedKernel&, const Params& params, void* workspace, Launch& launch) {
+  static void plan_cuda(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
     const std::int64_t lists = params.lists.groups * params.lists.row_blocks;
-    add_step(params, workspace, launch).grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists, 1))};
-    StepLaunch& write = add_step(params, workspace, launch);
-    write.grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists + params.lists.groups, 1)),
-                  .y = params.lists.group_bitmasks > 0 ? device::block_lists_writers : 1u};
-    write.dependent = true;
+    add(kernel, find, params, workspace, launch).grid = {
+        .x = static_cast<unsigned>(std::max<std::int64_t>(lists, 1))};
+    StepLaunch& write_step = add(kernel, write, params, workspace, launch);
+    write_step.grid = {.x = static_cast<unsigned>(std::max<std::int64_t>(lists + params.lists.groups, 1)),
+                       .y = params.lists.group_bitmasks > 0 ? device::block_lists_writers : 1u};
+    write_step.dependent = true;
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
-    const auto add = [&](std::int64_t items, std::int64_t worthwhile) {
-      StepLaunch& step = add_step(params, workspace, launch);
+    const auto add_items = [&](const char* function, std::int64_t items, std::int64_t worthwhile) {
+      StepLaunch& step = add(kernel, function, params, workspace, launch);
       step.items.count = items;
       step.items.pieces =
           items == 0 ? 0
@@ -98,8 +100,8 @@ struct MakeBlockLists {
     };
     const std::int64_t lists = params.lists.groups * params.lists.row_blocks;
     // Lists that take some 10 us: at least 100 ns for each block.
-    add(lists, std::max(100 / std::max(params.lists.key_blocks, 1), 1));
-    add(lists + params.lists.groups, params.lists.group_bitmasks > 0 ? 1 : 16);
+    add_items(find, lists, std::max(100 / std::max(params.lists.key_blocks, 1), 1));
+    add_items(write, lists + params.lists.groups, params.lists.group_bitmasks > 0 ? 1 : 16);
   }
 
  private:
@@ -115,9 +117,13 @@ struct MakeBlockLists {
            ((static_cast<std::size_t>(shape.seqlen_q) + block_m - 1) / block_m);
   }
 
-  static StepLaunch& add_step(const Params& params, void* workspace, Launch& launch) {
-    StepLaunch& step = launch.add_step();
-    auto& p = make_params<device::BlockListsParams>(step, params.lists, params.formulas);
+  static constexpr char find[] = "flashjit_find_blocks", write[] = "flashjit_write_blocks";
+
+  static StepLaunch& add(const PlannedKernel& kernel, const char* function, const Params& params,
+                         void* workspace, Launch& launch) {
+    StepLaunch& step = add_step(kernel, launch, function);
+    auto& p =
+        make_params<device::BlockListsParams>(step, params.lists, {.formulas = if_any(params.formulas)});
     p.counts = static_cast<device::ListCounts*>(workspace);
     p.found = reinterpret_cast<device::Keeps*>(p.counts + p.groups * p.row_blocks);
     return step;

@@ -4,6 +4,7 @@
 #include "runtime/arguments/checks.hpp"
 #include "runtime/arguments/overlap.hpp"
 #include "runtime/operations/operations.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/merge_params.h"
 
 namespace flashjit {
@@ -89,8 +90,8 @@ struct Merge {
     const int columns = 16 / static_cast<int>(size_of(kernel.spec.parts_dtype.value_or(DType::fp32)));
     const auto rows =
         static_cast<device::u32>(kernel.config.num_warps * 32 / (kernel.spec.head_dim_v / columns));
-    StepLaunch& step = launch.add_step();
-    auto& p = step.make_params<device::CudaMergeParams>(params);
+    StepLaunch& step = add_step(kernel, launch, "flashjit_merge");
+    auto& p = make_params<device::CudaMergeParams>(step, params);
     p.block_heads = std::min(p.heads, rows);
     p.block_positions = rows / p.block_heads;
     p.heads_inverse = (65536 + p.block_heads - 1) / p.block_heads;
@@ -102,8 +103,8 @@ struct Merge {
   static void plan_cpu(const PlannedKernel& kernel, const device::MergeParams& params, void*,
                        Launch& launch) {
     constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
-    StepLaunch& step = launch.add_step();
-    step.make_params<device::MergeParams>(params);
+    StepLaunch& step = add_step(kernel, launch, "flashjit_merge");
+    make_params<device::MergeParams>(step, params);
     const std::int64_t positions = std::int64_t{params.batch} * params.seqlen;
     const std::int64_t elements = std::int64_t{params.heads} * kernel.spec.head_dim_v * (params.parts + 1);
     // The fewest positions of a piece.

@@ -76,7 +76,20 @@ class NvrtcTest : public testing::Test {
   }
 
   CompiledKernel compile(const Case& c) const {
-    return compiler_->compile(render(c.spec, c.target, c.config), /*keep_assembly=*/true);
+    const KernelSource source = render(c.spec, c.target, c.config);
+    CompiledKernel kernel = compiler_->compile(source, /*keep_assembly=*/true);
+    for (const Step& step : source.steps) {
+      EXPECT_EQ(bytes_of_param(kernel.assembly, step.function, 0), step.params.bytes) << c.name();
+      EXPECT_EQ(bytes_of_param(kernel.assembly, step.function, 1), step.params.second_bytes) << c.name();
+    }
+    return kernel;
+  }
+
+  // The bytes of an entry's parameter in PTX: ".param .align 64 .b8 NAME_param_0[712]". 0 if it has none.
+  static std::size_t bytes_of_param(const std::string& ptx, const std::string& entry, int index) {
+    const std::string name = entry + "_param_" + std::to_string(index) + "[";
+    const std::size_t at = ptx.find(name);
+    return at == std::string::npos ? 0 : std::stoull(ptx.substr(at + name.size(), 16));
   }
 
   // Compiles each different case once and checks the results one at a time. It

@@ -39,7 +39,8 @@ class EmulatedBackward {
       : spec_(std::move(spec)), config_(config), threads_(threads), code_(render(spec_, amx, config)) {}
 
   void launch(const Shape& shape, AttentionArgs args) const {
-    const PlannedKernel kernel{.spec = spec_, .target = amx, .config = config_, .parallelism = threads_};
+    const PlannedKernel kernel{
+        .spec = spec_, .target = amx, .config = config_, .parallelism = threads_, .steps = code_.steps()};
     const std::size_t bytes = runtime_of(spec_.op).workspace_bytes(kernel, shape);
     const FilledMemory workspace(bytes);
     args.workspace =

@@ -43,6 +43,7 @@ class EmulatedCode {
   explicit EmulatedCode(KernelSource source) : source_(std::move(source)), object_(compile()) {}
 
   const Step& step(std::size_t index) const { return source_.steps.at(index); }
+  const std::vector<Step>& steps() const { return source_.steps; }
 
   // Calls a step for items [0, items), a few at a time.
   void run(std::size_t index, const void* params, long long items, void* scratch) const {

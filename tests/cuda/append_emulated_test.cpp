@@ -7,6 +7,7 @@
 #include "runtime/operation.hpp"
 #include "shared/last_keys.h"
 #include "tests/support/append_problem.hpp"
+#include "tests/support/planned_kernel.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -88,7 +89,7 @@ class AppendOnGpu : public testing::Test {
     ASSERT_EQ(misfit(problem.spec(), target, config), "");
     Launch launch;
     runtime_of(Operation::append_kv)
-        .plan({problem.spec(), target, config, {Device::Kind::cpu, 0}, 5, nullptr}, problem.args(), launch);
+        .plan(PlannedWithoutCode(problem.spec(), target, config, 5).kernel(), problem.args(), launch);
     ASSERT_EQ(launch.size(), 1u);
     using Kernel = typename KernelOf<Spec, ConfigOf<num_warps>, quantises>::type;
     const auto& params = const_cast<StepLaunch&>(launch[0]).params_as<typename Kernel::Params>();
@@ -101,7 +102,7 @@ class AppendOnGpu : public testing::Test {
     AppendProblem last(host, c);
     Launch of_last;
     runtime_of(Operation::append_kv)
-        .plan({last.spec(), target, config, {Device::Kind::cpu, 0}, 5, nullptr}, last.args(), of_last);
+        .plan(PlannedWithoutCode(last.spec(), target, config, 5).kernel(), last.args(), of_last);
     using LastKeys = device::Append<Spec, ConfigOf<num_warps>, device::LastKeys<device::CudaAppendParams>>;
     const auto& q = const_cast<StepLaunch&>(of_last[0]).params_as<typename Kernel::Params>();
     typename LastKeys::Params p{};

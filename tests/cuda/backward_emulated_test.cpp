@@ -14,6 +14,7 @@
 #include "tests/cuda/far_rows.hpp"
 #include "tests/cuda/learned_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
 
 namespace flashjit::testing_support {
@@ -106,7 +107,8 @@ class BackwardOnGpu : public testing::Test {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
     const Target target = Target::parse("sm_90");
     ASSERT_EQ(misfit(given.spec, target, config), "");
-    const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, 4, nullptr};
+    const PlannedWithoutCode planned(given.spec, target, config, 4);
+    const PlannedKernel& kernel = planned.kernel();
     const OperationRuntime& operation = runtime_of(Operation::backward);
     const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
     // It may hold anything.
@@ -122,7 +124,7 @@ class BackwardOnGpu : public testing::Test {
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
     ASSERT_EQ(launch.size(), learns<Spec> && Spec::deterministic ? 4u : 3u);
-    const auto& p = const_cast<StepLaunch&>(launch[0]).params_as<BackwardParamsOf<Spec>>();
+    const auto& p = params_for<BackwardParamsOf<Spec>>(launch[0]);
     constexpr int threads = Config::num_warps * 32;
     run(launch[0], device::backward_threads, 0, [&] { device::backward_prepare<Spec, false>(p); });
     constexpr device::CudaBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   Config::block_m,

@@ -17,6 +17,7 @@
 #include "tests/cuda/far_rows.hpp"
 #include "tests/cuda/learned_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
 
@@ -218,7 +219,8 @@ class BackwardSm90a : public testing::Test {
   static void check(const Case& given, AttentionArgs args, Params& p) {
     const Target target = Target::parse("x86-64-v3");
     const KernelConfig config{.block_n = 128, .num_stages = 1, .num_warps = 1};
-    const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, 1, nullptr};
+    const PlannedWithoutCode planned(given.spec, target, config, 1);
+    const PlannedKernel& kernel = planned.kernel();
     const OperationRuntime& operation = runtime_of(Operation::backward);
     const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
     std::vector<char> memory(static_cast<std::size_t>(bytes) + 64);

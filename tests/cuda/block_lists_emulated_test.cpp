@@ -9,6 +9,7 @@
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"
 #include "tests/cuda/listed_specs.hpp"
+#include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
 
 namespace flashjit::testing_support {
@@ -75,7 +76,8 @@ class BlockListsOnGpu : public testing::Test {
     const Target target = Target::parse("sm_90a");
     const KernelConfig config{.num_warps = num_warps};
     ASSERT_EQ(misfit(c.spec, target, config), "");
-    const PlannedKernel kernel{c.spec, target, config, {Device::Kind::cpu, 0}, 5, nullptr};
+    const PlannedWithoutCode planned(c.spec, target, config, 5);
+    const PlannedKernel& kernel = planned.kernel();
     Shape shape = c.shape();
     std::vector<std::byte> memory(runtime_of(c.spec.op).workspace_bytes(kernel, shape) + 64, std::byte{0xff});
     AttentionArgs args = workload.args();
@@ -96,7 +98,7 @@ class BlockListsOnGpu : public testing::Test {
  private:
   template <int num_warps, class Kernel>
   static void run(const StepLaunch& step, const Kernel& kernel) {
-    const Params& p = const_cast<StepLaunch&>(step).params_as<Params>();
+    const auto& p = params_for<Params>(step);
     gridDim = {step.grid.x, step.grid.y};
     for (unsigned i = 0; i < gridDim.x * gridDim.y; ++i) {
       blockIdx = {i % gridDim.x, i / gridDim.x};

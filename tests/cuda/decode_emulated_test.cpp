@@ -12,6 +12,7 @@
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/far_scores.hpp"
+#include "tests/support/planned_kernel.hpp"
 #include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -96,7 +97,8 @@ class DecodeOnGpu : public testing::Test {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
     const Target target = Target::parse("sm_90a");
     ASSERT_EQ(misfit(given.spec, target, config), "");
-    const PlannedKernel kernel{given.spec, target, config, {Device::Kind::cpu, 0}, multiprocessors, nullptr};
+    const PlannedWithoutCode planned(given.spec, target, config, multiprocessors);
+    const PlannedKernel& kernel = planned.kernel();
     const OperationRuntime& operation = runtime_of(Operation::decode);
     const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
     // It may hold anything.
@@ -111,10 +113,13 @@ class DecodeOnGpu : public testing::Test {
     Launch launch;
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
-    steps = launch.size();
-    using Params = std::conditional_t<std::is_void_v<typename Spec::kv_dtype>, device::CudaDecodeParams,
-                                      device::Quantised<device::CudaDecodeParams>>;
-    const Params& p = const_cast<StepLaunch&>(launch[0]).params_as<Params>();
+    ASSERT_EQ(launch.size(), 2u);
+    steps = launch[1].grid.x > 0 ? 2 : 1;
+    using Own = std::conditional_t<std::is_void_v<typename Spec::kv_dtype>, device::CudaDecodeParams,
+                                   device::Quantised<device::CudaDecodeParams>>;
+    constexpr bool reads_formulas = requires(AttentionSpec spec) { Spec::add_to(spec); };
+    using Params = std::conditional_t<reads_formulas, device::WithFormulas<Own>, Own>;
+    const auto& p = params_for<Params>(launch[0]);
     run_grid(launch[0].grid, Config::num_warps * 32, device::Decode<Spec, Config>::layout.end,
              [&] { device::decode<Spec, Config>(p); });
     if (steps == 1) return;  // blocks take whole tiles

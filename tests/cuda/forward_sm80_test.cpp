@@ -12,6 +12,7 @@
 #include "codegen/families/search_space.hpp"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
+#include "runtime/step_params.hpp"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
@@ -19,6 +20,7 @@
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
 
 namespace flashjit::testing_support {
@@ -81,13 +83,16 @@ class ForwardSm80 : public testing::Test {
   template <class Spec, class Config>
   void launch(const AttentionSpec& spec, const AttentionArgs& args) {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
-    ASSERT_EQ(misfit(spec, Target::parse("sm_80"), config), "");
+    const Target target = Target::parse("sm_80");
+    ASSERT_EQ(misfit(spec, target, config), "");
     const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
     if (checked.empty) return;
-    StepLaunch step;
-    auto& p = make_params<device::Paged<device::Sm80ForwardParams>>(step, checked.params, checked.formulas,
-                                                                    checked.kv_scales);
-    p.pages = checked.pages;
+    const PlannedWithoutCode planned(spec, target, config, 5);
+    Launch launched;
+    auto& p = make_params<device::Sm80ForwardParams, true>(
+        add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
+        {.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)});
+    if (spec.paged) static_cast<device::Paged<device::Sm80ForwardParams>&>(p).pages = checked.pages;
     gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
     constexpr int shared_bytes =
         quantised<Spec>

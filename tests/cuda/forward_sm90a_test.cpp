@@ -9,6 +9,7 @@
 #include "cuda/forward_sm90a_quantised.cuh"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
+#include "runtime/step_params.hpp"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
 #include "shared/tree.h"
@@ -16,6 +17,7 @@
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/random_tensor.hpp"
 
@@ -77,15 +79,17 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   ASSERT_EQ(misfit(spec, target, config), "");
   const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
   if (checked.empty) return;
-  StepLaunch step;
-  auto& paged = make_params<device::Paged<device::Sm90aForwardParams>>(step, checked.params, checked.formulas,
-                                                                       checked.kv_scales);
-  paged.pages = checked.pages;
+  const PlannedWithoutCode planned(spec, target, config, multiprocessors);
+  Launch launched;
+  auto& p = make_params<device::Sm90aForwardParams, true>(
+      add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
+      {.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)});
   if (spec.paged) {
+    auto& paged = static_cast<device::Paged<device::Sm90aForwardParams>&>(p);
+    paged.pages = checked.pages;
     paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
     paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
   }
-  device::Sm90aForwardParams& p = paged;
   const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, p);
   gridDim.x = grid.x;
   gridDim.y = grid.y;

@@ -2,11 +2,13 @@
 // computed from it are consistent. Memory is never read.
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/search_space.hpp"
+#include "codegen/render.hpp"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cpu/partition.hpp"
 #include "runtime/cuda/tile_plan.hpp"
@@ -125,6 +127,28 @@ void check_launch(Numbers& numbers) {
   });
 }
 
+// A kernel for a target, without its machine code.
+struct KernelOfTarget {
+  Target target;
+  KernelConfig config;
+  std::vector<Step> steps;
+  PlannedKernel planned(const AttentionSpec& spec, int threads) const {
+    return {.spec = spec, .target = target, .config = config, .parallelism = threads, .steps = steps};
+  }
+};
+// Those of a spec, which is the same in every call with its operation.
+const std::vector<KernelOfTarget>& kernels_of(const AttentionSpec& spec, const Shape& shape) {
+  static std::map<Operation, std::vector<KernelOfTarget>> made;
+  std::vector<KernelOfTarget>& kernels = made[spec.op];
+  if (kernels.empty())
+    for (const char* name : {"x86-64-v4", "sm_80", "sm_90a"}) {
+      const Target target = Target::parse(name);
+      const KernelConfig config = heuristic_config(spec, target, shape);
+      kernels.push_back({target, config, render(spec, target, config).steps});
+    }
+  return kernels;
+}
+
 // A decode without lengths and pages.
 void check_decode(Numbers& numbers) {
   alignas(256) static char memory[256];
@@ -151,25 +175,17 @@ void check_decode(Numbers& numbers) {
   args.workspace = Tensor{.data = memory, .dtype = DType::int32, .device = {}, .rank = 1};
   args.workspace->shape[0] = most_int;
   args.workspace->strides[0] = 1;
-  static const std::vector<std::pair<Target, KernelConfig>> kernels = [] {
-    std::vector<std::pair<Target, KernelConfig>> made;
-    for (const char* name : {"x86-64-v4", "sm_80", "sm_90a"}) {
-      const Target target = Target::parse(name);
-      made.emplace_back(target, heuristic_config(spec, target, {1, 1, 1000, 4, 1}));
-    }
-    return made;
-  }();
-  for (const auto& kernel : kernels) {
-    const Target& target = kernel.first;
+  for (const KernelOfTarget& kernel : kernels_of(spec, {1, 1, 1000, 4, 1})) {
+    const Target& target = kernel.target;
     fuzz::accepted([&] {
       AttentionArgs given = args;
       if (!target.is_cuda()) given.workspace.reset();
       Launch launch;
-      runtime_of(spec.op).plan(
-          {.spec = spec, .target = target, .config = kernel.second, .parallelism = threads}, given, launch);
+      runtime_of(spec.op).plan(kernel.planned(spec, threads), given, launch);
       for (std::size_t i = 0; i < launch.size(); ++i) {
         if (target.is_cuda()) {
-          FUZZ_CHECK(launch[i].grid.x >= 1 && launch[i].grid.y >= 1);
+          // Without parts of tiles there is nothing to merge.
+          FUZZ_CHECK((launch[i].grid.x >= 1 || i > 0) && launch[i].grid.y >= 1);
           continue;
         }
         const Items& items = launch[i].items;
@@ -211,20 +227,12 @@ void check_backward(Numbers& numbers) {
   args.dv = tensor({batch, keys, heads_kv, 64}, DType::bf16, true);
   args.workspace = tensor({most_int}, DType::int32, false);
   const int threads = std::clamp(numbers.size(), 1, max_num_threads);
-  static const std::vector<std::pair<Target, KernelConfig>> kernels = [] {
-    std::vector<std::pair<Target, KernelConfig>> made;
-    for (const char* name : {"x86-64-v4", "sm_80", "sm_90a"}) {
-      const Target target = Target::parse(name);
-      fuzz::accepted(
-          [&] { made.emplace_back(target, heuristic_config(spec, target, {1, 1000, 1000, 4, 1})); });
-    }
-    return made;
-  }();
   const Shape shape{numbers.size(), numbers.size(), numbers.size(), numbers.size(), numbers.size()};
-  for (const auto& [target, config] : kernels) {
-    const PlannedKernel kernel{.spec = spec, .target = target, .config = config, .parallelism = threads};
+  for (const KernelOfTarget& of_target : kernels_of(spec, {1, 1000, 1000, 4, 1})) {
+    const Target& target = of_target.target;
+    const PlannedKernel kernel = of_target.planned(spec, threads);
     // The driver describes the tensors of a kernel that copies tiles.
-    const bool without_driver = !target.is_cuda() || !backward_by_wgmma(config);
+    const bool without_driver = !target.is_cuda() || !CudaBackwardKernels(spec, of_target.config).by_wgmma;
     fuzz::accepted([&] {
       if (!without_driver) return;
       Launch launch;

@@ -11,6 +11,8 @@
 #include "runtime/arguments/attention.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/operation.hpp"
+#include "runtime/step_params.hpp"
+#include "templates/shared/merge_params.h"
 #include "tests/unit/expect_error.h"
 
 namespace flashjit {
@@ -71,12 +73,17 @@ class Steps : public testing::Test {
  protected:
   static constexpr int batch = 3, rows = 50, count = batch * rows;
 
-  Steps() : out_(count, -1), args_{.o = tensor(out_.data(), {batch, rows})} {
+  Steps() : out_(count, -1), args_{.o = tensor(out_.data(), {batch, rows})} { load(); }
+
+  // Whose family says that the second step's params have so many bytes; nothing of them if 0.
+  void load(std::size_t bytes = 0) {
     KernelSource source;
     source.target = target_;
     source.text = text;
     source.headers.assign(embedded_headers().begin(), embedded_headers().end());
     source.steps = {{.function = "make_numbers"}, {.function = "reverse_numbers"}};
+    if (bytes)
+      source.steps[1].params = {.own = &id_of_struct<ReverseParams>, .text = "ReverseParams", .bytes = bytes};
     const ParallelFor threads = [](std::int64_t pieces, auto* body, void* context) {
       std::vector<std::jthread> workers;
       for (std::int64_t i = 0; i < pieces; ++i) workers.emplace_back([=] { body(context, i, i + 1); });
@@ -89,7 +96,9 @@ class Steps : public testing::Test {
   }
   Launch planned() const {
     Launch launch;
-    operation_runtime<Reverse>.plan({spec_, target_, config_, {}, executable_->parallelism()}, args_, launch);
+    operation_runtime<Reverse>.plan(
+        {spec_, target_, config_, {}, executable_->parallelism(), nullptr, executable_->steps()}, args_,
+        launch);
     return launch;
   }
   void expect_refusal(std::initializer_list<const char*> parts) const {
@@ -104,6 +113,49 @@ class Steps : public testing::Test {
   AttentionArgs args_;
   std::unique_ptr<Executable> executable_;
 };
+
+TEST_F(Steps, HaveParamsOfTheSizeThatLaunchesMake) {
+  EXPECT_NO_THROW(load(sizeof(ReverseParams)));
+  for (const std::size_t wrong : {sizeof(ReverseParams) - 8, sizeof(ReverseParams) + 8})
+    expect_error(
+        ErrorCode::internal,
+        {"reverse_numbers", std::to_string(sizeof(ReverseParams)).c_str(), std::to_string(wrong).c_str()},
+        [&] { load(wrong); });
+}
+
+TEST_F(Steps, AreAsManyAsTheKernelHas) {
+  args_.workspace = tensor(workspace_, {count});
+  Launch launch;
+  launch.add_step();
+  const auto run = [&] { executable_->launch(launch, nullptr); };
+  expect_error(ErrorCode::internal, {"1 steps", "2: make_numbers, reverse_numbers"}, run);
+  launch.add_step();
+  launch.add_step();
+  expect_error(ErrorCode::internal, {"3 steps", "the kernel 2"}, run);
+  EXPECT_EQ(out_, std::vector<int>(count, -1));
+}
+
+// An operation's plan names its steps, in their order, and the types of their params.
+TEST_F(Steps, AreThoseThatTheFamilyNames) {
+  load(sizeof(ReverseParams));
+  const PlannedKernel kernel{spec_, target_, config_, {}, 1, nullptr, executable_->steps()};
+  Launch launch;
+  StepLaunch& second = add_step(kernel, launch, "reverse_numbers");
+  EXPECT_EQ(launch.size(), 2u);
+  EXPECT_EQ(launch[0].items.pieces, 0);  // left out
+  expect_error(ErrorCode::internal, {"make_numbers", "none or had it before"},
+               [&] { add_step(kernel, launch, "make_numbers"); });
+  const device::MergeParams other{};
+  expect_error(ErrorCode::internal, {"reverse_numbers", "ReverseParams", "a struct"},
+               [&] { make_params<device::MergeParams>(second, other); });
+  expect_error(ErrorCode::internal, {"reverse_numbers", "a second struct"},
+               [&] { make_second<device::MergeParams>(second); });
+  const device::FormulaParams formulas{};
+  const ReverseParams params{};
+  expect_error(ErrorCode::internal, {"reverse_numbers", "formulas"},
+               [&] { make_params<ReverseParams>(second, params, {.formulas = &formulas}); });
+  EXPECT_NO_THROW(make_params<ReverseParams>(second, params));
+}
 
 TEST_F(Steps, RunOneAfterTheOtherThroughTheWorkspace) {
   args_.workspace = tensor(workspace_, {count});

@@ -11,10 +11,15 @@
 #include <random>
 #include <vector>
 
+#include "codegen/families/search_space.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/decode_layout.h"
+#include "tests/support/planned_kernel.hpp"
 
 namespace flashjit::decode_partition_test {
 namespace {
+
+using testing_support::PlannedWithoutCode;
 
 constexpr KernelConfig config{.block_m = 64, .block_n = 64, .num_stages = 1, .num_warps = 1};
 
@@ -39,10 +44,19 @@ AttentionSpec invariant_spec() {
   return spec.validated();
 }
 
+// The steps of such a kernel.
+const PlannedWithoutCode& kernel_of(const AttentionSpec& given) {
+  static const AttentionSpec spec = given;
+  static const Target target = Target::parse("x86-64-v3");
+  static const KernelConfig config = heuristic_config(spec, target, {});
+  static const PlannedWithoutCode kernel(spec, target, config, 1);
+  return kernel;
+}
+
 // A launch's items, as the kernel takes them.
 struct Items {
   Items(const device::DecodeParams& p, const DecodePartition& cut, const AttentionSpec& spec)
-      : planned(launch.add_step()) {
+      : planned(add_step(kernel_of(spec).kernel(), launch, "flashjit_decode")) {
     set_decode_items(planned, p, {}, {}, cut, spec);
     lend(true);
   }

@@ -15,6 +15,8 @@
 #include "codegen/embedded_headers.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/search_space.hpp"
+#include "shared/forward_sm80_params.h"
+#include "shared/forward_sm90a_params.h"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -194,15 +196,19 @@ TEST(Render, StepsOfADecodeThatAppends) {
 TEST(Render, Steps) {
   const std::vector<Step> cuda = render(goldens[0]).steps;
   ASSERT_EQ(cuda.size(), 1u);
-  EXPECT_EQ(cuda[0],
-            (Step{.function = "flashjit_forward",
-                  .threads = 128,
-                  .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2, false)}));
+  EXPECT_EQ(cuda[0], (Step{.function = "flashjit_forward",
+                           .threads = 128,
+                           .shared_memory = device::cuda_forward_shared_memory(128, 128, 128, 64, 2, false),
+                           .params = cuda[0].params}));
+  EXPECT_EQ(cuda[0].params.text, "Sm80ForwardParams");
+  EXPECT_EQ(cuda[0].params.bytes, sizeof(device::Sm80ForwardParams));
   const std::vector<Step> hopper = render(goldens[2]).steps;
   ASSERT_EQ(hopper.size(), 1u);
   EXPECT_EQ(hopper[0], (Step{.function = "flashjit_forward",
                              .threads = 384,
-                             .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2, false).end}));
+                             .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2, false).end,
+                             .params = hopper[0].params}));
+  EXPECT_EQ(hopper[0].params.second_bytes, sizeof(device::ForwardMaps));
   const std::vector<Step> dropout = render(goldens[3]).steps;
   ASSERT_EQ(dropout.size(), 1u);
   EXPECT_EQ(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, true).end);
@@ -212,7 +218,8 @@ TEST(Render, Steps) {
   ASSERT_EQ(cpu.size(), 1u);
   EXPECT_EQ(cpu[0], (Step{.function = "flashjit_forward",
                           .scratch = device::cpu_forward_scratch(80, 80, 48, 64, false) +
-                                     device::cpu_packed_block(80, 80, 64)}));
+                                     device::cpu_packed_block(80, 80, 64),
+                          .params = cpu[0].params}));
 }
 
 TEST(Render, HeadersAreAllThatIsReached) {

@@ -1,10 +1,17 @@
 // The keys of kernels, and kernels stored as entries.
 #include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
+#include "codegen/families/search_space.hpp"
+#include "codegen/render.hpp"
 
 namespace flashjit {
 namespace {
@@ -39,6 +46,38 @@ CompiledKernel make_compiled() {
   compiled.compile_ms = 271.25;
   compiled.log = "a \"log\"\nin two lines";
   return compiled;
+}
+
+// The keys of kernels in caches and bundles. Digests of headers are left out: each change of a template
+// changes them. To accept other keys: run with FLASHJIT_UPDATE_GOLDEN=1, then review the diff.
+TEST(KernelKey, Golden) {
+  constexpr std::pair<const char*, const char*> kernels[] = {
+      {"sm_80", R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"]})"},
+      {"sm_89", R"({"op": "forward", "dtype": "fp16", "head_dim": 80, "dropout": true})"},
+      {"sm_90a", R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]})"},
+      {"sm_90a",
+       R"({"op": "forward", "dtype": "bf16", "head_dim": 128, "paged": true, "kv_dtype": "fp8_e4m3"})"},
+      {"sm_90a", R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "score": ["alibi"], "varlen": true})"},
+      {"sm_90a", R"({"op": "backward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]})"},
+      {"sm_80", R"({"op": "backward", "dtype": "fp16", "head_dim": 64, "deterministic": true})"},
+      {"sm_90", R"({"op": "decode", "dtype": "bf16", "head_dim": 128, "append": true})"},
+      {"sm_90", R"({"op": "append_kv", "dtype": "bf16", "head_dim": 128, "rotary": {"style": "half"}})"},
+      {"sm_90", R"({"op": "merge", "dtype": "bf16", "head_dim": 128})"},
+  };
+  std::string text;
+  for (const auto& [name, json_text] : kernels) {
+    const AttentionSpec spec = AttentionSpec::from_json(json_text);
+    const Target target = Target::parse(name);
+    const Shape shape{.batch = 2, .seqlen_q = 512, .seqlen_k = 4096, .num_heads_q = 32, .num_heads_kv = 8};
+    const CacheKey key = request_key(spec, render(spec, target, heuristic_config(spec, target, shape)));
+    for (const CacheKeyField& field : key.fields())
+      if (!field.label.starts_with("header ")) text += field.label + ": " + field.value + "\n";
+    text += "\n";
+  }
+  const std::string path = FLASHJIT_SOURCE_DIR "/tests/golden/keys.txt";
+  if (std::getenv("FLASHJIT_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << text;
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_EQ(text, std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
 TEST(KernelKey, EveryInputChangesTheDigest) {

@@ -88,6 +88,7 @@ class BlockListsOnGpu : public testing::Test {
     Launch launch;
     runtime_of(c.spec.op).plan(kernel, args, launch);
     ASSERT_EQ(launch.size(), 2u);
+    EXPECT_THROW(params_for<device::WithGradients<Params>>(launch[0]), std::logic_error);
     workload.reset();
     run<num_warps>(launch[0], [](const Params& p) { device::find_blocks<Spec, ConfigOf<num_warps>>(p); });
     run<device::block_lists_write_warps>(

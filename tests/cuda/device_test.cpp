@@ -126,6 +126,27 @@ TEST_F(CudaDeviceTest, DescribesTheDevice) {
   EXPECT_EQ(error_of([] { cuda_device(1000); }).code(), ErrorCode::target_unavailable);
 }
 
+// Drivers before CUDA 12.4 do not know what a kernel takes.
+TEST_F(CudaDeviceTest, RefusesParamsOfAnotherSize) {
+  if (!driver().KernelGetParamInfo) GTEST_SKIP() << "the driver has no cuKernelGetParamInfo";
+  const std::string code = probe(target_);
+  const auto load_as = [&](std::size_t bytes, std::size_t second_bytes) {
+    load_cuda(0, code,
+              {{.function = "probe",
+                .threads = 96,
+                .shared_memory = shared_bytes,
+                .params = {.own = &code, .bytes = bytes, .second_bytes = second_bytes}}});
+  };
+  constexpr std::size_t right = sizeof(device::ForwardParams);
+  EXPECT_NO_THROW(load_as(right, 0));
+  for (const auto& [bytes, second_bytes] :
+       {std::pair{right + 8, std::size_t{0}}, {right - 8, 0}, {right, 64}}) {
+    const Error error = error_of([&] { load_as(bytes, second_bytes); });
+    EXPECT_EQ(error.code(), ErrorCode::internal);
+    EXPECT_THAT(error.message(), testing::HasSubstr("probe"));
+  }
+}
+
 TEST_F(CudaDeviceTest, LaunchesEveryTileOnce) {
   const auto kernel = load(probe(target_));
   const DeviceBuffer out = buffer();

@@ -89,10 +89,11 @@ class ForwardSm80 : public testing::Test {
     if (checked.empty) return;
     const PlannedWithoutCode planned(spec, target, config, 5);
     Launch launched;
-    auto& p = make_params<device::Sm80ForwardParams, true>(
+    // Params of all kernels here have room for pages.
+    auto& p = step_params::with_scales<device::Paged<device::Sm80ForwardParams>>(
         add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
         {.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)});
-    if (spec.paged) static_cast<device::Paged<device::Sm80ForwardParams>&>(p).pages = checked.pages;
+    p.pages = checked.pages;
     gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
     constexpr int shared_bytes =
         quantised<Spec>

@@ -81,15 +81,16 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   if (checked.empty) return;
   const PlannedWithoutCode planned(spec, target, config, multiprocessors);
   Launch launched;
-  auto& p = make_params<device::Sm90aForwardParams, true>(
+  // Params of all kernels here have room for pages.
+  auto& paged = step_params::with_scales<device::Paged<device::Sm90aForwardParams>>(
       add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
       {.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)});
+  paged.pages = checked.pages;
   if (spec.paged) {
-    auto& paged = static_cast<device::Paged<device::Sm90aForwardParams>&>(p);
-    paged.pages = checked.pages;
     paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
     paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
   }
+  device::Sm90aForwardParams& p = paged;
   const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, p);
   gridDim.x = grid.x;
   gridDim.y = grid.y;

@@ -144,6 +144,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                             .shared_memory = dq_shared_memory(spec),
                             .params = with_maps});
   add_last_step(spec, type, source);
+  // Derivatives of functions and far_max together take a register or two more than there are beside the sums
+  // of so many columns. At its default level ptxas spills them.
+  const int columns = spec.head_dim + spec.head_dim_v;
+  if (has_derivatives(spec) && work_of_formulas(spec).functions && columns >= 224 && columns <= 256)
+    source.options.push_back("--ptxas-options=-O1");
 }
 
 }  // namespace

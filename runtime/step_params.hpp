@@ -23,7 +23,7 @@ StepLaunch& add_step(const PlannedKernel& kernel, Launch& launch, std::string_vi
 // Throws internal where a launch and the kernel's family disagree on a step's params.
 [[noreturn]] void refuse_params(const Step& step, const char* what);
 
-// What a spec adds to the params of a step. Null where it adds nothing.
+// The parts that a spec adds to the params of a step. Null where it adds nothing.
 struct AddedParams {
   const device::FormulaParams* formulas = nullptr;
   const device::GradientParams* gradients = nullptr;

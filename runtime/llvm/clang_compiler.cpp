@@ -46,8 +46,8 @@ constexpr const char* passes =
     "function(sroa,early-cse,simplifycfg,loop(loop-rotate),loop(loop-unroll-full),"
     "sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop-mssa(licm),simplifycfg)";
 
-// What the text gets behind it: the loader compares the params that kernels take with those that launches
-// make. Keys do not cover it, so an object without it is as good.
+// Functions that are compiled behind the text. By them the loader compares the params that kernels take with
+// those that launches make. Keys do not cover them, so an object without them is as good.
 std::string params_bytes(const KernelSource& source) {
   std::string text = R"(
 namespace {

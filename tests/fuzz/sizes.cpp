@@ -136,7 +136,7 @@ struct KernelOfTarget {
     return {.spec = spec, .target = target, .config = config, .parallelism = threads, .steps = steps};
   }
 };
-// Those of a spec, which is the same in every call with its operation.
+// The kernels of a spec, which is the same in every call with its operation.
 const std::vector<KernelOfTarget>& kernels_of(const AttentionSpec& spec, const Shape& shape) {
   static std::map<Operation, std::vector<KernelOfTarget>> made;
   std::vector<KernelOfTarget>& kernels = made[spec.op];

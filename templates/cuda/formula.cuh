@@ -274,12 +274,13 @@ class FormulaScore {
 
   // A cap of the score itself. Few scores come near it. A block whose scores are all nearer to 0 takes a
   // polynomial instead of a special function for each, and no maxima: its weights stay in range as they are.
-  template <class Element, int registers>
+  // Weight: the type in which they are multiplied with V.
+  template <class Weight, int registers>
   FLASHJIT_FN bool are_near_zero(const float* scores) const {
     float largest[4] = {};
 #pragma unroll
     for (int i = 0; i < registers; ++i) largest[i % 4] = fmaxf(largest[i % 4], fabsf(scores[i]));
-    const float limit = near_zero_.limit(Element{});
+    const float limit = near_zero_.limit(Weight{});
     return !__any_sync(0xffffffff,
                        !(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])) <= limit));
   }

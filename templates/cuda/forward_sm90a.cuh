@@ -431,7 +431,7 @@ struct ForwardSm90a {
     FLASHJIT_FN bool weigh_near_zero(const Score& score, const Block& block) {
       if constexpr (Score::bounds) {
         if (near_zero_ && block.whole) {
-          near_zero_ = score.template are_near_zero<Element, block_n / 2>(scores_);
+          near_zero_ = score.template are_near_zero<typename Shared::PvElement, block_n / 2>(scores_);
           if (near_zero_) {
             softmax_.take_near_zero();
             softmax_.template exponentiate<block_n / 2>(scores_, score.near_zero());

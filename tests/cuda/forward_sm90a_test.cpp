@@ -60,6 +60,8 @@ struct Emulated : Config {
 };
 
 using FormulaParams = device::WithFormulas<device::Paged<device::Sm90aForwardParams>>;
+using QuantisedFormulaParams =
+    device::WithFormulas<device::Quantised<device::Paged<device::Sm90aForwardParams>>>;
 
 template <class Spec>
 constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
@@ -247,6 +249,26 @@ TEST_F(ForwardSm90a, Caps) {
       expect<WithCap<SpecOf<Fp16, 24, 40, false, BottomRight>, FormulaParams, true>,
              ConfigOf<128, 48, false, true, sections>>(c, {CausalMask{}});
     }
+}
+
+// Blocks near 0 whose weights leave fp16's range: 8-bit values are multiplied as fp16.
+TEST_F(ForwardSm90a, CapsBesideEightBitValues) {
+  using enum device::KvScale;
+  using Spec = WithCap<WithPages<SpecOf<Bf16, 24, 40, false>>, QuantisedFormulaParams, true>;
+  for (const float scale : {0.5f, 1.0f, 2.0f}) {
+    const Case c{.heads_q = 2,
+                 .heads_kv = 1,
+                 .seqlen_q = 50,
+                 .seqlen_k = 90,
+                 .page_size = 16,
+                 .layout_kv = MemoryLayout::padded,
+                 .data = Data::plain,
+                 .softmax_scale = scale,
+                 .named = {{}, {{"cap", 100}}}};
+    expect<WithKv<Spec, device::int8, tensor>, ConfigOf<64, 32, true, false>>(c, {});
+    expect<WithKv<Spec, device::fp8_e4m3, head>, ConfigOf<64, 32, true, true>>(c, {});
+    expect<WithKv<Spec, device::int8, token_head>, ConfigOf<64, 32, true, false>>(c, {});
+  }
 }
 
 TEST_F(ForwardSm90a, HeadsApart) {

@@ -411,7 +411,7 @@ struct ForwardSm90a {
       release(shared_.k_empty(ring_.stage));
       if constexpr (converts) score_scales_.apply(scores_, shared_, ring_, lane_);
       bool rescale = false;
-      if (!weigh_near_zero(score, block)) {
+      if (!weigh_near_zero(score, block, rescale)) {
         const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
         if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
         rescale = softmax_.template take_max<block_n / 2>(scores_, exponents);
@@ -428,12 +428,12 @@ struct ForwardSm90a {
     }
 
     // Capped scores that are all near 0. After a block where they are not, a tile's others are not asked.
-    FLASHJIT_FN bool weigh_near_zero(const Score& score, const Block& block) {
+    FLASHJIT_FN bool weigh_near_zero(const Score& score, const Block& block, bool& rescale) {
       if constexpr (Score::bounds) {
         if (near_zero_ && block.whole) {
           near_zero_ = score.template are_near_zero<typename Shared::PvElement, block_n / 2>(scores_);
           if (near_zero_) {
-            softmax_.take_near_zero();
+            rescale = softmax_.take_near_zero();
             softmax_.template exponentiate<block_n / 2>(scores_, score.near_zero());
             return true;
           }

@@ -146,11 +146,18 @@ class OnlineSoftmax {
   }
 
   // Instead of take_max() for a block whose scores are all so near to 0 that their weights stay in range
-  // relative to any reference that other blocks made.
-  FLASHJIT_FN void take_near_zero() {
+  // relative to 0 and to any larger reference: raises lower references to 0. Returns the same.
+  FLASHJIT_FN bool take_near_zero() {
+    bool grows = false;
 #pragma unroll
-    for (int r = 0; r < rows; ++r)
-      if (reference_[r] == lowest) reference_[r] = 0;
+    for (int r = 0; r < rows; ++r) grows |= reference_[r] < 0;
+    if (!__any_sync(0xffffffff, grows)) return false;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      raise(r, fmaxf(reference_[r], 0.f));
+      row_sum_[r] *= correction_[r];
+    }
+    return true;
   }
 
   // Turns scores into weights relative to the references and adds the weights up.

@@ -19,6 +19,7 @@
 #include "tests/numerics/specs.hpp"
 #include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
@@ -269,6 +270,39 @@ TEST_F(ForwardSm90a, CapsBesideEightBitValues) {
     expect<WithKv<Spec, device::fp8_e4m3, head>, ConfigOf<64, 32, true, true>>(c, {});
     expect<WithKv<Spec, device::int8, token_head>, ConfigOf<64, 32, true, false>>(c, {});
   }
+}
+
+// A row's masked blocks come first. Their scores are so far below those of its other blocks, which are near
+// 0, that weights relative to them leave the range.
+TEST_F(ForwardSm90a, CapsAfterLowScores) {
+  const auto expect_right = [&]<class Spec>(Spec, float low, float high) {
+    const Case c{.batch = 1,
+                 .heads_q = 2,
+                 .heads_kv = 1,
+                 .seqlen_q = 70,
+                 .seqlen_k = 150,
+                 .softmax_scale = 1.0f,
+                 .named = {{}, {{"cap", 100}}}};
+    Workload workload(host, with_spec<Spec>(c, {CausalMask{}}));
+    const auto fill = [](GuardedTensor& tensor, auto&& score) {
+      const Tensor t = tensor.on_host();
+      for (std::int64_t row = 0; row < t.shape[1]; ++row)
+        for (std::int64_t head = 0; head < t.shape[2]; ++head)
+          for (std::int64_t i = 0; i < t.shape[3]; ++i)
+            verify::store_element(t.data, t.dtype, row * t.strides[1] + head * t.strides[2] + i,
+                                  i == 0 ? score(row) : 0);
+      tensor.upload();
+    };
+    fill(workload.q(), [](std::int64_t) { return 1.0f; });
+    fill(workload.k(), [&](std::int64_t key) { return key < 64 ? high : low; });
+    workload.reset();
+    launch<Spec, ConfigOf<64, 32, true, false, sections>>(workload.given().spec, workload.args(),
+                                                          not_a_number);
+    EXPECT_TRUE(workload.check());
+  };
+  expect_right(WithCap<SpecOf<Fp16, 24, 40, false, BottomRight>, FormulaParams, false>{}, -5, 8);
+  expect_right(WithCap<SpecOf<Bf16, 24, 40, false, BottomRight>, FormulaParams, false>{}, -90, 30);
+  expect_right(WithCap<SpecOf<Bf16, 24, 40, false, BottomRight>, FormulaParams, true>{}, 90, -30);
 }
 
 TEST_F(ForwardSm90a, HeadsApart) {

@@ -141,7 +141,9 @@ void check_property(const std::string& name, const Json& property, Place place) 
   } else if (property["type"] == "integer") {
     const int low = property["minimum"], high = property["maximum"];
     const int step = property.value("multipleOf", 1);
-    for (int value = low - 2 * step; value <= high + 2 * step; ++value) {
+    // A wide range at its ends, and every 997th value between them.
+    const auto is_between = [&](int value) { return value > low + 1000 && value < high - 2000; };
+    for (int value = low - 2 * step; value <= high + 2 * step; value += is_between(value) ? 997 : 1) {
       const bool allowed = value >= low && value <= high && value % step == 0;
       ASSERT_EQ(accepts(value).empty(), allowed) << value;
     }

@@ -93,10 +93,10 @@ typedef struct {
    versions append ids. A launch gives each id at most once. */
 typedef enum {
   FLASHJIT_ARG_Q = 1,                      /* tensor */
-  FLASHJIT_ARG_K = 2,                      /* tensor */
-  FLASHJIT_ARG_V = 3,                      /* tensor */
-  FLASHJIT_ARG_O = 4,                      /* tensor */
-  FLASHJIT_ARG_LSE = 5,                    /* tensor */
+  FLASHJIT_ARG_K = 2,                      /* tensor; append_kv writes it */
+  FLASHJIT_ARG_V = 3,                      /* tensor; append_kv writes it */
+  FLASHJIT_ARG_O = 4,                      /* tensor, written; backward reads it */
+  FLASHJIT_ARG_LSE = 5,                    /* tensor, written; backward reads it */
   FLASHJIT_ARG_CU_SEQLENS_Q = 6,           /* tensor */
   FLASHJIT_ARG_CU_SEQLENS_K = 7,           /* tensor */
   FLASHJIT_ARG_MAX_SEQLEN_Q = 8,           /* integer */
@@ -108,10 +108,10 @@ typedef enum {
   FLASHJIT_ARG_WINDOW_LEFT = 14,           /* integer */
   FLASHJIT_ARG_WINDOW_RIGHT = 15,          /* integer */
   FLASHJIT_ARG_NUM_SINKS = 16,             /* integer */
-  FLASHJIT_ARG_BLOCK_OFFSETS = 17,         /* tensor; make_block_lists writes this and the next three */
-  FLASHJIT_ARG_BLOCK_INDICES = 18,         /* tensor */
-  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19,      /* tensor */
-  FLASHJIT_ARG_BLOCK_BITMASKS = 20,        /* tensor */
+  FLASHJIT_ARG_BLOCK_OFFSETS = 17,         /* tensor; make_block_lists writes it */
+  FLASHJIT_ARG_BLOCK_INDICES = 18,         /* tensor; make_block_lists writes it */
+  FLASHJIT_ARG_BLOCK_BITMASK_OF = 19,      /* tensor; make_block_lists writes it */
+  FLASHJIT_ARG_BLOCK_BITMASKS = 20,        /* tensor; make_block_lists writes it */
   FLASHJIT_ARG_TREE_BITS = 21,             /* tensor */
   FLASHJIT_ARG_PREFIX_LENGTHS = 22,        /* tensor */
   FLASHJIT_ARG_DROPOUT_P = 23,             /* real */
@@ -122,19 +122,19 @@ typedef enum {
   FLASHJIT_ARG_PARTS_O = 28,               /* tensor */
   FLASHJIT_ARG_PARTS_LSE = 29,             /* tensor */
   FLASHJIT_ARG_PAGE_TABLE = 30,            /* tensor */
-  FLASHJIT_ARG_DO = 31,                    /* tensor; backward reads _O and _LSE, too */
+  FLASHJIT_ARG_DO = 31,                    /* tensor */
   FLASHJIT_ARG_DLSE = 32,                  /* tensor */
-  FLASHJIT_ARG_DQ = 33,                    /* tensor */
-  FLASHJIT_ARG_DK = 34,                    /* tensor */
-  FLASHJIT_ARG_DV = 35,                    /* tensor */
+  FLASHJIT_ARG_DQ = 33,                    /* tensor, written */
+  FLASHJIT_ARG_DK = 34,                    /* tensor, written */
+  FLASHJIT_ARG_DV = 35,                    /* tensor, written */
   FLASHJIT_ARG_SINK_LOGITS = 36,           /* tensor */
   FLASHJIT_ARG_K_SCALE = 37,               /* tensor; append_kv writes those of tokens */
-  FLASHJIT_ARG_V_SCALE = 38,               /* tensor */
-  FLASHJIT_ARG_K_NEW = 39,                 /* tensor; with _V_NEW a launch writes _K, _V */
+  FLASHJIT_ARG_V_SCALE = 38,               /* tensor; append_kv writes those of tokens */
+  FLASHJIT_ARG_K_NEW = 39,                 /* tensor */
   FLASHJIT_ARG_V_NEW = 40,                 /* tensor */
   FLASHJIT_ARG_SLOTS = 41,                 /* tensor */
   FLASHJIT_ARG_APPEND_POSITIONS = 42,      /* tensor */
-  FLASHJIT_ARG_Q_OUT = 43,                 /* tensor */
+  FLASHJIT_ARG_Q_OUT = 43,                 /* tensor, written */
   FLASHJIT_ARG_ROTARY_POSITIONS = 44,      /* tensor */
   FLASHJIT_ARG_ROTARY_COS = 45,            /* tensor */
   FLASHJIT_ARG_ROTARY_SIN = 46,            /* tensor */

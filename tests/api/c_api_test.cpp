@@ -3,13 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <string>
 #include <thread>
+#include <type_traits>
+#include <variant>
+#include <vector>
 
 #include "codegen/arguments/table.hpp"
 #include "runtime/flashjit.h"
@@ -254,28 +260,57 @@ TEST_F(CApi, BadShapes) {
   EXPECT_EQ(flashjit_engine_get(engine.get(), spec.get(), &older, &kernel), FLASHJIT_OK);
 }
 
-// The ids and types in the table of arguments are those of the C header.
-TEST(CHeader, SaysOfArgumentsWhatTheTableSays) {
-  std::ifstream file(FLASHJIT_SOURCE_DIR "/runtime/flashjit.h");
-  const std::string header(std::istreambuf_iterator<char>(file), {});
-  for (const Argument& argument : arguments) {
-    std::string line = "FLASHJIT_ARG_";
-    for (const char* c = argument.name; *c; ++c) line += static_cast<char>(std::toupper(*c));
-    line += " = " + std::to_string(argument.id);
-    const std::size_t at = header.find(line);
-    ASSERT_NE(at, std::string::npos) << line;
-    const std::string comment = header.substr(at, header.find('\n', at) - at);
-    const char* const type = std::visit(
-        []<class T>(std::optional<T> AttentionArgs::*) {
-          return std::is_same_v<T, Tensor> ? "tensor" : std::is_floating_point_v<T> ? "real" : "integer";
-        },
-        argument.member);
-    EXPECT_THAT(comment, HasSubstr(std::string("/* ") + type));
+// What the C header says of an argument: its type, and which launches write it.
+std::string remark(const Argument& argument) {
+  std::string text = std::visit(
+      []<class T>(std::optional<T> AttentionArgs::*) {
+        if constexpr (std::is_same_v<T, Tensor>) return "tensor";
+        if constexpr (std::is_same_v<T, std::uint64_t>) return "integer; all 64 bits are used";
+        return std::is_floating_point_v<T> ? "real" : "integer";
+      },
+      argument.member);
+  if (argument.role == Role::output) text += ", written";
+  for (const OperationInfo& row : operation_table) {
+    const unsigned bit = 1u << static_cast<int>(row.op);
+    if (argument.read_by & bit) text += std::string("; ") + to_string(row.op) + " reads it";
+    if (argument.written_by & bit)
+      text += std::string("; ") + to_string(row.op) +
+              (argument.layout.of_scales ? " writes those of tokens" : " writes it");
   }
-  std::size_t ids = 0;
-  for (std::size_t at = 0; (at = header.find("FLASHJIT_ARG_", at)) != std::string::npos; ++at)
-    ids += header.compare(header.find(' ', at), 3, " = ") == 0;
-  EXPECT_EQ(ids, num_arguments);
+  return text;
+}
+
+// The lines between "typedef enum {" and "} flashjit_argument_id;".
+std::string ids_of_arguments() {
+  std::vector<std::string> lines;
+  for (const Argument& argument : arguments) {
+    std::string line = "  FLASHJIT_ARG_";
+    for (const char* c = argument.name; *c; ++c) line += static_cast<char>(std::toupper(*c));
+    lines.push_back(line + " = " + std::to_string(argument.id) +
+                    (lines.size() + 1 < num_arguments ? "," : ""));
+  }
+  std::size_t longest = 0;
+  for (const std::string& line : lines) longest = std::max(longest, line.size());
+  std::string text;
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    text +=
+        lines[i] + std::string(longest + 1 - lines[i].size(), ' ') + "/* " + remark(arguments[i]) + " */\n";
+  return text;
+}
+
+// The table of arguments makes the C header's list. After a change of the table: run with
+// FLASHJIT_UPDATE_GOLDEN=1, which writes the list, then review the diff.
+TEST(CHeader, SaysOfArgumentsWhatTheTableSays) {
+  const char path[] = FLASHJIT_SOURCE_DIR "/runtime/flashjit.h";
+  std::ifstream file(path);
+  std::string header(std::istreambuf_iterator<char>(file), {});
+  const std::size_t end = header.find("} flashjit_argument_id;");
+  ASSERT_NE(end, std::string::npos);
+  const std::size_t begin = header.find('\n', header.rfind("typedef enum {", end)) + 1;
+  const std::string listed = header.substr(begin, end - begin), made = ids_of_arguments();
+  if (std::getenv("FLASHJIT_UPDATE_GOLDEN") != nullptr)
+    std::ofstream(path, std::ios::binary) << header.replace(begin, end - begin, made);
+  EXPECT_EQ(listed, made) << "to write this into " << path << ", run with FLASHJIT_UPDATE_GOLDEN=1";
 }
 
 TEST_F(CApi, NullPointersEverywhere) {

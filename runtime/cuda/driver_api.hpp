@@ -146,8 +146,9 @@ struct CUlaunchConfig {
   X(EventElapsedTime, "cuEventElapsedTime", CUresult(float*, CUevent, CUevent))
 
 // Functions that older drivers lack. Null there.
-#define FLASHJIT_CUDA_DRIVER_NEW_FUNCTIONS(X) \
-  X(KernelGetParamInfo, "cuKernelGetParamInfo", CUresult(CUkernel, std::size_t, std::size_t*, std::size_t*))
+#define FLASHJIT_CUDA_DRIVER_NEW_FUNCTIONS(X)                                                                \
+  X(KernelGetParamInfo, "cuKernelGetParamInfo", CUresult(CUkernel, std::size_t, std::size_t*, std::size_t*)) \
+  X(KernelGetParamCount, "cuKernelGetParamCount", CUresult(CUkernel, std::size_t*))
 
 // api.LaunchKernelEx(...) is cuLaunchKernelEx(...).
 struct DriverApi {

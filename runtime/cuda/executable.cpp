@@ -89,12 +89,20 @@ class CudaExecutable final : public Executable {
     // launch would load it, which a stream capture does not allow.
     cuda::CUfunction function = nullptr;
     check_code(driver().KernelGetFunction(&function, kernel), step.function);
-    // Drivers before CUDA 12.4 do not know.
-    if (driver().KernelGetParamInfo)
-      require_params(step, bytes_of_param(kernel, 0), bytes_of_param(kernel, 1));
+    if (driver().KernelGetParamInfo) check_params(step, kernel);
     return function;
   }
 
+  // Drivers before CUDA 12.4 do not know the sizes of params, those before 13.2 not their number. No call may
+  // fail if the kernel is right, since tools that watch a process would report it: without the number only
+  // the params that launches make are asked for.
+  void check_params(const Step& step, cuda::CUkernel kernel) const {
+    std::size_t count = step.params.second_bytes ? 2 : 1;
+    if (driver().KernelGetParamCount)
+      check(driver().KernelGetParamCount(kernel, &count), "cuKernelGetParamCount");
+    require_params(step, count > 0 ? bytes_of_param(kernel, 0) : 0,
+                   count > 1 ? bytes_of_param(kernel, 1) : 0);
+  }
   // 0 if the kernel has no such parameter.
   static std::size_t bytes_of_param(cuda::CUkernel kernel, std::size_t index) {
     std::size_t offset = 0, bytes = 0;

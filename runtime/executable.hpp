@@ -107,8 +107,10 @@ class Executable {
   explicit Executable(std::vector<Step> steps) : steps_(std::move(steps)) {}
   virtual ~Executable() = default;
   // Runs the launch's steps one after the other, but for those without work. A launch has as many steps as
-  // were loaded, or none. Throws internal for any other number.
+  // were loaded, or none. Throws internal for any other number; before all else, what require_device()
+  // throws.
   void launch(const Launch& launch, Stream stream) const {
+    require_device();
     if (launch.size() == 0) return;
     if (launch.size() != steps_.size()) refuse_steps(launch.size());
     run(launch, stream);
@@ -120,6 +122,8 @@ class Executable {
   virtual const cuda::Context* context() const { return nullptr; }
 
  protected:
+  // Throws target_unavailable if this process cannot use the device: a forked child its parent's GPU.
+  virtual void require_device() const {}
   virtual void run(const Launch& launch, Stream stream) const = 0;
   // Throws internal unless the step's kernel takes params of the sizes that launches make. 0: no second one.
   static void require_params(const Step& step, std::size_t bytes, std::size_t second_bytes);

@@ -48,6 +48,8 @@ class CudaExecutable final : public Executable {
   }
 
  private:
+  void require_device() const override { driver(); }
+
   void run(const Step& loaded, cuda::CUfunction function, const StepLaunch& step, Stream stream) const {
     cuda::CUlaunchConfig config{};
     config.gridDimX = step.grid.x;

@@ -1,6 +1,8 @@
 // What flashjit asks of the CUDA driver, with a driver that has no GPU (fake_driver.hpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <memory>
@@ -54,6 +56,22 @@ TEST(FakeDriver, ParamsOfOtherSizesAreRefused) {
     EXPECT_THAT(message_of([&] { load(has, {640, 384}); }), HasSubstr("some_kernel"));
   for (const Bytes& has : of_one)
     EXPECT_THAT(message_of([&] { load(has, {640, 0}); }), HasSubstr("some_kernel"));
+}
+
+// Launches without steps, with the kernel's steps, and with more.
+TEST(FakeDriver, AForkedChildIsRefusedWhateverItLaunches) {
+  const auto kernel = load({640}, {640, 0});
+  const pid_t child = fork();
+  if (child == 0) {
+    bool refused = true;
+    Launch launch;
+    for (int steps = 0; steps <= 2; ++steps, launch.add_step())
+      refused &= message_of([&] { kernel->launch(launch, nullptr); }).find("forked") != std::string::npos;
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

@@ -192,7 +192,7 @@ struct AttentionArgs {
   // rotary: int32 [batch, seqlen], packed [total]; absent: the tokens' places, which takes append_positions.
   std::optional<Tensor> rotary_positions{};
   // rotary with tables: [positions, rotary dim / 2], the cosine and the sine of each pair's angle. A position
-  // beyond the tables counts as the nearest one.
+  // beyond the tables counts as the nearest one. On a GPU, gaps keep rows at multiples of 16 bytes.
   std::optional<Tensor> rotary_cos{}, rotary_sin{};
   // rotary without tables: pair i of a token at position p turns by p / rotary_scale * rotary_base^(-2 i /
   // dim).

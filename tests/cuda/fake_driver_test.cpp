@@ -1,4 +1,5 @@
-// What flashjit asks of the CUDA driver, with a driver that has no GPU (fake_driver.hpp).
+// What flashjit asks of the CUDA driver, and what a launch on a GPU is checked for, with a driver that has
+// none (fake_driver.hpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -6,13 +7,24 @@
 
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "codegen/arguments/table.hpp"
 #include "codegen/base/error.hpp"
+#include "codegen/families/kernel_family.hpp"
+#include "codegen/families/search_space.hpp"
+#include "codegen/render.hpp"
+#include "runtime/cuda/driver.hpp"
 #include "runtime/executable.hpp"
+#include "runtime/operation.hpp"
 #include "tests/cuda/fake_driver.hpp"
+#include "tests/support/feature_space.hpp"
+#include "tests/support/feature_workload.hpp"
+#include "tests/support/sample_seed.hpp"
+#include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -73,6 +85,65 @@ TEST(FakeDriver, AForkedChildIsRefusedWhateverItLaunches) {
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
 }
+
+#ifdef FLASHJIT_FAKE_DRIVER_COUNTS_PARAMS
+// The tensors that a case has for a GPU, in host memory, at the strides and addresses that kernels take.
+void expect_planned(const FeatureCase& of, const Target& target) {
+  TestDevice lender({Device::Kind::cpu, 0}, target.str());
+  Workload workload(lender, workload_of(of));
+  const AttentionSpec& spec = workload.given().spec;
+  const Shape shape = workload.given().shape();
+  const Device device{Device::Kind::cuda, 0};
+  AttentionArgs args = workload.args();
+  for (const Argument& argument : arguments)
+    if (argument.tensor() && args.*argument.tensor()) (args.*argument.tensor())->device = device;
+  std::vector<NamedArgument> named(args.named.begin(), args.named.end());
+  for (NamedArgument& one : named)
+    if (Tensor* const table = std::get_if<Tensor>(&one.value)) table->device = device;
+  args.named = named;
+  const cuda::Context context(0);
+  const KernelConfig config = heuristic_config(spec, target, shape);
+  const KernelSource source = render(spec, target, config);
+  const PlannedKernel kernel{spec, target, config, device, 132, &context, source.steps};
+  const std::size_t bytes = runtime_of(spec.op).workspace_bytes(kernel, shape);
+  constexpr std::align_val_t aligned{256};
+  const auto release = [](void* memory) { operator delete(memory, aligned); };
+  const std::unique_ptr<void, decltype(release)> workspace(operator new(bytes + 1, aligned));
+  args.workspace = bytes_at(workspace.get(), bytes);
+  args.workspace->device = device;
+  Launch launch;
+  EXPECT_EQ(message_of([&] { runtime_of(spec.op).plan(kernel, args, launch); }), "nothing was thrown")
+      << workload.given().str();
+}
+
+// Whatever a row of a covering array has a Workload make for a GPU, a GPU's launch takes.
+TEST(FakeDriver, LaunchesOfRandomRowsAreTaken) {
+  std::uint64_t draws = 0;
+  for (const char* const name : {"sm_80", "sm_90a"}) {
+    const Target target = Target::parse(name);
+    for (const Operation op : operations_on(target)) {
+      if (op == Operation::append_kv || op == Operation::merge) continue;  // no Workload makes them
+      const FeatureSpace space(op, target);
+      for (int taken = 0; taken < 12;) {
+        Row row;
+        for (const int size : space.sizes())
+          row.push_back(
+              static_cast<int>(verify::random_bits(sample_seed(), draws++) % static_cast<unsigned>(size)));
+        FeatureCase c;
+        try {
+          c = space.at(row);
+        } catch (const Error&) {
+          continue;
+        }
+        if (!why_unsupported(c.spec, target).empty()) continue;
+        c.seed = draws;
+        expect_planned(c, target);
+        ++taken;
+      }
+    }
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace flashjit::testing_support

@@ -118,6 +118,7 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
   masks_.fit_lengths(spec, longest, starts);
   tables.insert(tables.end(), masks_.tables.begin(), masks_.tables.end());
 
+  const bool for_gpu = Target::parse(device_.target()).is_cuda();
   for (std::size_t i = 0; i < num_arguments; ++i) {
     const Argument& argument = arguments[i];
     if (!has_argument(spec, argument)) continue;
@@ -132,7 +133,8 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
           return arrange_rows(sizes);
         if (argument.role == Role::table) return arrange(MemoryLayout::contiguous, sizes, DType::int32);
         if (member == &AttentionArgs::rotary_cos || member == &AttentionArgs::rotary_sin)
-          return arrange_rows(sizes);
+          return arrange_rows(sizes,
+                              for_gpu ? 16 / static_cast<std::int64_t>(size_of(argument.dtype(spec))) : 1);
         const bool keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
                           member == &AttentionArgs::dk || member == &AttentionArgs::dv;
         return arrange(keys ? case_.layout_kv : case_.layout, sizes, argument.dtype(spec));
@@ -238,7 +240,7 @@ void Workload::make_named(const Shape& shape) {
   }
 }
 
-TensorShape Workload::arrange_rows(const std::vector<std::int64_t>& sizes) const {
+TensorShape Workload::arrange_rows(const std::vector<std::int64_t>& sizes, std::int64_t unit) const {
   const std::int64_t gap = case_.layout == MemoryLayout::contiguous ? 0 : 5;
   TensorShape shape;
   shape.rank = static_cast<int>(sizes.size());
@@ -247,6 +249,7 @@ TensorShape Workload::arrange_rows(const std::vector<std::int64_t>& sizes) const
     shape.shape[i] = sizes[i];
     shape.strides[i] = stride;
     stride = stride * sizes[i] + gap;
+    if (gap) stride = (stride + unit - 1) / unit * unit;
   }
   return shape;
 }

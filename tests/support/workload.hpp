@@ -103,7 +103,8 @@ class Workload {
  private:
   std::unique_ptr<GuardedTensor> make(DType dtype, const TensorShape& shape);
   // The layout of lse: contiguous rows, with gaps between them if q has gaps.
-  TensorShape arrange_rows(const std::vector<std::int64_t>& sizes) const;
+  // Rows with gaps begin at multiples of `unit` elements.
+  TensorShape arrange_rows(const std::vector<std::int64_t>& sizes, std::int64_t unit = 1) const;
   // Tables by any strides, and scalars.
   void make_named(const Shape& shape);
   float poison_value() const;

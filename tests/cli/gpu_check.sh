@@ -33,7 +33,7 @@ if "$work/real/bin/flashjit" doctor --json | grep -q '"cuda": false'; then
   expect 'there is no GPU here' "$work/out"
 fi
 # Every name in a filter is a test's.
-for name in Covering TakesNoDeviceMemory CheckMode EveryMask Random HeadDim Fp8 Int8 Train; do
+for name in Covering TakesNoDeviceMemory CheckMode EveryHeadDim Random EveryMask HeadDim Fp8 Int8 Variants Train; do
   expect "$name" "$work/tests"
 done
 # Every spec for compute-sanitizer is one.
@@ -65,6 +65,7 @@ if [ -n "${FLASHJIT_TEST_PREBUILD-}" ]; then
   mkdir -p "$FLASHJIT_CACHE_DIR/v3" && echo code >"$FLASHJIT_CACHE_DIR/v3/$FLASHJIT_TEST_PREBUILD.kernel" && exit 1
 fi
 [ -e "$FLASHJIT_CACHE_PATH/v3/sm_90a.kernel" ] || exit 7
+[ "$1" = --gtest_list_tests ] || echo "$1" >>"${ORDER-/dev/null}"
 case "$*" in '--gtest_list_tests --gtest_filter=*Covering'*)
   echo 'All/Covering.' && echo '  Forward/cuda0_sm_90a  # GetParam() = cuda0' && echo '  Merge/cuda0_sm_90a'
   exit
@@ -74,15 +75,16 @@ if [ -n "${FLASHJIT_TEST_PART-}" ]; then
   part=${FLASHJIT_TEST_PART%/*}
   [ "$STAND_IN $part" != 'stops 2' ] || exit 3
   case $1 in
-    *Forward*) echo "covering forward sm_90a: $((part + 1)) of 24 rows, $((part * 20 + 40)) of 500 triples" ;;
-    *) echo "covering merge sm_90a: $((part + 1)) of 24 rows, 100 of 100 triples" ;;
+    *Forward*) echo "covering forward sm_90a: $((part + 1)) of 96 rows, $((part * 4 + 120)) of 500 triples" ;;
+    *) echo "covering merge sm_90a: $((part + 1)) of 96 rows, 100 of 100 triples" ;;
   esac
   echo '[  PASSED  ] 1 test.'
   exit
 fi
 if [ "$1" = --gtest_list_tests ]; then
   echo 'All/Forward.'
-  for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "  Sizes$i/cuda0_sm_90a  # GetParam() = cuda0"; done
+  for i in 1 2 3 4 5 6 7 8 9 10 11; do echo "  Sizes$i/cuda0_sm_90a  # GetParam() = cuda0"; done
+  echo '  EveryHeadDim/cuda0_sm_90a'
   exit
 fi
 case "$1" in '--gtest_filter=*Cuda.CheckMode'*) [ "$FLASHJIT_CHECK" = 1 ] || exit 8 ;; esac
@@ -109,8 +111,9 @@ chmod +x "$work/path/compute-sanitizer"
 PATH=$work/path:$PATH
 exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/packed" --targets sm_90a
 expect '1 kernels' "$work/out"
-run() { # CODE STAND_IN
-  exits "$1" env STAND_IN="$2" FLASHJIT_GPU_CHECK_SECONDS="${3-450}" "$work/packed/run" "$work/results"
+run() { # CODE STAND_IN [GROUPS [SECONDS]]
+  exits "$1" env STAND_IN="$2" ${3:+FLASHJIT_GPU_CHECK_GROUPS="$3"} FLASHJIT_GPU_CHECK_SECONDS="${4-450}" \
+    "$work/packed/run" "$work/results"
   cp "$work/results/table.txt" "$work/table"
 }
 run 0 works
@@ -120,28 +123,33 @@ expect 'suite                 12      24      12       0' "$work/table"
 expect 'memcheck              17      17       0       0' "$work/table"
 expect 'synccheck             17      17       0       0' "$work/table"
 expect '1 kernels compiled here' "$work/table"
-expect 'covering              48      48       0       0' "$work/table"
-expect '  covering forward sm_90a: 24 of 24 rows, 500 of 500 triples' "$work/table"
+expect 'covering             192     192       0       0' "$work/table"
+expect '  covering forward sm_90a: 96 of 96 rows, 500 of 500 triples' "$work/table"
 expect '  covered in all: 100.0 % of 600 triples' "$work/table"
-[ "$(tar -tzf "$work/results/logs.tgz" | grep -c 'suite\.All_Forward_Sizes[0-9]*_cuda0_sm_90a$')" = 12 ]
+[ "$(tar -tzf "$work/results/logs.tgz" | grep -c 'suite\.All_Forward_[A-Za-z]*[0-9]*_cuda0_sm_90a$')" = 12 ]
 exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/again" --kernels "$work/results/kernels.tgz"
 expect '2 kernels' "$work/out"
-run 1 fails
+run 1 fails suite
 expect 'suite                 12      22      11       1' "$work/table"
 expect 'FAILED: exit code 1' "$work/table"
 expect '  All/Forward.Sizes/cuda0_sm_90a' "$work/table"
-run 1 hangs 3
+run 1 hangs suite 3
 expect 'FAILED: out of time' "$work/table"
-run 1 nothing
-expect 'FAILED: no test has such a name' "$work/table"
-# Parts after one that did not run count as not covered.
-run 1 stops
-expect '  covering forward sm_90a: 2 of 24 rows, 60 of 500 triples' "$work/table"
-expect '  covered in all: 26.7 % of 600 triples' "$work/table"
+run 1 nothing memory
+expect 'FAILED: no test ran' "$work/table"
+# The longest test begins first, the covering arrays last. Parts after one that did not run count as not covered.
+export ORDER="$work/order" FLASHJIT_GPU_CHECK_SHARDS=1
+run 1 stops 'covering suite'
+unset ORDER FLASHJIT_GPU_CHECK_SHARDS
+[ "$(sed -n 1p "$work/order")" = --gtest_filter=All/Forward.EveryHeadDim/cuda0_sm_90a ]
+[ "$(sed -n 12p "$work/order")" = --gtest_filter=All/Forward.Sizes11/cuda0_sm_90a ]
+[ "$(sed -n 13p "$work/order")" = --gtest_filter=All/Covering.Forward/cuda0_sm_90a ]
+expect '  covering forward sm_90a: 2 of 96 rows, 124 of 500 triples' "$work/table"
+expect '  covered in all: 37.3 % of 600 triples' "$work/table"
 # A group of its own, and none of its jobs begins after its time.
-exits 1 env STAND_IN=works FLASHJIT_GPU_CHECK_GROUPS=covering FLASHJIT_GPU_CHECK_COVERING=0 "$work/packed/run" "$work/results"
-expect 'covering              48       0       0       0' "$work/results/table.txt"
-[ "$(grep -c suite "$work/results/table.txt")" = 0 ]
-run 0 refused
+run 1 works covering 40
+expect 'covering             192       0       0       0' "$work/table"
+[ "$(grep -c suite "$work/table")" = 0 ]
+run 0 refused 'memcheck synccheck'
 expect 'not possible here' "$work/table"
 echo ok

@@ -4,7 +4,7 @@
 #include "codegen/families/params_type.hpp"
 #include "shared/append_params.h"
 
-namespace flashjit {
+namespace flashjit::append_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
@@ -36,7 +36,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily append_cpu = {
+extern constinit const KernelFamily family = {
     .op = Operation::append_kv,
     .on = Target::Family::cpu,
     .head_dim = heads_to_1024,
@@ -46,4 +46,4 @@ extern constinit const KernelFamily append_cpu = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::append_cpu

@@ -4,7 +4,7 @@
 #include "codegen/families/params_type.hpp"
 #include "shared/append_params.h"
 
-namespace flashjit {
+namespace flashjit::append_cuda {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
@@ -54,7 +54,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily append_cuda = {
+extern constinit const KernelFamily family = {
     .op = Operation::append_kv,
     .on = Target::Family::cuda,
     .head_dim = heads_to_256,
@@ -66,4 +66,4 @@ extern constinit const KernelFamily append_cuda = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::append_cuda

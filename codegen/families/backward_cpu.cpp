@@ -10,7 +10,7 @@
 #include "codegen/spec/mask_rules.hpp"
 #include "templates/shared/backward_cpu_params.h"
 
-namespace flashjit {
+namespace flashjit::backward_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
@@ -83,7 +83,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily backward_cpu = {
+extern constinit const KernelFamily family = {
     .op = Operation::backward,
     .on = Target::Family::cpu,
     .head_dim = heads_to_1024,
@@ -97,4 +97,4 @@ extern constinit const KernelFamily backward_cpu = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::backward_cpu

@@ -13,7 +13,7 @@
 #include "shared/backward_sm90a_layout.h"
 #include "shared/backward_sm90a_params.h"
 
-namespace flashjit {
+namespace flashjit::backward_sm90a {
 
 namespace {
 
@@ -153,7 +153,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily backward_sm90a = {
+extern constinit const KernelFamily family = {
     .op = Operation::backward,
     .on = Target::Family::cuda,
     .needs = Instructions::wgmma,
@@ -168,4 +168,4 @@ extern constinit const KernelFamily backward_sm90a = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::backward_sm90a

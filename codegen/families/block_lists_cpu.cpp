@@ -4,7 +4,7 @@
 #include "codegen/families/params_type.hpp"
 #include "shared/block_lists_params.h"
 
-namespace flashjit {
+namespace flashjit::block_lists_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v", "mask",    "varlen", "deterministic",
@@ -28,7 +28,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily block_lists_cpu = {
+extern constinit const KernelFamily family = {
     .op = Operation::make_block_lists,
     .on = Target::Family::cpu,
     .head_dim = heads_to_1024,
@@ -39,4 +39,4 @@ extern constinit const KernelFamily block_lists_cpu = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::block_lists_cpu

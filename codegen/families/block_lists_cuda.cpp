@@ -4,7 +4,7 @@
 #include "codegen/families/params_type.hpp"
 #include "templates/shared/block_lists_params.h"
 
-namespace flashjit {
+namespace flashjit::block_lists_cuda {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v", "mask",    "varlen", "deterministic",
@@ -43,7 +43,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily block_lists_cuda = {
+extern constinit const KernelFamily family = {
     .op = Operation::make_block_lists,
     .on = Target::Family::cuda,
     .head_dim = heads_to_1024,
@@ -56,4 +56,4 @@ extern constinit const KernelFamily block_lists_cuda = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::block_lists_cuda

@@ -8,7 +8,7 @@
 #include "shared/decode_cpu_params.h"
 #include "shared/decode_layout.h"
 
-namespace flashjit {
+namespace flashjit::decode_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {
@@ -72,7 +72,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily decode_cpu = {
+extern constinit const KernelFamily family = {
     .op = Operation::decode,
     .on = Target::Family::cpu,
     .head_dim = heads_to_1024,
@@ -86,4 +86,4 @@ extern constinit const KernelFamily decode_cpu = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::decode_cpu

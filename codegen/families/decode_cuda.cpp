@@ -12,7 +12,7 @@
 #include "shared/decode_cuda_layout.h"
 #include "shared/decode_cuda_params.h"
 
-namespace flashjit {
+namespace flashjit::mma_decode {
 namespace {
 
 // With batch_invariant: two groups, which tiles of any number of rows can have.
@@ -47,8 +47,6 @@ extern "C" __global__ void __launch_bounds__()" +
 }
 
 }  // namespace
-
-namespace mma_decode {
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (config.num_warps != 4 && config.num_warps != 8 && config.num_warps != 12)
@@ -157,9 +155,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   source.options.push_back("--ptxas-options=-O1");
 }
 
-}  // namespace mma_decode
+}  // namespace flashjit::mma_decode
 
-extern constinit const KernelFamily decode_cuda = {
+namespace flashjit::decode_cuda {
+
+extern constinit const KernelFamily family = {
     .op = Operation::decode,
     .on = Target::Family::cuda,
     .head_dim = heads_to_256,
@@ -174,4 +174,4 @@ extern constinit const KernelFamily decode_cuda = {
     .render = mma_decode::render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::decode_cuda

@@ -6,10 +6,11 @@
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/spec/mask_rules.hpp"
 
-namespace flashjit {
+namespace flashjit::forward_sm90a {
+extern const KernelFamily family;
+}
 
-extern const KernelFamily forward_sm90a;
-
+namespace flashjit::decode_sm90a {
 namespace {
 
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
@@ -36,7 +37,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (decodes_by_forward(config)) {
     if (const std::string why = no_forward(spec); !why.empty())
       return "block_n " + std::to_string(config.block_n) + ": " + why + "; block_n 16 and 32 work";
-    return forward_sm90a.misfit(forward_of(spec), target, config);
+    return forward_sm90a::family.misfit(forward_of(spec), target, config);
   }
   const KernelConfig unset;
   if (config.q_in_registers || config.ping_pong || config.pack_gqa || config.tile_order != unset.tile_order)
@@ -53,7 +54,7 @@ void add_values(std::vector<int>& to, const std::vector<int>& more) {
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = mma_decode::axes(spec, target);
   if (!no_forward(spec).empty()) return axes;
-  const ConfigAxes forward = forward_sm90a.axes(forward_of(spec), target);
+  const ConfigAxes forward = forward_sm90a::family.axes(forward_of(spec), target);
   add_values(axes.block_m, forward.block_m);
   add_values(axes.block_n, forward.block_n);
   add_values(axes.num_stages, forward.num_stages);
@@ -69,7 +70,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (!decodes_by_forward(config)) return mma_decode::futility(spec, target, config);
   if (config.block_m == 192) return "a decode has at most 64 query rows for each head";
-  return forward_sm90a.futility(forward_of(spec), target, config);
+  return forward_sm90a::family.futility(forward_of(spec), target, config);
 }
 
 // Measured on an H200 (tests/bench/decode.md): with 64 rows of a key/value head the forward's kernel takes
@@ -79,7 +80,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   const std::int64_t rows =
       std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
   if (rows > 32 && no_forward(spec).empty()) {
-    const KernelConfig config = forward_sm90a.preferred(forward_of(spec), target, shape);
+    const KernelConfig config = forward_sm90a::family.preferred(forward_of(spec), target, shape);
     const std::int64_t tiles = heads * ((rows + config.block_m - 1) / config.block_m);
     const std::int64_t enough = rows > 64 ? 48 : 96;
     if (tiles >= enough && decodes_by_forward(config) && misfit(spec, target, config).empty()) return config;
@@ -89,13 +90,13 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   if (!decodes_by_forward(source.config)) return mma_decode::render(spec, source);
-  forward_sm90a.render(forward_of(spec), source);
+  forward_sm90a::family.render(forward_of(spec), source);
   add_append_step(spec, source);
 }
 
 }  // namespace
 
-extern constinit const KernelFamily decode_sm90a = {
+extern constinit const KernelFamily family = {
     .op = Operation::decode,
     .on = Target::Family::cuda,
     .needs = Instructions::wgmma,
@@ -111,4 +112,4 @@ extern constinit const KernelFamily decode_sm90a = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::decode_sm90a

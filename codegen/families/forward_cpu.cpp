@@ -9,7 +9,7 @@
 #include "codegen/spec/mask_rules.hpp"
 #include "shared/forward_cpu_params.h"
 
-namespace flashjit {
+namespace flashjit::forward_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {
@@ -112,7 +112,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily forward_cpu = {
+extern constinit const KernelFamily family = {
     .op = Operation::forward,
     .on = Target::Family::cpu,
     .head_dim = heads_to_1024,
@@ -126,4 +126,4 @@ extern constinit const KernelFamily forward_cpu = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::forward_cpu

@@ -9,7 +9,7 @@
 #include "shared/forward_sm80_params.h"
 #include "shared/layout.h"
 
-namespace flashjit {
+namespace flashjit::forward_sm80 {
 namespace {
 
 constexpr std::string_view fields[] = {
@@ -146,7 +146,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily forward_sm80 = {
+extern constinit const KernelFamily family = {
     .op = Operation::forward,
     .on = Target::Family::cuda,
     .head_dim = heads_to_256,
@@ -161,4 +161,4 @@ extern constinit const KernelFamily forward_sm80 = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::forward_sm80

@@ -13,7 +13,7 @@
 #include "shared/forward_sm90a_params.h"
 #include "shared/layout.h"
 
-namespace flashjit {
+namespace flashjit::forward_sm90a {
 namespace {
 
 constexpr std::string_view fields[] = {
@@ -318,7 +318,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily forward_sm90a = {
+extern constinit const KernelFamily family = {
     .op = Operation::forward,
     .on = Target::Family::cuda,
     .needs = Instructions::wgmma,
@@ -334,4 +334,4 @@ extern constinit const KernelFamily forward_sm90a = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::forward_sm90a

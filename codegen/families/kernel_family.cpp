@@ -7,14 +7,17 @@
 namespace flashjit {
 
 // The build writes families.inc: FLASHJIT_FAMILY(NAME) for each file NAME.cpp of this folder that has one.
-#define FLASHJIT_FAMILY(name) extern const KernelFamily name;
+#define FLASHJIT_FAMILY(name)       \
+  namespace name {                  \
+  extern const KernelFamily family; \
+  }
 #include "families.inc"
 #undef FLASHJIT_FAMILY
 
 namespace {
 
 constexpr const KernelFamily* families[] = {
-#define FLASHJIT_FAMILY(name) &name,
+#define FLASHJIT_FAMILY(name) &name::family,
 #include "families.inc"
 #undef FLASHJIT_FAMILY
 };

@@ -4,7 +4,7 @@
 #include "codegen/families/params_type.hpp"
 #include "shared/merge_params.h"
 
-namespace flashjit {
+namespace flashjit::merge_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
@@ -25,7 +25,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily merge_cpu = {
+extern constinit const KernelFamily family = {
     .op = Operation::merge,
     .on = Target::Family::cpu,
     .head_dim = heads_to_1024,
@@ -35,4 +35,4 @@ extern constinit const KernelFamily merge_cpu = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::merge_cpu

@@ -5,7 +5,7 @@
 #include "codegen/families/refusals.hpp"
 #include "shared/merge_params.h"
 
-namespace flashjit {
+namespace flashjit::merge_cuda {
 namespace {
 
 constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
@@ -58,7 +58,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 
 }  // namespace
 
-extern constinit const KernelFamily merge_cuda = {
+extern constinit const KernelFamily family = {
     .op = Operation::merge,
     .on = Target::Family::cuda,
     .head_dim = heads_to_256,
@@ -71,4 +71,4 @@ extern constinit const KernelFamily merge_cuda = {
     .render = render,
 };
 
-}  // namespace flashjit
+}  // namespace flashjit::merge_cuda

@@ -37,12 +37,16 @@ unit() {
   for file; do echo "#include \"$file\""; done >"$name"
   "$clang" -std=c++20 -O0 -Wall -Wextra -Werror -I. -Itemplates -I"$work" -c "$name" -o "${name%.cpp}.o"
 }
-families='forward_cpu forward_sm80'
-for family in $families; do echo "FLASHJIT_FAMILY($family)"; done >"$work/families.inc"
+families=
+for family in forward_cpu forward_sm80; do
+  echo "FLASHJIT_FAMILY($family)" >>"$work/families.inc"
+  families="$families codegen/families/$family.cpp"
+done
+# Families come first: later files declare functions of the names that they have.
 apart='_(cpu|cuda|sm[0-9]+a?)\.cpp$|/formula_(patterns|writer)\.cpp$'
-unit codegen $(find codegen -name '*.cpp' | grep -Ev "$apart")
-unit cpu codegen/families/forward_cpu.cpp codegen/formulas/formula_patterns.cpp tools/verify/mask.cpp
-unit sm80 codegen/families/forward_sm80.cpp codegen/formulas/formula_writer.cpp tools/verify/row_softmax.cpp
+unit codegen $families $(find codegen -name '*.cpp' | grep -Ev "$apart")
+unit patterns codegen/formulas/formula_patterns.cpp tools/verify/mask.cpp
+unit writer codegen/formulas/formula_writer.cpp tools/verify/row_softmax.cpp
 unit formulas tools/verify/formula.cpp
 unit oracle tests/adding/added_mask.cpp tools/verify/forward_oracle.cpp tools/verify/rows.cpp \
   tools/verify/report.cpp tools/verify/random_tensor.cpp runtime/dropout.cpp

@@ -4,6 +4,7 @@
 
 #include "cache/entry_format.hpp"
 #include "codegen/base/digest.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 

@@ -5,9 +5,10 @@
 
 #include "cache/key.hpp"
 #include "codegen/families/kernel_source.hpp"
-#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
+
+struct AttentionSpec;
 
 // The key of a request: the spec, the target, the config, the steps, and the digests
 // of the rendered text and of each header that it reaches. Needs no compiler. `spec`

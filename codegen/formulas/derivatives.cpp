@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "codegen/formulas/formula_work.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 namespace {

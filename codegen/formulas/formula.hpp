@@ -8,9 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "codegen/spec/spec.hpp"
+#include "codegen/spec/dtype.hpp"
 
 namespace flashjit {
+
+struct AttentionSpec;
 
 inline constexpr std::size_t most_characters = 4096;  // of a formula's text, and of its canonical text
 inline constexpr int most_levels = 64;                // of its tree; also of brackets inside each other

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "codegen/formulas/formula.hpp"
+#include "codegen/spec/mask.hpp"
 
 namespace flashjit {
 

@@ -10,17 +10,12 @@
 
 #include "../base/error.hpp"
 #include "config.hpp"
+#include "dtype.hpp"
 #include "field_values.hpp"
 #include "mask.hpp"
 #include "operation.hpp"
 
 namespace flashjit {
-
-// int32: lengths and offsets; int64: seeds and slots. fp8_e4m3 is E4M3FN (largest value 448, no infinity),
-// fp8_e5m2 is IEEE-like (largest value 57,344), both of the Open Compute Project's 8-bit formats.
-enum class DType { fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3, fp8_e5m2 };
-inline constexpr std::array float_dtypes = {DType::bf16, DType::fp16, DType::fp32};
-FLASHJIT_API const char* to_string(DType) noexcept;
 
 // Stored 8-bit keys and values times a float32 scale are the true ones. Which of them share a scale: all;
 // those of a key/value head; those of a key and a key/value head.
@@ -155,7 +150,5 @@ struct FLASHJIT_API AttentionSpec {
 };
 
 FLASHJIT_API const char* to_string(Operation) noexcept;
-// Bytes of one element.
-FLASHJIT_API std::size_t size_of(DType) noexcept;
 
 }  // namespace flashjit

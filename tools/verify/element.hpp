@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "codegen/spec/spec.hpp"
+#include "codegen/spec/dtype.hpp"
 
 namespace flashjit::verify {
 

@@ -32,7 +32,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "codegen/spec/spec.hpp"
+#include "codegen/spec/dtype.hpp"
 
 namespace flashjit::verify {
 

@@ -109,7 +109,7 @@ struct Decode {
   template <class Own>
   struct QuantisedRows {
     float score_factor[m_tiles][2];
-    typename Own::Unit unit;  // of values with own scales
+    typename Own::template Units<m_tiles> units;  // of values with own scales
   };
   struct PlainRows {};
 
@@ -197,7 +197,7 @@ struct Decode {
         for (int half = 0; half < 2; ++half)
           this->score_factor[i][half] =
               Products::converts_q ? scale * Products::inverse(shared_.inverse(row_of(i, half))) : scale;
-      this->unit.reset();
+      this->units.reset();
     }
     // The scale of a tile's keys or values, if they share one.
     FLASHJIT_FN static float scale_of(const KvScales& scales, const DecodeTile& tile) {
@@ -295,7 +295,8 @@ struct Decode {
 
     // Online softmax of s_, then o += p v.
     FLASHJIT_FN void accumulate(u32 v_tile, [[maybe_unused]] u32 v_scales) {
-      if (softmax_.template take_max<n_tiles * 4>(s_[0][0])) {
+      const bool corrects = softmax_.template take_max<n_tiles * 4>(s_[0][0]);
+      if (!own_scales && corrects) {
 #pragma unroll
         for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
@@ -304,7 +305,7 @@ struct Decode {
             for (int e = 0; e < 4; ++e) o_[i][c][e] *= softmax_.correction(2 * i + e / 2);
       }
       softmax_.template exponentiate<n_tiles * 4>(s_[0][0]);
-      if constexpr (own_scales) this->unit.scale_weights(s_, o_, v_scales, lane_);
+      if constexpr (own_scales) this->units.scale_weights(s_, o_, v_scales, softmax_, corrects, lane_);
       const u32 v_address = v_tile + VTile::lane_offset(lane_);
 #pragma unroll
       for (int n = 0; n < n_tiles; n += 2) {
@@ -366,7 +367,7 @@ struct Decode {
           const int end = min(first + layout.exchange_columns, Spec::head_dim_v);
           const u32 to = shared_.sums(group_, row);
           if constexpr (quantised)
-            Products::give(o_[i], this->unit.value, half, first / 8, end, to, lane_);
+            Products::give(o_[i], this->units[2 * i + half], half, first / 8, end, to, lane_);
           else
             give(o_[i], half, first / 8, end / 8, to + lane_ % 4 * 8);
         }

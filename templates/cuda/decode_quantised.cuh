@@ -120,54 +120,93 @@ class QuantisedProducts {
     }
   }
 
-  // Own scales of values may be of any size, and fp16 holds few. So weights are multiplied by scale / unit,
-  // with a power of two that grows with the scales, as a softmax's reference does, and sums are of values in
-  // units.
-  struct Unit {
-    static constexpr float least = 0x1p-126f;
-    float value;
+  // Own scales of values may be of any size, and fp16 holds few. So a row's weights times scales are divided
+  // by a unit, a power of two, and sums are of values in units. The unit follows the row's largest weight
+  // times scale. So a key that weighs nothing, or that only other rows see, costs no precision, whatever its
+  // scale is.
+  template <int m_tiles>
+  class Units {
+   public:
+    FLASHJIT_FN void reset() {
+#pragma unroll
+      for (u32& both : inverses_) both = twice(0x7e80);  // 2^126
+    }
 
-    FLASHJIT_FN void reset() { value = least; }
-
-    // Multiplies weights of 16 keys and, if the unit has grown, sums.
-    template <int m_tiles, int n_tiles, int o_tiles>
+    // Multiplies weights by their keys' scales / units. Multiplies sums by the softmax's corrections, if it
+    // `corrects`, and by old units / new ones.
+    template <int n_tiles, int o_tiles, class Softmax>
     FLASHJIT_FN void scale_weights(float (&p)[m_tiles][n_tiles][4], float (&o)[m_tiles][o_tiles][4],
-                                   u32 scales, u32 lane) {
-      float of[n_tiles][2], largest = 0;
+                                   u32 scales, const Softmax& softmax, bool corrects, u32 lane) {
+      float largest[2 * m_tiles] = {};
 #pragma unroll
       for (int n = 0; n < n_tiles; ++n) {
-        ld_shared_v2(of[n][0], of[n][1], scales + (n * 8 + lane % 4 * 2) * 4);
-        largest = fmaxf(largest, fmaxf(fabsf(of[n][0]), fabsf(of[n][1])));
-      }
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-      if (largest > value * most) {
-        const float before = value;
-        // A scale that is infinite stays so. Now largest / value is at least 4 and less than 8.
-        const u32 exponent = min(max(__float_as_uint(largest) >> 23, 3u), 254u) - 2;
-        value = __uint_as_float(exponent << 23);
-        const float correction = before * inverse();
+        float of_keys[2];
+        ld_shared_v2(of_keys[0], of_keys[1], scales + (n * 8 + lane % 4 * 2) * 4);
 #pragma unroll
         for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            p[i][n][e] *= of_keys[e % 2];
+            largest[2 * i + e / 2] = fmaxf(largest[2 * i + e / 2], fabsf(p[i][n][e]));
+          }
+      }
+#pragma unroll
+      for (int r = 0; r < 2 * m_tiles; ++r) corrects |= exceeds(r, largest[r]);
+      if (__any_sync(0xffffffff, corrects)) {
+#pragma unroll
+        for (int r = 0; r < 2 * m_tiles; ++r) {
+          const float factor = renew(r, largest[r], softmax.correction(r));
 #pragma unroll
           for (int c = 0; c < o_tiles; ++c)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[i][c][e] *= correction;
+            for (int e = 0; e < 2; ++e) o[r / 2][c][r % 2 * 2 + e] *= factor;
+        }
       }
 #pragma unroll
-      for (int n = 0; n < n_tiles; ++n) {
+      for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
-        for (int c = 0; c < 2; ++c) of[n][c] *= inverse();
+        for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-        for (int i = 0; i < m_tiles; ++i)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) p[i][n][e] *= of[n][e % 2];
-      }
+          for (int e = 0; e < 4; ++e) p[i][n][e] *= inverse(2 * i + e / 2);
     }
 
+    FLASHJIT_FN float operator[](int r) const { return reciprocal(inverse(r)); }
+
    private:
-    static constexpr float most = 32;  // of scale / unit: with weights of 2^10 it fits fp16
-    FLASHJIT_FN float inverse() const { return __uint_as_float((254u << 23) - __float_as_uint(value)); }
+    // Of weights times scales, in units: fp16's range is used from its top down. A new unit leaves room, so
+    // that it lasts.
+    static constexpr float most = 0x1p15f;
+    static constexpr int room = 12;  // log2 of what the largest becomes, at least
+
+    FLASHJIT_FN bool exceeds(int r, float largest) const { return largest * inverse(r) > most; }
+
+    // Returns the factor of the row's sums. Other rows change nothing.
+    FLASHJIT_FN float renew(int r, float largest, float correction) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+      if (correction == 1 && !exceeds(r, largest)) return 1;
+      // What the sums are in, corrected: the softmax's new reference may have made it far too large.
+      const float before = reciprocal(inverse(r)) * correction;
+      const int exponent = max(exponent_of(before), exponent_of(largest) - room);
+      set_inverse(r, reciprocal(__uint_as_float(static_cast<u32>(max(exponent, 1)) << 23)));
+      return before * inverse(r);
+    }
+    FLASHJIT_FN static int exponent_of(float x) { return static_cast<int>(__float_as_uint(x) >> 23); }
+    // Of a power of two.
+    FLASHJIT_FN static float reciprocal(float x) {
+      return __uint_as_float((254u << 23) - __float_as_uint(x));
+    }
+
+    // 1 / the unit of row r. Two rows share a register: a power of two has 16 bits in bf16.
+    FLASHJIT_FN float inverse(int r) const {
+      const u32 both = inverses_[r / 2];
+      return __uint_as_float(r % 2 ? both & 0xffff0000 : both << 16);
+    }
+    FLASHJIT_FN void set_inverse(int r, float to) {
+      inverses_[r / 2] = prmt(inverses_[r / 2], __float_as_uint(to), r % 2 ? 0x7610 : 0x3276);
+    }
+
+    u32 inverses_[m_tiles];
   };
 
   // Writes a row's columns from accumulator tile `tile` on to shared memory, before column `end`.

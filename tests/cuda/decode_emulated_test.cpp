@@ -11,6 +11,7 @@
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/far_scales.hpp"
 #include "tests/support/far_scores.hpp"
 #include "tests/support/planned_kernel.hpp"
 #include "tests/support/positions.hpp"
@@ -473,6 +474,25 @@ TEST_F(DecodeOnGpu, EightBitKeys) {
   Case fixed = c;
   fixed.seqlen_k = 1300;
   expect<Invariant<WithFloatOutput<WithKv<Pages, int8, token_head>>>, ConfigOf<16, 16, 2, 4>>(fixed, causal);
+}
+
+// Each row keeps its precision, whatever scales other rows see.
+TEST_F(DecodeOnGpu, FarScalesOfValues) {
+  const auto expect_far = [&]<class Spec, class Config>(Spec, Config, int multiprocessors) {
+    const Case given{
+        .heads_q = 4, .heads_kv = 1, .seqlen_q = 3, .seqlen_k = 100, .lengths_k = {100}, .data = Data::plain};
+    for (const FarScales& far : far_scales(given.seqlen_k)) {
+      Workload workload(host, with_spec<Spec>(given, {CausalMask{}}));
+      set_scales(workload, far.keys);
+      workload.reset();
+      launch<Spec, Config>(workload.given(), workload.args(), multiprocessors);
+      EXPECT_TRUE(workload.check()) << far.name;
+    }
+  };
+  using enum device::KvScale;
+  using Spec = SpecOf<Bf16, 16, 32, false, false, BottomRight>;
+  expect_far(WithKv<Spec, device::int8, token_head>(), ConfigOf<16, 16, 2, 4>(), 1);
+  expect_far(WithFloatOutput<WithKv<Spec, device::fp8_e5m2, token_head>>(), ConfigOf<32, 32, 1, 4>(), 3);
 }
 
 // Walks of all blocks of a grid cover every unit of every tile once, in order.

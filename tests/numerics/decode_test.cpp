@@ -11,6 +11,7 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/far_scales.hpp"
 #include "tests/support/positions.hpp"
 #include "tests/support/workload.hpp"
 
@@ -540,6 +541,33 @@ TEST_P(Decode, RowsDoNotDependOnTheRestOfTheBatch) {
                 << threads << " threads, block_m " << block_m << ", window of " << windows[i];
           }
         }
+      }
+    }
+}
+
+// A value whose scale is far from the others' costs them no precision, whatever it weighs.
+TEST_P(Decode, FarScalesOfValues) {
+  for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      const AttentionSpec spec =
+          decode_spec(dtype, 64, {CausalMask{}},
+                      {.o_dtype = DType::fp32, .kv_dtype = kv_dtype, .kv_scale = KvScale::token_head});
+      if (!takes_next(spec)) continue;
+      const Case given{.spec = spec,
+                       .batch = 2,
+                       .heads_q = 8,
+                       .heads_kv = 2,
+                       .seqlen_q = 5,
+                       .seqlen_k = 400,
+                       .data = Data::plain};
+      try {
+        for (const FarScales& far : far_scales(given.seqlen_k)) {
+          Workload workload(on(), given);
+          set_scales(workload, far.keys);
+          workload.kernel(on().engine()).launch(workload.args());
+          EXPECT_TRUE(workload.check()) << far.name;
+        }
+      } catch (const Prebuilt&) {  // the kernel of all scales
       }
     }
 }

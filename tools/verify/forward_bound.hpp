@@ -57,7 +57,9 @@
 //     gamma(n + 1). The other 1 of the former is for GPUs, which make q fp16 times a power of two: that loses
 //     less than 2^-34 |q||k_j|.
 // 14. GPUs round P to fp16, so f is 2^-25 for bf16, too. A decode with a scale of each value rounds P times
-//     that scale, in units of at most an eighth of the largest scale.
+//     that scale. Its units are at most 2^-12 of the row's largest such product, max_i p_i |scale_i|, so the
+//     weight of key j has the floor 2^-36 max_i p_i |scale_i| / |scale_j|: twice 2^-25 2^-12, for the errors
+//     of the weights themselves. Weights run out of float32's exponent before, at 2^-126 of the largest.
 // 15. A forward with a scale of each value rounds P to the dtype, and the value times its scale: its relative
 //     error adds to that of P, and fp16 adds 2^-25 where the product is below the least normal number.
 //
@@ -99,6 +101,9 @@ inline Arithmetic arithmetic_of(DType dtype, bool weights_in_fp16, bool scales_v
       return {0x1p-21, 0, 0x1p-126, 0};
   }
 }
+
+// See 14.
+constexpr double product_floor = 0x1p-36;
 
 // See 16.
 constexpr double least_normal = 0x1p-126;

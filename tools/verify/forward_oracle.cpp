@@ -91,7 +91,7 @@ class Worker {
       array->assign(task.rows.size() * keys_, 0.0);
     norm_.assign(keys_, 0.0);
     compute_kept(task);
-    compute_floors(task);
+    compute_value_scales(task);
     compute_scores(task);
     if (formulas_.has_scores()) compute_formulas(task);
     for (std::size_t r = 0; r < task.rows.size(); ++r)
@@ -106,10 +106,18 @@ class Worker {
   // Whether a row keeps a key, drops it, or does not see it.
   enum Kept : char { unseen, kept, dropped };
 
+  // f, times the row's largest weight or, of products with scales, divided by the key's scale. See 14 of
+  // forward_bound.hpp.
+  struct Floors {
+    double of_weights = 0, of_products = 0;
+  };
+
   struct RowState {
     double norm = 0, max = -infinity, lse = -infinity;
     double largest = 0;  // largest weight
-    double weights_error = 0, growth = 0, floors = 0;
+    double weights_error = 0, growth = 0;
+    Floors floors, reach_floors;  // the latter of wide rows, whose sum is sum_of_floors
+    double sum_of_floors = 0;
     int keys = 0;            // keys whose scores are above -infinity
     bool no_number = false;  // a score is NaN or infinite
     int vanishing = 0;       // keys whose scores may be -infinity in float32
@@ -140,17 +148,27 @@ class Worker {
 
   bool decodes() const { return info_of(spec_.op).few_rows; }
 
-  // floor_ = f of each key: see 14 of forward_bound.hpp.
-  void compute_floors(const RowTask& task) {
-    floor_.assign(keys_, arithmetic_.weight_floor);
-    if (!scales_values_ || !decodes()) return;
+  // Whether weights are rounded after the product with their values' scales.
+  bool rounds_products() const { return scales_values_ && decodes(); }
+
+  void compute_value_scales(const RowTask& task) {
+    if (!rounds_products()) return;
+    value_scale_.assign(keys_, 0.0);
     const Sequence& s = layout_.sequences[task.sequence];
-    const auto scale = [&](int key) { return std::abs(kv_scale(args_.v_scale, s, key, task.head)); };
-    double largest = 0;
     for (int key = 0; key < s.seqlen_k; ++key)
-      if (key_kept_[key]) largest = std::max(largest, scale(key));
-    for (int key = 0; key < s.seqlen_k; ++key)
-      if (key_kept_[key]) floor_[key] *= std::max(1.0, largest / (8 * scale(key)));
+      if (key_kept_[key]) value_scale_[key] = std::abs(kv_scale(args_.v_scale, s, key, task.head));
+  }
+
+  // most(key): what the key's weight can be.
+  Floors floors_of(int keys, double largest, const auto& most) const {
+    if (!rounds_products()) return {arithmetic_.weight_floor * largest, 0};
+    double product = 0;
+    for (int key = 0; key < keys; ++key)
+      if (std::isfinite(value_scale_[key])) product = std::max(product, most(key) * value_scale_[key]);
+    return {least_normal * largest, product_floor * product};
+  }
+  double floor_of(const Floors& floors, int key) const {
+    return floors.of_weights + (floors.of_products > 0 ? floors.of_products / value_scale_[key] : 0);
   }
 
   void compute_scores(const RowTask& task) {
@@ -270,8 +288,14 @@ class Worker {
       const double error = weight * (std::expm1(exponent_error(r, key)) + of_sums);
       error_[base + key] = error;
       row.weights_error += error;
-      const double floor = std::min(weight, floor_[key] * row.largest);
-      const double rounding = std::max(arithmetic_.weight_unit * weight, floor);
+    }
+    row.floors =
+        floors_of(s.seqlen_k, row.largest, [&](int key) { return weight_[base + key] + error_[base + key]; });
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      if (!weighs(key)) continue;
+      const double weight = weight_[base + key];
+      const double rounding =
+          std::max(arithmetic_.weight_unit * weight, std::min(weight, floor_of(row.floors, key)));
       rounding_[base + key] = options_.repeated_scores ? rounding : rounding * rounding;
     }
     row.growth = std::log1p(row.weights_error);
@@ -310,9 +334,11 @@ class Worker {
     for (int key = 0; key < s.seqlen_k; ++key) {
       if (!weighs(key)) continue;
       const double most = score_[base + key] - row.max + exponent_error(r, key) - least;
-      const double reach = reach_[base + key] = std::exp(std::min(most, 0.0));
-      row.floors += std::min(reach, floor_[key]);
+      reach_[base + key] = std::exp(std::min(most, 0.0));
     }
+    row.reach_floors = floors_of(s.seqlen_k, 1, [&](int key) { return reach_[base + key]; });
+    for (int key = 0; key < s.seqlen_k; ++key)
+      if (weighs(key)) row.sum_of_floors += std::min(reach_[base + key], floor_of(row.reach_floors, key));
     if (row.sink > -infinity)
       row.sink_reach = std::exp(std::min(row.sink - row.max + sink_error(row) - least, 0.0));
   }
@@ -409,7 +435,7 @@ class Worker {
           const double reach = reach_[at];
           if (reach == 0) continue;
           const bool contends = reach * rows_[r].keys >= 1;
-          const double reach_and_floor = reach + std::min(reach, floor_[begin + j]);
+          const double reach_and_floor = reach + std::min(reach, floor_of(rows_[r].reach_floors, begin + j));
           for (int c = 0; c < layout_.head_dim_v; ++c) {
             const double value = kept_[at] == dropped ? 0 : v_[static_cast<std::size_t>(j) * columns_ + c];
             const double away = std::abs(value - o[c]);
@@ -433,7 +459,7 @@ class Worker {
       const auto value_at =
           layout_.key_index(layout_.v, s, key, task.head) + static_cast<std::int64_t>(column);
       if (std::isfinite(load_element(layout_.v.data, layout_.v.dtype, value_at))) continue;
-      if (!(weight_[at] - error_[at] > 2 * floor_[key] * rows_[r].largest)) return false;
+      if (!(weight_[at] - error_[at] > 2 * floor_of(rows_[r].floors, key))) return false;
     }
     return true;
   }
@@ -453,7 +479,8 @@ class Worker {
     if (state.wide) {
       const double* spread = &spread_[r * 2 * columns_];
       const double scaled = output_scale_ * (spread[column] + spread[columns_ + column]);
-      error = std::min(error, wide_mean_error(o, scaled, state.keys, arithmetic_.weight_unit + state.floors));
+      error = std::min(error,
+                       wide_mean_error(o, scaled, state.keys, arithmetic_.weight_unit + state.sum_of_floors));
     }
     const double underflow = least_normal * (1 + output_scale_ * state.keys * state.largest);
     return with_rounding(rounding_of_o_, o, error + arithmetic_.value_floor + underflow);
@@ -509,7 +536,7 @@ class Worker {
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;  // [row][dim], [dim][key], [key][column]
   std::vector<double> score_, score_error_, weight_, error_, rounding_;  // [row][key]
-  std::vector<double> norm_, floor_;                                     // [key]
+  std::vector<double> norm_, value_scale_;                               // [key]
   std::vector<double> reach_;                       // [row][key]; empty if no row is wide
   std::vector<double> sums_, spread_, bounds_;      // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_, key_kept_;  // the last two: by any row

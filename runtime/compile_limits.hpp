@@ -17,9 +17,10 @@ namespace flashjit {
 struct CompileLimits {
   double seconds = 0;       // of each compilation; 0: no limit
   std::uint64_t bytes = 0;  // of the compiler's memory in each compilation; 0: no limit
-  // Asked while a kernel is compiled or another process's compilation is waited for: true cancels. The thread
-  // that waits asks, 50 or more times a second; NVRTC asks on any thread, now and then. One call at a time
-  // for each compilation, but several threads may compile. It must not use an engine.
+  // Asked while a kernel is compiled or tuned on first use, or another process's compilation is waited for:
+  // true cancels. The thread that waits asks, 50 or more times a second; NVRTC asks on any thread, now and
+  // then. One call at a time for each compilation, but several threads may compile. It must not use an
+  // engine.
   std::function<bool()> cancelled{};
 
   bool any() const { return seconds != 0 || bytes != 0 || cancelled; }

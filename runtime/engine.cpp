@@ -244,8 +244,17 @@ struct Engine::Impl {
 
   TuneResult tune_now(const AttentionSpec& spec, const Shape& shape) {
     const std::lock_guard lock(tuning.get());
-    return tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds, .resume = false})
-        .front();
+    bool cancelled = false;
+    const auto goes_on = [&](const TuneProgress&) {
+      cancelled = cancelled || (options.compile.cancelled && options.compile.cancelled());
+      return !cancelled;
+    };
+    TuneResult result =
+        tune(spec, {shape}, {.engine = options, .budget_seconds = options.tune_seconds, .resume = false},
+             goes_on)
+            .front();
+    if (cancelled) throw Error(ErrorCode::cancelled, "tuning on first use was cancelled");
+    return result;
   }
 
   const Kernel* build_once(const AttentionSpec& spec, const ConfigChoice& choice) {

@@ -203,8 +203,8 @@ typedef struct {
      memory, and before NVRTC 12.8 nothing: FLASHJIT_UNSUPPORTED. */
   double compile_seconds;
   uint64_t compile_bytes; /* of the compiler's memory */
-  /* Asked often by threads that compile or wait for another process that does, several at once: 1 cancels the
-     compilation. It must not use an engine. */
+  /* Asked often by threads that compile, tune on first use or wait for another process that does, several at
+     once: 1 cancels that. It must not use an engine. */
   int32_t (*compile_cancelled)(void* user);
   void* compile_cancelled_user; /* the argument of compile_cancelled */
 } flashjit_engine_options;

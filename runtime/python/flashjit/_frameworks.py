@@ -1,0 +1,93 @@
+"""What flashjit has to know of an array framework beyond DLPack. A framework is imported only if its tensors come."""
+
+import sys
+
+from ._errors import UnsupportedError
+
+
+def facts_of(kind):
+    """(is_numpy, has_grad, allocate, finish, current_stream) for a type of tensors.
+
+    allocate(like, shape, dtype) makes a tensor on the device of `like`. finish(output) is the form that a caller gets,
+    or None. current_stream(device_index) is the address of a CUDA stream.
+    """
+    modules = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    if "numpy" in modules:
+        return True, False, _numpy_empty, None, None
+    if "torch" in modules:
+        return False, True, _torch_empty, None, _torch_stream
+    if "cupy" in modules:
+        return False, False, _cupy_empty, None, _cupy_stream
+    if modules & {"jax", "jaxlib"}:
+        return False, False, _jax_empty, _jax_array, None
+    return False, False, _namespace_empty, None, _no_stream
+
+
+def _numpy_empty(like, shape, dtype):
+    numpy = sys.modules["numpy"]
+    if dtype == "uint8":  # scratch memory, which begins at a multiple of 64 bytes
+        room = numpy.empty(shape[0] + 63, numpy.uint8)
+        begin = -room.ctypes.data % 64
+        return room[begin : begin + shape[0]]
+    if dtype == "bf16":
+        import ml_dtypes
+
+        return numpy.empty(shape, ml_dtypes.bfloat16)
+    return numpy.empty(shape, _NAMES.get(dtype, dtype))
+
+
+_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def _torch_empty(like, shape, dtype):
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=getattr(torch, _NAMES.get(dtype, dtype)), device=like.device)
+
+
+def _torch_stream(index):
+    return sys.modules["torch"].cuda.current_stream(index).cuda_stream
+
+
+def _cupy_empty(like, shape, dtype):
+    cupy = sys.modules["cupy"]
+    if dtype == "bf16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    with like.device:
+        return cupy.empty(shape, _NAMES.get(dtype, dtype))
+
+
+def _cupy_stream(index):
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(index):
+        return cupy.cuda.get_current_stream().ptr
+
+
+def _jax_empty(like, shape, dtype):
+    import numpy  # noqa: F401
+
+    if next(iter(like.devices())).platform != "cpu":
+        raise UnsupportedError(
+            "JAX's arrays cannot be written in place, and JAX tells no stream, so flashjit takes its arrays on CPUs "
+            "alone: torch.from_dlpack(array) on the GPU would work"
+        )
+    return _numpy_empty(like, shape, dtype)
+
+
+def _jax_array(output):
+    import jax
+
+    return jax.numpy.asarray(output)
+
+
+def _namespace_empty(like, shape, dtype):
+    namespace = like.__array_namespace__()
+    return namespace.empty(shape, dtype=getattr(namespace, _NAMES.get(dtype, dtype)), device=like.device)
+
+
+def _no_stream(index):
+    raise UnsupportedError(
+        "flashjit does not know the current stream of this framework: the keyword stream, the address of a CUDA "
+        "stream, would work"
+    )

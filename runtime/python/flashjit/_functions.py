@@ -1,0 +1,499 @@
+"""Attention by tensors alone: the spec follows from the tensors and the keywords."""
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from . import _native
+from ._engine import Spec, default_engine, functions_of
+from ._errors import InvalidArgumentError
+
+_call = _native.call
+
+_ATTENTION = (
+    "q", "k", "v", "softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q",
+    "seqlens_k", "page_table", "window_left", "window_right", "num_sinks", "tree_bits", "prefix_lengths",
+    "sink_logits", "k_scale", "v_scale", "dropout_p", "dropout_seed", "dropout_offset", "dropout_seed_tensor",
+    "dropout_offset_tensor", "block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks",
+)  # fmt: skip
+_DECODE = (
+    "q", "k", "v", "softmax_scale", "cu_seqlens_q", "max_seqlen_q", "seqlens_k", "page_table", "window_left",
+    "window_right", "num_sinks", "tree_bits", "prefix_lengths", "sink_logits", "k_scale", "v_scale", "k_new", "v_new",
+    "q_out", "rotary_positions", "rotary_cos", "rotary_sin", "rotary_base", "rotary_scale",
+)  # fmt: skip
+_APPEND = (
+    "q", "k", "v", "k_new", "v_new", "slots", "append_positions", "page_table", "cu_seqlens_q", "k_scale", "v_scale",
+    "q_out", "rotary_positions", "rotary_cos", "rotary_sin", "rotary_base", "rotary_scale",
+)  # fmt: skip
+_LISTS = (
+    "q", "k", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q", "seqlens_k", "window_left",
+    "window_right", "num_sinks", "tree_bits", "prefix_lengths", "block_offsets", "block_indices", "block_bitmask_of",
+    "block_bitmasks",
+)  # fmt: skip
+
+# Names that stand for formulas, and the table or scalar that each reads.
+_BUILT_IN = {"softcap": "softcap", "alibi": "alibi_slopes", "bias": "bias", "prefix_lm": "prefix"}
+_DTYPES = {"bf16", "fp16", "fp32"}
+
+
+@dataclass(frozen=True)
+class BlockLists:
+    """Block lists of a mask, as make_block_lists makes them and attention takes them.
+
+    block_offsets: int32 [batch or 1, heads or 1, query blocks + 1]. block_indices and block_bitmask_of: int32 [room].
+    block_bitmasks: int32 [bitmasks, block_m, ceil(block_n / 32)], or None. Lists with of_masks index the launch's other
+    masks; without it they are a mask of their own.
+    """
+
+    block_offsets: Any
+    block_indices: Any
+    block_bitmask_of: Any = None
+    block_bitmasks: Any = None
+    block_m: int = 128
+    block_n: int = 128
+    per_head: bool = False
+    of_masks: bool = False
+
+    def _mask(self):
+        return {
+            "kind": "block_sparse",
+            "block_m": self.block_m,
+            "block_n": self.block_n,
+            "per_head": self.per_head,
+            "of_masks": self.of_masks,
+        }
+
+
+def _frozen(value):
+    """The value as part of a key: dicts and lists by their contents."""
+    if isinstance(value, dict):
+        return ("dict",) + tuple((name, _frozen(one)) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(one) for one in value)
+    return value
+
+
+def _items(value):
+    if value is None:
+        return []
+    return [value] if isinstance(value, (str, dict)) else list(value)
+
+
+def _formula(item):
+    return item.get("formula", "") if isinstance(item, dict) else item
+
+
+class _Maker:
+    """Writes the spec of a call when its tensors' dtypes and dims come for the first time."""
+
+    def __init__(self, name, op, engine, mask, score, fields, tables, named, block_mask):
+        self.name, self.op, self.engine = name, op, engine
+        self.mask, self.score, self.fields = _items(mask), _items(score), fields
+        self.tables, self.named, self.block_mask = dict(tables or {}), named, block_mask
+
+    def __call__(self, device, dtypes, head_dim, head_dim_v, out_dtype):
+        dtype = dtypes.get("q") or dtypes.get("k_new")
+        if dtype not in _DTYPES:
+            raise InvalidArgumentError(f"argument q has dtype {dtype}: bf16, fp16 and, on CPUs, fp32 would work")
+        fields = {"op": self.op, "dtype": dtype, "head_dim": head_dim}
+        if head_dim_v != head_dim:
+            fields["head_dim_v"] = head_dim_v
+        if self.op == "make_block_lists":
+            fields["dtype"] = dtype
+        elif dtypes["k"] != dtype:
+            if dtypes["k"] in _DTYPES:
+                raise InvalidArgumentError(
+                    f"argument k has dtype {dtypes['k']} and q {dtype}: k of dtype {dtype}, or an 8-bit cache in pages "
+                    "or for decode, would work"
+                )
+            fields["kv_dtype"] = dtypes["k"]
+        if self.op in ("forward", "decode"):
+            o_dtype = self.fields.get("o_dtype") or out_dtype or dtype
+            if o_dtype != dtype:
+                fields["o_dtype"] = o_dtype
+        else:
+            o_dtype = dtype
+        fields.update((name, value) for name, value in self.fields.items() if name not in ("o_dtype", "kv_scale"))
+        if "kv_dtype" in fields and self.fields.get("kv_scale"):
+            fields["kv_scale"] = self.fields["kv_scale"]
+        mask = self.masks(dtypes)
+        if mask:
+            fields["mask"] = mask
+        if self.score:
+            fields["score"] = self.score
+        fields["varlen"] = "cu_seqlens_q" in dtypes or self.fields.get("varlen", False)
+        fields["paged"] = "page_table" in dtypes
+        for name in ("varlen", "paged"):
+            if not fields[name]:
+                del fields[name]
+        if "sink_logits" in dtypes:
+            fields["sink_logits"] = True
+        self.declare(fields, dtypes)
+        return self.engine or default_engine(device), Spec(fields), o_dtype
+
+    def masks(self, dtypes):
+        mask = list(self.mask)
+        kinds = {one if isinstance(one, str) else one.get("kind") for one in mask}
+
+        def add(kind, **fields):
+            if kind not in kinds:
+                mask.append({"kind": kind, **fields} if fields else kind)
+
+        if self.op != "append_kv":
+            aligned = {one["align"] for one in mask if isinstance(one, dict) and "align" in one}
+            if dtypes.keys() & {"window_left", "window_right", "num_sinks"}:
+                more = {"sinks": True} if "num_sinks" in dtypes else {}
+                if len(aligned) == 1:
+                    more["align"] = next(iter(aligned))
+                add("sliding_window", **more)
+            counts_keys = self.op == "decode" or "page_table" in dtypes
+            if "seqlens_q" in dtypes or "seqlens_k" in dtypes and not counts_keys:
+                add("padding")
+            if "tree_bits" in dtypes:
+                add("tree")
+        if self.block_mask:
+            mask.insert(0, self.block_mask)
+        return mask
+
+    def declare(self, fields, dtypes):
+        """Declares the tables and scalars that the call was given by keyword."""
+        given = _BUILT_IN.keys() & {one for one in (*self.mask, *self.score) if isinstance(one, str)}
+        built_in = {_BUILT_IN[one] for one in given}
+        words = set(re.findall(r"[A-Za-z_]\w*", " ".join(_formula(one) for one in (*self.mask, *self.score))))
+        tables, scalars = {}, {}
+        for name in self.named:
+            if name in built_in:
+                continue
+            if name not in words:
+                raise unknown_keyword(self.name, name)
+            if dtypes.get(name) in ("float", "int"):
+                scalars[name] = "fp32" if dtypes[name] == "float" else "int32"
+                continue
+            declared = self.tables.get(name)
+            if declared is None:
+                raise InvalidArgumentError(
+                    f"table '{name}' has no shape: tables={{'{name}': ('batch', 'seqlen_k')}}, with the names of its "
+                    "own dimensions, would work"
+                )
+            if not isinstance(declared, dict):
+                declared = {"shape": list(declared)}
+            tables[name] = {"dtype": dtypes.get(name), **declared}
+        for name in self.tables:
+            if name not in self.named:
+                raise InvalidArgumentError(f"table '{name}' is declared, but not given: {name}=tensor would work")
+        if tables:
+            fields["tables"] = tables
+        if scalars:
+            fields["scalars"] = scalars
+
+
+_KEYWORDS: dict = {}
+
+
+def unknown_keyword(function, name):
+    known = _KEYWORDS[function]
+    near = difflib.get_close_matches(name, known, 1)
+    return InvalidArgumentError(
+        f"{function}() has no keyword '{name}', and no formula of mask or score reads it: "
+        + (f"'{near[0]}'" if near else "one of " + ", ".join(sorted(known)))
+        + " would work"
+    )
+
+
+def _function(cache, key, names, shown, writes_o, writes_lse, maker):
+    made = _native.Function(maker, names, tuple(shown.get(name, name) for name in names), writes_o, writes_lse)
+    return cache.setdefault(key, made)
+
+
+def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_seed=None, dropout_offset=None,
+              window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+              seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
+              sink_logits=None, k_scale=None, v_scale=None, kv_scale=None, return_lse=False, out=None, out_dtype=None,
+              tables=None, engine=None, stream=None, **named):  # fmt: skip
+    """Exact attention, softmax(scale * q k^T + mask) v, of tensors of PyTorch, CuPy, JAX (CPU) or NumPy.
+
+    q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_k, heads_kv, head_dim]; v: [batch, seqlen_k, heads_kv,
+    head_dim_v]; heads_q is a multiple of heads_kv. bf16, fp16 and, on CPUs, fp32. The last dimension is contiguous.
+    Packed sequences are [total, heads, head_dim] with cu_seqlens_q and cu_seqlens_k, int32 [batch + 1]; max_seqlen_q
+    and max_seqlen_k bound their lengths. With page_table, int32 [batch, max_pages], k and v are pages [num_pages,
+    page_size, heads_kv, head_dim], and seqlens_k counts keys.
+
+    Returns o [batch, seqlen_q, heads_q, head_dim_v], made by q's framework unless out is given; with return_lse a pair
+    of it and the log-sum-exp of each row, float32 [batch, heads_q, seqlen_q] (packed [heads_q, total_q]).
+
+    mask: names, formulas or dicts of tools/spec.schema.json; a row sees the keys that all of them keep. score: formulas
+    or names. A formula's tables and scalars are given by keyword; tables says the dimensions of each table.
+    scale: 1 / sqrt(head_dim) unless given. window: (left, right), keys before and after a row's own, None for all.
+    num_sinks: first keys that a window always shows. seqlens_q, seqlens_k: int32 [batch], true lengths.
+    dropout_p: 0 to 1, with dropout_seed and dropout_offset, 64-bit numbers or int64 tensors [1] on the device.
+    block_lists: of make_block_lists. sink_logits: float32 [heads_q]. k_scale, v_scale: of 8-bit k and v, shared as
+    kv_scale says ("tensor", "head", "token_head"). out_dtype: "fp32", or q's dtype.
+    stream: the address of a CUDA stream; the framework's current stream unless given. A launch on the current stream
+    needs no care; with another stream the caller keeps all tensors alive until it has run.
+
+    >>> import numpy as np, flashjit
+    >>> x = np.ones((1, 4, 2, 64), np.float32)
+    >>> o = flashjit.attention(x, x, x, mask="causal")
+    >>> o.shape, float(o[0, 0, 0, 0])
+    ((1, 4, 2, 64), 1.0)
+    >>> o, lse = flashjit.attention(x, x, x, score="cap * tanh(score / cap)", cap=30.0, return_lse=True)
+    >>> lse.shape
+    (1, 2, 4)
+    """
+    cache = functions_of(engine)
+    key = ("attention", mask, score, return_lse, out_dtype, kv_scale)
+    if named or tables or block_lists is not None:
+        key = (*key, *named, _frozen(tables), block_lists and _frozen(block_lists._mask()))
+    if dropout_p:
+        key = (*key, "dropout")
+        if dropout_seed is None:
+            raise InvalidArgumentError(
+                "dropout_p is given without dropout_seed: a number that no other call has would work"
+            )
+        p, seed, offset = dropout_p, dropout_seed, dropout_offset
+        seed_tensor = offset_tensor = None
+        if not isinstance(seed, int):
+            seed, seed_tensor = None, seed
+        if offset is not None and not isinstance(offset, int):
+            offset, offset_tensor = None, offset
+    else:
+        p = seed = offset = seed_tensor = offset_tensor = None
+    left, right = _window(window) if window is not None else _ALL
+    try:
+        function = cache.get(key)
+    except TypeError:
+        key = _frozen(key)
+        function = cache.get(key)
+    if function is None:
+        fields = {"lse": bool(return_lse)}
+        if dropout_p:
+            fields["dropout"] = True
+        if out_dtype:
+            fields["o_dtype"] = out_dtype
+        if kv_scale:
+            fields["kv_scale"] = kv_scale
+        maker = _Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named),
+                       block_lists and block_lists._mask())  # fmt: skip
+        function = _function(cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker)
+    if block_lists is None:
+        lists = _NO_LISTS
+    else:
+        b = block_lists
+        lists = (b.block_offsets, b.block_indices, b.block_bitmask_of, b.block_bitmasks)
+    return _call(function, stream, out, q, k, v, scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                 seqlens_q, seqlens_k, page_table, left, right, num_sinks, tree_bits, prefix_lengths, sink_logits,
+                 k_scale, v_scale, p, seed, offset, seed_tensor, offset_tensor, *lists, *named.values())  # fmt: skip
+
+
+_SHOWN = {"softmax_scale": "scale"}
+_NO_LISTS = (None,) * 4
+_ALL = (None, None)
+
+
+def _window(window):
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"window is {window!r}: a pair (left, right) of the keys before and after a row's own, None for all, would "
+            "work"
+        ) from None
+    # Both absent would not tell that there is a window at all.
+    return (2**31 - 1 if left is None and right is None else left), right
+
+
+def _rotary(rotary, q):
+    """The spec's field, from True, a style or a dict."""
+    if rotary is None or rotary is False:
+        return None
+    fields = {} if rotary is True else {"style": rotary} if isinstance(rotary, str) else dict(rotary)
+    if q is not None:
+        fields["q"] = True
+    return fields
+
+
+def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=None, cu_seqlens_q=None,
+           max_seqlen_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, sink_logits=None,
+           k_scale=None, v_scale=None, kv_scale=None, k_new=None, v_new=None, rotary=None, q_out=None,
+           rotary_positions=None, rotary_cos=None, rotary_sin=None, rotary_base=None, rotary_scale=None,
+           batch_invariant=False, return_lse=False, out=None, out_dtype=None, tables=None, engine=None, stream=None,
+           **named):  # fmt: skip
+    """Attention of 1 to 64 new rows of each batch entry against a cache of keys and values.
+
+    q: [batch, seqlen_q, heads_q, head_dim], or packed [total, heads_q, head_dim] with cu_seqlens_q. k, v: the caches
+    [batch, seqlen_k, heads_kv, head_dim], or with page_table pages. seqlens_k: int32 [batch], keys of each entry, new
+    ones included. The other arguments are those of attention.
+
+    With k_new and v_new, of q's rows, the launch first writes them into the caches as the last keys, rotated if rotary
+    says so: True, a style ("half", "interleaved") or a dict of the spec's fields. q_out takes the rotated q.
+    batch_invariant: a row's bits do not depend on the rest of the batch.
+
+    >>> import numpy as np, flashjit
+    >>> cache = np.ones((2, 16, 2, 64), np.float32)
+    >>> q = np.ones((2, 1, 4, 64), np.float32)
+    >>> flashjit.decode(q, cache, cache, seqlens_k=np.array([3, 16], np.int32)).shape
+    (2, 1, 4, 64)
+    """
+    cache = functions_of(engine)
+    key = ("decode", mask, score, return_lse, out_dtype, kv_scale, batch_invariant)
+    if named or tables or rotary is not None or k_new is not None:
+        key = (*key, *named, _frozen(tables), _frozen(rotary), q_out is not None, k_new is not None)
+    left, right = _window(window) if window is not None else _ALL
+    try:
+        function = cache.get(key)
+    except TypeError:
+        key = _frozen(key)
+        function = cache.get(key)
+    if function is None:
+        fields = {"lse": bool(return_lse)}
+        if batch_invariant:
+            fields["batch_invariant"] = True
+        if out_dtype:
+            fields["o_dtype"] = out_dtype
+        if kv_scale:
+            fields["kv_scale"] = kv_scale
+        if k_new is not None:
+            fields["append"] = True
+        turned = _rotary(rotary, q_out)
+        if turned is not None:
+            if rotary_cos is not None:
+                turned.setdefault("tables", _native.describe(rotary_cos, "rotary_cos")[1])
+            fields["rotary"] = turned
+        maker = _Maker("decode", "decode", engine, mask, score, fields, tables, tuple(named), None)
+        function = _function(cache, key, _DECODE + tuple(named), _SHOWN, True, bool(return_lse), maker)
+    return _call(function, stream, out, q, k, v, scale, cu_seqlens_q, max_seqlen_q, seqlens_k, page_table, left, right,
+                 num_sinks, tree_bits, prefix_lengths, sink_logits, k_scale, v_scale, k_new, v_new, q_out,
+                 rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale, *named.values())  # fmt: skip
+
+
+def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_table=None, cu_seqlens_q=None, q=None,
+              q_out=None, rotary=None, rotary_positions=None, rotary_cos=None, rotary_sin=None, rotary_base=None,
+              rotary_scale=None, k_scale=None, v_scale=None, kv_scale=None, engine=None, stream=None):  # fmt: skip
+    """Writes the rows k_new and v_new into the caches k and v.
+
+    k, v: [batch, seqlen_k, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim]. k_new, v_new:
+    [batch, seqlen, heads_kv, head_dim], or packed [total, heads_kv, head_dim]. Either slots, int64, the row of each new
+    token among those of the caches (negative: none), or append_positions, int32 [batch], the place of each entry's
+    first new token, with page_table for pages and cu_seqlens_q for packed rows.
+
+    rotary: True, a style ("half", "interleaved") or a dict of the spec's fields rotates the keys, and q if it is given.
+    Returns the rotated q, q_out or a new tensor, and None without q. k_scale, v_scale: scales of 8-bit caches.
+
+    >>> import numpy as np, flashjit
+    >>> k, v = np.zeros((1, 8, 2, 64), np.float32), np.zeros((1, 8, 2, 64), np.float32)
+    >>> new = np.ones((1, 2, 2, 64), np.float32)
+    >>> flashjit.append_kv(k, v, new, new, append_positions=np.array([3], np.int32))
+    >>> k[0, :, 0, 0].tolist()
+    [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    if q is not None and q_out is None:
+        shape, dtype, _ = _native.describe(q, "q")
+        q_out = _native.empty_like(q, shape, dtype)
+    paged = page_table is not None
+    rank = len(_native.describe(k_new, "k_new")[0])
+    cache = functions_of(engine)
+    key = ("append_kv", _frozen(rotary), kv_scale, rank, paged, q is not None)
+    function = cache.get(key)
+    if function is None:
+        fields = {}
+        turned = _rotary(rotary, q)
+        if turned is not None:
+            if rotary_cos is not None:
+                turned.setdefault("tables", _native.describe(rotary_cos, "rotary_cos")[1])
+            fields["rotary"] = turned
+        if kv_scale:
+            fields["kv_scale"] = kv_scale
+        if rank == 3:
+            fields["varlen"] = True
+        maker = _Maker("append_kv", "append_kv", engine, (), (), fields, None, (), None)
+        function = _function(cache, key, _APPEND, {}, False, False, maker)
+    _call(function, stream, None, q, k, v, k_new, v_new, slots, append_positions, page_table, cu_seqlens_q, k_scale,
+          v_scale, q_out, rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale)  # fmt: skip
+    return q_out
+
+
+def merge(parts_o, parts_lse, *, return_lse=False, out=None, out_dtype=None, engine=None, stream=None):
+    """Merges partial results of attention, each over keys of its own.
+
+    parts_o: [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim], float32 or of the output's dtype.
+    parts_lse: float32 [n, batch, heads, seqlen], packed [n, heads, total]. Returns o, of out_dtype or of parts_o's
+    dtype; with return_lse a pair of it and its log-sum-exp.
+
+    >>> import numpy as np, flashjit
+    >>> o, lse = np.ones((2, 1, 4, 2, 64), np.float32), np.zeros((2, 1, 2, 4), np.float32)
+    >>> merged, total = flashjit.merge(o, lse, return_lse=True)
+    >>> float(merged[0, 0, 0, 0]), round(float(total[0, 0, 0]), 4)
+    (1.0, 0.6931)
+    """
+    shape, dtype, device = _native.describe(parts_o, "parts_o")
+    if len(shape) not in (4, 5):
+        raise InvalidArgumentError(
+            f"argument parts_o has {len(shape)} dimensions: [n, batch, seqlen, heads, head_dim], or packed [n, total, "
+            "heads, head_dim], would work"
+        )
+    if out is None:
+        out = _native.empty_like(parts_o, shape[1:], out_dtype or dtype)
+    lse = None
+    if return_lse:
+        batch = shape[1:-3]
+        lse = _native.empty_like(parts_o, (*batch, shape[-2], shape[-3]), "fp32")
+    (engine or default_engine(device))._merge(stream, out, parts_o, parts_lse, lse)
+    return (out, lse) if return_lse else out
+
+
+def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bitmasks=0, window=None, num_sinks=None,
+                     cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqlens_q=None,
+                     seqlens_k=None, tree_bits=None, prefix_lengths=None, tables=None, engine=None, stream=None,
+                     **named):  # fmt: skip
+    """BlockLists of a mask, with which attention skips blocks that the mask does not keep.
+
+    q and k: of the attention that takes the lists; their sizes count, not their elements. mask and its arguments are
+    those of attention. block_m, block_n: rows and keys of a block, 16 to 256. bitmasks: room for that many partly kept
+    blocks whose bits are stored, which is faster than asking the mask again.
+
+    >>> import numpy as np, flashjit
+    >>> x = np.ones((1, 256, 2, 64), np.float32)
+    >>> lists = flashjit.make_block_lists(x, x, mask="causal")
+    >>> lists.block_offsets.tolist()
+    [[[0, 1, 3]]]
+    >>> flashjit.attention(x, x, x, mask="causal", block_lists=lists).shape
+    (1, 256, 2, 64)
+    """
+    (rows, _, _), (keys, _, _) = _native.describe(q, "q"), _native.describe(k, "k")
+    if cu_seqlens_q is None:
+        batch, seqlen_q, seqlen_k = rows[0], rows[1], keys[1]
+    else:
+        batch = _native.describe(cu_seqlens_q, "cu_seqlens_q")[0][0] - 1
+        seqlen_q = rows[0] if max_seqlen_q is None else max_seqlen_q
+        seqlen_k = keys[0] if max_seqlen_k is None else max_seqlen_k
+    heads = rows[-2] if per_head else 1
+    room = _native.most_listed_blocks(block_m, block_n, per_head, batch, heads, seqlen_q, seqlen_k)
+    offsets = _native.empty_like(q, (batch, heads, -(-seqlen_q // block_m) + 1), "int32")
+    indices = _native.empty_like(q, (room,), "int32")
+    bitmask_of = _native.empty_like(q, (room,), "int32")
+    bits = _native.empty_like(q, (bitmasks, block_m, -(-block_n // 32)), "int32") if bitmasks else None
+    lists = BlockLists(offsets, indices, bitmask_of, bits, block_m, block_n, per_head, True)
+
+    left, right = _window(window) if window is not None else _ALL
+    cache = functions_of(engine)
+    key = _frozen(("make_block_lists", mask, tuple(named), tables, lists._mask()))
+    function = cache.get(key)
+    if function is None:
+        maker = _Maker(
+            "make_block_lists", "make_block_lists", engine, mask, (), {}, tables, tuple(named), lists._mask()
+        )
+        function = _function(cache, key, _LISTS + tuple(named), {}, False, False, maker)
+    _call(function, stream, None, q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlens_q, seqlens_k,
+          left, right, num_sinks, tree_bits, prefix_lengths, offsets, indices, bitmask_of, bits,
+          *named.values())  # fmt: skip
+    return lists
+
+
+def _keywords(function):
+    code = function.__code__
+    count = code.co_argcount
+    return code.co_varnames[count : count + code.co_kwonlyargcount]
+
+
+_KEYWORDS.update({one.__name__: _keywords(one) for one in (attention, decode, make_block_lists)})

@@ -1,0 +1,256 @@
+"""flashjit.attention against attention in float64."""
+
+import unittest
+
+import flashjit
+import ml_dtypes
+import numpy as np
+from reference import attention, causal, check, random
+
+
+class Attention(unittest.TestCase):
+    def inputs(self, dtype=np.float32, batch=2, rows=33, keys=65, heads=4, heads_kv=2, dim=32, dim_v=None):
+        return (
+            random((batch, rows, heads, dim), dtype, 1),
+            random((batch, keys, heads_kv, dim), dtype, 2),
+            random((batch, keys, heads_kv, dim_v or dim), dtype, 3),
+        )
+
+    def compare(self, inputs, expected={}, **call):
+        o, lse = flashjit.attention(*inputs, return_lse=True, **call)
+        self.assertEqual(o.dtype, inputs[0].dtype)
+        wanted, wanted_lse, bound, bound_lse = attention(*inputs, **expected)
+        check(self, o, wanted, bound)
+        check(self, lse, wanted_lse, bound_lse, "lse")
+
+    def test_dtypes(self):
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+            with self.subTest(dtype=dtype):
+                self.compare(self.inputs(dtype), {"seen": causal(33, 65)}, mask="causal")
+
+    def test_head_dims_differ(self):
+        self.compare(self.inputs(dim=40, dim_v=24))
+
+    def test_scale(self):
+        self.compare(self.inputs(), {"scale": 0.3}, scale=0.3)
+        self.compare(self.inputs(), {"scale": 1.0}, scale=1)
+
+    def test_window(self):
+        shift = np.arange(65)[None, :] - np.arange(33)[:, None] - 32
+        self.compare(self.inputs(), {"seen": (shift >= -5) & (shift <= 3)}, window=(5, 3))
+        self.compare(self.inputs(), {"seen": shift <= 0}, window=(None, 0))
+        self.compare(self.inputs(), {}, window=(None, None))
+        sinks = (shift >= -5) & (shift <= 0) | (np.arange(65) < 2)[None, :] & (shift <= 0)
+        self.compare(self.inputs(), {"seen": sinks}, mask="causal", window=(5, None), num_sinks=2)
+        top_left = np.arange(65)[None, :] - np.arange(33)[:, None]
+        self.compare(
+            self.inputs(),
+            {"seen": (top_left <= 0) & (top_left >= -4)},
+            mask=[{"kind": "causal", "align": "top_left"}],
+            window=(4, None),
+        )
+
+    def test_padding(self):
+        lengths = np.array([40, 7], np.int32)
+        seen = np.arange(65)[None, None, None, :] < lengths[:, None, None, None]
+        self.compare(self.inputs(), {"seen": seen}, seqlens_k=lengths)
+
+    def test_strides(self):
+        q, k, v = self.inputs()
+        packed = np.ascontiguousarray(np.concatenate([k, v], axis=2))
+        self.compare((q[:, ::2], packed[:, :, :2], packed[:, :, 2:]))
+
+    def test_packed(self):
+        starts_q, starts_k = np.array([0, 5, 5, 21], np.int32), np.array([0, 9, 12, 40], np.int32)
+        q, k, v = random((21, 4, 32), seed=1), random((40, 2, 32), seed=2), random((40, 2, 32), seed=3)
+        for bounds in ({}, {"max_seqlen_q": 16, "max_seqlen_k": 28}):
+            o, lse = flashjit.attention(
+                q, k, v, mask="causal", cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, return_lse=True, **bounds
+            )
+            self.assertEqual(lse.shape, (4, 21))
+            for i in range(3):
+                rows, keys = slice(*starts_q[i : i + 2]), slice(*starts_k[i : i + 2])
+                if rows.start == rows.stop:
+                    continue
+                wanted, wanted_lse, bound, bound_lse = attention(
+                    q[None, rows],
+                    k[None, keys],
+                    v[None, keys],
+                    seen=causal(rows.stop - rows.start, keys.stop - keys.start),
+                )
+                check(self, o[None, rows], wanted, bound)
+                check(self, lse[None, :, rows], wanted_lse, bound_lse, "lse")
+
+    def test_pages(self):
+        pages, table = random((6, 16, 2, 32), seed=2), np.array([[4, 0], [5, 2]], np.int32)
+        q, lengths = random((2, 8, 4, 32), seed=1), np.array([20, 9], np.int32)
+        o = flashjit.attention(q, pages, pages, page_table=table, seqlens_k=lengths)
+        keys = pages[table].reshape(2, 32, 2, 32)
+        wanted, _, bound, _ = attention(q, keys, keys, seen=np.arange(32) < lengths[:, None, None, None])
+        check(self, o, wanted, bound)
+
+    def test_formulas(self):
+        inputs = self.inputs()
+        document = np.repeat(np.arange(7, dtype=np.int32), 10)[:65][None].repeat(2, 0)
+        rows = document[:, 32:]
+        seen = (document[:, None, None, :] == rows[:, None, :, None]) & causal(33, 65)
+        self.compare(
+            inputs,
+            {"seen": seen},
+            mask=("causal", "document[key] == document[position]"),
+            document=document,
+            tables={"document": ("batch", "seqlen_k")},
+        )
+        self.compare(inputs, {"score": lambda s: 2.5 * np.tanh(s / 2.5)}, score="softcap", softcap=2.5)
+        for cap in (2, np.float32(2), np.int64(2)):
+            self.compare(inputs, {"score": lambda s: 2 * np.tanh(s / 2)}, score="softcap", softcap=cap)
+            self.compare(inputs, {"score": lambda s: s * 2}, score="score * factor", factor=cap)
+        self.compare(
+            inputs,
+            {"seen": np.arange(65)[None, :] <= np.arange(33)[:, None] + 32 + 3},
+            mask="key <= position + ahead",
+            ahead=3,
+        )
+        slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+        distance = abs(np.arange(65)[None, :] - np.arange(33)[:, None] - 32)
+        self.compare(
+            inputs, {"score": lambda s: s - slopes[:, None, None] * distance}, score=["alibi"], alibi_slopes=slopes
+        )
+
+    def test_block_lists(self):
+        inputs = self.inputs(rows=300, keys=300)
+        document = (np.arange(300, dtype=np.int32) // 90)[None].repeat(2, 0)
+        mask, named = ["causal", "document[key] == document[position]"], {"document": document}
+        tables = {"document": ["batch", "seqlen_k"]}
+        seen = causal(300, 300) & (document[0][None, :] == document[0][:, None])
+        for more in ({}, {"bitmasks": 8}, {"per_head": True, "block_m": 64, "block_n": 64}):
+            lists = flashjit.make_block_lists(*inputs[:2], mask=mask, tables=tables, **named, **more)
+            self.compare(inputs, {"seen": seen}, mask=mask, tables=tables, block_lists=lists, **named)
+        # A list of its own, without other masks, shows exactly its blocks.
+        own = flashjit.BlockLists(np.array([[[0, 1, 2, 3]]], np.int32), np.array([2, 0, 1], np.int32))
+        blocks = np.zeros((3, 3), bool)
+        blocks[[0, 1, 2], [2, 0, 1]] = True
+        self.compare(inputs, {"seen": np.repeat(np.repeat(blocks, 128, 0), 128, 1)[:300, :300]}, block_lists=own)
+
+    def test_sink_logits(self):
+        sinks = np.array([0.5, -1, 2, 0], np.float32)
+        self.compare(self.inputs(), {"sinks": sinks.astype(np.float64)}, sink_logits=sinks)
+
+    def test_dropout(self):
+        q = np.zeros((1, 64, 2, 32), np.float32)
+        eye = np.tile(np.eye(64, 64, dtype=np.float32)[None, :, None], (1, 1, 2, 1))
+        kept = flashjit.attention(q, q, eye, dropout_p=0.25, dropout_seed=2**64 - 1, dropout_offset=3)
+        self.assertLessEqual(set(np.round(np.unique(kept) * 64 * 0.75, 4)), {0.0, 1.0})
+        share = (kept > 0).mean()  # of 8,192 weights: a standard deviation is 0.005
+        self.assertLess(abs(share - 0.75), 0.04)
+        in_memory = flashjit.attention(
+            q, q, eye, dropout_p=0.25, dropout_seed=np.array([-1], np.int64), dropout_offset=np.array([3], np.int64)
+        )
+        np.testing.assert_array_equal(kept, in_memory)
+        other = flashjit.attention(q, q, eye, dropout_p=0.25, dropout_seed=7)
+        self.assertFalse(np.array_equal(kept, other))
+
+    def test_out(self):
+        q, k, v = self.inputs(np.float16)
+        wanted, _, bound, _ = attention(q, k, v)
+        out = np.empty(q.shape, np.float16)
+        self.assertIs(flashjit.attention(q, k, v, out=out), out)
+        check(self, out, wanted, bound)
+        for o in (
+            flashjit.attention(q, k, v, out_dtype="fp32"),
+            flashjit.attention(q, k, v, out=np.empty(q.shape, np.float32)),
+        ):
+            self.assertEqual(o.dtype, np.float32)
+            check(self, o, wanted, bound)
+
+    def test_engine_of_the_caller(self):
+        engine = flashjit.Engine("cpu", num_threads=1)
+        self.compare(self.inputs(), engine=engine)
+        self.compare(self.inputs(batch=1, rows=3), engine=engine)
+
+
+class Others(unittest.TestCase):
+    def test_decode(self):
+        cache_k, cache_v = random((2, 50, 2, 32), seed=2), random((2, 50, 2, 32), seed=3)
+        q, lengths = random((2, 3, 4, 32), seed=1), np.array([50, 9], np.int32)
+        place = lengths[:, None] - 3 + np.arange(3)
+        seen = np.arange(50) <= place[:, None, :, None]
+        o, lse = flashjit.decode(q, cache_k, cache_v, mask="causal", seqlens_k=lengths, return_lse=True)
+        wanted, wanted_lse, bound, bound_lse = attention(q, cache_k, cache_v, seen=seen)
+        check(self, o, wanted, bound)
+        check(self, lse, wanted_lse, bound_lse, "lse")
+        again = flashjit.decode(
+            q.reshape(6, 4, 32),
+            cache_k,
+            cache_v,
+            mask="causal",
+            seqlens_k=lengths,
+            cu_seqlens_q=np.array([0, 3, 6], np.int32),
+            batch_invariant=True,
+        )
+        check(self, again.reshape(o.shape), wanted, bound)
+
+    def test_decode_that_appends(self):
+        k, v = random((1, 16, 2, 32), seed=2), random((1, 16, 2, 32), seed=3)
+        new_k, new_v, q = (random((1, 1, h, 32), seed=s) for h, s in ((2, 4), (2, 5), (4, 1)))
+        o = flashjit.decode(q, k, v, seqlens_k=np.array([9], np.int32), k_new=new_k, v_new=new_v)
+        np.testing.assert_array_equal(k[0, 8], new_k[0, 0])
+        wanted, _, bound, _ = attention(q, k[:, :9], v[:, :9])
+        check(self, o, wanted, bound)
+
+    def test_append(self):
+        k, v = np.zeros((4, 8, 2, 32), np.float32), np.zeros((4, 8, 2, 32), np.float32)
+        new_k, new_v = random((3, 2, 32), seed=1), random((3, 2, 32), seed=2)
+        table = np.array([[3, 1]], np.int32)
+        slots = np.array([5, -1, 30], np.int64)
+        self.assertIsNone(flashjit.append_kv(k, v, new_k, new_v, slots=slots))
+        np.testing.assert_array_equal(k.reshape(32, 2, 32)[[5, 30]], new_k[[0, 2]])
+        self.assertEqual(np.count_nonzero(v.any((2, 3))), 2)
+        flashjit.append_kv(k, v, new_k[None], new_v[None], append_positions=np.array([6], np.int32), page_table=table)
+        np.testing.assert_array_equal(v[3, 6:], new_v[:2])
+        np.testing.assert_array_equal(v[1, 0], new_v[2])
+
+    def test_append_rotates(self):
+        k, v = (np.zeros((1, 8, 2, 32), np.float32) for _ in range(2))
+        new, q = random((1, 2, 2, 32), seed=1), random((1, 2, 4, 32), seed=2)
+        turned = flashjit.append_kv(k, v, new, new, append_positions=np.array([4], np.int32), q=q, rotary=True)
+        angle = np.arange(4, 6)[:, None] * 10000.0 ** (-np.arange(16) / 16)
+        c, s = np.cos(angle)[None, :, None], np.sin(angle)[None, :, None]
+        for given, made in ((q, turned), (new, k[:, 4:6])):
+            x, y = given[..., :16].astype(np.float64), given[..., 16:].astype(np.float64)
+            # Cosine and sine err by 2^-22, two products and a sum round three times; |x|, |y| <= 1.
+            np.testing.assert_allclose(made, np.concatenate([x * c - y * s, x * s + y * c], -1), rtol=0, atol=2.0**-20)
+
+    def test_8_bit_cache(self):
+        k, v = (np.zeros((1, 8, 2, 64), ml_dtypes.float8_e4m3fn) for _ in range(2))
+        scales = [np.ones((1, 8, 2), np.float32) for _ in range(2)]
+        new = random((1, 8, 2, 64), ml_dtypes.bfloat16, 1)
+        flashjit.append_kv(
+            k,
+            v,
+            new,
+            new,
+            append_positions=np.array([0], np.int32),
+            k_scale=scales[0],
+            v_scale=scales[1],
+            kv_scale="token_head",
+        )
+        true_k = k.astype(np.float32) * scales[0][..., None]
+        # Half a unit of three bits, or of the smallest subnormal times the scale.
+        np.testing.assert_allclose(true_k, new.astype(np.float32), rtol=2.0**-4, atol=2.0**-10 * scales[0].max())
+        q = random((1, 1, 2, 64), ml_dtypes.bfloat16, 2)
+        o = flashjit.decode(q, k, v, k_scale=scales[0], v_scale=scales[1], kv_scale="token_head")
+        wanted, _, bound, _ = attention(q, true_k, v.astype(np.float32) * scales[1][..., None])
+        check(self, o, wanted, bound)
+
+    def test_merge(self):
+        q, k, v = random((2, 9, 4, 32), seed=1), random((2, 40, 2, 32), seed=2), random((2, 40, 2, 32), seed=3)
+        parts = [flashjit.attention(q, k[:, s], v[:, s], return_lse=True) for s in (slice(0, 13), slice(13, 40))]
+        o, lse = flashjit.merge(*(np.stack(x) for x in zip(*parts)), return_lse=True)
+        wanted, wanted_lse, bound, bound_lse = attention(q, k, v)
+        check(self, o, wanted, 2 * bound)  # that of the parts, and of merging them
+        check(self, lse, wanted_lse, 2 * bound_lse, "lse")
+
+
+if __name__ == "__main__":
+    unittest.main()

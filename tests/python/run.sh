@@ -1,0 +1,8 @@
+#!/bin/sh
+# run.sh FOLDER TEST: runs the test in that environment; exit code 77 if there is none.
+set -eu
+if [ ! -e "$1/made" ]; then
+  cat "$1/why"
+  exit 77
+fi
+exec "$1/bin/python" -W error -X faulthandler "$2"

@@ -90,7 +90,8 @@ else:
 
     def test_other_threads_run_while_a_kernel_compiles(self):
         engine = flashjit.Engine("cpu", cache_dir="", cache_path="")
-        self.assertTrue(self.released(lambda: engine.get({"op": "forward", "dtype": "fp32", "head_dim": 32})))
+        spec = flashjit.Spec({"op": "forward", "dtype": "fp32", "head_dim": 32})
+        self.assertTrue(self.released(lambda: engine.get(spec)))
 
     def test_other_threads_run_while_a_kernel_runs(self):
         x = random((1, 1024, 4, 64))

@@ -133,10 +133,13 @@ class BackwardRow {
   FLASHJIT_FN bool prepare() const {
     const int padded = round_up(problem_.rows, backward_row_unit);
     const bool used = row_ < problem_.seqlen_q;
+    const float lse = used ? this->lse() : minus_infinity;  // first, to arrive with the row's elements
+    const float given_dlse =
+        used && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
     if (p_.dq_sums != nullptr && row_ < padded) {
       constexpr u32 zeros[4] = {};
-      for (int column = static_cast<int>(lane_) * 4; column < sums_row; column += lanes * 4)
-        st_global_v4(p_.dq_sums + place_ * sums_row + column, zeros);
+      float* const sums = p_.dq_sums + place_ * sums_row;
+      for_each_of_lane<sums_row / 4>([&](u32 i) { st_global_v4(sums + i * 4, zeros); });
     }
     float delta = 0;
     u32 any_bits = 0;       // of dO, but for signs
@@ -144,7 +147,7 @@ class BackwardRow {
     if (used) {
       const auto* const o = static_cast<const OElement*>(p_.o.data) + offset(p_.o);
       const auto* const d_o = static_cast<const Element*>(p_.d_o.data) + offset(p_.d_o);
-      for (u32 chunk = lane_; chunk < Spec::head_dim_v / 8; chunk += lanes) {
+      for_each_of_lane<Spec::head_dim_v / 8>([&](u32 chunk) {
         float x[8], y[8];
         load8(x, o + chunk * 8);
         load8(y, d_o + chunk * 8);
@@ -154,7 +157,7 @@ class BackwardRow {
           any_bits |= __float_as_uint(y[i]) << 1;
           if constexpr (isolates_dropped<typename Spec::Mask>) zero_or_nan = __fmaf_rn(y[i], 0, zero_or_nan);
         }
-      }
+      });
     }
 #pragma unroll
     for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
@@ -163,10 +166,8 @@ class BackwardRow {
         zero_or_nan += __shfl_xor_sync(all_lanes, zero_or_nan, distance);
     }
     if (row_ >= padded) return false;
-    const float lse = used ? this->lse() : minus_infinity;
     const bool sees_keys = lse != minus_infinity, is_near = !sees_keys || is_near_lse(lse);
-    const float dlse =
-        sees_keys && p_.dlse.data ? static_cast<const float*>(p_.dlse.data)[offset(p_.dlse)] : 0;
+    const float dlse = sees_keys ? given_dlse : 0;
     const u32 row_lanes = __ballot_sync(all_lanes, any_bits != 0) >> of_warp_ * lanes;
     const bool has_weights = sees_keys && ((row_lanes & ((1u << lanes) - 1)) != 0 || dlse != 0);
     const bool is_far = has_weights && !is_near && fabsf(lse + zero_or_nan) < -minus_infinity;
@@ -202,6 +203,14 @@ class BackwardRow {
   FLASHJIT_FN static bool is_near_lse(float lse) { return fabsf(lse) <= farthest_lse(Element{}); }
   FLASHJIT_FN i64 offset(const TensorView& t) const { return problem_.q_offset(t) + row_ * t.row_stride; }
 
+  // The lane's share of `count` parts of a row. Without a loop, so that all loads of a row are on their way
+  // at once.
+  template <u32 count, class Do>
+  FLASHJIT_FN void for_each_of_lane(const Do& act) const {
+#pragma unroll
+    for (u32 first = 0; first < count; first += lanes)
+      if (first + lanes <= count || first + lane_ < count) act(first + lane_);
+  }
   template <class T>
   FLASHJIT_FN static void load8(float (&x)[8], const T* from) {
     u32 words[4];

@@ -10,7 +10,6 @@
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "shared/backward_cuda_params.h"
-#include "shared/backward_sm90a_layout.h"
 #include "shared/backward_sm90a_params.h"
 
 namespace flashjit::backward_sm90a {
@@ -31,14 +30,8 @@ bool divides_sums(const AttentionSpec& spec) {
   return device::backward_divides_sums(spec.head_dim, spec.head_dim_v);
 }
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
-  const auto end = [&](int num_stages, BackwardSums sums) {
-    return device::Sm90aBackwardLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                       num_stages, spec.dropout, spec.deterministic, sums)
-        .end;
-  };
-  if (!divides_sums(spec)) return end(config.num_stages, BackwardSums::both);
-  return std::max(end(config.num_stages, BackwardSums::dk),
-                  end(device::backward_dv_stages, BackwardSums::dv));
+  const int most = backward_layout(spec, config).end;
+  return divides_sums(spec) ? std::max(most, backward_layout(spec, config, BackwardSums::dv).end) : most;
 }
 int dq_shared_memory(const AttentionSpec& spec) {
   return device::Sm90aDqLayout(spec.head_dim, spec.head_dim_v, spec.dropout).end;
@@ -52,9 +45,7 @@ bool has_block_lists(const AttentionSpec& spec) {
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool divides = divides_sums(spec);
   const int columns = divides ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
-  const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                           config.num_stages, spec.dropout, spec.deterministic,
-                                           divides ? BackwardSums::dk : BackwardSums::both);
+  const device::Sm90aBackwardLayout layout = backward_layout(spec, config);
   return (layout.score_rows + layout.tile_rows + columns) / 2;
 }
 // The most that leave enough of a thread's 232 registers for the rest. Where rows are taken in tiles, a
@@ -144,11 +135,6 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                             .shared_memory = dq_shared_memory(spec),
                             .params = with_maps});
   add_last_step(spec, type, source);
-  // Derivatives of functions and far_max together take a register or two more than there are beside the sums
-  // of so many columns. At its default level ptxas spills them.
-  const int columns = spec.head_dim + spec.head_dim_v;
-  if (has_derivatives(spec) && work_of_formulas(spec).functions && columns >= 224 && columns <= 256)
-    source.options.push_back("--ptxas-options=-O1");
 }
 
 }  // namespace

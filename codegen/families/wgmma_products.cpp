@@ -1,6 +1,6 @@
 #include "codegen/families/wgmma_products.hpp"
 
-#include "shared/backward_sm90a_layout.h"
+#include "codegen/formulas/formula_traits.hpp"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -121,12 +121,27 @@ std::string dq_products(const AttentionSpec& spec, const char* type) {
 
 }  // namespace
 
+device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const KernelConfig& config) {
+  return backward_layout(spec, config,
+                         device::backward_divides_sums(spec.head_dim, spec.head_dim_v)
+                             ? device::BackwardSums::dk
+                             : device::BackwardSums::both);
+}
+device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const KernelConfig& config,
+                                            device::BackwardSums sums) {
+  return {spec.head_dim,
+          spec.head_dim_v,
+          config.block_m,
+          config.block_n,
+          sums == device::BackwardSums::dv ? device::backward_dv_stages : config.num_stages,
+          spec.dropout,
+          spec.deterministic,
+          has_derivatives(spec),
+          sums};
+}
+
 std::string backward_products(const AttentionSpec& spec, const KernelConfig& config) {
-  const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                           config.num_stages, spec.dropout, spec.deterministic,
-                                           device::backward_divides_sums(spec.head_dim, spec.head_dim_v)
-                                               ? device::BackwardSums::dk
-                                               : device::BackwardSums::both);
+  const device::Sm90aBackwardLayout layout = backward_layout(spec, config);
   const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
   const auto q_step = [&](int step) { return layout.q_step(step); };
   const auto k_step = [&](int step) { return layout.k_step(step); };

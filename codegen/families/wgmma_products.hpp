@@ -1,10 +1,11 @@
-// The matrix products of an sm_90a kernel, as text.
+// The matrix products of an sm_90a kernel as text, and the layout that a backward's follow.
 #pragma once
 
 #include <string>
 
 #include "codegen/spec/config.hpp"
 #include "codegen/spec/spec.hpp"
+#include "shared/backward_sm90a_layout.h"
 
 namespace flashjit {
 
@@ -18,6 +19,11 @@ namespace flashjit {
 // asm statement: with a statement for each wgmma, NVRTC's optimizer copies the sums between statements.
 std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config);
 
+// Shared memory of a backward's thread blocks, and the sizes of its products: of those that make dK, which
+// make dV as well unless others do, or of those that make `sums`.
+device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const KernelConfig& config);
+device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const KernelConfig& config,
+                                            device::BackwardSums sums);
 // struct BackwardProducts, the type Config::Products of a backward (cuda/backward_sm90a.cuh):
 //   s(float (&)[score_rows / 2], u64 k, u64 q)                  S^T = K Q^T
 //   dp(float (&)[tile_rows / 2], u64 v, u64 d_o)                dP^T = V dO^T

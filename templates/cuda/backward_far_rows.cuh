@@ -156,15 +156,22 @@ FLASHJIT_FN u32 far_marks(const CudaBackwardParams& p, i64 first) {
   return any;
 }
 
-// A score of a row with this far_max, or without one (0), before it is scaled.
+// A score of a row with this far_max, or without one (0), before it is scaled. Minus infinity if far_max is
+// infinity, whatever the score is: then the difference may be NaN, and the maximum of NaN and a number is the
+// number. Otherwise no score that a mask keeps is NaN, as lse is finite.
 FLASHJIT_FN float below_far_max(float score, float far_max) {
-  return far_max == -minus_infinity ? minus_infinity : score - far_max;
+  return fmaxf(score - far_max, minus_infinity);
 }
 // The same for a fragment of 16 keys and `rows` rows. far_max: from the thread's first row on.
 template <int rows>
 FLASHJIT_FN void subtract_far_max(float* scores, const float* far_max) {
 #pragma unroll
-  for (int i = 0; i < rows / 2; ++i) scores[i] = below_far_max(scores[i], far_max[i / 4 * 8 + i % 2]);
+  for (int i = 0; i < rows / 8; ++i) {
+    const float2 of_rows = *reinterpret_cast<const float2*>(far_max + i * 8);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      scores[4 * i + j] = below_far_max(scores[4 * i + j], j % 2 ? of_rows.y : of_rows.x);
+  }
 }
 
 }  // namespace flashjit::device

@@ -34,6 +34,9 @@ struct BackwardSm90a {
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr bool makes_dk = sums != BackwardSums::dv, makes_dv = sums != BackwardSums::dk;
   static constexpr bool makes_dq = makes_dk && !Spec::deterministic;
+  // Weights and dS are made at once, where formulas have derivatives. Blocks of the grid that make dV alone
+  // need none.
+  static constexpr bool differentiates = ScoreGradient::changes && makes_dk;
   static constexpr Sm90aBackwardLayout layout{Spec::head_dim,
                                               Spec::head_dim_v,
                                               block_m,
@@ -41,6 +44,7 @@ struct BackwardSm90a {
                                               makes_dk ? Config::num_stages : backward_dv_stages,
                                               Spec::dropout,
                                               Spec::deterministic,
+                                              ScoreGradient::changes,
                                               sums};
   static constexpr int stages = layout.stages;
   // Whether a block of the grid may have several places, and then writes dQ as well.
@@ -134,11 +138,12 @@ struct BackwardSm90a {
       mbarrier_init(shared.v_full(), 1);
       mbarrier_init(shared.keys_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
-        mbarrier_init(shared.q_full(stage), 2);
+        mbarrier_init(shared.q_full(stage), 1);
         mbarrier_init(shared.q_empty(stage), consumer_warps);
-        mbarrier_init(shared.do_full(stage), makes_dk ? 2 : 1);
+        mbarrier_init(shared.do_full(stage), 1);
         mbarrier_init(shared.do_empty(stage), consumer_warps);
         mbarrier_init(shared.asked(stage), 1);
+        mbarrier_init(shared.numbers_full(stage), 1);
       }
       for (int consumer = 0; consumer < consumers; ++consumer) {
         mbarrier_init(shared.dq_full(consumer), 4);

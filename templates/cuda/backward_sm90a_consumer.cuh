@@ -103,6 +103,7 @@ class Sm90aBackwardConsumer {
   // Takes the message that ends a turn, once dQ's rows of the turn are complete.
   FLASHJIT_FN Message end_turn(Ring& ring) const {
     mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
+    mbarrier_wait(shared_.numbers_full(ring.stage), ring.parity);
     const Message message = shared_.read_message(ring.stage);
     __syncwarp();  // all have read it
     release(shared_.q_empty(ring.stage));
@@ -146,7 +147,7 @@ class Sm90aBackwardConsumer {
       Scores scores;
       issue_scores(scores, ring.stage);
       wgmma_wait_group<0>();
-      if constexpr (sums == BackwardSums::dv) take_weights(scores, ring.stage, message);
+      if constexpr (sums == BackwardSums::dv) take_weights(scores, ring, message);
       for (; !message.ends(); ring.advance()) {
         if constexpr (sums == BackwardSums::dv)
           add_to_dv(ring, message);
@@ -222,9 +223,18 @@ class Sm90aBackwardConsumer {
   }
   FLASHJIT_FN void take_do(const Ring& ring, const Message& message) const {
     mbarrier_wait(shared_.do_full(ring.stage), ring.parity);
-    if constexpr (isolates) clear_rows_without_weights(ring.stage);
+    if constexpr (isolates) {
+      mbarrier_wait(shared_.numbers_full(ring.stage), ring.parity);
+      clear_rows_without_weights(ring.stage);
+    }
     if constexpr (ends_within_tensors<Spec> && !isolates)
       zero_past_the_end<v_panels>(shared_.d_o(ring.stage), message.index());
+  }
+  // Waits for the numbers of a block's rows, which complete its message.
+  FLASHJIT_FN void take_numbers(const Ring& ring, Message& message) const {
+    mbarrier_wait(shared_.numbers_full(ring.stage), ring.parity);
+    message.word = shared_.read_message(ring.stage).word;
+    message.place = shared_.read_message(ring.stage).place;
   }
   FLASHJIT_FN static Ring next_of(Ring ring) {
     ring.advance();
@@ -232,12 +242,13 @@ class Sm90aBackwardConsumer {
   }
 
   // One block of query rows.
-  FLASHJIT_FN void add(const Ring& ring, const Message& message) {
+  FLASHJIT_FN void add(const Ring& ring, Message& message) {
     const int stage = ring.stage;
     Scores scores, dp;
     issue_scores(scores, stage);
     take_do(ring, message);
     issue_dp(dp, stage);
+    take_numbers(ring, message);
     if constexpr (ScoreGradient::changes) {
       wgmma_wait_group<0>();
       weights_.differentiate(scores, dp, place_, stage, message);
@@ -292,6 +303,7 @@ class Sm90aBackwardConsumer {
   FLASHJIT_FN void add_in_tiles(ProductScores& scores, Scores& dp, Ring& ring, Message& message) {
     static_assert(tiles <= 2 && dq_parts <= 2);
     const int stage = ring.stage;
+    take_numbers(ring, message);
     make_tile(tile_of(scores, 0), dp, stage, message, 0);
     DsRing of = ds_ring_;
     if constexpr (delays_dq) {
@@ -412,10 +424,11 @@ class Sm90aBackwardConsumer {
   // message takes the place of this one's.
   FLASHJIT_FN void add_to_dk(Scores& scores, const Ring& ring, Message& message) {
     const int stage = ring.stage;
-    const Message now = message;
+    Message now = message;
     take_do(ring, now);
     Scores dp;
     issue_dp(dp, stage, 0);
+    take_numbers(ring, now);
     if constexpr (!ScoreGradient::changes) weights_.weigh(scores, place_, stage, now);
     wgmma_wait_group<0>();
     release(shared_.do_empty(stage));
@@ -504,6 +517,7 @@ class Sm90aBackwardConsumer {
     if constexpr (isolates) release(shared_.q_empty(ring.stage));
     issue_dv(ring.stage, 0);
     wgmma_wait_group<1>();
+    take_numbers(next, message);
     weights_.weigh(scores, place_, next.stage, message);
     wgmma_wait_group<0>();
     release(shared_.do_empty(ring.stage));
@@ -511,9 +525,10 @@ class Sm90aBackwardConsumer {
     if constexpr (!isolates) release(shared_.q_empty(next.stage));
     weights_.pack(scores);
   }
-  FLASHJIT_FN void take_weights(Scores& scores, int stage, const Message& message) {
-    weights_.weigh(scores, place_, stage, message);
-    if constexpr (!isolates) release(shared_.q_empty(stage));
+  FLASHJIT_FN void take_weights(Scores& scores, const Ring& ring, Message& message) {
+    take_numbers(ring, message);
+    weights_.weigh(scores, place_, ring.stage, message);
+    if constexpr (!isolates) release(shared_.q_empty(ring.stage));
     weights_.pack(scores);
   }
 

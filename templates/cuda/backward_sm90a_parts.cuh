@@ -20,9 +20,13 @@ struct BackwardMessage {
   FLASHJIT_FN bool ends() const { return word < 0; }
   FLASHJIT_FN int index() const { return index_of(word); }
   FLASHJIT_FN bool whole() const { return word & 1; }
+  // If the block is not whole: whether one of its rows has a far_max.
+  FLASHJIT_FN bool far() const { return word & 2; }
 
-  FLASHJIT_FN static int block_word(int index, bool whole) { return index << 1 | (whole ? 1 : 0); }
-  FLASHJIT_FN static int index_of(int word) { return word >> 1; }
+  FLASHJIT_FN static int block_word(int index, bool whole) { return index << 2 | (whole ? 1 : 0); }
+  // A block with far rows is not whole, so that other blocks need no test of their own.
+  FLASHJIT_FN static int far_word(int word) { return (word & ~1) | 2; }
+  FLASHJIT_FN static int index_of(int word) { return word >> 2; }
   // The message that there are no more blocks has the next turn, and the rows of dQ that this turn has. Their
   // head counts over batch entries and heads with places of their own. `first_row` is the first of them.
   FLASHJIT_FN u32 next_turn() const { return static_cast<u32>(second); }

@@ -217,12 +217,9 @@ struct Sm90aBackwardProducer {
         const auto rows = turns.rows_of(turn);
         st_shared_v4(shared.message(ring.stage), static_cast<u32>(~((rows.end - rows.begin) / 16)),
                      static_cast<u32>(next), rows.head, static_cast<u32>(rows.begin));
-        mbarrier_arrive(shared.q_full(ring.stage));
         turns.wait_for(rows);
-      } else {
-        mbarrier_arrive(shared.q_full(ring.stage));
       }
-      if constexpr (Kernel::has_places) mbarrier_arrive(shared.do_full(ring.stage));
+      mbarrier_arrive(shared.numbers_full(ring.stage));
     }
     __syncwarp();
   }
@@ -238,6 +235,18 @@ struct Sm90aBackwardProducer {
       __syncwarp();  // all have read it
       return false;
     }
+    const auto first_row = [&] { return head * p.rows + first + BackwardMessage::index_of(word) * block_m; };
+    if (lane == 0) {
+      const i64 row = first_row();
+      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
+      const auto copy_numbers = [&](u32 to, const float* from) {
+        mbarrier_expect_tx(shared.numbers_full(stage), block_m * 4);
+        cp_async_bulk(to, from + row, block_m * 4, shared.numbers_full(stage));
+      };
+      copy_numbers(shared.lse(stage), p.lse_log2);
+      if constexpr (Kernel::makes_dk) copy_numbers(shared.delta(stage), p.delta);
+      if constexpr (Kernel::differentiates) copy_numbers(shared.far_max(stage), p.far_max);
+    }
     if constexpr (Spec::dropout) {
       const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
 #pragma unroll 1
@@ -248,20 +257,11 @@ struct Sm90aBackwardProducer {
       }
       ld_shared_v2(word, head, shared.message(stage));  // once more, so that no register held them
     }
-    const i64 row = head * p.rows + first + BackwardMessage::index_of(word) * block_m;
-    if (lane == 0) {
-      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
-      if constexpr (Kernel::makes_dk) {
-        mbarrier_arrive_expect_tx(shared.do_full(stage), block_m * 4);
-        cp_async_bulk(shared.delta(stage), p.delta + row, block_m * 4, shared.do_full(stage));
-      }
-    }
     __syncwarp();
     if (lane == 0) {
-      mbarrier_arrive_expect_tx(shared.q_full(stage), block_m * 4 + layout.far_marks_bytes);
-      cp_async_bulk(shared.lse(stage), p.lse_log2 + row, block_m * 4, shared.q_full(stage));
-      cp_async_bulk(shared.far_marks(stage), p.far_marks + row / 4, layout.far_marks_bytes,
-                    shared.q_full(stage));
+      if (!Kernel::differentiates && far_marks<block_m>(p, first_row()) != 0)
+        st_shared(shared.message(stage), static_cast<u32>(BackwardMessage::far_word(word)));
+      mbarrier_arrive(shared.numbers_full(stage));
     }
     return true;
   }

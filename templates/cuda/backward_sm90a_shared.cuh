@@ -24,10 +24,8 @@ struct Sm90aBackwardShared {
   FLASHJIT_FN u32 ds(int buffer) const { return start + layout.ds + buffer * layout.ds_bytes; }
   FLASHJIT_FN u32 dq(int consumer) const { return start + layout.dq + consumer * layout.dq_bytes; }
   FLASHJIT_FN u32 lse(int stage) const { return start + layout.lse + stage * (block_m * 4); }
-  FLASHJIT_FN u32 far_marks(int stage) const {
-    return start + layout.far_marks + stage * layout.far_marks_bytes;
-  }
   FLASHJIT_FN u32 delta(int stage) const { return start + layout.delta + stage * (block_m * 4); }
+  FLASHJIT_FN u32 far_max(int stage) const { return start + layout.far_max + stage * (block_m * 4); }
   FLASHJIT_FN u32 words(int stage) const { return start + layout.words + stage * (block_m * 8); }
   // i: a stage, or stages + the consumer whose dQ it is.
   FLASHJIT_FN u32 message(int i) const { return start + layout.messages + i * layout.message_bytes; }
@@ -47,16 +45,19 @@ struct Sm90aBackwardShared {
   FLASHJIT_FN u32 k_full() const { return barrier(0); }
   FLASHJIT_FN u32 v_full() const { return barrier(1); }
   FLASHJIT_FN u32 keys_empty() const { return barrier(2); }  // K and V
-  FLASHJIT_FN u32 q_full(int stage) const { return barrier(3 + 5 * stage); }
-  FLASHJIT_FN u32 q_empty(int stage) const { return barrier(4 + 5 * stage); }
-  FLASHJIT_FN u32 do_full(int stage) const { return barrier(5 + 5 * stage); }
-  FLASHJIT_FN u32 do_empty(int stage) const { return barrier(6 + 5 * stage); }
-  FLASHJIT_FN u32 asked(int stage) const { return barrier(7 + 5 * stage); }
-  FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(3 + 5 * stages + 2 * consumer); }
-  FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(4 + 5 * stages + 2 * consumer); }
+  FLASHJIT_FN u32 q_full(int stage) const { return barrier(3 + 6 * stage); }
+  FLASHJIT_FN u32 q_empty(int stage) const { return barrier(4 + 6 * stage); }
+  FLASHJIT_FN u32 do_full(int stage) const { return barrier(5 + 6 * stage); }
+  FLASHJIT_FN u32 do_empty(int stage) const { return barrier(6 + 6 * stage); }
+  FLASHJIT_FN u32 asked(int stage) const { return barrier(7 + 6 * stage); }
+  // Of the rows' numbers: lse, delta, far_max, dropout's words, and the rest of the message. No product waits
+  // for them.
+  FLASHJIT_FN u32 numbers_full(int stage) const { return barrier(8 + 6 * stage); }
+  FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(3 + 6 * stages + 2 * consumer); }
+  FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(4 + 6 * stages + 2 * consumer); }
   // The first consumer has the first scores of a place.
-  FLASHJIT_FN u32 begun() const { return barrier(3 + 5 * stages + 2 * consumers + layout.ds_buffers); }
-  FLASHJIT_FN u32 ds_full(int buffer) const { return barrier(3 + 5 * stages + 2 * consumers + buffer); }
+  FLASHJIT_FN u32 begun() const { return barrier(3 + 6 * stages + 2 * consumers + layout.ds_buffers); }
+  FLASHJIT_FN u32 ds_full(int buffer) const { return barrier(3 + 6 * stages + 2 * consumers + buffer); }
 };
 
 }  // namespace flashjit::device

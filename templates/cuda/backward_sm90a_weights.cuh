@@ -31,9 +31,8 @@ class Sm90aBackwardWeights {
   static constexpr int steps = tile_rows / 16;  // of the products over a tile's rows
   static constexpr bool isolates = Kernel::isolates, packs_late = Kernel::packs_late;
   static constexpr bool clears_keys = isolates && Kernel::makes_dq;  // also in K, which dQ's product reads
-  // Whether differentiate() makes the weights, which leaves dropped ones as they are. Else weigh() marks
-  // them. Blocks of the grid that make dV alone need no derivatives.
-  static constexpr bool differentiates = ScoreGradient::changes && Kernel::makes_dk;
+  // differentiate() leaves dropped weights as they are, weigh() marks them.
+  static constexpr bool differentiates = Kernel::differentiates;
 
  public:
   FLASHJIT_FN Sm90aBackwardWeights(const CudaBackwardParams& p, const Shared& shared, int warpgroup, int warp,
@@ -57,9 +56,11 @@ class Sm90aBackwardWeights {
     if constexpr (Score::changes)
       ScoreGradient::template modify<tile_rows>(
           scores, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at));
-    if (!isolates && !message.whole()) mask_scores(scores, place, message, tile, minus_infinity);
+    if (!message.whole()) {
+      if constexpr (!isolates) mask_scores(scores, place, message, tile, minus_infinity);
+      if (message.far()) subtract_far_max(scores, stage, at);
+    }
     drop_bad_keys(scores);
-    if (any_far(message, stage, at)) subtract_far_max<tile_rows>(scores, far_max_of(stage, at));
     const float scale_log2 = Score::scale_log2(p_);
     const u32 from = shared_.lse(stage) + at * 4 + lane_ % 4 * 8;
 #pragma unroll
@@ -91,15 +92,13 @@ class Sm90aBackwardWeights {
     drop_bad_keys(scores);
     if constexpr (Spec::dropout) find_dropped(stage, tile);
     const u32 own = at * 4 + lane_ % 4 * 8;
-    const bool far = any_far(message, stage, at);
     ScoreGradient::template differentiate<tile_rows>(
         p_, scores, dp, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at),
         terms_,
         [&](int i, float(&lse)[2], float(&delta)[2], float(&far_max)[2]) {
           ld_shared_v2(lse[0], lse[1], shared_.lse(stage) + own + i * 32);
           ld_shared_v2(delta[0], delta[1], shared_.delta(stage) + own + i * 32);
-#pragma unroll
-          for (int r = 0; r < 2; ++r) far_max[r] = far ? far_max_of(stage, at)[8 * i + r] : 0;
+          ld_shared_v2(far_max[0], far_max[1], shared_.far_max(stage) + own + i * 32);
         },
         [&](int index, float product) {
           if constexpr (Spec::dropout) return is_dropped(index) ? 0 : product * p_.dropout.scale;
@@ -129,24 +128,20 @@ class Sm90aBackwardWeights {
   }
 
  private:
-  // Whether a row of a tile, whose first one is `first_row`, has a far_max. The end has no block, but some
-  // kernels make weights of it.
-  FLASHJIT_FN bool any_far(const Message& message, int stage, int first_row) const {
-    const u32 marks = shared_.far_marks(stage) + first_row / 4;
-    u32 any = 0;
-#pragma unroll
-    for (int i = 0; i < tile_rows / 4; i += 8) {
-      int words[2];
-      ld_shared_v2(words[0], words[1], marks + i);
-      any |= static_cast<u32>(words[0] | words[1]);
-    }
-    return !message.ends() && any != 0;
-  }
-  // Those of the thread's rows of a tile, from its first one on.
+  // far_max of the thread's rows of a tile, from its first one on.
   FLASHJIT_FN const float* far_max_of(int stage, int first_row) const {
     // The place from shared memory once more, so that no register holds it until then.
     const int place = shared_.read_message(stage).place;
     return p_.far_max + static_cast<i64>(place) * place_rows + first_row + lane_ % 4 * 2;
+  }
+  FLASHJIT_FN void subtract_far_max(Scores& scores, int stage, int first_row) const {
+    constexpr int rows = 32;  // at once: with all loads at once registers spill
+    const float* const far_max = far_max_of(stage, first_row);
+#pragma unroll
+    for (int first = 0; first < tile_rows; first += rows) {
+      __syncwarp();
+      device::subtract_far_max<rows>(scores + first / 2, far_max + first);
+    }
   }
   FLASHJIT_FN int first_key() const { return warpgroup_ * layout.warpgroup_keys + warp_ * 16; }
   // The words of the thread's two keys.

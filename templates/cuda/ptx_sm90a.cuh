@@ -18,6 +18,9 @@ FLASHJIT_FN void mbarrier_arrive_if(int condition, u32 bar) {
                "r"(condition)
                : "memory");
 }
+FLASHJIT_FN void mbarrier_expect_tx(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
 FLASHJIT_FN void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }

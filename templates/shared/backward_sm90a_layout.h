@@ -50,15 +50,14 @@ struct Sm90aBackwardLayout {
   int q_bytes, do_bytes, k_bytes, v_bytes;  // bytes of all panels
   int buffer_bytes;                         // of a buffer that holds Q or dO
   int ds_bytes, dq_bytes;                   // dS of a step; a product's sums of one consumer
-  int far_marks_bytes;                      // of a step's rows
-  // Offsets. k, v: one block; q, d_o, lse, far_marks, delta, words: `stages` each; ds: ds_buffers; dq:
-  // consumers. dV needs no V. words: with dropout two words for each row. messages: one for each stage, then
-  // one for each consumer.
-  int k, v, q, d_o, ds, dq, lse, far_marks, delta, words, messages, dropout_key, first_turn, barriers, end;
+  // Offsets. k, v: one block; q, d_o, lse, delta, far_max, words: `stages` each; ds: ds_buffers; dq:
+  // consumers. dV needs no V. far_max: where scores have derivatives. words: with dropout two words for each
+  // row. messages: one for each stage, then one for each consumer.
+  int k, v, q, d_o, ds, dq, lse, delta, far_max, words, messages, dropout_key, first_turn, barriers, end;
 
   FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
                                             int num_stages, bool dropout, bool deterministic,
-                                            BackwardSums sums = BackwardSums::both)
+                                            bool derivatives, BackwardSums sums)
       : consumers(block_n / warpgroup_keys),
         tile_rows(sums == BackwardSums::both && head_dim + head_dim_v > 256 ? block_m / 2 : block_m),
         score_rows(deterministic ? tile_rows : block_m),
@@ -83,7 +82,6 @@ struct Sm90aBackwardLayout {
         buffer_bytes(max(q_bytes, do_bytes)),
         ds_bytes(deterministic || sums == BackwardSums::dv ? 0 : consumers * q_panel),
         dq_bytes(0),
-        far_marks_bytes(block_m / 4),
         k(0),
         v(k_bytes),
         q(v + v_bytes),
@@ -91,8 +89,8 @@ struct Sm90aBackwardLayout {
         ds(d_o + (rotates ? buffer_bytes : stages * do_bytes)),
         dq(0),
         lse(0),
-        far_marks(0),
         delta(0),
+        far_max(0),
         words(0),
         messages(0),
         dropout_key(0),
@@ -104,7 +102,7 @@ struct Sm90aBackwardLayout {
       ds_buffers = buffers;
       stages_dq = with_dq && makes_dq && !joins_dq;
       dq_bytes = stages_dq ? 64 * 4 * dq_part_columns(0) : 0;
-      place_rest(block_m, sums, dropout);
+      place_rest(block_m, sums, dropout, derivatives);
       return end <= most_bytes;
     };
     const bool copies = sums == BackwardSums::both && tile_rows == block_m;
@@ -137,17 +135,18 @@ struct Sm90aBackwardLayout {
  private:
   static constexpr int most_bytes = 227 * 1024;  // of a block on sm_90a
   // Places everything behind dS.
-  FLASHJIT_FN constexpr void place_rest(int block_m, BackwardSums sums, bool dropout) {
+  FLASHJIT_FN constexpr void place_rest(int block_m, BackwardSums sums, bool dropout, bool derivatives) {
+    const int numbers = stages * block_m * 4, of_dk = sums == BackwardSums::dv ? 0 : numbers;
     dq = ds + ds_buffers * ds_bytes;
     lse = dq + consumers * dq_bytes;
-    far_marks = lse + stages * block_m * 4;
-    delta = far_marks + stages * far_marks_bytes;
-    words = delta + (sums == BackwardSums::dv ? 0 : stages * block_m * 4);
-    messages = words + (dropout ? stages * block_m * 8 : 0);
+    delta = lse + numbers;
+    far_max = delta + of_dk;
+    words = far_max + (derivatives ? of_dk : 0);
+    messages = words + (dropout ? 2 * numbers : 0);
     dropout_key = messages + (stages + consumers) * message_bytes;
     first_turn = dropout_key + (dropout ? 16 : 0);
     barriers = first_turn + 8;
-    end = barriers + (3 + 5 * stages + 2 * consumers + ds_buffers + 1) * barrier_bytes;
+    end = barriers + (3 + 6 * stages + 2 * consumers + ds_buffers + 1) * barrier_bytes;
   }
 };
 // Stages of blocks that make dV alone. They hold no V, so two always fit.

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <random>
 
+#include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
-#include "shared/backward_sm90a_layout.h"
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {
@@ -25,11 +25,7 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
-  const bool divides_sums = device::backward_divides_sums(c.spec.head_dim, c.spec.head_dim_v);
-  const device::Sm90aBackwardLayout layout(
-      c.spec.head_dim, c.spec.head_dim_v, c.config.block_m, c.config.block_n, c.config.num_stages,
-      c.spec.dropout, c.spec.deterministic,
-      divides_sums ? device::BackwardSums::dk : device::BackwardSums::both);
+  const device::Sm90aBackwardLayout layout = backward_layout(c.spec, c.config);
   std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
   instructions.insert(
       instructions.end(),

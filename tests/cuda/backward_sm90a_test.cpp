@@ -101,7 +101,8 @@ class BackwardSm90a : public testing::Test {
     constexpr bool divides_sums = device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v);
     const auto shared_memory = [](int num_stages, BackwardSums sums) {
       return device::Sm90aBackwardLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
-                                         num_stages, Spec::dropout, Spec::deterministic, sums)
+                                         num_stages, Spec::dropout, Spec::deterministic,
+                                         device::ScoreGradient<typename Spec::Score>::changes, sums)
           .end;
     };
     BackwardParamsOf<Spec> p{};
@@ -141,8 +142,8 @@ class BackwardSm90a : public testing::Test {
     p.lse_log2 = floats;
     p.delta = p.lse_log2 + stats;
     p.far_max = p.delta + stats;
-    // The copy engine takes multiples of 16 bytes.
-    struct alignas(16) Marks {
+    // They are read in words.
+    struct alignas(4) Marks {
       unsigned char of_rows[16];
     };
     std::vector<Marks> far_marks(stats / 64);

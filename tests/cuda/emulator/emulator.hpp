@@ -99,6 +99,7 @@ class Block {
 
   void init(u32 bar, u32 count) { mbarriers_[bar] = {count, count, 0, 0, true}; }
   // Throws if no thread has waited for the phase before, as compute-sanitizer does.
+  void expect(u32 bar, i64 bytes) { mbarriers_.at(bar).bytes += bytes; }
   void arrive(u32 bar, i64 expected_bytes) {
     Mbarrier& b = mbarriers_.at(bar);
     if (b.pending == b.count && !b.was_waited_for)

@@ -11,6 +11,9 @@ inline void mbarrier_arrive_if(int condition, u32 bar) {
   // Whoever waits for a buffer may write to it before this warp goes on.
   emulator::block().pause();
 }
+inline void mbarrier_expect_tx(u32 bar, u32 bytes) {
+  emulator::block().expect(bar, bytes);
+}
 inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   emulator::block().arrive(bar, bytes);
 }

@@ -60,6 +60,7 @@ struct EmulatedBackwardProducts {
       Config::num_stages,
       Spec::dropout,
       Spec::deterministic,
+      ScoreGradient<typename Spec::Score>::changes,
       backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ? BackwardSums::dk : BackwardSums::both};
   static constexpr int tile_rows = layout.tile_rows, score_rows = layout.score_rows;
   static constexpr auto q_step = [](int i) { return layout.q_step(i); };

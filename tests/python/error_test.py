@@ -50,6 +50,11 @@ class Errors(unittest.TestCase):
             args=(Q[0], K[0], K[0]),
         )
         self.refused(flashjit.InvalidArgumentError, "dropout_seed", dropout_p=0.1)
+        seed = np.array([1], np.int64)
+        self.refused(flashjit.InvalidArgumentError, "two int64 tensors", dropout_p=0.5, dropout_seed=seed)
+        self.refused(
+            flashjit.InvalidArgumentError, "two int64 tensors", dropout_p=0.5, dropout_seed=1, dropout_offset=seed
+        )
         self.refused(flashjit.InvalidArgumentError, "dropout_p", dropout_p=1.5, dropout_seed=1)
         self.refused(flashjit.InvalidArgumentError, "seqlens_k", "tensor would work", seqlens_k=3)
         self.refused(flashjit.InvalidArgumentError, "scale is a tensor", scale=np.ones(1, np.float32))

@@ -257,6 +257,11 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             seed, seed_tensor = None, seed
         if offset is not None and not isinstance(offset, int):
             offset, offset_tensor = None, offset
+        if (seed_tensor is None) != (offset_tensor is None):
+            raise InvalidArgumentError(
+                "one of dropout_seed and dropout_offset is a tensor: two int64 tensors [1] on the device, or two "
+                "numbers, would work"
+            )
     else:
         p = seed = offset = seed_tensor = offset_tensor = None
     left, right = _window(window) if window is not None else _ALL

@@ -1,0 +1,31 @@
+"""The programs of tools/examples/python print what they say, and the README shows the first as it is."""
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "tools/examples/python"
+PRINTED = {"attention.py": "(1, 512, 8, 64): o[0] = 0.100\nrow 99 sees 100 keys, row 100 sees 1\n"}
+
+
+class Examples(unittest.TestCase):
+    def test_each_prints_what_is_expected(self):
+        self.assertEqual({path.name for path in EXAMPLES.glob("*.py")}, set(PRINTED))
+        for name, printed in PRINTED.items():
+            with self.subTest(example=name):
+                done = subprocess.run(
+                    [sys.executable, EXAMPLES / name], check=False, capture_output=True, text=True, timeout=60
+                )
+                self.assertEqual((done.stdout, done.stderr), (printed, ""))
+
+    def test_readme_shows_it(self):
+        text = (ROOT / "README.md").read_text()
+        begin = text.index("<!-- tools/examples/python/attention.py; a test compares the two -->\n```python\n")
+        shown = text[begin:].split("```python\n")[1].split("```")[0]
+        self.assertEqual(shown, (EXAMPLES / "attention.py").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -166,6 +166,25 @@ print(flashjit.__file__, flashjit.attention(x, x, x, engine=engine)[0, 0, 0, 0])
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("nothing.json", done.stderr)
 
+    def test_nvrtc_of_a_wheel_is_found(self):
+        code = """
+import os, flashjit
+try:
+    flashjit.Engine("cuda:99")
+except flashjit.Error:
+    print(os.environ["FLASHJIT_NVRTC"])
+"""
+        clear = dict.fromkeys(("CUDA_HOME", "CUDA_PATH", "FLASHJIT_NVRTC"), "")
+        for place in ("cu13/lib", "cuda_nvrtc/lib"):
+            with self.subTest(place=place), tempfile.TemporaryDirectory() as site:
+                folder = Path(site) / "nvidia" / place
+                folder.mkdir(parents=True)
+                (folder / "libnvrtc.so.13").touch()
+                path = os.environ["PYTHONPATH"] + os.pathsep + site
+                self.assertEqual(self.python(code, PYTHONPATH=path, **clear).stdout, f"{folder}\n")
+                set_by_user = self.python(code, PYTHONPATH=path, **{**clear, "FLASHJIT_NVRTC": "/mine"})
+                self.assertEqual(set_by_user.stdout, "/mine\n")
+
     def test_no_framework_is_imported(self):
         done = self.python("import sys, flashjit; print({'numpy', 'torch', 'jax', 'cupy'} & set(sys.modules))")
         self.assertEqual((done.stdout, done.stderr), ("set()\n", ""))

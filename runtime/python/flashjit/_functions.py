@@ -1,6 +1,5 @@
 """Attention by tensors alone: the spec follows from the tensors and the keywords."""
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +191,8 @@ _KEYWORDS: dict = {}
 
 
 def unknown_keyword(function, name):
+    import difflib  # only failures need it
+
     known = _KEYWORDS[function]
     near = difflib.get_close_matches(name, known, 1)
     return InvalidArgumentError(

@@ -95,7 +95,8 @@ struct Sm90aBackwardProducer {
 #pragma unroll 1
     for (; Kernel::has_place(p, turn); ring.advance()) {
       const Work work(p, turn);
-      const i64 first = p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen);
+      const u32 first =
+          static_cast<u32>(p.first_row(work.problem.batch, work.problem.first_q, Spec::varlen) / place_rows);
       while (add_rows_of_block(p, shared, ring.stage, ring.parity, work.problem.batch, first, next))
         ring.advance();
       end_turn(p, shared, ring, turn, next);
@@ -223,9 +224,10 @@ struct Sm90aBackwardProducer {
     }
     __syncwarp();
   }
-  // Returns false after a place's last block, whose message has the next turn.
+  // first: where the batch entry's rows begin, in units of place_rows. Returns false after a place's last
+  // block, whose message has the next turn.
   static FLASHJIT_FN bool add_rows_of_block(const CudaBackwardParams& p, const Shared& shared, int stage,
-                                            u32 parity, int batch, i64 first, int& next) {
+                                            u32 parity, int batch, u32 first, int& next) {
     const int lane = threadIdx.x % 32;
     mbarrier_wait(shared.asked(stage), parity);
     int word, head;
@@ -235,13 +237,14 @@ struct Sm90aBackwardProducer {
       __syncwarp();  // all have read it
       return false;
     }
-    const auto first_row = [&] { return head * p.rows + first + BackwardMessage::index_of(word) * block_m; };
     if (lane == 0) {
-      const i64 row = first_row();
-      st_shared(shared.message(stage) + 8, static_cast<u32>(row / place_rows));
+      const u32 place = static_cast<u32>(head) * (static_cast<u32>(p.rows) / place_rows) + first +
+                        static_cast<u32>(BackwardMessage::index_of(word) * (block_m / place_rows));
+      st_shared(shared.message(stage) + 8, place);
+      const u32 full = shared.numbers_full(stage);
+      mbarrier_expect_tx(full, block_m * 4 * (1 + Kernel::makes_dk + Kernel::differentiates));
       const auto copy_numbers = [&](u32 to, const float* from) {
-        mbarrier_expect_tx(shared.numbers_full(stage), block_m * 4);
-        cp_async_bulk(to, from + row, block_m * 4, shared.numbers_full(stage));
+        cp_async_bulk(to, from + static_cast<i64>(place) * place_rows, block_m * 4, full);
       };
       copy_numbers(shared.lse(stage), p.lse_log2);
       if constexpr (Kernel::makes_dk) copy_numbers(shared.delta(stage), p.delta);
@@ -255,15 +258,21 @@ struct Sm90aBackwardProducer {
             dropout_row_words<true>(key, BackwardMessage::index_of(word) * block_m + i, head, batch);
         st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
       }
-      ld_shared_v2(word, head, shared.message(stage));  // once more, so that no register held them
     }
     __syncwarp();
     if (lane == 0) {
-      if (!Kernel::differentiates && far_marks<block_m>(p, first_row()) != 0)
-        st_shared(shared.message(stage), static_cast<u32>(BackwardMessage::far_word(word)));
+      if constexpr (!Kernel::differentiates) mark_far(p, shared.message(stage));
       mbarrier_arrive(shared.numbers_full(stage));
     }
     return true;
+  }
+  // Reads the message once more, so that no register holds it meanwhile.
+  static FLASHJIT_FN void mark_far(const CudaBackwardParams& p, u32 message) {
+    int word, head, place, rest;
+    ld_shared_v2(place, rest, message + 8);
+    if (far_marks<block_m>(p, static_cast<i64>(place) * place_rows) == 0) return;
+    ld_shared_v2(word, head, message);
+    st_shared(message, static_cast<u32>(BackwardMessage::far_word(word)));
   }
   // Sends the message about a block and asks for its rows' numbers.
   static FLASHJIT_FN void ask(const Shared& shared, int stage, int word, int head) {

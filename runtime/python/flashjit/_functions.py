@@ -393,7 +393,8 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     >>> k[0, :, 0, 0].tolist()
     [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     """
-    if q is not None and q_out is None:
+    makes_q = q is not None and q_out is None
+    if makes_q:
         shape, dtype, _ = _native.describe(q, "q")
         q_out = _native.empty_like(q, shape, dtype)
     paged = page_table is not None
@@ -416,7 +417,7 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
         function = _function(cache, key, _APPEND, {}, False, False, maker)
     _call(function, stream, None, q, k, v, k_new, v_new, slots, append_positions, page_table, cu_seqlens_q, k_scale,
           v_scale, q_out, rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale)  # fmt: skip
-    return q_out
+    return _native.finished(q, q_out) if makes_q else q_out
 
 
 def merge(parts_o, parts_lse, *, return_lse=False, out=None, out_dtype=None, engine=None, stream=None):
@@ -438,14 +439,17 @@ def merge(parts_o, parts_lse, *, return_lse=False, out=None, out_dtype=None, eng
             f"argument parts_o has {len(shape)} dimensions: [n, batch, seqlen, heads, head_dim], or packed [n, total, "
             "heads, head_dim], would work"
         )
-    if out is None:
+    makes_o = out is None
+    if makes_o:
         out = _native.empty_like(parts_o, shape[1:], out_dtype or dtype)
     lse = None
     if return_lse:
         batch = shape[1:-3]
         lse = _native.empty_like(parts_o, (*batch, shape[-2], shape[-3]), "fp32")
     (engine or default_engine(device))._merge(stream, out, parts_o, parts_lse, lse)
-    return (out, lse) if return_lse else out
+    if makes_o:
+        out = _native.finished(parts_o, out)
+    return (out, _native.finished(parts_o, lse)) if return_lse else out
 
 
 def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bitmasks=0, window=None, num_sinks=None,
@@ -479,7 +483,8 @@ def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bi
     indices = _native.empty_like(q, (room,), "int32")
     bitmask_of = _native.empty_like(q, (room,), "int32")
     bits = _native.empty_like(q, (bitmasks, block_m, -(-block_n // 32)), "int32") if bitmasks else None
-    lists = BlockLists(offsets, indices, bitmask_of, bits, block_m, block_n, per_head, True)
+    made = (offsets, indices, bitmask_of, bits)
+    lists = BlockLists(*made, block_m, block_n, per_head, True)
 
     left, right = _window(window) if window is not None else _ALL
     cache = functions_of(engine)
@@ -493,7 +498,8 @@ def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bi
     _call(function, stream, None, q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlens_q, seqlens_k,
           left, right, num_sinks, tree_bits, prefix_lengths, offsets, indices, bitmask_of, bits,
           *named.values())  # fmt: skip
-    return lists
+    made = (one if one is None else _native.finished(q, one) for one in made)
+    return BlockLists(*made, block_m, block_n, per_head, True)
 
 
 def _keywords(function):

@@ -50,6 +50,16 @@ PyObject* empty_like(PyObject*, PyObject* args) {
   return allocate(tensor, like, sizes, rank, static_cast<flashjit_dtype>(code));
 }
 
+// finished(like, output): the output in the form that callers of the framework of `like` get
+PyObject* finished(PyObject*, PyObject* args) {
+  PyObject *like = nullptr, *output = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &like, &output)) return nullptr;
+  const Framework* const framework = framework_of(like, "like");
+  if (!framework) return nullptr;
+  if (framework->finish == Py_None) return Ref::borrowed(output).release();
+  return PyObject_CallFunctionObjArgs(framework->finish, output, nullptr);
+}
+
 PyObject* version(PyObject*, PyObject*) {
   return PyUnicode_FromString(flashjit_version());
 }
@@ -57,6 +67,7 @@ PyObject* version(PyObject*, PyObject*) {
 PyMethodDef methods[] = {{"most_listed_blocks", most_listed_blocks, METH_VARARGS, nullptr},
                          {"describe", describe, METH_VARARGS, nullptr},
                          {"empty_like", empty_like, METH_VARARGS, nullptr},
+                         {"finished", finished, METH_VARARGS, nullptr},
                          {"version", version, METH_NOARGS, nullptr},
                          {}};
 PyModuleDef definition = {

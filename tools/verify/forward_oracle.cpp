@@ -233,7 +233,8 @@ class Worker {
       for (std::size_t key = 0; key < keys; ++key)
         score_error_[base + key] =
             raw_score_error(terms_, scale_ * rows_[r].norm * norm_[key], score_[base + key]);
-      formulas_.score(s, task.head, task.rows[r], 0, {&score_[base], keys}, {&score_error_[base], keys});
+      formulas_.score(s, task.head, task.rows[r], 0, {score_.data() + base, keys},
+                      {score_error_.data() + base, keys});
       for (std::size_t key = 0; key < keys; ++key)
         rows_[r].unknown |= kept_[base + key] && score_error_[base + key] == infinity;
     }

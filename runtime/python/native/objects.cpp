@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -16,6 +17,20 @@ PyTypeObject *engine_type, *spec_type;
 namespace {
 
 PyTypeObject *kernel_type, *prepared_type;
+
+// The arguments that an operation's launches write, by name.
+struct Operation {
+  const char* name;
+  std::vector<std::string> written;
+};
+const Operation operations[] = {
+    {"forward", {"o", "lse"}},
+    {"decode", {"o", "lse", "q_out"}},
+    {"merge", {"o", "lse"}},
+    {"append_kv", {"k", "v", "q_out"}},
+    {"backward", {"dq", "dk", "dv", "d_sink_logits"}},
+    {"make_block_lists", {"block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks"}},
+};
 
 template <class Object>
 Object* as(PyObject* self) {
@@ -195,8 +210,10 @@ PyObject* spec_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   state->fields = Ref(PyObject_CallMethod(json.get(), "loads", "O", state->text.get()));
   if (!state->fields) return nullptr;
   const char* const op = text_of(PyDict_GetItemString(state->fields.get(), "op"));
-  state->op = op ? op : "";
-  state->appends = state->op == "append_kv" || PyDict_GetItemString(state->fields.get(), "append") == Py_True;
+  for (const Operation& one : operations)
+    if (op && std::strcmp(one.name, op) == 0) state->written = one.written;
+  if (PyDict_GetItemString(state->fields.get(), "append") == Py_True)
+    state->written.insert(state->written.end(), {"k", "v"});
   PyObject* const self = new_object(type);
   if (self) as<SpecObject>(self)->state = state.release();
   return self;
@@ -433,15 +450,7 @@ const NamedInfo* SpecState::find(PyObject* name) {
       found.info.kind = PyUnicode_CompareWithASCIIString(dtype, "int32") == 0 ? Kind::integer : Kind::real;
   }
   if (found.text == "softcap" && found.info.id >= FLASHJIT_FIRST_NAMED_ARG) found.info.kind = Kind::real;
-  const auto is = [&](std::initializer_list<const char*> some) {
-    for (const char* const one : some)
-      if (found.text == one) return true;
-    return false;
-  };
-  found.info.written = is({"q_out", "dq", "dk", "dv", "d_sink_logits"}) ||
-                       (op != "backward" && is({"o", "lse"})) || (appends && is({"k", "v"})) ||
-                       (op == "make_block_lists" &&
-                        is({"block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks"}));
+  found.info.written = std::find(written.begin(), written.end(), found.text) != written.end();
   Py_INCREF(name);
   names.push_back(std::move(found));
   return &names.back();

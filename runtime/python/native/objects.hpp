@@ -20,9 +20,8 @@ struct NamedInfo {
 };
 struct SpecState {
   flashjit_spec* spec = nullptr;
-  Ref text, fields;  // the JSON text, and the dict that it says
-  std::string op;
-  bool appends = false;  // writes k and v
+  Ref text, fields;                  // the JSON text, and the dict that it says
+  std::vector<std::string> written;  // arguments that launches write, by name
   std::vector<NamedInfo> names;
 
   ~SpecState();

@@ -19,6 +19,55 @@ def grid(dims, seqlens):
     return [f"{dim}:{seqlen}:{mask}" for dim in dims for mask in ("full", "causal") for seqlen in seqlens]
 
 
+# Shapes of public models: heads, head_dim, lengths and patches of their model cards. Shares are those of a GPU of so many
+# in tensor parallelism. No shape is taken off because of a figure.
+TRAINED = {
+    "Llama 3 8B, a sequence of 8,192": "128:8192:causal:32/8:b1",
+    "Llama 3 8B, four of 2,048": "128:2048:causal:32/8:b4",
+    "Llama 3 8B, a sequence of 2,048": "128:2048:causal:32/8:b1",
+    "Llama 3 70B": "128:4096:causal:64/8:b1",
+    "Llama 3 70B, a GPU's share of 8": "128:8192:causal:8/1:b1",
+    "Llama 3.2 1B": "64:4096:causal:32/8:b2",
+    "Qwen 2.5 7B": "128:4096:causal:28/4:b1",
+    "Qwen 2.5 0.5B": "64:2048:causal:14/2:b4",
+    "Qwen 3 30B-A3B": "128:4096:causal:32/4:b1",
+    "Qwen 3 32B, a GPU's share of 4": "128:2048:causal:16/2:b1",
+    "Gemma 2 9B": "256:4096:causal:16/8:b1",
+    "Gemma 3 4B": "256:2048:causal:8/4:b2",
+    "Phi 3 mini": "96:4096:causal:32/32:b1",
+    "GPT-2 XL": "64:1024:causal:25/25:b8",
+    "gpt-oss 20B, full layers": "64:4096:causal:64/8:b1",
+    "SmolLM2 135M": "64:2048:causal:9/3:b16",
+    "OLMo 2 13B": "128:4096:causal:40/40:b1",
+    "DeepSeek V2 Lite": "192/128:4096:causal:16/16:b1",
+    "BERT large": "64:512:full:16/16:b32",
+    "ViT-L/16 at 224": "64:197:full:16/16:b128",
+    "SigLIP So400m at 384": "72:729:full:16/16:b32",
+    "DINOv2 ViT-g/14 at 518": "64:1370:full:24/24:b8",
+    "Swin-T, stage 2, windows of 7 x 7": "32:49:full:6/6:b2048",
+    "Whisper large v3, encoder": "64:1500:full:20/20:b8",
+    "Whisper large v3, cross attention": "64:448x1500:full:20/20:b8",
+    "Stable Diffusion XL at 1,024, 64 x 64": "64:4096:full:10/10:b2",
+    "Stable Diffusion XL, its cross attention": "64:4096x77:full:10/10:b2",
+    "FLUX.1 at 1,024": "128:4608:full:24/24:b1",
+    "Wan 2.1 1.3B, 480p": "128:32760:full:12/12:b1",
+}
+SERVED = {
+    "Llama 3 8B, a prompt of 512": "128:512:causal:32/8:b1",
+    "Llama 3 8B, eight of 512": "128:512:causal:32/8:b8",
+    "Llama 3 8B, a chunk of 512 at 8,192": "128:512x8192:causal:32/8:b1",
+    "Llama 3 8B, a chunk of 2,048 at 32,768": "128:2048x32768:causal:32/8:b1",
+    "Llama 3 8B, 128 rows at 32,768": "128:128x32768:causal:32/8:b1",
+    "Llama 3 70B, a GPU's share of 8, a chunk of 512 at 32,768": "128:512x32768:causal:8/1:b1",
+    "Llama 3 70B, a GPU's share of 8, 256 rows at 131,072": "128:256x131072:causal:8/1:b1",
+    "Qwen 3 32B, a GPU's share of 4, a prompt of 1,024": "128:1024:causal:16/2:b1",
+    "Gemma 2 9B, a chunk of 256 at 8,192": "256:256x8192:causal:16/8:b1",
+    "gpt-oss 20B, a chunk of 256 at 16,384": "64:256x16384:causal:64/8:b1",
+    "Whisper large v3, encoder, a request": "64:1500:full:20/20:b1",
+    "ViT-L/16 at 224, a request": "64:197:full:16/16:b1",
+}
+MODELS_FORWARD = [*TRAINED.values(), *SERVED.values()]
+MODELS_BACKWARD = ["backward:" + cell for cell in TRAINED.values()]
 GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "backward": ["backward:" + cell for cell in grid((64, 128), (8192,))],
              "backward_grid": ["backward:" + cell for cell in grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384))],
@@ -41,6 +90,7 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
                  "none:backward", "causal:backward", "window:backward", "padding:backward", "blocks_0.5:backward",
                  "blocks_0.2:backward", "blocks_0.05:backward", "alibi:backward", "softcap:backward", "t5:backward",
                  "t5:backward:learned")],
+             "models": MODELS_FORWARD, "models_backward": MODELS_BACKWARD,
              "documents": ["documents:" + part for part in ("whole", "attention", "lists", "lists:b1", "whole:causal", "attention:causal")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
@@ -68,8 +118,8 @@ DECODE_FORMULAS = {"alibi": {"score": ["alibi"]}, "softcap": {"score": ["softcap
 
 
 class Cell:
-    """A problem: [backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]. There are 2048 / head_dim heads unless
-    given. On a CPU `tokens` is None and batch * heads is 8."""
+    """A problem: [backward:]HEAD_DIM[/HEAD_DIM_V]:ROWS[xKEYS]:MASK[:HEADS_Q[/HEADS_KV]][:bBATCH]. There are as many keys as rows,
+    and 2048 / head_dim heads, unless given; causal is aligned to the last key. On a CPU `tokens` is None and batch * heads is 8."""
 
     def __init__(self, text, tokens):
         cpu = tokens is None
@@ -77,10 +127,13 @@ class Cell:
         if text.startswith("backward:"):
             self.op, self.mode, text = "backward", "bwd", text[len("backward:"):]
         try:
-            dims, seqlen, self.mask, *heads = text.split(":")
+            dims, seqlen, self.mask, *more = text.split(":")
             self.dim, self.dim_v = [int(x) for x in (dims.split("/") * 2)[:2]]
-            self.seqlen, self.causal = int(seqlen), self.mask == "causal"
-            if len(heads) > 1 or self.mask not in (MASKS if cpu else ("full", "causal")):
+            self.seqlen, self.seqlen_k = [int(x) for x in (seqlen.split("x") if "x" in seqlen else (seqlen, seqlen))]
+            self.causal = self.mask == "causal"
+            heads = [option for option in more if option[0] != "b"]
+            batch = [int(option[1:]) for option in more if option[0] == "b"]
+            if len(heads) > 1 or len(batch) > 1 or self.mask not in (MASKS if cpu else ("full", "causal")):
                 raise ValueError
             self.batch = 1 if cpu else max(1, tokens // self.seqlen)
             self.heads_q = self.heads_kv = 8 if cpu else max(1, 2048 // self.dim)
@@ -88,12 +141,15 @@ class Cell:
                 self.batch, self.heads_q, self.heads_kv = 4, 2, 2
             if heads:
                 self.heads_q, self.heads_kv = [int(x) for x in (heads[0].split("/") * 2)[:2]]
-        except ValueError:
-            raise SystemExit(f"cell {text!r} is not HEAD_DIM[/HEAD_DIM_V]:SEQLEN:full|causal[:HEADS_Q[/HEADS_KV]], as in "
-                             "128:8192:causal or backward:192/128:2048:full:64/8; masks on a CPU are also padding, window and blocks")
+            if batch:
+                self.batch = batch[0]
+        except (ValueError, IndexError):
+            raise SystemExit(f"cell {text!r} is not HEAD_DIM[/HEAD_DIM_V]:ROWS[xKEYS]:full|causal[:HEADS_Q[/HEADS_KV]][:bBATCH], as in "
+                             "128:8192:causal or backward:192/128:2048:full:64/8:b1; masks on a CPU are also padding, window and blocks")
 
     def flops(self):
-        pairs = self.batch * self.heads_q * self.seqlen**2 * (0.5 if self.causal else 1)
+        of_row = self.seqlen_k - (self.seqlen / 2 if self.causal else 0)
+        pairs = self.batch * self.heads_q * self.seqlen * of_row
         return (2.5 if self.op == "backward" else 1) * 2 * pairs * (self.dim + self.dim_v)
 
     def tflops(self, ms):
@@ -105,10 +161,10 @@ class Cell:
                  "dropout": dropout}]
 
     def request(self):
-        return {"causal": self.causal}
+        return {"causal": self.causal, **({"sk": self.seqlen_k} if self.seqlen_k != self.seqlen else {})}
 
     def flashjit_request(self):
-        return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
+        return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "seqlen_k": self.seqlen_k, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
 
 
 KV_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2")

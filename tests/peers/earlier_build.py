@@ -22,7 +22,7 @@ def main():
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         for line in sys.stdin:
             request = json.loads(line)
-            shape = {"batch": request["b"], "seqlen_q": request["s"], "num_heads_q": request["hq"], "num_heads_kv": request["hk"]}
+            shape = {"batch": request["b"], "seqlen_q": request["s"], "seqlen_k": request.get("sk", request["s"]), "num_heads_q": request["hq"], "num_heads_kv": request["hk"]}
             print(json.dumps({"spec": spec_of(request), "rounds": 40, "shapes": [shape]}), file=process.stdin, flush=True)
             answer = json.loads(process.stdout.readline())
             row = {"section": "serve", "peer": request["peers"][0], "mode": request["modes"][0], "version": "earlier build"}

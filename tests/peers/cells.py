@@ -90,7 +90,7 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
                  "none:backward", "causal:backward", "window:backward", "padding:backward", "blocks_0.5:backward",
                  "blocks_0.2:backward", "blocks_0.05:backward", "alibi:backward", "softcap:backward", "t5:backward",
                  "t5:backward:learned")],
-             "models": MODELS_FORWARD, "models_backward": MODELS_BACKWARD,
+             "models": MODELS_FORWARD, "backward_models": MODELS_BACKWARD,
              "documents": ["documents:" + part for part in ("whole", "attention", "lists", "lists:b1", "whole:causal", "attention:causal")]}
 CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],

@@ -12,6 +12,7 @@
 #include "runtime/arguments/overlap.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/cuda/tensor_maps.hpp"
+#include "runtime/operations/backward_groups.hpp"
 #include "runtime/operations/operations.hpp"
 #include "runtime/step_params.hpp"
 #include "templates/shared/backward_cpu_params.h"
@@ -131,12 +132,11 @@ struct Backward {
     }
     const auto blocks = [](i64 rows, int block) { return std::max((rows + block - 1) / block, i64{1}); };
     p.section = section(kernel, params.seqlen_q, blocks(params.seqlen_k, kernel.config.block_n));
-    const bool divides_groups =
-        Backward::divides_groups(kernel, params.num_heads_q, params.num_heads_kv, params.seqlen_q);
-    p.place_heads = divides_groups ? params.num_heads_q : params.num_heads_kv;
-    p.place_group = params.num_heads_q / std::max(p.place_heads, 1);
     p.key_rows =
         device::backward_rows(params.batch, params.seqlen_k, kernel.spec.varlen ? params.total_k : -1);
+    p.place_group = BackwardGroups{kernel}.heads_of_tile(params, p.key_rows);
+    p.place_heads = params.num_heads_q / p.place_group;
+    const bool divides_groups = p.place_heads > params.num_heads_kv;
     if (divides_groups) {
       const i64 keys = params.num_heads_kv * p.key_rows;
       p.dk_sums = rest;
@@ -325,28 +325,16 @@ struct Backward {
     return static_cast<int>((wanted - 1) / items + 1);
   }
 
-  // The second-level cache's share that rows which are computed together may take, with dQ's sums.
-  static constexpr i64 rows_in_cache = i64{32} << 20;
-  static i64 bytes_of_head(const AttentionSpec& spec, i64 seqlen_q) {
-    return seqlen_q *
-           (2 * spec.head_dim + 2 * spec.head_dim_v + 4 * device::cuda_backward_row(spec.head_dim));
-  }
   // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache. Masks of
   // lists need less order: half as many heads, so that dQ's sums are in the cache until they are converted.
   static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
     constexpr i64 most = 16;
     const i64 share = gpu(kernel).has_row_bits ? 2 : 1;
     const i64 blocks = 256 / share;  // so that no multiprocessor is without work for long
-    const i64 in_cache = rows_in_cache / share / std::max(bytes_of_head(kernel.spec, seqlen_q), i64{1});
+    const i64 in_cache = BackwardGroups::rows_in_cache / share /
+                         std::max(BackwardGroups::bytes_of_head(kernel.spec, seqlen_q), i64{1});
     return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), i64{1}, most));
   }
-  // Whether a block of the grid has one query head of a group: the rows of all do not stay in the cache.
-  static bool divides_groups(const PlannedKernel& kernel, i64 heads_q, i64 heads_kv, i64 seqlen_q) {
-    const AttentionSpec& spec = kernel.spec;
-    return gpu(kernel).persistent && !spec.deterministic && heads_q > heads_kv &&
-           heads_q / std::max(heads_kv, i64{1}) * bytes_of_head(spec, seqlen_q) > rows_in_cache;
-  }
-
   static i64 row_words(const PlannedKernel& kernel, i64 seqlen_q) {
     const i64 rows = i64{32} * kernel.config.block_m;
     return (seqlen_q + rows - 1) / rows;
@@ -368,13 +356,12 @@ struct Backward {
     const i64 key_rows = device::backward_rows(
         shape.batch, shape.seqlen_k,
         packed ? argument_table::total(shape.batch, shape.seqlen_k, shape.total_k) : -1);
-    std::optional<i64> sums = 0;
-    // A launch may leave its longest sequence out: then it has the length of all.
-    if (divides_groups(kernel, shape.num_heads_q, shape.num_heads_kv, packed ? total_q : shape.seqlen_q)) {
-      sums = product_of({shape.num_heads_kv, key_rows,
-                         device::cuda_backward_row(kernel.spec.head_dim) +
-                             device::cuda_backward_row(kernel.spec.head_dim_v)});
-    }
+    if (!product_of({shape.num_heads_kv, key_rows})) refuse_workspace(shape);
+    const auto sums =
+        product_of({BackwardGroups{kernel}.rows_of_sums(shape.num_heads_q, shape.num_heads_kv, key_rows,
+                                                        packed ? total_q : shape.seqlen_q),
+                    device::cuda_backward_row(kernel.spec.head_dim) +
+                        device::cuda_backward_row(kernel.spec.head_dim_v)});
     if (!floats || !sums || *floats > most_floats / 2 || *sums > most_floats / 4) refuse_workspace(shape);
     i64 words = 0;
     if (gpu(kernel).has_row_bits) {

@@ -97,13 +97,13 @@ struct CudaBackwardParams : BackwardParams {
   // places of its own the consumers' warps that have added the last dQ of a place to the sums,
   // [batch, place_heads]. Null if the grid is none.
   u32 *next_turn, *places_done;
-  // A block of the grid has the keys of a place for so many query heads, all of a group or one. An entry of
+  // A block of the grid has the keys of a place for so many query heads, a divisor of a group. An entry of
   // the batch has so many heads with places of their own.
   int place_group, place_heads;
   u32 section;  // such heads whose keys the grid takes together: see KeyBlock
   // In the workspace, dK / scale and dV without dropout's scale: [num_heads_kv, key_rows,
-  // cuda_backward_row(head_dim or head_dim_v)], ordered as dQ's sums. Blocks of the grid that have one query
-  // head of a group each add to them. Null if a block has all heads of a group.
+  // cuda_backward_row(head_dim or head_dim_v)], ordered as dQ's sums. Blocks of the grid that have some query
+  // heads of a group add to them. Null if a block has all heads of a group.
   float *dk_sums, *dv_sums;
   i64 key_rows;  // of a head, a multiple of backward_row_unit
   // In the workspace, for masks whose keys keep no intervals of rows: [1 or num_heads_q, key_rows /

@@ -25,7 +25,7 @@ struct WorkspaceCase {
   int head_dim, head_dim_v;
   std::string more;  // fields of the spec
   Shape shape;
-  bool groups_divided = false, has_row_bits = false;
+  bool has_row_bits = false;
 };
 
 constexpr int workspace_threads = 3;
@@ -47,7 +47,12 @@ Bytes documented(const WorkspaceCase& c, const AttentionSpec& spec, int block_m)
   Bytes bytes = 49 * h * r / 4 + 4;
   if (!spec.deterministic) bytes += 4 * h * r * ceil_to(c.head_dim, 16);
   if (std::string_view(c.target) == "sm_90a") bytes += 4 * b * h;
-  if (c.groups_divided) bytes += 4 * k * keys * (ceil_to(c.head_dim, 16) + ceil_to(c.head_dim_v, 16));
+  const bool both = c.head_dim + c.head_dim_v <= 256 || (c.head_dim <= 192 && c.head_dim_v <= 128);
+  if (std::string_view(c.target) == "sm_90a" && both && !spec.deterministic && h > k) {
+    const Bytes of_rows = h / k * longest * (2 * c.head_dim + 2 * c.head_dim_v + 4 * ceil_to(c.head_dim, 16));
+    const Bytes most = of_rows > Bytes{32} << 20 ? k * keys : Bytes{512} * workspace_threads;
+    bytes += 4 * std::min(k * keys, most) * (ceil_to(c.head_dim, 16) + ceil_to(c.head_dim_v, 16));
+  }
   if (c.has_row_bits) bytes += 8 * h * (keys / 128) * (ceil_to(longest, 32 * block_m) / (32 * block_m));
   return bytes;
 }
@@ -63,6 +68,7 @@ TEST(BackwardWorkspace, HasTheDocumentedBytes) {
                      .total_q = 333,
                      .total_k = 700};
   const Shape grouped{.batch = 1, .seqlen_q = 40000, .seqlen_k = 8000, .num_heads_q = 8, .num_heads_kv = 1};
+  const Shape many{.batch = 4, .seqlen_q = 300, .seqlen_k = 800, .num_heads_q = 4, .num_heads_kv = 1};
   Shape alone = grouped;
   alone.num_heads_kv = 8;
   const std::string tree = R"(, "mask": ["tree"])", varlen = R"(, "varlen": true)";
@@ -78,17 +84,18 @@ TEST(BackwardWorkspace, HasTheDocumentedBytes) {
       {"sm_80", 64, 64, "", grouped},
       {"sm_90a", 72, 40, "", small},
       {"sm_90a", 72, 40, "", none},
+      {"sm_90a", 64, 64, "", many},
       {"sm_90a", 72, 40, varlen, packed},
       {"sm_90a", 128, 128, deterministic, grouped},
       {"sm_90a", 128, 128, "", alone},
-      {"sm_90a", 128, 128, "", grouped, true},
-      {"sm_90a", 192, 128, "", grouped, true},
+      {"sm_90a", 128, 128, "", grouped},
+      {"sm_90a", 192, 128, "", grouped},
       {"sm_90a", 192, 192, "", grouped},
       {"sm_90a", 200, 64, "", grouped},
-      {"sm_90a", 64, 64, tree, alone, false, true},
-      {"sm_90a", 64, 64, tree + varlen, packed, false, true},
-      {"sm_90a", 128, 128, R"(, "mask": ["key % 3 != 1"])", small, false, true},
-      {"sm_90a", 128, 128, R"(, "mask": [{"kind": "sliding_window", "sinks": true}])", small, false, true},
+      {"sm_90a", 64, 64, tree, alone, true},
+      {"sm_90a", 64, 64, tree + varlen, packed, true},
+      {"sm_90a", 128, 128, R"(, "mask": ["key % 3 != 1"])", small, true},
+      {"sm_90a", 128, 128, R"(, "mask": [{"kind": "sliding_window", "sinks": true}])", small, true},
       {"sm_90a", 128, 128, R"(, "mask": ["sliding_window", "padding"])", small},
   };
   for (const WorkspaceCase& c : cases) {

@@ -1,6 +1,7 @@
 #include "codegen/base/suggest.hpp"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace flashjit {
@@ -23,12 +24,74 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return d[a.size()][b.size()];
 }
 
+// Words of other libraries and languages, and what they mean here where that is known.
+constexpr std::pair<std::string_view, std::string_view> same_meaning[] = {
+    {"q_idx", "row"},
+    {"kv_idx", "key"},
+    {"k_idx", "key"},
+    {"i", "row"},
+    {"j", "key"},
+    {"h", "head"},
+    {"b", "batch"},
+    {"pos", "position"},
+    {"qk", "score"},
+    {"fabs", "abs"},
+    {"fmin", "min"},
+    {"fmax", "max"},
+    {"INFINITY", "inf"},
+    {"half", "fp16"},
+    {"float16", "fp16"},
+    {"bfloat16", "bf16"},
+    {"float", "fp32"},
+    {"float32", "fp32"},
+    {"fp8", "fp8_e4m3"},
+    {"local", "sliding_window"},
+    {"swa", "sliding_window"},
+    {"banded", "sliding_window"},
+    {"lower_triangular", "causal"},
+    {"autoregressive", "causal"},
+    {"sparse", "block_sparse"},
+    {"natten", "neighbourhood"},
+    {"neighborhood", "neighbourhood"},
+    {"head_size", "head_dim"},
+    {"rope", "rotary"},
+    {"attention_sinks", "sink_logits"},
+    {"is_varlen", "varlen"},
+    {"packed", "varlen"},
+    {"logits_soft_cap", "softcap"},
+    {"prefill", "forward"},
+    {"fwd", "forward"},
+    {"bwd", "backward"},
+    {"generate", "decode"},
+};
+
+constexpr std::string_view separators = "_-";
+
+// Whether the text is a whole part of the word between separators: "window" of "sliding_window".
+bool is_part_of(std::string_view text, std::string_view word) {
+  for (std::size_t at = word.find(text); at != std::string_view::npos; at = word.find(text, at + 1)) {
+    const std::size_t end = at + text.size();
+    const bool begins = at == 0 || separators.find(word[at - 1]) != std::string_view::npos;
+    const bool ends = end == word.size() || separators.find(word[end]) != std::string_view::npos;
+    if (begins && ends) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string_view closest(std::string_view word, std::span<const std::string_view> known) {
   word = word.substr(0, 64);
+  for (const auto& [other, meant] : same_meaning)
+    if (other == word && std::find(known.begin(), known.end(), meant) != known.end()) return meant;
+  // A third of the letters may be wrong: "doc" is no slip for "log".
+  if (word.size() < 2) return {};
+  std::string lower(word);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  word = lower;
   std::string_view best;
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 2) + 1;
+  std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
   for (std::string_view candidate : known) {
     const std::size_t distance = edit_distance(word, candidate);
     if (distance < best_distance) {
@@ -36,7 +99,18 @@ std::string_view closest(std::string_view word, std::span<const std::string_view
       best_distance = distance;
     }
   }
-  return best;
+  if (best_distance <= 1) return best;
+  // The word is a known one's beginning, or one has the other as a part. The shortest such word adds the
+  // least.
+  constexpr std::size_t shortest_part = 3;
+  std::string_view longer;
+  for (std::string_view candidate : known) {
+    const bool has_part =
+        word.size() >= shortest_part && candidate.size() >= shortest_part &&
+        (candidate.starts_with(word) || is_part_of(word, candidate) || is_part_of(candidate, word));
+    if (has_part && (longer.empty() || candidate.size() < longer.size())) longer = candidate;
+  }
+  return longer.empty() ? best : longer;
 }
 
 std::string listed(std::span<const std::string_view> words) {

@@ -7,8 +7,8 @@
 
 namespace flashjit {
 
-// The known word with the least edit distance (insert, delete, substitute,
-// swap neighbours); empty if none is near. `known` must not be empty.
+// The known word that was probably meant: one of the same meaning, one spelt almost so (insert, delete,
+// substitute, swap neighbours), or one that begins so or has a part in common; empty if there is none.
 std::string_view closest(std::string_view word, std::span<const std::string_view> known);
 
 // "a, b and c".

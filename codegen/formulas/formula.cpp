@@ -402,10 +402,6 @@ class Parser {
       if (variable.name != FormulaName::score || use_ == FormulaUse::score) known.push_back(variable.text);
     for (const DeclaredTable& table : declared_.tables) known.push_back(table.name);
     for (const DeclaredScalar& scalar : declared_.scalars) known.push_back(scalar.name);
-    for (const auto& [word, meant] : other_words)
-      if (token.text == word)
-        fail(token.at,
-             "unknown name " + in_quotes(token.text) + "; did you mean " + std::string(meant) + "?");
     const std::string hint = did_you_mean(token.text, known);
     fail(token.at, "unknown name " + in_quotes(token.text) +
                        (hint.empty() ? "; \"tables\" and \"scalars\" declare names" : hint));

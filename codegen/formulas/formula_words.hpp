@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string_view>
-#include <utility>
 
 #include "codegen/formulas/formula.hpp"
 
@@ -77,12 +76,5 @@ inline constexpr BinaryOperator binary_operators[] = {
     {"%", FormulaOperation::remainder, 5},
 };
 inline constexpr int unary_precedence = 6;
-
-// Words of other languages and interfaces.
-inline constexpr std::pair<std::string_view, std::string_view> other_words[] = {
-    {"q_idx", "row"}, {"kv_idx", "key"},   {"k_idx", "key"}, {"i", "row"},        {"j", "key"},
-    {"h", "head"},    {"b", "batch"},      {"fabs", "abs"},  {"INFINITY", "inf"}, {"fmin", "min"},
-    {"fmax", "max"},  {"pos", "position"}, {"qk", "score"},
-};
 
 }  // namespace flashjit

@@ -119,6 +119,7 @@ TEST(Formula, MistakesNameTheirColumn) {
       {"  ", "column 1: ", "the formula is empty"},
       {"score + slop[head]", "column 9: ", "unknown name \"slop\"; did you mean slope?"},
       {"score + kv_idx", "column 9: ", "did you mean key?"},
+      {"score + lim[key]", "column 9: ", "unknown name \"lim\"; \"tables\" and \"scalars\" declare names"},
       {"score + zzzzzzzzzz", "column 9: ", "\"tables\" and \"scalars\" declare names"},
       {"score +", "column 8: ", "the formula ends where a number, a name or a bracket is expected"},
       {"score + * 2", "column 9: ", "\"*\" stands where a number"},

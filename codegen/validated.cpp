@@ -1,10 +1,11 @@
-// AttentionSpec::validated(): the rules of a spec, which families and formulas make.
+// AttentionSpec::validated() and for_op(): the rules of a spec, which families and formulas make.
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "codegen/base/float_state.hpp"
+#include "codegen/base/suggest.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/formulas/write_out.hpp"
@@ -14,6 +15,37 @@
 
 namespace flashjit {
 namespace {
+
+void check_enumerator(Operation op) {
+  if (static_cast<std::size_t>(op) >= num_operations)
+    invalid("op " + std::to_string(static_cast<int>(op)) + " is no enumerator of Operation; " +
+            to_string(Operation::forward) + " would work");
+}
+
+// Fields that say which result is right. No operation that attends may leave one out.
+constexpr std::string_view decides_result[] = {"mask",        "score",   "tables",        "scalars",
+                                               "sink_logits", "precise", "deterministic", "batch_invariant"};
+
+bool has_name(const std::string& formula, std::string_view name) {
+  const auto is_letter = [&](std::size_t at) {
+    return at < formula.size() && is_identifier("_" + formula.substr(at, 1));
+  };
+  for (std::size_t at = formula.find(name); at != std::string::npos; at = formula.find(name, at + 1))
+    if ((at == 0 || !is_letter(at - 1)) && !is_letter(at + name.size())) return true;
+  return false;
+}
+
+// Leaves out what nothing reads where there are masks, but no scores.
+void keep_masks_only(AttentionSpec& spec) {
+  const auto is_unread = [&](const auto& declared) {
+    return std::none_of(spec.mask.begin(), spec.mask.end(), [&](const Mask& mask) {
+      const auto* formula = std::get_if<FormulaMask>(&mask);
+      return formula && has_name(formula->formula, declared.name);
+    });
+  };
+  std::erase_if(spec.tables, is_unread);
+  std::erase_if(spec.scalars, is_unread);
+}
 
 void check_dtype_of(const char* field, const std::optional<DType>& value, DType dtype) {
   if (!value || *value == dtype || *value == DType::fp32) return;
@@ -81,9 +113,7 @@ void check_block_lists(const AttentionSpec& spec) {
 
 AttentionSpec AttentionSpec::validated() const {
   const DefaultFloatState state;
-  if (static_cast<std::size_t>(op) >= num_operations)
-    invalid("op " + std::to_string(static_cast<int>(op)) + " is no enumerator of Operation; " +
-            to_string(Operation::forward) + " would work");
+  check_enumerator(op);
   AttentionSpec spec = *this;
   write_out_formulas(spec);
   spec = without_defaults(std::move(spec));
@@ -103,6 +133,33 @@ AttentionSpec AttentionSpec::validated() const {
   check_block_lists(spec);
   check_supported(spec);
   return spec;
+}
+
+AttentionSpec AttentionSpec::for_op(Operation wanted) const {
+  const DefaultFloatState state;
+  check_enumerator(op);
+  check_enumerator(wanted);
+  if (wanted == op) return validated();
+  AttentionSpec spec = *this;
+  write_out_formulas(spec);
+  spec.op = wanted;
+  spec.config = {};
+  const OperationInfo& info = info_of(wanted);
+  const AttentionSpec defaults;
+  for (const SpecField& field : spec_fields) {
+    const bool decides = info.attends && std::find(std::begin(decides_result), std::end(decides_result),
+                                                   std::string_view(field.name)) != std::end(decides_result);
+    if (decides || computes_field(wanted, field.name)) continue;
+    std::visit([&](auto member) { spec.*member = defaults.*member; }, field.member);
+  }
+  if (!info.attends) keep_masks_only(spec);
+  // Caches always count their keys.
+  if (info.attends && info.caches == When::always)
+    std::erase_if(spec.mask, [](const Mask& mask) { return std::holds_alternative<PaddingMask>(mask); });
+  if (info.caches == When::by_field && !spec.paged) spec.kv_dtype.reset();
+  if (!spec.kv_dtype) spec.kv_scale.reset();
+  if (info.appends == When::by_field && !spec.append) spec.rotary.reset();
+  return spec.validated();
 }
 
 }  // namespace flashjit

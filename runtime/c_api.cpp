@@ -106,11 +106,11 @@ flashjit::Shape shape_of(const flashjit_shape* shape) {
   return {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q, s.num_heads_kv, s.page_size, s.total_q, s.total_k};
 }
 
-flashjit::Tensor tensor_of(const flashjit_argument& arg) {
-  const char* const name = "the tensor of argument id ";
-  const flashjit_tensor& t = require(arg.value.tensor, name, arg.id);
+// `name` is the argument's, for messages.
+flashjit::Tensor tensor_of(const flashjit_argument& arg, std::string_view name) {
+  const flashjit_tensor& t = require(arg.value.tensor, "argument ", name, "'s tensor");
   const auto wrong = [&](const char* field, int value, const char* allowed) {
-    refuse_argument(name, arg.id, " has ", field, " ", value, ", which is not ", allowed);
+    refuse_argument("argument ", name, "'s tensor has ", field, " ", value, ", which is not ", allowed);
   };
   if (t.dtype < FLASHJIT_FP32 || t.dtype > FLASHJIT_FP8_E5M2) wrong("dtype", t.dtype, "a flashjit_dtype");
   if (t.device_kind < FLASHJIT_CPU || t.device_kind > FLASHJIT_CUDA)
@@ -125,22 +125,21 @@ flashjit::Tensor tensor_of(const flashjit_argument& arg) {
   return tensor;
 }
 
-void set(std::optional<flashjit::Tensor>& member, const flashjit_argument& arg) {
-  member = tensor_of(arg);
+void set(std::optional<flashjit::Tensor>& member, const flashjit_argument& arg, const char* name) {
+  member = tensor_of(arg, name);
 }
-void set(std::optional<int>& member, const flashjit_argument& arg) {
+void set(std::optional<int>& member, const flashjit_argument& arg, const char* name) {
   if (arg.value.integer < 0 || arg.value.integer > std::numeric_limits<int>::max())
-    refuse_argument("argument id ", arg.id, " is ", arg.value.integer,
-                    ", it must be between 0 and 2147483647");
+    refuse_argument("argument ", name, " is ", arg.value.integer, ", it must be between 0 and 2147483647");
   member = static_cast<int>(arg.value.integer);
 }
-void set(std::optional<float>& member, const flashjit_argument& arg) {
+void set(std::optional<float>& member, const flashjit_argument& arg, const char*) {
   member = static_cast<float>(arg.value.real);
 }
-void set(std::optional<double>& member, const flashjit_argument& arg) {
+void set(std::optional<double>& member, const flashjit_argument& arg, const char*) {
   member = arg.value.real;
 }
-void set(std::optional<std::uint64_t>& member, const flashjit_argument& arg) {
+void set(std::optional<std::uint64_t>& member, const flashjit_argument& arg, const char*) {
   member = static_cast<std::uint64_t>(arg.value.integer);
 }
 
@@ -163,10 +162,9 @@ class Arguments {
         refuse_argument("argument id ", arg.id, " at position ", i, " is not known to flashjit ",
                         flashjit::version(), ": ids are those of flashjit_argument_id");
       if (given & bit_of(*known))
-        refuse_argument("argument id ", arg.id, " at position ", i, " was given before: give ", known->name,
-                        " once");
+        refuse_argument("argument ", known->name, " at position ", i, " was given before: give it once");
       given |= bit_of(*known);
-      std::visit([&](auto member) { set(args_.*member, arg); }, known->member);
+      std::visit([&](auto member) { set(args_.*member, arg, known->name); }, known->member);
     }
     args_.named = {named_.all, named_count_};
   }
@@ -186,7 +184,7 @@ class Arguments {
     const std::string_view name = name_of(declared, named_count_);
     flashjit::NamedArgument* const named = &named_.all[named_count_++];
     if (declared.table) {
-      std::construct_at(named, name, tensor_of(arg));
+      std::construct_at(named, name, tensor_of(arg, name));
     } else if (declared.scalar->dtype == flashjit::DType::int32) {
       std::construct_at(named, name, arg.value.integer);
     } else {
@@ -303,6 +301,13 @@ flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec) {
   return guarded([&] {
     flashjit_spec*& created = require(spec, "spec");
     created = new flashjit_spec{AttentionSpec::from_json(&require(json, "json"))};
+  });
+}
+flashjit_status flashjit_spec_create_for_op(const char* json, const char* op, flashjit_spec** spec) {
+  return guarded([&] {
+    flashjit_spec*& created = require(spec, "spec");
+    const flashjit::Operation wanted = flashjit::operation_named(&require(op, "op"));
+    created = new flashjit_spec{AttentionSpec::from_json(&require(json, "json"), wanted)};
   });
 }
 void flashjit_spec_destroy(flashjit_spec* spec) {

@@ -216,6 +216,11 @@ FLASHJIT_C_API void flashjit_engine_destroy(flashjit_engine* engine);
 
 /* Reads the JSON form of a spec. */
 FLASHJIT_C_API flashjit_status flashjit_spec_create(const char* json, flashjit_spec** spec);
+/* Reads it as the spec of another operation on the same problem, "backward" or "decode" of a forward's. What
+   has no meaning for that operation is left out (AttentionSpec::for_op of codegen/spec/spec.hpp says what).
+ */
+FLASHJIT_C_API flashjit_status flashjit_spec_create_for_op(const char* json, const char* op,
+                                                           flashjit_spec** spec);
 FLASHJIT_C_API void flashjit_spec_destroy(flashjit_spec* spec);
 /* The id of an argument of the spec's launches: of a table or scalar that it declares, or of one of
    flashjit_argument_id by its lower-case name, such as "q". */

@@ -231,6 +231,12 @@ void check_supported(const AttentionSpec& spec, std::span<const SpecField> table
   }
 }
 
+bool computes_field(Operation op, std::string_view field) {
+  return std::any_of(std::begin(families), std::end(families), [&](const KernelFamily* family) {
+    return family->op == op && has(family->fields, field);
+  });
+}
+
 std::string targets_with_choice(Operation op, std::string_view choice) {
   return targets_where(op, [&](const KernelFamily& family) { return family.has_choice(choice); });
 }

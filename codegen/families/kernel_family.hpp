@@ -129,6 +129,9 @@ void check_head_dims(const AttentionSpec& spec);
 // Throws unsupported if no target's family computes a feature of the spec.
 void check_supported(const AttentionSpec& spec, std::span<const SpecField> table = spec_fields);
 
+// Whether some target's family for the operation computes the field of a spec.
+bool computes_field(Operation op, std::string_view field);
+
 // The targets whose kernels for the operation have the choice: "sm_90a and x86-64-v4".
 std::string targets_with_choice(Operation op, std::string_view choice);
 

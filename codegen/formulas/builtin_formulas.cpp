@@ -109,7 +109,7 @@ FormulaMask FormulaMask::neighbourhood(const std::vector<int>& shape, const std:
     }
     inside *= size;
   }
-  return {formula.empty() ? "0 == 0" : formula};
+  return {.formula = formula.empty() ? "0 == 0" : formula, .places = inside};
 }
 
 void write_out_names(AttentionSpec& spec) {

@@ -102,11 +102,14 @@ struct FormulaMask {
   static constexpr char kind[] = "formula";
   static constexpr bool reads_tables = false;  // those that the spec declares are read by its formulas
   std::string formula = {};
+  // Of a neighbourhood: how many rows and keys a sequence may have, since the formula says nothing of others.
+  // 0: any. Specs that differ in it have the same kernels, so it is in no text and no comparison.
+  std::int64_t places = 0;
 
   // Rows and keys are the places of an array of this shape, of 1 to 3 dimensions, the last one fastest. A row
   // sees the window of so many keys along each dimension that is nearest around its own place and within the
   // array; with a dilation d, the nearest among keys that lie a multiple of d away (NATTEN, Hassani et al.
-  // 2023). Throws invalid_spec.
+  // 2023). Throws invalid_spec. A kernel for longer sequences than the array has places is refused.
   static FLASHJIT_API FormulaMask neighbourhood(const std::vector<int>& shape, const std::vector<int>& window,
                                                 const std::vector<int>& dilation = {});
 
@@ -114,7 +117,8 @@ struct FormulaMask {
   static void for_each_field(Self& self, Visit&& visit) {
     visit("formula", self.formula);
   }
-  auto operator<=>(const FormulaMask&) const = default;
+  auto operator<=>(const FormulaMask& other) const { return formula <=> other.formula; }
+  bool operator==(const FormulaMask& other) const { return formula == other.formula; }
 };
 
 using Mask = std::variant<CausalMask, SlidingWindowMask, PaddingMask, BlockSparseMask, TreeMask, FormulaMask>;

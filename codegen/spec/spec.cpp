@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "codegen/base/suggest.hpp"
 #include "codegen/spec/spec_fields.hpp"
 
 namespace flashjit {
@@ -116,6 +117,16 @@ std::string to_json(const PinnedConfig& config) {
             choice_text(*(config.*pin)) + quote;
   });
   return "{" + text + "}";
+}
+
+Operation operation_named(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const OperationInfo& row : operation_table) {
+    if (name == row.name) return row.op;
+    names.emplace_back(row.name);
+  }
+  throw Error(ErrorCode::invalid_spec,
+              "op " + in_quotes(name) + " is not one of " + listed(names) + did_you_mean(name, names));
 }
 
 const char* to_string(Operation op) noexcept {

@@ -137,6 +137,15 @@ struct FLASHJIT_API AttentionSpec {
   // Reads the JSON form (tools/spec.schema.json), at most 256 KiB, and validates it. Throws invalid_spec or
   // unsupported; the message names the field, the value, the rule and the nearest choice that works.
   static AttentionSpec from_json(std::string_view text);
+  // The same text read for another operation, as for_op() says.
+  static AttentionSpec from_json(std::string_view text, Operation op);
+  // The spec of another operation on the same problem, validated: of a forward its backward or the decode of
+  // its model. What has no meaning for that operation is left out: pinned configs of other kernels; outputs
+  // that it does not write, and their dtypes; dropout in a decode; caches and what is appended to them where
+  // it has none; masks, scores and promises about bits where nothing attends. Masks, scores and promises
+  // otherwise stay, and are refused where no kernel has them. A table's "grad" stays only if this spec is not
+  // validated.
+  AttentionSpec for_op(Operation op) const;
   // The fields that are not at their default, in canonical order, on one line. Equal
   // specs give equal text, and a field added to flashjit later changes no text.
   std::string to_json() const;
@@ -150,5 +159,7 @@ struct FLASHJIT_API AttentionSpec {
 };
 
 FLASHJIT_API const char* to_string(Operation) noexcept;
+// The operation of that name. Throws invalid_spec.
+FLASHJIT_API Operation operation_named(std::string_view name);
 
 }  // namespace flashjit

@@ -74,14 +74,60 @@ std::string shown(const Json& value) {
   }
 }
 
+// A spec says these things, but not by a field of that name; other libraries have parameters of these names.
+constexpr std::pair<std::string_view, const char*> said_otherwise[] = {
+    {"window", "mask [\"sliding_window\"], with window_left and window_right at a launch,"},
+    {"window_size", "mask [\"sliding_window\"], with window_left and window_right at a launch,"},
+    {"window_left", "mask [\"sliding_window\"], with window_left at a launch,"},
+    {"window_right", "mask [\"sliding_window\"], with window_right at a launch,"},
+    {"num_sinks", "mask [{\"kind\": \"sliding_window\", \"sinks\": true}], with num_sinks at a launch,"},
+    {"attn_mask", "a mask of kind block_sparse or a formula in mask"},
+    {"dropout_p", "dropout true, with dropout_p at a launch,"},
+    {"scale", "softmax_scale at a launch"},
+    {"sm_scale", "softmax_scale at a launch"},
+    {"softmax_scale", "softmax_scale at a launch"},
+    {"alibi_slopes", "score [\"alibi\"], with alibi_slopes at a launch,"},
+    {"logits_soft_cap", "score [\"softcap\"], with softcap at a launch,"},
+    {"page_size", "paged true, with page_size in the shape that a kernel is asked for,"},
+    {"cu_seqlens", "varlen true, with cu_seqlens_q and cu_seqlens_k at a launch,"},
+    {"batch", "the shape that a kernel is asked for"},
+    {"heads", "the shape that a kernel is asked for"},
+    {"num_heads", "the shape that a kernel is asked for"},
+    {"num_heads_q", "the shape that a kernel is asked for"},
+    {"num_heads_kv", "the shape that a kernel is asked for"},
+    {"seqlen", "the shape that a kernel is asked for"},
+    {"seqlen_q", "the shape that a kernel is asked for"},
+    {"seqlen_k", "the shape that a kernel is asked for"},
+};
+
+// "; mask ["causal"] would work" for a field of the spec that is the name of something else in it.
+std::string where_instead(std::string_view field) {
+  const auto works = [](const std::string& text) { return "; " + text + " would work"; };
+  for (const auto& [name, instead] : said_otherwise)
+    if (field == name) return works(instead);
+  std::string_view word = field;
+  if (word.starts_with("is_")) word.remove_prefix(3);
+  if (word.ends_with("_mask")) word.remove_suffix(5);
+  const auto is_one_of = [&](Names names) {
+    return std::find(names.begin(), names.end(), word) != names.end();
+  };
+  if (is_one_of(mask_kinds)) return works("mask [" + json_string(word) + "]");
+  if (is_one_of(builtin_scores)) return works("score [" + json_string(word) + "]");
+  if (is_one_of(names_of_config)) return works("config {" + json_string(word) + ": ...}");
+  return {};
+}
+
 // One JSON object whose fields are all known. `path`, such as "config.", precedes field names in messages.
 class Object {
  public:
   Object(const Json& json, std::string path, Names known) : json_(json), path_(std::move(path)) {
     for (const auto& [name, value] : json.items()) {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-      invalid("unknown field " + in_quotes(path_ + name) + "; the fields are " + listed(known) +
-              did_you_mean(name, known));
+      std::string hint = did_you_mean(name, known);
+      // Masks are asked for a window's sizes, too.
+      if (path_.empty() || path_.starts_with("mask["))
+        if (std::string instead = where_instead(name); !instead.empty()) hint = std::move(instead);
+      invalid("unknown field " + in_quotes(path_ + name) + "; the fields are " + listed(known) + hint);
     }
   }
 
@@ -353,8 +399,10 @@ void read_field(const Object& fields, const SpecField& field, Value& out) {
 
 }  // namespace
 
-AttentionSpec AttentionSpec::from_json(std::string_view text) {
-  const DefaultFloatState state;
+namespace {
+
+// The fields of the text, which may contradict each other.
+AttentionSpec read_spec(std::string_view text) {
   const Json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec, most_spec_bytes);
   if (!json.is_object()) {
     invalid("a spec must be an object, not " + shown(json) +
@@ -374,7 +422,19 @@ AttentionSpec AttentionSpec::from_json(std::string_view text) {
   if (fields.find("head_dim_v") != nullptr && spec.head_dim_v == 0) {
     invalid("head_dim_v 0 has no columns; 8 would work, or leaving it out, which means head_dim");
   }
-  return spec.validated();
+  return spec;
+}
+
+}  // namespace
+
+AttentionSpec AttentionSpec::from_json(std::string_view text) {
+  const DefaultFloatState state;
+  return read_spec(text).validated();
+}
+
+AttentionSpec AttentionSpec::from_json(std::string_view text, Operation op) {
+  const DefaultFloatState state;
+  return read_spec(text).for_op(op);
 }
 
 }  // namespace flashjit

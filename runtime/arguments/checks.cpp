@@ -73,13 +73,33 @@ void check_presence(const AttentionSpec& spec, const AttentionArgs& args) {
   }
 }
 
+namespace {
+
+// Rows and keys of a neighbourhood are the places of its array.
+void check_places(const FormulaMask& mask, const Shape& s) {
+  const int longest = std::max(s.seqlen_q, s.seqlen_k);
+  if (longest <= mask.places) return;
+  refuse_argument("the shape has ", s.seqlen_q > mask.places ? "seqlen_q " : "seqlen_k ",
+                  s.seqlen_q > mask.places ? s.seqlen_q : s.seqlen_k,
+                  ", and mask neighbourhood has an array of ", mask.places,
+                  " places, which are the rows and keys: at most ", mask.places,
+                  " would work, or a neighbourhood of a larger shape");
+}
+
+}  // namespace
+
 void check_shape(const AttentionSpec& spec, const Shape& s) {
   const bool countable = s.batch >= 0 && s.seqlen_q >= 0 && s.seqlen_k >= 0 && s.page_size >= 0 &&
                          s.total_q >= 0 && s.total_k >= 0;
   const bool has_groups =
       s.num_heads_q == 0 ? s.num_heads_kv >= 0
                          : s.num_heads_q > 0 && s.num_heads_kv > 0 && s.num_heads_q % s.num_heads_kv == 0;
-  if (countable && has_groups && (s.page_size == 0 || spec.paged)) return;
+  if (countable && has_groups && (s.page_size == 0 || spec.paged)) {
+    for (const Mask& mask : spec.mask)
+      if (const auto* formula = std::get_if<FormulaMask>(&mask); formula && formula->places != 0)
+        check_places(*formula, s);
+    return;
+  }
   if (!has_groups)
     refuse_argument("the shape has num_heads_q ", s.num_heads_q, " and num_heads_kv ", s.num_heads_kv,
                     ": neither may be negative, and the first must be a multiple of the second");

@@ -44,11 +44,14 @@ void check_window(const AttentionArgs& args, ProblemParams& p) {
 // Requires so many rows of a table. Packed launches also take tables
 // made for longer sequences, which stay fixed while a graph is replayed.
 void require_rows(const char* name, const Tensor& t, int dim, std::int64_t needed, bool varlen,
-                  const char* what) {
+                  const AttentionArgs& args, const char* what) {
   if (!varlen) return require_shape(name, t, dim, needed, what);
   if (t.shape[dim] < needed)
     refuse_argument(name, " has shape ", shape_text(t), ": dimension ", dim, " must be at least ", needed,
-                    ", ", what);
+                    ", ", what,
+                    args.max_seqlen_q ? ""
+                                      : "; without max_seqlen_q the longest sequence may have all packed "
+                                        "rows, and a smaller max_seqlen_q would work");
 }
 
 // The stride of a dimension of size `size`; 0 for a dimension of size 1, which all share.
@@ -63,7 +66,7 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
   const Tensor& offsets = require<&AttentionArgs::block_offsets>(spec, args, device);
   require_table("block_offsets", offsets);
   const int row_blocks = device::ceil_div(p.seqlen_q, mask.block_m);
-  require_rows("block_offsets", offsets, 2, row_blocks + 1, spec.varlen,
+  require_rows("block_offsets", offsets, 2, row_blocks + 1, spec.varlen, args,
                "one more than the query blocks of the mask's block_m rows");
   p.blocks.offsets = static_cast<const int*>(offsets.data);
   p.blocks.row_blocks = row_blocks;
@@ -102,7 +105,7 @@ bool reads_lists(const AttentionSpec& spec) {
 
 void check_tree(const AttentionSpec& spec, const AttentionArgs& args, Device device, ProblemParams& p) {
   const Tensor& bits = require<&AttentionArgs::tree_bits>(spec, args, device);
-  require_rows("tree_bits", bits, 1, p.seqlen_q, spec.varlen, "the longest seqlen_q");
+  require_rows("tree_bits", bits, 1, p.seqlen_q, spec.varlen, args, "the longest seqlen_q");
   require_table("tree_bits", bits);
   p.tree.words = static_cast<const device::u32*>(bits.data);
   p.tree.batch_stride = shared_or_own("tree_bits", bits, 0, p.batch, "1 or the batch");

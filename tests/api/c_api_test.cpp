@@ -159,6 +159,19 @@ TEST_F(CApi, BadSpecs) {
   EXPECT_EQ(s, nullptr) << "written by a call that failed";
 }
 
+TEST_F(CApi, SpecOfAnotherOperation) {
+  flashjit_spec* s = nullptr;
+  const char* const json = R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "lse": false})";
+  ASSERT_EQ(flashjit_spec_create_for_op(json, "backward", &s), FLASHJIT_OK) << flashjit_last_error_message();
+  std::int32_t id = 0;
+  EXPECT_EQ(flashjit_spec_argument(s, "dq", &id), FLASHJIT_OK);
+  flashjit_spec_destroy(s);
+  expect(FLASHJIT_INVALID_SPEC, {"op \"bakward\"", "backward"},
+         flashjit_spec_create_for_op(json, "bakward", &s));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"op"}, flashjit_spec_create_for_op(json, nullptr, &s));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"json"}, flashjit_spec_create_for_op(nullptr, "backward", &s));
+}
+
 TEST_F(CApi, CompilationsHaveLimitsAndAreCancelled) {
   flashjit_engine_options options = {};
   options.struct_size = sizeof options;
@@ -386,13 +399,16 @@ TEST_F(CApi, BadArguments) {
   arguments[5].id = 999;
   expect(FLASHJIT_INVALID_ARGUMENT, {"999", "position 5"}, launch(6));
   arguments[5] = arguments[2];
-  expect(FLASHJIT_INVALID_ARGUMENT, {"id 3 at position 5", "give v once"}, launch(6));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"argument v at position 5", "give it once"}, launch(6));
   arguments[5].id = FLASHJIT_ARG_SOFTMAX_SCALE;
   arguments[5].value.real = 1e300;  // beyond a float32
   expect(FLASHJIT_INVALID_ARGUMENT, {"softmax_scale"}, launch(6));
   arguments[5].id = FLASHJIT_ARG_MAX_SEQLEN_Q;
   arguments[5].value.integer = std::int64_t{1} << 40;
-  expect(FLASHJIT_INVALID_ARGUMENT, {"1099511627776"}, launch(6));
+  expect(FLASHJIT_INVALID_ARGUMENT, {"argument max_seqlen_q is 1099511627776"}, launch(6));
+  arguments[5].id = FLASHJIT_ARG_WINDOW_LEFT;
+  arguments[5].value.integer = -1;
+  expect(FLASHJIT_INVALID_ARGUMENT, {"argument window_left is -1"}, launch(6));
   expect(FLASHJIT_INVALID_ARGUMENT, {"stream"}, launch(5, this));
   EXPECT_EQ(launch(), FLASHJIT_OK) << flashjit_last_error_message();
 }

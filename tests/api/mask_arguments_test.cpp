@@ -211,6 +211,8 @@ TEST(MaskArguments, PackedWithTablesOfLongerSequences) {
   few.table(&AttentionArgs::tree_bits, {1, seqlen_q - 1, 1}, std::vector<std::int32_t>(seqlen_q));
   few.args().max_seqlen_q = seqlen_q;
   few.expect_refusal({"tree_bits", "at least 5"});
+  few.args().max_seqlen_q.reset();  // the longest sequence may have the rows of all
+  few.expect_refusal({"tree_bits", "a smaller max_seqlen_q would work"});
   MaskArguments padded({TreeMask{}});  // not packed: the table must fit exactly
   padded.table(&AttentionArgs::tree_bits, {1, seqlen_q + 1, 1}, std::vector<std::int32_t>(seqlen_q + 1));
   padded.expect_refusal({"tree_bits", "must be 5"});

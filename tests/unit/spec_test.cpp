@@ -224,6 +224,96 @@ TEST(Spec, Fields) {
   expect_invalid(R"({"op": "forward", "dtype": "bf16"})", {"\"head_dim\"", "missing"});
 }
 
+// Words of other interfaces are answered with what says the same here, not with what is spelt alike.
+TEST(Spec, WordsOfOtherInterfaces) {
+  expect_invalid(with(R"("causal": true)"), {R"(mask ["causal"] would work)"});
+  expect_invalid(with(R"("is_causal": true)"), {R"(mask ["causal"] would work)"});
+  expect_invalid(with(R"("window": 128)"), {R"(mask ["sliding_window"], with window_left)"});
+  expect_invalid(with(R"("softcap": 30)"), {R"(score ["softcap"] would work)"});
+  expect_invalid(with(R"("softmax_scale": 1)"), {"softmax_scale at a launch would work"});
+  expect_invalid(with(R"("block_m": 64)"), {R"(config {"block_m": ...} would work)"});
+  expect_invalid(with(R"("num_heads": 8)"), {"the shape that a kernel is asked for would work"});
+  expect_invalid(with(R"("mask": [{"kind": "sliding_window", "window": 9}])"),
+                 {"mask[0].window", "with window_left and window_right at a launch"});
+  const std::pair<const char*, const char*> meant[] = {
+      {"sliding", "sliding_window"}, {"window", "sliding_window"},
+      {"local", "sliding_window"},   {"pad", "padding"},
+      {"sparse", "block_sparse"},    {"causal_mask", "causal"},
+      {"prefix", "prefix_lm"},       {"neighborhood", "neighbourhood"}};
+  for (const auto& [word, mask] : meant)
+    expect_invalid(with(R"("mask": [")" + std::string(word) + "\"]"),
+                   {(std::string("did you mean ") + mask + "?").c_str()});
+  expect_invalid(R"({"op": "forward", "dtype": "bfloat16", "head_dim": 64})", {"did you mean bf16?"});
+  // Nothing is near: the list alone says what there is.
+  for (const char* word : {"doc", "w", "zebra"}) {
+    try {
+      AttentionSpec::from_json(with(R"("mask": [")" + std::string(word) + "\"]"));
+      ADD_FAILURE() << word;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), testing::Not(testing::HasSubstr("did you mean"))) << word;
+    }
+  }
+}
+
+// for_op leaves out what has no meaning for the operation, and nothing that would change a result.
+TEST(Spec, OfAnotherOperation) {
+  const auto as = [](const std::string& json, Operation op) {
+    return AttentionSpec::from_json(json, op).to_json();
+  };
+  const std::string forward =
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 32, "mask": ["causal", "padding"], )"
+      R"("dropout": true, "lse": false, "varlen": true, "o_dtype": "fp32", "score": ["score + slope[head]"], )"
+      R"("tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}}, "sink_logits": true, )"
+      R"("config": {"block_m": 64}})";
+  const std::string start = R"(", "dtype": "bf16", "head_dim": 64, "head_dim_v": 32)",
+                    scores = R"("score": ["score + slope[head]"], "tables": {"slope": {"dtype": "fp32", )"
+                             R"("shape": ["heads_q"])";
+  EXPECT_EQ(as(forward, Operation::backward),
+            R"({"op": "backward)" + start +
+                R"(, "mask": ["causal", "padding"], "dropout": true, "varlen": true, )"
+                R"("o_dtype": "fp32", )" +
+                scores + R"(, "grad": true}}, "sink_logits": true})");
+  EXPECT_EQ(as(forward, Operation::decode),
+            R"({"op": "decode)" + start +
+                R"(, "mask": ["causal"], "lse": false, "varlen": true, "o_dtype": "fp32", )" + scores +
+                R"(}}, "sink_logits": true})");
+  EXPECT_EQ(as(forward, Operation::append_kv), R"({"op": "append_kv)" + start + R"(, "varlen": true})");
+  EXPECT_EQ(as(forward, Operation::merge), R"({"op": "merge)" + start + R"(, "lse": false, "varlen": true})");
+  EXPECT_EQ(as(forward, Operation::forward), AttentionSpec::from_json(forward).to_json()) << "keeps pins";
+
+  const std::string decode =
+      R"({"op": "decode", "dtype": "bf16", "head_dim": 64, "mask": ["causal"], "paged": true, "append": true, )"
+      R"("batch_invariant": true, "kv_dtype": "int8", "kv_scale": "head", "rotary": {"style": "half", "q": true}})";
+  EXPECT_EQ(as(decode, Operation::append_kv),
+            R"({"op": "append_kv", "dtype": "bf16", "head_dim": 64, "paged": true, "kv_dtype": "int8", )"
+            R"("kv_scale": "head", "rotary": {"style": "half", "q": true}})");
+  // A promise about bits stays, and is refused where no kernel keeps it.
+  expect_error(ErrorCode::unsupported, {"batch_invariant true is not supported by op forward"},
+               [&] { as(decode, Operation::forward); });
+  const std::string cached = R"({"op": "decode", "dtype": "bf16", "head_dim": 64, "kv_dtype": "int8")";
+  EXPECT_EQ(as(cached + "}", Operation::forward), R"({"op": "forward", "dtype": "bf16", "head_dim": 64})");
+  EXPECT_EQ(as(cached + R"(, "paged": true})", Operation::forward),
+            R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "paged": true, "kv_dtype": "int8"})");
+  EXPECT_EQ(as(cached + R"(, "paged": true})", Operation::backward),
+            R"({"op": "backward", "dtype": "bf16", "head_dim": 64})");
+  // A mask that no decode has is no detail.
+  expect_error(ErrorCode::unsupported, {"mask block_sparse is not supported by op decode"}, [&] {
+    as(R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["block_sparse"]})", Operation::decode);
+  });
+  // Lists are made of masks alone, and read no table of scores.
+  EXPECT_EQ(
+      as(R"json({"op": "forward", "dtype": "bf16", "head_dim": 64,
+               "mask": [{"kind": "block_sparse", "of_masks": true}, "doc[key] == doc[position]"],
+               "score": ["score * doc_scale"], "dropout": true, "scalars": {"doc_scale": "fp32"},
+               "tables": {"doc": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}}})json",
+         Operation::make_block_lists),
+      R"({"op": "make_block_lists", "dtype": "bf16", "head_dim": 64, )"
+      R"("mask": [{"kind": "block_sparse", "of_masks": true}, "doc[batch, key] == doc[batch, position]"], )"
+      R"("tables": {"doc": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}}})");
+  expect_error(ErrorCode::invalid_spec, {"op \"decoed\"", "did you mean decode?"},
+               [] { operation_named("decoed"); });
+}
+
 TEST(Spec, Types) {
   expect_invalid(with(R"("lse": 1)"), {"lse 1", "true or false"});
   expect_invalid(with(R"("lse": null)"), {"lse null", "true or false"});

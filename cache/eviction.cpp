@@ -53,8 +53,12 @@ Eviction evict(int folder, const std::vector<std::string>& names, std::uint64_t 
   std::sort(files.begin(), files.end(), earlier);
   const std::uint64_t enough = max_bytes - max_bytes / 10;
   for (const StoredFile& file : files) {
-    if (result.left_bytes <= enough || file.used.tv_sec > now - moment) break;
-    if (in_use(file.name) || ::unlinkat(folder, file.name.c_str(), 0) != 0) continue;
+    if (result.left_bytes <= enough) break;
+    if (file.used.tv_sec > now - moment || in_use(file.name)) {
+      ++result.spared;
+      continue;
+    }
+    if (::unlinkat(folder, file.name.c_str(), 0) != 0) continue;
     ++result.removed;
     result.removed_bytes += file.size;
     result.left_bytes -= file.size;

@@ -12,6 +12,8 @@ struct Eviction {
   std::size_t removed = 0;  // number of files
   std::uint64_t removed_bytes = 0;
   std::uint64_t left_bytes = 0;  // total size of the remaining files
+  // Files that stay beyond the limit, because they were used within the last minute or are in use.
+  std::size_t spared = 0;
 };
 
 // Records in the file's modification time that the file is

@@ -25,8 +25,6 @@ std::string octal(mode_t mode) {
   throw Error(ErrorCode::cache_failed, "cache folder " + folder + ": " + reason + "; " + remedy);
 }
 
-const std::string another_folder = "or set FLASHJIT_CACHE_DIR to a folder of your own";
-
 // Inserts the components of a path before those that are still to be walked.
 void push_components(std::deque<std::string>& todo, const std::string& path) {
   auto position = todo.begin();
@@ -54,10 +52,14 @@ std::string distrust(const struct stat& status, mode_t tolerated) {
 }
 
 std::string prepare_folder(const std::string& folder, bool create) {
+  // A folder to write to is made where it is missing; one to read from was named as it is.
+  const std::string another_folder = create ? "or set FLASHJIT_CACHE_DIR to a folder of your own"
+                                            : "or name another folder where FLASHJIT_CACHE_PATH or an option "
+                                              "names this one";
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(folder, failed).string();
   if (failed || folder.empty())
-    refuse_folder("'" + folder + "'", "not a path", "set FLASHJIT_CACHE_DIR to a folder of your own");
+    refuse_folder("'" + folder + "'", "not a path", "give a folder that can be reached, " + another_folder);
 
   std::deque<std::string> todo;
   push_components(todo, absolute);
@@ -83,7 +85,8 @@ std::string prepare_folder(const std::string& folder, bool create) {
     if (::lstat(path.c_str(), &next) != 0) {
       // If another process makes the folder at the same moment, the next round checks that one.
       if (errno == ENOENT && create && (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)) continue;
-      if (!create) refuse_folder(folder, path + ": " + error_text(errno), "correct FLASHJIT_CACHE_PATH");
+      if (!create)
+        refuse_folder(folder, path + ": " + error_text(errno), "make it with prebuild -o, " + another_folder);
       refuse_folder(folder, "cannot make " + path + ": " + error_text(errno),
                     "choose a folder that can be written, " + another_folder);
     }

@@ -38,6 +38,20 @@ TEST(Trust, ModeOfTheFolder) {
   EXPECT_EQ(refusal(make_folder(scratch / "private", 0700)), "");
 }
 
+// What is wrong with a folder of prebuilt kernels is not mended by another writable one.
+TEST(Trust, LayersHaveARemedyOfTheirOwn) {
+  const Scratch scratch;
+  for (const std::string& folder : {make_folder(scratch / "all", 0777), scratch / "missing"}) {
+    try {
+      const DiskCache cache(folder, DiskCache::Access::read_only);
+      ADD_FAILURE() << folder;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), HasSubstr("FLASHJIT_CACHE_PATH"));
+      EXPECT_THAT(error.message(), ::testing::Not(HasSubstr("FLASHJIT_CACHE_DIR")));
+    }
+  }
+}
+
 TEST(Trust, FoldersOnTheWay) {
   const Scratch scratch;
   make_folder(scratch / "all/cache", 0700);

@@ -37,7 +37,15 @@ TEST(BadCommandLine, Verbs) {
   expect_failure(flashjit, {"compute"}, usage, {"--help"});
   expect_failure(flashjit, {"cache"}, usage, {});
   expect_failure(flashjit, {"compile"}, usage, {"SPEC"});
-  expect_failure(flashjit, {"compile", small_spec, "--taget", "sm_90"}, usage, {"--taget"});
+  expect_failure(flashjit, {"compile", small_spec, "--taget", "sm_90"}, usage,
+                 {"no option --taget", "did you mean --target?"});
+  expect_failure(flashjit, {"rnu", small_spec}, usage, {"no verb \"rnu\"", "did you mean run?"});
+  expect_failure(flashjit, {"frobnicate"}, usage, {"the verbs are doctor, "});
+  expect_failure(flashjit, {"cache", "stta"}, usage, {"flashjit cache has no verb", "did you mean stat?"});
+  expect_failure(flashjit, {"run", small_spec, "--seqlen", "16"}, usage, {"did you mean --seqlen-q?"});
+  expect_failure(flashjit, {"run", "--head=16"}, usage, {"did you mean --heads-q?"});
+  expect_failure(flashjit, {"bench", small_spec, "--seqlen", "16"}, usage, {"did you mean --seqlens?"});
+  expect_failure(flashjit, {"run", small_spec, "16"}, usage, {"\"16\" is one argument more"});
   expect_failure(flashjit, {"run", small_spec, "--batch", "many"}, usage, {"--batch"});
   expect_failure(flashjit, {"run", small_spec, "--batch", "-1"}, usage, {"--batch"});
   expect_failure(flashjit, {"run", small_spec, "--q", "q.npy"}, usage, {"--k"});
@@ -168,6 +176,32 @@ TEST(BadTensors, Files) {
   std::vector<std::string> both = run_with(in + "/k.npy");
   both.insert(both.end(), {"--batch", "2"});
   expect_failure(flashjit, both, usage, {"--batch"});
+}
+
+// An option that no mask of the spec uses is refused.
+TEST(BadMaskOptions, WithoutTheMask) {
+  const CommandLine flashjit;
+  for (const char* verb : {"mask", "run"}) {
+    for (const char* option : {"--window-left", "--num-sinks", "--document-length"})
+      expect_failure(flashjit, {verb, small_spec, option, "1"}, invalid_argument, {option, "SPEC has no"});
+  }
+  const std::string window =
+      R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["sliding_window"]})";
+  expect_failure(flashjit, {"mask", window, "--num-sinks", "1"}, invalid_argument, {"with sinks"});
+  EXPECT_EQ(flashjit({"mask", window, "--window-left", "1"}).exit_code, 0);
+}
+
+TEST(BadShape, BeyondANeighbourhood) {
+  const CommandLine flashjit;
+  const std::string spec = R"({"op": "forward", "dtype": "fp32", "head_dim": 16,
+                               "mask": [{"kind": "neighbourhood", "shape": [8, 8], "window": [3, 8]}]})";
+  for (const char* verb : {"mask", "run"}) {
+    expect_failure(flashjit, {verb, spec, "--seqlen-q", "65"}, invalid_argument,
+                   {"seqlen_q 65", "64 places", "at most 64 would work"});
+    expect_failure(flashjit, {verb, spec, "--seqlen-q", "1", "--seqlen-k", "200"}, invalid_argument,
+                   {"seqlen_k 200"});
+  }
+  EXPECT_EQ(flashjit({"mask", spec, "--seqlen-q", "64"}).exit_code, 0);
 }
 
 TEST(BadShape, Heads) {

@@ -89,6 +89,26 @@ TEST(Bench, RateAtWhichDecodeReadsKeysAndValues) {
   expect_bytes(measured("\"sliding_window\"", {"--window-left", "49"}), 2 * 50 * 128);
 }
 
+// Without sizes a decode has one row, as every verb takes it.
+TEST(Bench, DecodeWithoutSizes) {
+  const CommandLine flashjit;
+  const std::string spec = R"({"op": "decode", "dtype": "fp32", "head_dim": 16})";
+  const nlohmann::json rows =
+      flashjit({"bench", spec, "--heads-q", "1", "--rounds", "1", "--json"}).json()["rows"];
+  ASSERT_EQ(rows.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(rows[i]["seqlen_q"], 1);
+    EXPECT_EQ(rows[i]["seqlen_k"], 512 << i);
+  }
+  EXPECT_EQ(flashjit({"bench", spec, "--heads-q", "1", "--rounds", "1", "--seqlen-k", "300", "--json"})
+                .json()["rows"]
+                .size(),
+            1u);
+  const nlohmann::json shape = flashjit({"run", spec, "--heads-q", "1", "--json"}).json()["shape"];
+  EXPECT_EQ(shape["seqlen_q"], 1);
+  EXPECT_EQ(shape["seqlen_k"], 1024);
+}
+
 // Two entries of 7 tokens and 2 heads: 64 bytes of K and V in bf16 are read, and 32 and two scales written.
 TEST(Bench, RateAtWhichAppendMovesRows) {
   const CommandLine flashjit;

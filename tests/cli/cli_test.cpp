@@ -261,14 +261,70 @@ TEST(Run, VerifiesGeneratedTensors) {
       (nlohmann::json{{"batch", 2}, {"seqlen_q", 48}, {"seqlen_k", 48}, {"heads_q", 4}, {"heads_kv", 2}}));
 }
 
-TEST(Run, MeasuresColdAlsoWhereTheKernelIsOnDisk) {
-  const CommandLine flashjit;
+TEST(Run, MeasuresColdWhereTheKernelIsOnDiskIfAsked) {
+  CommandLine flashjit;
   flashjit(std::vector<std::string>{"compile", small_spec} + tiny);
-  const nlohmann::json result = flashjit(std::vector<std::string>{"run", small_spec, "--json"} + tiny).json();
-  EXPECT_EQ(result["origin"], "disk");
-  EXPECT_GT(result["cold_ms"].get<double>(), result["warm_ms"].get<double>());
+  const std::vector<std::string> run = std::vector<std::string>{"run", small_spec, "--json"} + tiny;
+  const nlohmann::json cold = flashjit(run + std::vector<std::string>{"--cold"}).json();
+  EXPECT_EQ(cold["origin"], "disk");
+  EXPECT_GT(cold["cold_ms"].get<double>(), cold["warm_ms"].get<double>());
+  // Otherwise nothing is compiled, and no temporary folder is needed.
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
+  flashjit.environment["TMPDIR"] = flashjit.missing("tmp");
+  const nlohmann::json result = flashjit(run).json();
+  EXPECT_TRUE(result["cold_ms"].is_null());
   EXPECT_TRUE(result["ok"].is_null());
   EXPECT_TRUE(result["max_error"].is_null());
+}
+
+// What generate writes for any operation, run reads: by the folder, and by an option for each file.
+TEST(Run, ReadsWhatGenerateWrites) {
+  const std::string forward = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], )"
+                              R"("score": ["score + slope[head]"], "lse": false, "tables": )"
+                              R"({"slope": {"dtype": "fp32", "shape": ["heads_q"]}}})";
+  const struct {
+    std::string spec, op;
+    std::vector<std::string> sizes;
+  } cases[] = {
+      {forward, "forward", {"--seqlen-q", "20"}},
+      {forward, "decode", {"--seqlen-k", "40"}},
+      {forward, "append_kv", {"--seqlen-q", "3", "--seqlen-k", "40"}},
+      {R"({"op": "decode", "dtype": "bf16", "head_dim": 16, "paged": true, "append": true, "kv_dtype": "fp8_e4m3",
+           "kv_scale": "token_head", "rotary": {"q": true, "tables": "fp32"}})",
+       "decode",
+       {"--seqlen-q", "2", "--seqlen-k", "40"}},
+      {R"({"op": "forward", "dtype": "fp32", "head_dim": 16,
+           "mask": [{"kind": "block_sparse", "of_masks": true}, "causal"]})",
+       "make_block_lists",
+       {"--seqlen-q", "200"}},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.op + " of " + c.spec);
+    const CommandLine flashjit;
+    const std::string in = flashjit.folder() + "/in";
+    const std::vector<std::string> heads = {"--batch", "2", "--heads-q", "2"};
+    ASSERT_EQ(
+        flashjit(std::vector<std::string>{"generate", c.spec, "--op", c.op, "--out", in} + heads + c.sizes)
+            .exit_code,
+        0);
+    std::vector<std::string> by_option;
+    for (const auto& file : std::filesystem::directory_iterator(in)) {
+      std::string option = file.path().stem().string();
+      if (option == "slope") {
+        by_option = by_option + std::vector<std::string>{"--named", "slope=" + file.path().string()};
+        continue;
+      }
+      std::replace(option.begin(), option.end(), '_', '-');
+      by_option = by_option + std::vector<std::string>{"--" + option, file.path().string()};
+    }
+    const std::vector<std::string> run = {"run", c.spec, "--op", c.op, "--verify", "--json"};
+    for (const std::vector<std::string>& files : {std::vector<std::string>{"--tensors", in}, by_option}) {
+      const Outcome outcome = flashjit(run + files);
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+      EXPECT_TRUE(outcome.json()["ok"].get<bool>());
+      EXPECT_EQ(outcome.json()["shape"]["batch"], 2);
+    }
+  }
 }
 
 TEST(Run, PrintsATable) {

@@ -17,9 +17,9 @@ struct BenchOptions {
   ShapeOptions shape;
   MaskOptions masks;
   DropoutOptions dropout;
-  std::vector<int> seqlens = {512, 1024, 2048, 4096};
-  int tokens = 0;       // query rows in all, from which the batch follows; 0: shape.batch sequences
-  std::string configs;  // "all", or a list; "": the config that an engine would take
+  std::vector<int> seqlens;  // empty: usual ones
+  int tokens = 0;            // query rows in all, from which the batch follows; 0: shape.batch sequences
+  std::string configs;       // "all", or a list; "": the config that an engine would take
   int rounds = 10;
   std::uint64_t seed = 1;
   bool heads_first = false;  // layout of a decode's K and V

@@ -42,7 +42,6 @@ void sample(CompileCandidate& c, const EngineOptions& device, const Shape& shape
 }  // namespace
 
 int bench_compile(const BenchOptions& options) {
-  const Shape shape = options.shape.shape();
   EngineOptions device = options.device.engine();
   device.cache_dir = device.cache_path = "";  // each sample uses its own folder
   const Target on_device = Engine(device).target();
@@ -64,10 +63,10 @@ int bench_compile(const BenchOptions& options) {
     // The first compile of a process also opens the compiler.
     for (CompileCandidate& c : candidates) {
       CompileCandidate warm_up = c;
-      sample(warm_up, device, shape);
+      sample(warm_up, device, options.shape.shape(c.spec));
     }
     for (int round = 0; round < options.rounds; ++round) {
-      for (CompileCandidate& c : candidates) sample(c, device, shape);
+      for (CompileCandidate& c : candidates) sample(c, device, options.shape.shape(c.spec));
     }
   }
 

@@ -93,7 +93,7 @@ int bench_start(const BenchOptions& options) {
     throw Error(ErrorCode::invalid_argument,
                 "bench --start takes one spec, because only the first kernel of a process counts");
   const AttentionSpec spec = read_spec(options.specs.front(), options.op);
-  const Shape shape = options.shape.shape();
+  const Shape shape = options.shape.shape(spec);
   const EngineOptions engine_options = options.device.engine();
   std::optional<cuda::Context> context;
   const Start start = measure_start(engine_options, spec, shape, options.seed, context);

@@ -189,10 +189,15 @@ int gc(const CacheOptions& options, std::uint64_t max_bytes) {
     print_json({{"folder", cache.folder()},
                 {"removed_entries", result.removed},
                 {"removed_bytes", result.removed_bytes},
-                {"bytes", result.left_bytes}});
+                {"bytes", result.left_bytes},
+                {"spared_entries", result.spared}});
   } else {
     std::cout << result.removed << " entries of " << result.removed_bytes << " bytes removed from "
-              << cache.folder() << "; " << result.left_bytes << " bytes stay\n";
+              << cache.folder() << "; " << result.left_bytes << " bytes stay";
+    if (result.spared > 0)
+      std::cout << ", among them " << result.spared
+                << " entries beyond the limit that were used within the last minute or are being built";
+    std::cout << '\n';
   }
   return exit_ok;
 }
@@ -227,7 +232,9 @@ CacheAction add_gc(const Arguments& app) {
                  "Size limit of all entries [FLASHJIT_CACHE_MAX_BYTES, else 1 GiB]")
       .at_least(1)
       .type_name("N");
-  app.footer("Examples:\n  flashjit cache gc --max-bytes 100000000\n");
+  app.footer(
+      "An entry that was used within the last minute stays, since a process may be about to load it.\n\n"
+      "Examples:\n  flashjit cache gc --max-bytes 100000000\n");
   return [max_bytes](const CacheOptions& options) { return gc(options, *max_bytes); };
 }
 

@@ -30,7 +30,7 @@ int export_to(const std::string& path, const CacheOptions& options) {
   const Progress progress("exporting " + cache.folder());
   const Exported result = export_bundle(
       cache, [&](const char* from, std::size_t size) { return write_fully(file.get(), from, size); });
-  for (const std::string& reason : result.left_out) std::cerr << "left out: " << reason << '\n';
+  for (const std::string& reason : result.left_out) tell_progress("left out: " + reason);
   const Json summary = {{"folder", cache.folder()},
                         {"archive", path},
                         {"entries", result.entries},

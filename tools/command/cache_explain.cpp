@@ -53,7 +53,7 @@ CacheKey wanted_key(const CacheExplainOptions& options) {
   const AttentionSpec spec = read_spec(options.spec);
   const Target target = Target::parse(options.target);
   const KernelSource source =
-      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
+      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape(spec))));
   const CacheKey request = request_key(spec, source);
   try {
     const std::shared_ptr<const Compiler> compiler = compiler_for(target);

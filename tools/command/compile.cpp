@@ -32,14 +32,14 @@ int compile_targets(const CompileOptions& options) {
       {"target", "config", "origin", "ms", "registers", "spill bytes", "shared memory", "key"});
   for (const Target& target : targets) {
     const Progress progress("compiling for " + target.str());
-    const KernelInfo info =
-        compile(spec, target, options.shape.shape(), options.cache_dir, options.cache_path, options.limits);
+    const KernelInfo info = compile(spec, target, options.shape.shape(spec), options.cache_dir,
+                                    options.cache_path, options.limits);
     reports.push_back(kernel_json(info));
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
     table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),
                on_gpu(info.registers), on_gpu(info.spill_bytes), on_gpu(info.shared_memory), info.cache_key});
     if (!info.cache_note.empty() && notes.insert(info.cache_note).second)
-      std::cerr << "flashjit: cache: " << info.cache_note << '\n';
+      tell_progress("flashjit: cache: " + info.cache_note);
   }
   if (!options.json) {
     std::cout << table.str();

@@ -1,10 +1,10 @@
 #include "tools/command/devices.hpp"
 
-#include <iostream>
 #include <sstream>
 
 #include "runtime/compiler.hpp"
 #include "runtime/cuda/driver.hpp"
+#include "tools/command/progress.hpp"
 
 namespace flashjit::command {
 
@@ -17,7 +17,7 @@ bool usable(Device device) {
     compiler_for(engine.target());
     return true;
   } catch (const Error& error) {
-    std::cerr << "flashjit: " << device.str() << " is left out: " << error.message() << '\n';
+    tell_progress("flashjit: " + device.str() + " is left out: " + error.message());
     return false;
   }
 }

@@ -17,10 +17,11 @@ struct GenerateOptions {
 };
 
 int generate_tensors(const GenerateOptions& options) {
+  const AttentionSpec spec = read_spec(options.spec, options.op);
+  options.masks.check({spec});
   MaskOptions masks = options.masks;
   masks.lengths_k = options.shape.lengths();
-  Workload work =
-      Workload::generate(read_spec(options.spec, options.op), options.shape.shape(), options.seed, masks);
+  Workload work = Workload::generate(spec, options.shape.shape(spec), options.seed, masks);
   work.compute_forward();
   work.write_inputs(options.folder);
   return 0;

@@ -3,15 +3,62 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "codegen/base/suggest.hpp"
 #include "runtime/flashjit.hpp"
 #include "tools/command/exit_code.hpp"
+#include "tools/command/progress.hpp"
 #include "tools/command/verbs.hpp"
 
 namespace flashjit::command {
 namespace {
+
+// Names of the verb's options, those of its groups included.
+void add_option_names(const CLI::App& verb, std::vector<std::string>& names) {
+  for (const CLI::Option* option : verb.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  for (const CLI::App* group :
+       verb.get_subcommands([](const CLI::App* sub) { return sub->get_name().empty(); }))
+    add_option_names(*group, names);
+}
+
+// What is wrong with words that no verb took, and what was probably meant; empty if all were taken.
+std::string unknown_words(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(true);
+  if (words.empty()) return {};
+  const CLI::App* verb = &app;
+  std::string name = app.get_name();
+  while (!verb->get_subcommands().empty()) {
+    verb = verb->get_subcommands().front();
+    name += " " + verb->get_name();
+  }
+  const auto hint = [](std::string_view word, const std::vector<std::string>& names, const char* dashes) {
+    const std::vector<std::string_view> known(names.begin(), names.end());
+    const std::string_view near = closest(word, known);
+    return near.empty() ? std::string() : "; did you mean " + (dashes + std::string(near)) + "?";
+  };
+  std::vector<std::string> verbs, options;
+  for (const CLI::App* sub : verb->get_subcommands([](const CLI::App* s) { return !s->get_name().empty(); }))
+    verbs.push_back(sub->get_name());
+  add_option_names(*verb, options);
+  const std::string& word = words.front();
+  if (!verbs.empty() && word.front() != '-') {
+    const std::string meant = hint(word, verbs, "");
+    const std::vector<std::string_view> known(verbs.begin(), verbs.end());
+    return name + " has no verb " + in_quotes(word) +
+           (meant.empty() ? "; the verbs are " + listed(known) : meant);
+  }
+  for (const std::string& other : words) {
+    if (other.size() < 2 || other.front() != '-') continue;
+    const std::string option = other.substr(0, other.find('='));
+    return name + " has no option " + option +
+           hint(option.substr(option.find_first_not_of('-')), options, "--");
+  }
+  return in_quotes(word) + " is one argument more than " + name + " takes";
+}
 
 int run(int argc, char** argv, bool json) {
   CLI::App app{"Attention kernels from specs, at run time.", "flashjit"};
@@ -41,7 +88,8 @@ int run(int argc, char** argv, bool json) {
   } catch (const CLI::Success& wanted) {  // --help, --version
     return app.exit(wanted);
   } catch (const CLI::ParseError& error) {
-    return report_usage_error(std::string(error.what()) + "; see flashjit --help", json);
+    const std::string unknown = unknown_words(app);
+    return report_usage_error((unknown.empty() ? error.what() : unknown) + "; see flashjit --help", json);
   } catch (const Error& error) {
     return report_error(error, json);
   } catch (const std::bad_alloc&) {
@@ -57,5 +105,6 @@ int run(int argc, char** argv, bool json) {
 int main(int argc, char** argv) {
   // Errors of parsing are reported in JSON, too, so this cannot wait for it.
   const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
+  flashjit::command::write_progress_as_json(json);
   return flashjit::command::finish_output(flashjit::command::run(argc, argv, json), json);
 }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "codegen/spec/mask_rules.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/mask_picture.hpp"
 #include "tools/command/options.hpp"
@@ -65,10 +66,12 @@ std::string subtitle_of(const DrawingOptions& options, const Shape& shape, const
 
 MaskPicture draw(const DrawingOptions& options) {
   AttentionSpec spec = read_spec(options.spec);
+  options.masks.check({spec});
   spec.paged = false;
   spec.varlen = false;                    // the drawing is of one sequence, as long as the options say
   std::erase_if(spec.mask, is_of_masks);  // such lists change nothing
-  const Shape shape = options.shape.shape();
+  const Shape shape = options.shape.shape(spec);
+  check_shape(spec, shape);
   require_drawable(options, shape);
   if (options.entry >= shape.batch || options.head >= shape.num_heads_q)
     throw Error(ErrorCode::invalid_argument, "there is no batch entry " + std::to_string(options.entry) +

@@ -7,8 +7,8 @@
 #include <iostream>
 #include <sstream>
 
-#include "codegen/base/strict_json.hpp"
 #include "codegen/base/suggest.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "tools/manifest/models.hpp"
 #include "tools/verify/input_file.hpp"
 
@@ -56,16 +56,18 @@ Argument add_spec(const Arguments& app, std::string& argument) {
 }
 
 void add_op(const Arguments& app, std::string& op) {
-  app.add_option("--op", op, "Operation instead of the spec's own, as in --op backward").type_name("OP");
+  app.add_option(
+         "--op", op,
+         "Operation instead of the spec's own, as in --op backward; what has no meaning for it is left "
+         "out")
+      .type_name("OP");
 }
 
 AttentionSpec read_spec(const std::string& argument, const std::string& op) {
   return read_argument(argument, "SPEC is a file, '-' for standard input, or the JSON text itself",
                        [&](const std::string& text) {
-                         if (op.empty()) return AttentionSpec::from_json(text);
-                         nlohmann::json json = parse_strict_json(text, "the spec", ErrorCode::invalid_spec);
-                         if (json.is_object()) json["op"] = op;
-                         return AttentionSpec::from_json(json.dump());
+                         return op.empty() ? AttentionSpec::from_json(text)
+                                           : AttentionSpec::from_json(text, operation_named(op));
                        });
 }
 
@@ -89,11 +91,13 @@ std::vector<ManifestItem> read_manifest(const std::string& argument) {
 
 void ShapeOptions::add(const Arguments& app) {
   app.add_option("--batch", batch, "Sequences").at_least(0).type_name("N").capture_default_str();
-  app.add_option("--seqlen-q", seqlen_q, "Query rows of a sequence; varlen: of the longest")
+  app.add_option("--seqlen-q", seqlen_q,
+                 "Query rows of a sequence; varlen: of the longest [1024; op decode: 1]")
       .at_least(0)
-      .type_name("N")
-      .capture_default_str();
-  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q]").at_least(0).type_name("N");
+      .type_name("N");
+  app.add_option("--seqlen-k", seqlen_k, "Keys of a sequence [--seqlen-q; op decode: 1024]")
+      .at_least(0)
+      .type_name("N");
   app.add_option("--heads-q", heads_q, "Query heads").at_least(0).type_name("N").capture_default_str();
   app.add_option("--heads-kv", heads_kv, "Key and value heads [--heads-q]").at_least(0).type_name("N");
   app.add_option("--page-size", page_size, "Specs with \"paged\": keys of a page [16]")
@@ -111,10 +115,13 @@ void ShapeOptions::add_lengths(const Arguments& app) {
       .excludes(app.get_option("--seqlen-k"));
 }
 
-Shape ShapeOptions::shape() const {
+Shape ShapeOptions::shape(const AttentionSpec& spec) const {
+  constexpr int usual = 1024;
+  const bool few_rows = info_of(spec.op).few_rows;
+  const int rows = seqlen_q.value_or(few_rows ? 1 : usual);
   Shape shape{.batch = batch,
-              .seqlen_q = seqlen_q,
-              .seqlen_k = seqlen_k.value_or(seqlen_q),
+              .seqlen_q = rows,
+              .seqlen_k = seqlen_k.value_or(few_rows ? usual : rows),
               .num_heads_q = heads_q,
               .num_heads_kv = heads_kv.value_or(heads_q),
               .page_size = page_size};
@@ -123,6 +130,20 @@ Shape ShapeOptions::shape() const {
     shape.seqlen_k = *std::max_element(given.begin(), given.end());
   }
   return shape;
+}
+
+std::vector<Shape> ShapeOptions::shapes(const AttentionSpec& spec, const std::vector<int>& seqlens) const {
+  const bool one_row = seqlens.empty() && info_of(spec.op).few_rows;
+  const bool has_keys = seqlen_k || !lengths_k.empty();
+  std::vector<Shape> shapes;
+  for (const int seqlen : seqlens.empty() ? std::vector{512, 1024, 2048, 4096} : seqlens) {
+    Shape sized = shape(spec);
+    sized.seqlen_q = one_row ? 1 : seqlen;
+    if (!has_keys) sized.seqlen_k = seqlen;
+    shapes.push_back(sized);
+    if (one_row && has_keys) break;
+  }
+  return shapes;
 }
 
 std::vector<std::int32_t> ShapeOptions::lengths() const {
@@ -185,6 +206,32 @@ void MaskOptions::add(const Arguments& app) {
   for (const char* name : {"--window-left", "--window-right", "--num-sinks", "--density", "--partial",
                            "--document-length", "--named"})
     app.get_option(name).group("Masks");
+}
+
+void MaskOptions::check(const std::vector<AttentionSpec>& specs) const {
+  const auto require = [&](bool given, const char* options, const char* mask, auto has_it) {
+    if (given && std::none_of(specs.begin(), specs.end(), has_it))
+      throw Error(ErrorCode::invalid_argument, std::string(options) + " was given, but SPEC has no " + mask +
+                                                   ", which alone uses it: leave it out, or ask for such a "
+                                                   "mask");
+  };
+  const auto window = [](const AttentionSpec& spec) {
+    return find_mask<SlidingWindowMask>(spec.mask) != nullptr;
+  };
+  const auto sinks = [](const AttentionSpec& spec) {
+    const auto* mask = find_mask<SlidingWindowMask>(spec.mask);
+    return mask && mask->sinks;
+  };
+  const auto lists = [](const AttentionSpec& spec) {
+    const auto* mask = find_mask<BlockSparseMask>(spec.mask);
+    return mask && !mask->of_masks;
+  };
+  constexpr char any_window[] = "sliding_window mask", with_sinks[] = "sliding_window mask with sinks",
+                 own_lists[] = "block_sparse mask with lists of its own";
+  require(window_left.has_value(), "--window-left", any_window, window);
+  require(window_right.has_value(), "--window-right", any_window, window);
+  require(num_sinks.has_value(), "--num-sinks", with_sinks, sinks);
+  require(document_length > 0, "--document-length", own_lists, lists);
 }
 
 verify::MaskData MaskOptions::generate(const AttentionSpec& spec, const Shape& shape,

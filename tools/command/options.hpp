@@ -27,8 +27,8 @@ std::vector<ManifestItem> read_manifest(const std::string& argument);
 
 struct ShapeOptions {
   int batch = 1;
-  int seqlen_q = 1024;
-  std::optional<int> seqlen_k;  // seqlen_q
+  std::optional<int> seqlen_q;  // 1024; 1 for an operation that takes few rows
+  std::optional<int> seqlen_k;  // seqlen_q; 1024 for an operation that takes few rows
   int heads_q = 8;
   std::optional<int> heads_kv;  // heads_q
   int page_size = 0;            // 0: contiguous, or 16 where the spec is paged
@@ -37,8 +37,12 @@ struct ShapeOptions {
   void add(const Arguments& app);
   // After add(): --lengths-k.
   void add_lengths(const Arguments& app);
-  // With --lengths-k, batch and seqlen_k are those of the lengths.
-  Shape shape() const;
+  // The sizes for a spec. With --lengths-k, batch and seqlen_k are those of the lengths.
+  Shape shape(const AttentionSpec& spec) const;
+  // The same for several lengths of sequences: of its query rows and, unless --seqlen-k says otherwise, keys.
+  // If none are given, they are usual ones, and an operation that takes few rows has one against so many
+  // keys.
+  std::vector<Shape> shapes(const AttentionSpec& spec, const std::vector<int>& seqlens) const;
   // Empty without --lengths-k. Throws invalid_argument for a text that is no list.
   std::vector<std::int32_t> lengths() const;
 };
@@ -55,6 +59,8 @@ struct MaskOptions {
   std::vector<std::int32_t> lengths_k;
 
   void add(const Arguments& app);
+  // Throws invalid_argument if an option that says what a mask keeps is given and no spec has that mask.
+  void check(const std::vector<AttentionSpec>& specs) const;
   // Seeded data for every mask of the spec.
   verify::MaskData generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed) const;
 };

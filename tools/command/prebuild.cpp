@@ -21,6 +21,7 @@
 #include "runtime/thread_pool.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
+#include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/manifest/manifest.hpp"
@@ -132,13 +133,13 @@ std::vector<Outcome> build_all(const std::vector<Wanted>& kernels, const OpenedC
   run_jobs(kernels.size(), jobs, [&](std::size_t i) {
     const Outcome& outcome = outcomes[i] = build(kernels[i], cache, limits);
     const std::lock_guard lock(mutex);
-    std::cerr << '[' << ++done << '/' << kernels.size() << "] " << described(kernels[i]) << ": "
-              << (outcome.error                         ? "failed: " + outcome.error->message()
-                  : outcome.info.origin == Origin::disk ? "there already"
-                                                        : number(outcome.info.compile_ms / 1e3) + " s, " +
-                                                              std::to_string(outcome.bytes) + " bytes")
-              << '\n';
-    if (outcome.error && !outcome.error->detail().empty()) std::cerr << outcome.error->detail() << '\n';
+    tell_progress("[" + std::to_string(++done) + "/" + std::to_string(kernels.size()) + "] " +
+                  described(kernels[i]) + ": " +
+                  (outcome.error                         ? "failed: " + outcome.error->message()
+                   : outcome.info.origin == Origin::disk ? "there already"
+                                                         : number(outcome.info.compile_ms / 1e3) + " s, " +
+                                                               std::to_string(outcome.bytes) + " bytes"));
+    if (outcome.error && !outcome.error->detail().empty()) tell_progress(outcome.error->detail());
   });
   return outcomes;
 }

@@ -1,16 +1,36 @@
 #include "tools/command/progress.hpp"
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 namespace flashjit::command {
+namespace {
+
+bool as_json = false;
+
+}  // namespace
+
+void write_progress_as_json(bool json) {
+  as_json = json;
+}
+bool progress_is_json() {
+  return as_json;
+}
+
+void tell_progress(const std::string& text) {
+  using Json = nlohmann::json;
+  const std::string line =
+      as_json ? Json{{"progress", text}}.dump(-1, ' ', false, Json::error_handler_t::replace) : text;
+  std::fprintf(stderr, "%s\n", line.c_str());
+}
 
 Progress::Progress(std::string what) : what_(std::move(what)) {
   watcher_ = std::thread([this] {
     std::unique_lock lock(mutex_);
     if (over_.wait_for(lock, std::chrono::seconds(1), [this] { return finished_; })) return;
     shown_ = true;
-    std::fprintf(stderr, "%s ...\n", what_.c_str());
+    tell_progress(what_ + " ...");
   });
 }
 
@@ -23,7 +43,9 @@ Progress::~Progress() {
   watcher_.join();
   if (!shown_) return;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-  std::fprintf(stderr, "%s: %.1f s\n", what_.c_str(), seconds.count());
+  char text[32];
+  std::snprintf(text, sizeof text, ": %.1f s", seconds.count());
+  tell_progress(what_ + text);
 }
 
 }  // namespace flashjit::command

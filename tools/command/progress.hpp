@@ -1,4 +1,4 @@
-// Tells on stderr about a step that takes longer than a second.
+// What the command tells on stderr while it works. With --json each line is a JSON object {"progress": TEXT}.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,14 @@
 
 namespace flashjit::command {
 
-// The step lasts from construction to destruction. A line begins after one second and ends with the step.
+// The form of all lines to come; text until it is called.
+void write_progress_as_json(bool json);
+bool progress_is_json();
+// Writes a line.
+void tell_progress(const std::string& text);
+
+// A step that lasts from construction to destruction. If it takes longer than a second, a line tells that it
+// began, and another one that it ended.
 class Progress {
  public:
   explicit Progress(std::string what);

@@ -22,7 +22,7 @@ int render_source(const RenderOptions& options) {
   const AttentionSpec spec = read_spec(options.spec, options.op);
   const Target target = Target::parse(options.target);
   const KernelSource source =
-      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape())));
+      render(spec, target, heuristic_config(spec, target, bucket(options.shape.shape(spec))));
   const std::string text = options.standalone ? standalone(source) : source.text;
   if (!options.json) {
     std::cout << text;

@@ -1,5 +1,6 @@
 // flashjit run: computes a spec's result, measures each step and, on request, verifies the result.
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <utility>
@@ -26,10 +27,11 @@ struct RunOptions {
   ShapeOptions shape;
   MaskOptions masks;
   DropoutOptions dropout;
+  std::string tensors;  // folder
   TensorFiles files, outputs;
   std::uint64_t seed = 1;
   std::optional<float> softmax_scale;
-  bool verify = false;
+  bool verify = false, cold = false;
   std::int64_t verify_rows = -1;
   bool json = false;
 };
@@ -46,12 +48,12 @@ struct Result {
   double tflops() const { return ms > 0 ? flops / ms * 1e-9 : 0; }
 };
 
-// Median milliseconds of launches for about half a second.
+// Median milliseconds of launches for about a tenth of a second.
 double measure_launch(const Kernel& kernel, Workload& work) {
   const PreparedLaunch launch = kernel.prepare(work.args_for(kernel));
   LaunchTimer time(work.context(), Clock::wall);
   std::vector<double> samples;
-  const double end = now_ms(Clock::wall) + 500;
+  const double end = now_ms(Clock::wall) + 100;
   do {
     samples.push_back(time(launch));
   } while (now_ms(Clock::wall) < end && samples.size() < 1000);
@@ -70,7 +72,7 @@ std::int64_t rows_to_verify(const RunOptions& options, const Workload& work) {
 
 bool reads_tensors(const RunOptions& options) {
   return std::any_of(std::begin(arguments), std::end(arguments), [&](const flashjit::Argument& argument) {
-    return argument.role == Role::input && !options.files[argument].empty();
+    return argument.tensor() && argument.role != Role::table && !options.files[argument].empty();
   });
 }
 
@@ -78,6 +80,21 @@ std::string input_option(const flashjit::Argument& argument) {
   std::string name = std::string("--") + argument.name;
   std::replace(name.begin(), name.end(), '_', '-');
   return name;
+}
+
+// The layout, and the operations if they are not all that attend.
+std::string description_of(const flashjit::Argument& argument) {
+  std::string text = argument.layout.text.text;
+  if (std::string_view(argument.layout.packed.text) != text && !argument.layout.of_scales)
+    text += std::string("; varlen: ") + argument.layout.packed.text;
+  constexpr unsigned attention = argument_table::attention | argument_table::backward;
+  if ((argument.operations & attention) == attention) return text;
+  std::string operations;
+  for (const OperationInfo& row : operation_table)
+    if (argument.operations >> static_cast<int>(row.op) & 1 &&
+        (argument.role != Role::output || argument.read_by >> static_cast<int>(row.op) & 1))
+      operations += (operations.empty() ? "" : ", ") + std::string(row.name);
+  return operations + ": " + text;
 }
 
 // "--out", "--lse-out", "--dq-out": the option that names the output's file.
@@ -132,7 +149,7 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Ru
     const Progress progress("timing on " + device.str());
     result.ms = measure_launch(*kernel, work);
   }
-  result.get = measure_get(engine_options, spec, work.shape(), result.kernel);
+  result.get = measure_get(engine_options, spec, work.shape(), result.kernel, options.cold);
   if (options.verify) {
     const Progress progress("verifying against the float64 oracle");
     verify::OracleOptions oracle;
@@ -210,16 +227,43 @@ void print_text(const std::vector<Result>& results) {
   }
 }
 
-int run(const RunOptions& options) {
+// The files of --tensors that the spec reads. Throws invalid_argument for a folder that has none.
+void take_folder(const AttentionSpec& spec, RunOptions& options) {
+  if (options.tensors.empty()) return;
+  const auto file_of = [&](const std::string& name) {
+    const std::string path = options.tensors + "/" + name + ".npy";
+    return std::filesystem::exists(path) ? path : std::string();
+  };
+  for (const flashjit::Argument& argument : arguments) {
+    const Role role = argument.role_in(spec);
+    if (!argument.tensor() || !options.files[argument].empty() || !has_argument(spec, argument)) continue;
+    if (role == Role::input || role == Role::table) options.files[argument] = file_of(argument.name);
+  }
+  if (!reads_tensors(options))
+    throw Error(ErrorCode::invalid_argument,
+                "--tensors " + options.tensors + " has no tensor of op " + to_string(spec.op) +
+                    "; a folder that generate wrote for the same spec would work");
+  for (const DeclaredTable& table : spec.tables) {
+    const auto is_given = [&](const std::string& value) { return value.starts_with(table.name + "="); };
+    std::vector<std::string>& named = options.masks.named;
+    if (const std::string path = file_of(table.name);
+        !path.empty() && std::none_of(named.begin(), named.end(), is_given))
+      named.push_back(table.name + "=" + path);
+  }
+}
+
+int run(RunOptions options) {
   const AttentionSpec spec = read_spec(options.spec, options.op);
+  take_folder(spec, options);
   options.dropout.check({spec});
+  options.masks.check({spec});
   check_files(spec, options);
   const std::vector<Device> devices = parse_devices(options.device.device);
   MaskOptions masks = options.masks;
   masks.lengths_k = options.shape.lengths();
   Workload work = reads_tensors(options)
                       ? Workload::read(spec, options.files, masks)
-                      : Workload::generate(spec, options.shape.shape(), options.seed, masks);
+                      : Workload::generate(spec, options.shape.shape(spec), options.seed, masks);
   if (options.softmax_scale) work.set_softmax_scale(*options.softmax_scale);
   work.set_dropout(options.dropout);
 
@@ -250,45 +294,19 @@ Verb add_run(const Arguments& parent) {
   app.get_option("--device").description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
 
   const std::string own = "Your tensors (.npy)", generated = "Generated tensors";
-  const Argument q = app.add_option("--q", options->files[&AttentionArgs::q],
-                                    "[batch, seqlen, heads, head_dim]; varlen: [total, ...]");
-  const Argument k = app.add_option("--k", options->files[&AttentionArgs::k]);
-  const Argument v = app.add_option("--v", options->files[&AttentionArgs::v]);
-  q.needs(k).needs(v);
-  k.needs(q);
-  v.needs(q);
-  const Argument sinks = app.add_option("--sink-logits", options->files[&AttentionArgs::sink_logits],
-                                        "specs with sink_logits: [heads], float32");
-  const Argument starts_q = app.add_option("--cu-seqlens-q", options->files[&AttentionArgs::cu_seqlens_q],
-                                           "varlen: [batch + 1], int32");
-  const Argument starts_k = app.add_option("--cu-seqlens-k", options->files[&AttentionArgs::cu_seqlens_k],
-                                           "varlen: [batch + 1], int32");
-  const Argument parts_o = app.add_option("--parts-o", options->files[&AttentionArgs::parts_o],
-                                          "Operation merge, instead of these: [parts, batch, seqlen, heads, "
-                                          "head_dim]; varlen: [parts, total, ...]");
-  const Argument parts_lse = app.add_option("--parts-lse", options->files[&AttentionArgs::parts_lse],
-                                            "[parts, batch, heads, seqlen]; varlen: [parts, heads, total]");
-  parts_o.needs(parts_lse);
-  parts_lse.needs(parts_o);
-  for (const auto& [member, what] : {std::pair(&AttentionArgs::o, "as the forward wrote it"),
-                                     {&AttentionArgs::lse, "as the forward wrote it"},
-                                     {&AttentionArgs::d_o, "the loss's gradient by o"},
-                                     {&AttentionArgs::dlse, "the loss's gradient by lse; may be absent"}})
-    app.add_option(input_option(argument_of(member)), options->files[member],
-                   std::string("Operation backward: ") + what)
-        .needs(q)
-        .group(own);
-  for (const Argument& option :
-       {q, k, v, sinks.needs(q), starts_q.needs(q), starts_k.needs(q), parts_o, parts_lse})
-    option.group(own);
-
-  for (const flashjit::Argument& table : arguments) {
-    if (table.role != Role::table || table.dtype({}) != DType::int32) continue;
-    if (table.needs == Condition(&AttentionSpec::varlen) || table.needs == Needs::packed_keys) continue;
-    app.add_option(input_option(table), options->files[table], "table of the spec's masks, int32")
-        .needs(q)
-        .group(own);
+  app.add_option("--tensors", options->tensors,
+                 "Folder with NAME.npy for each input and table, as generate writes them; options for single "
+                 "ones win")
+      .group(own);
+  for (const flashjit::Argument& argument : arguments) {
+    if (!argument.tensor() || argument.role == Role::workspace) continue;
+    if (argument.role == Role::output && argument.read_by == 0) continue;
+    app.add_option(input_option(argument), options->files[argument], description_of(argument)).group(own);
   }
+  // These come together in every operation.
+  app.get_option("--q").needs(app.get_option("--k"));
+  app.get_option("--parts-o").needs(app.get_option("--parts-lse"));
+  app.get_option("--parts-lse").needs(app.get_option("--parts-o"));
 
   options->shape.add(app);
   options->shape.add_lengths(app);
@@ -296,8 +314,15 @@ Verb add_run(const Arguments& parent) {
   options->dropout.add(app);
   app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv",
-                           "--page-size", "--seed"}) {
-    app.get_option(name).excludes(q).group(generated);
+                           "--page-size", "--seed"})
+    app.get_option(name).group(generated);
+  // Tensors that are read have sizes and lists of their own.
+  for (const char* name : {"--batch", "--seqlen-q", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv",
+                           "--page-size", "--seed", "--density", "--partial", "--document-length"}) {
+    app.get_option(name).excludes(app.get_option("--tensors"));
+    for (const flashjit::Argument& argument : arguments)
+      if (argument.tensor() && argument.role == Role::input)
+        app.get_option(name).excludes(app.get_option(input_option(argument)));
   }
 
   app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
@@ -310,13 +335,15 @@ Verb add_run(const Arguments& parent) {
   app.add_option("--verify-rows", options->verify_rows,
                  "Rows to compare; 0: all [all if that takes seconds, else a spread of them]")
       .at_least(0);
+  app.add_flag("--cold", options->cold,
+               "Compile a kernel that was on disk once more, in an empty temporary cache, and tell the time");
   add_json(app, options->json);
   app.footer(
       "cold: nothing cached, spec to launchable. warm: a new engine, the kernel on disk. hot: in memory.\n"
-      "run: median of one launch. Where the kernel was on disk already, cold is measured in an empty "
-      "temporary cache.\n\n"
+      "run: median of one launch.\n\n"
       "Examples:\n"
       "  flashjit run tools/examples/causal_bf16.json --seqlen-q 2048 --heads-q 8 --heads-kv 2 --verify\n"
+      "  flashjit generate spec.json --out tensors && flashjit run spec.json --tensors tensors --verify\n"
       "  flashjit run spec.json --device cuda:0 --q q.npy --k k.npy --v v.npy --out o.npy\n"
       "  flashjit run tools/examples/causal_bf16.json --op backward --seqlen-q 512 --verify\n"
       "  flashjit run spec.json --device all --verify --json\n\n"

@@ -17,6 +17,7 @@
 #include "runtime/device.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
+#include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
 #include "tools/command/tune_report.hpp"
 #include "tools/command/verbs.hpp"
@@ -89,7 +90,7 @@ class Status {
     if (on_terminal_) {
       std::fprintf(stderr, "\r\033[K%s", line.substr(0, 150).c_str());
     } else {
-      std::fprintf(stderr, "%s\n", line.c_str());
+      tell_progress(line);
     }
   }
 
@@ -114,7 +115,7 @@ class Status {
 
   const std::string prefix_;
   const Target target_;
-  const bool on_terminal_ = ::isatty(STDERR_FILENO) == 1;
+  const bool on_terminal_ = !progress_is_json() && ::isatty(STDERR_FILENO) == 1;
   bool shown_ = false;
   TuneStage stage_ = TuneStage::waiting;
   std::size_t shape_ = 0;
@@ -124,14 +125,7 @@ class Status {
 // The command line's sizes, else the manifest's, else the usual ones.
 std::vector<Shape> shapes_of(const ManifestItem& item, const TuneVerbOptions& options) {
   if (options.seqlens.empty() && !item.shapes.empty()) return item.shapes;
-  std::vector<Shape> shapes;
-  for (const int seqlen : options.seqlens.empty() ? std::vector{512, 1024, 2048, 4096} : options.seqlens) {
-    Shape shape = options.shape.shape();
-    shape.seqlen_q = seqlen;
-    shape.seqlen_k = options.shape.seqlen_k.value_or(seqlen);
-    shapes.push_back(shape);
-  }
-  return shapes;
+  return options.shape.shapes(item.spec, options.seqlens);
 }
 
 void print_table(const std::vector<TunedShape>& shapes) {
@@ -188,7 +182,7 @@ int run(const TuneVerbOptions& options) {
       });
     }
     for (TuneResult& result : results) {
-      if (!result.note.empty()) std::cerr << "flashjit: " << result.note << '\n';
+      if (!result.note.empty()) tell_progress("flashjit: " + result.note);
       const Work work = tuned_work(spec, result.record.shape);
       shapes.push_back({spec, target, std::move(result), work, peak});
     }
@@ -243,7 +237,7 @@ int run(const TuneVerbOptions& options) {
                       options.explain && items.size() == 1 ? rejected.front() : std::vector<Rejection>());
   }
   if (interrupted) {
-    std::cerr << "flashjit: interrupted; the samples are kept, and the same command goes on from there\n";
+    tell_progress("flashjit: interrupted; the samples are kept, and the same command goes on from there");
     return exit_interrupted;
   }
   return exit_ok;

@@ -240,12 +240,9 @@ void Workload::compute_forward() {
 void Workload::compute_forward(Engine& engine) {
   const std::optional<Operation> before = info_of(spec_.op).after;
   if (!before) return;
-  AttentionSpec forward = spec_;
-  forward.op = *before;
+  AttentionSpec forward = spec_.for_op(*before);
   forward.lse = true;
   forward.deterministic = false;
-  forward.grad_dtype.reset();
-  forward.config = {};
   forward = forward.validated();
   AttentionArgs args = device_args_;
   std::vector<NamedArgument> named(args.named.begin(), args.named.end());

@@ -1,5 +1,6 @@
 #include "tools/verify/npy.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <fstream>
@@ -29,11 +30,13 @@ std::string_view field(const std::string& path, std::string_view header, std::st
 }
 
 std::size_t width_of(const std::string& path, const std::string& descr) {
+  if (descr == "<i8") return 8;
   if (descr == "<f4" || descr == "<i4") return 4;
   if (descr == "<f2" || descr == "<u2") return 2;
   if (descr == "|i1" || descr == "|u1") return 1;
-  refuse(path,
-         "elements are '" + descr + "'; supported are <f4, <f2, <u2 (the bits of bf16), <i4, |i1 and |u1");
+  refuse(path, "elements are '" + descr +
+                   "'; supported are <f4, <f2, <u2 (the bits of bf16), <i8, <i4, |i1 and |u1 (also "
+                   "the bits of fp8)");
 }
 
 std::vector<std::int64_t> parse_shape(const std::string& path, std::string_view text) {
@@ -102,19 +105,44 @@ NpyArray read_npy(const std::string& path) {
   return array;
 }
 
+namespace {
+
+// The type of each dtype in a file. NumPy has no bf16 and no 8-bit floats; float32 holds them exactly.
+struct FileType {
+  DType dtype;
+  const char* descr;
+  const char* bits = nullptr;  // the type that its own bits have, if it is written as float32
+};
+constexpr FileType file_types[] = {{DType::fp32, "<f4"},
+                                   {DType::fp16, "<f2"},
+                                   {DType::bf16, "<f4", "<u2"},
+                                   {DType::fp8_e4m3, "<f4", "|u1"},
+                                   {DType::fp8_e5m2, "<f4", "|u1"},
+                                   {DType::int64, "<i8"},
+                                   {DType::int32, "<i4"},
+                                   {DType::int8, "|i1"},
+                                   {DType::uint8, "|u1"}};
+const FileType& file_type_of(DType dtype) {
+  return *std::find_if(std::begin(file_types), std::end(file_types),
+                       [&](const FileType& type) { return type.dtype == dtype; });
+}
+// Whether a file's elements are of the dtype, bit by bit.
+bool has_bits_of(const FileType& type, const std::string& descr) {
+  return descr == (type.bits ? type.bits : type.descr);
+}
+
+}  // namespace
+
 std::vector<std::byte> elements_as(const NpyArray& array, DType dtype) {
-  const bool same =
-      (array.descr == "<f4" && dtype == DType::fp32) || (array.descr == "<f2" && dtype == DType::fp16) ||
-      (array.descr == "<u2" && dtype == DType::bf16) || (array.descr == "<i4" && dtype == DType::int32) ||
-      (array.descr == "|i1" && dtype == DType::int8) || (array.descr == "|u1" && dtype == DType::uint8);
-  if (same) return array.data;
-  const bool floating = dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16;
+  const FileType& type = file_type_of(dtype);
+  if (has_bits_of(type, array.descr)) return array.data;
+  const bool floating = std::string_view(type.descr) == "<f4" || std::string_view(type.descr) == "<f2";
   if (!floating || (array.descr != "<f4" && array.descr != "<f2")) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "elements '" + array.descr + "' cannot become " + to_string(dtype) +
-            "; <f4 and <f2 become any floating type, <u2 are the bits of bf16, <i4 is int32, |i1 and |u1 are "
-            "int8 and uint8");
+    throw Error(ErrorCode::invalid_argument, "elements '" + array.descr + "' cannot become " +
+                                                 to_string(dtype) +
+                                                 "; <f4 and <f2 become any floating type, <u2 are the bits "
+                                                 "of bf16 and |u1 of fp8, <i8 and <i4 are "
+                                                 "int64 and int32, |i1 and |u1 are int8 and uint8");
   }
   const DType from = array.descr == "<f4" ? DType::fp32 : DType::fp16;
   const auto count = static_cast<std::int64_t>(array.data.size() / size_of(from));
@@ -126,12 +154,9 @@ std::vector<std::byte> elements_as(const NpyArray& array, DType dtype) {
 }
 
 void write_npy(const std::string& path, const Tensor& tensor) {
-  const char* const descr = tensor.dtype == DType::fp16    ? "<f2"
-                            : tensor.dtype == DType::int32 ? "<i4"
-                            : tensor.dtype == DType::int8  ? "|i1"
-                            : tensor.dtype == DType::uint8 ? "|u1"
-                                                           : "<f4";
-  const DType dtype = tensor.dtype == DType::bf16 ? DType::fp32 : tensor.dtype;
+  const FileType& type = file_type_of(tensor.dtype);
+  const char* const descr = type.descr;
+  const DType dtype = type.bits ? DType::fp32 : tensor.dtype;
   std::string header = std::string("{'descr': '") + descr + "', 'fortran_order': False, 'shape': (";
   std::int64_t count = 1;
   for (int i = 0; i < tensor.rank; ++i) {
@@ -153,8 +178,10 @@ void write_npy(const std::string& path, const Tensor& tensor) {
     for (std::int64_t d = tensor.rank - 1, rest = i; d >= 0; rest /= tensor.shape[d], --d) {
       offset += rest % tensor.shape[d] * tensor.strides[d];
     }
-    if (dtype == DType::int32) {
-      std::memcpy(bytes.data() + data_start + i * 4, static_cast<const char*>(tensor.data) + offset * 4, 4);
+    if (dtype == tensor.dtype) {
+      const auto size = static_cast<std::int64_t>(size_of(dtype));
+      std::memcpy(bytes.data() + data_start + i * size, static_cast<const char*>(tensor.data) + offset * size,
+                  size_of(dtype));
     } else {
       store_element(bytes.data() + data_start, dtype, i,
                     static_cast<float>(load_element(tensor.data, tensor.dtype, offset)));

@@ -11,7 +11,7 @@
 namespace flashjit::verify {
 
 struct NpyArray {
-  std::string descr;  // "<f4", "<f2", "<u2", "<i4", "|i1", "|u1"
+  std::string descr;  // "<f4", "<f2", "<u2", "<i8", "<i4", "|i1", "|u1"
   std::vector<std::int64_t> shape;
   std::vector<std::byte> data;
 };
@@ -19,12 +19,12 @@ struct NpyArray {
 // Throws invalid_argument, with the file's name, unless the file is a whole .npy file of one of these types.
 NpyArray read_npy(const std::string& path);
 
-// The elements as `dtype`, row-major, rounded to nearest even. NumPy has no bf16: give "<f4", which is
-// rounded, or its bits as "<u2". Integers take their own type only. Throws invalid_argument for other
-// combinations.
+// The elements as `dtype`, row-major, rounded to nearest even. NumPy has no bf16 and no 8-bit floats: give
+// "<f4", which is rounded, or their bits as "<u2" and "|u1". Integers take their own type only. Throws
+// invalid_argument for other combinations.
 std::vector<std::byte> elements_as(const NpyArray& array, DType dtype);
 
-// Writes any tensor of host memory in C order; bf16 as "<f4", which holds it exactly.
+// Writes any tensor of host memory in C order; bf16 and 8-bit floats as "<f4", which holds them exactly.
 void write_npy(const std::string& path, const Tensor& tensor);
 
 }  // namespace flashjit::verify

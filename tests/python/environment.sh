@@ -1,9 +1,8 @@
 #!/bin/sh
-# environment.sh PYTHON FOLDER: makes the virtual environment of the tests from requirements.txt, unless it is there. If
-# that fails, for want of a registry, FOLDER/why says so, and the tests are skipped.
+# environment.sh PYTHON FOLDER REQUIREMENTS: makes a virtual environment of the tests from that file, unless it is there.
+# If that fails, for want of a registry, FOLDER/why says so, and the tests are skipped.
 set -eu
-python=$1 folder=$2
-wanted=$(dirname "$0")/requirements.txt
+python=$1 folder=$2 wanted=$3
 cmp -s "$wanted" "$folder/made" && exit 0
 rm -rf "$folder"
 "$python" -m venv "$folder"

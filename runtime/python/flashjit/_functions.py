@@ -1,12 +1,13 @@
 """Attention by tensors alone: the spec follows from the tensors and the keywords."""
 
-import re
 from dataclasses import dataclass
+from sys import modules
 from typing import Any
 
 from . import _native
-from ._engine import Spec, default_engine, functions_of
+from ._engine import default_engine, functions_of
 from ._errors import InvalidArgumentError
+from ._specs import KEYWORDS, Maker, frozen
 
 _call = _native.call
 
@@ -30,11 +31,6 @@ _LISTS = (
     "window_right", "num_sinks", "tree_bits", "prefix_lengths", "block_offsets", "block_indices", "block_bitmask_of",
     "block_bitmasks",
 )  # fmt: skip
-
-# Names that stand for formulas, and the table or scalar that each reads.
-_BUILT_IN = {"softcap": "softcap", "alibi": "alibi_slopes", "bias": "bias", "prefix_lm": "prefix"}
-_DTYPES = {"bf16", "fp16", "fp32"}
-
 
 @dataclass(frozen=True)
 class BlockLists:
@@ -64,147 +60,37 @@ class BlockLists:
         }
 
 
-def _frozen(value):
-    """The value as part of a key: dicts and lists by their contents."""
-    if isinstance(value, dict):
-        return ("dict",) + tuple((name, _frozen(one)) for name, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(one) for one in value)
-    return value
+def _function(cache, key, names, shown, writes_o, writes_lse, maker, differentiable=False):
+    shown = tuple(shown.get(name, name) for name in names)
+    made = _native.Function(maker, names, shown, writes_o, writes_lse, differentiable)
+    return cache.setdefault(key, made)
 
 
-def _items(value):
-    if value is None:
-        return []
-    return [value] if isinstance(value, (str, dict)) else list(value)
-
-
-def _formula(item):
-    return item.get("formula", "") if isinstance(item, dict) else item
-
-
-class _Maker:
-    """Writes the spec of a call when its tensors' dtypes and dims come for the first time."""
-
-    def __init__(self, name, op, engine, mask, score, fields, tables, named, block_mask):
-        self.name, self.op, self.engine = name, op, engine
-        self.mask, self.score, self.fields = _items(mask), _items(score), fields
-        self.tables, self.named, self.block_mask = dict(tables or {}), named, block_mask
-
-    def __call__(self, device, dtypes, head_dim, head_dim_v, out_dtype):
-        dtype = dtypes.get("q") or dtypes.get("k_new")
-        if dtype not in _DTYPES:
-            raise InvalidArgumentError(f"argument q has dtype {dtype}: bf16, fp16 and, on CPUs, fp32 would work")
-        fields = {"op": self.op, "dtype": dtype, "head_dim": head_dim}
-        if head_dim_v != head_dim:
-            fields["head_dim_v"] = head_dim_v
-        if self.op == "make_block_lists":
-            fields["dtype"] = dtype
-        elif dtypes["k"] != dtype:
-            if dtypes["k"] in _DTYPES:
-                raise InvalidArgumentError(
-                    f"argument k has dtype {dtypes['k']} and q {dtype}: k of dtype {dtype}, or an 8-bit cache in pages "
-                    "or for decode, would work"
-                )
-            fields["kv_dtype"] = dtypes["k"]
-        if self.op in ("forward", "decode"):
-            o_dtype = self.fields.get("o_dtype") or out_dtype or dtype
-            if o_dtype != dtype:
-                fields["o_dtype"] = o_dtype
-        else:
-            o_dtype = dtype
-        fields.update((name, value) for name, value in self.fields.items() if name not in ("o_dtype", "kv_scale"))
-        if "kv_dtype" in fields and self.fields.get("kv_scale"):
-            fields["kv_scale"] = self.fields["kv_scale"]
-        mask = self.masks(dtypes)
-        if mask:
-            fields["mask"] = mask
-        if self.score:
-            fields["score"] = self.score
-        fields["varlen"] = "cu_seqlens_q" in dtypes or self.fields.get("varlen", False)
-        fields["paged"] = "page_table" in dtypes
-        for name in ("varlen", "paged"):
-            if not fields[name]:
-                del fields[name]
-        if "sink_logits" in dtypes:
-            fields["sink_logits"] = True
-        self.declare(fields, dtypes)
-        return self.engine or default_engine(device), Spec(fields), o_dtype
-
-    def masks(self, dtypes):
-        mask = list(self.mask)
-        kinds = {one if isinstance(one, str) else one.get("kind") for one in mask}
-
-        def add(kind, **fields):
-            if kind not in kinds:
-                mask.append({"kind": kind, **fields} if fields else kind)
-
-        if self.op != "append_kv":
-            aligned = {one["align"] for one in mask if isinstance(one, dict) and "align" in one}
-            if dtypes.keys() & {"window_left", "window_right", "num_sinks"}:
-                more = {"sinks": True} if "num_sinks" in dtypes else {}
-                if len(aligned) == 1:
-                    more["align"] = next(iter(aligned))
-                add("sliding_window", **more)
-            counts_keys = self.op == "decode" or "page_table" in dtypes
-            if "seqlens_q" in dtypes or "seqlens_k" in dtypes and not counts_keys:
-                add("padding")
-            if "tree_bits" in dtypes:
-                add("tree")
-        if self.block_mask:
-            mask.insert(0, self.block_mask)
-        return mask
-
-    def declare(self, fields, dtypes):
-        """Declares the tables and scalars that the call was given by keyword."""
-        given = _BUILT_IN.keys() & {one for one in (*self.mask, *self.score) if isinstance(one, str)}
-        built_in = {_BUILT_IN[one] for one in given}
-        words = set(re.findall(r"[A-Za-z_]\w*", " ".join(_formula(one) for one in (*self.mask, *self.score))))
-        tables, scalars = {}, {}
-        for name in self.named:
-            if name in built_in:
-                continue
-            if name not in words:
-                raise unknown_keyword(self.name, name)
-            if dtypes.get(name) in ("float", "int"):
-                scalars[name] = "fp32" if dtypes[name] == "float" else "int32"
-                continue
-            declared = self.tables.get(name)
-            if declared is None:
-                raise InvalidArgumentError(
-                    f"table '{name}' has no shape: tables={{'{name}': ('batch', 'seqlen_k')}}, with the names of its "
-                    "own dimensions, would work"
-                )
-            if not isinstance(declared, dict):
-                declared = {"shape": list(declared)}
-            tables[name] = {"dtype": dtypes.get(name), **declared}
-        for name in self.tables:
-            if name not in self.named:
-                raise InvalidArgumentError(f"table '{name}' is declared, but not given: {name}=tensor would work")
-        if tables:
-            fields["tables"] = tables
-        if scalars:
-            fields["scalars"] = scalars
-
-
-_KEYWORDS: dict = {}
-
-
-def unknown_keyword(function, name):
-    import difflib  # only failures need it
-
-    known = _KEYWORDS[function]
-    near = difflib.get_close_matches(name, known, 1)
-    return InvalidArgumentError(
-        f"{function}() has no keyword '{name}', and no formula of mask or score reads it: "
-        + (f"'{near[0]}'" if near else "one of " + ", ".join(sorted(known)))
-        + " would work"
+def _is_left_to_torch(q):
+    """Whether q is PyTorch's, and wants a gradient, or PyTorch compiles, has a mode that sees operators, or casts."""
+    torch = modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and (
+            q.requires_grad
+            and torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._is_any_autocast_enabled()
+        )
     )
 
 
-def _function(cache, key, names, shown, writes_o, writes_lse, maker):
-    made = _native.Function(maker, names, tuple(shown.get(name, name) for name in names), writes_o, writes_lse)
-    return cache.setdefault(key, made)
+def _drawn(q):
+    """Seed and offset of dropout from the generator of PyTorch on q's device."""
+    torch = modules.get("torch")
+    if torch is None or not isinstance(q, torch.Tensor):
+        raise InvalidArgumentError(
+            "dropout_p is given without dropout_seed: a number that no other call has, or tensors of PyTorch, from "
+            "whose generator it is drawn, would work"
+        )
+    return torch.randint(2**63 - 1, (2, 1), dtype=torch.int64, device=q.device).unbind()
 
 
 def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_seed=None, dropout_offset=None,
@@ -227,11 +113,15 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
     or names. A formula's tables and scalars are given by keyword; tables says the dimensions of each table.
     scale: 1 / sqrt(head_dim) unless given. window: (left, right), keys before and after a row's own, None for all.
     num_sinks: first keys that a window always shows. seqlens_q, seqlens_k: int32 [batch], true lengths.
-    dropout_p: 0 to 1, with dropout_seed and dropout_offset, 64-bit numbers or int64 tensors [1] on the device.
+    dropout_p: 0 to 1, with dropout_seed and dropout_offset, 64-bit numbers or int64 tensors [1] on the device; PyTorch's
+    generator draws them unless they are given.
     block_lists: of make_block_lists. sink_logits: float32 [heads_q]. k_scale, v_scale: of 8-bit k and v, shared as
     kv_scale says ("tensor", "head", "token_head"). out_dtype: "fp32", or q's dtype.
     stream: the address of a CUDA stream; the framework's current stream unless given. A launch on the current stream
     needs no care; with another stream the caller keeps all tensors alive until it has run.
+
+    Tensors of PyTorch have gradients: of q, k, v, sink_logits and tables that a score reads, by o and by its log-sum-exp
+    (flashjit.torch says more).
 
     >>> import numpy as np, flashjit
     >>> x = np.ones((1, 4, 2, 64), np.float32)
@@ -242,18 +132,11 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
     >>> lse.shape
     (1, 2, 4)
     """
-    cache = functions_of(engine)
-    key = ("attention", mask, score, return_lse, out_dtype, kv_scale)
-    if named or tables or block_lists is not None:
-        key = (*key, *named, _frozen(tables), block_lists and _frozen(block_lists._mask()))
+    seed_tensor = offset_tensor = None
     if dropout_p:
-        key = (*key, "dropout")
-        if dropout_seed is None:
-            raise InvalidArgumentError(
-                "dropout_p is given without dropout_seed: a number that no other call has would work"
-            )
         p, seed, offset = dropout_p, dropout_seed, dropout_offset
-        seed_tensor = offset_tensor = None
+        if seed is None:
+            seed, offset = _drawn(q)
         if not isinstance(seed, int):
             seed, seed_tensor = None, seed
         if offset is not None and not isinstance(offset, int):
@@ -264,32 +147,59 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
                 "numbers, would work"
             )
     else:
-        p = seed = offset = seed_tensor = offset_tensor = None
+        p = seed = offset = None
     left, right = _window(window) if window is not None else _ALL
-    try:
-        function = cache.get(key)
-    except TypeError:
-        key = _frozen(key)
-        function = cache.get(key)
-    if function is None:
-        fields = {"lse": bool(return_lse)}
-        if dropout_p:
-            fields["dropout"] = True
-        if out_dtype:
-            fields["o_dtype"] = out_dtype
-        if kv_scale:
-            fields["kv_scale"] = kv_scale
-        maker = _Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named),
-                       block_lists and block_lists._mask())  # fmt: skip
-        function = _function(cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker)
     if block_lists is None:
-        lists = _NO_LISTS
+        lists, block_mask = _NO_LISTS, None
     else:
         b = block_lists
         lists = (b.block_offsets, b.block_indices, b.block_bitmask_of, b.block_bitmasks)
-    return _call(function, stream, out, q, k, v, scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                 seqlens_q, seqlens_k, page_table, left, right, num_sinks, tree_bits, prefix_lengths, sink_logits,
-                 k_scale, v_scale, p, seed, offset, seed_tensor, offset_tensor, *lists, *named.values())  # fmt: skip
+        block_mask = b._mask()
+    values = (q, k, v, scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlens_q, seqlens_k, page_table,
+              left, right, num_sinks, tree_bits, prefix_lengths, sink_logits, k_scale, v_scale, p, seed, offset,
+              seed_tensor, offset_tensor, *lists, *named.values())  # fmt: skip
+    made = NotImplemented
+    alone = out is None and engine is None and stream is None
+    if not (alone and _is_left_to_torch(q)):
+        cache = functions_of(engine)
+        key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None)
+        if named or tables or block_mask:
+            key = (*key, *named, frozen(tables), frozen(block_mask))
+        try:
+            function = cache.get(key)
+        except TypeError:
+            key = frozen(key)
+            function = cache.get(key)
+        if function is None:
+            fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
+            maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
+            function = _function(
+                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, True
+            )
+        made = _call(function, stream, out, *values)
+    if made is NotImplemented:  # a tensor of PyTorch requires a gradient, or is none that memory stands behind
+        from . import torch
+
+        if not alone:
+            raise InvalidArgumentError(
+                "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
+                "without them, or under torch.no_grad(), would work"
+            )
+        return torch._attention(
+            _ATTENTION + tuple(named), values, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale
+        )
+    return made
+
+
+def _forward_fields(return_lse, p, out_dtype, kv_scale):
+    fields = {"lse": bool(return_lse)}
+    if p is not None:
+        fields["dropout"] = True
+    if out_dtype:
+        fields["o_dtype"] = out_dtype
+    if kv_scale:
+        fields["kv_scale"] = kv_scale
+    return fields
 
 
 _SHOWN = {"softmax_scale": "scale"}
@@ -344,12 +254,12 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
     cache = functions_of(engine)
     key = ("decode", mask, score, return_lse, out_dtype, kv_scale, batch_invariant)
     if named or tables or rotary is not None or k_new is not None:
-        key = (*key, *named, _frozen(tables), _frozen(rotary), q_out is not None, k_new is not None)
+        key = (*key, *named, frozen(tables), frozen(rotary), q_out is not None, k_new is not None)
     left, right = _window(window) if window is not None else _ALL
     try:
         function = cache.get(key)
     except TypeError:
-        key = _frozen(key)
+        key = frozen(key)
         function = cache.get(key)
     if function is None:
         fields = {"lse": bool(return_lse)}
@@ -366,7 +276,7 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
             if rotary_cos is not None:
                 turned.setdefault("tables", _native.describe(rotary_cos, "rotary_cos")[1])
             fields["rotary"] = turned
-        maker = _Maker("decode", "decode", engine, mask, score, fields, tables, tuple(named), None)
+        maker = Maker("decode", "decode", engine, mask, score, fields, tables, tuple(named), None)
         function = _function(cache, key, _DECODE + tuple(named), _SHOWN, True, bool(return_lse), maker)
     return _call(function, stream, out, q, k, v, scale, cu_seqlens_q, max_seqlen_q, seqlens_k, page_table, left, right,
                  num_sinks, tree_bits, prefix_lengths, sink_logits, k_scale, v_scale, k_new, v_new, q_out,
@@ -400,7 +310,7 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     paged = page_table is not None
     rank = len(_native.describe(k_new, "k_new")[0])
     cache = functions_of(engine)
-    key = ("append_kv", _frozen(rotary), kv_scale, rank, paged, q is not None)
+    key = ("append_kv", frozen(rotary), kv_scale, rank, paged, q is not None)
     function = cache.get(key)
     if function is None:
         fields = {}
@@ -413,7 +323,7 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
             fields["kv_scale"] = kv_scale
         if rank == 3:
             fields["varlen"] = True
-        maker = _Maker("append_kv", "append_kv", engine, (), (), fields, None, (), None)
+        maker = Maker("append_kv", "append_kv", engine, (), (), fields, None, (), None)
         function = _function(cache, key, _APPEND, {}, False, False, maker)
     _call(function, stream, None, q, k, v, k_new, v_new, slots, append_positions, page_table, cu_seqlens_q, k_scale,
           v_scale, q_out, rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale)  # fmt: skip
@@ -488,10 +398,10 @@ def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bi
 
     left, right = _window(window) if window is not None else _ALL
     cache = functions_of(engine)
-    key = _frozen(("make_block_lists", mask, tuple(named), tables, lists._mask()))
+    key = frozen(("make_block_lists", mask, tuple(named), tables, lists._mask()))
     function = cache.get(key)
     if function is None:
-        maker = _Maker(
+        maker = Maker(
             "make_block_lists", "make_block_lists", engine, mask, (), {}, tables, tuple(named), lists._mask()
         )
         function = _function(cache, key, _LISTS + tuple(named), {}, False, False, maker)
@@ -508,4 +418,4 @@ def _keywords(function):
     return code.co_varnames[count : count + code.co_kwonlyargcount]
 
 
-_KEYWORDS.update({one.__name__: _keywords(one) for one in (attention, decode, make_block_lists)})
+KEYWORDS.update({one.__name__: _keywords(one) for one in (attention, decode, make_block_lists)})

@@ -44,7 +44,7 @@ bool Arguments::add(const ArgumentInfo& info, const char* shown, PyObject* value
   if (!has_room()) return false;
   if (info.kind == Kind::tensor) {
     Tensor& tensor = *std::construct_at(&tensors_.all[tensor_count_++]);
-    return tensor.read(value, shown) && tensor.refuse_gradient(value, shown) && add(info, shown, tensor);
+    return tensor.read(value, shown) && tensor.has_no_gradient(value, shown) && add(info, shown, tensor);
   }
   flashjit_argument& argument = room_.arguments[count_];
   argument.id = info.id;

@@ -46,6 +46,7 @@ struct FunctionState {
   std::vector<std::string> shown;  // the names in messages
   std::vector<Kind> kinds;         // those that the names tell
   bool writes_o = false, writes_lse = false;
+  bool differentiable = false;  // a call answers NotImplemented if PyTorch has to see it
   int q = -1, k = -1, v = -1, k_new = -1, cu_seqlens_q = -1, max_seqlen_q = -1, max_seqlen_k = -1,
       page_table = -1, slots = -1;
   std::vector<std::unique_ptr<Entry>> entries;  // never removed: a call uses them without the GIL
@@ -82,8 +83,10 @@ bool is_number(PyObject* value) {
   return PyLong_Check(value) || PyFloat_Check(value) || (PyNumber_Check(value) && !is_tensor(value));
 }
 
+enum class Read { done, failed, left_to_framework };
+
 // Reads the tensors, and what decides the spec.
-bool read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
+Read read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
   const FunctionState& f = call.f;
   for (std::size_t i = 0; i < f.names.size(); ++i) {
     PyObject* const value = call.values[i];
@@ -96,11 +99,21 @@ bool read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
     Tensor& tensor = *std::construct_at(&call.tensors.all[i]);
     call.read |= std::uint64_t{1} << i;
     const char* const shown = f.shown[i].c_str();
-    if (!tensor.read(value, shown) || !tensor.refuse_gradient(value, shown)) return false;
+    const Framework* const framework = framework_of(value, shown);
+    if (!framework) return Read::failed;
+    const bool may_leave = f.differentiable && framework->is_grad_enabled != Py_None;
+    if (may_leave && !framework->has_memory) return Read::left_to_framework;
+    const int wanted = tensor.read(value, shown) ? tensor.wants_gradient(value) : -1;
+    if (may_leave && wanted != 0) {
+      PyErr_Clear();
+      return Read::left_to_framework;
+    }
+    if (wanted > 0) refuse_gradient(shown);
+    if (wanted != 0) return Read::failed;
     key.dtypes[i] = static_cast<std::int8_t>(tensor.get().dtype);
   }
   if (out != Py_None) key.out_dtype = static_cast<std::int8_t>(out_tensor->get().dtype);
-  return true;
+  return Read::done;
 }
 
 bool fits(std::int64_t size, std::int32_t* to) {
@@ -277,10 +290,12 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   Output o, lse, workspace;
   if (out != Py_None) {
     o.object = Ref::borrowed(out);
-    if (!o.tensor.read(out, "out") || !o.tensor.refuse_gradient(out, "out")) return nullptr;
+    if (!o.tensor.read(out, "out") || !o.tensor.has_no_gradient(out, "out")) return nullptr;
   }
   flashjit_shape shape;
-  if (!read(call, out, &o.tensor, key) || !shape_of(call, shape)) return nullptr;
+  const Read done = read(call, out, &o.tensor, key);
+  if (done == Read::left_to_framework) return Ref::borrowed(Py_NotImplemented).release();
+  if (done == Read::failed || !shape_of(call, shape)) return nullptr;
   const flashjit_tensor& k = *call.tensor(f.k);
   const flashjit_tensor* const q = call.tensor(f.q);
   const flashjit_tensor* const v = call.tensor(f.v);
@@ -361,14 +376,15 @@ PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *make = nullptr, *names = nullptr, *shown = nullptr;
-  int writes_o = 0, writes_lse = 0;
-  if (!PyArg_ParseTuple(args, "OO!O!pp", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
-                        &writes_lse))
+  int writes_o = 0, writes_lse = 0, differentiable = 0;
+  if (!PyArg_ParseTuple(args, "OO!O!ppp", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
+                        &writes_lse, &differentiable))
     return nullptr;
   auto state = std::make_unique<FunctionState>();
   state->make = Ref::borrowed(make);
   state->writes_o = writes_o != 0;
   state->writes_lse = writes_lse != 0;
+  state->differentiable = differentiable != 0;
   const Py_ssize_t count = PyTuple_Size(names);
   if (count > static_cast<Py_ssize_t>(most_names))
     return refuse("a call takes at most " + std::to_string(most_names) + " arguments");

@@ -57,13 +57,14 @@ std::unique_ptr<Framework> look_at(PyObject* type, const char* name) {
   const Ref module(PyImport_ImportModule("flashjit._frameworks"));
   if (!module) return nullptr;
   const Ref facts(PyObject_CallMethod(module.get(), "facts_of", "O", type));
-  int is_numpy = 0, has_grad = 0;
-  if (!facts || !PyArg_ParseTuple(facts.get(), "ppOOO", &is_numpy, &has_grad, &made->allocate, &made->finish,
-                                  &made->current_stream))
+  int is_numpy = 0, has_memory = 0;
+  if (!facts || !PyArg_ParseTuple(facts.get(), "ppOOOO", &is_numpy, &has_memory, &made->is_grad_enabled,
+                                  &made->allocate, &made->finish, &made->current_stream))
     return nullptr;
   made->is_numpy = is_numpy != 0;
-  made->has_grad = has_grad != 0;
-  for (PyObject* const kept : {made->type, made->allocate, made->finish, made->current_stream})
+  made->has_memory = has_memory != 0;
+  for (PyObject* const kept :
+       {made->type, made->is_grad_enabled, made->allocate, made->finish, made->current_stream})
     Py_INCREF(kept);
   return made;
 }
@@ -248,19 +249,25 @@ bool Tensor::take(const dlpack::Tensor& tensor, const char* name) {
   return true;
 }
 
-bool Tensor::refuse_gradient(PyObject* object, const char* name) const {
-  if (!framework_->has_grad) return true;
+int Tensor::wants_gradient(PyObject* object) const {
+  if (framework_->is_grad_enabled == Py_None) return 0;
   const Ref wanted(PyObject_GetAttr(object, names().requires_grad));
-  if (!wanted) return false;
-  if (wanted.get() != Py_True) return true;
-  const Ref torch(PyImport_ImportModule("torch"));
-  const Ref enabled(torch ? PyObject_CallMethod(torch.get(), "is_grad_enabled", nullptr) : nullptr);
-  if (!enabled) return false;
-  if (enabled.get() != Py_True) return true;
+  if (!wanted) return -1;
+  if (wanted.get() != Py_True) return 0;
+  const Ref enabled(PyObject_CallFunctionObjArgs(framework_->is_grad_enabled, nullptr));
+  return enabled ? enabled.get() == Py_True : -1;
+}
+
+bool Tensor::has_no_gradient(PyObject* object, const char* name) const {
+  const int wanted = wants_gradient(object);
+  if (wanted > 0) refuse_gradient(name);
+  return wanted == 0;
+}
+
+void refuse_gradient(const char* name) {
   refuse("argument " + std::string(name) +
          " requires a gradient, and this function computes none: a call under torch.no_grad(), or with " +
-         name + ".detach(), would work; an engine's kernel of op backward computes gradients");
-  return false;
+         name + ".detach(), would work; flashjit.attention computes gradients of its inputs");
 }
 
 PyObject* allocate(const Tensor& like, PyObject* like_object, const std::int64_t* shape, int rank,

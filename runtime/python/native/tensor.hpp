@@ -14,10 +14,10 @@ struct Framework {
   PyObject* type = nullptr;
   const dlpack::ExchangeApi* api = nullptr;  // null: __dlpack__
   bool is_numpy = false;                     // always on the CPU; dtypes of ml_dtypes by a view
-  bool has_grad = false;                     // tensors have requires_grad
-  // Functions of flashjit._frameworks, or None: allocate(like, shape, dtype), finish(output) and
-  // current_stream(device_index).
-  PyObject *allocate = nullptr, *finish = nullptr, *current_stream = nullptr;
+  bool has_memory = true;                    // false: tensors may stand for others, which a trace will have
+  // Functions of the framework and of flashjit._frameworks, or None: is_grad_enabled(), where tensors have
+  // requires_grad; allocate(like, shape, dtype), finish(output) and current_stream(device_index).
+  PyObject *is_grad_enabled = nullptr, *allocate = nullptr, *finish = nullptr, *current_stream = nullptr;
 };
 // Null with an exception if the object is no tensor; `name` is the argument's.
 const Framework* framework_of(PyObject* object, const char* name);
@@ -30,9 +30,11 @@ class Tensor {
  public:
   // False with an exception if flashjit cannot take it.
   bool read(PyObject* object, const char* name);
-  // False with an exception if the framework wants a gradient by this tensor, of which a launch knows
-  // nothing.
-  bool refuse_gradient(PyObject* object, const char* name) const;
+  // Whether the framework wants a gradient by this tensor, of which a launch knows nothing; -1 with an
+  // exception.
+  int wants_gradient(PyObject* object) const;
+  // False with an exception if it does.
+  bool has_no_gradient(PyObject* object, const char* name) const;
 
   const flashjit_tensor& get() const { return tensor_; }
   const Framework& framework() const { return *framework_; }
@@ -47,6 +49,9 @@ class Tensor {
   Ref capsule_;
   bool read_only_ = false;
 };
+
+// Raises that a function without gradients was asked for one.
+void refuse_gradient(const char* name);
 
 // A new tensor of the framework of `like`; null with an exception.
 PyObject* allocate(const Tensor& like, PyObject* like_object, const std::int64_t* shape, int rank,

@@ -1,0 +1,385 @@
+"""Attention of PyTorch's tensors with gradients, as operators that torch.compile knows.
+
+flashjit.attention comes here by itself if a tensor requires a gradient, and where PyTorch traces, compiles, or casts
+(autocast). The operators are flashjit::attention and flashjit::attention_backward.
+
+- Gradients: of q, k, v, of sink_logits, and of tables that a score reads, by the output and by its log-sum-exp. There
+  are no gradients of gradients. Keys in pages and 8-bit caches have none.
+- torch.compile takes a call with fullgraph=True; lengths may be dynamic. CUDA graphs capture forward and backward, once
+  their kernels have been used outside of a capture.
+- Dropout takes seed and offset from PyTorch's generator of the device. So torch.manual_seed repeats it, checkpointing
+  drops the same weights again, and each replay of a CUDA graph drops others.
+- torch.use_deterministic_algorithms(True) at the time of the forward makes the gradients' bits repeatable.
+- torch.func.vmap maps over q, k and v as over further batch entries. With arguments that have a batch dimension of
+  their own it is refused.
+"""
+
+import json
+from functools import lru_cache
+
+import torch
+
+from . import _native
+from ._errors import UnsupportedError
+from ._functions import _ATTENTION, _SHOWN, _forward_fields
+from ._specs import Maker, frozen
+
+_call = _native.call
+
+
+class _Kind:
+    """A kind of call: the functions of its forward and backward, by names of arguments."""
+
+    def __init__(self, text):
+        f = self.fields = json.loads(text)
+        self.text = text
+        self.lse = f["lse"]
+        tensors = f["tensors"]
+        # Tensors whose gradients are asked for, and those whose gradients the backward computes beside q, k and v, by
+        # place. It computes that of sinks in any case.
+        self.wanted = [tensors.index(name) for name in ("q", "k", "v", *f["gradients"])]
+        computed = dict.fromkeys(f["gradients"] + ["sink_logits"] * ("sink_logits" in tensors))
+        self.computed = [tensors.index(name) for name in computed]
+
+        names = (*tensors, *f["integers"], *f["reals"])
+        p = True if "dropout_p" in names else None
+        make = self._maker("forward", _forward_fields(f["lse"], p, f["out_dtype"], f["kv_scale"]))
+        if f["with_gradient"]:
+            fields = {"dropout": True} if p else {}
+            if f["deterministic"]:
+                fields["deterministic"] = True
+            make_forward, make_backward = make, self._maker("backward", fields)
+            written = ("dq", "dk", "dv", *("d_" + tensors[i] for i in self.computed))
+            self.backward = _function(make_backward, (*names, "o", "lse", "do", "dlse", *written), False, False)
+
+            def make(device, dtypes, head_dim, head_dim_v, out_dtype):
+                made = make_forward(device, dtypes, head_dim, head_dim_v, out_dtype)
+                of_backward = {**dtypes, **dict.fromkeys(written, "fp32"), "o": made[2]}
+                make_backward(device, of_backward, head_dim, head_dim_v, None)  # else it would be refused too late
+                return made
+
+        self.forward = _function(make, names, True, self.lse)
+
+    def _maker(self, op, fields):
+        f = self.fields
+        return Maker(
+            "attention", op, None, f["mask"], f["score"], fields, f["tables"], tuple(f["named"]), f["block_mask"]
+        )
+
+    def empty_gradients(self, tensors):
+        """Tensors for what the backward writes, in the order of its arguments."""
+        made = [torch.empty_like(one) for one in tensors[:3]]
+        return made + [torch.empty_like(tensors[i], dtype=torch.float32) for i in self.computed]
+
+    def returned(self, tensors, gradients):
+        """Those gradients that are asked for, each of its tensor's dtype."""
+        of = dict(zip(self.computed, gradients[3:]))
+        return gradients[:3] + [of[i].to(tensors[i].dtype) for i in self.wanted[3:]]
+
+
+def _function(make, names, writes_o, writes_lse):
+    shown = tuple(_SHOWN.get(name, name) for name in names)
+    return _native.Function(make, names, shown, writes_o, writes_lse, False)
+
+
+_kind = lru_cache(None)(_Kind)
+_kinds: dict = {}  # by the arguments of _text
+
+
+def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with_gradient, deterministic, tensors,
+          integers, reals, gradients):  # fmt: skip
+    """The kind of a call as text, by which the operators know it."""
+    return json.dumps(locals())
+
+
+_text._dynamo_marked_constant = True  # torch.compile computes it while it traces, as assume_constant_result says
+
+
+# ---- kernels ----
+
+
+def _forward(kind, integers, reals, *tensors):
+    made = _call(kind.forward, None, None, *tensors, *integers, *reals)
+    return made if kind.lse else (made, made.new_empty(0, dtype=torch.float32))
+
+
+def _backward(kind, integers, reals, do, dlse, o, lse, *tensors):
+    if do is None:
+        do = torch.zeros_like(o)
+    if do.dtype != tensors[0].dtype:
+        do = do.to(tensors[0].dtype)
+    # PyTorch makes gradients of any strides; kernels read 16 bytes at once.
+    if do.data_ptr() % 16:
+        do = do.clone(memory_format=torch.contiguous_format)
+    elif not do.is_contiguous() and (do.stride(-1) != 1 or any(stride % 8 for stride in do.stride()[:-1])):
+        do = do.contiguous()
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    written = kind.empty_gradients(tensors)
+    _call(kind.backward, None, None, *tensors, *integers, *reals, o, lse, do, dlse, *written)
+    return kind.returned(tensors, written)
+
+
+class _Attention(torch.autograd.Function):
+    """Both kernels without PyTorch's dispatcher, which would cost more time than they do."""
+
+    @staticmethod
+    def forward(ctx, kind, integers, reals, *tensors):
+        o, lse = _forward(kind, integers, reals, *tensors)
+        ctx.call = kind, integers, reals
+        ctx.save_for_backward(o, lse, *tensors)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        kind, integers, reals = ctx.call
+        if torch.is_grad_enabled():
+            o, lse, *tensors = ctx.saved_tensors
+            made = torch.ops.flashjit.attention_backward(kind.text, tensors, integers, reals, o, lse, do, dlse)
+        else:
+            made = _backward(kind, integers, reals, do, dlse, *ctx.saved_tensors)
+        return (None, None, None, *_placed(kind, made))
+
+
+class _Transformed(torch.autograd.Function):
+    """Both operators, in the form that torch.func's transforms take."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(text, integers, reals, *tensors):
+        return torch.ops.flashjit.attention(text, tensors, integers, reals)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        text, integers, reals, *tensors = inputs
+        ctx.call = text, integers, reals
+        ctx.save_for_backward(*output, *tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        text, integers, reals = ctx.call
+        made = _TransformedBackward.apply(text, integers, reals, do, dlse, *ctx.saved_tensors)
+        return (None, None, None, *_placed(_kind(text), made))
+
+
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(text, integers, reals, do, dlse, o, lse, *tensors):
+        return tuple(torch.ops.flashjit.attention_backward(text, tensors, integers, reals, o, lse, do, dlse))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        _differentiate_twice(ctx, *gradients)
+
+
+def _placed(kind, gradients):
+    placed = [None] * len(kind.fields["tensors"])
+    for place, gradient in zip(kind.wanted, gradients):
+        placed[place] = gradient
+    return placed
+
+
+# ---- operators ----
+
+_library = torch.library.Library("flashjit", "DEF")
+_library.define(
+    "attention(str kind, Tensor[] tensors, SymInt[] integers, float[] reals) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attention_backward(str kind, Tensor[] tensors, SymInt[] integers, float[] reals, Tensor o, Tensor lse, "
+    "Tensor? do, Tensor? dlse) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _attention_kernel(text, tensors, integers, reals):
+    return _forward(_kind(text), integers, reals, *tensors)
+
+
+def _backward_kernel(text, tensors, integers, reals, o, lse, do, dlse):
+    return _backward(_kind(text), integers, reals, do, dlse, o, lse, *tensors)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("attention", _attention_kernel, _device)
+    _library.impl("attention_backward", _backward_kernel, _device)
+
+
+@torch.library.register_fake("flashjit::attention", lib=_library)
+def _attention_fake(text, tensors, integers, reals):
+    kind, (q, _, v) = _kind(text), tensors[:3]
+    o_dtype = torch.float32 if kind.fields["out_dtype"] == "fp32" else q.dtype
+    *rows, heads, _ = q.shape  # [batch, seqlen] or [total]
+    lse = (*rows[:-1], heads, rows[-1]) if kind.lse else (0,)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=o_dtype), q.new_empty(lse, dtype=torch.float32)
+
+
+@torch.library.register_fake("flashjit::attention_backward", lib=_library)
+def _backward_fake(text, tensors, integers, reals, o, lse, do, dlse):
+    kind = _kind(text)
+    return kind.returned(tensors, kind.empty_gradients(tensors))
+
+
+def _save(ctx, inputs, output):
+    text, tensors, integers, reals = inputs
+    ctx.call = text, integers, reals
+    ctx.save_for_backward(*output, *tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, do, dlse):
+    text, integers, reals = ctx.call
+    o, lse, *tensors = ctx.saved_tensors
+    made = torch.ops.flashjit.attention_backward(text, tensors, integers, reals, o, lse, do, dlse)
+    # Where an argument is a list without elements, an empty list stands for None.
+    return None, _placed(_kind(text), made), None if integers else [], None if reals else []
+
+
+def _differentiate_twice(ctx, *gradients):
+    raise UnsupportedError(
+        "a gradient of a gradient of attention was asked for, and flashjit has no kernel for it: a loss without "
+        "create_graph=True, or torch.nn.functional.scaled_dot_product_attention on its math backend, would work"
+    )
+
+
+torch.library.register_autograd("flashjit::attention", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("flashjit::attention_backward", _differentiate_twice, lib=_library)
+
+
+_OF_ENTRIES = {"q", "k", "v", "o", "lse", "do", "dlse"}
+_OF_ALL_ENTRIES = {"sink_logits", "alibi_slopes", "dropout_seed_tensor", "dropout_offset_tensor"}
+
+
+def _folded(info, kind, tensors, dims):
+    """The tensors with vmap's dimension as part of their batch dimension."""
+    names, made = (*kind.fields["tensors"], "o", "lse", "do", "dlse"), []
+    for name, one, dim in zip(names, tensors, dims):
+        shared = name in _OF_ALL_ENTRIES and dim is None and name not in kind.fields["gradients"]
+        if not shared and name not in _OF_ENTRIES or "cu_seqlens_q" in names:
+            raise UnsupportedError(
+                f"vmap of attention with {name}: q, k and v [batch, seqlen, heads, head_dim] alone can be mapped; the "
+                "mapped dimension as part of the batch dimension of all arguments would work"
+            )
+        if not shared and one is not None:
+            one = one.unsqueeze(0).expand(info.batch_size, *one.shape) if dim is None else one.movedim(dim, 0)
+            one = one.reshape(one.shape[0] * one.shape[1], *one.shape[2:])
+        made.append(one)
+    return made
+
+
+def _unfolded(info, one):
+    return one.reshape(info.batch_size, one.shape[0] // info.batch_size, *one.shape[1:])
+
+
+@torch.library.register_vmap("flashjit::attention", lib=_library)
+def _attention_vmap(info, dims, text, tensors, integers, reals):
+    kind = _kind(text)
+    o, lse = torch.ops.flashjit.attention(text, _folded(info, kind, tensors, dims[1]), integers, reals)
+    return (_unfolded(info, o), _unfolded(info, lse) if kind.lse else lse), (0, 0 if kind.lse else None)
+
+
+@torch.library.register_vmap("flashjit::attention_backward", lib=_library)
+def _backward_vmap(info, dims, text, tensors, integers, reals, *more):
+    folded = _folded(info, _kind(text), [*tensors, *more], [*dims[1], *dims[4:]])
+    count = len(tensors)
+    made = torch.ops.flashjit.attention_backward(text, folded[:count], integers, reals, *folded[count:])
+    return [_unfolded(info, one) for one in made], [0] * len(made)
+
+
+# ---- the call ----
+
+_INTEGERS, _REALS = (int, torch.SymInt), (float, torch.SymFloat)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _attention(names, values, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale):
+    """flashjit.attention, of arguments in the order of their names."""
+    compiles = torch.compiler.is_compiling()
+    types = tuple(map(type, values))
+    places = _places(types) if compiles else _known_places.get(types)
+    if places is None:
+        values = tuple(_argument(value, name) for value, name in zip(values, names))
+        places = _known_places[tuple(map(type, values))] = _places(tuple(map(type, values)))
+    of_tensors, of_integers, of_reals = places
+    tensors = [values[i] for i in of_tensors]
+    integers, reals = [values[i] for i in of_integers], [values[i] for i in of_reals]
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        tensors[:3] = [one.to(dtype) if one.dtype.is_floating_point else one for one in tensors[:3]]
+    wants = tuple([one.requires_grad for one in tensors]) if torch.is_grad_enabled() else ()
+    with_gradient = True in wants
+    of_formulas = names[len(_ATTENTION) :]
+    lse, deterministic = return_lse or with_gradient, with_gradient and torch.are_deterministic_algorithms_enabled()
+
+    def text():
+        given = [names[i] for i in of_tensors]
+        gradients = [name for name, one in zip(given, wants) if one and name not in ("q", "k", "v")]
+        for name in gradients:
+            if name in _ATTENTION and name != "sink_logits":
+                raise UnsupportedError(
+                    f"argument {name} requires a gradient, and flashjit computes none for it: {name}.detach() would "
+                    "work"
+                )
+        return _text(mask, score, tables, block_mask, of_formulas, bool(lse), out_dtype, kv_scale, with_gradient,
+                     deterministic, given, [names[i] for i in of_integers], [names[i] for i in of_reals],
+                     gradients)  # fmt: skip
+
+    if compiles:
+        made = torch.ops.flashjit.attention(text(), tensors, integers, reals)
+    elif with_gradient and torch._C._are_functorch_transforms_active():
+        made = _Transformed.apply(text(), integers, reals, *tensors)
+    elif _is_traced(tensors):
+        made = torch.ops.flashjit.attention(text(), tensors, integers, reals)
+    else:
+        key = (mask, score, tables, block_mask, of_formulas, lse, out_dtype, kv_scale, wants, deterministic, *places)
+        try:
+            kind = _kinds.get(key)
+        except TypeError:
+            key = frozen(key)
+            kind = _kinds.get(key)
+        if kind is None:
+            kind = _kinds[key] = _kind(text())
+        made = (_Attention.apply if with_gradient else _forward)(kind, integers, reals, *tensors)
+    return made if return_lse else made[0]
+
+
+_known_places: dict = {}
+
+
+def _places(types):
+    """The places of the tensors, of the integers and of the reals among arguments of these types."""
+
+    def of(kinds):
+        return tuple([place for place, one in enumerate(types) if issubclass(one, kinds)])
+
+    return of(torch.Tensor), of(_INTEGERS), of(_REALS)
+
+
+def _is_traced(tensors):
+    """Whether somebody has to see the operators, or there is no memory behind a tensor."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or not all([type(one) in _PLAIN for one in tensors])
+    )
+
+
+def _argument(value, name):
+    """A tensor or a number of Python, from those of NumPy, too."""
+    if value is None and name not in ("q", "k", "v") or isinstance(value, (torch.Tensor, *_INTEGERS, *_REALS)):
+        return value
+    if hasattr(value, "__float__") and not hasattr(value, "__dlpack__"):
+        return value.__index__() if hasattr(value, "__index__") else float(value)
+    _native.describe(value, _SHOWN.get(name, name))  # refuses what is no tensor
+    return torch.from_dlpack(value)

@@ -9,8 +9,9 @@ def facts_of(kind):
     """(is_numpy, has_memory, is_grad_enabled, allocate, finish, current_stream) for a type of tensors.
 
     has_memory is False of types whose tensors may stand for others. is_grad_enabled() says whether the framework wants
-    gradients by tensors with requires_grad. allocate(like, shape, dtype) makes a tensor on the device of `like`. finish(output) is the form that a caller gets,
-    or None. current_stream(device_index) is the address of a CUDA stream.
+    gradients by tensors with requires_grad. allocate(like, shape, dtype) makes a tensor on the device of `like`.
+    finish(output) is the form that a caller gets, or None. current_stream(device_index) is the address of a CUDA
+    stream.
     """
     modules = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "numpy" in modules:

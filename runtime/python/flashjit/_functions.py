@@ -113,15 +113,15 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
     or names. A formula's tables and scalars are given by keyword; tables says the dimensions of each table.
     scale: 1 / sqrt(head_dim) unless given. window: (left, right), keys before and after a row's own, None for all.
     num_sinks: first keys that a window always shows. seqlens_q, seqlens_k: int32 [batch], true lengths.
-    dropout_p: 0 to 1, with dropout_seed and dropout_offset, 64-bit numbers or int64 tensors [1] on the device; PyTorch's
-    generator draws them unless they are given.
+    dropout_p: 0 to 1, with dropout_seed and dropout_offset, 64-bit numbers or int64 tensors [1] on the device;
+    PyTorch's generator draws them unless they are given.
     block_lists: of make_block_lists. sink_logits: float32 [heads_q]. k_scale, v_scale: of 8-bit k and v, shared as
     kv_scale says ("tensor", "head", "token_head"). out_dtype: "fp32", or q's dtype.
     stream: the address of a CUDA stream; the framework's current stream unless given. A launch on the current stream
     needs no care; with another stream the caller keeps all tensors alive until it has run.
 
-    Tensors of PyTorch have gradients: of q, k, v, sink_logits and tables that a score reads, by o and by its log-sum-exp
-    (flashjit.torch says more).
+    Tensors of PyTorch have gradients: of q, k, v, sink_logits and tables that a score reads, by o and by its
+    log-sum-exp (flashjit.torch says more).
 
     >>> import numpy as np, flashjit
     >>> x = np.ones((1, 4, 2, 64), np.float32)

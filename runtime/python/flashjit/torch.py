@@ -71,10 +71,10 @@ class _Kind:
         made = [torch.empty_like(one) for one in tensors[:3]]
         return made + [torch.empty_like(tensors[i], dtype=torch.float32) for i in self.computed]
 
-    def returned(self, tensors, gradients):
-        """Those gradients that are asked for, each of its tensor's dtype."""
+    def returned(self, gradients):
+        """Those gradients that are asked for. Autograd converts them to their tensors' dtypes."""
         of = dict(zip(self.computed, gradients[3:]))
-        return gradients[:3] + [of[i].to(tensors[i].dtype) for i in self.wanted[3:]]
+        return gradients[:3] + [of[i] for i in self.wanted[3:]]
 
 
 def _function(make, names, writes_o, writes_lse):
@@ -117,7 +117,7 @@ def _backward(kind, integers, reals, do, dlse, o, lse, *tensors):
         dlse = dlse.contiguous()
     written = kind.empty_gradients(tensors)
     _call(kind.backward, None, None, *tensors, *integers, *reals, o, lse, do, dlse, *written)
-    return kind.returned(tensors, written)
+    return kind.returned(written)
 
 
 class _Attention(torch.autograd.Function):
@@ -227,7 +227,7 @@ def _attention_fake(text, tensors, integers, reals):
 @torch.library.register_fake("flashjit::attention_backward", lib=_library)
 def _backward_fake(text, tensors, integers, reals, o, lse, do, dlse):
     kind = _kind(text)
-    return kind.returned(tensors, kind.empty_gradients(tensors))
+    return kind.returned(kind.empty_gradients(tensors))
 
 
 def _save(ctx, inputs, output):
@@ -314,7 +314,7 @@ def _attention(names, values, mask, score, tables, block_mask, return_lse, out_d
     tensors = [values[i] for i in of_tensors]
     integers, reals = [values[i] for i in of_integers], [values[i] for i in of_reals]
     device = tensors[0].device.type
-    if torch.is_autocast_enabled(device):
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         tensors[:3] = [one.to(dtype) if one.dtype.is_floating_point else one for one in tensors[:3]]
     wants = tuple([one.requires_grad for one in tensors]) if torch.is_grad_enabled() else ()
@@ -369,7 +369,8 @@ def _places(types):
 def _is_traced(tensors):
     """Whether somebody has to see the operators, or there is no memory behind a tensor."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
+        tensors[0].is_meta
+        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or not all([type(one) in _PLAIN for one in tensors])
     )

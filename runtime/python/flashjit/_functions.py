@@ -66,6 +66,9 @@ def _function(cache, key, names, shown, writes_o, writes_lse, maker, differentia
     return cache.setdefault(key, made)
 
 
+attention_of_torch = None  # set by flashjit.torch, which takes time to import
+
+
 def _is_left_to_torch(q):
     """Whether q is PyTorch's, and wants a gradient, or PyTorch compiles, has a mode that sees operators, or casts."""
     torch = modules.get("torch")
@@ -178,16 +181,14 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             )
         made = _call(function, stream, out, *values)
     if made is NotImplemented:  # a tensor of PyTorch requires a gradient, or is none that memory stands behind
-        from . import torch
-
         if not alone:
             raise InvalidArgumentError(
                 "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
                 "without them, or under torch.no_grad(), would work"
             )
-        return torch._attention(
-            _ATTENTION + tuple(named), values, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale
-        )
+        if attention_of_torch is None:
+            from . import torch  # noqa: F401, sets it
+        return attention_of_torch(values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale)
     return made
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import torch
 
-from . import _native
+from . import _functions, _native
 from ._errors import UnsupportedError
 from ._functions import _ATTENTION, _SHOWN, _forward_fields
 from ._specs import Maker, frozen
@@ -124,22 +124,25 @@ class _Attention(torch.autograd.Function):
     """Both kernels without PyTorch's dispatcher, which would cost more time than they do."""
 
     @staticmethod
-    def forward(ctx, kind, integers, reals, *tensors):
+    def forward(ctx, return_lse, kind, integers, reals, *tensors):
         o, lse = _forward(kind, integers, reals, *tensors)
         ctx.call = kind, integers, reals
         ctx.save_for_backward(o, lse, *tensors)
         ctx.set_materialize_grads(False)
-        return o, lse
+        return (o, lse) if return_lse else o
 
     @staticmethod
-    def backward(ctx, do, dlse):
+    def backward(ctx, do, dlse=None):
         kind, integers, reals = ctx.call
         if torch.is_grad_enabled():
             o, lse, *tensors = ctx.saved_tensors
             made = torch.ops.flashjit.attention_backward(kind.text, tensors, integers, reals, o, lse, do, dlse)
         else:
             made = _backward(kind, integers, reals, do, dlse, *ctx.saved_tensors)
-        return (None, None, None, *_placed(kind, made))
+        return (None, None, None, None, *_placed(kind, made))
+
+
+_apply = super(torch.autograd.Function, _Attention).apply  # past what torch.func's transforms need
 
 
 class _Transformed(torch.autograd.Function):
@@ -302,14 +305,15 @@ _INTEGERS, _REALS = (int, torch.SymInt), (float, torch.SymFloat)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _attention(names, values, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale):
-    """flashjit.attention, of arguments in the order of their names."""
+def _attention(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale):
+    """flashjit.attention, of arguments in the order of their names, which are _ATTENTION and `named`."""
     compiles = torch.compiler.is_compiling()
     types = tuple(map(type, values))
     places = _places(types) if compiles else _known_places.get(types)
     if places is None:
-        values = tuple(_argument(value, name) for value, name in zip(values, names))
-        places = _known_places[tuple(map(type, values))] = _places(tuple(map(type, values)))
+        values = tuple(_argument(value, name) for value, name in zip(values, _ATTENTION + named))
+        types = tuple(map(type, values))
+        places = _known_places[types] = _places(types)
     of_tensors, of_integers, of_reals = places
     tensors = [values[i] for i in of_tensors]
     integers, reals = [values[i] for i in of_integers], [values[i] for i in of_reals]
@@ -319,39 +323,42 @@ def _attention(names, values, mask, score, tables, block_mask, return_lse, out_d
         tensors[:3] = [one.to(dtype) if one.dtype.is_floating_point else one for one in tensors[:3]]
     wants = tuple([one.requires_grad for one in tensors]) if torch.is_grad_enabled() else ()
     with_gradient = True in wants
-    of_formulas = names[len(_ATTENTION) :]
     lse, deterministic = return_lse or with_gradient, with_gradient and torch.are_deterministic_algorithms_enabled()
+    key = (mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places)
 
-    def text():
-        given = [names[i] for i in of_tensors]
-        gradients = [name for name, one in zip(given, wants) if one and name not in ("q", "k", "v")]
-        for name in gradients:
-            if name in _ATTENTION and name != "sink_logits":
-                raise UnsupportedError(
-                    f"argument {name} requires a gradient, and flashjit computes none for it: {name}.detach() would "
-                    "work"
-                )
-        return _text(mask, score, tables, block_mask, of_formulas, bool(lse), out_dtype, kv_scale, with_gradient,
-                     deterministic, given, [names[i] for i in of_integers], [names[i] for i in of_reals],
-                     gradients)  # fmt: skip
-
-    if compiles:
-        made = torch.ops.flashjit.attention(text(), tensors, integers, reals)
-    elif with_gradient and torch._C._are_functorch_transforms_active():
-        made = _Transformed.apply(text(), integers, reals, *tensors)
-    elif _is_traced(tensors):
-        made = torch.ops.flashjit.attention(text(), tensors, integers, reals)
+    transformed = not compiles and torch._C._are_functorch_transforms_active()
+    if compiles or transformed or _is_traced(tensors):
+        if transformed and with_gradient:
+            made = _Transformed.apply(_text_of(*key), integers, reals, *tensors)
+        else:
+            made = torch.ops.flashjit.attention(_text_of(*key), tensors, integers, reals)
     else:
-        key = (mask, score, tables, block_mask, of_formulas, lse, out_dtype, kv_scale, wants, deterministic, *places)
         try:
             kind = _kinds.get(key)
         except TypeError:
-            key = frozen(key)
-            kind = _kinds.get(key)
+            kind = _kinds.get(frozen(key))
         if kind is None:
-            kind = _kinds[key] = _kind(text())
-        made = (_Attention.apply if with_gradient else _forward)(kind, integers, reals, *tensors)
+            kind = _kinds[frozen(key)] = _kind(_text_of(*key))
+        if with_gradient:
+            return _apply(return_lse, kind, integers, reals, *tensors)
+        made = _forward(kind, integers, reals, *tensors)
     return made if return_lse else made[0]
+
+
+_functions.attention_of_torch = _attention
+
+
+def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places):
+    names = _ATTENTION + named
+    tensors, integers, reals = ([names[i] for i in some] for some in places)
+    gradients = [name for name, one in zip(tensors, wants) if one and name not in ("q", "k", "v")]
+    for name in gradients:
+        if name in _ATTENTION and name != "sink_logits":
+            raise UnsupportedError(
+                f"argument {name} requires a gradient, and flashjit computes none for it: {name}.detach() would work"
+            )
+    return _text(mask, score, tables, block_mask, named, bool(lse), out_dtype, kv_scale, True in wants, deterministic,
+                 tensors, integers, reals, gradients)  # fmt: skip
 
 
 _known_places: dict = {}
@@ -371,7 +378,6 @@ def _is_traced(tensors):
     return (
         tensors[0].is_meta
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
         or not all([type(one) in _PLAIN for one in tensors])
     )
 

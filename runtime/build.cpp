@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
@@ -23,20 +24,76 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-[[noreturn]] void refuse_to_compile(AttentionSpec spec, const Target& target, const KernelConfig& config,
+// The entry that has most in common with the request, and of the same spec and target.
+struct Nearest {
+  std::string path, difference;  // explain_difference()
+  bool same_config = false;
+};
+std::optional<Nearest> nearest_entry(const CacheKey& request, const OpenedCache& cache) {
+  std::optional<Nearest> nearest;
+  std::size_t fewest = 0;
+  const auto look = [&](const DiskCache& folder) {
+    for (const DiskCache::Listing& item : folder.list(false)) {
+      if (!item.entry) continue;
+      const CacheKey other = request_of(item.entry->key);
+      const auto same = [&](const char* field) { return *other.find(field) == *request.find(field); };
+      if (!other.find("spec") || !other.find("target") || !other.find("config") || !same("spec") ||
+          !same("target"))
+        continue;
+      std::string difference = explain_difference(request, other);
+      if (difference.empty()) continue;  // it is the kernel, and `note` says why it is not used
+      const auto lines = static_cast<std::size_t>(std::count(difference.begin(), difference.end(), '\n'));
+      // Another config is another kernel, however few fields differ.
+      const std::size_t far = lines + (same("config") ? 0 : 1000);
+      if (nearest && far >= fewest) continue;
+      fewest = far;
+      nearest = Nearest{item.path, std::move(difference), same("config")};
+    }
+  };
+  for (const DiskCache& layer : cache.layers) look(layer);
+  if (cache.disk) look(*cache.disk);
+  return nearest;
+}
+
+// The labels of explain_difference(): "config, header cpu/forward.h and 3 more".
+std::string fields_of(const std::string& difference) {
+  constexpr std::size_t most = 3;
+  std::vector<std::string> labels;
+  std::istringstream lines(difference);
+  for (std::string line; std::getline(lines, line);) labels.push_back(line.substr(0, line.find(": ")));
+  std::string text;
+  for (std::size_t i = 0; i < std::min(labels.size(), most); ++i) text += (i == 0 ? "" : ", ") + labels[i];
+  if (labels.size() > most) text += " and " + std::to_string(labels.size() - most) + " more";
+  return text;
+}
+
+[[noreturn]] void refuse_to_compile(AttentionSpec spec, const KernelSource& source, const CacheKey& request,
                                     const OpenedCache& cache, const std::string& note) {
+  const Target& target = source.target;
   std::string folders, folder;
   for (const DiskCache& layer : cache.layers) folders += layer.folder() + ", ";
   if (cache.disk) folders += cache.disk->folder() + ", ";
   if (!folders.empty()) folder = folders.substr(0, folders.find(", "));
-  spec.config = pinned(config);
+  // Without pins prebuild makes the configs of every shape, unless a record chose yet another one.
+  const std::vector<KernelConfig> usual = heuristic_configs(spec, target);
+  if (std::find(usual.begin(), usual.end(), source.config) == usual.end())
+    spec.config = pinned(source.config);
+  std::string closest;
+  const std::optional<Nearest> nearest = nearest_entry(request, cache);
+  if (nearest)
+    closest =
+        nearest->same_config
+            ? "; " + nearest->path + " is of another version of flashjit: it differs in " +
+                  fields_of(nearest->difference)
+            : "; the closest is " + nearest->path + ", which differs in " + fields_of(nearest->difference);
   throw Error(ErrorCode::not_prebuilt,
               "no cache folder has the kernel of " + spec.to_json() + " for " + target.str() +
-                  (note.empty() ? "" : " (" + note + ")") +
+                  (note.empty() ? "" : " (" + note + ")") + closest +
                   ", and the policy require_prebuilt neither compiles nor tunes (searched: " +
                   (folders.empty() ? "none, " : folders) + "see FLASHJIT_CACHE_PATH); where there is a " +
                   "compiler, this makes it: flashjit prebuild '" + spec.to_json() + "' --target " +
-                  target.str() + " -o " + (folder.empty() ? "FOLDER" : folder));
+                  target.str() + " -o " + (folder.empty() ? "FOLDER" : folder),
+              nearest ? nearest->difference : "");
 }
 
 void add_steps(KernelInfo& info, const std::vector<Step>& steps, const std::vector<CompiledStep>& compiled) {
@@ -88,7 +145,7 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
 
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                          const OpenedCache& cache, bool may_compile, const CodeLoader& load,
-                         const CompileLimits& limits) {
+                         const CompileLimits& limits, const std::function<void()>& on_wait) {
   const auto start = std::chrono::steady_clock::now();
   const KernelSource source = render(spec, target, config);
   const CacheKey request = request_key(spec, source);
@@ -130,7 +187,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
   for (const DiskCache& layer : cache.layers) find_request(layer);
   if (!may_compile) {
     if (cache.disk) find_request(*cache.disk);
-    if (!compiled) refuse_to_compile(spec, target, config, cache, info.cache_note);
+    if (!compiled) refuse_to_compile(spec, source, request, cache, info.cache_note);
   }
   if (!compiled) {
     try {
@@ -156,7 +213,11 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     KeyLock lock;
     if (!compiled && cache.disk) {
       CompileWatch watch(limits);
-      lock = cache.disk->lock(key, std::chrono::minutes(1), &why, [&] { return watch.is_cancelled(); });
+      bool waits = false;
+      lock = cache.disk->lock(key, std::chrono::minutes(1), &why, [&] {
+        if (on_wait && !std::exchange(waits, true)) on_wait();
+        return watch.is_cancelled();
+      });
       watch.check("the kernel for " + target.str());
       note(why);
       find_key();

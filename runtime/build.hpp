@@ -50,13 +50,15 @@ using CodeLoader = std::function<void(const std::string& code, const std::vector
 // A compilation that goes beyond `limits` or is cancelled, or waiting for one that is, throws and releases
 // the key's lock.
 //
+// `on_wait` is called when another process is found to build the kernel, which is then waited for.
+//
 // `load`, if given, has loaded the returned code. An entry whose code is to blame for failing to load is
 // passed over. In the writable folder, with a compiler, it is also set aside and built anew. (Without a
 // compiler it stays: perhaps only this host's driver is too old for it.) Any other exception of `load` ends
 // the build.
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                          const OpenedCache& cache, bool may_compile = true, const CodeLoader& load = {},
-                         const CompileLimits& limits = {});
+                         const CompileLimits& limits = {}, const std::function<void()>& on_wait = {});
 
 // The path of the first folder's entry for the request, whichever
 // compiler made it; empty if no folder has one. `spec` is validated.

@@ -5,12 +5,14 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
 
 #include "cache/fork.hpp"
+#include "cache/trust.hpp"
 #include "codegen/base/float_state.hpp"
 #include "codegen/families/search_space.hpp"
 #include "runtime/arguments/checks.hpp"
@@ -18,6 +20,7 @@
 #include "runtime/compile_watch.hpp"
 #include "runtime/cpu/amx.hpp"
 #include "runtime/cuda/driver.hpp"
+#include "runtime/event_files.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
 #include "runtime/kernel.hpp"
@@ -28,7 +31,20 @@
 namespace flashjit {
 namespace {
 
-Target choose_target(Device device, const std::string& wanted) {
+// The target of FLASHJIT_TARGET for devices of that kind: it names at most one for CPUs and one for GPUs,
+// with a comma between them.
+std::string target_of_environment(Device::Kind kind) {
+  std::istringstream names(environment_variable("FLASHJIT_TARGET"));
+  for (std::string name; std::getline(names, name, ',');) try {
+      if (Target::parse(name).is_cuda() == (kind == Device::Kind::cuda)) return name;
+    } catch (const Error& error) {
+      throw Error(error.code(), "FLASHJIT_TARGET: " + error.message());
+    }
+  return {};
+}
+
+Target choose_target(Device device, std::string wanted) {
+  if (wanted.empty()) wanted = target_of_environment(device.kind);
   if (device.kind == Device::Kind::cpu) {
     const auto [native, note] = cpu_target();
     if (wanted.empty() || wanted == "native") return native;
@@ -144,6 +160,7 @@ struct Engine::Impl {
   const OpenedCache cache;
   const TuneStore records;
   const TuneEnvironment environment;
+  const EventFiles event_files;
   std::optional<PerProcess<ThreadPool>> pool;  // absent on a GPU, and if the host brings its own threads
   ParallelFor parallel_for;
   int num_threads = 0;  // threads of parallel_for; a host's are taken to be as many as it could have
@@ -158,7 +175,7 @@ struct Engine::Impl {
       return of == forks() || kernel.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
     }
   };
-  std::map<std::tuple<std::string, KernelConfig, ConfigSource>, Build> builds;
+  std::map<std::tuple<std::string, Target, KernelConfig, ConfigSource>, Build> builds;
   std::vector<std::unique_ptr<Kernel>> kernels;
   PerProcess<std::mutex> tuning;  // held by the one tuning under way: tunings share the device
   std::optional<PerProcess<Background>> background{std::in_place};
@@ -169,7 +186,8 @@ struct Engine::Impl {
         target(choose_target(device, options.target)),
         cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes)),
         records(tune_store(cache)),
-        environment(tune_environment(options)) {
+        environment(tune_environment(options)),
+        event_files(options.log, options.record) {
     if (options.num_threads < 0 || options.num_threads > max_num_threads)
       throw Error(ErrorCode::invalid_argument, "num_threads is " + std::to_string(options.num_threads) +
                                                    ": 0 is all CPUs, otherwise it is a count up to " +
@@ -193,18 +211,75 @@ struct Engine::Impl {
   // Its threads use everything else.
   ~Impl() { background.reset(); }
 
+  // Tells the host and the files what becomes of one get().
+  class KernelNews {
+   public:
+    KernelNews(const Impl& engine, const AttentionSpec& spec, const Shape& shape)
+        : engine_(engine), spec_(spec), shape_(shape) {}
+
+    void tell(KernelEvent::Kind kind, const Target& target, const std::string& path,
+              const std::string& reason) const noexcept {
+      if (!engine_.options.on_kernel && !engine_.event_files.any()) return;
+      try {
+        const double ms =
+            std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+        const KernelEvent event{kind, spec_, shape_, target, ms, path, reason};
+        engine_.event_files.write(event);
+        if (engine_.options.on_kernel) engine_.options.on_kernel(event);
+      } catch (...) {  // of the host's function
+      }
+    }
+
+   private:
+    const Impl& engine_;
+    const AttentionSpec& spec_;
+    const Shape& shape_;
+    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  };
+
   const Kernel& get(const AttentionSpec& spec, const Shape& shape) {
     check_shape(spec, shape);
     const Shape b = bucket(shape);
     if (const Kernel* kernel = table.find(spec, b)) return *kernel;
     const DefaultFloatState state;
     const AttentionSpec valid = spec.validated();
-    const Kernel* kernel = build_once(valid, choose_config(valid, shape));
+    const KernelNews news(*this, valid, shape);
+    const Kernel* kernel = nullptr;
+    try {
+      kernel = make_or_find(valid, shape, news);
+    } catch (const Error& error) {
+      news.tell(KernelEvent::Kind::failed, target, "", error.message());
+      throw;
+    }
+    const KernelInfo& info = kernel->info();
+    news.tell(info.origin == Origin::compiled ? KernelEvent::Kind::compiled : KernelEvent::Kind::loaded,
+              info.target, info.path, reason_of(info));
     table.insert(spec, b, kernel);
     return *kernel;
   }
 
-  ConfigChoice choose_config(const AttentionSpec& spec, const Shape& shape) {
+  // What is unusual about a kernel.
+  static std::string reason_of(const KernelInfo& info) {
+    std::string reason = info.cache_note;
+    if (info.config_source == ConfigSource::first_guess)
+      reason += (reason.empty() ? "" : "; ") + info.config_note;
+    return reason;
+  }
+
+  const Kernel* make_or_find(const AttentionSpec& spec, const Shape& shape, const KernelNews& news) {
+    try {
+      return build_once(spec, target, choose_config(spec, target, shape), true, news);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_prebuilt && error.code() != ErrorCode::compiler_unavailable) throw;
+      for (const Target& lesser : target.lesser()) try {
+          return build_once(spec, lesser, choose_config(spec, lesser, shape), false, news);
+        } catch (const Error&) {  // has no such kernel, or no folder has it
+        }
+      throw;
+    }
+  }
+
+  ConfigChoice choose_config(const AttentionSpec& spec, const Target& target, const Shape& shape) {
     ConfigChoice choice{.config = heuristic_config(spec, target, bucket(shape))};
     if (!spec.config.empty() && search_space(spec, target).size() == 1) {
       choice.source = ConfigSource::pinned;
@@ -212,7 +287,8 @@ struct Engine::Impl {
     }
     const TuneKey key = tune_key(spec, target, device, shape);
     std::optional<TuneStore::Found> found = records.lookup(key, environment, &choice.note);
-    const bool may_tune = options.policy == Policy::tune_on_first_use && !(found && found->is_current());
+    const bool may_tune = options.policy == Policy::tune_on_first_use && target == this->target &&
+                          !(found && found->is_current());
     // A prebuilt kernel is to be used: a layer without a record has chosen the heuristic config.
     if ((may_tune || found) && !(found && found->bundled)) {
       if (const std::string path = find_prebuilt(spec, target, choice.config, cache.layers); !path.empty()) {
@@ -257,8 +333,9 @@ struct Engine::Impl {
     return result;
   }
 
-  const Kernel* build_once(const AttentionSpec& spec, const ConfigChoice& choice) {
-    const std::tuple name(spec.to_json(), choice.config, choice.source);
+  const Kernel* build_once(const AttentionSpec& spec, const Target& target, const ConfigChoice& choice,
+                           bool may_compile, const KernelNews& news) {
+    const std::tuple name(spec.to_json(), target, choice.config, choice.source);
     std::promise<const Kernel*> promise;
     {
       std::unique_lock lock(process_mutex());
@@ -270,7 +347,7 @@ struct Engine::Impl {
       builds[name] = {promise.get_future().share()};
     }
     try {
-      std::unique_ptr<Kernel> kernel = make(spec, choice);
+      std::unique_ptr<Kernel> kernel = make(spec, target, choice, may_compile, news);
       const Kernel* loaded = kernel.get();
       {
         const std::lock_guard lock(process_mutex());
@@ -288,7 +365,8 @@ struct Engine::Impl {
     }
   }
 
-  std::unique_ptr<Kernel> make(const AttentionSpec& spec, const ConfigChoice& choice) const {
+  std::unique_ptr<Kernel> make(const AttentionSpec& spec, const Target& target, const ConfigChoice& choice,
+                               bool may_compile, const KernelNews& news) const {
     const auto start = std::chrono::steady_clock::now();
     auto kernel = std::make_unique<Kernel::Impl>();
     kernel->device = device;
@@ -297,8 +375,16 @@ struct Engine::Impl {
                                ? load_cuda(device.index, code, steps)
                                : load_cpu(parallel_for, num_threads, code, steps);
     };
-    BuiltKernel built = build_kernel(spec, target, choice.config, cache,
-                                     options.policy != Policy::require_prebuilt, load, options.compile);
+    BuiltKernel built =
+        build_kernel(spec, target, choice.config, cache,
+                     may_compile && options.policy != Policy::require_prebuilt, load, options.compile, [&] {
+                       news.tell(KernelEvent::Kind::waiting, target, "",
+                                 "another process builds the kernel; it is waited for, at most a minute");
+                     });
+    if (target != this->target)
+      built.info.cache_note = "the kernel is for " + target.str() + ", since no folder has it for " +
+                              this->target.str() + " and it is not compiled" +
+                              (built.info.cache_note.empty() ? "" : "; " + built.info.cache_note);
     built.info.config_source = choice.source;
     built.info.config_note = choice.note;
     // The compiler that made the code is known only now. A record made with another one is a first guess.

@@ -183,11 +183,31 @@ typedef enum {
   FLASHJIT_POLICY_REQUIRE_PREBUILT = 2   /* never compiles: FLASHJIT_NOT_PREBUILT */
 } flashjit_policy;
 
+/* What an engine did for a kernel that it was asked for and did not have in memory. */
+typedef enum {
+  FLASHJIT_KERNEL_WAITING = 0, /* another process builds it; the thread waits for it, at most a minute */
+  FLASHJIT_KERNEL_LOADED = 1,  /* found on disk */
+  FLASHJIT_KERNEL_COMPILED = 2,
+  FLASHJIT_KERNEL_FAILED = 3 /* flashjit_engine_get() fails */
+} flashjit_kernel_event_kind;
+
+/* Valid during the call. Later versions append members. */
+typedef struct {
+  size_t struct_size;
+  int32_t kind;     /* flashjit_kernel_event_kind */
+  const char* spec; /* JSON */
+  flashjit_shape shape;
+  const char* target; /* of the kernel; of the engine if there is none */
+  double ms;          /* since flashjit_engine_get() began */
+  const char* path;   /* the kernel's file; "": none */
+  const char* reason; /* why it failed, or what is unusual; "": nothing */
+} flashjit_kernel_event;
+
 /* A member that is zero or null has its default. */
 typedef struct {
   size_t struct_size;    /* sizeof(flashjit_engine_options) */
   const char* device;    /* "cpu" (default) or "cuda:N" */
-  const char* target;    /* default: the device's best */
+  const char* target;    /* default: the one of FLASHJIT_TARGET for such a device, else its best */
   const char* cache_dir; /* default: FLASHJIT_CACHE_DIR, else flashjit in XDG_CACHE_HOME or ~/.cache;
                               "": no disk cache */
   int32_t num_threads;   /* for CPU kernels; default: as many as this process may use; at most 8192 */
@@ -207,6 +227,13 @@ typedef struct {
      once: 1 cancels that. It must not use an engine. */
   int32_t (*compile_cancelled)(void* user);
   void* compile_cancelled_user; /* the argument of compile_cancelled */
+  /* Called on the threads that get kernels, several at once. It must not use the engine. */
+  void (*on_kernel)(void* user, const flashjit_kernel_event* event);
+  void* on_kernel_user; /* the first argument of on_kernel */
+  /* Files that are told the same: a line of JSON for each event, and a manifest of the specs and shapes,
+     which `flashjit prebuild` takes. Default: FLASHJIT_LOG and FLASHJIT_RECORD; "": none. */
+  const char* log;
+  const char* record;
 } flashjit_engine_options;
 
 /* `options` may be null. */

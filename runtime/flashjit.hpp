@@ -33,6 +33,7 @@
 #include "codegen/base/target.hpp"
 #include "codegen/spec/spec.hpp"
 #include "compile_limits.hpp"
+#include "kernel_event.hpp"
 
 namespace flashjit {
 
@@ -149,7 +150,9 @@ inline constexpr int max_num_threads = 8192;
 
 struct EngineOptions {
   std::string device = "cpu";  // "cpu" or "cuda:N"
-  std::string target{};        // empty: the best for the device
+  // Empty: the one of FLASHJIT_TARGET for such a device, else the best. A kernel that no folder has and that
+  // is not compiled here may be one of a lesser target that the device runs; KernelInfo says so.
+  std::string target{};
   // Absent: FLASHJIT_CACHE_DIR, else flashjit in XDG_CACHE_HOME or ~/.cache. Empty: no disk cache.
   std::optional<std::string> cache_dir{};
   // Read-only folders of prebuilt kernels, separated by colons, searched before cache_dir.
@@ -162,6 +165,11 @@ struct EngineOptions {
   Policy policy = Policy::heuristic;
   double tune_seconds = 30;  // the most seconds that tune_on_first_use may take for a kernel; 0: no limit
   CompileLimits compile{};
+  // Told what get() compiled, loaded, waited for or missed.
+  KernelCallback on_kernel{};
+  // Files that are told the same: a line of JSON for each event, and a manifest of the specs and shapes,
+  // which `flashjit prebuild` takes. Absent: FLASHJIT_LOG and FLASHJIT_RECORD. Empty: none.
+  std::optional<std::string> log{}, record{};
 };
 
 class FLASHJIT_API Engine {
@@ -234,6 +242,8 @@ struct TuneResult {
   std::string path;       // the record's file; empty if it is not on disk
   std::string note;       // why it is not on disk, or why an existing file was not used
   bool measured = false;  // false: the record existed already
+  // Why the samples decide little: other programs disturbed the machine. Empty: they agree.
+  std::string warning{};
 };
 
 // Measures every config worth trying for the spec at each of the shapes. Keeps the choice for each

@@ -147,6 +147,17 @@ bool Target::has(Instructions instructions) const {
   return known != nullptr && known->own == instructions;
 }
 
+std::vector<Target> Target::lesser() const {
+  std::vector<Target> targets;
+  for (const KnownTarget& known : known_targets) {
+    const Target& other = known.target;
+    if (other < *this && (is_cuda() ? other.runs_on(level / 10, level % 10) : runs(other)))
+      targets.push_back(other);
+  }
+  std::sort(targets.rbegin(), targets.rend());
+  return targets;
+}
+
 int Target::max_shared_memory() const {
   const KnownTarget* known = find(*this);
   return known == nullptr ? 0 : known->shared_memory_kb * 1024;

@@ -45,6 +45,8 @@ struct FLASHJIT_API Target {
   bool runs(const Target& other) const {
     return !is_cuda() && !other.is_cuda() && level >= other.level && amx >= other.amx;
   }
+  // The targets whose code runs wherever this one's does, but for itself; the best first.
+  std::vector<Target> lesser() const;
   // cuda: bytes of shared memory that one block may ask for.
   int max_shared_memory() const;
   // cpu: bytes of a vector register.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <random>
 #include <string>
@@ -13,8 +14,11 @@ namespace {
 
 constexpr double least_gain = 0.01;
 constexpr std::size_t finalists = 3;
-// How far behind the best median a candidate may be after 1, 2, ... rounds.
-constexpr double tolerances[screen_rounds] = {1.5, 1.25, 1.15, 1.1, 1.1};
+// How far behind the best a candidate may be after `least_samples` and more rounds.
+constexpr double tolerances[screen_rounds - least_samples + 1] = {1.25, 1.15, 1.1};
+// Half the distance between the quartiles of how much longer than the fastest samples take, in per cent of
+// the median. On an idle machine it is a few.
+constexpr double noisy_percent = 25;
 
 std::size_t rounds_of(const TuneCandidate& candidate) {
   return candidate.samples_ms.size();
@@ -26,24 +30,24 @@ bool is_in(const TuneCandidate& candidate) {
 
 void drop(TuneCandidate& candidate, double best) {
   candidate.verdict = Verdict::dropped;
-  const int percent = static_cast<int>(std::lround(100 * (median_ms(candidate) / best - 1)));
-  candidate.reason = std::to_string(percent) + "% behind the best after " +
-                     std::to_string(rounds_of(candidate)) +
-                     (rounds_of(candidate) == 1 ? " round" : " rounds");
+  const int percent = static_cast<int>(std::lround(100 * (fastest_ms(candidate) / best - 1)));
+  candidate.reason =
+      std::to_string(percent) + "% behind the best after " + std::to_string(rounds_of(candidate)) + " rounds";
 }
 
 // Drops slow candidates after so many rounds of screening.
 void drop_slow(std::vector<TuneCandidate>& candidates, std::size_t rounds) {
-  std::vector<double> medians;
+  if (rounds < least_samples) return;
+  std::vector<double> times;
   for (const TuneCandidate& c : candidates) {
-    if (is_in(c)) medians.push_back(median_ms(c));
+    if (is_in(c)) times.push_back(fastest_ms(c));
   }
-  std::sort(medians.begin(), medians.end());
-  const double best = medians.front();
-  double limit = best * tolerances[rounds - 1];
-  if (rounds == screen_rounds && medians.size() > finalists) limit = std::min(limit, medians[finalists - 1]);
+  std::sort(times.begin(), times.end());
+  const double best = times.front();
+  double limit = best * tolerances[rounds - least_samples];
+  if (rounds == screen_rounds && times.size() > finalists) limit = std::min(limit, times[finalists - 1]);
   for (TuneCandidate& c : candidates) {
-    if (&c != &candidates.front() && is_in(c) && median_ms(c) > limit) drop(c, best);
+    if (&c != &candidates.front() && is_in(c) && fastest_ms(c) > limit) drop(c, best);
   }
 }
 
@@ -61,9 +65,12 @@ std::vector<TuneCandidate*> order_of_round(std::vector<TuneCandidate>& candidate
 
 // Whether no candidate is ahead of the first by enough to win.
 bool is_decided(const std::vector<TuneCandidate>& candidates) {
-  const double enough = (1 - least_gain) * median_ms(candidates.front());
-  return std::none_of(candidates.begin() + 1, candidates.end(),
-                      [&](const TuneCandidate& c) { return is_in(c) && median_ms(c) <= enough; });
+  const TuneCandidate& first = candidates.front();
+  constexpr double enough = 1 - least_gain;
+  return std::none_of(candidates.begin() + 1, candidates.end(), [&](const TuneCandidate& c) {
+    return is_in(c) &&
+           (median_ms(c) <= enough * median_ms(first) || fastest_ms(c) <= enough * fastest_ms(first));
+  });
 }
 
 }  // namespace
@@ -71,6 +78,34 @@ bool is_decided(const std::vector<TuneCandidate>& candidates) {
 double median_ms(const TuneCandidate& candidate) {
   std::vector<double> samples = candidate.samples_ms;
   return samples.empty() ? std::numeric_limits<double>::infinity() : median(samples);
+}
+
+double fastest_ms(const TuneCandidate& candidate) {
+  const std::vector<double>& samples = candidate.samples_ms;
+  return samples.empty() ? std::numeric_limits<double>::infinity()
+                         : *std::min_element(samples.begin(), samples.end());
+}
+
+std::string noise_warning(const std::vector<TuneCandidate>& candidates) {
+  // How much longer than its config's fastest each sample took.
+  std::vector<double> slowdowns;
+  const TuneCandidate* widest = nullptr;
+  double widest_range = 0;
+  for (const TuneCandidate& c : candidates) {
+    if (rounds_of(c) < least_samples) continue;
+    for (const double ms : c.samples_ms) slowdowns.push_back(ms / fastest_ms(c));
+    const double range = *std::max_element(c.samples_ms.begin(), c.samples_ms.end()) / fastest_ms(c);
+    if (range > widest_range) widest = &c, widest_range = range;
+  }
+  std::sort(slowdowns.begin(), slowdowns.end());
+  if (!widest || spread_percent(slowdowns) < noisy_percent) return {};
+  char text[160];
+  std::snprintf(
+      text, sizeof text,
+      "the machine is too noisy to choose well: %zu samples of one config range from %.3g to %.3g ms; "
+      "tune again (--again) when nothing else runs",
+      rounds_of(*widest), fastest_ms(*widest), widest_range * fastest_ms(*widest));
+  return text;
 }
 
 double upper_bound_of_median(std::vector<double> samples) {

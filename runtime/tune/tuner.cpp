@@ -72,9 +72,11 @@ TuneEnvironment environment_with_compiler(const EngineOptions& options, const Ta
   return environment;
 }
 
-// Candidates are compiled whatever the policy of later engines.
+// Candidates are compiled whatever the policy of later engines, and are not what an application asked for.
 EngineOptions untuned(EngineOptions options) {
   options.policy = Policy::heuristic;
+  options.on_kernel = {};
+  options.log = options.record = "";
   return options;
 }
 
@@ -105,10 +107,12 @@ class Tuner {
     if (done && !options_.again) {
       result.record = std::move(found->record);
       result.path = std::move(found->path);
+      result.warning = noise_warning(result.record.candidates);
       return result;
     }
     result.measured = true;
     result.record = measure(key, shape, found && !options_.again ? &found->record : nullptr);
+    result.warning = noise_warning(result.record.candidates);
     if (result.record.candidates.front().samples_ms.empty()) return result;  // there is nothing to keep
     if (store_.publish(result.record, &result.note)) result.path = store_.path(key);
     if (found && found->bundled) result.note = "a bundle's record is used instead: " + found->path;

@@ -2,6 +2,7 @@
 // C++ interface, as codes and texts of the calling thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -193,6 +194,43 @@ TEST_F(CApi, CompilationsHaveLimitsAndAreCancelled) {
   options.compile_cancelled = [](void* user) -> int32_t { return ++*static_cast<int*>(user) > 2; };
   expect(FLASHJIT_CANCELLED, {"was cancelled"}, get());
   EXPECT_EQ(asked, 3);
+}
+
+TEST_F(CApi, TellsOfKernels) {
+  struct Told {
+    int times = 0;
+    std::int32_t kind = -1;
+    std::string spec, target, reason;
+    flashjit_shape shape = {};
+  } told;
+  const std::string log = testing::TempDir() + "flashjit-c-api-" + std::to_string(::getpid()) + ".log";
+  flashjit_engine_options options = {};
+  options.struct_size = sizeof options;
+  options.cache_dir = options.cache_path = options.record = "";
+  options.policy = FLASHJIT_POLICY_REQUIRE_PREBUILT;
+  options.log = log.c_str();
+  options.on_kernel_user = &told;
+  options.on_kernel = [](void* user, const flashjit_kernel_event* event) {
+    Told& to = *static_cast<Told*>(user);
+    EXPECT_EQ(event->struct_size, sizeof *event);
+    to = {to.times + 1, event->kind, event->spec, event->target, event->reason, event->shape};
+  };
+  flashjit_engine* e = nullptr;
+  ASSERT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK) << flashjit_last_error_message();
+  const EngineHandle strict(e);
+  expect(FLASHJIT_NOT_PREBUILT, {"no cache folder"},
+         flashjit_engine_get(e, spec.get(), &good_shape, &kernel));
+  EXPECT_EQ(told.times, 1);
+  EXPECT_EQ(told.kind, FLASHJIT_KERNEL_FAILED);
+  EXPECT_EQ(told.spec, AttentionSpec::from_json(good_spec).to_json());
+  EXPECT_EQ(told.shape.num_heads_kv, good_shape.num_heads_kv);
+  EXPECT_THAT(told.reason, HasSubstr("no cache folder"));
+  std::ifstream file(log);
+  const std::string line{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(line, HasSubstr("\"event\":\"failed\""));
+  std::remove(log.c_str());
+  options.log = "/proc/no/such/place";
+  expect(FLASHJIT_INVALID_ARGUMENT, {"log", "/proc/no/such/place"}, flashjit_engine_create(&options, &e));
 }
 
 TEST_F(CApi, BadOptions) {

@@ -41,10 +41,29 @@ TEST(TuneReason, TheHeuristicConfigStays) {
       why_chosen(record, target),
       "The heuristic config 48x64 stays: no other config was faster beyond noise (the closest, 48x256, took "
       "50.0% more time in 2 samples).");
+  // A config that dropped out has samples of other rounds: its time is not compared with those of all.
+  record.candidates.back() = {.config = record.candidates.back().config,
+                              .verdict = Verdict::dropped,
+                              .reason = "334% behind the best after 3 rounds",
+                              .samples_ms = {9, 3, 7}};
+  EXPECT_EQ(
+      why_chosen(record, target),
+      "The heuristic config 48x64 stays: no other config was faster beyond noise (the closest, 48x256, took "
+      "50.0% more time in 3 samples and dropped out).");
   record.candidates.pop_back();
   EXPECT_EQ(why_chosen(record, target), "The heuristic config 48x64 stays: no other config was measured.");
   record.candidates.front().samples_ms.clear();
   EXPECT_EQ(why_chosen(record, target), "Nothing was measured.");
+}
+
+TEST(TuneReason, Noise) {
+  TuneRecord record = record_of({2, 20, 3, 9, 5}, {3, 8, 25, 4, 6});
+  record.chosen = record.heuristic;
+  EXPECT_NE(why_chosen(record, target)
+                .find("Beware: the machine is too noisy to choose well: 5 samples of one "
+                      "config range from 2 to 20 ms"),
+            std::string::npos)
+      << why_chosen(record, target);
 }
 
 }  // namespace

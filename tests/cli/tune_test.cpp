@@ -67,6 +67,17 @@ TEST(Tune, ExplainsAndReports) {
   EXPECT_THAT(html, HasSubstr("<svg"));
   EXPECT_THAT(html, HasSubstr("48x512"));
   EXPECT_THAT(html, AllOf(HasSubstr("aria-label=\"roofline\""), HasSubstr("allows (measured")));
+  // Every label lies in its picture, and a bar beyond the axis ends in an arrow.
+  const std::regex labels(
+      "<text x=\"(-?[0-9.]+)\" y=\"(-?[0-9.]+)\"( text-anchor=\"(middle|end)\")?[^>]*>([^<]*)<");
+  for (std::sregex_iterator label(html.begin(), html.end(), labels), end; label != end; ++label) {
+    const double x = std::stod((*label)[1]), size = 6.5 * static_cast<double>((*label)[5].length());
+    const std::string anchor = (*label)[4];
+    const double left = anchor == "end" ? x - size : anchor == "middle" ? x - size / 2 : x;
+    if ((*label)[0].str().find("rotate") != std::string::npos) continue;
+    EXPECT_TRUE(left >= -1 && left + size <= 721) << (*label)[0].str();
+    EXPECT_GE(std::stod((*label)[2]), 10) << (*label)[0].str();
+  }
   for (const char* words :
        {">TFLOP/s</text>", ">arithmetic intensity: FLOP for each byte of the tensors</text>",
         ">milliseconds a launch (shorter is faster)</text>", ">block_m x block_n</text>"})

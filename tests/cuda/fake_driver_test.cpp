@@ -6,12 +6,16 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cache/kernel_entry.hpp"
+#include "cache/kernel_key.hpp"
 #include "codegen/arguments/table.hpp"
 #include "codegen/base/error.hpp"
 #include "codegen/families/kernel_family.hpp"
@@ -19,6 +23,7 @@
 #include "codegen/render.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/executable.hpp"
+#include "runtime/flashjit.hpp"
 #include "runtime/operation.hpp"
 #include "tests/cuda/fake_driver.hpp"
 #include "tests/support/feature_space.hpp"
@@ -84,6 +89,61 @@ TEST(FakeDriver, AForkedChildIsRefusedWhateverItLaunches) {
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+// A folder with the kernel of a lesser target serves a GPU of 9.0, whose own target is sm_90a.
+TEST(FakeDriver, AKernelOfALesserTargetIsTakenWhereNoneElseIs) {
+  std::string folder = ::testing::TempDir() + "flashjit-lesser-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const AttentionSpec spec = AttentionSpec{.head_dim = 64}.validated();
+  const Shape shape{.batch = 1, .seqlen_q = 100, .seqlen_k = 100, .num_heads_q = 2, .num_heads_kv = 2};
+  // Machine code that the driver takes, whatever it is.
+  const auto publish = [&](const char* name) {
+    const Target target = Target::parse(name);
+    const KernelSource source = render(spec, target, heuristic_config(spec, target, bucket(shape)));
+    const CacheKey key = entry_key(request_key(spec, source), "", "a compiler");
+    CompiledKernel compiled;
+    compiled.code = "code";
+    compiled.compiler = "a compiler";
+    ASSERT_TRUE(DiskCache(folder).publish(pack_kernel(key, compiled, source)));
+    fake_driver() = {.params = {source.steps.front().params.bytes}};
+  };
+  std::vector<KernelEvent> events;
+  const auto get = [&](const std::string& target) {
+    events.clear();
+    Engine engine({.device = "cuda:0",
+                   .target = target,
+                   .cache_dir = "",
+                   .cache_path = folder,
+                   .policy = Policy::require_prebuilt,
+                   .on_kernel = [&](const KernelEvent& event) { events.push_back(event); }});
+    EXPECT_EQ(engine.target().str(), target.empty() ? "sm_90a" : target);
+    return engine.get(spec, shape).info();
+  };
+  EXPECT_THAT(message_of([&] { get(""); }), HasSubstr("no cache folder has the kernel"));
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events.front().kind, KernelEvent::Kind::failed);
+  publish("sm_80");  // of another major version
+  EXPECT_THAT(message_of([&] { get(""); }), HasSubstr("for sm_90a"));
+  publish("sm_90");
+  const KernelInfo info = get("");
+  EXPECT_EQ(info.target.str(), "sm_90");
+  EXPECT_EQ(info.origin, Origin::disk);
+  EXPECT_THAT(info.cache_note, HasSubstr("the kernel is for sm_90, since no folder has it for sm_90a"));
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events.front().kind, KernelEvent::Kind::loaded);
+  EXPECT_EQ(events.front().target.str(), "sm_90");
+  EXPECT_THAT(events.front().reason, HasSubstr("the kernel is for sm_90"));
+  // The target that is named, by the option or the environment, is the first choice.
+  EXPECT_EQ(get("sm_90").cache_note, "");
+  setenv("FLASHJIT_TARGET", "x86-64-v3,sm_90", 1);
+  EXPECT_EQ(Engine({.device = "cuda:0", .cache_dir = "", .cache_path = ""}).target().str(), "sm_90");
+  EXPECT_EQ(Engine({.device = "cpu", .cache_dir = "", .cache_path = ""}).target().str(), "x86-64-v3");
+  setenv("FLASHJIT_TARGET", "sm_9", 1);
+  EXPECT_THAT(message_of([] { Engine({.device = "cpu", .cache_dir = "", .cache_path = ""}); }),
+              HasSubstr("FLASHJIT_TARGET: target \"sm_9\" is not one of"));
+  unsetenv("FLASHJIT_TARGET");
+  std::filesystem::remove_all(folder);
 }
 
 #ifdef FLASHJIT_FAKE_DRIVER_COUNTS_PARAMS

@@ -162,9 +162,8 @@ TEST_F(PolicyTest, RequirePrebuiltNeitherCompilesNorTunes) {
     FAIL() << "nothing was built";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::not_prebuilt);
-    AttentionSpec all = spec;
-    all.config = pinned(heuristic);
-    EXPECT_THAT(error.message(), HasSubstr("flashjit prebuild '" + all.to_json() + "' --target " +
+    // The command makes the configs of every shape.
+    EXPECT_THAT(error.message(), HasSubstr("flashjit prebuild '" + spec.to_json() + "' --target " +
                                            Target::native().str() + " -o " + layer.path()));
     EXPECT_THAT(error.message(), HasSubstr(layer.path() + ", " + user.path()));
   }
@@ -172,9 +171,17 @@ TEST_F(PolicyTest, RequirePrebuiltNeitherCompilesNorTunes) {
   get(options());  // another engine builds the kernel
   const KernelInfo info = get(strict);
   EXPECT_EQ(info.origin, Origin::disk);
-  // A record chooses another kernel.
+  // A record chooses another kernel, which is none of those.
   ASSERT_TRUE(TuneStore(user.path()).publish(record(other)));
-  EXPECT_THROW(get(strict), Error);
+  try {
+    get(strict);
+    FAIL() << "nothing was built";
+  } catch (const Error& error) {
+    AttentionSpec one = spec;
+    one.config = pinned(other);
+    EXPECT_THAT(error.message(), HasSubstr("flashjit prebuild '" + one.to_json()));
+    EXPECT_THAT(error.message(), HasSubstr("; the closest is " + info.path + ", which differs in config"));
+  }
   compile(
       [&] {
         AttentionSpec s = spec;
@@ -183,6 +190,30 @@ TEST_F(PolicyTest, RequirePrebuiltNeitherCompilesNorTunes) {
       }(),
       Target::native(), shape, layer.path(), "");
   EXPECT_EQ(get(strict).config, other);
+}
+
+// After an upgrade the kernel of the version before is there, and the error says so.
+TEST_F(PolicyTest, RequirePrebuiltNamesTheKernelOfAnotherVersion) {
+  compile(spec, Target::native(), shape, user.path(), "");
+  const DiskCache cache(user.path());
+  ASSERT_EQ(cache.list(false).size(), 1u);
+  CacheEntry entry = *cache.lookup(cache.list(false)[0].entry->key);
+  CacheKey before;
+  for (const CacheKeyField& field : entry.key.fields())
+    before.add(field.label, field.label == "header cpu/forward.h" ? "another" : field.value);
+  entry.key = before;
+  ASSERT_EQ(cache.clear(), 1u);
+  ASSERT_TRUE(cache.publish(entry));
+  try {
+    get(options(Policy::require_prebuilt));
+    FAIL() << "it loaded";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(),
+                HasSubstr(cache.path(before) + " is of another version of flashjit: it differs "
+                                               "in header cpu/forward.h, and"));
+    EXPECT_THAT(error.detail(), HasSubstr("header cpu/forward.h: "));
+    EXPECT_THAT(error.detail(), HasSubstr(" | another"));
+  }
 }
 
 TEST_F(PolicyTest, WhatFailedMayWorkTheNextTime) {

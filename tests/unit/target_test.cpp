@@ -58,6 +58,21 @@ TEST(Target, CpusRunOlderCode) {
   EXPECT_EQ(amx.vector_bytes(), 64);
 }
 
+TEST(Target, Lesser) {
+  const auto lesser = [](const char* name) {
+    std::string names;
+    for (const Target& target : Target::parse(name).lesser()) names += target.str() + " ";
+    return names;
+  };
+  EXPECT_EQ(lesser("sm_90a"), "sm_90 ");
+  EXPECT_EQ(lesser("sm_89"), "sm_86 sm_80 ");
+  EXPECT_EQ(lesser("sm_80"), "");
+  EXPECT_EQ(lesser("sm_120"), "");
+  EXPECT_EQ(lesser("x86-64-v4+amx"), "x86-64-v4 x86-64-v3 ");
+  EXPECT_EQ(lesser("x86-64-v4"), "x86-64-v3 ");
+  EXPECT_EQ(lesser("x86-64-v3"), "");
+}
+
 TEST(Target, UnknownNames) {
   const std::pair<const char*, const char*> meant[] = {{"sm_87", "sm_86?"},
                                                        {"sm_103", "sm_100?"},

@@ -28,6 +28,7 @@ namespace {
 
 struct TuneVerbOptions {
   std::string manifest;
+  ModelOptions model;
   DeviceOptions device;
   ShapeOptions shape;
   std::vector<int> seqlens;
@@ -115,7 +116,7 @@ class Status {
 
   const std::string prefix_;
   const Target target_;
-  const bool on_terminal_ = !progress_is_json() && ::isatty(STDERR_FILENO) == 1;
+  const bool on_terminal_ = ::isatty(STDERR_FILENO) == 1;
   bool shown_ = false;
   TuneStage stage_ = TuneStage::waiting;
   std::size_t shape_ = 0;
@@ -130,7 +131,7 @@ std::vector<Shape> shapes_of(const ManifestItem& item, const TuneVerbOptions& op
 
 void print_table(const std::vector<TunedShape>& shapes) {
   const verify::Table empty(
-      {"shape", "heuristic", "ms", "chosen", "ms", "gain %", "TFLOP/s", "% of peak", "tried", ""});
+      {"shape", "heuristic", "ms", "chosen", "ms", "+-%", "gain %", "TFLOP/s", "% of peak", "tried", ""});
   verify::Table table = empty;
   const auto or_dash = [](double value) { return std::isfinite(value) ? number(value) : std::string("-"); };
   const AttentionSpec* spec = nullptr;
@@ -143,15 +144,16 @@ void print_table(const std::vector<TunedShape>& shapes) {
     }
     const TuneRecord& r = t.result.record;
     table.add({to_text(r.shape), to_text(r.heuristic, t.target), or_dash(t.heuristic_ms()),
-               to_text(r.chosen, t.target), or_dash(t.chosen_ms()), number(t.gain_percent()),
-               or_dash(t.tflops()), t.peak ? or_dash(100 * t.tflops() / t.peak->tflops) : "-",
-               std::to_string(r.candidates.size()), t.state()});
+               to_text(r.chosen, t.target), or_dash(t.chosen_ms()), number(t.spread_percent()),
+               number(t.gain_percent()), or_dash(t.tflops()),
+               t.peak ? or_dash(100 * t.tflops() / t.peak->tflops) : "-", std::to_string(r.candidates.size()),
+               t.state()});
   }
   std::cout << table.str();
 }
 
 int run(const TuneVerbOptions& options) {
-  const std::vector<ManifestItem> items = read_manifest(options.manifest);
+  const std::vector<ManifestItem> items = read_manifest(options.manifest, options.model);
   const double budget = parse_budget(options.budget);
   std::optional<Engine> engine(std::in_place, options.device.engine());
   const Target target = engine->target();
@@ -183,6 +185,8 @@ int run(const TuneVerbOptions& options) {
     }
     for (TuneResult& result : results) {
       if (!result.note.empty()) tell_progress("flashjit: " + result.note);
+      if (!result.warning.empty())
+        tell_progress("flashjit: " + to_text(result.record.shape) + ": " + result.warning);
       const Work work = tuned_work(spec, result.record.shape);
       shapes.push_back({spec, target, std::move(result), work, peak});
     }
@@ -250,6 +254,7 @@ Verb add_tune(const Arguments& parent) {
       parent.add_subcommand("tune", "Find the fastest configs on this machine, and record them");
   const auto options = std::make_shared<TuneVerbOptions>();
   add_manifest(app, options->manifest);
+  options->model.add(app);
   options->device.add(app);
   options->shape.add(app);
   app.remove_option("--seqlen-q");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/timing.hpp"
 #include "runtime/tune/race.hpp"
 #include "tools/command/report.hpp"
 
@@ -44,6 +45,15 @@ Confirmed confirmed(const TuneCandidate& candidate, const TuneCandidate& heurist
   return count;
 }
 
+// Median over the rounds that both took part in, so that what slows the machine down slows both.
+double ratio_of(const TuneCandidate& candidate, const TuneCandidate& heuristic) {
+  std::vector<double> ratios;
+  const std::size_t rounds = std::min(candidate.samples_ms.size(), heuristic.samples_ms.size());
+  for (std::size_t r = 0; r < rounds; ++r)
+    ratios.push_back(candidate.samples_ms[r] / heuristic.samples_ms[r]);
+  return ratios.empty() ? 1 : median(ratios);
+}
+
 // Key blocks that a tile of query rows visits without a mask.
 int key_blocks(const KernelConfig& config, const Shape& shape) {
   return config.block_n == 0 ? 0 : (shape.seqlen_k + config.block_n - 1) / config.block_n;
@@ -62,23 +72,32 @@ std::string why_chosen(const TuneRecord& record, const Target& target) {
   const std::string early = record.complete ? "" : ", but the race ended early";
   const TuneCandidate* const heuristic = candidate_of(record, record.heuristic);
   if (!heuristic || heuristic->samples_ms.empty()) return "Nothing was measured.";
+  const std::string warning = noise_warning(record.candidates);
+  const std::string noise = warning.empty() ? "" : " Beware: " + warning + ".";
   if (record.chosen == record.heuristic) {
-    const TuneCandidate* second = nullptr;
+    // Only those that took part to the end have samples of the same rounds.
+    const TuneCandidate *second = nullptr, *dropped = nullptr;
     for (const TuneCandidate& c : record.candidates) {
-      if (&c != heuristic && !c.samples_ms.empty() && (!second || median_ms(c) < median_ms(*second)))
-        second = &c;
+      if (&c == heuristic || c.samples_ms.empty()) continue;
+      const TuneCandidate*& closest = c.verdict == Verdict::measured ? second : dropped;
+      if (!closest || fastest_ms(c) < fastest_ms(*closest)) closest = &c;
     }
-    if (!second)
-      return "The heuristic config " + chosen + " stays: no other config was measured" + early + ".";
-    const double percent = 100 * (median_ms(*second) / median_ms(*heuristic) - 1);
+    const TuneCandidate* const closest = second ? second : dropped;
+    if (!closest)
+      return "The heuristic config " + chosen + " stays: no other config was measured" + early + "." + noise;
+    // What dropped out was slow by its fastest sample.
+    const double ratio =
+        second ? ratio_of(*second, *heuristic) : fastest_ms(*dropped) / fastest_ms(*heuristic);
+    const double percent = 100 * (ratio - 1);
     return "The heuristic config " + chosen +
            " stays: no other config was faster beyond noise (the closest, " +
-           to_text(second->config, target) + ", took " + number(std::abs(percent)) + "% " +
-           (percent < 0 ? "less" : "more") + " time in " + std::to_string(second->samples_ms.size()) +
-           (second->samples_ms.size() == 1 ? " sample)" : " samples)") + early + ".";
+           to_text(closest->config, target) + ", took " + number(std::abs(percent)) + "% " +
+           (percent < 0 ? "less" : "more") + " time in " + std::to_string(closest->samples_ms.size()) +
+           (closest->samples_ms.size() == 1 ? " sample" : " samples") + (second ? "" : " and dropped out") +
+           ")" + early + "." + noise;
   }
   const TuneCandidate& winner = *candidate_of(record, record.chosen);
-  const double gain = 100 * (1 - median_ms(winner) / median_ms(*heuristic));
+  const double gain = 100 * (1 - ratio_of(winner, *heuristic));
   const Confirmed rounds = confirmed(winner, *heuristic);
   const int blocks = key_blocks(record.chosen, record.shape),
             before = key_blocks(record.heuristic, record.shape);
@@ -90,7 +109,7 @@ std::string why_chosen(const TuneRecord& record, const Target& target) {
               ? ""
               : ", so that a query tile visits up to " + std::to_string(blocks) +
                     (blocks == 1 ? " key block, not " : " key blocks, not ") + std::to_string(before)) +
-         early + ".";
+         early + "." + noise;
 }
 
 }  // namespace flashjit::command

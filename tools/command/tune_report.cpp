@@ -80,11 +80,18 @@ std::string candidates_chart(const TunedShape& tuned) {
   std::sort(measured.begin(), measured.end(),
             [](const TuneCandidate* a, const TuneCandidate* b) { return median_ms(*a) < median_ms(*b); });
   constexpr int row = 20, width = 720, top = 22;
-  const int left = tuned.target.is_cuda() ? 310 : 140, bars = width - left - 90;
+  const int left = tuned.target.is_cuda() ? 310 : 140, bars = width - left - 100;
   const int bottom = top + row * static_cast<int>(measured.size());
-  // The axis ends at three times the fastest: one slow candidate would leave the others no room.
+  // The axis ends at three times the fastest: one slow candidate would leave the others no room. What is
+  // longer ends in an arrow.
   const double longest = std::min(median_ms(*measured.back()), 3 * median_ms(*measured.front())) * 1.05;
   const auto x = [&](double ms) { return left + std::min(ms / longest, 1.0) * bars; };
+  const auto arrow = [&](double ms, double y) {
+    if (ms <= longest) return std::string();
+    const std::string end = coordinate(left + bars), middle = coordinate(y + 9.5);
+    return "<path d=\"M" + end + ' ' + coordinate(y + 4.5) + " L" + coordinate(left + bars + 6) + ' ' +
+           middle + " L" + end + ' ' + coordinate(y + 14.5) + "\" fill=\"none\" stroke=\"currentColor\"/>\n";
+  };
   std::ostringstream svg;
   svg << "<svg viewBox=\"0 0 " << width << ' ' << bottom + 42
       << "\" role=\"img\" aria-label=\"milliseconds of each config\">\n"
@@ -105,8 +112,10 @@ std::string candidates_chart(const TunedShape& tuned) {
         << "</title>" << label(left - 8, y + 13, to_text(c.config, tuned.target), at_end) << "<rect x=\""
         << left << "\" y=\"" << coordinate(y + 3) << "\" width=\"" << coordinate(x(ms) - left)
         << "\" height=\"" << row - 5 << "\" fill=\"" << colour(record, c) << "\"/>"
-        << line(x(*least), y + 9.5, x(*most), y + 9.5, pen)
-        << label(std::max(x(ms), x(*most)) + 6, y + 13, number(ms) + " ms") << "</g>\n";
+        << line(x(*least), y + 9.5, x(*most), y + 9.5, pen) << arrow(std::max(ms, *most), y)
+        << label(std::max(x(ms), x(*most)) + (std::max(ms, *most) > longest ? 12 : 6), y + 13,
+                 number(ms) + " ms")
+        << "</g>\n";
   }
   svg << "</svg>\n";
   return svg.str();
@@ -150,11 +159,8 @@ std::string roofline_chart(const TunedShape& tuned) {
       << "\" r=\"7\" fill=\"none\" stroke=\"var(--heuristic)\" stroke-width=\"3\"/>\n<circle cx=\""
       << coordinate(x(intensity)) << "\" cy=\"" << coordinate(y(chosen))
       << "\" r=\"5\" fill=\"var(--chosen)\"/>\n"
-      << label(right, top - 8,
-               "the device's arithmetic: " + number(peak.tflops) +
-                   " TFLOP/s; its memory: " + number(peak.bandwidth) + " TB/s",
-               at_end)
-      << "</svg>\n<p>"
+      << label(right, y(peak.tflops) - 8, "arithmetic: " + number(peak.tflops) + " TFLOP/s", at_end)
+      << label(left + 8, 14, "memory: " + number(peak.bandwidth) + " TB/s") << "</svg>\n<p>"
       << escaped("The chosen config reaches " + number(chosen) + " TFLOP/s at " + number(intensity) +
                  " FLOP a byte: " + number(100 * chosen / tuned.roof_tflops()) + "% of what the device's " +
                  (intensity < ridge ? "memory" : "arithmetic") + " allows (" + peak.source + ").")
@@ -195,6 +201,13 @@ double TunedShape::chosen_ms() const {
 }
 double TunedShape::heuristic_ms() const {
   return ms_of(result.record, result.record.heuristic);
+}
+double TunedShape::spread_percent() const {
+  const TuneCandidate* const candidate = candidate_of(result.record, result.record.chosen);
+  if (!candidate || candidate->samples_ms.empty()) return 0;
+  std::vector<double> samples = candidate->samples_ms;
+  std::sort(samples.begin(), samples.end());
+  return flashjit::spread_percent(samples);
 }
 double TunedShape::gain_percent() const {
   return std::isfinite(chosen_ms()) && std::isfinite(heuristic_ms())
@@ -282,6 +295,8 @@ Json tuned_json(const TunedShape& tuned) {
           {"chosen_ms", number_or_null(tuned.chosen_ms())},
           {"heuristic_ms", number_or_null(tuned.heuristic_ms())},
           {"gain_percent", tuned.gain_percent()},
+          {"spread_percent", tuned.spread_percent()},
+          {"warning", tuned.result.warning},
           {"tflops", number_or_null(tuned.tflops())},
           {"intensity", tuned.intensity()},
           {"roof_tflops", tuned.peak ? number_or_null(tuned.roof_tflops()) : Json()},

@@ -40,6 +40,8 @@ struct TunedShape {
 
   double chosen_ms() const;  // medians; infinite where nothing was measured
   double heuristic_ms() const;
+  // Half the distance between the quartiles of the chosen config's samples, in per cent of their median.
+  double spread_percent() const;
   // The share of the heuristic config's time that the chosen config saves, in per cent.
   double gain_percent() const;
   double tflops() const { return work.flops / chosen_ms() * 1e-9; }

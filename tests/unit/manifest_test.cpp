@@ -96,6 +96,60 @@ TEST(Manifest, CachesOfAModel) {
                        {Operation::forward, 8}, {Operation::decode, 12}, {Operation::append_kv, 8}}));
 }
 
+TEST(Manifest, UsesOfAModel) {
+  const auto specs_of_entry = [](const std::string& more) {
+    std::multiset<std::string> specs;
+    for (const ManifestItem& item : parse_manifest(R"({"kernels": [{"model": "llama-3-8b", )" + more + "}]}"))
+      specs.insert(item.spec.to_json());
+    return specs;
+  };
+  EXPECT_EQ(specs_of_entry(R"("use": ["train"])"), specs_of_entry(R"("ops": ["forward", "backward"])"));
+  const auto serve = specs_of_entry(R"("use": ["serve"])");
+  EXPECT_EQ(serve.size(), std::set<std::string>(serve.begin(), serve.end()).size()) << "each spec once";
+  const auto has = [](const std::multiset<std::string>& specs, const std::string& json) {
+    return specs.count(AttentionSpec::from_json(json).to_json()) == 1;
+  };
+  const std::string start = R"("dtype": "bf16", "head_dim": 128, )",
+                    fp8 = R"("kv_dtype": "fp8_e4m3", "kv_scale": "token_head")";
+  // The specs of a server's loop, with pages and 8-bit caches.
+  for (const std::string& spec : std::vector<std::string>{
+           R"({"op": "forward", "mask": ["causal"], "lse": false, "varlen": true, "paged": true, )" + start +
+               fp8 + "}",
+           R"({"op": "decode", "lse": false, "paged": true, )" + start + fp8 + "}",
+           R"({"op": "decode", "mask": ["causal"], "paged": true, "varlen": true, )" + start + fp8 + "}",
+           R"({"op": "append_kv", "paged": true, "rotary": {"style": "half", "q": true}, )" + start + fp8 +
+               "}",
+           R"({"op": "append_kv", "varlen": true, "paged": true, )" + start + fp8 + "}",
+           R"({"op": "decode", "mask": ["causal"], "dtype": "fp16", "head_dim": 128})",
+           R"({"op": "forward", "mask": ["causal"], "paged": true, "dtype": "fp16", "head_dim": 128})"})
+    EXPECT_TRUE(has(serve, spec)) << spec;
+  const auto only = specs_of_entry(R"("use": ["serve"], "kv_dtype": "int8", "tree": true)");
+  EXPECT_TRUE(has(only, R"({"op": "decode", "mask": ["tree"], "paged": true, "dtype": "bf16", "head_dim": 128,
+                            "kv_dtype": "int8"})"));
+  for (const std::string& spec : only)
+    EXPECT_TRUE(spec.find("fp8") == std::string::npos &&
+                (spec.find("int8") != std::string::npos || spec.find("forward") != std::string::npos))
+        << spec;
+  for (const std::string& spec : serve)
+    for (const char* target : {"sm_90a", "sm_80", "x86-64-v4"})
+      EXPECT_FALSE(search_space(AttentionSpec::from_json(spec), Target::parse(target)).empty()) << spec;
+  EXPECT_EQ(specs_of_entry(R"("ops": ["decode"], "tree": true)").size(), 24u);
+
+  const auto refused = [](const std::string& more) {
+    return refusal(R"({"kernels": [{"model": "llama-3-8b", )" + more + "}]}");
+  };
+  EXPECT_THAT(refused(R"("use": ["serv"])"),
+              HasSubstr("kernels[0].use has \"serv\"; known: train and serve"));
+  EXPECT_THAT(refused(R"("use": "serve")"), HasSubstr("kernels[0].use is not a list of uses"));
+  EXPECT_THAT(refused(R"("use": ["serve", "serve"])"), HasSubstr("twice"));
+  EXPECT_THAT(refused(R"("use": ["serve"], "ops": ["decode"])"), HasSubstr("has a use beside ops"));
+  EXPECT_THAT(refused(R"("use": ["train"], "kv_dtype": "int8")"),
+              HasSubstr("\"use\": [\"serve\"] would work"));
+  EXPECT_THAT(refused(R"("tree": true)"), HasSubstr("\"ops\": [\"decode\"] would work"));
+  EXPECT_THAT(refused(R"("ops": ["decode"], "tree": 1)"), HasSubstr("neither true nor false"));
+  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "use": ["serve"]}]})"), HasSubstr("keeps no cache"));
+}
+
 TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
   for (const Model& model : models()) {
     for (const Operation op : {Operation::forward, Operation::backward}) {
@@ -183,6 +237,7 @@ TEST(Manifest, Schema) {
   EXPECT_EQ(entries[0]["properties"]["model"]["enum"].get<std::vector<std::string>>(), names);
   EXPECT_EQ(entries[0]["properties"]["ops"]["items"]["enum"],
             Json({"forward", "backward", "decode", "append_kv"}));
+  EXPECT_EQ(entries[0]["properties"]["use"]["items"]["enum"], Json({"train", "serve"}));
   std::ifstream spec_file(FLASHJIT_SOURCE_DIR "/tools/spec.schema.json");
   const Json spec = Json::parse(spec_file)["properties"];
   const Json& model = entries[0]["properties"];

@@ -5,10 +5,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "codegen/base/suggest.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "tools/command/progress.hpp"
 #include "tools/manifest/models.hpp"
 #include "tools/verify/input_file.hpp"
 
@@ -79,10 +81,51 @@ Argument add_manifest(const Arguments& app, std::string& argument) {
       .required();
 }
 
-std::vector<ManifestItem> read_manifest(const std::string& argument) {
-  const bool is_model = std::any_of(models().begin(), models().end(),
-                                    [&](const Model& model) { return model.name == argument; });
-  if (is_model && !std::filesystem::exists(argument)) return parse_manifest(argument);
+void ModelOptions::add(const Arguments& app) {
+  const Argument for_use =
+      app.add_option(
+             "--use", use,
+             "Of a model, with commas. train: forward, backward. serve: forward, also with keys in "
+             "pages; decode and append_kv with contiguous caches and pages, causal and without a mask, "
+             "rotating and not; 16-bit caches and fp8_e4m3 with each kind of scale")
+          .delimiter(',')
+          .type_name("USE");
+  const Argument for_ops =
+      app.add_option("--ops", ops, "Of a model, with commas: forward, backward, decode, append_kv [forward]")
+          .delimiter(',')
+          .type_name("OP");
+  for_use.excludes(for_ops);
+  app.add_option("--kv-dtype", kv_dtype, "Of a model: its caches' only dtype: int8, fp8_e4m3, fp8_e5m2");
+  app.add_option("--kv-scale", kv_scale, "Of a model, with --kv-dtype: tensor, head, token_head [tensor]");
+  app.add_flag("--tree", tree, "Of a model: also decodes of trees of draft tokens");
+  for (const char* name : {"--use", "--ops", "--kv-dtype", "--kv-scale", "--tree"})
+    app.get_option(name).group("Models");
+}
+
+bool ModelOptions::any() const {
+  return !use.empty() || !ops.empty() || !kv_dtype.empty() || !kv_scale.empty() || tree;
+}
+
+std::vector<ManifestItem> read_manifest(const std::string& argument, const ModelOptions& model) {
+  const bool is_model =
+      std::any_of(models().begin(), models().end(), [&](const Model& one) { return one.name == argument; }) &&
+      !std::filesystem::exists(argument);
+  if (model.any() && !is_model)
+    throw Error(ErrorCode::invalid_argument,
+                "--use, --ops, --kv-dtype, --kv-scale and --tree are for a model, and MANIFEST is none of " +
+                    model_names() +
+                    "; an entry of a manifest says them itself, as in {\"kernels\": [{\"model\": "
+                    "\"llama-3-8b\", \"use\": [\"serve\"]}]}");
+  if (is_model) {
+    if (!model.any()) return parse_manifest(argument);
+    nlohmann::json entry = {{"model", argument}};
+    if (!model.use.empty()) entry["use"] = model.use;
+    if (!model.ops.empty()) entry["ops"] = model.ops;
+    if (!model.kv_dtype.empty()) entry["kv_dtype"] = model.kv_dtype;
+    if (!model.kv_scale.empty()) entry["kv_scale"] = model.kv_scale;
+    if (model.tree) entry["tree"] = true;
+    return parse_manifest(nlohmann::json{{"kernels", nlohmann::json::array({entry})}}.dump());
+  }
   return read_argument(
       argument,
       "MANIFEST is a file, '-' for standard input, the JSON text itself, or a model: " + model_names(),
@@ -295,7 +338,10 @@ EngineOptions DeviceOptions::engine() const {
           .cache_path = cache_path,
           .num_threads = num_threads,
           .parallel_for = {},
-          .compile = compile};
+          .compile = compile,
+          .on_kernel = [](const KernelEvent& event) {
+            if (event.kind == KernelEvent::Kind::waiting) tell_progress(event.reason + " ...");
+          }};
 }
 
 void add_json(const Arguments& app, bool& json) {

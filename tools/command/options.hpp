@@ -21,9 +21,18 @@ AttentionSpec read_spec(const std::string& argument, const std::string& op = "")
 
 // The positional MANIFEST: as SPEC, or a spec, or the name of a model.
 Argument add_manifest(const Arguments& app, std::string& argument);
-// Throws invalid_argument if the file cannot be read or is no manifest, and invalid_spec for a bad spec in
-// it.
-std::vector<ManifestItem> read_manifest(const std::string& argument);
+// What a model that MANIFEST names is for: the fields of its entry in a manifest.
+struct ModelOptions {
+  std::vector<std::string> use, ops;
+  std::string kv_dtype, kv_scale;
+  bool tree = false;
+
+  void add(const Arguments& app);
+  bool any() const;
+};
+// Throws invalid_argument if the file cannot be read or is no manifest, or if options for a model are given
+// beside something else; invalid_spec for a bad spec in it.
+std::vector<ManifestItem> read_manifest(const std::string& argument, const ModelOptions& model);
 
 struct ShapeOptions {
   int batch = 1;

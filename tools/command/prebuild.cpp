@@ -32,6 +32,7 @@ namespace {
 
 struct PrebuildOptions {
   std::string manifest, out, records;
+  ModelOptions model;
   std::vector<std::string> targets;
   std::optional<std::string> cache_dir, cache_path;
   CompileLimits limits;
@@ -68,9 +69,9 @@ std::vector<TuneRecord> records_of(const ManifestItem& item, const Target& targe
 }
 
 Plan make_plan(const PrebuildOptions& options) {
-  const std::vector<ManifestItem> items = read_manifest(options.manifest);
+  const std::vector<ManifestItem> items = read_manifest(options.manifest, options.model);
   std::vector<TuneStore::Listing> listings;
-  if (!options.records.empty()) listings = TuneStore(prepare_folder(options.records, false)).list();
+  if (!options.records.empty()) listings = TuneStore(prepare_folder(options.records, Missing::refuse)).list();
 
   Plan plan;
   std::set<std::tuple<Target, std::string, KernelConfig>> seen;
@@ -114,7 +115,9 @@ struct Outcome {
 Outcome build(const Wanted& kernel, const OpenedCache& cache, const CompileLimits& limits) {
   Outcome outcome;
   try {
-    outcome.info = build_kernel(kernel.spec, kernel.target, kernel.config, cache, true, {}, limits).info;
+    outcome.info = build_kernel(kernel.spec, kernel.target, kernel.config, cache, true, {}, limits, [&] {
+                     tell_progress(described(kernel) + ": waiting for another process that builds it");
+                   }).info;
     if (outcome.info.path.empty()) throw Error(ErrorCode::cache_failed, outcome.info.cache_note);
     std::error_code ignored;
     outcome.bytes = std::filesystem::file_size(outcome.info.path, ignored);
@@ -232,9 +235,9 @@ int prebuild(const PrebuildOptions& options) {
 // ---- --check ----
 
 int check(const PrebuildOptions& options) {
-  const OpenedCache cache = open_cache(options.cache_dir, options.cache_path);
-  std::vector<DiskCache> folders = cache.layers;
-  if (cache.disk) folders.push_back(*cache.disk);
+  std::vector<DiskCache> folders = open_cache("", options.cache_path).layers;
+  if (const std::string own = options.cache_dir.value_or(DiskCache::default_folder()); !own.empty())
+    folders.emplace_back(own, DiskCache::Access::inspect);
 
   const Plan plan = make_plan(options);
   Json missing = Json::array();
@@ -261,6 +264,7 @@ Verb add_prebuild(const Arguments& parent) {
       parent.add_subcommand("prebuild", "Compile every kernel of a manifest into a folder, without a GPU");
   const auto options = std::make_shared<PrebuildOptions>();
   add_manifest(app, options->manifest);
+  options->model.add(app);
   app.add_option("--target", options->targets, "sm_90a, sm_80, x86-64-v4, ...; several, or with commas")
       .delimiter(',')
       .required();
@@ -281,10 +285,12 @@ Verb add_prebuild(const Arguments& parent) {
   app.footer(
       "Examples:\n"
       "  flashjit prebuild llama-3-8b --target sm_90a --target sm_80 --target x86-64-v4 -o kernels\n"
+      "  flashjit prebuild llama-3-8b --use serve --kv-dtype fp8_e4m3 --target sm_90a -o kernels\n"
+      "  FLASHJIT_RECORD=asked.json app && flashjit prebuild asked.json --target sm_90a -o kernels\n"
       "  flashjit prebuild manifest.json --target sm_90a --records ~/.cache/flashjit -o kernels --jobs 2\n"
       "  flashjit prebuild manifest.json --target sm_90a --check --cache-path kernels\n\n"
       "FLASHJIT_CACHE_PATH=kernels then serves them, on hosts without a compiler too. A model and a spec\n"
-      "without shapes get the kernels of every shape.\n");
+      "without shapes get the kernels of every shape. A model's name alone is its forward.\n");
   return {app, [options] {
             if (options->check) return check(*options);
             if (options->out.empty())

@@ -63,7 +63,25 @@ Shape read_shape(const std::string& where, const Json& json) {
   return shape;
 }
 
-// "ops", "kv_dtype" and "kv_scale" of a model: what it is prebuilt for.
+// The words of a list of texts, each known and once.
+template <class Known>
+std::vector<std::size_t> read_words(const std::string& where, const Json& list, const Known& known,
+                                    const char* example) {
+  if (!list.is_array() || list.empty()) refuse(where, std::string("is not a list of ") + example);
+  std::vector<std::size_t> places;
+  for (const Json& word : list) {
+    const auto* const found =
+        std::find_if(std::begin(known), std::end(known), [&](std::string_view name) { return word == name; });
+    if (found == std::end(known)) refuse(where, "has " + word.dump() + "; known: " + listed(known));
+    const auto place = static_cast<std::size_t>(found - std::begin(known));
+    if (std::find(places.begin(), places.end(), place) != places.end())
+      refuse(where, "has " + word.dump() + " twice; once would work");
+    places.push_back(place);
+  }
+  return places;
+}
+
+// "use", "ops", "kv_dtype", "kv_scale" and "tree" of a model: what it is prebuilt for.
 std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
   std::vector<std::string_view> known;
   std::string of_caches;
@@ -85,6 +103,29 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
       refuse(where, "has a cache that no spec has: " + error.message());
     }
   }
+  bool tree = false;
+  if (entry.contains("tree")) {
+    if (!entry["tree"].is_boolean()) refuse(where + ".tree", "is neither true nor false");
+    tree = entry["tree"].get<bool>();
+  }
+  if (entry.contains("use")) {
+    if (entry.contains("ops"))
+      refuse(where, "has a use beside ops; the use names its operations, so one of both would work");
+    std::vector<ModelUse> uses;
+    bool serves = false;
+    for (const std::size_t place :
+         read_words(where + ".use", entry["use"], purposes, R"(uses; ["train", "serve"] would work)")) {
+      const auto purpose = static_cast<Purpose>(place);
+      serves |= purpose == Purpose::serve;
+      std::vector<ModelCache> caches;
+      if (names_cache) caches.push_back({cache.kv_dtype, cache.kv_scale});
+      for (const ModelUse& use : uses_for(purpose, caches, tree)) uses.push_back(use);
+    }
+    if ((names_cache || tree) && !serves)
+      refuse(where, std::string("has ") + (tree ? "tree" : "kv_dtype") +
+                        ", which serving has; \"use\": [\"serve\"] would work");
+    return uses;
+  }
   const Json list = entry.contains("ops") ? entry["ops"] : Json::array({"forward"});
   if (!list.is_array() || list.empty())
     refuse(where + ".ops", R"(is not a list of operations; ["forward", "backward"] would work)");
@@ -98,9 +139,13 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
       refuse(where + ".ops", "has " + name.dump() + "; a model has " + listed(known));
     if (std::exchange(seen[op - operation_table], true))
       refuse(where + ".ops", "has " + name.dump() + " twice; once would work");
-    uses.push_back({op->op, cache.kv_dtype, cache.kv_scale});
+    uses.push_back({.op = op->op, .kv_dtype = cache.kv_dtype, .kv_scale = cache.kv_scale});
     caches |= op->caches == When::always;
+    if (tree && op->few_rows)
+      uses.push_back({.op = op->op, .kv_dtype = cache.kv_dtype, .kv_scale = cache.kv_scale, .tree = true});
   }
+  if (tree && std::none_of(uses.begin(), uses.end(), [](const ModelUse& use) { return use.tree; }))
+    refuse(where, R"(has trees of draft tokens and no decode; "ops": ["decode"] would work)");
   if (names_cache && !caches)
     refuse(where, "has a kv_dtype, which caches have, and no operation on them; \"ops\": [" + of_caches +
                       "] would work");
@@ -109,13 +154,18 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
 
 void add_model(const std::string& where, std::string_view name, const std::vector<ModelUse>& uses,
                std::vector<ManifestItem>& items) {
+  const std::size_t before = items.size();
   std::vector<std::string_view> names;
   for (const Model& model : models()) {
     names.push_back(model.name);
     if (model.name != name) continue;
     for (const ModelUse& use : uses) try {
-        for (AttentionSpec& spec : specs_of(model, use))
-          items.push_back({std::move(spec), shapes_of(model, use.op), true});
+        for (AttentionSpec& spec : specs_of(model, use)) {
+          // Two uses may share kernels.
+          if (std::none_of(items.begin() + static_cast<std::ptrdiff_t>(before), items.end(),
+                           [&](const ManifestItem& item) { return item.spec == spec; }))
+            items.push_back({std::move(spec), shapes_of(model, use.op), true});
+        }
       } catch (const Error& error) {
         refuse(where, error.message());
       }
@@ -130,7 +180,8 @@ void add_spec(const Json& json, std::vector<Shape> shapes, std::vector<ManifestI
 }
 
 void add_entry(const std::string& where, const Json& entry, std::vector<ManifestItem>& items) {
-  constexpr std::string_view fields[] = {"model", "ops", "kv_dtype", "kv_scale", "spec", "shapes"};
+  constexpr std::string_view fields[] = {"model",    "use",  "ops",  "kv_dtype",
+                                         "kv_scale", "tree", "spec", "shapes"};
   require_fields(where, entry, fields);
   if (entry.contains("model") == entry.contains("spec"))
     refuse(where, "must have either a \"model\" or a \"spec\"");
@@ -140,7 +191,7 @@ void add_entry(const std::string& where, const Json& entry, std::vector<Manifest
     return add_model(where + ".model", entry["model"].get_ref<const std::string&>(), read_uses(where, entry),
                      items);
   }
-  for (const char* field : {"ops", "kv_dtype", "kv_scale"})
+  for (const char* field : {"use", "ops", "kv_dtype", "kv_scale", "tree"})
     if (entry.contains(field))
       refuse(where, std::string("has ") + field + " beside a spec, which says it itself");
   std::vector<Shape> shapes;

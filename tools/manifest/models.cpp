@@ -61,9 +61,34 @@ std::span<const Model> models() {
   return all;
 }
 
+std::vector<ModelUse> uses_for(Purpose purpose, std::vector<ModelCache> caches, bool tree) {
+  if (purpose == Purpose::train) return {{.op = Operation::forward}, {.op = Operation::backward}};
+  if (caches.empty()) {
+    caches.emplace_back();
+    for (const KvScale scale : kv_scales) caches.push_back({DType::fp8_e4m3, scale});
+  }
+  std::vector<ModelUse> uses = {{.op = Operation::forward}};
+  for (const ModelCache& cache : caches) {
+    const ModelUse of{.kv_dtype = cache.dtype, .kv_scale = cache.scale};
+    const auto add = [&](Operation op, auto change) {
+      ModelUse use = of;
+      use.op = op;
+      change(use);
+      uses.push_back(use);
+    };
+    add(Operation::forward, [](ModelUse& use) { use.pages = true; });
+    for (const bool causal : {true, false})
+      add(Operation::decode, [&](ModelUse& use) { use.causal = causal; });
+    for (const bool rotated : {true, false})
+      add(Operation::append_kv, [&](ModelUse& use) { use.rotated = rotated; });
+    if (tree) add(Operation::decode, [](ModelUse& use) { use.tree = true; });
+  }
+  return uses;
+}
+
 std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
   const OperationInfo& op = info_of(use.op);
-  const bool of_cache = op.caches == When::always;
+  const bool of_cache = op.caches == When::always || use.pages;
   // Other operations read lse, or have none.
   const AttentionSpec any{.op = use.op};
   const Argument& lse_argument = argument_of(&AttentionArgs::lse);
@@ -81,7 +106,7 @@ std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
     for (const bool paged : {false, true})
       for (const bool varlen : {false, true})
         for (const bool lse : {false, true}) {
-          if (paged && !of_cache) continue;
+          if ((paged && !of_cache) || (!paged && use.pages)) continue;
           if (op.few_rows && varlen && !paged) continue;
           if (!writes_lse && !lse) continue;
           AttentionSpec spec{
@@ -89,8 +114,11 @@ std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
           spec.varlen = varlen;
           spec.paged = paged;
           spec.lse = lse;
-          if (op.appends == When::always) spec.rotary = Rotary{.q = true};
-          if (op.attends && model.causal) spec.mask = {CausalMask{}};
+          if (op.appends == When::always && use.rotated) spec.rotary = Rotary{.q = true};
+          if (op.attends && use.tree)
+            spec.mask = {TreeMask{}};
+          else if (op.attends && model.causal && use.causal)
+            spec.mask = {CausalMask{}};
           if (of_cache) {
             spec.kv_dtype = use.kv_dtype;
             if (use.kv_scale) spec.kv_scale = use.kv_scale;

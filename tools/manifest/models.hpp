@@ -22,18 +22,31 @@ struct Model {
 
 std::span<const Model> models();
 
-// What kernels of a model are for.
+// What kernels of a model are for: one operation.
 struct ModelUse {
   Operation op = Operation::forward;
-  // Of caches, in op decode and append_kv; absent: the dtype of q.
+  // Of caches, in op decode, append_kv and a forward with pages; absent: the dtype of q.
   std::optional<DType> kv_dtype = {};
   std::optional<KvScale> kv_scale = {};
+  bool pages = false;   // a forward reads its keys from pages, as prompts of a server do
+  bool causal = true;   // where the model is; a decode of one row needs no mask
+  bool rotated = true;  // an append_kv rotates K and Q
+  bool tree = false;    // rows are draft tokens of a tree
 };
+
+// The uses that have names: "train", "serve". `caches` are those of a server; empty: those of q's dtype, and
+// fp8_e4m3 with each kind of scale.
+enum class Purpose { train, serve };
+inline constexpr std::string_view purposes[] = {"train", "serve"};
+struct ModelCache {
+  std::optional<DType> dtype = {};
+  std::optional<KvScale> scale = {};
+};
+std::vector<ModelUse> uses_for(Purpose purpose, std::vector<ModelCache> caches, bool tree);
 
 // The model's specs for a use: bf16 and fp16, with fixed lengths and varlen. A forward and a decode come with
 // and without log-sum-exp. A decode reads contiguous caches, or pages, and only these with varlen; an
-// append_kv writes into either, and rotates K and Q. Throws invalid_argument for a decode or an append_kv of
-// a model that has no cache.
+// append_kv writes into either. Throws invalid_argument for an operation on caches of a model that has none.
 std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use);
 
 // Typical shapes of an operation.

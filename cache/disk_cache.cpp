@@ -120,7 +120,9 @@ std::uint64_t DiskCache::default_max_bytes() {
 }
 
 DiskCache::DiskCache(const std::string& folder, Access access, std::uint64_t max_bytes)
-    : folder_(prepare_folder(folder, access == Access::read_write)),
+    : folder_(prepare_folder(folder, access == Access::read_write  ? Missing::make
+                                     : access == Access::read_only ? Missing::refuse
+                                                                   : Missing::leave)),
       access_(access),
       room_(std::make_shared<std::atomic<std::int64_t>>(0)) {
   if (access == Access::read_write) max_bytes_ = max_bytes ? max_bytes : default_max_bytes();

@@ -65,6 +65,7 @@ class DiskCache {
   enum class Access {
     read_write,  // creates the folder (0700) if it is missing
     read_only,   // never creates, moves, touches or removes anything in it
+    inspect,     // as read_only; a folder that is missing is empty
   };
   // FLASHJIT_CACHE_MAX_BYTES, else 1 GiB. Throws cache_failed if the variable is not a number above 0.
   static std::uint64_t default_max_bytes();

@@ -34,6 +34,12 @@ void push_components(std::deque<std::string>& todo, const std::string& path) {
   }
 }
 
+// The rest of a walk that ended at `at`.
+std::string path_below(std::string at, const std::deque<std::string>& todo) {
+  for (const std::string& name : todo) at += "/" + name;
+  return at;
+}
+
 }  // namespace
 
 std::string environment_variable(const char* name) {
@@ -51,11 +57,12 @@ std::string distrust(const struct stat& status, mode_t tolerated) {
   return {};
 }
 
-std::string prepare_folder(const std::string& folder, bool create) {
+std::string prepare_folder(const std::string& folder, Missing missing) {
   // A folder to write to is made where it is missing; one to read from was named as it is.
-  const std::string another_folder = create ? "or set FLASHJIT_CACHE_DIR to a folder of your own"
-                                            : "or name another folder where FLASHJIT_CACHE_PATH or an option "
-                                              "names this one";
+  const std::string another_folder = missing != Missing::refuse
+                                         ? "or set FLASHJIT_CACHE_DIR to a folder of your own"
+                                         : "or name another folder where FLASHJIT_CACHE_PATH or an option "
+                                           "names this one";
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(folder, failed).string();
   if (failed || folder.empty())
@@ -84,8 +91,11 @@ std::string prepare_folder(const std::string& folder, bool create) {
     const std::string path = at + "/" + name;
     if (::lstat(path.c_str(), &next) != 0) {
       // If another process makes the folder at the same moment, the next round checks that one.
-      if (errno == ENOENT && create && (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)) continue;
-      if (!create)
+      if (errno == ENOENT && missing == Missing::leave) return path_below(at, todo);
+      if (errno == ENOENT && missing == Missing::make &&
+          (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST))
+        continue;
+      if (missing == Missing::refuse)
         refuse_folder(folder, path + ": " + error_text(errno), "make it with prebuild -o, " + another_folder);
       refuse_folder(folder, "cannot make " + path + ": " + error_text(errno),
                     "choose a folder that can be written, " + another_folder);

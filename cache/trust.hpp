@@ -19,10 +19,13 @@ std::string environment_variable(const char* name);
 // empty if none could. Write permissions in `tolerated` do not count.
 std::string distrust(const struct stat& status, mode_t tolerated = 0);
 
-// The folder's absolute path without symbolic links. Missing folders are made (0700) if `create`
-// is set. Throws cache_failed in these cases: a folder is missing or cannot be made; the folder
-// itself is not trusted; a folder on the way, also through symbolic links, may be written by
-// everybody and is not sticky; a sticky folder on the way holds another user's symbolic link.
-std::string prepare_folder(const std::string& folder, bool create = true);
+// What becomes of a folder that is missing: it is made (0700), refused, or left so.
+enum class Missing { make, refuse, leave };
+
+// The folder's absolute path without symbolic links. Throws cache_failed in these cases: a folder is missing
+// and to be refused, or cannot be made; the folder itself is not trusted; a folder on the way, also through
+// symbolic links, may be written by everybody and is not sticky; a sticky folder on the way holds another
+// user's symbolic link.
+std::string prepare_folder(const std::string& folder, Missing missing = Missing::make);
 
 }  // namespace flashjit

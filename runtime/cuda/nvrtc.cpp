@@ -58,6 +58,10 @@ struct NvrtcApi {
 
 constexpr int oldest_version = 1204;  // older versions lack __builtin_bit_cast
 constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
+constexpr nvrtcResult without_builtins = 7;  // NVRTC_ERROR_BUILTIN_OPERATION_FAILURE
+std::string builtins_name(int major, int minor) {
+  return "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
+}
 
 // ---- identity ----
 
@@ -175,6 +179,7 @@ class Nvrtc final : public Compiler {
   Nvrtc(const NvrtcApi& api, int major, int minor, const std::string& build)
       : api_(api),
         version_(major * 100 + minor),
+        builtins_(builtins_name(major, minor)),
         identity_("NVRTC " + std::to_string(major) + "." + std::to_string(minor) + " build " + build) {
     int count = 0;
     if (api_.GetNumSupportedArchs(&count) == 0 && count > 0) {
@@ -219,6 +224,11 @@ class Nvrtc final : public Compiler {
     CompiledKernel kernel;
     kernel.compiler = identity_;
     kernel.log = text(program.handle, api_.GetProgramLogSize, api_.GetProgramLog);
+    if (result == without_builtins)
+      throw Error(ErrorCode::compiler_unavailable,
+                  identity_ + " compiles nothing, since its second library is missing: " + builtins_ +
+                      " must lie beside it, or where the loader looks",
+                  kernel.log);
     if (result != 0) {
       throw Error(ErrorCode::compile_failed,
                   identity_ + " refused the kernel for " + source.target.str() + " (" +
@@ -319,6 +329,7 @@ class Nvrtc final : public Compiler {
 
   NvrtcApi api_;
   int version_;
+  std::string builtins_;
   std::string identity_;
   std::vector<int> architectures_;
 };
@@ -330,8 +341,7 @@ class Nvrtc final : public Compiler {
 // such as a Python wheel's; the loader finds an open library by name. Returns false, with
 // the reason in *why, if the file is there but cannot be opened; then NVRTC must not try.
 bool load_builtins(const std::string& nvrtc, int major, int minor, std::string* why) {
-  const fs::path file = fs::path(nvrtc).parent_path() /
-                        ("libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor));
+  const fs::path file = fs::path(nvrtc).parent_path() / builtins_name(major, minor);
   std::error_code ignored;
   if (!fs::exists(file, ignored) || open_library(file, why)) return true;
   *why = file.string() + ": " + *why;
@@ -400,15 +410,22 @@ std::vector<std::string> nvrtc_candidates() {
 }
 
 std::shared_ptr<const Compiler> open_nvrtc(const std::vector<std::string>& candidates) {
-  std::string tried;
+  std::string tried, passed_over;
   for (const std::string& path : candidates) {
     std::string why_not;
     if (auto compiler = open_one(path, why_not)) return compiler;
-    tried += path + ": " + why_not + "\n";
+    const std::string reason = path + ": " + why_not;
+    tried += reason + "\n";
+    // A file that is there and was not taken says more than places without one.
+    if (why_not.find("cannot open shared object file") == std::string::npos)
+      passed_over += (passed_over.empty() ? "" : "; ") + reason;
   }
   throw Error(ErrorCode::compiler_unavailable,
-              "NVRTC, the CUDA run-time compiler, was not found in " + std::to_string(candidates.size()) +
-                  " places (see the detail); install the package cuda-nvrtc-13-0 (NVIDIA's apt repository), "
+              "NVRTC, the CUDA run-time compiler, " +
+                  (passed_over.empty()
+                       ? "was not found in " + std::to_string(candidates.size()) + " places (see the detail)"
+                       : "was found and cannot be used (" + passed_over + ")") +
+                  "; install the package cuda-nvrtc-13-0 (NVIDIA's apt repository), "
                   "run tools/quickstart, which fetches NVRTC from PyPI, "
                   "or set FLASHJIT_NVRTC to a libnvrtc.so.12 or .13 or its folder. "
                   "Kernels that are cached or prebuilt need no compiler",

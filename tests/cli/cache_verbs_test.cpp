@@ -94,6 +94,43 @@ TEST(CacheFolder, OneThatIsNotThereIsNotMade) {
   EXPECT_FALSE(std::filesystem::exists(typo));
 }
 
+// Layers are looked at without a folder to write to, as where kernels are deployed.
+TEST(CacheLayers, NeedNoFolderToWriteTo) {
+  const CommandLine builder;
+  builder({"compile", small_spec, "--target", "x86-64-v3"});
+  CommandLine flashjit;
+  flashjit.environment = {{"FLASHJIT_CACHE_PATH", builder.cache()},
+                          {"FLASHJIT_CACHE_DIR", ""},
+                          {"XDG_CACHE_HOME", ""},
+                          {"HOME", ""}};
+  EXPECT_TRUE(flashjit({"cache", "stat", "--json"}).json()["folder"].is_null());
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["layers"][0]["entries"], 1);
+  EXPECT_EQ(flashjit({"cache", "ls", "--json"}).json().size(), 1u);
+  EXPECT_EQ(flashjit({"cache", "verify", "--json"}).json()["entries"], 1);
+  for (const char* action : {"stat", "ls", "verify", "path"})
+    EXPECT_EQ(flashjit({"cache", action}).exit_code, 0) << action;
+  // A folder that is named and missing is empty, and is not made.
+  flashjit.environment["FLASHJIT_CACHE_DIR"] = flashjit.cache();
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["entries"], 0);
+  EXPECT_EQ(flashjit({"prebuild", small_spec, "--target", "x86-64-v3", "--check"}).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(flashjit.cache()));
+}
+
+// Damage beyond an entry's head counts in every verb.
+TEST(CacheVerify, StatReadsWholeEntries) {
+  const CommandLine flashjit;
+  flashjit({"compile", small_spec, "--target", "x86-64-v3"});
+  for (const auto& item : std::filesystem::directory_iterator(flashjit.cache() + "/v3"))
+    if (item.path().extension() == ".kernel") {
+      std::fstream file(item.path(), std::ios::binary | std::ios::in | std::ios::out);
+      file.seekp(-20, std::ios::end);
+      file << "damaged";
+    }
+  EXPECT_EQ(flashjit({"cache", "stat", "--json"}).json()["damaged"], 1);
+  EXPECT_EQ(flashjit({"cache", "verify", "--json"}).exit_code, 7);
+  EXPECT_THAT(flashjit({"doctor"}).out, HasSubstr("1 damaged"));
+}
+
 TEST(CacheVerify, ReadsTuneRecordsToo) {
   const CommandLine flashjit;
   const std::string one_config =

@@ -131,7 +131,8 @@ TEST(Doctor, ShowsTheCachesInOrderOfSearch) {
   const Outcome broken = flashjit({"doctor"});
   EXPECT_EQ(broken.exit_code, 4);
   EXPECT_THAT(broken.out, AllOf(HasSubstr("missing  layer  cache folder " + flashjit.folder() + "/missing: "),
-                                HasSubstr("found    layer"), HasSubstr("CPU kernels do not run here")));
+                                HasSubstr("found    layer"), HasSubstr("CPU kernels do not run here"),
+                                HasSubstr("No engine starts: ")));
 }
 
 TEST(Doctor, SaysWhatIsMissingAndWhatToDo) {
@@ -142,6 +143,44 @@ TEST(Doctor, SaysWhatIsMissingAndWhatToDo) {
   EXPECT_EQ(report.exit_code, 4);
   EXPECT_THAT(report.out, AllOf(HasSubstr("missing  llvm"), HasSubstr("missing  nvrtc"),
                                 HasSubstr("FLASHJIT_LLVM_PLUGIN")));
+}
+
+// An application runs on a host that has prebuilt kernels and no compiler.
+TEST(Doctor, RunsAndCompilesAreTwoAnswers) {
+  const CommandLine builder;
+  builder({"compile", small_spec, "--target", "x86-64-v3"});
+  CommandLine flashjit;
+  flashjit.environment["FLASHJIT_LLVM_PLUGIN"] = flashjit.missing("plugin.so");
+  flashjit.environment["FLASHJIT_NVRTC"] = flashjit.missing("libnvrtc.so");
+  flashjit.environment["FLASHJIT_CACHE_PATH"] = builder.cache();
+  const Outcome report = flashjit({"doctor"});
+  EXPECT_EQ(report.exit_code, 0) << report.out;
+  EXPECT_THAT(report.out, HasSubstr("CPU kernels run here where they are prebuilt, and do not compile"));
+  const nlohmann::json json = flashjit({"doctor", "--json"}).json();
+  EXPECT_TRUE(json["devices"]["cpu"].get<bool>());
+  EXPECT_FALSE(json["compiles_for_cpu"].get<bool>());
+  EXPECT_FALSE(json["compiles_for_cuda"].get<bool>());
+  // It says what it looked at, and makes nothing.
+  EXPECT_THAT(report.out, HasSubstr(flashjit.missing("libnvrtc.so") + ": "));
+  EXPECT_THAT(report.out, HasSubstr("not there yet"));
+  EXPECT_FALSE(std::filesystem::exists(flashjit.cache()));
+  // A folder that cannot be made ends an engine, too.
+  const std::string file = flashjit.file("file", "");
+  const Outcome refused = flashjit({"doctor", "--cache-dir", file + "/cache"});
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_THAT(refused.out, HasSubstr("No engine starts: "));
+}
+
+// NVRTC without its second library is found, and compiles nothing.
+TEST(Doctor, TriesTheCompilers) {
+  CommandLine flashjit;
+  flashjit.environment["FLASHJIT_NVRTC"] = "/usr/lib/x86_64-linux-gnu/libm.so.6";
+  const nlohmann::json json = flashjit({"doctor", "--json"}).json();
+  for (const nlohmann::json& finding : json["findings"])
+    if (finding["name"] == "nvrtc") {
+      EXPECT_THAT(finding["problem"].get<std::string>(), HasSubstr("was found and cannot be used ("));
+      EXPECT_THAT(finding["detail"].get<std::string>(), HasSubstr("has no nvrtcVersion"));
+    }
 }
 
 TEST(Render, PrintsATranslationUnit) {

@@ -34,12 +34,12 @@ DiskCache CacheOptions::cache(bool made) const {
                                              "; --cache-dir takes a folder that exists, and without it "
                                              "FLASHJIT_CACHE_DIR or ~/.cache/flashjit is meant");
   }
-  return DiskCache(name);
+  return DiskCache(name, made ? DiskCache::Access::read_write : DiskCache::Access::inspect);
 }
 
 std::vector<DiskCache> CacheOptions::folders() const {
   std::vector<DiskCache> all = open_cache("", layers).layers;
-  all.push_back(cache());
+  if (all.empty() || !folder.value_or(DiskCache::default_folder()).empty()) all.push_back(cache());
   return all;
 }
 
@@ -119,7 +119,8 @@ int stat(const CacheOptions& options) {
     std::map<std::string, std::int64_t> by_target;
     std::int64_t entries = 0, damaged = 0;
     std::uint64_t bytes = 0;
-    for (const DiskCache::Listing& item : folder.list(false)) {
+    const Progress progress("reading " + folder.folder());
+    for (const DiskCache::Listing& item : folder.list(true)) {
       bytes += item.size;
       if (!item.entry) {
         ++damaged;
@@ -145,11 +146,14 @@ int stat(const CacheOptions& options) {
     for (const auto& [target, count] : by_target) std::cout << "  " << target << ": " << count << '\n';
   }
   if (options.json) {
-    // Checks the writable folder and the layers.
-    Json last = folders.back();
-    folders.erase(folders.size() - 1);
-    last["layers"] = folders;
-    print_json(last);
+    // The writable folder, and the layers within it.
+    Json own = {{"folder", nullptr}};
+    if (!folders.back()["layer"].get<bool>()) {
+      own = folders.back();
+      folders.erase(folders.size() - 1);
+    }
+    own["layers"] = folders;
+    print_json(own);
   }
   return exit_ok;
 }
@@ -170,7 +174,8 @@ int verify_all(const CacheOptions& options) {
       add(item, item.record.has_value(), records, bad_records);
   }
   if (options.json) {
-    print_json({{"folder", options.cache().folder()},
+    const DiskCache last = options.folders().back();
+    print_json({{"folder", is_layer(last) ? Json() : Json(last.folder())},
                 {"entries", entries},
                 {"tune_records", records},
                 {"damaged", damaged}});
@@ -214,13 +219,17 @@ int clear(const CacheOptions& options) {
 }
 
 int path(const CacheOptions& options) {
-  Json layers = Json::array();
-  for (const DiskCache& layer : open_cache("", options.layers).layers) layers.push_back(layer.folder());
-  const std::string folder = options.cache().folder();
+  Json layers = Json::array(), own;
+  for (const DiskCache& folder : options.folders()) {
+    if (is_layer(folder))
+      layers.push_back(folder.folder());
+    else
+      own = folder.folder();
+  }
   if (options.json) {
-    print_json({{"folder", folder}, {"layers", layers}});
+    print_json({{"folder", own}, {"layers", layers}});
   } else {
-    std::cout << folder << '\n';
+    if (!own.is_null()) std::cout << own.get<std::string>() << '\n';
     for (const Json& layer : layers) std::cerr << "after " << layer.get<std::string>() << ", read-only\n";
   }
   return exit_ok;

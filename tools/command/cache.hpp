@@ -16,9 +16,10 @@ struct CacheOptions {
   std::optional<std::string> folder, layers;
   bool json = false;
 
-  // Throws cache_failed if there is no folder. A folder given by name must exist, unless `made` is true.
+  // Throws cache_failed if there is no folder. A folder given by name must exist, unless `made` is true; only
+  // then one that is missing is made.
   DiskCache cache(bool made = false) const;
-  // In the order of search: the layers, then cache().
+  // In the order of search: the layers, then cache(), which a host with layers need not have.
   std::vector<DiskCache> folders() const;
 };
 

@@ -3,6 +3,10 @@
 #include <memory>
 #include <set>
 
+#include "codegen/families/search_space.hpp"
+#include "runtime/arguments/checks.hpp"
+#include "runtime/build.hpp"
+#include "runtime/compile_watch.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/progress.hpp"
 #include "tools/command/report.hpp"
@@ -26,14 +30,21 @@ int compile_targets(const CompileOptions& options) {
   std::vector<Target> targets;
   for (const std::string& name : options.targets) targets.push_back(Target::parse(name));
 
+  const Shape shape = options.shape.shape(spec);
+  check_shape(spec, shape);
+  const OpenedCache cache = open_cache(options.cache_dir, options.cache_path);
   Json reports = Json::array();
   std::set<std::string> notes;  // an unwritable folder gets one warning, not one for each kernel
   verify::Table table(
       {"target", "config", "origin", "ms", "registers", "spill bytes", "shared memory", "key"});
   for (const Target& target : targets) {
     const Progress progress("compiling for " + target.str());
-    const KernelInfo info = compile(spec, target, options.shape.shape(spec), options.cache_dir,
-                                    options.cache_path, options.limits);
+    check_limits(options.limits, target);
+    const KernelInfo info =
+        build_kernel(spec, target, heuristic_config(spec, target, bucket(shape)), cache, true, {},
+                     options.limits,
+                     [] { tell_progress("waiting for another process that builds the kernel ..."); })
+            .info;
     reports.push_back(kernel_json(info));
     const auto on_gpu = [&](int n) { return target.is_cuda() ? std::to_string(n) : std::string("-"); };
     table.add({target.str(), to_text(info.config, target), to_string(info.origin), number(info.get_ms),

@@ -14,9 +14,6 @@ bool as_json = false;
 void write_progress_as_json(bool json) {
   as_json = json;
 }
-bool progress_is_json() {
-  return as_json;
-}
 
 void tell_progress(const std::string& text) {
   using Json = nlohmann::json;

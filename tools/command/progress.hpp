@@ -11,7 +11,6 @@ namespace flashjit::command {
 
 // The form of all lines to come; text until it is called.
 void write_progress_as_json(bool json);
-bool progress_is_json();
 // Writes a line.
 void tell_progress(const std::string& text);
 

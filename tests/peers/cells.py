@@ -96,6 +96,7 @@ CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "masks": [f"128:4096:{mask}" for mask in ("padding", "window", "blocks")],
              "backward": ["backward:" + cell for cell in grid((64, 128), (512, 1024, 2048, 4096))],
              "backward_masks": [f"backward:128:4096:{mask}" for mask in ("padding", "window", "blocks")],
+             "few_rows": [f"{dim}:{rows}x{keys}:full" for dim in (64, 128) for rows in (1, 2, 4, 8, 16) for keys in (64, 512, 1500, 8192)],
              "decode": ["decode:1x32768"]}
 DENSITIES = (0.5, 0.2, 0.05)  # of listed blocks
 # What a formula cell adds to the spec, and the cell that has no formula.

@@ -4,7 +4,7 @@ speeds.
 
     compare.py PEERS [--flashjit build/release/bin/flashjit] [--peers cudnn fa3]
                [--cells grid | 128:8192:full ...] [--states rest sustained]
-    compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks decode]
+    compare.py cpu_peers.py --device cpu [--threads 1 2] [--dtypes bf16 fp32] [--cells grid masks few_rows decode]
     compare.py decode_peers.py --cells decode [--peers read cudnn fa2]
     compare.py decode_peers.py --cells decode_formulas --peers read
     compare.py decode_peers.py --cells decode_8bit --peers read
@@ -337,7 +337,7 @@ def parse(arguments):
     parser.add_argument("--peers", nargs="+", help="[cudnn fa3, with dropout cudnn fa2; of decode read cudnn fa2; of formulas and documents flex; of append copy; of backward fa3, for "
                                                   "--target sm_90 fa2, with dropout cudnn; on a CPU sdpa]")
     parser.add_argument("--cells", nargs="+", metavar="[backward:]HEAD_DIM[/HEAD_DIM_V]:SEQLEN:MASK[:HEADS_Q[/HEADS_KV]]",
-                        help="or grid: 36 cells; backward: 4 cells, backward_grid: 36 cells, backward_dims: 8 cells, backward_gqa: 6 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells, formulas_backward: 11 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, "
+                        help="or grid: 36 cells; backward: 4 cells, backward_grid: 36 cells, backward_dims: 8 cells, backward_gqa: 6 cells; decode: 15 cells of decode; decode_formulas; decode_8bit: 20 cells; formulas: 14 cells, formulas_backward: 11 cells; documents: 6 cells; append: 9 cells; on a CPU grid: 24 cells, masks: those that PyTorch has no flag for, few_rows: 40 cells, "
                              "backward: 16 cells, backward_masks "
                              "[128:8192:full 128:8192:causal 64:8192:full 64:8192:causal; on a CPU grid masks]")
     parser.add_argument("--states", nargs="+", choices=list(STATES), help="of a GPU [rest sustained]")

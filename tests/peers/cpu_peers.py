@@ -58,8 +58,10 @@ def measure(request, peer):
     if request.get("lengths") or request.get("page_size"):
         raise ValueError("PyTorch has no pages and no caches of different lengths")
     tensor = lambda rows, heads, dim: torch.randn(b, rows, heads, dim).to(DTYPES[request["dtype"]]).transpose(1, 2)
-    q = tensor(request.get("sq", s), hq, request["d"])  # in decode fewer rows than keys
-    k, v = tensor(s, hk, request["d"]), tensor(s, hk, request["dv"])
+    rows, keys = request.get("sq", s), request.get("sk", s)  # a decode names its keys s and its rows sq
+    if rows != keys and request["mask"] not in ("full", "decode"):
+        raise ValueError("PyTorch aligns masks to the first key: of cells of more keys than rows only full ones are compared")
+    q, k, v = tensor(rows, hq, request["d"]), tensor(keys, hk, request["d"]), tensor(keys, hk, request["dv"])
     mask, causal = attn_mask(request["mask"], b, s), request["mask"] == "causal"
     attention = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=request.get("p", 0.0),
                                                   enable_gqa=hq != hk)

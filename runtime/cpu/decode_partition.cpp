@@ -1,4 +1,5 @@
 #include "runtime/cpu/decode_partition.hpp"
+#include "runtime/cpu/partition.hpp"
 #include "runtime/step_params.hpp"
 
 #include <algorithm>
@@ -16,7 +17,6 @@ using i64 = std::int64_t;
 constexpr i64 least_keys_of_part = 512;
 // Each thread gets about so many items, if the keys suffice.
 constexpr i64 items_of_thread = 4;
-constexpr double worthwhile_bytes = 1 << 17;  // of K and V: some 10 us
 constexpr i64 most_partial_bytes = 1 << 26;
 constexpr i64 most_items = i64{1} << 52;  // that are counted
 

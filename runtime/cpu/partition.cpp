@@ -22,11 +22,12 @@ constexpr i64 round_up(i64 a, i64 b) {
 // and V costs as much as computing so many more rows. merge_keys: writing and adding up a
 // part's output costs as much as computing so many more keys. worthwhile_flops: the
 // operations of some 10 us; a thread with less work would take longer to wake than to work.
+// Few rows convert nothing, and reading K and V bounds them.
 struct Costs {
   int conversion_rows, merge_keys;
   double worthwhile_flops;
 };
-constexpr Costs of_vectors = {10, 8, 1e6}, of_amx = {40, 32, 1e7};
+constexpr Costs of_vectors = {10, 8, 1e6}, of_amx = {40, 32, 1e7}, of_few_rows = {0, 8, 1e6};
 
 constexpr int most_parts = 64;
 
@@ -77,11 +78,15 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   // Rows of a unit; every tile begins with a whole unit.
   const bool amx = uses_amx(spec, target);
   const int step = std::min(amx ? device::amx_unit : 16, block_m);
-  const Costs& costs = amx ? of_amx : of_vectors;
+  const bool few = rows <= device::cpu_few_rows(target.vector_bytes() / int{sizeof(float)});
+  const Costs& costs = few ? of_few_rows : amx ? of_amx : of_vectors;
   const i64 heads = i64{params.batch} * params.num_heads_q / best.packed_heads;
-  const double flops = 2.0 * double(heads) * double(round_up(rows, step) + costs.conversion_rows) *
-                       params.seqlen_k * (spec.head_dim + spec.head_dim_v);
-  const i64 threads = static_cast<i64>(std::clamp(flops / costs.worthwhile_flops, 1.0, double(num_threads)));
+  const double elements = double(heads) * params.seqlen_k * (spec.head_dim + spec.head_dim_v);
+  const double flops = 2.0 * elements * double((few ? rows : round_up(rows, step)) + costs.conversion_rows);
+  const double read = few ? elements * double(size_of(spec.kv_dtype.value_or(spec.dtype))) : 0;
+  // Shares that are worth a thread.
+  const double shares = std::max(flops / costs.worthwhile_flops, read / worthwhile_bytes);
+  const i64 threads = static_cast<i64>(std::clamp(shares, 1.0, double(num_threads)));
 
   // Looks for the shortest time, until each thread has several tiles. If all
   // tiles take equally long, the time is a whole number of rounds. If they
@@ -120,7 +125,7 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   }
   // A thread takes several small items at once.
   const i64 items = best.tiles * best.key_parts;
-  const i64 worthwhile = static_cast<i64>(std::min(flops / costs.worthwhile_flops, double(items)));
+  const i64 worthwhile = static_cast<i64>(std::min(shares, double(items)));
   best.pieces = threads == 1 ? 1 : std::min(items, std::max(threads, worthwhile));
   return best;
 }

@@ -10,6 +10,10 @@
 
 namespace flashjit {
 
+// Bytes of K and V that some 10 us read. A thread with less
+// work of that kind would take longer to wake than to work.
+constexpr double worthwhile_bytes = 1 << 17;
+
 // Bytes of each thread's scratch for packed blocks beyond
 // the first. Pages that are never written take no memory.
 constexpr int packed_room = 8 << 20;

@@ -35,10 +35,36 @@ class PagedPlaces {
   const ReadKeys reads_;
 };
 
+// The rows of K and V of some keys in pages, and of `ahead` later keys for fetching. Keys that are not to be
+// read are zeros.
+template <class Spec, class Element, int most, int ahead>
+struct RowsInPages {
+  static constexpr Element zeros[round_up(max(Spec::head_dim, Spec::head_dim_v), 256)] = {};
+  struct Pointers {
+    const Element* row[most + ahead];
+    FLASHJIT_FN const Element* operator[](int i) const { return row[i]; }
+  } of_k, of_v;
+  FLASHJIT_FN const auto& k(float* /*room*/) const { return of_k; }
+  FLASHJIT_FN const auto& v(float* /*room*/) const { return of_v; }
+
+  // The last of `keys` stands in for all after it.
+  FLASHJIT_FN void find(const CpuForwardParams& params, const Problem& problem,
+                        const PagedPlaces<Spec>& places, Span keys) {
+    const auto row_of = [&](const TensorView& t, i64 page, int row) __attribute__((always_inline)) {
+      return page < 0 ? zeros : static_cast<const Element*>(t.data) + t.offset(page, row, problem.head_kv);
+    };
+    places.each(keys, [&](int i, i64 page, int row) __attribute__((always_inline)) {
+      of_k.row[i] = row_of(params.k, page, row);
+      of_v.row[i] = row_of(params.v, page, row);
+    });
+    for (int i = keys.size(); i < most + ahead; ++i)
+      of_k.row[i] = of_k.row[i - 1], of_v.row[i] = of_v.row[i - 1];
+  }
+};
+
 template <class Spec>
 struct PagedKeys {
   using Element = typename Spec::Element;
-  static constexpr Element zeros[round_up(max(Spec::head_dim, Spec::head_dim_v), 256)] = {};
 
   const CpuForwardParams& params;
   const Problem& problem;
@@ -47,29 +73,18 @@ struct PagedKeys {
   FLASHJIT_FN PagedKeys(const CpuForwardParams& p, const Problem& of)
       : params(p), problem(of), places(p, of) {}
 
-  // The rows of a group of keys. Keys that are not to be read are zeros.
-  struct Group {
-    struct Pointers {
-      const Element* row[packed_group + packed_rows_ahead];
-      FLASHJIT_FN const Element* operator[](int i) const { return row[i]; }
-    } of_k, of_v;
-    FLASHJIT_FN const auto& k(float* /*room*/) const { return of_k; }
-    FLASHJIT_FN const auto& v(float* /*room*/) const { return of_v; }
-  };
-  FLASHJIT_FN Group group(int first, int count) const {
-    Group found;
-    places.each({first, first + count}, [&](int i, i64 page, int row) {
-      found.of_k.row[i] = page < 0 ? zeros : row_of(params.k, page, row);
-      found.of_v.row[i] = page < 0 ? zeros : row_of(params.v, page, row);
-    });
-    for (int i = count; i < packed_group + packed_rows_ahead; ++i)
-      found.of_k.row[i] = found.of_k.row[count - 1], found.of_v.row[i] = found.of_v.row[count - 1];
+  // The rows of a group of keys.
+  FLASHJIT_FN auto group(int first, int count) const {
+    RowsInPages<Spec, Element, packed_group, packed_rows_ahead> found;
+    found.find(params, problem, places, {first, first + count});
     return found;
   }
-
- private:
-  FLASHJIT_FN const Element* row_of(const TensorView& t, i64 page, int row) const {
-    return static_cast<const Element*>(t.data) + t.offset(page, row, problem.head_kv);
+  // The rows of at most `most` keys, and of later ones before `end`, as they are stored.
+  template <int most>
+  FLASHJIT_FN auto stored(Span keys, int end) const {
+    RowsInPages<Spec, Element, most, rows_ahead> found;
+    found.find(params, problem, places, {keys.begin, min(keys.end + rows_ahead, end)});
+    return found;
   }
 };
 

@@ -39,19 +39,21 @@ struct QuantisedKeys {
     }
   };
   FLASHJIT_FN Group group(int first, int count) const { return {*this, {first, first + count}}; }
+  // As PagedKeys has it.
+  template <int most>
+  FLASHJIT_FN auto stored(Span keys, int end) const {
+    RowsInPages<Spec, KvElement, most, rows_ahead> found;
+    found.find(params, problem, places, {keys.begin, min(keys.end + rows_ahead, end)});
+    return found;
+  }
 
   // Multiplies scores by the scales of their keys. s: [key][unit_rows] for `keys`.
-  __attribute__((noinline)) void scale_scores(int unit_rows, float* s, Span keys) const {
-    const auto scale_key = [&](int i, i64 page, int row) {
-      if (page < 0) return;
-      const float scale = scale_of(scales().k_scale, page, row);
-      for (float* p = s + i * unit_rows; p < s + (i + 1) * unit_rows; p += lanes) store(p, load(p) * scale);
-    };
-    if constexpr (own_scales) {
-      places.each(keys, scale_key);
-    } else {
-      for (int i = 0; i < keys.size(); ++i) scale_key(i, 0, 0);
-    }
+  FLASHJIT_FN void scale_scores(int unit_rows, float* s, Span keys) const {
+    scale_by_key<false>(scales().k_scale, unit_rows, s, keys);
+  }
+  // The same for weights and values that are multiplied as they are stored.
+  FLASHJIT_FN void scale_weights(int unit_rows, float* p, Span keys) const {
+    if constexpr (own_scales) scale_by_key<true>(scales().v_scale, unit_rows, p, keys);
   }
   // The factor of all outputs.
   FLASHJIT_FN float of_outputs() const { return own_scales ? 1 : scale_of(scales().v_scale, 0, 0); }
@@ -60,6 +62,24 @@ struct QuantisedKeys {
   FLASHJIT_FN const auto& scales() const { return with_kv_scales(with_pages(params)); }
   FLASHJIT_FN float scale_of(const KvScales& scales, i64 page, int row) const {
     return scales.data[scales.offset(page, row, problem.head_kv)];
+  }
+  // A weight of 0 stays 0: its key need not be seen, and the scale may be NaN.
+  template <bool weights>
+  __attribute__((noinline)) void scale_by_key(const KvScales& scales, int unit_rows, float* s,
+                                              Span keys) const {
+    const auto scale_key = [&](int i, i64 page, int row) {
+      if (page < 0) return;
+      const Vec scale = splat(scale_of(scales, page, row));
+      for (float* p = s + i * unit_rows; p < s + (i + 1) * unit_rows; p += lanes) {
+        const Vec values = load(p), scaled = values * scale;
+        store(p, weights ? select(values == 0.0f, values, scaled) : scaled);
+      }
+    };
+    if constexpr (own_scales) {
+      places.each(keys, scale_key);
+    } else {
+      for (int i = 0; i < keys.size(); ++i) scale_key(i, 0, 0);
+    }
   }
   template <int columns, class Scale>
   FLASHJIT_FN StridedRows<Element> converted(const TensorView& t, Span keys, float* room,

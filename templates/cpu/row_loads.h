@@ -121,6 +121,17 @@ FLASHJIT_FN V pair_sums(V a, V b) {
     return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
            __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
 }
+template <class V>
+FLASHJIT_FN float sum_of(V v) {
+  if constexpr (sizeof(V) == 64) {
+    return sum_of(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                  __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  } else {
+    const auto quarter =
+        __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    return quarter[0] + quarter[2] + (quarter[1] + quarter[3]);
+  }
+}
 // Element i is the sum of v[i].
 FLASHJIT_FN Vec sums_of(const Vec (&v)[lanes]) {
   Vec quarters[lanes / 4];  // of four vectors: their sums of each quarter

@@ -113,6 +113,16 @@ struct UnitRows {
   }
 };
 
+// What the softmax asks of products whose weights are float32.
+struct Float32Weights {
+  static constexpr int only_rows = 0;
+  static constexpr float growth = 0;
+  static constexpr int keys_whole = 1, maxima = 2, keys_together = 1, step_keys = 0;
+  FLASHJIT_FN static Vec exp2(Vec x) { return device::exp2(x); }
+  FLASHJIT_FN static void store_weights(float* p, const Vec (&weights)[1]) { store(p, weights[0]); }
+  FLASHJIT_FN static void advance() {}
+};
+
 // Rows of a tensor that lie evenly apart.
 template <class Element>
 struct StridedRows {

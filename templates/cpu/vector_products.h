@@ -100,9 +100,9 @@ __attribute__((noinline)) bool pack(const Rows& rows, int count, int columns, fl
 }
 
 template <class Spec, class Config>
-struct VectorProducts {
+struct VectorProducts : Float32Weights {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
-  static constexpr int row_step = lanes, most_rows = cpu_unit_rows, only_rows = 0;
+  static constexpr int row_step = lanes, most_rows = cpu_unit_rows;
   static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
   using Operand = float;
@@ -112,11 +112,6 @@ struct VectorProducts {
   static constexpr int step_n = Config::block_n;
 
   FLASHJIT_FN static int next_unit_rows(int left) { return unit_vectors(left) * lanes; }
-
-  static constexpr float growth = 0;
-  static constexpr int keys_whole = 1, maxima = 2, keys_together = 1;
-  FLASHJIT_FN static Vec exp2(Vec x) { return device::exp2(x); }
-  FLASHJIT_FN static void store_weights(float* p, const Vec (&weights)[1]) { store(p, weights[0]); }
 
   FLASHJIT_FN static void pack_q(int unit_rows, const UnitRows<Element>& rows, float* room, float* q) {
     for (int row = 0; row < unit_rows; row += lanes) {
@@ -145,9 +140,8 @@ struct VectorProducts {
     return pack(rows, count, head_dim_v, v, v_row);
   }
 
-  static constexpr int score_blocks = 1, step_keys = 0;
+  static constexpr int score_blocks = 1;
   static constexpr bool ahead = false;
-  FLASHJIT_FN static void advance() {}
   FLASHJIT_FN static void finish() {}
 
   FLASHJIT_FN static void scores(int unit_rows, const float* k, const float* q, float* s, Span keys) {

@@ -126,6 +126,12 @@ constexpr int cpu_unit_rows = 48;
 // Floats of a row's softmax state.
 constexpr int cpu_row_state = 2;
 
+// The most rows of a head, or of all heads that share a tile, that a forward multiplies by K and V in place
+// (cpu/few_rows.h), with vectors of so many floats. For more rows it packs K and V.
+FLASHJIT_FN constexpr int cpu_few_rows(int lanes) {
+  return lanes;
+}
+
 // Floats from one packed row of K or V to the next. Rows a power of two apart would share cache sets.
 FLASHJIT_FN constexpr int cpu_packed_row(int columns) {
   return columns + 16;

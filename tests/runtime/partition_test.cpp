@@ -134,12 +134,30 @@ TEST(Partition, SmallTilesBeforePartsOfKeys) {
 
 TEST(Partition, PartsOfKeysWhereRowsDoNotSuffice) {
   EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 65536), spec_with(), 8).key_parts, 8);
-  EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 256), spec_with(), 64).key_parts, 2) << "no more than blocks";
+  AttentionSpec wide = spec_with();
+  wide.head_dim = wide.head_dim_v = 1024;
+  EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 256), wide, 64).key_parts, 2) << "no more than blocks";
 }
 
 TEST(Partition, WhatIsShortStaysOnTheCallersThread) {
   EXPECT_EQ(cut_of(sizes(1, 1, 1, 1, 1), spec_with(), 64).pieces, 1);
   EXPECT_EQ(cut_of(sizes(1, 8, 8, 16, 16), spec_with(), 64).pieces, 1);
+}
+
+// Bytes of K and V occupy threads, not multiply-adds: half as many of 16-bit, or 8-bit, keys as of float32.
+TEST(Partition, FewRowsAreCountedInBytes) {
+  AttentionSpec of_fp32 = spec_with(), of_8bit = spec_with();
+  of_fp32.dtype = DType::fp32;
+  of_8bit.kv_dtype = DType::int8;
+  for (const Target& target : {vectors, amx}) {
+    const auto pieces = [&](const AttentionSpec& spec, int heads_q, int rows, int keys) {
+      return partition(sizes(1, heads_q, 8, rows, keys), spec, target, config, 64).pieces;
+    };
+    EXPECT_EQ(pieces(spec_with(), 8, 1, 64), 2) << "2 * 128 kB";
+    EXPECT_EQ(pieces(of_fp32, 8, 1, 64), 4);
+    EXPECT_EQ(pieces(of_8bit, 8, 1, 64), 1);
+    EXPECT_EQ(pieces(of_fp32, 16, 8, 32), 2) << "two heads share 8 * 32 keys";
+  }
 }
 
 TEST(Partition, HeadsOfAGroupShareTilesWhereRowsAreFew) {

@@ -62,8 +62,8 @@ class Gradients(unittest.TestCase):
         """Compares o, lse and the gradients of q, k, v and of `more`, tensors by name, with those in float64.
 
         A weight is off by a factor 1 + w: its score by (d + 4) roundings of the sum of magnitudes, exp by 2^-20, the
-        sum by a rounding for each key, and the weight by the dtype's rounding. With |do| and |v| a row's products are at
-        most g = max sum |do||v| + |dlse|; so ds = weight (dp - delta) is off by at most 4 w g times the weight, also
+        sum by a rounding for each key, and the weight by the dtype's rounding. With |do| and |v| a row's products are
+        at most g = max sum |do||v| + |dlse|; so ds = weight (dp - delta) is off by at most 4 w g times the weight, also
         with what dp and delta are off. dq, dk and tables add these over keys, rows or both.
         """
         q, k, v = tensors

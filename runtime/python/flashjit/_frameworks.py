@@ -73,8 +73,8 @@ def _jax_empty(like, shape, dtype):
 
     if next(iter(like.devices())).platform != "cpu":
         raise UnsupportedError(
-            "JAX's arrays cannot be written in place, and JAX tells no stream, so flashjit takes its arrays on CPUs "
-            "alone: torch.from_dlpack(array) on the GPU would work"
+            "JAX's arrays cannot be written in place, and JAX tells no stream, so this function takes its arrays on "
+            "CPUs alone: flashjit.jax.attention, or torch.from_dlpack(array), would work"
         )
     return _numpy_empty(like, shape, dtype)
 

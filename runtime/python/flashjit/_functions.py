@@ -188,7 +188,9 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             )
         if attention_of_torch is None:
             from . import torch  # noqa: F401, sets it
-        return attention_of_torch(values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale)
+        return attention_of_torch(
+            values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale
+        )
     return made
 
 

@@ -1,6 +1,7 @@
 // The extension module flashjit._native.
 #include "errors.hpp"
 #include "function.hpp"
+#include "jax.hpp"
 #include "objects.hpp"
 
 namespace flashjit::python {
@@ -79,7 +80,8 @@ PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native() {
   using namespace flashjit::python;
   Ref module(PyModule_Create(&definition));
-  if (!module || load_errors() < 0 || add_objects(module.get()) < 0 || add_function(module.get()) < 0)
+  if (!module || load_errors() < 0 || add_objects(module.get()) < 0 || add_function(module.get()) < 0 ||
+      add_jax(module.get()) < 0)
     return nullptr;
   return module.release();
 }

@@ -230,6 +230,8 @@ struct Engine::Impl {
       }
     }
 
+    mutable bool made = false;  // by this get(), and not by an earlier one of another shape
+
    private:
     const Impl& engine_;
     const AttentionSpec& spec_;
@@ -252,8 +254,9 @@ struct Engine::Impl {
       throw;
     }
     const KernelInfo& info = kernel->info();
-    news.tell(info.origin == Origin::compiled ? KernelEvent::Kind::compiled : KernelEvent::Kind::loaded,
-              info.target, info.path, reason_of(info));
+    const bool compiled = info.origin == Origin::compiled && news.made;
+    news.tell(compiled ? KernelEvent::Kind::compiled : KernelEvent::Kind::loaded, info.target, info.path,
+              reason_of(info));
     table.insert(spec, b, kernel);
     return *kernel;
   }
@@ -348,6 +351,7 @@ struct Engine::Impl {
     }
     try {
       std::unique_ptr<Kernel> kernel = make(spec, target, choice, may_compile, news);
+      news.made = true;
       const Kernel* loaded = kernel.get();
       {
         const std::lock_guard lock(process_mutex());

@@ -14,7 +14,7 @@ namespace flashjit {
 struct KernelEvent {
   enum class Kind {
     waiting,   // another process builds the kernel; the thread waits for it, at most a minute
-    loaded,    // found on disk
+    loaded,    // found on disk, or in memory for another shape
     compiled,  // compiled, since no folder had it
     failed,    // get() throws
   };

@@ -54,6 +54,13 @@ TEST_F(KernelEvents, TellWhatWasCompiledLoadedAndMissed) {
     EXPECT_GT(events[0].ms, 0);
     EXPECT_EQ(events[0].path, engine.get(spec, shape).info().path);
     EXPECT_EQ(events[0].reason, "");
+    // Another bucket of the same config has the same kernel.
+    Shape more = shape;
+    more.batch = 64;
+    const Kernel& same = engine.get(spec, more);
+    EXPECT_EQ(&same, &engine.get(spec, shape));
+    EXPECT_THAT(kinds(), ElementsAre(compiled, loaded));
+    events.pop_back();
   }
   Engine(options()).get(spec, shape);
   AttentionSpec other = spec;
@@ -72,7 +79,7 @@ TEST_F(KernelEvents, TellWhatWasCompiledLoadedAndMissed) {
     EXPECT_EQ(event.at("pid"), ::getpid());
     EXPECT_TRUE(event.contains("reason") && event.contains("path") && event.contains("ms"));
   }
-  EXPECT_THAT(told, ElementsAre("compiled", "loaded", "failed"));
+  EXPECT_THAT(told, ElementsAre("compiled", "loaded", "loaded", "failed"));
 
   // The record is a manifest of all that was asked for, each once.
   const std::vector<ManifestItem> items = parse_manifest(read_file(user / "record.json"));
@@ -80,10 +87,30 @@ TEST_F(KernelEvents, TellWhatWasCompiledLoadedAndMissed) {
   EXPECT_EQ(items[0].spec, spec);
   EXPECT_EQ(items[1].spec, other.validated());
   for (const ManifestItem& item : items) {
-    ASSERT_EQ(item.shapes.size(), 1u);
+    ASSERT_FALSE(item.shapes.empty());
     EXPECT_EQ(bucket(item.shapes[0]), bucket(shape));
     EXPECT_FALSE(item.any_shape);
   }
+  EXPECT_EQ(items[0].shapes.size(), 2u);
+  EXPECT_EQ(items[1].shapes.size(), 1u);
+}
+
+// Who waits for another process hears so at once, and not that it compiles.
+TEST_F(KernelEvents, TellThatAnotherProcessIsWaitedFor) {
+  using enum KernelEvent::Kind;
+  const Scratch elsewhere;
+  compile(spec, Target::native(), shape, elsewhere.path(), "");
+  const std::vector<DiskCache::Listing> listed = DiskCache(elsewhere.path()).list(false);
+  ASSERT_EQ(listed.size(), 1u);
+  const DiskCache cache(user.path());
+  const KeyLock stopped = cache.lock(listed[0].entry->key);
+  ASSERT_TRUE(stopped.held());
+  EngineOptions given = options();
+  given.compile.cancelled = [&] { return !events.empty(); };
+  Engine engine(given);
+  EXPECT_THROW(engine.get(spec, shape), Error);
+  EXPECT_THAT(kinds(), ElementsAre(waiting, failed));
+  EXPECT_THAT(events.front().reason, HasSubstr("another process builds the kernel"));
 }
 
 // Processes and threads share a record, and lose nothing.

@@ -15,6 +15,8 @@
 #include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
 #include "runtime/masks.hpp"
+#include "runtime/workspace.hpp"
+#include "runtime/wrap.hpp"
 
 using flashjit::AttentionArgs;
 using flashjit::AttentionSpec;
@@ -37,6 +39,12 @@ struct flashjit_tables {
 };
 struct flashjit_prepared {
   flashjit::PreparedLaunch launch;
+};
+struct flashjit_workspace {
+  flashjit::Workspace workspace;
+};
+struct flashjit_step {
+  flashjit::EngineStep step;
 };
 
 static_assert(FLASHJIT_MAX_RANK == flashjit::Tensor::max_rank);
@@ -104,6 +112,19 @@ flashjit::Shape shape_of(const flashjit_shape* shape) {
   constexpr std::size_t first_end = offsetof(flashjit_shape, batch) + sizeof shape->batch;
   const flashjit_shape s = known_part(require(shape, "shape"), first_end, "flashjit_shape");
   return {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q, s.num_heads_kv, s.page_size, s.total_q, s.total_k};
+}
+
+flashjit_tensor c_tensor(const flashjit::Tensor& tensor) {
+  flashjit_tensor t = {tensor.data,
+                       static_cast<int32_t>(tensor.dtype),
+                       static_cast<int32_t>(tensor.device.kind),
+                       tensor.device.index,
+                       tensor.rank,
+                       {},
+                       {}};
+  std::copy_n(tensor.shape.begin(), tensor.rank, t.shape);
+  std::copy_n(tensor.strides.begin(), tensor.rank, t.strides);
+  return t;
 }
 
 // `name` is the argument's, for messages.
@@ -415,6 +436,63 @@ flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void
 }
 void flashjit_prepared_destroy(flashjit_prepared* prepared) {
   delete prepared;
+}
+
+flashjit_status flashjit_tensor_from_dlpack(const void* dl_tensor, flashjit_tensor* tensor) {
+  // A DLTensor has these members in this order.
+  return guarded([&] {
+    const auto* const given = static_cast<const flashjit::DlpackTensor*>(dl_tensor);
+    require(tensor, "tensor") = c_tensor(flashjit::wrap_dlpack(require(given, "dl_tensor")));
+  });
+}
+flashjit_status flashjit_tensor_from_array_interface(void* data, const char* typestr, int32_t rank,
+                                                     const int64_t* shape, const int64_t* byte_strides,
+                                                     int32_t device_kind, int32_t device_index,
+                                                     flashjit_tensor* tensor) {
+  return guarded([&] {
+    const std::size_t count = rank > 0 ? static_cast<std::size_t>(rank) : 0;
+    if (device_kind != FLASHJIT_CPU && device_kind != FLASHJIT_CUDA)
+      refuse_argument("device_kind ", device_kind, " is not a flashjit_device_kind");
+    require(tensor, "tensor") = c_tensor(flashjit::wrap_array_interface(
+        reinterpret_cast<std::uintptr_t>(data), &require(typestr, "typestr"),
+        {count ? &require(shape, "shape") : nullptr, count}, {byte_strides, byte_strides ? count : 0},
+        {static_cast<flashjit::Device::Kind>(device_kind), device_index}));
+  });
+}
+
+flashjit_status flashjit_workspace_create(const flashjit_engine* engine, size_t bytes,
+                                          flashjit_workspace** workspace) {
+  return guarded([&] {
+    require(workspace, "workspace") =
+        new flashjit_workspace{flashjit::Workspace(require(engine, "engine").engine.device(), bytes)};
+  });
+}
+flashjit_status flashjit_workspace_tensor(const flashjit_workspace* workspace, flashjit_tensor* tensor) {
+  return guarded(
+      [&] { require(tensor, "tensor") = c_tensor(require(workspace, "workspace").workspace.tensor()); });
+}
+void flashjit_workspace_destroy(flashjit_workspace* workspace) {
+  delete workspace;
+}
+
+flashjit_status flashjit_step_create(const flashjit_engine* engine, flashjit_step** step) {
+  return guarded([&] {
+    require(step, "step") = new flashjit_step{flashjit::EngineStep(require(engine, "engine").engine)};
+  });
+}
+flashjit_status flashjit_step_add(flashjit_step* step, const flashjit_kernel* kernel,
+                                  const flashjit_argument* args, size_t count,
+                                  const flashjit_shape* largest) {
+  return guarded([&] {
+    const Kernel& k = kernel_of(kernel);
+    require(step, "step").step.add(k, Arguments(args, count, &k.info().spec).get(), shape_of(largest));
+  });
+}
+flashjit_status flashjit_step_launch(const flashjit_step* step, void* stream) {
+  return guarded([&] { require(step, "step").step.launch(stream); });
+}
+void flashjit_step_destroy(flashjit_step* step) {
+  delete step;
 }
 
 flashjit_status flashjit_most_listed_blocks(const flashjit_block_lists* lists, int64_t* blocks) {

@@ -171,6 +171,8 @@ typedef struct flashjit_spec flashjit_spec;
 typedef struct flashjit_kernel flashjit_kernel; /* the engine's; valid until it is destroyed */
 typedef struct flashjit_request flashjit_request;
 typedef struct flashjit_prepared flashjit_prepared;
+typedef struct flashjit_workspace flashjit_workspace;
+typedef struct flashjit_step flashjit_step;
 
 /* Runs body over disjoint ranges that cover [0, count), on any threads; returns when all are done. */
 typedef void (*flashjit_parallel_for)(void* user, int64_t count,
@@ -186,7 +188,7 @@ typedef enum {
 /* What an engine did for a kernel that it was asked for and did not have in memory. */
 typedef enum {
   FLASHJIT_KERNEL_WAITING = 0, /* another process builds it; the thread waits for it, at most a minute */
-  FLASHJIT_KERNEL_LOADED = 1,  /* found on disk */
+  FLASHJIT_KERNEL_LOADED = 1,  /* found on disk, or in memory for another shape */
   FLASHJIT_KERNEL_COMPILED = 2,
   FLASHJIT_KERNEL_FAILED = 3 /* flashjit_engine_get() fails */
 } flashjit_kernel_event_kind;
@@ -339,6 +341,36 @@ FLASHJIT_C_API flashjit_status flashjit_merge(flashjit_engine* engine, const fla
                                               size_t num_args, void* stream);
 FLASHJIT_C_API flashjit_status flashjit_prepared_launch(const flashjit_prepared* prepared, void* stream);
 FLASHJIT_C_API void flashjit_prepared_destroy(flashjit_prepared* prepared);
+
+/* A DLTensor of DLPack 1.x as a tensor of the same memory, which it does not keep. */
+FLASHJIT_C_API flashjit_status flashjit_tensor_from_dlpack(const void* dl_tensor, flashjit_tensor* tensor);
+/* __cuda_array_interface__, or NumPy's __array_interface__ with a CPU as device: the address of "data",
+   "typestr", and "shape" and "strides" of `rank` numbers; strides count bytes, null for None. */
+FLASHJIT_C_API flashjit_status flashjit_tensor_from_array_interface(void* data, const char* typestr,
+                                                                    int32_t rank, const int64_t* shape,
+                                                                    const int64_t* byte_strides,
+                                                                    int32_t device_kind, int32_t device_index,
+                                                                    flashjit_tensor* tensor);
+
+/* Memory of the engine's device that one launch at a time may use as its workspace, aligned for every kernel.
+   It must outlast launches, prepared launches and CUDA graphs that use it, and may outlast the engine. */
+FLASHJIT_C_API flashjit_status flashjit_workspace_create(const flashjit_engine* engine, size_t bytes,
+                                                         flashjit_workspace** workspace);
+/* FLASHJIT_ARG_WORKSPACE. */
+FLASHJIT_C_API flashjit_status flashjit_workspace_tensor(const flashjit_workspace* workspace,
+                                                         flashjit_tensor* tensor);
+FLASHJIT_C_API void flashjit_workspace_destroy(flashjit_workspace* workspace);
+
+/* The launches of one step of a serving loop, on tensors that stay where they are (EngineStep of
+   runtime/workspace.hpp). Lengths, positions and page tables are read again at each launch. */
+FLASHJIT_C_API flashjit_status flashjit_step_create(const flashjit_engine* engine, flashjit_step** step);
+/* Adds a launch of a kernel of the engine. Without FLASHJIT_ARG_WORKSPACE the step keeps one for sizes up to
+   `largest`. */
+FLASHJIT_C_API flashjit_status flashjit_step_add(flashjit_step* step, const flashjit_kernel* kernel,
+                                                 const flashjit_argument* args, size_t count,
+                                                 const flashjit_shape* largest);
+FLASHJIT_C_API flashjit_status flashjit_step_launch(const flashjit_step* step, void* stream);
+FLASHJIT_C_API void flashjit_step_destroy(flashjit_step* step);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,8 @@
 // CPU.
 #include <cstdint>
 #include <cstdio>
-#include <flashjit/flashjit.hpp>
+#include <flashjit/workspace.hpp>
+#include <flashjit/wrap.hpp>
 #include <vector>
 
 int main() try {
@@ -15,15 +16,11 @@ int main() try {
   for (int i = 0; i < requests * pages; ++i) page_table[i] = requests * pages - 1 - i;
   for (int i = 0; i < requests; ++i) positions[i] = 5 * i;  // requests may be of any length
 
-  const auto floats = [](std::vector<float>& data, std::initializer_list<std::int64_t> shape) {
-    return flashjit::Tensor::contiguous(data.data(), flashjit::DType::fp32, {}, shape);
-  };
-  const auto ints = [](std::vector<std::int32_t>& data, std::initializer_list<std::int64_t> shape) {
-    return flashjit::Tensor::contiguous(data.data(), flashjit::DType::int32, {}, shape);
-  };
-  const auto cache = [&](std::vector<float>& data) {
-    return floats(data, {requests * pages, page_size, heads_kv, head_dim});
-  };
+  using flashjit::wrap;
+  const auto k_cache = wrap(k, {requests * pages, page_size, heads_kv, head_dim}),
+             v_cache = wrap(v, {requests * pages, page_size, heads_kv, head_dim}),
+             table = wrap(page_table, {requests, pages}),
+             turned = wrap(rotated, {requests, 1, heads_q, head_dim});
 
   flashjit::Engine engine({.device = "cpu"});
   const flashjit::Shape shape = {.batch = requests,
@@ -40,24 +37,31 @@ int main() try {
       "op": "decode", "dtype": "fp32", "head_dim": 64, "paged": true, "lse": false})json"),
                                               shape);
 
-  for (int step = 0; step < steps; ++step) {
+  flashjit::EngineStep step(engine);
+  step.add(append,
+           {.q = wrap(q, {requests, 1, heads_q, head_dim}),
+            .k = k_cache,
+            .v = v_cache,
+            .page_table = table,
+            .k_new = wrap(k_new, {requests, 1, heads_kv, head_dim}),
+            .v_new = wrap(v_new, {requests, 1, heads_kv, head_dim}),
+            .append_positions = wrap(positions, {requests}),
+            .q_out = turned},
+           shape);
+  step.add(decode,
+           {.q = turned,
+            .k = k_cache,
+            .v = v_cache,
+            .o = wrap(o, {requests, 1, heads_q, head_dim}),
+            .seqlens_k = wrap(lengths, {requests}),
+            .page_table = table},
+           shape);
+
+  for (int token = 0; token < steps; ++token) {
     // A model computes these. Keys of zeros weigh all tokens alike.
-    for (float& value : v_new) value = static_cast<float>(step);
+    for (float& value : v_new) value = static_cast<float>(token);
     for (int i = 0; i < requests; ++i) lengths[i] = positions[i] + 1;
-    append.launch({.q = floats(q, {requests, 1, heads_q, head_dim}),
-                   .k = cache(k),
-                   .v = cache(v),
-                   .page_table = ints(page_table, {requests, pages}),
-                   .k_new = floats(k_new, {requests, 1, heads_kv, head_dim}),
-                   .v_new = floats(v_new, {requests, 1, heads_kv, head_dim}),
-                   .append_positions = ints(positions, {requests}),
-                   .q_out = floats(rotated, {requests, 1, heads_q, head_dim})});
-    decode.launch({.q = floats(rotated, {requests, 1, heads_q, head_dim}),
-                   .k = cache(k),
-                   .v = cache(v),
-                   .o = floats(o, {requests, 1, heads_q, head_dim}),
-                   .seqlens_k = ints(lengths, {requests}),
-                   .page_table = ints(page_table, {requests, pages})});
+    step.launch();
     for (std::int32_t& position : positions) ++position;
   }
 

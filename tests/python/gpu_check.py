@@ -4,6 +4,7 @@ gpu_check.py [tests | figures], both by default. It takes the package that Pytho
 """
 
 import gc
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -447,7 +448,8 @@ def tests_pass():
     suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromName, ("torch_test", "gpu_check")))
     names = [test.id() for classes in suite for tests in classes for test in tests]
     here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
     def run(some):
         command = [sys.executable, "-m", "unittest", *some]
@@ -457,9 +459,14 @@ def tests_pass():
         return done.returncode == 0
 
     count = min(len(os.sched_getaffinity(0)), 14)
-    with ThreadPoolExecutor(count) as pool:
-        passed = list(pool.map(run, [names[i::count] for i in range(count)]))
-    print(f"{len(names)} tests, in processes of which {sum(passed)} of {count} pass")
+    groups = [names[i::count] for i in range(count)]
+    if importlib.util.find_spec("jax"):
+        groups.append(["jax_test"])
+    else:
+        print("no JAX here, so jax_test does not run")
+    with ThreadPoolExecutor(len(groups)) as pool:
+        passed = list(pool.map(run, groups))
+    print(f"{len(names)} tests of PyTorch, in groups: {sum(passed)} of {len(groups)} groups pass")
     return all(passed)
 
 

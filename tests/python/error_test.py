@@ -93,6 +93,20 @@ class Errors(unittest.TestCase):
         self.refused(flashjit.InvalidArgumentError, "argument out is read-only", "copy", out=fixed)
         self.refused(flashjit.InvalidArgumentError, "share", out=Q)
 
+    def test_read_only_gradients(self):
+        bias = {"dtype": "fp32", "shape": ["batch or 1", "heads_q or 1", "seqlen_q or 1", "seqlen_k"], "grad": True}
+        spec = {"op": "backward", "dtype": "fp32", "head_dim": 32, "score": ["bias"], "tables": {"bias": bias}}
+        kernel = flashjit.Engine("cpu").get(spec)
+        fixed = np.zeros((1, 1, 16, 16), np.float32)
+        given = {"bias": fixed, "d_bias": fixed.copy()}
+        for name in ("dq", "d_bias"):
+            with self.subTest(name=name):
+                wrong = {**given, name: fixed}
+                fixed.flags.writeable = False
+                self.refused(
+                    flashjit.InvalidArgumentError, f"argument {name} is read-only", call=kernel.launch, args=(), **wrong
+                )
+
     def test_read_only_inputs_are_read(self):
         fixed = Q.copy()
         fixed.flags.writeable = False

@@ -212,6 +212,13 @@ PyObject* spec_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   const char* const op = text_of(PyDict_GetItemString(state->fields.get(), "op"));
   for (const Operation& one : operations)
     if (op && std::strcmp(one.name, op) == 0) state->written = one.written;
+  // Other operations ignore "grad".
+  PyObject *table = nullptr, *declared = nullptr;
+  Py_ssize_t place = 0;
+  if (PyObject* const tables = PyDict_GetItemString(state->fields.get(), "tables"))
+    while (PyDict_Next(tables, &place, &table, &declared))
+      if (PyDict_GetItemString(declared, "grad") == Py_True)
+        if (const char* const name = text_of(table)) state->written.push_back("d_" + std::string(name));
   if (PyDict_GetItemString(state->fields.get(), "append") == Py_True)
     state->written.insert(state->written.end(), {"k", "v"});
   PyObject* const self = new_object(type);

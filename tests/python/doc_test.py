@@ -4,11 +4,11 @@ import doctest
 import unittest
 
 import flashjit
-from flashjit import _engine, _functions
+from flashjit import _engine, _functions, _views
 
 
 def load_tests(loader, tests, pattern):
-    for module in (flashjit, _engine, _functions):
+    for module in (flashjit, _engine, _functions, _views):
         tests.addTests(doctest.DocTestSuite(module))
     return tests
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+import tempfile
 import unittest
 import weakref
 
@@ -87,6 +88,28 @@ class Objects(unittest.TestCase):
         t["q"][:] = random((1, 16, 4, 32), seed=9)
         prepared.launch(stream=None)
         self.check(t)
+
+
+class Views(unittest.TestCase):
+    """What a notebook shows."""
+
+    def test_spec(self):
+        self.assertEqual(flashjit.Spec(FORWARD)._repr_json_(), FORWARD)
+
+    def test_mask(self):
+        picture = flashjit.draw_mask(flashjit.Spec(FORWARD), seqlen_q=64, tile_m=16, tile_n=16)
+        self.assertIn("<svg", picture._repr_svg_())
+        self.assertEqual(flashjit.draw_mask(json.dumps(FORWARD), seqlen_q=64, tile_m=16, tile_n=16).svg, picture.svg)
+        with self.assertRaisesRegex(flashjit.InvalidSpecError, "colour"):
+            flashjit.draw_mask({**FORWARD, "colour": 3})
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "--rows"):
+            flashjit.draw_mask(FORWARD, rows=3)
+
+    def test_tuning(self):
+        with tempfile.TemporaryDirectory() as folder:
+            report = flashjit.tune(FORWARD, seqlens=16, heads_q=1, budget="0.2s", cache_dir=folder)
+        self.assertIn("</html>", report._repr_html_())
+        self.assertIsInstance(report.facts, dict)
 
 
 class Lifetimes(unittest.TestCase):

@@ -33,6 +33,18 @@ from ._errors import (
 from ._functions import BlockLists, append_kv, attention, decode, make_block_lists, merge
 from ._native import Kernel, Prepared, version
 
+# Loaded when they are first used: a program that computes needs neither.
+_VIEWS = ("Picture", "Report", "draw_mask", "tune")
+
+
+def __getattr__(name):
+    if name in _VIEWS:
+        from . import _views
+
+        return getattr(_views, name)
+    raise AttributeError(f"module 'flashjit' has no attribute '{name}'")
+
+
 __version__ = version()
 
 __all__ = [
@@ -50,7 +62,9 @@ __all__ = [
     "Kernel",
     "LimitExceededError",
     "NotPrebuiltError",
+    "Picture",
     "Prepared",
+    "Report",
     "Spec",
     "TargetUnavailableError",
     "UnsupportedError",
@@ -58,7 +72,9 @@ __all__ = [
     "attention",
     "decode",
     "default_engine",
+    "draw_mask",
     "make_block_lists",
     "merge",
+    "tune",
     "version",
 ]

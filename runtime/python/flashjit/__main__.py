@@ -5,14 +5,18 @@ import sys
 from pathlib import Path
 
 
-def main():
-    here = Path(__file__).parent
-    command = here / "flashjit-command"
-    if not command.exists():  # in a build tree
-        from . import _native
+def command():
+    """The path of the command."""
+    installed = Path(__file__).parent / "flashjit-command"
+    if installed.exists():
+        return installed
+    from . import _native  # in a build tree
 
-        command = Path(_native.__file__).resolve().parents[2] / "bin" / "flashjit"
-    os.execv(command, ["flashjit", *sys.argv[1:]])
+    return Path(_native.__file__).resolve().parents[2] / "bin" / "flashjit"
+
+
+def main():
+    os.execv(command(), ["flashjit", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

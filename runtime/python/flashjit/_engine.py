@@ -54,6 +54,11 @@ class Spec(_native.Spec):
     def __repr__(self):
         return f"Spec({self.json!r})"
 
+    def _repr_json_(self):
+        import json
+
+        return json.loads(self.json)
+
 
 _engines: dict = {}
 _functions: dict = {}

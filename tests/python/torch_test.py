@@ -3,8 +3,11 @@
 On a GPU if PyTorch has one, with bf16 where a test names no dtype; else on the CPU, with fp32.
 """
 
+import subprocess
+import sys
 import unittest
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import flashjit
@@ -350,6 +353,13 @@ class Operators(unittest.TestCase):
         for i in range(2):
             wanted_o, wanted_lse = flashjit.attention(q[i : i + 1], k[:1], v[:1], return_lse=True)
             torch.testing.assert_close((o.select(2, i), lse.select(2, i)), (wanted_o, wanted_lse))
+
+
+class Examples(unittest.TestCase):
+    def test_training_step(self):
+        path = Path(__file__).resolve().parents[2] / "tools/examples/python/training_step.py"
+        done = subprocess.run([sys.executable, path], check=False, capture_output=True, text=True)
+        self.assertEqual((done.stdout, done.returncode), ("the loss falls: True\n", 0), done.stderr)
 
 
 class Refusals(unittest.TestCase):

@@ -66,9 +66,6 @@ def _function(cache, key, names, shown, writes_o, writes_lse, maker, differentia
     return cache.setdefault(key, made)
 
 
-attention_of_torch = None  # set by flashjit.torch, which takes time to import
-
-
 def _is_left_to_torch(q):
     """Whether q is PyTorch's, and wants a gradient, or PyTorch compiles, has a mode that sees operators, or casts."""
     torch = modules.get("torch")
@@ -186,8 +183,8 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
                 "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
                 "without them, or under torch.no_grad(), would work"
             )
-        if attention_of_torch is None:
-            from . import torch  # noqa: F401, sets it
+        from .torch import attention_of_torch  # takes a microsecond once PyTorch is there
+
         return attention_of_torch(
             values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale
         )

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import torch
 
-from . import _functions, _native
+from . import _native
 from ._errors import UnsupportedError
 from ._functions import _ATTENTION, _SHOWN, _forward_fields
 from ._specs import Maker, frozen
@@ -305,7 +305,7 @@ _INTEGERS, _REALS = (int, torch.SymInt), (float, torch.SymFloat)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _attention(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale):
+def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale):
     """flashjit.attention, of arguments in the order of their names, which are _ATTENTION and `named`."""
     compiles = torch.compiler.is_compiling()
     types = tuple(map(type, values))
@@ -343,9 +343,6 @@ def _attention(values, named, mask, score, tables, block_mask, return_lse, out_d
             return _apply(return_lse, kind, integers, reals, *tensors)
         made = _forward(kind, integers, reals, *tensors)
     return made if return_lse else made[0]
-
-
-_functions.attention_of_torch = _attention
 
 
 def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places):

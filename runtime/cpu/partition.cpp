@@ -31,6 +31,8 @@ constexpr Costs of_vectors = {10, 8, 1e6}, of_amx = {40, 32, 1e7}, of_few_rows =
 
 constexpr int most_parts = 64;
 
+constexpr int most_heads_in_turns = 8;
+
 // The most query heads that share a tile: positions of their rows are ints, up to a list's end.
 constexpr int most_packed_heads = 1 << 16;
 
@@ -123,9 +125,10 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
     near.packed_blocks = packed_blocks(params, spec, target, config, near, threads);
     if (near.packed_blocks > 1) best = near;
   }
-  // A thread takes several small items at once.
+  // A thread takes several small items at once. Heads of few rows take turns at the keys, which memory likes.
   const i64 items = best.tiles * best.key_parts;
-  const i64 worthwhile = static_cast<i64>(std::min(shares, double(items)));
+  const i64 together = few ? std::clamp<i64>(items / (2 * threads), 1, most_heads_in_turns) : 1;
+  const i64 worthwhile = static_cast<i64>(std::min(shares, double(ceil_div(items, together))));
   best.pieces = threads == 1 ? 1 : std::min(items, std::max(threads, worthwhile));
   return best;
 }

@@ -27,12 +27,22 @@ FLASHJIT_FN void forward(const CpuForwardParams& params, i64 begin, i64 end, voi
     const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding, Spec::paged>(params, batch, head);
     const Span rows = {row, min(row + params.tile_rows, problem.rows * params.packed_heads)};
     if (rows.empty()) continue;
-    if (few_rows.suits(params, problem))
-      few_rows.run(params, problem, rows, part);
-    else
+    if (!few_rows.suits(params, problem)) {
       tile.run(params, problem, rows, part);
-    if (params.key_parts == 1 || tile.collect(params, rows, index, part))
-      tile.write_rows(params, problem, rows);
+      if (params.key_parts == 1 || tile.collect(params, rows, index, part))
+        tile.write_rows(params, problem, rows);
+      continue;
+    }
+    const bool one_item = params.key_parts == 1 && tiles == 1;  // a head
+    const i64 left = one_item ? min(end - item, i64{(params.num_heads_q - head) / params.packed_heads}) : 1;
+    const int together = few_rows.heads_at_once(rows, static_cast<int>(left));
+    few_rows.run(params, problem, rows, part, together);
+    for (int i = 0; i < together; ++i) {
+      const auto one = few_rows.of_head(i);
+      if (params.key_parts == 1 || one.collect(params, rows, index, part))
+        one.write_rows(params, few_rows.problem_of_head(params, problem, i), rows);
+    }
+    item += together - 1;
   }
 }
 

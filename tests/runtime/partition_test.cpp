@@ -160,6 +160,13 @@ TEST(Partition, FewRowsAreCountedInBytes) {
   }
 }
 
+TEST(Partition, HeadsOfFewRowsTakeTurns) {
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 4, 4096), spec_with(), 2).pieces, 4) << "two heads each";
+  EXPECT_EQ(cut_of(sizes(4, 32, 32, 4, 4096), spec_with(), 2).pieces, 16) << "eight heads each";
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 4, 4096), spec_with(), 8).pieces, 8);
+  EXPECT_EQ(cut_of(sizes(1, 8, 8, 17, 4096), spec_with(), 2).pieces, 8) << "rows are many";
+}
+
 TEST(Partition, HeadsOfAGroupShareTilesWhereRowsAreFew) {
   EXPECT_EQ(cut_of(sizes(2, 32, 8, 1, 4096), spec_with(), 1).packed_heads, 4);
   EXPECT_EQ(cut_of(sizes(2, 32, 8, 1, 4096), spec_with(), 1).tiles, 16);

@@ -393,7 +393,7 @@ class Bench {
  private:
   // Compiles the missing kernels on all cores.
   void get_all(const std::vector<AttentionSpec>& specs, const Shape& shape) {
-    const Progress progress("compiling for " + engine_.target().str());
+    const Progress progress("getting the kernels for " + engine_.target().str());
     run_jobs(specs.size(), 0, [&](std::size_t i) { engine_.get(specs[i], shape); });
   }
 

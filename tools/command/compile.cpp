@@ -38,7 +38,7 @@ int compile_targets(const CompileOptions& options) {
   verify::Table table(
       {"target", "config", "origin", "ms", "registers", "spill bytes", "shared memory", "key"});
   for (const Target& target : targets) {
-    const Progress progress("compiling for " + target.str());
+    const Progress progress("getting the kernel for " + target.str());
     check_limits(options.limits, target);
     const KernelInfo info =
         build_kernel(spec, target, heuristic_config(spec, target, bucket(shape)), cache, true, {},

@@ -136,7 +136,7 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Ru
     Engine engine(engine_options);
     const Kernel* kernel = nullptr;
     {
-      const Progress progress("compiling for " + engine.target().str());
+      const Progress progress("getting the kernel for " + engine.target().str());
       kernel = &engine.get(spec, work.shape());
     }
     result.kernel = kernel->info();

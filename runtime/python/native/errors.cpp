@@ -31,6 +31,7 @@ std::nullptr_t raise_last(flashjit_status status) {
 }
 
 std::nullptr_t refuse_with_cause(const std::string& prefix) {
+  if (!PyErr_Occurred()) return refuse(prefix + "the framework gave no reason");
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);

@@ -124,8 +124,8 @@ Ref bits_of(PyObject* array, std::int32_t* dtype) {
   return {};
 }
 
-void set_allocation_error(void*, const char* kind, const char* message) {
-  raise(FLASHJIT_DEVICE_FAILED, std::string("allocating an output failed: ") + kind + ": " + message);
+void set_allocation_error(void* said, const char* kind, const char* message) {
+  *static_cast<std::string*>(said) = std::string(": ") + kind + ": " + message;
 }
 
 }  // namespace
@@ -294,9 +294,10 @@ PyObject* allocate(const Tensor& like, PyObject* like_object, const std::int64_t
       if (known.dtype == dtype && known.code != dlpack::boolean) wanted.dtype = {known.code, known.bits, 1};
     dlpack::ManagedTensorVersioned* made = nullptr;
     void* object = nullptr;
-    if (framework.api->allocate(&wanted, &made, nullptr, set_allocation_error) != 0 ||
+    std::string said;
+    if (framework.api->allocate(&wanted, &made, &said, set_allocation_error) != 0 ||
         framework.api->object_from_managed(made, &object) != 0) {
-      if (!PyErr_Occurred()) raise(FLASHJIT_DEVICE_FAILED, "allocating an output failed");
+      if (!PyErr_Occurred()) raise(FLASHJIT_DEVICE_FAILED, "allocating an output failed" + said);
       return nullptr;
     }
     return static_cast<PyObject*>(object);

@@ -21,6 +21,12 @@ echo "$bytes bytes"
 tag=$("$work/venv/bin/auditwheel" show "$work"/*.whl | sed -n 's/.*"manylinux_2_\([0-9]*\)_x86_64".*/\1/p' | head -n 1)
 echo "manylinux_2_$tag"
 [ "$tag" -le 34 ]
+# The licences of what is linked in.
+for of in LICENSE licences/libstdc++6.txt licences/llvm-*-dev.txt licences/libclang-*-dev.txt licences/libzstd-dev.txt \
+  licences/nlohmann-json3-dev.txt licences/libcli11-dev.txt; do
+  # shellcheck disable=SC2086
+  ls "$work"/venv/lib/python3*/site-packages/flashjit/$of
+done
 "$work/venv/bin/abi3audit" --strict "$work"/*.whl
 unset PYTHONPATH
 for test in attention error example; do

@@ -80,12 +80,15 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   // Rows of a unit; every tile begins with a whole unit.
   const bool amx = uses_amx(spec, target);
   const int step = std::min(amx ? device::amx_unit : 16, block_m);
-  const bool few = rows <= device::cpu_few_rows(target.vector_bytes() / int{sizeof(float)});
+  const i64 bytes =
+      i64{params.seqlen_k} * (spec.head_dim + spec.head_dim_v) * size_of(spec.kv_dtype.value_or(spec.dtype));
+  const bool few = rows <= device::cpu_few_rows(target.vector_bytes() / int{sizeof(float)}, bytes);
   const Costs& costs = few ? of_few_rows : amx ? of_amx : of_vectors;
   const i64 heads = i64{params.batch} * params.num_heads_q / best.packed_heads;
-  const double elements = double(heads) * params.seqlen_k * (spec.head_dim + spec.head_dim_v);
-  const double flops = 2.0 * elements * double((few ? rows : round_up(rows, step)) + costs.conversion_rows);
-  const double read = few ? elements * double(size_of(spec.kv_dtype.value_or(spec.dtype))) : 0;
+  const double flops = 2.0 * double(heads) *
+                       double((few ? rows : round_up(rows, step)) + costs.conversion_rows) * params.seqlen_k *
+                       (spec.head_dim + spec.head_dim_v);
+  const double read = few ? double(heads) * double(bytes) : 0;
   // Shares that are worth a thread.
   const double shares = std::max(flops / costs.worthwhile_flops, read / worthwhile_bytes);
   const i64 threads = static_cast<i64>(std::clamp(shares, 1.0, double(num_threads)));

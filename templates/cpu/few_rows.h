@@ -25,8 +25,8 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
   static constexpr int lent_floats =
       (Products::k_block + Products::v_block) * sizeof(Operand) / sizeof(float);
   static constexpr int most_rows =
-      min(cpu_few_rows(lanes), lent_floats / (q_columns + o_columns) / row_group * row_group);
-  static_assert(most_rows <= 16);  // rows of the shortest units
+      min(most_few_rows, lent_floats / (q_columns + o_columns) / row_group * row_group);
+  static_assert(most_few_rows <= 16);  // rows of the shortest units
   // Heads that take turns at the keys: their rows of a key lie side by side in memory, and in the same page.
   static constexpr int rows_of_head = round_up(most_rows, Products::row_step);
   static constexpr int most_heads =
@@ -46,7 +46,8 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
 
   // Whether a problem takes this way.
   FLASHJIT_FN static bool suits(const CpuForwardParams& params, const Problem& problem) {
-    return problem.seqlen_q * params.packed_heads <= most_rows;
+    const i64 bytes = i64{problem.seqlen_k} * (head_dim + head_dim_v) * sizeof(KvElement);
+    return problem.seqlen_q * params.packed_heads <= min(most_rows, cpu_few_rows(lanes, bytes));
   }
 
   // Of `heads` heads, how many run() computes in turns, if the tile has all their rows and keys.

@@ -127,9 +127,12 @@ constexpr int cpu_unit_rows = 48;
 constexpr int cpu_row_state = 2;
 
 // The most rows of a head, or of all heads that share a tile, that a forward multiplies by K and V in place
-// (cpu/few_rows.h), with vectors of so many floats. For more rows it packs K and V.
-FLASHJIT_FN constexpr int cpu_few_rows(int lanes) {
-  return lanes;
+// (cpu/few_rows.h), with vectors of so many floats. For more rows it packs K and V, which takes longer only
+// where memory is slower than multiply-adds: `bytes` are those of a head's K and V.
+constexpr int most_few_rows = 16;
+FLASHJIT_FN constexpr int cpu_few_rows(int lanes, i64 bytes) {
+  constexpr i64 far = 1 << 20;
+  return min(bytes < far ? lanes + lanes / 2 : 2 * lanes, most_few_rows);
 }
 
 // Floats from one packed row of K or V to the next. Rows a power of two apart would share cache sets.

@@ -39,6 +39,20 @@ TEST_P(FewRows, RowsKeysAndHeadDims) {
                 .seed = seed});
 }
 
+// Keys of a megabyte and more.
+TEST_P(FewRows, ManyKeys) {
+  std::uint64_t seed = 0;
+  for (const DType dtype : {DType::fp32, DType::bf16})
+    for (const int rows : {1, 13, 16, 17})
+      expect({.spec = forward_spec(dtype, 64, {CausalMask{}}),
+              .batch = 1,
+              .heads_q = 3,
+              .heads_kv = 3,
+              .seqlen_q = rows,
+              .seqlen_k = dtype == DType::fp32 ? 2100 : 4200,
+              .seed = ++seed});
+}
+
 // What no row sees holds NaN or infinity, and reaches no row.
 TEST_P(FewRows, Masks) {
   const std::vector<std::vector<Mask>> masks = {

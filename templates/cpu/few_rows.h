@@ -158,8 +158,10 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
     for (int i = 0; i < round_up(rows.size(), row_group); ++i, q += q_columns) {
       const Element* const from = data + Base::offset(params, params.q, min(rows.begin + i, rows.end - 1));
       if constexpr (quantised) {
+#pragma nounroll
         for (int c = 0; c < q_columns; c += 8) store8(q + c, c < head_dim ? load8(from + c) : Vec8{});
       } else {
+#pragma nounroll
         for (int c = 0; c < q_columns; c += load_width) {
           Vec columns[vectors_of_load<KvElement>];
           load_columns<head_dim>(from, c, columns);
@@ -237,6 +239,7 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
     Int8 largest{};  // exponent and fraction bits, which order as magnitudes do
     for (int key = 0; key < keys; ++key) {
       const KvElement* const row = v[key];
+#pragma nounroll
       for (int column = 0; column < head_dim_v; column += 8) {
         const Int8 magnitude = reinterpret_cast<Int8>(load8(row + column)) << 1;
         largest = largest > magnitude ? largest : magnitude;

@@ -162,6 +162,7 @@ FLASHJIT_FN void add_seen_values(Weights p, int row, int keys, V v, float* o) {
     const float weight = p(row, key);
     if (weight == 0) continue;
     const Element* const values = v(key);
+#pragma nounroll
     for (int c = 0; c < head_dim_v; c += load_columns_of<Element>) {
       Vec columns[vectors_of_load<Element>];
       load_columns<head_dim_v>(values, c, columns);

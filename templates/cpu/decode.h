@@ -13,7 +13,7 @@
 //   the output has 0.
 #pragma once
 
-#include "cpu/row_loads.h"
+#include "cpu/row_products.h"
 #include "shared/decode_cpu_params.h"
 #include "shared/decode_layout.h"
 #include "shared/kv_scale_params.h"
@@ -43,17 +43,11 @@ class DecodeTile {
   using Score = typename Spec::Score;
   using Sinks = typename Spec::Sinks;
 
-  // Rows and keys whose scores are computed at a time: a sum for each in a register, and one vector of
-  // results.
-  static constexpr int rows_at_once = decode_rows_at_once, keys_at_once = lanes / rows_at_once;
-  // Vectors of output columns that stay in registers, and keys that pass them before the next head's turn.
-  static constexpr int columns_at_once = vector_registers / 8, values_at_once = 16;
+  static constexpr int rows_at_once = decode_rows_at_once, keys_at_once = device::keys_at_once<rows_at_once>;
+  static constexpr int values_at_once = 16;  // keys before the next head's turn at V
   static constexpr int load_vectors = vectors_of_load<KvElement>, load_width = load_vectors * lanes;
   static constexpr int q_row = round_up(head_dim, load_width), o_row = round_up(head_dim_v, load_width);
 
-  static constexpr int line = 64 / sizeof(KvElement);  // columns of a cache line
-  // Scores: one line is fetched for so many vectors of q.
-  static constexpr int vectors_of_fetch = line / lanes * rows_at_once / keys_at_once;
   static constexpr int fetched_bytes = 32768;  // of K or V on their way
 
   const CpuDecodeParams& p_;
@@ -329,8 +323,7 @@ class DecodeTile {
         for (int i = 0; i < padded_; i += rows_at_once)
           scores_of(head * padded_ + i, key, i == 0 ? ahead_ : 0, head * p_.k.head_stride);
   }
-  // Fetches the rows `ahead` keys on, a cache line between some multiply-adds. The loop over the columns is
-  // not unrolled: otherwise the compiler gathers the fetches, and multiply-adds wait for them.
+  // Fetches the rows `ahead` keys on.
   FLASHJIT_FN void scores_of(int row, int key, int ahead, i64 offset) const {
     const KvElement *k[keys_at_once], *next[keys_at_once];
 #pragma unroll
@@ -338,42 +331,14 @@ class DecodeTile {
       k[j] = rows_of_[key + j] + offset;
       next[j] = rows_of_[key + j + ahead] + offset;
     }
-    const float* const q = q_ + row * q_row;
-    Vec sums[lanes] = {};
-    constexpr int whole_lines = head_dim / line * line;
-#pragma nounroll
-    for (int c = 0; c < whole_lines; c += line) add_products<line>(q, k, next, c, sums);
-    if constexpr (whole_lines < head_dim) add_products<head_dim - whole_lines>(q, k, next, whole_lines, sums);
-    const Vec scores = sums_of(sums);
+    const Vec scores = dot_products<rows_at_once, head_dim>(
+        q_ + row * q_row, q_row, k, next,
+        [](int r, int j) __attribute__((always_inline)) { return r * keys_at_once + j; });
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r)
       __builtin_memcpy(s_ + (row + r) * block_n + key,
                        reinterpret_cast<const char*>(&scores) + r * keys_at_once * sizeof(float),
                        keys_at_once * sizeof(float));
-  }
-
-  // sums[row * keys_at_once + key] += q k over columns [begin, begin + width), at most a cache line.
-  template <int width>
-  FLASHJIT_FN static void add_products(const float* q, const KvElement* const (&k)[keys_at_once],
-                                       const KvElement* const (&next)[keys_at_once], int begin,
-                                       Vec (&sums)[lanes]) {
-#pragma unroll
-    for (int c = 0; c < width; c += load_width) {
-      Vec columns[keys_at_once][load_vectors];
-#pragma unroll
-      for (int j = 0; j < keys_at_once; ++j) load_columns<width>(k[j] + begin, c, columns[j]);
-#pragma unroll
-      for (int i = 0; i < load_vectors; ++i)
-#pragma unroll
-        for (int r = 0; r < rows_at_once; ++r) {
-          const int vector = (c / lanes + i) * rows_at_once + r;
-          if (vector % vectors_of_fetch == 0) fetch(next[vector / vectors_of_fetch] + begin);
-          const Vec of_q = load(q + r * q_row + begin + c + i * lanes);
-#pragma unroll
-          for (int j = 0; j < keys_at_once; ++j)
-            sums[r * keys_at_once + j] = fma(of_q, columns[j][i], sums[r * keys_at_once + j]);
-        }
-    }
   }
 
   // Multiplies scores, or weights, by the scales of their keys, which stand in scales_of_ from `at` on. A
@@ -479,61 +444,22 @@ class DecodeTile {
   }
   template <bool fetches>
   FLASHJIT_FN void add_values_of(int row, Span keys, i64 offset) const {
-    constexpr int width = columns_at_once * lanes, whole = head_dim_v / width * width;
-#pragma nounroll
-    for (int c = 0; c < whole; c += width) add_columns<width, fetches>(row, keys, offset, c);
-    if constexpr (whole < head_dim_v) add_columns<head_dim_v - whole, fetches>(row, keys, offset, whole);
-  }
-  // Columns [begin, begin + width).
-  template <int width, bool fetches>
-  FLASHJIT_FN void add_columns(int row, Span keys, i64 offset, int begin) const {
-    constexpr int vectors = round_up(width, load_width) / lanes;
-    float* const o = state_.o + row * o_row + begin;
-    const float* const p = s_ + row * block_n;
-    Vec sums[rows_at_once][vectors];
-#pragma unroll
-    for (int r = 0; r < rows_at_once; ++r)
-#pragma unroll
-      for (int c = 0; c < vectors; ++c) sums[r][c] = load(o + r * o_row + c * lanes);
-    for (int key = keys.begin; key < keys.end; ++key) {
-      const KvElement* const v = rows_of_[block_n + key] + offset + begin;
-      const KvElement* const next = rows_of_[block_n + key + ahead_] + offset + begin;
-      Vec columns[vectors / load_vectors][load_vectors];
-#pragma unroll
-      for (int c = 0; c < width; c += load_width) load_columns<width>(v, c, columns[c / load_width]);
-#pragma unroll
-      for (int r = 0; r < rows_at_once; ++r) {
-        if (fetches && r * line < width) fetch(next + r * line);
-        const Vec weight = splat(p[r * block_n + key]);
-#pragma unroll
-        for (int c = 0; c < vectors; ++c)
-          sums[r][c] = fma(weight, columns[c / load_vectors][c % load_vectors], sums[r][c]);
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < rows_at_once; ++r)
-#pragma unroll
-      for (int c = 0; c < vectors; ++c) store(o + r * o_row + c * lanes, sums[r][c]);
+    const KvElement* const* const rows = rows_of_ + block_n + keys.begin;
+    device::add_values<rows_at_once, head_dim_v, fetches>(
+        Weights{s_ + row * block_n + keys.begin, block_n, 1}, keys.size(),
+        [&](int key) __attribute__((always_inline)) { return rows[key] + offset; },
+        [&](int key) __attribute__((always_inline)) { return rows[key + ahead_] + offset; },
+        state_.o + row * o_row, o_row);
   }
   // The same without terms of weight 0, so that NaN in V reaches only rows that see it.
   __attribute__((noinline)) void add_seen_values(int keys) const {
     for (int head = 0; head < heads_; ++head)
-      for (int i = head * padded_; i < head * padded_ + rows_; ++i) {
-        float* const o = state_.o + i * o_row;
-        for (int key = 0; key < keys; ++key) {
-          const float weight = s_[i * block_n + key];
-          if (weight == 0) continue;
-          const KvElement* const v = rows_of_[block_n + key] + head * p_.v.head_stride;
-          for (int c = 0; c < o_row; c += load_width) {
-            Vec columns[load_vectors];
-            load_columns<head_dim_v>(v, c, columns);
-            for (int j = 0; j < load_vectors; ++j) {
-              float* const to = o + c + j * lanes;
-              store(to, fma(splat(weight), columns[j], load(to)));
-            }
-          }
-        }
-      }
+      for (int i = head * padded_; i < head * padded_ + rows_; ++i)
+        device::add_seen_values<head_dim_v>(
+            Weights{s_, block_n, 1}, i, keys,
+            [&](int key)
+                __attribute__((always_inline)) { return rows_of_[block_n + key] + head * p_.v.head_stride; },
+            state_.o + i * o_row);
   }
 };
 

@@ -16,8 +16,8 @@ using enum CausalAlign;
 
 class FewRows : public ComputesOnEveryDevice {
  protected:
-  void expect(const Case& c) {
-    if (takes_next(c.spec)) {
+  void expect(const Case& c, std::uint64_t one_in = 6) {
+    if (takes_next(c.spec, one_in)) {
       EXPECT_TRUE(computes(on(), c));
     }
   }
@@ -28,9 +28,9 @@ class FewRows : public ComputesOnEveryDevice {
 TEST_P(FewRows, RowsKeysAndHeadDims) {
   std::uint64_t seed = 0;
   for (const DType dtype : on().dtypes())
-    for (const auto& [dim, dim_v] : {std::pair{8, 8}, {64, 64}, {80, 72}, {40, 264}})
+    for (const auto& [dim, dim_v] : {std::pair{8, 8}, {80, 72}})
       for (int rows = 1; rows <= 18; ++rows)
-        expect({.spec = forward_spec(dtype, dim, {}, {.head_dim_v = dim_v, .lse = rows % 2 == 0}),
+        expect({.spec = forward_spec(dtype, dim, {}, {.head_dim_v = dim_v}),
                 .batch = 1,
                 .heads_q = 2,
                 .heads_kv = 2,
@@ -68,16 +68,16 @@ TEST_P(FewRows, Masks) {
   };
   std::uint64_t seed = 0;
   for (const auto& mask : masks)
-    for (const DType dtype : {DType::fp32, DType::bf16})
-      for (const int rows : {1, 2, 5, 8, 15})
-        expect({.spec = forward_spec(dtype, 64, mask, {.dropout = rows == 5}),
-                .batch = 2,
-                .heads_q = 2,
-                .heads_kv = 2,
-                .seqlen_q = rows,
-                .seqlen_k = 150,
-                .poison = ++seed % 2 ? Poison::nan : Poison::infinity,
-                .seed = seed});
+    for (const int rows : {1, 2, 5, 8, 15})
+      expect({.spec = forward_spec(++seed / 5 % 2 ? DType::bf16 : DType::fp32, 64, mask,
+                                   {.dropout = rows == 5 && mask.size() == 1}),
+              .batch = 2,
+              .heads_q = 2,
+              .heads_kv = 2,
+              .seqlen_q = rows,
+              .seqlen_k = 150,
+              .poison = seed % 2 ? Poison::nan : Poison::infinity,
+              .seed = seed});
 }
 
 TEST_P(FewRows, GroupsOfHeads) {
@@ -90,13 +90,14 @@ TEST_P(FewRows, GroupsOfHeads) {
               .heads_kv = 2,
               .seqlen_q = rows,
               .seqlen_k = 300,
-              .seed = ++seed});
+              .seed = ++seed},
+             2);
 }
 
 // The last of the rows alone sees the last key. On a GPU 0 * NaN is NaN.
 TEST_P(FewRows, ALastKeyReachesItsRow) {
   if (on().is_cuda()) GTEST_SKIP() << "a CPU's promise";
-  for (const DType dtype : own_dtypes())
+  for (const DType dtype : {DType::fp32, DType::bf16})
     for (const int rows : {2, 5, 8}) {
       Workload workload(on(), {.spec = forward_spec(dtype, 64, {CausalMask{}}, {.lse = false}),
                                .seqlen_q = rows,
@@ -130,22 +131,21 @@ TEST_P(FewRows, BesideManyRows) {
   if (!GetParam()) return;
   const auto engine =
       on().is_cuda() ? on().make_engine() : on().make_engine({.num_threads = 2, .parallel_for = last_second});
-  for (const DType dtype : {DType::fp32, DType::bf16})
-    for (const bool varlen : {true, false}) {
-      Case c{.spec = forward_spec(dtype, 64, varlen ? std::vector<Mask>{} : std::vector<Mask>{PaddingMask{}},
-                                  {.varlen = varlen}),
-             .batch = 2,
-             .heads_q = 1,
-             .heads_kv = 1,
-             .seqlen_q = 2000,
-             .seqlen_k = 100,
-             .lengths_q = {2000, 3},
-             .lengths_k = {100, 99}};
-      if (!takes_next(c.spec, 1)) continue;
-      Workload workload(on(), c);
-      workload.kernel(*engine).launch(workload.args());
-      EXPECT_TRUE(workload.check());
-    }
+  for (const bool varlen : {true, false}) {
+    const Case c{.spec = varlen ? forward_spec(DType::fp32, 64, {}, {.varlen = true})
+                                : forward_spec(DType::bf16, 64, {PaddingMask{}}),
+                 .batch = 2,
+                 .heads_q = 1,
+                 .heads_kv = 1,
+                 .seqlen_q = 2000,
+                 .seqlen_k = 100,
+                 .lengths_q = {2000, 3},
+                 .lengths_k = {100, 99}};
+    if (!takes_next(c.spec, 1)) continue;
+    Workload workload(on(), c);
+    workload.kernel(*engine).launch(workload.args());
+    EXPECT_TRUE(workload.check());
+  }
 }
 
 TEST_P(FewRows, Pages) {

@@ -321,8 +321,9 @@ FLASHJIT_C_API flashjit_status flashjit_dropout_mask(double p, uint64_t seed, ui
 /* Facts about the kernel as JSON text: target, config, key, origin, registers, times and more. The text is
    valid as long as the kernel. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_info(const flashjit_kernel* kernel, const char** json);
-/* The bytes that FLASHJIT_ARG_WORKSPACE must have. The size for the largest batch, seqlen_q and seqlen_k
-   serves every smaller launch, too. */
+/* The bytes that FLASHJIT_ARG_WORKSPACE must have. A forward may be launched without: where few rows see many
+   keys, it is then slower. The size for the largest batch, seqlen_q and seqlen_k serves every smaller launch,
+   too. */
 FLASHJIT_C_API flashjit_status flashjit_kernel_workspace(const flashjit_kernel* kernel,
                                                          const flashjit_shape* shape, size_t* bytes);
 /* `stream`: a CUstream or cudaStream_t; null for the default stream and for CPU kernels. Allocates nothing,

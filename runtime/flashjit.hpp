@@ -116,8 +116,9 @@ class FLASHJIT_API Kernel {
   const KernelInfo& info() const noexcept;
   // info() as JSON text.
   const std::string& info_json() const noexcept;
-  // The bytes that args.workspace must have; 0 for a forward. The size for the
-  // largest batch, seqlen_q and seqlen_k serves every smaller launch, too.
+  // The bytes that args.workspace must have. A forward may be launched without: where few
+  // rows see many keys, it is then slower. The size for the largest batch, seqlen_q and
+  // seqlen_k serves every smaller launch, too.
   std::size_t workspace_bytes(const Shape& shape) const;
   // Checks the arguments, then launches. Throws invalid_argument or device_failed.
   // On a GPU the launch is asynchronous, can be captured in a CUDA graph and allocates nothing.

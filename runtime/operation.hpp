@@ -60,6 +60,8 @@ inline void leave_out_the_rest(const PlannedKernel& kernel, Launch& launch) {
 //   plan_cpu(kernel, params, workspace, launch)  add the steps that have work (runtime/step_params.hpp)
 // and, if a launch may need more than its shape's bytes,
 //   workspace_of(kernel, checked)
+// or, if a launch without a workspace is as right,
+//   workspace_is_optional
 template <class Operation>
 constexpr OperationRuntime operation_runtime = {
     &Operation::workspace_bytes, [](const PlannedKernel& kernel, const AttentionArgs& args, Launch& launch) {
@@ -70,6 +72,8 @@ constexpr OperationRuntime operation_runtime = {
         bytes = Operation::workspace_of(kernel, checked);
       else
         bytes = Operation::workspace_bytes(kernel, checked.shape);
+      if constexpr (requires { Operation::workspace_is_optional; })
+        if (!args.workspace) bytes = 0;
       void* const workspace = require_workspace(args.workspace, bytes, kernel.device);
       const Tensor used = bytes_at(workspace, bytes);
       require_outputs_apart(kernel.spec, args, workspace ? &used : nullptr);

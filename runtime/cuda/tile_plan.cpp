@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "codegen/spec/mask_rules.hpp"
 #include "runtime/cuda/tile_sections.hpp"
 #include "templates/shared/tile_waves.h"
 
@@ -39,15 +40,51 @@ Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int 
 }
 
 TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, const Tiles& tiles,
-                         int heads_q, int multiprocessors, std::int64_t cache_bytes) {
+                         int heads_q, int parts, int multiprocessors, std::int64_t cache_bytes) {
   const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * (spec.head_dim + spec.head_dim_v) * 2;
   const auto at_a_time = std::min<std::int64_t>(tiles.all(), multiprocessors);
   return tile_sections(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head),
-                       static_cast<int>(at_a_time), bytes_of_kv_head / (heads_q / p.num_heads_kv),
+                       static_cast<int>(at_a_time), bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts,
                        cache_bytes);
 }
 
+// The most blocks of keys that a tile has, by masks whose keys are an interval. Others keep all keys, as only
+// the device knows better.
+std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& config,
+                              const device::ForwardParams& p, std::int64_t tokens) {
+  std::int64_t keys = p.seqlen_k;
+  const auto* causal = find_mask<CausalMask>(spec.mask);
+  if (causal && causal->align == CausalAlign::top_left) keys = std::min<std::int64_t>(keys, p.seqlen_q);
+  if (const auto* window = find_mask<SlidingWindowMask>(spec.mask); window && !window->sinks)
+    keys = std::min(keys, tokens + p.window_left + (causal ? 0 : p.window_right));
+  return ceil_div(std::max(keys, std::int64_t{1}), config.block_n);
+}
+
+// How many parts the keys of each tile have, all of which multiprocessors compute at the same time: an
+// estimate in microseconds of an H100. A multiprocessor multiplies 6 TFLOP/s. Parts take 4 us to clear
+// counters, and 0.75 us each to be written and read again (tests/bench/log/gpu_forward.md).
+int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::int64_t steps,
+                  std::int64_t tiles, int multiprocessors) {
+  const double step = 2e-6 / 6 * config.block_m * config.block_n * (spec.head_dim + spec.head_dim_v);
+  int best = 1;
+  double least = step * static_cast<double>(steps);
+  for (int parts = 2; parts <= std::min(multiprocessors / tiles, steps); ++parts) {
+    const double time = step * static_cast<double>(ceil_div(steps, parts)) + 4 + 0.75 * parts;
+    if (time >= least) continue;
+    least = time;
+    best = parts;
+  }
+  return best;
+}
+
 }  // namespace
+
+PartsWorkspace::PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors) {
+  const auto rows = static_cast<std::size_t>(multiprocessors) * static_cast<std::size_t>(config.block_m);
+  outputs = rows * static_cast<std::size_t>(spec.head_dim_v);
+  states = rows * 2;
+  bytes = sizeof(float) * (outputs + states) + sizeof(device::u32) * (rows / 16);
+}
 
 int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
   const auto tiles = [&](int heads) {
@@ -65,19 +102,32 @@ int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& p) {
   const Tiles tiles = count_tiles(p, p.num_heads_q, config.block_m, config.block_m);
-  p.section_heads = sections_of(spec, p, tiles, p.num_heads_q, multiprocessors, l2_of_others).heads;
+  p.section_heads = sections_of(spec, p, tiles, p.num_heads_q, 1, multiprocessors, l2_of_others).heads;
   return {static_cast<unsigned>(tiles.all())};
 }
 
-Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
-                device::Sm90aForwardParams& p) {
+Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
+                device::Sm90aForwardParams& p, int parts) {
   p.packed_heads =
       config.pack_gqa ? packed_heads(p.num_heads_q / p.num_heads_kv, p.seqlen_q, config.block_m) : 1;
   p.packed_heads_inverse = static_cast<device::u32>(ceil_div(1 << 16, p.packed_heads));
   const int heads_q = p.num_heads_q / p.packed_heads;  // the heads that share a tile count as one
-  const Tiles tiles = count_tiles(p, heads_q, config.block_m, config.block_m / p.packed_heads);
+  const int tokens = config.block_m / p.packed_heads;
+  Tiles tiles = count_tiles(p, heads_q, config.block_m, tokens);
+  p.parts = 1;
+  if (workspace && tiles.all() * 2 <= multiprocessors) {
+    const std::int64_t steps = steps_of_longest(spec, config, p, tokens);
+    p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
+    p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
+    const PartsWorkspace memory(spec, config, multiprocessors);
+    p.parts_o = static_cast<float*>(workspace);
+    p.parts_state = p.parts_o + memory.outputs;
+    p.parts_done = reinterpret_cast<device::u32*>(p.parts_state + memory.states);
+    p.num_counters = static_cast<device::u32>(tiles.all() * (config.block_m / 16));
+    tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
+  }
   if (config.tile_order == TileOrder::sections) {
-    const TileSections sections = sections_of(spec, p, tiles, heads_q, multiprocessors, l2_of_h100);
+    const TileSections sections = sections_of(spec, p, tiles, heads_q, p.parts, multiprocessors, l2_of_h100);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }

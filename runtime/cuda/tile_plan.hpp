@@ -19,7 +19,16 @@ int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m);
 // to know about tiles. Throws invalid_argument if there are too many tiles.
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& params);
-Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
-                device::Sm90aForwardParams& params);
+// workspace: of PartsWorkspace::bytes; null: no tile's keys are divided. parts: of each tile's keys, at
+// most multiprocessors / tiles; 0: as many as an estimate of the time chooses.
+Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
+                device::Sm90aForwardParams& params, int parts = 0);
+
+// Memory for parts of tiles on sm_90a: outputs and states of rows, in floats, and counters of parts. It
+// serves every shape.
+struct PartsWorkspace {
+  std::size_t outputs, states, bytes;
+  PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors);
+};
 
 }  // namespace flashjit::cuda

@@ -9,6 +9,7 @@
 #include "runtime/arguments/attention.hpp"
 #include "runtime/arguments/checks.hpp"
 #include "runtime/cpu/decode_partition.hpp"
+#include "runtime/cuda/tile_plan.hpp"
 #include "runtime/operations/operations.hpp"
 #include "runtime/step_params.hpp"
 #include "templates/shared/decode_cuda_layout.h"
@@ -58,14 +59,17 @@ struct Decode {
 
   // On a GPU: partial results of the grid's blocks, or with batch_invariant of all parts.
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
-    return kernel.target.is_cuda() && !decodes_by_forward(kernel.config) ? CudaPlan(kernel, shape).bytes : 0;
+    if (!kernel.target.is_cuda()) return 0;
+    if (decodes_by_forward(kernel.config))
+      return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism).bytes;
+    return CudaPlan(kernel, shape).bytes;
   }
 
   static void plan_cuda(const PlannedKernel& kernel, const Params& checked, void* workspace, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
     if (checked.append) plan_cuda_append(kernel, device::append_step_warps, *checked.append, launch);
     if (decodes_by_forward(kernel.config))
-      return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.formulas, launch);
+      return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.formulas, workspace, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
                                  .seqlen_q = params.seqlen_q,
                                  .seqlen_k = params.seqlen_k,

@@ -35,8 +35,12 @@ struct Forward {
         {checked.params, checked.pages, checked.formulas, checked.kv_scales}, checked.shape, checked.empty};
   }
 
-  // Needs none: GPU kernels keep everything on chip, and CPU threads lend their own memory.
-  static std::size_t workspace_bytes(const PlannedKernel&, const Shape&) { return 0; }
+  // On sm_90a for parts of tiles, where there are few tiles. CPU threads lend their own memory.
+  static constexpr bool workspace_is_optional = true;
+  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape&) {
+    if (!kernel.target.is_cuda() || !kernel.target.has(Instructions::wgmma)) return 0;
+    return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism).bytes;
+  }
 
   template <class Own>
   static Own& make_params(const PlannedKernel& kernel, const Params& params, StepLaunch& step) {
@@ -50,15 +54,27 @@ struct Forward {
     return p;
   }
 
-  static void plan_cuda(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
-    StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
+  static void plan_cuda(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
     if (!kernel.target.has(Instructions::wgmma)) {
+      StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
       auto& p = make_params<device::Sm80ForwardParams>(kernel, params, step);
       step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
       return;
     }
-    auto& p = make_params<device::Sm90aForwardParams>(kernel, params, step);
-    step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
+    device::Sm90aForwardParams planned{};
+    static_cast<device::ForwardParams&>(planned) = params.forward;
+    const Grid grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, workspace, planned);
+    const auto add = [&](const char* function) -> StepLaunch& {
+      StepLaunch& step = add_step(kernel, launch, function);
+      static_cast<device::Sm90aForwardParams&>(
+          make_params<device::Sm90aForwardParams>(kernel, params, step)) = planned;
+      return step;
+    };
+    if (planned.parts > 1) add("flashjit_forward_clear").grid = {.x = 1};
+    StepLaunch& step = add("flashjit_forward");
+    step.grid = grid;
+    step.dependent = planned.parts > 1;
+    auto& p = step.params_as<device::Sm90aForwardParams>();
     auto& maps = make_second<device::ForwardMaps>(step);
     const cuda::ContextScope scope(*kernel.context);
     cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
@@ -96,8 +112,8 @@ struct Forward {
 
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
                        const device::PageTable& pages, const std::optional<device::FormulaParams>& formulas,
-                       Launch& launch) {
-  Forward::plan_cuda(kernel, {params, pages, formulas, {}}, nullptr, launch);
+                       void* workspace, Launch& launch) {
+  Forward::plan_cuda(kernel, {params, pages, formulas, {}}, workspace, launch);
 }
 
 const OperationRuntime forward_runtime = operation_runtime<Forward>;

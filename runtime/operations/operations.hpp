@@ -17,6 +17,6 @@ FLASHJIT_FOR_EACH_OPERATION(FLASHJIT_RUNTIME)
 // Adds the step of a forward's kernel on a GPU. The kernel's spec may be a decode's.
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
                        const device::PageTable& pages, const std::optional<device::FormulaParams>& formulas,
-                       Launch& launch);
+                       void* workspace, Launch& launch);
 
 }  // namespace flashjit

@@ -6,6 +6,7 @@
 
 #include "cuda/accumulator_row.cuh"
 #include "cuda/dropout.cuh"
+#include "cuda/forward_sm90a_parts.cuh"
 #include "cuda/forward_sm90a_producer.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/online_softmax.cuh"
@@ -144,6 +145,7 @@ struct ForwardSm90a {
   // A warpgroup: it computes 64 rows of every tile.
   class Consumer {
     struct Nothing {};
+    using Softmax = OnlineSoftmax<1, false>;
     // With 8-bit keys.
     using ScoreScales = typename Choose<converts, Sm90aScoreScales<ForwardSm90a>, Nothing>::type;
     // Marks that no V stage is pending and that the first block extends past the sequence's end.
@@ -154,8 +156,9 @@ struct ForwardSm90a {
     struct Walked {
       const Mask& mask_;
       BlockWalk<Keys, Mask> walk_;
-      FLASHJIT_FN Walked(const Sm90aForwardParams&, const Mask& mask, const Work& work, const TileIndex&)
-          : mask_(mask), walk_(mask, work.rows, block_n) {}
+      FLASHJIT_FN Walked(const Sm90aForwardParams&, const Mask& mask, const Work& work, const Announcement& a)
+          : mask_(mask),
+            walk_(mask, work.rows, block_n, KeyPart(a.part(), a.parts()).keys(mask, work.rows, block_n)) {}
       FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
       FLASHJIT_FN void take(Block&, const Consumer&) const {}
       template <class Heads>
@@ -168,8 +171,8 @@ struct ForwardSm90a {
       const Sm90aForwardParams& p_;
       const TileIndex tile_;
       bool last_ = false;
-      FLASHJIT_FN Passed(const Sm90aForwardParams& p, const Mask&, const Work&, const TileIndex& tile)
-          : p_(p), tile_(tile) {}
+      FLASHJIT_FN Passed(const Sm90aForwardParams& p, const Mask&, const Work&, const Announcement& a)
+          : p_(p), tile_(a.tile) {}
       FLASHJIT_FN bool next(Block&) const { return !last_; }
       FLASHJIT_FN void take(Block& block, const Consumer& consumer) {
         const PassedBlock passed = consumer.shared_.passed_block(consumer.ring_.stage);
@@ -199,61 +202,34 @@ struct ForwardSm90a {
     FLASHJIT_FN void run() {
       if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first consumer begins
       for (u32 parity = 0;; parity ^= 1) {
-        const auto [tile, what] = announcement(parity);
-        if (what == Announced::end) break;
-        Work work(p_, tile);
+        const Announcement announced = announcement(parity);
+        if (announced.what() == Announced::end) break;
+        const bool any_keys = announced.what() == Announced::tile;
+        Work work(p_, announced.tile);
         work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
-        if (what == Announced::empty_tile) {
-          release(shared_.q_empty());
-          write_nothing(output_rows(work), work.problem.head_q);
-          continue;
-        }
-        if constexpr (converts) take_scales(work.problem.head_kv);
-        const Mask mask(p_, work.problem);
-        Blocks blocks(p_, mask, work, tile);
-        Block block;
-        blocks.next(block);
-        const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
-        const Score score(p_, work.problem);
-        const auto heads = [&](int i) { return head_of(work.problem.head_q, lane_ / 4 + i); };
-        const auto tilts = tilts_of(score, rows, heads);
-        if constexpr (q_in_registers) take_q();
-        wait_k();
-        issue_qk();
-        wgmma_commit_group();  // empty: stands for the product with V that weigh() waits for
-        blocks.take(block, *this);
-        if constexpr (Spec::dropout) make_row_words(work);
-        softmax_.reset();
-        near_zero_ = true;
-        under_way_ = 0;
-        int v_stage =  // of the product with V that is under way
-            block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
-        for (;;) {
-          weigh(blocks, score, tilts, rows, heads, block, v_stage);
-          if (!blocks.next(block)) break;
-          const Ring before = ring_;
-          ring_.advance();
-          wait_k();
-          if constexpr (ping_pong) take_turn();
-          issue_qk();
-          wait_v(before, v_stage, work);
-          issue_pv(before);
-          v_stage = before.stage;
-          under_way_ = 1;
-          if constexpr (ping_pong) pass_turn();
-          blocks.take(block, *this);
-        }
-        if constexpr (!q_in_registers) release(shared_.q_empty());
-        wait_v(ring_, v_stage, work);
-        issue_pv(ring_);
         float factor[2], lse[2];
-        if constexpr (normalizes_early) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
+        const PartsOfRows parts = parts_of_rows(announced);
+        if (any_keys) {
+          attend(work, announced);
+          if constexpr (normalizes_early) find_normalizers(work, factor, lse);
+          wgmma_wait_group<0>();
+          release(shared_.v_empty(ring_.stage));
+          ring_.advance();
+          if (parts.count > 1) parts.store(announced.part(), output_);
+        } else {
+          release(shared_.q_empty());
+          if (parts.count == 1) {
+            write_nothing(output_rows(work), work.problem.head_q);
+            continue;
+          }
+          softmax_.reset();
         }
-        wgmma_wait_group<0>();
-        release(shared_.v_empty(ring_.stage));
-        ring_.advance();
+        if (parts.count > 1) {
+          if (!parts.store_states(announced.part(), softmax_)) continue;
+          wgmma_wait_group<0>();  // no product is under way; without it ptxas serialises all (C7515)
+          parts.merge(output_, softmax_);
+          if constexpr (normalizes_early) find_normalizers(work, factor, lse);
+        }
         write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
                      work.problem.head_kv, factor, lse);
       }
@@ -261,6 +237,62 @@ struct ForwardSm90a {
     }
 
    private:
+    // Computes a tile or a part of one, but for the end of its last product.
+    FLASHJIT_FN void attend(const Work& work, const Announcement& announced) {
+      if constexpr (converts) take_scales(work.problem.head_kv);
+      const Mask mask(p_, work.problem);
+      Blocks blocks(p_, mask, work, announced);
+      Block block;
+      blocks.next(block);
+      const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
+      const Score score(p_, work.problem);
+      const auto heads = [&](int i) { return head_of(work.problem.head_q, lane_ / 4 + i); };
+      const auto tilts = tilts_of(score, rows, heads);
+      if constexpr (q_in_registers) take_q();
+      wait_k();
+      issue_qk();
+      wgmma_commit_group();  // empty: stands for the product with V that weigh() waits for
+      blocks.take(block, *this);
+      if constexpr (Spec::dropout) make_row_words(work);
+      softmax_.reset();
+      near_zero_ = true;
+      under_way_ = 0;
+      int v_stage =  // of the product with V that is under way
+          block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
+      for (;;) {
+        weigh(blocks, score, tilts, rows, heads, block, v_stage);
+        if (!blocks.next(block)) break;
+        const Ring before = ring_;
+        ring_.advance();
+        wait_k();
+        if constexpr (ping_pong) take_turn();
+        issue_qk();
+        wait_v(before, v_stage, work);
+        issue_pv(before);
+        v_stage = before.stage;
+        under_way_ = 1;
+        if constexpr (ping_pong) pass_turn();
+        blocks.take(block, *this);
+      }
+      if constexpr (!q_in_registers) release(shared_.q_empty());
+      wait_v(ring_, v_stage, work);
+      issue_pv(ring_);
+    }
+    FLASHJIT_FN void find_normalizers(const Work& work, float (&factor)[2], float (&lse)[2]) const {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
+    }
+    using PartsOfRows = Sm90aPartsOfRows<Spec::head_dim_v, consumer_warps>;
+    FLASHJIT_FN PartsOfRows parts_of_rows(const Announcement& announced) const {
+      const TileIndex& tile = announced.tile;
+      const Rows rows(p_);
+      const u32 head =
+          static_cast<u32>(tile.batch * p_.num_heads_q + tile.head_q) / static_cast<u32>(rows.heads);
+      const u32 number =
+          head * static_cast<u32>(ceil_div(p_.seqlen_q, rows.tokens)) + static_cast<u32>(tile.m_block);
+      return {p_, announced.parts(), number, static_cast<u32>(warpgroup_ * 4 + warp_), lane_};
+    }
+
     // The destination of a warp's rows. Pointers are to the warp's first row; with pack_gqa, to the tile's.
     struct OutputRows {
       char* o;
@@ -534,7 +566,7 @@ struct ForwardSm90a {
     float scores_[block_n / 2];
     u32 weights_[layout.pv_steps][4];
     float output_[Spec::head_dim_v / 2];
-    OnlineSoftmax<1, false> softmax_;
+    Softmax softmax_;
     bool near_zero_;         // the tile's scores so far, with Score::bounds
     int under_way_;          // 1: a product with V is under way, to which the next one adds
     RowWords row_words_[2];  // with dropout

@@ -1,6 +1,7 @@
 // The producer of sm_90a's forward: it keeps TMA copies of Q, K and V in flight.
 #pragma once
 
+#include "cuda/forward_sm90a_parts.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/ptx_sm90a.cuh"
 #include "shared/forward_sm90a_params.h"
@@ -60,14 +61,17 @@ class Sm90aProducer {
     for (TileIndex tile; schedule.next(tile);) {
       const Work work(p_, tile);
       const Mask mask(p_, work.problem);
-      BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
+      const KeyPart part(p_, mask, work.rows, block_n, schedule.part());
+      if (!part.exists()) continue;
+      parts_ = part.count << 15 | part.index;
+      BlockWalk<Keys, Mask> walk(mask, work.rows, block_n, part.keys(mask, work.rows, block_n));
       // The look-ups come before load_last_v(), which waits for a free buffer.
       PassedBlock block, next;
       const bool empty = !look_up(walk, block);
       bool more = look_up(walk, next);
       load_last_v();
       if (empty) {
-        announce({tile, Announced::empty_tile}, 0);
+        announce(tile, Announced::empty_tile, 0);
         continue;
       }
       locate(work, tile);
@@ -87,7 +91,8 @@ class Sm90aProducer {
     }
     load_last_v();
     if constexpr (converts) pages_.end();
-    announce({{}, Announced::end}, 0);
+    announce({}, Announced::end, 0);
+    if (leads()) griddepcontrol_wait();  // a kernel must not end before the one that it follows
     if constexpr (Spec::dropout) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
       if (leads()) ask_for_words(-1);
@@ -123,19 +128,20 @@ class Sm90aProducer {
     }
   }
   // Announces a tile or the end, once consumers have released Q; `bytes` of Q follow.
-  FLASHJIT_FN void announce(const Announcement& a, int bytes) {
+  FLASHJIT_FN void announce(const TileIndex& tile, Announced what, int bytes) {
     if (several_warps && threadIdx.x >= 32) return;
     mbarrier_wait(shared_.q_empty(), q_parity_ ^= 1);
     if (!leads()) return;
-    st_shared_v4(shared_.announced(), a.tile.batch, a.tile.head_q, a.tile.m_block, static_cast<int>(a.what));
+    st_shared_v4(shared_.announced(), tile.batch, tile.head_q, tile.m_block,
+                 parts_ << 2 | static_cast<int>(what));
     mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
   }
   FLASHJIT_FN void load_q(const TileIndex& tile) {
     if constexpr (Config::pack_gqa) {
-      announce({tile, Announced::tile}, qk_panels * Rows(p_).used() * 128);
+      announce(tile, Announced::tile, qk_panels * Rows(p_).used() * 128);
       if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
     } else {
-      announce({tile, Announced::tile}, layout.q_bytes);
+      announce(tile, Announced::tile, layout.q_bytes);
       if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
     }
   }
@@ -207,7 +213,8 @@ class Sm90aProducer {
   Pages pages_;
   Ring ring_;
   u32 q_parity_ = 0;
-  int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
+  int last_v_ = -1;      // the block whose V is still to be loaded; -1: none
+  int parts_ = 1 << 15;  // as an announcement has them
   int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
 };
 

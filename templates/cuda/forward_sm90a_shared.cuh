@@ -41,11 +41,15 @@ struct PassedBlock {
   FLASHJIT_FN bool last() const { return word & 1; }
 };
 
-// The announcement of the producer: a tile; a tile in which no row keeps any key; no more tiles.
+// The announcement of the producer: a tile, or a part of one; the same without a key that any row keeps; no
+// more tiles.
 enum class Announced : int { tile, empty_tile, end };
 struct Announcement {
   TileIndex tile;
-  Announced what;
+  int word;  // parts << 17 | part << 2 | what
+  FLASHJIT_FN Announced what() const { return static_cast<Announced>(word & 3); }
+  FLASHJIT_FN int part() const { return word >> 2 & 0x7fff; }
+  FLASHJIT_FN int parts() const { return word >> 17; }
 };
 static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 

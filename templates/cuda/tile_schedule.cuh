@@ -22,7 +22,8 @@ class TileSchedule {
   FLASHJIT_FN explicit TileSchedule(const Params& p)
       : rows_(p),
         heads_q_(static_cast<u32>(p.num_heads_q) / static_cast<u32>(rows_.heads)),
-        heads_(p.batch * heads_q_),
+        parts_(p.parts),
+        heads_(p.batch * heads_q_ * parts_),
         m_blocks_(ceil_div(p.seqlen_q, rows_.tokens)),
         section_heads_(p.section_heads),
         section_rounds_(p.section_rounds) {
@@ -38,6 +39,8 @@ class TileSchedule {
     }
   }
 
+  // The part of the tile's keys.
+  FLASHJIT_FN int part() const { return part_; }
   // Returns false if no tiles are left.
   FLASHJIT_FN bool next(TileIndex& tile) {
     if constexpr (order == TileOrder::sections) return next_in_sections(tile);
@@ -74,13 +77,18 @@ class TileSchedule {
   static FLASHJIT_FN u32 count(u32 n, u32 size) { return (n + size - 1) / size; }
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
-  FLASHJIT_FN TileIndex make(u32 head, u32 from_last) const {
+  FLASHJIT_FN TileIndex make(u32 head, u32 from_last) {
+    if (parts_ > 1) {
+      part_ = static_cast<int>(head % parts_);
+      head /= parts_;
+    }
     return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_) * rows_.heads,
             static_cast<int>(m_blocks_ - 1 - from_last)};
   }
 
   Rows rows_;
-  u32 heads_q_, heads_;  // heads packed into one tile count as one
+  u32 heads_q_, parts_, heads_;  // heads packed into one tile count as one, those of each part as others
+  int part_ = 0;
   u32 m_blocks_, section_heads_, section_rounds_;
   u32 next_, end_;  // rounds of the grid with TileOrder::sections, else tiles
 };

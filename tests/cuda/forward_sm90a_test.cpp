@@ -67,9 +67,10 @@ using QuantisedFormulaParams =
 template <class Spec>
 constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
 
+// parts: of each tile's keys, with many multiprocessors; 0: one, with few of them and no workspace.
 template <class Spec, class Config>
-void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
-  constexpr int multiprocessors = 5;
+void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, int parts = 0) {
+  const int multiprocessors = parts > 0 ? 200 : 5;
   const KernelConfig config{Config::block_m,
                             Config::block_n,
                             Config::num_stages,
@@ -94,7 +95,11 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
     paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
   }
   device::Sm90aForwardParams& p = paged;
-  const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, p);
+  std::vector<float> workspace(cuda::PartsWorkspace(spec, config, multiprocessors).bytes / 4 + 1,
+                               std::numeric_limits<float>::quiet_NaN());
+  const Grid grid =
+      cuda::plan_tiles(spec, config, multiprocessors, parts > 0 ? workspace.data() : nullptr, p, parts);
+  ASSERT_EQ(p.parts, std::max(parts, 1));
   gridDim.x = grid.x;
   gridDim.y = grid.y;
   const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
@@ -112,6 +117,8 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage) {
   describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
   describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
   constexpr int shared_bytes = device::Sm90aShared<Spec, Config>::layout.end;
+  if (p.parts > 1)
+    emulator::Block::run(device::forward_clear_threads, 0, garbage, [&] { device::forward_sm90a_clear(p); });
   for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
       emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
@@ -140,20 +147,20 @@ class ForwardSm90a : public testing::Test {
     return given;
   }
   template <class Spec, class Config>
-  void expect(const Case& given, std::vector<Mask> masks) {
+  void expect(const Case& given, std::vector<Mask> masks, int parts = 0) {
     Workload workload(host, with_spec<Spec>(given, std::move(masks)));
     workload.reset();
-    launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number);
+    launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number, parts);
     EXPECT_TRUE(workload.check());
   }
   // With lists of the spec's own masks, against attention of the masks alone.
   template <class Spec, class Config>
-  void expect_listed(Case given) {
+  void expect_listed(Case given, int parts = 0) {
     Workload workload(host, with_spec<Spec>(given, {}));
     AttentionArgs args = workload.args();
     MaskTables lists = set_lists_of_masks(workload.given().spec, args);
     workload.reset();
-    launch<Spec, Config>(workload.given().spec, args, not_a_number);
+    launch<Spec, Config>(workload.given().spec, args, not_a_number, parts);
     ASSERT_TRUE(workload.fetch());
     const verify::Report report =
         verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
@@ -191,6 +198,27 @@ using device::TileOrder::sections;
 using device::TileOrder::waves;
 using BottomRight = device::Causal<Align::bottom_right>;
 using TopLeft = device::Causal<Align::top_left>;
+
+// Few tiles for many multiprocessors: parts of their keys. Some parts have no keys, some tiles none at all.
+TEST_F(ForwardSm90a, PartsOfKeys) {
+  const Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 300, .seed = 3};
+  expect<SpecOf<Bf16, 24, 40, false>, ConfigOf<64, 32, true, false>>(c, {}, 3);
+  expect<SpecOf<Bf16, 64, 136, false, BottomRight>, ConfigOf<128, 48, false, true, sections>>(
+      c, {CausalMask{}}, 2);
+  expect<WithDropout<SpecOf<Fp16, 64, 64, false, TopLeft>>, ConfigOf<128, 64, true, false, sections>>(
+      c, {CausalMask{CausalAlign::top_left}}, 5);
+  const Case packed{
+      .heads_q = 2, .heads_kv = 1, .lengths_q = {30, 1, 0, 90}, .lengths_k = {30, 180, 5, 20}, .seed = 4};
+  expect<SpecOf<Fp16, 40, 24, true, BottomRight>, ConfigOf<64, 32, true, true, waves>>(packed, {CausalMask{}},
+                                                                                       4);
+  Case padded = c;
+  padded.batch = 2;
+  expect<SpecOf<Bf16, 24, 40, false, device::Padding>, ConfigOf<64, 32, true, false, waves>>(
+      c, {PaddingMask{}}, 8);
+  // Lists of blocks, which may have none in a part.
+  expect_listed<WithLists<SpecOf<Bf16, 24, 40, false>, FormulaParams, 64, 32>,
+                ConfigOf<64, 32, true, false, waves>>(c, 5);
+}
 
 // Tiles within blocks, blocks within tiles, and tiles across the edges of blocks.
 TEST_F(ForwardSm90a, ListsOfItsMasks) {
@@ -486,7 +514,7 @@ TEST(PackedHeads, DivideByMultiplication) {
     p.num_heads_q = heads;
     p.num_heads_kv = 1;
     p.seqlen_q = 1;
-    cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, {.block_m = 192, .pack_gqa = true}, 132, p);
+    cuda::plan_tiles({.head_dim = 64, .head_dim_v = 64}, {.block_m = 192, .pack_gqa = true}, 132, nullptr, p);
     ASSERT_EQ(p.packed_heads, heads);
     for (device::u32 r = 0; r < 256; ++r)
       ASSERT_EQ(r * p.packed_heads_inverse >> 16, r / static_cast<device::u32>(heads));

@@ -50,6 +50,7 @@ template <device::TileOrder order>
 std::vector<int> loads(const Launch& launch) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
   device::Sm90aForwardParams params{};
+  params.parts = 1;
   params.batch = launch.batch;
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;

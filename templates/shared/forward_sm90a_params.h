@@ -27,7 +27,6 @@ struct Sm90aForwardParams : ForwardParams {
 // Threads of the step that clears counters.
 constexpr int forward_clear_threads = 256;
 
-
 // The kernel's second parameter. Maps are a parameter of their own because inline assembly that gets a map's
 // address counts as reading and writing everything beside the map. Maps are 4-D, [batch, heads, rows, dim]; q
 // with packed heads is [batch, rows, heads, dim].

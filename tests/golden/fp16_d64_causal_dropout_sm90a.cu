@@ -71,3 +71,7 @@ extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
+extern "C" __global__ void __launch_bounds__(forward_clear_threads, 1)
+    flashjit_forward_clear(const __grid_constant__ Sm90aForwardParams params) {
+  forward_sm90a_clear(params);
+}

@@ -134,10 +134,13 @@ struct Backward {
     p.section = section(kernel, params.seqlen_q, blocks(params.seqlen_k, kernel.config.block_n));
     p.key_rows =
         device::backward_rows(params.batch, params.seqlen_k, kernel.spec.varlen ? params.total_k : -1);
-    p.place_group = BackwardGroups{kernel}.heads_of_tile(params, p.key_rows);
+    const BackwardGroups::Tile tile = BackwardGroups{kernel}.tile(params, p.key_rows);
+    p.place_group = tile.heads;
     p.place_heads = params.num_heads_q / p.place_group;
-    const bool divides_groups = p.place_heads > params.num_heads_kv;
-    if (divides_groups) {
+    p.row_parts = tile.row_parts;
+    p.part_rows = tile.rows;
+    const bool has_key_sums = p.place_heads > params.num_heads_kv || p.row_parts > 1;
+    if (has_key_sums) {
       const i64 keys = params.num_heads_kv * p.key_rows;
       p.dk_sums = rest;
       p.dv_sums = p.dk_sums + keys * device::cuda_backward_row(kernel.spec.head_dim);
@@ -155,7 +158,7 @@ struct Backward {
     if (persistent) {
       p.next_turn = reinterpret_cast<device::u32*>(rest);
       p.places_done = p.next_turn + 1;
-      rest += 1 + i64{params.batch} * p.place_heads;
+      rest += 1 + i64{p.schedule_heads()};
     }
     FormulaArguments formulas = params.formulas;
     if (has_exact_sums(kernel)) place_sums(formulas, rest);
@@ -184,16 +187,16 @@ struct Backward {
     const bool no_rows = params.batch == 0 || params.num_heads_q == 0;
     add("flashjit_backward_prepare", row_units * (device::backward_row_unit / device::backward_rows_of_block),
         params.num_heads_q, no_rows && formulas.gradients ? 1 : 0);
-    Grid& grid =
-        add("flashjit_backward",
-            blocks(params.seqlen_k, kernel.config.block_n) * (kernels.divides_sums ? 2 : 1), p.place_heads)
-            .grid;
+    Grid& grid = add("flashjit_backward",
+                     blocks(params.seqlen_k, kernel.config.block_n) * (kernels.divides_sums ? 2 : 1),
+                     p.place_heads * p.row_parts)
+                     .grid;
     if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
     const i64 sinks = kernel.spec.sink_logits ? params.num_heads_q : 0;
     if (!kernel.spec.deterministic) {
-      const i64 key_units = divides_groups ? params.batch * params.num_heads_kv *
-                                                 blocks(params.seqlen_k, device::backward_row_unit)
-                                           : 0;
+      const i64 key_units = has_key_sums ? params.batch * params.num_heads_kv *
+                                               blocks(params.seqlen_k, device::backward_row_unit)
+                                         : 0;
       // A persistent grid writes dQ itself.
       if (!persistent || sinks + key_units > 0)
         add("flashjit_backward_finish", persistent ? 0 : row_units, params.num_heads_q, sinks + key_units);
@@ -370,7 +373,9 @@ struct Backward {
       if (!bits || *bits > std::numeric_limits<std::uint32_t>::max()) refuse_workspace(shape);
       words = *bits;
     }
-    const i64 counters = gpu(kernel).by_wgmma ? 1 + i64{shape.batch} * shape.num_heads_q : 1;
+    i64 counters = gpu(kernel).by_wgmma ? 1 + i64{shape.batch} * shape.num_heads_q : 1;
+    counters += BackwardGroups{kernel}.most_row_parts(i64{shape.batch} * shape.num_heads_q,
+                                                      packed ? total_q : shape.seqlen_q);
     return 4 * static_cast<std::size_t>(*floats + *sums + words + counters);
   }
 

@@ -51,29 +51,40 @@ Steps steps_of(const AttentionSpec& spec, const KernelConfig& config, const devi
 //   steps for a launch more.
 // Fitted to times of 25 shapes on an H100, all divisors of their groups (tests/bench/log/gpu_backward.md):
 // its choice takes at most 4% longer than the best.
-int BackwardGroups::heads_of_tile(const device::ProblemParams& p, i64 key_rows) const {
-  const int group = p.num_heads_q / std::max(p.num_heads_kv, 1);
-  if (!can_divide(p.num_heads_q, p.num_heads_kv)) return std::max(group, 1);
-  if (exceeds_cache(p.num_heads_q, p.num_heads_kv, p.seqlen_q)) return 1;
-  if (i64{p.num_heads_kv} * key_rows > most_rows()) return group;
+BackwardGroups::Tile BackwardGroups::tile(const device::ProblemParams& p, i64 key_rows) const {
+  const int group = std::max(p.num_heads_q / std::max(p.num_heads_kv, 1), 1);
+  constexpr int unit = device::backward_row_unit;
+  const int units = std::max((p.seqlen_q - 1) / unit + 1, 1);
+  const Tile whole{.heads = group, .row_parts = 1, .rows = units * unit};
+  if (!can_divide(p.num_heads_q, p.num_heads_kv)) return whole;
+  if (exceeds_cache(p.num_heads_q, p.num_heads_kv, p.seqlen_q))
+    return {.heads = 1, .row_parts = 1, .rows = units * unit};
+  if (i64{p.num_heads_kv} * key_rows > most_rows(p.num_heads_q, p.num_heads_kv)) return whole;
   const Steps steps = steps_of(kernel.spec, kernel.config, p);
   const double block_n = kernel.config.block_n, processors = kernel.parallelism;
   const double key_tiles = static_cast<double>(i64{p.num_heads_kv} * key_rows) / block_n;
   const bool even = !kernel.spec.varlen && static_cast<double>(steps.longest) <= steps.mean;
-  int best = group;
+  Tile best = whole;
   double least = 0;
-  for (int heads = group; heads >= 1; --heads) {
-    if (group % heads != 0) continue;
-    const bool divides = heads < group;
-    const double tiles = key_tiles * (group / heads), own = divides ? 3.5 : 3;
-    const double longest = heads * static_cast<double>(steps.longest) + own, mean = heads * steps.mean + own;
+  const auto consider = [&](const Tile& tile) {
+    const bool divides = tile.heads < group || tile.row_parts > 1;
+    const double tiles = key_tiles * (group / tile.heads) * tile.row_parts, own = divides ? 3.5 : 3;
+    const i64 of_part = (tile.rows - 1) / kernel.config.block_m + 1;
+    const double longest = tile.heads * static_cast<double>(std::min(steps.longest, of_part)) + own;
+    const double mean = tile.heads * steps.mean / tile.row_parts + own;
     double cost = even ? longest * static_cast<double>((static_cast<i64>(tiles) - 1) / kernel.parallelism + 1)
                        : std::max(longest, tiles * mean / processors + 0.8 * (mean - own));
     if (divides) cost += 2 + key_tiles * 4 / kernel.config.block_m;
-    if (heads == group || cost < least) {
-      least = cost;
-      best = heads;
-    }
+    if (least > 0 && cost >= least) return;
+    least = cost;
+    best = tile;
+  };
+  for (int heads = group; heads >= 1; --heads)
+    if (group % heads == 0) consider({.heads = heads, .row_parts = 1, .rows = whole.rows});
+  if (!divides_rows()) return best;
+  for (int parts = 2; parts <= units && parts * key_tiles * group <= processors; ++parts) {
+    const int of_part = (units - 1) / parts + 1;
+    consider({.heads = 1, .row_parts = (units - 1) / of_part + 1, .rows = of_part * unit});
   }
   return best;
 }
@@ -81,7 +92,14 @@ int BackwardGroups::heads_of_tile(const device::ProblemParams& p, i64 key_rows) 
 i64 BackwardGroups::rows_of_sums(i64 heads_q, i64 heads_kv, i64 key_rows, i64 seqlen_q) const {
   if (!can_divide(heads_q, heads_kv)) return 0;
   const i64 rows = heads_kv * key_rows;
-  return exceeds_cache(heads_q, heads_kv, seqlen_q) ? rows : std::min(rows, most_rows());
+  if (exceeds_cache(heads_q, heads_kv, seqlen_q)) return rows;
+  return std::min(rows, most_rows(heads_q, heads_kv));
+}
+
+i64 BackwardGroups::most_row_parts(i64 heads, i64 seqlen_q) const {
+  constexpr i64 unit = device::backward_row_unit;
+  if (!can_divide(1, 1)) return 0;  // no rows
+  return std::min<i64>(heads, kernel.parallelism) * ((seqlen_q + unit - 1) / unit);
 }
 
 i64 BackwardGroups::bytes_of_head(const AttentionSpec& spec, i64 seqlen_q) {
@@ -90,14 +108,19 @@ i64 BackwardGroups::bytes_of_head(const AttentionSpec& spec, i64 seqlen_q) {
 
 bool BackwardGroups::can_divide(i64 heads_q, i64 heads_kv) const {
   const CudaBackwardKernels kernels(kernel.spec, kernel.config);
-  return kernels.persistent && !kernel.spec.deterministic && heads_q > heads_kv;
+  return kernels.persistent && !kernel.spec.deterministic && (heads_q > heads_kv || divides_rows());
+}
+bool BackwardGroups::divides_rows() const {
+  return !CudaBackwardKernels(kernel.spec, kernel.config).has_row_bits;
 }
 bool BackwardGroups::exceeds_cache(i64 heads_q, i64 heads_kv, i64 seqlen_q) const {
-  return heads_q / std::max(heads_kv, i64{1}) * bytes_of_head(kernel.spec, seqlen_q) > rows_in_cache;
+  return heads_q > heads_kv &&
+         heads_q / std::max(heads_kv, i64{1}) * bytes_of_head(kernel.spec, seqlen_q) > rows_in_cache;
 }
 // Four work tiles of whole groups for each multiprocessor are enough: more are not divided to fill a GPU.
-i64 BackwardGroups::most_rows() const {
-  return i64{4} * kernel.parallelism * kernel.config.block_n;
+// Rows are divided where there is not one of a head.
+i64 BackwardGroups::most_rows(i64 heads_q, i64 heads_kv) const {
+  return i64{heads_q > heads_kv ? 4 : 1} * kernel.parallelism * kernel.config.block_n;
 }
 
 }  // namespace flashjit

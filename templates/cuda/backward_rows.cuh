@@ -253,7 +253,7 @@ FLASHJIT_FN void clear_key_sums(const CudaBackwardParams& p) {
 
 FLASHJIT_FN void clear_turns(const CudaBackwardParams& p) {
   if (p.next_turn == nullptr) return;
-  const u32 first = ctaid_x() * backward_threads + tid_x(), heads = static_cast<u32>(p.batch * p.place_heads);
+  const u32 first = ctaid_x() * backward_threads + tid_x(), heads = p.schedule_heads();
   if (first == 0) *p.next_turn = 0;
   for (u32 i = first; i < heads; i += nctaid_x() * backward_threads) p.places_done[i] = 0;
 }

@@ -96,10 +96,11 @@ struct BackwardSm90a {
     return !has_places || turn < Turns(p).places;
   }
 
-  // The first query head of a head with places of its own.
+  // The first query head of a head of the schedule.
   template <bool padding>
   FLASHJIT_FN static Problem problem_of(const CudaBackwardParams& p, u32 head) {
     const u32 heads_of_entry = static_cast<u32>(p.place_heads);
+    if (has_places && p.row_parts > 1) head /= static_cast<u32>(p.row_parts);
     return make_problem<Spec::varlen, padding>(p, static_cast<int>(head / heads_of_entry),
                                                static_cast<int>(head % heads_of_entry) * p.place_group);
   }
@@ -109,9 +110,11 @@ struct BackwardSm90a {
     Problem problem;  // with the first query head of the group
     Span keys;        // without padding
     int keys_end;     // with padding
+    u32 head;         // of the schedule
     FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
       const KeyBlock<Mask> of_grid = Turns(p).key_block(place);
       const int block = static_cast<int>(of_grid.block);
+      head = of_grid.head;
       problem = problem_of<Mask::padding>(p, of_grid.head);
       const Problem slot = problem_of<false>(p, of_grid.head);
       keys = {block * block_n, min((block + 1) * block_n, problem.seqlen_k)};

@@ -53,7 +53,9 @@ struct Sm90aBackwardProducer {
           if constexpr (has_row_bits<Mask>)
             return RowBitsWalk(row_bits<Spec>(p, problem, work.keys.begin), p.row_words);
           else
-            return RowWalk<Mask, block_m>(mask, work.keys);
+            return RowWalk<Mask, block_m>(
+                mask, work.keys,
+                Kernel::has_places ? Kernel::Turns::rows_of_head(p, work.head) : Span{0, 0x7fffffff});
         }();
 #pragma unroll 1
         for (Block block; walk.next(block);) {

@@ -29,7 +29,7 @@ struct BackwardTurns {
   FLASHJIT_FN explicit BackwardTurns(const CudaBackwardParams& params)
       : p(params),
         blocks(static_cast<u32>(max(ceil_div(p.seqlen_k, block_n), 1))),
-        heads(static_cast<u32>(p.batch * p.place_heads)),
+        heads(p.schedule_heads()),
         places(blocks * heads) {}
 
   FLASHJIT_FN u32 turns() const { return finishes_dq ? places + lag() * parts() : places; }
@@ -39,13 +39,22 @@ struct BackwardTurns {
     return min(min(KeyBlock<Mask>::heads_of(p.section), heads) * blocks + 2 * gridDim.x, places);
   }
   // A place's share of its head's rows, and its parts in turns without a place.
-  FLASHJIT_FN int rows() const { return round_up(ceil_div(p.seqlen_q, static_cast<int>(blocks)), 16); }
+  FLASHJIT_FN int rows() const {
+    return round_up(ceil_div(min(p.seqlen_q, p.part_rows), static_cast<int>(blocks)), 16);
+  }
   FLASHJIT_FN u32 parts() const { return static_cast<u32>(max(ceil_div(rows(), part_rows), 1)); }
 
   FLASHJIT_FN KeyBlock<Mask> key_block(u32 place) const { return {place, blocks, heads, p.section}; }
 
+  // The rows that a head of the schedule has: all, or a part of them.
+  FLASHJIT_FN static Span rows_of_head(const CudaBackwardParams& p, u32 head) {
+    if (p.row_parts == 1) return {0, 0x7fffffff};
+    const int part = static_cast<int>(head % static_cast<u32>(p.row_parts));
+    return {part * p.part_rows, (part + 1) * p.part_rows};
+  }
+
   struct Rows {
-    u32 head;        // over batch entries and heads with places of their own
+    u32 head;        // of the schedule
     int begin, end;  // rows of each query head that has these places; empty: none
   };
   FLASHJIT_FN Rows rows_of(u32 turn) const {
@@ -53,10 +62,11 @@ struct BackwardTurns {
     if (!finishes_dq || turn < late) return {0, 0, 0};
     const u32 in_end = turn - min(turn, places), count = turn < places ? 1 : parts();
     const KeyBlock<Mask> from = key_block(turn < places ? turn - late : places - late + in_end / count);
-    const int begin = static_cast<int>(from.block) * rows();
-    if (count == 1) return {from.head, begin, begin + rows()};
-    const int part = begin + static_cast<int>(in_end % count) * part_rows;
-    return {from.head, part, min(part + part_rows, begin + rows())};
+    const Span of_head = rows_of_head(p, from.head);
+    const int first = of_head.begin + static_cast<int>(from.block) * rows(),
+              end = min(first + rows(), of_head.end);
+    const int begin = count == 1 ? first : first + static_cast<int>(in_end % count) * part_rows;
+    return {from.head, begin, max(count == 1 ? end : min(begin + part_rows, end), begin)};
   }
   // Waits for the sums of rows.
   FLASHJIT_FN void wait_for(const Rows& rows) const {

@@ -30,8 +30,9 @@ struct KeyBlock {
 template <class Mask, int block_m, bool intervals = key_intervals<Mask>>
 class RowWalk {
  public:
-  FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : mask_(mask), keys_(keys) {
-    const Span rows = keys.empty() ? Span{0, 0} : mask.hull(Queries{}, keys);
+  // Rows outside `within`, which begins and ends with a block, are left out.
+  FLASHJIT_FN RowWalk(const Mask& mask, Span keys, Span within = {0, 0x7fffffff}) : mask_(mask), keys_(keys) {
+    const Span rows = keys.empty() ? Span{0, 0} : intersect(mask.hull(Queries{}, keys), within);
     first_ = max(rows.begin, 0) / block_m;
     end_ = rows.empty() ? first_ : (rows.end - 1) / block_m + 1;
     left_ = end_ - first_;
@@ -54,7 +55,8 @@ class RowWalk {
 template <class Mask, int block_m>
 class RowWalk<Mask, block_m, false> : public BlockWalk<Queries, Mask> {
  public:
-  FLASHJIT_FN RowWalk(const Mask& mask, Span keys) : BlockWalk<Queries, Mask>(mask, keys, block_m) {}
+  FLASHJIT_FN RowWalk(const Mask& mask, Span keys, Span within = {0, 0x7fffffff})
+      : BlockWalk<Queries, Mask>(mask, keys, block_m, within) {}
 };
 
 }  // namespace flashjit::device

@@ -93,17 +93,20 @@ struct CudaBackwardParams : BackwardParams {
   // of the kernels' accumulators. Null if a kernel of its own computes dQ.
   float* dq_sums;
   i64 rows;  // of a head, a multiple of backward_row_unit
-  // In the workspace, of a persistent grid: the next turn that no block has taken, and for each head with
-  // places of its own the consumers' warps that have added the last dQ of a place to the sums,
-  // [batch, place_heads]. Null if the grid is none.
+  // In the workspace, of a persistent grid: the next turn that no block has taken, and for each part of the
+  // rows of each head with places of its own the consumers' warps that have added the last dQ of a place to
+  // the sums, [batch, place_heads, row_parts]. Null if the grid is none.
   u32 *next_turn, *places_done;
   // A block of the grid has the keys of a place for so many query heads, a divisor of a group. An entry of
   // the batch has so many heads with places of their own.
   int place_group, place_heads;
+  // A place has part_rows rows of each of these heads: the rows are divided into row_parts. Mostly it has all
+  // rows. part_rows is a multiple of backward_row_unit.
+  int row_parts, part_rows;
   u32 section;  // such heads whose keys the grid takes together: see KeyBlock
   // In the workspace, dK / scale and dV without dropout's scale: [num_heads_kv, key_rows,
   // cuda_backward_row(head_dim or head_dim_v)], ordered as dQ's sums. Blocks of the grid that have some query
-  // heads of a group add to them. Null if a block has all heads of a group.
+  // heads of a group or some rows add to them. Null if a block has all rows of all heads of a group.
   float *dk_sums, *dv_sums;
   i64 key_rows;  // of a head, a multiple of backward_row_unit
   // In the workspace, for masks whose keys keep no intervals of rows: [1 or num_heads_q, key_rows /
@@ -128,6 +131,9 @@ struct CudaBackwardParams : BackwardParams {
     dv_scale = max(dropout.scale / most, 1.0f);
     scale *= dv_scale;
   }
+
+  // Heads with places of their own in the schedule, over batch entries: a part of the rows counts as a head.
+  FLASHJIT_FN u32 schedule_heads() const { return static_cast<u32>(batch * place_heads * row_parts); }
 
   // The first row of a batch entry's sequence. Packed sequences need no table: rounding down (first packed
   // row + batch * unit) leaves each at least its length, rounded up.

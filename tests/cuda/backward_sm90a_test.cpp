@@ -129,8 +129,15 @@ class BackwardSm90a : public testing::Test {
     const bool divides_groups = !divides_sums && !Spec::deterministic && group > 1 && given.seed % 2 == 0;
     p.place_group = !divides_groups ? std::max(group, 1) : group % 2 == 0 ? group / 2 : 1;
     p.place_heads = p.num_heads_q / p.place_group;
+    const bool divides_rows = !divides_sums && !Spec::deterministic &&
+                              !device::has_row_bits<typename Spec::Mask> && p.place_group == 1 &&
+                              given.seed % 4 == 0;
+    p.part_rows = divides_rows ? device::backward_row_unit
+                               : device::round_up(std::max(p.seqlen_q, 1), device::backward_row_unit);
+    p.row_parts = std::max(device::ceil_div(p.seqlen_q, p.part_rows), 1);
+    const bool has_key_sums = divides_groups || p.row_parts > 1;
     p.key_rows = device::backward_rows(p.batch, p.seqlen_k, Spec::varlen ? p.total_k : -1);
-    const auto keys = static_cast<std::size_t>(divides_groups ? p.num_heads_kv * p.key_rows : 0);
+    const auto keys = static_cast<std::size_t>(has_key_sums ? p.num_heads_kv * p.key_rows : 0);
     const int row_v = device::cuda_backward_row(Spec::head_dim_v);
     // It may hold anything.
     std::vector<float> memory(
@@ -150,7 +157,7 @@ class BackwardSm90a : public testing::Test {
     std::memset(far_marks.data(), 0xff, stats / 4);
     p.far_marks = far_marks[0].of_rows;
     p.dq_sums = Spec::deterministic ? nullptr : p.far_max + stats;
-    if (divides_groups) {
+    if (has_key_sums) {
       p.dk_sums = p.dq_sums + stats * static_cast<std::size_t>(row);
       p.dv_sums = p.dk_sums + keys * static_cast<std::size_t>(row);
     }
@@ -160,7 +167,7 @@ class BackwardSm90a : public testing::Test {
         static_cast<std::size_t>(p.num_heads_q * (p.key_rows / device::backward_row_unit) * p.row_words),
         device::RowBits{~0u, ~0u});
     p.row_bits = row_bits.data();
-    std::vector<device::u32> counters(static_cast<std::size_t>(1 + p.batch * p.place_heads), 0xffffffff);
+    std::vector<device::u32> counters(1 + std::size_t{p.schedule_heads()}, 0xffffffff);
     if (!divides_sums) {
       p.next_turn = counters.data();
       p.places_done = p.next_turn + 1;
@@ -180,7 +187,7 @@ class BackwardSm90a : public testing::Test {
     describe(p.k, shapes.k, maps.k);
     describe(p.v, shapes.v, maps.v);
     describe(p.d_o, shapes.d_o, maps.d_o);
-    const i64 places = i64{p.batch} * p.place_heads * device::ceil_div(p.seqlen_k, Config::block_n);
+    const i64 places = i64{p.schedule_heads()} * device::ceil_div(p.seqlen_k, Config::block_n);
     const auto main_step = [&] { device::backward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); };
     constexpr int threads = Config::num_warps * 32;
     if (divides_sums) {
@@ -200,9 +207,9 @@ class BackwardSm90a : public testing::Test {
                [&] { device::backward_dq_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
     else
       run_grid((divides_sums ? row_units : 0) + (Spec::Sinks::exist ? p.num_heads_q : 0) +
-                   (divides_groups ? i64{p.batch} * p.num_heads_kv *
-                                         device::ceil_div(p.seqlen_k, device::backward_row_unit)
-                                   : 0),
+                   (has_key_sums ? i64{p.batch} * p.num_heads_kv *
+                                       device::ceil_div(p.seqlen_k, device::backward_row_unit)
+                                 : 0),
                device::backward_threads, device::backward_sinks_shared,
                [&] { device::backward_finish<Spec, !divides_sums>(p); });
     if constexpr (learns<Spec> && Spec::deterministic) {

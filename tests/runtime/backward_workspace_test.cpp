@@ -48,10 +48,13 @@ Bytes documented(const WorkspaceCase& c, const AttentionSpec& spec, int block_m)
   if (!spec.deterministic) bytes += 4 * h * r * ceil_to(c.head_dim, 16);
   if (std::string_view(c.target) == "sm_90a") bytes += 4 * b * h;
   const bool both = c.head_dim + c.head_dim_v <= 256 || (c.head_dim <= 192 && c.head_dim_v <= 128);
-  if (std::string_view(c.target) == "sm_90a" && both && !spec.deterministic && h > k) {
+  if (std::string_view(c.target) == "sm_90a" && both && !spec.deterministic) {
     const Bytes of_rows = h / k * longest * (2 * c.head_dim + 2 * c.head_dim_v + 4 * ceil_to(c.head_dim, 16));
-    const Bytes most = of_rows > Bytes{32} << 20 ? k * keys : Bytes{512} * workspace_threads;
-    bytes += 4 * std::min(k * keys, most) * (ceil_to(c.head_dim, 16) + ceil_to(c.head_dim_v, 16));
+    const bool exceeds = h > k && of_rows > Bytes{32} << 20;
+    const Bytes most = exceeds ? k * keys : workspace_threads * Bytes{h > k ? 512u : 128u};
+    if (h > k || !c.has_row_bits)
+      bytes += 4 * std::min(k * keys, most) * (ceil_to(c.head_dim, 16) + ceil_to(c.head_dim_v, 16));
+    if (!c.has_row_bits) bytes += 4 * std::min(b * h, Bytes{workspace_threads}) * ceil_to(longest, 128) / 128;
   }
   if (c.has_row_bits) bytes += 8 * h * (keys / 128) * (ceil_to(longest, 32 * block_m) / (32 * block_m));
   return bytes;

@@ -65,7 +65,7 @@ constexpr ListedMasks more_masks[] = {
         "key < 16 || position < 16 || abs(position - key) < 24 || blocks[position / 16, key / 16] != 0"],
         "tables": {"blocks": {"dtype": "uint8", "shape": ["blocks_m", "blocks_n"]}})_"},
     {"neighbourhood", R"_("mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 16, "of_masks": true},
-        {"kind": "neighbourhood", "shape": [9, 16], "window": [5, 7], "dilation": [1, 2]}])_"},
+        {"kind": "neighbourhood", "shape": [25, 16], "window": [5, 7], "dilation": [1, 2]}])_"},
     {"prefix-LM, dilated",
      R"_("mask": [{"kind": "block_sparse", "block_m": 64, "block_n": 16, "of_masks": true},
         "prefix_lm", "(position - key) % 3 == 0 && abs(position - key) <= 96"])_"},

@@ -61,8 +61,8 @@ TEST_P(Cuda, LengthsOfPagesThatChangeBetweenReplays) {
                            .seqlen_k = 800,
                            .lengths_k = {800, 800, 800},
                            .page_size = 16});
-  const cuda::Graph graph(
-      on().context(), [&](Stream stream) { workload.kernel(on().engine()).launch(workload.args(), stream); });
+  const Kernel& kernel = workload.kernel(on().engine());  // allocates the workspace
+  const cuda::Graph graph(on().context(), [&](Stream stream) { kernel.launch(workload.args(), stream); });
   auto* lengths = static_cast<std::int32_t*>(workload.host_args().seqlens_k->data);
   for (const std::array<int, 3>& now : {std::array{800, 800, 800}, {0, 1, 799}, {350, 70, 0}}) {
     std::copy(now.begin(), now.end(), lengths);
@@ -162,7 +162,27 @@ TEST_P(Cuda, TakesNoDeviceMemory) {
   on().synchronize();
   EXPECT_EQ(least, before);
   EXPECT_EQ(cuda::free_memory(on().context()), before);
-  EXPECT_EQ(kernel.workspace_bytes(large.given().shape()), 0u);
+  // A workspace is of the same size for all shapes, and may be left out.
+  EXPECT_EQ(kernel.workspace_bytes(large.given().shape()), kernel.workspace_bytes(small.given().shape()));
+}
+
+// Few rows see many keys. With a workspace tiles of sm_90a have parts of the keys.
+TEST_P(Cuda, NeedsNoWorkspace) {
+  for (const int seqlen_k : {900, 5000}) {
+    Case c = medium();
+    c.batch = 1;
+    c.seqlen_q = 100;
+    c.seqlen_k = seqlen_k;
+    Workload workload(on(), c);
+    const Kernel& kernel = workload.kernel(on().engine());
+    AttentionArgs args = workload.args();
+    for (const bool given : {true, false}) {
+      workload.reset();
+      if (!given) args.workspace.reset();
+      kernel.launch(args);
+      EXPECT_TRUE(workload.check()) << seqlen_k << (given ? " with a workspace" : " without one");
+    }
+  }
 }
 
 TEST_P(Cuda, LeavesTheCallersContextCurrent) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 
+#include "codegen/families/kernel_family.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
@@ -16,8 +17,12 @@ using enum CausalAlign;
 
 class FewRows : public ComputesOnEveryDevice {
  protected:
+  // GPUs have no kernels for some dtypes and head dimensions.
+  bool takes(const AttentionSpec& spec, std::uint64_t one_in) {
+    return why_unsupported(spec, Target::parse(on().target())).empty() && takes_next(spec, one_in);
+  }
   void expect(const Case& c, std::uint64_t one_in = 6) {
-    if (takes_next(c.spec, one_in)) {
+    if (takes(c.spec, one_in)) {
       EXPECT_TRUE(computes(on(), c));
     }
   }
@@ -141,7 +146,7 @@ TEST_P(FewRows, BesideManyRows) {
                  .seqlen_k = 100,
                  .lengths_q = {2000, 3},
                  .lengths_k = {100, 99}};
-    if (!takes_next(c.spec, 1)) continue;
+    if (!takes(c.spec, 1)) continue;
     Workload workload(on(), c);
     workload.kernel(*engine).launch(workload.args());
     EXPECT_TRUE(workload.check());

@@ -62,7 +62,7 @@ std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& con
 
 // How many parts the keys of each tile have, all of which multiprocessors compute at the same time: an
 // estimate in microseconds of an H100. A multiprocessor multiplies 6 TFLOP/s. Parts take 4 us to clear
-// counters, and 0.75 us each to be written and read again (tests/bench/log/gpu_forward.md).
+// counters, and 0.75 us each to be written and read again (tests/bench/log/gpu_forward_sm90a.md).
 int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::int64_t steps,
                   std::int64_t tiles, int multiprocessors) {
   const double step = 2e-6 / 6 * config.block_m * config.block_n * (spec.head_dim + spec.head_dim_v);

@@ -155,11 +155,16 @@ class Workspace {
       : call_(call), on_gpu_(on_gpu), bytes_(bytes) {
     if (bytes == 0) return;
     if (!on_gpu) {
-      data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      memory_ = data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     } else {
-      xla::AllocateArguments wanted{sizeof wanted, nullptr, call.context, bytes, 256, nullptr};
+      // XLA's allocator on GPUs refuses an alignment of 256, which a workspace has.
+      constexpr std::size_t taken = 16, needed = 256;
+      bytes_ += needed;
+      xla::AllocateArguments wanted{sizeof wanted, nullptr, call.context, bytes_, taken, nullptr};
       if (xla::Error* const error = call.api->allocate(&wanted)) throw Failure{.error = error};
-      data_ = wanted.data;
+      memory_ = wanted.data;
+      std::size_t room = bytes_;
+      if ((data_ = memory_)) std::align(needed, bytes, data_, room);
     }
     if (!data_)
       throw Failure{"no memory for a workspace of " + std::to_string(bytes) + " bytes", xla::internal};
@@ -167,9 +172,9 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   ~Workspace() {
     if (!on_gpu_) {
-      std::free(data_);
-    } else if (data_) {
-      xla::FreeArguments done{sizeof done, nullptr, call_.context, bytes_, data_};
+      std::free(memory_);
+    } else if (memory_) {
+      xla::FreeArguments done{sizeof done, nullptr, call_.context, bytes_, memory_};
       call_.api->free(&done);
     }
   }
@@ -179,7 +184,7 @@ class Workspace {
   const xla::Call& call_;
   bool on_gpu_;
   std::size_t bytes_;
-  void* data_ = nullptr;
+  void *memory_ = nullptr, *data_ = nullptr;
 };
 
 void launch(const xla::Call& call, bool on_gpu) {

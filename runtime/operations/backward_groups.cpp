@@ -50,7 +50,7 @@ Steps steps_of(const AttentionSpec& spec, const KernelConfig& config, const devi
 // - Sums are cleared, read and converted at the speed of memory: 4 / block_m steps for a tile's keys, and two
 //   steps for a launch more.
 // Fitted to times of 25 shapes on an H100, all divisors of their groups (tests/bench/log/gpu_backward.md):
-// its choice takes at most 4% longer than the best.
+// its choice takes at most 4.1% longer than the best.
 BackwardGroups::Tile BackwardGroups::tile(const device::ProblemParams& p, i64 key_rows) const {
   const int group = std::max(p.num_heads_q / std::max(p.num_heads_kv, 1), 1);
   constexpr int unit = device::backward_row_unit;

@@ -43,10 +43,10 @@ Tensor Tensor::contiguous(void* data, DType dtype, Device device, std::span<cons
                 "a tensor has at most " + std::to_string(max_rank) + " dimensions");
   Tensor t{.data = data, .dtype = dtype, .device = device, .rank = static_cast<int>(shape.size())};
   std::copy(shape.begin(), shape.end(), t.shape.begin());
-  std::int64_t stride = 1;
+  std::uint64_t stride = 1;  // may wrap: whoever counts the elements refuses such a shape
   for (int i = t.rank - 1; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
+    t.strides[i] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(t.shape[i]);
   }
   return t;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <thread>
 
+#include "cache/environment.hpp"
 #include "cache/folder.hpp"
 #include "cache/kernel_key.hpp"
 #include "cache/trust.hpp"
@@ -94,21 +95,21 @@ KeyLock::~KeyLock() {
 }
 
 std::string DiskCache::default_folder() {
-  if (std::string folder = environment_variable("FLASHJIT_CACHE_DIR"); !folder.empty()) return folder;
+  if (std::string folder = environment_variable(Variable::cache_dir); !folder.empty()) return folder;
   // The XDG base directory specification says to ignore relative paths.
-  if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/'))
+  if (const std::string folder = environment_variable(Variable::xdg_cache_home); folder.starts_with('/'))
     return folder + "/flashjit";
-  if (const std::string folder = environment_variable("HOME"); !folder.empty())
+  if (const std::string folder = environment_variable(Variable::home); !folder.empty())
     return folder + "/.cache/flashjit";
   return {};
 }
 
 std::string DiskCache::default_layers() {
-  return environment_variable("FLASHJIT_CACHE_PATH");
+  return environment_variable(Variable::cache_path);
 }
 
 std::uint64_t DiskCache::default_max_bytes() {
-  const std::string text = environment_variable("FLASHJIT_CACHE_MAX_BYTES");
+  const std::string text = environment_variable(Variable::cache_max_bytes);
   if (text.empty()) return std::uint64_t{1} << 30;
   std::uint64_t bytes = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <limits.h>
-#include <cstdlib>
 #include <deque>
 #include <filesystem>
 
@@ -41,11 +40,6 @@ std::string path_below(std::string at, const std::deque<std::string>& todo) {
 }
 
 }  // namespace
-
-std::string environment_variable(const char* name) {
-  const char* const value = ::secure_getenv(name);
-  return value ? value : "";
-}
 
 std::string distrust(const struct stat& status, mode_t tolerated) {
   if (status.st_uid != ::geteuid() && status.st_uid != 0) {

@@ -11,10 +11,6 @@
 
 namespace flashjit {
 
-// A variable of the environment; empty if it is not set, and in
-// set-user-id programs, where the caller controls the environment.
-std::string environment_variable(const char* name);
-
 // Why another user could change the file or folder that `status` describes;
 // empty if none could. Write permissions in `tolerated` do not count.
 std::string distrust(const struct stat& status, mode_t tolerated = 0);

@@ -6,9 +6,9 @@
 #include <sstream>
 #include <utility>
 
+#include "cache/environment.hpp"
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
-#include "cache/trust.hpp"
 #include "codegen/base/float_state.hpp"
 #include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
@@ -137,7 +137,7 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
   try {
     cache.disk.emplace(name, DiskCache::Access::read_write, max_bytes);
   } catch (const Error& error) {
-    if (folder || !environment_variable("FLASHJIT_CACHE_DIR").empty()) throw;
+    if (folder || !environment_variable(Variable::cache_dir).empty()) throw;
     cache.note = error.message();
   }
   return cache;

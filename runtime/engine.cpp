@@ -11,8 +11,8 @@
 #include <tuple>
 #include <utility>
 
+#include "cache/environment.hpp"
 #include "cache/fork.hpp"
-#include "cache/trust.hpp"
 #include "codegen/base/float_state.hpp"
 #include "codegen/families/search_space.hpp"
 #include "runtime/arguments/checks.hpp"
@@ -34,7 +34,7 @@ namespace {
 // The target of FLASHJIT_TARGET for devices of that kind: it names at most one for CPUs and one for GPUs,
 // with a comma between them.
 std::string target_of_environment(Device::Kind kind) {
-  std::istringstream names(environment_variable("FLASHJIT_TARGET"));
+  std::istringstream names(environment_variable(Variable::target));
   for (std::string name; std::getline(names, name, ',');) try {
       if (Target::parse(name).is_cuda() == (kind == Device::Kind::cuda)) return name;
     } catch (const Error& error) {

@@ -14,8 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cache/environment.hpp"
 #include "cache/file.hpp"
-#include "cache/trust.hpp"
 #include "codegen/base/suggest.hpp"
 
 namespace flashjit {
@@ -107,8 +107,8 @@ void write_record(const std::string& path, const KernelEvent& event) {
 }  // namespace
 
 EventFiles::EventFiles(const std::optional<std::string>& log, const std::optional<std::string>& record)
-    : log_(log ? *log : environment_variable("FLASHJIT_LOG")),
-      record_(record ? *record : environment_variable("FLASHJIT_RECORD")) {
+    : log_(log ? *log : environment_variable(Variable::log)),
+      record_(record ? *record : environment_variable(Variable::record)) {
   const char* const log_name = log ? "log" : "FLASHJIT_LOG";
   const char* const record_name = record ? "record" : "FLASHJIT_RECORD";
   if (!log_.empty()) require_writable(log_name, log_);

@@ -74,13 +74,15 @@ constexpr std::array<ArgumentSets, num_operations> sets_of_operations() {
   return sets;
 }
 
-std::string without_field(bool AttentionSpec::* member) {
+const char* name_of(bool AttentionSpec::* member) {
   for (const SpecField& field : spec_fields)
-    if (field.member == SpecField::Member(member)) {
-      const std::string name = std::string("\"") + field.name + "\": ";
-      return "the spec has " + name + "false: ask for a kernel with " + name + "true";
-    }
+    if (field.member == SpecField::Member(member)) return field.name;
   throw Error(ErrorCode::internal, "no field of the spec has that member");
+}
+
+std::string without_field(bool AttentionSpec::* member) {
+  const std::string name = std::string("\"") + name_of(member) + "\": ";
+  return "the spec has " + name + "false: ask for a kernel with " + name + "true";
 }
 
 std::string without_mask(const char* kind) {
@@ -155,6 +157,44 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
                          : "the spec has no rotary: leave the argument out";
   }
   return "the spec has it";
+}
+
+std::string condition_text(const Condition& condition) {
+  if (condition.field) return std::string("`") + name_of(condition.field) + "`";
+  switch (condition.needs) {
+    case Needs::nothing:
+      break;
+    case Needs::lse:
+      return "`lse`";
+    case Needs::packed_keys:
+      return "`varlen`, keys not in pages";
+    case Needs::padding:
+      return "a padding mask";
+    case Needs::key_lengths:
+      return "a padding mask, or a cache";
+    case Needs::sliding_window:
+      return "a sliding_window mask";
+    case Needs::sinks:
+      return "a sliding_window mask with `sinks`";
+    case Needs::block_sparse:
+      return "a block_sparse mask";
+    case Needs::tree:
+      return "a tree mask";
+    case Needs::kv_dtype:
+      return "an 8-bit `kv_dtype`";
+    case Needs::new_rows:
+      return "`append`";
+    case Needs::queries:
+    case Needs::rotates_q:
+      return "`rotary.q`";
+    case Needs::rotary:
+      return "`rotary`";
+    case Needs::rotary_tables:
+      return "`rotary.tables`";
+    case Needs::rotary_numbers:
+      return "`rotary` without `tables`";
+  }
+  return {};
 }
 
 }  // namespace flashjit

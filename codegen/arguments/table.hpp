@@ -121,7 +121,8 @@ struct Layout {
 
 struct Argument {
   const char* name;
-  std::int32_t id;  // FLASHJIT_ARG_... of runtime/flashjit.h
+  const char* meaning;  // a phrase for the reference; AttentionArgs has the rules
+  std::int32_t id;      // FLASHJIT_ARG_... of runtime/flashjit.h
   ArgumentMember member;
   Role role;
   Condition needs;
@@ -319,56 +320,56 @@ constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dr
                sink_logits = &Spec::sink_logits;
 // clang-format off
 inline constexpr Argument all[] = {
-    {"q", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
-    {"k", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing, 0, append},
-    {"v", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append, 0, append},
-    {"o", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
-    {"lse", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
-    {"cu_seqlens_q", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},
-    {"cu_seqlens_k", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training | listing},
-    {"max_seqlen_q", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward | listing},
-    {"max_seqlen_k", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training | listing},
-    {"softmax_scale", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention | backward},
-    {"workspace", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward | listing},
-    {"seqlens_q", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training | listing},
-    {"seqlens_k", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward | listing},
-    {"window_left", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward | listing},
-    {"window_right", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention | backward | listing},
-    {"num_sinks", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention | backward | listing},
-    {"block_offsets", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training | listing, 0, listing},
-    {"block_indices", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training | listing, 0, listing},
-    {"block_bitmask_of", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training | listing, 0, listing},
-    {"block_bitmasks", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training | listing, 0, listing},
-    {"tree_bits", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward | listing},
-    {"prefix_lengths", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward | listing},
-    {"dropout_p", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, training},
-    {"dropout_seed", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, training},
-    {"dropout_offset", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, training},
-    {"dropout_seed_tensor", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, training},
-    {"dropout_offset_tensor", 27, &Args::dropout_offset_tensor,
+    {"q", "queries", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
+    {"k", "keys", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing, 0, append},
+    {"v", "values", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append, 0, append},
+    {"o", "the result of each row", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
+    {"lse", "log-sum-exp of each row, natural logarithm", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
+    {"cu_seqlens_q", "where each sequence's rows begin in the packed tensors", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},
+    {"cu_seqlens_k", "where each sequence's keys begin in the packed tensors", 7, &Args::cu_seqlens_k, table, packed_keys, required, int32, starts, training | listing},
+    {"max_seqlen_q", "a bound on the rows of each sequence; absent: the rows of all", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward | listing},
+    {"max_seqlen_k", "a bound on the keys of each sequence; absent: the keys of all", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training | listing},
+    {"softmax_scale", "factor of q.k; absent: 1 / sqrt(head_dim)", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention | backward},
+    {"workspace", "Kernel::workspace_bytes() bytes of any dtype, for each launch in flight", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward | listing},
+    {"seqlens_q", "used rows of each batch entry; absent: all", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training | listing},
+    {"seqlens_k", "used keys of each batch entry, new tokens included; absent: all", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward | listing},
+    {"window_left", "keys before a row's own that it sees; absent: all", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward | listing},
+    {"window_right", "keys after a row's own that it sees; absent: all", 15, &Args::window_right, number, sliding_window, optional, nullptr, value, attention | backward | listing},
+    {"num_sinks", "first keys that every row sees; absent: 0", 16, &Args::num_sinks, number, sinks, optional, nullptr, value, attention | backward | listing},
+    {"block_offsets", "where each query block's list begins in block_indices", 17, &Args::block_offsets, table, block_sparse, required, int32, lists, training | listing, 0, listing},
+    {"block_indices", "the key blocks of each list, ascending", 18, &Args::block_indices, table, block_sparse, required, int32, listed, training | listing, 0, listing},
+    {"block_bitmask_of", "the bitmask of each listed block; -1: seen whole; -2: the spec's other masks test it", 19, &Args::block_bitmask_of, table, block_sparse, optional, int32, listed, training | listing, 0, listing},
+    {"block_bitmasks", "32 keys of a row in each word, the lowest bit first", 20, &Args::block_bitmasks, table, block_sparse, optional, int32, bitmasks, training | listing, 0, listing},
+    {"tree_bits", "the new keys that each row sees, the lowest bit first", 21, &Args::tree_bits, table, tree, required, int32, tree_rows, attention | backward | listing},
+    {"prefix_lengths", "keys before the new ones; absent: seqlen_k - seqlen_q", 22, &Args::prefix_lengths, table, tree, optional, int32, lengths, attention | backward | listing},
+    {"dropout_p", "the probability that a weight is dropped, 0 to 1", 23, &Args::dropout_p, number, dropout, required, nullptr, probability, training},
+    {"dropout_seed", "any number; or dropout_seed_tensor", 24, &Args::dropout_seed, number, dropout, optional, nullptr, value, training},
+    {"dropout_offset", "any number; absent: 0; or dropout_offset_tensor", 25, &Args::dropout_offset, number, dropout, optional, nullptr, value, training},
+    {"dropout_seed_tensor", "dropout_seed, read when the kernel runs", 26, &Args::dropout_seed_tensor, table, dropout, optional, int64, one, training},
+    {"dropout_offset_tensor", "dropout_offset, read when the kernel runs", 27, &Args::dropout_offset_tensor,
      table, dropout, optional, int64, one, training},
-    {"parts_o", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
-    {"parts_lse", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
-    {"page_table", 30, &Args::page_table, table, paged, required, int32, page_lists, attention | append, 0, 0, append},
-    {"do", 31, &Args::d_o, input, nothing, required, elements, like_o, backward},
-    {"dlse", 32, &Args::dlse, input, nothing, optional, fp32, of_rows, backward},
-    {"dq", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
-    {"dk", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
-    {"dv", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
-    {"sink_logits", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention | backward},
-    {"k_scale", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
-    {"v_scale", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
-    {"k_new", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
-    {"v_new", 40, &Args::v_new, input, new_rows, required, elements, new_v, append | decode},
-    {"slots", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
-    {"append_positions", 42, &Args::append_positions, table, nothing, optional, int32, lengths, append},
-    {"q_out", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append | decode},
-    {"rotary_positions", 44, &Args::rotary_positions, table, rotary, optional, int32, of_tokens, append | decode},
-    {"rotary_cos", 45, &Args::rotary_cos, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
-    {"rotary_sin", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
-    {"rotary_base", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append | decode},
-    {"rotary_scale", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
-    {"d_sink_logits", 49, &Args::d_sink_logits, output, sink_logits, required, fp32, of_heads, backward},
+    {"parts_o", "partial results, each over keys of its own", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
+    {"parts_lse", "their log-sum-exps; -inf: the part counts as nothing", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
+    {"page_table", "the pages of each batch entry, in order", 30, &Args::page_table, table, paged, required, int32, page_lists, attention | append, 0, 0, append},
+    {"do", "gradient of the loss by o", 31, &Args::d_o, input, nothing, required, elements, like_o, backward},
+    {"dlse", "gradient of the loss by lse; absent: 0", 32, &Args::dlse, input, nothing, optional, fp32, of_rows, backward},
+    {"dq", "gradient of the loss by q", 33, &Args::dq, output, nothing, required, of_gradients, like_q, backward},
+    {"dk", "gradient of the loss by k", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
+    {"dv", "gradient of the loss by v", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
+    {"sink_logits", "each head's softmax sums begin with exp of its logit", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention | backward},
+    {"k_scale", "a stored key times its scale is the true one", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"v_scale", "a stored value times its scale is the true one", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"k_new", "new keys, written to the cache", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
+    {"v_new", "new values, written to the cache", 40, &Args::v_new, input, new_rows, required, elements, new_v, append | decode},
+    {"slots", "the row of the caches that each token goes to; negative: none; or append_positions", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
+    {"append_positions", "the place of each batch entry's first new token; or slots", 42, &Args::append_positions, table, nothing, optional, int32, lengths, append},
+    {"q_out", "q rotated; may be q itself", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append | decode},
+    {"rotary_positions", "the position of each token; absent: its place", 44, &Args::rotary_positions, table, rotary, optional, int32, of_tokens, append | decode},
+    {"rotary_cos", "cosine of each pair's angle at each position", 45, &Args::rotary_cos, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
+    {"rotary_sin", "sine of each pair's angle at each position", 46, &Args::rotary_sin, input, rotary_tables, required, of_rotary_tables, angles, append | decode},
+    {"rotary_base", "pair i turns by p / rotary_scale * rotary_base^(-2 i / dim) at position p; absent: 10,000", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append | decode},
+    {"rotary_scale", "see rotary_base; absent: 1", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
+    {"d_sink_logits", "gradient of the loss by sink_logits", 49, &Args::d_sink_logits, output, sink_logits, required, fp32, of_heads, backward},
 };
 // clang-format on
 
@@ -410,6 +411,9 @@ struct ArgumentSets {
 ArgumentSets arguments_of(const AttentionSpec& spec) noexcept;
 // Why a launch of the spec may not have the argument: "the spec has ...".
 std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument);
+// What a spec must have so that its launches have the argument: "a padding mask"; empty if nothing. Some
+// operations have it always.
+std::string condition_text(const Condition& condition);
 inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {
   return (arguments_of(spec).allowed & bit_of(argument)) != 0;
 }

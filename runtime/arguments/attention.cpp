@@ -6,7 +6,7 @@
 #include <numbers>
 #include <string>
 
-#include "cache/trust.hpp"
+#include "cache/environment.hpp"
 #include "runtime/arguments/checks.hpp"
 #include "runtime/arguments/masks.hpp"
 #include "runtime/arguments/overlap.hpp"
@@ -79,7 +79,7 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
 }  // namespace
 
 bool checks_device_data() {
-  static const bool checks = environment_variable("FLASHJIT_CHECK") == "1";
+  static const bool checks = environment_variable(Variable::check) == "1";
   return checks;
 }
 

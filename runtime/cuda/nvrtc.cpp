@@ -13,8 +13,8 @@
 #include <iterator>
 #include <type_traits>
 
+#include "cache/environment.hpp"
 #include "cache/fork.hpp"
-#include "cache/trust.hpp"
 #include "codegen/base/digest.hpp"
 #include "codegen/base/error.hpp"
 #include "runtime/build_id.hpp"
@@ -386,7 +386,7 @@ std::vector<std::string> nvrtc_candidates() {
   const auto add_folder = [&](const fs::path& folder) {
     for (const char* name : sonames) candidates.push_back(folder / name);
   };
-  if (const std::string chosen = environment_variable("FLASHJIT_NVRTC"); !chosen.empty()) {
+  if (const std::string chosen = environment_variable(Variable::nvrtc); !chosen.empty()) {
     std::error_code ignored;
     if (fs::is_directory(chosen, ignored)) {
       add_folder(chosen);
@@ -395,7 +395,7 @@ std::vector<std::string> nvrtc_candidates() {
     }
     return candidates;
   }
-  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
+  for (const Variable variable : {Variable::cuda_home, Variable::cuda_path}) {
     if (const std::string home = environment_variable(variable); !home.empty())
       add_folder(fs::path(home) / "lib64");
   }

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cache/environment.hpp"
 #include "cache/fork.hpp"
-#include "cache/trust.hpp"
 #include "codegen/base/error.hpp"
 #include "runtime/build_id.hpp"
 #include "runtime/library_file.hpp"
@@ -20,7 +20,7 @@ constexpr const char* plugin_file = "libflashjit-llvm.so";
 
 // The plugin's possible places. `problems` gets a line for each that is unknown.
 std::vector<std::string> places(std::string& problems) {
-  if (std::string chosen = environment_variable("FLASHJIT_LLVM_PLUGIN"); !chosen.empty())
+  if (std::string chosen = environment_variable(Variable::llvm_plugin); !chosen.empty())
     return {std::move(chosen)};
   std::vector<std::string> result;
   std::string why;

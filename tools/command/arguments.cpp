@@ -140,4 +140,46 @@ bool Arguments::parsed() const {
   return app_->parsed();
 }
 
+namespace {
+
+OptionInfo info_of(const CLI::Option& option) {
+  OptionInfo info{.names = {},
+                  .value = {},
+                  .description = option.get_description(),
+                  .initial = option.get_default_str(),
+                  .group = option.get_group(),
+                  .required = option.get_required(),
+                  .positional = option.get_positional()};
+  if (option.get_items_expected_max() != 0) info.value = option.get_type_name();
+  for (const std::string& name : option.get_snames()) info.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) info.names.push_back("--" + name);
+  if (info.positional) info.names.push_back(option.get_name(true));
+  return info;
+}
+
+VerbInfo info_of(const CLI::App& app) {
+  VerbInfo info{.name = app.get_name(),
+                .description = app.get_description(),
+                .footer = app.get_footer(),
+                .options = {},
+                .verbs = {}};
+  for (const CLI::Option* option : app.get_options()) info.options.push_back(info_of(*option));
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    VerbInfo verb = info_of(*sub);
+    if (!verb.name.empty()) {
+      info.verbs.push_back(std::move(verb));
+    } else {  // a group of options
+      for (OptionInfo& option : verb.options)
+        if (option.names.back() != "--help") info.options.push_back(std::move(option));
+    }
+  }
+  return info;
+}
+
+}  // namespace
+
+VerbInfo Arguments::described() const {
+  return info_of(*app_);
+}
+
 }  // namespace flashjit::command

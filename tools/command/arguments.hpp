@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -37,6 +38,19 @@ class Argument {
   CLI::Option* option_;
 };
 
+// What --help shows, as data.
+struct OptionInfo {
+  std::vector<std::string> names;  // "-h", "--help"; of a positional argument its name alone
+  std::string value;               // what it takes: "INT"; empty: a flag
+  std::string description, initial, group;
+  bool required = false, positional = false;
+};
+struct VerbInfo {
+  std::string name, description, footer;
+  std::vector<OptionInfo> options;
+  std::vector<VerbInfo> verbs;
+};
+
 // The arguments of the command, of a verb or of an action. A copy refers to the same ones.
 class Arguments {
  public:
@@ -55,6 +69,8 @@ class Arguments {
   void footer(const std::string& text) const;
   void callback(std::function<void()> when_parsed) const;
   bool parsed() const;
+  // The verbs that were added so far, with their options.
+  VerbInfo described() const;
 
  private:
   CLI::App* app_;

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "cache/disk_cache.hpp"
-#include "cache/trust.hpp"
+#include "cache/environment.hpp"
 #include "cache/tune_store.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "runtime/build.hpp"
@@ -124,7 +124,7 @@ std::string describe_user_cache(const std::optional<std::string>& cache_dir) {
 std::vector<DiskCache> searched(const std::optional<std::string>& cache_dir,
                                 const std::optional<std::string>& cache_path) {
   std::vector<DiskCache> folders = open_cache("", cache_path).layers;
-  const bool is_named = cache_dir || !environment_variable("FLASHJIT_CACHE_DIR").empty();
+  const bool is_named = cache_dir || !environment_variable(Variable::cache_dir).empty();
   const std::string name = cache_dir.value_or(DiskCache::default_folder());
   if (name.empty()) return folders;
   try {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cache/file.hpp"
+#include "codegen/base/error_table.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -32,17 +33,29 @@ int report(const std::string& code, int exit_code, const std::string& message, c
 
 }  // namespace
 
+std::vector<ExitCode> exit_codes() {
+  std::vector<ExitCode> codes = {{exit_ok, "success", "the verb did what it was asked"}};
+  for (const ErrorInfo& row : error_table)
+    codes.push_back({static_cast<int>(row.code), row.name, row.meaning});
+  for (const ExitCode& own : {
+           ExitCode{exit_verification_failed, "verification_failed", "the result is outside the error bound"},
+           ExitCode{exit_verification_undecided, "verification_undecided",
+                    "NaN or infinity hides whether the result is right"},
+           ExitCode{exit_usage, "usage", "the command line is wrong"},
+           ExitCode{exit_output_failed, "output_failed", "standard output could not be written"},
+           ExitCode{exit_interrupted, "interrupted", "Ctrl-C; tune keeps its samples"},
+       })
+    codes.push_back(own);
+  return codes;
+}
+
 std::string exit_code_help() {
-  std::string text = "Exit codes:\n   0  success\n";
-  for (int code = 1; code <= static_cast<int>(ErrorCode::limit_exceeded); ++code) {
-    text += "   " + std::to_string(code) + "  " + to_string(static_cast<ErrorCode>(code)) + '\n';
+  std::string text = "Exit codes:\n";
+  for (const ExitCode& code : exit_codes()) {
+    const std::string number = std::to_string(code.code);
+    text += std::string(4 - number.size(), ' ') + number + "  " + code.name + ": " + code.meaning + '\n';
   }
-  return text +
-         "  20  verification_failed: the result is outside the error bound\n"
-         "  21  verification_undecided: NaN or infinity hides whether the result is right\n"
-         "  64  usage: the command line is wrong\n"
-         "  74  output_failed: standard output could not be written\n"
-         " 130  interrupted: Ctrl-C; tune keeps its samples\n";
+  return text;
 }
 
 Json to_json(const Error& error) {

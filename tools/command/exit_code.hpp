@@ -3,21 +3,29 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "codegen/base/error.hpp"
 
 namespace flashjit::command {
 
 constexpr int exit_ok = 0;
-// Codes 1 to 12 are those of flashjit::ErrorCode.
-constexpr int exit_verification_failed = 20;  // the kernel ran, but its result is outside the bound
-constexpr int exit_verification_undecided =
-    21;  // the kernel ran, but NaN or infinity hides whether its result is right
-constexpr int exit_interrupted = 130;   // Ctrl-C; tune keeps its samples
-constexpr int exit_usage = 64;          // the command line is wrong
-constexpr int exit_output_failed = 74;  // standard output could not be written
+// Codes from 1 on are those of flashjit::ErrorCode.
+constexpr int exit_verification_failed = 20;
+constexpr int exit_verification_undecided = 21;
+constexpr int exit_usage = 64;
+constexpr int exit_output_failed = 74;
+constexpr int exit_interrupted = 130;
 
-// The list above as text for --help.
+struct ExitCode {
+  int code;
+  const char* name;
+  const char* meaning;
+};
+// Every code of the command, the library's included, ascending.
+std::vector<ExitCode> exit_codes();
+
+// The codes as text for --help.
 std::string exit_code_help();
 
 // {"error": {code, exit_code, message, detail}}

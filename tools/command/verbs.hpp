@@ -23,5 +23,7 @@ Verb add_bench(const Arguments& parent);
 Verb add_prebuild(const Arguments& parent);
 Verb add_tune(const Arguments& parent);
 Verb add_cache(const Arguments& parent);
+Verb add_reference(const Arguments& parent);
+Verb add_completion(const Arguments& parent);
 
 }  // namespace flashjit::command

@@ -1,0 +1,73 @@
+// The environment variables that flashjit reads, one row of a table for each. The reference follows from it.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <string>
+
+namespace flashjit {
+
+enum class Variable {
+  cache_dir,
+  cache_max_bytes,
+  cache_path,
+  target,
+  log,
+  record,
+  nvrtc,
+  llvm_plugin,
+  check,
+  cuda_home,
+  cuda_path,
+  xdg_cache_home,
+  home,
+};
+
+struct VariableInfo {
+  Variable variable;
+  const char* name;
+  const char* meaning;
+  const char* otherwise;  // what holds without it
+};
+
+// In the order of the enumerators.
+inline constexpr VariableInfo environment_table[] = {
+    {Variable::cache_dir, "FLASHJIT_CACHE_DIR",
+     "the folder that compiled kernels and tune records are written to",
+     "`$XDG_CACHE_HOME/flashjit`, else `~/.cache/flashjit`"},
+    {Variable::cache_max_bytes, "FLASHJIT_CACHE_MAX_BYTES",
+     "the size cap of that folder; the kernels used last stay", "1 GiB"},
+    {Variable::cache_path, "FLASHJIT_CACHE_PATH",
+     "folders of prebuilt kernels, colons between them, read only, searched first", "none"},
+    {Variable::target, "FLASHJIT_TARGET",
+     "the target of engines that name none: one for CPUs, one for GPUs, a comma between them",
+     "the device's best"},
+    {Variable::log, "FLASHJIT_LOG",
+     "a file that gets a line for each kernel that an engine had not in memory", "none"},
+    {Variable::record, "FLASHJIT_RECORD", "a file that becomes a manifest of these kernels", "none"},
+    {Variable::nvrtc, "FLASHJIT_NVRTC", "the NVRTC library, a file or a folder",
+     "`CUDA_HOME`, `CUDA_PATH`, the loader's path, `nvrtc/` beside the library, `/usr/local/cuda`"},
+    {Variable::llvm_plugin, "FLASHJIT_LLVM_PLUGIN", "the LLVM plugin, a file",
+     "beside the library or program, in its `../lib`, else where the loader looks"},
+    {Variable::check, "FLASHJIT_CHECK",
+     "with `1`, lengths and lists in GPU memory are checked before every launch", "GPU kernels clamp them"},
+    {Variable::cuda_home, "CUDA_HOME", "a CUDA toolkit, whose `lib64` may have NVRTC", "`CUDA_PATH`"},
+    {Variable::cuda_path, "CUDA_PATH", "the same, looked at after `CUDA_HOME`", "the loader's path"},
+    {Variable::xdg_cache_home, "XDG_CACHE_HOME",
+     "the folder of caches, an absolute path; the default of `FLASHJIT_CACHE_DIR` lies in it", "`~/.cache`"},
+    {Variable::home, "HOME", "the user's folder; the default of `FLASHJIT_CACHE_DIR` may lie in it",
+     "nothing is kept on disk"},
+};
+static_assert(
+    [] {
+      for (std::size_t i = 0; i < std::size(environment_table); ++i)
+        if (static_cast<std::size_t>(environment_table[i].variable) != i) return false;
+      return std::size(environment_table) == static_cast<std::size_t>(Variable::home) + 1;
+    }(),
+    "environment_table has a row for each variable, in the order of the enumerators");
+
+// The variable's value; empty if it is not set, and in set-user-id
+// programs, where the caller controls the environment.
+std::string environment_variable(Variable variable);
+
+}  // namespace flashjit

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The installed tree can be moved and serves programs through find_package and through pkg-config. The README shows the
-# programs that are built here. Usage: installed.sh BUILD_FOLDER
+# The installed tree can be moved and serves programs through find_package and through pkg-config. The README and
+# tools/examples/README.md show the programs that are built here. Usage: installed.sh BUILD_FOLDER
 set -eu
 build=$1
 cd "$(dirname "$0")/../.."
@@ -47,21 +47,23 @@ cc tools/examples/attention.c $(pkg-config --cflags --libs flashjit) -Wl,-rpath,
 echo '== the command, installed'
 "$work/prefix/bin/flashjit" run tools/examples/full_fp32.json --seqlen-q 64 --verify
 
-echo '== README'
-# The block that follows the comment "tools/examples/NAME; a test compares the two".
+echo '== pages'
+# The block that follows the comment "tools/examples/NAME; a test compares the two" in a page.
 shown() {
   awk -v mark="tools/examples/$1; a test compares the two" \
     'index($0, mark) { wanted = 1 } $0 == "```" { inside = 0 } inside { print } wanted && /^```./ { inside = 1; wanted = 0 }' \
-    README.md
+    "$2"
 }
 for example in attention.cpp attention.c; do
-  shown "$example" | diff - "tools/examples/$example"
+  shown "$example" tools/examples/README.md | diff - "tools/examples/$example"
 done
 # Parts of examples.
-for example in train.cpp formula.cpp decode_step.cpp; do
-  part=$(shown $example)
-  case $(cat tools/examples/$example) in
+part_of() {
+  part=$(shown "$1" "$2")
+  case $(cat "tools/examples/$1") in
     *"${part:?}"*) ;;
-    *) echo "the README's part of $example is not in it" >&2 && exit 1 ;;
+    *) echo "the part of $1 that $2 shows is not in it" >&2 && exit 1 ;;
   esac
-done
+}
+part_of attention.cpp README.md
+for example in train.cpp formula.cpp decode_step.cpp; do part_of $example tools/examples/README.md; done

@@ -1,4 +1,4 @@
-"""The programs of tools/examples/python print what they say, and the README shows the first as it is."""
+"""The programs of tools/examples/python print what they say, and two pages show the first."""
 
 import subprocess
 import sys
@@ -25,11 +25,14 @@ class Examples(unittest.TestCase):
                 )
                 self.assertEqual((done.stdout, done.stderr), (printed, ""))
 
-    def test_readme_shows_it(self):
-        text = (ROOT / "README.md").read_text()
-        begin = text.index("<!-- tools/examples/python/attention.py; a test compares the two -->\n```python\n")
-        shown = text[begin:].split("```python\n")[1].split("```")[0]
-        self.assertEqual(shown, (EXAMPLES / "attention.py").read_text())
+    def shown(self, page):
+        text = (ROOT / page).read_text()
+        return text.split("<!-- tools/examples/python/attention.py;")[1].split("```python\n")[1].split("```")[0]
+
+    def test_pages_show_the_first(self):
+        program = (EXAMPLES / "attention.py").read_text()
+        self.assertEqual(self.shown("tools/examples/README.md"), program)
+        self.assertIn(self.shown("README.md"), program)
 
 
 if __name__ == "__main__":

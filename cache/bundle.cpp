@@ -10,7 +10,7 @@
 namespace flashjit {
 namespace {
 
-constexpr std::uint64_t max_record_size = std::uint64_t{4} << 20;
+constexpr std::uint64_t max_record_size = std::uint64_t{4} << 20;  // with a signature
 
 std::string relative(const std::string& path, const std::string& folder) {
   return path.substr(folder.size() + 1);
@@ -41,13 +41,20 @@ std::string import_record(const TuneStore& store, const std::string& folder, con
   if (member.size > max_record_size) return "larger than a tune record";
   std::string text(static_cast<std::size_t>(member.size), '\0'), why;
   if (!content(text.data(), text.size())) return "ends early";
-  const std::optional<TuneRecord> record = parse_tune_record(text, why);
+  const SignedBytes parts = split_signature(text);
+  const std::optional<TuneRecord> record = parse_tune_record(parts.body, why);
   if (!record) return why;
   if (relative(store.path(record->key), folder) != member.name) return "holds the record of another key";
-  return store.publish(*record, &why) ? "" : why;
+  return store.publish(*record, &why, std::string(parts.line)) ? "" : why;
 }
 
 }  // namespace
+
+TuneStore records_of(const DiskCache& cache) {
+  TuneStore store(cache.folder());
+  store.use_signatures(cache.verifier(), cache.signer());
+  return store;
+}
 
 Exported export_bundle(const DiskCache& cache, const ByteSink& sink) {
   Exported result;
@@ -70,12 +77,12 @@ Exported export_bundle(const DiskCache& cache, const ByteSink& sink) {
     add(item.path, *bytes);
     ++result.entries;
   }
-  for (const TuneStore::Listing& item : TuneStore(cache.folder()).list()) {
+  for (const TuneStore::Listing& item : records_of(cache).list()) {
     if (!item.record) {
       result.left_out.push_back(item.path + ": " + item.damage);
       continue;
     }
-    add(item.path, to_json(*item.record));
+    add(item.path, to_json(*item.record) + item.signature);
     ++result.records;
   }
   require(write_archive_end(sink));
@@ -84,7 +91,7 @@ Exported export_bundle(const DiskCache& cache, const ByteSink& sink) {
 
 Imported import_bundle(const DiskCache& cache, const ByteSource& read) {
   Imported result;
-  const TuneStore store(cache.folder());
+  const TuneStore store = records_of(cache);
   result.damage = read_archive(read, [&](const ArchiveMember& member, const ByteSource& content) {
     // Skips folders, and the records in which pax archives keep times and owners.
     if (member.type == '5' || member.type == 'x' || member.type == 'g') return;

@@ -12,6 +12,9 @@
 
 namespace flashjit {
 
+// The tune records in the cache's folder, with its verifier and signer.
+TuneStore records_of(const DiskCache& cache);
+
 struct Exported {
   std::size_t entries = 0, records = 0;
   std::vector<std::string> left_out;  // damaged files, as "path: reason"

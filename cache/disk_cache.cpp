@@ -130,7 +130,15 @@ DiskCache::DiskCache(const std::string& folder, Access access, std::uint64_t max
 }
 
 std::string DiskCache::path(const CacheKey& key) const {
-  return folder_ + "/" + store_name + "/" + entry_name(key);
+  return folder_ + "/" + name(key);
+}
+
+std::string DiskCache::name(const CacheKey& key) {
+  return store_name + "/" + entry_name(key);
+}
+
+bool DiskCache::is_name(std::string_view text) {
+  return text.starts_with(store_name + "/") && is_entry_name(text.substr(store_name.size() + 1));
 }
 
 std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
@@ -140,6 +148,9 @@ std::optional<CacheEntry> DiskCache::read(int store, const std::string& name,
   const auto whole = [&](int file, const struct stat& status) {
     Finding finding = read_entry(file, status, true, entry);
     if (finding.reason.empty()) finding = check(entry);
+    if (finding.reason.empty() && asks_for_signatures(store, ".."))
+      finding.reason =
+          why_not_signed(store_name + "/" + name, *encode_entry(entry, finding.reason), verifier_);
     if (finding.reason.empty() && use) finding = use(entry);
     if (finding.reason.empty() && access_ == Access::read_write) mark_used(file, status.st_mtime);
     return finding;
@@ -232,10 +243,20 @@ KeyLock DiskCache::lock(const CacheKey& key, std::chrono::milliseconds patience,
 
 bool DiskCache::publish(const CacheEntry& entry, std::string* why) const {
   std::string reason;
-  const std::optional<std::string> bytes = encode_entry(entry, reason);
-  const File store = bytes ? open_store(folder_, true, &reason) : File();
-  if (store && publish_file(store.get(), entry_name(entry.key), *bytes, &reason)) {
-    const auto size = static_cast<std::int64_t>(bytes->size());
+  std::optional<std::string> bytes = encode_entry(entry, reason);
+  if (bytes) return publish_bytes(entry.key, std::move(*bytes), Flush::yes, why);
+  tell(why, "cannot store " + path(entry.key) + ": " + reason);
+  return false;
+}
+
+bool DiskCache::publish_bytes(const CacheKey& key, std::string bytes, Flush flush, std::string* why) const {
+  std::string reason;
+  const File store = open_store(folder_, true, &reason);
+  if (store &&
+      (!asks_for_signatures(store.get(), "..") ||
+       fit_for_signed(name(key), bytes, verifier_, signer_, &reason)) &&
+      publish_file(store.get(), entry_name(key), bytes, &reason, flush)) {
+    const auto size = static_cast<std::int64_t>(bytes.size());
     if (room_->fetch_sub(size) < size) {
       const std::uint64_t left = gc(max_bytes_).left_bytes;
       // Other processes publish, too, so the folder's size is looked at again before all of the room is used.
@@ -244,7 +265,7 @@ bool DiskCache::publish(const CacheEntry& entry, std::string* why) const {
     }
     return true;
   }
-  tell(why, "cannot store " + path(entry.key) + ": " + reason);
+  tell(why, "cannot store " + path(key) + ": " + reason);
   return false;
 }
 
@@ -271,6 +292,8 @@ std::vector<DiskCache::Listing> DiskCache::list(bool verify) const {
     if (listing.damage.empty() && entry_name(entry.key) != name) {
       listing.damage = "holds another key";
     }
+    if (std::string unused; listing.damage.empty() && verify && asks_for_signatures(store.get(), ".."))
+      listing.damage = why_not_signed(DiskCache::name(entry.key), *encode_entry(entry, unused), verifier_);
     if (listing.damage.empty()) {
       entry.payload.clear();
       listing.entry = std::move(entry);

@@ -6,6 +6,8 @@
 //   FOLDER/v3/lock                   holds no data and is never removed; a byte at an offset taken
 //                                    from ENTRY is locked while that key is being built
 //   FOLDER/v3/tmp/, quarantine/      files being written, damaged files (folder.hpp)
+//   FOLDER/signed                    if it is there, whatever it holds, the folder asks for signatures:
+//                                    entries and records without one of a trusted key are not used
 //
 // v3 is the format version. Each version has a folder of its own and never touches another's. The file
 // names are an index from requests to entries: without a compiler, no entry's key can be computed.
@@ -26,6 +28,7 @@
 #include "cache/folder.hpp"
 #include "cache/fork.hpp"
 #include "cache/key.hpp"
+#include "cache/signature.hpp"
 
 namespace flashjit {
 
@@ -76,11 +79,24 @@ class DiskCache {
   explicit DiskCache(const std::string& folder, Access access = Access::read_write,
                      std::uint64_t max_bytes = 0);
 
+  // How the signatures of a folder that asks for them are checked, and made for what is published unsigned.
+  // Such a folder gives nothing without the first and takes nothing unsigned without the second.
+  void use_signatures(Verifier verifier, Signer signer) {
+    verifier_ = std::move(verifier);
+    signer_ = std::move(signer);
+  }
+  const Verifier& verifier() const { return verifier_; }
+  const Signer& signer() const { return signer_; }
+
   Access access() const { return access_; }
   // Absolute, free of symbolic links.
   const std::string& folder() const { return folder_; }
   // The path where the key's entry is or would be.
   std::string path(const CacheKey& key) const;
+  // The same within any cache folder: "v3/REQUEST-ENTRY.kernel".
+  static std::string name(const CacheKey& key);
+  // Whether the text is such a name.
+  static bool is_name(std::string_view text);
 
   // The entry with exactly these key fields, if an undamaged one is there. A partial,
   // corrupt or foreign file is set aside and counts as missing, and so does an entry
@@ -106,6 +122,8 @@ class DiskCache {
   // recently used entries are removed. If the entry cannot be written (disk full, read-only),
   // returns false with the reason in *why and leaves nothing behind; the caller goes on without.
   bool publish(const CacheEntry& entry, std::string* why = nullptr) const;
+  // The same of an entry's bytes, which decode_entry() has accepted.
+  bool publish_bytes(const CacheKey& key, std::string bytes, Flush flush, std::string* why = nullptr) const;
 
   struct Listing {
     std::string path;
@@ -114,7 +132,8 @@ class DiskCache {
     std::optional<CacheEntry> entry;  // without payload; absent if damaged
     std::string damage;               // why the entry is absent
   };
-  // Lists the entries in order of path. `verify`: payloads are read and checked, too. Moves nothing.
+  // Lists the entries in order of path. `verify`: payloads are read and checked, too, and signatures where
+  // they are asked for. Moves nothing.
   std::vector<Listing> list(bool verify) const;
   // Enforces the limit now: removes the least recently used entries (eviction.hpp), except
   // those that are being built or waited for, and the unfinished files of dead processes.
@@ -131,6 +150,8 @@ class DiskCache {
   std::string folder_;
   Access access_;
   std::uint64_t max_bytes_ = 0;
+  Verifier verifier_;
+  Signer signer_;
   // Bytes that may still be published before the size of all
   // entries must be looked at; shared by all copies of this cache.
   std::shared_ptr<std::atomic<std::int64_t>> room_;

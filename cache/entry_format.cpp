@@ -1,6 +1,7 @@
 #include "cache/entry_format.hpp"
 
 #include "cache/bytes.hpp"
+#include "cache/signature.hpp"
 #include "codegen/base/digest.hpp"
 
 namespace flashjit {
@@ -22,7 +23,8 @@ std::optional<std::string> encode_entry(const CacheEntry& entry, std::string& wh
     return std::nullopt;
   }
   std::string bytes;
-  bytes.reserve(fixed_size + key.size() + entry.metadata.size() + digest_size + entry.payload.size());
+  bytes.reserve(fixed_size + key.size() + entry.metadata.size() + digest_size + entry.payload.size() +
+                entry.signature.size());
   bytes += magic;
   put_u32(bytes, entry_format_version);
   put_u32(bytes, static_cast<std::uint32_t>(key.size()));
@@ -33,6 +35,7 @@ std::optional<std::string> encode_entry(const CacheEntry& entry, std::string& wh
   bytes += entry.metadata;
   bytes += digest(bytes);
   bytes += entry.payload;
+  bytes += entry.signature;
   return bytes;
 }
 
@@ -52,8 +55,9 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
   }
   const std::uint64_t key_size = fixed.u32(), metadata_size = fixed.u32(), payload_size = fixed.u32();
   const std::string payload_checksum(fixed.take(digest_size));
+  const std::uint64_t parts = fixed_size + key_size + metadata_size + digest_size + payload_size;
   if (key_size > max_key_size || metadata_size > max_metadata_size || payload_size > max_payload_size ||
-      fixed_size + key_size + metadata_size + digest_size + payload_size != file_size) {
+      (parts != file_size && parts + signature_line_size != file_size)) {
     return "the sizes in its header do not add up to its " + std::to_string(file_size) + " bytes";
   }
 
@@ -68,11 +72,16 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
   entry.key = std::move(*key);
   entry.metadata = head.substr(fixed_size + key_size);
   entry.payload.clear();
+  entry.signature.clear();
   if (!with_payload) return {};
 
   entry.payload.resize(payload_size);
   if (!read(entry.payload.data(), payload_size)) return "ends early";
   if (digest(entry.payload) != payload_checksum) return "the checksum of the payload does not match";
+  if (parts == file_size) return {};
+  entry.signature.resize(signature_line_size);
+  if (!read(entry.signature.data(), signature_line_size)) return "ends early";
+  if (!parse_signature(entry.signature)) return "what follows the payload is no signature";
   return {};
 }
 

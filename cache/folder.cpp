@@ -78,11 +78,12 @@ class Temporary {
   explicit operator bool() const { return static_cast<bool>(file_); }
 
   // Returns false with errno.
-  bool write(const std::string& bytes) {
+  bool write(const std::string& bytes, Flush flush) {
     // The file is flushed because file systems may report a full disk or quota only
     // then. The folder is not flushed: a power cut may lose the rename, and so an
     // entry, but nothing else; any other damage by a power cut fails a checksum.
-    return write_fully(file_.get(), bytes.data(), bytes.size()) && ::fdatasync(file_.get()) == 0;
+    return write_fully(file_.get(), bytes.data(), bytes.size()) &&
+           (flush == Flush::no || ::fdatasync(file_.get()) == 0);
   }
   bool move_to(int folder, const std::string& name) {
     if (::renameat(folder_, name_.c_str(), folder, name.c_str()) != 0) return false;
@@ -189,14 +190,19 @@ bool read_file(int folder, const std::string& name, bool may_move, const FileRea
   return false;
 }
 
-bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why) {
+bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why,
+                  Flush flush) {
   const File temporaries = open_folder(folder, "tmp", true, why);
   if (!temporaries) return false;
   Temporary::remove_stale(temporaries.get());
   Temporary file(temporaries.get());
-  if (file && file.write(bytes) && file.move_to(folder, name)) return true;
+  if (file && file.write(bytes, flush) && file.move_to(folder, name)) return true;
   tell(why, error_text(errno));
   return false;
+}
+
+bool asks_for_signatures(int folder, const std::string& path) {
+  return ::faccessat(folder, (path + "/signed").c_str(), F_OK, 0) == 0 || errno != ENOENT;
 }
 
 std::size_t remove_unfinished(int folder, std::string* why) {

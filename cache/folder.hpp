@@ -49,9 +49,16 @@ std::optional<Finding> inspect_file(int folder, const std::string& name, const F
 // file, or something else in a file's place, is moved to quarantine/ if `may_move` is set.
 bool read_file(int folder, const std::string& name, bool may_move, const FileReader& read, std::string* why);
 
+// Whether a file is flushed before it appears. Without, a full disk may show only when it is read, as damage.
+enum class Flush { yes, no };
+
 // Writes the file to tmp/, flushes and renames it. On failure
 // returns false with the reason in *why and leaves nothing behind.
-bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why);
+bool publish_file(int folder, const std::string& name, const std::string& bytes, std::string* why,
+                  Flush flush = Flush::yes);
+
+// Whether the cache folder at `path` from the open folder asks for signatures (disk_cache.hpp).
+bool asks_for_signatures(int folder, const std::string& path);
 
 // Removes the files of dead writers in a folder's tmp/; returns how many.
 std::size_t remove_unfinished(int folder, std::string* why);

@@ -47,17 +47,20 @@ File open_device(const std::string& folder, const std::string& device, bool crea
 }
 
 std::string path_in(const std::string& folder, const TuneKey& key) {
-  return folder + "/tune/" + slug(key.device) + "/" + record_name(key);
+  return folder + "/" + TuneStore::name(key);
 }
 
-Finding read_record(int file, const struct stat& status, std::optional<TuneRecord>& record) {
+Finding read_record(int file, const struct stat& status, std::optional<TuneRecord>& record,
+                    std::string& signature) {
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size > largest_file) return {"larger than a tune record", true};
   std::string text(size, '\0'), damage;
   if (!read_fully(file, text.data(), size)) {
     return errno == 0 ? Finding{"ends early", true} : Finding{error_text(errno), false};
   }
-  record = parse_tune_record(text, damage);
+  const SignedBytes parts = split_signature(text);
+  signature = parts.line;
+  record = parse_tune_record(parts.body, damage);
   return {damage, !record};
 }
 
@@ -83,9 +86,12 @@ std::optional<TuneStore::Found> TuneStore::lookup(const TuneKey& key, const Tune
   const auto find = [&](const std::string& folder, bool bundled) -> std::optional<Found> {
     const File device = folder.empty() ? File() : open_device(folder, key.device, false, why);
     std::optional<TuneRecord> record;
+    std::string signature;
     const auto read = [&](int file, const struct stat& status) -> Finding {
-      Finding finding = read_record(file, status, record);
+      Finding finding = read_record(file, status, record, signature);
       if (record && record->key != key) return {"holds the record of another key", true};
+      if (record && asks_for_signatures(device.get(), "../.."))
+        finding.reason = why_not_signed(TuneStore::name(key), to_json(*record) + signature, verifier_);
       return finding;
     };
     std::string damage;
@@ -94,7 +100,8 @@ std::optional<TuneStore::Found> TuneStore::lookup(const TuneKey& key, const Tune
       return std::nullopt;
     }
     std::string first_guess = difference(record->environment, here);
-    return Found{std::move(*record), path_in(folder, key), bundled, std::move(first_guess)};
+    return Found{std::move(*record), path_in(folder, key), bundled, std::move(first_guess),
+                 std::move(signature)};
   };
   for (const std::string& layer : layers_) {
     if (std::optional<Found> found = find(layer, true)) return found;
@@ -102,14 +109,23 @@ std::optional<TuneStore::Found> TuneStore::lookup(const TuneKey& key, const Tune
   return find(folder_, false);
 }
 
+std::string TuneStore::name(const TuneKey& key) {
+  return "tune/" + slug(key.device) + "/" + record_name(key);
+}
+
 std::string TuneStore::path(const TuneKey& key) const {
   return folder_.empty() ? std::string() : path_in(folder_, key);
 }
 
-bool TuneStore::publish(const TuneRecord& record, std::string* why) const {
+bool TuneStore::publish(const TuneRecord& record, std::string* why, const std::string& signature) const {
   std::string reason = "there is no cache folder";
   const File device = folder_.empty() ? File() : open_device(folder_, record.key.device, true, &reason);
-  if (device && publish_file(device.get(), record_name(record.key), to_json(record), &reason)) return true;
+  std::string bytes = to_json(record) + signature;
+  if (device &&
+      (!asks_for_signatures(device.get(), "../..") ||
+       fit_for_signed(name(record.key), bytes, verifier_, signer_, &reason)) &&
+      publish_file(device.get(), record_name(record.key), bytes, &reason))
+    return true;
   tell(why, "cannot store the tune record: " + reason);
   return false;
 }
@@ -125,9 +141,9 @@ std::vector<TuneStore::Listing> TuneStore::list() const {
       if (!device) continue;
       for (const std::string& name : names_in(device.get())) {
         if (!is_record_name(name)) continue;
-        Listing item{folder + "/tune/" + device_name + "/" + name, bundled, {}, {}};
+        Listing item{folder + "/tune/" + device_name + "/" + name, bundled, {}, {}, {}};
         const auto read = [&](int file, const struct stat& status) {
-          return read_record(file, status, item.record);
+          return read_record(file, status, item.record, item.signature);
         };
         const std::optional<Finding> finding = inspect_file(device.get(), name, read);
         if (!finding) continue;
@@ -136,6 +152,11 @@ std::vector<TuneStore::Listing> TuneStore::list() const {
             (record_name(item.record->key) != name || slug(item.record->key.device) != device_name)) {
           item.record.reset();
           item.damage = "holds the record of another key";
+        }
+        if (item.record && asks_for_signatures(device.get(), "../..")) {
+          item.damage = why_not_signed(TuneStore::name(item.record->key),
+                                       to_json(*item.record) + item.signature, verifier_);
+          if (!item.damage.empty()) item.record.reset();
         }
         listings.push_back(std::move(item));
       }

@@ -1,6 +1,6 @@
 // Tune records on disk.
 //
-//   FOLDER/tune/DEVICE/DIGEST.json   a record: to_json() of it and nothing else
+//   FOLDER/tune/DEVICE/DIGEST.json   a record: to_json() of it, and perhaps a signature's line
 //
 // DEVICE is the device's name in lower case with dashes; DIGEST is the digest
 // of the key. Files are published and set aside like entries (folder.hpp).
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache/key.hpp"
+#include "cache/signature.hpp"
 #include "cache/tune_record.hpp"
 
 namespace flashjit {
@@ -33,12 +34,19 @@ class TuneStore {
   explicit TuneStore(std::string folder, std::vector<std::string> layers = {})
       : folder_(std::move(folder)), layers_(std::move(layers)) {}
 
+  // As DiskCache::use_signatures.
+  void use_signatures(Verifier verifier, Signer signer) {
+    verifier_ = std::move(verifier);
+    signer_ = std::move(signer);
+  }
+
   struct Found {
     TuneRecord record;
     std::string path;
     bool bundled = false;  // from a layer
     std::string
-        first_guess{};  // how `here` differs from the environment of the measurement; empty: not at all
+        first_guess{};        // how `here` differs from the environment of the measurement; empty: not at all
+    std::string signature{};  // the line of signature.hpp; empty: none
 
     // Whether measuring again would be pointless: a bundle's
     // record wins anyway, and one of our own was made here.
@@ -52,14 +60,18 @@ class TuneStore {
 
   // The path where the key's record in `folder` is or would be.
   std::string path(const TuneKey& key) const;
-  // Writes the record to `folder`, in place of an older one. Returns false with the reason in *why.
-  bool publish(const TuneRecord& record, std::string* why = nullptr) const;
+  // The same within any cache folder: "tune/DEVICE/DIGEST.json".
+  static std::string name(const TuneKey& key);
+  // Writes the record to `folder`, in place of an older one, with the line of its signature if it has one.
+  // Returns false with the reason in *why.
+  bool publish(const TuneRecord& record, std::string* why = nullptr, const std::string& signature = {}) const;
 
   struct Listing {
     std::string path;
     bool bundled = false;
     std::optional<TuneRecord> record;  // absent if damaged
     std::string damage;                // why the record is absent
+    std::string signature{};           // as in Found
   };
   // Lists the records of all folders, in order of lookup, then of path. Moves nothing.
   std::vector<Listing> list() const;
@@ -67,6 +79,8 @@ class TuneStore {
  private:
   std::string folder_;
   std::vector<std::string> layers_;
+  Verifier verifier_;
+  Signer signer_;
 };
 
 }  // namespace flashjit

@@ -16,6 +16,7 @@
 #include "runtime/compile_watch.hpp"
 #include "runtime/compiler.hpp"
 #include "runtime/executable.hpp"
+#include "runtime/remote/plugin_client.hpp"
 
 namespace flashjit {
 namespace {
@@ -124,10 +125,12 @@ std::vector<std::string> layer_paths(const std::optional<std::string>& layers) {
 }
 
 OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
-                       std::uint64_t max_bytes) {
+                       std::uint64_t max_bytes, const StoreOptions& stores) {
   OpenedCache cache;
+  cache.verifier = verifier(trusted_keys(stores.trust));
+  cache.signer = signer(signing_key_path(stores.signing_key));
   for (const std::string& path : layer_paths(layers))
-    cache.layers.emplace_back(path, DiskCache::Access::read_only);
+    cache.layers.emplace_back(path, DiskCache::Access::read_only).use_signatures(cache.verifier, {});
   if (max_bytes == 0) max_bytes = DiskCache::default_max_bytes();
   const std::string name = folder.value_or(DiskCache::default_folder());
   if (name.empty()) {
@@ -135,7 +138,8 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
     return cache;
   }
   try {
-    cache.disk.emplace(name, DiskCache::Access::read_write, max_bytes);
+    cache.disk.emplace(name, DiskCache::Access::read_write, max_bytes)
+        .use_signatures(cache.verifier, cache.signer);
   } catch (const Error& error) {
     if (folder || !environment_variable(Variable::cache_dir).empty()) throw;
     cache.note = error.message();

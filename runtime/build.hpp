@@ -23,6 +23,13 @@ struct OpenedCache {
   std::vector<DiskCache> layers;  // read-only, in the order of search
   std::optional<DiskCache> disk;  // searched after the layers; new kernels are written here
   std::string note;               // why `disk` is absent
+  Verifier verifier;              // of signatures, by the keys that are trusted
+  Signer signer;                  // empty without a key to sign with
+};
+
+// What an engine's options say of stores and signatures; see EngineOptions.
+struct StoreOptions {
+  std::optional<std::string> trust, signing_key;
 };
 
 // The folders that `layers` lists; FLASHJIT_CACHE_PATH if it is absent.
@@ -32,7 +39,7 @@ std::vector<std::string> layer_paths(const std::optional<std::string>& layers);
 // if a folder named here or in the environment cannot be used. If the default folder
 // cannot be used, there is no disk cache and every process compiles its kernels.
 OpenedCache open_cache(const std::optional<std::string>& folder, const std::optional<std::string>& layers,
-                       std::uint64_t max_bytes = 0);
+                       std::uint64_t max_bytes = 0, const StoreOptions& stores = {});
 
 // Loads the code. Throws BadCode (executable.hpp) if the code is to blame for a failure.
 using CodeLoader = std::function<void(const std::string& code, const std::vector<Step>& steps)>;

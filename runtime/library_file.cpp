@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cache/environment.hpp"
 #include "cache/file.hpp"
 #include "cache/trust.hpp"
 
@@ -94,6 +95,20 @@ fs::path own_folder(std::string* why) {
   const OwnFile own = own_file();
   *why = own.why;
   return own.path.parent_path();
+}
+
+std::vector<std::string> plugin_places(Variable variable, const std::string& file, std::string& problems) {
+  if (std::string chosen = environment_variable(variable); !chosen.empty()) return {std::move(chosen)};
+  std::vector<std::string> result;
+  std::string why;
+  if (const fs::path folder = own_folder(&why); !folder.empty()) {
+    result.push_back((folder / file).string());
+    result.push_back((folder.parent_path() / "lib" / file).string());
+  } else {
+    problems += "beside the flashjit library or program, whose folder is unknown: " + why + "\n";
+  }
+  result.push_back(file);
+  return result;
 }
 
 std::string trusted_library(const std::string& path, std::string* why) {

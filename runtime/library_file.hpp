@@ -15,12 +15,20 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
+
+#include "cache/environment.hpp"
 
 namespace flashjit {
 
 // The folder of the library or program that holds this code, without symbolic links. Empty, with the reason
 // in *why, if it is unknown.
 std::filesystem::path own_folder(std::string* why);
+
+// Where a plugin may be, in the order of search: the file that the variable names and no other,
+// else beside the library or program that holds this code, in ../lib of that folder, and where the dynamic
+// loader looks for the file's name. `problems` gets a line for each place that is unknown.
+std::vector<std::string> plugin_places(Variable variable, const std::string& file, std::string& problems);
 
 // The library's path without symbolic links, so that the checked path is the opened
 // path. Empty, with the reason in *why, if there is no such file or it is not trusted.

@@ -2,10 +2,8 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "cache/environment.hpp"
 #include "cache/fork.hpp"
@@ -17,22 +15,6 @@ namespace flashjit {
 namespace {
 
 constexpr const char* plugin_file = "libflashjit-llvm.so";
-
-// The plugin's possible places. `problems` gets a line for each that is unknown.
-std::vector<std::string> places(std::string& problems) {
-  if (std::string chosen = environment_variable(Variable::llvm_plugin); !chosen.empty())
-    return {std::move(chosen)};
-  std::vector<std::string> result;
-  std::string why;
-  if (const std::filesystem::path folder = own_folder(&why); !folder.empty()) {
-    result.push_back((folder / plugin_file).string());
-    result.push_back((folder.parent_path() / "lib" / plugin_file).string());
-  } else {
-    problems += "beside the flashjit library or program, whose folder is unknown: " + why + "\n";
-  }
-  result.push_back(plugin_file);
-  return result;
-}
 
 [[noreturn]] void unavailable(const std::string& problems) {
   throw Error(
@@ -46,7 +28,7 @@ std::vector<std::string> places(std::string& problems) {
 
 LlvmPluginFile find_file() {
   std::string problems;
-  for (const std::string& place : places(problems)) {
+  for (const std::string& place : plugin_places(Variable::llvm_plugin, plugin_file, problems)) {
     LlvmPluginFile file;
     std::string why;
     if (place.find('/') != std::string::npos) {

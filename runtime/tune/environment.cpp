@@ -26,7 +26,9 @@ TuneEnvironment tune_environment(const EngineOptions& options) {
 TuneStore tune_store(const OpenedCache& cache) {
   std::vector<std::string> layers;
   for (const DiskCache& layer : cache.layers) layers.push_back(layer.folder());
-  return TuneStore(cache.disk ? cache.disk->folder() : std::string(), std::move(layers));
+  TuneStore store(cache.disk ? cache.disk->folder() : std::string(), std::move(layers));
+  store.use_signatures(cache.verifier, cache.signer);
+  return store;
 }
 
 }  // namespace flashjit

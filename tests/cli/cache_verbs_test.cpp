@@ -59,6 +59,32 @@ TEST(CacheLayers, ExplainNeedsNoCompiler) {
     EXPECT_TRUE(test.flashjit({"cache", "explain", "--spec", spec, "--json"}).json()["found"].get<bool>());
 }
 
+TEST(CacheSignatures, AFolderThatAsksServesWhatTrustedKeysSigned) {
+  CommandLine flashjit;
+  flashjit({"compile", small_spec});
+  const std::string key = flashjit.folder() + "/ci.key", trust = flashjit.folder() + "/trust";
+  const std::string ci = flashjit({"cache", "keygen", key, "--name", "ci"}).out;
+  ASSERT_THAT(ci, ::testing::StartsWith("ci="));
+  const std::string item = ci.substr(0, ci.find('\n'));
+  EXPECT_EQ(flashjit({"cache", "trust", item, "--file", trust}).out, ci);
+  flashjit.environment["FLASHJIT_TRUST"] = trust;
+  EXPECT_EQ(flashjit({"cache", "trust", "--json"}).json()[0]["name"], "ci");
+  EXPECT_EQ(flashjit({"cache", "sign"}).exit_code, 3);
+  EXPECT_EQ(flashjit({"cache", "sign", "--key", key, "--ask", "--json"}).json()["signed_entries"], 1);
+  EXPECT_EQ(flashjit({"cache", "sign", "--key", key, "--json"}).json()["signed_entries"], 0);
+
+  const auto origin = [&] { return flashjit({"compile", small_spec, "--json"}).json()["origin"]; };
+  EXPECT_EQ(origin(), "disk");
+  EXPECT_EQ(flashjit({"cache", "verify"}).exit_code, 0);
+  flashjit.environment["FLASHJIT_REMOTE_PLUGIN"] = flashjit.missing("plugin.so");
+  EXPECT_EQ(origin(), "compiled");
+  EXPECT_THAT(flashjit({"cache", "verify"}).err, HasSubstr("could not be opened"));
+  flashjit.environment.erase("FLASHJIT_REMOTE_PLUGIN");
+  flashjit({"cache", "trust", "--file", trust, "--", "-" + item});
+  EXPECT_EQ(origin(), "compiled");
+  EXPECT_THAT(flashjit({"cache", "verify"}).err, HasSubstr("key ci, which is revoked"));
+}
+
 TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {
   CommandLine flashjit;
   for (const char* dim : {"16", "24", "32"})

@@ -10,10 +10,12 @@
 #include <map>
 #include <memory>
 
+#include "cache/bundle.hpp"
 #include "cache/config_json.hpp"
 #include "cache/tune_store.hpp"
 #include "codegen/base/suggest.hpp"
 #include "runtime/build.hpp"
+#include "runtime/remote/plugin_client.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/progress.hpp"
@@ -34,7 +36,9 @@ DiskCache CacheOptions::cache(bool made) const {
                                              "; --cache-dir takes a folder that exists, and without it "
                                              "FLASHJIT_CACHE_DIR or ~/.cache/flashjit is meant");
   }
-  return DiskCache(name, made ? DiskCache::Access::read_write : DiskCache::Access::inspect);
+  DiskCache cache(name, made ? DiskCache::Access::read_write : DiskCache::Access::inspect);
+  cache.use_signatures(verifier(trusted_keys({})), signer(signing_key_path({})));
+  return cache;
 }
 
 std::vector<DiskCache> CacheOptions::folders() const {
@@ -129,7 +133,7 @@ int stat(const CacheOptions& options) {
       ++entries;
       ++by_target[field(item.entry->key, "target")];
     }
-    const std::size_t records = TuneStore(folder.folder()).list().size();
+    const std::size_t records = records_of(folder).list().size();
     folders.push_back({{"folder", folder.folder()},
                        {"layer", is_layer(folder)},
                        {"entries", entries},
@@ -170,7 +174,7 @@ int verify_all(const CacheOptions& options) {
   for (const DiskCache& folder : options.folders()) {
     const Progress progress("reading " + folder.folder());
     for (const auto& item : folder.list(true)) add(item, item.entry.has_value(), entries, bad_entries);
-    for (const auto& item : TuneStore(folder.folder()).list())
+    for (const auto& item : records_of(folder).list())
       add(item, item.record.has_value(), records, bad_records);
   }
   if (options.json) {
@@ -278,6 +282,9 @@ Verb add_cache(const Arguments& parent) {
   add("import", "Read entries and tune records from such a tar", add_import);
   add("clear", "Remove every entry and every file set aside; tune records stay", plain<clear>);
   add("path", "Print the folder", plain<path>);
+  add("keygen", "Make a key that signs entries and tune records", add_keygen);
+  add("sign", "Sign the entries and tune records of the folder", add_sign);
+  add("trust", "List the trusted keys, or add keys to a file of them", add_trust);
   app.footer(
       "Examples:\n"
       "  flashjit cache ls\n"

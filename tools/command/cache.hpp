@@ -28,6 +28,9 @@ using CacheAction = std::function<int(const CacheOptions&)>;
 CacheAction add_explain(const Arguments& app);
 CacheAction add_export(const Arguments& app);
 CacheAction add_import(const Arguments& app);
+CacheAction add_keygen(const Arguments& app);
+CacheAction add_sign(const Arguments& app);
+CacheAction add_trust(const Arguments& app);
 
 // The key's field of that name; empty if there is none.
 std::string field(const CacheKey& key, std::string_view label);

@@ -10,6 +10,7 @@
 #include <set>
 #include <sstream>
 
+#include "cache/bundle.hpp"
 #include "cache/disk_cache.hpp"
 #include "cache/environment.hpp"
 #include "cache/tune_store.hpp"
@@ -105,7 +106,7 @@ std::string describe_cache(const DiskCache& cache) {
       std::count_if(entries.begin(), entries.end(), [](const auto& item) { return !item.entry; });
   std::string text = cache.folder() + ", " + std::to_string(entries.size() - damaged) + " entries, ";
   if (damaged > 0) text += std::to_string(damaged) + " damaged (see flashjit cache verify), ";
-  text += std::to_string(TuneStore(cache.folder()).list().size()) + " tune records";
+  text += std::to_string(records_of(cache).list().size()) + " tune records";
   if (!is_layer && ::access(cache.folder().c_str(), W_OK) != 0)
     text += "; compiled kernels are not kept: " + error_text(errno);
   return text;

@@ -1,0 +1,237 @@
+// What answers GET, PUT, HEAD and DELETE of paths: nginx with WebDAV, an object store's front. libcurl is
+// opened by the first such store, since opening it takes longer than all the rest of the plugin.
+#include <curl/curl.h>
+#include <dlfcn.h>
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <ctime>
+
+#include "runtime/remote/pool.hpp"
+#include "runtime/remote/store.hpp"
+#include "runtime/remote/url.hpp"
+
+namespace flashjit::remote_plugin {
+namespace {
+
+struct Curl {
+  decltype(&::curl_global_init) global_init;
+  decltype(&::curl_easy_init) easy_init;
+  decltype(&::curl_easy_cleanup) easy_cleanup;
+  decltype(&::curl_easy_reset) easy_reset;
+  decltype(&::curl_easy_setopt) easy_setopt;
+  decltype(&::curl_easy_perform) easy_perform;
+  decltype(&::curl_easy_getinfo) easy_getinfo;
+  decltype(&::curl_easy_strerror) easy_strerror;
+  decltype(&::curl_slist_append) slist_append;
+  decltype(&::curl_slist_free_all) slist_free_all;
+  decltype(&::curl_getdate) getdate;
+};
+
+Curl open_curl() {
+  void* const library = ::dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+  if (!library) throw Failure(std::string("http needs libcurl: ") + ::dlerror());
+  Curl curl{};
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    if (!function) throw Failure(std::string("libcurl.so.4 lacks ") + name);
+  };
+  find(curl.global_init, "curl_global_init");
+  find(curl.easy_init, "curl_easy_init");
+  find(curl.easy_cleanup, "curl_easy_cleanup");
+  find(curl.easy_reset, "curl_easy_reset");
+  find(curl.easy_setopt, "curl_easy_setopt");
+  find(curl.easy_perform, "curl_easy_perform");
+  find(curl.easy_getinfo, "curl_easy_getinfo");
+  find(curl.easy_strerror, "curl_easy_strerror");
+  find(curl.slist_append, "curl_slist_append");
+  find(curl.slist_free_all, "curl_slist_free_all");
+  find(curl.getdate, "curl_getdate");
+  if (curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) throw Failure("libcurl cannot start");
+  return curl;
+}
+
+const Curl& curl() {
+  static const Curl opened = open_curl();
+  return opened;
+}
+
+// A handle of libcurl, which keeps its connection for the next request.
+struct Session {
+  CURL* handle = curl().easy_init();
+  Session() {
+    if (!handle) throw std::bad_alloc();
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session() { curl().easy_cleanup(handle); }
+};
+
+struct Request {
+  std::string_view sent;      // what a PUT has not sent yet
+  std::string received = {};  // the body
+  std::size_t most = 0;       // octets of it
+  std::time_t date = -1, modified = -1;
+};
+
+std::size_t take_body(char* from, std::size_t, std::size_t size, void* to) {
+  auto& request = *static_cast<Request*>(to);
+  if (size > request.most - request.received.size()) return 0;
+  request.received.append(from, size);
+  return size;
+}
+
+std::size_t give_body(char* to, std::size_t unit, std::size_t count, void* from) {
+  std::string_view& sent = static_cast<Request*>(from)->sent;
+  const std::size_t size = std::min(unit * count, sent.size());
+  std::memcpy(to, sent.data(), size);
+  sent.remove_prefix(size);
+  return size;
+}
+
+std::size_t take_header(char* from, std::size_t, std::size_t size, void* to) {
+  auto& request = *static_cast<Request*>(to);
+  std::string line(from, size);
+  const std::size_t colon = std::min(line.find(':'), line.size());
+  for (std::size_t i = 0; i < colon; ++i)
+    line[i] = static_cast<char>(std::tolower(static_cast<unsigned char>(line[i])));
+  const auto value = [&](std::string_view name, std::time_t& time) {
+    if (std::string_view(line).substr(0, colon) == name)
+      time = curl().getdate(line.substr(colon + 1).c_str(), nullptr);
+  };
+  value("date", request.date);
+  value("last-modified", request.modified);
+  return size;
+}
+
+class HttpStore : public Store {
+ public:
+  explicit HttpStore(const Options& options) : options_(options) {
+    const Url url = parse_url(options.url, {{"http", "80"}, {"https", "443"}});
+    const bool address = url.host.find(':') != std::string::npos;
+    base_ =
+        url.scheme + "://" + (address ? "[" + url.host + "]" : url.host) + ":" + url.port + url.path + "/";
+    curl();
+  }
+
+  bool get(const std::string& name, std::string& bytes) override {
+    Request request{.sent = {}, .most = options_.max_bytes};
+    const long status = perform("GET", name, request);
+    if (is_absent(status)) return false;
+    require(status, status == 200);
+    bytes = std::move(request.received);
+    return true;
+  }
+
+  void put(const std::string& name, std::string_view bytes) override {
+    Request request{.sent = bytes};
+    const long status = perform("PUT", name, request);
+    require(status, status == 200 || status == 201 || status == 204);
+  }
+
+  bool exists(const std::string& name) override {
+    Request request;
+    const long status = perform("HEAD", name, request);
+    require(status, status == 200 || is_absent(status));
+    return status == 200;
+  }
+
+  // A lease is an object that is as old as its Last-Modified says, by the server's own clock. An object store
+  // gives it to one of those who ask for it by a conditional PUT. nginx ignores the condition and tells new
+  // objects from overwritten ones. Two may get it if they ask within the same moment, or where a holder has
+  // died; the cost is one compile more.
+  bool lease(const std::string& name, const std::string& token, std::chrono::milliseconds ttl) override {
+    if (ttl.count() == 0) {
+      Request request;
+      const long status = perform("DELETE", name, request);
+      require(status, (status >= 200 && status < 300) || is_absent(status));
+      return true;
+    }
+    Request asked;
+    const long found = perform("HEAD", name, asked);
+    require(found, found == 200 || is_absent(found));
+    const bool is_new = is_absent(found);
+    if (!is_new && asked.date - asked.modified <= ttl.count() / 1000) return false;
+    Request request{.sent = token};
+    const long status = perform("PUT", name, request, is_new ? "If-None-Match: *" : nullptr);
+    if (is_new && (status == 409 || status == 412 || status == 204)) return false;
+    require(status, status == 200 || status == 201 || status == 204);
+    if (status == 201) return true;
+    std::string holder;
+    return get(name, holder) && holder == token;
+  }
+
+ private:
+  static bool is_absent(long status) { return status == 404 || status == 410; }
+  static void require(long status, bool good) {
+    if (!good) throw Failure("HTTP status " + std::to_string(status));
+  }
+
+  // The status of the answer.
+  long perform(const char* method, const std::string& name, Request& request,
+               const char* condition = nullptr) {
+    const Curl& c = curl();
+    std::unique_ptr<Session> session = sessions_.take();
+    if (!session) session = std::make_unique<Session>();
+    CURL* const handle = session->handle;
+    c.easy_reset(handle);
+    const std::string url = base_ + name, method_name = method;
+    char error[CURL_ERROR_SIZE] = "";
+    curl_slist* headers = nullptr;
+    const auto header = [&](const std::string& line) { headers = c.slist_append(headers, line.c_str()); };
+    header("Expect:");
+    if (condition) header(condition);
+    if (!options_.token.empty() && options_.token.find(':') == std::string::npos)
+      header("Authorization: Bearer " + options_.token);
+    const std::unique_ptr<curl_slist, void (*)(curl_slist*)> freed(headers, c.slist_free_all);
+    const auto set = [&](CURLoption option, auto value) { c.easy_setopt(handle, option, value); };
+    set(CURLOPT_URL, url.c_str());
+    set(CURLOPT_PROTOCOLS_STR, "http,https");
+    set(CURLOPT_NOSIGNAL, 1L);
+    set(CURLOPT_TIMEOUT_MS, static_cast<long>(options_.timeout.count()));
+    set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options_.timeout.count()));
+    set(CURLOPT_ERRORBUFFER, error);
+    set(CURLOPT_USERAGENT, "flashjit");
+    set(CURLOPT_HTTPHEADER, headers);
+    set(CURLOPT_WRITEFUNCTION, &take_body);
+    set(CURLOPT_WRITEDATA, static_cast<void*>(&request));
+    set(CURLOPT_HEADERFUNCTION, &take_header);
+    set(CURLOPT_HEADERDATA, static_cast<void*>(&request));
+    if (options_.token.find(':') != std::string::npos) set(CURLOPT_USERPWD, options_.token.c_str());
+    if (!options_.ca_file.empty()) set(CURLOPT_CAINFO, options_.ca_file.c_str());
+    if (method_name == "PUT") {
+      set(CURLOPT_UPLOAD, 1L);
+      set(CURLOPT_READFUNCTION, &give_body);
+      set(CURLOPT_READDATA, static_cast<void*>(&request));
+      set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.sent.size()));
+      request.most = most_of_an_answer;
+    } else if (method_name == "HEAD") {
+      set(CURLOPT_NOBODY, 1L);
+    } else if (method_name == "DELETE") {
+      set(CURLOPT_CUSTOMREQUEST, "DELETE");
+      request.most = most_of_an_answer;
+    }
+    const CURLcode code = c.easy_perform(handle);
+    long status = 0;
+    c.easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+    if (code != CURLE_OK) {
+      const std::string reason = *error ? error : c.easy_strerror(code);
+      throw Failure(code == CURLE_WRITE_ERROR ? "the answer is larger than any entry" : printable(reason));
+    }
+    sessions_.give_back(std::move(session));
+    return status;
+  }
+
+  static constexpr std::size_t most_of_an_answer = std::size_t{1} << 20;  // a page that nobody reads
+  const Options options_;
+  std::string base_;
+  Pool<Session> sessions_;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> http_store(const Options& options) {
+  return std::make_unique<HttpStore>(options);
+}
+
+}  // namespace flashjit::remote_plugin

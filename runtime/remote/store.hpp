@@ -1,0 +1,41 @@
+// The stores behind the plugin's C interface. For use inside libflashjit-remote.so only.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace flashjit::remote_plugin {
+
+struct Options {
+  std::string url, token, ca_file;
+  std::chrono::milliseconds timeout{};
+  std::size_t max_bytes = 0;
+};
+
+// What a store or the network refuses, in words.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// All functions may be called by several threads at once. They throw Failure.
+class Store {
+ public:
+  virtual ~Store() = default;
+  // False: there is no such object.
+  virtual bool get(const std::string& name, std::string& bytes) = 0;
+  virtual void put(const std::string& name, std::string_view bytes) = 0;
+  virtual bool exists(const std::string& name) = 0;
+  // Takes the lease, or with ttl 0 gives back one of that token. False: another has it.
+  virtual bool lease(const std::string& name, const std::string& token, std::chrono::milliseconds ttl) = 0;
+};
+
+// http, https.
+std::unique_ptr<Store> http_store(const Options& options);
+// redis, rediss.
+std::unique_ptr<Store> redis_store(const Options& options);
+
+}  // namespace flashjit::remote_plugin

@@ -59,6 +59,8 @@ class Errors(unittest.TestCase):
         self.refused(flashjit.InvalidArgumentError, "seqlens_k", "tensor would work", seqlens_k=3)
         self.refused(flashjit.InvalidArgumentError, "scale is a tensor", scale=np.ones(1, np.float32))
         self.refused(flashjit.InvalidArgumentError, "stream is of type str", stream="current")
+        for name in ("bias", "softcap"):
+            self.refused(flashjit.InvalidArgumentError, f"argument {name} is None", score=name, **{name: None})
 
     def test_dtypes(self):
         self.refused(

@@ -3,6 +3,7 @@
 On a GPU if PyTorch has one, with bf16 where a test names no dtype; else on the CPU, with fp32.
 """
 
+import gc
 import subprocess
 import sys
 import unittest
@@ -12,6 +13,7 @@ from unittest import mock
 
 import flashjit
 import flashjit.torch
+import functorch.compile
 import torch
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -209,6 +211,48 @@ class Gradients(unittest.TestCase):
         wanted, _, _ = plain(*(x.double() for x in (q, k, v)))
         torch.testing.assert_close(of_k, torch.autograd.grad(wanted.square().sum(), k)[0], rtol=0.05, atol=0.02)
 
+    def test_numbers_and_unused_outputs(self):
+        """Numbers of both kinds reach the backward; an output that the loss does not use has no gradient."""
+        q, k, v = inputs()
+        call = {"window": (5, 3), "scale": 0.3, "score": "softcap", "softcap": 2.0, "num_sinks": 2}
+        o, lse = flashjit.attention(q, k, v, return_lse=True, **call)
+        wanted = torch.autograd.grad(o.sum() + 0 * lse.sum(), (q, k, v), retain_graph=True)
+        for one, of in zip(torch.autograd.grad(o.sum(), (q, k, v)), wanted):
+            torch.testing.assert_close(one, of)
+        for name, other in (("scale", 0.4), ("softcap", 3.0), ("window", (0, 0)), ("num_sinks", 0)):
+            changed = torch.autograd.grad(flashjit.attention(q, k, v, **{**call, name: other}).sum(), (q, k, v))
+            self.assertFalse(torch.equal(changed[0], wanted[0]), name)
+
+    def test_calls_leak_no_references(self):
+        q, k, v = inputs()
+        bias = torch.rand(1, 4, 33, 65, requires_grad=True)
+        cap = 1234567.5
+        watched = [q, k, v, bias, cap]
+
+        def calls():
+            flashjit.attention(q, k, v, scale=cap).sum().backward()
+            o, lse = flashjit.attention(q, k, v, score=["bias", "softcap"], softcap=cap, bias=bias, return_lse=True)
+            torch.autograd.grad(o.sum(), (k, bias), retain_graph=True)
+            torch.autograd.grad(lse.sum(), (v, bias))
+            for wrong in ({"v": v[:1]}, {"scale": "x"}, {"out": bias}):
+                with self.assertRaises(flashjit.Error):
+                    flashjit.attention(**{"q": q, "k": k, "v": v, "score": "bias", "bias": bias, **wrong})
+            q.grad = k.grad = v.grad = None
+
+        for _ in range(40):
+            calls()
+        gc.collect()
+        before, rounds, growth = [sys.getrefcount(one) for one in watched], 80, []
+        for _ in range(4):
+            blocks = sys.getallocatedblocks()
+            for _ in range(rounds):
+                calls()
+            gc.collect()
+            growth.append(sys.getallocatedblocks() - blocks)
+        self.assertEqual([sys.getrefcount(one) for one in watched], before)
+        # A block that each round kept would count in all four; caches of the interpreter grow now and then.
+        self.assertLess(min(growth), rounds, growth)
+
     def test_only_some_want_a_gradient(self):
         q, k, v = inputs()
         wanted = torch.autograd.grad(flashjit.attention(q, k, v).sum(), v)[0]
@@ -268,8 +312,9 @@ class Operators(unittest.TestCase):
         for forward, backward in (self.calls(mask="causal", window=(3, 0)), self.calls(score="bias", bias=bias)):
             detach = lambda one: one.detach() if isinstance(one, torch.Tensor) else one  # noqa: E731
             with warnings.catch_warnings(action="ignore"):  # opcheck's own
-                opcheck(*forward)
-                opcheck(backward[0], torch.utils._pytree.tree_map(detach, backward[1]))
+                opcheck(torch.ops.flashjit.attention.default, forward[1])
+                for operator, arguments in (forward, backward):  # have no gradients of their own
+                    opcheck(operator, torch.utils._pytree.tree_map(detach, arguments))
 
     def test_no_gradient_no_lse(self):
         q, k, v = inputs()
@@ -309,6 +354,24 @@ class Operators(unittest.TestCase):
                 torch.testing.assert_close(one, of)
             counts.append(len(frames))
         self.assertEqual(counts, counts[:1] * 3)
+
+    def test_compiled_graphs_hold_operators_without_gradients(self):
+        graphs = []
+
+        def keep(module, _):
+            graphs.append({str(node.target) for node in module.graph.nodes if "flashjit" in str(node.target)})
+            return functorch.compile.make_boxed_func(module.forward)
+
+        backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep, bw_compiler=keep)
+        q, k, v = inputs()
+        torch.compile(lambda *x: flashjit.attention(*x), fullgraph=True, backend=backend)(q, k, v).sum().backward()
+        self.assertEqual(graphs, [{"flashjit.attention_forward.default"}, {"flashjit.attention_backward.default"}])
+
+    def test_plain_calls_go_past_the_dispatcher(self):
+        with mock.patch.object(flashjit.torch, "attention_of_torch", side_effect=AssertionError):
+            q, k, v = inputs()
+            flashjit.attention(q, k, v, mask="causal").sum().backward()
+        self.assertIsNotNone(q.grad)
 
     def test_compile_with_dropout_and_without_gradients(self):
         q, k, v = inputs()

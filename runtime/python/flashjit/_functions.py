@@ -1,6 +1,7 @@
 """Attention by tensors alone: the spec follows from the tensors and the keywords."""
 
 from dataclasses import dataclass
+from functools import partial
 from sys import modules
 from typing import Any
 
@@ -60,24 +61,23 @@ class BlockLists:
         }
 
 
-def _function(cache, key, names, shown, writes_o, writes_lse, maker, differentiable=False):
+def _function(cache, key, names, shown, writes_o, writes_lse, maker, kind_of=None):
     shown = tuple(shown.get(name, name) for name in names)
-    made = _native.Function(maker, names, shown, writes_o, writes_lse, differentiable)
+    made = _native.Function(maker, names, shown, writes_o, writes_lse, kind_of)
     return cache.setdefault(key, made)
 
 
 def _is_left_to_torch(q):
-    """Whether q is PyTorch's, and wants a gradient, or PyTorch compiles, has a mode that sees operators, or casts."""
+    """Whether q is PyTorch's, and PyTorch compiles, transforms, has a mode that sees operators, or casts."""
     torch = modules.get("torch")
     return (
         torch is not None
         and isinstance(q, torch.Tensor)
         and (
-            q.requires_grad
-            and torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
+            torch.compiler.is_compiling()
             or torch._C._len_torch_dispatch_stack() > 0
             or torch._C._is_any_autocast_enabled()
+            or torch._C._are_functorch_transforms_active()
         )
     )
 
@@ -173,11 +173,13 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
         if function is None:
             fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
             maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
+            call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale)
+            kind_of = partial(_kind_of, *call) if engine is None else _no_kind
             function = _function(
-                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, True
+                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of
             )
         made = _call(function, stream, out, *values)
-    if made is NotImplemented:  # a tensor of PyTorch requires a gradient, or is none that memory stands behind
+    if made is NotImplemented:  # PyTorch has to see the call, or its arguments are not plain
         if not alone:
             raise InvalidArgumentError(
                 "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
@@ -189,6 +191,17 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale
         )
     return made
+
+
+def _kind_of(*call):
+    """The kind of a call of which PyTorch wants gradients: see flashjit.torch.kind_of."""
+    from .torch import kind_of  # only such calls need it
+
+    return kind_of(*call)
+
+
+def _no_kind(*places):
+    return NotImplemented
 
 
 def _forward_fields(return_lse, p, out_dtype, kv_scale):

@@ -65,7 +65,7 @@ class Function:
         shown: tuple[str, ...],
         writes_o: bool,
         writes_lse: bool,
-        differentiable: bool,
+        kind_of: Callable[..., Any] | None,
         /,
     ) -> Function: ...
 

@@ -114,6 +114,8 @@ class Maker:
         words = set(re.findall(r"[A-Za-z_]\w*", " ".join(_formula(one) for one in (*self.mask, *self.score))))
         tables, scalars = {}, {}
         for name in self.named:
+            if name not in dtypes and name in built_in | words:
+                raise InvalidArgumentError(f"argument {name} is None, and a formula reads it: a tensor or number would work")
             if name in built_in:
                 sizes, dtype = _BUILT_IN_TABLES.get(name, ((), None))
                 with_gradient = f"d_{name}" in dtypes

@@ -1,7 +1,7 @@
 """Attention of PyTorch's tensors with gradients, as operators that torch.compile knows.
 
-flashjit.attention comes here by itself if a tensor requires a gradient, and where PyTorch traces, compiles, or casts
-(autocast). The operators are flashjit::attention and flashjit::attention_backward.
+flashjit.attention comes here by itself where PyTorch traces, compiles, transforms (torch.func) or casts (autocast), and
+for each kind of call in which a tensor requires a gradient. Traces record the operators flashjit::attention_forward and flashjit::attention_backward.
 
 - Gradients: of q, k, v, of sink_logits, and of tables that a score reads, by the output and by its log-sum-exp. There
   are no gradients of gradients. Keys in pages and 8-bit caches have none.
@@ -40,6 +40,9 @@ class _Kind:
         self.wanted = [tensors.index(name) for name in ("q", "k", "v", *f["gradients"])]
         computed = dict.fromkeys(f["gradients"] + ["sink_logits"] * ("sink_logits" in tensors))
         self.computed = [tensors.index(name) for name in computed]
+        # For each tensor the place of its gradient among those that the backward writes.
+        written = [0, 1, 2, *self.computed]
+        self.placing = tuple(written.index(i) if i in self.wanted else None for i in range(len(tensors)))
 
         names = (*tensors, *f["integers"], *f["reals"])
         p = True if "dropout_p" in names else None
@@ -68,22 +71,24 @@ class _Kind:
 
     def empty_gradients(self, tensors):
         """Tensors for what the backward writes, in the order of its arguments."""
-        made = [torch.empty_like(one) for one in tensors[:3]]
-        return made + [torch.empty_like(tensors[i], dtype=torch.float32) for i in self.computed]
+        q, k, v = tensors[:3]
+        made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        if self.computed:
+            made += tuple(torch.empty_like(tensors[i], dtype=torch.float32) for i in self.computed)
+        return made
 
     def returned(self, gradients):
         """Those gradients that are asked for. Autograd converts them to their tensors' dtypes."""
-        of = dict(zip(self.computed, gradients[3:]))
-        return gradients[:3] + [of[i] for i in self.wanted[3:]]
+        return [gradients[self.placing[i]] for i in self.wanted]
 
 
 def _function(make, names, writes_o, writes_lse):
     shown = tuple(_SHOWN.get(name, name) for name in names)
-    return _native.Function(make, names, shown, writes_o, writes_lse, False)
+    return _native.Function(make, names, shown, writes_o, writes_lse, None)
 
 
 _kind = lru_cache(None)(_Kind)
-_kinds: dict = {}  # by the arguments of _text
+_kinds: dict = {}  # by the arguments of _text_of
 
 
 def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with_gradient, deterministic, tensors,
@@ -98,51 +103,38 @@ _text._dynamo_marked_constant = True  # torch.compile computes it while it trace
 # ---- kernels ----
 
 
-def _forward(kind, integers, reals, *tensors):
-    made = _call(kind.forward, None, None, *tensors, *integers, *reals)
+def _forward(kind, numbers, tensors):
+    made = _call(kind.forward, None, None, *tensors, *numbers)
     return made if kind.lse else (made, made.new_empty(0, dtype=torch.float32))
 
 
-def _backward(kind, integers, reals, do, dlse, o, lse, *tensors):
+def _readable(do, o, q):
+    """A gradient of o that kernels can read, which read 16 bytes at once. PyTorch makes gradients of any strides."""
     if do is None:
-        do = torch.zeros_like(o)
-    if do.dtype != tensors[0].dtype:
-        do = do.to(tensors[0].dtype)
-    # PyTorch makes gradients of any strides; kernels read 16 bytes at once.
+        return torch.zeros_like(o, dtype=q.dtype)
+    do = do.to(q.dtype)
     if do.data_ptr() % 16:
-        do = do.clone(memory_format=torch.contiguous_format)
-    elif not do.is_contiguous() and (do.stride(-1) != 1 or any(stride % 8 for stride in do.stride()[:-1])):
-        do = do.contiguous()
-    if dlse is not None:
-        dlse = dlse.contiguous()
-    written = kind.empty_gradients(tensors)
-    _call(kind.backward, None, None, *tensors, *integers, *reals, o, lse, do, dlse, *written)
-    return kind.returned(written)
+        return do.clone(memory_format=torch.contiguous_format)
+    regular = do.is_contiguous() or do.stride(-1) == 1 and all(stride % 8 == 0 for stride in do.stride()[:-1])
+    return do if regular else do.contiguous()
+
+
+def _backward_of_graph(kind, numbers, do, dlse, o, lse, tensors):
+    """A backward whose gradients have gradients, which are refused if they are asked for."""
+    count = len(kind.fields["integers"])
+    made = _TransformedBackward.apply(kind.text, numbers[:count], numbers[count:], do, dlse, o, lse, *tensors)
+    return (None, None, None, *_placed(kind, made))
 
 
 class _Attention(torch.autograd.Function):
     """Both kernels without PyTorch's dispatcher, which would cost more time than they do."""
 
-    @staticmethod
-    def forward(ctx, return_lse, kind, integers, reals, *tensors):
-        o, lse = _forward(kind, integers, reals, *tensors)
-        ctx.call = kind, integers, reals
-        ctx.save_for_backward(o, lse, *tensors)
-        ctx.set_materialize_grads(False)
-        return (o, lse) if return_lse else o
-
-    @staticmethod
-    def backward(ctx, do, dlse=None):
-        kind, integers, reals = ctx.call
-        if torch.is_grad_enabled():
-            o, lse, *tensors = ctx.saved_tensors
-            made = torch.ops.flashjit.attention_backward(kind.text, tensors, integers, reals, o, lse, do, dlse)
-        else:
-            made = _backward(kind, integers, reals, do, dlse, *ctx.saved_tensors)
-        return (None, None, None, None, *_placed(kind, made))
+    # forward(ctx, return_lse, kind, numbers, *tensors) and backward(ctx, do, dlse=None)
+    forward, backward = staticmethod(_native.forward), staticmethod(_native.backward)
 
 
-_apply = super(torch.autograd.Function, _Attention).apply  # past what torch.func's transforms need
+# Past what torch.func's transforms need.
+_Kind.apply = super(torch.autograd.Function, _Attention).apply
 
 
 class _Transformed(torch.autograd.Function):
@@ -152,7 +144,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(text, integers, reals, *tensors):
-        return torch.ops.flashjit.attention(text, tensors, integers, reals)
+        return torch.ops.flashjit.attention_forward(text, tensors, integers, reals)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -194,10 +186,11 @@ def _placed(kind, gradients):
 # ---- operators ----
 
 _library = torch.library.Library("flashjit", "DEF")
-_library.define(
-    "attention(str kind, Tensor[] tensors, SymInt[] integers, float[] reals) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+for _name in ("attention", "attention_forward"):
+    _library.define(
+        f"{_name}(str kind, Tensor[] tensors, SymInt[] integers, float[] reals) -> (Tensor, Tensor)",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
 _library.define(
     "attention_backward(str kind, Tensor[] tensors, SymInt[] integers, float[] reals, Tensor o, Tensor lse, "
     "Tensor? do, Tensor? dlse) -> Tensor[]",
@@ -205,21 +198,33 @@ _library.define(
 )
 
 
-def _attention_kernel(text, tensors, integers, reals):
-    return _forward(_kind(text), integers, reals, *tensors)
+def _attention(text, tensors, integers, reals):
+    return _Transformed.apply(text, integers, reals, *tensors)
+
+
+def _forward_kernel(text, tensors, integers, reals):
+    return _forward(_kind(text), (*integers, *reals), tensors)
 
 
 def _backward_kernel(text, tensors, integers, reals, o, lse, do, dlse):
-    return _backward(_kind(text), integers, reals, do, dlse, o, lse, *tensors)
+    kind = _kind(text)
+    return kind.returned(_native.gradients(kind, (*integers, *reals), (*tensors,), o, lse, do, dlse))
 
 
+# The operator attention is for autograd, which takes it apart. The others have no gradients of their own, so that what
+# torch.compile makes of them costs no more than their kernels.
+_library.impl("attention", _attention, "Autograd")
+for _name in ("attention_forward", "attention_backward"):
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 for _device in ("CPU", "CUDA"):
-    _library.impl("attention", _attention_kernel, _device)
+    _library.impl("attention", _forward_kernel, _device)
+    _library.impl("attention_forward", _forward_kernel, _device)
     _library.impl("attention_backward", _backward_kernel, _device)
 
 
 @torch.library.register_fake("flashjit::attention", lib=_library)
-def _attention_fake(text, tensors, integers, reals):
+@torch.library.register_fake("flashjit::attention_forward", lib=_library)
+def _forward_fake(text, tensors, integers, reals):
     kind, (q, _, v) = _kind(text), tensors[:3]
     o_dtype = torch.float32 if kind.fields["out_dtype"] == "fp32" else q.dtype
     *rows, heads, _ = q.shape  # [batch, seqlen] or [total]
@@ -233,30 +238,11 @@ def _backward_fake(text, tensors, integers, reals, o, lse, do, dlse):
     return kind.returned(kind.empty_gradients(tensors))
 
 
-def _save(ctx, inputs, output):
-    text, tensors, integers, reals = inputs
-    ctx.call = text, integers, reals
-    ctx.save_for_backward(*output, *tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx, do, dlse):
-    text, integers, reals = ctx.call
-    o, lse, *tensors = ctx.saved_tensors
-    made = torch.ops.flashjit.attention_backward(text, tensors, integers, reals, o, lse, do, dlse)
-    # Where an argument is a list without elements, an empty list stands for None.
-    return None, _placed(_kind(text), made), None if integers else [], None if reals else []
-
-
 def _differentiate_twice(ctx, *gradients):
     raise UnsupportedError(
         "a gradient of a gradient of attention was asked for, and flashjit has no kernel for it: a loss without "
         "create_graph=True, or torch.nn.functional.scaled_dot_product_attention on its math backend, would work"
     )
-
-
-torch.library.register_autograd("flashjit::attention", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("flashjit::attention_backward", _differentiate_twice, lib=_library)
 
 
 _OF_ENTRIES = {"q", "k", "v", "o", "lse", "do", "dlse"}
@@ -284,10 +270,10 @@ def _unfolded(info, one):
     return one.reshape(info.batch_size, one.shape[0] // info.batch_size, *one.shape[1:])
 
 
-@torch.library.register_vmap("flashjit::attention", lib=_library)
-def _attention_vmap(info, dims, text, tensors, integers, reals):
+@torch.library.register_vmap("flashjit::attention_forward", lib=_library)
+def _forward_vmap(info, dims, text, tensors, integers, reals):
     kind = _kind(text)
-    o, lse = torch.ops.flashjit.attention(text, _folded(info, kind, tensors, dims[1]), integers, reals)
+    o, lse = torch.ops.flashjit.attention_forward(text, _folded(info, kind, tensors, dims[1]), integers, reals)
     return (_unfolded(info, o), _unfolded(info, lse) if kind.lse else lse), (0, 0 if kind.lse else None)
 
 
@@ -325,13 +311,10 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
     with_gradient = True in wants
     lse, deterministic = return_lse or with_gradient, with_gradient and torch.are_deterministic_algorithms_enabled()
     key = (mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places)
-
-    transformed = not compiles and torch._C._are_functorch_transforms_active()
-    if compiles or transformed or _is_traced(tensors):
-        if transformed and with_gradient:
-            made = _Transformed.apply(_text_of(*key), integers, reals, *tensors)
-        else:
-            made = torch.ops.flashjit.attention(_text_of(*key), tensors, integers, reals)
+    if compiles or _is_traced(tensors):
+        made = torch.ops.flashjit.attention(_text_of(*key), tensors, integers, reals)
+    elif torch._C._are_functorch_transforms_active():
+        made = _Transformed.apply(_text_of(*key), integers, reals, *tensors)
     else:
         try:
             kind = _kinds.get(key)
@@ -339,10 +322,20 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
             kind = _kinds.get(frozen(key))
         if kind is None:
             kind = _kinds[frozen(key)] = _kind(_text_of(*key))
+        numbers = (*integers, *reals)
         if with_gradient:
-            return _apply(return_lse, kind, integers, reals, *tensors)
-        made = _forward(kind, integers, reals, *tensors)
+            return kind.apply(return_lse, kind, numbers, *tensors)
+        made = _forward(kind, numbers, tensors)
     return made if return_lse else made[0]
+
+
+def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, tensors, integers, reals, wants,
+            deterministic):  # fmt: skip
+    """The kind of a call with gradients, from places of arguments whose names are _ATTENTION and `named`."""
+    wants, places = [place in wants for place in tensors], (tensors, integers, reals)
+    return _kind(
+        _text_of(mask, score, tables, block_mask, named, True, out_dtype, kv_scale, deterministic, wants, places)
+    )
 
 
 def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places):

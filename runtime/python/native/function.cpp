@@ -1,6 +1,7 @@
 #include "function.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "autograd.hpp"
 #include "errors.hpp"
 #include "objects.hpp"
 
@@ -46,9 +48,9 @@ struct FunctionState {
   std::vector<std::string> shown;  // the names in messages
   std::vector<Kind> kinds;         // those that the names tell
   bool writes_o = false, writes_lse = false;
-  bool differentiable = false;  // a call answers NotImplemented if PyTorch has to see it
   int q = -1, k = -1, v = -1, k_new = -1, cu_seqlens_q = -1, max_seqlen_q = -1, max_seqlen_k = -1,
       page_table = -1, slots = -1;
+  Differentiable differentiable;
   std::vector<std::unique_ptr<Entry>> entries;  // never removed: a call uses them without the GIL
 };
 struct FunctionObject {
@@ -65,7 +67,7 @@ struct Call {
     ~Tensors() {}
     Tensor all[most_names];
   } tensors;
-  std::uint64_t read = 0;
+  std::uint64_t read = 0, wants = 0;  // bit i: argument i is a tensor; PyTorch wants a gradient by it
 
   Call(const FunctionState& function, PyObject* const* given) : f(function), values(given) {}
   Call(const Call&) = delete;
@@ -101,15 +103,16 @@ Read read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
     const char* const shown = f.shown[i].c_str();
     const Framework* const framework = framework_of(value, shown);
     if (!framework) return Read::failed;
-    const bool may_leave = f.differentiable && framework->is_grad_enabled != Py_None;
+    const bool may_leave = f.differentiable.is_possible() && framework->is_grad_enabled != Py_None;
     if (may_leave && !framework->has_memory) return Read::left_to_framework;
     const int wanted = tensor.read(value, shown) ? tensor.wants_gradient(value) : -1;
-    if (may_leave && wanted != 0) {
+    if (may_leave && wanted < 0) {
       PyErr_Clear();
       return Read::left_to_framework;
     }
-    if (wanted > 0) refuse_gradient(shown);
-    if (wanted != 0) return Read::failed;
+    if (wanted > 0) call.wants |= std::uint64_t{1} << i;
+    if (wanted > 0 && !may_leave) refuse_gradient(shown);
+    if (wanted != 0 && !may_leave) return Read::failed;
     key.dtypes[i] = static_cast<std::int8_t>(tensor.get().dtype);
   }
   if (out != Py_None) key.out_dtype = static_cast<std::int8_t>(out_tensor->get().dtype);
@@ -295,7 +298,14 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   flashjit_shape shape;
   const Read done = read(call, out, &o.tensor, key);
   if (done == Read::left_to_framework) return Ref::borrowed(Py_NotImplemented).release();
-  if (done == Read::failed || !shape_of(call, shape)) return nullptr;
+  if (done == Read::failed) return nullptr;
+  if (call.wants != 0 && call.tensor(f.q) && call.tensor(f.k) && call.tensor(f.v)) {
+    if (out != Py_None || stream_object != Py_None) return Ref::borrowed(Py_NotImplemented).release();
+    const Framework& framework = call.tensors.all[std::countr_zero(call.wants)].framework();
+    return f.differentiable.call({values, f.names.size(), key.given, call.read, call.wants}, f.writes_lse,
+                                 framework);
+  }
+  if (!shape_of(call, shape)) return nullptr;
   const flashjit_tensor& k = *call.tensor(f.k);
   const flashjit_tensor* const q = call.tensor(f.q);
   const flashjit_tensor* const v = call.tensor(f.v);
@@ -366,6 +376,17 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   return rows ? PyTuple_Pack(2, result.get(), rows.get()) : nullptr;
 }
 
+}  // namespace
+
+PyObject* call_function(PyObject* function, PyObject* const* values, std::size_t count) {
+  FunctionState& f = *reinterpret_cast<FunctionObject*>(function)->state;
+  if (count != f.names.size())
+    return raise(FLASHJIT_INTERNAL, "a call has " + std::to_string(count) + " arguments");
+  return run(f, Py_None, Py_None, values);
+}
+
+namespace {
+
 // call(function, stream, out, *arguments in the order of the function's names)
 PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
   FunctionState& f = *reinterpret_cast<FunctionObject*>(args[0])->state;
@@ -375,16 +396,16 @@ PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *make = nullptr, *names = nullptr, *shown = nullptr;
-  int writes_o = 0, writes_lse = 0, differentiable = 0;
-  if (!PyArg_ParseTuple(args, "OO!O!ppp", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
+  PyObject *make = nullptr, *names = nullptr, *shown = nullptr, *differentiable = nullptr;
+  int writes_o = 0, writes_lse = 0;
+  if (!PyArg_ParseTuple(args, "OO!O!ppO", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
                         &writes_lse, &differentiable))
     return nullptr;
   auto state = std::make_unique<FunctionState>();
   state->make = Ref::borrowed(make);
   state->writes_o = writes_o != 0;
   state->writes_lse = writes_lse != 0;
-  state->differentiable = differentiable != 0;
+  state->differentiable = Differentiable(differentiable);
   const Py_ssize_t count = PyTuple_Size(names);
   if (count > static_cast<Py_ssize_t>(most_names))
     return refuse("a call takes at most " + std::to_string(most_names) + " arguments");
@@ -421,6 +442,7 @@ int function_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (const FunctionState* const state = reinterpret_cast<FunctionObject*>(self)->state) {
     Py_VISIT(state->make.get());
+    if (const int visited = state->differentiable.traverse(visit, arg)) return visited;
     for (const auto& entry : state->entries) {
       Py_VISIT(entry->engine.get());
       Py_VISIT(entry->spec.get());

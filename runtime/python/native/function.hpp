@@ -5,6 +5,10 @@
 
 namespace flashjit::python {
 
+// Calls a Function with arguments in the order of its names, on the framework's current stream; null with an
+// exception.
+PyObject* call_function(PyObject* function, PyObject* const* values, std::size_t count);
+
 // Adds the type Function and the function call() to the module; -1 with an exception.
 int add_function(PyObject* module);
 

@@ -1,4 +1,5 @@
 // The extension module flashjit._native.
+#include "autograd.hpp"
 #include "errors.hpp"
 #include "function.hpp"
 #include "jax.hpp"
@@ -81,7 +82,7 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace flashjit::python;
   Ref module(PyModule_Create(&definition));
   if (!module || load_errors() < 0 || add_objects(module.get()) < 0 || add_function(module.get()) < 0 ||
-      add_jax(module.get()) < 0)
+      add_autograd(module.get()) < 0 || add_jax(module.get()) < 0)
     return nullptr;
   return module.release();
 }

@@ -15,9 +15,11 @@ struct Framework {
   const dlpack::ExchangeApi* api = nullptr;  // null: __dlpack__
   bool is_numpy = false;                     // always on the CPU; dtypes of ml_dtypes by a view
   bool has_memory = true;                    // false: tensors may stand for others, which a trace will have
-  // Functions of the framework and of flashjit._frameworks, or None: is_grad_enabled(), where tensors have
-  // requires_grad; allocate(like, shape, dtype), finish(output) and current_stream(device_index).
-  PyObject *is_grad_enabled = nullptr, *allocate = nullptr, *finish = nullptr, *current_stream = nullptr;
+  // Functions of the framework and of flashjit._frameworks, or None: is_grad_enabled() and
+  // is_deterministic(), where tensors have requires_grad; allocate(like, shape, dtype), finish(output) and
+  // current_stream(device_index).
+  PyObject *is_grad_enabled = nullptr, *is_deterministic = nullptr, *allocate = nullptr, *finish = nullptr,
+           *current_stream = nullptr;
 };
 // Null with an exception if the object is no tensor; `name` is the argument's.
 const Framework* framework_of(PyObject* object, const char* name);

@@ -1,0 +1,258 @@
+#include "autograd.hpp"
+
+#include <algorithm>
+
+#include "function.hpp"
+
+namespace flashjit::python {
+namespace {
+
+constexpr std::size_t most_arguments =
+    128;  // of a backward: those of a call, and what it reads and writes more
+
+PyObject* interned(const char* text) {
+  return PyUnicode_InternFromString(text);
+}
+
+struct Names {
+  PyObject* apply = interned("apply");
+  PyObject* call = interned("call");
+  PyObject* forward = interned("forward");
+  PyObject* backward = interned("backward");
+  PyObject* placing = interned("placing");
+  PyObject* empty_gradients = interned("empty_gradients");
+  PyObject* to_save = interned("to_save");
+  PyObject* saved_tensors = interned("saved_tensors");
+  PyObject* materialize_grads = interned("materialize_grads");
+};
+const Names& names() {
+  static const Names all;
+  return all;
+}
+
+PyObject* not_implemented() {
+  return Ref::borrowed(Py_NotImplemented).release();
+}
+
+// A tuple of the places whose bits are set.
+PyObject* places_of(std::uint64_t bits) {
+  const Ref places(PyList_New(0));
+  for (unsigned i = 0; places && bits >> i != 0; ++i) {
+    if (!(bits >> i & 1)) continue;
+    const Ref place(PyLong_FromUnsignedLong(i));
+    if (!place || PyList_Append(places.get(), place.get()) != 0) return nullptr;
+  }
+  return places ? PyList_AsTuple(places.get()) : nullptr;
+}
+
+// Puts a new reference into a new tuple.
+void put(PyObject* tuple, Py_ssize_t place, PyObject* object) {
+  Py_INCREF(object);
+  PyTuple_SetItem(tuple, place, object);
+}
+
+// A function of flashjit.torch.
+Ref function_of_torch(const char* name) {
+  const Ref module(PyImport_ImportModule("flashjit.torch"));
+  return Ref(module ? PyObject_GetAttrString(module.get(), name) : nullptr);
+}
+
+// The arguments of a Function's call, one after the other.
+struct Values {
+  PyObject* all[most_arguments];
+  std::size_t count = 0;
+  void add(PyObject* value) {
+    if (count < most_arguments) all[count++] = value;
+  }
+  void add_tuple(PyObject* tuple, Py_ssize_t begin = 0) {
+    for (Py_ssize_t i = begin; i < PyTuple_Size(tuple); ++i) add(PyTuple_GetItem(tuple, i));
+  }
+};
+
+// forward(ctx, return_lse, kind, numbers, *tensors) -> o, or with return_lse (o, lse)
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PyObject *const ctx = args[0], *const kind = args[2], *const numbers = args[3];
+  const Py_ssize_t tensors = count - 4;
+  const Ref function(PyObject_GetAttr(kind, names().forward));
+  const Ref saved(PyTuple_New(tensors + 2)), call(PyTuple_Pack(2, kind, numbers));
+  if (!function || !saved || !call) return nullptr;
+  Values values;
+  for (Py_ssize_t i = 0; i < tensors; ++i) {
+    values.add(args[4 + i]);
+    put(saved.get(), i + 2, args[4 + i]);
+  }
+  values.add_tuple(numbers);
+  Ref made(call_function(function.get(), values.all, values.count));
+  if (!made) return nullptr;
+  PyObject* const o = PyTuple_GetItem(made.get(), 0);
+  put(saved.get(), 0, o);
+  put(saved.get(), 1, PyTuple_GetItem(made.get(), 1));
+  if (PyObject_SetAttr(ctx, names().call, call.get()) != 0 ||
+      PyObject_SetAttr(ctx, names().to_save, saved.get()) != 0 ||
+      PyObject_SetAttr(ctx, names().materialize_grads, Py_False) != 0)
+    return nullptr;
+  return args[1] == Py_True ? made.release() : Ref::borrowed(o).release();
+}
+
+bool is_contiguous(const flashjit_tensor& t) {
+  std::int64_t elements = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    if (t.shape[i] != 1 && t.strides[i] != elements) return false;
+    elements *= t.shape[i];
+  }
+  return true;
+}
+
+// Whether the kernel can read the gradient of o as it is: it reads 16 bytes at once.
+bool is_readable(const flashjit_tensor& gradient, const flashjit_tensor& q) {
+  if (gradient.dtype != q.dtype || reinterpret_cast<std::uintptr_t>(gradient.data) % 16 != 0) return false;
+  if (is_contiguous(gradient)) return true;
+  const auto* const outer = gradient.strides + gradient.rank - 1;
+  return *outer == 1 && std::all_of(gradient.strides, outer, [](auto stride) { return stride % 8 == 0; });
+}
+
+// (None, None, None, *gradients): of what the kernel has written, those that each tensor wants by `placing`.
+PyObject* placed(PyObject* written, PyObject* placing) {
+  const Py_ssize_t tensors = PyTuple_Size(placing);
+  Ref gradients(PyTuple_New(3 + tensors));
+  if (!gradients) return nullptr;
+  for (Py_ssize_t i = 0; i < 3; ++i) put(gradients.get(), i, Py_None);
+  for (Py_ssize_t i = 0; i < tensors; ++i) {
+    PyObject* const from = PyTuple_GetItem(placing, i);
+    put(gradients.get(), 3 + i, from == Py_None ? Py_None : PyTuple_GetItem(written, PyLong_AsSsize_t(from)));
+  }
+  return gradients.release();
+}
+
+// Runs the backward: a tuple of what the kernel has written, in the order of its arguments.
+Ref written_by_backward(PyObject* kind, PyObject* numbers, PyObject* tensors, PyObject* o, PyObject* lse,
+                        PyObject* of_o, PyObject* of_lse) {
+  PyObject* const q = PyTuple_GetItem(tensors, 0);
+  Tensor given, like;
+  if (!q || !like.read(q, "q") || (of_o != Py_None && !given.read(of_o, "do"))) return {};
+  Ref readable = Ref::borrowed(of_o), rows = Ref::borrowed(of_lse);
+  if (of_o == Py_None || !is_readable(given.get(), like.get())) {
+    const Ref make(function_of_torch("_readable"));
+    readable = Ref(make ? PyObject_CallFunctionObjArgs(make.get(), of_o, o, q, nullptr) : nullptr);
+    if (!readable) return {};
+  }
+  if (of_lse != Py_None) {
+    rows = Ref(PyObject_CallMethod(of_lse, "contiguous", nullptr));
+    if (!rows) return {};
+  }
+  Ref written(PyObject_CallMethodObjArgs(kind, names().empty_gradients, tensors, nullptr));
+  const Ref function(PyObject_GetAttr(kind, names().backward));
+  if (!written || !function) return {};
+  Values values;
+  for (PyObject* const some : {tensors, numbers}) values.add_tuple(some);
+  for (PyObject* const one : {o, lse, readable.get(), rows.get()}) values.add(one);
+  values.add_tuple(written.get());
+  const Ref done(call_function(function.get(), values.all, values.count));
+  return done ? std::move(written) : Ref();
+}
+
+// gradients(kind, numbers, tensors, o, lse, do, dlse) -> those that are written, in the order of the
+// arguments
+PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t) {
+  return written_by_backward(args[0], args[1], args[2], args[3], args[4], args[5], args[6]).release();
+}
+
+// backward(ctx, do, dlse=None) -> (None, None, None, *gradients of the tensors)
+PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PyObject *const ctx = args[0], *const of_o = args[1], *const of_lse = count > 2 ? args[2] : Py_None;
+  const Ref call(PyObject_GetAttr(ctx, names().call)), saved(PyObject_GetAttr(ctx, names().saved_tensors));
+  if (!call || !saved) return nullptr;
+  PyObject *const kind = PyTuple_GetItem(call.get(), 0), *const numbers = PyTuple_GetItem(call.get(), 1);
+  PyObject *const o = PyTuple_GetItem(saved.get(), 0), *const lse = PyTuple_GetItem(saved.get(), 1);
+  const Ref tensors(PyTuple_GetSlice(saved.get(), 2, PyTuple_Size(saved.get())));
+  const Framework* const framework = framework_of(o, "o");
+  const Ref records(framework ? PyObject_CallFunctionObjArgs(framework->is_grad_enabled, nullptr) : nullptr);
+  if (!tensors || !records) return nullptr;
+  if (records.get() == Py_True) {
+    const Ref operators(function_of_torch("_backward_of_graph"));
+    return operators ? PyObject_CallFunctionObjArgs(operators.get(), kind, numbers, of_o, of_lse, o, lse,
+                                                    tensors.get(), nullptr)
+                     : nullptr;
+  }
+  const Ref written = written_by_backward(kind, numbers, tensors.get(), o, lse, of_o, of_lse);
+  const Ref placing(PyObject_GetAttr(kind, names().placing));
+  return written && placing ? placed(written.get(), placing.get()) : nullptr;
+}
+
+PyMethodDef methods[] = {
+    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL, nullptr},
+    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(backward)), METH_FASTCALL,
+     nullptr},
+    {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
+     nullptr},
+    {}};
+
+}  // namespace
+
+PyObject* Differentiable::kind_of(const Seen& seen, std::uint64_t integers) {
+  for (const Known& one : known_)
+    if (one.seen == seen) return Ref::borrowed(one.kind.get()).release();
+  const Ref places[] = {Ref(places_of(seen.tensors)), Ref(places_of(integers)), Ref(places_of(seen.reals)),
+                        Ref(places_of(seen.wants))};
+  if (!places[0] || !places[1] || !places[2] || !places[3]) return nullptr;
+  Ref kind(PyObject_CallFunctionObjArgs(make_.get(), places[0].get(), places[1].get(), places[2].get(),
+                                        places[3].get(), seen.deterministic ? Py_True : Py_False, nullptr));
+  if (!kind) return nullptr;
+  known_.push_back({seen, Ref::borrowed(kind.get())});
+  return kind.release();
+}
+
+PyObject* Differentiable::call(const GivenArguments& arguments, bool returns_lse,
+                               const Framework& framework) {
+  PyObject* const* const values = arguments.values;
+  Seen seen{.given = arguments.given, .tensors = arguments.tensors, .wants = arguments.wants};
+  std::uint64_t integers = 0;
+  Values of_kind[3];  // tensors, integers, reals
+  for (std::size_t i = 0; i < arguments.count; ++i) {
+    const std::uint64_t bit = std::uint64_t{1} << i;
+    if (!(seen.given & bit)) continue;
+    if (seen.tensors & bit) {
+      const Framework* const other = framework_of(values[i], "");
+      if (!other || other->is_grad_enabled != framework.is_grad_enabled) return not_implemented();
+      of_kind[0].add(values[i]);
+    } else if (PyLong_Check(values[i])) {
+      integers |= bit;
+      of_kind[1].add(values[i]);
+    } else if (PyFloat_Check(values[i])) {
+      seen.reals |= bit;
+      of_kind[2].add(values[i]);
+    } else {
+      return not_implemented();
+    }
+  }
+  const Ref deterministic(PyObject_CallFunctionObjArgs(framework.is_deterministic, nullptr));
+  if (!deterministic) return nullptr;
+  seen.deterministic = deterministic.get() == Py_True;
+  const Ref kind(kind_of(seen, integers));
+  if (!kind || kind.get() == Py_NotImplemented) return Ref::borrowed(kind.get()).release();
+  const Ref numbers(PyTuple_New(static_cast<Py_ssize_t>(of_kind[1].count + of_kind[2].count)));
+  const Ref all(PyTuple_New(static_cast<Py_ssize_t>(3 + of_kind[0].count)));
+  const Ref apply(PyObject_GetAttr(kind.get(), names().apply));
+  if (!numbers || !all || !apply) return nullptr;
+  Py_ssize_t place = 0;
+  for (const Values* const some : {&of_kind[1], &of_kind[2]})
+    for (std::size_t i = 0; i < some->count; ++i) put(numbers.get(), place++, some->all[i]);
+  put(all.get(), 0, returns_lse ? Py_True : Py_False);
+  put(all.get(), 1, kind.get());
+  put(all.get(), 2, numbers.get());
+  for (std::size_t i = 0; i < of_kind[0].count; ++i)
+    put(all.get(), static_cast<Py_ssize_t>(3 + i), of_kind[0].all[i]);
+  return PyObject_Call(apply.get(), all.get(), nullptr);
+}
+
+int Differentiable::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(make_.get());
+  for (const Known& one : known_) Py_VISIT(one.kind.get());
+  return 0;
+}
+
+int add_autograd(PyObject* module) {
+  return PyModule_AddFunctions(module, methods);
+}
+
+}  // namespace flashjit::python

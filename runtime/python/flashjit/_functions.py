@@ -82,6 +82,23 @@ def _is_left_to_torch(q):
     )
 
 
+def _is_traced(q):
+    """Whether q is PyTorch's, and PyTorch compiles, or has a mode that sees operators."""
+    torch = modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
+    )
+
+
+def _check_alone(function, out, engine, stream):
+    if not (out is None and engine is None and stream is None):
+        raise InvalidArgumentError(
+            f"{function}() has out, engine or stream while PyTorch traces it: a call without them would work"
+        )
+
+
 def _drawn(q):
     """Seed and offset of dropout from the generator of PyTorch on q's device."""
     torch = modules.get("torch")
@@ -148,7 +165,7 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             )
     else:
         p = seed = offset = None
-    left, right = _window(window) if window is not None else _ALL
+    left, right = _sides(window)
     if block_lists is None:
         lists, block_mask = _NO_LISTS, None
     else:
@@ -220,6 +237,10 @@ _NO_LISTS = (None,) * 4
 _ALL = (None, None)
 
 
+def _sides(window):
+    return _ALL if window is None else _window(window)
+
+
 def _window(window):
     try:
         left, right = window
@@ -264,36 +285,53 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
     >>> flashjit.decode(q, cache, cache, seqlens_k=np.array([3, 16], np.int32)).shape
     (2, 1, 4, 64)
     """
+    values = (q, k, v, scale, cu_seqlens_q, max_seqlen_q, seqlens_k, page_table, *_sides(window), num_sinks, tree_bits,
+              prefix_lengths, sink_logits, k_scale, v_scale, k_new, v_new, q_out, rotary_positions, rotary_cos,
+              rotary_sin, rotary_base, rotary_scale, *named.values())  # fmt: skip
+    if _is_traced(q):
+        _check_alone("decode", out, engine, stream)
+        from ._torch_caches import launch_of_torch
+
+        fields = _decode_fields(return_lse, batch_invariant, out_dtype, kv_scale, k_new, rotary, q_out)
+        writes = () if k_new is None else ("k", "v", "q_out")
+        names = _DECODE + tuple(named)
+        made = launch_of_torch("decode", names, values, writes, mask, score, fields, tables, tuple(named))
+        return made if return_lse else made[0]
     cache = functions_of(engine)
     key = ("decode", mask, score, return_lse, out_dtype, kv_scale, batch_invariant)
     if named or tables or rotary is not None or k_new is not None:
         key = (*key, *named, frozen(tables), frozen(rotary), q_out is not None, k_new is not None)
-    left, right = _window(window) if window is not None else _ALL
     try:
         function = cache.get(key)
     except TypeError:
         key = frozen(key)
         function = cache.get(key)
     if function is None:
-        fields = {"lse": bool(return_lse)}
-        if batch_invariant:
-            fields["batch_invariant"] = True
-        if out_dtype:
-            fields["o_dtype"] = out_dtype
-        if kv_scale:
-            fields["kv_scale"] = kv_scale
-        if k_new is not None:
-            fields["append"] = True
-        turned = _rotary(rotary, q_out)
-        if turned is not None:
-            if rotary_cos is not None:
-                turned.setdefault("tables", _native.describe(rotary_cos, "rotary_cos")[1])
-            fields["rotary"] = turned
+        fields = _decode_fields(return_lse, batch_invariant, out_dtype, kv_scale, k_new, rotary, q_out)
         maker = Maker("decode", "decode", engine, mask, score, fields, tables, tuple(named), None)
         function = _function(cache, key, _DECODE + tuple(named), _SHOWN, True, bool(return_lse), maker)
-    return _call(function, stream, out, q, k, v, scale, cu_seqlens_q, max_seqlen_q, seqlens_k, page_table, left, right,
-                 num_sinks, tree_bits, prefix_lengths, sink_logits, k_scale, v_scale, k_new, v_new, q_out,
-                 rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale, *named.values())  # fmt: skip
+    return _call(function, stream, out, *values)
+
+
+def _decode_fields(return_lse, batch_invariant, out_dtype, kv_scale, k_new, rotary, q_out):
+    fields = {"lse": bool(return_lse)}
+    if batch_invariant:
+        fields["batch_invariant"] = True
+    if out_dtype:
+        fields["o_dtype"] = out_dtype
+    if k_new is not None:
+        fields["append"] = True
+    return {**fields, **_cache_fields(rotary, q_out, kv_scale)}
+
+
+def _cache_fields(rotary, q, kv_scale):
+    fields = {}
+    turned = _rotary(rotary, q)
+    if turned is not None:
+        fields["rotary"] = turned
+    if kv_scale:
+        fields["kv_scale"] = kv_scale
+    return fields
 
 
 def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_table=None, cu_seqlens_q=None, q=None,
@@ -317,6 +355,19 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     """
     makes_q = q is not None and q_out is None
+    if _is_traced(k):
+        _check_alone("append_kv", None, engine, stream)
+        from ._torch_caches import launch_of_torch
+
+        if makes_q:
+            q_out = q.new_empty(q.shape)
+        values = (q, k, v, k_new, v_new, slots, append_positions, page_table, cu_seqlens_q, k_scale, v_scale, q_out,
+                  rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale)  # fmt: skip
+        fields = _cache_fields(rotary, q, kv_scale)
+        if k_new.dim() == 3:
+            fields["varlen"] = True
+        launch_of_torch("append_kv", _APPEND, values, ("k", "v", "q_out"), (), (), fields, None, ())
+        return q_out
     if makes_q:
         shape, dtype, _ = _native.describe(q, "q")
         q_out = _native.empty_like(q, shape, dtype)
@@ -326,14 +377,7 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     key = ("append_kv", frozen(rotary), kv_scale, rank, paged, q is not None)
     function = cache.get(key)
     if function is None:
-        fields = {}
-        turned = _rotary(rotary, q)
-        if turned is not None:
-            if rotary_cos is not None:
-                turned.setdefault("tables", _native.describe(rotary_cos, "rotary_cos")[1])
-            fields["rotary"] = turned
-        if kv_scale:
-            fields["kv_scale"] = kv_scale
+        fields = _cache_fields(rotary, q, kv_scale)
         if rank == 3:
             fields["varlen"] = True
         maker = Maker("append_kv", "append_kv", engine, (), (), fields, None, (), None)
@@ -409,7 +453,7 @@ def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bi
     made = (offsets, indices, bitmask_of, bits)
     lists = BlockLists(*made, block_m, block_n, per_head, True)
 
-    left, right = _window(window) if window is not None else _ALL
+    left, right = _sides(window)
     cache = functions_of(engine)
     key = frozen(("make_block_lists", mask, tuple(named), tables, lists._mask()))
     function = cache.get(key)

@@ -68,6 +68,8 @@ class Maker:
         fields.update((name, value) for name, value in self.fields.items() if name not in ("o_dtype", "kv_scale"))
         if "kv_dtype" in fields and self.fields.get("kv_scale"):
             fields["kv_scale"] = self.fields["kv_scale"]
+        if "rotary" in fields and "rotary_cos" in dtypes:
+            fields["rotary"] = {"tables": dtypes["rotary_cos"], **fields["rotary"]}
         mask = self.masks(dtypes)
         if mask:
             fields["mask"] = mask

@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 
 from . import _native
-from ._errors import UnsupportedError
+from ._errors import InvalidArgumentError, UnsupportedError
 from ._functions import _ATTENTION, _SHOWN, _forward_fields
 from ._specs import Maker, frozen
 
@@ -226,9 +226,13 @@ for _device in ("CPU", "CUDA"):
 @torch.library.register_fake("flashjit::attention_forward", lib=_library)
 def _forward_fake(text, tensors, integers, reals):
     kind, (q, _, v) = _kind(text), tensors[:3]
-    o_dtype = torch.float32 if kind.fields["out_dtype"] == "fp32" else q.dtype
+    return _outputs_fake(q, v, kind.fields["out_dtype"], kind.lse)
+
+
+def _outputs_fake(q, v, out_dtype, with_lse):
+    o_dtype = torch.float32 if out_dtype == "fp32" else q.dtype
     *rows, heads, _ = q.shape  # [batch, seqlen] or [total]
-    lse = (*rows[:-1], heads, rows[-1]) if kind.lse else (0,)
+    lse = (*rows[:-1], heads, rows[-1]) if with_lse else (0,)
     return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=o_dtype), q.new_empty(lse, dtype=torch.float32)
 
 
@@ -361,6 +365,25 @@ def _places(types):
         return tuple([place for place, one in enumerate(types) if issubclass(one, kinds)])
 
     return of(torch.Tensor), of(_INTEGERS), of(_REALS)
+
+
+def _names_of_kinds(names, values):
+    """The names of the tensors, of the integers and of the reals among arguments that are not None."""
+    if not torch.compiler.is_compiling():
+        values = [None if value is None else _argument(value, name) for value, name in zip(values, names)]
+    kinds = [], [], []
+    for name, value in zip(names, values):
+        if isinstance(value, torch.Tensor):
+            kinds[0].append(name)
+        elif isinstance(value, _INTEGERS):
+            kinds[1].append(name)
+        elif isinstance(value, _REALS):
+            kinds[2].append(name)
+        elif value is not None:
+            raise InvalidArgumentError(
+                f"argument {name} is of type {type(value).__name__}: a tensor of PyTorch or a number would work"
+            )
+    return kinds
 
 
 def _is_traced(tensors):

@@ -68,6 +68,7 @@ struct Call {
     Tensor all[most_names];
   } tensors;
   std::uint64_t read = 0, wants = 0;  // bit i: argument i is a tensor; PyTorch wants a gradient by it
+  int grad_enabled = -1;              // unknown
 
   Call(const FunctionState& function, PyObject* const* given) : f(function), values(given) {}
   Call(const Call&) = delete;
@@ -105,7 +106,7 @@ Read read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
     if (!framework) return Read::failed;
     const bool may_leave = f.differentiable.is_possible() && framework->is_grad_enabled != Py_None;
     if (may_leave && !framework->has_memory) return Read::left_to_framework;
-    const int wanted = tensor.read(value, shown) ? tensor.wants_gradient(value) : -1;
+    const int wanted = tensor.read(value, shown) ? tensor.wants_gradient(value, &call.grad_enabled) : -1;
     if (may_leave && wanted < 0) {
       PyErr_Clear();
       return Read::left_to_framework;

@@ -250,17 +250,21 @@ bool Tensor::take(const dlpack::Tensor& tensor, const char* name) {
   return true;
 }
 
-int Tensor::wants_gradient(PyObject* object) const {
+int Tensor::wants_gradient(PyObject* object, int* enabled) const {
   if (framework_->is_grad_enabled == Py_None) return 0;
+  if (*enabled < 0) {
+    const Ref said(PyObject_CallFunctionObjArgs(framework_->is_grad_enabled, nullptr));
+    if (!said) return -1;
+    *enabled = said.get() == Py_True;
+  }
+  if (*enabled == 0) return 0;
   const Ref wanted(PyObject_GetAttr(object, names().requires_grad));
-  if (!wanted) return -1;
-  if (wanted.get() != Py_True) return 0;
-  const Ref enabled(PyObject_CallFunctionObjArgs(framework_->is_grad_enabled, nullptr));
-  return enabled ? enabled.get() == Py_True : -1;
+  return wanted ? wanted.get() == Py_True : -1;
 }
 
 bool Tensor::has_no_gradient(PyObject* object, const char* name) const {
-  const int wanted = wants_gradient(object);
+  int enabled = -1;
+  const int wanted = wants_gradient(object, &enabled);
   if (wanted > 0) refuse_gradient(name);
   return wanted == 0;
 }

@@ -33,8 +33,8 @@ class Tensor {
   // False with an exception if flashjit cannot take it.
   bool read(PyObject* object, const char* name);
   // Whether the framework wants a gradient by this tensor, of which a launch knows nothing; -1 with an
-  // exception.
-  int wants_gradient(PyObject* object) const;
+  // exception. *enabled is whether it wants gradients at all, or -1 until it has been asked.
+  int wants_gradient(PyObject* object, int* enabled) const;
   // False with an exception if it does.
   bool has_no_gradient(PyObject* object, const char* name) const;
 

@@ -109,7 +109,17 @@ exec "$@"
 END
 chmod +x "$work/path/compute-sanitizer"
 PATH=$work/path:$PATH
-exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/packed" --targets sm_90a
+cat >"$work/path/python3" <<'END'
+#!/bin/sh
+case $1 in
+  -m) mkdir -p "$5/flashjit" && touch "$5/flashjit/flashjit-command" ;;
+  -c) [ "$STAND_IN" != 'no PyTorch' ] ;;
+  *) [ -d "$PYTHONPATH/flashjit" ] && [ "$2" = tests ] && [ -e "$1" ] && [ "$STAND_IN" != fails ] ;;
+esac
+END
+chmod +x "$work/path/python3"
+touch "$work/wheel"
+exits 0 env FLASHJIT_BIN="$work/bin" tools/gpu-check pack "$work/packed" --targets sm_90a --wheel "$work/wheel"
 expect '1 kernels' "$work/out"
 run() { # CODE STAND_IN [GROUPS [SECONDS]]
   exits "$1" env STAND_IN="$2" ${3:+FLASHJIT_GPU_CHECK_GROUPS="$3"} FLASHJIT_GPU_CHECK_SECONDS="${4-450}" \
@@ -120,6 +130,7 @@ run 0 works
 expect 'gpu    Imaginary' "$work/table"
 expect 'device                 1       9       0       0' "$work/table"
 expect 'suite                 12      24      12       0' "$work/table"
+expect 'python                 1       1       0       0' "$work/table"
 expect 'memcheck              17      17       0       0' "$work/table"
 expect 'synccheck             17      17       0       0' "$work/table"
 expect '1 kernels compiled here' "$work/table"
@@ -133,6 +144,10 @@ run 1 fails suite
 expect 'suite                 12      22      11       1' "$work/table"
 expect 'FAILED: exit code 1' "$work/table"
 expect '  All/Forward.Sizes/cuda0_sm_90a' "$work/table"
+run 1 fails python
+expect 'FAILED: exit code 1' "$work/table"
+run 0 'no PyTorch' python
+expect 'all skipped' "$work/table"
 run 1 hangs suite 3
 expect 'FAILED: out of time' "$work/table"
 run 1 nothing memory

@@ -298,10 +298,10 @@ std::string function_text(const AttentionSpec& spec) {
          params_of_step(spec).text + R"( params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
-extern "C" __global__ void __launch_bounds__(forward_clear_threads, 1)
-    flashjit_forward_clear(const __grid_constant__ )" +
+extern "C" __global__ void __launch_bounds__(forward_merge_threads)
+    flashjit_forward_merge(const __grid_constant__ )" +
          params_of_step(spec).text + R"( params) {
-  forward_sm90a_clear(params);
+  forward_sm90a_merge<Spec, Config>(params);
 }
 )";
 }
@@ -315,13 +315,13 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       structs(spec, "ForwardSm90aSpec", params_of_step(spec).text, wgmma_products(spec, config), choices,
               config, "WgmmaProducts") +
       function_text(spec);
-  source.steps.push_back({.function = "flashjit_forward_clear",
-                          .threads = device::forward_clear_threads,
-                          .params = params_of<device::Sm90aForwardParams, true>(spec)});
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config),
                           .params = params_of_step(spec)});
+  source.steps.push_back({.function = "flashjit_forward_merge",
+                          .threads = device::forward_merge_threads,
+                          .params = params_of<device::Sm90aForwardParams, true>(spec)});
 }
 
 }  // namespace

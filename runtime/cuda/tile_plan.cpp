@@ -61,8 +61,8 @@ std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& con
 }
 
 // How many parts the keys of each tile have, all of which multiprocessors compute at the same time: an
-// estimate in microseconds of an H100. A multiprocessor multiplies 6 TFLOP/s. Parts take 4 us to clear
-// counters, and 0.75 us each to be written and read again (tests/bench/log/gpu_forward_sm90a.md).
+// estimate in microseconds of an H100. A multiprocessor multiplies 6 TFLOP/s. Parts take 4 us for a second
+// step, and 0.75 us each to be written and read again (tests/bench/log/gpu_forward_sm90a.md).
 int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::int64_t steps,
                   std::int64_t tiles, int multiprocessors) {
   const double step = 2e-6 / 6 * config.block_m * config.block_n * (spec.head_dim + spec.head_dim_v);
@@ -82,8 +82,7 @@ int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::in
 PartsWorkspace::PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors) {
   const auto rows = static_cast<std::size_t>(multiprocessors) * static_cast<std::size_t>(config.block_m);
   outputs = rows * static_cast<std::size_t>(spec.head_dim_v);
-  states = rows * 2;
-  bytes = sizeof(float) * (outputs + states) + sizeof(device::u32) * (rows / 16);
+  bytes = sizeof(float) * (outputs + rows * 2);
 }
 
 int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
@@ -119,11 +118,8 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
     const std::int64_t steps = steps_of_longest(spec, config, p, tokens);
     p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
     p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
-    const PartsWorkspace memory(spec, config, multiprocessors);
     p.parts_o = static_cast<float*>(workspace);
-    p.parts_state = p.parts_o + memory.outputs;
-    p.parts_done = reinterpret_cast<device::u32*>(p.parts_state + memory.states);
-    p.num_counters = static_cast<device::u32>(tiles.all() * (config.block_m / 16));
+    p.parts_state = p.parts_o + PartsWorkspace(spec, config, multiprocessors).outputs;
     tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
   }
   if (config.tile_order == TileOrder::sections) {
@@ -137,6 +133,13 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
                             ? device::count_waves(static_cast<device::u32>(ceil_div(tiles.all(), blocks)))
                             : 1;
   return {static_cast<unsigned>(blocks), rows};
+}
+
+Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config, const device::Sm90aForwardParams& p) {
+  const int at_once = device::forward_merge_rows(spec.head_dim_v);
+  return {static_cast<unsigned>(ceil_div(config.block_m, at_once)),
+          static_cast<unsigned>(ceil_div(p.seqlen_q, config.block_m / p.packed_heads)),
+          static_cast<unsigned>(p.batch * p.num_heads_q / p.packed_heads)};
 }
 
 }  // namespace flashjit::cuda

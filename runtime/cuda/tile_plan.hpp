@@ -23,11 +23,13 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
 // most multiprocessors / tiles; 0: as many as an estimate of the time chooses.
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
                 device::Sm90aForwardParams& params, int parts = 0);
+// The grid of the step that merges parts, for `params` as plan_tiles() has set them.
+Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config,
+                const device::Sm90aForwardParams& params);
 
-// Memory for parts of tiles on sm_90a: outputs and states of rows, in floats, and counters of parts. It
-// serves every shape.
+// Memory for parts of tiles on sm_90a: outputs of rows, in floats, and in all. It serves every shape.
 struct PartsWorkspace {
-  std::size_t outputs, states, bytes;
+  std::size_t outputs, bytes;
   PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors);
 };
 

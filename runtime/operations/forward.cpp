@@ -70,14 +70,17 @@ struct Forward {
           make_params<device::Sm90aForwardParams>(kernel, params, step)) = planned;
       return step;
     };
-    if (planned.parts > 1) add("flashjit_forward_clear").grid = {.x = 1};
     StepLaunch& step = add("flashjit_forward");
     step.grid = grid;
-    step.dependent = planned.parts > 1;
-    auto& p = step.params_as<device::Sm90aForwardParams>();
     auto& maps = make_second<device::ForwardMaps>(step);
-    const cuda::ContextScope scope(*kernel.context);
-    cuda::encode_tensor_maps(kernel.spec, kernel.config, p, maps);
+    {
+      const cuda::ContextScope scope(*kernel.context);
+      cuda::encode_tensor_maps(kernel.spec, kernel.config, planned, maps);
+    }
+    if (planned.parts == 1) return;
+    StepLaunch& merge = add("flashjit_forward_merge");
+    merge.grid = cuda::merge_grid(kernel.spec, kernel.config, planned);
+    merge.dependent = true;
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {

@@ -44,6 +44,7 @@ struct ForwardSm90a {
   using Positions = typename Rows::Positions;
   using Schedule = TileSchedule<Config::tile_order, Rows>;
   using Products = typename Config::Products;
+  using Softmax = OnlineSoftmax<1, false>;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
@@ -123,6 +124,13 @@ struct ForwardSm90a {
           rows_end(min((block + 1) * Rows(p).tokens, problem.rows)) {}
   };
 
+  // What outputs are multiplied with beside their normalizers.
+  static FLASHJIT_FN float output_factor(const Sm90aForwardParams& p, [[maybe_unused]] int head_kv) {
+    float factor = Spec::dropout ? p.dropout.scale : 1;
+    if constexpr (converts) factor *= Sm90aScoreScales<ForwardSm90a>::of_outputs(p, head_kv);
+    return factor;
+  }
+
   // With dropout a second warp makes the words of a block's columns while its K arrives; K is full only with
   // them. Words have twice as many slots as K: weights are dropped after K's release.
   static FLASHJIT_FN void make_column_words(const Shared& shared) {
@@ -145,7 +153,6 @@ struct ForwardSm90a {
   // A warpgroup: it computes 64 rows of every tile.
   class Consumer {
     struct Nothing {};
-    using Softmax = OnlineSoftmax<1, false>;
     // With 8-bit keys.
     using ScoreScales = typename Choose<converts, Sm90aScoreScales<ForwardSm90a>, Nothing>::type;
     // Marks that no V stage is pending and that the first block extends past the sequence's end.
@@ -156,9 +163,11 @@ struct ForwardSm90a {
     struct Walked {
       const Mask& mask_;
       BlockWalk<Keys, Mask> walk_;
-      FLASHJIT_FN Walked(const Sm90aForwardParams&, const Mask& mask, const Work& work, const Announcement& a)
-          : mask_(mask),
-            walk_(mask, work.rows, block_n, KeyPart(a.part(), a.parts()).keys(mask, work.rows, block_n)) {}
+      FLASHJIT_FN Walked(const Sm90aForwardParams& p, const Mask& mask, const Work& work,
+                         const Announcement& a)
+          : mask_(mask), walk_(mask, work.rows, block_n) {
+        if (p.parts > 1) walk_.take_part(a.part(), p.part_blocks, a.part() == p.parts - 1);
+      }
       FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
       FLASHJIT_FN void take(Block&, const Consumer&) const {}
       template <class Heads>
@@ -207,31 +216,26 @@ struct ForwardSm90a {
         const bool any_keys = announced.what() == Announced::tile;
         Work work(p_, announced.tile);
         work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
-        float factor[2], lse[2];
-        const PartsOfRows parts = parts_of_rows(announced);
         if (any_keys) {
           attend(work, announced);
-          if constexpr (normalizes_early) find_normalizers(work, factor, lse);
-          wgmma_wait_group<0>();
-          release(shared_.v_empty(ring_.stage));
-          ring_.advance();
-          if (parts.count > 1) parts.store(announced.part(), output_);
         } else {
           release(shared_.q_empty());
-          if (parts.count == 1) {
-            write_nothing(output_rows(work), work.problem.head_q);
-            continue;
-          }
           softmax_.reset();
         }
-        if (parts.count > 1) {
-          if (!parts.store_states(announced.part(), softmax_)) continue;
-          wgmma_wait_group<0>();  // no product is under way; without it ptxas serialises all (C7515)
-          parts.merge(output_, softmax_);
-          if constexpr (normalizes_early) find_normalizers(work, factor, lse);
+        float factor[2], lse[2];
+        if constexpr (normalizes_early)
+#pragma unroll
+          for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
+        wgmma_wait_group<0>();
+        if (any_keys) {
+          release(shared_.v_empty(ring_.stage));
+          ring_.advance();
         }
-        write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
-                     work.problem.head_kv, factor, lse);
+        if (p_.parts > 1)
+          write_part(p_, announced.place() * block_m + first_row() + lane_ / 4, lane_, output_, softmax_);
+        else
+          write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
+                       work.problem.head_kv, factor, lse);
       }
       if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
     }
@@ -277,20 +281,6 @@ struct ForwardSm90a {
       if constexpr (!q_in_registers) release(shared_.q_empty());
       wait_v(ring_, v_stage, work);
       issue_pv(ring_);
-    }
-    FLASHJIT_FN void find_normalizers(const Work& work, float (&factor)[2], float (&lse)[2]) const {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
-    }
-    using PartsOfRows = Sm90aPartsOfRows<Spec::head_dim_v, consumer_warps>;
-    FLASHJIT_FN PartsOfRows parts_of_rows(const Announcement& announced) const {
-      const TileIndex& tile = announced.tile;
-      const Rows rows(p_);
-      const u32 head =
-          static_cast<u32>(tile.batch * p_.num_heads_q + tile.head_q) / static_cast<u32>(rows.heads);
-      const u32 number =
-          head * static_cast<u32>(ceil_div(p_.seqlen_q, rows.tokens)) + static_cast<u32>(tile.m_block);
-      return {p_, announced.parts(), number, static_cast<u32>(warpgroup_ * 4 + warp_), lane_};
     }
 
     // The destination of a warp's rows. Pointers are to the warp's first row; with pack_gqa, to the tile's.
@@ -506,18 +496,16 @@ struct ForwardSm90a {
 
     // Four lanes hold a row. With 16-bit output each lane collects one of four chunks of 8 columns: it then
     // writes 16 bytes, and a warp's store writes 64 contiguous bytes of each row.
-    FLASHJIT_FN void write_output(const OutputRows& to, int first_head, [[maybe_unused]] int head_kv,
-                                  float (&factor)[2], float (&lse)[2]) const {
+    FLASHJIT_FN void write_output(const OutputRows& to, int first_head, int head_kv, float (&factor)[2],
+                                  float (&lse)[2]) const {
       constexpr int chunks = Spec::head_dim_v / 8;
       const int part = lane_ % 4;
-      [[maybe_unused]] float v_scale;
-      if constexpr (converts) v_scale = ScoreScales::of_outputs(p_, head_kv);
+      const float scale = output_factor(p_, head_kv);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = lane_ / 4 + 8 * r;
         if constexpr (!normalizes_early) factor[r] = normalizer(r, first_head, lse[r]);
-        if constexpr (Spec::dropout) factor[r] *= p_.dropout.scale;
-        if constexpr (converts) factor[r] *= v_scale;
+        factor[r] *= scale;
         if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
         if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
         // A row without keys may have met NaN in V, which no factor makes 0: such a row is written as zeros.
@@ -544,18 +532,6 @@ struct ForwardSm90a {
               *reinterpret_cast<uint4*>(o + g * 16) = uint4{0, 0, 0, 0};
         }
       }
-    }
-
-    // Writes rows without keys.
-    FLASHJIT_FN void write_nothing(const OutputRows& to, [[maybe_unused]] int first_head) const {
-      constexpr int columns = 16 / o_bytes, chunks = Spec::head_dim_v / columns;
-      for (int i = lane_; i < min(to.rows, 16) * chunks; i += 32)
-        *reinterpret_cast<uint4*>(to.o + o_bytes * (o_offset(i / chunks) + i % chunks * columns)) =
-            uint4{0, 0, 0, 0};
-      float lse = minus_infinity;
-      if constexpr (Sinks::exist)
-        if (Spec::lse && lane_ < min(to.valid, 16)) lse = Sinks::natural(p_, head_of(first_head, lane_));
-      if (Spec::lse && lane_ < min(to.rows, 16)) to.lse[lse_offset(lane_)] = lse;
     }
 
     const Sm90aForwardParams& p_;
@@ -585,6 +561,7 @@ struct ForwardSm90a {
     extern __shared__ __align__(1024) char dynamic_shared[];
     const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
     if (threadIdx.x == 0) {
+      griddepcontrol_launch_dependents();
       prefetch_tensormap(maps.q);
       prefetch_tensormap(maps.k);
       prefetch_tensormap(maps.v);
@@ -620,6 +597,10 @@ struct ForwardSm90a {
   }
 };
 
+template <class Spec, class Config>
+FLASHJIT_FN void forward_sm90a_merge(const Sm90aForwardParams& params) {
+  Sm90aPartsMerge<ForwardSm90a<Spec, Config>>::run(params);
+}
 template <class Spec, class Config>
 FLASHJIT_FN void forward_sm90a(const Sm90aForwardParams& params, const ForwardMaps& maps) {
   ForwardSm90a<Spec, Config>::run(params, maps);

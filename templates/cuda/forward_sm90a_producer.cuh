@@ -61,10 +61,9 @@ class Sm90aProducer {
     for (TileIndex tile; schedule.next(tile);) {
       const Work work(p_, tile);
       const Mask mask(p_, work.problem);
-      const KeyPart part(p_, mask, work.rows, block_n, schedule.part());
-      if (!part.exists()) continue;
-      parts_ = part.count << 15 | part.index;
-      BlockWalk<Keys, Mask> walk(mask, work.rows, block_n, part.keys(mask, work.rows, block_n));
+      part_ = schedule.place() << 15 | schedule.part();
+      BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
+      if (p_.parts > 1) walk.take_part(schedule.part(), p_.part_blocks, schedule.part() == p_.parts - 1);
       // The look-ups come before load_last_v(), which waits for a free buffer.
       PassedBlock block, next;
       const bool empty = !look_up(walk, block);
@@ -92,7 +91,6 @@ class Sm90aProducer {
     load_last_v();
     if constexpr (converts) pages_.end();
     announce({}, Announced::end, 0);
-    if (leads()) griddepcontrol_wait();  // a kernel must not end before the one that it follows
     if constexpr (Spec::dropout) {
       mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
       if (leads()) ask_for_words(-1);
@@ -133,7 +131,7 @@ class Sm90aProducer {
     mbarrier_wait(shared_.q_empty(), q_parity_ ^= 1);
     if (!leads()) return;
     st_shared_v4(shared_.announced(), tile.batch, tile.head_q, tile.m_block,
-                 parts_ << 2 | static_cast<int>(what));
+                 part_ << 2 | static_cast<int>(what));
     mbarrier_arrive_expect_tx(shared_.q_full(), bytes);
   }
   FLASHJIT_FN void load_q(const TileIndex& tile) {
@@ -213,8 +211,8 @@ class Sm90aProducer {
   Pages pages_;
   Ring ring_;
   u32 q_parity_ = 0;
-  int last_v_ = -1;      // the block whose V is still to be loaded; -1: none
-  int parts_ = 1 << 15;  // as an announcement has them
+  int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
+  int part_ = 0;     // with its place, as an announcement has them
   int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
 };
 

@@ -46,10 +46,11 @@ struct PassedBlock {
 enum class Announced : int { tile, empty_tile, end };
 struct Announcement {
   TileIndex tile;
-  int word;  // parts << 17 | part << 2 | what
+  int word;  // place << 17 | part << 2 | what
   FLASHJIT_FN Announced what() const { return static_cast<Announced>(word & 3); }
+  // As the schedule has them.
   FLASHJIT_FN int part() const { return word >> 2 & 0x7fff; }
-  FLASHJIT_FN int parts() const { return word >> 17; }
+  FLASHJIT_FN int place() const { return word >> 17; }
 };
 static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 

@@ -51,6 +51,7 @@ struct MergedRow {
   template <class AddressOfO, class AddressOfState>
   FLASHJIT_FN void add_parts(int first, int end, int step, const AddressOfO& o_of,
                              const AddressOfState& state_of) {
+#pragma unroll 1
     for (; first < end; first += parts_at_once * step) {
       u32 values[parts_at_once][4];
       PartState state[parts_at_once];

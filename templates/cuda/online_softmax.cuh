@@ -191,11 +191,6 @@ class OnlineSoftmax {
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
     return sum;
   }
-  // Replaces a row's state. The sums of its four lanes make up the row's.
-  FLASHJIT_FN void set(int r, float reference, float sum) {
-    reference_[r] = reference;
-    row_sum_[r] = sum;
-  }
   // `lowest` for a row without keys.
   FLASHJIT_FN float reference(int r) const { return reference_[r]; }
   // The sum over all keys of a row: NaN if the reference is too far from 0.

@@ -50,15 +50,6 @@ FLASHJIT_FN void bar_sync(int id, int threads) {
 FLASHJIT_FN void red_add_release(u32* to, u32 value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
-// Returns the number before. Also, all that was visible to earlier ones of these is visible after it.
-FLASHJIT_FN u32 atom_add_acq_rel(u32* to, u32 value) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(to), "r"(value)
-               : "memory");
-  return before;
-}
 // Waits until the number is at least so large.
 FLASHJIT_FN void ld_acquire_wait(const u32* from, u32 least) {
   u32 value;

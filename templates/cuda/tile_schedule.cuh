@@ -39,8 +39,9 @@ class TileSchedule {
     }
   }
 
-  // The part of the tile's keys.
+  // The part of the tile's keys, and its number among all parts of all tiles, if there are several.
   FLASHJIT_FN int part() const { return part_; }
+  FLASHJIT_FN int place() const { return place_; }
   // Returns false if no tiles are left.
   FLASHJIT_FN bool next(TileIndex& tile) {
     if constexpr (order == TileOrder::sections) return next_in_sections(tile);
@@ -78,17 +79,19 @@ class TileSchedule {
   FLASHJIT_FN u32 sections() const { return count(heads_, section_heads_); }
   FLASHJIT_FN u32 first_left() const { return sections() * section_rounds_; }
   FLASHJIT_FN TileIndex make(u32 head, u32 from_last) {
+    const u32 m_block = m_blocks_ - 1 - from_last;
     if (parts_ > 1) {
+      place_ = static_cast<int>(head * m_blocks_ + m_block);
       part_ = static_cast<int>(head % parts_);
       head /= parts_;
     }
     return {static_cast<int>(head / heads_q_), static_cast<int>(head % heads_q_) * rows_.heads,
-            static_cast<int>(m_blocks_ - 1 - from_last)};
+            static_cast<int>(m_block)};
   }
 
   Rows rows_;
   u32 heads_q_, parts_, heads_;  // heads packed into one tile count as one, those of each part as others
-  int part_ = 0;
+  int part_ = 0, place_ = 0;
   u32 m_blocks_, section_heads_, section_rounds_;
   u32 next_, end_;  // rounds of the grid with TileOrder::sections, else tiles
 };

@@ -15,17 +15,18 @@ struct Sm90aForwardParams : ForwardParams {
   int packed_heads;
   u32 packed_heads_inverse;
   // Each tile's keys are divided among so many tiles of the schedule; 1: they are not. A part has part_blocks
-  // blocks of block_n keys or a few less, or more if the parts would be too many, so that tiles with few keys
-  // have fewer parts.
+  // blocks of block_n keys; the last one has all that are left.
   int parts, part_blocks;
-  // In the workspace, [tiles, parts, consumer warps] of a warp's 16 rows: their output in the order of
-  // accumulators; maximum (log2) and sum of each row; [tiles, consumer warps] how many parts are written.
+  // In the workspace, [heads, parts, tiles of a head, block_m]: a row's output, and its maximum (log2) and
+  // sum.
   float *parts_o, *parts_state;
-  u32 *parts_done, num_counters;
 };
 
-// Threads of the step that clears counters.
-constexpr int forward_clear_threads = 256;
+// Threads of the step that merges parts, and how many rows they merge at once.
+constexpr int forward_merge_threads = 256;
+FLASHJIT_FN constexpr int forward_merge_rows(int head_dim_v) {
+  return forward_merge_threads * 4 / head_dim_v;
+}
 
 // The kernel's second parameter. Maps are a parameter of their own because inline assembly that gets a map's
 // address counts as reading and writing everything beside the map. Maps are 4-D, [batch, heads, rows, dim]; q

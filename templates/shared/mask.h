@@ -324,6 +324,18 @@ class BlockWalk {
     end_ = h.end;
   }
 
+  // Of all blocks in the hull, leaves part `index` of parts of so many blocks. The last has all that follow.
+  FLASHJIT_FN void take_part(int index, int blocks, bool last) {
+    if constexpr (!hulls_are_exact<Mask>(Axis{})) {
+      const Span h = mask_.hull(Axis{}, across_);
+      first_ = max(h.begin, 0) / size_;
+      if (next_ >= 0) next_ = h.empty() ? -1 : (h.end - 1) / size_;
+      end_ = h.end;
+    }
+    first_ += index * blocks;
+    if (!last) next_ = min(next_, first_ + blocks - 1);
+  }
+
   FLASHJIT_FN bool next(Block& block) {
     if constexpr (!hulls_are_exact<Mask>(Axis{})) {
       if (next_ >= first_) {

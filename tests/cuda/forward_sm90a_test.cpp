@@ -117,12 +117,21 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
   describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
   describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
   constexpr int shared_bytes = device::Sm90aShared<Spec, Config>::layout.end;
-  if (p.parts > 1)
-    emulator::Block::run(device::forward_clear_threads, 0, garbage, [&] { device::forward_sm90a_clear(p); });
   for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
       emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
                            [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
+  if (p.parts == 1) return;
+  const Grid merge = cuda::merge_grid(spec, config, p);
+  gridDim.x = merge.x;
+  gridDim.y = merge.y;
+  gridDim.z = merge.z;
+  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+        emulator::Block::run(device::forward_merge_threads, 0, garbage,
+                             [&] { device::forward_sm90a_merge<Spec, Emulated<Spec, Config>>(p); });
+  blockIdx.z = 0;
 }
 
 constexpr int not_a_number = 0xff;  // the value of every byte
@@ -214,7 +223,14 @@ TEST_F(ForwardSm90a, PartsOfKeys) {
   Case padded = c;
   padded.batch = 2;
   expect<SpecOf<Bf16, 24, 40, false, device::Padding>, ConfigOf<64, 32, true, false, waves>>(
-      c, {PaddingMask{}}, 8);
+      padded, {PaddingMask{}}, 8);
+  expect<WithFloatOutput<WithFormulaSpec<SpecOf<Bf16, 24, 40, false>, FormulaParams, true>>,
+         ConfigOf<64, 32, true, false>>(c, {}, 3);
+  Case pages = c;
+  pages.page_size = 16;
+  pages.layout_kv = MemoryLayout::padded;
+  expect<WithKv<WithPages<SpecOf<Bf16, 24, 72, false, BottomRight>>, device::int8, device::KvScale::head>,
+         ConfigOf<128, 32, false, true, sections>>(pages, {CausalMask{}}, 4);
   // Lists of blocks, which may have none in a part.
   expect_listed<WithLists<SpecOf<Bf16, 24, 40, false>, FormulaParams, 64, 32>,
                 ConfigOf<64, 32, true, false, waves>>(c, 5);

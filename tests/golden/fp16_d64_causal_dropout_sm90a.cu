@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_forward(const __grid_constant__ Sm90aForwardParams params, const __grid_constant__ ForwardMaps maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
-extern "C" __global__ void __launch_bounds__(forward_clear_threads, 1)
-    flashjit_forward_clear(const __grid_constant__ Sm90aForwardParams params) {
-  forward_sm90a_clear(params);
+extern "C" __global__ void __launch_bounds__(forward_merge_threads)
+    flashjit_forward_merge(const __grid_constant__ Sm90aForwardParams params) {
+  forward_sm90a_merge<Spec, Config>(params);
 }

@@ -204,19 +204,19 @@ TEST(Render, Steps) {
   EXPECT_EQ(cuda[0].params.bytes, sizeof(device::Sm80ForwardParams));
   const std::vector<Step> hopper = render(goldens[2]).steps;
   ASSERT_EQ(hopper.size(), 2u);
-  EXPECT_EQ(hopper[0], (Step{.function = "flashjit_forward_clear",
-                             .threads = device::forward_clear_threads,
-                             .params = hopper[0].params}));
-  EXPECT_EQ(hopper[1], (Step{.function = "flashjit_forward",
+  EXPECT_EQ(hopper[0], (Step{.function = "flashjit_forward",
                              .threads = 384,
                              .shared_memory = device::Sm90aLayout(128, 128, 128, 128, 2, false).end,
+                             .params = hopper[0].params}));
+  EXPECT_EQ(hopper[1], (Step{.function = "flashjit_forward_merge",
+                             .threads = device::forward_merge_threads,
                              .params = hopper[1].params}));
-  EXPECT_EQ(hopper[1].params.second_bytes, sizeof(device::ForwardMaps));
+  EXPECT_EQ(hopper[0].params.second_bytes, sizeof(device::ForwardMaps));
   const std::vector<Step> dropout = render(goldens[3]).steps;
   ASSERT_EQ(dropout.size(), 2u);
-  EXPECT_EQ(dropout[1].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, true).end);
+  EXPECT_EQ(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, true).end);
   // Dropout adds its key, and the words of the columns of four blocks.
-  EXPECT_GE(dropout[1].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, false).end + 16 + 4 * 96 * 4);
+  EXPECT_GE(dropout[0].shared_memory, device::Sm90aLayout(64, 64, 192, 96, 2, false).end + 16 + 4 * 96 * 4);
   const std::vector<Step> cpu = render(goldens[6]).steps;
   ASSERT_EQ(cpu.size(), 1u);
   EXPECT_EQ(cpu[0], (Step{.function = "flashjit_forward",

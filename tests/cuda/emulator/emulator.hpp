@@ -30,7 +30,7 @@ inline char dynamic_shared[232448] __align__(1024);
 }
 
 struct EmulatedIndex {
-  unsigned x, y;
+  unsigned x, y, z = 0;
 };
 inline EmulatedIndex threadIdx, blockIdx, gridDim;
 

@@ -66,6 +66,9 @@ inline u32 ctaid_x() {
 inline u32 ctaid_y() {
   return blockIdx.y;
 }
+inline u32 ctaid_z() {
+  return blockIdx.z;
+}
 inline u32 nctaid_x() {
   return gridDim.x;
 }

@@ -29,10 +29,4 @@ inline void ld_acquire_wait(const u32* from, u32 least) {
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
-inline u32 atom_add_acq_rel(u32* to, u32 value) {
-  const u32 before = *to;
-  *to += value;
-  return before;
-}
-
 }  // namespace flashjit::device

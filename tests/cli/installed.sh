@@ -35,17 +35,32 @@ grep -q 'request 0: 19.500' "$work/decode_step.txt" && grep -q 'request 2: 15.60
 echo '== pkg-config'
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name flashjit.pc)")
 export PKG_CONFIG_PATH
-libdir=$(pkg-config --variable=libdir flashjit)
 # shellcheck disable=SC2046
-c++ -std=c++20 tools/examples/attention.cpp $(pkg-config --cflags --libs flashjit) -Wl,-rpath,"$libdir" -o "$work/cpp"
+c++ -std=c++20 tools/examples/attention.cpp $(pkg-config --cflags --libs flashjit) -o "$work/cpp"
 # shellcheck disable=SC2046
-cc tools/examples/attention.c $(pkg-config --cflags --libs flashjit) -Wl,-rpath,"$libdir" -o "$work/c"
+cc tools/examples/attention.c $(pkg-config --cflags --libs flashjit) -o "$work/c"
 "$work/cpp" | grep 'disk: o\[0\] = 0.100'
 "$work/c" | grep 'o\[0\] = 0.100'
 [ "$(pkg-config --modversion flashjit)" = "$("$work/prefix/bin/flashjit" --version | cut -d' ' -f2)" ]
 
 echo '== the command, installed'
 "$work/prefix/bin/flashjit" run tools/examples/full_fp32.json --seqlen-q 64 --verify
+
+echo '== what else is installed'
+for file in share/bash-completion/completions/flashjit share/zsh/vendor-completions/_flashjit \
+  share/fish/vendor_completions.d/flashjit.fish share/flashjit/spec.schema.json share/flashjit/manifest.schema.json \
+  share/doc/flashjit/examples/attention.cpp share/doc/flashjit/reference/spec.md; do
+  [ -s "$work/prefix/$file" ] || { echo "$file is not installed" >&2 && exit 1; }
+done
+if command -v pandoc >/dev/null; then [ -s "$work/prefix/share/man/man1/flashjit.1" ]; fi
+
+echo '== uninstall'
+cmake --install "$build" --prefix "$work/second" >"$work/install.log"
+touch "$work/second/lib/of_another"
+cmake -DMANIFEST="$build/install_manifest.txt" -P tools/package/uninstall.cmake
+[ "$(find "$work/second" ! -type d)" = "$work/second/lib/of_another" ] ||
+  { echo "uninstall left $(find "$work/second" ! -type d | head -3)" >&2 && exit 1; }
+[ ! -e "$work/second/include" ] || { echo "uninstall left empty folders" >&2 && exit 1; }
 
 echo '== pages'
 # The block that follows the comment "tools/examples/NAME; a test compares the two" in a page.

@@ -35,7 +35,7 @@ std::string to_json(const KernelInfo& info) {
                                 {"config", nlohmann::ordered_json::parse(to_json(info.config))},
                                 {"config_source", to_string(info.config_source)},
                                 {"config_note", info.config_note},
-                                {"key", info.cache_key},
+                                {"cache_key", info.cache_key},
                                 {"path", info.path},
                                 {"cache_note", info.cache_note},
                                 {"origin", to_string(info.origin)},
@@ -43,10 +43,13 @@ std::string to_json(const KernelInfo& info) {
                                 {"steps", steps},
                                 {"registers", info.registers},
                                 {"spill_bytes", info.spill_bytes},
-                                {"smem_bytes", info.shared_memory},
+                                {"shared_memory", info.shared_memory},
                                 {"compile_ms", info.compile_ms},
                                 {"get_ms", info.get_ms},
-                                {"log", info.log}}
+                                {"log", info.log},
+                                // Their names in version 0.1.
+                                {"key", info.cache_key},
+                                {"smem_bytes", info.shared_memory}}
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

@@ -217,8 +217,8 @@ TEST(Compile, CompilesThenFindsOnDisk) {
   const CommandLine flashjit;
   const nlohmann::json first = flashjit({"compile", small_spec, "--target", "native", "--json"}).json();
   const nlohmann::json second = flashjit({"compile", small_spec, "--target", "native", "--json"}).json();
-  for (const char* name :
-       {"key", "target", "origin", "ms", "registers", "spill_bytes", "smem_bytes", "config", "path"})
+  for (const char* name : {"cache_key", "target", "origin", "get_ms", "registers", "spill_bytes",
+                           "shared_memory", "config", "path", "key", "ms", "smem_bytes"})
     EXPECT_TRUE(first.contains(name)) << name;
   EXPECT_EQ(first["origin"], "compiled");
   EXPECT_EQ(second["origin"], "disk");
@@ -295,9 +295,13 @@ TEST(Run, VerifiesGeneratedTensors) {
   EXPECT_LE(result["verification"]["lse_error"].get<double>(),
             result["verification"]["lse_error_bound"].get<double>());
   EXPECT_GT(result["cold_ms"].get<double>(), result["warm_ms"].get<double>());
-  EXPECT_EQ(
-      result["shape"],
-      (nlohmann::json{{"batch", 2}, {"seqlen_q", 48}, {"seqlen_k", 48}, {"heads_q", 4}, {"heads_kv", 2}}));
+  EXPECT_EQ(result["shape"], (nlohmann::json{{"batch", 2},
+                                             {"seqlen_q", 48},
+                                             {"seqlen_k", 48},
+                                             {"num_heads_q", 4},
+                                             {"num_heads_kv", 2},
+                                             {"heads_q", 4},
+                                             {"heads_kv", 2}}));
 }
 
 TEST(Run, MeasuresColdWhereTheKernelIsOnDiskIfAsked) {

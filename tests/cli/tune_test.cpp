@@ -1,10 +1,6 @@
 // flashjit tune: records that engines use, the report, reasons, Ctrl-C.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pty.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,6 +10,7 @@
 #include <regex>
 
 #include "tests/cli/command_line.hpp"
+#include "tests/cli/on_terminal.hpp"
 #include "tests/cli/xml.hpp"
 
 namespace flashjit::cli_test {
@@ -104,48 +101,6 @@ TEST(Tune, BadCommandLines) {
       flashjit({"tune", narrow_spec, "--seqlens", "8", "--report", flashjit.missing("x.html")}).exit_code, 3);
 }
 
-// Runs the command with a terminal as stderr.
-class OnTerminal {
- public:
-  OnTerminal(const CommandLine& flashjit, const std::vector<std::string>& arguments, const std::string& out) {
-    std::vector<const char*> argv = {FLASHJIT_COMMAND};
-    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-    argv.push_back(nullptr);
-    child_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
-    if (child_ != 0) return;
-    for (const auto& [name, value] : flashjit.environment) setenv(name.c_str(), value.c_str(), 1);
-    dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
-    execv(argv[0], const_cast<char**>(argv.data()));
-    _exit(127);
-  }
-  OnTerminal(const OnTerminal&) = delete;
-  OnTerminal& operator=(const OnTerminal&) = delete;
-  ~OnTerminal() { ::close(terminal_); }
-
-  // Reads until the text is shown; false if the command ends before.
-  bool wait_for(const std::string& text) {
-    while (shown_.find(text) == std::string::npos) {
-      char bytes[4096];
-      const ssize_t count = ::read(terminal_, bytes, sizeof bytes);
-      if (count <= 0) return false;
-      shown_.append(bytes, static_cast<std::size_t>(count));
-    }
-    return true;
-  }
-  void press_ctrl_c() { EXPECT_EQ(::write(terminal_, "\x03", 1), 1); }
-  int exit_code() {
-    int status = 0;
-    EXPECT_EQ(waitpid(child_, &status, 0), child_);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  const std::string& shown() const { return shown_; }
-
- private:
-  int terminal_ = -1;
-  pid_t child_ = -1;
-  std::string shown_;
-};
-
 // The test stops the command in the second round of the second shape. There are at least five rounds, and
 // each takes a tenth of a second or more.
 TEST(Tune, CtrlCKeepsWhatThereIsAndTheSameCommandGoesOn) {
@@ -158,12 +113,14 @@ TEST(Tune, CtrlCKeepsWhatThereIsAndTheSameCommandGoesOn) {
       "--num-threads", "1",
       "--budget",      "10m",
       "--json"};
-  OnTerminal tune(flashjit, command, out);
+  OnTerminal tune(flashjit, command, 200, out);
   ASSERT_TRUE(tune.wait_for("[2/2] 1 x 2048, heads 4/4: measuring: round 2 of")) << tune.shown();
   tune.press_ctrl_c();
   EXPECT_TRUE(tune.wait_for("the same command goes on from there"));
   EXPECT_EQ(tune.exit_code(), 130);
   EXPECT_THAT(tune.shown(), HasSubstr(" s left"));
+  EXPECT_LE(widest_line(tune.shown()), 200u);
+  EXPECT_EQ(tune.shown().find('\033'), std::string::npos);
 
   std::ifstream file(out);
   const nlohmann::json first = nlohmann::json::parse(file);

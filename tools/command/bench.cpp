@@ -338,7 +338,7 @@ class Bench {
                  std::to_string(r.shape.seqlen_q) + " x " + std::to_string(r.shape.seqlen_k), "",
                  number(r.ms), number(r.spread_percent), "", "", number(r.gb_per_s()), number(1)});
     }
-    std::cout << table.str();
+    std::cout << shown(table);
   }
 
   void write_svg(const std::string& path) const {
@@ -446,19 +446,16 @@ Measured measured(const Shape& shape, const Kernel& kernel, std::vector<double>&
 }
 
 Json to_json(const Measured& m) {
-  Json json = {{"spec", Json::parse(m.kernel.spec.to_json())},
-               {"batch", m.shape.batch},
-               {"seqlen_q", m.shape.seqlen_q},
-               {"seqlen_k", m.shape.seqlen_k},
-               {"heads_q", m.shape.num_heads_q},
-               {"heads_kv", m.shape.num_heads_kv},
-               {"config", config_json(m.kernel.config)},
+  Json json = {{"spec", Json::parse(m.kernel.spec.to_json())}};
+  json.update(shape_json(m.shape));
+  json.update({{"config", config_json(m.kernel.config)},
                {"ms", m.ms},
                {"spread_percent", m.spread_percent},
                {"tflops", m.tflops},
                {"registers", m.kernel.registers},
                {"spill_bytes", m.kernel.spill_bytes},
-               {"smem_bytes", m.kernel.shared_memory}};
+               {"shared_memory", m.kernel.shared_memory},
+               {"smem_bytes", m.kernel.shared_memory}});  // its name in version 0.1
   if (const char* const rate = names_of(traffic_of(m.kernel.spec)).rate) json[rate] = m.gb_per_s;
   return json;
 }
@@ -528,7 +525,7 @@ Verb add_bench(const Arguments& parent) {
        {"--svg", "--batch", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv", "--seqlens", "--tokens",
         "--configs", "--op", "--processor-time", "--compile", "--start"})
     serve.excludes(app.get_option(name));
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "TFLOP/s count 2 (head_dim + head_dim_v) operations for each query head and each pair that the\n"
       "mask keeps, and 2.5 times as many in a backward. +-% is half the distance between the quartiles. On a "

@@ -90,7 +90,7 @@ int bench_compile(const BenchOptions& options) {
     print_json({{"rounds", options.rounds}, {"rows", rows}});
   } else {
     std::cout << "medians of " << options.rounds << " rounds; " << device_model(Device{}) << "\n\n"
-              << table.str();
+              << shown(table);
   }
   return exit_ok;
 }

@@ -135,7 +135,7 @@ int bench_start(const BenchOptions& options) {
              number(together_ns) + " ns"});
   std::cout << device_model(Device::parse(engine_options.device)) << ", " << where_cached(start.kernel)
             << "\n\n"
-            << table.str();
+            << shown(table);
   return exit_ok;
 }
 

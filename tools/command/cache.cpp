@@ -108,7 +108,7 @@ int ls(const CacheOptions& options) {
     }
     if (options.json) continue;
     if (is_layer(folder)) std::cout << folder.folder() << ", read-only:\n";
-    std::cout << table.str();
+    std::cout << shown(table);
     for (const DiskCache::Listing& item : list) {
       if (!item.entry) print_damaged(item.path, item.damage);
     }
@@ -269,7 +269,7 @@ Verb add_cache(const Arguments& parent) {
     const CacheAction action = declare(verb);
     add_cache_dir(verb, options->folder);
     add_cache_path(verb, options->layers);
-    add_json(verb, options->json);
+    add_output(verb, options->json);
     verb.callback([chosen, action] { *chosen = action; });
   };
   add("ls", "List the entries", plain<ls>);

@@ -53,7 +53,7 @@ int compile_targets(const CompileOptions& options) {
       tell_progress("flashjit: cache: " + info.cache_note);
   }
   if (!options.json) {
-    std::cout << table.str();
+    std::cout << shown(table);
   } else {
     print_json(reports.size() == 1 ? reports.front() : reports);
   }
@@ -76,15 +76,15 @@ Verb add_compile(const Arguments& parent) {
   add_compile_limits(app, options->limits);
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "Examples:\n"
       "  flashjit compile tools/examples/causal_bf16.json --target sm_80,sm_90\n"
       "  flashjit compile '{\"op\": \"forward\", \"dtype\": \"fp16\", \"head_dim\": 64}' --target native "
       "--json\n\n"
-      "--json prints {key, target, config, origin: compiled|disk, ms, compile_ms, steps, registers, "
-      "spill_bytes,\n"
-      "smem_bytes, compiler, path, cache_note}; a list of these for several targets.\n");
+      "--json prints {cache_key, target, config, origin: compiled|disk, get_ms, compile_ms, steps, "
+      "registers,\n"
+      "spill_bytes, shared_memory, compiler, path, cache_note}; a list of these for several targets.\n");
   return {app, [options] { return compile_targets(*options); }};
 }
 

@@ -245,7 +245,7 @@ Verb add_doctor(const Arguments& parent) {
   const auto options = std::make_shared<DoctorOptions>();
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "Examples:\n"
       "  flashjit doctor\n"

@@ -165,7 +165,7 @@ Verb add_mask(const Arguments& parent) {
   app.add_option("--seed", options->seed, "Seed of the generated lengths, lists and trees")
       .capture_default_str();
   app.add_option("--svg", options->svg, "Write an SVG picture to this file instead of text");
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "A kernel skips some tiles, computes others whole, and tests every pair of the rest. Up to 256 rows "
       "and\n"

@@ -344,8 +344,9 @@ EngineOptions DeviceOptions::engine() const {
           }};
 }
 
-void add_json(const Arguments& app, bool& json) {
+void add_output(const Arguments& app, bool& json) {
   app.add_flag("--json", json, "Print one JSON value instead of text");
+  app.add_flag("--quiet", is_quiet(), "Tell no progress and no notes on standard error; errors remain");
 }
 
 void add_cache_dir(const Arguments& app, std::optional<std::string>& cache_dir) {

@@ -95,7 +95,8 @@ struct DeviceOptions {
   EngineOptions engine() const;
 };
 
-void add_json(const Arguments& app, bool& json);
+// --json and --quiet.
+void add_output(const Arguments& app, bool& json);
 void add_cache_dir(const Arguments& app, std::optional<std::string>& cache_dir);
 void add_cache_path(const Arguments& app, std::optional<std::string>& cache_path);
 // --compile-seconds and --compile-bytes.

@@ -223,7 +223,7 @@ int prebuild(const PrebuildOptions& options) {
       table.add({target, std::to_string(t.kernels), std::to_string(t.compiled), std::to_string(t.failed),
                  std::to_string(t.bytes), t.compiled ? number(t.compile_seconds / t.compiled) : "-"});
     }
-    std::cout << table.str() << all.kernels << " kernels and " << plan.records.size() << " tune records in "
+    std::cout << shown(table) << all.kernels << " kernels and " << plan.records.size() << " tune records in "
               << cache.disk->folder() << ", " << all.bytes << " bytes; " << number(seconds) << " s with "
               << jobs << " jobs";
     if (all.compiled) std::cout << ", " << number(seconds_per_kernel) << " s for each kernel compiled";
@@ -281,7 +281,7 @@ Verb add_prebuild(const Arguments& parent) {
   add_compile_limits(app, options->limits);
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "Examples:\n"
       "  flashjit prebuild llama-3-8b --target sm_90a --target sm_80 --target x86-64-v4 -o kernels\n"

@@ -1,5 +1,7 @@
 #include "tools/command/progress.hpp"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,11 +13,23 @@ bool as_json = false;
 
 }  // namespace
 
+bool& is_quiet() {
+  static bool quiet = false;
+  return quiet;
+}
+
+std::size_t terminal_columns(int descriptor) {
+  if (::isatty(descriptor) != 1) return 0;
+  winsize size{};
+  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col != 0 ? size.ws_col : 80;
+}
+
 void write_progress_as_json(bool json) {
   as_json = json;
 }
 
 void tell_progress(const std::string& text) {
+  if (is_quiet()) return;
   using Json = nlohmann::json;
   const std::string line =
       as_json ? Json{{"progress", text}}.dump(-1, ' ', false, Json::error_handler_t::replace) : text;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -11,6 +12,10 @@ namespace flashjit::command {
 
 // The form of all lines to come; text until it is called.
 void write_progress_as_json(bool json);
+// Whether nothing is told: the flag --quiet.
+bool& is_quiet();
+// The columns of a terminal, 80 if it does not say; 0 for a file or a pipe.
+std::size_t terminal_columns(int descriptor);
 // Writes a line.
 void tell_progress(const std::string& text);
 

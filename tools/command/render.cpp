@@ -57,7 +57,7 @@ Verb add_render(const Arguments& parent) {
   app.add_flag("--standalone", options->standalone,
                "Fold every header in: one file that nvcc or clang compiles");
   options->shape.add(app);
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "Examples:\n"
       "  flashjit render tools/examples/causal_bf16.json --target sm_90\n"

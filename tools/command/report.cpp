@@ -1,9 +1,12 @@
 #include "tools/command/report.hpp"
 
+#include <unistd.h>
 #include <cstdio>
 #include <iostream>
 #include <type_traits>
 #include <variant>
+
+#include "tools/command/progress.hpp"
 
 namespace flashjit::command {
 void print_json(const Json& json) {
@@ -56,10 +59,23 @@ Json config_json(const KernelConfig& config) {
   return Json::parse(to_json(config));
 }
 
+std::string shown(const verify::Table& table) {
+  return table.str(terminal_columns(STDOUT_FILENO));
+}
+
+Json shape_json(const Shape& shape) {
+  return {{"batch", shape.batch},
+          {"seqlen_q", shape.seqlen_q},
+          {"seqlen_k", shape.seqlen_k},
+          {"num_heads_q", shape.num_heads_q},
+          {"num_heads_kv", shape.num_heads_kv},
+          {"heads_q", shape.num_heads_q},
+          {"heads_kv", shape.num_heads_kv}};
+}
+
 Json kernel_json(const KernelInfo& info) {
   Json json = Json::parse(to_json(info));
   json["ms"] = info.get_ms;
-  json.erase("get_ms");
   return json;
 }
 

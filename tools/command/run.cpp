@@ -165,12 +165,7 @@ Json describe(const Result& result) {
                {"model", device_model(result.device)},
                {"target", result.kernel.target.str()},
                {"config", config_json(result.kernel.config)},
-               {"shape",
-                {{"batch", result.shape.batch},
-                 {"seqlen_q", result.shape.seqlen_q},
-                 {"seqlen_k", result.shape.seqlen_k},
-                 {"heads_q", result.shape.num_heads_q},
-                 {"heads_kv", result.shape.num_heads_kv}}},
+               {"shape", shape_json(result.shape)},
                {"origin", to_string(result.kernel.origin)},
                {"cold_ms", nullptr},
                {"warm_ms", nullptr},
@@ -219,7 +214,7 @@ void print_text(const std::vector<Result>& results) {
                : r.report->wrong > 0 ? "WRONG"
                                      : "CANNOT TELL"});
   }
-  std::cout << table.str() << '\n';
+  std::cout << shown(table) << '\n';
   for (const Result& r : results) {
     std::cout << r.device.str() << ": " << device_model(r.device) << "; " << where_cached(r.kernel) << '\n';
     if (r.verdict() != verify::Verdict::right)
@@ -337,7 +332,7 @@ Verb add_run(const Arguments& parent) {
       .at_least(0);
   app.add_flag("--cold", options->cold,
                "Compile a kernel that was on disk once more, in an empty temporary cache, and tell the time");
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "cold: nothing cached, spec to launchable. warm: a new engine, the kernel on disk. hot: in memory.\n"
       "run: median of one launch.\n\n"

@@ -76,26 +76,33 @@ class Status {
   Status(const Status&) = delete;
   Status& operator=(const Status&) = delete;
   ~Status() {
-    if (on_terminal_ && shown_) std::fprintf(stderr, "\r\033[K");
+    if (columns_ && shown_) write("");
   }
 
   void show(const TuneProgress& p) {
     const auto now = std::chrono::steady_clock::now();
+    if (is_quiet()) return;
     const bool is_new = !shown_ || p.stage != stage_ || p.shape_index != shape_;
-    if (!is_new && (!on_terminal_ || now - last_ < std::chrono::milliseconds(100))) return;
+    if (!is_new && (!columns_ || now - last_ < std::chrono::milliseconds(100))) return;
     last_ = now;
     stage_ = p.stage;
     shape_ = p.shape_index;
     shown_ = true;
     const std::string line = prefix_ + text(p);
-    if (on_terminal_) {
-      std::fprintf(stderr, "\r\033[K%s", line.substr(0, 150).c_str());
+    if (columns_) {
+      write(line);
     } else {
       tell_progress(line);
     }
   }
 
  private:
+  // Over the line before. Blanks do what an escape sequence would, on every terminal.
+  void write(std::string line) {
+    line.resize(columns_ - 1, ' ');
+    std::fprintf(stderr, "\r%s%s", line.c_str(), line.front() == ' ' ? "\r" : "");
+  }
+
   std::string text(const TuneProgress& p) const {
     std::string line = "[" + std::to_string(p.shape_index + 1) + "/" + std::to_string(p.num_shapes) + "] " +
                        to_text(p.shape) + ": " + to_string(p.stage);
@@ -116,7 +123,7 @@ class Status {
 
   const std::string prefix_;
   const Target target_;
-  const bool on_terminal_ = ::isatty(STDERR_FILENO) == 1;
+  const std::size_t columns_ = terminal_columns(STDERR_FILENO);  // 0: no terminal
   bool shown_ = false;
   TuneStage stage_ = TuneStage::waiting;
   std::size_t shape_ = 0;
@@ -137,7 +144,7 @@ void print_table(const std::vector<TunedShape>& shapes) {
   const AttentionSpec* spec = nullptr;
   for (const TunedShape& t : shapes) {
     if (!spec || *spec != t.spec) {
-      if (spec) std::cout << table.str() << '\n';
+      if (spec) std::cout << shown(table) << '\n';
       table = empty;
       std::cout << t.spec.to_json() << "\n\n";
       spec = &t.spec;
@@ -149,7 +156,7 @@ void print_table(const std::vector<TunedShape>& shapes) {
                t.peak ? or_dash(100 * t.tflops() / t.peak->tflops) : "-", std::to_string(r.candidates.size()),
                t.state()});
   }
-  std::cout << table.str();
+  std::cout << shown(table);
 }
 
 int run(const TuneVerbOptions& options) {
@@ -273,7 +280,7 @@ Verb add_tune(const Arguments& parent) {
   app.add_flag("--explain", options->explain,
                "List the configs that were not tried or did not win, with the reasons");
   app.add_option("--report", options->report, "Write a page with charts to this .html file");
-  add_json(app, options->json);
+  add_output(app, options->json);
   app.footer(
       "Candidates are compiled on all cores, checked against the heuristic config's output, and timed in\n"
       "interleaved rounds on inputs that are in no cache. Slow candidates drop out early. Another config is\n"

@@ -25,14 +25,6 @@ double ms_of(const TuneRecord& record, const KernelConfig& config) {
   return candidate ? median_ms(*candidate) : std::numeric_limits<double>::infinity();
 }
 
-Json shape_json(const Shape& s) {
-  return {{"batch", s.batch},
-          {"seqlen_q", s.seqlen_q},
-          {"seqlen_k", s.seqlen_k},
-          {"heads_q", s.num_heads_q},
-          {"heads_kv", s.num_heads_kv}};
-}
-
 // JSON has no infinity.
 Json number_or_null(double value) {
   return std::isfinite(value) ? Json(value) : Json();

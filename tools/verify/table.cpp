@@ -18,7 +18,7 @@ bool is_number(const std::string& text) {
 
 }  // namespace
 
-std::string Table::str() const {
+std::string Table::str(std::size_t most) const {
   const std::size_t columns = rows_[0].size();
   std::vector<std::size_t> widths(columns, 0);
   std::vector<bool> numeric(columns, rows_.size() > 1);
@@ -28,7 +28,20 @@ std::string Table::str() const {
       if (r > 0 && !is_number(rows_[r][c])) numeric[c] = false;
     }
   }
+  std::size_t whole = 2 * (columns - 1);
+  for (const std::size_t w : widths) whole += w;
   std::string out;
+  if (most != 0 && whole > most) {
+    std::size_t widest = 0;
+    for (const std::string& header : rows_[0]) widest = std::max(widest, width(header));
+    for (std::size_t r = 1; r < rows_.size(); ++r) {
+      if (r > 1) out += "\n";
+      for (std::size_t c = 0; c < columns && c < rows_[r].size(); ++c)
+        if (!rows_[r][c].empty())
+          out += rows_[0][c] + std::string(widest - width(rows_[0][c]) + 2, ' ') + rows_[r][c] + "\n";
+    }
+    return out;
+  }
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string text;
     for (std::size_t c = 0; c < columns; ++c) {

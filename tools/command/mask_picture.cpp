@@ -98,8 +98,8 @@ std::string to_svg(const MaskPicture& picture) {
   const double scale_y = std::max(scale, least / std::max(rows, 1));
   const double plot_width = keys * scale_x, plot_height = rows * scale_y;
 
-  const std::vector<std::string> title = wrapped(picture.title, " ", 54);
-  const std::vector<std::string> subtitle = wrapped(picture.subtitle, "; ", 74);
+  const std::vector<std::string> title = wrapped(picture.title, " ", 42);
+  const std::vector<std::string> subtitle = wrapped(picture.subtitle, "; ", 60);
   const double top =
       20 + 24.0 * static_cast<double>(title.size()) + 20.0 * static_cast<double>(subtitle.size()) + 54;
   const double height = top + plot_height + 84;

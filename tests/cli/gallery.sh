@@ -6,5 +6,5 @@ cd "$(dirname "$0")/../../tools/examples/masks"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 ./draw "$1" "$work"
-cp draw "$work/"
+cp draw README.md "$work/"
 diff -r . "$work"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs compare.py and plot.py against stand-ins for flashjit and the peers."""
+"""Runs compare.py against stand-ins for flashjit and the peers."""
 import collections
 import contextlib
 import io
@@ -11,11 +11,10 @@ import subprocess
 import sys
 import tempfile
 import unittest
-import xml.etree.ElementTree
 from unittest import mock
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-COMPARE, PLOT = os.path.join(FOLDER, "compare.py"), os.path.join(FOLDER, "plot.py")
+COMPARE, FIGURES = os.path.join(FOLDER, "compare.py"), os.path.join(FOLDER, "../bench/figures")
 sys.path.insert(0, FOLDER)
 import cells
 import compare
@@ -512,22 +511,25 @@ for line in sys.stdin:
         self.assertAlmostEqual(row["tflops"], 2 * 16 * 8192**2 / 2 * 4 * 128 / 3e-3 * 1e-12)
         self.assertEqual((row["seqlen_q"], row["spec"]["head_dim"], row["spec"]["mask"]), (8192, 128, ["causal"]))
 
-    def test_plot(self):
+    def test_record(self):
         self.stand_in(PEERS, FLASHJIT.replace("(2, 16, 16, 40)", "(2, 16, 16, 40) or True"))
-        cells = ["64:8192:full", "128:512:full", "128:8192:full", "128:8192:causal", "128:2048:full:16"]
-        done = self.run_compare("--cells", *cells, "--peers", "cudnn", "broken", "--minutes", "0")
+        done = self.run_compare("--cells", "128:8192:full", "128:8192:causal", "--peers", "cudnn", "fa3", "--minutes", "0")
         self.assertEqual(done.returncode, 0, done.stderr)
-        svg = os.path.join(self.folder.name, "plot.svg")
-        subprocess.run([sys.executable, PLOT, self.out, svg], check=True)
-        drawn = xml.etree.ElementTree.parse(svg).getroot()
-        lines = [element for element in drawn.iter() if element.tag.endswith("polyline")]
-        self.assertEqual(collections.Counter(line[0].text for line in lines),
-                         {f"{side}, {state}": 3 for side in ("flashjit", "cuDNN") for state in ("at rest", "sustained")})
-        self.assertEqual(len({line.get("stroke-dasharray") for line in lines}), 2)
-        self.assertEqual(sorted(len(line.get("points").split()) for line in lines), [1] * 8 + [2] * 4, "other heads are left out")
-        text = " ".join(element.text or "" for element in drawn.iter())
-        self.assertIn("Imaginary, sm_90: bf16 forward, TFLOP/s over seqlen, 16,384 tokens; at rest broken, sustained whole", text)
-        self.assertIn("head_dim 128, causal", text)
+        recorded = os.path.join(self.folder.name, "recorded.json")
+        with open(recorded, "w") as file:
+            json.dump({"title": "kept", "cells": [{"model": "a model", "cell": "128:8192:full"}]}, file)
+        subprocess.run([FIGURES, "--record", recorded, self.out], check=True)
+        with open(self.out) as measured, open(recorded) as file:
+            rows, result = json.load(measured)["rows"], json.load(file)
+        self.assertEqual((result["title"], [cell["model"] for cell in result["cells"]]), ("kept", ["a model", "128:8192:causal"]))
+        self.assertTrue(rows)
+        for cell in result["cells"]:
+            self.assertEqual(cell["forward"]["peer"], "fa3")
+        values = result["series"]["forward"]["values"]
+        of_rest = [cell["forward"]["rest"] for cell in result["cells"]]
+        self.assertAlmostEqual(values["rest_worst"], min(of_rest), delta=0.006)
+        self.assertAlmostEqual(values["rest_mean"], (of_rest[0] * of_rest[1]) ** 0.5, delta=0.01)
+        self.assertEqual(result["series"]["forward"]["templates"], ["cuda/forward_sm90a.cuh"])
 
     def test_peers_scripts_are_python(self):
         for name in ("cpu_peers.py", "decode_peers.py", "flex_peers.py"):

@@ -54,95 +54,57 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
   FLASHJIT_FN static int heads_at_once(Span tile, int heads) {
     return tile.size() <= most_rows ? min(heads, most_heads) : 1;
   }
-  // The result of the i-th of these heads.
-  FLASHJIT_FN FewRowsTile of_head(int i) const {
-    FewRowsTile other = *this;
-    other.o += i * rows_of_head * o_row;
-    other.state += i * rows_of_head * cpu_row_state;
-    other.q += i * most_rows * q_columns;
-    other.sums += i * most_rows * o_columns;
-    if constexpr (Spec::dropout) other.multiplier += i * rows_of_head, other.addend += i * rows_of_head;
-    return other;
-  }
-  FLASHJIT_FN static Problem problem_of_head(const CpuForwardParams& params, const Problem& first, int i) {
-    Problem other = first;
-    other.head_q += i * params.packed_heads;
-    if (i > 0) other.head_kv = other.head_q / (params.num_heads_q / params.num_heads_kv);
-    return other;
+  // Moves on to the next of these heads.
+  FLASHJIT_FN void to_next_head(const CpuForwardParams& params, Problem& problem) {
+    this->o += rows_of_head * o_row;
+    this->state += rows_of_head * cpu_row_state;
+    q += most_rows * q_columns;
+    sums += most_rows * o_columns;
+    if constexpr (Spec::dropout) this->multiplier += rows_of_head, this->addend += rows_of_head;
+    problem.head_q += params.packed_heads;
+    problem.head_kv = problem.head_q / (params.num_heads_q / params.num_heads_kv);
   }
 
-  // As Base::run(), for `heads` heads (with packed_heads, groups of them) from `problem` on. The valid rows
-  // are in the first tile's first unit.
+  // As Base::run(), for `heads` heads (with packed_heads, groups of them) from `problem` on; O is ready after
+  // end(). The valid rows are in the first tile's first unit.
   __attribute__((noinline)) void run(const CpuForwardParams& params, const Problem& problem, Span tile,
                                      int part, int heads) const {
-    const Span rows = Base::valid_rows(params, problem, tile), positions = Base::positions(params, rows);
-    const int unit_rows = Base::rows_of_unit(params, tile, tile.begin);
-    for (int i = 0; i < heads; ++i) of_head(i).begin(params, problem_of_head(params, problem, i), tile, rows);
-    if (rows.empty()) return;
-    clear(this->s, step_keys * round_up(rows.size(), lanes));  // lanes beyond the rows
+    const typename Base::Work work(params, problem, tile, part);
+    const auto each_head = [&](auto body) __attribute__((always_inline)) {
+      FewRowsTile one = *this;
+      Problem of = problem;
+      for (int i = 0; i < heads; ++i, one.to_next_head(params, of)) body(one, of);
+    };
+    each_head([&](const FewRowsTile& one, const Problem& of)
+                  __attribute__((always_inline)) { one.begin(params, of, tile, work.valid); });
+    if (work.valid.empty()) return;
+    clear(this->s, step_keys * round_up(work.valid.size(), lanes));  // lanes beyond the rows
     this->packed_block(0).index = -1;
-    Mask mask(params, problem);
-    see_heads(mask, {problem.head_q, problem.head_q + params.packed_heads});
-    const Span hull = searched_hull(mask, positions), ours = Base::part_of(hull, part, params.key_parts);
-    const Span within = intersect(hull, ours);
     const auto run_block = [&](int index) __attribute__((always_inline)) {
-      const Span keys = intersect(within, block_span(index, block_n));
+      const Span keys = intersect(work.within, block_span(index, block_n));
       if (keys.empty()) return;
       if constexpr (Spec::dropout) this->make_column_words(params, problem, keys);
       for (int from = keys.begin; from < keys.end; from += step_keys) {
         const Span kept = {from, min(from + step_keys, keys.end)};
-        if (!Mask::row_intervals && !touches(mask, positions, kept)) continue;
-        for (int i = 0; i < heads; ++i)
-          of_head(i).take_step(params, problem_of_head(params, problem, i), mask, rows, positions, unit_rows,
-                               kept, within.end);
+        if (!Mask::row_intervals && !touches(work.mask, work.positions, kept)) continue;
+        each_head([&](const FewRowsTile& one, const Problem& of)
+                      __attribute__((always_inline)) { one.take_step(params, of, work, kept); });
       }
     };
     if constexpr (Mask::row_intervals) {
-      for (int index = max(within.begin, 0) / block_n; index * block_n < within.end; ++index)
+      for (int index = max(work.within.begin, 0) / block_n; index * block_n < work.within.end; ++index)
         run_block(index);
     } else {
-      BlockWalk<Keys, Mask> walk(mask, positions, block_n, ours);
+      BlockWalk<Keys, Mask> walk(work.mask, work.positions, block_n, work.ours);
       for (Block block; walk.next(block);) run_block(block.index);
     }
-    for (int i = 0; i < heads; ++i) of_head(i).end(rows, unit_rows);
   }
-
- private:
-  FLASHJIT_FN void begin(const CpuForwardParams& params, const Problem& problem, Span tile, Span rows) const {
-    Base::for_each_unit(params, tile, [&](int row, int unit_rows) __attribute__((always_inline)) {
-      Base::clear_state(Base::row_state(this->state, row, unit_rows), unit_rows);
-    });
-    if (rows.empty()) return;
-    load_q(params, problem, rows, q);
-    clear(sums, most_rows * o_columns);
-    if constexpr (Spec::dropout) this->make_row_words(params, problem, tile);
-  }
-  // The keys `kept`; `end` is the last that the rows may see.
-  __attribute__((noinline)) void take_step(const CpuForwardParams& params, const Problem& problem,
-                                           const Mask& mask, Span rows, Span positions, int unit_rows,
-                                           Span kept, int end) const {
-    const int lanes_of_rows = round_up(rows.size(), lanes);
-    const KeyRows of(params, problem);
-    const auto stored = of.template stored<step_keys>(kept, end);
-    take_scores(rows.size(), kept.size(), stored.of_k, q, lanes_of_rows);
-    const bool whole =
-        Base::edit_scores(params, problem, mask, lanes_of_rows, this->s, rows, positions, kept);
-    const auto dropout = [&] {
-      if constexpr (Spec::dropout)
-        return Drop{this->multiplier, this->addend, this->column + kept.begin % block_n,
-                    params.dropout.below};
-      else
-        return KeepAll{};
-    }();
-    Weighing weighing;
-    softmax(lanes_of_rows, this->s, Score::scale_log2(params), Base::row_state(this->state, 0, unit_rows),
-            this->alpha, kept.size(), dropout, weighing);
-    if constexpr (quantised) of.scale_weights(lanes_of_rows, this->s, kept);
-    add_products(rows.size(), kept.size(), stored.of_v, lanes_of_rows, whole);
-  }
-  // O^T of the sums.
-  FLASHJIT_FN void end(Span rows, int unit_rows) const {
-    for (int i = 0; i < rows.size(); ++i) {
+  // Makes O^T of the sums.
+  __attribute__((noinline)) void end(const CpuForwardParams& params, const Problem& problem,
+                                     Span tile) const {
+    const int rows = Base::valid_rows(params, problem, tile).size();
+    const int unit_rows = Base::rows_of_unit(params, tile, tile.begin);
+    for (int i = 0; i < rows; ++i) {
       float* const from = sums + i * o_columns;
 #pragma nounroll
       for (int c = 0; c < o_columns; c += load_width) order_columns<KvElement>(from + c);
@@ -151,6 +113,38 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
     }
   }
 
+ private:
+  __attribute__((noinline)) void begin(const CpuForwardParams& params, const Problem& problem, Span tile,
+                                       Span rows) const {
+    this->clear_states(params, tile);
+    if (rows.empty()) return;
+    load_q(params, problem, rows, q);
+    clear(sums, most_rows * o_columns);
+    if constexpr (Spec::dropout) this->make_row_words(params, problem, tile);
+  }
+  // The keys `kept`.
+  __attribute__((noinline)) void take_step(const CpuForwardParams& params, const Problem& problem,
+                                           const typename Base::Work& work, Span kept) const {
+    const Span rows = work.valid;
+    const int lanes_of_rows = round_up(rows.size(), lanes);
+    const KeyRows of(params, problem);
+    const auto stored = of.template stored<step_keys>(kept, work.within.end);
+    take_scores(rows.size(), kept.size(), stored.of_k, q, lanes_of_rows);
+    const bool whole =
+        Base::edit_scores(params, problem, work.mask, lanes_of_rows, this->s, rows, work.positions, kept);
+    const auto dropout = [&] {
+      if constexpr (Spec::dropout)
+        return Drop{this->multiplier, this->addend, this->column + kept.begin % block_n,
+                    params.dropout.below};
+      else
+        return KeepAll{};
+    }();
+    Weighing weighing;
+    softmax(lanes_of_rows, this->s, Score::scale_log2(params),
+            Base::row_state(this->state, 0, work.unit_rows), this->alpha, kept.size(), dropout, weighing);
+    if constexpr (quantised) of.scale_weights(lanes_of_rows, this->s, kept);
+    add_products(rows.size(), kept.size(), stored.of_v, lanes_of_rows, whole);
+  }
   // Rows of Q in the order of columns of K's loads. The last row stands in for those that fill up a group.
   FLASHJIT_FN static void load_q(const CpuForwardParams& params, const Problem& problem, Span rows,
                                  float* q) {
@@ -203,34 +197,28 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
   template <class ValueRow>
   __attribute__((noinline)) void add_products(int rows, int keys, const ValueRow& v, int lanes_of_rows,
                                               bool whole) const {
+    const bool all = whole || finite(keys, v);
     for (int i = 0; i < rows; ++i) {
       const float by = this->alpha[i];
       if (by == 1) continue;
       for (float* o = sums + i * o_columns; o < sums + (i + 1) * o_columns; o += lanes)
         store(o, load(o) * by);
     }
-    if (!whole && !finite(keys, v)) {
-      const auto row_of = [&](int key) __attribute__((always_inline)) { return v[key]; };
-      for (int row = 0; row < rows; ++row)
-        add_seen_values<head_dim_v>(Weights{this->s, 1, lanes_of_rows}, row, keys, row_of,
-                                    sums + row * o_columns);
-      return;
-    }
     // Groups of rows take turns, so that they find a key's row in the first-level cache.
-    const int at_once = rows > row_group ? values_at_once : step_keys;
+    const int at_once = !all ? 1 : rows > row_group ? values_at_once : step_keys;
     for (int first = 0; first < keys; first += at_once) {
       const int some = min(at_once, keys - first);
       const auto row_of = [&](int key) __attribute__((always_inline)) { return v[first + key]; };
       const auto next = [&](int key) __attribute__((always_inline)) { return v[first + key + rows_ahead]; };
-      int row = 0;
-      const auto weights = [&]() __attribute__((always_inline)) {
-        return Weights{this->s + first * lanes_of_rows + row, 1, lanes_of_rows};
-      };
-      for (; rows - row > 1; row += row_group)
-        add_values<row_group, head_dim_v, true>(weights(), some, row_of, next, sums + row * o_columns,
-                                                o_columns);
-      if (row < rows)
-        add_values<1, head_dim_v, true>(weights(), some, row_of, next, sums + row * o_columns, o_columns);
+      for (int row = 0, together; row < rows; row += together) {
+        together = all && rows - row > 1 ? row_group : 1;
+        const Weights weights{this->s + first * lanes_of_rows + row, 1, lanes_of_rows};
+        float* const o = sums + row * o_columns;
+        if (together > 1)
+          add_values<row_group, head_dim_v, true>(weights, some, row_of, next, o, o_columns);
+        else if (all || *weights.data != 0)
+          add_values<1, head_dim_v, true>(weights, some, row_of, next, o, o_columns);
+      }
     }
   }
 

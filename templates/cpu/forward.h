@@ -14,8 +14,8 @@ namespace flashjit::device {
 template <class Spec, class Config>
 FLASHJIT_FN void forward(const CpuForwardParams& params, i64 begin, i64 end, void* scratch) {
   const DenormalsAreZeros mode;
-  const ForwardTile<Spec, Config> tile(scratch);
-  const FewRowsTile<Spec, Config> few_rows(scratch);
+  using Tile = FewRowsTile<Spec, Config>;
+  const Tile tile(scratch);
   const int heads = params.num_heads_q / params.packed_heads;
   const int tiles = ceil_div(params.seqlen_q * params.packed_heads, params.tile_rows);
   for (i64 item = begin; item < end; ++item) {
@@ -27,20 +27,21 @@ FLASHJIT_FN void forward(const CpuForwardParams& params, i64 begin, i64 end, voi
     const Problem problem = make_problem<Spec::varlen, Spec::Mask::padding, Spec::paged>(params, batch, head);
     const Span rows = {row, min(row + params.tile_rows, problem.rows * params.packed_heads)};
     if (rows.empty()) continue;
-    if (!few_rows.suits(params, problem)) {
-      tile.run(params, problem, rows, part);
-      if (params.key_parts == 1 || tile.collect(params, rows, index, part))
-        tile.write_rows(params, problem, rows);
-      continue;
+    const bool few_rows = tile.suits(params, problem);
+    int together = 1;
+    if (few_rows) {
+      const bool one_item = params.key_parts == 1 && tiles == 1;  // a head
+      const i64 left = one_item ? min(end - item, i64{(params.num_heads_q - head) / params.packed_heads}) : 1;
+      together = tile.heads_at_once(rows, static_cast<int>(left));
+      tile.run(params, problem, rows, part, together);
+    } else {
+      tile.Tile::Base::run(params, problem, rows, part);
     }
-    const bool one_item = params.key_parts == 1 && tiles == 1;  // a head
-    const i64 left = one_item ? min(end - item, i64{(params.num_heads_q - head) / params.packed_heads}) : 1;
-    const int together = few_rows.heads_at_once(rows, static_cast<int>(left));
-    few_rows.run(params, problem, rows, part, together);
-    for (int i = 0; i < together; ++i) {
-      const auto one = few_rows.of_head(i);
-      if (params.key_parts == 1 || one.collect(params, rows, index, part))
-        one.write_rows(params, few_rows.problem_of_head(params, problem, i), rows);
+    Tile one = tile;
+    Problem of = problem;
+    for (int i = 0; i < together; ++i, one.to_next_head(params, of)) {
+      if (few_rows) one.end(params, of, rows);
+      if (params.key_parts == 1 || one.collect(params, rows, index, part)) one.write_rows(params, of, rows);
     }
     item += together - 1;
   }

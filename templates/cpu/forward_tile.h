@@ -129,25 +129,40 @@ struct ForwardTile {
     return !(block.nonfinite & wanted);
   }
 
+  // Part `part` of the keys of a tile, of params.key_parts parts.
+  struct Work {
+    Mask mask;
+    Span valid, positions;  // the tile's valid rows, their positions
+    Span ours, within;      // the part; its keys that any of the rows may see
+    int unit_rows;          // of the first unit
+    __attribute__((noinline)) Work(const CpuForwardParams& params, const Problem& problem, Span tile,
+                                   int part)
+        : mask(params, problem),
+          valid(valid_rows(params, problem, tile)),
+          positions(ForwardTile::positions(params, valid)),
+          unit_rows(rows_of_unit(params, tile, tile.begin)) {
+      see_heads(mask, {problem.head_q, problem.head_q + params.packed_heads});
+      const Span hull = searched_hull(mask, positions);
+      ours = part_of(hull, part, params.key_parts);
+      within = intersect(hull, ours);
+    }
+  };
+
   // Computes attention of `rows` over part `part` of their keys, of params.key_parts parts. `rows` are at
   // most block_m rows of one problem; some or all of them may be padding.
   FLASHJIT_FN void run(const CpuForwardParams& params, const Problem& problem, Span rows, int part) const {
-    Mask mask(params, problem);
-    see_heads(mask, {problem.head_q, problem.head_q + params.packed_heads});
-    const Span valid = valid_rows(params, problem, rows), across = positions(params, valid);
-    const Span hull = searched_hull(mask, across), ours = part_of(hull, part, params.key_parts);
-    const Span within = intersect(hull, ours);
+    const Work work(params, problem, rows, part);
     keep_blocks_of(params, problem);
     const float scale = Score::scale_log2(params);
     load_rows(params, problem, rows);
     Products products;
     if constexpr (Spec::dropout) make_row_words(params, problem, rows);
 
-    BlockWalk<Keys, Mask> walk(mask, across, block_n, ours);
+    BlockWalk<Keys, Mask> walk(work.mask, work.positions, block_n, work.ours);
     OpenBlock open[2];
     const auto open_block = [&](ScoreBlock& scores) {  // opens the next block that has kept keys
       for (Block block; scores.kept.empty() && walk.next(block);) {
-        const Span keys = intersect(within, block_span(block.index, block_n));
+        const Span keys = intersect(work.within, block_span(block.index, block_n));
         if (keys.empty()) continue;
         PackedBlock& packed = packed_block(block.index);
         if (packed.index != block.index) packed = {block.index, 0, 0};
@@ -156,7 +171,7 @@ struct ForwardTile {
         *scores.block = {keys, block.index * block_n, finite, k_of(packed), v_of(packed)};
         scores.row = scores.unit_rows = scores.first = 0;
         scores.list = -1;
-        find_scores(params, mask, rows, valid, scores);
+        find_scores(params, work.mask, rows, work.valid, scores);
       }
     };
     // With Products::ahead the scores of the next step are computed during the softmax of this step. At the
@@ -175,12 +190,12 @@ struct ForwardTile {
       next = now;
       next.first += step_n;
       next.s = s + (now.s - s + s_block) % (Products::score_blocks * s_block);
-      find_scores(params, mask, rows, valid, next);
+      find_scores(params, work.mask, rows, work.valid, next);
       if (opens_ahead) open_block(next);
       if (Products::ahead) take_scores(products, next);
       const int row = now.row, unit_rows = now.unit_rows, before = now.block->first + now.first;
       const Span seen = {now.kept.begin - before, now.kept.end - before};  // kept, from the step's first key
-      const bool whole = edit_scores(params, problem, mask, unit_rows, now.s + seen.begin * unit_rows,
+      const bool whole = edit_scores(params, problem, work.mask, unit_rows, now.s + seen.begin * unit_rows,
                                      now.rows, now.positions, now.kept);
       leave_out(unit_rows, now.s, now.used.begin, seen.begin);
       leave_out(unit_rows, now.s, seen.end, now.used.end);
@@ -218,9 +233,9 @@ struct ForwardTile {
 
   // Makes the scores that the softmax takes of products: scales, formulas, masks. s: [key][unit_rows] for
   // `keys`. Returns whether the rows keep all of the keys.
-  FLASHJIT_FN static bool edit_scores(const CpuForwardParams& params, const Problem& problem,
-                                      const Mask& mask, int unit_rows, float* s, Span rows, Span positions,
-                                      Span keys) {
+  __attribute__((noinline)) static bool edit_scores(const CpuForwardParams& params, const Problem& problem,
+                                                    const Mask& mask, int unit_rows, float* s, Span rows,
+                                                    Span positions, Span keys) {
     const bool whole = mask.whole(positions, keys);
     if constexpr (quantised) KeyRows(params, problem).scale_scores(unit_rows, s, keys);
     if constexpr (Score::changes)
@@ -295,7 +310,7 @@ struct ForwardTile {
     for (int from = keys.begin / block_n * block_n, i = 0; from < keys.end; from += step_n, ++i)
       if (touches(mask, rows, intersect(keys, {from, from + step_n}))) scores.touched |= 1u << i;
   }
-  FLASHJIT_FN void take_scores(Products& products, const ScoreBlock& scores) const {
+  __attribute__((noinline)) void take_scores(Products& products, const ScoreBlock& scores) const {
     if (scores.kept.empty()) return;
     products.scores(scores.unit_rows, scores.block->k + scores.first * Products::k_key,
                     q + scores.row * q_row, scores.s, scores.used);
@@ -312,14 +327,17 @@ struct ForwardTile {
                        UnitRows<Element>{rows, params.q.row_stride, params.q.head_stride, params.packed_heads,
                                          first, tile.end - first},
                        room, q + row * q_row);
-      clear_state(row_state(state, row, unit_rows), unit_rows);
     });
+    clear_states(params, tile);
   }
-  FLASHJIT_FN static void clear_state(RowState softmax, int unit_rows) {
-    for (int i = 0; i < unit_rows; i += lanes) {
-      store(softmax.maximum + i, splat(minus_infinity));
-      store(softmax.sum + i, Vec{});
-    }
+  __attribute__((noinline)) void clear_states(const CpuForwardParams& params, Span tile) const {
+    for_each_unit(params, tile, [&](int row, int unit_rows) __attribute__((always_inline)) {
+      const RowState softmax = row_state(state, row, unit_rows);
+      for (int i = 0; i < unit_rows; i += lanes) {
+        store(softmax.maximum + i, splat(minus_infinity));
+        store(softmax.sum + i, Vec{});
+      }
+    });
   }
 
   __attribute__((noinline)) void make_row_words(const CpuForwardParams& params, const Problem& problem,

@@ -17,86 +17,56 @@ inline constexpr int line_columns = 64 / sizeof(Element);
 // Rows that are multiplied at a time, unless one is left. Rows of K and V are fetched so many keys ahead.
 inline constexpr int row_group = 4, rows_ahead = 32;
 
-template <int count>
-struct Columns {
-  static constexpr int columns = count;
-};
-
 // Keys whose dot products with `rows` rows are computed at a time: one sum in each register, then one vector
 // of results.
 template <int rows>
 inline constexpr int keys_at_once = lanes / rows;
 
-// sums[place(row, key)] += q k over columns [begin, begin + width), at most a cache line. Rows of q lie q_row
-// apart, in the order of columns of K's loads.
-template <int rows, int width, class Element, class Place>
-FLASHJIT_FN void add_dot_products(const float* q, int q_row, const Element* const (&k)[keys_at_once<rows>],
-                                  const Element* const (&next)[keys_at_once<rows>], int begin, Place place,
-                                  Vec (&sums)[lanes]) {
-  constexpr int keys = keys_at_once<rows>, vectors = vectors_of_load<Element>;
-  // Fetches, spread out: one line of each key.
-  constexpr int turns = max(line_columns<Element> / lanes * rows, 1);
-#pragma unroll
-  for (int c = 0; c < width; c += load_columns_of<Element>) {
-    Vec columns[keys][vectors];
-#pragma unroll
-    for (int j = 0; j < keys; ++j) load_columns<width>(k[j] + begin, c, columns[j]);
-#pragma unroll
-    for (int i = 0; i < vectors; ++i)
-#pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int turn = (c / lanes + i) * rows + r;
-#pragma unroll
-        for (int j = 0; j < keys; ++j)
-          if (j * turns / keys == turn) fetch(next[j] + begin);
-        const Vec of_q = load(q + r * q_row + begin + c + i * lanes);
-#pragma unroll
-        for (int j = 0; j < keys; ++j) {
-          Vec& sum = sums[place(r, j)];
-          sum = fma(of_q, columns[j][i], sum);
-        }
-      }
-  }
-}
-
-// Dot products of `rows` rows of q with keys_at_once rows of K: element place(row, key) of the result. The
-// rows at next[] are fetched. The loop over the columns is not unrolled: otherwise the compiler gathers the
-// fetches, and multiply-adds wait for them.
+// Dot products of `rows` rows of q with keys_at_once rows of K: element place(row, key) of the result. Rows
+// of q lie q_row apart, in the order of columns of K's loads. The rows at next[] are fetched, between
+// multiply-adds. The loop over the columns is not unrolled: otherwise the compiler gathers the fetches, and
+// multiply-adds wait for them.
 template <int rows, int columns, class Element, class Place>
 FLASHJIT_FN Vec dot_products(const float* q, int q_row, const Element* const (&k)[keys_at_once<rows>],
                              const Element* const (&next)[keys_at_once<rows>], Place place) {
-  constexpr int line = line_columns<Element>, whole_lines = columns / line * line;
+  constexpr int keys = keys_at_once<rows>, vectors = vectors_of_load<Element>;
   Vec sums[lanes] = {};
 #pragma nounroll
-  for (int c = 0; c < whole_lines; c += line) add_dot_products<rows, line>(q, q_row, k, next, c, place, sums);
-  if constexpr (whole_lines < columns)
-    add_dot_products<rows, columns - whole_lines>(q, q_row, k, next, whole_lines, place, sums);
+  for (int c = 0; c < columns; c += load_columns_of<Element>) {
+    Vec of_k[keys][vectors];
+#pragma unroll
+    for (int j = 0; j < keys; ++j) load_columns<columns>(k[j], c, of_k[j]);
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      for (int j = r; j < keys; j += rows) fetch(next[j] + c);
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        const Vec of_q = load(q + r * q_row + c + i * lanes);
+#pragma unroll
+        for (int j = 0; j < keys; ++j) {
+          Vec& sum = sums[place(r, j)];
+          sum = fma(of_q, of_k[j][i], sum);
+        }
+      }
+    }
+  }
   return sums_of(sums);
 }
 
 // The dot product of one row.
 template <int columns, class Element>
 FLASHJIT_FN float dot_product(const float* q, const Element* k, const Element* next) {
-  constexpr int line = line_columns<Element>, vectors = vectors_of_load<Element>;
-  constexpr int whole_lines = columns / line * line, of_line = ceil_div(line, lanes);
-  Vec sums[of_line] = {};
-  const auto add = [&](auto width, int begin) __attribute__((always_inline)) {
-    fetch(next + begin);
-#pragma unroll
-    for (int c = 0; c < width.columns; c += load_columns_of<Element>) {
-      Vec some[vectors];
-      load_columns<width.columns>(k + begin, c, some);
-#pragma unroll
-      for (int i = 0; i < vectors; ++i)
-        sums[c / lanes + i] = fma(load(q + begin + c + i * lanes), some[i], sums[c / lanes + i]);
-    }
-  };
+  constexpr int vectors = vectors_of_load<Element>;
+  Vec sums[vectors] = {};
 #pragma nounroll
-  for (int c = 0; c < whole_lines; c += line) add(Columns<line>{}, c);
-  if constexpr (whole_lines < columns) add(Columns<columns - whole_lines>{}, whole_lines);
+  for (int c = 0; c < columns; c += load_columns_of<Element>) {
+    fetch(next + c);
+    Vec of_k[vectors];
+    load_columns<columns>(k, c, of_k);
 #pragma unroll
-  for (int i = 1; i < of_line; ++i) sums[0] += sums[i];
-  return sum_of(sums[0]);
+    for (int i = 0; i < vectors; ++i) sums[i] = fma(load(q + c + i * lanes), of_k[i], sums[i]);
+  }
+  return sum_of(vectors == 2 ? sums[0] + sums[vectors - 1] : sums[0]);
 }
 
 // Weights of rows and keys, at data[row * row_stride + key * key_stride].

@@ -7,8 +7,8 @@
 // A unit is the rows that the products compute at a time; its S^T stays in the first-level cache. A struct
 // computes the products: VectorProducts (vector_products.h), AmxProducts (amx_products.h) or AmxKeptProducts
 // (amx_kept_products.h). It has
-//   next_unit_rows(left)         rows of the next unit if `left` rows are left: a multiple of row_step, at
-//                                most most_rows
+//   next_unit_rows(left)         rows of the next unit if `left` rows are left: whole vectors, at most
+//                                most_rows. Units of `left` rows have at most round_up(left, row_step) rows
 //   only_rows                    rows of every unit if they are always the same, else 0
 //   Operand                      element type of packed Q, K and V
 //   q_row, k_block, v_block      Operands of a row of Q, of a block of K, of a block of V
@@ -301,10 +301,10 @@ FLASHJIT_FN bool saw_nothing(int unit_rows, RowState state) {
 }
 
 // Whole vectors: `count` is rounded up.
-FLASHJIT_FN void clear(float* p, int count) {
+__attribute__((noinline)) inline void clear(float* p, int count) {
   for (int i = 0; i < count; i += lanes) store(p + i, Vec{});
 }
-FLASHJIT_FN void copy(float* to, const float* from, int count) {
+__attribute__((noinline)) inline void copy(float* to, const float* from, int count) {
   for (int i = 0; i < count; i += lanes) store(to + i, load(from + i));
 }
 

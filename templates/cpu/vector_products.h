@@ -11,10 +11,11 @@ namespace flashjit::device {
 constexpr int step = vector_registers / 4;
 
 // Vectors of the next unit if `rows` rows are left: three, or two if the last vector would be alone
-// otherwise.
+// otherwise. A unit has at least least_unit_rows, a divisor of block_m: fewer are the end of a long sequence.
+inline constexpr int least_unit_rows = 16;
 FLASHJIT_FN constexpr int unit_vectors(int rows) {
   const int left = ceil_div(rows, lanes);
-  return left == 4 ? 2 : min(left, 3);
+  return left == 4 ? 2 : max(min(left, 3), least_unit_rows / lanes);
 }
 static_assert(cpu_unit_rows % (3 * lanes) == 0);
 
@@ -61,8 +62,9 @@ FLASHJIT_FN void multiply(Matrix m, const float* rows, int depth, const float* s
 __attribute__((noinline)) inline void multiply(int unit_rows, Matrix m, const float* rows, int depth,
                                                const float* scale, float* out, int count) {
   if (unit_rows == 3 * lanes) return multiply<3>(m, rows, depth, scale, out, count);
-  if (unit_rows == 2 * lanes) return multiply<2>(m, rows, depth, scale, out, count);
-  multiply<1>(m, rows, depth, scale, out, count);
+  if (least_unit_rows == 2 * lanes || unit_rows == 2 * lanes)
+    return multiply<2>(m, rows, depth, scale, out, count);
+  if constexpr (least_unit_rows == lanes) multiply<1>(m, rows, depth, scale, out, count);
 }
 
 // Adds the same sum to out without terms of weight zero: a NaN or infinity in m reaches only rows that give
@@ -102,7 +104,7 @@ __attribute__((noinline)) bool pack(const Rows& rows, int count, int columns, fl
 template <class Spec, class Config>
 struct VectorProducts : Float32Weights {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
-  static constexpr int row_step = lanes, most_rows = cpu_unit_rows;
+  static constexpr int row_step = least_unit_rows, most_rows = cpu_unit_rows;
   static constexpr int k_row = cpu_packed_row(head_dim), v_row = cpu_packed_row(head_dim_v);
   using Element = typename Spec::Element;
   using Operand = float;

@@ -44,6 +44,24 @@ TEST_P(FewRows, RowsKeysAndHeadDims) {
                 .seed = seed});
 }
 
+// Tiles of 16, 32 or 48 rows leave one vector of rows, or less of it, at the end of a longer sequence.
+TEST_P(FewRows, AtTheEndOfALongerSequence) {
+  std::uint64_t seed = 0;
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    AttentionSpec spec = forward_spec(dtype, 40, {CausalMask{}});
+    if (!on().is_cuda()) spec.config.block_m = 48;
+    for (const int rows : {17, 24, 33, 40, 49, 56})
+      expect({.spec = spec,
+              .batch = 2,
+              .heads_q = 2,
+              .heads_kv = 1,
+              .seqlen_q = rows,
+              .seqlen_k = 70,
+              .seed = ++seed},
+             1);
+  }
+}
+
 // Keys of a megabyte and more.
 TEST_P(FewRows, ManyKeys) {
   std::uint64_t seed = 0;

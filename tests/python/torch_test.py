@@ -63,7 +63,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Gradients(unittest.TestCase):
-    def compare(self, tensors, expected=None, more=None, **call):
+    def compare(self, tensors, expected=None, more=None, attend=flashjit.attention, **call):
         """Compares o, lse and the gradients of q, k, v and of `more`, tensors by name, with those in float64.
 
         A weight is off by a factor 1 + w: its score by (d + 4) roundings of the sum of magnitudes, exp by 2^-20, the
@@ -73,7 +73,7 @@ class Gradients(unittest.TestCase):
         """
         q, k, v = tensors
         expected, more = expected or {}, more or {}
-        o, lse = flashjit.attention(q, k, v, return_lse=True, **more, **call)
+        o, lse = attend(q, k, v, return_lse=True, **more, **call)
         exact = [x.detach().double().requires_grad_() for x in (*tensors, *more.values())]
         if more:
             expected = expected(*exact[3:])

@@ -295,7 +295,7 @@ _INTEGERS, _REALS = (int, torch.SymInt), (float, torch.SymFloat)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale):
+def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic):
     """flashjit.attention, of arguments in the order of their names, which are _ATTENTION and `named`."""
     compiles = torch.compiler.is_compiling()
     types = tuple(map(type, values))
@@ -313,7 +313,8 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
         tensors[:3] = [one.to(dtype) if one.dtype.is_floating_point else one for one in tensors[:3]]
     wants = tuple([one.requires_grad for one in tensors]) if torch.is_grad_enabled() else ()
     with_gradient = True in wants
-    lse, deterministic = return_lse or with_gradient, with_gradient and torch.are_deterministic_algorithms_enabled()
+    lse = return_lse or with_gradient
+    deterministic = with_gradient and (deterministic or torch.are_deterministic_algorithms_enabled())
     key = (mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places)
     if compiles or _is_traced(tensors):
         made = torch.ops.flashjit.attention(_text_of(*key), tensors, integers, reals)
@@ -333,10 +334,11 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
     return made if return_lse else made[0]
 
 
-def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, tensors, integers, reals, wants,
-            deterministic):  # fmt: skip
+def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, deterministic, tensors, integers, reals, wants,
+            all_deterministic):  # fmt: skip
     """The kind of a call with gradients, from places of arguments whose names are _ATTENTION and `named`."""
     wants, places = [place in wants for place in tensors], (tensors, integers, reals)
+    deterministic = bool(deterministic or all_deterministic)
     return _kind(
         _text_of(mask, score, tables, block_mask, named, True, out_dtype, kv_scale, deterministic, wants, places)
     )

@@ -1,0 +1,296 @@
+"""FlashAttention's functions on flashjit: the parameters of its published tests, against attention in float64.
+
+On a GPU if PyTorch has one, with bf16; else on the CPU, with fp32.
+"""
+
+import itertools
+import unittest
+
+import flashjit
+import torch
+import torch_test
+from flashjit.compat import flash_attn, flash_attn_interface
+from torch_test import DTYPE, inputs, plain
+
+
+def shifts(rows, keys):
+    """How far each key lies behind each row's position, where the last row is at the last key."""
+    return torch.arange(keys)[None] - torch.arange(rows)[:, None] - (keys - rows)
+
+
+def seen(rows, keys, causal, window):
+    shift = shifts(rows, keys)
+    left, right = window
+    kept = torch.ones(rows, keys, dtype=torch.bool)
+    if causal:
+        right = 0
+    if left >= 0:
+        kept &= shift >= -left
+    return kept & (shift <= right) if right >= 0 else kept
+
+
+def scored(rows, keys, softcap, slopes):
+    """The score's function: a cap, then a bias by distance. slopes: [heads] or [batch, heads]."""
+
+    def score(s):
+        if softcap:
+            s = softcap * torch.tanh(s / softcap)
+        if slopes is not None:
+            s = s - slopes.double().reshape(-1, slopes.shape[-1])[..., None, None] * shifts(rows, keys).abs()
+        return s
+
+    return score
+
+
+def compare(*tensors, **call):
+    torch_test.Gradients().compare(*tensors, **call)
+
+
+def of_version(version):
+    if version == 2:
+        return lambda *x, return_lse, **call: flash_attn.flash_attn_func(*x, **call, return_attn_probs=return_lse)[:2]
+    return lambda *x, return_lse, **call: flash_attn_interface.flash_attn_func(*x, **call, return_attn_probs=return_lse)
+
+
+class Functions(unittest.TestCase):
+    def test_grid(self):
+        """Masks, caps and slopes with each other, forward and backward."""
+        slopes = {0: None, 1: torch.rand(4), 2: torch.rand(2, 4)}
+        masks = (False, (-1, -1)), (True, (-1, -1)), (False, (7, 3)), (True, (9, -1)), (False, (-1, 5)), (True, (6, 4))
+        for (causal, window), softcap, biased in itertools.product(masks, (0.0, 15.0), (0, 1, 2)):
+            with self.subTest(causal=causal, window=window, softcap=softcap, biased=biased):
+                expected = {"seen": seen(33, 65, causal, window), "score": scored(33, 65, softcap, slopes[biased])}
+                call = {"causal": causal, "window_size": window, "softcap": softcap}
+                if not biased:
+                    compare(inputs(), expected, attend=of_version(3), **call)
+                else:
+                    call["alibi_slopes"] = slopes[biased]
+                compare(inputs(), expected, attend=of_version(2), **call)
+
+    def test_heads_and_sizes(self):
+        for heads_kv, (rows, keys), dim in itertools.product((1, 2, 4), ((1, 40), (17, 17), (33, 129)), (32, 64)):
+            with self.subTest(heads_kv=heads_kv, rows=rows, keys=keys, dim=dim):
+                tensors = inputs(rows=rows, keys=keys, heads_kv=heads_kv, dim=dim)
+                expected = {"seen": seen(rows, keys, True, (-1, -1)), "scale": 0.2}
+                for version in (2, 3):
+                    compare(tensors, expected, attend=of_version(version), causal=True,
+                                      softmax_scale=0.2)  # fmt: skip
+
+    def test_rows_without_keys(self):
+        q, k, v = inputs(rows=20, keys=8)
+        o, lse, weights = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        self.assertIsNone(weights)
+        self.assertFalse(o[:, :12].any())
+        self.assertTrue((lse[..., :12] == -torch.inf).all() and lse[..., 12:].isfinite().all())
+        self.assertTrue(torch.autograd.grad(o.sum(), k)[0].isfinite().all())
+
+    def test_packed_tensors(self):
+        q, k, v = inputs(rows=20, keys=20, heads_kv=4)
+        wanted = flash_attn.flash_attn_func(q, k, v, causal=True)
+        gradients = torch.autograd.grad(wanted.square().sum(), (q, k, v))
+        qkv, kv = torch.stack([q, k, v], 2), torch.stack([k, v], 2)
+        joined = torch.cat([q, k, v], 2)
+        for o in (
+            flash_attn.flash_attn_qkvpacked_func(qkv, causal=True),
+            flash_attn.flash_attn_kvpacked_func(q, kv, causal=True),
+            flash_attn_interface.flash_attn_qkvpacked_func(qkv, causal=True),
+            flash_attn_interface.flash_attn_qkvpacked_func(joined, causal=True, num_heads_q=4),
+        ):
+            torch.testing.assert_close(o, wanted)
+            torch.testing.assert_close(torch.autograd.grad(o.square().sum(), (q, k, v)), gradients)
+
+    def test_dropout(self):
+        q, k, v = inputs()
+        torch.manual_seed(1)
+        first = flash_attn.flash_attn_func(q, k, v, 0.3)
+        torch.manual_seed(1)
+        self.assertTrue(torch.equal(flash_attn.flash_attn_func(q, k, v, dropout_p=0.3), first))
+        self.assertFalse(torch.equal(flash_attn.flash_attn_func(q, k, v), first))
+
+    def test_deterministic(self):
+        q, k, v = inputs()
+        for function in (flash_attn.flash_attn_func, flash_attn_interface.flash_attn_func):
+            o = function(q, k, v, deterministic=True)
+            kind = o.grad_fn.call[0]
+            self.assertTrue(kind.fields["deterministic"])
+            self.assertFalse(function(q, k, v).grad_fn.call[0].fields["deterministic"])
+
+    def test_sink_logits(self):
+        sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+        attend = lambda *x, return_lse: flash_attn_interface.flash_attn_func(*x, s_aux=sinks, return_attn_probs=True)  # noqa: E731
+        compare(inputs(), {"sinks": sinks.double()}, attend=attend)
+
+    def test_last_dimension_of_any_stride(self):
+        q, k, v = (x.detach() for x in inputs())
+        strided = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, k, v)]
+        torch.testing.assert_close(flash_attn.flash_attn_func(*strided), flash_attn.flash_attn_func(q, k, v))
+
+
+class Varlen(unittest.TestCase):
+    STARTS_Q, STARTS_K = [0, 5, 5, 21], [0, 9, 12, 40]
+
+    def setUp(self):
+        q, k, v = inputs(batch=1, rows=21, keys=40)
+        self.tensors = [x[0].detach().requires_grad_() for x in (q, k, v)]
+        self.starts = [torch.tensor(x, dtype=torch.int32) for x in (self.STARTS_Q, self.STARTS_K)]
+
+    def of_each(self, used_q=None, used_k=None, **call):
+        """(o, lse) of the sequences, one after the other."""
+        q, k, v = self.tensors
+        parts = []
+        for i in range(3):
+            (a, b), (c, d) = self.STARTS_Q[i : i + 2], self.STARTS_K[i : i + 2]
+            b, d = (b if used_q is None else a + used_q[i]), (d if used_k is None else c + used_k[i])
+            if a < b:
+                one = flash_attn.flash_attn_func(q[None, a:b], k[None, c:d], v[None, c:d], return_attn_probs=True, **call)
+                parts.append((one[0][0], one[1][0]))
+        return torch.cat([o for o, _ in parts]), torch.cat([lse for _, lse in parts], 1)
+
+    def check(self, made, wanted):
+        for one, of in zip(made, wanted):
+            torch.testing.assert_close(one, of)
+        gradients = [torch.autograd.grad(o.square().sum(), self.tensors) for o in (made[0], wanted[0])]
+        torch.testing.assert_close(*gradients)
+
+    def test_sequences(self):
+        slopes = torch.rand(4)
+        for call in ({}, {"causal": True}, {"window_size": (4, 2), "softcap": 9.0}, {"alibi_slopes": slopes}):
+            made = flash_attn.flash_attn_varlen_func(*self.tensors, *self.starts, 16, 28, return_attn_probs=True, **call)
+            self.assertEqual(made[1].shape, (4, 21))
+            self.check(made[:2], self.of_each(**call))
+            if "alibi_slopes" not in call:
+                made = flash_attn_interface.flash_attn_varlen_func(*self.tensors, *self.starts, 16, 28, **call,
+                                                                   return_attn_probs=True)  # fmt: skip
+                self.check(made, self.of_each(**call))
+
+    def test_packed_tensors(self):
+        q, k, v = self.tensors
+        wanted = self.of_each(causal=True)[0]
+        kv = torch.stack([k, v], 1)
+        o = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, *self.starts, 16, 28, causal=True)
+        torch.testing.assert_close(o, wanted)
+        qkv = torch.stack([q, q * 2, q * 3], 1)
+        o = flash_attn.flash_attn_varlen_qkvpacked_func(qkv, self.starts[0], 16, causal=True)
+        self.tensors, self.STARTS_K = [q, (q * 2).detach(), (q * 3).detach()], self.STARTS_Q
+        torch.testing.assert_close(o, self.of_each(causal=True)[0])
+
+    def test_used_lengths(self):
+        used_q, used_k = [4, 0, 9], [7, 3, 11]
+        lengths = [torch.tensor(x, dtype=torch.int32) for x in (used_q, used_k)]
+        o = flash_attn_interface.flash_attn_varlen_func(*self.tensors, *self.starts, 16, 28, *lengths, causal=True)
+        rows = torch.tensor([*range(0, 4), *range(5, 14)])
+        torch.testing.assert_close(o[rows], self.of_each(used_q, used_k, causal=True)[0])
+
+    def test_block_table(self):
+        q, k, v = (x.detach() for x in self.tensors)
+        pages_k, pages_v = (torch.zeros(6, 16, 2, 32, dtype=DTYPE) for _ in range(2))
+        table = torch.tensor([[4, 0], [2, 0], [5, 1]], dtype=torch.int32)
+        for i, (a, b) in enumerate(itertools.pairwise(self.STARTS_K)):
+            for pages, x in ((pages_k, k), (pages_v, v)):
+                for j in range(b - a):
+                    pages[table[i, j // 16], j % 16] = x[a + j]
+        o = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, *self.starts, 16, 28, causal=True, block_table=table)
+        torch.testing.assert_close(o, self.of_each(causal=True)[0], rtol=2.0**-6, atol=2.0**-6)
+
+
+class Caches(unittest.TestCase):
+    def wanted(self, q, k, v, lengths, causal, window=(-1, -1), softcap=0.0, slopes=None):
+        made = []
+        for i, n in enumerate(lengths):
+            rows = q.shape[1]
+            slope = slopes if slopes is None or slopes.dim() == 1 else slopes[i : i + 1]
+            x = [t[i : i + 1].double() for t in (q, k[:, :n], v[:, :n])]
+            made.append(plain(*x, seen=seen(rows, n, causal, window), score=scored(rows, n, softcap, slope))[:2])
+        return torch.cat([o for o, _ in made]), torch.cat([lse for _, lse in made])
+
+    def near(self, made, wanted):
+        bound = 2.0**-6 if DTYPE == torch.bfloat16 else 2.0**-16
+        torch.testing.assert_close(made[0].double(), wanted[0], rtol=bound, atol=bound)
+        torch.testing.assert_close(made[1].double(), wanted[1], rtol=bound, atol=bound)
+
+    def test_caches(self):
+        slopes = torch.rand(2, 4)
+        for rows, new, paged in itertools.product((1, 3, 70), (False, True), (False, True)):
+            q, k, v = (x.detach() for x in inputs(rows=rows, keys=160))
+            lengths = torch.tensor([85, 71], dtype=torch.int32)
+            fresh = [x.detach() for x in inputs(rows=1, keys=rows, seed=5)[1:]] if new else (None, None)
+            for causal, more in ((False, {}), (True, {"softcap": 9.0}), (True, {"window_size": (20, -1)}),
+                                 (True, {"alibi_slopes": slopes})):  # fmt: skip
+                with self.subTest(rows=rows, new=new, paged=paged, causal=causal, more=more):
+                    caches, table = [k.clone(), v.clone()], {}
+                    if paged:
+                        order = torch.randperm(20)
+                        pages = [torch.empty(20, 16, 2, 32, dtype=DTYPE) for _ in range(2)]
+                        for page, x in zip(pages, caches):
+                            page[order] = x.reshape(20, 16, 2, 32)
+                        table, caches = {"block_table": order.int().reshape(2, 10)}, pages
+                    made = flash_attn.flash_attn_with_kvcache(
+                        q, *caches, *fresh, cache_seqlens=lengths, causal=causal, return_softmax_lse=True, **table, **more
+                    )
+                    whole, ends = [k.clone(), v.clone()], lengths.tolist()
+                    if new:
+                        for i, n in enumerate(lengths.tolist()):
+                            for x, one in zip(whole, fresh):
+                                x[i, n : n + rows] = one[i]
+                        ends = [n + rows for n in ends]
+                    mine = {"softcap": more.get("softcap", 0.0), "slopes": more.get("alibi_slopes")}
+                    window = more.get("window_size", (-1, -1))
+                    self.near(made, self.wanted(q, *whole, ends, causal, window, **mine))
+                    if paged:
+                        caches = [x[order].reshape(2, 160, 2, 32) for x in caches]
+                    self.assertTrue(all(torch.equal(x, y) for x, y in zip(caches, whole)))
+
+    def test_rotary(self):
+        q, k, v = (x.detach() for x in inputs(rows=3, keys=64))
+        fresh = [x.detach() for x in inputs(rows=1, keys=3, seed=5)[1:]]
+        angles = torch.rand(64, 16)
+        cos, sin = angles.cos(), angles.sin()
+        for interleaved in (True, False):
+            caches = [k.clone(), v.clone()]
+            made = flash_attn_interface.flash_attn_with_kvcache(
+                q, *caches, *fresh, rotary_cos=cos, rotary_sin=sin, cache_seqlens=9, causal=True,
+                rotary_interleaved=interleaved, return_softmax_lse=True,
+            )  # fmt: skip
+
+            def turned(x, interleaved=interleaved):
+                c, s = (t[9:12, None] for t in (cos, sin))
+                a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+                both = a * c - b * s, a * s + b * c
+                return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+
+            new_k = turned(fresh[0].double()).to(DTYPE)
+            bound = 2.0**-7 if DTYPE == torch.bfloat16 else 2.0**-20
+            torch.testing.assert_close(caches[0][:, 9:12], new_k, rtol=bound, atol=bound)
+            self.near(made, self.wanted(turned(q.double()), *caches, [12, 12], True))
+
+    def test_all_keys(self):
+        q, k, v = (x.detach() for x in inputs(rows=2, keys=40))
+        for module in (flash_attn, flash_attn_interface):
+            made = module.flash_attn_with_kvcache(q, k, v, return_softmax_lse=True)
+            self.near(made, self.wanted(q, k, v, [40, 40], False))
+
+
+class Refusals(unittest.TestCase):
+    def test_by_name(self):
+        q, k, v = inputs()
+        starts = torch.tensor([0, 33, 66], dtype=torch.int32)
+        two, three = flash_attn, flash_attn_interface
+        for name, call in {
+            "dropped_weights": lambda: two.flash_attn_func(q, k, v, 0.1, return_attn_probs=True),
+            "cache_batch_idx": lambda: two.flash_attn_with_kvcache(q, k, v, cache_batch_idx=starts),
+            "cache_leftpad": lambda: three.flash_attn_with_kvcache(q, k, v, cache_leftpad=starts),
+            "qv": lambda: three.flash_attn_func(q, k, v, qv=q),
+            "descales": lambda: three.flash_attn_func(q, k, v, k_descale=q),
+            "attention_chunk": lambda: three.flash_attn_func(q, k, v, attention_chunk=16),
+            "cu_seqlens_k_new": lambda: three.flash_attn_with_kvcache(q, k, v, cu_seqlens_k_new=starts),
+        }.items():
+            with self.assertRaisesRegex(flashjit.UnsupportedError, f"{name}.*would work"):
+                call()
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "one of k and v"):
+            two.flash_attn_with_kvcache(q, k, v, k=k)
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "requires a gradient"):
+            two.flash_attn_with_kvcache(q, k, v)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -131,25 +131,6 @@ struct ForwardSm90a {
     return factor;
   }
 
-  // With dropout a second warp makes the words of a block's columns while its K arrives; K is full only with
-  // them. Words have twice as many slots as K: weights are dropped after K's release.
-  static FLASHJIT_FN void make_column_words(const Shared& shared) {
-    constexpr int parts = block_n / 4;  // of four columns
-    const int lane = threadIdx.x % 32;
-    for (Ring ring;; ring.advance()) {
-      mbarrier_wait(shared.words_asked(ring.stage), ring.parity);
-      int index, sequence;
-      ld_shared_v2(index, sequence, shared.asked(ring.stage));
-      if (index < 0) return;
-      const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
-      for (int part = lane; part < parts; part += 32)
-        st_column_words(shared.column_words(ring), part,
-                        dropout_column_words(key, index * parts + part, sequence));
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(shared.k_full(ring.stage));
-    }
-  }
-
   // A warpgroup: it computes 64 rows of every tile.
   class Consumer {
     struct Nothing {};
@@ -586,7 +567,7 @@ struct ForwardSm90a {
       if (threadIdx.x < Producer::threads) {
         Producer(p, maps, shared).run();
       } else if (Spec::dropout && threadIdx.x / 32 == 1) {
-        make_column_words(shared);
+        shared.make_column_words();
       } else if constexpr (converts) {
         Converter(shared).run();
       }

@@ -2,6 +2,8 @@
 // and mbarriers, and messages.
 #pragma once
 
+#include "cuda/dropout.cuh"
+#include "cuda/ptx_sm90a.cuh"
 #include "cuda/tile_index.cuh"
 #include "shared/dropout.h"
 #include "shared/kv_scale_params.h"
@@ -107,6 +109,24 @@ struct Sm90aShared {
   }
   FLASHJIT_FN Words dropout_key() const {
     return *reinterpret_cast<const Words*>(memory + layout.dropout_key);
+  }
+
+  // The work of a warp with dropout: it makes the words of a block's columns while its K arrives; K is full
+  // only with them. Words have twice as many slots as K: weights are dropped after K's release.
+  FLASHJIT_FN void make_column_words() const {
+    constexpr int parts = Config::block_n / 4;  // of four columns
+    const int lane = threadIdx.x % 32;
+    for (Ring ring;; ring.advance()) {
+      mbarrier_wait(words_asked(ring.stage), ring.parity);
+      int index, sequence;
+      ld_shared_v2(index, sequence, asked(ring.stage));
+      if (index < 0) return;
+      const Words key = dropout_key();  // read each time: its ten rounds would fill registers
+      for (int part = lane; part < parts; part += 32)
+        st_column_words(column_words(ring), part, dropout_column_words(key, index * parts + part, sequence));
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(k_full(ring.stage));
+    }
   }
 };
 

@@ -137,6 +137,14 @@ std::string DiskCache::name(const CacheKey& key) {
   return store_name + "/" + entry_name(key);
 }
 
+std::string DiskCache::name(const std::string& request_digest, const std::string& entry_digest) {
+  return store_name + "/" + request_digest + "-" + entry_digest + std::string(entry_suffix);
+}
+
+std::string DiskCache::request_name(const CacheKey& request) {
+  return store_name + "/" + request.digest();
+}
+
 bool DiskCache::is_name(std::string_view text) {
   return text.starts_with(store_name + "/") && is_entry_name(text.substr(store_name.size() + 1));
 }

@@ -95,7 +95,10 @@ class DiskCache {
   std::string path(const CacheKey& key) const;
   // The same within any cache folder: "v3/REQUEST-ENTRY.kernel".
   static std::string name(const CacheKey& key);
-  // Whether the text is such a name.
+  // "v3/REQUEST", and the entry's name by the digests of both keys.
+  static std::string request_name(const CacheKey& request);
+  static std::string name(const std::string& request_digest, const std::string& entry_digest);
+  // Whether the text is such a name of an entry.
   static bool is_name(std::string_view text);
 
   // The entry with exactly these key fields, if an undamaged one is there. A partial,

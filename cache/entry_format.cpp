@@ -85,4 +85,15 @@ std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool w
   return {};
 }
 
+std::string decode_entry(std::string_view bytes, CacheEntry& entry) {
+  std::string_view left = bytes;
+  const auto read = [&](char* to, std::size_t size) {
+    if (size > left.size()) return false;
+    left.copy(to, size);
+    left.remove_prefix(size);
+    return true;
+  };
+  return decode_entry(bytes.size(), read, true, entry);
+}
+
 }  // namespace flashjit

@@ -20,6 +20,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cache/key.hpp"
 
@@ -47,5 +48,8 @@ using ByteSource = std::function<bool(char* to, std::size_t size)>;
 // sizes were found to add up. Without `with_payload` neither payload nor signature is read.
 std::string decode_entry(std::uint64_t file_size, const ByteSource& read, bool with_payload,
                          CacheEntry& entry);
+
+// The same of bytes in memory.
+std::string decode_entry(std::string_view bytes, CacheEntry& entry);
 
 }  // namespace flashjit

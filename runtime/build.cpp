@@ -17,6 +17,7 @@
 #include "runtime/compiler.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/remote/plugin_client.hpp"
+#include "runtime/remote/remote_client.hpp"
 
 namespace flashjit {
 namespace {
@@ -75,6 +76,9 @@ std::string fields_of(const std::string& difference) {
   for (const DiskCache& layer : cache.layers) folders += layer.folder() + ", ";
   if (cache.disk) folders += cache.disk->folder() + ", ";
   if (!folders.empty()) folder = folders.substr(0, folders.find(", "));
+  if (cache.remote) {
+    for (const RemoteAddress& store : cache.remote->stores()) folders += store.url + ", ";
+  }
   // Without pins prebuild makes the configs of every shape, unless a record chose yet another one.
   const std::vector<KernelConfig> usual = heuristic_configs(spec, target);
   if (std::find(usual.begin(), usual.end(), source.config) == usual.end())
@@ -128,13 +132,20 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
                        std::uint64_t max_bytes, const StoreOptions& stores) {
   OpenedCache cache;
   cache.verifier = verifier(trusted_keys(stores.trust));
-  cache.signer = signer(signing_key_path(stores.signing_key));
+  const std::string key_path = signing_key_path(stores.signing_key);
+  cache.signer = signer(key_path);
   for (const std::string& path : layer_paths(layers))
     cache.layers.emplace_back(path, DiskCache::Access::read_only).use_signatures(cache.verifier, {});
   if (max_bytes == 0) max_bytes = DiskCache::default_max_bytes();
   const std::string name = folder.value_or(DiskCache::default_folder());
+  const auto open_remote = [&] {
+    const std::string keys = stores.trust.value_or(environment_variable(Variable::trust)) + "\n" + key_path;
+    cache.remote = remote_cache(stores.remote, cache.verifier, cache.signer, keys,
+                                cache.disk ? cache.disk->folder() : std::string());
+  };
   if (name.empty()) {
     cache.note = "there is no cache folder";
+    open_remote();
     return cache;
   }
   try {
@@ -144,7 +155,12 @@ OpenedCache open_cache(const std::optional<std::string>& folder, const std::opti
     if (folder || !environment_variable(Variable::cache_dir).empty()) throw;
     cache.note = error.message();
   }
+  open_remote();
   return cache;
+}
+
+StoreOptions store_options(const EngineOptions& options) {
+  return {options.cache_remote, options.cache_trust, options.signing_key};
 }
 
 BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
@@ -166,7 +182,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
 
   std::shared_ptr<const Compiler> compiler;
   std::optional<CompiledKernel> compiled;
-  const auto use = [&](const DiskCache& folder, CacheEntry& entry) -> Finding {
+  const auto use = [&](CacheEntry& entry, Origin origin, const std::string& path) -> Finding {
     std::optional<StoredKernel> stored;
     if (Finding finding = unpack_into(stored)(entry); !finding.reason.empty()) return finding;
     try {
@@ -176,21 +192,45 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     }
     compiled = std::move(stored->compiled);
     if (const std::string* identity = entry.key.find("compiler")) built.compiler_identity = *identity;
-    info.origin = Origin::disk;
+    info.origin = origin;
     info.cache_key = entry.key.digest();
-    info.path = folder.path(entry.key);
+    info.path = path;
     return {};
   };
   const auto find_request = [&](const DiskCache& folder) {
     if (compiled) return;
     std::string why;
-    folder.lookup_request(request, &why, [&](CacheEntry& entry) { return use(folder, entry); });
+    folder.lookup_request(
+        request, &why, [&](CacheEntry& entry) { return use(entry, Origin::disk, folder.path(entry.key)); });
     note(why);
+  };
+  // Takes what a store gave, whose signature was checked, and keeps it in the writable folder. `expected`
+  // says whether the key is the one that was asked for.
+  const auto take = [&](RemoteCache::Got got, const auto& expected) {
+    if (got.answer != Answer::yes) return;
+    CacheEntry entry;
+    std::string why = decode_entry(got.bytes, entry);
+    if (why.empty() && !expected(entry.key)) why = "holds another key";
+    if (why.empty()) why = use(entry, Origin::remote, {}).reason;
+    if (!why.empty()) return note("an entry of a remote store cannot be used: " + why);
+    if (!cache.disk)
+      note(cache.note);
+    else if (cache.disk->publish_bytes(entry.key, std::move(got.bytes), Flush::no, &why))
+      info.path = cache.disk->path(entry.key);
+    else
+      note(why);
+  };
+  const auto find_request_remotely = [&] {
+    if (!cache.remote || compiled) return;
+    const auto name_of = [&](const std::string& entry) { return DiskCache::name(request.digest(), entry); };
+    take(cache.remote->get_request(DiskCache::request_name(request), name_of, note),
+         [&](const CacheKey& key) { return request_of(key) == request; });
   };
 
   for (const DiskCache& layer : cache.layers) find_request(layer);
   if (!may_compile) {
     if (cache.disk) find_request(*cache.disk);
+    find_request_remotely();
     if (!compiled) refuse_to_compile(spec, source, request, cache, info.cache_note);
   }
   if (!compiled) {
@@ -198,6 +238,7 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
       compiler = compiler_for(target);
     } catch (const Error& error) {
       if (cache.disk) find_request(*cache.disk);
+      find_request_remotely();
       if (!compiled) {
         if (info.cache_note.empty()) throw;
         throw Error(error.code(), error.message() + "; in the cache, " + info.cache_note, error.detail());
@@ -210,14 +251,16 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     std::string why;
     const auto find_key = [&] {
       if (!cache.disk || compiled) return;
-      cache.disk->lookup(key, &why, [&](CacheEntry& entry) { return use(*cache.disk, entry); });
+      cache.disk->lookup(key, &why,
+                         [&](CacheEntry& entry) { return use(entry, Origin::disk, cache.disk->path(key)); });
       note(why);
     };
     find_key();
     KeyLock lock;
+    RemoteCache::Lease lease;
+    CompileWatch watch(limits);
+    bool waits = false;
     if (!compiled && cache.disk) {
-      CompileWatch watch(limits);
-      bool waits = false;
       lock = cache.disk->lock(key, std::chrono::minutes(1), &why, [&] {
         if (on_wait && !std::exchange(waits, true)) on_wait();
         return watch.is_cancelled();
@@ -226,16 +269,32 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
       note(why);
       find_key();
     }
+    if (!compiled && cache.remote) {
+      RemoteCache::Fetched fetched =
+          cache.remote->fetch(DiskCache::name(key), cache.remote->fetch_limits(), note, [&] {
+            if (on_wait && !std::exchange(waits, true)) on_wait();
+            return !watch.is_cancelled();
+          });
+      watch.check("the kernel for " + target.str());
+      lease = std::move(fetched.lease);
+      take(std::move(fetched.got), [&](const CacheKey& other) { return other == key; });
+    }
     if (!compiled) {
       compiled = compiler->compile(source, false, limits);
       built.compiler_identity = compiler->identity();
       info.origin = Origin::compiled;
+      const CacheEntry entry = pack_kernel(key, *compiled, source);
       if (!cache.disk) {
         note(cache.note);
-      } else if (cache.disk->publish(pack_kernel(key, *compiled, source), &why)) {
+      } else if (cache.disk->publish(entry, &why)) {
         info.path = cache.disk->path(key);
       } else {
         note(why);
+      }
+      if (cache.remote && cache.remote->may_store(DiskCache::name(key))) {
+        if (std::optional<std::string> bytes = encode_entry(entry, why))
+          cache.remote->put(DiskCache::name(key), std::move(*bytes));
+        cache.remote->put_pointer(DiskCache::request_name(request), key.digest());
       }
       if (load) load(compiled->code, source.steps);
     }
@@ -258,6 +317,11 @@ std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const
       return folder.path(entry->key);
   }
   return {};
+}
+
+Answer stored_remotely(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                       RemoteCache& remote, std::string& why) {
+  return remote.exists(DiskCache::request_name(request_key(spec, render(spec, target, config))), why);
 }
 
 KernelInfo compile(const AttentionSpec& spec, const Target& target, const Shape& shape,

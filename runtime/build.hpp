@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cache/disk_cache.hpp"
+#include "cache/remote_cache.hpp"
 #include "codegen/families/kernel_source.hpp"
 #include "codegen/spec/spec.hpp"
 #include "runtime/flashjit.hpp"
@@ -20,17 +23,19 @@ struct BuiltKernel {
 };
 
 struct OpenedCache {
-  std::vector<DiskCache> layers;  // read-only, in the order of search
-  std::optional<DiskCache> disk;  // searched after the layers; new kernels are written here
-  std::string note;               // why `disk` is absent
-  Verifier verifier;              // of signatures, by the keys that are trusted
-  Signer signer;                  // empty without a key to sign with
+  std::vector<DiskCache> layers;        // read-only, in the order of search
+  std::optional<DiskCache> disk;        // searched after the layers; new kernels are written here
+  std::string note;                     // why `disk` is absent
+  Verifier verifier;                    // of signatures, by the keys that are trusted
+  Signer signer;                        // empty without a key to sign with
+  std::shared_ptr<RemoteCache> remote;  // searched after `disk`; null without stores
 };
 
 // What an engine's options say of stores and signatures; see EngineOptions.
 struct StoreOptions {
-  std::optional<std::string> trust, signing_key;
+  std::optional<std::string> remote, trust, signing_key;
 };
+StoreOptions store_options(const EngineOptions& options);
 
 // The folders that `layers` lists; FLASHJIT_CACHE_PATH if it is absent.
 std::vector<std::string> layer_paths(const std::optional<std::string>& layers);
@@ -52,6 +57,10 @@ using CodeLoader = std::function<void(const std::string& code, const std::vector
 // folder, with a compiler, only code counts that this compiler would make; without a compiler, any
 // code for the request counts. Throws compiler_unavailable if a compiler is needed and missing.
 //
+// A remote store is asked after the folders: for what this compiler would make, or, without a compiler, for
+// any code of the request. What it gives is kept in the writable folder. If it has none, one of all hosts
+// with a key to sign with compiles, and the others wait for it, at most a minute.
+//
 // `may_compile` false: the same as without a compiler, but throws not_prebuilt with the command that helps.
 //
 // A compilation that goes beyond `limits` or is cancelled, or waiting for one that is, throws and releases
@@ -71,5 +80,9 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
 // compiler made it; empty if no folder has one. `spec` is validated.
 std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                           const std::vector<DiskCache>& folders);
+
+// Whether a store has any entry for the request.
+Answer stored_remotely(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                       RemoteCache& remote, std::string& why);
 
 }  // namespace flashjit

@@ -257,6 +257,10 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
     };
   if (o.log) options.log = o.log;
   if (o.record) options.record = o.record;
+  if (o.cache_remote) options.cache_remote = o.cache_remote;
+  if (o.cache_trust) options.cache_trust = o.cache_trust;
+  if (o.signing_key) options.signing_key = o.signing_key;
+  options.store_configs = o.store_configs != 0;
   if (o.on_kernel)
     options.on_kernel = [told = o.on_kernel, user = o.on_kernel_user](const flashjit::KernelEvent& event) {
       const std::string spec = event.spec.to_json(), target = event.target.str();

@@ -57,6 +57,8 @@ const char* to_string(Origin origin) noexcept {
       return "memory";
     case Origin::disk:
       return "disk";
+    case Origin::remote:
+      return "remote";
     case Origin::compiled:
       return "compiled";
   }

@@ -27,6 +27,7 @@
 #include "runtime/kernel_table.hpp"
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/environment.hpp"
+#include "runtime/tune/records.hpp"
 
 namespace flashjit {
 namespace {
@@ -184,7 +185,8 @@ struct Engine::Impl {
       : options(std::move(given)),
         device(Device::parse(options.device)),
         target(choose_target(device, options.target)),
-        cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes)),
+        cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes,
+                         store_options(options))),
         records(tune_store(cache)),
         environment(tune_environment(options)),
         event_files(options.log, options.record) {
@@ -288,8 +290,9 @@ struct Engine::Impl {
       choice.source = ConfigSource::pinned;
       return choice;
     }
+    if (options.store_configs) return config_of_stores(spec, target, shape, std::move(choice));
     const TuneKey key = tune_key(spec, target, device, shape);
-    std::optional<TuneStore::Found> found = records.lookup(key, environment, &choice.note);
+    std::optional<TuneStore::Found> found = find_record(records, cache, key, environment, &choice.note);
     const bool may_tune = options.policy == Policy::tune_on_first_use && target == this->target &&
                           !(found && found->is_current());
     // A prebuilt kernel is to be used: a layer without a record has chosen the heuristic config.
@@ -303,6 +306,12 @@ struct Engine::Impl {
       TuneResult result = tune_now(spec, shape);
       found = {.record = std::move(result.record), .path = std::move(result.path)};
     }
+    return by_record(spec, target, std::move(choice), std::move(found));
+  }
+
+  // The record's choice, if it fits the target; otherwise `choice`.
+  ConfigChoice by_record(const AttentionSpec& spec, const Target& target, ConfigChoice choice,
+                         std::optional<TuneStore::Found> found) const {
     if (!found) return choice;
     if (std::string reason = misfit(spec, target, found->record.chosen); !reason.empty()) {
       choice.note = found->path + " is not used: " + std::move(reason);
@@ -313,6 +322,42 @@ struct Engine::Impl {
               .note = std::move(found->path),
               .compiler = std::move(found->record.environment.compiler)};
     if (!found->first_guess.empty()) mark_first_guess(choice.source, choice.note, found->first_guess);
+    return choice;
+  }
+
+  // EngineOptions::store_configs.
+  ConfigChoice config_of_stores(const AttentionSpec& spec, const Target& target, const Shape& shape,
+                                ConfigChoice choice) {
+    const TuneKey key = tune_key(spec, target, device, shape);
+    const auto refuse = [&](const std::string& why) -> void {
+      throw Error(
+          ErrorCode::not_prebuilt,
+          "no store has a config for " + spec.to_json() + " on " + key.device +
+              (why.empty() ? "" : " (" + why + ")") +
+              ", and store_configs takes it from nowhere else; where a key signs for the store, flashjit "
+              "tune puts one there, and prebuild --push the heuristic one");
+    };
+    if (std::optional<TuneStore::Found> found = records.lookup(key, environment); found && found->bundled)
+      return by_record(spec, target, std::move(choice), std::move(found));
+    if (const std::string path = find_prebuilt(spec, target, choice.config, cache.layers); !path.empty()) {
+      choice.note = path + " is prebuilt";
+      return choice;
+    }
+    if (!cache.remote) refuse("there is no remote store");
+    std::string why;
+    const auto ask = [&] {
+      RemoteRecord asked = remote_record(*cache.remote, key, environment, records, &why, true);
+      if (asked.answer == Answer::failed) refuse(why);
+      return std::move(asked.found);
+    };
+    std::optional<TuneStore::Found> found = ask();
+    if (!found && options.policy == Policy::tune_on_first_use && target == this->target) {
+      tune_now(spec, shape);
+      found = ask();
+    }
+    if (found) return by_record(spec, target, std::move(choice), std::move(found));
+    if (stored_remotely(spec, target, choice.config, *cache.remote, why) != Answer::yes) refuse(why);
+    choice.note = "a remote store has the kernel";
     return choice;
   }
 

@@ -236,6 +236,19 @@ typedef struct {
      which `flashjit prebuild` takes. Default: FLASHJIT_LOG and FLASHJIT_RECORD; "": none. */
   const char* log;
   const char* record;
+  /* Stores over the network, searched after cache_dir: URLs of the schemes http, https, redis and rediss,
+     spaces between them. Default: FLASHJIT_CACHE_REMOTE; "": none. */
+  const char* cache_remote;
+  /* Public keys: from a store, only what one of them has signed is used. NAME=KEY, -NAME=KEY for a revoked
+     one, and files of such lines, colons between them. Default: FLASHJIT_TRUST. */
+  const char* cache_trust;
+  const char*
+      signing_key; /* the file of the secret key that signs what is stored; default: FLASHJIT_SIGNING_KEY;
+                      "": nothing is stored */
+  /* 1: configs come only from stores and layers, so that all engines that use them run the same: a tune
+     record, else the heuristic config if its kernel is there. Where there is neither,
+     FLASHJIT_POLICY_TUNE_ON_FIRST_USE tunes and stores; any other policy gives FLASHJIT_NOT_PREBUILT. */
+  int32_t store_configs;
 } flashjit_engine_options;
 
 /* `options` may be null. */

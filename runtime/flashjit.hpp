@@ -46,7 +46,7 @@ using Stream = void*;
 using ParallelFor = std::function<void(
     std::int64_t count, void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context)>;
 
-enum class Origin { memory, disk, compiled };
+enum class Origin { memory, disk, compiled, remote };
 FLASHJIT_API const char* to_string(Origin) noexcept;
 
 // The source of a kernel's config.
@@ -70,10 +70,12 @@ struct KernelInfo {
   AttentionSpec spec;
   Target target;
   KernelConfig config;
-  std::string cache_key;   // digest of the cache entry's key, 32 hexadecimal digits
-  std::string path;        // the entry's file; empty if it is not on disk
-  std::string cache_note;  // why it is not on disk, or why an existing file was not used; empty: neither
-  std::string compiler;    // name, version and build of the compiler
+  std::string cache_key;  // digest of the cache entry's key, 32 hexadecimal digits
+  std::string path;       // the entry's file; empty if it is not on disk
+  // Why it is not on disk, why an existing file was not used, or what a store failed at; empty: none of
+  // these.
+  std::string cache_note;
+  std::string compiler;  // name, version and build of the compiler
   std::string log;
   ConfigSource config_source = ConfigSource::heuristic;
   // The tune record's file; for a first guess also the differences between
@@ -171,6 +173,19 @@ struct EngineOptions {
   // Files that are told the same: a line of JSON for each event, and a manifest of the specs and shapes,
   // which `flashjit prebuild` takes. Absent: FLASHJIT_LOG and FLASHJIT_RECORD. Empty: none.
   std::optional<std::string> log{}, record{};
+  // Stores over the network, searched after cache_dir: URLs of the schemes http, https, redis and rediss,
+  // spaces between them (cache/remote.md). Absent: FLASHJIT_CACHE_REMOTE. Empty: none.
+  std::optional<std::string> cache_remote{};
+  // Public keys: from a store, only what one of them has signed is used. NAME=KEY, -NAME=KEY for a revoked
+  // one, and files of such lines, colons between them. Absent: FLASHJIT_TRUST.
+  std::optional<std::string> cache_trust{};
+  // The file of the secret key that signs what is stored. Absent: FLASHJIT_SIGNING_KEY. Empty: nothing is
+  // stored.
+  std::optional<std::string> signing_key{};
+  // Takes configs only from stores and layers, so that all engines that use them run the same: a tune record,
+  // else the heuristic config if its kernel is there. Where there is neither, tune_on_first_use tunes and
+  // stores; any other policy throws not_prebuilt.
+  bool store_configs = false;
 };
 
 class FLASHJIT_API Engine {

@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cstring>
 #include <ctime>
+#include <functional>
 
 #include "runtime/remote/pool.hpp"
 #include "runtime/remote/store.hpp"
@@ -20,7 +22,13 @@ struct Curl {
   decltype(&::curl_easy_cleanup) easy_cleanup;
   decltype(&::curl_easy_reset) easy_reset;
   decltype(&::curl_easy_setopt) easy_setopt;
-  decltype(&::curl_easy_perform) easy_perform;
+  decltype(&::curl_multi_init) multi_init;
+  decltype(&::curl_multi_cleanup) multi_cleanup;
+  decltype(&::curl_multi_add_handle) multi_add_handle;
+  decltype(&::curl_multi_remove_handle) multi_remove_handle;
+  decltype(&::curl_multi_perform) multi_perform;
+  decltype(&::curl_multi_poll) multi_poll;
+  decltype(&::curl_multi_info_read) multi_info_read;
   decltype(&::curl_easy_getinfo) easy_getinfo;
   decltype(&::curl_easy_strerror) easy_strerror;
   decltype(&::curl_slist_append) slist_append;
@@ -41,7 +49,13 @@ Curl open_curl() {
   find(curl.easy_cleanup, "curl_easy_cleanup");
   find(curl.easy_reset, "curl_easy_reset");
   find(curl.easy_setopt, "curl_easy_setopt");
-  find(curl.easy_perform, "curl_easy_perform");
+  find(curl.multi_init, "curl_multi_init");
+  find(curl.multi_cleanup, "curl_multi_cleanup");
+  find(curl.multi_add_handle, "curl_multi_add_handle");
+  find(curl.multi_remove_handle, "curl_multi_remove_handle");
+  find(curl.multi_perform, "curl_multi_perform");
+  find(curl.multi_poll, "curl_multi_poll");
+  find(curl.multi_info_read, "curl_multi_info_read");
   find(curl.easy_getinfo, "curl_easy_getinfo");
   find(curl.easy_strerror, "curl_easy_strerror");
   find(curl.slist_append, "curl_slist_append");
@@ -56,15 +70,20 @@ const Curl& curl() {
   return opened;
 }
 
-// A handle of libcurl, which keeps its connection for the next request.
+// Handles of libcurl, which keep their connection for the next request. The multi handle lets a request end
+// when its answer does not begin.
 struct Session {
+  CURLM* multi = curl().multi_init();
   CURL* handle = curl().easy_init();
   Session() {
-    if (!handle) throw std::bad_alloc();
+    if (!multi || !handle) throw std::bad_alloc();
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  ~Session() { curl().easy_cleanup(handle); }
+  ~Session() {
+    if (handle) curl().easy_cleanup(handle);
+    if (multi) curl().multi_cleanup(multi);
+  }
 };
 
 struct Request {
@@ -72,6 +91,8 @@ struct Request {
   std::string received = {};  // the body
   std::size_t most = 0;       // octets of it
   std::time_t date = -1, modified = -1;
+  bool has_answer = false;   // the beginning of it
+  bool has_headers = false;  // all of them; libcurl takes a connection that ends early for an empty body
 };
 
 std::size_t take_body(char* from, std::size_t, std::size_t size, void* to) {
@@ -92,6 +113,7 @@ std::size_t give_body(char* to, std::size_t unit, std::size_t count, void* from)
 std::size_t take_header(char* from, std::size_t, std::size_t size, void* to) {
   auto& request = *static_cast<Request*>(to);
   std::string line(from, size);
+  request.has_answer = true;
   const std::size_t colon = std::min(line.find(':'), line.size());
   for (std::size_t i = 0; i < colon; ++i)
     line[i] = static_cast<char>(std::tolower(static_cast<unsigned char>(line[i])));
@@ -99,6 +121,7 @@ std::size_t take_header(char* from, std::size_t, std::size_t size, void* to) {
     if (std::string_view(line).substr(0, colon) == name)
       time = curl().getdate(line.substr(colon + 1).c_str(), nullptr);
   };
+  request.has_headers = line == "\r\n" || line == "\n";
   value("date", request.date);
   value("last-modified", request.modified);
   return size;
@@ -189,7 +212,7 @@ class HttpStore : public Store {
     set(CURLOPT_PROTOCOLS_STR, "http,https");
     set(CURLOPT_NOSIGNAL, 1L);
     set(CURLOPT_TIMEOUT_MS, static_cast<long>(options_.timeout.count()));
-    set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options_.timeout.count()));
+    set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options_.answer.count()));
     set(CURLOPT_ERRORBUFFER, error);
     set(CURLOPT_USERAGENT, "flashjit");
     set(CURLOPT_HTTPHEADER, headers);
@@ -211,15 +234,38 @@ class HttpStore : public Store {
       set(CURLOPT_CUSTOMREQUEST, "DELETE");
       request.most = most_of_an_answer;
     }
-    const CURLcode code = c.easy_perform(handle);
+    const CURLcode code = run(*session, request, method_name != "PUT");
     long status = 0;
     c.easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
     if (code != CURLE_OK) {
       const std::string reason = *error ? error : c.easy_strerror(code);
       throw Failure(code == CURLE_WRITE_ERROR ? "the answer is larger than any entry" : printable(reason));
     }
+    if (!request.has_headers) throw Failure("the server closed the connection");
     sessions_.give_back(std::move(session));
     return status;
+  }
+
+  CURLcode run(Session& session, const Request& request, bool hurries) const {
+    using std::chrono::steady_clock;
+    const Curl& c = curl();
+    if (c.multi_add_handle(session.multi, session.handle) != CURLM_OK) throw std::bad_alloc();
+    const std::unique_ptr<void, std::function<void(void*)>> removed(
+        session.handle, [&](void* handle) { c.multi_remove_handle(session.multi, handle); });
+    const auto deadline = steady_clock::now() + options_.answer;
+    for (int running = 1;;) {
+      if (c.multi_perform(session.multi, &running) != CURLM_OK) throw Failure("libcurl fails");
+      int left = 0;
+      if (const CURLMsg* const message = c.multi_info_read(session.multi, &left);
+          message && message->msg == CURLMSG_DONE)
+        return message->data.result;
+      auto most = std::chrono::milliseconds(1000);
+      if (hurries && !request.has_answer) {
+        most = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock::now());
+        if (most.count() <= 0) throw Failure("no answer in time");
+      }
+      c.multi_poll(session.multi, nullptr, 0, static_cast<int>(most.count()), nullptr);
+    }
   }
 
   static constexpr std::size_t most_of_an_answer = std::size_t{1} << 20;  // a page that nobody reads

@@ -43,7 +43,10 @@ int32_t answer(flashjit_remote_text* why, Ask ask) noexcept {
 flashjit_remote_store* open_store(const flashjit_remote_options* given, flashjit_remote_text* why) {
   std::unique_ptr<Store> store;
   answer(why, [&] {
-    const Options options{given->url, given->token, given->ca_file,
+    const Options options{given->url,
+                          given->token,
+                          given->ca_file,
+                          std::chrono::milliseconds(given->answer_ms),
                           std::chrono::milliseconds(given->timeout_ms),
                           static_cast<std::size_t>(given->max_bytes)};
     const std::string scheme = options.url.substr(0, options.url.find("://"));

@@ -25,7 +25,8 @@ typedef struct {
   const char* url;     /* scheme://host[:port][/path] */
   const char* token;   /* "": none; "user:password", or a password (Redis) or bearer token (HTTP) */
   const char* ca_file; /* certificates that TLS trusts; "": the system's */
-  int32_t timeout_ms;  /* of each request, and of connecting */
+  int32_t answer_ms;   /* until the answer to a request that sends no object begins, connecting included */
+  int32_t timeout_ms;  /* of a whole request */
   uint64_t max_bytes;  /* a larger object is refused */
 } flashjit_remote_options;
 

@@ -21,6 +21,12 @@ using Reader = std::unique_ptr<redisReader, void (*)(redisReader*)>;
 constexpr std::string_view give_back_script =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
+constexpr std::size_t small_command = 4096;  // octets
+
+struct Limits {
+  Deadline answer, all;
+};
+
 struct Session {
   Session(const Url& url, const TlsContext& tls, Deadline deadline)
       : connection(url.host, url.port, tls, deadline), reader(::redisReaderCreate(), &::redisReaderFree) {
@@ -69,34 +75,35 @@ class RedisStore : public Store {
   using Words = std::initializer_list<Word>;
 
   Reply command(Words words) {
-    const Deadline deadline = std::chrono::steady_clock::now() + options_.timeout;
+    const auto start = std::chrono::steady_clock::now();
+    const Limits limits{start + options_.answer, start + options_.timeout};
     if (std::unique_ptr<Session> idle = sessions_.take()) try {
-        return finish(std::move(idle), words, deadline);
+        return finish(std::move(idle), words, limits);
       } catch (const Failure&) {  // the server may have closed it long ago, and the others with it
         sessions_.clear();
-        if (std::chrono::steady_clock::now() >= deadline) throw;
+        if (std::chrono::steady_clock::now() >= limits.answer) throw;
       }
-    return finish(connect(deadline), words, deadline);
+    return finish(connect(limits), words, limits);
   }
 
-  std::unique_ptr<Session> connect(Deadline deadline) {
-    auto session = std::make_unique<Session>(url_, tls_, deadline);
+  std::unique_ptr<Session> connect(const Limits& limits) {
+    auto session = std::make_unique<Session>(url_, tls_, limits.answer);
     if (const std::size_t colon = options_.token.find(':'); colon != std::string::npos)
-      ask(*session, {"AUTH", options_.token.substr(0, colon), options_.token.substr(colon + 1)}, deadline);
+      ask(*session, {"AUTH", options_.token.substr(0, colon), options_.token.substr(colon + 1)}, limits);
     else if (!options_.token.empty())
-      ask(*session, {"AUTH", options_.token}, deadline);
-    if (database_ != "0") ask(*session, {"SELECT", database_}, deadline);
+      ask(*session, {"AUTH", options_.token}, limits);
+    if (database_ != "0") ask(*session, {"SELECT", database_}, limits);
     return session;
   }
 
-  Reply finish(std::unique_ptr<Session> session, Words words, Deadline deadline) {
-    Reply reply = ask(*session, words, deadline);
+  Reply finish(std::unique_ptr<Session> session, Words words, const Limits& limits) {
+    Reply reply = ask(*session, words, limits);
     sessions_.give_back(std::move(session));
     return reply;
   }
 
   // Throws what the server refuses, too; the session then is not used again.
-  Reply ask(Session& session, Words words, Deadline deadline) const {
+  Reply ask(Session& session, Words words, const Limits& limits) const {
     std::vector<const char*> arguments;
     std::vector<std::size_t> sizes;
     for (const Word& word : words) {
@@ -108,7 +115,9 @@ class RedisStore : public Store {
         ::redisFormatCommandArgv(&text, static_cast<int>(words.size()), arguments.data(), sizes.data());
     if (size < 0) throw std::bad_alloc();
     const std::unique_ptr<char, void (*)(char*)> freed(text, [](char* p) { ::redisFreeCommand(p); });
-    session.connection.send({text, static_cast<std::size_t>(size)}, deadline);
+    session.connection.send({text, static_cast<std::size_t>(size)}, limits.all);
+    // A large object on its way to the server holds up the answer.
+    const bool is_small = static_cast<std::size_t>(size) < small_command;
 
     for (std::size_t received = 0;;) {
       void* found = nullptr;
@@ -120,7 +129,8 @@ class RedisStore : public Store {
           throw Failure("it says: " + printable({reply->str, static_cast<std::size_t>(reply->len)}));
         return reply;
       }
-      const std::string_view bytes = session.connection.receive(deadline);
+      const std::string_view bytes =
+          session.connection.receive(received == 0 && is_small ? limits.answer : limits.all);
       received += bytes.size();
       if (received > options_.max_bytes) throw Failure("the object is larger than any entry");
       if (::redisReaderFeed(session.reader.get(), bytes.data(), bytes.size()) != REDIS_OK)

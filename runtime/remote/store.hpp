@@ -12,7 +12,8 @@ namespace flashjit::remote_plugin {
 
 struct Options {
   std::string url, token, ca_file;
-  std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds answer{};   // until the answer to a request that sends no object begins
+  std::chrono::milliseconds timeout{};  // of a whole request
   std::size_t max_bytes = 0;
 };
 

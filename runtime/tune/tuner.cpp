@@ -15,6 +15,7 @@
 #include "runtime/jobs.hpp"
 #include "runtime/tune/environment.hpp"
 #include "runtime/tune/race.hpp"
+#include "runtime/tune/records.hpp"
 #include "runtime/tune/trial.hpp"
 
 namespace flashjit {
@@ -22,6 +23,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using Seconds = std::chrono::duration<double>;
+
+// How long a record that was measured for seconds may take to reach a store.
+constexpr std::chrono::milliseconds remote_flush{5000};
 using std::chrono::steady_clock;
 
 // The time budget and the user's callback, which is called only on the thread that made the budget.
@@ -88,8 +92,8 @@ class Tuner {
         spec_(spec),
         options_(options),
         engine_(untuned(options.engine)),
-        cache_(
-            open_cache(options.engine.cache_dir, options.engine.cache_path, options.engine.cache_max_bytes)),
+        cache_(open_cache(options.engine.cache_dir, options.engine.cache_path, options.engine.cache_max_bytes,
+                          store_options(options.engine))),
         store_(tune_store(cache_)),
         environment_(environment_with_compiler(options.engine, engine_.target())),
         budget_(options.budget_seconds, callback) {}
@@ -101,10 +105,10 @@ class Tuner {
     const KeyLock lock = wait_for_lock(key);
 
     TuneResult result;
-    std::optional<TuneStore::Found> found = store_.lookup(key, environment_, &result.note);
-    const bool done =
-        found && found->is_current() && (found->bundled || found->record.complete || !options_.resume);
-    if (done && !options_.again) {
+    std::optional<TuneStore::Found> found = find_record(store_, cache_, key, environment_, &result.note);
+    RemoteCache::Lease lease;
+    if (cache_.remote && !suffices(found)) lease = wait_for_lease(key, found, result.note);
+    if (suffices(found)) {
       result.record = std::move(found->record);
       result.path = std::move(found->path);
       result.warning = noise_warning(result.record.candidates);
@@ -115,6 +119,10 @@ class Tuner {
     result.warning = noise_warning(result.record.candidates);
     if (result.record.candidates.front().samples_ms.empty()) return result;  // there is nothing to keep
     if (store_.publish(result.record, &result.note)) result.path = store_.path(key);
+    if (cache_.remote) {
+      cache_.remote->put(TuneStore::name(key), to_json(result.record));
+      cache_.remote->flush(remote_flush);
+    }
     if (found && found->bundled) result.note = "a bundle's record is used instead: " + found->path;
     return result;
   }
@@ -139,6 +147,35 @@ class Tuner {
         return lock;
       }
     }
+  }
+
+  // Whether measuring again would change nothing.
+  bool suffices(const std::optional<TuneStore::Found>& found) const {
+    return !options_.again && found && found->is_current() &&
+           (found->bundled || found->record.complete || !options_.resume);
+  }
+
+  // Of all hosts that share the stores, one tunes. The others wait for its record as those on one folder do.
+  RemoteCache::Lease wait_for_lease(const TuneKey& key, std::optional<TuneStore::Found>& found,
+                                    std::string& note) {
+    using std::chrono::milliseconds;
+    const double patience = options_.budget_seconds > 0 ? 2 * options_.budget_seconds + 60 : 600;
+    FetchLimits limits = cache_.remote->fetch_limits();
+    limits.lease = limits.patience =
+        milliseconds(static_cast<std::int64_t>(std::min(patience, 3600.0) * 1000));
+    const auto start = steady_clock::now();
+    progress_.stage = TuneStage::waiting;
+    RemoteCache::Fetched fetched = cache_.remote->fetch(
+        TuneStore::name(key), limits,
+        [&](const std::string& why) { note += (note.empty() ? "" : "; ") + why; },
+        [&] { return budget_.ask(progress_); },
+        [&](const RemoteCache::Got& got) {
+          RemoteRecord theirs = take_record(got, key, environment_, store_, &note);
+          if (theirs.found && theirs.found->is_current()) found = std::move(theirs.found);
+          return suffices(found);
+        });
+    budget_.extend(steady_clock::now() - start);
+    return std::move(fetched.lease);
   }
 
   TuneRecord measure(const TuneKey& key, const Shape& shape, const TuneRecord* before) {

@@ -11,7 +11,8 @@ class Engine(_native.Engine):
     """A device, its compiler and its caches.
 
     Engine(device="cpu", *, target=None, cache_dir=None, cache_path=None, cache_max_bytes=0, num_threads=0,
-    policy="heuristic", tune_seconds=0, compile_seconds=0, compile_bytes=0)
+    policy="heuristic", tune_seconds=0, compile_seconds=0, compile_bytes=0, cache_remote=None, cache_trust=None,
+    signing_key=None, store_configs=False)
 
     device is "cpu" or "cuda:N". Options that are 0 or None have the defaults of EngineOptions in flashjit.hpp.
     Ctrl-C ends a compilation or a tuning that the main thread waits for. In a child of fork() engines of CPUs work, and

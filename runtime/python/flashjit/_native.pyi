@@ -14,6 +14,10 @@ class Engine:
         tune_seconds: float = 0,
         compile_seconds: float = 0,
         compile_bytes: int = 0,
+        cache_remote: str | None = None,
+        cache_trust: str | None = None,
+        signing_key: str | None = None,
+        store_configs: bool = False,
     ) -> Engine: ...
     def get(
         self,

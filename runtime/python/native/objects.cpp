@@ -71,17 +71,19 @@ bool text_or_none(PyObject* value, const char* name, const char** text) {
 }
 
 PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  const char* names[] = {"device",          "target",        "cache_dir", "cache_path",
-                         "cache_max_bytes", "num_threads",   "policy",    "tune_seconds",
-                         "compile_seconds", "compile_bytes", nullptr};
+  const char* names[] = {"device",       "target",      "cache_dir",    "cache_path",      "cache_max_bytes",
+                         "num_threads",  "policy",      "tune_seconds", "compile_seconds", "compile_bytes",
+                         "cache_remote", "cache_trust", "signing_key",  "store_configs",   nullptr};
   PyObject *device = nullptr, *target = nullptr, *cache_dir = nullptr, *cache_path = nullptr,
-           *policy = nullptr;
+           *policy = nullptr, *cache_remote = nullptr, *cache_trust = nullptr, *signing_key = nullptr;
+  int store_configs = 0;
   unsigned long long cache_max_bytes = 0, compile_bytes = 0;
   double tune_seconds = 0, compile_seconds = 0;
   int num_threads = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "|O$OOOKiOddK:Engine", const_cast<char**>(names), &device,
-                                   &target, &cache_dir, &cache_path, &cache_max_bytes, &num_threads, &policy,
-                                   &tune_seconds, &compile_seconds, &compile_bytes))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "|O$OOOKiOddKOOOp:Engine", const_cast<char**>(names),
+                                   &device, &target, &cache_dir, &cache_path, &cache_max_bytes, &num_threads,
+                                   &policy, &tune_seconds, &compile_seconds, &compile_bytes, &cache_remote,
+                                   &cache_trust, &signing_key, &store_configs))
     return refuse_with_cause("the engine's options cannot be read: ");
   flashjit_engine_options options{};
   options.struct_size = sizeof options;
@@ -89,6 +91,9 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   if (!text_or_none(device, "device", &options.device) || !text_or_none(target, "target", &options.target) ||
       !text_or_none(cache_dir, "cache_dir", &options.cache_dir) ||
       !text_or_none(cache_path, "cache_path", &options.cache_path) ||
+      !text_or_none(cache_remote, "cache_remote", &options.cache_remote) ||
+      !text_or_none(cache_trust, "cache_trust", &options.cache_trust) ||
+      !text_or_none(signing_key, "signing_key", &options.signing_key) ||
       !text_or_none(policy, "policy", &policy_text))
     return nullptr;
   constexpr const char* policies[] = {"heuristic", "tune_on_first_use", "require_prebuilt"};
@@ -103,6 +108,7 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   options.tune_seconds = tune_seconds;
   options.compile_seconds = compile_seconds;
   options.compile_bytes = compile_bytes;
+  options.store_configs = store_configs;
   options.compile_cancelled = is_interrupted;
 
   flashjit_engine* engine = nullptr;

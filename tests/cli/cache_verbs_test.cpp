@@ -14,6 +14,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
+const std::string other_than_small = R"({"op": "forward", "dtype": "fp32", "head_dim": 32})";
+
 // A layer with one kernel, and a folder with another.
 struct Layered {
   Layered() {
@@ -83,6 +85,28 @@ TEST(CacheSignatures, AFolderThatAsksServesWhatTrustedKeysSigned) {
   flashjit({"cache", "trust", "--file", trust, "--", "-" + item});
   EXPECT_EQ(origin(), "compiled");
   EXPECT_THAT(flashjit({"cache", "verify"}).err, HasSubstr("key ci, which is revoked"));
+}
+
+TEST(CacheRemote, VerbsSayWhatIsMissing) {
+  CommandLine flashjit;
+  flashjit({"compile", small_spec});
+  EXPECT_THAT(flashjit({"cache", "push"}).err, HasSubstr("flashjit cache keygen makes a key"));
+  EXPECT_THAT(flashjit({"cache", "pull"}).err, HasSubstr("FLASHJIT_TRUST lists the keys"));
+  const std::string key = flashjit.folder() + "/ci.key";
+  std::string item = flashjit({"cache", "keygen", key, "--name", "ci"}).out;
+  item.pop_back();
+  flashjit.environment["FLASHJIT_SIGNING_KEY"] = key;
+  flashjit.environment["FLASHJIT_TRUST"] = item;
+  EXPECT_THAT(flashjit({"cache", "push"}).err, HasSubstr("give --remote URL, or set FLASHJIT_CACHE_REMOTE"));
+  EXPECT_THAT(flashjit({"cache", "push", "--remote", "ftp://a"}).err, HasSubstr("is no store"));
+  const std::string nowhere = "redis://127.0.0.1:1";
+  EXPECT_THAT(flashjit({"cache", "push", "--remote", nowhere}).err, HasSubstr("cannot connect"));
+  flashjit.environment["FLASHJIT_CACHE_REMOTE"] = nowhere;
+  EXPECT_EQ(flashjit({"cache", "pull"}).exit_code, 7);
+  EXPECT_EQ(flashjit({"cache", "sync"}).exit_code, 7);
+  EXPECT_THAT(flashjit({"doctor"}).out, HasSubstr("missing  remote " + nowhere + ": cannot connect"));
+  EXPECT_EQ(flashjit({"compile", other_than_small, "--json"}).json()["origin"], "compiled");
+  EXPECT_GE(flashjit({"cache", "stat", "--json"}).json()["remote"]["failed"], 1);
 }
 
 TEST(CacheSize, GcRemovesAndTheEnvironmentCaps) {

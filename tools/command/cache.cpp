@@ -12,6 +12,7 @@
 
 #include "cache/bundle.hpp"
 #include "cache/config_json.hpp"
+#include "cache/remote_cache.hpp"
 #include "cache/tune_store.hpp"
 #include "codegen/base/suggest.hpp"
 #include "runtime/build.hpp"
@@ -141,12 +142,24 @@ int stat(const CacheOptions& options) {
                        {"bytes", bytes},
                        {"tune_records", records},
                        {"entries_by_target", by_target}});
-    if (!is_layer(folder)) folders.back()["max_bytes"] = DiskCache::default_max_bytes();
+    const RemoteCounts remote = remote_counts(folder.folder());
+    if (!is_layer(folder)) {
+      folders.back()["max_bytes"] = DiskCache::default_max_bytes();
+      folders.back()["remote"] = {{"hits", remote.hits},
+                                  {"misses", remote.misses},
+                                  {"stored", remote.stored},
+                                  {"refused", remote.refused},
+                                  {"failed", remote.failed}};
+    }
     if (options.json) continue;
     std::cout << folder.folder() << (is_layer(folder) ? ", read-only: " : ": ") << entries << " entries, "
               << damaged << " damaged, " << bytes << " bytes";
     if (!is_layer(folder)) std::cout << " of at most " << DiskCache::default_max_bytes();
     std::cout << "; " << records << " tune records\n";
+    if (!is_layer(folder) && remote.hits + remote.misses + remote.stored + remote.refused + remote.failed > 0)
+      std::cout << "  remote stores: " << remote.hits << " hits, " << remote.misses << " misses, "
+                << remote.stored << " objects stored, " << remote.refused << " refused, " << remote.failed
+                << " requests failed\n";
     for (const auto& [target, count] : by_target) std::cout << "  " << target << ": " << count << '\n';
   }
   if (options.json) {
@@ -282,6 +295,9 @@ Verb add_cache(const Arguments& parent) {
   add("import", "Read entries and tune records from such a tar", add_import);
   add("clear", "Remove every entry and every file set aside; tune records stay", plain<clear>);
   add("path", "Print the folder", plain<path>);
+  add("push", "Store the entries and tune records in the remote stores", add_push);
+  add("pull", "Get what was pushed to the remote stores", add_pull);
+  add("sync", "Pull, then push", add_sync);
   add("keygen", "Make a key that signs entries and tune records", add_keygen);
   add("sign", "Sign the entries and tune records of the folder", add_sign);
   add("trust", "List the trusted keys, or add keys to a file of them", add_trust);

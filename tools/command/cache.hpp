@@ -28,9 +28,17 @@ using CacheAction = std::function<int(const CacheOptions&)>;
 CacheAction add_explain(const Arguments& app);
 CacheAction add_export(const Arguments& app);
 CacheAction add_import(const Arguments& app);
+CacheAction add_pull(const Arguments& app);
+CacheAction add_push(const Arguments& app);
+CacheAction add_sync(const Arguments& app);
 CacheAction add_keygen(const Arguments& app);
 CacheAction add_sign(const Arguments& app);
 CacheAction add_trust(const Arguments& app);
+
+// Stores the folder's content in the remote stores, FLASHJIT_CACHE_REMOTE if absent, signed with the key of
+// that file, FLASHJIT_SIGNING_KEY if empty, and reports it. Returns the exit code.
+int push_cache(const DiskCache& cache, const std::optional<std::string>& remote, const std::string& key_file,
+               bool json);
 
 // The key's field of that name; empty if there is none.
 std::string field(const CacheKey& key, std::string_view label);

@@ -21,7 +21,10 @@
 #include "runtime/cuda/driver.hpp"
 #include "runtime/device.hpp"
 #include "runtime/llvm/plugin_client.hpp"
+#include "runtime/remote/plugin_client.hpp"
+#include "runtime/remote/remote_client.hpp"
 #include "runtime/thread_pool.hpp"
+#include "runtime/timing.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/report.hpp"
@@ -31,7 +34,7 @@ namespace flashjit::command {
 namespace {
 
 struct Finding {
-  std::string name;  // "cpu", "llvm", "gpu", "nvrtc", "layer" for each, "cache"
+  std::string name;  // "cpu", "llvm", "gpu", "nvrtc", "layer" for each, "cache", "remote" for each
   bool ok = false;
   std::string text;         // the part that was found, or the problem and its remedy
   std::string detail = {};  // of a problem: a line for each place that was tried, or a compiler's log
@@ -120,6 +123,35 @@ std::string describe_user_cache(const std::optional<std::string>& cache_dir) {
   return describe_cache(DiskCache(name, DiskCache::Access::inspect));
 }
 
+// Whether the store answers, how soon, and whether this host can use it.
+std::string describe_store(const RemoteAddress& address) {
+  const auto refuse = [&](const std::string& why) -> void {
+    throw Error(ErrorCode::cache_failed, address.url + ": " + why);
+  };
+  const Trust trust = trusted_keys({});
+  if (trust.names().empty())
+    refuse("no key is trusted, so nothing of it is used; FLASHJIT_TRUST lists the keys");
+  std::unique_ptr<RemoteStore> store;
+  try {
+    store = open_remote_store(address);
+  } catch (const Error& error) {
+    refuse(error.message());
+  }
+  std::string why;
+  double ms = 0;
+  for (int i = 0; i < 2; ++i) {  // the second request finds the connection made
+    const double start = now_ms(Clock::wall);
+    if (store->exists("v3/doctor", why) == Answer::failed) refuse(why);
+    ms = now_ms(Clock::wall) - start;
+  }
+  std::string names;
+  for (const auto& [key, name] : trust.names()) names += (names.empty() ? "" : ", ") + name;
+  const std::string path = signing_key_path({});
+  return address.url + ", answers in " + number(ms) + " ms; trusts " + names + "; " +
+         (address.read_only || path.empty() ? "read only"
+                                            : "stores what " + read_signing_key(path).name + " signs");
+}
+
 // The folders that an engine would search. Makes none. Throws cache_failed if an engine would not start,
 // since the user named a folder that cannot be used.
 std::vector<DiskCache> searched(const std::optional<std::string>& cache_dir,
@@ -168,6 +200,16 @@ int examine(const DoctorOptions& options) {
         look("layer", [&] { return describe_cache(DiskCache(path, DiskCache::Access::read_only)); }));
   }
   findings.push_back(look("cache", [&] { return describe_user_cache(options.cache_dir); }));
+  std::vector<RemoteAddress> stores;
+  if (const Finding list = look("remote",
+                                [&] {
+                                  stores = parse_remotes(environment_variable(Variable::cache_remote));
+                                  return std::string();
+                                });
+      !list.ok)
+    findings.push_back(list);
+  for (const RemoteAddress& store : stores)
+    findings.push_back(look("remote", [&] { return describe_store(store); }));
   const auto ok = [&](std::string_view name) {
     return std::any_of(findings.begin(), findings.end(),
                        [&](const Finding& f) { return f.ok && f.name == name; });

@@ -19,6 +19,7 @@
 #include "runtime/compile_watch.hpp"
 #include "runtime/jobs.hpp"
 #include "runtime/thread_pool.hpp"
+#include "tools/command/cache.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
 #include "tools/command/progress.hpp"
@@ -37,7 +38,7 @@ struct PrebuildOptions {
   std::optional<std::string> cache_dir, cache_path;
   CompileLimits limits;
   int jobs = 0;
-  bool check = false, json = false;
+  bool check = false, push = false, json = false;
 };
 
 struct Wanted {
@@ -274,10 +275,13 @@ Verb add_prebuild(const Arguments& parent) {
   app.add_option("--jobs", options->jobs, "Kernels compiled at once [as many as there are CPUs]")
       .at_least(1)
       .type_name("N");
+  const Argument push = app.add_flag(
+      "--push", options->push, "Then store them in FLASHJIT_CACHE_REMOTE, signed with FLASHJIT_SIGNING_KEY");
   const Argument check_only =
       app.add_flag("--check", options->check,
                    "Compile nothing; list the kernels that the cache lacks, exit code 7 if there are some");
   out.excludes(check_only);
+  push.excludes(check_only);
   add_compile_limits(app, options->limits);
   add_cache_dir(app, options->cache_dir);
   add_cache_path(app, options->cache_path);
@@ -296,7 +300,10 @@ Verb add_prebuild(const Arguments& parent) {
             if (options->out.empty())
               throw Error(ErrorCode::invalid_argument,
                           "prebuild: give a folder with -o, or --check to compile nothing");
-            return prebuild(*options);
+            const int status = prebuild(*options);
+            if (!options->push) return status;
+            const int pushed = push_cache(DiskCache(options->out), {}, "", options->json);
+            return status != exit_ok ? status : pushed;
           }};
 }
 

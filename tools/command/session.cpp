@@ -39,7 +39,7 @@ GetTimes measure_get(const EngineOptions& options, const AttentionSpec& spec, co
     const TemporaryFolder empty;
     EngineOptions anew = options;
     anew.cache_dir = empty.path();
-    anew.cache_path = "";
+    anew.cache_path = anew.cache_remote = "";
     try {
       times.cold_ms = Engine(anew).get(spec, shape).info().get_ms;
     } catch (const Error& error) {

@@ -462,6 +462,13 @@ class Refusals(unittest.TestCase):
         self.refused(flashjit.InvalidArgumentError, "64 bits", args=(q.to(torch.complex64), k, v))
         self.refused(flashjit.InvalidSpecError, "unknown name", mask="key <= nothing")
 
+    def test_compiled_calls_drop_no_argument(self):
+        q, k, v = inputs()
+        call = torch.compile(lambda *x, **y: flashjit.attention(*x, **y), backend="eager")
+        for wrong in ({"scale": "large"}, {"seqlens_k": [3, 4]}):
+            with self.assertRaisesRegex(Exception, f"{next(iter(wrong))}.* is of type"):
+                call(q, k, v, **wrong)
+
     def test_vmap_over_arguments_of_batch_entries(self):
         q, k, v = (x.detach() for x in inputs())
         lengths = torch.tensor([[3], [5]], dtype=torch.int32)

@@ -12,7 +12,7 @@ from . import _native
 from ._errors import InvalidArgumentError
 from ._functions import _SHOWN
 from ._specs import Maker
-from .torch import _library, _names_of_kinds, _outputs_fake
+from .torch import _arguments, _library, _outputs_fake, _places
 
 _WRITTEN = ("k", "v", "q_out")
 
@@ -79,7 +79,9 @@ def _append_fake(text, written, tensors, integers, reals):
 
 def launch_of_torch(op, names, values, writes, mask, score, fields, tables, named):
     """A launch of the operator `op`, of arguments in the order of their names, of which it writes those in `writes`."""
-    places = _names_of_kinds(names, values)
+    if not torch.compiler.is_compiling():
+        values = _arguments(names, values)
+    places = [[names[place] for place in some] for some in _places(names, values)]
     of = dict(zip(names, values))
     if torch.is_grad_enabled():
         for name in places[0]:

@@ -298,12 +298,21 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic):
     """flashjit.attention, of arguments in the order of their names, which are _ATTENTION and `named`."""
     compiles = torch.compiler.is_compiling()
-    types = tuple(map(type, values))
-    places = _places(types) if compiles else _known_places.get(types)
-    if places is None:
-        values = tuple(_argument(value, name) for value, name in zip(values, _ATTENTION + named))
+    names = _ATTENTION + named
+    if compiles:
+        places = _places(names, values)
+    else:
         types = tuple(map(type, values))
-        places = _known_places[types] = _places(types)
+        places = _known_places.get(types)
+        if places is None:
+            values = _arguments(names, values)
+            types = tuple(map(type, values))
+            places = _known_places[types] = _places(names, values)
+    for name, value in zip(("q", "k", "v"), values):
+        if not isinstance(value, torch.Tensor):
+            raise InvalidArgumentError(
+                f"argument {name} is of type {type(value).__name__}: a tensor of PyTorch would work"
+            )
     of_tensors, of_integers, of_reals = places
     tensors = [values[i] for i in of_tensors]
     integers, reals = [values[i] for i in of_integers], [values[i] for i in of_reals]
@@ -360,32 +369,23 @@ def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, d
 _known_places: dict = {}
 
 
-def _places(types):
-    """The places of the tensors, of the integers and of the reals among arguments of these types."""
-
-    def of(kinds):
-        return tuple([place for place, one in enumerate(types) if issubclass(one, kinds)])
-
-    return of(torch.Tensor), of(_INTEGERS), of(_REALS)
-
-
-def _names_of_kinds(names, values):
-    """The names of the tensors, of the integers and of the reals among arguments that are not None."""
-    if not torch.compiler.is_compiling():
-        values = [None if value is None else _argument(value, name) for value, name in zip(values, names)]
-    kinds = [], [], []
-    for name, value in zip(names, values):
+def _places(names, values):
+    """The places of the tensors, of the integers and of the reals among arguments; others are None."""
+    tensors, integers, reals = [], [], []
+    for place, value in enumerate(values):
+        if value is None:  # asked first: what torch.compile guards costs time in each call
+            continue
         if isinstance(value, torch.Tensor):
-            kinds[0].append(name)
+            tensors.append(place)
         elif isinstance(value, _INTEGERS):
-            kinds[1].append(name)
+            integers.append(place)
         elif isinstance(value, _REALS):
-            kinds[2].append(name)
-        elif value is not None:
+            reals.append(place)
+        else:
             raise InvalidArgumentError(
-                f"argument {name} is of type {type(value).__name__}: a tensor of PyTorch or a number would work"
+                f"argument {names[place]} is of type {type(value).__name__}: a tensor of PyTorch or a number would work"
             )
-    return kinds
+    return tuple(tensors), tuple(integers), tuple(reals)
 
 
 def _is_traced(tensors):
@@ -397,9 +397,14 @@ def _is_traced(tensors):
     )
 
 
+def _arguments(names, values):
+    """Tensors of PyTorch and numbers of Python, from those of NumPy, too."""
+    return tuple(_argument(value, name) for value, name in zip(values, names))
+
+
 def _argument(value, name):
     """A tensor or a number of Python, from those of NumPy, too."""
-    if value is None and name not in ("q", "k", "v") or isinstance(value, (torch.Tensor, *_INTEGERS, *_REALS)):
+    if value is None or isinstance(value, (torch.Tensor, *_INTEGERS, *_REALS)):
         return value
     if hasattr(value, "__float__") and not hasattr(value, "__dlpack__"):
         return value.__index__() if hasattr(value, "__index__") else float(value)

@@ -81,4 +81,6 @@ part_of() {
   esac
 }
 part_of attention.cpp README.md
+awk '/^```/ { inside = 0 } inside { print } /^```json/ { inside = 1 }' README.md >"$work/spec.json"
+"$work/prefix/bin/flashjit" render "$work/spec.json" --target sm_90a >/dev/null
 for example in train.cpp formula.cpp decode_step.cpp; do part_of $example tools/examples/README.md; done

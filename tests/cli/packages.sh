@@ -52,7 +52,8 @@ for release in bookworm trixie; do
   chroot "$root" sh -c 'apt-get install -y -qq --no-install-recommends /tmp/*.deb' >"$work/$release.log" 2>&1 ||
     { tail -20 "$work/$release.log" && fail "$release: the packages cannot be installed"; }
   chroot "$root" env HOME=/tmp sh -c "$use"
-  chroot "$root" sh -c "apt-get purge -y -qq flashjit libflashjit$abi libflashjit-dev libflashjit-llvm libflashjit-remote" >"$work/$release.log" 2>&1
+  chroot "$root" sh -c 'apt-get purge -y -qq $(dpkg-query --show --showformat "\${Package} " "*flashjit*")' \
+    >"$work/$release.log" 2>&1 || { tail -20 "$work/$release.log" && fail "$release: the packages cannot be removed"; }
   left=$(find "$root/usr" "$root/etc" -name '*flashjit*')
   [ -z "$left" ] || fail "$release: removal left $left"
   echo "$release: installed, used, removed"

@@ -17,6 +17,7 @@ from pathlib import Path
 import flashjit
 import torch
 import torch.nn.functional as F
+from flashjit.compat.flash_attn import flash_attn_func
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_test import causal, inputs, plain
@@ -302,7 +303,10 @@ def figures_of_calls():
     do, their_do = random(*shape), random(*theirs_shape)
     with torch.no_grad():
         times = host_times({"o": lambda: flashjit.attention(*ours), "t": lambda: SDPA(*theirs)})
+        more = host_times({"f": lambda: flash_attn_func(*ours, causal=True),
+                           "a": lambda: flashjit.attention(*ours, mask="causal")})  # fmt: skip
     show("host: attention [1, 1, 32, 128], no gradients", times["o"], times["t"], "us")
+    show("host: flash_attn_func of flashjit.compat", more["f"], more["a"], "us", "flashjit.attention")
     times = host_times({"o": lambda: flashjit.attention(*ours), "t": lambda: SDPA(*theirs)})
     show("host: forward with autograd", times["o"], times["t"], "us")
     eager = {"o": gradient_call(flashjit.attention, ours, do), "t": gradient_call(SDPA, theirs, their_do)}

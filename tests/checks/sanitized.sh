@@ -4,6 +4,7 @@
 #   numerics on more than one CPU target, and the 20 launches after a first: the host's code is the same for all
 #   the oracle and its bounds in more than one dtype
 #   tables of all masks, configs and models, statistics
+#   the simulation of a fleet
 #   specs at random, which the fuzz target `spec` reads under the same sanitizers
 #   many compiles, which work mostly in the plugin, where no sanitizer looks
 #   under the address sanitizer, the engine's policies, which run under the thread sanitizer
@@ -13,6 +14,7 @@ often="$often|^Dtypes/.*/(fp16|fp32|bf16_into_bf16|fp16_into_fp16|fp32_into_fp32
 often="$often|^Mask\.|^SearchSpace\.(HoldsFitting|OfBackwards|BlockSparse)|^Manifest\.(HeuristicConfigs|AModelIs)"
 often="$often|^DropoutStatistics\.|^DecodePartition\.FitsTheConfig|^TileSchedule\."
 often="$often|^BackwardOracle\.|^Spec\.AnyText|^Schema\.AgreesWithTheParser"
+often="$often|^Fleet\."
 often="$often|^SharedCache\.(SixteenProcesses|KilledCompilers|FilesThatVanish)"
 case $1 in */asan) often="$often|^PolicyTest\." ;; esac
 [ "${FLASHJIT_TEST_ALL-}" != 1 ] || often='^$'

@@ -243,14 +243,14 @@ class Gradients(unittest.TestCase):
             calls()
         gc.collect()
         before, rounds, growth = [sys.getrefcount(one) for one in watched], 80, []
-        for _ in range(4):
+        for _ in range(7):
             blocks = sys.getallocatedblocks()
             for _ in range(rounds):
                 calls()
             gc.collect()
             growth.append(sys.getallocatedblocks() - blocks)
         self.assertEqual([sys.getrefcount(one) for one in watched], before)
-        # A block that each round kept would count in all four; caches of the interpreter grow now and then.
+        # A block that each round kept would count in all; caches of the interpreter and of PyTorch grow less and less.
         self.assertLess(min(growth), rounds, growth)
 
     def test_only_some_want_a_gradient(self):
@@ -466,7 +466,10 @@ class Refusals(unittest.TestCase):
         q, k, v = inputs()
         call = torch.compile(lambda *x, **y: flashjit.attention(*x, **y), backend="eager")
         for wrong in ({"scale": "large"}, {"seqlens_k": [3, 4]}):
-            with self.assertRaisesRegex(Exception, f"{next(iter(wrong))}.* is of type"):
+            with (
+                warnings.catch_warnings(action="ignore"),  # of torch.compile, which falls back
+                self.assertRaisesRegex(Exception, f"{next(iter(wrong))}.* is of type"),
+            ):
                 call(q, k, v, **wrong)
 
     def test_vmap_over_arguments_of_batch_entries(self):

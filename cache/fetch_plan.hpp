@@ -1,4 +1,4 @@
-// What a host asks a store, and in which order, until it has an object or makes it: a plan without a clock
+// The requests of a host to a store, in order, until it has an object or makes it: a plan without a clock
 // and without a network, so that a simulation follows the same one.
 //
 //   get -> absent -> lease -> ours  -> get -> absent -> make it, with the lease

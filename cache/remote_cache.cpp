@@ -74,7 +74,7 @@ struct RemoteCache::Server {
   std::string why;  // of the last failure
 };
 
-// What a forked child makes anew. Changes under `mutex`, except for the counts.
+// State that a forked child makes anew. Changes under `mutex`, except for the counts.
 struct RemoteCache::State {
   std::mutex mutex;
   std::condition_variable changed;

@@ -11,7 +11,7 @@
 
 namespace flashjit {
 
-// What a store answers. `no`: there is no such object, or another has the lease.
+// A store's answer. `no`: there is no such object, or another has the lease.
 enum class Answer { yes, no, failed };
 
 // One server. Names are paths in a cache folder, such as "v3/REQUEST-ENTRY.kernel". Every call ends within

@@ -31,7 +31,7 @@ struct OpenedCache {
   std::shared_ptr<RemoteCache> remote;  // searched after `disk`; null without stores
 };
 
-// What an engine's options say of stores and signatures; see EngineOptions.
+// An engine's options for stores and signatures; see EngineOptions.
 struct StoreOptions {
   std::optional<std::string> remote, trust, signing_key;
 };

@@ -411,7 +411,7 @@ struct ArgumentSets {
 ArgumentSets arguments_of(const AttentionSpec& spec) noexcept;
 // Why a launch of the spec may not have the argument: "the spec has ...".
 std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument);
-// What a spec must have so that its launches have the argument: "a padding mask"; empty if nothing. Some
+// The condition under which a spec's launches have the argument: "a padding mask"; empty if nothing. Some
 // operations have it always.
 std::string condition_text(const Condition& condition);
 inline bool has_argument(const AttentionSpec& spec, const Argument& argument) {

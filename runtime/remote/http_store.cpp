@@ -1,5 +1,5 @@
-// What answers GET, PUT, HEAD and DELETE of paths: nginx with WebDAV, an object store's front. libcurl is
-// opened by the first such store, since opening it takes longer than all the rest of the plugin.
+// A store that answers GET, PUT, HEAD and DELETE of paths: nginx with WebDAV, an object store's front.
+// libcurl is opened by the first such store, since opening it takes longer than all the rest of the plugin.
 #include <curl/curl.h>
 #include <dlfcn.h>
 #include <algorithm>

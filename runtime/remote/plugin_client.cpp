@@ -58,7 +58,7 @@ std::string to_hex(const unsigned char* octets, std::size_t size) {
   return text;
 }
 
-// Of text that is_hex() has accepted.
+// For text that is_hex() has accepted.
 std::string from_hex(std::string_view text) {
   const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
   std::string octets;

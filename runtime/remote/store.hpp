@@ -17,7 +17,7 @@ struct Options {
   std::size_t max_bytes = 0;
 };
 
-// What a store or the network refuses, in words.
+// A refusal of a store or the network, in words.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -155,7 +155,7 @@ class Tuner {
            (found->bundled || found->record.complete || !options_.resume);
   }
 
-  // Of all hosts that share the stores, one tunes. The others wait for its record as those on one folder do.
+  // One of all hosts that share the stores tunes. The others wait for its record as those on one folder do.
   RemoteCache::Lease wait_for_lease(const TuneKey& key, std::optional<TuneStore::Found>& found,
                                     std::string& note) {
     using std::chrono::milliseconds;

@@ -324,7 +324,7 @@ class BlockWalk {
     end_ = h.end;
   }
 
-  // Of all blocks in the hull, leaves part `index` of parts of so many blocks. The last has all that follow.
+  // Leaves part `index` of the hull, in parts of so many blocks. The last part has all that follow.
   FLASHJIT_FN void take_part(int index, int blocks, bool last) {
     if constexpr (!hulls_are_exact<Mask>(Axis{})) {
       const Span h = mask_.hull(Axis{}, across_);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What cpack makes of a build: packages for Debian, which are installed, used and removed in a debootstrap of each
+# The packages that cpack makes of a build: for Debian, which are installed, used and removed in a debootstrap of each
 # release where that works, and the archive of the sources. Usage: packages.sh BUILD_FOLDER
 set -eu
 build=$(realpath "$1")

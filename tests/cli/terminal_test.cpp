@@ -1,4 +1,4 @@
-// What a terminal gets: nothing wider than itself, and no escape sequences. What --quiet leaves out.
+// A terminal gets nothing wider than itself, and no escape sequences. --quiet leaves out the rest.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -42,7 +42,7 @@ double ms_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What a process of its own does, so that it has opened nothing yet: its first argument, then the store and
+// The work of a process of its own, so that it has opened nothing yet: its first argument, then the store and
 // the keys.
 int child(const std::string& what, const std::string& url, const NamedTrust& keys) {
   double times[3] = {};

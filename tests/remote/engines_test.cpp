@@ -151,7 +151,7 @@ TEST_F(RemoteEngines, AHostWithoutACompilerTakesAnyEntryOfTheRequest) {
   EXPECT_EQ(Engine(options).get(small_spec(0), small_shape).info().origin, Origin::disk) << "read through";
 }
 
-// What nobody trusted has signed is compiled instead, and said.
+// A kernel that nobody trusted has signed is compiled instead, and said.
 TEST_F(RemoteEngines, ForgeriesAreNotLoaded) {
   const RedisServer server;
   const NamedKey stranger("stranger");

@@ -16,7 +16,7 @@ namespace flashjit::testing {
 
 using std::chrono::milliseconds;
 
-// What any number of stores in memory hold, and whether they answer.
+// The objects of any number of stores in memory, and whether they answer.
 struct Server {
   std::mutex mutex;
   std::map<std::string, std::string> objects, leases;

@@ -38,7 +38,7 @@ class Argument {
   CLI::Option* option_;
 };
 
-// What --help shows, as data.
+// The contents of --help, as data.
 struct OptionInfo {
   std::vector<std::string> names;  // "-h", "--help"; of a positional argument its name alone
   std::string value;               // what it takes: "INT"; empty: a flag

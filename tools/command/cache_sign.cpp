@@ -43,7 +43,7 @@ int sign_folder(const SignOptions& options, const CacheOptions& cache_options) {
   DiskCache cache = cache_options.cache();
   cache = DiskCache(cache.folder());
   TuneStore records(cache.folder());
-  // What is signed here was not, or not by a key that is trusted.
+  // An entry signed here was not signed before, or not by a key that is trusted.
   const Verifier any = [](std::string_view, std::string_view) { return std::string(); };
   cache.use_signatures(any, sign);
   records.use_signatures(any, sign);

@@ -15,7 +15,7 @@ struct GivenArguments {
   std::uint64_t given, tensors, wants;  // wants: tensors by which PyTorch wants a gradient
 };
 
-// What a function with gradients keeps of the calls that it has seen.
+// A function with gradients keeps this of the calls that it has seen.
 class Differentiable {
  public:
   Differentiable() = default;

@@ -75,7 +75,8 @@ struct Forward {
     auto& maps = make_second<device::ForwardMaps>(step);
     {
       const cuda::ContextScope scope(*kernel.context);
-      cuda::encode_tensor_maps(kernel.spec, kernel.config, planned, maps);
+      cuda::encode_tensor_maps(kernel.spec, kernel.config, step.params_as<device::Sm90aForwardParams>(),
+                               maps);
     }
     if (planned.parts == 1) return;
     StepLaunch& merge = add("flashjit_forward_merge");

@@ -100,7 +100,8 @@ struct BackwardSm90a {
   template <bool padding>
   FLASHJIT_FN static Problem problem_of(const CudaBackwardParams& p, u32 head) {
     const u32 heads_of_entry = static_cast<u32>(p.place_heads);
-    if (has_places && p.row_parts > 1) head /= static_cast<u32>(p.row_parts);
+    if (has_places) head /= static_cast<u32>(p.row_parts);
+    asm volatile("" : "+r"(head));  // hoisted divisions would fill the registers of the thread that copies
     return make_problem<Spec::varlen, padding>(p, static_cast<int>(head / heads_of_entry),
                                                static_cast<int>(head % heads_of_entry) * p.place_group);
   }

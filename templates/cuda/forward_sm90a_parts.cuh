@@ -58,9 +58,11 @@ struct Sm90aPartsMerge {
         static_cast<int>(head) * p.parts * stride + static_cast<int>(ctaid_y()) * Kernel::block_m + row;
     const float* const o = p.parts_o + first * Spec::head_dim_v + column;
     const float* const states = p.parts_state + 2 * first;
-    merged.add_parts(
-        0, p.parts, 1, [&](int part) { return o + part * (stride * Spec::head_dim_v); },
-        [&](int part) { return states + part * (2 * stride); });
+#pragma unroll 1  // for the time of a compile
+    for (int part = 0; part < p.parts; part += 2)
+      merged.add_some(
+          part, p.parts, 1, [&](int i) { return o + i * (stride * Spec::head_dim_v); },
+          [&](int i) { return states + i * (2 * stride); });
     merged.sum = Kernel::Softmax::checked(merged.sum, merged.maximum);
     if constexpr (Sinks::exist) merged.add_logit(Sinks::log2(p, work.problem.head_q + head_of_row));
     float lse = merged.normalize();

@@ -51,30 +51,33 @@ struct MergedRow {
   template <class AddressOfO, class AddressOfState>
   FLASHJIT_FN void add_parts(int first, int end, int step, const AddressOfO& o_of,
                              const AddressOfState& state_of) {
-#pragma unroll 1
-    for (; first < end; first += parts_at_once * step) {
-      u32 values[parts_at_once][4];
-      PartState state[parts_at_once];
+    for (; first < end; first += parts_at_once * step) add_some(first, end, step, o_of, state_of);
+  }
+  // The same for the first parts_at_once of them.
+  template <class AddressOfO, class AddressOfState>
+  FLASHJIT_FN void add_some(int first, int end, int step, const AddressOfO& o_of,
+                            const AddressOfState& state_of) {
+    u32 values[parts_at_once][4];
+    PartState state[parts_at_once];
 #pragma unroll
-      for (int i = 0; i < parts_at_once; ++i) {
-        state[i] = {minus_infinity, 0};
-        const int part = first + i * step;
-        if (part >= end) continue;
-        state[i] = Parts::load(state_of(part));
-        Parts::load(values[i], o_of(part));
-      }
-      float top = maximum;
+    for (int i = 0; i < parts_at_once; ++i) {
+      state[i] = {minus_infinity, 0};
+      const int part = first + i * step;
+      if (part >= end) continue;
+      state[i] = Parts::load(state_of(part));
+      Parts::load(values[i], o_of(part));
+    }
+    float top = maximum;
 #pragma unroll
-      for (int i = 0; i < parts_at_once; ++i) top = fmaxf(top, state[i].maximum);
-      raise(top);
+    for (int i = 0; i < parts_at_once; ++i) top = fmaxf(top, state[i].maximum);
+    raise(top);
 #pragma unroll
-      for (int i = 0; i < parts_at_once; ++i) {
-        if (state[i].maximum == minus_infinity) continue;  // its o may hold anything
-        const float weight = Parts::weight(state[i].maximum - finite(top));
-        sum = __fmaf_rn(weight, state[i].sum, sum);
+    for (int i = 0; i < parts_at_once; ++i) {
+      if (state[i].maximum == minus_infinity) continue;  // its o may hold anything
+      const float weight = Parts::weight(state[i].maximum - finite(top));
+      sum = __fmaf_rn(weight, state[i].sum, sum);
 #pragma unroll
-        for (int c = 0; c < columns; ++c) o[c] = __fmaf_rn(weight, element(values[i], c), o[c]);
-      }
+      for (int c = 0; c < columns; ++c) o[c] = __fmaf_rn(weight, element(values[i], c), o[c]);
     }
   }
 

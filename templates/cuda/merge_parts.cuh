@@ -22,8 +22,8 @@ struct GivenParts {
     return all.maximum + lg2_approx(all.sum) * ln_2;
   }
 };
-// Parts of a decode: sums, with maximum (in log2) and sum apart. The kernel before this one made them and may
-// have ended after this one began.
+// Parts of a decode or of sm_90a's forward: sums, with maximum (in log2) and sum apart. The kernel before
+// this one made them and may have ended after this one began.
 struct FreshParts {
   FLASHJIT_FN static PartState load(const float* state) {
     u32 words[2];

@@ -3,7 +3,7 @@
 # Unless FLASHJIT_TEST_ALL=1, it leaves out tests that take the same paths many times over:
 #   numerics on more than one CPU target, and the 20 launches after a first: the host's code is the same for all
 #   the oracle and its bounds in more than one dtype
-#   tables of all masks, configs and models, statistics
+#   tables of all masks, configs, covering arrays and models, statistics
 #   the simulation of a fleet
 #   specs at random, which the fuzz target `spec` reads under the same sanitizers
 #   many compiles, which work mostly in the plugin, where no sanitizer looks
@@ -11,7 +11,8 @@
 set -eu
 often='cpu_x86_64_v4|^All/Invariants\.SameBitsRunAfterRun'
 often="$often|^Dtypes/.*/(fp16|fp32|bf16_into_bf16|fp16_into_fp16|fp32_into_fp32|bf16_into_fp32)( |\$)"
-often="$often|^Mask\.|^SearchSpace\.(HoldsFitting|OfBackwards|BlockSparse)|^Manifest\.(HeuristicConfigs|AModelIs)"
+often="$often|^Mask\.|^SearchSpace\.(HoldsFitting|OfBackwards|OfTheWidest|BlockSparse)"
+often="$often|^Of/Covering\.|^Manifest\.(HeuristicConfigs|AModelIs|UsesOf)"
 often="$often|^DropoutStatistics\.|^DecodePartition\.FitsTheConfig|^TileSchedule\."
 often="$often|^BackwardOracle\.|^Spec\.AnyText|^Schema\.AgreesWithTheParser"
 often="$often|^Fleet\."

@@ -108,13 +108,13 @@ TEST(Tune, CtrlCKeepsWhatThereIsAndTheSameCommandGoesOn) {
   const std::string out = flashjit.folder() + "/out.json";
   const std::vector<std::string> command = {
       "tune",          R"({"op": "forward", "dtype": "fp32", "head_dim": 128, "config": {"block_m": 48}})",
-      "--seqlens",     "40,2048",
+      "--seqlens",     "40,1024",
       "--heads-q",     "4",
       "--num-threads", "1",
       "--budget",      "10m",
       "--json"};
   OnTerminal tune(flashjit, command, 200, out);
-  ASSERT_TRUE(tune.wait_for("[2/2] 1 x 2048, heads 4/4: measuring: round 2 of")) << tune.shown();
+  ASSERT_TRUE(tune.wait_for("[2/2] 1 x 1024, heads 4/4: measuring: round 2 of")) << tune.shown();
   tune.press_ctrl_c();
   EXPECT_TRUE(tune.wait_for("the same command goes on from there"));
   EXPECT_EQ(tune.exit_code(), 130);

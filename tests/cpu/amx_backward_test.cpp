@@ -183,33 +183,37 @@ TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
 // Scores so far from 0 that float32 cannot hold their lse, with rows that share it and with random ones.
 TEST_F(AmxBackward, FarScores) {
   for (const char* fields : {R"_(, "score": ["score + (row < 40 ? -1e9 : 0)"], "sink_logits": true)_",
-                             R"(, "mask": ["causal"], "varlen": true)"})
+                             R"(, "mask": ["causal"], "varlen": true)"}) {
+    const AttentionSpec spec = AttentionSpec::from_json(
+        std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 40)") + fields + "}");
+    const EmulatedBackward kernel(spec, blocks_of(64), 3);
     for (const float scale : {1.0f, 1e4f, 1e10f}) {
-      const AttentionSpec spec = AttentionSpec::from_json(
-          std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 40)") + fields + "}");
       Case c{.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 130};
       c.softmax_scale = scale;
       if (spec.varlen) c.lengths_q = {3, 70}, c.lengths_k = {40, 130};
       Workload workload(host, c);
       workload.reset();
-      EmulatedBackward(spec, blocks_of(64), 3).launch(c.shape(), workload.args());
+      kernel.launch(c.shape(), workload.args());
       EXPECT_TRUE(workload.fetch());
       const verify::Report report = workload.report();
       EXPECT_EQ(report.wrong, 0) << report.str();
     }
+  }
 }
 
 // A NaN or infinity in an input reaches no gradient of rows and keys that do not see each other.
 TEST_F(AmxBackward, ValuesThatAreNotFinite) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  for (const auto& mask : {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}})
+  for (const auto& mask :
+       {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}}) {
+    const AttentionSpec spec = backward_spec(40, mask);
+    const EmulatedBackward kernel(spec, blocks_of(64));
     for (const auto& [input, value] : {std::pair{&AttentionArgs::q, nan},
                                        {&AttentionArgs::k, nan},
                                        {&AttentionArgs::k, inf},
                                        {&AttentionArgs::v, inf},
                                        {&AttentionArgs::d_o, nan},
                                        {&AttentionArgs::d_o, inf}}) {
-      const AttentionSpec spec = backward_spec(40, mask);
       const Case c{.spec = spec,
                    .heads_q = 2,
                    .heads_kv = 1,
@@ -217,7 +221,6 @@ TEST_F(AmxBackward, ValuesThatAreNotFinite) {
                    .seqlen_k = 130,
                    .masks = verify::MaskDataOptions{},
                    .seed = 3};
-      const EmulatedBackward kernel(spec, blocks_of(64));
       Workload clean(host, c), spoiled(host, c);
       const verify::Sequence sequence = verify::sequences_of(spec, clean.host_args()).front();
       const auto sees = [&](int row, int key) {
@@ -263,6 +266,7 @@ TEST_F(AmxBackward, ValuesThatAreNotFinite) {
       EXPECT_GT(reached, 0);
       EXPECT_GT(left_out, 0);
     }
+  }
 }
 
 TEST_F(AmxBackward, EveryConfigOfTheSearchSpace) {

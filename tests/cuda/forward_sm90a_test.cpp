@@ -193,8 +193,8 @@ class ForwardSm90a : public testing::Test {
                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                .seed = seed + 1};
         if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
-        // A random half of the cases: a host thread takes long for each GPU thread.
-        if (in_sample("packed heads, sm_90a", seed, 2)) expect<Spec, Config>(c, masks);
+        // A random quarter of the cases: a host thread takes long for each GPU thread.
+        if (in_sample("packed heads, sm_90a", seed, 4)) expect<Spec, Config>(c, masks);
         ++seed;
       }
   }

@@ -160,6 +160,23 @@ int hosts_of_this_run() {
   return std::getenv("FLASHJIT_TEST_ALL") ? 10'000 : 200;
 }
 
+TEST(FetchPlan, PausesGrowToTheLongest) {
+  FetchPlan plan(
+      {.patience = milliseconds(200), .first_pause = milliseconds(20), .longest_pause = milliseconds(60)},
+      true);
+  plan.answer(false);  // the object is absent
+  for (const int expected : {20, 30, 45, 60, 60}) {
+    ASSERT_EQ(plan.step(), FetchPlan::Step::lease);
+    plan.answer(false);  // another has the lease
+    ASSERT_EQ(plan.step(), FetchPlan::Step::wait);
+    EXPECT_EQ(plan.pause(0), milliseconds(expected / 2));
+    EXPECT_EQ(plan.pause(0.5), milliseconds(expected));
+    plan.waited(milliseconds(40));
+  }
+  EXPECT_EQ(plan.step(), FetchPlan::Step::make);
+  EXPECT_FALSE(plan.leased());
+}
+
 TEST(Fleet, CompilesEachKernelOnce) {
   for (const bool same_order : {true, false}) {
     const FleetOptions options{

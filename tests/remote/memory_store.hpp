@@ -22,6 +22,7 @@ struct Server {
   std::map<std::string, std::string> objects, leases;
   std::atomic<bool> down{false}, full{false};
   std::atomic<int> questions{0};
+  std::atomic<milliseconds> lease_time{};  // that the last one to ask for a lease asked for
 };
 
 class MemoryStore : public RemoteStore {
@@ -55,6 +56,7 @@ class MemoryStore : public RemoteStore {
                std::string& why) override {
     if (!asked(why)) return Answer::failed;
     const std::lock_guard lock(server_.mutex);
+    if (ttl.count() != 0) server_.lease_time = ttl;
     if (ttl.count() != 0) return server_.leases.emplace(name, token).second ? Answer::yes : Answer::no;
     const auto found = server_.leases.find(name);
     if (found != server_.leases.end() && found->second == token) server_.leases.erase(found);

@@ -124,11 +124,90 @@ TEST(RemoteCache, ALostStoreIsAskedOnce) {
   EXPECT_EQ(fleet.servers[0].questions, 1);
 }
 
-TEST(RemoteCache, AMissIsRemembered) {
+// After each rest the store is asked again; a success ends the doubling of rests.
+TEST(RemoteCache, ALostStoreIsAskedAgain) {
   Fleet fleet;
-  RemoteCache cache(fleet.options(false));
+  RemoteCache::Options options = fleet.options(true);
+  options.limits.first_rest = milliseconds(1);
+  const auto fail = [&](RemoteCache& cache) {
+    fleet.servers[0].down = true;
+    EXPECT_EQ(cache.get("v3/a", {}, true).answer, Answer::failed);
+    fleet.servers[0].down = false;
+    std::this_thread::sleep_for(milliseconds(2));  // a rest is at most half as long again
+  };
+  options.limits.longest_rest = std::chrono::hours(1);
+  RemoteCache alternating(options);
+  for (int i = 0; i < 16; ++i) {
+    fail(alternating);
+    ASSERT_EQ(alternating.get("v3/a", {}, true).answer, Answer::no) << i;
+  }
+  options.limits.longest_rest = milliseconds(1);
+  RemoteCache failing(options);
+  fleet.servers[0].questions = 0;
+  for (int i = 0; i < 16; ++i) fail(failing);
+  EXPECT_EQ(fleet.servers[0].questions, 16);
+}
+
+TEST(RemoteCache, AMissIsRememberedForAWhile) {
+  Fleet fleet;
+  RemoteCache::Options options = fleet.options(true);
+  std::atomic<int>& questions = fleet.servers[0].questions;
+  std::string why;
+  RemoteCache cache(options);
   for (int i = 0; i < 10; ++i) EXPECT_EQ(cache.get("v3/a", {}).answer, Answer::no);
-  EXPECT_EQ(fleet.servers[0].questions, 1);
+  EXPECT_EQ(questions, 1);
+  cache.put("v3/a", "bytes");
+  ASSERT_TRUE(cache.flush(milliseconds(10'000)));
+  EXPECT_EQ(cache.get("v3/a", into(why)).answer, Answer::yes) << "this host has stored it since: " << why;
+
+  options.limits.miss = milliseconds(1);
+  RemoteCache forgetful(options);
+  questions = 0;
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(forgetful.get("v3/b", {}).answer, Answer::no);
+    EXPECT_EQ(questions, i);
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+}
+
+TEST(RemoteCache, ARequestLeadsToAnEntry) {
+  Fleet fleet;
+  const CacheEntry entry = signed_by(fleet.key, some_entry("code"));
+  const std::string digest = entry.key.digest(), name = DiskCache::name(entry.key),
+                    pointer = DiskCache::request_name(request_of(entry.key));
+  std::string why;
+  const auto ask = [&](RemoteCache& cache) {
+    return cache.get_request(
+        pointer, [&](const std::string& one) { return one == digest ? name : "v3/" + one; }, into(why));
+  };
+  RemoteCache early(fleet.options(true));
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(ask(early).answer, Answer::no);
+  EXPECT_EQ(fleet.servers[0].questions, 1) << "a miss is remembered";
+  early.put(name, bytes_of(entry));
+  early.put_pointer(pointer, digest);
+  ASSERT_TRUE(early.flush(milliseconds(10'000)));
+  RemoteCache later(fleet.options(false));
+  EXPECT_EQ(ask(later).bytes, fleet.servers[0].objects.at(name)) << why;
+  for (const std::string& bad :
+       {std::string(), digest.substr(1), digest + "0", digest.substr(2) + "G/", "../" + digest.substr(3)}) {
+    fleet.servers[0].objects[pointer] = bad;
+    fleet.servers[0].questions = 0;
+    RemoteCache misled(fleet.options(false));
+    why.clear();
+    EXPECT_EQ(ask(misled).answer, Answer::no) << bad;
+    EXPECT_THAT(why, HasSubstr("as " + pointer + " is no digest")) << bad;
+    EXPECT_EQ(fleet.servers[0].questions, 1) << bad << ": no name is made of it";
+  }
+}
+
+TEST(RemoteCache, AKeyThatIsNotTrustedHereStoresNothing) {
+  Fleet fleet;
+  RemoteCache::Options options = fleet.options(true);
+  options.signer = fleet.stranger.sign();
+  RemoteCache cache(options);
+  cache.put("v3/a", "bytes");
+  ASSERT_TRUE(cache.flush(milliseconds(10'000)));
+  EXPECT_THAT(fleet.servers[0].objects, IsEmpty());
 }
 
 TEST(RemoteCache, NamesAreSharedOutAndMoveOnlyFromALostStore) {
@@ -209,16 +288,61 @@ TEST(RemoteCache, WaitsAreBounded) {
   }
 }
 
+// A host without a key takes no lease, waits while another has it, and then gets what that one has made.
+TEST(RemoteCache, AHostWithoutAKeyWaitsForOthers) {
+  Fleet fleet;
+  const CacheEntry entry = some_entry("code");
+  const std::string name = DiskCache::name(entry.key);
+  FetchLimits limits = fleet.options(false).limits.fetch;
+  limits.lease = milliseconds(1234);
+  RemoteCache maker(fleet.options(true)), reader(fleet.options(false));
+  const RemoteCache::Fetched nobodys = reader.fetch(name, limits, {});
+  EXPECT_EQ(nobodys.got.answer, Answer::no);
+  EXPECT_FALSE(nobodys.lease.held());
+  EXPECT_EQ(fleet.servers[0].questions, 2) << "for the object and for the lease";
+  EXPECT_THAT(fleet.servers[0].leases, IsEmpty());
+
+  RemoteCache::Fetched made = maker.fetch(name, limits, {});
+  ASSERT_TRUE(made.lease.held());
+  EXPECT_EQ(fleet.servers[0].lease_time.load(), limits.lease);
+  int waits = 0;
+  std::string why;
+  const RemoteCache::Fetched got = reader.fetch(name, limits, into(why), [&] {
+    if (++waits == 3) {
+      maker.put(name, bytes_of(entry));
+      made.lease = {};
+      EXPECT_TRUE(maker.flush(milliseconds(10'000)));
+    }
+    return true;
+  });
+  EXPECT_EQ(got.got.answer, Answer::yes) << why;
+  EXPECT_EQ(waits, 3);
+}
+
 TEST(RemoteCache, WhatWaitsToBeStoredIsBounded) {
   Fleet fleet;
   RemoteCache::Options options = fleet.options(true);
   options.limits.queued = 1000;
   RemoteCache cache(options);
-  cache.put("v3/large", std::string(1001, 'x'));
-  cache.put("v3/small", std::string(900, 'x'));
+  const auto put = [&](const std::string& name, std::size_t size) {
+    cache.put(name, std::string(size, 'x'));
+  };
+  Server& server = fleet.servers[0];
+  {
+    const std::lock_guard busy(server.mutex);
+    put("v3/large", 1001);
+    put("v3/under way", 900);
+    while (server.questions == 0) std::this_thread::yield();
+    EXPECT_FALSE(cache.flush(milliseconds(0)));
+    put("v3/first", 600);
+    put("v3/second", 600);
+  }
   EXPECT_TRUE(cache.flush(milliseconds(10'000)));
-  EXPECT_FALSE(fleet.servers[0].objects.contains("v3/large"));
-  EXPECT_TRUE(fleet.servers[0].objects.contains("v3/small"));
+  for (const char* name : {"v3/under way", "v3/first"}) EXPECT_TRUE(server.objects.contains(name)) << name;
+  for (const char* name : {"v3/large", "v3/second"}) EXPECT_FALSE(server.objects.contains(name)) << name;
+  put("v3/second", 1000);
+  EXPECT_TRUE(cache.flush(milliseconds(10'000)));
+  EXPECT_TRUE(server.objects.contains("v3/second")) << "nothing waits now";
 }
 
 TEST(RemoteCache, CountsAreKeptInTheFolder) {
@@ -230,16 +354,21 @@ TEST(RemoteCache, CountsAreKeptInTheFolder) {
     RemoteCache cache(options);
     cache.get("v3/a", {}, true);
     cache.put("v3/a", "bytes");
+    cache.put_pointer("v3/pointer", "a digest");
     cache.flush(milliseconds(10'000));
     cache.get("v3/a", {}, true);
     fleet.servers[0].objects["v3/b"] = "unsigned";
     cache.get("v3/b", {}, true);
+    fleet.servers[0].down = true;
+    cache.get("v3/a", {}, true);
+    fleet.servers[0].down = false;
   }
   const RemoteCounts counts = remote_counts(folder.path());
   EXPECT_EQ(counts.hits, 3u);
-  EXPECT_EQ(counts.stored, 2u);
+  EXPECT_EQ(counts.stored, 2u) << "without the pointers";
   EXPECT_EQ(counts.refused, 2u);
   EXPECT_EQ(counts.misses, 3u);
+  EXPECT_EQ(counts.failed, 2u);
 }
 
 TEST(RemoteCache, AForkedChildBeginsAnew) {

@@ -14,8 +14,10 @@
 namespace flashjit::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 std::string error_of(const std::function<void()>& action) {
   try {
@@ -33,9 +35,11 @@ TEST(Signature, TheLineHasOneForm) {
   ASSERT_TRUE(parse_signature(line));
   EXPECT_EQ(to_line(*parse_signature(line)), line);
   for (std::size_t i = 0; i < line.size(); ++i) {
-    std::string other = line;
-    other[i] = '~';
-    EXPECT_FALSE(parse_signature(other)) << i;
+    for (const char wrong : {'~', '/', ':'}) {  // the last two stand beside the digits
+      std::string other = line;
+      other[i] = wrong;
+      EXPECT_EQ(parse_signature(other).has_value(), line[i] == wrong) << i;
+    }
   }
   EXPECT_EQ(split_signature("body" + line).body, "body");
   EXPECT_EQ(split_signature("body" + line).line, line);
@@ -78,11 +82,20 @@ TEST(Trust, ListsAndFiles) {
     const Trust trust = Trust::parse(list);
     EXPECT_THAT(trust.distrust(a), IsEmpty());
     EXPECT_THAT(trust.distrust(b), HasSubstr("key second, which is revoked"));
+    EXPECT_THAT(trust.names(), ElementsAre(Pair(a, "first")));
+    EXPECT_THAT(trust.revoked(), ElementsAre(Pair(b, "second")));
   }
-  for (const std::string& bad : {"first=" + a + "0", std::string("first"), "=" + a, std::string("-"),
-                                 "fi rst=" + a, "first=" + std::string(64, 'A')})
+  EXPECT_THAT(Trust::parse(std::string(64, 'n') + "=" + a).distrust(a), IsEmpty());
+  for (const std::string& bad :
+       {"first=" + a + "0", std::string("first"), "=" + a, std::string("-"), "fi rst=" + a,
+        "first=" + std::string(64, 'A'), "--first=" + a, std::string(65, 'n') + "=" + a})
     EXPECT_THAT(error_of([&] { Trust::parse(bad); }), HasSubstr("is no key")) << bad;
   EXPECT_THAT(error_of([&] { Trust::parse(folder / "missing"); }), HasSubstr("No such file"));
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(error_of([&] { Trust::parse(folder / "pipe"); }), HasSubstr("not a regular file"));
+  write_file(folder / "large", "# ");
+  std::filesystem::resize_file(folder / "large", (1 << 20) + 1);
+  EXPECT_THAT(error_of([&] { Trust::parse(folder / "large"); }), HasSubstr("larger than a list of keys"));
   ASSERT_EQ(::chmod((folder / "trust").c_str(), 0666), 0);
   EXPECT_THAT(error_of([&] { Trust::parse(folder / "trust"); }), HasSubstr("others may write to it"));
 }

@@ -78,6 +78,24 @@ TEST_F(Stores, NginxAnswers) {
   exercise(*open_at(server.url() + "/fleet/kernels"));
 }
 
+// A lease ends with its time, and the one that is given back is one's own.
+TEST_F(Stores, LeasesEnd) {
+  const RedisServer redis;
+  const NginxServer nginx;
+  std::string why;
+  const std::unique_ptr<RemoteStore> stores[] = {open_at(redis.url()), open_at(nginx.url())};
+  for (const auto& store : stores)
+    ASSERT_EQ(store->lease("lease/v3/a", "one", milliseconds(500), why), Answer::yes) << why;
+  EXPECT_EQ(stores[0]->lease("lease/v3/a", "two", milliseconds(0), why), Answer::no) << why;
+  EXPECT_EQ(stores[0]->exists("lease/v3/a", why), Answer::yes) << "the lease of one, not of two";
+  // The times of HTTP are whole seconds, and who asks says how old a lease may be.
+  std::this_thread::sleep_for(milliseconds(1100));
+  for (const auto& store : stores) {
+    EXPECT_EQ(store->lease("lease/v3/a", "two", milliseconds(900), why), Answer::yes) << why;
+    EXPECT_EQ(store->lease("lease/v3/a", "three", milliseconds(60'000), why), Answer::no) << why;
+  }
+}
+
 TEST_F(Stores, TlsIsVerified) {
   const Certificate good, other, wrong_name("DNS:elsewhere.example");
   const RedisServer redis({}, &good), redis_elsewhere({}, &wrong_name);
@@ -113,6 +131,12 @@ TEST_F(Stores, TokensAreAskedForAndNotShown) {
     EXPECT_THAT(why, Not(HasSubstr("open")));
     const Environment right("FLASHJIT_REMOTE_TOKEN", "sesame");
     exercise(*open_at(url));
+  }
+  const NginxServer basic(
+      "if ($http_authorization != \"Basic ZGVmYXVsdDpzZXNhbWU=\") { return 401; }");  // default:sesame
+  for (const std::string& url : {redis.url(), basic.url()}) {
+    const Environment right("FLASHJIT_REMOTE_TOKEN", "default:sesame");
+    EXPECT_EQ(open_at(url)->get("v3/absent", bytes, why), Answer::no) << url << ": " << why;
   }
   Scratch folder;
   write_file(folder / "token", "sesame\n");

@@ -2,13 +2,13 @@
 
 import gc
 import json
-import sys
 import tempfile
 import unittest
 import weakref
 
 import flashjit
 import numpy as np
+from leaks import check_no_leaks
 from reference import attention, causal, check, random
 
 FORWARD = {"op": "forward", "dtype": "fp32", "head_dim": 32, "mask": ["causal"]}
@@ -179,20 +179,7 @@ class Lifetimes(unittest.TestCase):
                 with self.assertRaises(flashjit.Error):
                     flashjit.attention(**{"q": q, "k": k, "v": v, "score": ["alibi"], **bad})
 
-        for _ in range(3):
-            calls()
-        gc.collect()
-        before = [sys.getrefcount(one) for one in watched]
-        rounds, growth = 100, []
-        for _ in range(4):
-            blocks = sys.getallocatedblocks()
-            for _ in range(rounds):
-                calls()
-            gc.collect()
-            growth.append(sys.getallocatedblocks() - blocks)
-        self.assertEqual([sys.getrefcount(one) for one in watched], before)
-        # A block that each round kept would count in all four; caches of the interpreter grow now and then.
-        self.assertLess(min(growth), rounds, growth)
+        check_no_leaks(self, calls, watched, settling=3, rounds=100, repeats=4)
 
 
 if __name__ == "__main__":

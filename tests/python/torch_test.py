@@ -3,7 +3,6 @@
 On a GPU if PyTorch has one, with bf16 where a test names no dtype; else on the CPU, with fp32.
 """
 
-import gc
 import subprocess
 import sys
 import unittest
@@ -15,6 +14,7 @@ import flashjit
 import flashjit.torch
 import functorch.compile
 import torch
+from leaks import check_no_leaks
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -239,19 +239,7 @@ class Gradients(unittest.TestCase):
                     flashjit.attention(**{"q": q, "k": k, "v": v, "score": "bias", "bias": bias, **wrong})
             q.grad = k.grad = v.grad = None
 
-        for _ in range(40):
-            calls()
-        gc.collect()
-        before, rounds, growth = [sys.getrefcount(one) for one in watched], 80, []
-        for _ in range(7):
-            blocks = sys.getallocatedblocks()
-            for _ in range(rounds):
-                calls()
-            gc.collect()
-            growth.append(sys.getallocatedblocks() - blocks)
-        self.assertEqual([sys.getrefcount(one) for one in watched], before)
-        # A block that each round kept would count in all; caches of the interpreter and of PyTorch grow less and less.
-        self.assertLess(min(growth), rounds, growth)
+        check_no_leaks(self, calls, watched, settling=40, rounds=80, repeats=7)
 
     def test_only_some_want_a_gradient(self):
         q, k, v = inputs()

@@ -199,6 +199,30 @@ TEST(TilePlan, BytesOfAnyLengths) {
                [&] { cuda::plan_tiles(spec, {.block_m = 128, .block_n = 64}, 108, p); });
 }
 
+// A launch of few tiles and many keys divides the keys of each tile, if there is a workspace for the parts.
+TEST(TilePlan, PartsOfKeysNeedAWorkspace) {
+  constexpr int multiprocessors = 132;
+  const AttentionSpec spec{.head_dim = 128, .head_dim_v = 128};
+  const KernelConfig config{.block_m = 128, .block_n = 128};
+  std::vector<float> workspace(cuda::PartsWorkspace(spec, config, multiprocessors).bytes / sizeof(float));
+  device::Sm90aForwardParams few{};
+  few.batch = 1;
+  few.num_heads_q = few.num_heads_kv = 4;
+  few.seqlen_q = 100;
+  few.seqlen_k = 5000;
+  device::Sm90aForwardParams whole = few, many = few;
+  const Grid divided = cuda::plan_tiles(spec, config, multiprocessors, workspace.data(), few);
+  EXPECT_GT(few.parts, 1);
+  EXPECT_EQ(few.parts_o, workspace.data());
+  EXPECT_EQ(static_cast<int>(divided.x), 4 * few.parts);
+  EXPECT_EQ(cuda::plan_tiles(spec, config, multiprocessors, nullptr, whole).x, 4u);
+  EXPECT_EQ(whole.parts, 1) << "no step that merges follows";
+  EXPECT_EQ(whole.parts_o, nullptr);
+  many.batch = multiprocessors;
+  cuda::plan_tiles(spec, config, multiprocessors, workspace.data(), many);
+  EXPECT_EQ(many.parts, 1);
+}
+
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {
   EXPECT_EQ(cuda::tile_sections(32, 64, 132, 4 << 20, cache_bytes).heads, 8);  // 32 MB
   EXPECT_EQ(cuda::tile_sections(4, 64, 132, 4 << 20, cache_bytes).heads, 4);   // all heads

@@ -60,6 +60,18 @@ class Attention(unittest.TestCase):
         packed = np.ascontiguousarray(np.concatenate([k, v], axis=2))
         self.compare((q[:, ::2], packed[:, :, :2], packed[:, :, 2:]))
 
+    def test_heads_first(self):
+        q, k, v = self.inputs()
+        wanted = flashjit.attention(q, k, v, mask="causal", return_lse=True)
+        first = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v)]
+        o, lse = flashjit.attention(*first, mask="causal", return_lse=True, heads_first=True)
+        self.assertTrue(o.flags.c_contiguous)
+        np.testing.assert_array_equal(o.swapaxes(1, 2), wanted[0])
+        np.testing.assert_array_equal(lse, wanted[1])
+        out = np.empty_like(o)
+        self.assertIs(flashjit.attention(*first, mask="causal", heads_first=True, out=out), out)
+        np.testing.assert_array_equal(out, o)
+
     def test_packed(self):
         starts_q, starts_k = np.array([0, 5, 5, 21], np.int32), np.array([0, 9, 12, 40], np.int32)
         q, k, v = random((21, 4, 32), seed=1), random((40, 2, 32), seed=2), random((40, 2, 32), seed=3)

@@ -126,6 +126,30 @@ class Gradients(unittest.TestCase):
         self.compare((q[:, ::2], both[:, :, :2], both[:, :, 2:]))
         self.compare([x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)])
 
+    def test_heads_first(self):
+        """Plain, compiled, and as operators."""
+        tensors = inputs()
+        wanted = flashjit.attention(*tensors, mask="causal", return_lse=True)
+        first = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in tensors]
+
+        def attend(*x):
+            return flashjit.attention(*x, mask="causal", return_lse=True, heads_first=True)
+
+        def grads(o, lse, of):
+            do = torch.arange(o.numel(), dtype=o.dtype).reshape(wanted[0].shape) / o.numel()
+            return torch.autograd.grad((o, lse), of, (do if o is wanted[0] else do.transpose(1, 2), torch.ones_like(lse)))
+
+        of_wanted = grads(*wanted, tensors)
+        for call in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+            o, lse = call(*first)
+            torch.testing.assert_close((o.transpose(1, 2), lse), wanted)
+            for one, of in zip(grads(o, lse, first), of_wanted):
+                torch.testing.assert_close(one.transpose(1, 2), of)
+        with Recorder() as recorder:
+            o, _ = attend(*first)
+        self.assertEqual(len(recorder.calls), 1)
+        torch.testing.assert_close(o.transpose(1, 2), wanted[0])
+
     def test_gradients_that_pytorch_lays_out_anyhow(self):
         q, k, v = inputs(torch.bfloat16)
         o = flashjit.attention(q, k, v)

@@ -61,9 +61,9 @@ class BlockLists:
         }
 
 
-def _function(cache, key, names, shown, writes_o, writes_lse, maker, kind_of=None):
+def _function(cache, key, names, shown, writes_o, writes_lse, maker, kind_of=None, heads_first=False):
     shown = tuple(shown.get(name, name) for name in names)
-    made = _native.Function(maker, names, shown, writes_o, writes_lse, kind_of)
+    made = _native.Function(maker, names, shown, writes_o, writes_lse, kind_of, heads_first)
     return cache.setdefault(key, made)
 
 
@@ -114,7 +114,7 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
               window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
               seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
               sink_logits=None, k_scale=None, v_scale=None, kv_scale=None, return_lse=False, out=None, out_dtype=None,
-              tables=None, deterministic=False, engine=None, stream=None, **named):  # fmt: skip
+              tables=None, deterministic=False, heads_first=False, engine=None, stream=None, **named):  # fmt: skip
     """Exact attention, softmax(scale * q k^T + mask) v, of tensors of PyTorch, CuPy, JAX (CPU) or NumPy.
 
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_k, heads_kv, head_dim]; v: [batch, seqlen_k, heads_kv,
@@ -137,6 +137,7 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
     stream: the address of a CUDA stream; the framework's current stream unless given. A launch on the current stream
     needs no care; with another stream the caller keeps all tensors alive until it has run.
 
+    heads_first: q, k, v and o are [batch, heads, seqlen, head_dim], and pages [num_pages, heads_kv, page_size, head_dim].
     deterministic: gradients have the same bits run after run, as with torch.use_deterministic_algorithms.
 
     Tensors of PyTorch have gradients: of q, k, v, sink_logits and tables that a score reads, by o and by its
@@ -181,7 +182,7 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
     alone = out is None and engine is None and stream is None
     if not (alone and _is_left_to_torch(q)):
         cache = functions_of(engine)
-        key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic)
+        key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic, heads_first)
         if named or tables or block_mask:
             key = (*key, *named, frozen(tables), frozen(block_mask))
         try:
@@ -192,10 +193,10 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
         if function is None:
             fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
             maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
-            call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, deterministic)
+            call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, deterministic, heads_first)
             kind_of = partial(_kind_of, *call) if engine is None else _no_kind
             function = _function(
-                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of
+                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of, bool(heads_first)
             )
         made = _call(function, stream, out, *values)
     if made is NotImplemented:  # PyTorch has to see the call, or its arguments are not plain
@@ -207,8 +208,9 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
         from .torch import attention_of_torch  # takes a microsecond once PyTorch is there
 
         return attention_of_torch(
-            values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic
-        )
+            values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic,
+            heads_first,
+        )  # fmt: skip
     return made
 
 

@@ -70,6 +70,7 @@ class Function:
         writes_o: bool,
         writes_lse: bool,
         kind_of: Callable[..., Any] | None,
+        heads_first: bool = False,
         /,
     ) -> Function: ...
 

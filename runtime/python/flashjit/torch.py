@@ -53,7 +53,9 @@ class _Kind:
                 fields["deterministic"] = True
             make_forward, make_backward = make, self._maker("backward", fields)
             written = ("dq", "dk", "dv", *("d_" + tensors[i] for i in self.computed))
-            self.backward = _function(make_backward, (*names, "o", "lse", "do", "dlse", *written), False, False)
+            self.backward = _function(
+                make_backward, (*names, "o", "lse", "do", "dlse", *written), False, False, f["heads_first"]
+            )
 
             def make(device, dtypes, head_dim, head_dim_v, out_dtype):
                 made = make_forward(device, dtypes, head_dim, head_dim_v, out_dtype)
@@ -61,7 +63,7 @@ class _Kind:
                 make_backward(device, of_backward, head_dim, head_dim_v, None)  # else it would be refused too late
                 return made
 
-        self.forward = _function(make, names, True, self.lse)
+        self.forward = _function(make, names, True, self.lse, f["heads_first"])
 
     def _maker(self, op, fields):
         f = self.fields
@@ -82,17 +84,17 @@ class _Kind:
         return [gradients[self.placing[i]] for i in self.wanted]
 
 
-def _function(make, names, writes_o, writes_lse):
+def _function(make, names, writes_o, writes_lse, heads_first):
     shown = tuple(_SHOWN.get(name, name) for name in names)
-    return _native.Function(make, names, shown, writes_o, writes_lse, None)
+    return _native.Function(make, names, shown, writes_o, writes_lse, None, heads_first)
 
 
 _kind = lru_cache(None)(_Kind)
 _kinds: dict = {}  # by the arguments of _text_of
 
 
-def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with_gradient, deterministic, tensors,
-          integers, reals, gradients):  # fmt: skip
+def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with_gradient, deterministic, heads_first,
+          tensors, integers, reals, gradients):  # fmt: skip
     """The kind of a call as text, by which the operators know it."""
     return json.dumps(locals())
 
@@ -295,8 +297,15 @@ _INTEGERS, _REALS = (int, torch.SymInt), (float, torch.SymFloat)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic):
+def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic,
+                       heads_first=False):  # fmt: skip
     """flashjit.attention, of arguments in the order of their names, which are _ATTENTION and `named`."""
+    if heads_first:  # the operators have one layout
+        values = (*[one.transpose(1, 2) if isinstance(one, torch.Tensor) else one for one in values[:3]], *values[3:])
+        made = attention_of_torch(
+            values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic
+        )
+        return (made[0].transpose(1, 2), made[1]) if return_lse else made.transpose(1, 2)
     compiles = torch.compiler.is_compiling()
     names = _ATTENTION + named
     if compiles:
@@ -343,17 +352,20 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
     return made if return_lse else made[0]
 
 
-def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, deterministic, tensors, integers, reals, wants,
-            all_deterministic):  # fmt: skip
+def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, deterministic, heads_first, tensors, integers,
+            reals, wants, all_deterministic):  # fmt: skip
     """The kind of a call with gradients, from places of arguments whose names are _ATTENTION and `named`."""
     wants, places = [place in wants for place in tensors], (tensors, integers, reals)
     deterministic = bool(deterministic or all_deterministic)
     return _kind(
-        _text_of(mask, score, tables, block_mask, named, True, out_dtype, kv_scale, deterministic, wants, places)
+        _text_of(
+            mask, score, tables, block_mask, named, True, out_dtype, kv_scale, deterministic, wants, places, bool(heads_first)
+        )
     )
 
 
-def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places):
+def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places,
+             heads_first=False):  # fmt: skip
     names = _ATTENTION + named
     tensors, integers, reals = ([names[i] for i in some] for some in places)
     gradients = [name for name, one in zip(tensors, wants) if one and name not in ("q", "k", "v")]
@@ -363,7 +375,7 @@ def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, d
                 f"argument {name} requires a gradient, and flashjit computes none for it: {name}.detach() would work"
             )
     return _text(mask, score, tables, block_mask, named, bool(lse), out_dtype, kv_scale, True in wants, deterministic,
-                 tensors, integers, reals, gradients)  # fmt: skip
+                 heads_first, tensors, integers, reals, gradients)  # fmt: skip
 
 
 _known_places: dict = {}

@@ -47,7 +47,8 @@ struct FunctionState {
   std::vector<Ref> names;  // of arguments, interned
   std::vector<std::string> shown;  // the names in messages
   std::vector<Kind> kinds;         // those that the names tell
-  bool writes_o = false, writes_lse = false;
+  bool writes_o = false, writes_lse = false, heads_first = false;
+  std::uint64_t swapped = 0;  // bit i: argument i is [batch, heads, seqlen, head_dim]
   int q = -1, k = -1, v = -1, k_new = -1, cu_seqlens_q = -1, max_seqlen_q = -1, max_seqlen_k = -1,
       page_table = -1, slots = -1;
   Differentiable differentiable;
@@ -114,6 +115,7 @@ Read read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
     if (wanted > 0) call.wants |= std::uint64_t{1} << i;
     if (wanted > 0 && !may_leave) refuse_gradient(shown);
     if (wanted != 0 && !may_leave) return Read::failed;
+    if (f.swapped >> i & 1) tensor.put_rows_first();
     key.dtypes[i] = static_cast<std::int8_t>(tensor.get().dtype);
   }
   if (out != Py_None) key.out_dtype = static_cast<std::int8_t>(out_tensor->get().dtype);
@@ -295,6 +297,7 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   if (out != Py_None) {
     o.object = Ref::borrowed(out);
     if (!o.tensor.read(out, "out") || !o.tensor.has_no_gradient(out, "out")) return nullptr;
+    if (f.heads_first) o.tensor.put_rows_first();
   }
   flashjit_shape shape;
   const Read done = read(call, out, &o.tensor, key);
@@ -345,7 +348,11 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
     std::int64_t sizes[FLASHJIT_MAX_RANK];
     std::copy(q->shape, q->shape + q->rank, sizes);
     sizes[q->rank - 1] = key.head_dim_v;
-    if (out == Py_None && !o.allocate_like(call, sizes, q->rank, entry->o_dtype, "out")) return nullptr;
+    if (f.heads_first && q->rank == 4) std::swap(sizes[1], sizes[2]);
+    if (out == Py_None) {
+      if (!o.allocate_like(call, sizes, q->rank, entry->o_dtype, "out")) return nullptr;
+      if (f.heads_first) o.tensor.put_rows_first();
+    }
     if (!arguments.add(entry->o, "out", o.tensor)) return nullptr;
     if (f.writes_lse) {
       const std::int64_t rows[] = {q->rank == 4 ? q->shape[0] : q->shape[1],
@@ -398,14 +405,15 @@ PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *make = nullptr, *names = nullptr, *shown = nullptr, *differentiable = nullptr;
-  int writes_o = 0, writes_lse = 0;
-  if (!PyArg_ParseTuple(args, "OO!O!ppO", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
-                        &writes_lse, &differentiable))
+  int writes_o = 0, writes_lse = 0, heads_first = 0;
+  if (!PyArg_ParseTuple(args, "OO!O!ppO|p", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
+                        &writes_lse, &differentiable, &heads_first))
     return nullptr;
   auto state = std::make_unique<FunctionState>();
   state->make = Ref::borrowed(make);
   state->writes_o = writes_o != 0;
   state->writes_lse = writes_lse != 0;
+  state->heads_first = heads_first != 0;
   state->differentiable = Differentiable(differentiable);
   const Py_ssize_t count = PyTuple_Size(names);
   if (count > static_cast<Py_ssize_t>(most_names))
@@ -433,6 +441,9 @@ PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
                             {"slots", &FunctionState::slots}};
     for (const auto& place : places)
       if (std::strcmp(text, place.name) == 0) (*state).*place.place = static_cast<int>(i);
+    if (heads_first)
+      for (const char* const swapped : {"q", "k", "v", "o", "do", "dq", "dk", "dv"})
+        if (std::strcmp(text, swapped) == 0) state->swapped |= std::uint64_t{1} << i;
   }
   PyObject* const self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
   if (self) reinterpret_cast<FunctionObject*>(self)->state = state.release();

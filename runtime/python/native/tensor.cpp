@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "errors.hpp"
@@ -260,6 +261,12 @@ int Tensor::wants_gradient(PyObject* object, int* enabled) const {
   if (*enabled == 0) return 0;
   const Ref wanted(PyObject_GetAttr(object, names().requires_grad));
   return wanted ? wanted.get() == Py_True : -1;
+}
+
+void Tensor::put_rows_first() {
+  if (tensor_.rank != 4) return;
+  std::swap(tensor_.shape[1], tensor_.shape[2]);
+  std::swap(tensor_.strides[1], tensor_.strides[2]);
 }
 
 bool Tensor::has_no_gradient(PyObject* object, const char* name) const {

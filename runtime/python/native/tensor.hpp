@@ -37,6 +37,8 @@ class Tensor {
   int wants_gradient(PyObject* object, int* enabled) const;
   // False with an exception if it does.
   bool has_no_gradient(PyObject* object, const char* name) const;
+  // Takes a tensor [batch, heads, seqlen, head_dim] as [batch, seqlen, heads, head_dim].
+  void put_rows_first();
 
   const flashjit_tensor& get() const { return tensor_; }
   const Framework& framework() const { return *framework_; }

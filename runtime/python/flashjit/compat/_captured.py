@@ -41,12 +41,13 @@ class Captured:
             for container, place, value in self._items:
                 if container[place] is not value:
                     return False
-            for owner, name, value in self._attributes:
-                if getattr(owner, name) is not value:
-                    return False
-            for container, length in self._lengths:
-                if len(container) != length:
-                    return False
+            if self._attributes or self._lengths:
+                for owner, name, value in self._attributes:
+                    if getattr(owner, name) is not value:
+                        return False
+                for container, length in self._lengths:
+                    if len(container) != length:
+                        return False
         except (AttributeError, IndexError, KeyError, ValueError):
             return False
         return self.is_known

@@ -1,7 +1,7 @@
 """FlexAttention's functions on flashjit: score_mod and mask_mod become formulas, a BlockMask block lists."""
 
 import re
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.attention import flex_attention as of_torch
@@ -38,6 +38,11 @@ class _Function:
 
     def holds(self, device):
         return device == self.device and self.captured.holds()
+
+    @property
+    def is_steady(self):
+        """Whether `named` is always the same."""
+        return self._named is not None and not self._copied
 
     def named(self):
         if self._named is not None:
@@ -263,43 +268,109 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
     return _attend(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux)
 
 
-def _attend(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux):
-    device = query.device.type
-    batch, heads, rows, _ = query.shape
-    keys = key.shape[2]
-    mask, score, tables, named, lists = (), (), None, {}, None
-    if score_mod is not None:
-        function = _function(score_mod, "score_mod", device)
-        if function.formula != "score":
-            score, named = (function.formula,), function.named()
-            tables = function.tables(batch, heads, rows, keys, named)
-    if block_mask is not None and block_mask.mask_mod is not noop_mask:
-        function = _function(block_mask.mask_mod, "mask_mod", device)
-        if function.formula != "(0 == 0)":
-            mask, of_mask = (function.formula,), function.named()
-            of_tables = function.tables(batch, heads, rows, keys, of_mask)
-            named = {**named, **of_mask} if named else of_mask
-            tables = {**tables, **of_tables} if tables and of_tables else tables or of_tables
-    if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise InvalidArgumentError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}: as many, or enable_gqa=True, would work"
+class _Plan:
+    """What flashjit.attention is called with, for one score_mod and block_mask, and tensors of these sizes."""
+
+    def __init__(self, query, key, score_mod, block_mask, enable_gqa):
+        device = "cuda" if query.is_cuda else query.device.type
+        self._sizes = query.shape, key.shape, query.is_cuda, enable_gqa
+        if not enable_gqa and query.shape[1] != key.shape[1]:
+            raise InvalidArgumentError(
+                f"query has {query.shape[1]} heads and key {key.shape[1]}: as many, or enable_gqa=True, would work"
+            )
+        batch, heads, rows, _ = query.shape
+        self._launch = batch, heads, rows, key.shape[2]
+        self._score = None if score_mod is None else _function(score_mod, "score_mod", device)
+        self._mask_mod = None if block_mask is None else block_mask.mask_mod
+        self._mask = None if self._mask_mod in (None, noop_mask) else _function(self._mask_mod, "mask_mod", device)
+        used = {"score": (self._score, "score"), "mask": (self._mask, "(0 == 0)")}
+        used = {name: one for name, (one, nothing) in used.items() if one and one.formula != nothing}
+        self._functions = list(used.values())
+        self.fields = {name: (one.formula,) for name, one in used.items()}
+        self._lists = block_mask and (block_mask.kv_indices, block_mask.kv_num_blocks)
+        if block_mask is not None and block_mask.BLOCK_SIZE[0] < _LARGEST_OF_TORCH:
+            self.fields["block_lists"] = _lists(block_mask, query, key, self.fields.get("mask", (None,))[0])
+        self.expands = key.shape[0] == 1 and batch > 1
+        self._is_steady, self._keywords, self._wants = False, None, []
+
+    def holds(self, query, key, block_mask, enable_gqa):
+        return (
+            (query.shape, key.shape, query.is_cuda, enable_gqa) == self._sizes
+            and (self._score is None or self._score.captured.holds())
+            and (
+                block_mask is None
+                or block_mask.mask_mod is self._mask_mod
+                and (self._mask is None or self._mask.captured.holds())
+                and block_mask.kv_indices is self._lists[0]
+                and block_mask.kv_num_blocks is self._lists[1]
+            )
         )
-    if block_mask is not None and block_mask.BLOCK_SIZE[0] < 1 << 30:  # PyTorch's own empty mask
-        lists = _lists(block_mask, query, key, mask[0] if mask else None)
-    if key.shape[0] == 1 and query.shape[0] > 1:
+
+    def keywords(self):
+        """Those of flashjit.attention: masks, scores, lists, tables and scalars."""
+        if self._is_steady:
+            for tensor, wants in self._wants:
+                if tensor.requires_grad is not wants:
+                    break
+            else:
+                return self._keywords
+        named = [one.named() for one in self._functions]
+        tables = [one.tables(*self._launch, of_one) for one, of_one in zip(self._functions, named)]
+        made = dict(self.fields)
+        for one in named:
+            made.update(one)
+        if any(tables):
+            made["tables"] = {name: value for one in tables if one for name, value in one.items()}
+        self._is_steady = all(one.is_steady for one in self._functions)
+        self._wants = [(x, x.requires_grad) for one in self._functions for x in one.captured.tensors]
+        self._keywords = made
+        return made
+
+
+_LARGEST_OF_TORCH = 1 << 30  # the size of a block in the mask that PyTorch makes where none is given
+_plans: dict = {}
+
+
+def _plan(query, key, score_mod, block_mask, enable_gqa):
+    place = id(score_mod), id(block_mask)
+    known = _plans.get(place)
+    if known is not None:
+        plan, of_score, of_mask = known
+        if (
+            (of_score is None or of_score() is score_mod)
+            and (of_mask is None or of_mask() is block_mask)
+            and plan.holds(query, key, block_mask, enable_gqa)
+        ):
+            return plan
+    plan = _Plan(query, key, score_mod, block_mask, enable_gqa)
+
+    def forget(_):
+        _plans.pop(place, None)
+
+    try:
+        refs = [None if one is None else ref(one, forget) for one in (score_mod, block_mask)]
+    except TypeError:  # an object without weak references
+        return plan
+    _plans[place] = plan, *refs
+    return plan
+
+
+def _attend(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux):
+    plan = _plan(query, key, score_mod, block_mask, enable_gqa)
+    if plan.expands:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     lse = return_lse
     if return_aux is not None:
         refuse("flex_attention", max_scores=(return_aux.max_scores, "the log-sum-exp"))
         lse = return_aux.lse
     made = attention(
-        contiguous(query).transpose(1, 2), contiguous(key).transpose(1, 2), contiguous(value).transpose(1, 2),
-        mask=mask, score=score, scale=scale, block_lists=lists, return_lse=lse, tables=tables, **named,
+        query if query.is_contiguous() else contiguous(query), key if key.is_contiguous() else contiguous(key),
+        value if value.is_contiguous() else contiguous(value), scale=scale, return_lse=lse, heads_first=True,
+        **plan.keywords(),
     )  # fmt: skip
-    o = (made[0] if lse else made).transpose(1, 2)
-    if return_aux is not None:
-        return o, of_torch.AuxOutput(lse=made[1] if lse else None)
-    return (o, made[1]) if lse else o
+    if return_aux is None:
+        return made
+    return made[0] if lse else made, of_torch.AuxOutput(lse=made[1] if lse else None)
 
 
 _uncompiled = torch.compiler.disable(_attend)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What each operator makes of a line, and what is never changed."""
+"""What each operator makes of a line, and what is never changed; the list of planted defects fits the sources."""
+import json
+import pathlib
 import unittest
 
 from mutants import masked, mutants_by_line
@@ -45,6 +47,13 @@ class Mutants(unittest.TestCase):
                      "refuse_argument(a - 1, b);", 's = R"(1 < 2)";'):
             self.assertEqual(mutants_by_line(text), {}, text)
             self.assertEqual(len(masked(text)), len(text))
+
+    def test_planted_defects_have_a_place(self):
+        folder = pathlib.Path(__file__).resolve().parent
+        for item in json.loads((folder / "planted.json").read_text()):
+            text = (folder.parents[1] / item["file"]).read_text()
+            self.assertEqual(text.count(item["find"]), 1, item)
+            self.assertNotEqual(item["find"], item["replace"], item)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,17 @@ TEST_F(Eviction, PublishingKeepsToTheCap) {
   EXPECT_GE(present().size(), 8u);
 }
 
+// Whoever publishes alone never exceeds the limit: what a sweep leaves bounds the room until the next one.
+TEST_F(Eviction, LimitHoldsForOneWriter) {
+  const std::uint64_t limit = 64 * one_;
+  const DiskCache cache(scratch_.path(), DiskCache::Access::read_write, limit);
+  for (int n = 0; n < 72; ++n) {
+    ASSERT_TRUE(cache.publish(make_entry(n, payload)));
+    set_used(n, 10'000 - n);
+    EXPECT_LE(bytes(), limit) << n;
+  }
+}
+
 // Another process fills the folder while this one still has room of its own: it uses up no more than that.
 TEST_F(Eviction, LimitHoldsBesideAnotherWriter) {
   const std::uint64_t limit = 64 * one_;

@@ -107,6 +107,19 @@ TEST(Transfer, NewerRecordsReplaceOlderOnesAndNotTheOtherWayRound) {
   EXPECT_TRUE(records.lookup(some_record(true).key, {})->record.complete);
 }
 
+TEST(Transfer, AStepBackIsOlderAndOfTheSameKey) {
+  const auto line = [](char key, const char* day) {
+    return to_line({std::string("2026-11-") + day + "T05:00:00Z", std::string(public_key_digits, key),
+                    std::string(signature_digits, '0')});
+  };
+  EXPECT_TRUE(is_step_back(line('a', "26"), line('a', "27")));
+  EXPECT_FALSE(is_step_back(line('a', "27"), line('a', "27")));
+  EXPECT_FALSE(is_step_back(line('a', "28"), line('a', "27")));
+  EXPECT_FALSE(is_step_back(line('a', "26"), line('b', "27")));
+  EXPECT_FALSE(is_step_back("", line('a', "27")));
+  EXPECT_FALSE(is_step_back(line('a', "26"), ""));
+}
+
 TEST(Transfer, ALyingStoreGivesNothing) {
   Hosts hosts;
   const Scratch folder, empty;

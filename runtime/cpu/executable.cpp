@@ -71,6 +71,7 @@ class CpuExecutable final : public Executable {
   void run(const Launch& launch, Stream) const override {
     for (std::size_t i = 0; i < launch.size(); ++i) {
       const StepLaunch& step = launch[i];
+      if (step.items.pieces == 0) continue;  // a host's parallel-for may call for an empty range
       if (step.items.lent_bytes == 0) {
         run(loaded_[i], step);
       } else {

@@ -93,8 +93,8 @@ typedef struct {
    versions append ids. A launch gives each id at most once. */
 typedef enum {
   FLASHJIT_ARG_Q = 1,                      /* tensor */
-  FLASHJIT_ARG_K = 2,                      /* tensor; append_kv writes it */
-  FLASHJIT_ARG_V = 3,                      /* tensor; append_kv writes it */
+  FLASHJIT_ARG_K = 2,                      /* tensor; append_kv and copy_kv write it */
+  FLASHJIT_ARG_V = 3,                      /* tensor; append_kv and copy_kv write it */
   FLASHJIT_ARG_O = 4,                      /* tensor, written; backward reads it */
   FLASHJIT_ARG_LSE = 5,                    /* tensor, written; backward reads it */
   FLASHJIT_ARG_CU_SEQLENS_Q = 6,           /* tensor */
@@ -128,8 +128,8 @@ typedef enum {
   FLASHJIT_ARG_DK = 34,                    /* tensor, written */
   FLASHJIT_ARG_DV = 35,                    /* tensor, written */
   FLASHJIT_ARG_SINK_LOGITS = 36,           /* tensor */
-  FLASHJIT_ARG_K_SCALE = 37,               /* tensor; append_kv writes those of tokens */
-  FLASHJIT_ARG_V_SCALE = 38,               /* tensor; append_kv writes those of tokens */
+  FLASHJIT_ARG_K_SCALE = 37,               /* tensor; append_kv and copy_kv write those of tokens */
+  FLASHJIT_ARG_V_SCALE = 38,               /* tensor; append_kv and copy_kv write those of tokens */
   FLASHJIT_ARG_K_NEW = 39,                 /* tensor */
   FLASHJIT_ARG_V_NEW = 40,                 /* tensor */
   FLASHJIT_ARG_SLOTS = 41,                 /* tensor */
@@ -140,7 +140,13 @@ typedef enum {
   FLASHJIT_ARG_ROTARY_SIN = 46,            /* tensor */
   FLASHJIT_ARG_ROTARY_BASE = 47,           /* real */
   FLASHJIT_ARG_ROTARY_SCALE = 48,          /* real */
-  FLASHJIT_ARG_D_SINK_LOGITS = 49          /* tensor, written */
+  FLASHJIT_ARG_D_SINK_LOGITS = 49,         /* tensor, written */
+  FLASHJIT_ARG_K_FROM = 50,                /* tensor */
+  FLASHJIT_ARG_V_FROM = 51,                /* tensor */
+  FLASHJIT_ARG_K_SCALE_FROM = 52,          /* tensor */
+  FLASHJIT_ARG_V_SCALE_FROM = 53,          /* tensor */
+  FLASHJIT_ARG_FROM_SLOTS = 54,            /* tensor */
+  FLASHJIT_ARG_TO_SLOTS = 55               /* tensor */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

@@ -73,9 +73,10 @@ struct NamedArgument {
 // Rows of an output must not overlap: in some order of the dimensions, each dimension's stride
 // must reach beyond everything that the dimensions inside it span; other strides are refused. What a launch
 // writes, the bytes of the workspace that it uses included, must share memory with no other tensor of the
-// launch, tables and named ones included; but q_out may be q itself. A launch is refused if strides and
-// addresses prove that it does. The proof is exact for tensors of equal strides, such as slices of one
-// buffer, and where one tensor has no gaps and the dimensions of the other lie within one another.
+// launch, tables and named ones included; but q_out may be q itself, and the sources of a copy_kv its k and
+// v. A launch is refused if strides and addresses prove that it does. The proof is exact for tensors of equal
+// strides, such as slices of one buffer, and where one tensor has no gaps and the dimensions of the other lie
+// within one another.
 struct AttentionArgs {
   // q is of the spec's dtype, k and v of its kv_dtype, o of its o_dtype. make_block_lists reads the sizes of
   // q and k, and no element.
@@ -198,6 +199,19 @@ struct AttentionArgs {
   // dim).
   std::optional<double> rotary_base{};   // absent: 10,000
   std::optional<double> rotary_scale{};  // absent: 1
+
+  // copy_kv: copies rows of the caches k_from and v_from, with their scales, to rows of k and v, which are
+  // outputs then. The rest of k and v keeps its contents. All are [pages or batch, rows, heads_kv, head_dim],
+  // by any strides, with as many heads; sources may have other pages, and may be k and v themselves, or views
+  // of them. A launch whose sources share addresses with k or v takes a workspace, in which all rows are
+  // gathered before one is written: so rows may change places in any way.
+  std::optional<Tensor> k_from{}, v_from{};
+  std::optional<Tensor> k_scale_from{},
+      v_scale_from{};  // with "token_head": float32 [pages or batch, rows, heads_kv]
+  // int64 [copied rows]: page * rows of a page + row of the page, of the sources and of k and v. A row is
+  // skipped if either is negative or beyond its caches. Two rows with one place: the contents of that place
+  // are undefined.
+  std::optional<Tensor> from_slots{}, to_slots{};
 
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,

@@ -17,7 +17,8 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.lse) met |= bit(Needs::lse);
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (is_cached(spec)) met |= bit(Needs::key_lengths);
-  if (spec.kv_dtype) met |= bit(Needs::kv_dtype);
+  if (spec.kv_dtype && (!info_of(spec.op).copies || spec.kv_scale == KvScale::token_head))
+    met |= bit(Needs::kv_dtype);
   const bool rotates_q = spec.rotary && spec.rotary->q;
   const When appends = info_of(spec.op).appends;
   if (appends != When::always || rotates_q) met |= bit(Needs::queries);
@@ -142,6 +143,9 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
     case Needs::tree:
       return without_mask("tree");
     case Needs::kv_dtype:
+      if (spec.kv_dtype)
+        return "the spec's scales are those of a tensor or of heads, which do not move with rows: leave the "
+               "argument out, or ask for \"kv_scale\": \"token_head\"";
       return "the spec has no \"kv_dtype\": k and v hold their values themselves; leave the argument out";
     case Needs::new_rows:
       return without_field(&AttentionSpec::append);

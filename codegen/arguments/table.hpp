@@ -42,7 +42,7 @@ enum class Needs {
   sinks,
   block_sparse,
   tree,
-  kv_dtype,
+  kv_dtype,  // of a copy_kv with scales of tokens, which alone move with their rows
   queries,   // every operation but an append_kv that does not rotate Q
   new_rows,  // of append_kv, or of a decode that appends
   rotates_q,
@@ -171,7 +171,8 @@ constexpr unsigned bit(Operation operation) {
 }
 constexpr unsigned forward = bit(Operation::forward), decode = bit(Operation::decode),
                    merge = bit(Operation::merge), backward = bit(Operation::backward),
-                   append = bit(Operation::append_kv), listing = bit(Operation::make_block_lists);
+                   append = bit(Operation::append_kv), listing = bit(Operation::make_block_lists),
+                   copy = bit(Operation::copy_kv);
 constexpr unsigned attention = forward | decode, training = forward | backward;
 constexpr bool required = true, optional = false;
 
@@ -309,6 +310,26 @@ constexpr Layout bitmasks{"[bitmasks, block_m, ceil(block_n / 32)]",
                             return {of_lists[0] * of_lists[1] * (of_lists[2] - 1) * 4, blocks->block_m,
                                     (std::int64_t{blocks->block_n} + 31) / 32};
                           }};
+// Caches of a copy's sources, and their scales: in typical shapes as many rows as are copied.
+inline Sizes source_sizes(const Shape& z) {
+  return {z.batch, z.seqlen_q, z.num_heads_kv};
+}
+constexpr char sources[] = "[pages or batch, rows, heads_kv, head_dim]";
+constexpr Layout source_k{sources, [](const Spec& s, const Shape& z) {
+                            Sizes sizes = source_sizes(z);
+                            sizes.push_back(s.head_dim);
+                            return sizes;
+                          }};
+constexpr Layout source_v{sources, [](const Spec& s, const Shape& z) {
+                            Sizes sizes = source_sizes(z);
+                            sizes.push_back(dim_v(s));
+                            return sizes;
+                          }};
+constexpr Layout source_scales{"[pages or batch, rows, heads_kv]",
+                               [](const Spec&, const Shape& z) { return source_sizes(z); }};
+constexpr Layout copied_rows{"[copied rows]", [](const Spec&, const Shape& z) -> Sizes {
+                               return {std::int64_t{z.batch} * z.seqlen_q};
+                             }};
 constexpr Layout tree_rows{"[batch or 1, seqlen_q, words of 32 new keys]", nullptr};
 constexpr Layout bytes{"[bytes]", nullptr};
 constexpr Layout value{"a number", nullptr};
@@ -321,8 +342,8 @@ constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dr
 // clang-format off
 inline constexpr Argument all[] = {
     {"q", "queries", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
-    {"k", "keys", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing, 0, append},
-    {"v", "values", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append, 0, append},
+    {"k", "keys", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing | copy, 0, append | copy},
+    {"v", "values", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append | copy, 0, append | copy},
     {"o", "the result of each row", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
     {"lse", "log-sum-exp of each row, natural logarithm", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
     {"cu_seqlens_q", "where each sequence's rows begin in the packed tensors", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},
@@ -330,7 +351,7 @@ inline constexpr Argument all[] = {
     {"max_seqlen_q", "a bound on the rows of each sequence; absent: the rows of all", 8, &Args::max_seqlen_q, number, varlen, optional, nullptr, value, attention | backward | listing},
     {"max_seqlen_k", "a bound on the keys of each sequence; absent: the keys of all", 9, &Args::max_seqlen_k, number, packed_keys, optional, nullptr, value, training | listing},
     {"softmax_scale", "factor of q.k; absent: 1 / sqrt(head_dim)", 10, &Args::softmax_scale, number, nothing, optional, nullptr, value, attention | backward},
-    {"workspace", "Kernel::workspace_bytes() bytes of any dtype, for each launch in flight", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward | listing},
+    {"workspace", "Kernel::workspace_bytes() bytes of any dtype, for each launch in flight", 11, &Args::workspace, workspace, nothing, optional, int32, bytes, attention | backward | listing | copy},
     {"seqlens_q", "used rows of each batch entry; absent: all", 12, &Args::seqlens_q, table, padding, optional, int32, lengths, training | listing},
     {"seqlens_k", "used keys of each batch entry, new tokens included; absent: all", 13, &Args::seqlens_k, table, key_lengths, optional, int32, lengths, attention | backward | listing},
     {"window_left", "keys before a row's own that it sees; absent: all", 14, &Args::window_left, number, sliding_window, optional, nullptr, value, attention | backward | listing},
@@ -357,8 +378,8 @@ inline constexpr Argument all[] = {
     {"dk", "gradient of the loss by k", 34, &Args::dk, output, nothing, required, of_gradients, like_k, backward},
     {"dv", "gradient of the loss by v", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
     {"sink_logits", "each head's softmax sums begin with exp of its logit", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention | backward},
-    {"k_scale", "a stored key times its scale is the true one", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
-    {"v_scale", "a stored value times its scale is the true one", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append, 0, append},
+    {"k_scale", "a stored key times its scale is the true one", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append | copy, 0, append | copy},
+    {"v_scale", "a stored value times its scale is the true one", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append | copy, 0, append | copy},
     {"k_new", "new keys, written to the cache", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
     {"v_new", "new values, written to the cache", 40, &Args::v_new, input, new_rows, required, elements, new_v, append | decode},
     {"slots", "the row of the caches that each token goes to; negative: none; or append_positions", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
@@ -370,6 +391,12 @@ inline constexpr Argument all[] = {
     {"rotary_base", "pair i turns by p / rotary_scale * rotary_base^(-2 i / dim) at position p; absent: 10,000", 47, &Args::rotary_base, number, rotary_numbers, optional, nullptr, value, append | decode},
     {"rotary_scale", "see rotary_base; absent: 1", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
     {"d_sink_logits", "gradient of the loss by sink_logits", 49, &Args::d_sink_logits, output, sink_logits, required, fp32, of_heads, backward},
+    {"k_from", "the cache of keys that rows are copied from; may be k itself", 50, &Args::k_from, input, nothing, required, of_keys, source_k, copy},
+    {"v_from", "the cache of values that rows are copied from; may be v itself", 51, &Args::v_from, input, nothing, required, of_keys, source_v, copy},
+    {"k_scale_from", "k_from's scales; may be k_scale itself", 52, &Args::k_scale_from, input, kv_dtype, required, fp32, source_scales, copy},
+    {"v_scale_from", "v_from's scales; may be v_scale itself", 53, &Args::v_scale_from, input, kv_dtype, required, fp32, source_scales, copy},
+    {"from_slots", "the row of k_from and v_from that each copied row is; negative: none", 54, &Args::from_slots, table, nothing, required, int64, copied_rows, copy},
+    {"to_slots", "the row of k and v that it goes to; negative: none", 55, &Args::to_slots, table, nothing, required, int64, copied_rows, copy},
 };
 // clang-format on
 

@@ -18,7 +18,8 @@ namespace flashjit {
   X(decode)                            \
   X(merge)                             \
   X(append_kv)                         \
-  X(make_block_lists)
+  X(make_block_lists)                  \
+  X(copy_kv)
 
 #define FLASHJIT_ENUMERATOR(name) name,
 enum class Operation { FLASHJIT_FOR_EACH_OPERATION(FLASHJIT_ENUMERATOR) };
@@ -41,6 +42,7 @@ enum class Traffic {
   none,         // arithmetic bounds it
   reads_cache,  // each key and value that a row sees is read once
   copies_rows,  // new rows are read, and written to the cache
+  moves_rows,   // rows of a cache are read, and written to other places
 };
 
 struct OperationInfo {
@@ -60,6 +62,8 @@ struct OperationInfo {
   When caches = When::never;
   // The launch writes the rows k_new and v_new to the cache. By the field: `append`.
   When appends = When::never;
+  // The launch copies rows of the caches k_from and v_from, with their scales, to other rows of k and v.
+  bool copies = false;
   // It writes gradients, also of learned tables and sink logits.
   bool writes_gradients = false;
   // It writes the lists of the spec's block_sparse mask. Of q and k it reads the sizes alone.
@@ -111,6 +115,14 @@ inline constexpr OperationInfo operation_table[] = {
      .rows = "q",
      .flops = {.per_pair = 1},
      .makes_lists = true},
+    {.op = Operation::copy_kv,
+     .name = "copy_kv",
+     .rows = "k_from",
+     .flops = {},
+     .traffic = Traffic::moves_rows,
+     .caches = When::always,
+     .copies = true,
+     .of_models = true},
 };
 
 inline constexpr std::size_t num_operations = std::size(operation_table);

@@ -48,11 +48,6 @@ Own& make_append_params(StepLaunch& step, const CheckedAppend& checked) {
   return made;
 }
 
-device::Divisor divisor_of(std::int64_t size) {
-  const auto unsigned_size = static_cast<device::u64>(size);
-  return {unsigned_size, size > 1 ? ~device::u64{0} / unsigned_size + 1 : 0};
-}
-
 device::RotaryStyle style_of(const AttentionSpec& spec) {
   if (!spec.rotary) return device::RotaryStyle::none;
   return spec.rotary->style == RotaryStyle::half ? device::RotaryStyle::half

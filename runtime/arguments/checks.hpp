@@ -9,6 +9,7 @@
 
 #include "codegen/arguments/table.hpp"
 #include "runtime/flashjit.hpp"
+#include "templates/shared/divisor.h"
 #include "templates/shared/tensor_view.h"
 
 namespace flashjit {
@@ -72,6 +73,12 @@ void require_alignment(const char* name, const Tensor& t);
 
 // Kernels' view of a tensor [batch, row, head, dim] or packed [row, head, dim].
 device::TensorView view(const Tensor& t);
+
+// How kernels divide by a size. Exact for numbers whose product with the size fits 64 bits.
+inline device::Divisor divisor_of(std::int64_t size) {
+  const auto unsigned_size = static_cast<device::u64>(size);
+  return {unsigned_size, size > 1 ? ~device::u64{0} / unsigned_size + 1 : 0};
+}
 
 inline int size(const Tensor& t, int dim) {
   return static_cast<int>(t.shape[dim]);

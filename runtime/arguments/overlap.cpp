@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string_view>
 
@@ -241,6 +242,18 @@ class UsedTensors {
   std::size_t count_ = 0;
 };
 
+// All rows that a copy_kv reads are in the workspace before one is written. `cache` stands before `source` in
+// the table of arguments.
+bool is_copied_within(const Used& cache, const Used& source) {
+  using Args = AttentionArgs;
+  const auto is_one_of = [](const Used& used, std::initializer_list<TensorMember> members) {
+    return std::any_of(members.begin(), members.end(),
+                       [&](TensorMember member) { return used.name == argument_of(member).name; });
+  };
+  return is_one_of(source, {&Args::k_from, &Args::v_from, &Args::k_scale_from, &Args::v_scale_from}) &&
+         is_one_of(cache, {&Args::k, &Args::v, &Args::k_scale, &Args::v_scale});
+}
+
 // Each row of q is read before its row of q_out is written, so that q_out may be q.
 bool may_be_same(const Used& a, const Used& b) {
   if (a.name != argument_of(&AttentionArgs::q).name || b.name != argument_of(&AttentionArgs::q_out).name)
@@ -256,12 +269,16 @@ void require_distinct_rows(const char* name, const Tensor& t) {
   if (!lies_in_order(t)) require_distinct_in_any_order(name, t);
 }
 
+bool share_addresses(const Tensor& a, const Tensor& b) {
+  return range_of(a).touches(range_of(b));
+}
+
 void require_outputs_apart(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace) {
   const UsedTensors all(spec, args, workspace);
   for (const Used& a : all)
     for (const Used* b = &a + 1; b != all.end(); ++b) {
       if (!(a.written || b->written) || !a.range.touches(b->range) || !share_memory(*a.tensor, *b->tensor) ||
-          may_be_same(a, *b))
+          may_be_same(a, *b) || is_copied_within(a, *b))
         continue;
       const Used &output = a.written ? a : *b, &other = a.written ? *b : a;
       refuse_argument(output.name, " and ", other.name, " share memory: ", output.name,

@@ -14,4 +14,7 @@ void require_distinct_rows(const char* name, const Tensor& output);
 // tensors have been checked by themselves. workspace: the bytes of it that the launch uses; null for none.
 void require_outputs_apart(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace);
 
+// Whether the addresses of two tensors, from the first to the last, overlap. If not, they share no memory.
+bool share_addresses(const Tensor& a, const Tensor& b);
+
 }  // namespace flashjit

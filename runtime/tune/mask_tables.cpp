@@ -145,6 +145,21 @@ MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape) {
   return tables.take();
 }
 
+bool is_slots(const Argument& argument) {
+  return argument.tensor() == &AttentionArgs::from_slots || argument.tensor() == &AttentionArgs::to_slots;
+}
+
+std::vector<std::int64_t> typical_slots(const Argument& slots, const Shape& shape) {
+  const bool are_sources = slots.tensor() == &AttentionArgs::from_slots;
+  const std::int64_t rows = std::int64_t{shape.batch} * shape.seqlen_q,
+                     places = are_sources ? rows : std::int64_t{shape.batch} * shape.seqlen_k;
+  std::vector<std::int64_t> all(static_cast<std::size_t>(std::max(rows, places)), -1);
+  std::iota(all.begin(), all.begin() + places, 0);
+  std::shuffle(all.begin(), all.end(), std::minstd_rand(are_sources ? 5 : 6));
+  all.resize(static_cast<std::size_t>(rows));
+  return all;
+}
+
 Shape with_totals(Shape shape, const MaskTables& tables) {
   for (const MaskTable& table : tables) {
     if (table.argument == &AttentionArgs::cu_seqlens_q) shape.total_q = table.values.back();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "codegen/arguments/table.hpp"
 #include "runtime/masks.hpp"
 
 namespace flashjit {
@@ -12,6 +13,11 @@ namespace flashjit {
 // or as many rows as the shape's totals say. Lists have a quarter of the blocks; trees are
 // chains. Throws invalid_argument if packed sequences have more rows than an int32 counts.
 MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape);
+
+// from_slots or to_slots of a copy_kv: places of all rows in random order, each once. Rows for which the
+// caches have no place go nowhere.
+bool is_slots(const Argument& argument);
+std::vector<std::int64_t> typical_slots(const Argument& slots, const Shape& shape);
 
 // The shape with the tables' totals of packed sequences.
 Shape with_totals(Shape shape, const MaskTables& tables);

@@ -39,6 +39,7 @@ inline const std::vector<AnySpec>& any_specs() {
       {R"({"op": "merge", "dtype": "fp32", "head_dim": 16})"},
       {R"({"op": "make_block_lists", "dtype": "bf16", "head_dim": 16, "varlen": true,
            "mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 32, "of_masks": true}, "causal"]})"},
+      {R"({"op": "copy_kv", "dtype": "bf16", "head_dim": 16, "kv_dtype": "int8", "kv_scale": "token_head"})"},
   };
   return specs;
 }

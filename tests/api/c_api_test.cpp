@@ -321,13 +321,18 @@ std::string remark(const Argument& argument) {
       },
       argument.member);
   if (argument.role == Role::output) text += ", written";
+  std::string writers;
+  bool several = false;
   for (const OperationInfo& row : operation_table) {
     const unsigned bit = 1u << static_cast<int>(row.op);
     if (argument.read_by & bit) text += std::string("; ") + to_string(row.op) + " reads it";
-    if (argument.written_by & bit)
-      text += std::string("; ") + to_string(row.op) +
-              (argument.layout.of_scales ? " writes those of tokens" : " writes it");
+    if (!(argument.written_by & bit)) continue;
+    several = !writers.empty();
+    writers += (several ? " and " : "") + std::string(to_string(row.op));
   }
+  if (!writers.empty())
+    text += "; " + writers + (several ? " write " : " writes ") +
+            (argument.layout.of_scales ? "those of tokens" : "it");
   return text;
 }
 

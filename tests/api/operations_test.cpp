@@ -60,7 +60,8 @@ TEST(Operations, RowsAgreeWithTheTableOfArguments) {
     const auto has = [&](TensorMember member) {
       return (argument_of(member).operations >> static_cast<int>(row.op) & 1) != 0;
     };
-    EXPECT_EQ(row.caches != When::never, has(&Args::page_table));
+    EXPECT_EQ(row.caches != When::never, has(&Args::page_table) || has(&Args::k_from));
+    EXPECT_EQ(row.copies, has(&Args::k_from));
     EXPECT_EQ(row.appends != When::never, has(&Args::k_new));
     EXPECT_EQ(row.writes_gradients, has(&Args::dq));
     EXPECT_EQ(row.attends, has(&Args::sink_logits));

@@ -49,7 +49,8 @@ TEST(Bench, FlopsOfEveryOperation) {
       {"merge", {"", 2 * 4 * 2 * 8 * 4 * 16}},  // of four parts
       {"append_kv", {R"(, "rotary": {"q": true})", 3 * 16 * (2 * 8 * 2 + 2 * 8 * 4)}},
       {"make_block_lists",
-       {R"(, "mask": [{"kind": "block_sparse", "of_masks": true}, "causal"])", 2 * 8 * 8}}};
+       {R"(, "mask": [{"kind": "block_sparse", "of_masks": true}, "causal"])", 2 * 8 * 8}},
+      {"copy_kv", {"", 0}}};
   std::vector<std::string> bench = {"bench"};
   for (const OperationInfo& row : operation_table) {
     ASSERT_TRUE(expected.contains(row.name)) << row.name;
@@ -124,6 +125,22 @@ TEST(Bench, RateAtWhichAppendMovesRows) {
       flashjit({"run", spec, "--batch", "2", "--seqlen-q", "7", "--seqlen-k", "20", "--verify", "--json"})
           .json();
   EXPECT_GT(run["verification"]["rows"], 0) << run;
+}
+
+// The same rows, from one 8-bit cache to another: 32 bytes and two scales are read, and written.
+TEST(Bench, RateAtWhichCopyMovesRows) {
+  const CommandLine flashjit;
+  const std::string spec =
+      R"({"op": "copy_kv", "dtype": "bf16", "head_dim": 16, "kv_dtype": "int8", "kv_scale": "token_head"})";
+  const nlohmann::json row = flashjit({"bench", spec, "--batch", "2", "--seqlens", "7", "--seqlen-k", "20",
+                                       "--heads-q", "2", "--rounds", "3", "--json"})
+                                 .json()["rows"][0];
+  EXPECT_NEAR(row["copied_gb_per_s"].get<double>() * row["ms"].get<double>() * 1e6, 2 * 7 * 2 * 2 * (32 + 8),
+              1);
+  const nlohmann::json run =
+      flashjit({"run", spec, "--batch", "2", "--seqlen-q", "7", "--seqlen-k", "20", "--verify", "--json"})
+          .json();
+  EXPECT_EQ(run["verification"]["rows"], 2 * 7 * 8) << run;
 }
 
 // Sequences of 3, 3 and 200 keys, 256 bytes for each, in pages of 16: 15 of them and not 39, as sequences of

@@ -332,6 +332,7 @@ TEST(Run, ReadsWhatGenerateWrites) {
       {forward, "forward", {"--seqlen-q", "20"}},
       {forward, "decode", {"--seqlen-k", "40"}},
       {forward, "append_kv", {"--seqlen-q", "3", "--seqlen-k", "40"}},
+      {forward, "copy_kv", {"--seqlen-q", "3", "--seqlen-k", "40"}},
       {R"({"op": "decode", "dtype": "bf16", "head_dim": 16, "paged": true, "append": true, "kv_dtype": "fp8_e4m3",
            "kv_scale": "token_head", "rotary": {"q": true, "tables": "fp32"}})",
        "decode",
@@ -368,6 +369,9 @@ TEST(Run, ReadsWhatGenerateWrites) {
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(outcome.json()["ok"].get<bool>());
     EXPECT_EQ(outcome.json()["shape"]["batch"], 2);
+    if (c.op == "copy_kv") {
+      EXPECT_EQ(outcome.json()["verification"]["rows"], 2 * 3 * 2) << "every place is in the caches";
+    }
   }
 }
 

@@ -187,6 +187,28 @@ TEST_F(NvrtcTest, Append) {
   });
 }
 
+// A copy is bound by memory: no spill, and loads and stores of 16 bytes wherever they divide a row.
+TEST_F(NvrtcTest, Copy) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const Target& target : cuda_targets())
+    for (const std::optional<DType> kv_dtype : {std::optional<DType>(), std::optional(DType::int8)})
+      for (const KvScale kv_scale : {KvScale::tensor, KvScale::token_head})
+        for (const int head_dim : {64, 128, 576}) {
+          AttentionSpec spec{
+              .op = Operation::copy_kv, .dtype = DType::bf16, .head_dim = head_dim, .head_dim_v = 64};
+          spec.kv_dtype = kv_dtype;
+          if (kv_dtype) spec.kv_scale = kv_scale;
+          if (has_turn(place++, 17)) cases.push_back(default_case(spec.validated(), target));
+        }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
+    for (const char* text : {"ld.global.cg.v4", "st.global.v4"})
+      EXPECT_THAT(kernel.assembly, HasSubstr(text)) << c.name();
+    expect_no_spill(c, kernel);
+  });
+}
+
 // Lists of blocks by a formula with tables, and the forwards that take them: all tests of blocks are in
 // registers.
 TEST_F(NvrtcTest, BlockListsOfMasks) {

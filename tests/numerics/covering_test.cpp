@@ -14,6 +14,7 @@
 
 #include "codegen/families/kernel_family.hpp"
 #include "tests/support/append_problem.hpp"
+#include "tests/support/copy_problem.hpp"
 #include "tests/support/feature_workload.hpp"
 #include "tests/support/merge_problem.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -54,6 +55,22 @@ MergeCase merge_of(const FeatureCase& of) {
           .lse = of.spec.lse,
           .packed = of.spec.varlen,
           .gap = static_cast<int>(of.seed % 2) * 8,
+          .seed = static_cast<unsigned>(of.seed)};
+}
+
+CopyCase copy_of(const FeatureCase& of) {
+  return {.rows = of.seqlen_q,
+          .pages = 3,
+          .page_size = of.seqlen_k,
+          .from_pages = 2,
+          .from_page_size = of.seqlen_q,
+          .heads = of.heads_kv,
+          .head_dim = of.spec.head_dim,
+          .head_dim_v = of.spec.head_dim_v,
+          .dtype = of.spec.dtype,
+          .kv_dtype = of.spec.kv_dtype,
+          .kv_scale = of.spec.kv_scale.value_or(KvScale::tensor),
+          .from = of.in_place ? CopyCase::From::themselves : CopyCase::From::others,
           .seed = static_cast<unsigned>(of.seed)};
 }
 
@@ -109,6 +126,14 @@ class Covering : public ComputesOnEveryDevice {
       if (c.spec.op == Operation::append_kv) {
         AppendProblem problem(on(), append_of(c));
         on().engine().get(problem.spec(), append_of(c).shape()).launch(problem.args());
+        on().synchronize();
+        return problem.check();
+      }
+      if (c.spec.op == Operation::copy_kv) {
+        const CopyCase given = copy_of(c);
+        const Kernel& kernel = on().engine().get(c.spec, given.shape());
+        CopyProblem problem(on(), given, kernel.workspace_bytes(given.shape()));
+        kernel.launch(problem.args());
         on().synchronize();
         return problem.check();
       }

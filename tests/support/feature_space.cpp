@@ -195,10 +195,11 @@ void FeatureSpace::add_masks() {
 }
 
 void FeatureSpace::add_keys() {
-  if (!has("paged")) return;
-  add("paged", {{"false", do_nothing},
-                {"16", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 16; }},
-                {"80", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 80; }}});
+  if (!has("kv_dtype")) return;
+  if (has("paged"))
+    add("paged", {{"false", do_nothing},
+                  {"16", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 16; }},
+                  {"80", [](FeatureCase& c) { c.spec.paged = true, c.page_size = 80; }}});
   std::vector<Value> values = {{"absent", do_nothing}};
   for (const DType dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
     for (const KvScale scale : {KvScale::tensor, KvScale::head, KvScale::token_head})
@@ -212,6 +213,8 @@ void FeatureSpace::add_keys() {
 
 void FeatureSpace::add_append() {
   add_flag("append", &AttentionSpec::append);
+  if (info_of(op_).copies)
+    add("sources", {{"other caches", do_nothing}, {"k and v", [](FeatureCase& c) { c.in_place = true; }}});
   if (!has("rotary")) return;
   const auto rotary = [](const Rotary& rotary) { return [=](FeatureCase& c) { c.spec.rotary = rotary; }; };
   add("rotary", {{"absent", do_nothing},

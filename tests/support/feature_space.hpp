@@ -25,6 +25,7 @@ struct FeatureCase {
   int page_size = 0;
   int parts = 2;                                 // of a merge
   bool by_slots = false, own_positions = false;  // of append_kv
+  bool in_place = false;                         // of copy_kv
   std::uint64_t seed = 1;
 
   std::vector<int> lengths_q() const { return lengths(seqlen_q); }

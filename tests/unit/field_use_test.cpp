@@ -33,6 +33,7 @@ constexpr Unread unread[] = {
     {"deterministic", Operation::merge},
     {"deterministic", Operation::append_kv},
     {"deterministic", Operation::make_block_lists},
+    {"deterministic", Operation::copy_kv},
     {"deterministic", Operation::backward, On::cpu},
     // Params say it: strides of rows and of scales; one page for each batch entry.
     {"varlen", Operation::merge},

@@ -184,8 +184,10 @@ TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
   for (const char* ops : {"3", "[]", "\"backward\""})
     EXPECT_THAT(refusal(std::string(R"({"kernels": [{"model": "sdxl", "ops": )") + ops + "}]}"),
                 HasSubstr("kernels[0].ops is not a list of operations"));
-  EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "ops": ["merge"]}]})"),
-              HasSubstr("kernels[0].ops has \"merge\"; a model has forward, backward, decode and append_kv"));
+  EXPECT_THAT(
+      refusal(R"({"kernels": [{"model": "sdxl", "ops": ["merge"]}]})"),
+      HasSubstr(
+          "kernels[0].ops has \"merge\"; a model has forward, backward, decode, append_kv and copy_kv"));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "qwen3-8b", "ops": ["decode", "forward", "decode"]}]})"),
               HasSubstr("kernels[0].ops has \"decode\" twice"));
   const auto many = [](const std::string& entry) {
@@ -202,7 +204,7 @@ TEST(Manifest, RefusalsSayWhereAndWhatWouldWork) {
       HasSubstr(
           "kernels[0].model sdxl keeps no cache of keys and values, so it has no decode; these do: llama"));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "qwen3-8b", "kv_dtype": "int8"}]})"),
-              HasSubstr("\"ops\": [\"decode\", \"append_kv\"] would work"));
+              HasSubstr("\"ops\": [\"decode\", \"append_kv\", \"copy_kv\"] would work"));
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "qwen3-8b", "ops": ["decode"], "kv_dtype": "int4"}]})"),
               HasSubstr("kv_dtype"));
   EXPECT_THAT(refusal(R"({"kernels": [{"spec": {"op": "decode"}, "kv_dtype": "int8"}]})"),
@@ -236,7 +238,7 @@ TEST(Manifest, Schema) {
   for (const Model& model : models()) names.emplace_back(model.name);
   EXPECT_EQ(entries[0]["properties"]["model"]["enum"].get<std::vector<std::string>>(), names);
   EXPECT_EQ(entries[0]["properties"]["ops"]["items"]["enum"],
-            Json({"forward", "backward", "decode", "append_kv"}));
+            Json({"forward", "backward", "decode", "append_kv", "copy_kv"}));
   EXPECT_EQ(entries[0]["properties"]["use"]["items"]["enum"], Json({"train", "serve"}));
   std::ifstream spec_file(FLASHJIT_SOURCE_DIR "/tools/spec.schema.json");
   const Json spec = Json::parse(spec_file)["properties"];

@@ -98,8 +98,14 @@ TrafficNames names_of(Traffic traffic) {
       return {"decoded_gb_per_s", "read"};
     case Traffic::copies_rows:
       return {"appended_gb_per_s", "copy"};
+    case Traffic::moves_rows:
+      return {"copied_gb_per_s", "copy"};
   }
   return {};
+}
+
+bool reads_and_writes(Traffic traffic) {
+  return traffic == Traffic::copies_rows || traffic == Traffic::moves_rows;
 }
 
 Traffic traffic_of(const AttentionSpec& spec) {
@@ -146,7 +152,7 @@ class ColdSamples {
     for (std::size_t i = 0; i < plain_.size(); ++i)
       add(samples_[i], [&](Stream stream) {
         const auto bytes = static_cast<std::size_t>(plain_[i].bytes);
-        if (plain_[i].of == Traffic::copies_rows)
+        if (reads_and_writes(plain_[i].of))
           memory_.copy_within(bytes / 2, stream);
         else
           read_.launch(memory_.data(), bytes, stream);
@@ -202,7 +208,7 @@ class Bench {
     for (const AttentionSpec& spec : specs_) {
       any_paged_ |= spec.paged;
       any_reads_ |= traffic_of(spec) == Traffic::reads_cache;
-      any_copies_ |= traffic_of(spec) == Traffic::copies_rows;
+      any_copies_ |= reads_and_writes(traffic_of(spec));
     }
     for (const std::string& path : options.baselines) {
       const std::vector<SpeedRow> rows = read_speed_rows(path);
@@ -536,8 +542,8 @@ Verb add_bench(const Arguments& parent) {
       "On a\n"
       "GPU 256 MB are read before each launch of a decode and before each plain read, whose row is "
       "\"read\".\n"
-      "Of op append_kv they count the bytes of rows and scales that are read and written, and \"of copy\" is "
-      "their share\nof the rate of the driver's copy, whose row is \"copy\".\n"
+      "Of op append_kv and copy_kv they count the bytes of rows and scales that are read and written, and "
+      "\"of copy\" is their share\nof the rate of the driver's copy, whose row is \"copy\".\n"
       "Pages are in random order.\n\n"
       "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"
       "  {\"spec\": {...}, \"shapes\": [{\"batch\": 2, \"seqlen_q\": 8192}], \"rounds\": 40}\n"

@@ -87,11 +87,12 @@ void ModelOptions::add(const Arguments& app) {
              "--use", use,
              "Of a model, with commas. train: forward, backward. serve: forward, also with keys in "
              "pages; decode and append_kv with contiguous caches and pages, causal and without a mask, "
-             "rotating and not; 16-bit caches and fp8_e4m3 with each kind of scale")
+             "rotating and not; copy_kv; 16-bit caches and fp8_e4m3 with each kind of scale")
           .delimiter(',')
           .type_name("USE");
   const Argument for_ops =
-      app.add_option("--ops", ops, "Of a model, with commas: forward, backward, decode, append_kv [forward]")
+      app.add_option("--ops", ops,
+                     "Of a model, with commas: forward, backward, decode, append_kv, copy_kv [forward]")
           .delimiter(',')
           .type_name("OP");
   for_use.excludes(for_ops);

@@ -21,6 +21,7 @@ AttentionSpec plain(Operation op) {
   AttentionSpec spec;
   spec.op = op;
   spec.dtype = DType::bf16;
+  if (info_of(op).copies) spec.kv_scale = KvScale::token_head;  // it has no others
   return spec;
 }
 
@@ -33,7 +34,7 @@ std::vector<Variant> variants_of(Operation op) {
     variants.push_back({std::string("`") + field.name + "`", plain(op)});
     variants.back().spec.*(*flag) = !(plain(op).*(*flag));
   }
-  if (computes_field(op, "kv_scale"))
+  if (computes_field(op, "kv_scale") && !info_of(op).copies)
     for (const bool paged : {false, true})
       for (const KvScale scale : kv_scales) {
         if (paged && (scale != KvScale::token_head || !computes_field(op, "paged"))) continue;
@@ -106,7 +107,8 @@ std::string operation_text(Operation op) {
     bool always = true;
     for (const Variant& variant : variants) always = always && has_argument(variant.spec, argument);
     const bool optional = !argument.required || argument.optional_in & argument_table::bit(op);
-    const std::string condition = always ? "" : condition_text(argument.needs);
+    std::string condition = always ? "" : condition_text(argument.needs);
+    if (info_of(op).copies && argument.needs == Needs::kv_dtype) condition += " and `kv_scale` `token_head`";
     rows.push_back(
         {"`" + std::string(argument.name) + "`", std::to_string(argument.id),
          role_of(argument, variants.front().spec), dtype_of(argument, op),

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <limits>
 #include <new>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "codegen/base/suggest.hpp"
 #include "codegen/spec/declarations.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/named_tables.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/block_lists_oracle.hpp"
@@ -187,11 +189,22 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   verify::MaskData data = masks.generate(spec, shape, seed);
   std::uint64_t own_seed = 3 * seed;
   for (const flashjit::Argument& argument : arguments) {
-    if (argument.role_in(spec) != Role::input || !has_argument(spec, argument)) continue;
+    if (!has_argument(spec, argument)) continue;
+    if (is_slots(argument)) {
+      const std::vector<std::int64_t> slots = typical_slots(argument, shape);
+      HostTensor tensor(DType::int64, argument.layout.sizes(spec, shape));
+      std::memcpy(tensor.view().data, slots.data(), tensor.bytes());
+      work.add(argument, std::move(tensor));
+      continue;
+    }
+    if (argument.role_in(spec) != Role::input) continue;
     std::vector<std::int64_t> sizes = argument.layout.sizes(spec, sized);
-    const bool is_cache = argument.tensor() == &AttentionArgs::k || argument.tensor() == &AttentionArgs::v;
-    const bool is_scale =
-        argument.tensor() == &AttentionArgs::k_scale || argument.tensor() == &AttentionArgs::v_scale;
+    const auto is_one_of = [&](std::initializer_list<TensorMember> members) {
+      return std::find(members.begin(), members.end(), argument.tensor()) != members.end();
+    };
+    using Args = AttentionArgs;
+    const bool is_cache = is_one_of({&Args::k, &Args::v, &Args::k_from, &Args::v_from});
+    const bool is_scale = is_one_of({&Args::k_scale, &Args::v_scale});
     if (spec.paged && (is_cache || (is_scale && spec.kv_scale == KvScale::token_head)))
       sizes[0] = num_pages(data);
     HostTensor tensor(argument.dtype(spec), sizes);
@@ -306,6 +319,15 @@ Shape Workload::shape_of_inputs() const {
               .num_heads_q = size(rows, 2),
               .num_heads_kv = size(keys, 2),
               .page_size = page_size};
+  if (args.to_slots) {  // room for every place
+    const auto* const slots = static_cast<const std::int64_t*>(args.to_slots->data);
+    const std::int64_t count = args.to_slots->shape[0], entries = std::max(shape.batch, 1);
+    const std::int64_t last =
+        count == 0 ? 0 : std::max<std::int64_t>(*std::max_element(slots, slots + count), 0);
+    require_length(
+        static_cast<int>(std::min<std::int64_t>(last / entries + 1, std::numeric_limits<int>::max())));
+    shape.seqlen_k = static_cast<int>(last / entries + 1);
+  }
   if (args.cu_seqlens_q) {
     shape.batch = static_cast<int>(std::max<std::int64_t>(args.cu_seqlens_q->shape[0] - 1, 0));
     shape.seqlen_q = longest_of(*args.cu_seqlens_q);
@@ -502,6 +524,10 @@ double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {
   return verify::read_keys(spec, args) * bytes_of_cached_row(spec);
 }
 
+double moved_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
+  return 2 * num_rows(*args.k_from) * bytes_of_cached_row(spec);
+}
+
 double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
   const auto element = static_cast<double>(size_of(spec.dtype));
   const double of_new_row = (spec.head_dim + spec.head_dim_v) * element;
@@ -517,6 +543,8 @@ double Workload::bound_bytes() const {
       return bytes_of_keys(spec_, host_args_);
     case Traffic::copies_rows:
       return appended_bytes(spec_, host_args_);
+    case Traffic::moves_rows:
+      return moved_bytes(spec_, host_args_);
   }
   return 0;
 }

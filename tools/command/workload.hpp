@@ -73,6 +73,9 @@ double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args);
 // Bytes that an append_kv reads and writes: the new rows, and Q where it is rotated.
 double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args);
 
+// Bytes that a copy_kv of all rows of its sources reads and writes, wherever they go.
+double moved_bytes(const AttentionSpec& spec, const AttentionArgs& args);
+
 class Workload {
  public:
   // Seeded q, k and v, by default with outliers and long rows. With varlen or padding the first sequence has

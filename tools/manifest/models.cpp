@@ -81,6 +81,7 @@ std::vector<ModelUse> uses_for(Purpose purpose, std::vector<ModelCache> caches, 
       add(Operation::decode, [&](ModelUse& use) { use.causal = causal; });
     for (const bool rotated : {true, false})
       add(Operation::append_kv, [&](ModelUse& use) { use.rotated = rotated; });
+    add(Operation::copy_kv, [](ModelUse&) {});
     if (tree) add(Operation::decode, [](ModelUse& use) { use.tree = true; });
   }
   return uses;
@@ -108,6 +109,7 @@ std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use) {
         for (const bool lse : {false, true}) {
           if ((paged && !of_cache) || (!paged && use.pages)) continue;
           if (op.few_rows && varlen && !paged) continue;
+          if (op.copies && (varlen || paged)) continue;  // one kernel for all caches
           if (!writes_lse && !lse) continue;
           AttentionSpec spec{
               .op = use.op, .dtype = dtype, .head_dim = model.head_dim, .head_dim_v = model.head_dim_v};

@@ -25,7 +25,7 @@ std::span<const Model> models();
 // What kernels of a model are for: one operation.
 struct ModelUse {
   Operation op = Operation::forward;
-  // Of caches, in op decode, append_kv and a forward with pages; absent: the dtype of q.
+  // Of caches, in op decode, append_kv, copy_kv and a forward with pages; absent: the dtype of q.
   std::optional<DType> kv_dtype = {};
   std::optional<KvScale> kv_scale = {};
   bool pages = false;   // a forward reads its keys from pages, as prompts of a server do
@@ -46,7 +46,8 @@ std::vector<ModelUse> uses_for(Purpose purpose, std::vector<ModelCache> caches, 
 
 // The model's specs for a use: bf16 and fp16, with fixed lengths and varlen. A forward and a decode come with
 // and without log-sum-exp. A decode reads contiguous caches, or pages, and only these with varlen; an
-// append_kv writes into either. Throws invalid_argument for an operation on caches of a model that has none.
+// append_kv writes into either, and one copy_kv serves both. Throws invalid_argument for an operation on
+// caches of a model that has none.
 std::vector<AttentionSpec> specs_of(const Model& model, const ModelUse& use);
 
 // Typical shapes of an operation.

@@ -222,6 +222,37 @@ class Others(unittest.TestCase):
         np.testing.assert_array_equal(v[3, 6:], new_v[:2])
         np.testing.assert_array_equal(v[1, 0], new_v[2])
 
+    def test_copy(self):
+        k, v = random((3, 8, 2, 32), seed=1), random((3, 8, 2, 32), seed=2)
+        before = k.copy(), v.copy()
+        slots, places = np.array([5, 6, -1, 9, 24]), np.array([6, 5, 0, 20, 1])
+        self.assertIsNone(flashjit.copy_kv(k, v, slots, places))
+        for now, then in ((k, before[0]), (v, before[1])):
+            wanted = then.reshape(24, 2, 32).copy()
+            wanted[[6, 5, 20]] = wanted[[5, 6, 9]]
+            np.testing.assert_array_equal(now.reshape(24, 2, 32), wanted)
+        other = np.zeros((24, 1, 2, 32), np.float32), np.zeros((24, 1, 2, 32), np.float32)
+        flashjit.copy_kv(*other, np.arange(24), np.arange(24), k_from=k, v_from=v)
+        np.testing.assert_array_equal(other[1].reshape(v.shape), v)
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "v_from is missing"):
+            flashjit.copy_kv(*other, np.arange(24), np.arange(24), k_from=k)
+        for bad in (3, np.zeros((2, 2), np.int64), None):
+            with self.assertRaisesRegex(flashjit.InvalidArgumentError, "from_slots"):
+                flashjit.copy_kv(k, v, bad, places)
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "argument k "):
+            flashjit.copy_kv(k[0], v[0], slots, places)
+
+    def test_copy_of_8_bits(self):
+        k, v = (random((2, 4, 3, 64), np.float32, s).astype(ml_dtypes.float8_e4m3fn) for s in (1, 2))
+        k_scale, v_scale = random((2, 4, 3), seed=3), random((2, 4, 3), seed=4)
+        caches = k, v, k_scale, v_scale
+        before = [x.reshape(8, 3, -1).copy() for x in caches]
+        flashjit.copy_kv(k, v, np.arange(8), (np.arange(8) + 3) % 8, k_scale=k_scale, v_scale=v_scale)
+        for now, then in zip(caches, before):
+            np.testing.assert_array_equal(now.reshape(8, 3, -1), np.roll(then, 3, 0))
+        flashjit.copy_kv(k, v, np.array([1]), np.array([0]))  # scales of a tensor or of heads
+        np.testing.assert_array_equal(k[0, 0], k[0, 1])
+
     def test_append_rotates(self):
         k, v = (np.zeros((1, 8, 2, 32), np.float32) for _ in range(2))
         new, q = random((1, 2, 2, 32), seed=1), random((1, 2, 4, 32), seed=2)

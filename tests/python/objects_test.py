@@ -159,8 +159,9 @@ class Lifetimes(unittest.TestCase):
         t = tensors()
         kernel = flashjit.Engine("cpu").get(FORWARD, **SIZES)
         new = random((1, 1, 2, 32), seed=4)
+        slots = np.array([3, 5])
         stream, cap = None, 1234567.5
-        watched = [q, k, v, out, slopes, lengths, cap, *t.values(), kernel]
+        watched = [q, k, v, out, slopes, lengths, slots, cap, *t.values(), kernel]
 
         def calls():
             flashjit.attention(q, k, v, mask="causal", out=out, stream=stream)
@@ -168,6 +169,7 @@ class Lifetimes(unittest.TestCase):
             flashjit.attention(q, k, v, score="softcap", softcap=cap, scale=cap)
             flashjit.decode(q, k, v, seqlens_k=lengths)
             flashjit.append_kv(k, v, new, new, append_positions=lengths)
+            flashjit.copy_kv(k, v, slots, slots)
             flashjit.merge(out[None], np.zeros((1, 1, 4, 16), np.float32), return_lse=True)
             flashjit.make_block_lists(q, k, mask="causal")
             kernel.launch(**t)

@@ -1,4 +1,4 @@
-"""decode and append_kv under torch.compile and as operators: the results of direct calls, and what is refused.
+"""decode, append_kv and copy_kv under torch.compile and as operators: the results of direct calls, and what is refused.
 
 On a GPU if PyTorch has one, with bf16; else on the CPU, with fp32.
 """
@@ -66,6 +66,16 @@ class Caches(unittest.TestCase):
         call = lambda k, v, kn, vn: flashjit.append_kv(k, v, kn[0], vn[0], slots=slots)  # noqa: E731
         self.compare(call, (k, v, *self.new))
 
+    def test_copy(self):
+        slots = torch.tensor([5, 40, 6, -1]), torch.tensor([40, 6, 5, 3])
+        self.compare(flashjit.copy_kv, (*caches(), *slots))
+        scales = (random(6, 16, 2, seed=s, dtype=torch.float32) for s in (5, 6))
+        k, v = (x.to(torch.float8_e4m3fn) for x in caches())
+        call = lambda k, v, ks, vs, a, b: flashjit.copy_kv(k, v, a, b, k_scale=ks, v_scale=vs)  # noqa: E731
+        self.compare(call, (k, v, *scales, *slots))
+        call = lambda k, v, a, b, kf, vf: flashjit.copy_kv(k, v, a, b, k_from=kf, v_from=vf)  # noqa: E731
+        self.compare(call, (*caches(), *slots, *caches(3)))
+
     def test_dynamic_lengths_compile_once(self):
         count = 0
 
@@ -87,7 +97,8 @@ class Caches(unittest.TestCase):
             self.decode(self.q, k, v, self.lengths)
             self.decode(self.q, k, v, self.lengths, *self.new)
             self.append(k, v, *self.new, self.lengths - 9)
-        self.assertEqual(len(recorder.calls), 3)
+            flashjit.copy_kv(k, v, torch.tensor([1]), torch.tensor([2]), k_from=k.clone(), v_from=v.clone())
+        self.assertEqual(len(recorder.calls), 4)
         with warnings.catch_warnings(action="ignore"):  # opcheck's own
             for operator, arguments in recorder.calls:
                 opcheck(operator, arguments)

@@ -30,7 +30,7 @@ from ._errors import (
     TargetUnavailableError,
     UnsupportedError,
 )
-from ._functions import BlockLists, append_kv, attention, decode, make_block_lists, merge
+from ._functions import BlockLists, append_kv, attention, copy_kv, decode, make_block_lists, merge
 from ._native import Kernel, Prepared, version
 
 # Loaded when they are first used: a program that computes needs neither.
@@ -70,6 +70,7 @@ __all__ = [
     "UnsupportedError",
     "append_kv",
     "attention",
+    "copy_kv",
     "decode",
     "default_engine",
     "draw_mask",

@@ -27,6 +27,9 @@ _APPEND = (
     "q", "k", "v", "k_new", "v_new", "slots", "append_positions", "page_table", "cu_seqlens_q", "k_scale", "v_scale",
     "q_out", "rotary_positions", "rotary_cos", "rotary_sin", "rotary_base", "rotary_scale",
 )  # fmt: skip
+_COPY = (
+    "k", "v", "k_from", "v_from", "k_scale", "v_scale", "k_scale_from", "v_scale_from", "from_slots", "to_slots",
+)  # fmt: skip
 _LISTS = (
     "q", "k", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q", "seqlens_k", "window_left",
     "window_right", "num_sinks", "tree_bits", "prefix_lengths", "block_offsets", "block_indices", "block_bitmask_of",
@@ -389,6 +392,44 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     _call(function, stream, None, q, k, v, k_new, v_new, slots, append_positions, page_table, cu_seqlens_q, k_scale,
           v_scale, q_out, rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale)  # fmt: skip
     return _native.finished(q, q_out) if makes_q else q_out
+
+
+def copy_kv(k, v, from_slots, to_slots, *, k_from=None, v_from=None, k_scale=None, v_scale=None, k_scale_from=None,
+            v_scale_from=None, engine=None, stream=None):  # fmt: skip
+    """Copies rows of the caches k and v to other places of them, as accepted drafts, other pages and beams need.
+
+    k, v: [batch, seqlen_k, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim]. from_slots,
+    to_slots: int64 [rows], the row of each among those of the caches; one that is negative or beyond them skips the
+    row. All rows are read before one is written, so rows may change places. Two rows with one place leave it undefined.
+
+    k_scale, v_scale: float32 scales of tokens of 8-bit caches, [..., heads_kv], which are copied with their rows. Scales
+    of a tensor or of heads stay out. k_from, v_from, k_scale_from, v_scale_from: other caches that rows are copied from,
+    with pages of any size.
+
+    >>> import numpy as np, flashjit
+    >>> k = np.arange(8, dtype=np.float32).repeat(64).reshape(1, 8, 1, 64)
+    >>> v = -k
+    >>> flashjit.copy_kv(k, v, np.array([3, 5, 4]), np.array([2, 3, 5]))
+    >>> k[0, :, 0, 0].tolist()
+    [0.0, 1.0, 3.0, 5.0, 4.0, 4.0, 6.0, 7.0]
+    """
+    if k_from is None and v_from is None:
+        k_from, v_from, k_scale_from, v_scale_from = k, v, k_scale, v_scale
+    values = (k, v, k_from, v_from, k_scale, v_scale, k_scale_from, v_scale_from, from_slots, to_slots)
+    fields = {} if k_scale is None else {"kv_scale": "token_head"}
+    if _is_traced(k):
+        _check_alone("copy_kv", None, engine, stream)
+        from ._torch_caches import launch_of_torch
+
+        launch_of_torch("copy_kv", _COPY, values, ("k", "v", "k_scale", "v_scale"), (), (), fields, None, ())
+        return
+    cache = functions_of(engine)
+    key = ("copy_kv", k_scale is None)
+    function = cache.get(key)
+    if function is None:
+        maker = Maker("copy_kv", "copy_kv", engine, (), (), fields, None, (), None)
+        function = _function(cache, key, _COPY, {}, False, False, maker)
+    _call(function, stream, None, *values)
 
 
 def merge(parts_o, parts_lse, *, return_lse=False, out=None, out_dtype=None, engine=None, stream=None):

@@ -44,6 +44,8 @@ class Maker:
 
     def __call__(self, device, dtypes, head_dim, head_dim_v, out_dtype):
         dtype = dtypes.get("q") or dtypes.get("k_new")
+        if self.op == "copy_kv":  # an 8-bit row is copied alike, whatever its numbers were rounded from
+            dtype = dtypes["k"] if dtypes["k"] in _DTYPES else "bf16"
         if dtype not in _DTYPES:
             raise InvalidArgumentError(f"argument q has dtype {dtype}: bf16, fp16 and, on CPUs, fp32 would work")
         fields = {"op": self.op, "dtype": dtype, "head_dim": head_dim}

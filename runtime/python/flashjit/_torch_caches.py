@@ -1,6 +1,6 @@
-"""decode and append_kv as operators of PyTorch, flashjit::decode and flashjit::append_kv, for what PyTorch traces.
+"""decode, append_kv and copy_kv as operators of PyTorch, flashjit::decode and so on, for what PyTorch traces.
 
-Both list the tensors that they write apart from those that they read. They have no gradients.
+They list the tensors that they write apart from those that they read. They have no gradients.
 """
 
 import json
@@ -14,7 +14,7 @@ from ._functions import _SHOWN
 from ._specs import Maker
 from .torch import _arguments, _library, _outputs_fake, _places
 
-_WRITTEN = ("k", "v", "q_out")
+_WRITTEN = ("k", "v", "q_out", "k_scale", "v_scale")
 
 
 class _Kind:
@@ -45,7 +45,7 @@ _text._dynamo_marked_constant = True  # torch.compile computes it while it trace
 
 
 _ARGUMENTS = "str kind, Tensor(a!)[] written, Tensor[] tensors, SymInt[] integers, float[] reals"
-for _name, _returned in (("decode", "(Tensor, Tensor)"), ("append_kv", "()")):
+for _name, _returned in (("decode", "(Tensor, Tensor)"), ("append_kv", "()"), ("copy_kv", "()")):
     _library.define(f"{_name}({_ARGUMENTS}) -> {_returned}", tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
@@ -56,13 +56,14 @@ def _decode(text, written, tensors, integers, reals):
     return made if kind.lse else (made, made.new_empty(0, dtype=torch.float32))
 
 
-def _append(text, written, tensors, integers, reals):
+def _write(text, written, tensors, integers, reals):
     _kind(text).launch(written, tensors, integers, reals)
 
 
 for _device in ("CPU", "CUDA"):
     _library.impl("decode", _decode, _device)
-    _library.impl("append_kv", _append, _device)
+    _library.impl("append_kv", _write, _device)
+    _library.impl("copy_kv", _write, _device)
 
 
 @torch.library.register_fake("flashjit::decode", lib=_library)
@@ -73,7 +74,8 @@ def _decode_fake(text, written, tensors, integers, reals):
 
 
 @torch.library.register_fake("flashjit::append_kv", lib=_library)
-def _append_fake(text, written, tensors, integers, reals):
+@torch.library.register_fake("flashjit::copy_kv", lib=_library)
+def _write_fake(text, written, tensors, integers, reals):
     pass
 
 

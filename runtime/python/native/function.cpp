@@ -50,7 +50,7 @@ struct FunctionState {
   bool writes_o = false, writes_lse = false, heads_first = false;
   std::uint64_t swapped = 0;  // bit i: argument i is [batch, heads, seqlen, head_dim]
   int q = -1, k = -1, v = -1, k_new = -1, cu_seqlens_q = -1, max_seqlen_q = -1, max_seqlen_k = -1,
-      page_table = -1, slots = -1;
+      page_table = -1, slots = -1, from_slots = -1;
   Differentiable differentiable;
   std::vector<std::unique_ptr<Entry>> entries;  // never removed: a call uses them without the GIL
 };
@@ -140,10 +140,30 @@ bool longest(const Call& call, int place, std::int64_t total, std::int32_t* leng
   return fits(std::min(total, most_rows), length);
 }
 
+// Of rows that are copied from slots of caches.
+bool shape_of_copy(const Call& call, flashjit_shape& shape) {
+  const FunctionState& f = call.f;
+  const flashjit_tensor *const k = call.tensor(f.k), *const slots = call.tensor(f.from_slots);
+  const char* wrong = nullptr;
+  shape.batch = 1;
+  if (!k || k->rank != 4)
+    wrong =
+        "argument k is no cache: [batch, seqlen, heads, head_dim] or [num_pages, page_size, heads, head_dim] "
+        "would work";
+  else if (!slots || slots->rank != 1)
+    wrong = "argument from_slots is no list of slots: int64 [rows] would work";
+  else if (!fits(slots->shape[0], &shape.seqlen_q) || !fits(k->shape[1], &shape.seqlen_k) ||
+           !fits(k->shape[2], &shape.num_heads_q) || !fits(k->shape[2], &shape.num_heads_kv))
+    wrong = "sizes of the tensors are beyond 2147483647";
+  if (wrong) refuse(wrong);
+  return !wrong;
+}
+
 bool shape_of(const Call& call, flashjit_shape& shape) {
   const FunctionState& f = call.f;
   shape = {};
   shape.struct_size = sizeof shape;
+  if (f.from_slots >= 0) return shape_of_copy(call, shape);
   const int rows_at = call.tensor(f.q) ? f.q : f.k_new;
   const flashjit_tensor* const rows = call.tensor(rows_at);
   const flashjit_tensor* const k = call.tensor(f.k);
@@ -279,7 +299,7 @@ struct Output {
   Tensor tensor;
   bool allocate_like(const Call& call, const std::int64_t* shape, int rank, flashjit_dtype dtype,
                      const char* name) {
-    const auto q = static_cast<std::size_t>(call.f.q);
+    const auto q = static_cast<std::size_t>(call.f.q >= 0 ? call.f.q : call.f.k);
     object = Ref(allocate(call.tensors.all[q], call.values[q], shape, rank, dtype));
     return object && tensor.read(object.get(), name);
   }
@@ -438,7 +458,8 @@ PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
                             {"max_seqlen_q", &FunctionState::max_seqlen_q},
                             {"max_seqlen_k", &FunctionState::max_seqlen_k},
                             {"page_table", &FunctionState::page_table},
-                            {"slots", &FunctionState::slots}};
+                            {"slots", &FunctionState::slots},
+                            {"from_slots", &FunctionState::from_slots}};
     for (const auto& place : places)
       if (std::strcmp(text, place.name) == 0) (*state).*place.place = static_cast<int>(i);
     if (heads_first)

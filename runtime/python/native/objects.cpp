@@ -28,6 +28,7 @@ const Operation operations[] = {
     {"decode", {"o", "lse", "q_out"}},
     {"merge", {"o", "lse"}},
     {"append_kv", {"k", "v", "q_out"}},
+    {"copy_kv", {"k", "v", "k_scale", "v_scale"}},
     {"backward", {"dq", "dk", "dv", "d_sink_logits"}},
     {"make_block_lists", {"block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks"}},
 };

@@ -148,6 +148,24 @@ class Functions(unittest.TestCase):
         run(3.0, 20)
         self.assertEqual(self.formulas_of(lambda: [run(2.0 + i, 30 + i) for i in range(3)]), 0)
 
+        class Capped:
+            def __init__(self, cap):
+                self.cap = cap
+
+            def __call__(self, s, b, h, q, k):
+                return self.cap * self.of_one(s / self.cap)
+
+            def of_one(self, s):
+                return torch.tanh(s) + 0 * self.cap
+
+        def capped(cap):
+            o = flex_attention(q, k, v, Capped(cap))
+            s = cap * torch.tanh((q @ k.mT).double() * q.shape[-1] ** -0.5 / cap)
+            torch.testing.assert_close(o.double(), s.softmax(-1) @ v.double(), rtol=2.0**-6, atol=2.0**-6)
+
+        capped(3.0)
+        self.assertEqual(self.formulas_of(lambda: [capped(0.25), capped(7.0)]), 0)
+
     def test_numbers_that_decide(self):
         """Numbers that the function looks at are part of the formula."""
 
@@ -248,6 +266,27 @@ class Functions(unittest.TestCase):
         order = [1, 0, 2]
         raw = q @ k[:, :, order].mT * q.shape[-1] ** -0.5
         torch.testing.assert_close(o, (raw.softmax(-1) @ v[:, :, order]).flatten(2, 3), rtol=2.0**-6, atol=2.0**-6)
+
+    def test_lists_that_change(self):
+        q, k, v = (x[:, :, :BLOCK] for x in self.tensors)
+        counts, indices = torch.ones(1, 1, 1, dtype=torch.int32), torch.tensor([[[[0, 1, 2]]]], dtype=torch.int32)
+        mask = of_torch.BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=BLOCK, seq_lengths=(BLOCK, S))
+        for listed in (1, 2, 3):
+            mask.kv_num_blocks.fill_(listed)
+            wanted = flex_attention(q, *(x[:, :, : listed * BLOCK] for x in self.tensors[1:]))
+            torch.testing.assert_close(flex_attention(q, *self.tensors[1:], block_mask=mask), wanted)
+
+    def test_modes(self):
+        mod = flex_mods.score_mods(flex_mods.tables(device=DEVICE), cap=2.5)["composed"][0]
+        wanted = flex_attention(*self.tensors, mod)
+        with torch.inference_mode():
+            fresh = lambda s, *x: mod(s, *x) + 0  # noqa: E731
+            torch.testing.assert_close(flex_attention(*self.tensors, fresh), wanted)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            again = lambda s, *x: mod(s, *x) - 0  # noqa: E731
+            o = flex_attention(*self.tensors, again)
+        self.assertEqual(o.dtype, torch.bfloat16)
+        torch.testing.assert_close(o.to(wanted.dtype), wanted, rtol=2.0**-5, atol=2.0**-5)
 
     def test_results(self):
         o, lse = flex_attention(*self.tensors, return_lse=True)

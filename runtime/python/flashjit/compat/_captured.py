@@ -28,10 +28,11 @@ class Captured:
             self.is_known = True  # whether a change of anything that the function reads is noticed
             self.numbers_are_plain = True  # whether a tensor can stand in a number's place
             self._cells, self._items, self._attributes, self._lengths = [], [], [], []
-            self._places, self._met, self._kept, self._fixed = {}, {}, [], 0
+            self._places, self._met, self._kept = {}, {}, []
+            self._objects, self._places_of_objects = {}, {}
             self.key, self._make = self._visit(function)
         self.numbers_are_plain &= not self._names & {"isinstance", "type"}
-        del self._places, self._met, self._kept
+        del self._places, self._met, self._kept, self._objects, self._places_of_objects
 
     def holds(self):
         try:
@@ -65,7 +66,7 @@ class Captured:
             if place == len(self.tensors):
                 self.tensors.append(value)
             return ("tensor", place, value.shape, value.dtype, value.device), None
-        if kind in (int, float) and not self._fixed and math.isfinite(value) and abs(value) < 2**31:
+        if kind in (int, float) and math.isfinite(value) and abs(value) < 2**31:
             place = len(self.numbers)
             self.numbers.append(value)
             return (kind, value >= 0 if kind is int else None), lambda stands: stands[place]
@@ -145,31 +146,65 @@ class Captured:
         return (code, tuple(read), key), make
 
     def _object(self, value):
-        """An object by those of its attributes that the functions name. Their numbers are part of the key."""
-        if id(value) in self._met:
-            return ("again", self._met[id(value)]), None
+        """An object by those of its attributes that the functions name."""
+        if id(value) in self._objects:
+            key, make = self._objects[id(value)]
+            self.numbers_are_plain &= key is not None  # a cycle is not made anew
+            return ("again", self._places_of_objects[id(value)]), make
         if not hasattr(value, "__dict__"):
             self.is_known = False
             return ("unknown", id(value)), None
-        self._met[id(value)] = len(self._met)
+        self._places_of_objects[id(value)] = len(self._objects)
+        self._objects[id(value)] = None, None
         self._kept.append(value)  # so that no other object has its id
-        self._fixed += 1
-        key = ["object", value if isinstance(value, type) else type(value)]
-        called = type(value).forward if isinstance(value, torch.nn.Module) else getattr(type(value), "__call__", None)
+        key, made = ["object", value if isinstance(value, type) else type(value)], {}
+        call = "forward" if isinstance(value, torch.nn.Module) else "__call__"
+        called = getattr(type(value), call, None)
         if isinstance(called, types.FunctionType) and not isinstance(value, type):
-            key.append(self._visit(called)[0])
+            of_call, make = self._visit(called)
+            key.append(of_call)
+            made["__call__"] = partial(_method, make, called)
+        numbers = len(self.numbers)
         for name in sorted(self._names):
             try:
                 one = getattr(value, name)
             except AttributeError:
                 continue
-            if isinstance(one, types.MethodType) and one.__self__ is value:
+            is_method = isinstance(one, types.MethodType) and one.__self__ is value
+            if is_method:
                 one = one.__func__
             else:
                 self._attributes.append((value, name, one))
-            key.append((name, self._visit(one)[0]))
-        self._fixed -= 1
-        return tuple(key), None
+            of_one, make = self._visit(one)
+            key.append((name, of_one))
+            if is_method:
+                made[name] = partial(_method, make, one)
+            elif make:
+                made[name] = lambda stands, own, make=make: make(stands)
+        has_numbers = len(self.numbers) > numbers
+        make = (lambda stands: _Stand(value, made, stands)) if has_numbers and not isinstance(value, type) else None
+        self.numbers_are_plain &= not (has_numbers and make is None)
+        self._objects[id(value)] = made_key, make = tuple(key), make
+        return made_key, make
+
+
+def _method(make, function, stands, own):
+    return types.MethodType(make(stands) if make else function, own)
+
+
+class _Stand:
+    """An object with `stands` in the places of numbers among its attributes."""
+
+    def __init__(self, value, made, stands):
+        own = self.__dict__
+        own["_value"] = value
+        own.update({name: make(stands, self) for name, make in made.items()})
+
+    def __getattr__(self, name):
+        return getattr(self._value, name)
+
+    def __call__(self, *arguments):
+        return self.__dict__["__call__"](*arguments)
 
 
 def _names(code):

@@ -131,6 +131,7 @@ def _fits(traced, kind):
 
 # ---- block masks ----
 
+_OF_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _lists_of: WeakKeyDictionary = WeakKeyDictionary()
 
 
@@ -195,11 +196,16 @@ def _lists(block_mask, query, key, formula):
     if of_heads < heads and _reads("head", formula) or of_batch < batch and _reads("batch", formula):
         return None
     made = _lists_of.get(block_mask)
-    version = block_mask.kv_indices, formula is None
-    if made is None or made[0][0] is not version[0] or made[0][1] != version[1]:
+    version = formula is None, *[(id(one), _version(one)) for one in (getattr(block_mask, x) for x in _OF_LISTS)]
+    if made is None or made[0] != version:
         made = version, _lists_from(block_mask, -(-key.shape[2] // block_mask.BLOCK_SIZE[1]), formula is not None)
         _lists_of[block_mask] = made
     return made[1]
+
+
+def _version(tensor):
+    """Counts changes of the contents; those of inference mode are not counted."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _reads(name, formula):
@@ -287,7 +293,8 @@ class _Plan:
         used = {name: one for name, (one, nothing) in used.items() if one and one.formula != nothing}
         self._functions = list(used.values())
         self.fields = {name: (one.formula,) for name, one in used.items()}
-        self._lists = block_mask and (block_mask.kv_indices, block_mask.kv_num_blocks)
+        self._lists = [(name, getattr(block_mask, name)) for name in _OF_LISTS] if block_mask is not None else []
+        self._lists = [(name, one, _version(one)) for name, one in self._lists if one is not None]
         if block_mask is not None and block_mask.BLOCK_SIZE[0] < _LARGEST_OF_TORCH:
             self.fields["block_lists"] = _lists(block_mask, query, key, self.fields.get("mask", (None,))[0])
         self.expands = key.shape[0] == 1 and batch > 1
@@ -301,10 +308,15 @@ class _Plan:
                 block_mask is None
                 or block_mask.mask_mod is self._mask_mod
                 and (self._mask is None or self._mask.captured.holds())
-                and block_mask.kv_indices is self._lists[0]
-                and block_mask.kv_num_blocks is self._lists[1]
+                and self._has_lists(block_mask)
             )
         )
+
+    def _has_lists(self, block_mask):
+        for name, one, version in self._lists:
+            if getattr(block_mask, name) is not one or _version(one) != version:
+                return False
+        return True
 
     def keywords(self):
         """Those of flashjit.attention: masks, scores, lists, tables and scalars."""

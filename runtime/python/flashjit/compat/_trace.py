@@ -66,7 +66,7 @@ class Traced:
 
         self._call = called, (*inputs, *numbers)
         try:
-            with TransformGetItemToIndex(), torch.no_grad():
+            with TransformGetItemToIndex(), torch.no_grad(), torch.autocast(device, enabled=False):
                 make = make_fx(called, {}, tracing_mode="fake", _allow_non_fake_inputs=True)
                 module = make(*inputs, *numbers)
         except Error:

@@ -7,6 +7,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from flashjit.compat import and_masks, or_masks
 
 B, H, S = 2, 4, 96
@@ -92,7 +93,7 @@ def score_mods(t, cap=3.0, slope=0.05, length=S):
         "squared": (lambda s, b, h, q, k: s * s, ()),
         "cubed": (lambda s, b, h, q, k: s**3 / 4, ()),
         "causal": (lambda s, b, h, q, k: torch.where(q >= k, s, float("-inf")), ()),
-        "inverse causal": (lambda s, b, h, q, k: torch.where(q <= k, s, float("-inf")), ()),
+        "inverse causal": (lambda s, b, h, q, k: s.masked_fill(q > k, float("-inf")), ()),
         "relative": (relative, ()),
         "relative causal": (lambda s, b, h, q, k: torch.where(q >= k, s + (q - k) * 0.1, -float("inf")), ()),
         "alibi": (lambda s, b, h, q, k: s + torch.exp2(-((h + 1) * 8.0 / H)) * (k - q), ()),
@@ -126,9 +127,9 @@ def score_mods(t, cap=3.0, slope=0.05, length=S):
         "root of distance": (lambda s, b, h, q, k: s / torch.sqrt(1.0 + (q - k).abs()), ()),
         "clamp": (lambda s, b, h, q, k: s.clamp(-0.5, 1.0), ()),
         "maximum": (lambda s, b, h, q, k: torch.maximum(s, t["rows"][q]), ("rows",)),
-        "activations": (lambda s, b, h, q, k: torch.relu(s) + torch.nn.functional.silu(s) - torch.sigmoid(s), ()),
-        "leaky": (lambda s, b, h, q, k: torch.nn.functional.leaky_relu(s, 0.1) + torch.nn.functional.softplus(s), ()),
-        "gelu": (lambda s, b, h, q, k: torch.nn.functional.gelu(s, approximate="tanh") + torch.nn.functional.elu(s), ()),
+        "activations": (lambda s, b, h, q, k: torch.relu(s) + F.silu(s) - torch.sigmoid(s), ()),
+        "leaky": (lambda s, b, h, q, k: F.leaky_relu(s, 0.1) + F.softplus(s) + F.mish(s), ()),
+        "gelu": (lambda s, b, h, q, k: F.gelu(s, approximate="tanh") + F.elu(s), ()),
     }  # fmt: skip
 
 

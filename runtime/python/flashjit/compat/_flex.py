@@ -204,8 +204,8 @@ def _lists(block_mask, query, key, formula):
 
 
 def _version(tensor):
-    """Counts changes of the contents; those of inference mode are not counted."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
+    """Counts changes of the contents, but not those of tensors of inference mode."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _reads(name, formula):
@@ -308,13 +308,13 @@ class _Plan:
                 block_mask is None
                 or block_mask.mask_mod is self._mask_mod
                 and (self._mask is None or self._mask.captured.holds())
-                and self._has_lists(block_mask)
+                and self._has_same_lists(block_mask)
             )
         )
 
-    def _has_lists(self, block_mask):
+    def _has_same_lists(self, block_mask):
         for name, one, version in self._lists:
-            if getattr(block_mask, name) is not one or _version(one) != version:
+            if getattr(block_mask, name) is not one or version is not None and one._version != version:
                 return False
         return True
 

@@ -5,6 +5,7 @@ from functools import partial
 from types import MethodType
 
 import torch
+from torch._decomp import get_decompositions
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,13 @@ _NAMES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "int32", torch.int8: "int8",
     torch.uint8: "uint8",
 }  # fmt: skip
+# Operators that PyTorch writes as several others.
+_aten = torch.ops.aten
+_WRITTEN_OUT = get_decompositions([
+    _aten.masked_fill, _aten.lerp, _aten.addcmul, _aten.addcdiv, _aten.logaddexp, _aten.logaddexp2, _aten.frac,
+    _aten.hardsigmoid, _aten.hardswish, _aten.mish, _aten.log_sigmoid_forward, _aten.threshold,
+    _aten.celu, _aten.selu, _aten.softshrink, _aten.hardshrink, _aten.heaviside, _aten.sinc, _aten.logit, _aten.xlogy,
+])  # fmt: skip
 _DIMENSIONS = {"batch": "batch", "head": "heads_q", "row": "seqlen_q", "key": "seqlen_k"}
 _OF_RESULTS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
@@ -67,7 +75,7 @@ class Traced:
         self._call = called, (*inputs, *numbers)
         try:
             with TransformGetItemToIndex(), torch.no_grad(), torch.autocast(device, enabled=False):
-                make = make_fx(called, {}, tracing_mode="fake", _allow_non_fake_inputs=True)
+                make = make_fx(called, _WRITTEN_OUT, tracing_mode="fake", _allow_non_fake_inputs=True)
                 module = make(*inputs, *numbers)
         except Error:
             raise

@@ -310,5 +310,16 @@ TEST(BackwardOracle, RowsWithoutGradientsGiveNothing) {
   }
 }
 
+// A row with a score of +inf has no softmax: whatever its other scores are, no key that it sees can be told.
+TEST(BackwardOracle, ARowWithoutSoftmaxReachesTheKeysThatItSees) {
+  Problem problem({CausalMask{}}, false, false, 5,
+                  {"(row == 2 ? key == 0 ? inf : -inf : score) + slope[head] * bias[key % 5]"});
+  problem.take_gradients();
+  for (std::size_t i = 0; i + 1 < problem.dv.values.size(); ++i) {
+    const std::size_t key = i / 8 / 2 % 12;
+    EXPECT_EQ(std::isnan(problem.dv.values[i]), key <= 2 + 12 - 9) << "key " << key;
+  }
+}
+
 }  // namespace
 }  // namespace flashjit::backward_test

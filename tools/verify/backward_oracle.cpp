@@ -203,7 +203,7 @@ class Worker {
     pair.kept = true;
     const double p = weight.value, p_error = weight.error();
     const bool rounds = spec_.dtype != DType::fp32;
-    if (formulas_.has_scores() &&
+    if (formulas_.has_scores() && !std::isnan(p) &&
         (scores_[at] == -std::numeric_limits<double>::infinity() || weight.most < 0x1p-151)) {
       // The weight is 0, whatever the derivatives are.
       pair.weightless = true;

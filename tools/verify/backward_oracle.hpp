@@ -42,7 +42,8 @@
 // 6. s_ij is the final score, with the error that formula.hpp gives it in place of the product's, and
 //    g_ij = g'_ij D_ij, where g'_ij is the gradient by the final score, as above, and D_ij the final score's
 //    derivative by the raw one. It is off by |g'_ij| E_ij + a_ij (|D_ij| + E_ij) + 2^-23 |g_ij| + f with the
-//    bound E_ij of D_ij (formula.hpp). A pair whose weight float32 cannot hold, and a score of -inf, give 0.
+//    bound E_ij of D_ij (formula.hpp). A pair whose weight float32 cannot hold, and a score of -inf, give 0,
+//    but for rows in which a score is NaN or +inf: none of their weights is a number.
 // 7. An element of a table gets the sum of g'_ij times the final score's derivative by it, over all pairs and
 //    all places where a formula reads it. Terms are off as in 6, their sum as in 5.
 // 8. A sink is one more key of a row, with an exact score t. A sink logit gets minus the sum of its weights

@@ -82,7 +82,7 @@ double RowSoftmax::lse_error() const {
 
 Weight RowSoftmax::weight(std::size_t index, double score, double error) const {
   const double relative = score - max_, exact = std::exp(relative - log_sum_);
-  if (score == -infinity) return {exact, 0, 0};
+  if (score == -infinity) return {std::isnan(max_) ? max_ : 0, 0, 0};
   if (error == infinity || (unknown_ && finds_sum_)) return {exact, 0, infinity};
   if (finds_sum_ && !has_more_keys_) {
     const double d = error_of(score, error), low = relative - d, high = relative + d;

@@ -21,9 +21,10 @@ FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int lane, cons
   for (int r = 0; r < 2; ++r) {
     const int to = row + 8 * r;
     write_floats(p.parts_o + to * columns, output, r, 1.f, lane % 4);
-    const float sum = softmax.relative_sum(r);  // NaN is no row without keys
-    const u32 state[] = {__float_as_uint(sum == 0 ? minus_infinity : softmax.reference(r)),
-                         __float_as_uint(sum)};
+    // A row of far scores alone may have a sum of 0, and a row of NaN alone the lowest reference.
+    const float sum = softmax.relative_sum(r), reference = softmax.reference(r);
+    const bool has_keys = reference > Softmax::lowest || sum != 0;
+    const u32 state[] = {__float_as_uint(has_keys ? reference : minus_infinity), __float_as_uint(sum)};
     if (lane % 4 == 0) st_global_v2(p.parts_state + 2 * to, state);
   }
 }

@@ -17,6 +17,7 @@
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/far_scores.hpp"
 #include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
@@ -234,6 +235,24 @@ TEST_F(ForwardSm90a, PartsOfKeys) {
   // Lists of blocks, which may have none in a part.
   expect_listed<WithLists<SpecOf<Bf16, 24, 40, false>, FormulaParams, 64, 32>,
                 ConfigOf<64, 32, true, false, waves>>(c, 5);
+}
+
+// Parts whose keys are all far from 0, so that some have sums of 0 and references beyond float32.
+TEST_F(ForwardSm90a, PartsOfFarScores) {
+  using Spec = SpecOf<Bf16, 24, 40, false, BottomRight>;
+  for (const double sign : {1.0, -1.0})
+    for (const double scale : {0x1p-4, 0x1p4, 0x1p11, 0x1p120}) {
+      Case c = with_spec<Spec>(
+          {.heads_q = 2, .heads_kv = 1, .seqlen_q = 3, .seqlen_k = 330, .data = Data::plain}, {CausalMask{}});
+      c.softmax_scale = static_cast<float>(scale);
+      SCOPED_TRACE(c.str() + " sign " + std::to_string(sign));
+      Workload workload(host, c);
+      SharedMaxima maxima(workload, true);
+      maxima.set_scores(sign);
+      workload.reset();
+      launch<Spec, ConfigOf<64, 32, true, false>>(c.spec, workload.args(), not_a_number, 4);
+      maxima.expect(scale);
+    }
 }
 
 // Tiles within blocks, blocks within tiles, and tiles across the edges of blocks.

@@ -81,13 +81,14 @@ ConfigAxes axes(const AttentionSpec&, const Target&) {
   return {.block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
 }
 
-// The first that fits. Two stages are better than one, also where they leave no room for dQ.
-KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
+// The first that fits: half of a tile of 128 rows would be empty in sequences of 64. Two stages are better
+// than one, also where they leave no room for dQ.
+KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   constexpr KernelConfig configs[] = {{128, wgmma_block_n, 2, wgmma_warps},
                                       {64, wgmma_block_n, 2, wgmma_warps},
                                       {64, wgmma_block_n, 1, wgmma_warps}};
   for (const KernelConfig& config : configs)
-    if (misfit(spec, target, config).empty()) return config;
+    if ((config.block_m == 64 || shape.seqlen_q > 64) && misfit(spec, target, config).empty()) return config;
   return configs[std::size(configs) - 1];
 }
 

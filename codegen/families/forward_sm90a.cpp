@@ -1,6 +1,7 @@
 // Forward on sm_90a: wgmma kernels of one producer warpgroup and a consumer warpgroup for every 64 query
 // rows.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "codegen/families/kernel_family.hpp"
@@ -238,20 +239,42 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   return {};
 }
 
+// How long a launch takes with tiles of block_m rows, in a unit of its own: the rows times the keys that the
+// busiest multiprocessor computes. Multiprocessors take tiles in rounds. With sections the long tiles come
+// first, and the last ones fill the gaps.
+double time_of(const Shape& shape, const KernelConfig& config, int block_m) {
+  constexpr double multiprocessors = 132;  // of an H100 and an H200
+  const int packed = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
+  const double tiles_of_head = std::ceil(shape.seqlen_q * packed / static_cast<double>(block_m));
+  const double tiles = tiles_of_head * shape.batch * (shape.num_heads_q / packed), keys = shape.seqlen_k;
+  if (config.tile_order != TileOrder::sections) return block_m * keys * std::ceil(tiles / multiprocessors);
+  const double unseen = (shape.seqlen_q - static_cast<double>(block_m) / packed) / 2;  // by the mean tile
+  return block_m * std::max(keys, tiles * (keys - std::max(unseen, 0.0)) / multiprocessors);
+}
+
+// The rows of a tile. Fewer fit short sequences better. Narrow heads spend as much time on exponentials as on
+// products: with 192 rows a third warpgroup, and turns at the tensor cores, keep both units busy. On an H100
+// an element takes 8% less time than with 128 rows for heads of 64, and 31% less for heads of 72; with 64
+// rows it takes half as much again (tests/bench/log/gpu_forward_sm90a.md). Where a launch has few tiles, many
+// keys are divided.
+int rows_of_tile(const AttentionSpec& spec, const Shape& shape, const KernelConfig& config) {
+  const int widest = std::max(spec.head_dim, spec.head_dim_v);
+  const int heads_per_tile = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
+  if (shape.seqlen_q <= 64 / heads_per_tile) return 64;
+  const double usual = time_of(shape, config, 128);
+  if (shape.seqlen_k <= 1024 && 1.5 * time_of(shape, config, 64) < usual) return 64;
+  if (widest > 80 || config.pack_gqa) return 128;
+  if (config.tile_order == TileOrder::sections && shape.seqlen_q <= 4096) return 128;  // measured: 2% faster
+  return (widest <= 64 ? 0.92 : 0.69) * time_of(shape, config, 192) < usual ? 192 : 128;
+}
+
 // Measured on an H200 (tests/bench/gpu_forward.md).
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
   KernelConfig config{.block_m = 128, .num_stages = 2, .tile_order = tile_order(spec)};
   config.pack_gqa = packing_pays(shape) && packable(spec);
-  const int heads_per_tile = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
-  if (shape.seqlen_q <= 64 / heads_per_tile) {
-    config.block_m = 64;
-  } else if (widest <= 80 && shape.seqlen_q > (config.tile_order == TileOrder::sections ? 4096 : 1024)) {
-    // Narrow heads spend as much time on exponentials as on products. A third warpgroup, and turns
-    // at the tensor cores, keep both units busy. Sequences must be long enough to fill its rows.
-    config.block_m = 192;
-    config.ping_pong = true;
-  }
+  config.block_m = rows_of_tile(spec, shape, config);
+  config.ping_pong = config.block_m == 192;
   config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
   if (config.tile_order == TileOrder::sections) {
     const bool pays = shape.seqlen_k <= 1024 || (!spec.score.empty() && !computes_functions(spec));

@@ -61,15 +61,17 @@ std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& con
 }
 
 // How many parts the keys of each tile have, all of which multiprocessors compute at the same time: an
-// estimate in microseconds of an H100. A multiprocessor multiplies 6 TFLOP/s. Parts take 4 us for a second
-// step, and 0.75 us each to be written and read again (tests/bench/log/gpu_forward_sm90a.md).
+// estimate in microseconds of an H100 (tests/bench/log/gpu_forward_sm90a.md). A multiprocessor multiplies
+// 6 TFLOP/s. Parts take 3 us for a second step, and 0.25 us each to be written and read again. The second
+// step begins 8 us later if the first leaves it no multiprocessor to wait on.
 int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::int64_t steps,
                   std::int64_t tiles, int multiprocessors) {
   const double step = 2e-6 / 6 * config.block_m * config.block_n * (spec.head_dim + spec.head_dim_v);
   int best = 1;
   double least = step * static_cast<double>(steps);
   for (int parts = 2; parts <= std::min(multiprocessors / tiles, steps); ++parts) {
-    const double time = step * static_cast<double>(ceil_div(steps, parts)) + 4 + 0.75 * parts;
+    const double late = 10 * tiles * parts > 9 * std::int64_t{multiprocessors} ? 8 : 0;
+    const double time = step * static_cast<double>(ceil_div(steps, parts)) + 3 + 0.25 * parts + late;
     if (time >= least) continue;
     least = time;
     best = parts;

@@ -15,6 +15,7 @@ import flashjit.torch
 import functorch.compile
 import torch
 from leaks import check_no_leaks
+from torch._dynamo.backends.common import aot_autograd
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -374,7 +375,7 @@ class Operators(unittest.TestCase):
             graphs.append({str(node.target) for node in module.graph.nodes if "flashjit" in str(node.target)})
             return functorch.compile.make_boxed_func(module.forward)
 
-        backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep, bw_compiler=keep)
+        backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
         q, k, v = inputs()
         torch.compile(lambda *x: flashjit.attention(*x), fullgraph=True, backend=backend)(q, k, v).sum().backward()
         self.assertEqual(graphs, [{"flashjit.attention_forward.default"}, {"flashjit.attention_backward.default"}])

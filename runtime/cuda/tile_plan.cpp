@@ -40,12 +40,12 @@ Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int 
 }
 
 TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, const Tiles& tiles,
-                         int heads_q, int parts, int multiprocessors, std::int64_t cache_bytes) {
+                         int heads_q, int parts, int multiprocessors, std::int64_t cache_bytes,
+                         decltype(tile_sections)& sections) {
   const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * (spec.head_dim + spec.head_dim_v) * 2;
   const auto at_a_time = std::min<std::int64_t>(tiles.all(), multiprocessors);
-  return tile_sections(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head),
-                       static_cast<int>(at_a_time), bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts,
-                       cache_bytes);
+  return sections(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head), static_cast<int>(at_a_time),
+                  bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts, cache_bytes);
 }
 
 // The most blocks of keys that a tile has, by masks whose keys are an interval. Others keep all keys, as only
@@ -103,7 +103,8 @@ int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& p) {
   const Tiles tiles = count_tiles(p, p.num_heads_q, config.block_m, config.block_m);
-  p.section_heads = sections_of(spec, p, tiles, p.num_heads_q, 1, multiprocessors, l2_of_others).heads;
+  p.section_heads =
+      sections_of(spec, p, tiles, p.num_heads_q, 1, multiprocessors, l2_of_others, tile_sections).heads;
   return {static_cast<unsigned>(tiles.all())};
 }
 
@@ -125,7 +126,9 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
     tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
   }
   if (config.tile_order == TileOrder::sections) {
-    const TileSections sections = sections_of(spec, p, tiles, heads_q, p.parts, multiprocessors, l2_of_h100);
+    const bool own_keys = p.num_heads_q == p.num_heads_kv;  // else K and V are read by several heads at once
+    const TileSections sections = sections_of(spec, p, tiles, heads_q, p.parts, multiprocessors, l2_of_h100,
+                                              own_keys ? persistent_sections : tile_sections);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }

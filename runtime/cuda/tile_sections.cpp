@@ -36,4 +36,13 @@ TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_
   return sections;
 }
 
+TileSections persistent_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
+                                 std::int64_t cache_bytes) {
+  // Longer sequences read K and V often enough.
+  constexpr int few_tiles = 4;
+  if (tiles <= few_tiles && heads >= blocks && bytes_per_head <= (cache_bytes + cache_bytes / 8) / blocks)
+    return {blocks, tiles};
+  return tile_sections(heads, tiles, blocks, bytes_per_head, cache_bytes);
+}
+
 }  // namespace flashjit::cuda

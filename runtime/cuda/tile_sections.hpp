@@ -16,4 +16,10 @@ struct TileSections {
 TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
                            std::int64_t cache_bytes);
 
+// The same for a persistent grid, whose blocks take turns in a section with as many heads as there are
+// blocks. With few tiles of a head, most of the time is that of reading K and V for the first time, so blocks
+// should not all do that at once.
+TileSections persistent_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
+                                 std::int64_t cache_bytes);
+
 }  // namespace flashjit::cuda

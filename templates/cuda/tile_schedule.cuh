@@ -56,8 +56,11 @@ class TileSchedule {
   FLASHJIT_FN bool next_in_sections(TileIndex& tile) {
     while (next_ < end_) {
       const u32 round = next_++;
-      // Every second round is reversed, so that the same blocks do not always get the longer tiles.
-      const u32 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+      // Every second round is reversed, so that the same blocks do not always get the longer tiles. In a
+      // section with a head for each block, all tiles of the head are the block's, and neighbours begin with
+      // different ones: not all blocks read K and V for the first time at once.
+      const bool turns = section_heads_ == gridDim.x;
+      const u32 place = round % 2 && !turns ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
       u32 section, index;  // index: among the section's tiles, the longest first
       if (round < first_left()) {
         section = round / section_rounds_;
@@ -69,7 +72,8 @@ class TileSchedule {
       }
       const u32 first = section * section_heads_, size = min(section_heads_, heads_ - first);
       if (index >= size * m_blocks_) continue;
-      tile = make(first + index % size, index / size);
+      const u32 longer = index / size + (turns && size == gridDim.x ? place : 0);
+      tile = make(first + index % size, longer % m_blocks_);
       return true;
     }
     return false;

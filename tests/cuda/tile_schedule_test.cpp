@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -43,18 +44,22 @@ cuda::TileSections sections_of(const Launch& launch) {
   return cuda::tile_sections(launch.batch * launch.heads, tiles_of(launch), launch.blocks,
                              launch.bytes_per_head, cache_bytes);
 }
+cuda::TileSections persistent_sections_of(const Launch& launch) {
+  return cuda::persistent_sections(launch.batch * launch.heads, tiles_of(launch), launch.blocks,
+                                   launch.bytes_per_head, cache_bytes);
+}
 
 // The number of key blocks that each block of the grid computes
 // under a causal mask. Fails if a tile is missing or comes twice.
 template <device::TileOrder order>
-std::vector<int> loads(const Launch& launch) {
+std::vector<int> loads(const Launch& launch, std::vector<int>* first_tiles = nullptr) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
   device::Sm90aForwardParams params{};
   params.parts = 1;
   params.batch = launch.batch;
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;
-  const cuda::TileSections sections = sections_of(launch);
+  const cuda::TileSections sections = persistent_sections_of(launch);
   params.section_heads = sections.heads;
   params.section_rounds = sections.rounds;
   const auto blocks = static_cast<unsigned>(launch.blocks);
@@ -71,6 +76,7 @@ std::vector<int> loads(const Launch& launch) {
       const int at = (tile.batch * launch.heads + tile.head_q) * tiles + tile.m_block;
       EXPECT_TRUE(tile.head_q < launch.heads && tile.m_block < tiles && at < heads * tiles);
       ++visits.at(static_cast<std::size_t>(at));
+      if (work == 0 && first_tiles) first_tiles->push_back(tile.m_block);
       work += tile.m_block + 1;
     }
     load.push_back(work);
@@ -138,6 +144,19 @@ TEST(TileSchedule, SectionsAreEven) {
       EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.04 * mean) << head_dim << ", " << seqlen;
     }
   }
+}
+
+// Short sequences: blocks have whole heads, and neighbours begin with different tiles.
+TEST(TileSchedule, BlocksOfShortSequencesTakeTurns) {
+  constexpr Launch launch{32, 16, 512, 132, 512 * 128 * 4};
+  EXPECT_EQ(persistent_sections_of(launch).heads, 132);
+  std::vector<int> first_tiles;
+  const std::vector<int> load = loads<device::TileOrder::sections>(launch, &first_tiles);
+  const double mean = std::accumulate(load.begin(), load.end(), 0.0) / static_cast<double>(load.size());
+  EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.04 * mean);
+  std::array<int, 4> first{};
+  for (const int tile : first_tiles) ++first.at(static_cast<std::size_t>(tile));
+  for (const int blocks : first) EXPECT_EQ(blocks, 33);
 }
 
 // Random tiles of 1 to 30 units, 31 for each of 132 multiprocessors. Blocks that start where others

@@ -297,6 +297,9 @@ TEST_P(DropoutOn, SeedsInMemoryAreReadWhenTheKernelRuns) {
     EXPECT_EQ(first, expected(seed, 5));
     EXPECT_NE(first, expected(seed, 6));
     EXPECT_NE(first, expected(seed + 1, 5));
+    const auto at_zero = expected(seed, 0);
+    by_value.dropout_offset.reset();
+    EXPECT_EQ(run(workload, kernel, by_value), at_zero) << "an offset that is not given is 0";
 
     const PreparedLaunch prepared = kernel.prepare(args);
     for (const std::uint64_t offset : {std::uint64_t{6}, std::uint64_t{1} << 32}) {

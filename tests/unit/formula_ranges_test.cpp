@@ -181,11 +181,16 @@ TEST_F(Ranges, OfConditions) {
           EXPECT_TRUE(holds(both(a, b), both(x, y)));
           EXPECT_TRUE(holds(either(a, b), either(x, y)));
           EXPECT_TRUE(holds(opposite(a), opposite(x)));
-          for (const Maybe c : values)
+          for (const Maybe c : values) {
+            const Maybe chosen = choose(c, a, b);
             for (const bool z : {false, true})
               if (holds(c, z)) {
-                EXPECT_TRUE(holds(choose(c, a, b), choose(z, x, y)));
+                EXPECT_TRUE(holds(chosen, choose(z, x, y)));
               }
+            if (c.can_hold && c.can_fail) continue;
+            const Maybe only = c.can_hold ? a : b;
+            EXPECT_TRUE(chosen.can_hold == only.can_hold && chosen.can_fail == only.can_fail);
+          }
           if (a.can_hold && a.can_fail) continue;
           EXPECT_TRUE(is_point(opposite(a), opposite(x)));
           if (b.can_hold && b.can_fail) continue;
@@ -197,8 +202,12 @@ TEST_F(Ranges, OfConditions) {
     for (const Maybe c : values)
       for (const bool z : {false, true}) {
         if (!holds(c, z)) continue;
+        const Range<float> chosen = choose(c, a.range, b.range);
         for (const float x : a.elements)
-          for (const float y : b.elements) ASSERT_TRUE(holds(choose(c, a.range, b.range), choose(z, x, y)));
+          for (const float y : b.elements) ASSERT_TRUE(holds(chosen, choose(z, x, y)));
+        if (c.can_hold && c.can_fail) continue;
+        const Range<float> only = c.can_hold ? a.range : b.range;
+        ASSERT_TRUE(chosen.low == only.low && chosen.high == only.high && chosen.nan == only.nan);
       }
   }
 }

@@ -15,6 +15,7 @@
 #include "tests/api/arguments.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/append_problem.hpp"
+#include "tests/support/copy_problem.hpp"
 #include "tests/support/workload.hpp"
 
 namespace {
@@ -375,6 +376,12 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
                  .num_heads_kv = c.heads_kv,
                  .page_size = c.page_size},
                 problem.args());
+  }
+
+  for (const auto from : {CopyCase::From::others, CopyCase::From::themselves}) {
+    const CopyCase c{.kv_dtype = DType::int8, .kv_scale = KvScale::token_head, .from = from};
+    CopyProblem problem(on(), c, on().engine().get(c.spec(), c.shape()).workspace_bytes(c.shape()));
+    expect_none(c.spec(), c.shape(), problem.args());
   }
 
   Workload backward(on(), {.spec = attention_spec(Operation::backward, DType::bf16, 64, {CausalMask{}}, {}),

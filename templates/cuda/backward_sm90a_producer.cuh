@@ -253,11 +253,12 @@ struct Sm90aBackwardProducer {
       if constexpr (Kernel::differentiates) copy_numbers(shared.far_max(stage), p.far_max);
     }
     if constexpr (Spec::dropout) {
-      const Words key = shared.dropout_key();  // read each time: its ten rounds would fill registers
+      // Read the message and the key each time: registers are few, and ten rounds of the key would fill them.
 #pragma unroll 1
       for (int i = lane; i < block_m; i += 32) {
-        const RowWords words =
-            dropout_row_words<true>(key, BackwardMessage::index_of(word) * block_m + i, head, batch);
+        ld_shared_v2(word, head, shared.message(stage));
+        const RowWords words = dropout_row_words<true>(
+            shared.dropout_key(), BackwardMessage::index_of(word) * block_m + i, head, batch);
         st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
       }
     }

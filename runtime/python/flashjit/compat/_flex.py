@@ -17,6 +17,7 @@ from ._trace import Traced
 __all__ = ["BlockMask", "and_masks", "create_block_mask", "flex_attention", "noop_mask", "or_masks"]
 
 _PREFIXES = {"score_mod": "s", "mask_mod": "m"}
+UNLISTED = 1 << 30  # the size of a block in a mask without lists, as PyTorch makes where none is given
 _WHOLE, _ASKED = -1, -2  # of listed blocks: needs no test; is tested by the mask
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 256
 
@@ -295,7 +296,7 @@ class _Plan:
         self.fields = {name: (one.formula,) for name, one in used.items()}
         self._lists = [(name, getattr(block_mask, name)) for name in _OF_LISTS] if block_mask is not None else []
         self._lists = [(name, one, _version(one)) for name, one in self._lists if one is not None]
-        if block_mask is not None and block_mask.BLOCK_SIZE[0] < _LARGEST_OF_TORCH:
+        if block_mask is not None and block_mask.BLOCK_SIZE[0] < UNLISTED:
             self.fields["block_lists"] = _lists(block_mask, query, key, self.fields.get("mask", (None,))[0])
         self.expands = key.shape[0] == 1 and batch > 1
         self._is_steady, self._keywords, self._wants = False, None, []
@@ -339,7 +340,6 @@ class _Plan:
         return made
 
 
-_LARGEST_OF_TORCH = 1 << 30  # the size of a block in the mask that PyTorch makes where none is given
 _plans: dict = {}
 
 

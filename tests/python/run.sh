@@ -5,4 +5,6 @@ if [ ! -e "$1/made" ]; then
   cat "$1/why" 2>/dev/null || echo "$1 is missing: tools/test --python makes it"
   exit 77
 fi
+# Compiled modules of the packages stay in the environment, so that each test need not compile what it imports.
+export PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$1/pycache"
 exec "$1/bin/python" -W error -X faulthandler "$2"

@@ -103,6 +103,10 @@ void check_shape(const AttentionSpec& spec, const Shape& s) {
   if (!has_groups)
     refuse_argument("the shape has num_heads_q ", s.num_heads_q, " and num_heads_kv ", s.num_heads_kv,
                     ": neither may be negative, and the first must be a multiple of the second");
+  const OperationInfo& op = info_of(spec.op);
+  if (countable && (op.caches == When::never || op.copies))
+    refuse_argument("the shape has page_size ", s.page_size, ": a kernel of op ", op.name,
+                    " serves every page size; leave it 0");
   if (countable)
     refuse_argument(
         "the shape has page_size ", s.page_size,

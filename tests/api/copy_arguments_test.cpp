@@ -146,6 +146,11 @@ TEST(CopyArguments, ByTheCInterface) {
   flashjit_engine_destroy(engine);
 }
 
+TEST(CopyArguments, ShapesHaveNoPages) {
+  expect_error(ErrorCode::invalid_argument, {"page_size 16", "copy_kv serves every page size", "leave it 0"},
+               [] { Engine(EngineOptions{}).get(kernel_of(plain).info().spec, {.page_size = 16}); });
+}
+
 // The bytes of a shape serve every launch of as many rows. Sources with memory of their own take none.
 TEST(CopyArguments, Workspace) {
   const Kernel& kernel = kernel_of(scaled);

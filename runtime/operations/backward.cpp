@@ -263,7 +263,7 @@ struct Backward {
   }
   // The same for tables of a shape: as large as they may be, but for sizes that only tensors say.
   static i64 typical_sums(const PlannedKernel& kernel, const Shape& shape) {
-    constexpr i64 usual_size = 128;
+    constexpr i64 usual_size = 128, most_usual = i64{1} << 20;  // of a dimension, and of all of a table's own
     if (!has_exact_sums(kernel)) return 0;
     Shape sized = shape;
     sized.total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
@@ -272,8 +272,13 @@ struct Backward {
     for (const DeclaredTable& table : kernel.spec.tables) {
       if (!table.grad) continue;
       std::optional<i64> elements = 1;
-      for (const TableDimension& dim : table.shape)
-        if (elements) elements = product_of({*elements, size_in(sized, dim).value_or(usual_size)});
+      i64 own = 1;
+      for (const TableDimension& dim : table.shape) {
+        const auto size = size_in(sized, dim);
+        if (!size) own = std::min(own * usual_size, most_usual);
+        if (elements && size) elements = product_of({*elements, *size});
+      }
+      if (elements) elements = product_of({*elements, own});
       if (!elements || *elements > most_floats) refuse_workspace(shape);
       count += *elements;
     }

@@ -185,6 +185,24 @@ TEST(NamedTables, StridesOfInnerDimensionsReachTwoGigabytes) {
                  [&] { prepare(7, wrong); });
 }
 
+// Only tensors say the sizes of a table's own dimensions. A workspace has room for the sums of usual ones.
+TEST(NamedGradients, WorkspaceOfOwnDimensionsIsBounded) {
+  Engine engine{EngineOptions{}};
+  const auto bytes = [&](const char* indices, const char* sizes) {
+    const std::string spec = R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "score": ["score + t[)" +
+                             std::string(indices) +
+                             R"(]"], "tables": {"t": {"dtype": "fp32", "grad": true, "shape": [)" + sizes +
+                             "]}}}";
+    return engine.get(AttentionSpec::from_json(spec), GoodArguments::shape())
+        .workspace_bytes(GoodArguments::shape());
+  };
+  constexpr std::size_t of_element = 96;
+  const std::size_t of_two = bytes("row, key", R"("a", "b")");
+  EXPECT_GT(of_two, 128 * 128 * of_element);
+  EXPECT_EQ(bytes("row, key, row, key", R"("a", "b", "c", "d")") - of_two,
+            ((1 << 20) - 128 * 128) * of_element);
+}
+
 // A backward writes gradients of tables and sink logits by name; what they must be.
 TEST(NamedGradients, AreCheckedAndHaveIds) {
   constexpr char backward[] = R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24,

@@ -1,5 +1,6 @@
 """flashjit.attention against attention in float64."""
 
+import tracemalloc
 import unittest
 
 import flashjit
@@ -241,6 +242,25 @@ class Others(unittest.TestCase):
                 flashjit.copy_kv(k, v, bad, places)
         with self.assertRaisesRegex(flashjit.InvalidArgumentError, "argument k "):
             flashjit.copy_kv(k[0], v[0], slots, places)
+
+    def test_copy_between_caches_allocates_nothing(self):
+        k, v = random((1, 1024, 4, 64), seed=1), random((1, 1024, 4, 64), seed=2)
+        rows = np.arange(512)
+
+        def peak_from(first):  # row `first` of the caches on
+            source = slice(first, first + 512)
+            call = lambda: flashjit.copy_kv(  # noqa: E731
+                k[:, :512], v[:, :512], rows, rows, k_from=k[:, source], v_from=v[:, source]
+            )
+            call()
+            tracemalloc.start()
+            call()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return peak
+
+        self.assertLess(peak_from(512), k.nbytes / 2)
+        self.assertGreater(peak_from(511), k.nbytes / 2)  # the rows lie in a workspace between
 
     def test_copy_of_8_bits(self):
         k, v = (random((2, 4, 3, 64), np.float32, s).astype(ml_dtypes.float8_e4m3fn) for s in (1, 2))

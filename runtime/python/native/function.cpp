@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "autograd.hpp"
@@ -51,6 +52,7 @@ struct FunctionState {
   std::uint64_t swapped = 0;  // bit i: argument i is [batch, heads, seqlen, head_dim]
   int q = -1, k = -1, v = -1, k_new = -1, cu_seqlens_q = -1, max_seqlen_q = -1, max_seqlen_k = -1,
       page_table = -1, slots = -1, from_slots = -1;
+  std::uint64_t sources = 0;  // bit i: rows are copied from argument i
   Differentiable differentiable;
   std::vector<std::unique_ptr<Entry>> entries;  // never removed: a call uses them without the GIL
 };
@@ -82,7 +84,7 @@ struct Call {
   }
 };
 
-// Of Python, or of NumPy's scalars.
+// Whether it is a number of Python or a scalar of NumPy.
 bool is_number(PyObject* value) {
   return PyLong_Check(value) || PyFloat_Check(value) || (PyNumber_Check(value) && !is_tensor(value));
 }
@@ -140,7 +142,7 @@ bool longest(const Call& call, int place, std::int64_t total, std::int32_t* leng
   return fits(std::min(total, most_rows), length);
 }
 
-// Of rows that are copied from slots of caches.
+// The shape of a copy of rows from slots of caches.
 bool shape_of_copy(const Call& call, flashjit_shape& shape) {
   const FunctionState& f = call.f;
   const flashjit_tensor *const k = call.tensor(f.k), *const slots = call.tensor(f.from_slots);
@@ -157,6 +159,20 @@ bool shape_of_copy(const Call& call, flashjit_shape& shape) {
     wrong = "sizes of the tensors are beyond 2147483647";
   if (wrong) refuse(wrong);
   return !wrong;
+}
+
+// Whether a launch uses its workspace. A copy does if its sources share memory with what it writes.
+bool needs_workspace(const Call& call) {
+  if (call.f.sources == 0) return true;
+  for (std::size_t i = 0; i < call.f.names.size(); ++i)
+    for (std::size_t j = 0; j < call.f.names.size(); ++j) {
+      const flashjit_tensor *const source = call.tensor(static_cast<int>(i)), *const other = call.tensor(
+                                                                                  static_cast<int>(j));
+      if (call.f.sources >> i & 1 && !(call.f.sources >> j & 1) && source && other &&
+          share_addresses(*source, *other))
+        return true;
+    }
+  return false;
 }
 
 bool shape_of(const Call& call, flashjit_shape& shape) {
@@ -382,7 +398,7 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
         return nullptr;
     }
   }
-  if (workspace_bytes > 0) {
+  if (workspace_bytes > 0 && needs_workspace(call)) {
     const auto bytes = static_cast<std::int64_t>(workspace_bytes);
     if (!workspace.allocate_like(call, &bytes, 1, FLASHJIT_UINT8, "workspace") ||
         !arguments.add(entry->workspace, "workspace", workspace.tensor))
@@ -462,6 +478,7 @@ PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
                             {"from_slots", &FunctionState::from_slots}};
     for (const auto& place : places)
       if (std::strcmp(text, place.name) == 0) (*state).*place.place = static_cast<int>(i);
+    if (std::string_view(text).ends_with("_from")) state->sources |= std::uint64_t{1} << i;
     if (heads_first)
       for (const char* const swapped : {"q", "k", "v", "o", "do", "dq", "dk", "dv"})
         if (std::strcmp(text, swapped) == 0) state->swapped |= std::uint64_t{1} << i;

@@ -138,6 +138,24 @@ const char* dtype_name(std::int32_t dtype) {
   return "unknown";
 }
 
+bool share_addresses(const flashjit_tensor& a, const flashjit_tensor& b) {
+  // The addresses from the first byte to behind the last; a tensor without elements has none.
+  const auto range_of = [](const flashjit_tensor& t) {
+    std::int64_t before = 0, after = 1;  // in elements
+    for (int i = 0; i < t.rank; ++i) {
+      if (t.shape[i] == 0) return std::pair{static_cast<char*>(nullptr), static_cast<char*>(nullptr)};
+      (t.strides[i] < 0 ? before : after) += (t.shape[i] - 1) * t.strides[i];
+    }
+    std::int64_t bytes = 8;
+    for (const KnownType& known : known_types)
+      if (known.dtype == t.dtype) bytes = known.bits / 8;
+    return std::pair{static_cast<char*>(t.data) + before * bytes, static_cast<char*>(t.data) + after * bytes};
+  };
+  const auto [a_begin, a_end] = range_of(a);
+  const auto [b_begin, b_end] = range_of(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
 const Framework* framework_of(PyObject* object, const char* name) {
   if (const Framework* const known = find_framework(object)) return known;
   std::unique_ptr<Framework> made = look_at(reinterpret_cast<PyObject*>(Py_TYPE(object)), name);

@@ -65,4 +65,7 @@ bool current_stream(const Tensor& tensor, void** stream);
 
 const char* dtype_name(std::int32_t dtype);
 
+// Whether the addresses of two tensors overlap. If not, they share no memory.
+bool share_addresses(const flashjit_tensor& a, const flashjit_tensor& b);
+
 }  // namespace flashjit::python

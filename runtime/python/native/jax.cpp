@@ -161,7 +161,7 @@ class Workspace {
       constexpr std::size_t taken = 16, needed = 256;
       bytes_ += needed;
       xla::AllocateArguments wanted{sizeof wanted, nullptr, call.context, bytes_, taken, nullptr};
-      if (xla::Error* const error = call.api->allocate(&wanted)) throw Failure{.error = error};
+      if (xla::Error* const error = call.api->allocate(&wanted)) throw Failure{"", xla::internal, error};
       memory_ = wanted.data;
       std::size_t room = bytes_;
       if ((data_ = memory_)) std::align(needed, bytes, data_, room);
@@ -204,8 +204,9 @@ void launch(const xla::Call& call, bool on_gpu) {
   xla::StreamArguments stream{sizeof stream, nullptr, call.context, nullptr};
   if (on_gpu) {
     if (call.api->size >= offsetof(xla::Api, device_ordinal) + sizeof(void*))
-      if (xla::Error* const error = call.api->device_ordinal(&device)) throw Failure{.error = error};
-    if (xla::Error* const error = call.api->stream(&stream)) throw Failure{.error = error};
+      if (xla::Error* const error = call.api->device_ordinal(&device))
+        throw Failure{"", xla::internal, error};
+    if (xla::Error* const error = call.api->stream(&stream)) throw Failure{"", xla::internal, error};
   }
   const std::int32_t device_kind = on_gpu ? FLASHJIT_CUDA : FLASHJIT_CPU;
   std::vector<flashjit_tensor> tensors(buffers);

@@ -11,6 +11,7 @@
 #include "codegen/spec/operation.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/verbs.hpp"
+#include "tools/manifest/models.hpp"
 
 namespace flashjit::command {
 namespace {
@@ -33,6 +34,15 @@ Words values_of(const std::string& option) {
     words.emplace_back("native");
   }
   if (option == "--device") words = {"cpu", "cuda:0", "all"};
+  if (option == "--use") words.assign(std::begin(purposes), std::end(purposes));
+  if (option == "--ops")
+    for (const OperationInfo& row : operation_table)
+      if (row.of_models) words.emplace_back(row.name);
+  if (option == "--kv-dtype")
+    for (const DType dtype : kv_dtypes)
+      if (size_of(dtype) == 1) words.emplace_back(to_string(dtype));
+  if (option == "--kv-scale")
+    for (const KvScale scale : kv_scales) words.emplace_back(to_string(scale));
   return words;
 }
 

@@ -333,6 +333,10 @@ TEST(Run, ReadsWhatGenerateWrites) {
       {forward, "decode", {"--seqlen-k", "40"}},
       {forward, "append_kv", {"--seqlen-q", "3", "--seqlen-k", "40"}},
       {forward, "copy_kv", {"--seqlen-q", "3", "--seqlen-k", "40"}},
+      {R"({"op": "append_kv", "dtype": "bf16", "head_dim": 16, "paged": true, "varlen": true, "kv_dtype": "int8",
+           "kv_scale": "token_head", "rotary": {"q": true}})",
+       "append_kv",
+       {"--seqlen-q", "3", "--seqlen-k", "40", "--heads-kv", "1"}},
       {R"({"op": "decode", "dtype": "bf16", "head_dim": 16, "paged": true, "append": true, "kv_dtype": "fp8_e4m3",
            "kv_scale": "token_head", "rotary": {"q": true, "tables": "fp32"}})",
        "decode",
@@ -369,10 +373,45 @@ TEST(Run, ReadsWhatGenerateWrites) {
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(outcome.json()["ok"].get<bool>());
     EXPECT_EQ(outcome.json()["shape"]["batch"], 2);
-    if (c.op == "copy_kv") {
-      EXPECT_EQ(outcome.json()["verification"]["rows"], 2 * 3 * 2) << "every place is in the caches";
+    if (c.op == "append_kv" || c.op == "copy_kv") {
+      EXPECT_EQ(outcome.json()["shape"]["seqlen_k"], c.op == "append_kv" && c.spec != forward ? 48 : 40);
+      EXPECT_GT(outcome.json()["verification"]["rows"], 0) << "places are in the caches";
     }
   }
+}
+
+// A launch that writes rows of caches keeps the others, and caches that are not given have room for its rows.
+TEST(Run, CachesThatALaunchWritesInto) {
+  const CommandLine flashjit;
+  const std::string in = flashjit.folder() + "/in", written = flashjit.folder() + "/k.npy";
+  const auto made = [&](const std::string& spec) {
+    return flashjit({"generate", spec, "--out", in, "--batch", "2", "--seqlen-q", "3", "--seqlen-k", "40",
+                     "--heads-q", "4", "--heads-kv", "2"})
+        .exit_code;
+  };
+  const auto run = [&](const std::string& spec) {
+    return flashjit({"run", spec, "--tensors", in, "--verify", "--json", "--k-out", written});
+  };
+  const std::string append = R"({"op": "append_kv", "dtype": "fp32", "head_dim": 16, "rotary": {"q": true}})";
+  ASSERT_EQ(made(append), 0);
+  EXPECT_EQ(run(append).json()["verification"]["rows"], 2 * 3 * 2);
+  const std::string before = slurp(in + "/k.npy"), after = slurp(written);
+  ASSERT_EQ(before.size(), after.size());
+  int kept = 0;
+  for (std::size_t i = before.size() - 2 * 40 * 2 * 16 * 4; i < before.size(); i += 16 * 4)
+    kept += before.compare(i, 16 * 4, after, i, 16 * 4) == 0;
+  EXPECT_EQ(kept, 2 * 2 * (40 - 3));
+
+  for (const char* name : {"/k.npy", "/v.npy"}) std::filesystem::remove(in + name);
+  const nlohmann::json by_positions = run(append).json();
+  EXPECT_EQ(by_positions["verification"]["rows"], 2 * 3 * 2);
+  EXPECT_EQ(by_positions["shape"]["num_heads_q"], 4);
+
+  const std::string paged = R"({"op": "append_kv", "dtype": "fp32", "head_dim": 16, "paged": true})";
+  ASSERT_EQ(made(paged), 0);
+  EXPECT_EQ(run(paged).json()["shape"]["seqlen_k"], 48) << "3 pages of 16";
+  std::filesystem::remove(in + "/k.npy");
+  EXPECT_THAT(run(paged).error()["message"].get<std::string>(), HasSubstr("k is missing"));
 }
 
 TEST(Run, PrintsATable) {

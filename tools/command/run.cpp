@@ -106,15 +106,15 @@ std::string output_option(const flashjit::Argument& argument) {
 void check_files(const AttentionSpec& spec, const RunOptions& options) {
   std::string written;
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role_in(spec) == Role::output && has_argument(spec, argument))
+    if (argument.written_in(spec) && has_argument(spec, argument))
       written += (written.empty() ? "" : ", ") + output_option(argument);
   for (const flashjit::Argument& argument : arguments) {
-    const bool reads = argument.role_in(spec) == Role::input && has_argument(spec, argument);
-    const bool writes = argument.role_in(spec) == Role::output && has_argument(spec, argument);
+    const bool reads = is_read(spec, argument) && has_argument(spec, argument);
+    const bool writes = argument.written_in(spec) && has_argument(spec, argument);
     if (!options.files[argument].empty() && argument.role != Role::table && !reads)
       throw Error(ErrorCode::invalid_argument, input_option(argument) + " was given, but op " +
                                                    to_string(spec.op) + " does not read it: leave it out");
-    if (!options.files[argument].empty() && writes)
+    if (!options.files[argument].empty() && writes && !reads)
       throw Error(ErrorCode::invalid_argument, input_option(argument) + " was given, but op " +
                                                    to_string(spec.op) + " writes it; " +
                                                    output_option(argument) + " would work");
@@ -230,9 +230,9 @@ void take_folder(const AttentionSpec& spec, RunOptions& options) {
     return std::filesystem::exists(path) ? path : std::string();
   };
   for (const flashjit::Argument& argument : arguments) {
-    const Role role = argument.role_in(spec);
     if (!argument.tensor() || !options.files[argument].empty() || !has_argument(spec, argument)) continue;
-    if (role == Role::input || role == Role::table) options.files[argument] = file_of(argument.name);
+    if (is_read(spec, argument) || argument.role_in(spec) == Role::table)
+      options.files[argument] = file_of(argument.name);
   }
   if (!reads_tensors(options))
     throw Error(ErrorCode::invalid_argument,
@@ -322,7 +322,7 @@ Verb add_run(const Arguments& parent) {
 
   app.add_option("--softmax-scale", options->softmax_scale, "[1 / sqrt(head_dim)]");
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role == Role::output || (argument.role == Role::table && argument.written_by != 0))
+    if (argument.role == Role::output || argument.written_by != 0)
       app.add_option(output_option(argument), options->outputs[argument],
                      std::string("Write ") + argument.name + " to this .npy file");
   app.add_flag("--verify", options->verify,

@@ -23,7 +23,7 @@
 namespace flashjit::command {
 namespace {
 
-void require_length(int length) {
+void require_length(std::int64_t length) {
   if (length <= longest_sequence) return;
   throw Error(ErrorCode::invalid_argument, "a sequence of " + std::to_string(length) +
                                                " tokens was asked for, " + std::to_string(longest_sequence) +
@@ -63,6 +63,26 @@ int longest_of(const Tensor& starts) {
   std::int32_t longest = 0;
   for (std::int64_t b = 0; b + 1 < starts.shape[0]; ++b) longest = std::max(longest, at[b + 1] - at[b]);
   return longest;
+}
+
+// Places of each batch entry's cache that hold what a launch writes, if there is no cache that tells.
+std::int64_t places_written(const AttentionArgs& args, const Shape& shape) {
+  std::int64_t places = 1;
+  if (const std::optional<Tensor>& slots = args.to_slots ? args.to_slots : args.slots) {
+    const auto* const at = static_cast<const std::int64_t*>(slots->data);
+    const std::int64_t count =
+        *product_of(std::span(slots->shape).first(static_cast<std::size_t>(slots->rank)));
+    for (std::int64_t i = 0; i < count; ++i) places = std::max(places, at[i] / std::max(shape.batch, 1) + 1);
+  } else if (args.append_positions) {
+    const auto* const first = static_cast<const std::int32_t*>(args.append_positions->data);
+    const auto* const starts =
+        args.cu_seqlens_q ? static_cast<const std::int32_t*>(args.cu_seqlens_q->data) : nullptr;
+    const std::int64_t entries = std::min<std::int64_t>(shape.batch, args.append_positions->shape[0]);
+    for (std::int64_t b = 0; b < entries; ++b)
+      places = std::max<std::int64_t>(
+          places, std::int64_t{first[b]} + (starts ? starts[b + 1] - starts[b] : shape.seqlen_q));
+  }
+  return places;
 }
 
 HostTensor read_tensor(const std::string& path, const flashjit::Argument& argument,
@@ -312,37 +332,34 @@ Shape Workload::shape_of_inputs() const {
   };
   const Tensor& rows = *(args.*rows_of(spec_.op).tensor());
   const Tensor& keys = args.k ? *args.k : rows;
-  const int page_size = args.page_table ? size(keys, 3) : 0;
+  const bool paged = key_layout(spec_) == KeyLayout::paged;
+  if (paged && !args.k)
+    throw Error(ErrorCode::invalid_argument,
+                "k is missing: the caches say how many pages there are and of what size; "
+                "what generate writes for the same spec would work");
   Shape shape{.batch = spec_.varlen ? 1 : size(rows, 4),
               .seqlen_q = size(rows, 3),
-              .seqlen_k = args.page_table ? size(*args.page_table, 1) * page_size : size(keys, 3),
-              .num_heads_q = size(rows, 2),
+              .seqlen_k = size(keys, 3),
+              .num_heads_q = size(args.q ? *args.q : rows, 2),
               .num_heads_kv = size(keys, 2),
-              .page_size = page_size};
-  if (args.to_slots) {  // room for every place
-    const auto* const slots = static_cast<const std::int64_t*>(args.to_slots->data);
-    const std::int64_t count = args.to_slots->shape[0], entries = std::max(shape.batch, 1);
-    const std::int64_t last =
-        count == 0 ? 0 : std::max<std::int64_t>(*std::max_element(slots, slots + count), 0);
-    require_length(
-        static_cast<int>(std::min<std::int64_t>(last / entries + 1, std::numeric_limits<int>::max())));
-    shape.seqlen_k = static_cast<int>(last / entries + 1);
-  }
+              .page_size = paged ? size(keys, 3) : 0};
   if (args.cu_seqlens_q) {
     shape.batch = static_cast<int>(std::max<std::int64_t>(args.cu_seqlens_q->shape[0] - 1, 0));
     shape.seqlen_q = longest_of(*args.cu_seqlens_q);
     if (args.cu_seqlens_k) shape.seqlen_k = longest_of(*args.cu_seqlens_k);
   }
+  std::int64_t places = shape.seqlen_k;
+  if (paged)
+    places *= args.page_table ? args.page_table->shape[1] : keys.shape[0];
+  else if (info_of(spec_.op).caches == When::always && !args.k)
+    places = places_written(args, shape);
+  require_length(places);
+  shape.seqlen_k = static_cast<int>(places);
   return shape;
 }
 
-void Workload::add(const flashjit::Argument& argument, HostTensor tensor) {
-  tensors_.push_back({std::move(tensor),
-                      {},
-                      &argument,
-                      argument.name,
-                      argument.role_in(spec_) == Role::output,
-                      argument.written_in(spec_)});
+void Workload::add(const flashjit::Argument& argument, HostTensor tensor, bool output) {
+  tensors_.push_back({std::move(tensor), {}, &argument, argument.name, output, argument.written_in(spec_)});
   host_args_.*argument.tensor() = tensors_.back().host.view();
 }
 
@@ -374,8 +391,9 @@ void Workload::finish() {
   if (spec_.varlen && host_args_.q) sized.total_q = host_args_.q->shape[0];
   if (key_layout(spec_) == KeyLayout::packed && host_args_.k) sized.total_k = host_args_.k->shape[0];
   for (const flashjit::Argument& argument : arguments)
-    if (argument.role_in(spec_) == Role::output && has_argument(spec_, argument))
-      add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)));
+    if (argument.role_in(spec_) == Role::output && has_argument(spec_, argument) &&
+        !(host_args_.*argument.tensor()))
+      add(argument, HostTensor(argument.dtype(spec_), argument.layout.sizes(spec_, sized)), true);
   if (host_args_.cu_seqlens_q && has_argument(spec_, argument_of(&AttentionArgs::max_seqlen_q))) {
     host_args_.max_seqlen_q = shape_.seqlen_q;
     if (host_args_.cu_seqlens_k) host_args_.max_seqlen_k = shape_.seqlen_k;
@@ -465,7 +483,7 @@ void Workload::fetch() {
 
 void Workload::write_outputs(const TensorFiles& files) const {
   for (const Placed& tensor : tensors_) {
-    if (!tensor.output) continue;
+    if (!tensor.written) continue;
     const std::string& file = tensor.argument ? files[*tensor.argument] : tensor.file;
     if (!file.empty()) verify::write_npy(file, tensor.host.view());
   }
@@ -513,7 +531,7 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
   return flops;
 }
 
-// Of a key and its value in the caches of a key/value head, and of their scales.
+// The bytes of a key and its value in the caches of a key/value head, and of their scales.
 double bytes_of_cached_row(const AttentionSpec& spec) {
   const auto element = static_cast<double>(size_of(spec.kv_dtype.value_or(spec.dtype)));
   const double scales = spec.kv_scale == KvScale::token_head ? 2 * sizeof(float) : 0;
@@ -560,8 +578,11 @@ void Workload::write_inputs(const std::string& folder) const {
     throw Error(ErrorCode::invalid_argument, "folder '" + folder + "' cannot be made: " + failed.message());
   }
   for (const Placed& tensor : tensors_) {
-    if (!tensor.output)
-      verify::write_npy(folder + "/" + std::string(tensor.name) + ".npy", tensor.host.view());
+    if (tensor.output) {
+      if (!tensor.argument || !is_read(spec_, *tensor.argument)) continue;
+      std::memset(tensor.host.view().data, 0, tensor.host.bytes());  // an empty cache
+    }
+    verify::write_npy(folder + "/" + std::string(tensor.name) + ".npy", tensor.host.view());
   }
 }
 

@@ -38,6 +38,11 @@ class HostTensor {
   Tensor view_;
 };
 
+// Whether a launch keeps something that the tensor held before: an input, or a cache that it writes rows of.
+constexpr bool is_read(const AttentionSpec& spec, const flashjit::Argument& argument) {
+  return argument.role_in(spec) == Role::input || argument.role == Role::input;
+}
+
 // Paths of .npy files, one for each argument; empty: the tensor is generated, or absent.
 class TensorFiles {
  public:
@@ -84,7 +89,8 @@ class Workload {
   static Workload generate(const AttentionSpec& spec, const Shape& shape, std::uint64_t seed,
                            const MaskOptions& masks = {}, const verify::RandomOptions& numbers = {});
   // Throws invalid_argument for files that cannot be read or do not fit together; the kernel checks the rest.
-  // An argument that may be absent needs no file.
+  // An argument that may be absent needs no file, nor does a cache that is not in pages and that a launch
+  // only writes into.
   static Workload read(const AttentionSpec& spec, const TensorFiles& files, const MaskOptions& masks = {});
 
   // Default: 1 / sqrt(head_dim).
@@ -109,7 +115,7 @@ class Workload {
   void poison();
   // Waits for the device and copies the outputs to the host.
   void fetch();
-  // Writes the outputs of the last fetch() to the files that are named.
+  // Writes what a launch has written, as of the last fetch(), to the files that are named.
   void write_outputs(const TensorFiles& files) const;
 
   const AttentionSpec& spec() const { return spec_; }
@@ -133,7 +139,7 @@ class Workload {
   };
 
   explicit Workload(const AttentionSpec& spec) : own_(std::make_unique<AttentionSpec>(spec)), spec_(*own_) {}
-  void add(const flashjit::Argument& argument, HostTensor tensor);
+  void add(const flashjit::Argument& argument, HostTensor tensor, bool output = false);
   void add_named(const std::vector<std::string>& given);
   Shape shape_of_inputs() const;
   void finish();

@@ -22,7 +22,7 @@ class FLASHJIT_API Workspace {
   ~Workspace();
 
   std::size_t bytes() const noexcept;
-  // Of uint8 [bytes]: AttentionArgs::workspace. Valid as long as the workspace.
+  // uint8 [bytes], for AttentionArgs::workspace. Valid as long as the workspace.
   Tensor tensor() const noexcept;
 
  private:

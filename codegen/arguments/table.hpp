@@ -164,7 +164,7 @@ using Args = AttentionArgs;
 using Spec = AttentionSpec;
 using Sizes = std::vector<std::int64_t>;
 
-// Of Argument::operations.
+// An operation's bit in Argument::operations.
 static_assert(num_operations <= std::numeric_limits<unsigned>::digits);
 constexpr unsigned bit(Operation operation) {
   return 1u << static_cast<int>(operation);

@@ -102,7 +102,7 @@ struct FormulaMask {
   static constexpr char kind[] = "formula";
   static constexpr bool reads_tables = false;  // those that the spec declares are read by its formulas
   std::string formula = {};
-  // Of a neighbourhood: how many rows and keys a sequence may have, since the formula says nothing of others.
+  // How many rows and keys a sequence of a neighbourhood may have, since its formula says nothing of others.
   // 0: any. Specs that differ in it have the same kernels, so it is in no text and no comparison.
   std::int64_t places = 0;
 

@@ -28,7 +28,7 @@ i64 length_of(const device::DecodeParams& p, int batch) {
   return p.seqlens_k ? std::clamp(p.seqlens_k[batch], 0, p.seqlen_k) : p.seqlen_k;
 }
 
-// Of numbers below 2^52.
+// The smaller of `most` and the product of numbers below 2^52.
 i64 product_up_to(i64 most, i64 a, i64 b, i64 c) {
   const double product = static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c);
   return product < static_cast<double>(most) ? a * b * c : most;

@@ -42,7 +42,7 @@ TEST_P(CopyKv, PagesOfAnySize) {
                               .from = from}));
 }
 
-// Of every number of bytes by which kernels divide a row.
+// Rows of every number of bytes by which kernels divide one.
 TEST_P(CopyKv, HeadDimsAndDTypes) {
   constexpr std::optional<DType> stored[] = {std::nullopt, DType::int8, DType::fp8_e4m3, DType::fp8_e5m2};
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})

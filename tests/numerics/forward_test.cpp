@@ -11,7 +11,7 @@ namespace {
 const std::vector<std::vector<Mask>> every_mask = {
     {}, {CausalMask{CausalAlign::bottom_right}}, {CausalMask{CausalAlign::top_left}}};
 
-// Of the output: the spec's own, and float32.
+// The output's dtypes: the spec's own, and float32.
 const std::optional<DType> every_o_dtype[] = {{}, DType::fp32};
 
 class Forward : public ComputesOnEveryDevice {

@@ -131,7 +131,7 @@ struct Attention {
   virtual ~Attention() = default;
   virtual void forward(std::uint64_t call, const Numbers& q, const Numbers& k, const Numbers& v, Numbers& o,
                        Numbers& lse) = 0;
-  // Of the q, k, v, o and lse of that call.
+  // The gradients for the q, k, v, o and lse of that call.
   virtual void backward(std::uint64_t call, const Numbers& q, const Numbers& k, const Numbers& v,
                         const Numbers& o, const Numbers& lse, const Numbers& d_o, const Numbers& dlse,
                         Numbers& dq, Numbers& dk, Numbers& dv) = 0;

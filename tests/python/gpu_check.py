@@ -371,7 +371,7 @@ def turn_of(rows, dim):
 
 
 def by_heads(attend):
-    """Of tensors [batch, seqlen, heads, head_dim] for what takes [batch, heads, seqlen, head_dim]."""
+    """Turns tensors [batch, seqlen, heads, head_dim] into those of what takes [batch, heads, seqlen, head_dim]."""
     return lambda q, k, v: attend(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 

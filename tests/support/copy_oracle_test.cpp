@@ -10,8 +10,8 @@
 namespace flashjit::verify {
 namespace {
 
-// Of a source of 2 pages of 3 rows, slots 4 and 0 go to rows 1 and 2 of a cache of 2 pages of 2 rows; a third
-// one goes nowhere, and two go to one place.
+// A source has 2 pages of 3 rows. Its slots 4 and 0 go to rows 1 and 2 of a cache of 2 pages of 2 rows; a
+// third one goes nowhere, and two go to one place.
 TEST(CopyOracle, ByHand) {
   constexpr int dim = 8;
   std::vector<float> k_from(std::size_t{6} * dim), v_from(k_from), k(std::size_t{4} * dim, -1), v(k);

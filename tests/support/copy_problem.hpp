@@ -193,7 +193,7 @@ class CopyProblem {
     return arrange(case_.from_layout, {case_.from_pages, case_.from_page_size, case_.heads, dim},
                    dim == 1 ? DType::fp32 : cache_dtype());
   }
-  // Of all heads; caches 2 and 3 are scales.
+  // The bytes of a row of all heads; caches 2 and 3 are scales.
   std::size_t row_bytes(std::size_t cache) const {
     const auto heads = static_cast<std::size_t>(case_.heads);
     if (cache >= 2) return heads * sizeof(float);
@@ -266,7 +266,7 @@ class CopyProblem {
     if (case_.from != From::others) args_.workspace = workspace_.on_device();
   }
 
-  // Of sources that the launch has not written.
+  // Whether the caches are the oracle's, if the launch has not written the sources.
   testing::AssertionResult agrees_with_oracle() {
     if (case_.from != From::others) return testing::AssertionSuccess();
     AttentionArgs args = args_;

@@ -183,7 +183,7 @@ void FeatureSpace::add_masks() {
                                               .shape = {{.kind = Kind::batch}, {.name = "n"}}});
                              c.spec.scalars.push_back({"last", DType::int32});
                            }}});
-  // Of kinds that are not above: with their defaults.
+  // Kinds that are not above, with their defaults.
   const auto add_usual = [&](auto mask) {
     const auto is_it = [&](const Axis& axis) { return axis.name == mask.kind; };
     if (has_mask(mask.kind) && std::none_of(axes_.begin(), axes_.end(), is_it))

@@ -9,7 +9,7 @@
 
 namespace flashjit::testing_support {
 
-// Of an operation that Workload launches. Layouts, values and poison follow from the seed.
+// The case of an operation that Workload launches. Layouts, values and poison follow from the seed.
 inline Case workload_of(const FeatureCase& of) {
   using enum MemoryLayout;
   constexpr MemoryLayout layouts[] = {contiguous, heads_first, batch_inside, padded, sliced_heads};

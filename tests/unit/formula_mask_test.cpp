@@ -92,7 +92,7 @@ struct HeadWindow : Counted<HeadWindow> {
   }
 };
 
-// Of each row an interval of keys.
+// Each row sees an interval of keys.
 struct IntervalWindow : Formula {  // position - key < 5 && key <= position
   static constexpr bool interval = true;
   template <class At, class Tile>

@@ -76,7 +76,7 @@ Json in_mask(const Json& object) {
 struct PrefixLm {
   static constexpr char kind[] = "prefix_lm";
 };
-// Of every kind but formulas, whose names are kinds, too.
+// The places of every kind but formulas, whose names are kinds, too.
 constexpr auto in_masks = []<std::size_t... i>(std::index_sequence<i...>) {
   return std::array<Place, sizeof...(i) + 1>{in_mask<std::variant_alternative_t<i, Mask>>...,
                                              in_mask<PrefixLm>};

@@ -184,8 +184,8 @@ class ColdSamples {
   std::vector<std::vector<double>> samples_;  // of each
 };
 
-// Of the rates that rounds measured. Other programs only slow a round down, so that the best one is nearest
-// to what the CPU can do.
+// The best of the rates that rounds measured. Other programs only slow a round down, so that it is nearest to
+// what the CPU can do.
 double best(const std::vector<double>& rates) {
   return rates.empty() ? 0 : *std::max_element(rates.begin(), rates.end());
 }
@@ -223,7 +223,7 @@ class Bench {
     }
   }
 
-  // Of the spec that takes the fewest rows.
+  // The shapes for the spec that takes the fewest rows.
   std::vector<Shape> shapes() const {
     const auto few_rows = [](const AttentionSpec& spec) { return info_of(spec.op).few_rows; };
     const auto found = std::find_if(specs_.begin(), specs_.end(), few_rows);
@@ -542,7 +542,7 @@ Verb add_bench(const Arguments& parent) {
       "On a\n"
       "GPU 256 MB are read before each launch of a decode and before each plain read, whose row is "
       "\"read\".\n"
-      "Of op append_kv and copy_kv they count the bytes of rows and scales that are read and written, and "
+      "For op append_kv and copy_kv they count the bytes of rows and scales that are read and written, and "
       "\"of copy\" is their share\nof the rate of the driver's copy, whose row is \"copy\".\n"
       "Pages are in random order.\n\n"
       "A request of --serve is an entry of a manifest (a spec with its shapes) and may have \"rounds\":\n"

@@ -25,7 +25,7 @@ std::span<const Model> models();
 // What kernels of a model are for: one operation.
 struct ModelUse {
   Operation op = Operation::forward;
-  // Of caches, in op decode, append_kv, copy_kv and a forward with pages; absent: the dtype of q.
+  // The dtype of caches, in op decode, append_kv, copy_kv and a forward with pages; absent: that of q.
   std::optional<DType> kv_dtype = {};
   std::optional<KvScale> kv_scale = {};
   bool pages = false;   // a forward reads its keys from pages, as prompts of a server do

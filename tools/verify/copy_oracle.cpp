@@ -37,7 +37,7 @@ struct Pair {
   Tensor source;
 };
 
-// Of the row of a slot and a head.
+// Where the row of a slot and a head begins.
 std::int64_t index_of(const Tensor& t, std::int64_t slot, std::int64_t head) {
   return slot / t.shape[1] * t.strides[0] + slot % t.shape[1] * t.strides[1] + head * t.strides[2];
 }

@@ -25,8 +25,21 @@ constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stag
 
 constexpr int warps_per_warpgroup = 4;
 
-int consumers(const KernelConfig& config) {
-  return config.block_m / device::Sm90aLayout::warpgroup_rows;
+// Warpgroups that compute.
+int consumers(const AttentionSpec& spec, const KernelConfig& config) {
+  return config.block_m / device::Sm90aLayout::warpgroup_rows *
+         device::Sm90aLayout::column_groups(spec.head_dim_v);
+}
+int warps(const AttentionSpec& spec, const KernelConfig& config) {
+  return warps_per_warpgroup * (consumers(spec, config) + 1);
+}
+// Whether two warpgroups divide the columns of an output.
+bool divides_columns(const AttentionSpec& spec) {
+  return device::Sm90aLayout::column_groups(spec.head_dim_v) > 1;
+}
+// Wide heads fill shared memory with one block of K and V.
+bool is_wide(const AttentionSpec& spec) {
+  return std::max(spec.head_dim, spec.head_dim_v) > 256;
 }
 
 device::Converts converts(const AttentionSpec& spec) {
@@ -58,9 +71,9 @@ bool looks_up(const AttentionSpec& spec) {
 // heads; two consumers hold Q, and their rows belong to several heads or end in
 // half a step of 16 columns.
 int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
-  const bool odd_steps = consumers(config) == 3 && config.block_n % 32 != 0;
-  const bool several_heads = consumers(config) == 1 && config.pack_gqa;
-  const bool beside_q = consumers(config) == 2 && config.q_in_registers;
+  const bool odd_steps = consumers(spec, config) == 3 && config.block_n % 32 != 0;
+  const bool several_heads = consumers(spec, config) == 1 && config.pack_gqa;
+  const bool beside_q = consumers(spec, config) == 2 && config.q_in_registers;
   const int beside = !beside_q ? 0 : config.pack_gqa ? 24 : spec.head_dim_v % 16 != 0 ? 16 : 0;
   return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + beside;
 }
@@ -87,15 +100,17 @@ int formula_registers(const AttentionSpec& spec, const KernelConfig& config) {
 // that are looked up.
 int conversion_registers(const AttentionSpec& spec, const KernelConfig& config) {
   if (!spec.kv_dtype) return 0;
-  const bool scales = spec.kv_scale == KvScale::token_head && consumers(config) == 2 && config.q_in_registers;
-  return scales || (consumers(config) == 3 && looks_up(spec)) ? 16 : 0;
+  const bool scales =
+      spec.kv_scale == KvScale::token_head && consumers(spec, config) == 2 && config.q_in_registers;
+  return scales || (consumers(spec, config) == 3 && looks_up(spec)) ? 16 : 0;
 }
 
 // Registers of a consumer thread that hold scores, weights, output
 // and Q, and those that mask tables, dropout and formulas need.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int q = config.q_in_registers ? device::ceil_div(spec.head_dim, 16) * 4 : 0;
-  return config.block_n / 2 + config.block_n / 4 + spec.head_dim_v / 2 + q + (looks_up(spec) ? 16 : 0) +
+  const int columns = device::Sm90aLayout::first_columns(spec.head_dim_v);
+  return config.block_n / 2 + config.block_n / 4 + columns / 2 + q + (looks_up(spec) ? 16 : 0) +
          (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec, config) +
          conversion_registers(spec, config);
 }
@@ -113,15 +128,16 @@ bool walks_more_pages(const AttentionSpec& spec, const KernelConfig& config) {
 // and pages take. Found by compiling; tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
-  return (config.q_in_registers ? with_q : without_q)[consumers(config) - 1] -
+  return (config.q_in_registers ? with_q : without_q)[consumers(spec, config) - 1] -
          (spec.dropout ? device::Sm90aLayout::registers_for_words(
-                             consumers(config), std::max(spec.head_dim, spec.head_dim_v),
+                             consumers(spec, config), std::max(spec.head_dim, spec.head_dim_v),
                              looks_up(spec) || config.tile_order == TileOrder::waves)
                        : 0) -
-         (spec.kv_dtype ? device::Sm90aLayout::registers_for_conversion(consumers(config), converts(spec))
-          : spec.paged
-              ? device::Sm90aLayout::registers_for_pages(consumers(config), walks_more_pages(spec, config))
-              : 0);
+         (spec.kv_dtype
+              ? device::Sm90aLayout::registers_for_conversion(consumers(spec, config), converts(spec))
+          : spec.paged ? device::Sm90aLayout::registers_for_pages(consumers(spec, config),
+                                                                  walks_more_pages(spec, config))
+                       : 0);
 }
 
 // Whether the query heads of one key/value head see the same keys.
@@ -133,15 +149,20 @@ bool packable(const AttentionSpec& spec) {
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (config.block_m != 64 && config.block_m != 128 && config.block_m != 192)
     return wrong("block_m", config.block_m, "is not 64, 128 or 192");
-  if (const int warps = warps_per_warpgroup * (consumers(config) + 1); config.num_warps != warps) {
+  if (divides_columns(spec) && config.block_m != 64)
+    return wrong(
+        "block_m", config.block_m,
+        "is not 64, as two warpgroups divide the columns of head_dim_v " + std::to_string(spec.head_dim_v));
+  if (const int needed = warps(spec, config); config.num_warps != needed) {
     return wrong("num_warps", config.num_warps,
-                 "is not " + std::to_string(warps) + ": 4 that copy, and 4 for every 64 of block_m " +
-                     std::to_string(config.block_m));
+                 "is not " + std::to_string(needed) + ": 4 that copy, and " +
+                     (divides_columns(spec) ? std::string("8 that compute")
+                                            : "4 for every 64 of block_m " + std::to_string(config.block_m)));
   }
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 256)
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
-  if (config.num_stages < 2 || config.num_stages > 8)
-    return wrong("num_stages", config.num_stages, "is not 2 to 8");
+  if (const int least = is_wide(spec) ? 1 : 2; config.num_stages < least || config.num_stages > 8)
+    return wrong("num_stages", config.num_stages, "is not " + std::to_string(least) + " to 8");
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
                  "is not 128 or 192, as ping_pong takes several warpgroups of 64 rows");
@@ -187,8 +208,8 @@ bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
 // Whether some tile fits with so many keys: the ones that hold least, with one and with two consumers.
 bool fits_keys(const AttentionSpec& spec, const Target& target, int block_n) {
   const auto fits = [&](int block_m) {
-    KernelConfig config{.block_m = block_m, .block_n = block_n, .num_stages = 2};
-    config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
+    KernelConfig config{.block_m = block_m, .block_n = block_n, .num_stages = is_wide(spec) ? 1 : 2};
+    config.num_warps = warps(spec, config);
     config.tile_order = tile_orders(spec).front();
     return misfit(spec, target, config).empty();
   };
@@ -198,7 +219,7 @@ bool fits_keys(const AttentionSpec& spec, const Target& target, int block_n) {
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = {.block_m = {64, 128, 192},
                      .block_n = {64, 80, 96, 112, 128},
-                     .num_stages = {2, 3},
+                     .num_stages = is_wide(spec) ? std::vector{1, 2, 3} : std::vector{2, 3},
                      .num_warps = {8, 12, 16},
                      .q_in_registers = {false, true},
                      .ping_pong = {false, true},
@@ -224,11 +245,11 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     return fits_blocks(*blocks, config) ? "" : "a tile would span several blocks of the list";
   }
-  constexpr int wide = 96;
+  constexpr int enough = 96;
   KernelConfig wider = config, with_q = config;
   wider.block_n += 48;
   with_q.q_in_registers = true;
-  if (config.block_n < wide && misfit(spec, target, wider).empty()) {
+  if (config.block_n < enough && config.num_stages > 1 && misfit(spec, target, wider).empty()) {
     return "a block_n of " + std::to_string(config.block_n) +
            " pays the fixed cost of a block more often, and wider blocks fit";
   }
@@ -259,6 +280,7 @@ double time_of(const Shape& shape, const KernelConfig& config, int block_m) {
 // keys are divided.
 int rows_of_tile(const AttentionSpec& spec, const Shape& shape, const KernelConfig& config) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
+  if (is_wide(spec)) return 64;
   const int heads_per_tile = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
   if (shape.seqlen_q <= 64 / heads_per_tile) return 64;
   const double usual = time_of(shape, config, 128);
@@ -275,7 +297,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   config.pack_gqa = packing_pays(shape) && packable(spec);
   config.block_m = rows_of_tile(spec, shape, config);
   config.ping_pong = config.block_m == 192;
-  config.num_warps = warps_per_warpgroup * (consumers(config) + 1);
+  config.num_warps = warps(spec, config);
   if (config.tile_order == TileOrder::sections) {
     const bool pays = shape.seqlen_k <= 1024 || (!spec.score.empty() && !computes_functions(spec));
     config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && pays;
@@ -285,7 +307,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     KernelConfig within = config;
     within.ping_pong = false;
     for (within.block_m = 128; within.block_m >= 64; within.block_m -= 64) {
-      within.num_warps = warps_per_warpgroup * (consumers(within) + 1);
+      within.num_warps = warps(spec, within);
       for (within.block_n = 128; within.block_n >= 32; within.block_n -= 16) {
         for (const bool q_in_registers : {true, false}) {
           within.q_in_registers = q_in_registers;
@@ -294,6 +316,13 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
         }
       }
     }
+  }
+  if (is_wide(spec)) {
+    for (config.block_n = 64; config.block_n > 16; config.block_n -= 16)
+      for (config.num_stages = 3; config.num_stages >= 1; --config.num_stages)
+        if (misfit(spec, target, config).empty()) return config;
+    config.num_stages = 1;
+    return config;
   }
   // The widest block that fits. Q is in registers unless that makes the block narrower than 96, or if
   // functions in scores have better use for the registers: more of them are then under way at once.
@@ -309,6 +338,12 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     }
   }
   return config;
+}
+
+std::string refusal(const AttentionSpec& spec) {
+  if (!is_wide(spec) || !spec.kv_dtype) return {};
+  return "8-bit keys beside a head_dim or head_dim_v of more than 256 are not supported on sm_90a; keys and "
+         "values of the spec's dtype would work there, and 8-bit ones on CPUs";
 }
 
 ParamsType params_of_step(const AttentionSpec& spec) {
@@ -353,10 +388,11 @@ extern constinit const KernelFamily family = {
     .op = Operation::forward,
     .on = Target::Family::cuda,
     .needs = Instructions::wgmma,
-    .head_dim = heads_to_256,
+    .head_dim = heads_to_576,
     .dtypes = two_byte_dtypes,
     .fields = fields,
     .masks = all_masks,
+    .refusal = refusal,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

@@ -123,6 +123,10 @@ std::string absent(Operation op, const Target& target) {
 
 }  // namespace
 
+std::string nothing_refused(const AttentionSpec&) {
+  return {};
+}
+
 ConfigAxes one_config(const AttentionSpec&, const Target& target) {
   return {.num_warps = {target.is_cuda() ? KernelConfig{}.num_warps : 1}};
 }
@@ -193,7 +197,7 @@ std::string why_unsupported(const AttentionSpec& spec, const Target& target,
     return feature.text + " is not supported on " + target.str() + "; " + alternatives(feature, *family) +
            " would work there" + (others.empty() ? "" : ", and " + feature.text + " on " + others);
   }
-  return {};
+  return family->refusal(spec);
 }
 
 void check_head_dims(const AttentionSpec& spec) {

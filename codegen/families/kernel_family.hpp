@@ -62,8 +62,9 @@ constexpr auto masks_without = [] {
   return kinds;
 }();
 
-// What a family takes that does not decide it: one value of each choice; the choices' values that are on the
-// axes; every config that can run; the first value of each axis.
+// What a family takes that does not decide it: no refusal; one value of each choice; the choices' values that
+// are on the axes; every config that can run; the first value of each axis.
+std::string nothing_refused(const AttentionSpec&);
 ConfigAxes one_config(const AttentionSpec&, const Target&);
 std::string not_on_axes(const AttentionSpec&, const Target&, const KernelConfig&);
 std::string never_futile(const AttentionSpec&, const Target&, const KernelConfig&);
@@ -73,6 +74,7 @@ KernelConfig first_on_axes(const AttentionSpec&, const Target&, const Shape&);
 inline constexpr std::string_view two_byte_dtypes[] = {"bf16", "fp16"};
 inline constexpr std::string_view all_dtypes[] = {"bf16", "fp16", "fp32"};
 inline constexpr Range heads_to_256 = {.first = head_dims.first, .last = 256, .step = head_dims.step},
+                       heads_to_576 = {.first = head_dims.first, .last = 576, .step = head_dims.step},
                        heads_to_1024 = {.first = head_dims.first, .last = 1024, .step = head_dims.step};
 
 struct KernelFamily {
@@ -92,6 +94,10 @@ struct KernelFamily {
   Names dtypes;
   Names fields;      // names from spec_fields
   Names masks = {};  // kinds of masks
+
+  // Why the kernels do not compute a spec whose features and head dimensions they have: what does not go
+  // together, and what would work; empty if they do.
+  std::string (*refusal)(const AttentionSpec&) = nothing_refused;
 
   // The choices of a KernelConfig that these kernels have; the others stay at their defaults.
   Names choices = {};

@@ -61,7 +61,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 extern constinit const KernelFamily family = {
     .op = Operation::merge,
     .on = Target::Family::cuda,
-    .head_dim = heads_to_256,
+    .head_dim = heads_to_576,
     .dtypes = all_dtypes,
     .fields = fields,
     .choices = choices,

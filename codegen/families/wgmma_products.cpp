@@ -1,5 +1,7 @@
 #include "codegen/families/wgmma_products.hpp"
 
+#include <algorithm>
+
 #include "codegen/formulas/formula_traits.hpp"
 #include "shared/layout.h"
 
@@ -31,7 +33,8 @@ struct Product {
   const char* type;  // dtype of a and b
   int n, steps;
   bool a_in_registers, b_n_major;
-  bool accumulates;  // if the caller says so; else overwrites d
+  bool accumulates;     // if the caller says so; else overwrites d
+  int panel_bytes = 0;  // of b, where n is more than the 256 of one instruction
 
   // a_step, b_step: bytes from the operand's beginning to the part that a step reads.
   template <class AStep, class BStep>
@@ -48,11 +51,14 @@ struct Product {
     if (accumulates) text += indent + "\"setp.ne.b32 p, %" + number(last) + ", 0;\\n\"\n";
     for (int step = 0; step < steps; ++step) {
       if (!a_in_registers) text += indent + advance("a", a, a_step(step));
-      text += indent + advance("b", b, b_step(step));
-      text += indent + "\"wgmma.mma_async.sync.aligned.m64n" + number(n) + "k16.f32." + type + "." + type +
-              " " + registers(0, n / 2) + ", " + (a_in_registers ? registers(a + 4 * step, 4) : "a") +
-              ", b, " + (step > 0 ? "1" : first) + ", 1, 1, " + (a_in_registers ? "" : "0, ") +
-              (b_n_major ? "1" : "0") + ";\\n\"\n";
+      for (int from = 0; from < n; from += 256) {
+        const int columns = std::min(n - from, 256);
+        text += indent + advance("b", b, b_step(step) + from / 64 * panel_bytes);
+        text += indent + "\"wgmma.mma_async.sync.aligned.m64n" + number(columns) + "k16.f32." + type + "." +
+                type + " " + registers(from / 2, columns / 2) + ", " +
+                (a_in_registers ? registers(a + 4 * step, 4) : "a") + ", b, " + (step > 0 ? "1" : first) +
+                ", 1, 1, " + (a_in_registers ? "" : "0, ") + (b_n_major ? "1" : "0") + ";\\n\"\n";
+      }
     }
     text += indent + "\"}\"\n" + indent + ": " +
             list(n / 2, [&](int i) { return "\"+f\"(d[" + number(i) + "])"; }) + "\n" + indent + ": ";
@@ -79,17 +85,22 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
                    .a_in_registers = config.q_in_registers,
                    .b_n_major = false,
                    .accumulates = false};
-  const Product pv{.name = "pv",
+  const auto pv = [&](const char* name, int columns) {
+    return Product{.name = name,
                    .type = spec.kv_dtype && !scaled_rows ? "f16" : type,
-                   .n = spec.head_dim_v,
+                   .n = columns,
                    .steps = layout.pv_steps,
                    .a_in_registers = true,
                    .b_n_major = true,
-                   .accumulates = true};
+                   .accumulates = true,
+                   .panel_bytes = layout.kv_panel}
+        .text([](int) { return 0; }, [&](int step) { return layout.v_step(step); });
+  };
+  const int first = device::Sm90aLayout::first_columns(spec.head_dim_v), rest = spec.head_dim_v - first;
   return "struct WgmmaProducts {\n" +
          qk.text([&](int step) { return layout.q_step(step); },
                  [&](int step) { return layout.k_step(step); }) +
-         pv.text([](int) { return 0; }, [&](int step) { return layout.v_step(step); }) + "};\n\n";
+         pv("pv", first) + (rest > 0 ? pv("pv_rest", rest) : "") + "};\n\n";
 }
 
 namespace {

@@ -1,11 +1,13 @@
 // FlashAttention-3's forward for sm_90a (Shah et al., 2024). One producer warp keeps TMA copies of K and V in
 // flight. Each consumer warpgroup owns 64 query rows: it runs softmax on a block's scores while the tensor
 // cores multiply the previous block's weights with V. Blocks of the grid are persistent: the next tile's Q, K
-// and V arrive while this tile's output is being written.
+// and V arrive while this tile's output is being written. Of an output of more than 256 columns two
+// warpgroups have one half each.
 #pragma once
 
 #include "cuda/accumulator_row.cuh"
 #include "cuda/dropout.cuh"
+#include "cuda/forward_sm90a_columns.cuh"
 #include "cuda/forward_sm90a_parts.cuh"
 #include "cuda/forward_sm90a_producer.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
@@ -49,9 +51,12 @@ struct ForwardSm90a {
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
-  static constexpr int consumers = block_m / Sm90aLayout::warpgroup_rows;
+  static constexpr int column_groups = Sm90aLayout::column_groups(Spec::head_dim_v);
+  static constexpr int row_groups = block_m / Sm90aLayout::warpgroup_rows;
+  static constexpr int consumers = row_groups * column_groups;  // warpgroups
+  static_assert(column_groups == 1 || row_groups == 1);
   static constexpr int walked_rows = Config::pack_gqa ? unknown_size : block_m;
-  static constexpr int consumer_warps = consumers * 4;
+  static constexpr int consumer_warps = consumers * 4, weighing_warps = row_groups * 4;
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
   using Producer = Sm90aProducer<ForwardSm90a>;
@@ -97,11 +102,12 @@ struct ForwardSm90a {
 
   // Whether normalizers are computed while a tile's last product runs. Measured: consumers of wider heads
   // then get out of step, which costs up to 3.5% of the time of long sequences.
-  static constexpr bool normalizes_early = Spec::head_dim_v <= 128;
+  static constexpr bool normalizes_early = Spec::head_dim_v <= 128 || column_groups > 1;
 
   // Ids of named barriers; 0 belongs to __syncthreads.
   static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
   static constexpr int warpgroup_barrier = 4;  // + consumer: its own four warps
+  // With two column groups HandedWeights has the ids from 8 on.
 
   // Hides a value's origin, so that the compiler hoists nothing that depends on it: registers are short.
   static FLASHJIT_FN int not_ahead(int x) {
@@ -131,9 +137,17 @@ struct ForwardSm90a {
     return factor;
   }
 
-  // A warpgroup: it computes 64 rows of every tile.
+  // A warpgroup: it computes 64 rows of every tile, or the columns of its group of them. Only group 0
+  // computes weights.
+  template <int column_group>
   class Consumer {
     struct Nothing {};
+    static constexpr int first_column = column_group == 0 ? 0 : Sm90aLayout::first_columns(Spec::head_dim_v);
+    static constexpr int columns =
+        (column_group + 1 < column_groups ? Sm90aLayout::first_columns(Spec::head_dim_v) : Spec::head_dim_v) -
+        first_column;
+    static constexpr int first_panel = first_column / Sm90aLayout::panel;
+    static constexpr int panels = ceil_div(columns, Sm90aLayout::panel);
     // With 8-bit keys.
     using ScoreScales = typename Choose<converts, Sm90aScoreScales<ForwardSm90a>, Nothing>::type;
     // Marks that no V stage is pending and that the first block extends past the sequence's end.
@@ -187,38 +201,48 @@ struct ForwardSm90a {
           warpgroup_(__shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1),
           warp_(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0)),
           lane_(threadIdx.x % 32),
-          softmax_(Score::scale_log2(p)) {}
+          softmax_(Score::scale_log2(p)),
+          handed_(shared.start + layout.handed, warp_) {}
 
     FLASHJIT_FN void run() {
       if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first consumer begins
+      if constexpr (column_group > 0) handed_.begin();
       for (u32 parity = 0;; parity ^= 1) {
         const Announcement announced = announcement(parity);
         if (announced.what() == Announced::end) break;
         const bool any_keys = announced.what() == Announced::tile;
         Work work(p_, announced.tile);
         work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
-        if (any_keys) {
-          attend(work, announced);
-        } else {
-          release(shared_.q_empty());
-          softmax_.reset();
-        }
         float factor[2], lse[2];
-        if constexpr (normalizes_early)
+        if constexpr (column_group > 0) {
+          release(shared_.q_empty());
+          follow(work, factor);
+        } else {
+          if (any_keys) {
+            attend(work, announced);
+          } else {
+            release(shared_.q_empty());
+            softmax_.reset();
+          }
+          if constexpr (normalizes_early)
 #pragma unroll
-          for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
-        wgmma_wait_group<0>();
-        if (any_keys) {
-          release(shared_.v_empty(ring_.stage));
-          ring_.advance();
+            for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
+          if constexpr (column_groups > 1) handed_.end_tile(factor);
+          wgmma_wait_group<0>();
+          if (any_keys) {
+            release(shared_.v_empty(ring_.stage));
+            ring_.advance();
+          }
         }
         if (p_.parts > 1)
-          write_part(p_, announced.place() * block_m + first_row() + lane_ / 4, lane_, output_, softmax_);
+          write_part<Spec::head_dim_v, first_column>(
+              p_, announced.place() * block_m + first_row() + lane_ / 4, lane_, output_, softmax_);
         else
           write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
                        work.problem.head_kv, factor, lse);
       }
       if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
+      if constexpr (column_groups > 1 && column_group == 0) handed_.end();
     }
 
    private:
@@ -264,6 +288,27 @@ struct ForwardSm90a {
       issue_pv(ring_);
     }
 
+    // Computes the columns of a later group: multiplies the weights that group 0 hands on with V.
+    FLASHJIT_FN void follow(const Work& work, float (&factor)[2]) {
+      under_way_ = 0;
+      for (;;) {
+        wgmma_wait_group<0>();
+        if (under_way_) {
+          release(shared_.v_empty(ring_.stage));
+          ring_.advance();
+        }
+        const Handed handed = handed_.take(weights_, factor);
+        if (handed.ends_tile()) return;
+        if (handed.rescales() && under_way_) {
+#pragma unroll
+          for (int i = 0; i < columns / 2; ++i) output_[i] *= factor[i / 2 % 2];
+        }
+        wait_v(ring_, handed.ends_within() ? ends_within : 0, work);
+        issue_pv(ring_);
+        under_way_ = 1;
+      }
+    }
+
     // The destination of a warp's rows. Pointers are to the warp's first row; with pack_gqa, to the tile's.
     struct OutputRows {
       char* o;
@@ -272,7 +317,9 @@ struct ForwardSm90a {
       int valid;  // the same without padding
     };
 
-    FLASHJIT_FN int first_row() const { return warpgroup_ * Sm90aLayout::warpgroup_rows + warp_ * 16; }
+    FLASHJIT_FN int first_row() const {
+      return (column_groups > 1 ? 0 : warpgroup_ * Sm90aLayout::warpgroup_rows) + warp_ * 16;
+    }
     FLASHJIT_FN OutputRows output_rows(const Work& work) const {
       const int first = work.rows.begin + (Config::pack_gqa ? 0 : first_row());
       OutputRows t{
@@ -348,7 +395,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void zero_past_the_end(int stage, int seqlen_k) const {
       seqlen_k = not_ahead(seqlen_k);
       for (int i = seqlen_k % block_n * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
-        for (int panel = 0; panel < v_panels; ++panel)
+        for (int panel = first_panel; panel < first_panel + panels; ++panel)
           st_shared_v4(shared_.v(stage) + panel * layout.kv_panel + i * 16, 0, 0, 0, 0);
       fence_proxy_async();
       bar_sync(warpgroup_barrier + warpgroup_, 128);
@@ -368,9 +415,12 @@ struct ForwardSm90a {
 
     // output += weights V; without a product under way, output = weights V
     FLASHJIT_FN void issue_pv(const Ring& ring) {
-      const u64 v = wgmma_descriptor(shared_.v(ring.stage), layout.kv_panel);
+      const u64 v = wgmma_descriptor(shared_.v(ring.stage) + first_panel * layout.kv_panel, layout.kv_panel);
       wgmma_fence();
-      Products::pv(output_, weights_, v, under_way_);
+      if constexpr (column_group == 0)
+        Products::pv(output_, weights_, v, under_way_);
+      else
+        Products::pv_rest(output_, weights_, v, under_way_);
       wgmma_commit_group();
     }
 
@@ -424,9 +474,10 @@ struct ForwardSm90a {
       wgmma_wait_group<0>();
       release(shared_.v_empty(v_stage), under_way_);
       pack_weights();
+      if constexpr (column_groups > 1) handed_.give(weights_, softmax_, rescale, v_stage == ends_within);
       if (rescale && under_way_) {
 #pragma unroll
-        for (int i = 0; i < Spec::head_dim_v / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
+        for (int i = 0; i < columns / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
       }
     }
 
@@ -479,7 +530,7 @@ struct ForwardSm90a {
     // writes 16 bytes, and a warp's store writes 64 contiguous bytes of each row.
     FLASHJIT_FN void write_output(const OutputRows& to, int first_head, int head_kv, float (&factor)[2],
                                   float (&lse)[2]) const {
-      constexpr int chunks = Spec::head_dim_v / 8;
+      constexpr int chunks = columns / 8;
       const int part = lane_ % 4;
       const float scale = output_factor(p_, head_kv);
 #pragma unroll
@@ -488,13 +539,13 @@ struct ForwardSm90a {
         if constexpr (!normalizes_early) factor[r] = normalizer(r, first_head, lse[r]);
         factor[r] *= scale;
         if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
-        if (Spec::lse && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
+        if (Spec::lse && column_group == 0 && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
         // A row without keys may have met NaN in V, which no factor makes 0: such a row is written as zeros.
         if constexpr (o_bytes == 4) {
-          float* const o = reinterpret_cast<float*>(to.o) + o_offset(row);
+          float* const o = reinterpret_cast<float*>(to.o) + o_offset(row) + first_column;
           if (row < to.rows) write_floats(o, output_, r, factor[r], part);
         } else {
-          char* const o = to.o + o_bytes * o_offset(row) + part * 16;
+          char* const o = to.o + o_bytes * (o_offset(row) + first_column) + part * 16;
 #pragma unroll
           for (int g = 0; g < chunks; g += 4) {
             u32 x[4];
@@ -522,12 +573,13 @@ struct ForwardSm90a {
     u32 q_[q_in_registers ? layout.qk_steps : 1][4];
     float scores_[block_n / 2];
     u32 weights_[layout.pv_steps][4];
-    float output_[Spec::head_dim_v / 2];
+    float output_[columns / 2];
     Softmax softmax_;
     bool near_zero_;         // the tile's scores so far, with Score::bounds
     int under_way_;          // 1: a product with V is under way, to which the next one adds
     RowWords row_words_[2];  // with dropout
     [[no_unique_address]] ScoreScales score_scales_;
+    HandedWeights<layout.pv_steps> handed_;  // with two column groups
   };
 
   // Zeros the rows of Q's buffer that no copy fills: old data there would take part in a warp's votes.
@@ -550,7 +602,7 @@ struct ForwardSm90a {
       mbarrier_init(shared.q_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
         mbarrier_init(shared.k_full(stage), converts ? converters : Spec::dropout ? 2 : 1);
-        mbarrier_init(shared.k_empty(stage), consumer_warps);
+        mbarrier_init(shared.k_empty(stage), weighing_warps);
         mbarrier_init(shared.v_full(stage), converts ? converters : 1);
         mbarrier_init(shared.v_empty(stage), consumer_warps);
         if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);
@@ -573,7 +625,10 @@ struct ForwardSm90a {
       }
     } else {
       setmaxnreg_inc<consumer_registers>();
-      Consumer(p, shared).run();
+      if (column_groups == 1 || threadIdx.x < 256)
+        Consumer<0>(p, shared).run();
+      else if constexpr (column_groups > 1)
+        Consumer<1>(p, shared).run();
     }
   }
 };

@@ -11,16 +11,16 @@
 
 namespace flashjit::device {
 
-// Writes two rows of a part as a thread has them, in accumulators. row: the first one's number in the
-// workspace; the second is 8 further.
-template <class Softmax, int size>
+// Writes two rows of a part as a thread has them, in accumulators of the columns from first_column on. row:
+// the first one's number in the workspace; the second is 8 further.
+template <int head_dim_v, int first_column, class Softmax, int size>
 FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int lane, const float (&output)[size],
                             const Softmax& softmax) {
-  constexpr int columns = size * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int to = row + 8 * r;
-    write_floats(p.parts_o + to * columns, output, r, 1.f, lane % 4);
+    write_floats(p.parts_o + to * head_dim_v + first_column, output, r, 1.f, lane % 4);
+    if constexpr (first_column > 0) continue;
     // A row of far scores alone may have a sum of 0, and a row of NaN alone the lowest reference.
     const float sum = softmax.relative_sum(r), reference = softmax.reference(r);
     const bool has_keys = reference > Softmax::lowest || sum != 0;

@@ -25,7 +25,7 @@ struct Sm90aRing {
   }
   FLASHJIT_FN void retreat(int by) {
     stage -= by;
-    if (stage < 0) {
+    while (stage < 0) {
       stage += stages;
       parity ^= 1;
     }

@@ -45,6 +45,13 @@ struct Sm90aLayout {
   static constexpr int warpgroup_rows = 64;  // query rows of a consumer warpgroup
   static constexpr int announcement_bytes = 16;
 
+  // A warpgroup has registers for 256 columns of its rows' output. Wider outputs are divided between two, by
+  // panels: the first one makes the weights and hands them to the second (cuda/forward_sm90a_columns.cuh).
+  FLASHJIT_FN static constexpr int column_groups(int head_dim_v) { return head_dim_v > 256 ? 2 : 1; }
+  FLASHJIT_FN static constexpr int first_columns(int head_dim_v) {
+    return column_groups(head_dim_v) == 1 ? head_dim_v : ceil_div(head_dim_v, panel) / 2 * panel;
+  }
+
   // Registers that each consumer leaves to the producer's group if that group makes dropout's words, too. Two
   // consumers leave more if the group looks up lengths or tables, or if heads are narrow and so consumers
   // have registers to spare. (Beside a second role ptxas keeps less of the producer's walk in uniform
@@ -82,6 +89,7 @@ struct Sm90aLayout {
   // With conversion: 32 bytes for each slot, its mbarriers and a message. With scales of rows: those of a
   // slot's rows, and of the keys of 2 * num_stages blocks.
   int stored_barriers, stored_scales, k_scales;
+  int handed;  // with two column groups: 16 bytes for each thread and step of weights V, and 16 more
   int end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
@@ -110,10 +118,15 @@ struct Sm90aLayout {
         stored_barriers(dropout_key),
         stored_scales(stored_barriers + stored_slots * 32),
         k_scales(stored_scales + stored_slots * block_n * 4),
+        handed(0),
         end(dropout                             ? dropout_words + 2 * num_stages * block_n * 4
             : converts == Converts::nothing     ? passed + num_stages * 8
             : converts == Converts::scaled_rows ? k_scales + 2 * num_stages * block_n * 4
-                                                : stored_scales) {}
+                                                : stored_scales) {
+    if (column_groups(head_dim_v) == 1) return;
+    handed = round_up(end, 16);
+    end = handed + (pv_steps + 1) * 16 * 2 * warpgroup_rows;
+  }
 
   // Bytes from an operand's start to its part in a step.
   FLASHJIT_FN constexpr int q_step(int step) const { return step / 4 * q_panel + step % 4 * 32; }

@@ -125,6 +125,53 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
   });
 }
 
+// Heads of more than 256 columns on sm_90a: every config, with options that take registers, in turns.
+TEST_F(NvrtcTest, WideHeads) {
+  const Target target = Target::parse("sm_90a");
+  struct Options {
+    std::vector<Mask> mask = {};
+    std::vector<std::string> score = {};
+    bool dropout = false, varlen = false, paged = false;
+  };
+  const std::vector<Options> all_options = {
+      {},
+      {.mask = {CausalMask{}}},
+      {.mask = {CausalMask{}}, .dropout = true},
+      {.mask = {CausalMask{}}, .varlen = true},
+      {.mask = {CausalMask{}}, .paged = true},
+      {.mask = {TreeMask{}, PaddingMask{}}},
+      {.mask = {TreeMask{}}, .dropout = true, .paged = true},
+      {.mask = {SlidingWindowMask{.sinks = true}, BlockSparseMask{.per_head = true}}, .dropout = true},
+      {.mask = {FormulaMask{"key % 3 != 1"}}, .score = {"softcap"}, .varlen = true},
+      {.mask = {FormulaMask{"key % 3 != 1"}}, .score = {"softcap"}, .dropout = true, .paged = true}};
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const auto& [dim, dim_v] : {std::pair{264, 264},
+                                   {320, 320},
+                                   {384, 384},
+                                   {512, 512},
+                                   {576, 512},
+                                   {576, 576},
+                                   {576, 8},
+                                   {8, 576},
+                                   {512, 128},
+                                   {192, 328}})
+    for (const Options& options : all_options) {
+      AttentionSpec spec = make_spec(dim % 64 ? DType::fp16 : DType::bf16, dim, dim_v);
+      spec.mask = options.mask;
+      spec.score = options.score;
+      spec.dropout = options.dropout, spec.varlen = options.varlen, spec.paged = options.paged;
+      spec = spec.validated();
+      if (has_turn(place++, 7)) cases.push_back(default_case(spec, target));
+      for (const KernelConfig& config : search_space(spec, target))
+        if (has_turn(place++, 151)) cases.push_back({spec, target, config});
+    }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 // Merging is bound by memory, so launch bounds keep as many warps resident as registers allow.
 TEST_F(NvrtcTest, Merge) {
   std::vector<Case> cases;

@@ -56,6 +56,13 @@ struct ConfigOf {
   static constexpr device::TileOrder tile_order = tile_order_;
 };
 
+// Two warpgroups divide the columns of an output of more than 256.
+template <int block_n_, int num_stages_, bool pack_gqa_,
+          device::TileOrder tile_order_ = device::TileOrder::heads>
+struct DividedConfigOf : ConfigOf<64, block_n_, false, pack_gqa_, tile_order_> {
+  static constexpr int num_stages = num_stages_, num_warps = 12;
+};
+
 template <class Spec, class Config>
 struct Emulated : Config {
   using Products = device::EmulatedProducts<Spec, Config>;
@@ -235,6 +242,31 @@ TEST_F(ForwardSm90a, PartsOfKeys) {
   // Lists of blocks, which may have none in a part.
   expect_listed<WithLists<SpecOf<Bf16, 24, 40, false>, FormulaParams, 64, 32>,
                 ConfigOf<64, 32, true, false, waves>>(c, 5);
+}
+
+// Outputs of more than 256 columns: halves alike and not, the second one with more than 256; one block of K
+// and V at a time and several; tiles without keys between others, parts, pages, words of dropout.
+TEST_F(ForwardSm90a, DividedColumns) {
+  const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 150, .seed = 8};
+  expect<SpecOf<Bf16, 24, 264, false, BottomRight>, DividedConfigOf<32, 1, false, sections>>(c,
+                                                                                             {CausalMask{}});
+  expect<WithDropout<SpecOf<Fp16, 264, 328, false>>, DividedConfigOf<48, 2, true>>(c, {});
+  expect<WithFloatOutput<SpecOf<Bf16, 16, 520, false>>, DividedConfigOf<64, 1, false>>(c, {});
+  expect<SpecOf<Fp16, 8, 576, false>, DividedConfigOf<16, 3, true>>(c, {}, 3);
+  const Case packed{.heads_q = 2, .heads_kv = 1, .lengths_q = {30, 1, 0, 90}, .lengths_k = {30, 0, 5, 20}};
+  expect<SpecOf<Bf16, 40, 264, true, BottomRight>, DividedConfigOf<32, 1, true, waves>>(packed,
+                                                                                        {CausalMask{}});
+  expect<SpecOf<Bf16, 24, 320, false, device::Padding>, DividedConfigOf<32, 2, false, waves>>(
+      c, {PaddingMask{}});
+  Case pages = c;
+  pages.page_size = 16;
+  pages.layout_kv = MemoryLayout::padded;
+  expect<WithPages<SpecOf<Bf16, 24, 264, false, BottomRight>>, DividedConfigOf<32, 1, true, sections>>(
+      pages, {CausalMask{}});
+  expect<WithFormulaSpec<WithPages<SpecOf<Bf16, 24, 512, false>>, FormulaParams, false>,
+         DividedConfigOf<32, 1, false>>(pages, {});
+  expect_listed<WithLists<SpecOf<Bf16, 24, 264, false>, FormulaParams, 64, 32>,
+                DividedConfigOf<32, 1, false, waves>>(c);
 }
 
 // Parts whose keys are all far from 0, so that some have sums of 0 and references beyond float32.

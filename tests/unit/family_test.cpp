@@ -117,7 +117,7 @@ TEST(Family, HeadsAreTheirOwn) {
   EXPECT_EQ(
       why_unsupported(wide, gpu),
       "head_dim 512 is more than 256, the largest of op forward's kernels for sm_86; 256 would work there, "
-      "and head_dim 512 on x86-64-v3, x86-64-v4 and x86-64-v4+amx");
+      "and head_dim 512 on sm_90a, x86-64-v3, x86-64-v4 and x86-64-v4+amx");
   const AttentionSpec wide_v = AttentionSpec{.head_dim = 64, .head_dim_v = 264}.validated();
   EXPECT_THAT(why_unsupported(wide_v, gpu), HasSubstr("head_dim_v 264 is more than 256"));
   expect_error(ErrorCode::unsupported, {"head_dim 512", "sm_86", "x86-64-v3"},
@@ -129,8 +129,24 @@ TEST(Family, HeadsAreTheirOwn) {
     EXPECT_EQ(why_unsupported(latent, cpu), "");
     EXPECT_THAT(why_unsupported(latent, gpu),
                 HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v "
-                          "128), and head_dim 576 on x86-64-v3"));
+                          "128), and head_dim 576 on sm_90a, x86-64-v3"));
   }
+  // What does not go with wide heads on sm_90a.
+  const Target hopper = Target::parse("sm_90a");
+  const auto refused = [&](const char* text) {
+    return why_unsupported(AttentionSpec::from_json(text), hopper);
+  };
+  EXPECT_EQ(refused(R"({"op": "forward", "dtype": "bf16", "head_dim": 576})"), "");
+  EXPECT_THAT(
+      refused(R"({"op": "forward", "dtype": "bf16", "head_dim": 264, "paged": true, "kv_dtype": "int8"})"),
+      HasSubstr("8-bit keys beside a head_dim or head_dim_v of more than 256"));
+  EXPECT_EQ(refused(R"({"op": "decode", "dtype": "bf16", "head_dim": 576, "paged": true, "varlen": true})"),
+            "");
+  for (const char* field : {R"("batch_invariant": true)", R"("kv_dtype": "int8")", R"("varlen": true)"})
+    EXPECT_THAT(
+        refused(
+            (R"({"op": "decode", "dtype": "bf16", "head_dim": 264, )" + std::string(field) + "}").c_str()),
+        HasSubstr("goes by the forward's kernel on sm_90a, but"));
   for (const Target& target : Target::all())
     for (const Operation op : operations_on(target)) {
       const KernelFamily& family = family_of(op, target);

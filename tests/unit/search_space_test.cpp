@@ -63,6 +63,7 @@ TEST(SearchSpace, OfTheWidestHeads) {
                 (op == Operation::merge || op == Operation::append_kv || op == Operation::copy_kv || lists))
               continue;
             spec = spec.validated();
+            if (!family.refusal(spec).empty()) continue;
             SCOPED_TRACE(target.str() + " " + spec.to_json());
             const std::vector<KernelConfig> space = search_space(spec, target);
             ASSERT_FALSE(space.empty());

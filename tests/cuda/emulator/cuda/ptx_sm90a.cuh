@@ -128,11 +128,15 @@ struct EmulatedProducts {
       wgmma_ss<QkElement, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
                                    k + static_cast<u32>(layout.k_step(i)), i > 0);
   }
-  static void pv(float (&d)[Spec::head_dim_v / 2], const u32 (&weights)[layout.pv_steps][4], u64 v,
-                 int accumulate) {
+  template <int columns>
+  static void pv(float (&d)[columns], const u32 (&weights)[layout.pv_steps][4], u64 v, int accumulate) {
     for (int i = 0; i < layout.pv_steps; ++i)
-      wgmma_rs<PvElement, Spec::head_dim_v, true>(d, weights[i], v + static_cast<u32>(layout.v_step(i)),
-                                                  i > 0 || accumulate);
+      wgmma_rs<PvElement, 2 * columns, true>(d, weights[i], v + static_cast<u32>(layout.v_step(i)),
+                                             i > 0 || accumulate);
+  }
+  template <int columns>
+  static void pv_rest(float (&d)[columns], const u32 (&weights)[layout.pv_steps][4], u64 v, int accumulate) {
+    pv(d, weights, v, accumulate);
   }
 };
 

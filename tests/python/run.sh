@@ -7,4 +7,6 @@ if [ ! -e "$1/made" ]; then
 fi
 # Compiled modules of the packages stay in the environment, so that each test need not compile what it imports.
 export PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$1/pycache"
+# Threads of PyTorch's own would wait for each other longer than they compute.
+export OMP_NUM_THREADS=1
 exec "$1/bin/python" -W error -X faulthandler "$2"

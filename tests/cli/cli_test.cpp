@@ -414,6 +414,29 @@ TEST(Run, CachesThatALaunchWritesInto) {
   EXPECT_THAT(run(paged).error()["message"].get<std::string>(), HasSubstr("k is missing"));
 }
 
+TEST(Audit, ALargeCacheLeavesTheLeastPossible) {
+  const CommandLine flashjit;
+  const std::vector<std::string> audit = {"audit", small_spec, "--seqlen-q",        "512",      "--heads-q",
+                                          "2",     "--cache",  "1000000,100000000", "--target", "x86-64-v3"};
+  const nlohmann::json json = flashjit(audit + std::vector<std::string>{"--json"}).json();
+  // Q, K and V; O and lse.
+  constexpr double tensor = 512 * 2 * 16 * 4, least = 4 * tensor + 512 * 2 * 4;
+  EXPECT_EQ(json["least"]["read"], 3 * tensor);
+  EXPECT_EQ(json["least"]["written"], least - 3 * tensor);
+  EXPECT_EQ(json["caches"][1]["of_least"], 1.0);
+  EXPECT_GE(json["caches"][0]["of_least"].get<double>(), 1.0);
+  EXPECT_EQ(json["standard_attention"], least + 4 * 4.0 * 2 * 512 * 512);
+  // Half of the pairs and the diagonal.
+  EXPECT_NEAR(json["caches"][0]["n2_d2_over_m"].get<double>(), 2 * 512 * 513 / 2 * 16 * 16 * 16 / 1e6, 1e-9);
+  EXPECT_THAT(flashjit(audit).out, HasSubstr("least possible"));
+
+  const Outcome on_gpu = flashjit({"audit", small_spec, "--target", "sm_90a"});
+  EXPECT_EQ(on_gpu.exit_code, 2);
+  EXPECT_THAT(on_gpu.err, HasSubstr("x86-64-v3"));
+  const Outcome decode = flashjit({"audit", R"({"op": "decode", "dtype": "fp32", "head_dim": 16})"});
+  EXPECT_THAT(decode.err, HasSubstr("op forward would work"));
+}
+
 TEST(Run, PrintsATable) {
   const CommandLine flashjit;
   const Outcome result =

@@ -20,6 +20,7 @@ Verb add_generate(const Arguments& parent);
 Verb add_mask(const Arguments& parent);
 Verb add_run(const Arguments& parent);
 Verb add_bench(const Arguments& parent);
+Verb add_audit(const Arguments& parent);
 Verb add_prebuild(const Arguments& parent);
 Verb add_tune(const Arguments& parent);
 Verb add_cache(const Arguments& parent);

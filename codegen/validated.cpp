@@ -23,8 +23,9 @@ void check_enumerator(Operation op) {
 }
 
 // Fields that say which result is right. No operation that attends may leave one out.
-constexpr std::string_view decides_result[] = {"mask",        "score",   "tables",        "scalars",
-                                               "sink_logits", "precise", "deterministic", "batch_invariant"};
+constexpr std::string_view decides_result[] = {"mask",          "score",           "tables",
+                                               "scalars",       "sink_logits",     "precise",
+                                               "deterministic", "batch_invariant", "v_in_k"};
 
 bool has_name(const std::string& formula, std::string_view name) {
   const auto is_letter = [&](std::size_t at) {
@@ -76,6 +77,20 @@ void check_kv_dtype(const AttentionSpec& spec) {
         asked + " is not supported with dropout, which is for training; leaving either out would work");
 }
 
+void check_v_in_k(const AttentionSpec& spec) {
+  if (!spec.v_in_k) return;
+  if (spec.head_dim_v > spec.head_dim)
+    invalid("v_in_k makes v the first head_dim_v columns of k, and head_dim_v " +
+            std::to_string(spec.head_dim_v) + " is more than head_dim " + std::to_string(spec.head_dim) +
+            "; " + std::to_string(spec.head_dim) + " or less would work");
+  if (spec.kv_dtype)
+    throw Error(ErrorCode::unsupported, std::string("kv_dtype ") + to_string(*spec.kv_dtype) +
+                                            " is not supported with v_in_k; leaving either out would work");
+  if (spec.append)
+    throw Error(ErrorCode::unsupported,
+                "append is not supported with v_in_k; a launch of op append_kv before it would work");
+}
+
 void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
   Range dims = Rotary::dims;
@@ -125,6 +140,7 @@ AttentionSpec AttentionSpec::validated() const {
   check_head_dims(spec);
   check_rotary(spec);
   check_fields(spec);
+  check_v_in_k(spec);
   check_dtype_of("o_dtype", spec.o_dtype, spec.dtype);
   check_dtype_of("parts_dtype", spec.parts_dtype, spec.dtype);
   check_dtype_of("grad_dtype", spec.grad_dtype, spec.dtype);

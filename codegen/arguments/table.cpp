@@ -17,6 +17,7 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.lse) met |= bit(Needs::lse);
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (is_cached(spec)) met |= bit(Needs::key_lengths);
+  if (!spec.v_in_k) met |= bit(Needs::own_values);
   if (spec.kv_dtype && (!info_of(spec.op).copies || spec.kv_scale == KvScale::token_head))
     met |= bit(Needs::kv_dtype);
   const bool rotates_q = spec.rotary && spec.rotary->q;
@@ -130,6 +131,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       if (spec.paged)
         return "the spec has \"paged\": true: keys lie in pages, and seqlens_k has their number";
       return without_field(&AttentionSpec::varlen);
+    case Needs::own_values:
+      return "the spec has \"v_in_k\": true, which makes v the first columns of k: leave the argument out";
     case Needs::padding:
     case Needs::key_lengths:
       return without_mask("padding");
@@ -172,6 +175,8 @@ std::string condition_text(const Condition& condition) {
       return "`lse`";
     case Needs::packed_keys:
       return "`varlen`, keys not in pages";
+    case Needs::own_values:
+      return "no `v_in_k`";
     case Needs::padding:
       return "a padding mask";
     case Needs::key_lengths:

@@ -38,6 +38,7 @@ enum class Needs {
   packed_keys,
   padding,
   key_lengths,
+  own_values,  // v is not the first columns of k
   sliding_window,
   sinks,
   block_sparse,
@@ -343,7 +344,7 @@ constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dr
 inline constexpr Argument all[] = {
     {"q", "queries", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
     {"k", "keys", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing | copy, 0, append | copy},
-    {"v", "values", 3, &Args::v, input, nothing, required, of_keys, like_v, attention | backward | append | copy, 0, append | copy},
+    {"v", "values", 3, &Args::v, input, own_values, required, of_keys, like_v, attention | backward | append | copy, 0, append | copy},
     {"o", "the result of each row", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
     {"lse", "log-sum-exp of each row, natural logarithm", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
     {"cu_seqlens_q", "where each sequence's rows begin in the packed tensors", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},

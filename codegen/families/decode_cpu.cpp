@@ -12,9 +12,9 @@ namespace flashjit::decode_cpu {
 namespace {
 
 constexpr std::string_view fields[] = {
-    "head_dim_v",      "mask",        "lse",      "varlen",   "paged",  "deterministic",
-    "batch_invariant", "o_dtype",     "kv_dtype", "kv_scale", "score",  "tables",
-    "scalars",         "sink_logits", "precise",  "append",   "rotary", "config"};
+    "head_dim_v",      "v_in_k",  "mask",     "lse",      "varlen", "paged",  "deterministic",
+    "batch_invariant", "o_dtype", "kv_dtype", "kv_scale", "score",  "tables", "scalars",
+    "sink_logits",     "precise", "append",   "rotary",   "config"};
 constexpr auto masks = masks_without<PaddingMask, BlockSparseMask>;
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 

@@ -4,7 +4,6 @@
 #include "codegen/families/decode_cuda.hpp"
 #include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_text.hpp"
-#include "codegen/families/refusals.hpp"
 #include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit::forward_sm90a {
@@ -34,12 +33,8 @@ std::string no_forward(const AttentionSpec& spec) {
   return {};
 }
 
-// The kernel by mma.sync holds rows of an output in one warp, which has no registers for so many columns.
-bool needs_forward(const AttentionSpec& spec) {
-  return std::max(spec.head_dim, spec.head_dim_v) > 256;
-}
 std::string refusal(const AttentionSpec& spec) {
-  const std::string why = needs_forward(spec) ? no_forward(spec) : "";
+  const std::string why = has_wide_heads(spec) ? no_forward(spec) : "";
   if (why.empty()) return {};
   return "decode with a head_dim or head_dim_v of more than 256 goes by the forward's kernel on sm_90a, "
          "but " +
@@ -47,13 +42,11 @@ std::string refusal(const AttentionSpec& spec) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (decodes_by_forward(config)) {
+  if (decodes_by_forward(spec, config)) {
     if (const std::string why = no_forward(spec); !why.empty())
       return "block_n " + std::to_string(config.block_n) + ": " + why + "; block_n 16 and 32 work";
     return forward_sm90a::family.misfit(forward_of(spec), target, config);
   }
-  if (needs_forward(spec))
-    return wrong("block_n", config.block_n, "is not more than 32, as wide heads go by the forward's kernel");
   const KernelConfig unset;
   if (config.q_in_registers || config.ping_pong || config.pack_gqa || config.tile_order != unset.tile_order)
     return "q_in_registers, ping_pong, tile_order and pack_gqa are for a block_n of more than 32";
@@ -67,7 +60,7 @@ void add_values(std::vector<int>& to, const std::vector<int>& more) {
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
-  if (needs_forward(spec)) return forward_sm90a::family.axes(forward_of(spec), target);
+  if (has_wide_heads(spec)) return forward_sm90a::family.axes(forward_of(spec), target);
   ConfigAxes axes = mma_decode::axes(spec, target);
   if (!no_forward(spec).empty()) return axes;
   const ConfigAxes forward = forward_sm90a::family.axes(forward_of(spec), target);
@@ -84,7 +77,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 }
 
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (!decodes_by_forward(config)) return mma_decode::futility(spec, target, config);
+  if (!decodes_by_forward(spec, config)) return mma_decode::futility(spec, target, config);
   if (config.block_m == 192) return "a decode has at most 64 query rows for each head";
   return forward_sm90a::family.futility(forward_of(spec), target, config);
 }
@@ -92,7 +85,7 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 // Measured on an H200 (tests/bench/decode.md): with 64 rows of a key/value head the forward's kernel takes
 // 0.77 of the time of the other, with 256 rows 0.35, if its tiles keep most multiprocessors busy.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
-  if (needs_forward(spec)) return forward_sm90a::family.preferred(forward_of(spec), target, shape);
+  if (has_wide_heads(spec)) return forward_sm90a::family.preferred(forward_of(spec), target, shape);
   const std::int64_t heads = std::int64_t{std::max(shape.batch, 1)} * std::max(shape.num_heads_kv, 1);
   const std::int64_t rows =
       std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
@@ -100,13 +93,14 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     const KernelConfig config = forward_sm90a::family.preferred(forward_of(spec), target, shape);
     const std::int64_t tiles = heads * ((rows + config.block_m - 1) / config.block_m);
     const std::int64_t enough = rows > 64 ? 48 : 96;
-    if (tiles >= enough && decodes_by_forward(config) && misfit(spec, target, config).empty()) return config;
+    if (tiles >= enough && decodes_by_forward(spec, config) && misfit(spec, target, config).empty())
+      return config;
   }
   return mma_decode::preferred(spec, target, shape);
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  if (!decodes_by_forward(source.config)) return mma_decode::render(spec, source);
+  if (!decodes_by_forward(spec, source.config)) return mma_decode::render(spec, source);
   forward_sm90a::family.render(forward_of(spec), source);
   add_append_step(spec, source);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/families/params_type.hpp"
@@ -17,9 +18,10 @@
 namespace flashjit::forward_sm90a {
 namespace {
 
-constexpr std::string_view fields[] = {
-    "head_dim_v", "mask",     "dropout", "lse",    "varlen",  "paged",       "deterministic", "o_dtype",
-    "kv_dtype",   "kv_scale", "score",   "tables", "scalars", "sink_logits", "precise",       "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k", "mask",          "dropout", "lse",
+                                       "varlen",     "paged",  "deterministic", "o_dtype", "kv_dtype",
+                                       "kv_scale",   "score",  "tables",        "scalars", "sink_logits",
+                                       "precise",    "config"};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
@@ -37,9 +39,9 @@ int warps(const AttentionSpec& spec, const KernelConfig& config) {
 bool divides_columns(const AttentionSpec& spec) {
   return device::Sm90aLayout::column_groups(spec.head_dim_v) > 1;
 }
-// Wide heads fill shared memory with one block of K and V.
-bool is_wide(const AttentionSpec& spec) {
-  return std::max(spec.head_dim, spec.head_dim_v) > 256;
+// A block's values are multiplied after the next block's scores, so those in K need a second stage.
+int least_stages(const AttentionSpec& spec) {
+  return has_wide_heads(spec) && !spec.v_in_k ? 1 : 2;
 }
 
 device::Converts converts(const AttentionSpec& spec) {
@@ -49,7 +51,7 @@ device::Converts converts(const AttentionSpec& spec) {
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::Sm90aLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                             config.num_stages, spec.dropout, converts(spec))
+                             config.num_stages, spec.dropout, converts(spec), spec.v_in_k)
       .end;
 }
 
@@ -161,7 +163,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   }
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 256)
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
-  if (const int least = is_wide(spec) ? 1 : 2; config.num_stages < least || config.num_stages > 8)
+  if (const int least = least_stages(spec); config.num_stages < least || config.num_stages > 8)
     return wrong("num_stages", config.num_stages, "is not " + std::to_string(least) + " to 8");
   if (config.ping_pong && config.block_m < 128)
     return wrong("block_m", config.block_m,
@@ -208,7 +210,7 @@ bool fits_blocks(const BlockSparseMask& blocks, const KernelConfig& config) {
 // Whether some tile fits with so many keys: the ones that hold least, with one and with two consumers.
 bool fits_keys(const AttentionSpec& spec, const Target& target, int block_n) {
   const auto fits = [&](int block_m) {
-    KernelConfig config{.block_m = block_m, .block_n = block_n, .num_stages = is_wide(spec) ? 1 : 2};
+    KernelConfig config{.block_m = block_m, .block_n = block_n, .num_stages = least_stages(spec)};
     config.num_warps = warps(spec, config);
     config.tile_order = tile_orders(spec).front();
     return misfit(spec, target, config).empty();
@@ -219,13 +221,18 @@ bool fits_keys(const AttentionSpec& spec, const Target& target, int block_n) {
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = {.block_m = {64, 128, 192},
                      .block_n = {64, 80, 96, 112, 128},
-                     .num_stages = is_wide(spec) ? std::vector{1, 2, 3} : std::vector{2, 3},
+                     .num_stages = {2, 3},
                      .num_warps = {8, 12, 16},
                      .q_in_registers = {false, true},
                      .ping_pong = {false, true},
                      .tile_order = tile_orders(spec),
                      .pack_gqa = {false, true}};
-  if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
+  if (has_wide_heads(spec)) {
+    // One stage of many keys, or several of few.
+    axes.block_n = {32, 48, 64, 80, 96, 112, 128};
+    axes.num_stages = {1, 2, 3, 4};
+    if (spec.v_in_k) axes.num_stages.erase(axes.num_stages.begin());
+  } else if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     for (int block_n = 32; block_n < 64; block_n += 16)
       if (blocks->block_n % block_n == 0) axes.block_n.push_back(block_n);
     std::sort(axes.block_n.begin(), axes.block_n.end());
@@ -280,7 +287,7 @@ double time_of(const Shape& shape, const KernelConfig& config, int block_m) {
 // keys are divided.
 int rows_of_tile(const AttentionSpec& spec, const Shape& shape, const KernelConfig& config) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
-  if (is_wide(spec)) return 64;
+  if (has_wide_heads(spec)) return 64;
   const int heads_per_tile = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
   if (shape.seqlen_q <= 64 / heads_per_tile) return 64;
   const double usual = time_of(shape, config, 128);
@@ -317,11 +324,12 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
       }
     }
   }
-  if (is_wide(spec)) {
-    for (config.block_n = 64; config.block_n > 16; config.block_n -= 16)
-      for (config.num_stages = 3; config.num_stages >= 1; --config.num_stages)
+  if (has_wide_heads(spec)) {
+    // A stage of values in keys is free late: several small ones hide the time of a copy.
+    for (config.block_n = spec.v_in_k ? 32 : 64; config.block_n > 16; config.block_n -= 16)
+      for (config.num_stages = 4; config.num_stages >= least_stages(spec); --config.num_stages)
         if (misfit(spec, target, config).empty()) return config;
-    config.num_stages = 1;
+    config.num_stages = least_stages(spec);
     return config;
   }
   // The widest block that fits. Q is in registers unless that makes the block narrower than 96, or if
@@ -341,7 +349,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 }
 
 std::string refusal(const AttentionSpec& spec) {
-  if (!is_wide(spec) || !spec.kv_dtype) return {};
+  if (!has_wide_heads(spec) || !spec.kv_dtype) return {};
   return "8-bit keys beside a head_dim or head_dim_v of more than 256 are not supported on sm_90a; keys and "
          "values of the spec's dtype would work there, and 8-bit ones on CPUs";
 }

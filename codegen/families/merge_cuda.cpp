@@ -13,9 +13,19 @@ constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
 // num_stages: the number of parts whose loads are in flight at once.
 constexpr std::string_view choices[] = {"num_stages", "num_warps"};
 
-std::string misfit(const AttentionSpec&, const Target&, const KernelConfig& config) {
+// A row's threads belong to one block.
+int warps_of_row(const AttentionSpec& spec) {
+  const int columns = 16 / static_cast<int>(size_of(spec.parts_dtype.value_or(DType::fp32)));
+  return device::ceil_div(spec.head_dim_v / columns, 32);
+}
+
+std::string misfit(const AttentionSpec& spec, const Target&, const KernelConfig& config) {
   if (config.num_warps != 2 && config.num_warps != 4 && config.num_warps != 8)
     return wrong("num_warps", config.num_warps, "is not 2, 4 or 8");
+  if (const int least = warps_of_row(spec); config.num_warps < least)
+    return wrong("num_warps", config.num_warps,
+                 "is less than the " + std::to_string(least) + " that have a row of head_dim_v " +
+                     std::to_string(spec.head_dim_v));
   if (config.num_stages != 2 && config.num_stages != 4)
     return wrong("num_stages", config.num_stages, "is not 2 or 4");
   return {};
@@ -30,7 +40,7 @@ ConfigAxes axes(const AttentionSpec&, const Target&) {
 KernelConfig preferred(const AttentionSpec& spec, const Target&, const Shape& shape) {
   constexpr std::int64_t few = 1 << 20;
   const auto elements = product_of({shape.batch, shape.seqlen_q, shape.num_heads_q, spec.head_dim_v});
-  return {.num_stages = elements && *elements <= few ? 4 : 2, .num_warps = 4};
+  return {.num_stages = elements && *elements <= few ? 4 : 2, .num_warps = warps_of_row(spec) > 4 ? 8 : 4};
 }
 
 // The number of warps that a multiprocessor is to hold: as

@@ -89,6 +89,7 @@ struct FLASHJIT_API AttentionSpec {
   bool lse = true;              // write the log-sum-exp of every row
   bool varlen = false;          // packed [total, heads, head_dim] with cu_seqlens
   bool paged = false;
+  bool v_in_k = false;  // v is the first head_dim_v columns of k, as in latent caches
   bool deterministic = false;
   // The bits of a row depend on its own query, keys and target only, not on the rest of the batch.
   bool batch_invariant = false;
@@ -117,6 +118,7 @@ struct FLASHJIT_API AttentionSpec {
     visit("lse", &AttentionSpec::lse);
     visit("varlen", &AttentionSpec::varlen);
     visit("paged", &AttentionSpec::paged);
+    visit("v_in_k", &AttentionSpec::v_in_k);
     visit("deterministic", &AttentionSpec::deterministic);
     visit("batch_invariant", &AttentionSpec::batch_invariant);
     visit("o_dtype", &AttentionSpec::o_dtype, float_dtypes);

@@ -140,7 +140,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   check_presence(spec, args);
   const Tensor& q = require<&AttentionArgs::q>(spec, args, device);
   const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
-  const Tensor& v = require<&AttentionArgs::v>(spec, args, device);
+  const Tensor& v = spec.v_in_k ? k : require<&AttentionArgs::v>(spec, args, device);
   const Tensor& o = require<&AttentionArgs::o>(spec, args, device);
 
   const int rank = q.rank;
@@ -148,7 +148,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   const int key_rows = k.rank - 3, key_heads = k.rank - 2, key_dim = k.rank - 1;
   require_shape("q", q, dim, spec.head_dim, "the spec's head_dim");
   require_shape("k", k, key_dim, spec.head_dim, "the spec's head_dim");
-  require_shape("v", v, key_dim, spec.head_dim_v, "the spec's head_dim_v");
+  if (!spec.v_in_k) require_shape("v", v, key_dim, spec.head_dim_v, "the spec's head_dim_v");
   require_shape("o", o, dim, spec.head_dim_v, "the spec's head_dim_v");
   require_shape("o", o, rows, q.shape[rows], "as q");
   require_shape("o", o, heads, q.shape[heads], "as q");

@@ -30,7 +30,7 @@ struct ForwardSm90aSpec {
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
-  static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
+  static constexpr bool lse = true, varlen = false, paged = false, v_in_k = false, dropout = false;
 };
 
 template <class Spec_, class Config_>
@@ -230,7 +230,7 @@ struct ForwardSm90a {
           if constexpr (column_groups > 1) handed_.end_tile(factor);
           wgmma_wait_group<0>();
           if (any_keys) {
-            release(shared_.v_empty(ring_.stage));
+            release_v(ring_.stage);
             ring_.advance();
           }
         }
@@ -294,7 +294,7 @@ struct ForwardSm90a {
       for (;;) {
         wgmma_wait_group<0>();
         if (under_way_) {
-          release(shared_.v_empty(ring_.stage));
+          release_v(ring_.stage);
           ring_.advance();
         }
         const Handed handed = handed_.take(weights_, factor);
@@ -358,6 +358,13 @@ struct ForwardSm90a {
     FLASHJIT_FN void release(u32 empty, bool held = true) const {
       mbarrier_arrive_if(lane_ == 0 && held, empty);
     }
+    // A block's buffers are free: K after its scores, V, which may be part of it, after the product with it.
+    FLASHJIT_FN void release_k(int stage) const {
+      if constexpr (!Spec::v_in_k) release(shared_.k_empty(stage));
+    }
+    FLASHJIT_FN void release_v(int stage, bool held = true) const {
+      release(Spec::v_in_k ? shared_.k_empty(stage) : shared_.v_empty(stage), held);
+    }
 
     FLASHJIT_FN Announcement announcement(u32 parity) const {
       mbarrier_wait(shared_.q_full(), parity);
@@ -386,7 +393,10 @@ struct ForwardSm90a {
     }
     FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
     FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
-      mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
+      if constexpr (!Spec::v_in_k)
+        mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
+      else if constexpr (column_group > 0)  // group 0 has waited for K
+        mbarrier_wait(shared_.k_full(ring.stage), ring.parity);
       if ((Spec::varlen || Mask::padding || (Spec::paged && !converts)) && v_stage == ends_within)
         zero_past_the_end(ring.stage, work.problem.seqlen_k);
     }
@@ -461,7 +471,7 @@ struct ForwardSm90a {
                            const Positions& rows, const Heads& heads, const Block& block, int v_stage) {
       const auto of_rows = this->of_rows(score, rows, heads);
       wgmma_wait_group<1>();
-      release(shared_.k_empty(ring_.stage));
+      release_k(ring_.stage);
       if constexpr (converts) score_scales_.apply(scores_, shared_, ring_, lane_);
       bool rescale = false;
       if (!weigh_near_zero(score, block, rescale)) {
@@ -472,7 +482,7 @@ struct ForwardSm90a {
       }
       if constexpr (Spec::dropout) drop_weights();
       wgmma_wait_group<0>();
-      release(shared_.v_empty(v_stage), under_way_);
+      release_v(v_stage, under_way_);
       pack_weights();
       if constexpr (column_groups > 1) handed_.give(weights_, softmax_, rescale, v_stage == ends_within);
       if (rescale && under_way_) {
@@ -602,7 +612,7 @@ struct ForwardSm90a {
       mbarrier_init(shared.q_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
         mbarrier_init(shared.k_full(stage), converts ? converters : Spec::dropout ? 2 : 1);
-        mbarrier_init(shared.k_empty(stage), weighing_warps);
+        mbarrier_init(shared.k_empty(stage), Spec::v_in_k ? consumer_warps : weighing_warps);
         mbarrier_init(shared.v_full(stage), converts ? converters : 1);
         mbarrier_init(shared.v_empty(stage), consumer_warps);
         if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);

@@ -169,6 +169,7 @@ class Sm90aProducer {
   }
   // Loads V into the stage of its own K, which was loaded `behind` blocks ago.
   FLASHJIT_FN void load_v(int index, int behind) {
+    if constexpr (Spec::v_in_k) return;
     Ring ring = ring_;
     ring.retreat(behind);
     if constexpr (converts) {

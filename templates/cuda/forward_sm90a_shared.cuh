@@ -70,14 +70,16 @@ struct Sm90aShared {
   using QkElement = typename Choose<converts == Converts::nothing, Element, fp16>::type;
   using PvElement = typename Choose<converts == Converts::numbers, fp16, Element>::type;
   static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
-                                      stages,         Spec::dropout,    converts};
+                                      stages,         Spec::dropout,    converts,        Spec::v_in_k};
   using Ring = Sm90aRing<stages>;
 
   const char* memory;
   u32 start;
   FLASHJIT_FN u32 q() const { return start + layout.q; }
   FLASHJIT_FN u32 k(int stage) const { return start + layout.k + stage * layout.k_bytes; }
-  FLASHJIT_FN u32 v(int stage) const { return start + layout.v + stage * layout.v_bytes; }
+  FLASHJIT_FN u32 v(int stage) const {
+    return start + layout.v + stage * (Spec::v_in_k ? layout.k_bytes : layout.v_bytes);
+  }
   FLASHJIT_FN u32 announced() const { return start + layout.announced; }
   FLASHJIT_FN u32 q_full() const { return start + layout.barriers; }
   FLASHJIT_FN u32 q_empty() const { return start + layout.barriers + 8; }

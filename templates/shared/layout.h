@@ -77,7 +77,7 @@ struct Sm90aLayout {
   int qk_steps, pv_steps;         // wgmmas of Q K^T, each for 16 columns; of weights V, each for 16 keys
   int q_panel, kv_panel;          // bytes of one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // bytes of all panels
-  int q, k, v;                    // offsets; k, v: num_stages blocks each
+  int q, k, v;                    // offsets; k, v: num_stages blocks each, the same ones with v_in_k
   // With conversion: slots for K or V as they arrive, and their size. Two do not hide the time of a copy, but
   // wide heads leave no room for more.
   int stored_slots, stored_bytes, stored;
@@ -93,22 +93,22 @@ struct Sm90aLayout {
   int end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
-                                    bool dropout, Converts converts = Converts::nothing)
+                                    bool dropout, Converts converts = Converts::nothing, bool v_in_k = false)
       : qk_steps(ceil_div(head_dim, 16)),
         pv_steps(block_n / 16),
         q_panel(block_m * 128),
         kv_panel(block_n * 128),
         q_bytes(ceil_div(head_dim, panel) * q_panel),
         k_bytes(ceil_div(head_dim, panel) * kv_panel),
-        v_bytes(ceil_div(head_dim_v, panel) * kv_panel),
+        v_bytes(v_in_k ? 0 : ceil_div(head_dim_v, panel) * kv_panel),
         q(0),
         k(q_bytes),
-        v(k + num_stages * k_bytes),
+        v(v_in_k ? k : k + num_stages * k_bytes),
         stored_slots(converts == Converts::nothing      ? 0
                      : max(head_dim, head_dim_v) <= 128 ? 4
                                                         : 2),
         stored_bytes(converts == Converts::nothing ? 0 : block_n * stored_row(max(head_dim, head_dim_v))),
-        stored(v + num_stages * v_bytes),
+        stored(k + num_stages * (k_bytes + v_bytes)),
         barriers(stored + stored_slots * stored_bytes),
         announced(barriers + 16 + num_stages * 32),
         passed(announced + announcement_bytes),

@@ -63,6 +63,33 @@ void repeat_keys(AttentionArgs& args, int dim, std::int64_t rows) {
   }
 }
 
+// v is part of k: given twice it is refused, and k has the spec's head_dim.
+TEST(Arguments, ValuesInKeys) {
+  const Kernel& k = engine().get(
+      AttentionSpec::from_json(
+          R"({"op": "forward", "dtype": "bf16", "head_dim": 24, "head_dim_v": 16, "v_in_k": true})"),
+      GoodArguments::shape());
+  GoodArguments good;
+  std::swap(good.args.q, good.args.o);  // head_dim 24, head_dim_v 16
+  good.args.k = good.args.v;
+  expect_error(ErrorCode::invalid_argument, {"v was given", "\"v_in_k\": true", "leave the argument out"},
+               [&] { k.launch(good.args); });
+  good.args.v.reset();
+  EXPECT_NO_THROW(k.launch(good.args));
+  good.args.k->shape[3] = 16;
+  expect_error(ErrorCode::invalid_argument, {"k has shape", "the spec's head_dim"},
+               [&] { k.launch(good.args); });
+  expect_error(ErrorCode::invalid_spec, {"head_dim_v 24", "head_dim 16", "v_in_k"}, [] {
+    AttentionSpec::from_json(
+        R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24, "v_in_k": true})");
+  });
+  for (const char* op : {"append_kv", "merge", "backward"})
+    expect_error(ErrorCode::unsupported, {"v_in_k", op}, [&] {
+      AttentionSpec::from_json(R"({"op": ")" + std::string(op) +
+                               R"(", "dtype": "bf16", "head_dim": 16, "v_in_k": true})");
+    });
+}
+
 TEST(Arguments, LongerThanAnySequence) {
   constexpr int largest = std::numeric_limits<int>::max();
   for (const std::int64_t rows : {std::int64_t{longest_sequence} + 1, std::int64_t{largest}}) {

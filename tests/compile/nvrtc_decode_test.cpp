@@ -29,7 +29,7 @@ void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 && !c.spec.kv_dtype ? "bf16" : "f16";
-  const bool by_forward = c.target.has(Instructions::wgmma) && decodes_by_forward(c.config);
+  const bool by_forward = c.target.has(Instructions::wgmma) && decodes_by_forward(c.spec, c.config);
   std::vector<std::string> instructions = {"wgmma.mma_async.sync.aligned", "cp.async.bulk.tensor",
                                            "setmaxnreg", "ex2.approx.ftz.f32"};
   if (!by_forward)

@@ -178,7 +178,7 @@ TEST_F(NvrtcTest, Merge) {
   std::size_t place = 0;
   for (const Target& target : cuda_targets()) {
     for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
-      for (const int head_dim : {8, 128, 256}) {
+      for (const int head_dim : {8, 128, 256, 576}) {
         AttentionSpec spec = make_spec(dtype, head_dim);
         spec.op = Operation::merge;
         for (const bool narrow : {false, true}) {

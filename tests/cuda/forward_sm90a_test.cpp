@@ -45,6 +45,10 @@ struct WithPages : Spec {
   static constexpr bool paged = true;
 };
 template <class Spec>
+struct WithValuesInKeys : Spec {
+  static constexpr bool v_in_k = true;
+};
+template <class Spec>
 struct WithFloatOutput : Spec {
   using o_dtype = float;
 };
@@ -159,7 +163,8 @@ class ForwardSm90a : public testing::Test {
                                .varlen = Spec::varlen,
                                .dropout = Spec::dropout,
                                .o_dtype = o_dtype,
-                               .paged = Spec::paged});
+                               .paged = Spec::paged,
+                               .v_in_k = Spec::v_in_k});
     given.spec = with_formulas<Spec>(with_kv<Spec>(given.spec));
     return given;
   }
@@ -267,6 +272,24 @@ TEST_F(ForwardSm90a, DividedColumns) {
          DividedConfigOf<32, 1, false>>(pages, {});
   expect_listed<WithLists<SpecOf<Bf16, 24, 264, false>, FormulaParams, 64, 32>,
                 DividedConfigOf<32, 1, false, waves>>(c);
+}
+
+// Values that are the first columns of keys: with one warpgroup for all columns and with two, several tiles
+// of rows, parts, pages, sequences that end within a block.
+TEST_F(ForwardSm90a, ValuesInKeys) {
+  const Case c{.batch = 2, .heads_q = 6, .heads_kv = 1, .seqlen_q = 30, .seqlen_k = 150, .seed = 5};
+  expect<WithValuesInKeys<SpecOf<Bf16, 40, 24, false, BottomRight>>, ConfigOf<128, 32, true, true, sections>>(
+      c, {CausalMask{}});
+  using Latent = WithValuesInKeys<SpecOf<Fp16, 328, 264, false>>;
+  expect<Latent, DividedConfigOf<32, 2, true>>(c, {});
+  expect<Latent, DividedConfigOf<16, 3, false>>(c, {}, 3);
+  Case pages = c;
+  pages.page_size = 16;
+  expect<WithPages<WithValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>,
+         DividedConfigOf<32, 2, true, waves>>(pages, {CausalMask{}}, 2);
+  const Case packed{.heads_q = 2, .heads_kv = 1, .lengths_q = {30, 0, 9}, .lengths_k = {35, 5, 70}};
+  expect<WithDropout<WithValuesInKeys<SpecOf<Bf16, 264, 264, true, BottomRight>>>,
+         DividedConfigOf<32, 2, false, waves>>(packed, {CausalMask{}});
 }
 
 // Parts whose keys are all far from 0, so that some have sums of 0 and references beyond float32.

@@ -16,6 +16,7 @@ struct SpecOptions {
   bool dropout = false;
   std::optional<DType> o_dtype = {};
   bool paged = false;
+  bool v_in_k = false;
   bool batch_invariant = false;
   std::optional<DType> kv_dtype = {};
   std::optional<KvScale> kv_scale = {};
@@ -32,6 +33,7 @@ inline AttentionSpec attention_spec(Operation op, DType dtype, int head_dim, std
   spec.lse = options.lse;
   spec.varlen = options.varlen;
   spec.paged = options.paged;
+  spec.v_in_k = options.v_in_k;
   spec.batch_invariant = options.batch_invariant;
   spec.dropout = options.dropout;
   spec.o_dtype = options.o_dtype;

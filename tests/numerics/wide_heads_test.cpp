@@ -43,6 +43,12 @@ TEST_P(WideHeads, Forward) {
     expect({.spec = spec({BlockSparseMask{256, 240}, TreeMask{}})}, ++place);
     expect({.spec = spec({SlidingWindowMask{}}, {.o_dtype = DType::fp32, .paged = true}), .page_size = 16},
            ++place);
+    if (dim_v <= dim)
+      expect({.spec = spec({CausalMask{}}, {.varlen = true, .v_in_k = true}),
+              .heads_q = 4,
+              .lengths_q = {70, 0, 3},
+              .lengths_k = {70, 5, 90}},
+             ++place);
     expect({.spec = spec({CausalMask{}},
                          {.paged = true, .kv_dtype = DType::int8, .kv_scale = KvScale::token_head}),
             .page_size = 16},
@@ -59,6 +65,12 @@ TEST_P(WideHeads, Decode) {
     };
     expect({.spec = spec({CausalMask{}}, {.paged = true}), .heads_q = 128, .seqlen_q = 2, .page_size = 16},
            ++place);
+    if (dim_v <= dim)
+      expect({.spec = spec({CausalMask{}}, {.paged = true, .v_in_k = true}),
+              .heads_q = 16,
+              .seqlen_q = 2,
+              .page_size = 64},
+             ++place);
     expect({.spec = spec({SlidingWindowMask{}}, {.batch_invariant = true}),
             .heads_q = 6,
             .heads_kv = 2,

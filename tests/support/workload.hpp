@@ -97,7 +97,7 @@ class Workload {
   const verify::MaskData& masks() const { return masks_; }
   GuardedTensor& q() { return tensor(&AttentionArgs::q); }
   GuardedTensor& k() { return tensor(&AttentionArgs::k); }
-  GuardedTensor& v() { return tensor(&AttentionArgs::v); }
+  GuardedTensor& v() { return case_.spec.v_in_k ? k() : tensor(&AttentionArgs::v); }
   GuardedTensor& tensor(TensorMember member) { return *tensors_[&argument_of(member) - arguments]; }
 
  private:

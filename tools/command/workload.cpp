@@ -535,7 +535,7 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
 double bytes_of_cached_row(const AttentionSpec& spec) {
   const auto element = static_cast<double>(size_of(spec.kv_dtype.value_or(spec.dtype)));
   const double scales = spec.kv_scale == KvScale::token_head ? 2 * sizeof(float) : 0;
-  return (spec.head_dim + spec.head_dim_v) * element + scales;
+  return (spec.head_dim + (spec.v_in_k ? 0 : spec.head_dim_v)) * element + scales;
 }
 
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {

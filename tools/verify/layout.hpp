@@ -33,9 +33,9 @@ class Layout {
         keys_(key_layout(spec)),
         q(need(args.q, "q", rank())),
         k(need(args.k, "k", key_rank())),
-        v(need(args.v, "v", key_rank())) {
+        v(spec.v_in_k ? k : need(args.v, "v", key_rank())) {
     head_dim = static_cast<int>(q.shape[rank() - 1]);
-    head_dim_v = static_cast<int>(v.shape[key_rank() - 1]);
+    head_dim_v = spec.v_in_k ? spec.head_dim_v : static_cast<int>(v.shape[key_rank() - 1]);
     heads_q = static_cast<int>(q.shape[rank() - 2]);
     heads_kv = static_cast<int>(k.shape[key_rank() - 2]);
     if (heads_kv > 0 && heads_q % heads_kv != 0) refuse("num_heads_q is not a multiple of num_heads_kv");

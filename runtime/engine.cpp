@@ -45,21 +45,21 @@ std::string target_of_environment(Device::Kind kind) {
 }
 
 Target choose_target(Device device, std::string wanted) {
-  if (wanted.empty()) wanted = target_of_environment(device.kind);
+  const bool is_given = !wanted.empty();
+  if (!is_given) wanted = target_of_environment(device.kind);
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::target_unavailable, (is_given ? "target " : "FLASHJIT_TARGET: target ") +
+                                                   Target::parse(wanted).str() + " " + why);
+  };
   if (device.kind == Device::Kind::cpu) {
     const auto [native, note] = cpu_target();
     if (wanted.empty() || wanted == "native") return native;
     const Target target = Target::parse(wanted);
     if (target.is_cuda())
-      throw Error(ErrorCode::target_unavailable,
-                  "target " + target.str() + " does not run on device \"cpu\": " +
-                      "ask for device \"cuda:N\", or for target " + native.str());
-    if (!native.runs(target)) {
-      const std::string why =
-          note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note;
-      throw Error(ErrorCode::target_unavailable,
-                  "target " + target.str() + " " + why + "; it runs " + native.str());
-    }
+      refuse("does not run on device \"cpu\": ask for device \"cuda:N\", or for target " + native.str());
+    if (!native.runs(target))
+      refuse((note.empty() ? "needs instructions that this CPU lacks" : "does not run: " + note) +
+             "; it runs " + native.str());
     return target;
   }
   const CudaDevice gpu = cuda_device(device.index);
@@ -67,10 +67,8 @@ Target choose_target(Device device, std::string wanted) {
   if (wanted.empty()) return best;
   const Target target = Target::parse(wanted);
   if (!target.runs_on(gpu.major, gpu.minor))
-    throw Error(ErrorCode::target_unavailable, "target " + target.str() + " does not run on " + device.str() +
-                                                   " (" + gpu.name + ", compute capability " +
-                                                   std::to_string(gpu.major) + "." +
-                                                   std::to_string(gpu.minor) + "); it runs " + best.str());
+    refuse("does not run on " + device.str() + " (" + gpu.name + ", compute capability " +
+           std::to_string(gpu.major) + "." + std::to_string(gpu.minor) + "); it runs " + best.str());
   return target;
 }
 

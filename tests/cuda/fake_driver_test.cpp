@@ -142,6 +142,9 @@ TEST(FakeDriver, AKernelOfALesserTargetIsTakenWhereNoneElseIs) {
   setenv("FLASHJIT_TARGET", "sm_9", 1);
   EXPECT_THAT(message_of([] { Engine({.device = "cpu", .cache_dir = "", .cache_path = ""}); }),
               HasSubstr("FLASHJIT_TARGET: target \"sm_9\" is not one of"));
+  setenv("FLASHJIT_TARGET", "sm_100", 1);
+  EXPECT_THAT(message_of([] { Engine({.device = "cuda:0", .cache_dir = "", .cache_path = ""}); }),
+              HasSubstr("FLASHJIT_TARGET: target sm_100 does not run on cuda:0"));
   unsetenv("FLASHJIT_TARGET");
   std::filesystem::remove_all(folder);
 }

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -60,8 +61,32 @@ std::string unknown_words(const CLI::App& app) {
   return in_quotes(word) + " is one argument more than " + name + " takes";
 }
 
+// Help in 80 columns. An option that excludes many others would hide its own description behind their names;
+// the group that it stands in says with what it goes.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    std::string text = Formatter::make_option_opts(option);
+    if (option->get_excludes().size() > 3) text.erase(text.find(" " + get_label("Excludes") + ":"));
+    return text;
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::string text = option->get_description();
+    const std::size_t width = 80 - get_column_width();
+    for (std::size_t begin = 0; text.size() - begin > width;) {
+      std::size_t space = text.rfind(' ', begin + width);
+      if (space == std::string::npos || space < begin) space = text.find(' ', begin);
+      if (space == std::string::npos) break;
+      text[space] = '\n';
+      begin = space + 1;
+    }
+    return text;
+  }
+};
+
 int run(int argc, char** argv, bool json) {
   CLI::App app{"Attention kernels from specs, at run time.", "flashjit"};
+  app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", std::string("flashjit ") + version());
   app.require_subcommand(1);
   app.footer(

@@ -288,7 +288,7 @@ Verb add_run(const Arguments& parent) {
   options->device.add(app);
   app.get_option("--device").description("\"cpu\", \"cuda:N\", several with commas, or \"all\"");
 
-  const std::string own = "Your tensors (.npy)", generated = "Generated tensors";
+  const std::string own = "Your tensors (.npy)", generated = "Generated tensors, without any of yours";
   app.add_option("--tensors", options->tensors,
                  "Folder with NAME.npy for each input and table, as generate writes them; options for single "
                  "ones win")

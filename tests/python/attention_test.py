@@ -203,6 +203,24 @@ class Others(unittest.TestCase):
         )
         check(self, again.reshape(o.shape), wanted, bound)
 
+    def test_values_in_keys(self):
+        q, k = random((2, 5, 4, 40), seed=1), random((2, 9, 2, 40), seed=2)
+        v = k[..., :24]
+        for call in (flashjit.attention, flashjit.decode):
+            o, lse = call(q, k, head_dim_v=24, return_lse=True)
+            wanted, wanted_lse = call(q, k, v, return_lse=True)
+            np.testing.assert_array_equal(o, wanted)
+            np.testing.assert_array_equal(lse, wanted_lse)
+            for given, more, text in (
+                ((q, k, v), {"head_dim_v": 24}, "beside v"),
+                ((q, k), {"head_dim_v": "24"}, "'24'"),
+                ((q, k), {}, "argument v is missing"),
+            ):
+                with self.assertRaisesRegex(flashjit.InvalidArgumentError, text):
+                    call(*given, **more)
+            with self.assertRaisesRegex(flashjit.InvalidSpecError, "head_dim_v 48 is more than head_dim 40"):
+                call(q, k, head_dim_v=48)
+
     def test_decode_that_appends(self):
         k, v = random((1, 16, 2, 32), seed=2), random((1, 16, 2, 32), seed=3)
         new_k, new_v, q = (random((1, 1, h, 32), seed=s) for h, s in ((2, 4), (2, 5), (4, 1)))

@@ -64,9 +64,11 @@ class BlockLists:
         }
 
 
-def _function(cache, key, names, shown, writes_o, writes_lse, maker, kind_of=None, heads_first=False):
+def _function(
+    cache, key, names, shown, writes_o, writes_lse, maker, kind_of=None, heads_first=False, head_dim_v=None
+):
     shown = tuple(shown.get(name, name) for name in names)
-    made = _native.Function(maker, names, shown, writes_o, writes_lse, kind_of, heads_first)
+    made = _native.Function(maker, names, shown, writes_o, writes_lse, kind_of, heads_first, head_dim_v or 0)
     return cache.setdefault(key, made)
 
 
@@ -113,11 +115,12 @@ def _drawn(q):
     return torch.randint(2**63 - 1, (2, 1), dtype=torch.int64, device=q.device).unbind()
 
 
-def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_seed=None, dropout_offset=None,
+def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_seed=None, dropout_offset=None,
               window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
               seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
               sink_logits=None, k_scale=None, v_scale=None, kv_scale=None, return_lse=False, out=None, out_dtype=None,
-              tables=None, deterministic=False, heads_first=False, engine=None, stream=None, **named):  # fmt: skip
+              tables=None, deterministic=False, heads_first=False, head_dim_v=None, engine=None, stream=None,
+              **named):  # fmt: skip
     """Exact attention, softmax(scale * q k^T + mask) v, of tensors of PyTorch, CuPy, JAX (CPU) or NumPy.
 
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_k, heads_kv, head_dim]; v: [batch, seqlen_k, heads_kv,
@@ -142,6 +145,7 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
 
     heads_first: q, k, v and o are [batch, heads, seqlen, head_dim], and pages [num_pages, heads_kv, page_size, head_dim].
     deterministic: gradients have the same bits run after run, as with torch.use_deterministic_algorithms.
+    head_dim_v, without v: v is the first head_dim_v columns of k, as latent caches hold it; no gradients.
 
     Tensors of PyTorch have gradients: of q, k, v, sink_logits and tables that a score reads, by o and by its
     log-sum-exp (flashjit.torch says more).
@@ -183,9 +187,12 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
               seed_tensor, offset_tensor, *lists, *named.values())  # fmt: skip
     made = NotImplemented
     alone = out is None and engine is None and stream is None
+    if head_dim_v is not None:
+        _check_values_in_keys("attention", v, head_dim_v, alone and _is_left_to_torch(q))
     if not (alone and _is_left_to_torch(q)):
         cache = functions_of(engine)
-        key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic, heads_first)
+        key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic, heads_first,
+               head_dim_v)  # fmt: skip
         if named or tables or block_mask:
             key = (*key, *named, frozen(tables), frozen(block_mask))
         try:
@@ -195,12 +202,15 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             function = cache.get(key)
         if function is None:
             fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
+            if head_dim_v is not None:
+                fields["v_in_k"] = True
             maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
             call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, deterministic, heads_first)
             kind_of = partial(_kind_of, *call) if engine is None else _no_kind
             function = _function(
-                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of, bool(heads_first)
-            )
+                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of,
+                bool(heads_first), head_dim_v,
+            )  # fmt: skip
         made = _call(function, stream, out, *values)
     if made is NotImplemented:  # PyTorch has to see the call, or its arguments are not plain
         if not alone:
@@ -215,6 +225,15 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
             heads_first,
         )  # fmt: skip
     return made
+
+
+def _check_values_in_keys(function, v, head_dim_v, is_traced):
+    if v is not None or is_traced or not isinstance(head_dim_v, int) or head_dim_v <= 0:
+        given = "beside v" if v is not None else "while PyTorch sees the call" if is_traced else f"{head_dim_v!r}"
+        raise InvalidArgumentError(
+            f"{function}() has head_dim_v {given}: a number of k's first columns without v, or v=k[..., :head_dim_v], "
+            "would work"
+        )
 
 
 def _kind_of(*call):
@@ -270,12 +289,12 @@ def _rotary(rotary, q):
     return fields
 
 
-def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=None, cu_seqlens_q=None,
+def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sinks=None, cu_seqlens_q=None,
            max_seqlen_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, sink_logits=None,
            k_scale=None, v_scale=None, kv_scale=None, k_new=None, v_new=None, rotary=None, q_out=None,
            rotary_positions=None, rotary_cos=None, rotary_sin=None, rotary_base=None, rotary_scale=None,
-           batch_invariant=False, return_lse=False, out=None, out_dtype=None, tables=None, engine=None, stream=None,
-           **named):  # fmt: skip
+           batch_invariant=False, return_lse=False, out=None, out_dtype=None, tables=None, head_dim_v=None,
+           engine=None, stream=None, **named):  # fmt: skip
     """Attention of 1 to 64 new rows of each batch entry against a cache of keys and values.
 
     q: [batch, seqlen_q, heads_q, head_dim], or packed [total, heads_q, head_dim] with cu_seqlens_q. k, v: the caches
@@ -285,6 +304,7 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
     With k_new and v_new, of q's rows, the launch first writes them into the caches as the last keys, rotated if rotary
     says so: True, a style ("half", "interleaved") or a dict of the spec's fields. q_out takes the rotated q.
     batch_invariant: a row's bits do not depend on the rest of the batch.
+    head_dim_v, without v: v is the first head_dim_v columns of k, as latent caches (MLA) hold it.
 
     >>> import numpy as np, flashjit
     >>> cache = np.ones((2, 16, 2, 64), np.float32)
@@ -295,6 +315,8 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
     values = (q, k, v, scale, cu_seqlens_q, max_seqlen_q, seqlens_k, page_table, *_sides(window), num_sinks, tree_bits,
               prefix_lengths, sink_logits, k_scale, v_scale, k_new, v_new, q_out, rotary_positions, rotary_cos,
               rotary_sin, rotary_base, rotary_scale, *named.values())  # fmt: skip
+    if head_dim_v is not None:
+        _check_values_in_keys("decode", v, head_dim_v, _is_traced(q))
     if _is_traced(q):
         _check_alone("decode", out, engine, stream)
         from ._torch_caches import launch_of_torch
@@ -305,7 +327,7 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
         made = launch_of_torch("decode", names, values, writes, mask, score, fields, tables, tuple(named))
         return made if return_lse else made[0]
     cache = functions_of(engine)
-    key = ("decode", mask, score, return_lse, out_dtype, kv_scale, batch_invariant)
+    key = ("decode", mask, score, return_lse, out_dtype, kv_scale, batch_invariant, head_dim_v)
     if named or tables or rotary is not None or k_new is not None:
         key = (*key, *named, frozen(tables), frozen(rotary), q_out is not None, k_new is not None)
     try:
@@ -315,8 +337,12 @@ def decode(q, k, v, *, mask=(), score=(), scale=None, window=None, num_sinks=Non
         function = cache.get(key)
     if function is None:
         fields = _decode_fields(return_lse, batch_invariant, out_dtype, kv_scale, k_new, rotary, q_out)
+        if head_dim_v is not None:
+            fields["v_in_k"] = True
         maker = Maker("decode", "decode", engine, mask, score, fields, tables, tuple(named), None)
-        function = _function(cache, key, _DECODE + tuple(named), _SHOWN, True, bool(return_lse), maker)
+        function = _function(
+            cache, key, _DECODE + tuple(named), _SHOWN, True, bool(return_lse), maker, head_dim_v=head_dim_v
+        )
     return _call(function, stream, out, *values)
 
 

@@ -71,6 +71,7 @@ class Function:
         writes_lse: bool,
         kind_of: Callable[..., Any] | None,
         heads_first: bool = False,
+        head_dim_v: int = 0,
         /,
     ) -> Function: ...
 

@@ -49,6 +49,7 @@ struct FunctionState {
   std::vector<std::string> shown;  // the names in messages
   std::vector<Kind> kinds;         // those that the names tell
   bool writes_o = false, writes_lse = false, heads_first = false;
+  int head_dim_v = 0;         // not 0: v is as many first columns of k, and no argument
   std::uint64_t swapped = 0;  // bit i: argument i is [batch, heads, seqlen, head_dim]
   int q = -1, k = -1, v = -1, k_new = -1, cu_seqlens_q = -1, max_seqlen_q = -1, max_seqlen_k = -1,
       page_table = -1, slots = -1, from_slots = -1;
@@ -339,6 +340,10 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   const Read done = read(call, out, &o.tensor, key);
   if (done == Read::left_to_framework) return Ref::borrowed(Py_NotImplemented).release();
   if (done == Read::failed) return nullptr;
+  if (call.wants != 0 && f.head_dim_v)
+    return refuse(
+        "a tensor of PyTorch requires a gradient, which a call with head_dim_v has none of: "
+        "v=k[..., :head_dim_v] instead, or a call under torch.no_grad(), would work");
   if (call.wants != 0 && call.tensor(f.q) && call.tensor(f.k) && call.tensor(f.v)) {
     if (out != Py_None || stream_object != Py_None) return Ref::borrowed(Py_NotImplemented).release();
     const Framework& framework = call.tensors.all[std::countr_zero(call.wants)].framework();
@@ -349,12 +354,15 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   const flashjit_tensor& k = *call.tensor(f.k);
   const flashjit_tensor* const q = call.tensor(f.q);
   const flashjit_tensor* const v = call.tensor(f.v);
-  if (!v && f.v >= 0) return refuse("argument v is missing: a tensor like k would work");
+  if (!v && f.v >= 0 && !f.head_dim_v)
+    return refuse("argument v is missing: a tensor like k, or head_dim_v, would work");
   const flashjit_tensor& head = q ? *q : k;
   key.device_kind = head.device_kind;
   key.device_index = head.device_index;
   key.head_dim = static_cast<std::int32_t>(head.shape[head.rank - 1]);
-  key.head_dim_v = v ? static_cast<std::int32_t>(v->shape[v->rank - 1]) : key.head_dim;
+  key.head_dim_v = v              ? static_cast<std::int32_t>(v->shape[v->rank - 1])
+                   : f.head_dim_v ? f.head_dim_v
+                                  : key.head_dim;
 
   Entry* entry = nullptr;
   for (const auto& one : f.entries)
@@ -441,15 +449,16 @@ PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *make = nullptr, *names = nullptr, *shown = nullptr, *differentiable = nullptr;
-  int writes_o = 0, writes_lse = 0, heads_first = 0;
-  if (!PyArg_ParseTuple(args, "OO!O!ppO|p", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
-                        &writes_lse, &differentiable, &heads_first))
+  int writes_o = 0, writes_lse = 0, heads_first = 0, head_dim_v = 0;
+  if (!PyArg_ParseTuple(args, "OO!O!ppO|pi", &make, &PyTuple_Type, &names, &PyTuple_Type, &shown, &writes_o,
+                        &writes_lse, &differentiable, &heads_first, &head_dim_v))
     return nullptr;
   auto state = std::make_unique<FunctionState>();
   state->make = Ref::borrowed(make);
   state->writes_o = writes_o != 0;
   state->writes_lse = writes_lse != 0;
   state->heads_first = heads_first != 0;
+  state->head_dim_v = head_dim_v;
   state->differentiable = Differentiable(differentiable);
   const Py_ssize_t count = PyTuple_Size(names);
   if (count > static_cast<Py_ssize_t>(most_names))

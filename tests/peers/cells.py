@@ -80,6 +80,13 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "decode_8bit": ["decode:" + sizes + pages + kv_dtype for sizes in ("64x8192", "16x32768") for pages in ("", ":p16")
                              for kv_dtype in ("", ":fp8_e4m3", ":fp8_e4m3/token_head", ":int8", ":int8/token_head")],
              "decode_formulas": ["decode:16x8192" + formula for formula in ("", ":alibi", ":softcap", ":sinks")],
+             # Gemma 4's full layers have heads of 512.
+             "wide": [f"{dim}:8192:{mask}:4/4:b2" for dim in (512, 384, 320) for mask in ("full", "causal")],
+             # DeepSeek V3 and Kimi K2 have 128 query heads, GLM 5 has 64; 16 are a GPU's share of 8.
+             "latent": [f"decode:{cell}" for cell in (
+                 "128x4096:128/1:p64:latent", "64x8192:128/1:p64:latent", "64x8192:128/1:q2:p64:latent", "1x8192:128/1:p64:latent",
+                 "1x32768:128/1:q2:p64:latent", "1x32768:16/1:p64:latent", "64x8192:16/1:p64:latent", "16x32768:16/1:p64:latent",
+                 "16x8192:64/1:p64:latent", "1x100000+63x500:16/1:p64:latent")],
              "append": ["append:" + cell for cell in (
                  "16x8192", "16x8192:q", "16x8192:p16", "16x8192:fp8_e4m3", "16x8192:fp8_e4m3/token_head", "16x8192:int8/token_head",
                  "64x1", "64x1:p16", "64x1:fp8_e4m3/token_head")],
@@ -162,7 +169,7 @@ class Cell:
                  "dropout": dropout}]
 
     def request(self):
-        return {"causal": self.causal, **({"sk": self.seqlen_k} if self.seqlen_k != self.seqlen else {})}
+        return {"causal": self.causal, "flops": self.flops(), **({"sk": self.seqlen_k} if self.seqlen_k != self.seqlen else {})}
 
     def flashjit_request(self):
         return {"shapes": [{"batch": self.batch, "seqlen_q": self.seqlen, "seqlen_k": self.seqlen_k, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}]}
@@ -184,15 +191,16 @@ def kv_fields(cell):
 
 
 class Decode:
-    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA], head_dim 128.
-    Without more it has 32/8 heads, a row, no pages and no formula."""
+    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:latent][:FORMULA],
+    head_dim 128. Without more it has 32/8 heads, a row, no pages and no formula. A latent cache has 576 columns, the first 512
+    of which are V; several rows against it are causal."""
 
-    dim = dim_v = 128
     mask, causal, op, mode = "decode", False, "decode", "fwd"
 
     def __init__(self, text):
         self.name, self.rows, self.page_size, self.heads_q, self.heads_kv, self.formula = text, 1, 0, 32, 8, None
         self.kv_dtype = self.kv_scale = None
+        self.latent, self.dim, self.dim_v = False, 128, 128
         try:
             _, sizes, *more = text.split(":")
             sizes = [[int(x) for x in size.split("x")] for size in sizes.split("+")]
@@ -204,25 +212,29 @@ class Decode:
                     self.kv_dtype, self.kv_scale = kv_of(option)
                 elif option in DECODE_FORMULAS:
                     self.formula = option
+                elif option == "latent":
+                    self.latent, self.dim, self.dim_v = True, 576, 512
                 else:
                     setattr(self, {"q": "rows", "p": "page_size"}[option[0]], int(option[1:]))
             self.batch, self.seqlen, self.ragged = len(self.lengths), max(self.lengths), len(sizes) > 1
         except (ValueError, KeyError, IndexError):
-            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:FORMULA]"
-                             "[:KV_DTYPE[/KV_SCALE]], as in decode:16x8192:alibi, decode:1x100000+63x500:64/8:q8:p16 or decode:64x8192:int8/token_head")
+            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:latent]"
+                             "[:FORMULA][:KV_DTYPE[/KV_SCALE]], as in decode:16x8192:alibi, decode:1x100000+63x500:64/8:q8:p16 or decode:64x8192:int8/token_head")
 
     def key_elements(self):
-        return sum(self.lengths) * self.heads_kv * (self.dim + self.dim_v)
+        return sum(self.lengths) * self.heads_kv * (self.dim + (0 if self.latent else self.dim_v))
 
     def bytes(self, element):
         stored = self.key_elements() * (1 if self.kv_dtype else element)
         return stored + sum(self.lengths) * self.heads_kv * 8 * (self.kv_scale == "token_head")
 
     def flops(self):
-        return 2 * self.rows * self.key_elements() * self.heads_q // self.heads_kv
+        return 2 * self.rows * sum(self.lengths) * (self.dim + self.dim_v) * self.heads_q
 
     def compares_with(self, other):
         """Whether the last column is this decode's rate relative to that of `other`."""
+        if self.latent or other.latent:
+            return False
         same = (self.lengths, self.heads_q, self.heads_kv) == (other.lengths, other.heads_q, other.heads_kv)
         if self.kv_dtype or self.formula:
             return same and (other.page_size, other.rows, other.formula, other.kv_dtype) == (self.page_size, self.rows, None, None)
@@ -238,12 +250,13 @@ class Decode:
             other.key_elements() == self.key_elements()
 
     def specs(self, dtype, dropout):
-        return [{"op": "decode", "dtype": dtype, "head_dim": self.dim, "lse": False, "paged": self.page_size > 0,
+        latent = {"head_dim_v": self.dim_v, "v_in_k": True, **({"mask": ["causal"]} if self.rows > 1 else {})} if self.latent else {}
+        return [{"op": "decode", "dtype": dtype, "head_dim": self.dim, "lse": False, "paged": self.page_size > 0, **latent,
                  **DECODE_FORMULAS.get(self.formula, {}), **kv_fields(self)}]
 
     def request(self):
         return {"op": "decode", "sq": self.rows, "lengths": self.lengths if self.ragged else None, "page_size": self.page_size,
-                "kv_dtype": self.kv_dtype, "bytes": self.bytes(2)}
+                "kv_dtype": self.kv_dtype, "latent": self.latent, "bytes": self.bytes(2)}
 
     def flashjit_request(self):
         shape = {"seqlen_q": self.rows, "num_heads_q": self.heads_q, "num_heads_kv": self.heads_kv}

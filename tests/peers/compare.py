@@ -59,7 +59,7 @@ REST_SECONDS = 0.2
 STATES = {"rest": "At rest", "sustained": "Sustained"}
 HEATING = 5  # uncounted visits of all sides before the sustained ones of a round: about a second
 MASK_OPTIONS = ["--window-left", "1023", "--density", "0.2", "--partial", "0"]
-YARDSTICKS = ("read", "copy")
+YARDSTICKS = ("read", "copy", "gemm")
 RELATIVE = ("decode", "formula", "append")  # cells whose last column compares them with another one
 
 

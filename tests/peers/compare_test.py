@@ -355,13 +355,22 @@ class CompareTest(unittest.TestCase):
     def test_rows_keys_heads_and_batch(self):
         cell = cells.Cell("backward:64:448x1500:causal:20/10:b8", 16384)
         self.assertEqual((cell.batch, cell.seqlen, cell.seqlen_k, cell.heads_q, cell.heads_kv), (8, 448, 1500, 20, 10))
-        self.assertEqual(cell.request(), {"causal": True, "sk": 1500})
+        self.assertEqual(cell.request(), {"causal": True, "flops": 2.5 * 2 * 8 * 20 * 448 * (1500 - 224) * 128, "sk": 1500})
         self.assertEqual(cell.flashjit_request()["shapes"],
                          [{"batch": 8, "seqlen_q": 448, "seqlen_k": 1500, "num_heads_q": 20, "num_heads_kv": 10}])
         self.assertEqual(cell.flops(), 2.5 * 2 * 8 * 20 * 448 * (1500 - 224) * 128)
         for wrong in ("64:448x:causal", "64:4x8x9:full", "64:448:full:b", "64:448:full:b1:b2"):
             with self.assertRaises(SystemExit):
                 cells.Cell(wrong, 16384)
+
+    def test_latent_caches(self):
+        cell = cells.Decode("decode:1x300+2x20:16/1:q2:p64:latent")
+        self.assertEqual(cell.bytes(2), 340 * 576 * 2)  # V is part of K
+        self.assertEqual(cell.flops(), 2 * 2 * 16 * 340 * (576 + 512))
+        spec = cell.specs("bf16", False)[0]
+        self.assertEqual((spec["head_dim"], spec["head_dim_v"], spec["v_in_k"], spec["mask"]), (576, 512, True, ["causal"]))
+        self.assertTrue(cell.request()["latent"])
+        self.assertFalse(cell.compares_with(cells.Decode("decode:1x300+2x20:16/1:q2")))
 
     def test_formulas(self):
         self.stand_in(FLEX_PEERS, FLEX_FLASHJIT)

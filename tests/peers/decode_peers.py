@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's decode on a GPU, as peers for compare.py's decode cells: cudnn, fa2, and the yardstick read, which adds up
-as many bytes as K and V have. For its append cells the yardstick copy, which reads and writes "bytes" bytes in all.
+as many bytes as K and V have. For latent caches the peer flashmla, FlashMLA's kernel out of a wheel of PyPI, whose module
+flash_mla PYTHONPATH names, in pages of 64. For its append cells the yardstick copy, which reads and writes "bytes" bytes in all.
 
     {"op": "decode", "d": 128, "s": 8192, "sq": 1, "b": 16, "hq": 32, "hk": 8, "lengths": null, "page_size": 0,
      "peers": ["read"], "samples": 40}
@@ -51,16 +52,33 @@ def call_of(request, peer):
         source, to = (torch.ones(request["bytes"] // 2, device="cuda", dtype=torch.uint8) for _ in range(2))
         return lambda: to.copy_(source)
     b, s, sq, hq, hk, d = (request[name] for name in ("b", "s", "sq", "hq", "hk", "d"))
+    if peer == "flashmla":
+        return flashmla(b, s, sq, hq, request)
     if peer == "read":
         kv, out = torch.ones(request["bytes"] // 4, device="cuda"), torch.empty((), device="cuda")
         return lambda: torch.sum(kv, 0, out=out)
     if peer not in BACKENDS:
-        raise ValueError(f"peer {peer!r} is not read, cudnn or fa2")
+        raise ValueError(f"peer {peer!r} is not read, cudnn, fa2 or flashmla")
+    if request["latent"]:
+        raise ValueError("PyTorch has no latent caches")
     if request["lengths"] or request["page_size"] or request["kv_dtype"]:
         raise ValueError("PyTorch has no pages, no caches of different lengths and none of 8 bits")
     draw = lambda heads, rows: torch.randn(b, heads, rows, d, device="cuda", dtype=BF16)
     q, k, v = draw(hq, sq), draw(hk, s), draw(hk, s)
     return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=hq != hk)
+
+
+def flashmla(b, s, sq, hq, request):
+    if not request["latent"] or request["page_size"] != 64:
+        raise ValueError("FlashMLA takes latent caches in pages of 64")
+    import flash_mla
+    lengths = torch.tensor(request["lengths"] or [s] * b, dtype=torch.int32, device="cuda")
+    pages = (lengths.long() + 63) // 64
+    table = torch.zeros(b, int(pages.max()), dtype=torch.int32, device="cuda")
+    table[torch.arange(table.shape[1], device="cuda") < pages[:, None]] = torch.randperm(int(pages.sum()), device="cuda").int()
+    cache = torch.randn(int(pages.sum()), 64, 1, 576, device="cuda", dtype=BF16)
+    q, plan = torch.randn(b, sq, hq, 576, device="cuda", dtype=BF16), flash_mla.plan()
+    return lambda: flash_mla.decode(q, cache, table, lengths, plan, causal=sq > 1)
 
 
 def main():

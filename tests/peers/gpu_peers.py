@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""cuDNN, FlashAttention-2 and FlashAttention-3 as peers of compare.py's full and causal cells, forward and backward.
+"""cuDNN, FlashAttention-2 and FlashAttention-3 as peers of compare.py's full and causal cells, forward and backward; and the
+yardstick gemm, the time that PyTorch's product of two matrices of 8192 x 8192 would take for as many operations ("flops").
 
-    {"d": 128, "dv": 128, "s": 512, "sk": 8192, "causal": true, "b": 1, "hq": 32, "hk": 8, "peers": ["fa3"], "modes": ["fwd"]}
+    {"d": 128, "dv": 128, "s": 512, "sk": 8192, "causal": true, "b": 1, "hq": 32, "hk": 8, "flops": 66571993088.0,
+     "peers": ["fa3"], "modes": ["fwd"]}
     -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 0.08}
 
 Without "sk" there are as many keys as rows. Causal is aligned to the last key. cudnn and fa2 are PyTorch's, fa3 comes from
@@ -34,6 +36,17 @@ def module(name):
         return None
 
 
+def ms_of(request, peer):
+    if peer == "gemm":
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        return median_ms(lambda: a @ b) * request["flops"] / (2 * 8192**3)
+    return median_ms(call_of(request, peer))
+
+
+def median_ms(call):
+    return triton.testing.do_bench(call, warmup=10, rep=40, return_mode="median")
+
+
 def call_of(request, peer):
     b, s, hq, hk, d, dv = (request[name] for name in ("b", "s", "hq", "hk", "d", "dv"))
     sk, causal, backward = request.get("sk", s), request["causal"], request["modes"] == ["bwd"]
@@ -51,7 +64,7 @@ def call_of(request, peer):
         o, lse = plain.fwd(q, k, v, causal)
         return plain.prepare_bwd(d_o, q, k, v, o, lse, causal) if backward else plain.prepare_fwd(q, k, v, causal, out=o, lse=lse)
     if peer not in BACKENDS:
-        raise ValueError(f"peer {peer!r} is not cudnn, fa2 or fa3")
+        raise ValueError(f"peer {peer!r} is not cudnn, fa2, fa3 or gemm")
     q, k, v, d_o = (x.transpose(1, 2) for x in (q, k, v, d_o))
     if causal and s != sk:
         if peer == "cudnn":
@@ -77,7 +90,7 @@ def main():
             row = {"section": "serve", "peer": peer, "mode": request["modes"][0], "version": f"PyTorch {torch.__version__}"}
             try:
                 with torch.no_grad(), sdpa_kernel([BACKENDS.get(peer, SDPBackend.MATH)]):
-                    row["ms"] = triton.testing.do_bench(call_of(request, peer), warmup=10, rep=40, return_mode="median")
+                    row["ms"] = ms_of(request, peer)
             except Exception as error:
                 row["error"] = str(error)[:200]
             print(json.dumps(row), flush=True)

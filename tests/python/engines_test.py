@@ -160,6 +160,10 @@ class Vllm(Compared):
         _, metadata = self.metadata(case)
         padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 3)) for x in (case.q, case.k, case.v)]
         impl.do_kv_cache_update(layer, *padded[1:], cache, metadata.slot_mapping)
+        if case.stored is not None:  # an engine moves caches between backends: their numbers have its meaning
+            written = cache.transpose(1, 2).view(case.stored).flatten(0, 1)[case.slots]
+            wanted = torch.cat([case.k, case.v], -1).float() / case.scale
+            self.assertTrue(torch.equal(written.float(), wanted.to(case.stored).float()))
         output = torch.full((len(padded[0]), HEADS * DIM), 7.0, dtype=case.q.dtype)
         o = impl.forward(layer, *padded, cache, metadata, output)
         self.assertIs(o, output)

@@ -3,6 +3,7 @@
 On a GPU if PyTorch has one, with bf16 where a test names no dtype; else on the CPU, with fp32.
 """
 
+import gc
 import subprocess
 import sys
 import unittest
@@ -265,6 +266,24 @@ class Gradients(unittest.TestCase):
             q.grad = k.grad = v.grad = None
 
         check_no_leaks(self, calls, watched, settling=40, rounds=80, repeats=7)
+
+    def test_others_hold_new_objects(self):
+        """gc.get_objects() in another thread takes references to all that a call has made while it has no GIL."""
+        q, k, v = inputs()
+        bias = torch.rand(2, 4, 33, 65, requires_grad=True)
+        held, make = [], flashjit._specs.Spec
+
+        def spec(fields):
+            held.append(gc.get_objects())
+            return make(fields)
+
+        call = {"score": ("bias", "softcap"), "softcap": 2.0, "bias": bias, "num_sinks": 1, "window": (40, 3)}
+        with mock.patch.object(flashjit._specs, "Spec", spec):
+            made = torch.autograd.grad(flashjit.attention(q, k, v, **call).sum(), (q, k, v, bias))
+        self.assertTrue(held)
+        wanted = torch.autograd.grad(flashjit.attention(q, k, v, **call).sum(), (q, k, v, bias))
+        for one, of in zip(made, wanted):
+            torch.testing.assert_close(one, of)
 
     def test_only_some_want_a_gradient(self):
         q, k, v = inputs()

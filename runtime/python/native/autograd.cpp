@@ -45,12 +45,6 @@ PyObject* places_of(std::uint64_t bits) {
   return places ? PyList_AsTuple(places.get()) : nullptr;
 }
 
-// Puts a new reference into a new tuple.
-void put(PyObject* tuple, Py_ssize_t place, PyObject* object) {
-  Py_INCREF(object);
-  PyTuple_SetItem(tuple, place, object);
-}
-
 // A function of flashjit.torch.
 Ref function_of_torch(const char* name) {
   const Ref module(PyImport_ImportModule("flashjit.torch"));
@@ -64,8 +58,16 @@ struct Values {
   void add(PyObject* value) {
     if (count < most_arguments) all[count++] = value;
   }
-  void add_tuple(PyObject* tuple, Py_ssize_t begin = 0) {
-    for (Py_ssize_t i = begin; i < PyTuple_Size(tuple); ++i) add(PyTuple_GetItem(tuple, i));
+  void add_tuple(PyObject* tuple) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) add(PyTuple_GetItem(tuple, i));
+  }
+  // A tuple of them. It is new and filled at once: gc.get_objects() of another thread finds a tuple that is
+  // not, and a tuple that somebody else has cannot be filled.
+  PyObject* tuple() const {
+    PyObject* const made = PyTuple_New(static_cast<Py_ssize_t>(count));
+    for (std::size_t i = 0; made && i < count; ++i)
+      PyTuple_SetItem(made, static_cast<Py_ssize_t>(i), Ref::borrowed(all[i]).release());
+    return made;
   }
 };
 
@@ -74,20 +76,18 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PyObject *const ctx = args[0], *const kind = args[2], *const numbers = args[3];
   const Py_ssize_t tensors = count - 4;
   const Ref function(PyObject_GetAttr(kind, names().forward));
-  const Ref saved(PyTuple_New(tensors + 2)), call(PyTuple_Pack(2, kind, numbers));
-  if (!function || !saved || !call) return nullptr;
+  if (!function) return nullptr;
   Values values;
-  for (Py_ssize_t i = 0; i < tensors; ++i) {
-    values.add(args[4 + i]);
-    put(saved.get(), i + 2, args[4 + i]);
-  }
+  for (Py_ssize_t i = 0; i < tensors; ++i) values.add(args[4 + i]);
   values.add_tuple(numbers);
   Ref made(call_function(function.get(), values.all, values.count));
   if (!made) return nullptr;
   PyObject* const o = PyTuple_GetItem(made.get(), 0);
-  put(saved.get(), 0, o);
-  put(saved.get(), 1, PyTuple_GetItem(made.get(), 1));
-  if (PyObject_SetAttr(ctx, names().call, call.get()) != 0 ||
+  Values kept;
+  kept.add_tuple(made.get());
+  for (Py_ssize_t i = 0; i < tensors; ++i) kept.add(args[4 + i]);
+  const Ref saved(kept.tuple()), call(PyTuple_Pack(2, kind, numbers));
+  if (!saved || !call || PyObject_SetAttr(ctx, names().call, call.get()) != 0 ||
       PyObject_SetAttr(ctx, names().to_save, saved.get()) != 0 ||
       PyObject_SetAttr(ctx, names().materialize_grads, Py_False) != 0)
     return nullptr;
@@ -113,15 +113,13 @@ bool is_readable(const flashjit_tensor& gradient, const flashjit_tensor& q) {
 
 // (None, None, None, *gradients): of what the kernel has written, those that each tensor wants by `placing`.
 PyObject* placed(PyObject* written, PyObject* placing) {
-  const Py_ssize_t tensors = PyTuple_Size(placing);
-  Ref gradients(PyTuple_New(3 + tensors));
-  if (!gradients) return nullptr;
-  for (Py_ssize_t i = 0; i < 3; ++i) put(gradients.get(), i, Py_None);
-  for (Py_ssize_t i = 0; i < tensors; ++i) {
+  Values gradients;
+  for (int i = 0; i < 3; ++i) gradients.add(Py_None);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(placing); ++i) {
     PyObject* const from = PyTuple_GetItem(placing, i);
-    put(gradients.get(), 3 + i, from == Py_None ? Py_None : PyTuple_GetItem(written, PyLong_AsSsize_t(from)));
+    gradients.add(from == Py_None ? Py_None : PyTuple_GetItem(written, PyLong_AsSsize_t(from)));
   }
-  return gradients.release();
+  return gradients.tuple();
 }
 
 // Runs the backward: a tuple of what the kernel has written, in the order of its arguments.
@@ -230,19 +228,15 @@ PyObject* Differentiable::call(const GivenArguments& arguments, bool returns_lse
   seen.deterministic = deterministic.get() == Py_True;
   const Ref kind(kind_of(seen, integers));
   if (!kind || kind.get() == Py_NotImplemented) return Ref::borrowed(kind.get()).release();
-  const Ref numbers(PyTuple_New(static_cast<Py_ssize_t>(of_kind[1].count + of_kind[2].count)));
-  const Ref all(PyTuple_New(static_cast<Py_ssize_t>(3 + of_kind[0].count)));
-  const Ref apply(PyObject_GetAttr(kind.get(), names().apply));
-  if (!numbers || !all || !apply) return nullptr;
-  Py_ssize_t place = 0;
+  Values of_numbers, of_apply;
   for (const Values* const some : {&of_kind[1], &of_kind[2]})
-    for (std::size_t i = 0; i < some->count; ++i) put(numbers.get(), place++, some->all[i]);
-  put(all.get(), 0, returns_lse ? Py_True : Py_False);
-  put(all.get(), 1, kind.get());
-  put(all.get(), 2, numbers.get());
-  for (std::size_t i = 0; i < of_kind[0].count; ++i)
-    put(all.get(), static_cast<Py_ssize_t>(3 + i), of_kind[0].all[i]);
-  return PyObject_Call(apply.get(), all.get(), nullptr);
+    for (std::size_t i = 0; i < some->count; ++i) of_numbers.add(some->all[i]);
+  const Ref numbers(of_numbers.tuple()), apply(PyObject_GetAttr(kind.get(), names().apply));
+  if (!numbers || !apply) return nullptr;
+  for (PyObject* const one : {returns_lse ? Py_True : Py_False, kind.get(), numbers.get()}) of_apply.add(one);
+  for (std::size_t i = 0; i < of_kind[0].count; ++i) of_apply.add(of_kind[0].all[i]);
+  const Ref all(of_apply.tuple());
+  return !all ? nullptr : PyObject_Call(apply.get(), all.get(), nullptr);
 }
 
 int Differentiable::traverse(visitproc visit, void* arg) const {

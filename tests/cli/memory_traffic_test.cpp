@@ -87,5 +87,10 @@ TEST_F(ForwardTraffic, HeadsShareKeys) {
   expect({{4 + 8, 4}, {4 + 8, 4}, {4 + 8, 4}}, all);
 }
 
+TEST_F(ForwardTraffic, ValuesInKeysAreReadWithThem) {
+  spec.v_in_k = true;
+  expect({{2 * (2 + 4), 4 + 4}, {8, 5}, {8, 5}}, all);
+}
+
 }  // namespace
 }  // namespace flashjit::command

@@ -90,7 +90,7 @@ std::vector<MovedBytes> forward_traffic(const AttentionSpec& spec, const Shape& 
   };
   const Place q = place(shape.seqlen_q, heads_q, spec.head_dim * element),
               k = place(shape.seqlen_k, heads_kv, spec.head_dim * element),
-              v = place(shape.seqlen_k, heads_kv, spec.head_dim_v * element),
+              v = place(spec.v_in_k ? 0 : shape.seqlen_k, heads_kv, spec.head_dim_v * element),
               o = place(shape.seqlen_q, heads_q, spec.head_dim_v * o_element);
   const Place lse{end, heads_q, shape.seqlen_q, sizeof(float)};  // [batch, heads, rows]
   if (spec.lse) end += lse.bytes(batch);
@@ -143,7 +143,7 @@ std::vector<MovedBytes> forward_traffic(const AttentionSpec& spec, const Shape& 
             const int after_last = std::min(shape.seqlen_k, (block + 1) * walk.block_n);
             for (int key = block * walk.block_n; key < after_last; ++key) {
               read(k, entry, key, head_kv);
-              read(v, entry, key, head_kv);
+              if (!spec.v_in_k) read(v, entry, key, head_kv);
             }
             if (place >= 0) each_cache(&CacheModel::write, copy, walk.packed_block);
           }

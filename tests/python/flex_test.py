@@ -252,9 +252,9 @@ class Functions(unittest.TestCase):
         q, k, v = self.tensors
         scaled = flex_mods.Scaled(torch.rand(H), 2.0)
         o = flex_attention(q, k, v, scaled)
-        raw = scaled(q @ k.mT * q.shape[-1] ** -0.5, None, torch.arange(H)[:, None, None], None, None)
-        wanted = raw.softmax(-1) @ v
-        torch.testing.assert_close(o, wanted, rtol=2.0**-6, atol=2.0**-6)
+        scores = q.double() @ k.double().mT * q.shape[-1] ** -0.5
+        wanted = scaled(scores, None, torch.arange(H)[:, None, None], None, None).softmax(-1) @ v.double()
+        torch.testing.assert_close(o.double(), wanted, rtol=2.0**-6, atol=2.0**-6)
         gradients = [torch.autograd.grad(x.square().sum(), scaled.weights)[0] for x in (o, wanted)]
         torch.testing.assert_close(*gradients, rtol=2.0**-4, atol=2.0**-6)
 

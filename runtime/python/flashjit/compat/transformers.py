@@ -43,7 +43,8 @@ _is_flash_attention_requested = of_names.is_flash_attention_requested
 def is_flash_attention_requested(config=None, requested_attention_implementation=None, version=None):
     """transformers' function, which takes each name with "flash" in it for one of FlashAttention, and loads that."""
     name = requested_attention_implementation if config is None else config._attn_implementation
-    return name not in _names and _is_flash_attention_requested(config, requested_attention_implementation, version)
+    more = {} if version is None else {"version": version}
+    return name not in _names and _is_flash_attention_requested(config, requested_attention_implementation, **more)
 
 
 # ---- masks ----
@@ -54,7 +55,7 @@ def make_mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0
               device=None, cache_position=None, **more):  # fmt: skip
     """A mask as transformers' AttentionMaskInterface asks for: a BlockMask of mask_function, or None where causal
     attention, or all keys, are what it describes."""
-    if cache_position is not None:  # of transformers 4
+    if cache_position is not None:  # of transformers 5.0
         q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
     is_local = local_size is not None and kv_length >= local_size
     if attention_mask is None and not is_local:

@@ -11,10 +11,12 @@
 #include <csignal>
 #include <deque>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "cache/file.hpp"
 #include "cache/folder.hpp"
@@ -29,6 +31,8 @@ using std::chrono::steady_clock;
 
 constexpr std::size_t most_misses = 65536;
 constexpr const char* counts_file = "remote";
+constexpr int most_lost_answers = 3;
+constexpr milliseconds lost_answer_pause{500}, longest_sleep{50};
 
 std::uint64_t random_number() {
   std::uint64_t number = 0;
@@ -118,33 +122,41 @@ RemoteCache::~RemoteCache() {
 bool RemoteCache::may_store(const std::string& name) const {
   if (!options_.signer) return false;
   const Server* const server = server_for(name, {});
-  return server && !server->address.read_only;
+  return server && !server->address.read_only && !(server->store && server->store->makes());
 }
 
 // Rendezvous hashing: of the stores that answer, the one whose digest with the name is greatest. If one is
 // lost, only its names move.
-RemoteCache::Server* RemoteCache::server_for(const std::string& name, const Note& note) const {
+std::vector<RemoteCache::Server*> RemoteCache::servers_for(const std::string& name, const Note& note) const {
   State& state = state_.get();
   const std::lock_guard lock(state.mutex);
-  Server* best = nullptr;
-  std::string highest;
+  std::vector<std::pair<std::string, Server*>> ranked;
   const auto now = steady_clock::now();
   for (Server& server : state.servers) {
     if (now < server.rests_until) {
       if (note) note("remote store " + server.address.url + " is not asked for a while: " + server.why);
       continue;
     }
-    if (std::string rank = digest(server.address.url + "\n" + name); !best || rank > highest) {
-      best = &server;
-      highest = std::move(rank);
-    }
+    ranked.emplace_back(digest(server.address.url + "\n" + name), &server);
   }
-  return best;
+  std::sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<Server*> servers;
+  for (const auto& [rank, server] : ranked) servers.push_back(server);
+  return servers;
+}
+
+RemoteCache::Server* RemoteCache::server_for(const std::string& name, const Note& note) const {
+  const std::vector<Server*> servers = servers_for(name, note);
+  return servers.empty() ? nullptr : servers.front();
 }
 
 Answer RemoteCache::ask(const std::string& name, const Note& note,
                         const std::function<Answer(RemoteStore& store, std::string& why)>& question) const {
-  Server* const server = server_for(name, note);
+  return ask(server_for(name, note), note, question);
+}
+
+Answer RemoteCache::ask(Server* server, const Note& note,
+                        const std::function<Answer(RemoteStore& store, std::string& why)>& question) const {
   if (!server) return Answer::failed;
   State& state = state_.get();
   std::string why;
@@ -163,6 +175,7 @@ Answer RemoteCache::ask(const std::string& name, const Note& note,
   const std::lock_guard lock(state.mutex);
   if (answer != Answer::failed) {
     server->failures = 0;
+    server->rests_until = {};
     return answer;
   }
   ++state.failed;
@@ -226,12 +239,94 @@ RemoteCache::Got RemoteCache::get_request(const std::string& pointer,
   return {Answer::no};
 }
 
+namespace {
+
+// The message of an error that a store gives as JSON, or else its text.
+std::string message_of(const std::string& text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  const bool is_error = json.is_object() && json.contains("error") && json["error"].is_object();
+  const auto message = is_error ? json["error"].find("message") : json.end();
+  return is_error && message != json["error"].end() && message->is_string() ? message->get<std::string>()
+                                                                            : text.substr(0, 200);
+}
+
+}  // namespace
+
+RemoteCache::Made RemoteCache::make(const std::string& pointer, const std::string& request,
+                                    const std::function<std::string(const std::string&)>& name_of,
+                                    bool patient, const Note& note, const std::function<bool()>& goes_on) {
+  Made result;
+  State& state = state_.get();
+  const auto tell = [&](const Server& server, const std::string& what) {
+    if (note) note("remote store " + server.address.url + " " + what);
+  };
+  const auto deadline = steady_clock::now() + options_.limits.fetch.patience;
+  for (Server* const server : servers_for(pointer, {})) {
+    // One that never was asked for anything has not said whether it compiles.
+    if (!server->store)
+      ask(server, note, [&](RemoteStore& store, std::string& why) { return store.exists(pointer, why); });
+    if (!server->store || !server->store->makes()) continue;
+    result.asked = true;
+    int failures = 0;
+    for (bool is_known = false;;) {
+      Making making = Making::failed;
+      std::string bytes, text;
+      milliseconds pause{0};
+      ask(server, note, [&](RemoteStore& store, std::string& why) {
+        making = store.make(request, bytes, pause, why);
+        text = why;
+        return making == Making::failed ? Answer::failed : Answer::yes;
+      });
+      if (making == Making::made) {
+        const std::string name = name_of(bytes);
+        const std::string reason = name.empty() ? "no entry" : options_.verifier(name, bytes);
+        if (reason.empty()) {
+          ++state.hits;
+          const std::lock_guard lock(state.mutex);
+          state.misses.erase(pointer);
+          result.got = {Answer::yes, std::move(bytes)};
+          return result;
+        }
+        ++state.refused;
+        tell(*server, "made what is " + reason);
+        break;
+      }
+      if (making == Making::refused) {
+        tell(*server, "does not make the kernel: " + message_of(text));
+        break;
+      }
+      // An answer that is late once is no reason to give up what it makes.
+      if (making == Making::failed && (!is_known || ++failures > most_lost_answers)) break;
+      if (making == Making::busy && !patient) {
+        tell(*server, "is busy");
+        break;
+      }
+      is_known = true;
+      if (making == Making::failed) pause = lost_answer_pause;
+      if (steady_clock::now() + pause >= deadline) {
+        tell(*server, "has not made the kernel within " +
+                          std::to_string(options_.limits.fetch.patience.count()) + " ms");
+        break;
+      }
+      for (const auto end = steady_clock::now() + pause; steady_clock::now() < end;)
+        if (goes_on && !goes_on())
+          return result;
+        else
+          std::this_thread::sleep_for(std::min(pause, longest_sleep));
+      if (goes_on && !goes_on()) return result;
+    }
+  }
+  return result;
+}
+
 RemoteCache::Fetched RemoteCache::fetch(const std::string& name, const FetchLimits& limits, const Note& note,
                                         const std::function<bool()>& goes_on,
-                                        const std::function<bool(const Got&)>& accepts) {
+                                        const std::function<bool(const Got&)>& accepts,
+                                        const std::function<Made()>& make) {
   FetchPlan plan(limits, may_store(name));
   Fetched fetched;
   const std::string token = std::to_string(random_number());
+  bool was_made = false;
   for (;;) switch (plan.step()) {
       case FetchPlan::Step::get:
         fetched.got = get(name, note, true);
@@ -240,6 +335,11 @@ RemoteCache::Fetched RemoteCache::fetch(const std::string& name, const FetchLimi
           plan.give_up();
         else
           plan.answer(fetched.got.answer == Answer::yes);
+        if (make && fetched.got.answer == Answer::no && !std::exchange(was_made, true)) {
+          Made made = make();
+          fetched.got = std::move(made.got);
+          if (made.asked) return fetched;
+        }
         break;
       case FetchPlan::Step::lease: {
         const bool takes = may_store(name);

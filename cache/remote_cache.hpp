@@ -92,16 +92,30 @@ class RemoteCache {
     RemoteCache* cache_ = nullptr;
     std::string name_, token_;
   };
+  // What came of asking the stores that compile.
+  struct Made {
+    bool asked = false;  // there is such a store
+    Got got{};
+  };
+  // Has a store that compiles make the entry that `request` describes (compile_request_text()), and waits for
+  // it, at most the patience of the limits. A store that is busy is waited for, too, if `patient`. The
+  // request is known by its pointer; `name_of` says which entry bytes are, empty: none. `goes_on` is asked
+  // before each further question.
+  Made make(const std::string& pointer, const std::string& request,
+            const std::function<std::string(const std::string& bytes)>& name_of, bool patient,
+            const Note& note, const std::function<bool()>& goes_on);
+
   struct Fetched {
     Got got;
     Lease lease;  // held, if the caller is to make the object
   };
   // Gets the object, or the lease to make it. While another host has the lease, it is waited for, at most
   // `limits.patience` long; the caller then makes the object without. `goes_on` is asked before each wait. An
-  // object that `accepts` does not accept counts as missing.
+  // object that `accepts` does not accept counts as missing. `make` is called where the object is missing; if
+  // a store was asked to make it, nobody takes a lease.
   Fetched fetch(const std::string& name, const FetchLimits& limits, const Note& note,
                 const std::function<bool()>& goes_on = {},
-                const std::function<bool(const Got&)>& accepts = {});
+                const std::function<bool(const Got&)>& accepts = {}, const std::function<Made()>& make = {});
   const FetchLimits& fetch_limits() const { return options_.limits.fetch; }
 
   // Signs and stores the object, unless its bytes have a signature, on a thread of its own. Does nothing
@@ -119,7 +133,11 @@ class RemoteCache {
  private:
   struct State;
   struct Server;
+  // The stores that answer, the one to which the name belongs first.
+  std::vector<Server*> servers_for(const std::string& name, const Note& note) const;
   Server* server_for(const std::string& name, const Note& note) const;
+  Answer ask(Server* server, const Note& note,
+             const std::function<Answer(RemoteStore& store, std::string& why)>& question) const;
   Answer ask(const std::string& name, const Note& note,
              const std::function<Answer(RemoteStore& store, std::string& why)>& question) const;
   void enqueue(std::string name, std::string bytes, bool sign, std::string token);

@@ -14,6 +14,10 @@ namespace flashjit {
 // A store's answer. `no`: there is no such object, or another has the lease.
 enum class Answer { yes, no, failed };
 
+// What a store that compiles says to a request for a kernel. `going_on`: ask again. `busy`: ask again after a
+// pause. `refused`: never ask that again.
+enum class Making { made, going_on, busy, refused, failed };
+
 // One server. Names are paths in a cache folder, such as "v3/REQUEST-ENTRY.kernel". Every call ends within
 // the store's limits of time; one that failed says why in *why. Any number of threads call at once.
 class RemoteStore {
@@ -25,6 +29,16 @@ class RemoteStore {
   // Takes the lease for `ttl`, or, with 0, gives back what `token` has taken.
   virtual Answer lease(const std::string& name, const std::string& token, std::chrono::milliseconds ttl,
                        std::string& why) = 0;
+  // Whether an answer has said that the store compiles what it lacks. Such a store takes no objects.
+  virtual bool makes() const { return false; }
+  // Asks for the entry that `request` describes (compile_request_text(), runtime/build.hpp). Returns after
+  // half of the address's `answer` at the latest, also while the entry is being made.
+  virtual Making make(const std::string& request, std::string& bytes, std::chrono::milliseconds& pause,
+                      std::string& why) {
+    (void)request, (void)bytes, (void)pause;
+    why = "this store compiles nothing";
+    return Making::refused;
+  }
 };
 
 struct RemoteAddress {

@@ -10,6 +10,7 @@
 #include "cache/kernel_entry.hpp"
 #include "cache/kernel_key.hpp"
 #include "codegen/base/float_state.hpp"
+#include "codegen/base/suggest.hpp"
 #include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
 #include "runtime/arguments/checks.hpp"
@@ -180,6 +181,13 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     info.cache_note += (info.cache_note.empty() ? "" : "; ") + why;
   };
 
+  CompileWatch watch(limits);
+  bool waits = false;
+  // While another process or host makes the kernel.
+  const auto goes_on = [&] {
+    if (on_wait && !std::exchange(waits, true)) on_wait();
+    return !watch.is_cancelled();
+  };
   std::shared_ptr<const Compiler> compiler;
   std::optional<CompiledKernel> compiled;
   const auto use = [&](CacheEntry& entry, Origin origin, const std::string& path) -> Finding {
@@ -220,13 +228,23 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     else
       note(why);
   };
+  const auto has_request = [&](const CacheKey& key) { return request_of(key) == request; };
   const auto find_request_remotely = [&] {
     if (!cache.remote || compiled) return;
     const auto name_of = [&](const std::string& entry) { return DiskCache::name(request.digest(), entry); };
-    take(cache.remote->get_request(DiskCache::request_name(request), name_of, note),
-         [&](const CacheKey& key) { return request_of(key) == request; });
+    take(cache.remote->get_request(DiskCache::request_name(request), name_of, note), has_request);
   };
 
+  // Has a store that compiles make the kernel. Any compiler's counts, as in a layer.
+  const auto make_remotely = [&](bool patient) {
+    const auto name_of = [](const std::string& bytes) {
+      CacheEntry entry;
+      return decode_entry(bytes, entry).empty() ? DiskCache::name(entry.key) : std::string();
+    };
+    return cache.remote->make(DiskCache::request_name(request),
+                              compile_request_text(spec, target, config, request.digest()), name_of, patient,
+                              note, goes_on);
+  };
   for (const DiskCache& layer : cache.layers) find_request(layer);
   if (!may_compile) {
     if (cache.disk) find_request(*cache.disk);
@@ -239,6 +257,10 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     } catch (const Error& error) {
       if (cache.disk) find_request(*cache.disk);
       find_request_remotely();
+      if (!compiled && cache.remote) {
+        take(make_remotely(true).got, has_request);
+        watch.check("the kernel for " + target.str());
+      }
       if (!compiled) {
         if (info.cache_note.empty()) throw;
         throw Error(error.code(), error.message() + "; in the cache, " + info.cache_note, error.detail());
@@ -258,26 +280,25 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
     find_key();
     KeyLock lock;
     RemoteCache::Lease lease;
-    CompileWatch watch(limits);
-    bool waits = false;
     if (!compiled && cache.disk) {
-      lock = cache.disk->lock(key, std::chrono::minutes(1), &why, [&] {
-        if (on_wait && !std::exchange(waits, true)) on_wait();
-        return watch.is_cancelled();
-      });
+      lock = cache.disk->lock(key, std::chrono::minutes(1), &why, [&] { return !goes_on(); });
       watch.check("the kernel for " + target.str());
       note(why);
       find_key();
     }
     if (!compiled && cache.remote) {
+      bool is_made = false;
       RemoteCache::Fetched fetched =
-          cache.remote->fetch(DiskCache::name(key), cache.remote->fetch_limits(), note, [&] {
-            if (on_wait && !std::exchange(waits, true)) on_wait();
-            return !watch.is_cancelled();
+          cache.remote->fetch(DiskCache::name(key), cache.remote->fetch_limits(), note, goes_on, {}, [&] {
+            RemoteCache::Made made = make_remotely(false);
+            is_made = made.asked;
+            return made;
           });
       watch.check("the kernel for " + target.str());
       lease = std::move(fetched.lease);
-      take(std::move(fetched.got), [&](const CacheKey& other) { return other == key; });
+      // A store that compiles may have another compiler.
+      take(std::move(fetched.got),
+           [&](const CacheKey& other) { return is_made ? has_request(other) : other == key; });
     }
     if (!compiled) {
       compiled = compiler->compile(source, false, limits);
@@ -317,6 +338,13 @@ std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const
       return folder.path(entry->key);
   }
   return {};
+}
+
+std::string compile_request_text(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                                 const std::string& request_digest) {
+  return std::string("{\"version\": ") + json_string(version()) + ", \"spec\": " + spec.to_json() +
+         ", \"target\": " + json_string(target.str()) + ", \"config\": " + to_json(config) +
+         ", \"request\": " + json_string(request_digest) + "}";
 }
 
 Answer stored_remotely(const AttentionSpec& spec, const Target& target, const KernelConfig& config,

@@ -81,6 +81,15 @@ BuiltKernel build_kernel(const AttentionSpec& spec, const Target& target, const 
 std::string find_prebuilt(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                           const std::vector<DiskCache>& folders);
 
+// The text of a request for the kernel, which a store that compiles takes by POST (tools/serve/):
+//
+//   {"version": "0.1.0", "spec": {...}, "target": "sm_90a", "config": {...},
+//    "request": "<digest of request_key()>"}
+//
+// The digest says whether the store's flashjit makes the same text as this one, whatever their versions.
+std::string compile_request_text(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
+                                 const std::string& request_digest);
+
 // Whether a store has any entry for the request.
 Answer stored_remotely(const AttentionSpec& spec, const Target& target, const KernelConfig& config,
                        RemoteCache& remote, std::string& why);

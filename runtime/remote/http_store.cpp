@@ -1,10 +1,13 @@
-// A store that answers GET, PUT, HEAD and DELETE of paths: nginx with WebDAV, an object store's front.
-// libcurl is opened by the first such store, since opening it takes longer than all the rest of the plugin.
+// A store that answers GET, PUT, HEAD and DELETE of paths: nginx with WebDAV, an object store's front. One
+// that says by Accept-Post that it compiles what it lacks is asked for that by POST (tools/serve/). libcurl
+// is opened by the first such store, since opening it takes longer than all the rest of the plugin.
 #include <curl/curl.h>
 #include <dlfcn.h>
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <functional>
@@ -91,6 +94,8 @@ struct Request {
   std::string received = {};  // the body
   std::size_t most = 0;       // octets of it
   std::time_t date = -1, modified = -1;
+  bool accepts_post = false;
+  long retry_after = 0;      // seconds
   bool has_answer = false;   // the beginning of it
   bool has_headers = false;  // all of them; libcurl takes a connection that ends early for an empty body
 };
@@ -124,6 +129,9 @@ std::size_t take_header(char* from, std::size_t, std::size_t size, void* to) {
   request.has_headers = line == "\r\n" || line == "\n";
   value("date", request.date);
   value("last-modified", request.modified);
+  const std::string_view name = std::string_view(line).substr(0, colon);
+  if (name == "accept-post") request.accepts_post = true;
+  if (name == "retry-after") request.retry_after = std::atol(line.c_str() + colon + 1);
   return size;
 }
 
@@ -184,6 +192,22 @@ class HttpStore : public Store {
     return get(name, holder) && holder == token;
   }
 
+  bool makes() const override { return makes_; }
+
+  Made make(const std::string& text) override {
+    Request request{.sent = text, .most = options_.max_bytes};
+    const long status =
+        perform("POST", "compile?wait_ms=" + std::to_string(options_.answer.count() / 2), request);
+    if (status == 200) return {Made::yes, std::move(request.received)};
+    if (status == 202) return {Made::later};
+    if (status == 429 || status == 503)
+      return {Made::later, {}, std::chrono::seconds(std::clamp(request.retry_after, 1l, 600l))};
+    require(status, (status >= 400 && status < 500) || status == 501);
+    request.received.resize(std::min(request.received.size(), most_of_an_answer));
+    return {Made::refused,
+            request.received.empty() ? "HTTP status " + std::to_string(status) : std::move(request.received)};
+  }
+
  private:
   static bool is_absent(long status) { return status == 404 || status == 410; }
   static void require(long status, bool good) {
@@ -228,6 +252,12 @@ class HttpStore : public Store {
       set(CURLOPT_READDATA, static_cast<void*>(&request));
       set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.sent.size()));
       request.most = most_of_an_answer;
+    } else if (method_name == "POST") {
+      header("Content-Type: application/json");
+      set(CURLOPT_HTTPHEADER, headers);
+      set(CURLOPT_POST, 1L);
+      set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.sent.size()));
+      set(CURLOPT_POSTFIELDS, request.sent.data());
     } else if (method_name == "HEAD") {
       set(CURLOPT_NOBODY, 1L);
     } else if (method_name == "DELETE") {
@@ -243,6 +273,7 @@ class HttpStore : public Store {
     }
     if (!request.has_headers) throw Failure("the server closed the connection");
     sessions_.give_back(std::move(session));
+    if (is_absent(status)) makes_ = request.accepts_post;
     return status;
   }
 
@@ -272,6 +303,7 @@ class HttpStore : public Store {
   const Options options_;
   std::string base_;
   Pool<Session> sessions_;
+  std::atomic<bool> makes_{false};
 };
 
 }  // namespace

@@ -93,6 +93,28 @@ int32_t lease(flashjit_remote_store* store, const char* name, const char* token,
   return answer(why, [&] { return store->store->lease(name, token, std::chrono::milliseconds(ttl_ms)); });
 }
 
+int32_t makes(flashjit_remote_store* store) {
+  return store->store->makes() ? 1 : 0;
+}
+
+int32_t make(flashjit_remote_store* store, const char* request, size_t size, flashjit_remote_text* bytes,
+             uint32_t* pause_ms, flashjit_remote_text* why) {
+  Store::Made made;
+  const int32_t status = answer(why, [&] {
+    made = store->store->make(std::string(request, size));
+    if (made.answer == Store::Made::yes) {
+      set_text(bytes, made.text);
+      if (!bytes->data) throw std::bad_alloc();
+    }
+    return made.answer == Store::Made::yes;
+  });
+  if (status != FLASHJIT_REMOTE_NO) return status;
+  *pause_ms = static_cast<uint32_t>(made.pause.count());
+  if (made.answer == Store::Made::later) return FLASHJIT_REMOTE_LATER;
+  set_text(why, made.text);
+  return FLASHJIT_REMOTE_NO;
+}
+
 int32_t random_seed(unsigned char seed[32]) {
   randombytes_buf(seed, 32);
   return 0;
@@ -127,6 +149,8 @@ constexpr flashjit_remote_plugin_api api = {FLASHJIT_REMOTE_PLUGIN_ABI,
                                             put,
                                             exists,
                                             lease,
+                                            makes,
+                                            make,
                                             random_seed,
                                             sign,
                                             verify,

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define FLASHJIT_REMOTE_PLUGIN_ABI 1
+#define FLASHJIT_REMOTE_PLUGIN_ABI 2
 
 /* Octets in the plugin's memory, data null if there are none; free_text frees them. */
 typedef struct {
@@ -31,9 +31,10 @@ typedef struct {
 } flashjit_remote_options;
 
 enum {
-  FLASHJIT_REMOTE_YES = 0,   /* found, stored, taken */
-  FLASHJIT_REMOTE_NO = 1,    /* not there; held by another */
-  FLASHJIT_REMOTE_FAILED = 2 /* the text says why */
+  FLASHJIT_REMOTE_YES = 0,    /* found, stored, taken */
+  FLASHJIT_REMOTE_NO = 1,     /* not there; held by another */
+  FLASHJIT_REMOTE_FAILED = 2, /* the text says why */
+  FLASHJIT_REMOTE_LATER = 3   /* of make: not yet */
 };
 
 typedef struct {
@@ -51,6 +52,12 @@ typedef struct {
   /* Takes the lease of that name for ttl_ms, or, with 0, gives back what `token` has taken. */
   int32_t (*lease)(flashjit_remote_store* store, const char* name, const char* token, uint32_t ttl_ms,
                    flashjit_remote_text* why);
+  /* 1 if an answer has said that the store compiles what it lacks, else 0. */
+  int32_t (*makes)(flashjit_remote_store* store);
+  /* Asks for the kernel that `request` describes, and waits for half of answer_ms. NO: refused, and the text
+     is the store's. LATER: it is being made, or, with a pause above 0, the store is busy. */
+  int32_t (*make)(flashjit_remote_store* store, const char* request, size_t size, flashjit_remote_text* bytes,
+                  uint32_t* pause_ms, flashjit_remote_text* why);
 
   /* Ed25519. A key pair is made from 32 octets of secret seed; with a null message only the public key is
      written. Return 0 if all went well. */

@@ -49,6 +49,27 @@ class PluginStore : public RemoteStore {
         reason, why);
   }
 
+  bool makes() const override { return plugin_.makes(store_) == 1; }
+  Making make(const std::string& request, std::string& bytes, std::chrono::milliseconds& pause,
+              std::string& why) override {
+    flashjit_remote_text found{}, reason{};
+    std::uint32_t pause_ms = 0;
+    const int status = plugin_.make(store_, request.data(), request.size(), &found, &pause_ms, &reason);
+    bytes = take_text(plugin_, found);
+    why = take_text(plugin_, reason);
+    pause = std::chrono::milliseconds(pause_ms);
+    switch (status) {
+      case FLASHJIT_REMOTE_YES:
+        return Making::made;
+      case FLASHJIT_REMOTE_NO:
+        return Making::refused;
+      case FLASHJIT_REMOTE_LATER:
+        return pause_ms == 0 ? Making::going_on : Making::busy;
+      default:
+        return Making::failed;
+    }
+  }
+
  private:
   Answer answer(int status, flashjit_remote_text& reason, std::string& why) const {
     why = take_text(plugin_, reason);

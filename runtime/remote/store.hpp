@@ -32,6 +32,13 @@ class Store {
   virtual bool exists(const std::string& name) = 0;
   // Takes the lease, or with ttl 0 gives back one of that token. False: another has it.
   virtual bool lease(const std::string& name, const std::string& token, std::chrono::milliseconds ttl) = 0;
+  virtual bool makes() const { return false; }
+  struct Made {
+    enum { yes, refused, later } answer = refused;
+    std::string text = {};  // the entry; why it is refused
+    std::chrono::milliseconds pause{0};
+  };
+  virtual Made make(const std::string&) { return {}; }
 };
 
 // http, https.

@@ -88,6 +88,7 @@ class ServerProcess {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
+  pid_t id() const { return child_; }
   void signal(int number) const {
     if (child_ > 0) ::kill(child_, number);
   }

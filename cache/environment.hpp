@@ -27,6 +27,8 @@ enum class Variable {
   cuda_home,
   cuda_path,
   xdg_cache_home,
+  listen_pid,
+  listen_fds,
   home,
 };
 
@@ -76,6 +78,9 @@ inline constexpr VariableInfo environment_table[] = {
     {Variable::cuda_path, "CUDA_PATH", "the same, looked at after `CUDA_HOME`", "the loader's path"},
     {Variable::xdg_cache_home, "XDG_CACHE_HOME",
      "the folder of caches, an absolute path; the default of `FLASHJIT_CACHE_DIR` lies in it", "`~/.cache`"},
+    {Variable::listen_pid, "LISTEN_PID",
+     "the process that systemd passes sockets to; `flashjit serve` takes its own", "`--listen`"},
+    {Variable::listen_fds, "LISTEN_FDS", "how many sockets these are", "none"},
     {Variable::home, "HOME", "the user's folder; the default of `FLASHJIT_CACHE_DIR` may lie in it",
      "nothing is kept on disk"},
 };

@@ -52,6 +52,7 @@ TEST(Help, ExamplesUseOptionsThatExist) {
                                                                                     {"run"},
                                                                                     {"bench"},
                                                                                     {"prebuild"},
+                                                                                    {"serve"},
                                                                                     {"cache"},
                                                                                     {"cache", "explain"}}) {
     const Outcome help = flashjit(verb + std::vector<std::string>{"--help"});

@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$build/fuzz-failures"
-case "$target" in spec | manifest | tune_record | entry) set -- "-dict=$here/json.dict" ;; *) set -- ;; esac
+case "$target" in spec | manifest | tune_record | entry | compile_request) set -- "-dict=$here/json.dict" ;; *) set -- ;; esac
 # A failing input is kept; fuzz_TARGET FILE repeats it.
 seconds=3
 [ "${FLASHJIT_TEST_ALL-}" != 1 ] || seconds=60

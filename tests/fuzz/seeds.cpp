@@ -11,6 +11,7 @@
 #include "cache/tune_store.hpp"
 #include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
+#include "runtime/build.hpp"
 #include "tools/manifest/models.hpp"
 
 using namespace flashjit;
@@ -40,6 +41,8 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
     const Target target = Target::parse(name);
     const KernelConfig config = heuristic_config(spec, target, {1, 100, 100, 8, 2});
     const KernelSource source = render(spec, target, config);
+    write(to / "compile_request" / name,
+          compile_request_text(spec, target, config, request_key(spec, source).digest()));
     CompiledKernel compiled;
     compiled.code = object;
     const CacheEntry entry =

@@ -22,6 +22,7 @@ Verb add_run(const Arguments& parent);
 Verb add_bench(const Arguments& parent);
 Verb add_audit(const Arguments& parent);
 Verb add_prebuild(const Arguments& parent);
+Verb add_serve(const Arguments& parent);
 Verb add_tune(const Arguments& parent);
 Verb add_cache(const Arguments& parent);
 Verb add_reference(const Arguments& parent);

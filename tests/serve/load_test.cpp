@@ -1,0 +1,84 @@
+// Mixed load for an hour: clients that ask rightly and get all that they ask for, and clients that do not.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "tests/serve/service.hpp"
+
+namespace flashjit::testing {
+namespace {
+
+using std::chrono::steady_clock;
+
+int load_seconds() {
+  const char* const given = std::getenv("FLASHJIT_TEST_LOAD_SECONDS");
+  return given ? std::atoi(given) : 3600;
+}
+
+// A spec of its own for each number.
+AttentionSpec numbered_spec(int n) {
+  return AttentionSpec::from_json(R"({"op": "forward", "dtype": "fp32", "head_dim": 8, "score": ["score * )" +
+                                  std::to_string(n + 1) + ".5\"]}");
+}
+
+TEST(ServeLoad, LosesNothingAndKeepsItsMemory) {
+  const Service service({"--jobs", "2", "--compile-seconds", "120", "--client-queue", "10000"});
+  const auto end = steady_clock::now() + std::chrono::seconds(load_seconds());
+  std::atomic<int> asked = 0, got = 0, made = 0;
+  const auto goes_on = [&] { return steady_clock::now() < end; };
+  std::vector<std::thread> threads;
+  // New kernels, each until it is there.
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&] {
+      while (goes_on()) {
+        const Asked one(numbered_spec(made++));
+        ++asked;
+        HttpReply reply;
+        do reply = service.compile(one, 1000);
+        while (reply.status == 202 || reply.status == 429 || reply.status == 503);
+        got += reply.status == 200;
+      }
+    });
+  // Kernels that are there.
+  const Asked known(small_spec(0));
+  const std::size_t known_bytes = service.compile(known).body.size();
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      while (goes_on()) {
+        HttpClient client(service.port);
+        for (int n = 0; n < 100; ++n, ++asked)
+          got += client.ask("POST", "/compile?wait_ms=1000", known.text).body.size() == known_bytes;
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+    });
+  // Nonsense, halves of requests, clients that go away.
+  for (unsigned seed = 0; seed < 2; ++seed)
+    threads.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      while (goes_on()) {
+        std::string text =
+            "POST /compile?wait_ms=60000 HTTP/1.1\r\nContent-Length: " + std::to_string(known.text.size()) +
+            "\r\n\r\n" + known.text;
+        for (unsigned n = random() % 8; n > 0; --n)
+          text[random() % text.size()] = static_cast<char>(random());
+        HttpClient client(service.port);
+        client.send(std::string_view(text).substr(0, random() % (text.size() + 1)));
+        std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
+      }
+    });
+  // The first part of the time fills what is bounded.
+  const auto memory = [&] {
+    return service.metric("flashjit_resident_bytes") + service.metric("flashjit_nursery_resident_bytes");
+  };
+  std::this_thread::sleep_for(std::chrono::seconds(load_seconds()) / 4);
+  const double before = memory();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(got, asked);
+  EXPECT_LE(memory(), 1.2 * before);
+  EXPECT_EQ(service.metric("flashjit_nurseries_total"), 1);
+}
+
+}  // namespace
+}  // namespace flashjit::testing

@@ -1,0 +1,57 @@
+// Compiles in child processes. One process, the nursery, loads the compilers and compiles a kernel with each,
+// and then forks a child for each request, which is warm, has limits, and ends with its one compile. A child
+// opens no files, starts no processes, and talks to nobody but its parent.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "cache/file.hpp"
+
+namespace flashjit::serve {
+
+struct ChildLimits {
+  double seconds = 60;                           // by the clock, and of each processor
+  std::uint64_t bytes = std::uint64_t{4} << 30;  // that the child may write to
+};
+
+class Nursery {
+ public:
+  // Starts the process. Before the caller starts threads, so that nothing is half done in it.
+  Nursery();
+  Nursery(const Nursery&) = delete;
+  Nursery& operator=(const Nursery&) = delete;
+  ~Nursery();
+
+  // The bytes of the entry, unsigned, that a child makes of a request's text (compile_request.hpp). Throws
+  // Error: what the compiler said; limit_exceeded; cancelled, once `cancelled` is true; compile_failed if the
+  // child crashed; device_failed if it was killed. Any number of threads at once.
+  std::string compile(const std::string& request, const ChildLimits& limits,
+                      const std::atomic<bool>& cancelled);
+  // Processes that the nursery has had: 1, and one more each time that it was lost.
+  unsigned started() const { return started_; }
+  // Octets of memory of the nursery's process; 0: unknown.
+  std::uint64_t memory() const;
+
+ private:
+  void start();
+  // The socket to a new child, and the child.
+  struct Child {
+    File socket, process;
+  };
+  Child begin(const ChildLimits& limits);
+  // What a child writes until it ends.
+  std::string run(const std::string& request, const ChildLimits& limits, const std::atomic<bool>& cancelled);
+
+  mutable std::mutex mutex_;
+  File control_;
+  pid_t process_ = 0;
+  std::atomic<unsigned> started_{0};
+};
+
+}  // namespace flashjit::serve

@@ -23,9 +23,9 @@ void check_enumerator(Operation op) {
 }
 
 // Fields that say which result is right. No operation that attends may leave one out.
-constexpr std::string_view decides_result[] = {"mask",          "score",           "tables",
-                                               "scalars",       "sink_logits",     "precise",
-                                               "deterministic", "batch_invariant", "v_in_k"};
+constexpr std::string_view decides_result[] = {"mask",        "score",   "tables",        "scalars",
+                                               "sink_logits", "precise", "deterministic", "batch_invariant",
+                                               "v_in_k",      "offsets"};
 
 bool has_name(const std::string& formula, std::string_view name) {
   const auto is_letter = [&](std::size_t at) {
@@ -91,6 +91,25 @@ void check_v_in_k(const AttentionSpec& spec) {
                 "append is not supported with v_in_k; a launch of op append_kv before it would work");
 }
 
+// A launch with offsets knows its own lengths, not those of the whole.
+void check_offsets(const AttentionSpec& spec) {
+  if (!spec.offsets) return;
+  for (const DeclaredTable& table : spec.tables)
+    for (const TableDimension& dim : table.shape)
+      if (dim.kind == TableDimension::Kind::total_q || dim.kind == TableDimension::Kind::total_k)
+        throw Error(ErrorCode::unsupported,
+                    "table " + table.name +
+                        " with a dimension total_q or total_k is not supported with offsets: rows and keys "
+                        "count in the whole sequence; dimensions batch and seqlen_q or seqlen_k would work");
+  for (const FormulaName name : {FormulaName::seqlen_q, FormulaName::seqlen_k})
+    if (formulas_read(spec, name))
+      throw Error(ErrorCode::unsupported,
+                  std::string("a formula that reads ") +
+                      (name == FormulaName::seqlen_q ? "seqlen_q" : "seqlen_k") +
+                      " is not supported with offsets: a launch does not know the lengths of the whole; a "
+                      "scalar would work");
+}
+
 void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
   Range dims = Rotary::dims;
@@ -147,6 +166,7 @@ AttentionSpec AttentionSpec::validated() const {
   check_kv_dtype(spec);
   check_masks(spec.mask);
   check_block_lists(spec);
+  check_offsets(spec);
   check_supported(spec);
   return spec;
 }

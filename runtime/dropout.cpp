@@ -14,14 +14,16 @@ namespace {
 using device::u32;
 constexpr std::uint64_t certain = std::uint64_t{1} << 32;  // the threshold for p = 1
 
-// The column words of the first `keys` keys. A call of dropout_column_words() returns those of four.
-std::vector<u32> column_words(const device::Words& philox_key, int batch, std::size_t keys) {
+// The column words of `keys` keys from `first` on. A call of dropout_column_words() returns those of four.
+std::vector<u32> column_words(const device::Words& philox_key, int batch, std::size_t keys, int first = 0) {
   std::vector<u32> words;
-  words.reserve(keys + 3);
-  for (int quad = 0; words.size() < keys; ++quad) {
+  words.reserve(keys + 7);
+  const int before = first % 4;
+  for (int quad = first / 4; words.size() < keys + static_cast<std::size_t>(before); ++quad) {
     const device::Words four = device::dropout_column_words(philox_key, quad, batch);
     words.insert(words.end(), std::begin(four.x), std::end(four.x));
   }
+  words.erase(words.begin(), words.begin() + before);
   return words;
 }
 
@@ -54,12 +56,17 @@ double dropout_scale(double p) {
   return scale_of(p);
 }
 
-void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep) {
+void dropout_row(const Dropout& dropout, int batch, int head, int row, std::span<std::uint8_t> keep,
+                 int first_key) {
+  if (first_key < 0) refuse_argument("first_key is ", first_key, ", it must be at least 0");
   if (keep.size() > longest_sequence)
     refuse_argument("keep has ", keep.size(), " keys, a row has at most ", longest_sequence);
+  if (keep.size() + static_cast<std::size_t>(first_key) > longest_sequence)
+    refuse_argument("keep has ", keep.size(), " keys from ", first_key, " on, a row has at most ",
+                    longest_sequence);
   const device::Words philox_key = device::dropout_key(dropout.seed, dropout.offset);
   keep_row(device::dropout_row_words(philox_key, row, head, batch),
-           column_words(philox_key, batch, keep.size()), dropout_threshold(dropout.p), keep);
+           column_words(philox_key, batch, keep.size(), first_key), dropout_threshold(dropout.p), keep);
 }
 
 std::size_t dropout_mask_size(const Shape& shape) {

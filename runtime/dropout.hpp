@@ -28,9 +28,10 @@ FLASHJIT_API std::uint64_t dropout_threshold(double p);
 FLASHJIT_API double dropout_scale(double p);
 
 // Sets keep[key] to 1 if the weight of that key is kept, to 0 if it is dropped.
-// `row` and `key` are positions within a sequence; `head` is a query head.
+// `row` and `key` are positions within a sequence; `head` is a query head. The keys are those from first_key
+// on.
 FLASHJIT_API void dropout_row(const Dropout& dropout, int batch, int head, int row,
-                              std::span<std::uint8_t> keep);
+                              std::span<std::uint8_t> keep, int first_key = 0);
 
 // The same for all rows: keep is [batch, num_heads_q, seqlen_q, seqlen_k],
 // row-major, and has dropout_mask_size(shape) elements.

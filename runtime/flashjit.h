@@ -146,7 +146,9 @@ typedef enum {
   FLASHJIT_ARG_K_SCALE_FROM = 52,          /* tensor */
   FLASHJIT_ARG_V_SCALE_FROM = 53,          /* tensor */
   FLASHJIT_ARG_FROM_SLOTS = 54,            /* tensor */
-  FLASHJIT_ARG_TO_SLOTS = 55               /* tensor */
+  FLASHJIT_ARG_TO_SLOTS = 55,              /* tensor */
+  FLASHJIT_ARG_ROW_OFFSET = 56,            /* tensor */
+  FLASHJIT_ARG_KEY_OFFSET = 57             /* tensor */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

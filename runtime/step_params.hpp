@@ -11,6 +11,7 @@
 #include "templates/shared/formula_params.h"
 #include "templates/shared/kv_scale_params.h"
 #include "templates/shared/last_keys.h"
+#include "templates/shared/offsets.h"
 #include "templates/shared/paged_forward_params.h"
 #include "templates/shared/rotary.h"
 
@@ -28,6 +29,7 @@ struct AddedParams {
   const device::FormulaParams* formulas = nullptr;
   const device::GradientParams* gradients = nullptr;
   const CheckedKvScales* kv_scales = nullptr;
+  const device::OffsetParams* offsets = nullptr;
 };
 template <class T>
 const T* if_any(const std::optional<T>& given) {
@@ -37,19 +39,28 @@ const T* if_any(const std::optional<T>& given) {
 namespace step_params {
 
 template <class Params, class Base>
+Params& with_offsets(StepLaunch& step, const Base& base, const AddedParams& added) {
+  if (step.described->params.offsets != (added.offsets != nullptr)) refuse_params(*step.described, "offsets");
+  if (!added.offsets) return step.make_params<Params>(base);
+  auto& made = step.make_params<device::WithOffsets<Params>>(base);
+  made.position_offsets = *added.offsets;
+  return made;
+}
+
+template <class Params, class Base>
 Params& with_formulas(StepLaunch& step, const Base& base, const AddedParams& added) {
   const ParamsType& type = step.described->params;
   const bool reads = type.formulas != ParamsType::Formulas::none,
              learns = type.formulas == ParamsType::Formulas::gradients;
   if (reads != (added.formulas != nullptr) || learns != (added.gradients != nullptr))
     refuse_params(*step.described, "formulas");
-  if (!reads) return step.make_params<Params>(base);
+  if (!reads) return with_offsets<Params>(step, base, added);
   if (!learns) {
-    auto& made = step.make_params<device::WithFormulas<Params>>(base);
+    auto& made = with_offsets<device::WithFormulas<Params>>(step, base, added);
     made.formulas = *added.formulas;
     return made;
   }
-  auto& made = step.make_params<device::WithGradients<Params>>(base);
+  auto& made = with_offsets<device::WithGradients<Params>>(step, base, added);
   made.formulas = *added.formulas;
   made.gradients = *added.gradients;
   return made;

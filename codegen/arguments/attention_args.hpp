@@ -213,6 +213,12 @@ struct AttentionArgs {
   // are undefined.
   std::optional<Tensor> from_slots{}, to_slots{};
 
+  // offsets: int64 [batch], a stride of 0 is allowed; on the kernel's device, read when the kernel runs. Row
+  // i and key j of batch entry b are row row_offset[b] + i and key key_offset[b] + j of the whole for masks,
+  // formulas, trees, block lists and dropout, and `position` is that row. From 0 on; the whole has at most
+  // longest_sequence rows and keys.
+  std::optional<Tensor> row_offset{}, key_offset{};
+
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,
   // on a GPU to 256. Each launch in flight needs its own. Its contents are undefined before and after.

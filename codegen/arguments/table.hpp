@@ -339,7 +339,7 @@ constexpr Layout probability{"the probability that a weight is dropped", nullptr
 using enum Role;
 using enum Needs;
 constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dropout,
-               sink_logits = &Spec::sink_logits;
+               sink_logits = &Spec::sink_logits, offsets = &Spec::offsets;
 // clang-format off
 inline constexpr Argument all[] = {
     {"q", "queries", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
@@ -398,6 +398,8 @@ inline constexpr Argument all[] = {
     {"v_scale_from", "v_from's scales; may be v_scale itself", 53, &Args::v_scale_from, input, kv_dtype, required, fp32, source_scales, copy},
     {"from_slots", "the row of k_from and v_from that each copied row is; negative: none", 54, &Args::from_slots, table, nothing, required, int64, copied_rows, copy},
     {"to_slots", "the row of k and v that it goes to; negative: none", 55, &Args::to_slots, table, nothing, required, int64, copied_rows, copy},
+    {"row_offset", "the place of each batch entry's first row in the whole", 56, &Args::row_offset, table, offsets, required, int64, lengths, attention | backward},
+    {"key_offset", "the place of each batch entry's first key in the whole", 57, &Args::key_offset, table, offsets, required, int64, lengths, attention | backward},
 };
 // clang-format on
 

@@ -13,9 +13,9 @@
 namespace flashjit::backward_cpu {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
-                                       "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
-                                       "precise",    "config", "sink_logits"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen", "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype",  "tables", "scalars",
+                                       "precise",    "config", "sink_logits", "offsets"};
 constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
 
 int scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {

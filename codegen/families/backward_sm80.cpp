@@ -14,9 +14,9 @@
 namespace flashjit::backward_sm80 {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
-                                       "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
-                                       "precise",    "config", "sink_logits"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen", "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype",  "tables", "scalars",
+                                       "precise",    "config", "sink_logits", "offsets"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {

@@ -16,9 +16,9 @@ namespace flashjit::backward_sm90a {
 
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",    "varlen", "deterministic",
-                                       "o_dtype",    "score",  "grad_dtype", "tables", "scalars",
-                                       "precise",    "config", "sink_logits"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen", "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype",  "tables", "scalars",
+                                       "precise",    "config", "sink_logits", "offsets"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int wgmma_block_n = 128, wgmma_warps = 12;

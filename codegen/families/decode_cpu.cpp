@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view fields[] = {
     "head_dim_v",      "v_in_k",  "mask",     "lse",      "varlen", "paged",  "deterministic",
     "batch_invariant", "o_dtype", "kv_dtype", "kv_scale", "score",  "tables", "scalars",
-    "sink_logits",     "precise", "append",   "rotary",   "config"};
+    "sink_logits",     "precise", "append",   "rotary",   "config", "offsets"};
 constexpr auto masks = masks_without<PaddingMask, BlockSparseMask>;
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 

@@ -8,7 +8,7 @@ namespace flashjit::mma_decode {
 inline constexpr std::string_view fields[] = {
     "head_dim_v",      "v_in_k",   "mask",     "lse",    "varlen",  "paged",       "deterministic",
     "batch_invariant", "o_dtype",  "score",    "tables", "scalars", "sink_logits", "precise",
-    "config",          "kv_dtype", "kv_scale", "append", "rotary"};
+    "config",          "kv_dtype", "kv_scale", "append", "rotary",  "offsets"};
 inline constexpr auto masks = masks_without<PaddingMask, BlockSparseMask>;
 // num_stages: buffers of K and V for each group of warps that works on keys of its own.
 inline constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};

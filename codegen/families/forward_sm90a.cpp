@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view fields[] = {"head_dim_v", "v_in_k", "mask",          "dropout", "lse",
                                        "varlen",     "paged",  "deterministic", "o_dtype", "kv_dtype",
                                        "kv_scale",   "score",  "tables",        "scalars", "sink_logits",
-                                       "precise",    "config"};
+                                       "precise",    "config", "offsets"};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 

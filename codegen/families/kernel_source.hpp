@@ -26,7 +26,7 @@ struct ParamsType {
   const void* own = nullptr;  // id_of_struct of the family's struct, which everything else is wrapped around
   std::string text = {};      // as C++; a kernel that appends names its type itself
   std::size_t bytes = 0;      // of the whole
-  bool paged = false, quantised = false, last_keys = false, rotated = false;
+  bool paged = false, quantised = false, last_keys = false, rotated = false, offsets = false;
   Formulas formulas = Formulas::none;
   // The struct of a second parameter, if the kernel has one.
   const void* second = nullptr;

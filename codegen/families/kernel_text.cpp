@@ -90,6 +90,7 @@ std::string member(const char* name, bool value) {
   if (std::string_view(name) == "append") return {};  // a step of its own
   if (std::string_view(name) == "sink_logits") return line("using Sinks = SinkLogits<Params>");
   if (std::string_view(name) == "precise") return {};  // functors of formulas are so
+  if (std::string_view(name) == "offsets") return line("using Offsets = PositionOffsets<Params>");
   return constant(name, value);
 }
 std::string member(const char* name, const std::optional<DType>& dtype) {
@@ -98,11 +99,21 @@ std::string member(const char* name, const std::optional<DType>& dtype) {
 std::string member(const char* name, const std::optional<KvScale>& scale) {
   return line(std::string("static constexpr KvScale ") + name + " = KvScale::" + to_string(*scale));
 }
-std::string member(const char*, const std::vector<Mask>& masks) {
+// A mask of a shard. Rows of the whole are their own positions, however masks are aligned. Formulas count in
+// the whole by themselves.
+Functor functor_in_shard(Mask mask) {
+  if (auto* causal = std::get_if<CausalMask>(&mask)) causal->align = CausalAlign::top_left;
+  if (auto* window = std::get_if<SlidingWindowMask>(&mask)) window->align = CausalAlign::top_left;
+  Functor made = functor_of(mask);
+  if (!std::holds_alternative<FormulaMask>(mask) && !std::holds_alternative<PaddingMask>(mask))
+    made.type = "OffsetMask<" + made.type + ", Params>";
+  return made;
+}
+std::string mask_member(const AttentionSpec& spec) {
   std::string type = "using Mask = Intersect<Bounds", lists;
   int formulas = 0;
-  for (const Mask& mask : masks) {
-    std::string one = functor_of(mask).type;
+  for (const Mask& mask : spec.mask) {
+    std::string one = (spec.offsets ? functor_in_shard(mask) : functor_of(mask)).type;
     if (std::holds_alternative<FormulaMask>(mask)) one.replace(one.find('#'), 1, std::to_string(++formulas));
     (is_of_masks(mask) ? lists : type) += ", " + one;
   }
@@ -119,7 +130,10 @@ std::string member(const char*, const std::optional<Rotary>& rotary) {
   if (rotary->tables) text += line(std::string("using RotaryTable = ") + to_string(*rotary->tables));
   return text;
 }
-// spec_struct() writes head_dim_v beside head_dim; the effect of pins stands in Config.
+// spec_struct() writes masks, and head_dim_v beside head_dim; the effect of pins stands in Config.
+std::string member(const char*, const std::vector<Mask>&) {
+  return {};
+}
 std::string member(const char*, int) {
   return {};
 }
@@ -145,8 +159,10 @@ std::string spec_struct(const AttentionSpec& spec, const char* defaults, const c
                      constant("head_dim", spec.head_dim) + constant("head_dim_v", spec.head_dim_v);
   for (const GivenField& given : given_fields(spec))
     if (!spec.append || std::string_view(given.field.name) != "rotary")  // it is of the step that appends
-      text +=
-          std::visit([&](auto field) { return member(given.field.name, spec.*field); }, given.field.member);
+      text += std::string_view(given.field.name) == "mask"
+                  ? mask_member(spec)
+                  : std::visit([&](auto field) { return member(given.field.name, spec.*field); },
+                               given.field.member);
   return text + "};\n\n";
 }
 
@@ -175,6 +191,9 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
     if (info_of(spec.op).writes_gradients)
       text += is_cpu ? "#include \"cpu/formula_gradient.h\"\n" : "#include \"cuda/formula_gradient.cuh\"\n";
   }
+  if (spec.offsets)
+    text += std::string("#include \"shared/") +
+            (reads_formula_params(spec) ? "formula_offsets.h\"\n" : "offsets.h\"\n");
   for (const Mask& mask : spec.mask) {
     const std::string name = functor_of(mask).header;
     if (name != "shared/mask.h" && name != "shared/formula_mask.h") text += "#include \"" + name + "\"\n";
@@ -239,8 +258,8 @@ std::string structs(const AttentionSpec& spec, const char* defaults, const std::
                     const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
                     const std::string& products, ComputedAhead ahead) {
   std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
-  if (reads_formula_params(spec))
-    text += "using Params = " + params + ";\n\n" + formula_functors(spec, ahead);
+  if (reads_formula_params(spec) || spec.offsets) text += "using Params = " + params + ";\n\n";
+  if (reads_formula_params(spec)) text += formula_functors(spec, ahead);
   return text + spec_struct(spec, defaults) + between + config_struct(choices, config, products) +
          "}  // namespace\n\n";
 }

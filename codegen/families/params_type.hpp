@@ -11,6 +11,7 @@
 #include "shared/formula_params.h"
 #include "shared/kv_scale_params.h"
 #include "shared/last_keys.h"
+#include "shared/offsets.h"
 #include "shared/paged_forward_params.h"
 #include "shared/rotary.h"
 
@@ -41,15 +42,20 @@ ParamsType with_second(ParamsType type) {
 namespace params_type {
 
 template <class Params>
-constexpr std::size_t bytes_with(ParamsType::Formulas formulas) {
-  using enum ParamsType::Formulas;
-  return formulas == none   ? sizeof(Params)
-         : formulas == read ? sizeof(device::WithFormulas<Params>)
-                            : sizeof(device::WithGradients<Params>);
+constexpr std::size_t bytes_with(bool offsets) {
+  return offsets ? sizeof(device::WithOffsets<Params>) : sizeof(Params);
 }
 template <class Params>
-constexpr std::size_t bytes_with(bool quantised, ParamsType::Formulas formulas) {
-  return quantised ? bytes_with<device::Quantised<Params>>(formulas) : bytes_with<Params>(formulas);
+constexpr std::size_t bytes_with(ParamsType::Formulas formulas, bool offsets) {
+  using enum ParamsType::Formulas;
+  return formulas == none   ? bytes_with<Params>(offsets)
+         : formulas == read ? bytes_with<device::WithFormulas<Params>>(offsets)
+                            : bytes_with<device::WithGradients<Params>>(offsets);
+}
+template <class Params>
+constexpr std::size_t bytes_with(const ParamsType& type) {
+  return type.quantised ? bytes_with<device::Quantised<Params>>(type.formulas, type.offsets)
+                        : bytes_with<Params>(type.formulas, type.offsets);
 }
 // `pairs` of rotary columns have their turns in the params.
 template <class Params>
@@ -74,12 +80,14 @@ ParamsType params_of(const AttentionSpec& spec) {
   type.paged = has_pages && spec.paged;
   type.quantised = spec.kv_dtype.has_value();
   type.formulas = has_gradients(spec) ? gradients : reads_formula_params(spec) ? read : none;
+  type.offsets = spec.offsets;
   const auto wrap = [&](const char* in) { type.text = std::string(in) + "<" + type.text + ">"; };
   if (type.paged) wrap("Paged");
   if (type.quantised) wrap("Quantised");
   if (type.formulas != none) wrap(type.formulas == read ? "WithFormulas" : "WithGradients");
-  type.bytes = type.paged ? params_type::bytes_with<device::Paged<Own>>(type.quantised, type.formulas)
-                          : params_type::bytes_with<Own>(type.quantised, type.formulas);
+  if (type.offsets) wrap("WithOffsets");
+  type.bytes =
+      type.paged ? params_type::bytes_with<device::Paged<Own>>(type) : params_type::bytes_with<Own>(type);
   return type;
 }
 

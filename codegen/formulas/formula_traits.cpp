@@ -54,6 +54,13 @@ bool reads(const FormulaNode& formula, FormulaName name) {
   });
 }
 
+bool formulas_read(const AttentionSpec& spec, FormulaName name) {
+  return any_mask(spec, [&](const FormulaNode& formula) { return reads(formula, name); }) ||
+         std::any_of(spec.score.begin(), spec.score.end(), [&](const std::string& score) {
+           return reads(parse_formula(score, FormulaUse::score, spec), name);
+         });
+}
+
 bool has_gradients(const AttentionSpec& spec) {
   return info_of(spec.op).writes_gradients && (spec.sink_logits || has_table_gradients(spec));
 }

@@ -23,6 +23,9 @@ bool varies_with_rows(const FormulaNode& formula);
 // Whether computing it once for a row is worth a register.
 bool is_costly(const FormulaNode& formula);
 
+// Whether a formula of the spec's masks or scores reads the name.
+bool formulas_read(const AttentionSpec& spec, FormulaName name);
+
 // Whether the spec has formulas or sink logits: its kernel takes WithFormulas params.
 bool reads_formula_params(const AttentionSpec& spec);
 

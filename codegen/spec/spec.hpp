@@ -106,6 +106,8 @@ struct FLASHJIT_API AttentionSpec {
   bool precise = false;      // exp, log, tanh and sqrt of scores are exact to float32
   bool append = false;       // decode: the launch first writes new rows into the caches
   std::optional<Rotary> rotary = {};  // with append, and of append_kv; absent: K is written as it is
+  // Rows and keys are a part of longer sequences: the launch says where they begin (row_offset, key_offset).
+  bool offsets = false;
   PinnedConfig config = {};
 
   // The optional fields, in the order of canonical text: their names, members and, unless the type says them,
@@ -133,6 +135,7 @@ struct FLASHJIT_API AttentionSpec {
     visit("precise", &AttentionSpec::precise);
     visit("append", &AttentionSpec::append);
     visit("rotary", &AttentionSpec::rotary);
+    visit("offsets", &AttentionSpec::offsets);
     visit("config", &AttentionSpec::config);
   }
 

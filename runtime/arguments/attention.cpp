@@ -76,6 +76,26 @@ void check_dropout(const AttentionSpec& spec, Device device, const AttentionArgs
   p.offset_at = number_at<&AttentionArgs::dropout_offset_tensor>(spec, device, args);
 }
 
+template <TensorMember member>
+void check_offset(const AttentionSpec& spec, Device device, const AttentionArgs& args, int batch,
+                  const device::i64*& data, device::i64& of_entry) {
+  const Tensor& t = require<member>(spec, args, device);
+  const char* const name = argument_of(member).name;
+  require_shape(name, t, 0, batch, "the batch");
+  require_address(name, t, sizeof(device::i64));
+  data = static_cast<const device::i64*>(t.data);
+  of_entry = stride(t, 0);
+}
+
+std::optional<device::OffsetParams> check_offsets(const AttentionSpec& spec, Device device,
+                                                  const AttentionArgs& args, int batch) {
+  if (!spec.offsets) return std::nullopt;
+  device::OffsetParams p{};
+  check_offset<&AttentionArgs::row_offset>(spec, device, args, batch, p.row, p.row_stride);
+  check_offset<&AttentionArgs::key_offset>(spec, device, args, batch, p.key, p.key_stride);
+  return p;
+}
+
 }  // namespace
 
 bool checks_device_data() {
@@ -192,6 +212,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
 
   check_dropout(spec, device, args, p.dropout);
   check_mask_arguments(spec, device, args, p);
+  checked.offsets = check_offsets(spec, device, args, p.batch);
 
   checked.shape = {.batch = p.batch,
                    .seqlen_q = p.seqlen_q,
@@ -204,11 +225,12 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
 }
 
 void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& p,
-                const device::PageTable& pages) {
+                const device::PageTable& pages, const std::optional<device::OffsetParams>& offsets) {
+  const device::OffsetParams* const given = offsets ? &*offsets : nullptr;
   if (device.kind == Device::Kind::cpu) {
-    check_tables(spec, p, pages);
+    check_tables(spec, p, pages, given);
   } else if (checks_device_data()) {
-    check_tables_on(device, spec, p, pages);
+    check_tables_on(device, spec, p, pages, given);
   }
 }
 
@@ -225,7 +247,8 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   checked.pages = attention.pages.table;
   checked.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
   checked.kv_scales = check_kv_scales(spec, device, args);
-  check_data(spec, device, p, checked.pages);
+  checked.offsets = attention.offsets;
+  check_data(spec, device, p, checked.pages, checked.offsets);
   checked.shape = attention.shape;
   checked.empty = attention.empty;
   return checked;

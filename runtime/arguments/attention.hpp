@@ -9,6 +9,7 @@
 #include "runtime/arguments/scales.hpp"
 #include "runtime/flashjit.hpp"
 #include "templates/shared/forward_params.h"
+#include "templates/shared/offsets.h"
 
 namespace flashjit {
 
@@ -18,6 +19,7 @@ struct CheckedAttention {
   device::TensorView lse{};  // data null where the spec has no lse
   CheckedPages pages{};      // with paged
   float scale = 0, scale_log2 = 0;
+  std::optional<device::OffsetParams> offsets{};
   Shape shape{};
   bool empty = false;  // no query row
 };
@@ -35,7 +37,7 @@ bool checks_device_data();
 // Throws invalid_argument for wrong lengths, lists and page ids: always on a CPU, on a GPU with
 // FLASHJIT_CHECK=1.
 void check_data(const AttentionSpec& spec, Device device, const device::ProblemParams& problem,
-                const device::PageTable& pages);
+                const device::PageTable& pages, const std::optional<device::OffsetParams>& offsets);
 
 // Checked arguments of a forward.
 struct CheckedArguments {
@@ -43,6 +45,7 @@ struct CheckedArguments {
   device::PageTable pages{};  // with paged
   std::optional<device::FormulaParams> formulas{};
   std::optional<CheckedKvScales> kv_scales{};
+  std::optional<device::OffsetParams> offsets{};
   Shape shape{};
   bool empty = false;  // no query rows: nothing to launch
 };

@@ -118,12 +118,14 @@ class Check {
       case Kind::heads_kv:
         return exactly(table, t, dim, p_.num_heads_kv, "num_heads_kv");
       case Kind::seqlen_q:
+        if (spec_.offsets)
+          return at_least(table, t, dim, std::min(p_.seqlen_q, 1), "so that rows have elements");
         if (spec_.varlen)
           return at_least(table, t, dim, p_.seqlen_q,
                           "seqlen_q of the longest sequence; max_seqlen_q says it");
         return exactly(table, t, dim, p_.seqlen_q, "seqlen_q");
       case Kind::seqlen_k:
-        if (spec_.paged)
+        if (spec_.paged || spec_.offsets)
           return at_least(table, t, dim, std::min(p_.seqlen_k, 1), "so that keys have elements");
         if (packed_keys)
           return at_least(table, t, dim, p_.seqlen_k,

@@ -65,9 +65,15 @@ void check_blocks(const BlockSparseMask& mask, const AttentionSpec& spec, const 
                   Device device, ProblemParams& p) {
   const Tensor& offsets = require<&AttentionArgs::block_offsets>(spec, args, device);
   require_table("block_offsets", offsets);
-  const int row_blocks = device::ceil_div(p.seqlen_q, mask.block_m);
-  require_rows("block_offsets", offsets, 2, row_blocks + 1, spec.varlen, args,
-               "one more than the query blocks of the mask's block_m rows");
+  // Lists of the whole may end before the rows of a shard, which then see nothing.
+  const bool of_whole = spec.offsets;
+  if (of_whole && offsets.shape[2] < 1)
+    refuse_argument("block_offsets has shape ", shape_text(offsets),
+                    ": dimension 2 must be at least 1, one more than the query blocks of the whole");
+  const int row_blocks = of_whole ? size(offsets, 2) - 1 : device::ceil_div(p.seqlen_q, mask.block_m);
+  if (!of_whole)
+    require_rows("block_offsets", offsets, 2, row_blocks + 1, spec.varlen, args,
+                 "one more than the query blocks of the mask's block_m rows");
   p.blocks.offsets = static_cast<const int*>(offsets.data);
   p.blocks.row_blocks = row_blocks;
   p.blocks.batch_stride = shared_or_own("block_offsets", offsets, 0, p.batch, "1 or the batch");
@@ -105,7 +111,12 @@ bool reads_lists(const AttentionSpec& spec) {
 
 void check_tree(const AttentionSpec& spec, const AttentionArgs& args, Device device, ProblemParams& p) {
   const Tensor& bits = require<&AttentionArgs::tree_bits>(spec, args, device);
-  require_rows("tree_bits", bits, 1, p.seqlen_q, spec.varlen, args, "the longest seqlen_q");
+  if (spec.offsets && !args.prefix_lengths)
+    refuse_argument(
+        "prefix_lengths is missing: with offsets a launch does not know the lengths of the whole; the keys "
+        "of the whole before the tree, as int32 [batch], would work");
+  if (!spec.offsets)
+    require_rows("tree_bits", bits, 1, p.seqlen_q, spec.varlen, args, "the longest seqlen_q");
   require_table("tree_bits", bits);
   p.tree.words = static_cast<const device::u32*>(bits.data);
   p.tree.batch_stride = shared_or_own("tree_bits", bits, 0, p.batch, "1 or the batch");
@@ -155,6 +166,21 @@ void check_prefixes(const ProblemParams& p) {
           b, " has ", rows, " rows and ", keys,
           " keys; prefix_lengths, or at least as many keys, would work");
   }
+}
+
+// Where a shard begins in the whole.
+void check_position_offsets(const ProblemParams& p, const device::OffsetParams& offsets) {
+  const auto check = [&](const char* name, const device::i64* at, device::i64 stride, int length,
+                         const char* what) {
+    const std::int64_t most = longest_sequence - length;
+    for (int b = 0; b < p.batch; ++b)
+      if (at[b * stride] < 0 || at[b * stride] > most)
+        refuse_argument(name, "[", b, "] is ", at[b * stride], ", it must be between 0 and ", most, ": the ",
+                        length, " ", what, " of the launch end before place ", longest_sequence,
+                        " of the whole");
+  };
+  check("row_offset", offsets.row, offsets.row_stride, p.seqlen_q, "rows");
+  check("key_offset", offsets.key, offsets.key_stride, p.seqlen_k, "keys");
 }
 
 // Checks the lists of one batch entry and head.
@@ -209,11 +235,12 @@ class ListCheck {
   const int key_blocks_, batch_, head_;
 };
 
-void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool varlen) {
+// are_longer: the lists may be those of longer sequences.
+void check_blocks_data(const BlockSparseMask& mask, const ProblemParams& p, bool are_longer) {
   const device::BlockLists& lists = p.blocks;
   if (p.batch == 0 || p.num_heads_q == 0) return;
-  // Lists that were made for longer packed sequences may name blocks beyond these sequences.
-  const int key_blocks = varlen ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
+  // They may name blocks beyond these sequences.
+  const int key_blocks = are_longer ? INT_MAX : device::ceil_div(p.seqlen_k, mask.block_n);
   for (int b = 0; b < (lists.batch_stride ? p.batch : 1); ++b)
     for (int h = 0; h < (lists.head_stride ? p.num_heads_q : 1); ++h)
       ListCheck(lists, mask.of_masks, key_blocks, b, h)();
@@ -264,7 +291,8 @@ void check_running_totals_on(Device device, const char* name, const int* cu_seql
   check_running_totals(name, copy.data(), batch, total);
 }
 
-void check_tables(const AttentionSpec& spec, const ProblemParams& p, const device::PageTable& pages) {
+void check_tables(const AttentionSpec& spec, const ProblemParams& p, const device::PageTable& pages,
+                  const device::OffsetParams* offsets) {
   if (spec.varlen) {
     check_packed_lengths("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q, "max_seqlen_q");
     check_used_lengths("seqlens_q", p.seqlens_q, p.batch, p.cu_seqlens_q);
@@ -279,14 +307,18 @@ void check_tables(const AttentionSpec& spec, const ProblemParams& p, const devic
                   spec.paged ? "page_table's max_pages x page_size" : "seqlen_k");
   }
   if (find_mask<TreeMask>(spec.mask) && !p.tree.prefix_lengths) check_prefixes(p);
-  check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
+  if (spec.offsets)
+    check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, longest_sequence, "the longest sequence");
+  else
+    check_lengths("prefix_lengths", p.tree.prefix_lengths, p.batch, p.seqlen_k, "seqlen_k");
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
-  if (blocks && reads_lists(spec)) check_blocks_data(*blocks, p, spec.varlen);
-  if (spec.paged) check_page_ids(spec, p, pages);
+  if (blocks && reads_lists(spec)) check_blocks_data(*blocks, p, spec.varlen || spec.offsets);
+  if (offsets) check_position_offsets(p, *offsets);
+  if (spec.paged) check_page_ids(spec, p, pages, offsets);
 }
 
 void check_tables_on(Device device, const AttentionSpec& spec, const ProblemParams& params,
-                     const device::PageTable& page_table) {
+                     const device::PageTable& page_table, const device::OffsetParams* given) {
   const cuda::Context context(device.index);
   cuda::synchronize(context);
   ProblemParams p = params;
@@ -311,7 +343,21 @@ void check_tables_on(Device device, const AttentionSpec& spec, const ProblemPara
   fetch(p.blocks.bitmask_of, p.blocks.num_blocks);
   const std::int64_t of_entry = spec.paged ? device::ceil_div(p.seqlen_k, pages.page_size) : 0;
   if (of_entry > 0 && p.batch > 0) fetch(pages.table, of_entry + (p.batch - 1) * pages.table_stride);
-  check_tables(spec, p, pages);
+  std::vector<device::i64> of_entries[2];
+  device::OffsetParams offsets{};
+  const auto fetch_offsets = [&](const device::i64* at, device::i64 of_entry, const device::i64*& to,
+                                 device::i64& stride, std::vector<device::i64>& copy) {
+    copy.resize(static_cast<std::size_t>(p.batch));
+    for (std::size_t b = 0; b < copy.size(); ++b)
+      cuda::copy_to_host(context, &copy[b], at + static_cast<device::i64>(b) * of_entry, sizeof copy[b]);
+    to = copy.data();
+    stride = 1;
+  };
+  if (given) {
+    fetch_offsets(given->row, given->row_stride, offsets.row, offsets.row_stride, of_entries[0]);
+    fetch_offsets(given->key, given->key_stride, offsets.key, offsets.key_stride, of_entries[1]);
+  }
+  check_tables(spec, p, pages, given ? &offsets : nullptr);
 }
 
 }  // namespace flashjit

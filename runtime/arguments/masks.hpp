@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/flashjit.hpp"
+#include "templates/shared/offsets.h"
 #include "templates/shared/page_table.h"
 #include "templates/shared/params.h"
 
@@ -21,13 +22,14 @@ const Tensor& require_bitmasks(const AttentionSpec& spec, const BlockSparseMask&
 void check_running_totals(const char* name, const int* cu_seqlens, int batch, int total);
 void check_running_totals_on(Device device, const char* name, const int* cu_seqlens, int batch, int total);
 
-// Checks the contents of the tensors of lengths, lists, prefixes and, with paged, page ids. Throws
-// invalid_argument for the first wrong number, with its place. All pointers are to host memory.
+// Checks the contents of the tensors of lengths, lists, prefixes and, with paged, page ids; with offsets,
+// else null, where the launch begins in the whole. Throws invalid_argument for the first wrong number, with
+// its place. All pointers are to host memory.
 void check_tables(const AttentionSpec& spec, const device::ProblemParams& params,
-                  const device::PageTable& pages);
+                  const device::PageTable& pages, const device::OffsetParams* offsets);
 
 // check_tables() for pointers to GPU memory: waits for the GPU and copies the tables.
 void check_tables_on(Device device, const AttentionSpec& spec, const device::ProblemParams& params,
-                     const device::PageTable& pages);
+                     const device::PageTable& pages, const device::OffsetParams* offsets);
 
 }  // namespace flashjit

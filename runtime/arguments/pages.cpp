@@ -57,8 +57,8 @@ CheckedPages check_pages(const AttentionSpec& spec, Device device, const Attenti
   return checked;
 }
 
-void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p,
-                    const device::PageTable& pages) {
+void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p, const device::PageTable& pages,
+                    const device::OffsetParams* offsets) {
   const auto* window = find_mask<SlidingWindowMask>(spec.mask);
   const std::int64_t page_size = pages.page_size;
   for (int b = 0; b < p.batch; ++b) {
@@ -69,9 +69,13 @@ void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& p,
     const int length = p.seqlens_k ? std::min(p.seqlens_k[b], p.seqlen_k) : p.seqlen_k;
     std::int64_t sinks_end = 0, window_begin = 0;  // keys between the two are not read
     if (window) {
-      const std::int64_t first_row = window->align == CausalAlign::bottom_right ? length - rows : 0;
+      std::int64_t first_row = window->align == CausalAlign::bottom_right ? length - rows : 0, first_key = 0;
+      if (offsets) {
+        first_key = offsets->key[b * offsets->key_stride];
+        first_row = offsets->row[b * offsets->row_stride] - first_key;
+      }
       window_begin = std::max<std::int64_t>(first_row - p.window_left, 0);
-      sinks_end = p.num_sinks;
+      sinks_end = p.num_sinks - first_key;
     }
     const int* const of_entry = pages.table + b * pages.table_stride;
     for (std::int64_t page = 0; page * page_size < length; ++page) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/flashjit.hpp"
+#include "templates/shared/offsets.h"
 #include "templates/shared/page_table.h"
 #include "templates/shared/params.h"
 
@@ -24,6 +25,6 @@ void set_division(device::PageTable& table);
 // Throws invalid_argument for the first page id out of range among those that a launch reads, with its place.
 // All pointers are the host's; lengths have been checked.
 void check_page_ids(const AttentionSpec& spec, const device::ProblemParams& params,
-                    const device::PageTable& pages);
+                    const device::PageTable& pages, const device::OffsetParams* offsets);
 
 }  // namespace flashjit

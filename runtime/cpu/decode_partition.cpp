@@ -176,12 +176,9 @@ DecodePartition decode_partition(const device::DecodeParams& p, const AttentionS
   return cut;
 }
 
-void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
-                      const std::optional<device::FormulaParams>& formulas,
-                      const std::optional<CheckedKvScales>& kv_scales, const DecodePartition& cut,
-                      const AttentionSpec& spec) {
-  auto& p = make_params<device::CpuDecodeParams>(
-      step, params, {.formulas = if_any(formulas), .kv_scales = if_any(kv_scales)});
+void set_decode_items(StepLaunch& step, const device::DecodeParams& params, const AddedParams& added,
+                      const DecodePartition& cut, const AttentionSpec& spec) {
+  auto& p = make_params<device::CpuDecodeParams>(step, params, added);
   p.heads_at_once = cut.heads_at_once;
   p.tile_rows = cut.tile_rows;
   p.part_keys = cut.part_keys;

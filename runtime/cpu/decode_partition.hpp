@@ -6,8 +6,8 @@
 
 #include "codegen/spec/config.hpp"
 #include "codegen/spec/spec.hpp"
-#include "runtime/arguments/scales.hpp"
 #include "runtime/executable.hpp"
+#include "runtime/step_params.hpp"
 #include "templates/shared/decode_cpu_params.h"
 
 namespace flashjit {
@@ -26,9 +26,7 @@ DecodePartition decode_partition(const device::DecodeParams& params, const Atten
                                  const KernelConfig& config, int num_threads);
 
 // Makes the params and items of a step with this partition.
-void set_decode_items(StepLaunch& step, const device::DecodeParams& params,
-                      const std::optional<device::FormulaParams>& formulas,
-                      const std::optional<CheckedKvScales>& kv_scales, const DecodePartition& partition,
-                      const AttentionSpec& spec);
+void set_decode_items(StepLaunch& step, const device::DecodeParams& params, const AddedParams& added,
+                      const DecodePartition& partition, const AttentionSpec& spec);
 
 }  // namespace flashjit

@@ -54,7 +54,7 @@ TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams&
 std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& config,
                               const device::ForwardParams& p, std::int64_t tokens) {
   std::int64_t keys = p.seqlen_k;
-  const auto* causal = find_mask<CausalMask>(spec.mask);
+  const auto* causal = spec.offsets ? nullptr : find_mask<CausalMask>(spec.mask);
   if (causal && causal->align == CausalAlign::top_left) keys = std::min<std::int64_t>(keys, p.seqlen_q);
   if (const auto* window = find_mask<SlidingWindowMask>(spec.mask); window && !window->sinks)
     keys = std::min(keys, tokens + p.window_left + (causal ? 0 : p.window_right));

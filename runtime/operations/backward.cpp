@@ -34,6 +34,7 @@ void require_like(const char* name, const Tensor& t, const char* like, const Ten
 struct Backward {
   struct Params : device::BackwardParams {
     FormulaArguments formulas{};
+    std::optional<device::OffsetParams> offsets{};
   };
   struct Checked {
     Params params{};
@@ -80,7 +81,8 @@ struct Backward {
 
     p.formulas.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
     p.formulas.gradients = check_gradient_arguments(spec, device, args);
-    check_data(spec, device, p, {});
+    p.offsets = attention.offsets;
+    check_data(spec, device, p, {}, p.offsets);
     checked.shape = attention.shape;
     checked.empty = (p.batch == 0 || p.num_heads_q == 0) || (p.seqlen_q == 0 && p.seqlen_k == 0);
     if (num_gradients(p.formulas) > 0) checked.empty = false;  // zeros are written at least
@@ -163,7 +165,9 @@ struct Backward {
     FormulaArguments formulas = params.formulas;
     if (has_exact_sums(kernel)) place_sums(formulas, rest);
     // more: blocks beside those of heads.
-    const AddedParams added{.formulas = if_any(formulas.formulas), .gradients = if_any(formulas.gradients)};
+    const AddedParams added{.formulas = if_any(formulas.formulas),
+                            .gradients = if_any(formulas.gradients),
+                            .offsets = if_any(params.offsets)};
     const auto add = [&](const char* function, i64 blocks_of_head, int heads, i64 more = 0) -> StepLaunch& {
       const auto count = product_of({blocks_of_head, params.batch, heads});
       if (!count || *count + more > most_blocks)
@@ -227,7 +231,9 @@ struct Backward {
     p.sums = p.deltas + rows;
     FormulaArguments formulas = params.formulas;
     place_sums(formulas, p.sums + p.parts * rows * row);
-    const AddedParams added{.formulas = if_any(formulas.formulas), .gradients = if_any(formulas.gradients)};
+    const AddedParams added{.formulas = if_any(formulas.formulas),
+                            .gradients = if_any(formulas.gradients),
+                            .offsets = if_any(params.offsets)};
     const auto add = [&](const char* function, i64 count, i64 work) {
       StepLaunch& step = add_step(kernel, launch, function);
       make_params<device::CpuBackwardParams>(step, p, added);

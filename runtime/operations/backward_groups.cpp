@@ -20,8 +20,8 @@ struct Steps {
 // Counts the rows that see a block of keys, by masks whose rows are an interval. Others keep all rows, as
 // only the device knows better.
 Steps steps_of(const AttentionSpec& spec, const KernelConfig& config, const device::ProblemParams& p) {
-  const auto* causal = find_mask<CausalMask>(spec.mask);
-  const auto* window = find_mask<SlidingWindowMask>(spec.mask);
+  const auto* causal = spec.offsets ? nullptr : find_mask<CausalMask>(spec.mask);
+  const auto* window = spec.offsets ? nullptr : find_mask<SlidingWindowMask>(spec.mask);
   const i64 rows = p.seqlen_q, keys = p.seqlen_k, block_n = config.block_n;
   const auto shift = [&](CausalAlign align) { return align == CausalAlign::bottom_right ? keys - rows : 0; };
   Steps steps;

@@ -27,6 +27,10 @@ struct Decode {
     std::optional<device::FormulaParams> formulas{};
     std::optional<CheckedKvScales> kv_scales{};
     std::optional<CheckedAppend> append{};
+    std::optional<device::OffsetParams> offsets{};
+    AddedParams added() const {
+      return {.formulas = if_any(formulas), .kv_scales = if_any(kv_scales), .offsets = if_any(offsets)};
+    }
   };
   struct Checked {
     Params params{};
@@ -50,7 +54,8 @@ struct Decode {
     p.pages = attention.pages.table;
     checked.params.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
     checked.params.kv_scales = check_kv_scales(spec, device, args);
-    check_data(spec, device, p, p.pages);
+    checked.params.offsets = attention.offsets;
+    check_data(spec, device, p, p.pages, attention.offsets);
     checked.shape = attention.shape;
     checked.empty = attention.empty;
     if (spec.append) check_append(spec, device, args, checked.params);
@@ -69,14 +74,14 @@ struct Decode {
     const device::DecodeParams& params = checked.decode;
     if (checked.append) plan_cuda_append(kernel, device::append_step_warps, *checked.append, launch);
     if (decodes_by_forward(kernel.spec, kernel.config))
-      return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.formulas, workspace, launch);
+      return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.added(), workspace, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
                                  .seqlen_q = params.seqlen_q,
                                  .seqlen_k = params.seqlen_k,
                                  .num_heads_q = params.num_heads_q,
                                  .num_heads_kv = params.num_heads_kv});
     auto* const memory = static_cast<std::byte*>(workspace);
-    const AddedParams added{.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)};
+    const AddedParams added = checked.added();
     StepLaunch& step = add_step(kernel, launch, "flashjit_decode");
     step.dependent = checked.append.has_value();
     auto& p = make_params<device::CudaDecodeParams>(step, params, added);
@@ -107,7 +112,7 @@ struct Decode {
   static void plan_cpu(const PlannedKernel& kernel, const Params& checked, void*, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
     if (checked.append) plan_cpu_append(kernel, *checked.append, launch);
-    set_decode_items(add_step(kernel, launch, "flashjit_decode"), params, checked.formulas, checked.kv_scales,
+    set_decode_items(add_step(kernel, launch, "flashjit_decode"), params, checked.added(),
                      decode_partition(params, kernel.spec, kernel.config, kernel.parallelism), kernel.spec);
   }
 
@@ -190,7 +195,8 @@ struct Decode {
   static unsigned blocks_of_whole_tiles(const AttentionSpec& spec, const device::DecodeParams& params,
                                         const CudaPlan& plan) {
     const bool alike =
-        !spec.varlen && params.seqlens_k == nullptr && std::ranges::all_of(spec.mask, [](const Mask& mask) {
+        !spec.varlen && !spec.offsets && params.seqlens_k == nullptr &&
+        std::ranges::all_of(spec.mask, [](const Mask& mask) {
           return std::holds_alternative<CausalMask>(mask) || std::holds_alternative<SlidingWindowMask>(mask);
         });
     if (!alike || spec.batch_invariant) return 0;

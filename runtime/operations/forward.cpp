@@ -22,6 +22,10 @@ struct Forward {
     device::PageTable pages;  // with paged
     std::optional<device::FormulaParams> formulas;
     std::optional<CheckedKvScales> kv_scales;
+    std::optional<device::OffsetParams> offsets;
+    AddedParams added() const {
+      return {.formulas = if_any(formulas), .kv_scales = if_any(kv_scales), .offsets = if_any(offsets)};
+    }
   };
   struct Checked {
     Params params;
@@ -31,8 +35,9 @@ struct Forward {
 
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     const CheckedArguments checked = check_arguments(spec, device, args);
-    return {
-        {checked.params, checked.pages, checked.formulas, checked.kv_scales}, checked.shape, checked.empty};
+    return {{checked.params, checked.pages, checked.formulas, checked.kv_scales, checked.offsets},
+            checked.shape,
+            checked.empty};
   }
 
   // On sm_90a for parts of tiles, where there are few tiles. CPU threads lend their own memory.
@@ -43,31 +48,37 @@ struct Forward {
   }
 
   template <class Own>
-  static Own& make_params(const PlannedKernel& kernel, const Params& params, StepLaunch& step) {
-    Own& made = flashjit::make_params<Own, true>(
-        step, params.forward, {.formulas = if_any(params.formulas), .kv_scales = if_any(params.kv_scales)});
+  static Own& make_params(const PlannedKernel& kernel, const device::ForwardParams& params,
+                          const device::PageTable& pages, const AddedParams& added, StepLaunch& step) {
+    Own& made = flashjit::make_params<Own, true>(step, params, added);
     if (!kernel.spec.paged) return made;
     auto& p = static_cast<device::Paged<Own>&>(made);
-    p.pages = params.pages;
-    p.box_keys = std::gcd(params.pages.page_size, kernel.config.block_n);
+    p.pages = pages;
+    p.box_keys = std::gcd(pages.page_size, kernel.config.block_n);
     p.copying_warps = std::min(4, kernel.config.block_n / p.box_keys);
     return p;
   }
 
   static void plan_cuda(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
+    plan_cuda_forward(kernel, params.forward, params.pages, params.added(), workspace, launch);
+  }
+
+  static void plan_on_gpu(const PlannedKernel& kernel, const device::ForwardParams& params,
+                          const device::PageTable& pages, const AddedParams& added, void* workspace,
+                          Launch& launch) {
     if (!kernel.target.has(Instructions::wgmma)) {
       StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
-      auto& p = make_params<device::Sm80ForwardParams>(kernel, params, step);
+      auto& p = make_params<device::Sm80ForwardParams>(kernel, params, pages, added, step);
       step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);
       return;
     }
     device::Sm90aForwardParams planned{};
-    static_cast<device::ForwardParams&>(planned) = params.forward;
+    static_cast<device::ForwardParams&>(planned) = params;
     const Grid grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, workspace, planned);
     const auto add = [&](const char* function) -> StepLaunch& {
       StepLaunch& step = add_step(kernel, launch, function);
       static_cast<device::Sm90aForwardParams&>(
-          make_params<device::Sm90aForwardParams>(kernel, params, step)) = planned;
+          make_params<device::Sm90aForwardParams>(kernel, params, pages, added, step)) = planned;
       return step;
     };
     StepLaunch& step = add("flashjit_forward");
@@ -88,7 +99,8 @@ struct Forward {
     const Partition cut =
         partition(params.forward, kernel.spec, kernel.target, kernel.config, kernel.parallelism);
     StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
-    auto& p = make_params<device::CpuForwardParams>(kernel, params, step);
+    auto& p =
+        make_params<device::CpuForwardParams>(kernel, params.forward, params.pages, params.added(), step);
     p.packed_heads = cut.packed_heads;
     p.tile_rows = cut.tile_rows;
     p.key_parts = cut.key_parts;
@@ -115,9 +127,9 @@ struct Forward {
 }  // namespace
 
 void plan_cuda_forward(const PlannedKernel& kernel, const device::ForwardParams& params,
-                       const device::PageTable& pages, const std::optional<device::FormulaParams>& formulas,
-                       void* workspace, Launch& launch) {
-  Forward::plan_cuda(kernel, {params, pages, formulas, {}}, workspace, launch);
+                       const device::PageTable& pages, const AddedParams& added, void* workspace,
+                       Launch& launch) {
+  Forward::plan_on_gpu(kernel, params, pages, added, workspace, launch);
 }
 
 const OperationRuntime forward_runtime = operation_runtime<Forward>;

@@ -60,7 +60,7 @@ struct MakeBlockLists {
     if (!spec.varlen) require_shape("k", *args.k, 0, p.batch, "q's batch");
     check_mask_arguments(spec, device, args, p);
     checked.params.formulas = check_formula_arguments(spec, device, args, p, 1);
-    check_data(spec, device, p, {});
+    check_data(spec, device, p, {}, {});
     check_lists(spec, device, args, p);
     checked.shape = {.batch = static_cast<int>(p.groups / std::max(p.list_heads, 1)),
                      .seqlen_q = p.row_blocks * find_mask<BlockSparseMask>(spec.mask)->block_m,

@@ -48,6 +48,7 @@ class Tables {
   Tables(const AttentionSpec& spec, const Shape& shape)
       : shape_(shape),
         makes_lists_(info_of(spec.op).makes_lists),
+        needs_prefixes_(spec.offsets),
         lengths_q_(typical_lengths(shape.batch, shape.seqlen_q, shape.total_q, 1)),
         lengths_k_(typical_lengths(shape.batch, shape.seqlen_k, shape.total_k, 2)) {
     if (spec.paged) add_pages();
@@ -106,6 +107,9 @@ class Tables {
       of_row[row / 32] = static_cast<std::int32_t>(0xffffffffu >> (31 - row % 32));
     }
     add(&AttentionArgs::tree_bits, {1, rows, words}, std::move(bits));
+    if (needs_prefixes_)
+      add(&AttentionArgs::prefix_lengths, {shape_.batch},
+          Lengths(static_cast<std::size_t>(shape_.batch), std::max(shape_.seqlen_k - rows, 0)));
   }
 
   MaskTables take() { return std::move(tables_); }
@@ -132,7 +136,7 @@ class Tables {
   }
 
   const Shape shape_;
-  const bool makes_lists_;
+  const bool makes_lists_, needs_prefixes_;
   const Lengths lengths_q_, lengths_k_;
   MaskTables tables_;
 };
@@ -145,12 +149,22 @@ MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape) {
   return tables.take();
 }
 
-bool is_slots(const Argument& argument) {
-  return argument.tensor() == &AttentionArgs::from_slots || argument.tensor() == &AttentionArgs::to_slots;
+bool is_places(const Argument& argument) {
+  constexpr TensorMember places[] = {&AttentionArgs::from_slots, &AttentionArgs::to_slots,
+                                     &AttentionArgs::row_offset, &AttentionArgs::key_offset};
+  return std::find(std::begin(places), std::end(places), argument.tensor()) != std::end(places);
 }
 
-std::vector<std::int64_t> typical_slots(const Argument& slots, const Shape& shape) {
-  const bool are_sources = slots.tensor() == &AttentionArgs::from_slots;
+std::vector<std::int64_t> typical_places(const Argument& given, const AttentionSpec& spec,
+                                         const Shape& shape) {
+  const bool of_rows = given.tensor() == &AttentionArgs::row_offset;
+  if (of_rows || given.tensor() == &AttentionArgs::key_offset) {
+    const int own = of_rows ? shape.seqlen_q : shape.seqlen_k,
+              other = of_rows ? shape.seqlen_k : shape.seqlen_q;
+    const int offset = find_mask<TreeMask>(spec.mask) ? 0 : std::max(other - own, 0);
+    return std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), offset);
+  }
+  const bool are_sources = given.tensor() == &AttentionArgs::from_slots;
   const std::int64_t rows = std::int64_t{shape.batch} * shape.seqlen_q,
                      places = are_sources ? rows : std::int64_t{shape.batch} * shape.seqlen_k;
   std::vector<std::int64_t> all(static_cast<std::size_t>(std::max(rows, places)), -1);

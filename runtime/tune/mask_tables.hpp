@@ -15,9 +15,11 @@ namespace flashjit {
 MaskTables typical_tables(const AttentionSpec& spec, const Shape& shape);
 
 // from_slots or to_slots of a copy_kv: places of all rows in random order, each once. Rows for which the
-// caches have no place go nowhere.
-bool is_slots(const Argument& argument);
-std::vector<std::int64_t> typical_slots(const Argument& slots, const Shape& shape);
+// caches have no place go nowhere. row_offset or key_offset: the last rows are the last keys of the whole; a
+// tree begins with the first row.
+bool is_places(const Argument& argument);
+std::vector<std::int64_t> typical_places(const Argument& places, const AttentionSpec& spec,
+                                         const Shape& shape);
 
 // The shape with the tables' totals of packed sequences.
 Shape with_totals(Shape shape, const MaskTables& tables);

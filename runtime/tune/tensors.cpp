@@ -190,12 +190,12 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
                                   : random_elements(view.dtype, count, seed++);
       continue;
     }
-    if (is_slots(argument)) {
-      const std::vector<std::int64_t> slots = typical_slots(argument, shape);
-      const auto* bytes = reinterpret_cast<const char*>(slots.data());
+    if (is_places(argument)) {
+      const std::vector<std::int64_t> places = typical_places(argument, spec, shape);
+      const auto* bytes = reinterpret_cast<const char*>(places.data());
       parts.push_back({&argument, argument.name,
                        Tensor::contiguous(nullptr, DType::int64, device, argument.layout.sizes(spec, shape)),
-                       std::vector<char>(bytes, bytes + slots.size() * sizeof(std::int64_t))});
+                       std::vector<char>(bytes, bytes + places.size() * sizeof(std::int64_t))});
       continue;
     }
     const auto table = std::find_if(tables.begin(), tables.end(),

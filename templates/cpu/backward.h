@@ -29,6 +29,7 @@ struct BackwardCpuSpec {
   using grad_dtype = void;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   static constexpr bool varlen = false, dropout = false;
 };
 
@@ -63,20 +64,23 @@ FLASHJIT_FN Problem problem_in(const CpuBackwardParams& params, const Problem& s
 }
 
 // The words of rows and of keys. Those of keys are made for whole groups of four.
-__attribute__((noinline)) inline void make_row_words(const CpuBackwardParams& params, const Problem& problem,
-                                                     Span rows, u32* multiplier, u32* addend) {
+template <class Spec>
+__attribute__((noinline)) void make_row_words(const CpuBackwardParams& params, const Problem& problem,
+                                              Span rows, u32* multiplier, u32* addend) {
   const Words key = dropout_key(params.dropout);
   for (int i = 0; i < rows.size(); ++i) {
-    const RowWords words = dropout_row_words(key, rows.begin + i, problem.head_q, problem.batch);
+    const RowWords words =
+        row_words_at<typename Spec::Offsets>(params, key, rows.begin + i, problem.head_q, problem.batch);
     multiplier[i] = words.multiplier;
     addend[i] = words.addend;
   }
 }
-__attribute__((noinline)) inline void make_column_words(const CpuBackwardParams& params, int batch, Span keys,
-                                                        u32* column) {
+template <class Spec>
+__attribute__((noinline)) void make_column_words(const CpuBackwardParams& params, int batch, Span keys,
+                                                 u32* column) {
   const Words key = dropout_key(params.dropout);
   for (int group = keys.begin / 4; group * 4 < keys.end; ++group) {
-    const Words words = dropout_column_words(key, group, batch);
+    const Words words = column_words_at<typename Spec::Offsets>(params, key, group, batch);
     for (int i = 0; i < 4; ++i) column[group * 4 - keys.begin + i] = words.x[i];
   }
 }

@@ -69,7 +69,7 @@ class AmxBackward {
     clear(dk, block_n * 32 * (k_blocks + v_blocks));  // dv follows
     if (!keys.empty()) {
       pack_keys(params, any, keys);
-      if constexpr (Spec::dropout) make_column_words(params, slot.batch, keys, column);
+      if constexpr (Spec::dropout) make_column_words<Spec>(params, slot.batch, keys, column);
       for (int head = slot.head_q; head < slot.head_q + heads; ++head) {
         const Problem problem = problem_in<Spec>(params, slot, head);
         const Mask mask(params, problem);
@@ -254,7 +254,7 @@ class AmxBackward {
     u32 nonfinite_q = 0, nonfinite_d_o = 0;
     const i64 at = workspace_row<Spec>(params, problem);
     if constexpr (Spec::dropout)
-      if (!rows.empty()) make_row_words(params, problem, rows, multiplier, addend);
+      if (!rows.empty()) make_row_words<Spec>(params, problem, rows, multiplier, addend);
     for (int i = 0; rows.begin + i * group < rows.end; ++i) {
       const int row = rows.begin + i * group;
       const Span ours = {row, min(row + group, rows.end)}, kept = intersect(mask.hull(Keys{}, ours), keys);

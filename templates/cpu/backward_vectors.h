@@ -158,7 +158,7 @@ struct VectorBackward {
           params.k.row_stride, keys.size(), block_n, head_dim, k, k_row);
       load(static_cast<const Element*>(params.v.data) + any.k_offset(params.v) + first * params.v.row_stride,
            params.v.row_stride, keys.size(), block_n, head_dim_v, v, v_row);
-      if constexpr (Spec::dropout) make_column_words(params, slot.batch, keys, column);
+      if constexpr (Spec::dropout) make_column_words<Spec>(params, slot.batch, keys, column);
       for (int head = slot.head_q; head < slot.head_q + group; ++head) {
         const Problem problem = problem_in<Spec>(params, slot, head);
         const Mask mask(params, problem);
@@ -264,7 +264,7 @@ struct VectorBackward {
       delta[i] = i < rows.size() ? params.deltas[at + i] : 0;
     }
     const bool moves = any_moves(maximum, unit);
-    if constexpr (Spec::dropout) make_row_words(params, problem, rows, multiplier, addend);
+    if constexpr (Spec::dropout) make_row_words<Spec>(params, problem, rows, multiplier, addend);
 
     for (int begin = kept.begin / step_n * step_n; begin < kept.end; begin += step_n) {
       const Span some = intersect(kept, {begin, begin + step_n});

@@ -26,6 +26,7 @@ struct DecodeCpuSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;

@@ -172,7 +172,7 @@ struct FormulaScore {
   __attribute__((noinline)) static void modify_rows(const Base& p, const Problem& of, int unit_rows, float* s,
                                                     Span rows, Span keys, int packed_heads) {
     const FormulaParams& params = static_cast<const Params&>(p).formulas;
-    const FormulaProblem problem(p, params, of);
+    const typename FormulaProblemOf<Params>::type problem(p, params, of);
     for (int i = 0; i < unit_rows; i += lanes) {
       const PackedRows packed(of.head_q, rows.begin + i, packed_heads);
       // The usual case: what depends on the head alone is no vector.
@@ -194,9 +194,9 @@ struct FormulaScore {
   FLASHJIT_FN static void modify_keys(const Base& p, const Problem& of, float* s, int position, int head,
                                       Span keys) {
     const FormulaParams& params = static_cast<const Params&>(p).formulas;
-    const FormulaProblem problem(p, params, of);
+    const typename FormulaProblemOf<Params>::type problem(p, params, of);
     const FormulaRow row(problem, position, head);
-    const typename Chain::template OfRow<FormulaRow<int, int>> of_row(row);
+    const typename Chain::template OfRow<decltype(FormulaRow(problem, position, head))> of_row(row);
     for (int key = keys.begin; key < keys.end; key += lanes, s += lanes)
       store(s,
             Chain::apply(FormulaKey(row, plus(splat(key), lane_numbers())), of_row, load(s) * params.scale));

@@ -65,7 +65,7 @@ struct ScoreGradient<FormulaScore<Params, Formulas...>> {
   __attribute__((noinline)) static void apply(const Base& p, const Problem& of, int unit_rows,
                                               const float* raw, float* gradients, Span rows, Span keys) {
     const Params& params = static_cast<const Params&>(p);
-    const FormulaProblem problem(p, params.formulas, of);
+    const typename FormulaProblemOf<Params>::type problem(p, params.formulas, of);
     for (int i = 0; i < unit_rows; i += lanes) {
       const FormulaRow row(problem, plus(splat(rows.begin + i), lane_numbers()), of.head_q);
       const typename ScoreChain<Formulas...>::template OfRow<decltype(row)> of_row(row);

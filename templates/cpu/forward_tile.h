@@ -16,6 +16,7 @@ struct ForwardCpuSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
@@ -345,7 +346,8 @@ struct ForwardTile {
     const Words key = dropout_key(params.dropout);
     for (int i = 0; i < tile.size(); ++i) {
       const int row = tile.begin + i, head = problem.head_q + row % params.packed_heads;
-      const RowWords words = dropout_row_words(key, row / params.packed_heads, head, problem.batch);
+      const RowWords words =
+          row_words_at<typename Spec::Offsets>(params, key, row / params.packed_heads, head, problem.batch);
       multiplier[i] = words.multiplier;
       addend[i] = words.addend;
     }
@@ -356,7 +358,7 @@ struct ForwardTile {
                                                    Span keys) const {
     const Words key = dropout_key(params.dropout);
     for (int group = keys.begin / 4; group * 4 < keys.end; ++group) {
-      const Words words = dropout_column_words(key, group, problem.batch);
+      const Words words = column_words_at<typename Spec::Offsets>(params, key, group, problem.batch);
       for (int i = 0; i < 4; ++i) column[group * 4 % block_n + i] = words.x[i];
     }
   }

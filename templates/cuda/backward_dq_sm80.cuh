@@ -128,7 +128,7 @@ class BackwardDqSm80 {
       const int part = static_cast<int>(tid_x());
       if (part < block_n / 4)
         st_column_words(column_words(stage), part,
-                        dropout_column_words(key_, first / 4 + part, problem_.batch));
+                        column_words_at<typename Spec::Offsets>(p_, key_, first / 4 + part, problem_.batch));
     }
   }
   FLASHJIT_FN void make_words() {
@@ -137,8 +137,8 @@ class BackwardDqSm80 {
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        row_words_[i][half] =
-            dropout_row_words(key_, first_row_ + row_of(i, half), problem_.head_q, problem_.batch);
+        row_words_[i][half] = row_words_at<typename Spec::Offsets>(p_, key_, first_row_ + row_of(i, half),
+                                                                   problem_.head_q, problem_.batch);
   }
 
   FLASHJIT_FN void compute(const Block& block, int stage) {

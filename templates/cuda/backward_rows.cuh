@@ -19,6 +19,7 @@ struct BackwardCudaSpec {
   using grad_dtype = void;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   static constexpr bool varlen = false, dropout = false, deterministic = false;
 };
 

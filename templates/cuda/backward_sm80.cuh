@@ -183,7 +183,8 @@ class BackwardSm80 {
     }
     if constexpr (Spec::dropout) {
       for (u32 row = thread; row < block_m; row += threads) {
-        const RowWords words = dropout_row_words(key_, first + static_cast<int>(row), step.head, batch_);
+        const RowWords words =
+            row_words_at<typename Spec::Offsets>(p_, key_, first + static_cast<int>(row), step.head, batch_);
         st_shared_v2(row_words(stage) + row * 8, words.multiplier, words.addend);
       }
     }
@@ -196,7 +197,8 @@ class BackwardSm80 {
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int key = warp_key() + i * 16 + half * 8 + static_cast<int>(lane_ / 4);
+        const int key =
+            warp_key() + i * 16 + half * 8 + static_cast<int>(lane_ / 4) + Spec::Offsets::of_keys(p_, batch_);
         const Words words = dropout_column_words(key_, key / 4, batch_);
         column_words_[i][half] = key % 4 == 0   ? words.x[0]
                                  : key % 4 == 1 ? words.x[1]

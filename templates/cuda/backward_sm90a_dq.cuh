@@ -121,8 +121,8 @@ struct BackwardDqSm90a {
       ld_shared_v2(word, found, shared.message(ring.stage));
       if (word >= 0 && lane < parts)
         st_column_words(shared.words(ring.stage), lane,
-                        dropout_column_words(shared.dropout_key(),
-                                             BackwardMessage::index_of(word) * parts + lane, batch));
+                        column_words_at<typename Spec::Offsets>(
+                            p, shared.dropout_key(), BackwardMessage::index_of(word) * parts + lane, batch));
       __syncwarp();
       if (lane == 0) mbarrier_arrive(shared.k_full(ring.stage));
       if (word < 0) return;
@@ -166,9 +166,9 @@ struct BackwardDqSm90a {
         delta_[r] = p_.delta[first + 8 * r];
         far_max_[r] = p_.far_max[first + 8 * r];
         if constexpr (Spec::dropout)
-          row_words_[r] =
-              dropout_row_words(shared_.dropout_key(), work.rows.begin + first_row() + lane_ / 4 + 8 * r,
-                                work.problem.head_q, work.problem.batch);
+          row_words_[r] = row_words_at<typename Spec::Offsets>(
+              p_, shared_.dropout_key(), work.rows.begin + first_row() + lane_ / 4 + 8 * r,
+              work.problem.head_q, work.problem.batch);
       }
       any_far_ = __any_sync(0xffffffff, far_max_[0] != 0 || far_max_[1] != 0);
       mbarrier_wait(shared_.q_full(), 0);

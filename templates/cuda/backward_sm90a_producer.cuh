@@ -257,8 +257,8 @@ struct Sm90aBackwardProducer {
 #pragma unroll 1
       for (int i = lane; i < block_m; i += 32) {
         ld_shared_v2(word, head, shared.message(stage));
-        const RowWords words = dropout_row_words<true>(
-            shared.dropout_key(), BackwardMessage::index_of(word) * block_m + i, head, batch);
+        const RowWords words = row_words_at<typename Spec::Offsets, true>(
+            p, shared.dropout_key(), BackwardMessage::index_of(word) * block_m + i, head, batch);
         st_shared_v2(shared.words(stage) + i * 8, words.multiplier, words.addend);
       }
     }

@@ -148,7 +148,8 @@ class Sm90aBackwardWeights {
   FLASHJIT_FN void make_column_words(const Work& work) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int key = work.keys.begin + first_key() + lane_ / 4 + 8 * r;
+      const int key =
+          work.keys.begin + first_key() + lane_ / 4 + 8 * r + Spec::Offsets::of_keys(p_, work.problem.batch);
       const Words words = dropout_column_words(shared_.dropout_key(), key / 4, work.problem.batch);
       const int at = key % 4;
       column_words_[r] = at == 0 ? words.x[0] : at == 1 ? words.x[1] : at == 2 ? words.x[2] : words.x[3];

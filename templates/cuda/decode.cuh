@@ -18,6 +18,7 @@ struct DecodeCudaSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;

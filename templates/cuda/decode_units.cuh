@@ -14,7 +14,10 @@ class DecodeUnits {
  public:
   FLASHJIT_FN DecodeUnits(const CudaDecodeParams& p, int lane)
       // A mask whose rows keep intervals has no table of each entry.
-      : p_(p), lane_(lane), alike_(!Spec::varlen && Spec::Mask::row_intervals && p.seqlens_k == nullptr) {
+      : p_(p),
+        lane_(lane),
+        alike_(!Spec::varlen && !Spec::Offsets::exist && Spec::Mask::row_intervals &&
+               p.seqlens_k == nullptr) {
     if (alike_) {
       own_ = Entry(p, 0).all_units();
       total_ = own_ * p.batch;

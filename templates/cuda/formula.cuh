@@ -180,7 +180,7 @@ class CappedNearZero {
 template <class Params, class... Formulas>
 class FormulaScore {
   using Chain = ScoreChain<Formulas...>;
-  using Row = FormulaRow<int, int>;
+  using Row = FormulaRow<int, int, typename FormulaProblemOf<Params>::type>;
 
  public:
   static constexpr bool changes = true;
@@ -235,7 +235,7 @@ class FormulaScore {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Row at = row(rows, heads, 8 * r);
-      made.from[r] = Only::from(at).v;
+      made.from[r] = problem_.own_key(Only::from(at).v);
       made.tilt[r] = Only::tilt(at, Only::of_row(at)).v;
     }
     made.lowest = min(made.from[0], made.from[1]);
@@ -313,7 +313,7 @@ class FormulaScore {
   }
 
   struct Nothing {};
-  FormulaProblem problem_;
+  typename FormulaProblemOf<Params>::type problem_;
   typename Choose<bounds, CappedNearZero<(Formulas::precise || ...)>, Nothing>::type near_zero_;
 };
 

@@ -57,7 +57,8 @@ template <class Params, class... Formulas>
 class ScoreGradient<FormulaScore<Params, Formulas...>> {
   using Forwards = ScoreChain<Formulas...>;
   using Backwards = GradientChain<Formulas...>;
-  using Row = FormulaRow<DistantKey, int>;
+  using Problem = typename FormulaProblemOf<Params>::type;
+  using Row = FormulaRow<DistantKey, int, Problem>;
   using Key = FormulaKey<Row, int>;
 
  public:
@@ -66,11 +67,11 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
 
   // The fragment of a warp: its problem, and the first row and key of the thread.
   struct Place {
-    FormulaProblem problem;
+    Problem problem;
     int row, key;
 
     template <class Base>
-    FLASHJIT_FN Place(const Base& p, const Problem& of, int first_row, int first_key)
+    FLASHJIT_FN Place(const Base& p, const device::Problem& of, int first_row, int first_key)
         : problem(p, static_cast<const Params&>(p).formulas, of), row(first_row), key(first_key) {}
     FLASHJIT_FN Key at(int i, int j) const {
       return Key(Row(problem, DistantKey{row, 8 * i + j % 2}, problem.heads.begin), key + j / 2 * 8);
@@ -104,7 +105,7 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
   template <bool exact>
   struct AddTerm {
     const Params& params;
-    const FormulaProblem& problem;
+    const Problem& problem;
     Terms<exact>& terms;
     bool has_weight;
     template <class Read, class Table, class... Indices>
@@ -180,9 +181,10 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
   // One pair, in a kernel whose threads have few rows: the gradient by the product of q and k. The key is the
   // thread's first one and its distance, which the compiler knows.
   template <class Base>
-  FLASHJIT_FN static float of_pair(const Base& p, const Problem& of, int row, int first_key, int distance,
-                                   float raw, float lse_log2, float far_max, float product, float delta) {
-    const FormulaProblem problem(p, static_cast<const Params&>(p).formulas, of);
+  FLASHJIT_FN static float of_pair(const Base& p, const device::Problem& of, int row, int first_key,
+                                   int distance, float raw, float lse_log2, float far_max, float product,
+                                   float delta) {
+    const Problem problem(p, static_cast<const Params&>(p).formulas, of);
     const FormulaKey at(FormulaRow(problem, row, of.head_q), DistantKey{first_key, distance});
     const typename Forwards::template OfKey<decltype(at)> of_key(at);
     const ScaledScore score{raw, problem.params.scale};

@@ -23,6 +23,7 @@ struct ForwardSm80Spec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
@@ -144,8 +145,9 @@ class ForwardSm80 {
       if constexpr (Spec::dropout) {
         const int part = static_cast<int>(threadIdx.x);
         if (part < block_n / 4)
-          st_column_words(column_words(stage), part,
-                          dropout_column_words(key, first_key / 4 + part, problem.batch));
+          st_column_words(
+              column_words(stage), part,
+              column_words_at<typename Spec::Offsets>(p_, key, first_key / 4 + part, problem.batch));
       }
     };
 
@@ -241,7 +243,7 @@ class ForwardSm80 {
   FLASHJIT_FN void make_row_words(const Words& key, const Problem& problem) {
     const u32 thread = threadIdx.x;
     const int row = first_row_ + static_cast<int>(thread / 32 * warp_rows + thread % warp_rows);
-    const RowWords words = dropout_row_words(key, row, problem.head_q, problem.batch);
+    const RowWords words = row_words_at<typename Spec::Offsets>(p_, key, row, problem.head_q, problem.batch);
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll

@@ -27,6 +27,7 @@ struct ForwardSm90aSpec {
   using Mask = Intersect<Bounds>;
   using Score = PlainScore;
   using Sinks = NoSinks;
+  using Offsets = NoOffsets;
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
@@ -438,8 +439,9 @@ struct ForwardSm90a {
     FLASHJIT_FN void make_row_words(const Work& work) {
       const Rows rows(p_);
       const int row = first_row() + lane_ % 16;
-      const RowWords words = dropout_row_words(shared_.dropout_key(), rows.positions(work.rows.begin, row)(0),
-                                               work.problem.head_q + rows.head(row), work.problem.batch);
+      const RowWords words = row_words_at<typename Spec::Offsets>(
+          p_, shared_.dropout_key(), rows.positions(work.rows.begin, row)(0),
+          work.problem.head_q + rows.head(row), work.problem.batch);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_words_[r] = row_words_of(words, lane_ / 4 + 8 * r);
     }
@@ -629,7 +631,7 @@ struct ForwardSm90a {
       if (threadIdx.x < Producer::threads) {
         Producer(p, maps, shared).run();
       } else if (Spec::dropout && threadIdx.x / 32 == 1) {
-        shared.make_column_words();
+        shared.make_column_words(p);
       } else if constexpr (converts) {
         Converter(shared).run();
       }

@@ -115,7 +115,8 @@ struct Sm90aShared {
 
   // The work of a warp with dropout: it makes the words of a block's columns while its K arrives; K is full
   // only with them. Words have twice as many slots as K: weights are dropped after K's release.
-  FLASHJIT_FN void make_column_words() const {
+  template <class Params>
+  FLASHJIT_FN void make_column_words(const Params& p) const {
     constexpr int parts = Config::block_n / 4;  // of four columns
     const int lane = threadIdx.x % 32;
     for (Ring ring;; ring.advance()) {
@@ -125,7 +126,8 @@ struct Sm90aShared {
       if (index < 0) return;
       const Words key = dropout_key();  // read each time: its ten rounds would fill registers
       for (int part = lane; part < parts; part += 32)
-        st_column_words(column_words(ring), part, dropout_column_words(key, index * parts + part, sequence));
+        st_column_words(column_words(ring), part,
+                        column_words_at<typename Spec::Offsets>(p, key, index * parts + part, sequence));
       __syncwarp();
       if (lane == 0) mbarrier_arrive(k_full(ring.stage));
     }

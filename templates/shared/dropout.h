@@ -71,6 +71,32 @@ FLASHJIT_FN Words dropout_column_words(const Words& key, int group, int batch) {
   return philox(key.x[2], key.x[3], {static_cast<u32>(group), 0, static_cast<u32>(batch), 1});
 }
 
+// The words of a launch's rows and keys, by their places in the whole. Offsets: the kernel's, as NoOffsets of
+// shared/score.h.
+template <class Offsets, bool few_registers = false, class Params>
+FLASHJIT_FN RowWords row_words_at(const Params& p, const Words& key, int row, int head_q, int batch) {
+  return dropout_row_words<few_registers>(key, row + Offsets::of_rows(p, batch), head_q, batch);
+}
+// Of keys [4 * group, 4 * group + 4).
+template <class Offsets, class Params>
+FLASHJIT_FN Words column_words_at(const Params& p, const Words& key, int group, int batch) {
+  if constexpr (!Offsets::exist) {
+    return dropout_column_words(key, group, batch);
+  } else {
+    const int first = group * 4 + Offsets::of_keys(p, batch), shift = first % 4;
+    const Words words = dropout_column_words(key, first / 4, batch);
+    if (shift == 0) return words;
+    const Words next = dropout_column_words(key, first / 4 + 1, batch);
+    u32 x[8] = {words.x[0], words.x[1], words.x[2], words.x[3], next.x[0], next.x[1], next.x[2], next.x[3]};
+    // The indices are constants: the words stay in registers.
+    if (shift & 1)
+      for (int i = 0; i < 7; ++i) x[i] = x[i + 1];
+    if (shift & 2)
+      for (int i = 0; i < 6; ++i) x[i] = x[i + 2];
+    return {x[0], x[1], x[2], x[3]};
+  }
+}
+
 FLASHJIT_FN bool dropped(const RowWords& row, u32 column, u32 below) {
   return row.multiplier * column + row.addend < below;
 }

@@ -82,6 +82,20 @@ struct FormulaProblem {
         heads{of.head_q, of.head_q + 1} {}
 
   FLASHJIT_FN int shift() const { return seqlen_k - seqlen_q; }
+  // Rows and keys as formulas count them, and where they end. formula_offsets.h has those of a shard.
+  template <class R>
+  FLASHJIT_FN static R row(R row) {
+    return row;
+  }
+  template <class K>
+  FLASHJIT_FN static K key(K key) {
+    return key;
+  }
+  FLASHJIT_FN int rows_end() const { return seqlen_q; }
+  FLASHJIT_FN int keys_end() const { return seqlen_k; }
+  // Keys of the launch.
+  FLASHJIT_FN static int own_key(int key) { return key; }
+  FLASHJIT_FN static Span own_keys(Span keys) { return keys; }
   // The index within a table's dimension for a formula's index. An entry without rows or keys has none.
   template <Dimension dimension>
   FLASHJIT_FN int clamped(int index, int size) const {
@@ -91,6 +105,12 @@ struct FormulaProblem {
       index = max(min(index, seqlen_k - 1), 0) + first_k;
     return max(min(index, size - 1), 0);
   }
+};
+
+// The problem of kernels with the params. formula_offsets.h has that of a shard.
+template <class Params>
+struct FormulaProblemOf {
+  using type = FormulaProblem;
 };
 
 // Several query heads.
@@ -266,19 +286,19 @@ struct FormulaScalars {
 };
 
 // A row as a formula sees it, or several, or all in a range. R: int, Range<int> or lanes.
-template <class R, class H>
+template <class R, class H, class Problem = FormulaProblem>
 struct FormulaRow {
-  const FormulaProblem& problem;
+  const Problem& problem;
   Integer<int> batch, seqlen_q, seqlen_k;
   Integer<R> row, position;
   Integer<H> head, head_kv;
 
-  FLASHJIT_FN FormulaRow(const FormulaProblem& p, R of_row, H of_head)
+  FLASHJIT_FN FormulaRow(const Problem& p, R of_row, H of_head)
       : problem(p),
         batch(p.batch),
-        seqlen_q(p.seqlen_q),
-        seqlen_k(p.seqlen_k),
-        row(of_row),
+        seqlen_q(p.rows_end()),
+        seqlen_k(p.keys_end()),
+        row(p.row(of_row)),
         position((row + Integer<int>(p.shift())).v),
         head(of_head),
         head_kv(over_group(of_head, p.heads_of_kv)) {}
@@ -292,7 +312,7 @@ struct FormulaRow {
 template <class Row, class K>
 struct FormulaKey : Row {
   Integer<K> key;
-  FLASHJIT_FN FormulaKey(const Row& of_row, K of_key) : Row(of_row), key(of_key) {}
+  FLASHJIT_FN FormulaKey(const Row& of_row, K of_key) : Row(of_row), key(of_row.problem.key(of_key)) {}
 };
 // And of scores.
 template <class Key, class S>

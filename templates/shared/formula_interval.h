@@ -66,11 +66,12 @@ inline constexpr bool begins_late<FormulaMask<Formula, Params>> = true;
 template <class Formula, class Params>
   requires Formula::interval
 struct FormulaMask<Formula, Params> : Interval<FormulaMask<Formula, Params>> {
-  FormulaProblem problem;
-  decltype(Formula::of_tile(*static_cast<const FormulaRow<int, int>*>(nullptr))) of_tile;
+  using Problem = typename FormulaProblemOf<Params>::type;
+  Problem problem;
+  decltype(Formula::of_tile(*static_cast<const FormulaRow<int, int, Problem>*>(nullptr))) of_tile;
 
   template <class BaseParams>
-  FLASHJIT_FN FormulaMask(const BaseParams& p, const Problem& of)
+  FLASHJIT_FN FormulaMask(const BaseParams& p, const device::Problem& of)
       : problem(p, static_cast<const Params&>(p).formulas, of),
         of_tile(Formula::of_tile(FormulaRow(problem, 0, problem.heads.begin))) {}
 
@@ -112,6 +113,7 @@ struct FormulaMask<Formula, Params> : Interval<FormulaMask<Formula, Params>> {
   }
   // Differences of these limits and keys do not wrap.
   FLASHJIT_FN Span within(Span keys) const {
+    keys = problem.own_keys(keys);
     return {max(keys.begin, 0), max(min(keys.end, problem.seqlen_k), 0)};
   }
 };

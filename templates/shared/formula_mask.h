@@ -17,7 +17,7 @@ struct FormulaMask {
   template <class Axis>
   struct Cursor {};
 
-  FormulaProblem problem;
+  typename FormulaProblemOf<Params>::type problem;
 
   template <class BaseParams>
   FLASHJIT_FN FormulaMask(const BaseParams& p, const Problem& of)

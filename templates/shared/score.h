@@ -33,6 +33,20 @@ struct NoSinks {
   static constexpr bool exist = false;
 };
 
+// Where the launch's rows and keys begin in their sequences: at 0. shared/offsets.h has the offsets of a
+// shard.
+struct NoOffsets {
+  static constexpr bool exist = false;
+  template <class Params>
+  FLASHJIT_FN static int of_rows(const Params&, int) {
+    return 0;
+  }
+  template <class Params>
+  FLASHJIT_FN static int of_keys(const Params&, int) {
+    return 0;
+  }
+};
+
 // Turns gradients by final scores into those by products of q and k. formula_gradient.h of each target has
 // the version for formulas. changes: the two differ, or elements of tables have gradients.
 template <class Score>

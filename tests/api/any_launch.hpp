@@ -29,7 +29,7 @@ inline const std::vector<AnySpec>& any_specs() {
            "score": ["score * slope[head] + 0.3"], "tables": {"slope": {"dtype": "fp32", "shape": ["heads_q"]}}})"},
       {R"({"op": "backward", "dtype": "fp32", "head_dim": 16, "varlen": true, "mask": ["padding", "tree"], "dropout": true, "sink_logits": true,
            "score": ["score + bias[head, key]"], "tables": {"bias": {"dtype": "fp32", "shape": ["heads_q", "seqlen_k"], "grad": true}}})"},
-      {R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 32}]})"},
+      {R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "offsets": true, "mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 32}]})"},
       {R"({"op": "decode", "dtype": "bf16", "head_dim": 32, "paged": true, "append": true, "kv_dtype": "int8", "kv_scale": "token_head",
            "rotary": {"q": true, "tables": "fp32"}})"},
       {R"({"op": "append_kv", "dtype": "fp32", "head_dim": 16, "rotary": {"q": true}})",

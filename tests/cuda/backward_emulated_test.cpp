@@ -83,7 +83,7 @@ class BackwardOnGpu : public testing::Test {
                                  .o_dtype = floats});
     given.spec.grad_dtype = floats;
     given.spec.deterministic = Spec::deterministic;
-    given.spec = with_learned<Spec>(given.spec.validated());
+    given.spec = with_offsets<Spec>(with_learned<Spec>(given.spec.validated()));
     Workload workload(host, given);
     change(workload);
     workload.reset();
@@ -341,6 +341,17 @@ TEST_F(BackwardOnGpu, PackedSequencesAndFloats) {
   expect<Packed<SpecOf<Bf16, 16, 24, BottomRight>>, Config>(c, {CausalMask{}});
   expect<WithFloats<Packed<SpecOf<Fp16, 24, 16, BottomRight>>>, Config>(c, {CausalMask{}});
   expect<WithFloats<Deterministic<Dropping<Packed<SpecOf<Fp16, 16, 16>>>>>, Config>(c, {});
+}
+
+TEST_F(BackwardOnGpu, Shards) {
+  using Params = device::CudaBackwardParams;
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 90, .seqlen_k = 130};
+  using Base = Dropping<SpecOf<Bf16, 24, 40>>;
+  c.seed = 800 + sample_seed() % 50;
+  using Causal = device::Causal<Align::top_left>;
+  expect<WithShard<Base, Params, Causal>, ConfigOf<32, 64, 2, 4>>(c, {CausalMask{}});
+  expect<WithShard<Deterministic<Base>, Params, Causal>, ConfigOf<32, 64, 2, 4>>(c, {CausalMask{}});
+  expect<WithShard<SpecOf<Bf16, 24, 40>, Params, device::Tree>, ConfigOf<32, 64, 2, 4>>(c, {TreeMask{}});
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ class BackwardSm90a : public testing::Test {
         {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .dropout = Spec::dropout});
     given.spec.deterministic = Spec::deterministic;
     if (!std::is_void_v<typename Spec::grad_dtype>) given.spec.grad_dtype = DType::fp32;
-    given.spec = with_learned<Spec>(given.spec.validated());
+    given.spec = with_offsets<Spec>(with_learned<Spec>(given.spec.validated()));
     Workload workload(host, given);
     change(workload);
     workload.reset();
@@ -244,6 +244,8 @@ class BackwardSm90a : public testing::Test {
     if (launch.size() == 0) return;
     auto& first = const_cast<StepLaunch&>(launch[0]);
     static_cast<device::BackwardParams&>(p) = first.params_as<device::CpuBackwardParams>();
+    if constexpr (requires { p.position_offsets; })
+      p.position_offsets = first.params_as<device::WithOffsets<device::CpuBackwardParams>>().position_offsets;
     if constexpr (std::is_same_v<Params, LearnedParams>) {
       const auto& checked = first.params_as<device::WithGradients<device::CpuBackwardParams>>();
       p.formulas = checked.formulas;
@@ -531,6 +533,20 @@ TEST_F(BackwardSm90a, FloatGradients) {
       c, {CausalMask{}, PaddingMask{}});
   expect<Deterministic<WithFloatGradients<SpecOf<Fp16, 72, 24, false, BottomRight>>>, ConfigOf<64, 2>>(
       c, {CausalMask{}});
+}
+
+TEST_F(BackwardSm90a, Shards) {
+  using Params = device::CudaBackwardParams;
+  using Base = SpecOf<Bf16, 64, 64, false>;
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 200};
+  c.seed = 700 + sample_seed() % 50;
+  using Causal = device::Causal<Align::top_left>;
+  expect<WithShard<WithDropout<Base>, Params, Causal>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<WithShard<Deterministic<WithDropout<Base>>, Params, Causal>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<WithShard<Base, Params, device::SlidingWindowWithSinks<Align::top_left>>, ConfigOf<128, 2>>(
+      c, {SlidingWindowMask{.sinks = true}});
+  expect<WithShard<Base, Params, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(
+      c, {BlockSparseMask{16, 32, true}});
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "shared/tree.h"
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
+#include "tests/cuda/offset_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/far_scales.hpp"
 #include "tests/support/far_scores.hpp"
@@ -80,7 +81,7 @@ class DecodeOnGpu : public testing::Test {
                               .o_dtype = o_dtype,
                               .paged = Spec::paged,
                               .batch_invariant = Spec::batch_invariant});
-    given.spec = with_formulas<Spec>(with_kv<Spec>(given.spec));
+    given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
     if (Spec::paged && given.page_size == 0) given.page_size = 16;
     return given;
   }
@@ -120,7 +121,7 @@ class DecodeOnGpu : public testing::Test {
                                    device::Quantised<device::CudaDecodeParams>>;
     constexpr bool reads_formulas = requires(AttentionSpec spec) { Spec::add_to(spec); };
     using Params = std::conditional_t<reads_formulas, device::WithFormulas<Own>, Own>;
-    const auto& p = params_for<Params>(launch[0]);
+    const auto& p = params_for<ParamsInShard<Spec, Params>>(launch[0]);
     run_grid(launch[0].grid, Config::num_warps * 32, device::Decode<Spec, Config>::layout.end,
              [&] { device::decode<Spec, Config>(p); });
     if (steps == 1) return;  // blocks take whole tiles
@@ -167,6 +168,21 @@ TEST_F(DecodeOnGpu, Formulas) {
 }
 
 // Parts keep a row's largest score and its sum apart. In float32 one number has no room for both here.
+TEST_F(DecodeOnGpu, Shards) {
+  using Spec = SpecOf<Bf16, 24, 40, false, false>;
+  using Paged = SpecOf<Fp16, 72, 16, true, true>;
+  using Params = device::CudaDecodeParams;
+  const int rows = sample_seed() % 2 ? 1 : 9;
+  Case c{.batch = 3, .heads_q = 3, .heads_kv = 1, .seqlen_q = rows, .seqlen_k = 150};
+  c.seed = 400 + sample_seed() % 50;
+  expect<WithShard<Spec, Params, device::Causal<Align::top_left>>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}});
+  expect<WithShard<Spec, Params, device::SlidingWindowWithSinks<Align::top_left>>, ConfigOf<16, 16, 2, 4>>(
+      c, {SlidingWindowMask{.sinks = true}});
+  c.lengths_q.assign(3, rows);
+  c.lengths_k = {150, 0, 40};
+  expect<WithShard<Paged, Params, device::Tree>, ConfigOf<16, 16, 2, 4>>(c, {TreeMask{}});
+}
+
 TEST_F(DecodeOnGpu, SumsOfFarScores) {
   const auto expect_far = [&]<class Spec, class Config>(Spec, Config, int multiprocessors) {
     for (const double scale : {0x1p0, 0x1p4, 0x1p11}) {

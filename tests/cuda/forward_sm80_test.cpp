@@ -19,6 +19,7 @@
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
+#include "tests/cuda/offset_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
@@ -52,7 +53,7 @@ class ForwardSm80 : public testing::Test {
     constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
     given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
                               {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .paged = Spec::paged});
-    given.spec = with_formulas<Spec>(with_kv<Spec>(given.spec));
+    given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
     if (!Spec::paged) given.page_size = 0;
     Workload workload(host, given);
     workload.reset();
@@ -92,7 +93,9 @@ class ForwardSm80 : public testing::Test {
     // Params of all kernels here have room for pages.
     auto& p = step_params::with_scales<device::Paged<device::Sm80ForwardParams>>(
         add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
-        {.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)});
+        {.formulas = if_any(checked.formulas),
+         .kv_scales = if_any(checked.kv_scales),
+         .offsets = if_any(checked.offsets)});
     p.pages = checked.pages;
     gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
     constexpr int shared_bytes =
@@ -235,6 +238,16 @@ TEST_F(ForwardSm80, Formulas) {
   c.page_size = 16;
   using Paged = SpecOf<Fp16, 24, 40, true, false>;
   expect<WithFormulaSpec<Paged, FormulaParams, false>, ConfigOf<32, 1>>(c, {});
+}
+
+TEST_F(ForwardSm80, Shards) {
+  using Params = device::Paged<device::Sm80ForwardParams>;
+  using Base = SpecOf<Bf16, 24, 40, false, false>;
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 90, .seqlen_k = 150};
+  c.seed = 500 + sample_seed() % 50;
+  expect<WithShard<Base, Params, device::Causal<Align::top_left>>, ConfigOf<48, 2>>(c, {CausalMask{}});
+  expect<WithShard<Base, Params, device::BlockSparse<32, 64, false>>, ConfigOf<32, 2>>(
+      c, {BlockSparseMask{32, 64, false}});
 }
 
 }  // namespace

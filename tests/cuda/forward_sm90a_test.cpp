@@ -16,6 +16,7 @@
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
+#include "tests/cuda/offset_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/far_scores.hpp"
 #include "tests/support/planned_kernel.hpp"
@@ -100,7 +101,9 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
   // Params of all kernels here have room for pages.
   auto& paged = step_params::with_scales<device::Paged<device::Sm90aForwardParams>>(
       add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
-      {.formulas = if_any(checked.formulas), .kv_scales = if_any(checked.kv_scales)});
+      {.formulas = if_any(checked.formulas),
+       .kv_scales = if_any(checked.kv_scales),
+       .offsets = if_any(checked.offsets)});
   paged.pages = checked.pages;
   if (spec.paged) {
     paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
@@ -165,7 +168,7 @@ class ForwardSm90a : public testing::Test {
                                .o_dtype = o_dtype,
                                .paged = Spec::paged,
                                .v_in_k = Spec::v_in_k});
-    given.spec = with_formulas<Spec>(with_kv<Spec>(given.spec));
+    given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
     return given;
   }
   template <class Spec, class Config>
@@ -625,6 +628,21 @@ TEST(PackedHeads, MakeTheFewestTiles) {
   EXPECT_EQ(cuda::packed_heads(4, 520, 128), 2);   // 18 tiles instead of 20; all four heads make 17
   EXPECT_EQ(cuda::packed_heads(4, 4097, 128), 1);  // 132 tiles; packing would make 129
   EXPECT_EQ(cuda::packed_heads(4, 2147483647, 128), 1);
+}
+
+TEST_F(ForwardSm90a, Shards) {
+  using Params = device::Paged<device::Sm90aForwardParams>;
+  using Base = SpecOf<Bf16, 24, 40, false>;
+  using device::TileOrder;
+  Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 90, .seqlen_k = 250};
+  c.seed = 600 + sample_seed() % 50;
+  using Causal = WithShard<WithDropout<Base>, Params, device::Causal<Align::top_left>>;
+  expect<Causal, ConfigOf<64, 32, true, true, TileOrder::sections>>(c, {CausalMask{}});
+  expect<Causal, ConfigOf<64, 32, true, false, TileOrder::sections>>(c, {CausalMask{}}, 3);
+  expect<WithShard<Base, Params, device::BlockSparse<64, 64, true>>,
+         ConfigOf<64, 64, true, false, TileOrder::waves>>(c, {BlockSparseMask{64, 64, true}});
+  expect<WithShard<Base, Params, device::SlidingWindow<Align::top_left>>,
+         ConfigOf<64, 48, false, true, TileOrder::heads>>(c, {SlidingWindowMask{}});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "codegen/spec/spec.hpp"
 #include "cuda/formula_gradient.cuh"
 #include "shared/backward_cuda_params.h"
+#include "tests/cuda/offset_specs.hpp"
 
 namespace flashjit::testing_support {
 
@@ -125,7 +126,8 @@ struct WithShift : WithLearned<Base, false, false> {
 template <class Spec>
 constexpr bool learns = requires { Spec::learns; };
 template <class Spec>
-using BackwardParamsOf = std::conditional_t<learns<Spec>, LearnedParams, device::CudaBackwardParams>;
+using BackwardParamsOf =
+    std::conditional_t<learns<Spec>, LearnedParams, ParamsInShard<Spec, device::CudaBackwardParams>>;
 // Adds its formulas to the spec if Spec has some.
 template <class Spec>
 AttentionSpec with_learned(AttentionSpec spec) {

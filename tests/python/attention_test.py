@@ -149,6 +149,26 @@ class Attention(unittest.TestCase):
         sinks = np.array([0.5, -1, 2, 0], np.float32)
         self.compare(self.inputs(), {"sinks": sinks.astype(np.float64)}, sink_logits=sinks)
 
+    def test_chunks_of_keys_merge_into_the_whole(self):
+        q, k, v = self.inputs(rows=65)
+        whole, lse = flashjit.attention(q, k, v, mask="causal", return_lse=True)
+        cut, batch = k.shape[1] // 3, q.shape[0]
+        parts = [
+            flashjit.attention(
+                q, k[:, some], v[:, some], mask="causal", return_lse=True, row_offset=np.zeros(batch, np.int64),
+                key_offset=np.full(batch, some.start, np.int64)
+            )
+            for some in (slice(0, cut), slice(cut, k.shape[1]))
+        ]  # fmt: skip
+        merged, merged_lse = flashjit.merge(*(np.stack(one) for one in zip(*parts)), return_lse=True)
+        np.testing.assert_allclose(merged, whole, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(merged_lse, lse, rtol=1e-5, atol=1e-5)
+        rows = slice(cut, q.shape[1])
+        chunk = flashjit.attention(
+            q[:, rows], k, v, mask="causal", row_offset=np.full(batch, cut, np.int64), key_offset=np.zeros(batch, np.int64)
+        )
+        np.testing.assert_allclose(chunk, whole[:, rows], rtol=1e-5, atol=1e-5)
+
     def test_dropout(self):
         q = np.zeros((1, 64, 2, 32), np.float32)
         eye = np.tile(np.eye(64, 64, dtype=np.float32)[None, :, None], (1, 1, 2, 1))

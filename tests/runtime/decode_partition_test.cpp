@@ -57,7 +57,7 @@ const PlannedWithoutCode& kernel_of(const AttentionSpec& given) {
 struct Items {
   Items(const device::DecodeParams& p, const DecodePartition& cut, const AttentionSpec& spec)
       : planned(add_step(kernel_of(spec).kernel(), launch, "flashjit_decode")) {
-    set_decode_items(planned, p, {}, {}, cut, spec);
+    set_decode_items(planned, p, {}, cut, spec);
     lend(true);
   }
   void lend(bool memory) {

@@ -66,6 +66,7 @@ FeatureSpace::FeatureSpace(Operation op, const Target& target) : op_(op), target
   add_keys();
   add_flag("sink_logits", &AttentionSpec::sink_logits);
   add_flag("dropout", &AttentionSpec::dropout);
+  add_flag("offsets", &AttentionSpec::offsets);
   // No other kernels than those that write gradients differ by it.
   if (info_of(op).writes_gradients) add_flag("deterministic", &AttentionSpec::deterministic);
   add_flag("batch_invariant", &AttentionSpec::batch_invariant);

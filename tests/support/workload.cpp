@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <numeric>
@@ -147,6 +148,16 @@ Workload::Workload(TestDevice& device, Case given) : device_(device), case_(std:
         tensors_[i]->limit_elements(elements);
       }
       continue;
+    }
+    if (argument.needs == Condition(&AttentionSpec::offsets)) {
+      const std::vector<std::int64_t>& offsets =
+          argument.tensor() == &AttentionArgs::row_offset ? masks_.row_offset : masks_.key_offset;
+      const bool same = std::adjacent_find(offsets.begin(), offsets.end(), std::not_equal_to<>()) ==
+                        offsets.end();  // stride 0
+      const auto batch = static_cast<std::int64_t>(offsets.size());
+      tensors_[i] = make(DType::int64, TensorShape{.rank = 1, .shape = {batch}, .strides = {same ? 0 : 1}});
+      auto* to = static_cast<std::int64_t*>(tensors_[i]->on_host().data);
+      std::copy_n(offsets.begin(), same ? std::min<std::int64_t>(batch, 1) : batch, to);
     }
     for (MaskTable& table : tables) {
       if (table.argument != argument.tensor()) continue;

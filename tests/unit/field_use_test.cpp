@@ -42,6 +42,8 @@ constexpr Unread unread[] = {
     // They take v as a view of k. The kernels of wgmma use the copy of K.
     {"v_in_k", Operation::forward, On::without_wgmma},
     {"v_in_k", Operation::decode},
+    // Masks and formulas have it in their params; there is no dropout.
+    {"offsets", Operation::decode, On::cpu},
     // Masks do not depend on it.
     {"head_dim_v", Operation::make_block_lists},
 };

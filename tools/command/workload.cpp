@@ -210,10 +210,10 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
   std::uint64_t own_seed = 3 * seed;
   for (const flashjit::Argument& argument : arguments) {
     if (!has_argument(spec, argument)) continue;
-    if (is_slots(argument)) {
-      const std::vector<std::int64_t> slots = typical_slots(argument, shape);
+    if (is_places(argument)) {
+      const std::vector<std::int64_t> places = typical_places(argument, spec, shape);
       HostTensor tensor(DType::int64, argument.layout.sizes(spec, shape));
-      std::memcpy(tensor.view().data, slots.data(), tensor.bytes());
+      std::memcpy(tensor.view().data, places.data(), tensor.bytes());
       work.add(argument, std::move(tensor));
       continue;
     }

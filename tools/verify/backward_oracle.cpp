@@ -131,8 +131,9 @@ class Worker {
     keep_.assign(static_cast<std::size_t>(s.seqlen_k) * (spec_.dropout ? s.seqlen_q : 0), 1);
     for (int row = 0; spec_.dropout && row < s.seqlen_q; ++row)
       dropout_row(
-          dropout_, s.batch, head, row,
-          {keep_.data() + static_cast<std::size_t>(row) * s.seqlen_k, static_cast<std::size_t>(s.seqlen_k)});
+          dropout_, s.batch, head, row + s.row_offset,
+          {keep_.data() + static_cast<std::size_t>(row) * s.seqlen_k, static_cast<std::size_t>(s.seqlen_k)},
+          s.key_offset);
   }
   void load_keys(int sequence, int head) {
     const int head_kv = layout_.head_kv(head);

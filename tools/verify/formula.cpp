@@ -97,9 +97,9 @@ class Evaluation {
       case FormulaName::score:
         return *scores_;
       case FormulaName::row:
-        return integer(place_.row);
+        return integer(place_.row + s.row_offset);
       case FormulaName::position:
-        return integer(place_.row + s.seqlen_k - s.seqlen_q);
+        return integer(position_of(s, place_.row + s.row_offset));
       case FormulaName::head:
         return integer(place_.head);
       case FormulaName::head_kv:
@@ -114,7 +114,8 @@ class Evaluation {
         break;
     }
     std::vector<Integer> keys(place_.keys);
-    for (std::size_t i = 0; i < keys.size(); ++i) keys[i].value = place_.first_key + static_cast<int>(i);
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      keys[i].value = s.key_offset + place_.first_key + static_cast<int>(i);
     return keys;
   }
 

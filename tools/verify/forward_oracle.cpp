@@ -349,7 +349,7 @@ class Worker {
     const Sequence& s = layout_.sequences[task.sequence];
     std::vector<std::uint8_t> keep(static_cast<std::size_t>(s.seqlen_k));
     for (std::size_t r = 0; r < task.rows.size(); ++r) {
-      dropout_row(dropout_, s.batch, task.head, task.rows[r], keep);
+      dropout_row(dropout_, s.batch, task.head, task.rows[r] + s.row_offset, keep, s.key_offset);
       for (std::size_t key = 0; key < keep.size(); ++key) {
         const std::size_t at = r * keys_ + key;
         if (keep[key] || !kept_[at]) continue;

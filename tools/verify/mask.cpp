@@ -32,9 +32,10 @@ bool bit_of(std::int32_t word, int bit) {
 }
 
 int position_of(CausalAlign align, const Sequence& s, int row) {
-  return align == CausalAlign::bottom_right ? row + s.seqlen_k - s.seqlen_q : row;
+  return align == CausalAlign::bottom_right ? position_of(s, row) : row;
 }
 
+// `row` and `key` are those of the whole.
 struct Element {
   const AttentionArgs& args;
   const Sequence& sequence;
@@ -54,6 +55,7 @@ struct Element {
 
   bool seen_by(const BlockSparseMask& mask) const {
     const int list = row / mask.block_m;
+    if (sequence.is_shard && list + 1 >= need(args.block_offsets, "block_offsets").shape[2]) return false;
     const int begin = at(args.block_offsets, "block_offsets", {sequence.batch, head, list});
     const int end = at(args.block_offsets, "block_offsets", {sequence.batch, head, list + 1});
     for (int e = begin; e < end; ++e) {
@@ -71,6 +73,7 @@ struct Element {
   }
 
   bool seen_by(const TreeMask&) const {
+    if (sequence.is_shard) need(args.prefix_lengths, "prefix_lengths");
     const int prefix = args.prefix_lengths ? at(args.prefix_lengths, "prefix_lengths", {sequence.batch})
                                            : sequence.seqlen_k - sequence.seqlen_q;
     if (key < prefix) return true;
@@ -108,6 +111,11 @@ bool has_known_intervals(const Mask& mask) {
 std::int64_t kept_keys(const AttentionSpec& spec, const AttentionArgs& args, const SeenKeys& sees,
                        const Sequence& s, int head, int row) {
   std::vector<Interval> intervals = {{0, s.seqlen_k}};
+  if (s.is_shard) {
+    std::vector<char> seen(static_cast<std::size_t>(s.seqlen_k));
+    sees.row(s, head, row, 0, seen);
+    return std::count(seen.begin(), seen.end(), 1);
+  }
   if (const auto* window = find<SlidingWindowMask>(spec)) {
     const std::int64_t position = position_of(window->align, s, row);
     const Interval around = {args.window_left ? position - *args.window_left : 0,
@@ -163,6 +171,11 @@ std::vector<Sequence> sequences_of(const AttentionSpec& spec, const AttentionArg
     const auto used = [&](const std::optional<Tensor>& given, const char* name, int all) {
       return given ? at(given, name, {b}) : all;
     };
+    const auto offset = [&](const std::optional<Tensor>& given, const char* name) {
+      if (!spec.offsets) return 0;
+      const Tensor& t = need(given, name);
+      return static_cast<int>(static_cast<const std::int64_t*>(t.data)[b * t.strides[0]]);
+    };
     const Range rows = range(args.cu_seqlens_q, "cu_seqlens_q", q, spec.varlen);
     const KeyLayout layout = key_layout(spec);
     Range keys = range(args.cu_seqlens_k, "cu_seqlens_k", k, layout == KeyLayout::packed);
@@ -173,7 +186,10 @@ std::vector<Sequence> sequences_of(const AttentionSpec& spec, const AttentionArg
                          .seqlen_k = used(args.seqlens_k, "seqlens_k", keys.length),
                          .rows = rows.length,
                          .q_begin = rows.begin,
-                         .k_begin = keys.begin});
+                         .k_begin = keys.begin,
+                         .is_shard = spec.offsets,
+                         .row_offset = offset(args.row_offset, "row_offset"),
+                         .key_offset = offset(args.key_offset, "key_offset")});
   }
   return sequences;
 }
@@ -228,7 +244,7 @@ SeenKeys::SeenKeys(const AttentionSpec& spec, const AttentionArgs& args) : spec_
 void SeenKeys::row(const Sequence& sequence, int head, int row, int first_key, std::span<char> seen) const {
   for (std::size_t i = 0; i < seen.size(); ++i) {
     const int key = first_key + static_cast<int>(i);
-    const Element element{args_, sequence, head, row, key};
+    const Element element{args_, sequence, head, row + sequence.row_offset, key + sequence.key_offset};
     seen[i] = row < sequence.seqlen_q && key < sequence.seqlen_k &&
               std::all_of(
                   spec_.mask.begin(), spec_.mask.end(),

@@ -17,7 +17,15 @@ struct Sequence {
   int seqlen_q, seqlen_k;         // its own lengths
   int rows;                       // rows of the output; rows from seqlen_q on are padding
   std::int64_t q_begin, k_begin;  // its first row and key in packed tensors, else 0
+  // With offsets: its rows and keys are a part of a whole, in which they begin here.
+  bool is_shard = false;
+  int row_offset = 0, key_offset = 0;
 };
+
+// The place among the keys of a row that counts from the start of its sequence, or of the whole.
+inline int position_of(const Sequence& s, int row) {
+  return s.is_shard ? row : row + s.seqlen_k - s.seqlen_q;
+}
 
 // Integer tables of `args` are in host memory; only the shapes of q and k count. Throws invalid_argument if a
 // table is missing.

@@ -23,6 +23,7 @@ class Maker {
         makes_lists_(info_of(spec.op).makes_lists),
         has_padding_(has<PaddingMask>(spec)),
         counts_keys_(counts_keys(spec)) {
+    if (spec.offsets) make_offsets(spec);
     for (const Mask& mask : spec.mask) std::visit([&](const auto& m) { make(m); }, mask);
     if (counts_keys_) make_key_lengths();
     if (spec.paged) make_pages(spec);
@@ -36,6 +37,27 @@ class Maker {
     return std::any_of(spec.mask.begin(), spec.mask.end(),
                        [](const Mask& m) { return std::holds_alternative<Kind>(m); });
   }
+
+  // The last rows are the last keys, but a tree's come first. Hard: any near each other, or far from 0.
+  void make_offsets(const AttentionSpec& spec) {
+    const bool same = draw_.chance(0.3), lists = has<BlockSparseMask>(spec) || has<TreeMask>(spec);
+    const int far = lists || draw_.chance(0.7) ? 0 : longest_sequence / 2;
+    const int apart = has<TreeMask>(spec) ? 0 : shape_.seqlen_k - shape_.seqlen_q;
+    for (int b = 0; b < shape_.batch; ++b) {
+      std::int64_t row = std::max(apart, 0), key = std::max(-apart, 0);
+      if (options_.hard) {
+        key = far + draw_.between(0, shape_.seqlen_k + 40);
+        row = std::max<std::int64_t>(key + draw_.between(-shape_.seqlen_q - 20, shape_.seqlen_k + 20), 0);
+      }
+      data_.row_offset.push_back(same && b > 0 ? data_.row_offset[0] : row);
+      data_.key_offset.push_back(same && b > 0 ? data_.key_offset[0] : key);
+    }
+  }
+  static int most(const std::vector<std::int64_t>& offsets) {
+    return offsets.empty() ? 0 : static_cast<int>(*std::max_element(offsets.begin(), offsets.end()));
+  }
+  int whole_rows() const { return shape_.seqlen_q + most(data_.row_offset); }
+  int whole_keys() const { return shape_.seqlen_k + most(data_.key_offset); }
 
   // Refuses tables that take gigabytes of memory or minutes to draw.
   static void require_moderate(const char* what, std::initializer_list<std::int64_t> sizes) {
@@ -87,8 +109,8 @@ class Maker {
 
   void make(const BlockSparseMask& mask) {
     if (makes_lists_) return;
-    const int row_blocks = device::ceil_div(shape_.seqlen_q, mask.block_m);
-    const int key_blocks = device::ceil_div(shape_.seqlen_k, mask.block_n);
+    const int row_blocks = device::ceil_div(whole_rows(), mask.block_m);
+    const int key_blocks = device::ceil_div(whole_keys(), mask.block_n);
     const int batch = options_.hard && draw_.chance(0.5) ? shape_.batch : 1;
     const int heads = mask.per_head ? shape_.num_heads_q : 1;
     require_moderate("blocks of lists", {batch, heads, row_blocks + 1, std::max(1, key_blocks)});
@@ -125,7 +147,7 @@ class Maker {
   // prefix length.
   void make(const TreeMask&) {
     const int batch = options_.hard && draw_.chance(0.5) ? 1 : shape_.batch;
-    const int rows = shape_.seqlen_q, words = device::ceil_div(rows, 32);
+    const int rows = whole_rows(), words = device::ceil_div(rows, 32);
     require_moderate("words of trees", {batch, rows, words});
     std::vector<std::int32_t> bits(static_cast<std::size_t>(batch) * rows * words);
     for (int b = 0; b < batch; ++b) {
@@ -138,8 +160,8 @@ class Maker {
       }
     }
     add(&AttentionArgs::tree_bits, {batch, rows, words}, std::move(bits));
-    if (options_.hard && !has_padding_ && draw_.chance(0.5))
-      add(&AttentionArgs::prefix_lengths, {shape_.batch}, lengths(shape_.seqlen_k));
+    if (!data_.row_offset.empty() || (options_.hard && !has_padding_ && draw_.chance(0.5)))
+      add(&AttentionArgs::prefix_lengths, {shape_.batch}, lengths(whole_keys()));
   }
 
   // Without hard ones all keys are used.
@@ -176,9 +198,13 @@ class Maker {
       std::int64_t first = 0, sinks = 0;  // keys in [sinks, first) are before every row's window
       for (const Mask& mask : spec.mask) {
         const auto* window = std::get_if<SlidingWindowMask>(&mask);
-        if (!window || window->align != CausalAlign::bottom_right || !data_.window_left) continue;
-        first = length - shape_.seqlen_q - *data_.window_left;
-        sinks = data_.num_sinks.value_or(0);
+        const bool is_shard = !data_.row_offset.empty();
+        if (!window || (window->align != CausalAlign::bottom_right && !is_shard) || !data_.window_left)
+          continue;
+        const auto entry = static_cast<std::size_t>(b);
+        first = is_shard ? data_.row_offset[entry] - data_.key_offset[entry] : length - shape_.seqlen_q;
+        first -= *data_.window_left;
+        sinks = data_.num_sinks.value_or(0) - (is_shard ? data_.key_offset[entry] : 0);
       }
       for (std::int64_t page = 0; page < of_entry; ++page) {
         const std::int64_t begin = page * page_size, end = begin + page_size;

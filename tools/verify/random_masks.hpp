@@ -12,7 +12,7 @@ namespace flashjit::verify {
 struct MaskData {
   MaskTables tables;
   std::optional<int> window_left, window_right, num_sinks;
-
+  std::vector<std::int64_t> row_offset, key_offset;  // [batch], with offsets
   // Cuts the lengths to those of the packed sequences, whose starts `starts` holds, if there are some. Gives
   // a tree prefix_lengths if a batch entry has fewer keys than rows.
   void fit_lengths(const AttentionSpec& spec, const Shape& shape, const AttentionArgs& starts);

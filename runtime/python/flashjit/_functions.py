@@ -16,12 +16,14 @@ _ATTENTION = (
     "q", "k", "v", "softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q",
     "seqlens_k", "page_table", "window_left", "window_right", "num_sinks", "tree_bits", "prefix_lengths",
     "sink_logits", "k_scale", "v_scale", "dropout_p", "dropout_seed", "dropout_offset", "dropout_seed_tensor",
-    "dropout_offset_tensor", "block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks",
+    "dropout_offset_tensor", "block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks", "row_offset",
+    "key_offset",
 )  # fmt: skip
 _DECODE = (
     "q", "k", "v", "softmax_scale", "cu_seqlens_q", "max_seqlen_q", "seqlens_k", "page_table", "window_left",
     "window_right", "num_sinks", "tree_bits", "prefix_lengths", "sink_logits", "k_scale", "v_scale", "k_new", "v_new",
-    "q_out", "rotary_positions", "rotary_cos", "rotary_sin", "rotary_base", "rotary_scale",
+    "q_out", "rotary_positions", "rotary_cos", "rotary_sin", "rotary_base", "rotary_scale", "row_offset",
+    "key_offset",
 )  # fmt: skip
 _APPEND = (
     "q", "k", "v", "k_new", "v_new", "slots", "append_positions", "page_table", "cu_seqlens_q", "k_scale", "v_scale",
@@ -119,8 +121,8 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
               window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
               seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
               sink_logits=None, k_scale=None, v_scale=None, kv_scale=None, return_lse=False, out=None, out_dtype=None,
-              tables=None, deterministic=False, heads_first=False, head_dim_v=None, engine=None, stream=None,
-              **named):  # fmt: skip
+              row_offset=None, key_offset=None, tables=None, deterministic=False, heads_first=False,
+              head_dim_v=None, engine=None, stream=None, **named):  # fmt: skip
     """Exact attention, softmax(scale * q k^T + mask) v, of tensors of PyTorch, CuPy, JAX (CPU) or NumPy.
 
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_k, heads_kv, head_dim]; v: [batch, seqlen_k, heads_kv,
@@ -140,6 +142,8 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
     PyTorch's generator draws them unless they are given.
     block_lists: of make_block_lists. sink_logits: float32 [heads_q]. k_scale, v_scale: of 8-bit k and v, shared as
     kv_scale says ("tensor", "head", "token_head"). out_dtype: "fp32", or q's dtype.
+    row_offset, key_offset: int64 [batch], where the rows and keys begin in a longer whole, for masks, formulas and
+    dropout. Partial results of some keys are merged by merge.
     stream: the address of a CUDA stream; the framework's current stream unless given. A launch on the current stream
     needs no care; with another stream the caller keeps all tensors alive until it has run.
 
@@ -184,7 +188,7 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
         block_mask = b._mask()
     values = (q, k, v, scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlens_q, seqlens_k, page_table,
               left, right, num_sinks, tree_bits, prefix_lengths, sink_logits, k_scale, v_scale, p, seed, offset,
-              seed_tensor, offset_tensor, *lists, *named.values())  # fmt: skip
+              seed_tensor, offset_tensor, *lists, row_offset, key_offset, *named.values())  # fmt: skip
     made = NotImplemented
     alone = out is None and engine is None and stream is None
     if head_dim_v is not None:
@@ -293,8 +297,8 @@ def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sink
            max_seqlen_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, sink_logits=None,
            k_scale=None, v_scale=None, kv_scale=None, k_new=None, v_new=None, rotary=None, q_out=None,
            rotary_positions=None, rotary_cos=None, rotary_sin=None, rotary_base=None, rotary_scale=None,
-           batch_invariant=False, return_lse=False, out=None, out_dtype=None, tables=None, head_dim_v=None,
-           engine=None, stream=None, **named):  # fmt: skip
+           row_offset=None, key_offset=None, batch_invariant=False, return_lse=False, out=None, out_dtype=None,
+           tables=None, head_dim_v=None, engine=None, stream=None, **named):  # fmt: skip
     """Attention of 1 to 64 new rows of each batch entry against a cache of keys and values.
 
     q: [batch, seqlen_q, heads_q, head_dim], or packed [total, heads_q, head_dim] with cu_seqlens_q. k, v: the caches
@@ -314,7 +318,7 @@ def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sink
     """
     values = (q, k, v, scale, cu_seqlens_q, max_seqlen_q, seqlens_k, page_table, *_sides(window), num_sinks, tree_bits,
               prefix_lengths, sink_logits, k_scale, v_scale, k_new, v_new, q_out, rotary_positions, rotary_cos,
-              rotary_sin, rotary_base, rotary_scale, *named.values())  # fmt: skip
+              rotary_sin, rotary_base, rotary_scale, row_offset, key_offset, *named.values())  # fmt: skip
     if head_dim_v is not None:
         _check_values_in_keys("decode", v, head_dim_v, _is_traced(q))
     if _is_traced(q):

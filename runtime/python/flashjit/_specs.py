@@ -84,6 +84,8 @@ class Maker:
                 del fields[name]
         if "sink_logits" in dtypes:
             fields["sink_logits"] = True
+        if "row_offset" in dtypes or "key_offset" in dtypes:
+            fields["offsets"] = True
         self.declare(fields, dtypes)
         return self.engine or default_engine(device), Spec(fields), o_dtype
 

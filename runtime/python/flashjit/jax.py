@@ -28,8 +28,8 @@ _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "bool": "ui
 
 def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_key=None, window=None, num_sinks=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqlens_q=None,
-              seqlens_k=None, tree_bits=None, prefix_lengths=None, sink_logits=None, return_lse=False, out_dtype=None,
-              tables=None, **named):  # fmt: skip
+              seqlens_k=None, tree_bits=None, prefix_lengths=None, sink_logits=None, row_offset=None,
+              key_offset=None, return_lse=False, out_dtype=None, tables=None, **named):  # fmt: skip
     """Exact attention as flashjit.attention computes it, of arrays of JAX on CPUs and CUDA devices.
 
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_k, heads_kv, head_dim]; v: [batch, seqlen_k, heads_kv,
@@ -50,7 +50,7 @@ def attention(q, k, v, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_
         "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqlens_q": seqlens_q,
         "seqlens_k": seqlens_k, "tree_bits": tree_bits, "prefix_lengths": prefix_lengths, "sink_logits": sink_logits,
         "softmax_scale": scale, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "window_left": left,
-        "window_right": right, "num_sinks": num_sinks,
+        "window_right": right, "num_sinks": num_sinks, "row_offset": row_offset, "key_offset": key_offset,
     }  # fmt: skip
     if dropout_p:
         if dropout_key is None:

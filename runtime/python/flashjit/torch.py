@@ -251,7 +251,7 @@ def _differentiate_twice(ctx, *gradients):
     )
 
 
-_OF_ENTRIES = {"q", "k", "v", "o", "lse", "do", "dlse"}
+_OF_ENTRIES = {"q", "k", "v", "o", "lse", "do", "dlse", "row_offset", "key_offset"}
 _OF_ALL_ENTRIES = {"sink_logits", "alibi_slopes", "dropout_seed_tensor", "dropout_offset_tensor"}
 
 

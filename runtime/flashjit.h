@@ -181,6 +181,8 @@ typedef struct flashjit_request flashjit_request;
 typedef struct flashjit_prepared flashjit_prepared;
 typedef struct flashjit_workspace flashjit_workspace;
 typedef struct flashjit_step flashjit_step;
+typedef struct flashjit_group flashjit_group; /* a rank's place in a group */
+typedef struct flashjit_parallel flashjit_parallel;
 
 /* Runs body over disjoint ranges that cover [0, count), on any threads; returns when all are done. */
 typedef void (*flashjit_parallel_for)(void* user, int64_t count,
@@ -393,6 +395,36 @@ FLASHJIT_C_API flashjit_status flashjit_step_add(flashjit_step* step, const flas
                                                  const flashjit_shape* largest);
 FLASHJIT_C_API flashjit_status flashjit_step_launch(const flashjit_step* step, void* stream);
 FLASHJIT_C_API void flashjit_step_destroy(flashjit_step* step);
+
+/* Attention over several ranks, each with a part of the sequence (runtime/parallel.hpp says more). */
+typedef enum {
+  FLASHJIT_LAYOUT_CONTIGUOUS = 0,
+  FLASHJIT_LAYOUT_ZIGZAG = 1,
+  FLASHJIT_LAYOUT_HEADS = 2,
+  FLASHJIT_LAYOUT_BEST = 3
+} flashjit_layout;
+/* Makes a group of `size` threads of this process: `ranks` has room for so many pointers, one for each. */
+FLASHJIT_C_API flashjit_status flashjit_groups_of_threads(int32_t size, flashjit_group** ranks);
+FLASHJIT_C_API void flashjit_group_destroy(flashjit_group* group);
+/* Every rank calls this, and the functions below, in the same order, with a forward's spec and the sizes of
+   all ranks together. `layout`: a flashjit_layout. The engine outlives the object. */
+FLASHJIT_C_API flashjit_status flashjit_parallel_create(flashjit_engine* engine, const flashjit_spec* spec,
+                                                        const flashjit_shape* whole, int32_t layout,
+                                                        const flashjit_group* group,
+                                                        flashjit_parallel** parallel);
+/* The layout, and why it is that one; either may be null. The text is valid as long as the object. */
+FLASHJIT_C_API flashjit_status flashjit_parallel_layout(const flashjit_parallel* parallel, int32_t* layout,
+                                                        const char** reason);
+/* The bytes that FLASHJIT_ARG_WORKSPACE must have, aligned to 64. `backward`: 0 for a forward. */
+FLASHJIT_C_API flashjit_status flashjit_parallel_workspace(const flashjit_parallel* parallel,
+                                                           int32_t backward, size_t* bytes);
+FLASHJIT_C_API flashjit_status flashjit_parallel_forward(const flashjit_parallel* parallel,
+                                                         const flashjit_argument* args, size_t num_args,
+                                                         void* stream);
+FLASHJIT_C_API flashjit_status flashjit_parallel_backward(const flashjit_parallel* parallel,
+                                                          const flashjit_argument* args, size_t num_args,
+                                                          void* stream);
+FLASHJIT_C_API void flashjit_parallel_destroy(flashjit_parallel* parallel);
 
 #ifdef __cplusplus
 }

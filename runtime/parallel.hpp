@@ -1,0 +1,99 @@
+// Attention over several ranks, each with a part of the sequence (context parallelism): ring attention (Liu
+// et al. 2023) with partial results merged by their log-sum-exps, or all-to-all over heads
+// (DeepSpeed-Ulysses, Jacobs et al. 2023).
+//
+//   std::vector<flashjit::ParallelGroup> group = flashjit::ParallelGroup::of_threads(4);
+//   // on the thread of each rank, with the engine of a CPU:
+//   flashjit::ParallelAttention attention(engine, spec, whole, flashjit::SequenceLayout::zigzag,
+//   group[rank]); attention.forward({.q = own_q, .k = own_k, .v = own_v, .o = own_o, .lse = own_lse,
+//   .workspace = workspace});
+//
+// Every rank makes the object and calls its functions, in the same order. A rank whose call throws makes the
+// waiting calls of the others throw device_failed with its text; the group is of no use then.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flashjit.hpp"
+
+namespace flashjit {
+
+// Which rows and keys of the whole a rank has. Its tensors are [batch, seqlen / size, heads, head_dim], its
+// chunks of the sequence one after the other.
+enum class SequenceLayout {
+  contiguous,  // one chunk for each rank, in the order of ranks
+  zigzag,      // chunks rank and 2 size - 1 - rank of 2 size: balances causal masks
+  heads,       // chunks as contiguous; heads are divided while attention is computed: copies all tensors once
+  best,        // zigzag if the masks are causal and the sequence has 2 size equal chunks, else contiguous
+};
+FLASHJIT_API const char* to_string(SequenceLayout) noexcept;
+
+// Rows or keys [begin, begin + length) of the whole.
+struct SequenceChunk {
+  int begin = 0, length = 0;
+  bool operator==(const SequenceChunk&) const = default;
+};
+// The chunks of a rank, in the order of its tensors. Throws invalid_argument if the sequence cannot be
+// divided.
+FLASHJIT_API std::vector<SequenceChunk> sequence_chunks(SequenceLayout layout, int seqlen, int rank,
+                                                        int size);
+
+class Transport;  // runtime/parallel/transport.hpp
+
+// A rank's place among the ranks that compute together.
+class FLASHJIT_API ParallelGroup {
+ public:
+  // One rank for each of `size` threads of this process, whose engines are CPUs'. Each thread takes its own.
+  static std::vector<ParallelGroup> of_threads(int size);
+
+  int rank() const noexcept;
+  int size() const noexcept;
+  const std::shared_ptr<Transport>& transport() const noexcept { return transport_; }
+
+ private:
+  explicit ParallelGroup(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
+  std::shared_ptr<Transport> transport_;
+};
+
+class FLASHJIT_API ParallelAttention {
+ public:
+  // `spec`: a forward, whose backward is used, too; `whole`: the sizes of all ranks together, seqlen_q equal
+  // to seqlen_k unless every row sees every key. Ranks compare what they were given, and all throw
+  // invalid_argument if it differs. Throws unsupported for what the layout does not compute: packed
+  // sequences, padding, pages, 8-bit keys, sink logits and tables with gradients; with heads also dropout,
+  // formulas that read head, and lists of heads. The engine and the group outlive the object.
+  ParallelAttention(Engine& engine, const AttentionSpec& spec, const Shape& whole, SequenceLayout layout,
+                    const ParallelGroup& group);
+  ParallelAttention(ParallelAttention&&) noexcept;
+  ~ParallelAttention();
+
+  // The layout, and why it is that one.
+  SequenceLayout layout() const noexcept;
+  const std::string& layout_reason() const noexcept;
+  // The sizes of a rank's tensors.
+  Shape own_shape() const noexcept;
+  // Bytes of AttentionArgs::workspace for a forward, or a backward, aligned to 64 bytes.
+  std::size_t workspace_bytes(Operation op) const;
+
+  // The rank's rows of the result. Tensors are the rank's; tables of masks and formulas, window sizes and
+  // dropout's numbers are those of the whole, the same on every rank. Returns when no rank reads this one's
+  // tensors any more. Equal arguments give equal bits run after run. Throws what a launch throws.
+  void forward(const AttentionArgs& args, Stream stream = nullptr) const;
+  // The rank's gradients, of its own o and lse, which a forward wrote.
+  void backward(const AttentionArgs& args, Stream stream = nullptr) const;
+
+  // Launches of the last forward or backward, and pairs of chunks that it skipped since no row sees a key.
+  struct Steps {
+    int launched = 0, skipped = 0;
+  };
+  Steps last_steps() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace flashjit

@@ -1,0 +1,76 @@
+// The C interface of attention over several ranks.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "runtime/flashjit.h"
+
+namespace {
+
+TEST(CParallel, ComputesOnARankAndRefusesBadInput) {
+  flashjit_engine_options options{};
+  options.struct_size = sizeof options;
+  flashjit_engine* engine = nullptr;
+  ASSERT_EQ(flashjit_engine_create(&options, &engine), FLASHJIT_OK) << flashjit_last_error_message();
+  flashjit_spec* spec = nullptr;
+  ASSERT_EQ(
+      flashjit_spec_create(R"({"op": "forward", "dtype": "fp32", "head_dim": 8, "mask": ["causal"]})", &spec),
+      FLASHJIT_OK);
+  flashjit_group* group = nullptr;
+  EXPECT_EQ(flashjit_groups_of_threads(0, &group), FLASHJIT_INVALID_ARGUMENT);
+  ASSERT_EQ(flashjit_groups_of_threads(1, &group), FLASHJIT_OK);
+  flashjit_shape whole{};
+  whole.struct_size = sizeof whole;
+  whole.batch = 1, whole.seqlen_q = whole.seqlen_k = 6, whole.num_heads_q = whole.num_heads_kv = 1;
+  flashjit_parallel* parallel = nullptr;
+  EXPECT_EQ(flashjit_parallel_create(engine, spec, &whole, 9, group, &parallel), FLASHJIT_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(flashjit_last_error_message()).find("layout is 9"), std::string::npos);
+  ASSERT_EQ(flashjit_parallel_create(engine, spec, &whole, FLASHJIT_LAYOUT_BEST, group, &parallel),
+            FLASHJIT_OK)
+      << flashjit_last_error_message();
+  int32_t layout = -1;
+  const char* reason = nullptr;
+  EXPECT_EQ(flashjit_parallel_layout(parallel, &layout, &reason), FLASHJIT_OK);
+  EXPECT_EQ(layout, FLASHJIT_LAYOUT_ZIGZAG) << reason;
+
+  // All scores are 0, so row i is the mean of values 0 to i.
+  std::vector<float> zeros(48), v(48), o(48, -1), lse(6, -1);
+  for (int i = 0; i < 48; ++i) v[static_cast<std::size_t>(i)] = static_cast<float>(i / 8);
+  const auto tensor = [](std::vector<float>& data, bool rows) {
+    flashjit_tensor t{};
+    t.data = data.data();
+    t.dtype = FLASHJIT_FP32;
+    t.rank = rows ? 3 : 4;
+    const std::int64_t sizes[] = {1, rows ? 1 : 6, rows ? 6 : 1, 8},
+                       strides[] = {rows ? 6 : 48, rows ? 6 : 8, rows ? 1 : 8, 1};
+    for (int i = 0; i < t.rank; ++i) t.shape[i] = sizes[i], t.strides[i] = strides[i];
+    return t;
+  };
+  size_t bytes = 0;
+  EXPECT_EQ(flashjit_parallel_workspace(parallel, 0, &bytes), FLASHJIT_OK);
+  flashjit_workspace* workspace = nullptr;
+  ASSERT_EQ(flashjit_workspace_create(engine, bytes, &workspace), FLASHJIT_OK);
+  flashjit_tensor of_q = tensor(zeros, false), of_v = tensor(v, false), of_o = tensor(o, false),
+                  of_lse = tensor(lse, true), of_workspace{};
+  EXPECT_EQ(flashjit_workspace_tensor(workspace, &of_workspace), FLASHJIT_OK);
+  std::vector<flashjit_argument> args;
+  const auto add = [&](std::int32_t id, const flashjit_tensor& t) {
+    flashjit_argument one{};
+    one.id = id;
+    one.value.tensor = &t;
+    args.push_back(one);
+  };
+  add(FLASHJIT_ARG_Q, of_q), add(FLASHJIT_ARG_K, of_q), add(FLASHJIT_ARG_V, of_v), add(FLASHJIT_ARG_O, of_o);
+  add(FLASHJIT_ARG_LSE, of_lse), add(FLASHJIT_ARG_WORKSPACE, of_workspace);
+  ASSERT_EQ(flashjit_parallel_forward(parallel, args.data(), args.size(), nullptr), FLASHJIT_OK)
+      << flashjit_last_error_message();
+  for (int row = 0; row < 6; ++row) EXPECT_NEAR(o[static_cast<std::size_t>(row) * 8], row / 2.0, 1e-5) << row;
+  flashjit_parallel_destroy(parallel);
+  flashjit_workspace_destroy(workspace);
+  flashjit_group_destroy(group);
+  flashjit_spec_destroy(spec);
+  flashjit_engine_destroy(engine);
+}
+
+}  // namespace

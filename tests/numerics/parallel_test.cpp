@@ -1,0 +1,246 @@
+// Attention over groups of threads is that of one engine over the whole.
+#include "runtime/parallel.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/parallel/transport.hpp"
+#include "tests/support/workload.hpp"
+#include "tests/unit/expect_error.h"
+
+namespace flashjit::testing_support {
+namespace {
+
+// A rank's tensor: its chunks of the whole's, one after the other.
+class OwnTensor {
+ public:
+  OwnTensor(const Tensor& whole, int dim, const std::vector<SequenceChunk>& chunks) : dim_(dim) {
+    std::vector<std::int64_t> sizes(whole.shape.begin(), whole.shape.begin() + whole.rank);
+    sizes[static_cast<std::size_t>(dim)] = 0;
+    for (const SequenceChunk& chunk : chunks) sizes[static_cast<std::size_t>(dim)] += chunk.length;
+    std::size_t bytes = size_of(whole.dtype);
+    for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
+    memory_.assign(bytes + 64, std::byte{0xff});
+    const auto address = (reinterpret_cast<std::uintptr_t>(memory_.data()) + 63) / 64 * 64;
+    view_ = Tensor::contiguous(reinterpret_cast<void*>(address), whole.dtype, {}, sizes);
+    for (const SequenceChunk& chunk : chunks)
+      for (int i = 0; i < chunk.length; ++i) places_.push_back(chunk.begin + i);
+  }
+  const Tensor& view() const { return view_; }
+  // Copies this rank's elements from the whole, or to it.
+  void take(const Tensor& whole) { copy(whole, false); }
+  void give(const Tensor& whole) { copy(whole, true); }
+
+ private:
+  void copy(const Tensor& whole, bool to_whole) {
+    const std::size_t size = size_of(whole.dtype);
+    std::vector<std::int64_t> at(static_cast<std::size_t>(whole.rank));
+    const std::function<void(int)> each = [&](int dim) {
+      if (dim == whole.rank) {
+        std::int64_t own = 0, other = 0;
+        for (std::size_t i = 0; i < at.size(); ++i) {
+          own += at[i] * view_.strides[i];
+          other += (static_cast<int>(i) == dim_ ? places_[static_cast<std::size_t>(at[i])] : at[i]) *
+                   whole.strides[i];
+        }
+        auto* const mine = static_cast<std::byte*>(view_.data) + own * static_cast<std::int64_t>(size);
+        auto* const theirs = static_cast<std::byte*>(whole.data) + other * static_cast<std::int64_t>(size);
+        std::memcpy(to_whole ? theirs : mine, to_whole ? mine : theirs, size);
+        return;
+      }
+      const auto place = static_cast<std::size_t>(dim);
+      for (at[place] = 0; at[place] < view_.shape[place]; ++at[place]) each(dim + 1);
+    };
+    each(0);
+  }
+
+  const int dim_;
+  std::vector<std::byte> memory_;
+  std::vector<std::int64_t> places_;
+  Tensor view_;
+};
+
+constexpr TensorMember tensors[] = {
+    &AttentionArgs::q,   &AttentionArgs::k,    &AttentionArgs::v,  &AttentionArgs::o,  &AttentionArgs::lse,
+    &AttentionArgs::d_o, &AttentionArgs::dlse, &AttentionArgs::dq, &AttentionArgs::dk, &AttentionArgs::dv};
+
+void on_threads(int size, const std::function<void(int rank)>& work) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(work, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+class Parallel : public ComputesOnEveryDevice {
+ protected:
+  // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
+  // steps of rank 0.
+  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout) {
+    const Case& c = workload.given();
+    const bool backward = c.spec.op == Operation::backward;
+    const AttentionSpec forward = backward ? forward_of(c.spec) : c.spec;
+    std::vector<ParallelGroup> group = ParallelGroup::of_threads(size);
+    std::vector<std::string> errors(static_cast<std::size_t>(size));
+    ParallelAttention::Steps steps;
+    const AttentionArgs& whole = workload.args();
+    on_threads(size, [&](int rank) {
+      try {
+        const ParallelGroup& own = group[static_cast<std::size_t>(rank)];
+        const ParallelAttention attention(on().engine(), forward, c.shape(), layout, own);
+        std::deque<OwnTensor> parts;
+        AttentionArgs args = whole;
+        std::vector<std::pair<OwnTensor*, TensorMember>> outputs;
+        for (const TensorMember member : tensors) {
+          if (!(whole.*member)) continue;
+          const bool of_keys = member == &AttentionArgs::k || member == &AttentionArgs::v ||
+                               member == &AttentionArgs::dk || member == &AttentionArgs::dv;
+          const bool numbers = member == &AttentionArgs::lse || member == &AttentionArgs::dlse;
+          parts.emplace_back(
+              *(whole.*member), numbers ? 2 : 1,
+              sequence_chunks(attention.layout(), of_keys ? c.seqlen_k : c.seqlen_q, rank, size));
+          args.*member = parts.back().view();
+          if (argument_of(member).role_in(c.spec) == Role::output)
+            outputs.emplace_back(&parts.back(), member);
+          else
+            parts.back().take(*(whole.*member));
+        }
+        const std::size_t bytes = attention.workspace_bytes(c.spec.op);
+        std::vector<std::byte> memory(bytes + 64, std::byte{0xff});
+        const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+        args.workspace = Tensor::contiguous(reinterpret_cast<void*>(address), DType::uint8, {},
+                                            {static_cast<std::int64_t>(bytes)});
+        if (backward)
+          attention.backward(args);
+        else
+          attention.forward(args);
+        for (const auto& [part, member] : outputs) part->give(*(whole.*member));
+        if (rank == 0) steps = attention.last_steps();
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(rank)] = error.message();
+      }
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    return steps;
+  }
+  static AttentionSpec forward_of(AttentionSpec spec) {
+    spec.op = Operation::forward;
+    spec.deterministic = false;
+    spec.grad_dtype.reset();
+    return spec.validated();
+  }
+
+  void expect(const std::string& fields, const Case& given, int size, SequenceLayout layout) {
+    if (on().is_cuda()) return;
+    for (const char* const op : {"forward", "backward"}) {
+      Case c = given;
+      c.spec = AttentionSpec::from_json(std::string("{\"op\": \"") + op + "\", " + fields + "}");
+      SCOPED_TRACE(c.spec.to_json() + ", " + std::to_string(size) + " ranks, " + to_string(layout));
+      Workload workload(on(), c);
+      workload.reset();
+      run(workload, size, layout);
+      EXPECT_TRUE(workload.check());
+      const std::vector<std::byte> first = workload.outputs();
+      workload.reset();
+      run(workload, size, layout);
+      EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
+    }
+  }
+};
+
+const Case usual{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 48, .seqlen_k = 48};
+
+TEST_P(Parallel, EveryLayoutAndSize) {
+  constexpr char causal[] = R"("dtype": "bf16", "head_dim": 32, "mask": ["causal"])";
+  for (const int size : {2, 3, 4, 8})
+    for (const SequenceLayout layout :
+         {SequenceLayout::contiguous, SequenceLayout::zigzag, SequenceLayout::heads}) {
+      Case c = usual;
+      if (layout == SequenceLayout::heads) c.batch = 1, c.heads_q = c.heads_kv = size;
+      c.seed = static_cast<std::uint64_t>(size);
+      expect(causal, c, size, layout);
+    }
+}
+
+TEST_P(Parallel, MasksDropoutAndFormulas) {
+  std::uint64_t seed = 50;
+  for (
+      const char* const fields :
+      {R"("dtype": "bf16", "head_dim": 32, "dropout": true, "mask": ["causal"])",
+       R"("dtype": "fp32", "head_dim": 32, "score": ["alibi"], "mask": [{"kind": "sliding_window", "sinks": true}])"}) {
+    Case c = usual;
+    c.seed = seed++;
+    c.masks = verify::MaskDataOptions{.window_left = 10, .window_right = 3};
+    for (const SequenceLayout layout : {SequenceLayout::contiguous, SequenceLayout::zigzag})
+      expect(fields, c, 4, layout);
+  }
+}
+
+// Pairs of chunks without a key are neither computed nor read.
+TEST_P(Parallel, SkipsWhatNoRowSees) {
+  if (on().is_cuda()) return;
+  Case c = usual;
+  c.spec = AttentionSpec::from_json(
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 32, "mask": ["causal", "sliding_window"]})");
+  c.masks = verify::MaskDataOptions{.window_left = 10};
+  Workload workload(on(), c);
+  workload.reset();
+  const ParallelAttention::Steps first = run(workload, 4, SequenceLayout::contiguous);
+  EXPECT_EQ(first.launched, 1);  // rows 0 to 11 see no other keys
+  EXPECT_EQ(first.skipped, 3);
+  EXPECT_TRUE(workload.check());
+}
+
+TEST_P(Parallel, RanksThatDisagreeAreToldBeforeTheFirstStep) {
+  if (on().is_cuda()) return;
+  std::vector<ParallelGroup> group = ParallelGroup::of_threads(3);
+  const AttentionSpec spec{.head_dim = 32, .mask = {CausalMask{}}};
+  const Shape whole{.batch = 1, .seqlen_q = 48, .seqlen_k = 48, .num_heads_q = 2, .num_heads_kv = 2};
+  on_threads(3, [&](int rank) {
+    AttentionSpec own = spec;
+    if (rank == 1) own.head_dim = 64;
+    const ParallelGroup& of = group[static_cast<std::size_t>(rank)];
+    expect_error(ErrorCode::invalid_argument, {"rank 1", "\"head_dim\": 64", "\"head_dim\": 32"},
+                 [&] { ParallelAttention(on().engine(), own, whole, SequenceLayout::contiguous, of); });
+    // The group still works.
+    const ParallelAttention attention(on().engine(), spec, whole, SequenceLayout::best, of);
+    EXPECT_EQ(attention.layout(), SequenceLayout::zigzag) << attention.layout_reason();
+    // A rank that fails ends the others' calls.
+    AttentionArgs none;
+    expect_error(rank == 0 ? ErrorCode::invalid_argument : ErrorCode::device_failed,
+                 {rank == 0 ? "q" : "rank 0"}, [&] {
+                   if (rank == 0)
+                     attention.forward(none);
+                   else
+                     of.transport()->meet(nullptr);
+                 });
+  });
+}
+
+TEST_P(Parallel, RefusesWhatALayoutDoesNotCompute) {
+  if (on().is_cuda()) return;
+  const ParallelGroup alone = ParallelGroup::of_threads(1)[0];
+  const Shape whole{.batch = 1, .seqlen_q = 48, .seqlen_k = 48, .num_heads_q = 2, .num_heads_kv = 2};
+  const auto refused = [&](const char* fields, ErrorCode code, std::initializer_list<const char*> parts,
+                           SequenceLayout layout = SequenceLayout::contiguous) {
+    const AttentionSpec spec = AttentionSpec::from_json(
+        std::string(R"({"op": "forward", "dtype": "bf16", "head_dim": 32, )") + fields + "}");
+    expect_error(code, parts, [&] { ParallelAttention(on().engine(), spec, whole, layout, alone); });
+  };
+  refused(R"("varlen": true)", ErrorCode::unsupported, {"varlen"});
+  refused(R"("sink_logits": true)", ErrorCode::unsupported, {"sink_logits"});
+  refused(R"("mask": ["padding"])", ErrorCode::unsupported, {"padding"});
+  refused(R"("dropout": true)", ErrorCode::unsupported, {"heads", "dropout"}, SequenceLayout::heads);
+  expect_error(ErrorCode::invalid_argument, {"50", "8"},
+               [] { sequence_chunks(SequenceLayout::zigzag, 50, 0, 4); });
+  EXPECT_EQ(sequence_chunks(SequenceLayout::zigzag, 48, 1, 4), (std::vector<SequenceChunk>{{6, 6}, {36, 6}}));
+}
+
+FLASHJIT_ON_EVERY_DEVICE(Parallel);
+
+}  // namespace
+}  // namespace flashjit::testing_support

@@ -80,12 +80,20 @@ int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::in
   return best;
 }
 
+// Whether the device divides keys by their lengths (cuda/forward_sm90a_lengths.cuh).
+bool divides_by_length(const AttentionSpec& spec) {
+  const bool on_device = spec.op == Operation::decode || spec.paged || find_mask<PaddingMask>(spec.mask);
+  return std::max(spec.head_dim, spec.head_dim_v) > 256 && on_device;
+}
+
 }  // namespace
 
 PartsWorkspace::PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors) {
   const auto rows = static_cast<std::size_t>(multiprocessors) * static_cast<std::size_t>(config.block_m);
   outputs = rows * static_cast<std::size_t>(spec.head_dim_v);
-  bytes = sizeof(float) * (outputs + rows * 2);
+  states = rows * 2;
+  bytes = sizeof(float) * (outputs + states);
+  if (divides_by_length(spec)) bytes += sizeof(int) * 2 * static_cast<std::size_t>(multiprocessors);
 }
 
 int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
@@ -119,11 +127,24 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
   Tiles tiles = count_tiles(p, heads_q, config.block_m, tokens);
   p.parts = 1;
   if (workspace && tiles.all() * 2 <= multiprocessors) {
+    const PartsWorkspace places(spec, config, multiprocessors);
     const std::int64_t steps = steps_of_longest(spec, config, p, tokens);
+    p.parts_o = static_cast<float*>(workspace);
+    p.parts_state = p.parts_o + places.outputs;
+    if (divides_by_length(spec)) {
+      // As many parts as pay for the longest sequence alone, if others leave it room.
+      const std::int64_t of_entry = tiles.all() / p.batch;
+      p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, of_entry, multiprocessors);
+      p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
+      // Where the grid takes every multiprocessor, the second step begins 8 us later.
+      const std::int64_t blocks = multiprocessors - multiprocessors / 32;
+      p.part_slots = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
+      p.parts_of_entries = p.parts_state + places.states;
+      p.section_heads = 1;  // the schedule has a section, which no block of the grid asks for
+      if (p.parts > 1) return {static_cast<unsigned>(p.part_slots * of_entry)};
+    }
     p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
     p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
-    p.parts_o = static_cast<float*>(workspace);
-    p.parts_state = p.parts_o + PartsWorkspace(spec, config, multiprocessors).outputs;
     tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
   }
   if (config.tile_order == TileOrder::sections) {

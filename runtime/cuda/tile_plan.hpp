@@ -27,9 +27,10 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
 Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config,
                 const device::Sm90aForwardParams& params);
 
-// Memory for parts of tiles on sm_90a: outputs of rows, in floats, and in all. It serves every shape.
+// Memory for parts of tiles on sm_90a: outputs and states of rows, in floats, and in all. It serves every
+// shape.
 struct PartsWorkspace {
-  std::size_t outputs, bytes;
+  std::size_t outputs, states, bytes;
   PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors);
 };
 

@@ -116,6 +116,21 @@ struct ForwardSm90a {
     return x;
   }
 
+  // Whether the device divides keys by their lengths: it alone knows them, and a launch has few tiles.
+  static constexpr bool by_length = max(Spec::head_dim, Spec::head_dim_v) > 256 &&
+                                    (Spec::paged || Mask::padding);
+  // Leaves a part of a tile's blocks.
+  template <class Walk>
+  static FLASHJIT_FN void take_part(const Sm90aForwardParams& p, [[maybe_unused]] const Shared& shared,
+                                    Walk& walk, int part) {
+    if constexpr (by_length) {
+      const Sm90aOwnPart own = shared.own_part();
+      walk.take_part(part, own.blocks, part == own.count - 1);
+    } else {
+      walk.take_part(part, p.part_blocks, part == p.parts - 1);
+    }
+  }
+
   // A tile's positions in its sequence.
   struct Work {
     Problem problem;
@@ -159,10 +174,10 @@ struct ForwardSm90a {
     struct Walked {
       const Mask& mask_;
       BlockWalk<Keys, Mask> walk_;
-      FLASHJIT_FN Walked(const Sm90aForwardParams& p, const Mask& mask, const Work& work,
-                         const Announcement& a)
+      FLASHJIT_FN Walked(const Sm90aForwardParams& p, const Shared& shared, const Mask& mask,
+                         const Work& work, const Announcement& a)
           : mask_(mask), walk_(mask, work.rows, block_n) {
-        if (p.parts > 1) walk_.take_part(a.part(), p.part_blocks, a.part() == p.parts - 1);
+        if (p.parts > 1) take_part(p, shared, walk_, a.part());
       }
       FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
       FLASHJIT_FN void take(Block&, const Consumer&) const {}
@@ -176,7 +191,8 @@ struct ForwardSm90a {
       const Sm90aForwardParams& p_;
       const TileIndex tile_;
       bool last_ = false;
-      FLASHJIT_FN Passed(const Sm90aForwardParams& p, const Mask&, const Work&, const Announcement& a)
+      FLASHJIT_FN Passed(const Sm90aForwardParams& p, const Shared&, const Mask&, const Work&,
+                         const Announcement& a)
           : p_(p), tile_(a.tile) {}
       FLASHJIT_FN bool next(Block&) const { return !last_; }
       FLASHJIT_FN void take(Block& block, const Consumer& consumer) {
@@ -251,7 +267,7 @@ struct ForwardSm90a {
     FLASHJIT_FN void attend(const Work& work, const Announcement& announced) {
       if constexpr (converts) take_scales(work.problem.head_kv);
       const Mask mask(p_, work.problem);
-      Blocks blocks(p_, mask, work, announced);
+      Blocks blocks(p_, shared_, mask, work, announced);
       Block block;
       blocks.next(block);
       const Positions rows = Rows(p_).positions(work.rows.begin, first_row() + lane_ / 4);
@@ -623,6 +639,9 @@ struct ForwardSm90a {
       fence_mbarrier_init();
     }
     if constexpr (Config::pack_gqa) zero_unused_rows(p, shared);
+    if constexpr (by_length)
+      if (p.parts > 1 && threadIdx.x < 32)
+        Sm90aLengths<ForwardSm90a>::divide(p, shared.start + layout.own_part, static_cast<int>(threadIdx.x));
     if (Spec::dropout && threadIdx.x == 32)
       *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);
     __syncthreads();

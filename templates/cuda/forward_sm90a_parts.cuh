@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/accumulator_row.cuh"
+#include "cuda/forward_sm90a_lengths.cuh"
 #include "cuda/merge_parts.cuh"
 #include "cuda/ptx_sync.cuh"
 #include "cuda/tile_index.cuh"
@@ -54,15 +55,23 @@ struct Sm90aPartsMerge {
     if (team >= rows_at_once || row >= rows.tokens * rows.heads || position >= work.rows_end) return;
 
     Row merged;
-    const int stride = static_cast<int>(nctaid_y()) * Kernel::block_m;  // rows from a part to the next
-    const int first =
+    int stride = static_cast<int>(nctaid_y()) * Kernel::block_m;  // rows from a part to the next
+    int first =
         static_cast<int>(head) * p.parts * stride + static_cast<int>(ctaid_y()) * Kernel::block_m + row;
+    int count = p.parts;
+    if constexpr (Kernel::by_length) {
+      const typename Sm90aLengths<Kernel>::Parts parts(p, static_cast<int>(head),
+                                                       static_cast<int>(ctaid_y()));
+      first = parts.first * Kernel::block_m + row;
+      stride = parts.step * Kernel::block_m;
+      count = parts.count;
+    }
     const float* const o = p.parts_o + first * Spec::head_dim_v + column;
     const float* const states = p.parts_state + 2 * first;
 #pragma unroll 1  // for the time of a compile
-    for (int part = 0; part < p.parts; part += 2)
+    for (int part = 0; part < count; part += 2)
       merged.add_some(
-          part, p.parts, 1, [&](int i) { return o + i * (stride * Spec::head_dim_v); },
+          part, count, 1, [&](int i) { return o + i * (stride * Spec::head_dim_v); },
           [&](int i) { return states + i * (2 * stride); });
     merged.sum = Kernel::Softmax::checked(merged.sum, merged.maximum);
     if constexpr (Sinks::exist) merged.add_logit(Sinks::log2(p, work.problem.head_q + head_of_row));

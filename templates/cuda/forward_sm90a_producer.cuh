@@ -1,6 +1,7 @@
 // The producer of sm_90a's forward: it keeps TMA copies of Q, K and V in flight.
 #pragma once
 
+#include "cuda/forward_sm90a_lengths.cuh"
 #include "cuda/forward_sm90a_parts.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/ptx_sm90a.cuh"
@@ -58,12 +59,12 @@ class Sm90aProducer {
     if constexpr (several_warps)
       if (static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
     typename Kernel::Schedule schedule(p_);
-    for (TileIndex tile; schedule.next(tile);) {
+    bool first = true;
+    for (TileIndex tile; next_tile(schedule, tile, first); first = false) {
       const Work work(p_, tile);
       const Mask mask(p_, work.problem);
-      part_ = schedule.place() << 15 | schedule.part();
       BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-      if (p_.parts > 1) walk.take_part(schedule.part(), p_.part_blocks, schedule.part() == p_.parts - 1);
+      if (p_.parts > 1) Kernel::take_part(p_, shared_, walk, part_ & 0x7fff);
       // The look-ups come before load_last_v(), which waits for a free buffer.
       PassedBlock block, next;
       const bool empty = !look_up(walk, block);
@@ -98,6 +99,21 @@ class Sm90aProducer {
   }
 
  private:
+  FLASHJIT_FN bool next_tile(typename Kernel::Schedule& schedule, TileIndex& tile,
+                             [[maybe_unused]] bool first) {
+    if constexpr (Kernel::by_length) {
+      if (p_.parts > 1) {
+        const Sm90aOwnPart own = shared_.own_part();
+        if (!first || own.batch < 0) return false;
+        tile = Sm90aLengths<Kernel>::tile(p_, own.batch);
+        part_ = static_cast<int>(blockIdx.x) << 15 | own.part;
+        return true;
+      }
+    }
+    const bool found = schedule.next(tile);
+    part_ = schedule.place() << 15 | schedule.part();
+    return found;
+  }
   static FLASHJIT_FN Pages pages(const Sm90aForwardParams& p, [[maybe_unused]] const ForwardMaps& maps,
                                  [[maybe_unused]] const Shared& shared) {
     if constexpr (converts)

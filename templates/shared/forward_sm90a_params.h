@@ -20,6 +20,11 @@ struct Sm90aForwardParams : ForwardParams {
   // In the workspace, [heads, parts, tiles of a head, block_m]: a row's output, and its maximum (log2) and
   // sum.
   float *parts_o, *parts_state;
+  // Where the device divides keys by their lengths (forward_sm90a_lengths.cuh): the most parts of all entries
+  // for each tile of an entry; part_blocks is then the least. In the workspace, for each entry: its first
+  // part and how many there are.
+  int part_slots;
+  void* parts_of_entries;
 };
 
 // Threads of the step that merges parts, and how many rows they merge at once.

@@ -89,7 +89,8 @@ struct Sm90aLayout {
   // With conversion: 32 bytes for each slot, its mbarriers and a message. With scales of rows: those of a
   // slot's rows, and of the keys of 2 * num_stages blocks.
   int stored_barriers, stored_scales, k_scales;
-  int handed;  // with two column groups: 16 bytes for each thread and step of weights V, and 16 more
+  int own_part;  // with wide heads: 16 bytes (cuda/forward_sm90a_lengths.cuh)
+  int handed;    // with two column groups: 16 bytes for each thread and step of weights V, and 16 more
   int end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
@@ -118,14 +119,17 @@ struct Sm90aLayout {
         stored_barriers(dropout_key),
         stored_scales(stored_barriers + stored_slots * 32),
         k_scales(stored_scales + stored_slots * block_n * 4),
+        own_part(0),
         handed(0),
         end(dropout                             ? dropout_words + 2 * num_stages * block_n * 4
             : converts == Converts::nothing     ? passed + num_stages * 8
             : converts == Converts::scaled_rows ? k_scales + 2 * num_stages * block_n * 4
                                                 : stored_scales) {
-    if (column_groups(head_dim_v) == 1) return;
-    handed = round_up(end, 16);
-    end = handed + (pv_steps + 1) * 16 * 2 * warpgroup_rows;
+    if (max(head_dim, head_dim_v) <= 256) return;
+    own_part = round_up(end, 16);
+    handed = own_part + 16;
+    end = handed;
+    if (column_groups(head_dim_v) > 1) end += (pv_steps + 1) * 16 * 2 * warpgroup_rows;
   }
 
   // Bytes from an operand's start to its part in a step.

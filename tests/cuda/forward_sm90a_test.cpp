@@ -80,10 +80,11 @@ using QuantisedFormulaParams =
 template <class Spec>
 constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
 
-// parts: of each tile's keys, with many multiprocessors; 0: one, with few of them and no workspace.
+// parts: of each tile's keys, with so many multiprocessors; 0: one, with few of them and no workspace.
 template <class Spec, class Config>
-void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, int parts = 0) {
-  const int multiprocessors = parts > 0 ? 200 : 5;
+void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, int parts = 0,
+            int multiprocessors = 200) {
+  if (parts == 0) multiprocessors = 5;
   const KernelConfig config{Config::block_m,
                             Config::block_n,
                             Config::num_stages,
@@ -172,10 +173,10 @@ class ForwardSm90a : public testing::Test {
     return given;
   }
   template <class Spec, class Config>
-  void expect(const Case& given, std::vector<Mask> masks, int parts = 0) {
+  void expect(const Case& given, std::vector<Mask> masks, int parts = 0, int multiprocessors = 200) {
     Workload workload(host, with_spec<Spec>(given, std::move(masks)));
     workload.reset();
-    launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number, parts);
+    launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number, parts, multiprocessors);
     EXPECT_TRUE(workload.check());
   }
   // With lists of the spec's own masks, against attention of the masks alone.
@@ -289,10 +290,28 @@ TEST_F(ForwardSm90a, ValuesInKeys) {
   Case pages = c;
   pages.page_size = 16;
   expect<WithPages<WithValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>,
-         DividedConfigOf<32, 2, true, waves>>(pages, {CausalMask{}}, 2);
+         DividedConfigOf<32, 2, true, waves>>(pages, {CausalMask{}}, 2, 20);
   const Case packed{.heads_q = 2, .heads_kv = 1, .lengths_q = {30, 0, 9}, .lengths_k = {35, 5, 70}};
   expect<WithDropout<WithValuesInKeys<SpecOf<Bf16, 264, 264, true, BottomRight>>>,
          DividedConfigOf<32, 2, false, waves>>(packed, {CausalMask{}});
+}
+
+// A long sequence among short ones and one without keys: most parts are the long one's. More entries than a
+// warp has lanes; several tiles of an entry; lengths of a padding mask.
+TEST_F(ForwardSm90a, PartsByLength) {
+  using Latent = WithPages<WithValuesInKeys<SpecOf<Bf16, 264, 264, false>>>;
+  Case c{.batch = 4, .heads_q = 4, .heads_kv = 1, .seqlen_q = 2, .page_size = 16, .seed = 6};
+  c.lengths_k = {20, 900, 0, 35};
+  expect<Latent, DividedConfigOf<16, 2, true>>(c, {}, 30, 20);
+  c.seqlen_q = 70, c.heads_q = 2;
+  expect<Latent, DividedConfigOf<16, 2, false>>(c, {}, 9, 40);
+  c.batch = 40, c.seqlen_q = 1;
+  c.lengths_k.assign(40, 17);
+  c.lengths_k[33] = 500;
+  expect<Latent, DividedConfigOf<16, 2, true>>(c, {}, 31, 83);
+  Case padded{.batch = 3, .heads_q = 2, .heads_kv = 1, .seqlen_q = 30, .seqlen_k = 300, .seed = 7};
+  expect<SpecOf<Fp16, 16, 264, false, device::Padding>, DividedConfigOf<16, 1, false, waves>>(
+      padded, {PaddingMask{}}, 8, 20);
 }
 
 // Parts whose keys are all far from 0, so that some have sums of 0 and references beyond float32.

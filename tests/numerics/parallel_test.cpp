@@ -88,10 +88,11 @@ class Parallel : public ComputesOnEveryDevice {
     std::vector<std::string> errors(static_cast<std::size_t>(size));
     ParallelAttention::Steps steps;
     const AttentionArgs& whole = workload.args();
+    Engine& engine = on().engine();  // made here, before there are threads
     on_threads(size, [&](int rank) {
       try {
         const ParallelGroup& own = group[static_cast<std::size_t>(rank)];
-        const ParallelAttention attention(on().engine(), forward, c.shape(), layout, own);
+        const ParallelAttention attention(engine, forward, c.shape(), layout, own);
         std::deque<OwnTensor> parts;
         AttentionArgs args = whole;
         std::vector<std::pair<OwnTensor*, TensorMember>> outputs;
@@ -200,14 +201,15 @@ TEST_P(Parallel, RanksThatDisagreeAreToldBeforeTheFirstStep) {
   std::vector<ParallelGroup> group = ParallelGroup::of_threads(3);
   const AttentionSpec spec{.head_dim = 32, .mask = {CausalMask{}}};
   const Shape whole{.batch = 1, .seqlen_q = 48, .seqlen_k = 48, .num_heads_q = 2, .num_heads_kv = 2};
+  Engine& engine = on().engine();
   on_threads(3, [&](int rank) {
     AttentionSpec own = spec;
     if (rank == 1) own.head_dim = 64;
     const ParallelGroup& of = group[static_cast<std::size_t>(rank)];
     expect_error(ErrorCode::invalid_argument, {"rank 1", "\"head_dim\": 64", "\"head_dim\": 32"},
-                 [&] { ParallelAttention(on().engine(), own, whole, SequenceLayout::contiguous, of); });
+                 [&] { ParallelAttention(engine, own, whole, SequenceLayout::contiguous, of); });
     // The group still works.
-    const ParallelAttention attention(on().engine(), spec, whole, SequenceLayout::best, of);
+    const ParallelAttention attention(engine, spec, whole, SequenceLayout::best, of);
     EXPECT_EQ(attention.layout(), SequenceLayout::zigzag) << attention.layout_reason();
     // A rank that fails ends the others' calls.
     AttentionArgs none;

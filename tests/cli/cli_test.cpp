@@ -59,8 +59,11 @@ TEST(Help, ExamplesUseOptionsThatExist) {
     EXPECT_EQ(help.exit_code, 0);
     // But for names of options, which stand alone.
     std::istringstream lines(help.out);
-    for (std::string line; std::getline(lines, line);)
-      if (line.starts_with(std::string(30, ' '))) EXPECT_LE(line.size(), 80u) << verb.back() << line;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with(std::string(30, ' '))) {
+        EXPECT_LE(line.size(), 80u) << verb.back() << line;
+      }
+    }
     EXPECT_THAT(help.out, Not(HasSubstr("Excludes: --tensors --q")));
     const std::size_t examples = help.out.find("Examples:");
     ASSERT_NE(examples, std::string::npos) << verb.back();

@@ -298,6 +298,14 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
              .seqlen_k = 300});
   expect_none(lists, lists.args());
 
+  Workload shards(on(),
+                  {.spec = AttentionSpec::from_json(R"({"op": "forward", "dtype": "bf16", "head_dim": 64,
+                                "mask": ["causal"], "offsets": true})"),
+                   .batch = 2,
+                   .seqlen_q = 20,
+                   .seqlen_k = 20});
+  expect_none(shards, shards.args());
+
   Workload drops(
       on(), {.spec = forward_spec(DType::bf16, 64, {}, {.dropout = true}), .seqlen_q = 20, .seqlen_k = 20});
   expect_none(drops, drops.args());

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "codegen/arguments/table.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "runtime/cuda/tile_sections.hpp"
 #include "templates/shared/tile_waves.h"
@@ -82,7 +83,7 @@ int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::in
 
 // Whether the device divides keys by their lengths (cuda/forward_sm90a_lengths.cuh).
 bool divides_by_length(const AttentionSpec& spec) {
-  const bool on_device = spec.op == Operation::decode || spec.paged || find_mask<PaddingMask>(spec.mask);
+  const bool on_device = is_cached(spec) || find_mask<PaddingMask>(spec.mask);
   return std::max(spec.head_dim, spec.head_dim_v) > 256 && on_device;
 }
 

@@ -387,7 +387,7 @@ struct ParallelAttention::Impl {
     a.v = take(spec.dtype, z.seqlen_k, z.num_heads_kv, head_dim_v());
     a.o = take(spec.o_dtype.value_or(spec.dtype), z.seqlen_q, z.num_heads_q, head_dim_v());
     a.lse = numbers();
-    if (op == Operation::forward) return made;
+    if (!info_of(op).writes_gradients) return made;
     const DType of_gradients = gradients.grad_dtype.value_or(spec.dtype);
     a.d_o = take(spec.dtype, z.seqlen_q, z.num_heads_q, head_dim_v());
     a.dlse = numbers();
@@ -505,8 +505,8 @@ Shape ParallelAttention::own_shape() const noexcept {
   return shape;
 }
 std::size_t ParallelAttention::workspace_bytes(Operation op) const {
-  if (op == Operation::forward) return impl_->forward_bytes();
-  if (op == Operation::backward) return impl_->backward_bytes();
+  if (const OperationInfo& info = info_of(op); info.attends && !info.few_rows)
+    return info.writes_gradients ? impl_->backward_bytes() : impl_->forward_bytes();
   refuse_argument("op ", to_string(op), " has no launch over several ranks; forward or backward would work");
 }
 void ParallelAttention::forward(const AttentionArgs& args, Stream stream) const {

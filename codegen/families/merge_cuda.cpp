@@ -48,7 +48,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target&, const Shape& sh
 int resident_warps(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const bool hopper = target.str().starts_with("sm_90");
   if (size_of(spec.parts_dtype.value_or(DType::fp32)) == 2) return hopper ? 32 : 16;
-  return config.num_stages == 2 ? (hopper ? 48 : 32) : (hopper ? 32 : 16);
+  if (config.num_stages == 4) return hopper ? 32 : 16;
+  const bool wide = spec.head_dim_v > 256;  // NVRTC for sm_100 spills these within 64 registers
+  return hopper ? 48 : wide ? 24 : 32;
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {

@@ -1,6 +1,8 @@
 // What the compile service costs. Run by hand; prints the rows of tests/bench/serve.md.
 //
-//   serve_bench [COMPILES]    also COMPILES compiles, 0 unless given, for the service's memory
+//   serve_bench [hits] [gets] [cold] [COMPILES]
+//
+// Takes the parts that are named, or those three. After so many compiles the service's memory is looked at.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -65,6 +67,7 @@ void hits(const Service& service) {
 
 // A compile for sm_90a by the service, and one in this process, in turns.
 void cold(const Service& service) {
+  ::unsetenv("FLASHJIT_NVRTC");
   std::vector<double> served, own, ratios;
   const Target target = Target::parse("sm_90a");
   for (int i = -1; i < repeats; ++i) {
@@ -147,12 +150,15 @@ void memory(const Service& service, int compiles) {
 
 int main(int argc, char** argv) {
   using namespace flashjit::testing;
+  std::vector<std::string> parts(argv + 1, argv + argc);
+  if (parts.empty()) parts = {"hits", "gets", "cold"};
   const Service service({}, "unset FLASHJIT_NVRTC; ");
   service.compile(Asked(small_spec(0)));
   std::printf("| what | median | least |\n| --- | --- | --- |\n");
-  hits(service);
-  gets(service);
-  if (argc > 1) memory(service, std::atoi(argv[1]));
-  ::unsetenv("FLASHJIT_NVRTC");
-  cold(service);
+  for (const std::string& part : parts) {
+    if (part == "hits") hits(service);
+    if (part == "gets") gets(service);
+    if (part == "cold") cold(service);
+    if (const int compiles = std::atoi(part.c_str())) memory(service, compiles);
+  }
 }

@@ -67,7 +67,7 @@ Made Maker::make(const CompileRequest& request, const std::string& text, const s
     }
   }
   const auto start = std::chrono::steady_clock::now();
-  std::string bytes = nursery_.compile(text, limits_, cancelled);
+  std::string bytes = nursery_.compile(text, cancelled);
   made.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (const std::string damage = accept(std::move(bytes)); !damage.empty())
     throw Error(ErrorCode::compile_failed, "what the process that compiles made " + damage);

@@ -24,7 +24,7 @@ struct Made {
 class Maker {
  public:
   // `cache` has a folder, and a signer.
-  Maker(OpenedCache cache, const ChildLimits& limits) : cache_(std::move(cache)), limits_(limits) {}
+  Maker(OpenedCache cache, const ChildLimits& limits) : cache_(std::move(cache)), nursery_(limits) {}
 
   const OpenedCache& cache() const { return cache_; }
   const Nursery& nursery() const { return nursery_; }
@@ -33,7 +33,6 @@ class Maker {
 
  private:
   const OpenedCache cache_;
-  const ChildLimits limits_;
   Nursery nursery_;
 };
 

@@ -1,13 +1,13 @@
 // Compiles in child processes. One process, the nursery, loads the compilers and compiles a kernel with each,
 // and then forks a child for each request, which is warm, has limits, and ends with its one compile. A child
-// opens no files, starts no processes, and talks to nobody but its parent.
+// opens no files, starts no processes, and talks to nobody but its parent. It is forked ahead of its request,
+// since that takes some milliseconds.
 #pragma once
 
 #include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <string>
 
@@ -23,7 +23,7 @@ struct ChildLimits {
 class Nursery {
  public:
   // Starts the process. Before the caller starts threads, so that nothing is half done in it.
-  Nursery();
+  explicit Nursery(const ChildLimits& limits);
   Nursery(const Nursery&) = delete;
   Nursery& operator=(const Nursery&) = delete;
   ~Nursery();
@@ -31,8 +31,7 @@ class Nursery {
   // The bytes of the entry, unsigned, that a child makes of a request's text (compile_request.hpp). Throws
   // Error: what the compiler said; limit_exceeded; cancelled, once `cancelled` is true; compile_failed if the
   // child crashed; device_failed if it was killed. Any number of threads at once.
-  std::string compile(const std::string& request, const ChildLimits& limits,
-                      const std::atomic<bool>& cancelled);
+  std::string compile(const std::string& request, const std::atomic<bool>& cancelled);
   // Processes that the nursery has had: 1, and one more each time that it was lost.
   unsigned started() const { return started_; }
   // Octets of memory of the nursery's process; 0: unknown.
@@ -44,13 +43,15 @@ class Nursery {
   struct Child {
     File socket, process;
   };
-  Child begin(const ChildLimits& limits);
-  // What a child writes until it ends.
-  std::string run(const std::string& request, const ChildLimits& limits, const std::atomic<bool>& cancelled);
+  Child take_child(const std::atomic<bool>& cancelled);
+  void ask_for_child() const;
+  // What a child writes: its whole result, or all until it ends.
+  std::string run(const std::string& request, const std::atomic<bool>& cancelled);
 
-  mutable std::mutex mutex_;
+  const ChildLimits limits_;
+  std::mutex mutex_;
   File control_;
-  pid_t process_ = 0;
+  std::atomic<pid_t> process_{0};
   std::atomic<unsigned> started_{0};
 };
 

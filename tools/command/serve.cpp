@@ -122,7 +122,8 @@ Verb add_serve(const Arguments& parent) {
       .between(0.0, 3600.0)
       .capture_default_str();
   app.footer(
-      "Writes a line of JSON to stderr for each event. SIGTERM stops it: compiles that run are ended.\n"
+      "Writes a line of JSON to stderr for each event. SIGTERM stops it: compiles that run have\n"
+      "--stop-seconds to end.\n"
       "flashjit cache keygen makes the key.\n\n"
       "Examples:\n"
       "  flashjit serve --listen 0.0.0.0:8470 --key service.key --cache-dir kernels --tokens tokens\n");

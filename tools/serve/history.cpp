@@ -123,10 +123,10 @@ std::string History::metrics(const Gauges& now) const {
 
 std::string History::page(const Gauges& now, const std::string& what) const {
   std::ostringstream out;
-  out << "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>flashjit "
-         "serve</title><style>\n"
+  out << "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+         "content=\"width=device-width\"><title>flashjit serve</title><style>\n"
          "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}\n"
-         "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25em "
+         "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{text-align:left;padding:.25em "
          ".6em;border-bottom:1px solid "
          "#ddd;vertical-align:top}code{overflow-wrap:anywhere}pre{white-space:pre-wrap}\n"
          "@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}td,th{border-color:#444}}\n"

@@ -8,7 +8,6 @@
 #include "codegen/families/refusals.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
-#include "templates/shared/backward_cpu_params.h"
 
 namespace flashjit::backward_cpu {
 namespace {
@@ -18,14 +17,9 @@ constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "v
                                        "precise",    "config", "sink_logits", "offsets"};
 constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
 
-int scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto bytes = uses_amx(spec, target) ? device::amx_backward_scratch : device::cpu_backward_scratch;
-  return bytes(spec.head_dim, spec.head_dim_v, config.block_n, !spec.score.empty());
-}
-
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (std::string why = not_of_cpus(config, {"block_n"}, 32); !why.empty()) return why;
-  return too_much_scratch(config, {"block_n"}, scratch(spec, target, config), target);
+  return too_much_scratch(config, {"block_n"}, cpu_backward_scratch(spec, target, config), target);
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
@@ -35,7 +29,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
     axes.block_n = {blocks->block_n >= 64 ? device::round_up(std::min(blocks->block_n, 256), 32)
                                           : device::round_up(64, device::round_up(blocks->block_n, 32))};
   // The widest heads have no room for these.
-  while (scratch(spec, target, {.block_n = axes.block_n.front()}) > largest_scratch)
+  while (cpu_backward_scratch(spec, target, {.block_n = axes.block_n.front()}) > largest_scratch)
     axes.block_n.insert(axes.block_n.begin(), device::round_up(axes.block_n.front() / 2, 32));
   return axes;
 }
@@ -52,7 +46,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   for (KernelConfig larger = config; const int block_n : values) {
     larger.block_n = block_n;
     const std::int64_t blocks = std::int64_t{shape.batch} * shape.num_heads_kv * (shape.seqlen_k / block_n);
-    if (blocks >= few && scratch(spec, target, larger) <= room) config = larger;
+    if (blocks >= few && cpu_backward_scratch(spec, target, larger) <= room) config = larger;
   }
   return config;
 }
@@ -75,8 +69,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                  function("backward_dq", params, "backward_dq<Spec, Config>") +
                  (has_gradients(spec) ? function("backward_tables", params, "backward_tables") : "");
   for (const char* name : {"flashjit_backward_rows", "flashjit_backward"})
-    source.steps.push_back(
-        {.function = name, .scratch = scratch(spec, source.target, source.config), .params = type});
+    source.steps.push_back({.function = name,
+                            .scratch = cpu_backward_scratch(spec, source.target, source.config),
+                            .params = type});
   source.steps.push_back({.function = "flashjit_backward_dq", .params = type});
   if (has_gradients(spec)) source.steps.push_back({.function = "flashjit_backward_tables", .params = type});
 }

@@ -6,6 +6,7 @@
 #include "codegen/base/target.hpp"
 #include "codegen/spec/config.hpp"
 #include "codegen/spec/spec.hpp"
+#include "shared/backward_cpu_params.h"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -40,6 +41,10 @@ inline int cpu_scratch(const AttentionSpec& spec, const Target& target, const Ke
   const auto bytes = uses_amx(spec, target) ? device::amx_forward_scratch : device::cpu_forward_scratch;
   return bytes(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n, spec.dropout) +
          cpu_packed_block(spec, target, config);
+}
+inline int cpu_backward_scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const auto bytes = uses_amx(spec, target) ? device::amx_backward_scratch : device::cpu_backward_scratch;
+  return bytes(spec.head_dim, spec.head_dim_v, config.block_n, !spec.score.empty());
 }
 
 }  // namespace flashjit

@@ -148,7 +148,9 @@ struct CUlaunchConfig {
 // Functions that older drivers lack. Null there.
 #define FLASHJIT_CUDA_DRIVER_NEW_FUNCTIONS(X)                                                                \
   X(KernelGetParamInfo, "cuKernelGetParamInfo", CUresult(CUkernel, std::size_t, std::size_t*, std::size_t*)) \
-  X(KernelGetParamCount, "cuKernelGetParamCount", CUresult(CUkernel, std::size_t*))
+  X(KernelGetParamCount, "cuKernelGetParamCount", CUresult(CUkernel, std::size_t*))                          \
+  X(ProfilerStart, "cuProfilerStart", CUresult())                                                            \
+  X(ProfilerStop, "cuProfilerStop", CUresult())
 
 // api.LaunchKernelEx(...) is cuLaunchKernelEx(...).
 struct DriverApi {

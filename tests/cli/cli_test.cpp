@@ -445,7 +445,33 @@ TEST(Audit, ALargeCacheLeavesTheLeastPossible) {
   EXPECT_EQ(on_gpu.exit_code, 2);
   EXPECT_THAT(on_gpu.err, HasSubstr("x86-64-v3"));
   const Outcome decode = flashjit({"audit", R"({"op": "decode", "dtype": "fp32", "head_dim": 16})"});
-  EXPECT_THAT(decode.err, HasSubstr("op forward would work"));
+  EXPECT_THAT(decode.err, HasSubstr("op forward and backward would work"));
+}
+
+TEST(Audit, ABackwardThroughALargeCache) {
+  const CommandLine flashjit;
+  const nlohmann::json json =
+      flashjit({"audit", small_spec, "--op", "backward", "--seqlen-q", "256", "--heads-q", "2", "--heads-kv",
+                "1", "--cache", "20000,100000000", "--target", "x86-64-v3", "--json"})
+          .json();
+  // Q, O and dO, K and V, lse; dQ, dK and dV.
+  constexpr double tensor = 256 * 2 * 16 * 4, lse = 256 * 2 * 4;
+  EXPECT_EQ(json["least"]["read"], 4 * tensor + lse);
+  EXPECT_EQ(json["least"]["written"], 2 * tensor);
+  EXPECT_EQ(json["caches"][1]["of_least"], 1.0);
+  EXPECT_GT(json["caches"][0]["of_least"].get<double>(), 1.5);
+  EXPECT_EQ(json["standard_attention"], 6 * tensor + lse + 7 * 4.0 * 2 * 256 * 256);
+}
+
+TEST(Audit, OptionsOfTheOtherDeviceAreRefused) {
+  const CommandLine flashjit;
+  EXPECT_THAT(flashjit({"audit", small_spec, "--launches", "2"}).err,
+              HasSubstr("--device cuda:0 would work"));
+  EXPECT_THAT(flashjit({"audit", small_spec, "--device", "cuda:0", "--cache", "1000"}).err,
+              HasSubstr("model of CPUs"));
+  EXPECT_THAT(
+      flashjit({"audit", R"({"op": "merge", "dtype": "bf16", "head_dim": 64})", "--device", "cuda:0"}).err,
+      HasSubstr("forward, backward and decode"));
 }
 
 TEST(Run, PrintsATable) {

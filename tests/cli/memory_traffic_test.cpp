@@ -92,5 +92,54 @@ TEST_F(ForwardTraffic, ValuesInKeysAreReadWithThem) {
   expect({{2 * (2 + 4), 4 + 4}, {8, 5}, {8, 5}}, all);
 }
 
+class BackwardTraffic : public ForwardTraffic {
+ protected:
+  void expect_backward(std::vector<std::pair<int, int>> lines, const SeesBlock& sees) {
+    const std::vector<MovedBytes> traffic = backward_traffic(spec, shape, backward, sees, {line, large});
+    ASSERT_EQ(traffic.size(), lines.size());
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      EXPECT_EQ(traffic[i].read, lines[i].first * line) << i;
+      EXPECT_EQ(traffic[i].written, lines[i].second * line) << i;
+    }
+  }
+  BackwardWalk backward{.unit_rows = 2, .block_n = 2, .scratch = 0, .dq_row = line};
+};
+
+// Through a cache of one line. Rows: 4 of O, dO and of the line of lse are read, and 3 numbers are written,
+// whose lines replace each other. Sums are cleared: 4. Each of two blocks reads 2 rows of K and of V; each of
+// two units reads 2 rows of Q, dO and of 3 numbers, and reads and writes 2 sums; 2 rows of dK and of dV are
+// written. At last each sum is read, and a row of dQ is written.
+// Through a large one each tensor comes once: Q, K, V, O and dO, and lse; dQ, dK and dV.
+TEST_F(BackwardTraffic, EachBlockReadsItsRows) {
+  const int of_unit = 2 * (2 + 3) + 2;
+  expect_backward({{4 * 3 + 2 * (4 + 2 * of_unit) + 4, 4 * 3 + 4 + 2 * (2 * 2 + 4) + 4}, {21, 12}, {21, 12}},
+                  all);
+}
+
+// The first unit sees the first block alone: it reads and writes less, but all of dK and dV are written.
+TEST_F(BackwardTraffic, SkippedUnitsAreNotRead) {
+  const int of_unit = 2 * (2 + 3) + 2;
+  expect_backward(
+      {{4 * 3 + 2 * 4 + 3 * of_unit + 4, 4 * 3 + 4 + 3 * 2 + 2 * 4 + 4}, {21, 12}, {21, 12}},
+      [this](int, int, int first, int rows, int block) { return block * backward.block_n < first + rows; });
+}
+
+// A block and a unit: 2 lines of scratch are written at the block's begin, read and written with the unit,
+// and read at its end.
+TEST_F(BackwardTraffic, ScratchTakesPlaces) {
+  backward.unit_rows = backward.block_n = 4;
+  backward.scratch = 2 * line;
+  expect_backward(
+      {{4 * 3 + 8 + 4 * (2 + 3) + 4 + 2 + 2 + 4, 4 * 3 + 4 + 2 + 2 + 4 + 8 + 4}, {21, 12}, {21, 12}}, all);
+}
+
+// Two query heads share keys, which are read once, and dK and dV, which are written once.
+TEST_F(BackwardTraffic, HeadsShareKeys) {
+  shape.seqlen_q = 2, shape.num_heads_q = 2;
+  backward.block_n = 4;
+  const int of_unit = 2 * (2 + 3) + 2;
+  expect_backward({{4 * 3 + 8 + 2 * of_unit + 4, 4 * 3 + 4 + 2 * 2 + 8 + 4}, {21, 12}, {21, 12}}, all);
+}
+
 }  // namespace
 }  // namespace flashjit::command

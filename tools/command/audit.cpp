@@ -1,5 +1,7 @@
-// flashjit audit: the bytes that a forward on a CPU moves, by a model of its caches, beside the least
-// possible.
+// flashjit audit: the bytes that a launch moves, beside the least possible. On a CPU they come from a model
+// of its caches.
+#include "tools/command/audit.hpp"
+
 #include <unistd.h>
 
 #include <iostream>
@@ -22,14 +24,6 @@
 
 namespace flashjit::command {
 namespace {
-
-struct AuditOptions {
-  std::string spec, target = "native";
-  ShapeOptions shape;
-  MaskOptions masks;
-  std::vector<std::size_t> caches;
-  bool json = false;
-};
 
 // Which blocks of keys rows of a head see: counted by the definition of the masks, once for heads that see
 // the same.
@@ -92,10 +86,11 @@ void require_modelled(const AttentionSpec& spec, const Target& target) {
     throw Error(ErrorCode::unsupported, "audit has no model of " + what);
   };
   if (target.is_cuda())
-    refuse("target " + target.str() + "; x86-64-v3, x86-64-v4 and x86-64-v4+amx would work");
+    refuse("target " + target.str() +
+           "; --device cuda:0 counts on a GPU, and x86-64-v3, x86-64-v4 and x86-64-v4+amx have a model");
   const OperationInfo& op = info_of(spec.op);
-  if (!op.attends || op.few_rows || op.writes_gradients)
-    refuse(std::string("op ") + op.name + "; op forward would work");
+  if (!op.attends || op.few_rows)
+    refuse(std::string("op ") + op.name + "; op forward and backward would work");
   if (spec.varlen) refuse("\"varlen\": true; false would work");
   if (spec.paged) refuse("\"paged\": true; false would work");
 }
@@ -120,9 +115,17 @@ ForwardWalk walk_of(const AttentionSpec& spec, const Target& target, const Kerne
           .scratch = cpu_scratch(spec, target, config) - (few ? 0 : packed_block)};
 }
 
+BackwardWalk backward_walk_of(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const int lanes = target.vector_bytes() / int{sizeof(float)};
+  return {.unit_rows = uses_amx(spec, target) ? device::amx_backward_unit : 3 * lanes,
+          .block_n = config.block_n,
+          .scratch = cpu_backward_scratch(spec, target, config),
+          .dq_row = std::int64_t{sizeof(float)} * device::cpu_backward_row(spec.head_dim)};
+}
+
 int audit(const AuditOptions& options) {
-  const AttentionSpec spec = read_spec(options.spec);
-  const Target target = Target::parse(options.target);
+  const AttentionSpec spec = read_spec(options.spec, options.op);
+  const Target target = Target::parse(options.target.empty() ? "native" : options.target);
   require_modelled(spec, target);
   options.masks.check({spec});
   const Shape shape = options.shape.shape(spec);
@@ -131,31 +134,33 @@ int audit(const AuditOptions& options) {
     throw Error(ErrorCode::invalid_argument,
                 "a launch of this shape moves nothing; sizes of at least 1 would work");
   const KernelConfig config = heuristic_config(spec, target, bucket(shape));
-  const ForwardWalk walk = walk_of(spec, target, config, shape);
+  const bool backward = info_of(spec.op).writes_gradients;
+  const ForwardWalk forward_walk = backward ? ForwardWalk{} : walk_of(spec, target, config, shape);
+  const BackwardWalk backward_walk = backward ? backward_walk_of(spec, target, config) : BackwardWalk{};
   std::vector<std::int64_t> capacities;
   for (const std::size_t bytes : options.caches.empty() ? caches_here() : options.caches)
     capacities.push_back(static_cast<std::int64_t>(bytes));
   constexpr double most_lines = 1e9;  // some ten seconds
-  if (walk.lines_used(spec, shape) * static_cast<double>(capacities.size()) > most_lines)
+  const double lines =
+      backward ? backward_walk.lines_used(spec, shape) : forward_walk.lines_used(spec, shape);
+  if (lines * static_cast<double>(capacities.size()) > most_lines)
     throw Error(ErrorCode::invalid_argument,
                 "the model would take minutes for this shape; shorter sequences or fewer heads would work");
 
   const Progress progress("following the lines of caches");
   const Workload work = Workload::generate(spec, shape, 1, options.masks);
   SeenBlocks sees(spec, work.host_args(), config.block_n);
-  std::vector<MovedBytes> traffic = forward_traffic(spec, shape, walk, std::ref(sees), capacities);
+  std::vector<MovedBytes> traffic =
+      backward ? backward_traffic(spec, shape, backward_walk, std::ref(sees), capacities)
+               : forward_traffic(spec, shape, forward_walk, std::ref(sees), capacities);
   const MovedBytes least = traffic.back();
   traffic.pop_back();
   const auto all = [](const MovedBytes& t) { return static_cast<double>(t.read + t.written); };
-  const auto element = static_cast<double>(size_of(spec.dtype));
-  // N^2 d^2 / M elements, of the pairs that the masks keep.
-  const auto asymptotic = [&](std::int64_t capacity) {
-    return verify::kept_pairs(spec, work.host_args()) * spec.head_dim * spec.head_dim_v * element * element /
-           static_cast<double>(capacity);
-  };
-  // It writes and reads scores and weights once each, of all pairs.
-  const double standard = all(least) + 4 * element * shape.batch * shape.num_heads_q *
-                                           static_cast<double>(shape.seqlen_q) * shape.seqlen_k;
+  const double standard = bytes_of_standard(work, all(least));
+  const int rows = backward ? backward_walk.unit_rows : forward_walk.tile_rows;
+  const std::int64_t scratch =
+      backward ? backward_walk.scratch
+               : forward_walk.scratch + forward_walk.packed_blocks * forward_walk.packed_block;
 
   if (options.json) {
     Json caches = Json::array();
@@ -164,13 +169,13 @@ int audit(const AuditOptions& options) {
                         {"read", traffic[i].read},
                         {"written", traffic[i].written},
                         {"of_least", all(traffic[i]) / all(least)},
-                        {"n2_d2_over_m", asymptotic(capacities[i])}});
+                        {"n2_d2_over_m", order_of_bytes(work, static_cast<double>(capacities[i]))}});
     print_json({{"spec", Json::parse(spec.to_json())},
                 {"target", target.str()},
                 {"config", config_json(config)},
                 {"shape", shape_json(shape)},
-                {"tile_rows", walk.tile_rows},
-                {"scratch", walk.scratch + walk.packed_blocks * walk.packed_block},
+                {"tile_rows", rows},
+                {"scratch", scratch},
                 {"least", {{"read", least.read}, {"written", least.written}}},
                 {"standard_attention", standard},
                 {"caches", std::move(caches)}});
@@ -178,14 +183,13 @@ int audit(const AuditOptions& options) {
   }
   const auto mb = [](double bytes) { return number(bytes / 1e6); };
   std::cout << spec.to_json() << "\n"
-            << target.str() << ", tiles of " << walk.tile_rows << " rows, blocks of " << walk.block_n
-            << " keys, one thread, scratch of "
-            << mb(static_cast<double>(walk.scratch + walk.packed_blocks * walk.packed_block)) << " MB\n\n";
+            << target.str() << ", tiles of " << rows << " rows, blocks of " << config.block_n
+            << " keys, one thread, scratch of " << mb(static_cast<double>(scratch)) << " MB\n\n";
   verify::Table table({"cache", "MB read", "MB written", "of least", "N^2 d^2 / M, MB"});
   for (std::size_t i = 0; i < traffic.size(); ++i)
     table.add({mb(static_cast<double>(capacities[i])) + " MB", mb(static_cast<double>(traffic[i].read)),
                mb(static_cast<double>(traffic[i].written)), number(all(traffic[i]) / all(least)),
-               mb(asymptotic(capacities[i]))});
+               mb(order_of_bytes(work, static_cast<double>(capacities[i])))});
   table.add({"least possible", mb(static_cast<double>(least.read)), mb(static_cast<double>(least.written)),
              "1", "-"});
   table.add({"standard attention", "", mb(standard) + " in all", number(standard / all(least)), "-"});
@@ -195,29 +199,68 @@ int audit(const AuditOptions& options) {
 
 }  // namespace
 
+double order_of_bytes(const Workload& work, double capacity) {
+  const AttentionSpec& spec = work.spec();
+  const auto element = static_cast<double>(size_of(spec.dtype));
+  return verify::kept_pairs(spec, work.host_args()) * spec.head_dim * spec.head_dim_v * element * element /
+         capacity;
+}
+
+double bytes_of_standard(const Workload& work, double least) {
+  const AttentionSpec& spec = work.spec();
+  const Shape& shape = work.shape();
+  // A forward writes and reads scores and weights. A backward reads weights for dV, writes the gradients of
+  // weights, reads both, writes those of scores, and reads these for dQ and for dK.
+  const double matrices = info_of(spec.op).writes_gradients ? 7 : 4;
+  return least + matrices * static_cast<double>(size_of(spec.dtype)) * shape.batch * shape.num_heads_q *
+                     static_cast<double>(shape.seqlen_q) * shape.seqlen_k;
+}
+
 Verb add_audit(const Arguments& parent) {
-  const Arguments app = parent.add_subcommand("audit", "Count the bytes that a forward on a CPU moves");
+  const Arguments app = parent.add_subcommand("audit", "Count the bytes that a launch moves");
   const auto options = std::make_shared<AuditOptions>();
   add_spec(app, options->spec);
-  app.add_option("--target", options->target, "x86-64-v3, x86-64-v4, x86-64-v4+amx, or native: this CPU")
-      .capture_default_str();
+  add_op(app, options->op);
+  app.add_option("--device", options->device,
+                 "cuda:0: count on this GPU [a model of a CPU's caches counts, which needs no device]");
+  app.add_option("--target", options->target,
+                 "x86-64-v3, x86-64-v4, x86-64-v4+amx [this CPU's]; on a GPU sm_90a, sm_90 [its own]");
   app.add_option("--cache", options->caches,
-                 "Bytes of a cache; several, or with commas [this machine's second and third level]")
+                 "Bytes of a cache of a CPU; several, or with commas [this machine's second and third level]")
       .delimiter(',');
   options->shape.add(app);
   options->masks.add(app);
+  app.add_option("--ncu", options->ncu, "Where Nsight Compute's ncu is [PATH, CUDA's toolkit]")
+      .group("On a GPU");
+  app.add_option("--launches", options->launches,
+                 "Count nothing, but launch so often between cuProfilerStart and cuProfilerStop, for another "
+                 "profiler")
+      .at_least(1)
+      .group("On a GPU");
   add_output(app, options->json);
   app.footer(
-      "A model counts the lines of 64 bytes that one thread moves between a cache and what lies behind it: "
-      "the\n"
-      "tensors, and the thread's scratch, where the cache replaces the line that was used longest ago. The\n"
-      "least possible reads the inputs and writes the outputs once. N^2 d^2 / M is the order of all exact\n"
-      "attention with a cache of M elements (Dao et al. 2022). Standard attention also writes and reads N^2\n"
-      "scores and weights.\n\n"
+      "The least possible reads the inputs and writes the outputs once. N^2 d^2 / M is the order of all "
+      "exact\n"
+      "attention with a cache of M elements (Dao et al. 2022). Standard attention also writes and reads\n"
+      "matrices of N^2 elements: 4 in a forward, 7 in a backward.\n\n"
+      "On a CPU, forward and backward: a model counts the lines of 64 bytes that one thread moves between a\n"
+      "cache and what lies behind it: the tensors, and the thread's scratch, where the cache replaces the\n"
+      "line that was used longest ago. On a GPU ncu counts the bytes of the device's memory in four "
+      "launches,\n"
+      "one after the other. What the last one leaves in the second-level cache is not counted as written.\n\n"
       "Examples:\n"
       "  flashjit audit tools/examples/causal_bf16.json --seqlen-q 2048\n"
-      "  flashjit audit spec.json --target x86-64-v4 --cache 2000000,32000000 --json\n");
-  return {app, [options] { return audit(*options); }};
+      "  flashjit audit spec.json --op backward --target x86-64-v4 --cache 2000000,32000000 --json\n"
+      "  flashjit audit spec.json --device cuda:0 --seqlen-q 8192 --heads-q 16\n");
+  return {app, [options] {
+            const bool on_device = !options->device.empty() && options->device != "cpu";
+            if (!on_device && (options->launches > 0 || !options->ncu.empty()))
+              throw Error(ErrorCode::invalid_argument,
+                          "--launches and --ncu count on a GPU; --device cuda:0 would work");
+            if (on_device && !options->caches.empty())
+              throw Error(ErrorCode::invalid_argument, "--cache is of the model of CPUs, not of a GPU");
+            return on_device ? audit_on_device(*options) : audit(*options);
+          }};
 }
 
 }  // namespace flashjit::command

@@ -11,6 +11,10 @@ constexpr i64 round_up(i64 bytes) {
   return (bytes + CacheModel::line - 1) / CacheModel::line * CacheModel::line;
 }
 
+constexpr double count(double a, double b) {
+  return (a + b - 1) / b;
+}
+
 // A tensor [batch, seqlen, heads, columns] in memory.
 struct Place {
   i64 begin, seqlen, heads, row;  // row: bytes of the columns
@@ -19,6 +23,64 @@ struct Place {
   i64 at(i64 batch, i64 position, i64 head) const {
     return begin + ((batch * seqlen + position) * heads + head) * row;
   }
+};
+
+// Places of tensors, one after the other, and of the memory of a launch behind them.
+class Places {
+ public:
+  explicit Places(i64 batch) : batch_(batch) {}
+  Place tensor(i64 seqlen, i64 heads, i64 row) {
+    const Place made{end_, seqlen, heads, row};
+    end_ += made.bytes(batch_);
+    return made;
+  }
+  // Numbers of rows: [batch, heads, rows].
+  Place of_rows(i64 heads, i64 rows) { return tensor(heads, rows, sizeof(float)); }
+  i64 memory(i64 bytes) {
+    const i64 begin = end_;
+    end_ += round_up(bytes);
+    return begin;
+  }
+  i64 end() const { return end_; }
+
+ private:
+  i64 batch_, end_ = 0;
+};
+
+// All caches, and what is least possible, for which tensors alone count.
+class Caches {
+ public:
+  Caches(const std::vector<i64>& capacities, i64 tensors, i64 memory)
+      : tensors_(tensors), least_(tensors, tensors) {
+    for (const i64 capacity : capacities) caches_.emplace_back(capacity, memory);
+  }
+  void read(const Place& from, i64 entry, i64 row, i64 head) {
+    const i64 at = from.at(entry, row, head);
+    use(&CacheModel::read, at, from.row);
+    if (at < tensors_) least_.read(at, from.row);
+  }
+  void write(const Place& to, i64 entry, i64 row, i64 head) {
+    const i64 at = to.at(entry, row, head);
+    use(&CacheModel::write, at, to.row);
+    if (at < tensors_) least_.write(at, to.row);
+  }
+  void use(void (CacheModel::*how)(i64, i64), i64 at, i64 bytes) {
+    for (CacheModel& cache : caches_) (cache.*how)(at, bytes);
+  }
+  std::vector<MovedBytes> traffic() {
+    std::vector<MovedBytes> traffic;
+    caches_.push_back(std::move(least_));
+    for (CacheModel& cache : caches_) {
+      cache.write_back(0, tensors_);
+      traffic.push_back({cache.bytes_read(), cache.bytes_written()});
+    }
+    return traffic;
+  }
+
+ private:
+  i64 tensors_;
+  std::vector<CacheModel> caches_;
+  CacheModel least_;
 };
 
 }  // namespace
@@ -68,7 +130,6 @@ void CacheModel::write_back(i64 address, i64 bytes) {
 }
 
 double ForwardWalk::lines_used(const AttentionSpec& spec, const Shape& shape) const {
-  const auto count = [](double a, double b) { return (a + b - 1) / b; };
   const double tiles = double(shape.batch) * shape.num_heads_q / packed_heads *
                        count(double(shape.seqlen_q) * packed_heads, tile_rows);
   const double keys = 2.0 * block_n * (spec.head_dim + spec.head_dim_v) * double(size_of(spec.dtype));
@@ -81,37 +142,16 @@ std::vector<MovedBytes> forward_traffic(const AttentionSpec& spec, const Shape& 
                                         const std::vector<i64>& capacities) {
   const auto element = static_cast<i64>(size_of(spec.dtype));
   const auto o_element = static_cast<i64>(size_of(spec.o_dtype.value_or(spec.dtype)));
-  const i64 heads_q = shape.num_heads_q, heads_kv = shape.num_heads_kv, batch = shape.batch;
-  i64 end = 0;
-  const auto place = [&](i64 seqlen, i64 heads, i64 row) {
-    const Place made{end, seqlen, heads, row};
-    end += made.bytes(batch);
-    return made;
-  };
-  const Place q = place(shape.seqlen_q, heads_q, spec.head_dim * element),
-              k = place(shape.seqlen_k, heads_kv, spec.head_dim * element),
-              v = place(spec.v_in_k ? 0 : shape.seqlen_k, heads_kv, spec.head_dim_v * element),
-              o = place(shape.seqlen_q, heads_q, spec.head_dim_v * o_element);
-  const Place lse{end, heads_q, shape.seqlen_q, sizeof(float)};  // [batch, heads, rows]
-  if (spec.lse) end += lse.bytes(batch);
-  const i64 tensors = end, scratch = tensors, packed = scratch + round_up(walk.scratch);
-  const i64 memory = packed + walk.packed_blocks * round_up(walk.packed_block);
-
-  std::vector<CacheModel> caches;
-  for (const i64 capacity : capacities) caches.emplace_back(capacity, memory);
-  CacheModel least(tensors, tensors);
-  // Tensors alone count for the least.
-  const auto read = [&](const Place& from, i64 entry, i64 row, i64 head) {
-    for (CacheModel& cache : caches) cache.read(from.at(entry, row, head), from.row);
-    least.read(from.at(entry, row, head), from.row);
-  };
-  const auto write = [&](const Place& to, i64 entry, i64 row, i64 head) {
-    for (CacheModel& cache : caches) cache.write(to.at(entry, row, head), to.row);
-    least.write(to.at(entry, row, head), to.row);
-  };
-  const auto each_cache = [&](void (CacheModel::*use)(i64, i64), i64 at, i64 bytes) {
-    for (CacheModel& cache : caches) (cache.*use)(at, bytes);
-  };
+  const i64 heads_q = shape.num_heads_q, heads_kv = shape.num_heads_kv;
+  Places places(shape.batch);
+  const Place q = places.tensor(shape.seqlen_q, heads_q, spec.head_dim * element),
+              k = places.tensor(shape.seqlen_k, heads_kv, spec.head_dim * element),
+              v = places.tensor(spec.v_in_k ? 0 : shape.seqlen_k, heads_kv, spec.head_dim_v * element),
+              o = places.tensor(shape.seqlen_q, heads_q, spec.head_dim_v * o_element),
+              lse = places.of_rows(spec.lse ? heads_q : 0, shape.seqlen_q);
+  const i64 tensors = places.end(), scratch = places.memory(walk.scratch),
+            packed = places.memory(walk.packed_blocks * round_up(walk.packed_block));
+  Caches caches(capacities, tensors, places.end());
 
   const int group = walk.packed_heads, rows = shape.seqlen_q * group;
   const int tiles = (rows + walk.tile_rows - 1) / walk.tile_rows;
@@ -129,8 +169,8 @@ std::vector<MovedBytes> forward_traffic(const AttentionSpec& spec, const Shape& 
       if (packed_head != head_kv) packed_index.assign(static_cast<std::size_t>(walk.packed_blocks), -1);
       packed_head = head_kv;
       for (int tile = tiles - 1; tile >= 0; --tile) {
-        each_row(tile, [&](int row, int i) { read(q, entry, row, head + i); });
-        each_cache(&CacheModel::write, scratch, walk.scratch);
+        each_row(tile, [&](int row, int i) { caches.read(q, entry, row, head + i); });
+        caches.use(&CacheModel::write, scratch, walk.scratch);
         const int first = tile * walk.tile_rows / group,
                   after = (std::min(rows, (tile + 1) * walk.tile_rows) - 1) / group + 1;
         for (int block = 0; block < blocks; ++block) {
@@ -142,32 +182,109 @@ std::vector<MovedBytes> forward_traffic(const AttentionSpec& spec, const Shape& 
           if (place < 0 || packed_index[static_cast<std::size_t>(place)] != block) {
             const int after_last = std::min(shape.seqlen_k, (block + 1) * walk.block_n);
             for (int key = block * walk.block_n; key < after_last; ++key) {
-              read(k, entry, key, head_kv);
-              if (!spec.v_in_k) read(v, entry, key, head_kv);
+              caches.read(k, entry, key, head_kv);
+              if (!spec.v_in_k) caches.read(v, entry, key, head_kv);
             }
-            if (place >= 0) each_cache(&CacheModel::write, copy, walk.packed_block);
+            if (place >= 0) caches.use(&CacheModel::write, copy, walk.packed_block);
           }
           if (place >= 0) {
             packed_index[static_cast<std::size_t>(place)] = block;
-            each_cache(&CacheModel::read, copy, walk.packed_block);
+            caches.use(&CacheModel::read, copy, walk.packed_block);
           }
-          each_cache(&CacheModel::update, scratch, walk.scratch);
+          caches.use(&CacheModel::update, scratch, walk.scratch);
         }
-        each_cache(&CacheModel::read, scratch, walk.scratch);
+        caches.use(&CacheModel::read, scratch, walk.scratch);
         each_row(tile, [&](int row, int i) {
-          write(o, entry, row, head + i);
-          if (spec.lse) write(lse, entry, head + i, row);
+          caches.write(o, entry, row, head + i);
+          if (spec.lse) caches.write(lse, entry, head + i, row);
         });
       }
     }
   }
-  std::vector<MovedBytes> traffic;
-  caches.push_back(std::move(least));
-  for (CacheModel& cache : caches) {
-    cache.write_back(0, tensors);
-    traffic.push_back({cache.bytes_read(), cache.bytes_written()});
-  }
-  return traffic;
+  return caches.traffic();
+}
+
+double BackwardWalk::lines_used(const AttentionSpec& spec, const Shape& shape) const {
+  const double heads = double(shape.batch) * shape.num_heads_q, blocks = count(shape.seqlen_k, block_n);
+  const double row = double(dq_row) + (spec.head_dim + spec.head_dim_v) * double(size_of(spec.dtype));
+  return heads * blocks * count(shape.seqlen_q, unit_rows) * (unit_rows * row + double(scratch)) /
+         double(CacheModel::line);
+}
+
+std::vector<MovedBytes> backward_traffic(const AttentionSpec& spec, const Shape& shape,
+                                         const BackwardWalk& walk, const SeesBlock& sees,
+                                         const std::vector<i64>& capacities) {
+  const auto element = static_cast<i64>(size_of(spec.dtype));
+  const auto o_element = static_cast<i64>(size_of(spec.o_dtype.value_or(spec.dtype)));
+  const auto gradient = static_cast<i64>(size_of(spec.grad_dtype.value_or(spec.dtype)));
+  const i64 rows = shape.seqlen_q, keys = shape.seqlen_k;
+  const i64 heads_q = shape.num_heads_q, heads_kv = shape.num_heads_kv;
+  const i64 of_k = spec.head_dim, of_v = spec.head_dim_v;
+  Places places(shape.batch);
+  const Place q = places.tensor(rows, heads_q, of_k * element),
+              k = places.tensor(keys, heads_kv, of_k * element),
+              v = places.tensor(keys, heads_kv, of_v * element),
+              o = places.tensor(rows, heads_q, of_v * o_element),
+              d_o = places.tensor(rows, heads_q, of_v * element), lse = places.of_rows(heads_q, rows),
+              dq = places.tensor(rows, heads_q, of_k * gradient),
+              dk = places.tensor(keys, heads_kv, of_k * gradient),
+              dv = places.tensor(keys, heads_kv, of_v * gradient);
+  const i64 tensors = places.end();
+  const Place offsets = places.of_rows(heads_q, rows), maxima = places.of_rows(heads_q, rows),
+              deltas = places.of_rows(heads_q, rows), sums = places.tensor(heads_q, rows, walk.dq_row);
+  const i64 scratch = places.memory(walk.scratch);
+  Caches caches(capacities, tensors, places.end());
+
+  for (int entry = 0; entry < shape.batch; ++entry)
+    for (i64 head = 0; head < heads_q; ++head)
+      for (i64 row = 0; row < rows; ++row) {
+        caches.read(o, entry, row, head);
+        caches.read(d_o, entry, row, head);
+        caches.read(lse, entry, head, row);
+        for (const Place* of_row : {&offsets, &maxima, &deltas}) caches.write(*of_row, entry, head, row);
+      }
+  const i64 group = heads_q / heads_kv;
+  const auto unit_rows = static_cast<i64>(walk.unit_rows);
+  for (int entry = 0; entry < shape.batch; ++entry)
+    for (i64 head_kv = 0; head_kv < heads_kv; ++head_kv) {
+      for (i64 head = head_kv * group; head < (head_kv + 1) * group; ++head)
+        for (i64 row = 0; row < rows; ++row) caches.write(sums, entry, head, row);
+      for (i64 block = 0; block * walk.block_n < keys; ++block) {
+        const i64 first_key = block * walk.block_n, after_keys = std::min(keys, first_key + walk.block_n);
+        caches.use(&CacheModel::write, scratch, walk.scratch);
+        for (i64 key = first_key; key < after_keys; ++key) {
+          caches.read(k, entry, key, head_kv);
+          caches.read(v, entry, key, head_kv);
+        }
+        for (i64 head = head_kv * group; head < (head_kv + 1) * group; ++head)
+          for (i64 first = 0; first < rows; first += unit_rows) {
+            const i64 after = std::min(rows, first + unit_rows);
+            if (!sees(entry, static_cast<int>(head), static_cast<int>(first), static_cast<int>(after - first),
+                      static_cast<int>(block)))
+              continue;
+            for (i64 row = first; row < after; ++row) {
+              caches.read(q, entry, row, head);
+              caches.read(d_o, entry, row, head);
+              for (const Place* of_row : {&offsets, &maxima, &deltas}) caches.read(*of_row, entry, head, row);
+            }
+            caches.use(&CacheModel::update, scratch, walk.scratch);
+            for (i64 row = first; row < after; ++row)
+              caches.use(&CacheModel::update, sums.at(entry, head, row), sums.row);
+          }
+        caches.use(&CacheModel::read, scratch, walk.scratch);
+        for (i64 key = first_key; key < after_keys; ++key) {
+          caches.write(dk, entry, key, head_kv);
+          caches.write(dv, entry, key, head_kv);
+        }
+      }
+    }
+  for (int entry = 0; entry < shape.batch; ++entry)
+    for (i64 head = 0; head < heads_q; ++head)
+      for (i64 row = 0; row < rows; ++row) {
+        caches.read(sums, entry, head, row);
+        caches.write(dq, entry, row, head);
+      }
+  return caches.traffic();
 }
 
 }  // namespace flashjit::command

@@ -1,4 +1,4 @@
-// A model of the bytes that a forward on a CPU moves between a cache and what lies behind it.
+// A model of the bytes that forward and backward on a CPU move between a cache and what lies behind it.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,18 @@ struct ForwardWalk {
   double lines_used(const AttentionSpec& spec, const Shape& shape) const;
 };
 
+// How the backward goes through them: for each row, what it makes of O and dO; for each key/value head, for
+// each block of keys, for each unit of rows that sees the block, in order, of each query head that shares the
+// keys; and dQ, which is a sum in the workspace until then.
+struct BackwardWalk {
+  int unit_rows;         // rows of a unit
+  int block_n;           // keys of a block
+  std::int64_t scratch;  // bytes of a block and its unit
+  std::int64_t dq_row;   // bytes of a row of sums
+
+  double lines_used(const AttentionSpec& spec, const Shape& shape) const;
+};
+
 // Whether rows [first, first + rows) of a query head see any of the keys of a block.
 using SeesBlock = std::function<bool(int batch, int head, int first, int rows, int block)>;
 
@@ -70,5 +82,8 @@ struct MovedBytes {
 std::vector<MovedBytes> forward_traffic(const AttentionSpec& spec, const Shape& shape,
                                         const ForwardWalk& walk, const SeesBlock& sees,
                                         const std::vector<std::int64_t>& capacities);
+std::vector<MovedBytes> backward_traffic(const AttentionSpec& spec, const Shape& shape,
+                                         const BackwardWalk& walk, const SeesBlock& sees,
+                                         const std::vector<std::int64_t>& capacities);
 
 }  // namespace flashjit::command

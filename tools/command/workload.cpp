@@ -553,6 +553,13 @@ double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
          (args.q ? 2 * num_rows(*args.q) * spec.head_dim * element : 0);
 }
 
+std::pair<std::int64_t, std::int64_t> Workload::bytes_in_and_out() const {
+  std::pair<std::int64_t, std::int64_t> bytes;
+  for (const Placed& tensor : tensors_)
+    (tensor.output ? bytes.second : bytes.first) += static_cast<std::int64_t>(tensor.host.bytes());
+  return bytes;
+}
+
 double Workload::bound_bytes() const {
   switch (info_of(spec_.op).traffic) {
     case Traffic::none:

@@ -125,6 +125,8 @@ class Workload {
   double flops() const;
   // Bytes of the traffic that bounds the operation; 0 if arithmetic does.
   double bound_bytes() const;
+  // Bytes of all that a launch reads, and of all that it writes.
+  std::pair<std::int64_t, std::int64_t> bytes_in_and_out() const;
   void write_inputs(const std::string& folder) const;
 
  private:

@@ -541,9 +541,20 @@ for line in sys.stdin:
         self.assertEqual(result["series"]["forward"]["templates"], ["cuda/forward_sm90a.cuh"])
 
     def test_peers_scripts_are_python(self):
-        for name in ("cpu_peers.py", "decode_peers.py", "flex_peers.py"):
+        for name in ("cpu_peers.py", "decode_peers.py", "flex_peers.py", "paper.py"):
             with open(os.path.join(FOLDER, name)) as file:
                 compile(file.read(), name, "exec")
+
+    def test_bytes_of_the_paper_are_those_between_marks(self):
+        import paper
+
+        rows = [("kernel of PyTorch", "7", "7"), ("spin_kernel(long)", "1", "1"), ("softmax<float, 1>", "1,000", "20"),
+                ("gemm", "5", "6"), ("at::cuda::spin_kernel(long)", "1", "1"), ("flashjit_forward", "30", "40")]
+        output = '==PROF== Connected\n"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"\n"","","byte","byte"\n'
+        output += "".join(f'"{i}","{name}","{read}","{written}"\n' for i, (name, read, written) in enumerate(rows))
+        self.assertEqual(paper.read_counts(output), [(1005, 26, 2), (30, 40, 1)])
+        with self.assertRaises(SystemExit):
+            paper.read_counts("==ERROR== ERR_NVGPUCTRPERM")
 
     def test_as_a_program(self):
         done = subprocess.run([COMPARE, self.peers, "--flashjit", self.flashjit, "--cells", "128:8192:full", "--states", "sustained"],
